@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
 };
 
 use nix::{
@@ -63,6 +63,15 @@ pub(crate) fn reopen_tap(name: &str, expected: u32) -> io::Result<Option<Device>
         name,
         index: found,
     }))
+}
+
+/// Removes a TAP that no process has open. The kernel does so itself unless the TAP is persistent. Returns `false` if a
+/// process has it open, or a system call fails. Waits for the kernel's RTNL lock.
+pub(crate) fn remove_unopened(name: &str, index: u32) -> bool {
+    match reopen_tap(name, index) {
+        Ok(Some(device)) => set_persistent(device.fd.as_fd(), false).is_ok(),
+        Ok(None) | Err(_) => false,
+    }
 }
 
 /// Sets a device's queueing discipline to `noqueue`: the sender of a frame then passes it to the driver synchronously.

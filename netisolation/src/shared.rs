@@ -9,6 +9,7 @@ use std::{
 use crate::{
     clock::monotonic_ns,
     datapath::Programs,
+    device,
     error::{IsolationError, system},
     flows::FlowMaps,
     gateway::Gateway,
@@ -77,11 +78,18 @@ impl Shared {
         outcome
     }
 
-    /// Removes TAPs whose devices are gone, flows that are expired or of an earlier tenure, and expired pins. The lock
+    /// Removes a TAP that no process has open (at most one, because the kernel's RTNL lock is contended), the entries of
+    /// TAPs whose devices are gone, flows that are expired or of an earlier tenure, and expired pins. The lock
     /// of the flow maps is held throughout, so that only one sweep runs at a time. Otherwise two sweeps could find the
     /// same TAP gone, and the second could clear the TAP's number after a new TAP has got it.
     pub(crate) fn sweep(&self) {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let unclaimed = self.with(|owner| owner.enforcement.taps.next_unclaimed());
+        if let Some((name, ifindex)) = unclaimed
+            && device::index(&name).ok() == Some(ifindex)
+        {
+            device::remove_unopened(&name, ifindex);
+        }
         let gone = self.with(Owner::close_gone);
         let swept = flows.sweep(monotonic_ns());
         self.with(|owner| owner.finish_sweep(&gone, &swept));

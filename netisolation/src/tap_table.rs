@@ -23,6 +23,8 @@ pub(crate) struct TapTable {
     attachments: BTreeMap<u32, Attachment>,
     max_taps: u32,
     next_index: u32,
+    /// The last result of [`TapTable::next_unclaimed`].
+    last_unclaimed: u32,
 }
 
 /// A TAP device with the program on it, and the sandbox that uses it.
@@ -63,6 +65,11 @@ impl Attachment {
         matches!(self.usage, Usage::Ready(_))
     }
 
+    /// Whether neither this server nor one of its sandboxes uses the TAP: a VM of a predecessor has it open, or no process.
+    fn is_unclaimed(&self) -> bool {
+        matches!(self.usage, Usage::Leased(None)) && self.sandbox.is_none()
+    }
+
     fn is_device_present(&self) -> bool {
         device::index(&self.name).ok() == Some(self.entry.ifindex)
     }
@@ -82,6 +89,7 @@ impl TapTable {
             attachments: BTreeMap::new(),
             max_taps,
             next_index: 1,
+            last_unclaimed: 0,
         }
     }
 
@@ -264,6 +272,16 @@ impl TapTable {
             .collect()
     }
 
+    /// Name and device index of a TAP that neither this server nor one of its sandboxes uses, in turn.
+    pub(crate) fn next_unclaimed(&mut self) -> Option<(String, u32)> {
+        let last = self.last_unclaimed;
+        let later = self.attachments.range(last + 1..);
+        let mut taps = later.chain(self.attachments.range(..=last));
+        let (index, tap) = taps.find(|(_, tap)| tap.is_unclaimed())?;
+        self.last_unclaimed = *index;
+        Some((tap.name.clone(), tap.entry.ifindex))
+    }
+
     /// Removes a TAP's entries and frees its number. Returns its device index.
     pub(crate) fn remove(&mut self, index: u32) -> Option<u32> {
         let attachment = self.attachments.remove(&index)?;
@@ -286,8 +304,9 @@ impl TapTable {
         }
     }
 
-    /// Closes this server's descriptors of all TAPs. If the device of a TAP that is not ready then still exists, keeps
-    /// the ready TAPs and returns true; otherwise removes them.
+    /// Closes this server's descriptors of all TAPs. If a VM has a TAP open, keeps the ready TAPs and returns true;
+    /// otherwise removes all TAPs. One that no process has open may still exist: it is persistent if a predecessor was
+    /// killed just after it took the TAP from its stock.
     pub(crate) fn close_descriptors(&mut self) -> bool {
         for attachment in self.attachments.values_mut() {
             if let Usage::Leased(owned) = &mut attachment.usage {
@@ -297,7 +316,9 @@ impl TapTable {
         let is_ready = |attachment: &Attachment| matches!(attachment.usage, Usage::Ready(_));
         let mut others = self.attachments.values().filter(|a| !is_ready(a));
         // Not by name alone: a new device may have the name of one that is gone.
-        let is_used = others.any(Attachment::is_device_present);
+        let is_used = others.any(|tap| {
+            tap.is_device_present() && !device::remove_unopened(&tap.name, tap.entry.ifindex)
+        });
         for attachment in std::mem::take(&mut self.attachments).into_values() {
             if let Usage::Ready(tap) = attachment.usage
                 && is_used

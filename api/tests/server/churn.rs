@@ -4,15 +4,19 @@
 use std::{
     fs,
     os::unix::fs::MetadataExt,
+    path::Path,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
     thread,
 };
 
+use nix::sys::signal::Signal;
 use serde_json::json;
+use sha2::{Digest, Sha256};
 use test_cases::found;
 
 use crate::{
     http,
+    outside::{ip, taps_of_vmms, with_outside},
     process::{JSON, STOCK, Sandbox, Server, until},
 };
 
@@ -101,6 +105,60 @@ pub(crate) fn kvm_a_server_killed_under_load_loses_no_sandbox() {
     until("nothing is left", || is_clean(&server));
 }
 
+/// Sandboxes of a killed server.
+const ORPHANS: usize = 60;
+
+/// A server that ends its sandboxes is told to stop while it adopts those of a killed one.
+pub(crate) fn kvm_a_server_that_stops_while_it_adopts_leaves_nothing() {
+    with_outside(|| {
+        let options = ["--warm", "2:4", "--uplink", "up0", "--on-exit", "kill"];
+        let mut server = Server::with(&[&["--insecure-loopback"], &options[..]].concat());
+        for waits_for_all in [false, true] {
+            let orphans = create_all(&server, ORPHANS);
+            // The new server starts while the killed one still exits.
+            server.signal(Signal::SIGKILL);
+            server.restart();
+            if waits_for_all {
+                orphans
+                    .iter()
+                    .for_each(|orphan| assert!(server.is_up(orphan)));
+            }
+            server.stop();
+            assert_nothing_is_left(&server);
+            server.restart();
+        }
+    });
+}
+
+/// Creates sandboxes over several connections.
+fn create_all(server: &Server, count: usize) -> Vec<Sandbox> {
+    const CLIENTS: usize = 6;
+    thread::scope(|scope| {
+        let create = || {
+            (0..count / CLIENTS)
+                .map(|_| server.create(&json!({})))
+                .collect()
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(create)).collect();
+        let created = clients
+            .into_iter()
+            .map(|c| -> Vec<Sandbox> { c.join().unwrap() });
+        created.flatten().collect()
+    })
+}
+
+/// Panics if a server that has ended has left a process, a directory, a cgroup, a TAP or pinned programs.
+fn assert_nothing_is_left(server: &Server) {
+    let tag = tag(server);
+    let sandboxes = fs::read_dir(server.state.path().join("sandboxes")).unwrap();
+    assert_eq!((sandboxes.count(), members(&tag), groups(&tag)), (0, 0, 0));
+    let pins = Path::new("/sys/fs/bpf/cube").join(instance(server));
+    assert!(!pins.exists(), "{}", pins.display());
+    let links = ip("-o link show");
+    let taps: Vec<&str> = links.lines().filter(|l| l.contains(": cube")).collect();
+    assert_eq!((taps_of_vmms(), taps.len()), (0, 0), "{taps:?}");
+}
+
 /// The life of one sandbox: create, one command, kill.
 fn live(server: &Server) {
     let sandbox = server.create(&json!({}));
@@ -112,11 +170,24 @@ fn live(server: &Server) {
 
 /// Whether no sandbox, sandbox directory, VMM process or cgroup is left.
 pub(crate) fn is_clean(server: &Server) -> bool {
-    let state = server.state.path();
-    let lock = fs::metadata(state.join("lock")).unwrap();
-    let tag = format!("cube-{:x}-{:x}", lock.dev(), lock.ino());
-    let directories = fs::read_dir(state.join("sandboxes")).unwrap().count();
+    let tag = tag(server);
+    let directories = fs::read_dir(server.state.path().join("sandboxes"))
+        .unwrap()
+        .count();
     server.list().is_empty() && directories == 0 && members(&tag) == 0 && groups(&tag) == 0
+}
+
+/// The beginning of the names of a server's cgroups.
+fn tag(server: &Server) -> String {
+    let lock = fs::metadata(server.state.path().join("lock")).unwrap();
+    format!("cube-{:x}-{:x}", lock.dev(), lock.ino())
+}
+
+/// The name of a server's pinned programs.
+fn instance(server: &Server) -> String {
+    let state = server.state.path().canonicalize().unwrap();
+    let sum = Sha256::digest(state.as_os_str().as_encoded_bytes());
+    sum.iter().take(4).map(|b| format!("{b:02x}")).collect()
 }
 
 /// Number of processes in cgroups below the pool's.

@@ -76,6 +76,7 @@ fn main() {
         churn::{
             kvm_two_hundred_sandboxes_leave_nothing,
             kvm_a_server_killed_under_load_loses_no_sandbox,
+            kvm_a_server_that_stops_while_it_adopts_leaves_nothing,
             soak_two_thousand_sandboxes_leave_nothing,
         },
         days::{

@@ -4,7 +4,7 @@ use std::{
     env, fs,
     io::{IoSlice, IoSliceMut, Read},
     os::{
-        fd::AsRawFd,
+        fd::{AsFd, AsRawFd},
         unix::net::{UnixListener, UnixStream},
     },
     process::{Child, Command, Stdio},
@@ -742,6 +742,47 @@ fn net_a_successor_takes_over_the_programs_and_the_stock_of_a_killed_server() {
             .collect();
         assert!(left.is_empty(), "{left:?}");
     });
+}
+
+/// A server that is killed between the moment at which it takes a TAP from its stock and that at which it makes the TAP
+/// end with its VM leaves a TAP that exists without a process.
+#[test]
+fn net_a_tap_that_no_process_has_open_is_removed_and_keeps_nothing_else() {
+    in_namespace(|| {
+        let config = IsolationConfig {
+            stock: 4,
+            ..config()
+        };
+        let home = config.pins.join(&config.instance);
+        for is_stopped_at_once in [true, false] {
+            let (mut server, guest) = start_server(&config);
+            server.kill().unwrap();
+            server.wait().unwrap();
+            device::set_persistent(guest.fd.as_fd(), true).unwrap();
+            let (successor, _events) = Isolation::open(&config).unwrap();
+            let (index, name) = successor.inspect(|maps| {
+                let attachment = maps.taps.get(guest.index.0).unwrap();
+                (attachment.entry.ifindex, attachment.name.clone())
+            });
+            let released = guest.index;
+            drop(guest);
+            assert_eq!(device::index(&name).ok(), Some(index));
+            if !is_stopped_at_once {
+                successor.release(released);
+                eventually("the device is removed", || device::name(index).is_err());
+            }
+            drop(successor);
+            assert_eq!(taps_left(), Vec::<String>::new(), "{is_stopped_at_once}");
+            assert!(!home.exists());
+        }
+    });
+}
+
+/// Names of the devices of this namespace that a server made.
+fn taps_left() -> Vec<String> {
+    let mut names: Vec<String> = (1..1000).filter_map(|i| device::name(i).ok()).collect();
+    names.retain(|name| name.starts_with("cube"));
+    names
 }
 
 /// Other settings need other programs, which replace those in force.
