@@ -302,6 +302,9 @@ impl Driver {
         if moved.from == Stage::Warm {
             self.stock.remove(id);
         }
+        if moved.to == Stage::Ending {
+            self.adoptions.killed(id);
+        }
         if moved.to == Stage::Warm
             && let Some(entry) = self.slots.get(id)
         {

@@ -46,7 +46,7 @@ pub(crate) struct Found {
 }
 
 /// Things of a former server that no sandbox needs.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Leftovers {
     /// Directories of warm slots, of unfinished and of lost sandboxes, with their VMMs.
     slots: Vec<(SlotDir, Option<Vm>)>,

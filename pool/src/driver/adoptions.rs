@@ -1,10 +1,13 @@
 //! The adoption of sandboxes that a former server left: their order, and how many are verified at the same time.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use model::SandboxId;
 
-use super::{Driver, slots::Slots};
+use super::Driver;
 use crate::{
     host,
     recover::Leftovers,
@@ -18,9 +21,24 @@ const PROMPT: Duration = Duration::from_millis(100);
 /// Maximum number of jobs, each of which holds a thread.
 const MAX_JOBS: usize = 256;
 
+/// Why a sandbox is adopted before others. The first one comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// It was killed, so its job ends without having begun. This needs no place.
+    Killed,
+    /// A request waits for it.
+    Requested,
+    Any,
+}
+
+/// The place of a sandbox in the order of adoptions: its rank, and a number that rises with each change of a rank.
+type Turn = (Rank, u64);
+
 #[derive(Debug)]
 pub(super) struct Adoptions {
-    pending: Vec<SandboxId>,
+    pending: BTreeMap<Turn, SandboxId>,
+    turns: HashMap<SandboxId, Turn>,
+    next_number: u64,
     /// When each job under way began, in CLOCK_MONOTONIC.
     begun: HashMap<SandboxId, u64>,
     /// Maximum number of jobs that have just begun.
@@ -32,30 +50,62 @@ pub(super) struct Adoptions {
 
 impl Adoptions {
     pub(super) fn new(pending: Vec<SandboxId>, leftovers: Leftovers, parallel: usize) -> Self {
-        Self {
-            pending,
+        let mut adoptions = Self {
+            pending: BTreeMap::new(),
+            turns: HashMap::new(),
+            next_number: 0,
             begun: HashMap::new(),
             parallel,
             leftovers: Some(leftovers),
             is_sweeping: false,
+        };
+        for id in pending {
+            adoptions.enter(id, Rank::Any);
+        }
+        adoptions
+    }
+
+    fn enter(&mut self, id: SandboxId, rank: Rank) {
+        let turn = (rank, self.next_number);
+        self.next_number += 1;
+        self.pending.insert(turn, id.clone());
+        self.turns.insert(id, turn);
+    }
+
+    /// Moves a sandbox whose adoption has not begun before those of lower ranks.
+    fn advance(&mut self, id: &SandboxId, rank: Rank) {
+        if self.turns.get(id).is_some_and(|turn| rank < turn.0)
+            && let Some(id) = self.leave(id)
+        {
+            self.enter(id, rank);
         }
     }
 
-    /// Takes the sandbox to adopt next: one that was killed before its turn, else one with waiting requests, else any.
-    /// `None` if none is left or none may begin now.
-    fn next(&mut self, slots: &Slots, now_ns: u64) -> Option<SandboxId> {
-        let position = |wanted: &dyn Fn(&super::Entry) -> bool| {
-            let mut ids = self.pending.iter();
-            ids.position(|id| slots.get(id).is_none_or(wanted))
-        };
-        let killed = position(&|entry| entry.slot.stage == Stage::Ending);
-        let may_begin = self.begun.len() < MAX_JOBS && self.prompt(now_ns) < self.parallel;
-        let at = killed.or_else(|| {
-            let waited_for = position(&|entry| !entry.waiting.is_empty());
-            let any = self.pending.len().checked_sub(1);
-            waited_for.or(any).filter(|_| may_begin)
-        })?;
-        Some(self.pending.swap_remove(at))
+    fn leave(&mut self, id: &SandboxId) -> Option<SandboxId> {
+        let turn = self.turns.remove(id)?;
+        self.pending.remove(&turn)
+    }
+
+    /// A request waits for this sandbox.
+    pub(super) fn requested(&mut self, id: &SandboxId) {
+        self.advance(id, Rank::Requested);
+    }
+
+    /// This sandbox was killed.
+    pub(super) fn killed(&mut self, id: &SandboxId) {
+        self.advance(id, Rank::Killed);
+    }
+
+    /// Takes the sandbox to adopt next: one that was killed before its turn, else the one that a request has waited for
+    /// longest, else any. `None` if none is left or none may begin now.
+    fn next(&mut self, now_ns: u64) -> Option<SandboxId> {
+        let (&(rank, _), id) = self.pending.first_key_value()?;
+        let id = id.clone();
+        let may_begin = || self.begun.len() < MAX_JOBS && self.prompt(now_ns) < self.parallel;
+        if rank != Rank::Killed && !may_begin() {
+            return None;
+        }
+        self.leave(&id)
     }
 
     /// Number of jobs that have just begun.
@@ -93,7 +143,7 @@ impl Driver {
     /// Begins as many adoptions as may run now; once none is urgent, begins to remove what else was left.
     pub(super) fn adopt(&mut self) {
         let now_ns = host::monotonic_ns();
-        while let Some(id) = self.adoptions.next(&self.slots, now_ns) {
+        while let Some(id) = self.adoptions.next(now_ns) {
             self.begin_adoption(id, now_ns);
         }
         if !self.adoptions.is_urgent(now_ns)
@@ -161,5 +211,90 @@ impl Driver {
         };
         // Every stage that this slot can be in accepts both events.
         let _ = self.event(id, event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn id(number: u8) -> SandboxId {
+        SandboxId::from_random([number; 19])
+    }
+
+    fn adoptions(count: u8, parallel: usize) -> Adoptions {
+        Adoptions::new((0..count).map(id).collect(), Leftovers::default(), parallel)
+    }
+
+    #[test]
+    fn requested_sandboxes_are_adopted_first_and_killed_ones_need_no_place() {
+        let mut adoptions = adoptions(6, 1);
+        for number in [4, 2, 4, 5] {
+            adoptions.requested(&id(number));
+        }
+        assert_eq!(adoptions.next(0), Some(id(4)));
+        adoptions.begun.insert(id(4), 0);
+        assert_eq!(adoptions.next(0), None, "a job has just begun");
+        adoptions.killed(&id(5));
+        adoptions.killed(&id(0));
+        adoptions.requested(&id(5));
+        assert_eq!(adoptions.next(0), Some(id(5)));
+        assert_eq!(adoptions.next(0), Some(id(0)));
+        assert_eq!(adoptions.next(0), None);
+        // The job waits for a VMM that does not answer.
+        let later = u64::try_from(PROMPT.as_nanos()).unwrap();
+        let order: Vec<_> = std::iter::from_fn(|| adoptions.next(later)).collect();
+        assert_eq!(order, [id(2), id(1), id(3)]);
+        // Their adoption has begun, so they have no turn any more.
+        adoptions.requested(&id(2));
+        adoptions.killed(&id(4));
+        assert_eq!(adoptions.next(later), None);
+        assert!(!adoptions.is_urgent(later));
+    }
+
+    /// The order by its definition: the smallest rank, then the earliest change of the rank.
+    #[derive(Default)]
+    struct Model(Vec<(Rank, SandboxId)>);
+
+    impl Model {
+        fn advance(&mut self, id: &SandboxId, rank: Rank) {
+            let found = self.0.iter().position(|(r, i)| i == id && rank < *r);
+            if let Some(at) = found {
+                self.0.remove(at);
+                self.0.push((rank, id.clone()));
+            }
+        }
+
+        fn next(&mut self) -> Option<SandboxId> {
+            let first = self.0.iter().map(|(rank, _)| *rank).min()?;
+            let at = self.0.iter().position(|(rank, _)| *rank == first)?;
+            Some(self.0.remove(at).1)
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn adoptions_have_the_order_of_a_model(steps in prop::collection::vec((0..3u8, 0..20u8), 0..80)) {
+            let mut adoptions = adoptions(20, usize::MAX);
+            let mut model = Model((0..20).map(|n| (Rank::Any, id(n))).collect());
+            for (what, number) in steps {
+                let id = id(number);
+                match what {
+                    0 => {
+                        adoptions.requested(&id);
+                        model.advance(&id, Rank::Requested);
+                    }
+                    1 => {
+                        adoptions.killed(&id);
+                        model.advance(&id, Rank::Killed);
+                    }
+                    _ => prop_assert_eq!(adoptions.next(0), model.next()),
+                }
+                prop_assert_eq!(adoptions.pending.len(), model.0.len());
+                prop_assert_eq!(adoptions.turns.len(), model.0.len());
+            }
+        }
     }
 }

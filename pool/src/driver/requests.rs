@@ -89,7 +89,10 @@ impl Driver {
 
     fn wait(&mut self, id: SandboxId, request: SandboxRequest) {
         match self.slots.get_mut(&id) {
-            Some(entry) if entry.waiting.len() < MAX_WAITING => entry.waiting.push(request),
+            Some(entry) if entry.waiting.len() < MAX_WAITING => {
+                entry.waiting.push(request);
+                self.adoptions.requested(&id);
+            }
             _ => request.refuse(PoolError::Refused(id, Refusal::Crowded)),
         }
     }
