@@ -5,10 +5,10 @@ use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 
 use netisolation::{
     DefaultEgress, EventLog, Exception, Hooks, Isolation, IsolationConfig, IsolationError,
-    LogError, NetEvent, Resolver, ResolverConfig, Uplinks,
+    LogError, NetEvent, Resolver, ResolverConfig, ResolverSockets, Uplinks,
 };
 use sha2::{Digest, Sha256};
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 
 /// Where eBPF programs and maps are pinned, so that they outlive the server.
 const PINS: &str = "/sys/fs/bpf/cube";
@@ -72,8 +72,21 @@ pub enum NetworkError {
     Lost(String),
 }
 
+/// The resolver, which runs until this value is dropped.
+#[derive(Debug)]
+pub(crate) struct Serving(watch::Sender<bool>);
+
+impl Serving {
+    /// Ends the resolver: it takes no further query from its sockets, and finishes those that it has taken. Returns
+    /// when it has ended.
+    pub(crate) async fn stop(self) {
+        self.0.send_replace(true);
+        self.0.closed().await;
+    }
+}
+
 /// Loads the eBPF programs, or takes over those of the previous server process. The state directory must exist. The
-/// resolver runs on `tasks` until it is aborted.
+/// resolver runs on `tasks`, with the sockets of a predecessor if there are `sockets`.
 ///
 /// # Errors
 /// Returns [`NetworkError`], whose variant names the part that could not be opened.
@@ -81,8 +94,9 @@ pub(crate) async fn open(
     spec: &NetworkSpec,
     state: &Path,
     max_sandboxes: u32,
+    sockets: Option<ResolverSockets>,
     tasks: &mut JoinSet<()>,
-) -> Result<(Isolation, Network), NetworkError> {
+) -> Result<(Isolation, Network, Serving), NetworkError> {
     let config = IsolationConfig {
         instance: instance(state).map_err(NetworkError::State)?,
         pins: PINS.into(),
@@ -93,32 +107,34 @@ pub(crate) async fn open(
         max_flows: MAX_FLOWS,
         bytes_per_s: spec.bytes_per_s,
     };
-    let opened = tokio::task::spawn_blocking(move || Isolation::open(&config)).await;
+    let opened = tokio::task::spawn_blocking(move || Isolation::open_with(&config, sockets)).await;
     let (isolation, events) = opened.map_err(|e| NetworkError::Lost(e.to_string()))??;
     let log = EventLog::open(&state.join(LOG), Box::new(log_event))?;
     log.follow(events)?;
-    resolve(&isolation, spec, tasks).map_err(NetworkError::Resolver)?;
+    let serving = resolve(&isolation, spec, tasks).map_err(NetworkError::Resolver)?;
     let egress = spec.egress.clone();
-    Ok((isolation, Network { egress, log }))
+    Ok((isolation, Network { egress, log }, serving))
 }
 
-/// Starts the sandboxes' DNS resolver, which runs until it is aborted or fails.
+/// Starts the sandboxes' DNS resolver.
 fn resolve(
     isolation: &Isolation,
     spec: &NetworkSpec,
     tasks: &mut JoinSet<()>,
-) -> std::io::Result<()> {
-    let (udp, tcp) = isolation.resolver_sockets()?;
+) -> std::io::Result<Serving> {
+    let sockets = isolation.resolver_sockets()?;
     let config = ResolverConfig {
         dns_servers: spec.dns_servers.clone(),
         exceptions: spec.egress.exceptions.clone(),
     };
     let resolver = Arc::new(Resolver::new(config, Hooks::of(isolation)));
+    let (serving, stop) = watch::channel(false);
     tasks.spawn(async move {
-        let Err(error) = resolver.serve(udp, tcp).await;
-        tracing::error!(%error, "the DNS resolver of the sandboxes stopped: restart the server to resolve names again");
+        if let Err(error) = resolver.serve(sockets, stop).await {
+            tracing::error!(%error, "the DNS resolver of the sandboxes stopped: restart the server to resolve names again");
+        }
     });
-    Ok(())
+    Ok(Serving(serving))
 }
 
 /// Writes an event to the server's own log at debug level.

@@ -24,6 +24,7 @@ use std::{
 };
 
 use ipnet::IpNet;
+use netisolation::ResolverSockets;
 use pool::{OnClose, Pool, PoolConfig, PoolError, StateLock};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -170,7 +171,7 @@ pub async fn run(mut spec: ServeSpec, predecessor: Option<Predecessor>) -> Resul
             given.add(Role::Listen, listener.into());
         }
         let sockets = start.sockets(&spec, &mut given).await?;
-        return start.serve(&spec, lock, sockets, None).await;
+        return start.serve(&spec, lock, sockets, None, None).await;
     };
     let start = match Start::new(&spec) {
         Ok(start) => start,
@@ -190,7 +191,11 @@ pub async fn run(mut spec: ServeSpec, predecessor: Option<Predecessor>) -> Resul
     };
     let taken = taken.await;
     match taken {
-        Ok((lock, sockets)) => start.serve(&spec, lock, sockets, Some(predecessor)).await,
+        Ok((lock, sockets)) => {
+            let dns = given.take_resolver();
+            let predecessor = Some(predecessor);
+            start.serve(&spec, lock, sockets, dns, predecessor).await
+        }
         Err(why) => {
             predecessor.failed(model::chain(&why)).await;
             Err(why)
@@ -253,11 +258,12 @@ impl Start {
         spec: &ServeSpec,
         lock: StateLock,
         mut sockets: Sockets,
+        dns: Option<ResolverSockets>,
         predecessor: Option<Predecessor>,
     ) -> Result<(), ServeError> {
         let copy = lock.try_clone().map_err(ServeError::Lock)?;
         let authenticator = Arc::clone(&self.authenticator);
-        let opened = Engine::open(spec, copy, authenticator).await;
+        let opened = Engine::open(spec, copy, authenticator, dns).await;
         let (engine, backend) = match (opened, predecessor) {
             (Ok(opened), predecessor) => {
                 if let Some(predecessor) = predecessor {

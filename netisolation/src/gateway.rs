@@ -17,7 +17,7 @@ use nix::{
     libc,
     sys::socket::{
         AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrLike, bind,
-        getsockname, listen, setsockopt, socket, sockopt,
+        getsockname, getsockopt, listen, setsockopt, socket, sockopt,
     },
 };
 
@@ -42,6 +42,44 @@ const PORTS_OF_OTHERS: u16 = 219;
 /// Netmask of a server's block: 198.18.0.0/20, 198.18.16.0/20 and so on.
 const MASK4: Ipv4Addr = Ipv4Addr::new(255, 255, 240, 0);
 const PREFIX6: u32 = 96;
+/// Size of the buffer in which datagrams wait while no process reads them, in bytes: several thousand queries.
+const QUEUE: usize = 4 << 20;
+
+/// The sockets that receive the DNS queries of all sandboxes. A server can pass them to its successor; queries that
+/// arrive meanwhile wait in them.
+#[derive(Debug)]
+pub struct ResolverSockets {
+    pub udp: UdpSocket,
+    pub tcp: TcpListener,
+}
+
+impl ResolverSockets {
+    /// Duplicates the sockets. The duplicates share queues and modes with the originals.
+    ///
+    /// # Errors
+    /// Returns an error if a descriptor cannot be duplicated.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self {
+            udp: self.udp.try_clone()?,
+            tcp: self.tcp.try_clone()?,
+        })
+    }
+
+    /// The port of both sockets, if they are bound to this device and of the family that a new pair would have.
+    fn port_on(&self, device: &str, v6: bool) -> Option<u16> {
+        let (udp, tcp) = (self.udp.local_addr().ok()?, self.tcp.local_addr().ok()?);
+        let is_on_device = |socket: &dyn AsFd| {
+            // The kernel looks the name up, so the name of a device that was replaced is not found.
+            let name = getsockopt(&socket.as_fd(), sockopt::BindToDevice).unwrap_or_default();
+            name.as_encoded_bytes().split(|byte| *byte == 0).next() == Some(device.as_bytes())
+        };
+        let fits = is_on_device(&self.udp)
+            && is_on_device(&self.tcp)
+            && udp.port() == tcp.port()
+            && (udp.is_ipv6(), tcp.is_ipv6()) == (v6, v6);
+        fits.then_some(udp.port())
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Gateway {
@@ -55,23 +93,26 @@ pub(crate) struct Gateway {
     /// The ports of this server's flows.
     pub(crate) first_port: u16,
     pub(crate) ports: u16,
-    udp: OwnedFd,
-    tcp: OwnedFd,
+    sockets: ResolverSockets,
 }
 
 impl Gateway {
     /// Takes over a predecessor's device, or creates one in the first free slot of this namespace. `former`: indices of
-    /// the devices that predecessors of this instance had.
-    pub(crate) fn open(former: &[u32]) -> Result<Self, IsolationError> {
+    /// the devices that predecessors of this instance had. `passed`: sockets of the predecessor, which are used if they
+    /// belong to the device.
+    pub(crate) fn open(
+        former: &[u32],
+        mut passed: Option<ResolverSockets>,
+    ) -> Result<Self, IsolationError> {
         check_ports()?;
         for (device, slot) in former.iter().filter_map(|ifindex| reopen(*ifindex)) {
-            if let Ok(gateway) = Self::set_up(device, slot) {
+            if let Ok(gateway) = Self::set_up(device, slot, &mut passed) {
                 return Ok(gateway);
             }
         }
         for slot in 0..SLOTS {
             match create(&format!("{NAME}{slot}")) {
-                Ok(device) => return Self::set_up(device, slot),
+                Ok(device) => return Self::set_up(device, slot, &mut passed),
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(e) => return Err(system("create the resolver's device", e)),
             }
@@ -82,7 +123,11 @@ impl Gateway {
         ))
     }
 
-    fn set_up(device: Device, slot: u32) -> Result<Self, IsolationError> {
+    fn set_up(
+        device: Device,
+        slot: u32,
+        passed: &mut Option<ResolverSockets>,
+    ) -> Result<Self, IsolationError> {
         let name = device.name.clone();
         let address4 = Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 1).to_bits() + (slot << 12));
         let v6 = Ipv6Addr::from_bits(
@@ -91,7 +136,7 @@ impl Gateway {
         let address6 = device::has_ipv6().then_some(v6);
         configure(&device, address4, address6).map_err(|e| system(format!("set up {name}"), e))?;
         let mac = device::hardware_address(&name).map_err(|e| system(format!("read {name}"), e))?;
-        let (udp, tcp, port) = sockets(&name, address6.is_some())
+        let (sockets, port) = sockets(&name, address6.is_some(), passed)
             .map_err(|e| system(format!("bind the resolver's sockets to {name}"), e))?;
         let later = u16::try_from(slot).unwrap_or(0).saturating_sub(1);
         let (first_port, ports) = match slot {
@@ -109,8 +154,7 @@ impl Gateway {
             port,
             first_port,
             ports,
-            udp,
-            tcp,
+            sockets,
         })
     }
 
@@ -124,8 +168,8 @@ impl Gateway {
     }
 
     /// Duplicates the sockets; they share their queues with the originals.
-    pub(crate) fn sockets(&self) -> io::Result<(UdpSocket, TcpListener)> {
-        Ok((self.udp.try_clone()?.into(), self.tcp.try_clone()?.into()))
+    pub(crate) fn sockets(&self) -> io::Result<ResolverSockets> {
+        self.sockets.try_clone()
     }
 
     /// The number of the TAP that a peer address identifies. The TAP may not exist.
@@ -205,8 +249,19 @@ fn configure(device: &Device, v4: Ipv4Addr, v6: Option<Ipv6Addr>) -> io::Result<
     }
 }
 
-/// Binds UDP and TCP to one port on all addresses of the device. Returns the sockets and the port.
-fn sockets(device: &str, v6: bool) -> io::Result<(OwnedFd, OwnedFd, u16)> {
+/// The passed sockets if they belong to the device; otherwise, binds UDP and TCP to one port on all addresses of the
+/// device. Returns the sockets and the port.
+fn sockets(
+    device: &str,
+    v6: bool,
+    passed: &mut Option<ResolverSockets>,
+) -> io::Result<(ResolverSockets, u16)> {
+    let port = passed
+        .as_ref()
+        .and_then(|passed| passed.port_on(device, v6));
+    if let (Some(port), Some(passed)) = (port, port.and_then(|_| passed.take())) {
+        return Ok((passed, port));
+    }
     let tcp = bound(device, SockType::Stream, v6, PORT)
         .or_else(|_| bound(device, SockType::Stream, v6, 0))?;
     let port = if v6 {
@@ -216,7 +271,13 @@ fn sockets(device: &str, v6: bool) -> io::Result<(OwnedFd, OwnedFd, u16)> {
     };
     listen(&tcp, Backlog::new(512)?)?;
     let udp = bound(device, SockType::Datagram, v6, port)?;
-    Ok((udp, tcp, port))
+    // Without the capability, the kernel's default remains.
+    let _default = setsockopt(&udp, sockopt::RcvBufForce, &QUEUE);
+    let sockets = ResolverSockets {
+        udp: udp.into(),
+        tcp: tcp.into(),
+    };
+    Ok((sockets, port))
 }
 
 fn bound(device: &str, kind: SockType, v6: bool, port: u16) -> io::Result<OwnedFd> {

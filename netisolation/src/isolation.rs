@@ -3,7 +3,7 @@
 use std::{
     fmt,
     io::{self, PipeWriter},
-    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
+    net::{IpAddr, SocketAddr},
     os::fd::AsFd,
     sync::{
         Arc,
@@ -23,7 +23,7 @@ use crate::{
     enforcement::Enforcement,
     error::{IsolationError, system},
     event::{Counters, NetEvent},
-    gateway::Gateway,
+    gateway::{Gateway, ResolverSockets},
     host,
     layout::Settings,
     maintenance,
@@ -33,6 +33,7 @@ use crate::{
     shared::Shared,
     stock::{Disposal, TapStock},
     tap::{Tap, TapIndex},
+    tap_table::Attachment,
     uplink,
 };
 
@@ -70,10 +71,22 @@ impl Isolation {
     /// Returns [`IsolationError::Unsuitable`] if the host, an uplink or the configuration does not allow isolation, or
     /// another server has the instance; [`IsolationError::System`] if a system call fails.
     pub fn open(config: &IsolationConfig) -> Result<(Self, Receiver<NetEvent>), IsolationError> {
+        Self::open_with(config, None)
+    }
+
+    /// As [`Isolation::open`], and uses the sockets of the predecessor ([`Isolation::resolver_sockets`]) if they still
+    /// fit. DNS queries that arrived since the predecessor stopped are then waiting in them.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Isolation::open`].
+    pub fn open_with(
+        config: &IsolationConfig,
+        sockets: Option<ResolverSockets>,
+    ) -> Result<(Self, Receiver<NetEvent>), IsolationError> {
         host::check()?;
         config.check()?;
         let dir = InstanceDir::open(&config.pins, &config.instance)?;
-        let gateway = Gateway::open(&dir.resolvers())?;
+        let gateway = Gateway::open(&dir.resolvers(), sockets)?;
         let (events, receiver) = sync_channel(EVENT_QUEUE);
         let settings = settings(&gateway, uplink::routing_device()?);
         let (datapath, maps) = Datapath::load(dir, &settings, Sizes::of(config))?;
@@ -215,7 +228,7 @@ impl Isolation {
     ///
     /// # Errors
     /// Returns an error if a descriptor cannot be duplicated.
-    pub fn resolver_sockets(&self) -> io::Result<(UdpSocket, TcpListener)> {
+    pub fn resolver_sockets(&self) -> io::Result<ResolverSockets> {
         self.0.shared.gateway.sockets()
     }
 
@@ -226,6 +239,15 @@ impl Isolation {
         let index = self.0.shared.gateway.tap_of(peer)?;
         let (sandbox, policy) = self.with(|owner| owner.taps.get(index).ok()?.sandbox.clone())?;
         Some((TapIndex(index), sandbox, policy))
+    }
+
+    /// Whether a peer address of [`Isolation::resolver_sockets`] belongs to a predecessor's sandbox that was not passed
+    /// to [`Isolation::adopt`] yet.
+    #[must_use]
+    pub fn awaits_adoption(&self, peer: SocketAddr) -> bool {
+        let index = self.0.shared.gateway.tap_of(peer);
+        let awaits = |tap: &Attachment| tap.sandbox.is_none() && tap.entry.tenure != 0;
+        index.is_some_and(|index| self.with(|owner| owner.taps.get(index).is_ok_and(awaits)))
     }
 
     /// Counts and reports DNS queries that the resolver refused.

@@ -51,6 +51,7 @@ pub use model::guest;
 pub use config::{IsolationConfig, Uplinks};
 pub use error::IsolationError;
 pub use event::{Counters, Direction, NetEvent, Protocol, Reason};
+pub use gateway::ResolverSockets;
 pub use isolation::Isolation;
 pub use log::{EventLog, LogError, Subscriber};
 pub use policy::{

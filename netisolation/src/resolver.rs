@@ -67,6 +67,9 @@ pub type Pin = dyn Fn(&Client, IpAddr, &str, Duration) -> Result<(), IsolationEr
 /// The resolver's interface to the TAPs and to the log of refusals.
 pub struct Hooks {
     pub client: Box<FindClient>,
+    /// Whether a source address that `client` does not find belongs to a sandbox of the former server that is being
+    /// adopted. Its queries wait until `client` finds it.
+    pub is_awaited: Box<dyn Fn(SocketAddr) -> bool + Send + Sync>,
     pub pin: Box<Pin>,
     /// Counts and reports refused queries of a TAP's sandbox. Must not block.
     pub refused: Box<dyn Fn(TapIndex, NetEvent) + Send + Sync>,
@@ -77,6 +80,7 @@ impl Hooks {
     #[must_use]
     pub fn of(isolation: &Isolation) -> Self {
         let (clients, pins, refused) = (isolation.clone(), isolation.clone(), isolation.clone());
+        let awaited = isolation.clone();
         Self {
             client: Box::new(move |source| {
                 let (tap, sandbox, policy) = clients.tap_of(source)?;
@@ -86,6 +90,7 @@ impl Hooks {
                     policy,
                 })
             }),
+            is_awaited: Box::new(move |source| awaited.awaits_adoption(source)),
             pin: Box::new(move |client, address, name, ttl| {
                 pins.pin(client.tap, &client.sandbox, address, name, ttl)
             }),
@@ -114,6 +119,8 @@ pub struct Resolver {
 enum Decision {
     /// No reply: the sender is not a sandbox, or the message is a response or too short.
     Ignore,
+    /// The sender's sandbox is being adopted: decide again afterwards.
+    Wait,
     /// An immediate reply.
     Reply(Message),
     /// A question for an upstream server.
@@ -144,7 +151,12 @@ impl Resolver {
 
     fn decide(&self, source: SocketAddr, transport: Protocol, bytes: &[u8]) -> Decision {
         let Some(client) = (self.hooks.client)(source) else {
-            return Decision::Ignore;
+            let is_awaited = (self.hooks.is_awaited)(source);
+            return if is_awaited {
+                Decision::Wait
+            } else {
+                Decision::Ignore
+            };
         };
         let admitted = self.guard().admit(&client.sandbox, Instant::now());
         let question = match query::parse(bytes) {

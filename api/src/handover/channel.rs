@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cube-handover 1 prepared
-//! cube-handover 1 given listen listen internal lock     with as many descriptors, in this order
+//! cube-handover 1 given listen internal dns-udp dns-tcp lock     with as many descriptors, in this order
 //! cube-handover 1 serving
 //! cube-handover 1 failed WHY
 //! ```
@@ -11,6 +11,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use netisolation::ResolverSockets;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
@@ -34,13 +35,19 @@ pub enum Role {
     Listen,
     /// The internal socket.
     Internal,
+    /// The sockets of the sandboxes' DNS resolver. A build may leave them out or ignore them; DNS queries that arrive
+    /// during the handover are then lost.
+    DnsUdp,
+    DnsTcp,
     /// The lock of the state directory.
     Lock,
 }
 
-const ROLES: [(Role, &str); 3] = [
+const ROLES: [(Role, &str); 5] = [
     (Role::Listen, "listen"),
     (Role::Internal, "internal"),
+    (Role::DnsUdp, "dns-udp"),
+    (Role::DnsTcp, "dns-tcp"),
     (Role::Lock, "lock"),
 ];
 
@@ -63,6 +70,20 @@ impl Given {
     pub fn take(&mut self, role: Role) -> Option<OwnedFd> {
         let at = self.0.iter().position(|(other, _)| *other == role)?;
         Some(self.0.remove(at).1)
+    }
+
+    pub fn add_resolver(&mut self, sockets: ResolverSockets) {
+        self.add(Role::DnsUdp, sockets.udp.into());
+        self.add(Role::DnsTcp, sockets.tcp.into());
+    }
+
+    /// Takes the resolver's sockets, if both were given.
+    pub fn take_resolver(&mut self) -> Option<ResolverSockets> {
+        let (udp, tcp) = (self.take(Role::DnsUdp), self.take(Role::DnsTcp));
+        Some(ResolverSockets {
+            udp: udp?.into(),
+            tcp: tcp?.into(),
+        })
     }
 }
 

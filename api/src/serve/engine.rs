@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use netisolation::Isolation;
+use netisolation::{Isolation, ResolverSockets};
 use pool::{OnClose, Pool, StateLock};
 use tokio::task::JoinSet;
 
@@ -22,18 +22,23 @@ use crate::{
 /// How long threads that read the network's state may hold it after the pool has closed.
 const RELEASE: Duration = Duration::from_secs(10);
 const RELEASE_POLL: Duration = Duration::from_millis(2);
+/// How long the resolver may finish the DNS queries that it has received. All requests wait meanwhile, and a guest can
+/// ask for names whose servers do not answer.
+const RESOLVE: Duration = Duration::from_secs(1);
 
 /// The opened parts. If it is dropped, the pool goes on until its last handle is dropped.
 #[derive(Debug)]
 pub(super) struct Engine {
     pub(super) pool: Pool,
     isolation: Option<Isolation>,
+    resolver: Option<network::Serving>,
     /// The resolver, the sampler, and the like; aborted when this value is dropped.
     tasks: JoinSet<()>,
 }
 
 impl Engine {
-    /// Opens network, pool and registry, in this order, and returns them with what answers requests.
+    /// Opens network, pool and registry, in this order, and returns them with what answers requests. `sockets`: those of
+    /// the engine that was released before.
     ///
     /// # Errors
     /// Returns [`ServeError::Network`] or [`ServeError::Pool`].
@@ -41,17 +46,19 @@ impl Engine {
         spec: &ServeSpec,
         lock: StateLock,
         authenticator: Arc<Authenticator>,
+        sockets: Option<ResolverSockets>,
     ) -> Result<(Self, Backend<Registry>), ServeError> {
         let mut tasks = JoinSet::new();
         let mut config = spec.pool.clone();
-        let mut network = None;
+        let (mut network, mut resolver) = (None, None);
         // The kernel charges entries of eBPF maps to the cgroup of the process that created the maps. Guests cause such
         // entries, so the maps are created before the pool moves this process into the server's own cgroup.
         if let Some(wanted) = &spec.network {
-            let (isolation, opened) =
-                network::open(wanted, &config.state, config.max_sandboxes, &mut tasks).await?;
+            let (state, most) = (&config.state, config.max_sandboxes);
+            let (isolation, opened, serving) =
+                network::open(wanted, state, most, sockets, &mut tasks).await?;
             config.network = Some(isolation);
-            network = Some(opened);
+            (network, resolver) = (Some(opened), Some(serving));
         }
         let isolation = config.network.clone();
         let keys = KeyFile::of(&config.state);
@@ -79,24 +86,40 @@ impl Engine {
         let engine = Self {
             pool,
             isolation,
+            resolver,
             tasks,
         };
         Ok((engine, Backend::new(proxy, control::router(app))))
     }
 
     /// Closes everything for the next process. Sandboxes keep running. When this returns, this process acts on no
-    /// deadline, writes no record, answers no DNS query, and holds no memory of templates.
-    pub(super) async fn release(self) {
+    /// deadline, writes no record, answers no DNS query, and holds no memory of templates. Returns the sockets in which
+    /// DNS queries wait for the next engine.
+    pub(super) async fn release(self) -> Option<ResolverSockets> {
         let Self {
             pool,
             isolation,
+            resolver,
             mut tasks,
         } = self;
-        pool.close(OnClose::HandOver).await;
-        tasks.shutdown().await;
-        let Some(isolation) = isolation else {
-            return;
+        let resolved = async {
+            if let Some(resolver) = resolver
+                && tokio::time::timeout(RESOLVE, resolver.stop())
+                    .await
+                    .is_err()
+            {
+                tracing::info!(
+                    "DNS queries of sandboxes are still unanswered: the guests will repeat them"
+                );
+            }
         };
+        tokio::join!(resolved, pool.close(OnClose::HandOver));
+        tasks.shutdown().await;
+        let isolation = isolation?;
+        let sockets = isolation.resolver_sockets();
+        if let Err(error) = &sockets {
+            tracing::error!(%error, "cannot keep the DNS sockets of the sandboxes: queries will be lost");
+        }
         let last = async {
             while !isolation.is_last() {
                 tokio::time::sleep(RELEASE_POLL).await;
@@ -112,5 +135,6 @@ impl Engine {
         if let Err(error) = dropped {
             tracing::error!(%error, "cannot close the network of the sandboxes");
         }
+        sockets.ok()
     }
 }

@@ -1,9 +1,11 @@
 //! Reload: the server is replaced by a new process without a refused connection or a cut stream.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use netisolation::ResolverSockets;
 use pool::StateLock;
 use tokio::time::timeout;
 use tracing::{info, warn};
@@ -90,8 +92,11 @@ impl Reloader<'_> {
         }
     }
 
-    fn given(&self, sockets: &Sockets) -> std::io::Result<Given> {
+    fn given(&self, sockets: &Sockets, dns: Option<&ResolverSockets>) -> io::Result<Given> {
         let mut given = Given::default();
+        if let Some(dns) = dns {
+            given.add_resolver(dns.try_clone()?);
+        }
         for (role, fd) in sockets.copies()? {
             given.add(role, fd);
         }
@@ -114,10 +119,11 @@ impl Reloader<'_> {
         };
         let busy = |_| Failed::Kept(HandoverError::Busy(SETTLE.as_secs()));
         let mut recipient = timeout(SETTLE, settled).await.map_err(busy)?;
-        if let Some(engine) = engine.take() {
-            engine.release().await;
-        }
-        let taken_over = match self.given(sockets) {
+        let dns = match engine.take() {
+            Some(engine) => engine.release().await,
+            None => None,
+        };
+        let taken_over = match self.given(sockets, dns.as_ref()) {
             Ok(given) => successor.take_over(given, TAKE_OVER).await,
             Err(error) => Err(HandoverError::Channel(error)),
         };
@@ -133,7 +139,7 @@ impl Reloader<'_> {
                 let lock = self.lock.try_clone().map_err(ServeError::Lock);
                 let lock = lock.map_err(Failed::Lost)?;
                 let authenticator = Arc::clone(self.authenticator);
-                let opened = Engine::open(self.spec, lock, authenticator).await;
+                let opened = Engine::open(self.spec, lock, authenticator, dns).await;
                 let (opened, backend) = opened.map_err(Failed::Lost)?;
                 *engine = Some(opened);
                 *recipient = Recipient::Backend(Arc::new(backend));

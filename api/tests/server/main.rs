@@ -11,6 +11,7 @@ mod http;
 mod keys;
 mod lives;
 mod memory;
+mod names;
 mod network;
 mod outside;
 mod process;
@@ -72,6 +73,9 @@ fn main() {
             kvm_a_sandbox_whose_network_changed_while_no_server_ran_is_never_served,
             kvm_a_server_that_is_killed_while_it_starts_is_followed_by_one_that_starts,
             kvm_without_a_network_programs_are_told_at_once,
+        },
+        names::{
+            kvm_dns_queries_during_reloads_are_answered_without_a_repeat,
         },
         churn::{
             kvm_two_hundred_sandboxes_leave_nothing,

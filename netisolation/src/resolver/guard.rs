@@ -3,12 +3,13 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use model::SandboxId;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::{
     event::{NetEvent, Reason},
@@ -23,11 +24,41 @@ const BURST: Duration = Duration::from_secs(2);
 const MAX_WAITING: usize = 32;
 /// Maximum number of connections of a sandbox.
 const MAX_CONNECTIONS: usize = 8;
+/// Maximum number of one sandbox's queries and connections that wait for its adoption, and of all sandboxes' together.
+const MAX_HELD: usize = 100;
+const MAX_ALL_HELD: usize = 8192;
+/// How many of the held ones are answered at the same time after the adoption.
+const TURNS: usize = MAX_WAITING / 2;
 
 /// The usage of all sandboxes that sent queries recently.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Guard {
     meters: HashMap<SandboxId, Meter>,
+    /// What waits until its sender's sandbox is adopted, by source address.
+    held: HashMap<IpAddr, Held>,
+    all_held: Arc<Semaphore>,
+}
+
+#[derive(Debug)]
+struct Held {
+    places: Arc<Semaphore>,
+    turns: Arc<Semaphore>,
+}
+
+/// The place of a query or connection that waits for the adoption of its sender's sandbox.
+#[derive(Debug)]
+pub(super) struct Place {
+    turns: Arc<Semaphore>,
+    _of_sandbox: Permit,
+    _of_all: Permit,
+}
+
+impl Place {
+    /// Waits for the turn after the adoption. Answers that guests have waited for come at once, and must not exceed the
+    /// limit of pending queries.
+    pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.turns.acquire().await.ok()
+    }
 }
 
 /// Counts one pending query or connection against the sandbox's limit until dropped.
@@ -61,6 +92,16 @@ struct Tally {
     unreported: Option<NetEvent>,
 }
 
+impl Default for Guard {
+    fn default() -> Self {
+        Self {
+            meters: HashMap::new(),
+            held: HashMap::new(),
+            all_held: Arc::new(Semaphore::new(MAX_ALL_HELD)),
+        }
+    }
+}
+
 impl Guard {
     /// Takes a permit for a query. `None` if the sandbox exceeds its query rate or has too many pending queries. In the
     /// latter case, the query still counts towards the rate.
@@ -78,6 +119,19 @@ impl Guard {
     pub(super) fn connect(&mut self, sandbox: &SandboxId, now: Instant) -> Option<Permit> {
         let meter = self.meter(sandbox, now);
         Arc::clone(&meter.connections).try_acquire_owned().ok()
+    }
+
+    /// Takes a place for a query or a connection whose sender is not adopted yet. `None` if too many wait.
+    pub(super) fn hold(&mut self, source: IpAddr) -> Option<Place> {
+        let held = self.held.entry(source).or_insert_with(|| Held {
+            places: Arc::new(Semaphore::new(MAX_HELD)),
+            turns: Arc::new(Semaphore::new(TURNS)),
+        });
+        Some(Place {
+            turns: Arc::clone(&held.turns),
+            _of_sandbox: Arc::clone(&held.places).try_acquire_owned().ok()?,
+            _of_all: Arc::clone(&self.all_held).try_acquire_owned().ok()?,
+        })
     }
 
     /// Counts a refusal. Returns the event if it must be reported now; otherwise a later sum includes it.
@@ -109,6 +163,8 @@ impl Guard {
     /// Must be called periodically.
     pub(super) fn take_sums(&mut self, now: Instant) -> Vec<(TapIndex, NetEvent)> {
         let mut events = Vec::new();
+        self.held
+            .retain(|_, held| held.places.available_permits() < MAX_HELD);
         self.meters.retain(|_, meter| {
             meter
                 .reported
@@ -213,6 +269,23 @@ mod tests {
         drop(held);
         guard.take_sums(late(200));
         assert!(guard.meters.is_empty());
+    }
+
+    #[test]
+    fn what_waits_for_an_adoption_is_limited_for_each_source() {
+        let (mut guard, now) = (Guard::default(), Instant::now());
+        let source = |n| IpAddr::from([198, 18, 0, n]);
+        let held: Vec<_> = (0..200).filter_map(|_| guard.hold(source(1))).collect();
+        assert_eq!(held.len(), MAX_HELD);
+        assert!(guard.hold(source(2)).is_some());
+        guard.take_sums(now);
+        assert_eq!(guard.held.len(), 1, "only the one with queries");
+        drop(held);
+        guard.take_sums(now);
+        assert!(guard.held.is_empty());
+        let all = (1..=100).flat_map(|n| [n; MAX_HELD]);
+        let held: Vec<_> = all.filter_map(|n| guard.hold(source(n))).collect();
+        assert_eq!(held.len(), MAX_ALL_HELD);
     }
 
     #[test]

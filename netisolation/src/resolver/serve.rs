@@ -11,56 +11,77 @@ use std::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UdpSocket},
-    sync::Semaphore,
+    sync::{Semaphore, watch},
     task::JoinSet,
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
 use super::{
     Client, Decision, Resolver,
+    guard::Place,
     query::{self, MAX_MESSAGE, MAX_QUERY, PLAIN_DATAGRAM},
 };
-use crate::event::Protocol;
+use crate::{ResolverSockets, event::Protocol};
 
 /// Timeout for receiving a complete message on a connection, and for sending a reply.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of connections on one listener, across all sandboxes.
 const MAX_CONNECTIONS: usize = 2048;
+/// Longest wait for the adoption of a sandbox. Guests repeat a query after about this time.
+const ADOPTION: Duration = Duration::from_secs(5);
+const ADOPTION_POLL: Duration = Duration::from_millis(10);
 /// Pause after a socket error.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Interval at which sums of refusals are reported.
 const SUM_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Resolver {
-    /// Answers queries on these sockets until the future is dropped; dropping it also ends the tasks that it spawned.
-    /// Several calls with different pairs of sockets may run concurrently.
+    /// Answers queries on these sockets until `stop` is set or its sender is dropped. From then on, queries wait in the
+    /// sockets for the next server; this one finishes those that it has received, and closes its idle connections. If
+    /// the future is dropped, queries in progress are lost. Several calls with different sockets may run concurrently.
     ///
     /// # Errors
     /// Returns an error if a socket cannot be made non-blocking, duplicated or registered with the runtime.
     pub async fn serve(
         self: Arc<Self>,
-        udp: std::net::UdpSocket,
-        tcp: std::net::TcpListener,
-    ) -> io::Result<Infallible> {
+        sockets: ResolverSockets,
+        stop: watch::Receiver<bool>,
+    ) -> io::Result<()> {
+        let ResolverSockets { udp, tcp } = sockets;
         udp.set_nonblocking(true)?;
         tcp.set_nonblocking(true)?;
         let replies = Replies(Arc::new(udp.try_clone()?));
         let udp = UdpSocket::from_std(udp)?;
         let tcp = TcpListener::from_std(tcp)?;
+        let both = async {
+            tokio::join!(
+                Arc::clone(&self).serve_datagrams(udp, replies, stop.clone()),
+                Arc::clone(&self).serve_connections(tcp, stop)
+            )
+        };
         tokio::select! {
-            never = Arc::clone(&self).serve_datagrams(udp, replies) => Ok(never),
-            never = Arc::clone(&self).serve_connections(tcp) => Ok(never),
-            never = self.report_sums() => Ok(never),
+            _ = both => Ok(()),
+            never = self.report_sums() => match never {},
         }
     }
 
-    async fn serve_datagrams(self: Arc<Self>, udp: UdpSocket, replies: Replies) -> Infallible {
+    async fn serve_datagrams(
+        self: Arc<Self>,
+        udp: UdpSocket,
+        replies: Replies,
+        mut stop: watch::Receiver<bool>,
+    ) {
         let mut tasks = JoinSet::new();
         // One byte more than the limit, to recognize queries that are too long.
         let mut buffer = vec![0; MAX_QUERY + 1];
         loop {
             while tasks.try_join_next().is_some() {}
-            let (length, source) = match udp.recv_from(&mut buffer).await {
+            let received = tokio::select! {
+                biased;
+                () = stopped(&mut stop) => break,
+                received = udp.recv_from(&mut buffer) => received,
+            };
+            let (length, source) = match received {
                 Ok(received) => received,
                 Err(_) => {
                     sleep(RETRY_PAUSE).await;
@@ -68,31 +89,65 @@ impl Resolver {
                 }
             };
             let bytes = buffer.get(..length).unwrap_or_default();
+            let (resolver, replies) = (Arc::clone(&self), replies.clone());
             match self.decide(source, Protocol::Udp, bytes) {
-                Decision::Ignore => {}
-                Decision::Reply(reply) => {
-                    replies.send(source, query::encode(&reply, PLAIN_DATAGRAM));
-                }
-                Decision::Resolve(pending) => {
-                    let (resolver, replies) = (Arc::clone(&self), replies.clone());
+                Decision::Wait => {
+                    let bytes = bytes.to_vec();
                     tasks.spawn(async move {
-                        let reply = resolver.resolve(&pending).await;
-                        let most = pending.question.max_datagram();
-                        if resolver.is_current(source, &pending.client) {
-                            replies.send(source, query::encode(&reply, most));
+                        if let Some(place) = resolver.adopted(source).await {
+                            let _turn = place.turn().await;
+
+                            let decision = resolver.decide(source, Protocol::Udp, &bytes);
+                            resolver.reply(decision, source, &replies).await;
                         }
                     });
+                }
+                decision @ Decision::Resolve(_) => {
+                    tasks.spawn(async move { resolver.reply(decision, source, &replies).await });
+                }
+                decision => self.reply(decision, source, &replies).await,
+            }
+        }
+        while tasks.join_next().await.is_some() {}
+    }
+
+    async fn reply(&self, decision: Decision, source: SocketAddr, replies: &Replies) {
+        match decision {
+            Decision::Ignore | Decision::Wait => {}
+            Decision::Reply(reply) => replies.send(source, query::encode(&reply, PLAIN_DATAGRAM)),
+            Decision::Resolve(pending) => {
+                let reply = self.resolve(&pending).await;
+                let most = pending.question.max_datagram();
+                if self.is_current(source, &pending.client) {
+                    replies.send(source, query::encode(&reply, most));
                 }
             }
         }
     }
 
-    async fn serve_connections(self: Arc<Self>, tcp: TcpListener) -> Infallible {
+    /// Waits until the sandbox behind `source` is adopted. `None` if that takes too long, or too many of its queries wait.
+    async fn adopted(&self, source: SocketAddr) -> Option<Place> {
+        let place = self.guard().hold(source.ip())?;
+        let adopted = async {
+            while (self.hooks.is_awaited)(source) {
+                sleep(ADOPTION_POLL).await;
+            }
+        };
+        timeout(ADOPTION, adopted).await.ok()?;
+        Some(place)
+    }
+
+    async fn serve_connections(self: Arc<Self>, tcp: TcpListener, mut stop: watch::Receiver<bool>) {
         let mut tasks = JoinSet::new();
         let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         loop {
             while tasks.try_join_next().is_some() {}
-            let (stream, source) = match tcp.accept().await {
+            let accepted = tokio::select! {
+                biased;
+                () = stopped(&mut stop) => break,
+                accepted = tcp.accept() => accepted,
+            };
+            let (stream, source) = match accepted {
                 Ok(accepted) => accepted,
                 Err(_) => {
                     sleep(RETRY_PAUSE).await;
@@ -103,29 +158,50 @@ impl Resolver {
             let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
                 continue;
             };
-            let resolver = Arc::clone(&self);
+            let (resolver, stop) = (Arc::clone(&self), stop.clone());
             tasks.spawn(async move {
-                resolver.serve_connection(stream, source).await;
+                resolver.serve_connection(stream, source, stop).await;
                 drop(permit);
             });
         }
+        while tasks.join_next().await.is_some() {}
     }
 
     /// Answers the messages of a connection in order. Ends the connection after an error, a timeout or an ignored
-    /// message, and when the TAP has another sandbox. Refuses it if the sandbox has too many connections.
-    async fn serve_connection(&self, mut stream: TcpStream, source: SocketAddr) {
+    /// message, when the TAP has another sandbox, and when the server stops and no message has arrived. Refuses it if
+    /// the sandbox has too many connections.
+    async fn serve_connection(
+        &self,
+        mut stream: TcpStream,
+        source: SocketAddr,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        if (self.hooks.is_awaited)(source) && self.adopted(source).await.is_none() {
+            return;
+        }
         let Some(client) = (self.hooks.client)(source) else {
             return;
         };
         let Some(_permit) = self.guard().connect(&client.sandbox, Instant::now()) else {
             return;
         };
-        while let Ok(Ok(message)) = timeout(IDLE_TIMEOUT, receive(&mut stream)).await {
+        loop {
+            let arrived = tokio::select! {
+                biased;
+                arrived = timeout(IDLE_TIMEOUT, stream.readable()) => arrived,
+                () = stopped(&mut stop) => return,
+            };
+            let Ok(Ok(())) = arrived else {
+                return;
+            };
+            let Ok(Ok(message)) = timeout(IDLE_TIMEOUT, receive(&mut stream)).await else {
+                return;
+            };
             if !self.is_current(source, &client) {
                 return;
             }
             let reply = match self.decide(source, Protocol::Tcp, &message) {
-                Decision::Ignore => return,
+                Decision::Ignore | Decision::Wait => return,
                 Decision::Reply(reply) => reply,
                 Decision::Resolve(pending) => self.resolve(&pending).await,
             };
@@ -159,6 +235,11 @@ impl Resolver {
             }
         }
     }
+}
+
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // An error: the sender was dropped.
+    let _either = stop.wait_for(|is_set| *is_set).await;
 }
 
 /// The UDP socket for replies.

@@ -389,7 +389,8 @@ fn net_dns_queries_reach_the_resolver_with_an_address_that_identifies_their_tap(
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::default());
-        let (udp_socket, listener) = world.isolation.resolver_sockets().unwrap();
+        let sockets = world.isolation.resolver_sockets().unwrap();
+        let (udp_socket, listener) = (sockets.udp, sockets.tcp);
         udp_socket
             .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();

@@ -13,13 +13,13 @@ use hickory_proto::{
         rdata::{A, AAAA},
     },
 };
-use tokio::sync::oneshot;
+use tokio::sync::watch;
 
 use super::{
     frame::{Packet, UDP, udp},
     world::{Guest, PEER4, PEER6, World, eventually, in_namespace, ip},
 };
-use crate::{Hooks, Policy, Reason, Resolver, ResolverConfig, guest};
+use crate::{Hooks, Isolation, Policy, Reason, Resolver, ResolverConfig, ResolverSockets, guest};
 
 const QUERY_PORT: u16 = 5353;
 
@@ -27,7 +27,7 @@ const QUERY_PORT: u16 = 5353;
 fn net_an_address_becomes_reachable_when_its_name_is_resolved() {
     in_namespace(|| {
         let world = World::new();
-        let _serving = serve(&world);
+        let _serving = serve(&world.isolation);
         let policy = policy(&["*.good.test"]);
         let (asking, silent) = (world.guest(&policy), world.guest(&policy));
         let ways = [
@@ -56,7 +56,7 @@ fn net_an_address_becomes_reachable_when_its_name_is_resolved() {
 fn net_a_query_for_a_name_outside_the_policy_is_refused_counted_and_recorded() {
     in_namespace(|| {
         let world = World::new();
-        let _serving = serve(&world);
+        let _serving = serve(&world.isolation);
         let guest = world.guest(&policy(&["*.good.test"]));
         for gateway in [guest::GATEWAY4.into(), guest::GATEWAY6.into()] {
             let reply = ask(&guest, gateway, "www.evil.test.", RecordType::A);
@@ -74,29 +74,82 @@ fn net_a_query_for_a_name_outside_the_policy_is_refused_counted_and_recorded() {
     });
 }
 
+#[test]
+fn net_queries_that_arrive_between_two_servers_are_answered_by_the_second() {
+    in_namespace(|| {
+        let world = World::new();
+        let policy = Policy::internet();
+        let guest = world.guest(&policy);
+        let World {
+            isolation,
+            wan: _wan,
+            config,
+            ..
+        } = world;
+        drop(serve(&isolation));
+        let sockets = isolation.resolver_sockets().unwrap();
+        let ports = |sockets: &ResolverSockets| {
+            let (udp, tcp) = (sockets.udp.local_addr(), sockets.tcp.local_addr());
+            [udp.unwrap().port(), tcp.unwrap().port()]
+        };
+        let own = ports(&sockets);
+        drop(isolation);
+        let ways = [guest::GATEWAY4.into(), guest::GATEWAY6.into()];
+        for gateway in ways {
+            send_query(&guest, gateway, "www.good.test.", RecordType::A);
+        }
+        let (isolation, _events) = Isolation::open_with(&config, Some(sockets)).unwrap();
+        assert_eq!(ports(&isolation.resolver_sockets().unwrap()), own);
+        // The queries wait until the sandbox is adopted.
+        let serving = serve(&isolation);
+        isolation
+            .adopt(guest.index, &guest.sandbox, &policy)
+            .unwrap();
+        let mut answered = ways.map(|_| {
+            let packet = guest.next();
+            let reply = Message::from_vec(&packet.body[8..]).unwrap();
+            assert_eq!(reply.answers.len(), 1, "{reply:?}");
+            packet.source
+        });
+        answered.sort();
+        assert_eq!(answered, ways);
+        drop(serving);
+        // Sockets of a device that was removed are not used.
+        let sockets = isolation.resolver_sockets().unwrap();
+        drop(guest);
+        drop(isolation);
+        let (isolation, _events) = Isolation::open_with(&config, Some(sockets)).unwrap();
+        let world = World {
+            isolation,
+            wan: _wan,
+            config,
+            events: _events,
+        };
+        let guest = world.guest(&policy);
+        let _serving = serve(&world.isolation);
+        let reply = ask(&guest, ways[0], "www.good.test.", RecordType::A);
+        assert_eq!(reply.answers.len(), 1, "{reply:?}");
+    });
+}
+
 /// A running resolver in this namespace, with an upstream server. Dropping it ends the resolver, which holds a handle
 /// that keeps the isolation open.
 struct Serving {
-    end: Option<oneshot::Sender<()>>,
+    end: Option<watch::Sender<bool>>,
     thread: Option<JoinHandle<()>>,
 }
 
-fn serve(world: &World) -> Serving {
+fn serve(isolation: &Isolation) -> Serving {
     let upstream = UdpSocket::bind("127.0.0.1:0").unwrap();
     let config = ResolverConfig {
         dns_servers: vec![upstream.local_addr().unwrap()],
         exceptions: Vec::new(),
     };
     thread::spawn(move || answer_all(&upstream));
-    let resolver = Arc::new(Resolver::new(config, Hooks::of(&world.isolation)));
-    let (udp, tcp) = world.isolation.resolver_sockets().unwrap();
-    let (end, ended) = oneshot::channel();
-    let serving = async move {
-        tokio::select! {
-            served = resolver.serve(udp, tcp) => panic!("{served:?}"),
-            _ = ended => {}
-        }
-    };
+    let resolver = Arc::new(Resolver::new(config, Hooks::of(isolation)));
+    let sockets = isolation.resolver_sockets().unwrap();
+    let (end, ended) = watch::channel(false);
+    let serving = async move { resolver.serve(sockets, ended).await.unwrap() };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -136,6 +189,14 @@ fn answer_all(socket: &UdpSocket) {
 
 /// Sends a query from the guest and returns the gateway's reply.
 fn ask(guest: &Guest, gateway: IpAddr, name: &str, kind: RecordType) -> Message {
+    send_query(guest, gateway, name, kind);
+    let reply = guest.next();
+    assert_eq!((reply.source, reply.source_port()), (gateway, 53));
+    assert_eq!(reply.destination_port(), QUERY_PORT);
+    Message::from_vec(&reply.body[8..]).unwrap()
+}
+
+fn send_query(guest: &Guest, gateway: IpAddr, name: &str, kind: RecordType) {
     let mut query = Message::query();
     query.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
     let query = query.to_vec().unwrap();
@@ -144,10 +205,6 @@ fn ask(guest: &Guest, gateway: IpAddr, name: &str, kind: RecordType) -> Message 
         UDP,
         udp(QUERY_PORT, 53, &query),
     ));
-    let reply = guest.next();
-    assert_eq!((reply.source, reply.source_port()), (gateway, 53));
-    assert_eq!(reply.destination_port(), QUERY_PORT);
-    Message::from_vec(&reply.body[8..]).unwrap()
 }
 
 fn policy(patterns: &[&str]) -> Policy {

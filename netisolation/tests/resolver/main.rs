@@ -12,7 +12,7 @@ use hickory_proto::{
     rr::{Name, RecordType},
 };
 use netisolation::{Exception, Policy, Protocol, Reason};
-use tokio::time::timeout;
+use tokio::{io::AsyncReadExt, time::timeout};
 
 use self::{
     upstream::{By, Upstream, answer, coded, is_for, record},
@@ -472,4 +472,68 @@ async fn queries_from_unknown_addresses_are_ignored() {
     assert_eq!(world.addresses(1, "a.test.").await, [ip("192.0.2.1")]);
     assert!(stranger.try_recv(&mut [0; 512]).is_err());
     assert_eq!(upstream.asked(), ["a.test."]);
+}
+
+#[tokio::test]
+async fn a_resolver_that_stops_finishes_what_it_has_received_and_leaves_the_rest_in_its_sockets() {
+    let upstream = Upstream::with(vec![record("www.good.test.", 300, "192.0.2.1")]).await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, names(&["*.good.test"]));
+    let mut idle = world.connect(1).await;
+    let first = ask_on(&mut idle, "www.good.test.", RecordType::A).await;
+    assert!(first.is_some());
+    upstream.gate.forget_permits(1_000_000);
+    let socket = world.socket(1).await;
+    let pending = query("late.good.test.", RecordType::A);
+    socket.send(&pending).await.unwrap();
+    until(async || (upstream.asked().len() == 2).then_some(())).await;
+    world.stop();
+    // Only the connection without a message ends at once.
+    let closed = timeout(Duration::from_secs(60), idle.read_u8()).await;
+    assert!(closed.unwrap().is_err());
+    let later = world.socket(1).await;
+    let left = query("www.good.test.", RecordType::A);
+    later.send(&left).await.unwrap();
+    upstream.gate.add_permits(1);
+    let mut buffer = [0; 4096];
+    let received = timeout(Duration::from_secs(60), socket.recv(&mut buffer)).await;
+    assert_eq!(buffer[..2], pending[..2], "{received:?}");
+    world.ended().await;
+    assert!(later.try_recv(&mut buffer).is_err());
+}
+
+#[tokio::test]
+async fn queries_of_a_sandbox_that_is_being_adopted_wait_for_it() {
+    let answers = vec![record("www.good.test.", 0, "192.0.2.1")];
+    let upstream = Upstream::with(answers).await;
+    let world = World::start(vec![upstream.address]);
+    world.expect(1);
+    world.confine(2, Policy::internet());
+    let socket = world.socket(1).await;
+    // More than may be pending for one sandbox.
+    for id in 0..60_u16 {
+        let mut query = query("www.good.test.", RecordType::A);
+        query[..2].copy_from_slice(&id.to_be_bytes());
+        socket.send(&query).await.unwrap();
+    }
+    let mut connection = world.connect(1).await;
+    let by_tcp =
+        tokio::spawn(async move { ask_on(&mut connection, "www.good.test.", RecordType::A).await });
+    assert_eq!(
+        world.addresses(2, "www.good.test.").await,
+        [ip("192.0.2.1")]
+    );
+    assert!(socket.try_recv(&mut [0; 4096]).is_err());
+    world.confine(1, Policy::internet());
+    let mut answered = Vec::new();
+    while answered.len() < 60 {
+        let mut buffer = [0; 4096];
+        let received = timeout(Duration::from_secs(60), socket.recv(&mut buffer)).await;
+        let reply = Message::from_vec(&buffer[..received.unwrap().unwrap()]).unwrap();
+        assert_eq!(addresses(&reply), [ip("192.0.2.1")]);
+        answered.push(reply.metadata.id);
+    }
+    answered.sort_unstable();
+    assert!(answered.into_iter().eq(0..60));
+    assert!(by_tcp.await.unwrap().is_some());
 }

@@ -1,7 +1,7 @@
 //! A resolver on loopback. The address 127.0.1.N represents TAP N.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex},
     time::Duration,
@@ -14,11 +14,12 @@ use hickory_proto::{
 use model::SandboxId;
 use netisolation::{
     Client, Exception, Hooks, IsolationError, NetEvent, Policy, Reason, Resolver, ResolverConfig,
-    TapIndex,
+    ResolverSockets, TapIndex,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream, UdpSocket},
+    sync::watch,
     time::{sleep, timeout},
 };
 
@@ -37,6 +38,8 @@ pub(crate) struct Pinned {
 #[derive(Default)]
 struct State {
     clients: HashMap<IpAddr, Client>,
+    /// TAPs whose sandboxes are being adopted.
+    awaited: HashSet<IpAddr>,
     pinned: Vec<Pinned>,
     is_full: bool,
     events: Vec<NetEvent>,
@@ -46,6 +49,7 @@ struct State {
 pub(crate) struct World {
     state: Arc<Mutex<State>>,
     address: SocketAddr,
+    running: watch::Sender<bool>,
 }
 
 impl World {
@@ -55,21 +59,24 @@ impl World {
 
     pub(crate) fn start_with(dns_servers: Vec<SocketAddr>, exceptions: Vec<Exception>) -> Self {
         let (udp, tcp) = sockets();
+        let (running, stop) = watch::channel(false);
         let world = Self {
             state: Arc::default(),
             address: udp.local_addr().unwrap(),
+            running,
         };
         let config = ResolverConfig {
             dns_servers,
             exceptions,
         };
         let resolver = Arc::new(Resolver::new(config, world.hooks()));
-        tokio::spawn(resolver.serve(udp, tcp));
+        tokio::spawn(resolver.serve(ResolverSockets { udp, tcp }, stop));
         world
     }
 
     fn hooks(&self) -> Hooks {
         let (clients, pins, events) = (self.clone(), self.clone(), self.clone());
+        let awaited = self.clone();
         Hooks {
             client: Box::new(move |source| {
                 clients
@@ -79,6 +86,10 @@ impl World {
                     .clients
                     .get(&source.ip())
                     .cloned()
+            }),
+            is_awaited: Box::new(move |source| {
+                let state = awaited.state.lock().unwrap();
+                state.awaited.contains(&source.ip())
             }),
             pin: Box::new(move |client, address, name, ttl| pins.pin(client, address, name, ttl)),
             refused: Box::new(move |_, event| events.state.lock().unwrap().events.push(event)),
@@ -117,7 +128,24 @@ impl World {
             sandbox: sandbox(to),
             policy: Arc::new(policy),
         };
-        self.state.lock().unwrap().clients.insert(source(n), client);
+        let mut state = self.state.lock().unwrap();
+        state.awaited.remove(&source(n));
+        state.clients.insert(source(n), client);
+    }
+
+    /// TAP `n` belongs to a sandbox of the former server, until [`Self::confine`].
+    pub(crate) fn expect(&self, n: u8) {
+        self.state.lock().unwrap().awaited.insert(source(n));
+    }
+
+    /// Stops the resolver.
+    pub(crate) fn stop(&self) {
+        self.running.send_replace(true);
+    }
+
+    /// Waits until the resolver has ended.
+    pub(crate) async fn ended(&self) {
+        timeout(PATIENCE, self.running.closed()).await.unwrap();
     }
 
     /// Makes further pins fail.
