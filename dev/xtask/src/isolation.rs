@@ -36,7 +36,16 @@ impl Prover {
     fn options(self) -> &'static [&'static str] {
         match self {
             Self::Isolation | Self::Confinement => &[],
-            Self::Restarts => &["--sandboxes", "10", "--unplanned", "4", "--bare", "10"],
+            Self::Restarts => &[
+                "--sandboxes",
+                "10",
+                "--unplanned",
+                "4",
+                "--planned",
+                "3",
+                "--bare",
+                "10",
+            ],
         }
     }
 
