@@ -1,6 +1,9 @@
 //! The clock of deadlines. Deadlines are wall-clock time, because clients see them, but a sandbox lives for as long as
 //! was requested even if the wall clock is set meanwhile: time passes as in CLOCK_BOOTTIME, which nobody can set. When
 //! the wall clock was set, [`Clock::follow`] returns by how much, and the driver moves all deadlines by as much.
+//!
+//! A record names the difference of the two clocks at which its deadline is right ([`Reading::offset_ms`]). If the wall
+//! clock was set while no server ran, the next server finds another difference ([`Reading::step_since`]).
 
 use crate::{host, lifetime::UnixMs};
 
@@ -23,6 +26,19 @@ impl Reading {
             elapsed: host::boottime_ms(),
         }
     }
+
+    /// The wall-clock time at which the host would have booted. Within one boot it changes only if the clock is set.
+    pub(crate) fn offset_ms(self) -> i64 {
+        let offset = i128::from(self.wall) - i128::from(self.elapsed);
+        i64::try_from(offset).unwrap_or(i64::MAX)
+    }
+
+    /// By how many milliseconds the wall clock was set since a reading with this offset, in the same boot; `None` if it
+    /// was not.
+    pub(crate) fn step_since(self, offset_ms: i64) -> Option<i64> {
+        let step = self.offset_ms().checked_sub(offset_ms)?;
+        (step.saturating_abs() > JITTER_MS).then_some(step)
+    }
 }
 
 #[derive(Debug)]
@@ -33,6 +49,11 @@ pub(crate) struct Clock {
 impl Clock {
     pub(crate) fn new(now: Reading) -> Self {
         Self { last: now }
+    }
+
+    /// The offset at which the deadlines of this clock are right.
+    pub(crate) fn offset_ms(&self) -> i64 {
+        self.last.offset_ms()
     }
 
     /// The time, as if the wall clock had not been set since the last [`Clock::follow`].
@@ -47,10 +68,7 @@ impl Clock {
 
     /// Follows the wall clock. Returns by how many milliseconds it was set; `None` if it was not.
     pub(crate) fn follow(&mut self, now: Reading) -> Option<i64> {
-        let step = i64::try_from(i128::from(now.wall) - i128::from(self.at(now))).ok()?;
-        if step.abs() <= JITTER_MS {
-            return None;
-        }
+        let step = now.step_since(self.offset_ms())?;
         self.last = now;
         Some(step)
     }
@@ -58,10 +76,13 @@ impl Clock {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::slot::{Event, Slot, Stage, transition};
 
     const DAY: i64 = 86_400_000;
+    const HOUR: i64 = DAY / 24;
     const START: UnixMs = 1_800_000_000_000;
 
     fn reading(elapsed: u64, set_by: i64) -> Reading {
@@ -94,5 +115,72 @@ mod tests {
     fn a_clock_that_jumps_by_a_day_neither_ends_nor_prolongs_a_sandbox() {
         lives_as_long_as_requested(DAY);
         lives_as_long_as_requested(-DAY);
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Wait(u64),
+        /// The wall clock is set by so many hours.
+        Set(i64),
+        /// The driver's tick.
+        Tick,
+        /// The record is written.
+        Write,
+        /// A client sets the deadline, and the record is written.
+        SetDeadline(u64),
+        /// Another server starts.
+        Restart,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0..50_000u64).prop_map(Step::Wait),
+            (-48..48i64).prop_map(Step::Set),
+            Just(Step::Tick),
+            Just(Step::Write),
+            (0..400_000u64).prop_map(Step::SetDeadline),
+            Just(Step::Restart),
+        ]
+    }
+
+    proptest! {
+        /// The time that is left changes only by the time that passes, whatever is done to the wall clock, whenever a
+        /// record is written, and whether or not a server runs.
+        #[test]
+        fn what_is_left_of_a_life_depends_on_no_wall_clock(
+            steps in prop::collection::vec(step(), 0..60),
+        ) {
+            let (mut elapsed, mut set_by, mut ends_at) = (1_000_000, 0, 1_300_000);
+            let mut clock = Clock::new(reading(elapsed, set_by));
+            let mut due = START + ends_at;
+            let mut record = (due, clock.offset_ms());
+            for step in steps {
+                match step {
+                    Step::Wait(ms) => elapsed += ms,
+                    Step::Set(hours) => set_by += hours * HOUR,
+                    Step::Tick => {
+                        if let Some(step) = clock.follow(reading(elapsed, set_by)) {
+                            due = due.saturating_add_signed(step);
+                        }
+                    }
+                    Step::Write => record = (due, clock.offset_ms()),
+                    Step::SetDeadline(ms) => {
+                        ends_at = elapsed + ms;
+                        due = clock.at(reading(elapsed, set_by)) + ms;
+                        record = (due, clock.offset_ms());
+                    }
+                    Step::Restart => {
+                        let now = reading(elapsed, set_by);
+                        let (recorded, offset_ms) = record;
+                        let step = now.step_since(offset_ms).unwrap_or(0);
+                        due = recorded.saturating_add_signed(step);
+                        clock = Clock::new(now);
+                    }
+                }
+                let now = clock.at(reading(elapsed, set_by));
+                let left = i128::from(due) - i128::from(now);
+                prop_assert_eq!(left, i128::from(ends_at) - i128::from(elapsed));
+            }
+        }
     }
 }

@@ -281,6 +281,7 @@ impl Pool {
             templates: opened.templates,
             entries: opened.found.entries,
             leftovers: opened.found.leftovers,
+            clock: opened.found.clock,
             vmms: opened.vmms,
             requests: inbox,
             ended,

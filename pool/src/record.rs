@@ -30,16 +30,18 @@ use netisolation::{Policy, TapIndex};
 use vmm_control::files::Lineage;
 
 use crate::{
+    clock::{Clock, Reading},
     durable::{self, Durability, read_bounded, remove_file, replace, sync_dir, sync_files},
     lifetime::Lifetime,
     spec::{CreateSpec, Init, PauseMode, TemplateInfo},
     vmms::VmmId,
 };
 
-/// The version that is written. Version 2, which does not name the VMM's program, can still be read, and version 1, which
-/// has the note in a file of its own, and the lifetime in the note. A record of a later version is never removed. A new
-/// version also raises [`crate::version`].
-const VERSION: u32 = 3;
+/// The version that is written. Earlier versions can still be read: version 3, which does not have the offset of the
+/// clock, version 2, which does not name the VMM's program either, and version 1, which has the note in a file of its own,
+/// and the lifetime in the note. A record of a later version is never removed. A new version also raises
+/// [`crate::version`].
+const VERSION: u32 = 4;
 pub(crate) const RECORD: &str = "record.json";
 const NOTE: &str = "note";
 /// Directory beside that of the sandboxes, for directories whose record is damaged.
@@ -124,6 +126,10 @@ pub(crate) struct Record {
     /// Since version 2. The default until the slot gets its sandbox.
     #[serde(default)]
     pub(crate) lifetime: Lifetime,
+    /// From [`crate::clock::Reading::offset_ms`]: the offset of the wall clock at which the deadline is right. Since
+    /// version 4. `None` until the slot gets its sandbox, and in records of earlier versions.
+    #[serde(default)]
+    pub(crate) clock_offset_ms: Option<i64>,
     /// The caller's own text. Since version 2. Empty until the slot gets its sandbox.
     #[serde(default, with = "shared")]
     pub(crate) note: Arc<str>,
@@ -184,17 +190,35 @@ impl Record {
             user: None,
             lineage: None,
             lifetime: Lifetime::default(),
+            clock_offset_ms: None,
             note: Arc::from(""),
             vmm_id: None,
         }
     }
 
-    /// Sets the fields that come from the spec of a new sandbox.
-    pub(crate) fn take_settings(&mut self, spec: CreateSpec) {
+    /// Sets the fields that come from the spec of a new sandbox, whose life begins now.
+    pub(crate) fn take_settings(&mut self, mut spec: CreateSpec, clock: &Clock) {
+        spec.lifetime.set(clock.now(), spec.lifetime.timeout_s);
         self.init = spec.init;
         self.policy = spec.policy;
-        self.lifetime = spec.lifetime;
+        self.set_lifetime(spec.lifetime, clock.offset_ms());
         self.note = spec.note.into();
+    }
+
+    /// Sets the lifetime, whose deadline is right at this offset of the wall clock.
+    pub(crate) fn set_lifetime(&mut self, lifetime: Lifetime, clock_offset_ms: i64) {
+        self.lifetime = lifetime;
+        self.clock_offset_ms = Some(clock_offset_ms);
+    }
+
+    /// The lifetime of a sandbox that runs since the record was written, in the same boot. Its deadline has moved by as
+    /// much as the wall clock was set.
+    pub(crate) fn lifetime_at(&self, now: Reading) -> Lifetime {
+        let mut lifetime = self.lifetime;
+        if let Some(step_ms) = self.clock_offset_ms.and_then(|o| now.step_since(o)) {
+            lifetime.end_at = lifetime.end_at.saturating_add_signed(step_ms);
+        }
+        lifetime
     }
 }
 
@@ -556,6 +580,39 @@ mod tests {
         old["kept"] = "nobody".into();
         write(&old).unwrap();
         assert_eq!(dir.read(no_notes).unwrap().kept, Kept::Nobody);
+    }
+
+    #[test]
+    fn a_deadline_moves_with_a_clock_that_was_set_since_its_record_was_written() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = SlotDir::new(root.path(), &SandboxId::from_random([7; 19]));
+        dir.create().unwrap();
+        let mut lifetime = Lifetime::default();
+        lifetime.set(1_000_000, 300);
+        let (elapsed, day) = (400_000, 86_400_000);
+        let mut record = record();
+        record.set_lifetime(lifetime, 600_000);
+        dir.write(&record, Durability::Process).unwrap();
+        let end_at = |wall| {
+            dir.read(no_notes)
+                .unwrap()
+                .lifetime_at(Reading { wall, elapsed })
+                .end_at
+        };
+        assert_eq!(end_at(1_000_000), 1_300_000);
+        assert_eq!(
+            end_at(1_000_900),
+            1_300_000,
+            "two clocks are never read at one moment"
+        );
+        assert_eq!(end_at(1_000_000 + day), 1_300_000 + day);
+        assert_eq!(end_at(1_000), 301_000);
+        // A record of version 3 has no offset.
+        let mut old = serde_json::to_value(&record).unwrap();
+        old["version"] = 3.into();
+        old.as_object_mut().unwrap().remove("clock_offset_ms");
+        fs::write(dir.path().join(RECORD), old.to_string()).unwrap();
+        assert_eq!(end_at(1_000_000 + day), 1_300_000);
     }
 
     #[test]

@@ -22,6 +22,7 @@ use vmm_control::ControlClient;
 use crate::{
     PauseMode, Recovered,
     cgroup::Groups,
+    clock::{Clock, Reading},
     driver::Entry,
     host,
     lifetime::Lifetime,
@@ -41,6 +42,8 @@ pub(crate) struct Found {
     pub(crate) entries: Vec<(SandboxId, Entry)>,
     pub(crate) recovered: Recovered,
     pub(crate) leftovers: Leftovers,
+    /// The clocks to which the deadlines of the entries refer.
+    pub(crate) clock: Clock,
     /// Whether a record could not be read, so that what its sandbox needs is not known.
     pub(crate) is_partial: bool,
 }
@@ -75,6 +78,7 @@ struct Recovery<'a> {
     /// The names of all VM groups.
     groups: BTreeSet<String>,
     lifetime_of_note: fn(&str) -> Option<Lifetime>,
+    now: Reading,
 }
 
 /// Reads the record of every sandbox's directory, and lists what must be removed.
@@ -93,11 +97,12 @@ pub(crate) fn recover(
         host_boot_id,
         groups: groups.list().into_iter().collect(),
         lifetime_of_note,
+        now: Reading::now(),
     };
     let mut entries = Vec::new();
     let mut recovered = Recovered::default();
     let mut slots = Vec::new();
-    let now = host::unix_ms();
+    let now = recovery.now.wall;
     let ids = directories(sandboxes)?;
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let outcomes = in_parallel(&ids, cores, |id| recovery.examine(id))?;
@@ -135,6 +140,7 @@ pub(crate) fn recover(
         entries,
         recovered,
         leftovers,
+        clock: Clock::new(recovery.now),
         is_partial,
     })
 }
@@ -228,7 +234,16 @@ impl Recovery<'_> {
             (Kept::Nobody, vm) => Outcome::Leftover(vm),
             (Kept::Paused(mode), vm) => self.paused(id, dir, record, mode, vm),
             (Kept::Running, Some(vm)) => {
-                let slot = Slot::recovered(Stage::Adopting, record.lifetime);
+                let lifetime = record.lifetime_at(self.now);
+                if lifetime != record.lifetime {
+                    tracing::warn!(
+                        sandbox = %id,
+                        from = record.lifetime.end_at,
+                        to = lifetime.end_at,
+                        "the wall clock was set while no server ran: moving the sandbox's deadline by as much"
+                    );
+                }
+                let slot = Slot::recovered(Stage::Adopting, lifetime);
                 Outcome::Alive(Box::new(Entry::recovered(slot, dir, record, Some(vm))))
             }
             (Kept::Running, None) => {

@@ -13,7 +13,7 @@ use crate::durable::{Durability, read_bounded, replace};
 
 /// The version that this server writes. Raise it with every change of the state directory that older servers cannot
 /// read. Servers of version 2 and before did not write the file.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const FILE: &str = "version.json";
 const MAX_FILE: u64 = 1 << 16;
 
@@ -93,8 +93,11 @@ mod tests {
         let path = dir.path().join(FILE);
         fs::write(&path, r#"{"version":2}"#).unwrap();
         assert_eq!(check(dir.path()).unwrap(), Raise::Needed);
-        let newer = r#"{"version":4,"release":"9.0.0","more":true}"#;
-        fs::write(&path, newer).unwrap();
+        let newer = format!(
+            r#"{{"version":{},"release":"9.0.0","more":true}}"#,
+            VERSION + 1
+        );
+        fs::write(&path, &newer).unwrap();
         let why = check(dir.path()).unwrap_err().to_string();
         assert!(
             why.contains("release 9.0.0") && why.contains("start that release"),

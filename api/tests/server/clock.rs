@@ -1,5 +1,5 @@
-//! The clocks of a server under test, which a test can advance as if the host had been suspended: CLOCK_REALTIME and
-//! CLOCK_BOOTTIME. The monotonic clock, and so every timeout of the server's own work, is the host's.
+//! The clocks of a server under test. A test can advance CLOCK_REALTIME and CLOCK_BOOTTIME as if the host had been
+//! suspended, and set CLOCK_REALTIME alone. The monotonic clock, and so every timeout of the server's own work, is the host's.
 
 use std::{
     fs::{self, File, Permissions},
@@ -16,6 +16,8 @@ pub(crate) struct Clock {
     /// The seconds by which the server's clock is ahead of the host's.
     file: File,
     ahead_s: i64,
+    /// By how many seconds the wall clock was set.
+    set_s: i64,
 }
 
 impl Clock {
@@ -29,12 +31,13 @@ impl Clock {
             .status()
             .unwrap();
         assert!(compiled.success(), "cc: {compiled}");
-        fs::write(dir.path().join("ahead"), 0_i64.to_ne_bytes()).unwrap();
+        fs::write(dir.path().join("ahead"), [0; 16]).unwrap();
         let file = File::options().write(true).open(dir.path().join("ahead"));
         Self {
             file: file.unwrap(),
             dir,
             ahead_s: 0,
+            set_s: 0,
         }
     }
 
@@ -58,7 +61,15 @@ impl Clock {
             .unwrap();
     }
 
-    /// The server's time since 1970.
+    /// Sets the wall clock forward or back.
+    pub(crate) fn set(&mut self, by_s: i64) {
+        self.set_s += by_s;
+        self.file
+            .write_all_at(&self.set_s.to_ne_bytes(), 8)
+            .unwrap();
+    }
+
+    /// The server's time since 1970, if its wall clock was not set.
     pub(crate) fn now(&self) -> Duration {
         let host = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         host + Duration::from_secs(self.ahead_s.unsigned_abs())

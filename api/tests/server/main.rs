@@ -49,6 +49,7 @@ fn main() {
             kvm_what_runs_outlives_a_killed_server,
             kvm_an_upgraded_server_keeps_sandboxes_and_their_deadlines,
             kvm_a_stopped_server_keeps_or_ends_what_runs,
+            kvm_a_wall_clock_that_is_set_neither_ends_nor_prolongs_a_sandbox,
         },
         reload::{
             kvm_a_reload_refuses_and_cuts_nothing,

@@ -1,10 +1,14 @@
 //! State that outlives a server process.
 
-use std::fs;
+use std::{fs, time::Duration};
 
+use api_types::envd::Timestamp;
 use serde_json::{Value, json};
 
-use crate::process::{Sandbox, Server};
+use crate::{
+    clock::Clock,
+    process::{Sandbox, Server, until},
+};
 
 pub(crate) fn kvm_what_runs_outlives_a_killed_server() {
     let mut server = Server::open();
@@ -29,7 +33,7 @@ pub(crate) fn kvm_what_runs_outlives_a_killed_server() {
     server.post(&connect, &json!({"timeout": 60})).expect(201);
     assert_eq!(server.read_file(&paused, "/dev/shm/note"), "paused");
     // The deadline of `short` passed while no server was running, or passes shortly afterwards.
-    crate::process::until("the sandbox with the short timeout ends", || {
+    until("the sandbox with the short timeout ends", || {
         !server.is_up(&short)
     });
 }
@@ -93,4 +97,64 @@ pub(crate) fn kvm_a_stopped_server_keeps_or_ends_what_runs() {
     ending.stop();
     ending.restart();
     ending.get(&sandbox.path("")).expect(404);
+}
+
+/// A sandbox lives for as long as was requested, whether the wall clock is set by a day while a server runs or while none
+/// runs. Clients see the deadline by the new time.
+pub(crate) fn kvm_a_wall_clock_that_is_set_neither_ends_nor_prolongs_a_sandbox() {
+    const DAY_S: i64 = 86_400;
+    let mut clock = Clock::new();
+    let mut server = Server::of_program(clock.server(), &["--insecure-loopback", "--warm", "0:0"]);
+    let rounds = [
+        (true, DAY_S),
+        (true, -DAY_S),
+        (false, DAY_S),
+        (false, -DAY_S),
+    ];
+    for (is_running, by_s) in rounds {
+        let short = server.create(&json!({"timeout": 1000}));
+        let long = server.create(&json!({"timeout": 3000}));
+        let before = [&short, &long].map(|s| end_at_s(&server, s));
+        if !is_running {
+            server.kill();
+        }
+        clock.set(by_s);
+        if !is_running {
+            server.restart();
+        }
+        // A step is measured with two clocks, which are not read at the same moment.
+        let follows = |(now, before): (&i64, &i64)| (now - before - by_s).abs() <= 2;
+        until("the deadlines follow the clock", || {
+            let now = [&short, &long].map(|s| end_at_s(&server, s));
+            now.iter().zip(&before).all(follows)
+        });
+        assert!(server.is_up(&short) && server.is_up(&long));
+        let followed = end_at_s(&server, &long);
+        clock.advance(Duration::from_secs(1500));
+        until("the first sandbox ends", || !server.is_up(&short));
+        assert!(server.is_up(&long));
+        assert_eq!(end_at_s(&server, &long), followed);
+        clock.advance(Duration::from_secs(2000));
+        until("the second sandbox ends", || !server.is_up(&long));
+    }
+}
+
+/// The deadline that clients see, in seconds since 1970: the same one in the sandbox's details and in the list.
+fn end_at_s(server: &Server, sandbox: &Sandbox) -> i64 {
+    let time = |of: &Value| {
+        let end = Timestamp::parse(of["endAt"].as_str().unwrap()).unwrap();
+        i64::try_from(end.unix_ns() / 1_000_000_000).unwrap()
+    };
+    loop {
+        let before = time(&server.get(&sandbox.path("")).expect(200).json());
+        let list = server.get("/v2/sandboxes?limit=100").expect(200).json();
+        let mut listed = list.as_array().unwrap().iter();
+        let listed = listed.find(|s| s["sandboxID"] == sandbox.id.as_str());
+        let listed = time(listed.unwrap());
+        let after = time(&server.get(&sandbox.path("")).expect(200).json());
+        if before == after {
+            assert_eq!(listed, before);
+            return before;
+        }
+    }
 }

@@ -48,10 +48,7 @@ impl Driver {
         }
     }
 
-    fn create(&mut self, mut spec: Box<CreateSpec>, accepted_ns: u64, answer: Answer<Unclaimed>) {
-        // The caller may have read a wall clock that was set a moment ago.
-        let timeout_s = spec.lifetime.timeout_s;
-        spec.lifetime.set(self.clock.now(), timeout_s);
+    fn create(&mut self, spec: Box<CreateSpec>, accepted_ns: u64, answer: Answer<Unclaimed>) {
         self.stock.yield_to_callers(accepted_ns);
         let template = match self.templates.find(&spec.template) {
             _ if self.stopping.is_draining => Err(PoolError::Draining),
@@ -200,7 +197,8 @@ impl Driver {
             let next = entry.writes.next.get_or_insert_default();
             return next.extend(after);
         }
-        entry.record.lifetime = entry.slot.lifetime;
+        let offset_ms = self.clock.offset_ms();
+        entry.record.set_lifetime(entry.slot.lifetime, offset_ms);
         let (dir, record) = (entry.dir.clone(), entry.record.clone());
         if self.event(id, Event::WriteBegun).is_err() {
             for after in after {
@@ -229,7 +227,7 @@ impl Driver {
             .get_mut(id)
             .ok_or_else(|| PoolError::not_found(id))?;
         let mut record = entry.record.clone();
-        record.lifetime = entry.slot.lifetime;
+        record.set_lifetime(entry.slot.lifetime, self.clock.offset_ms());
         record.policy = policy;
         record.note = note.into();
         let changed = entry
@@ -286,7 +284,8 @@ impl Driver {
         let Some(entry) = self.slots.get_mut(id) else {
             return;
         };
-        entry.record.lifetime = entry.slot.lifetime;
+        let offset_ms = self.clock.offset_ms();
+        entry.record.set_lifetime(entry.slot.lifetime, offset_ms);
         entry.serving = answer.map(|a| Serving::Request(SandboxRequest::Pause(mode, a)));
         let plan = PausePlan {
             dir: entry.dir.clone(),
@@ -360,10 +359,8 @@ impl Driver {
             Ok(source) => source,
             Err(e) => return drop(answer.send(Err(e))),
         };
-        let now = self.clock.now();
         for spec in &mut specs {
             spec.policy = source.policy.clone();
-            spec.lifetime.set(now, spec.lifetime.timeout_s);
         }
         self.forks += 1;
         let dir = self

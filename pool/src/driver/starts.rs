@@ -160,7 +160,7 @@ impl Driver {
             // A warm slot normally has its connections. If it does not, ending the slot refuses the create.
             return self.end(&id);
         };
-        entry.record.take_settings(*spec);
+        entry.record.take_settings(*spec, &self.clock);
         entry.slot.lifetime = entry.record.lifetime;
         self.counters.warm_hits += 1;
         self.jobs.lease(
@@ -216,7 +216,7 @@ impl Driver {
             Err(e) => return drop(answer.send(Err(e))),
         };
         self.counters.warm_misses += u64::from(!is_fork);
-        plan.record.take_settings(spec);
+        plan.record.take_settings(spec, &self.clock);
         plan.purpose = Purpose::Lease;
         plan.timeline = timeline;
         if let Some(entry) = self.slots.get_mut(&id) {

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     cgroup::Groups,
+    clock::Reading,
     durable::Durability,
     host,
     record::{BootFiles, Kept, ProcessName, Record, SlotDir},
@@ -424,9 +425,11 @@ impl StartPlan {
         if matches!(self.purpose, Purpose::GoOn) {
             // The record still has the time of the pause. If the server is killed before it records the new deadline,
             // the next server must not end the sandbox because of that time.
+            let now = Reading::now();
             let mut lifetime = self.record.lifetime;
-            lifetime.set(host::unix_ms(), lifetime.resume_timeout_s());
-            self.record.lifetime.end_at = lifetime.end_at;
+            lifetime.set(now.wall, lifetime.resume_timeout_s());
+            lifetime.timeout_s = self.record.lifetime.timeout_s;
+            self.record.set_lifetime(lifetime, now.offset_ms());
         }
         self.dir
             .write(&self.record, Durability::Process)
