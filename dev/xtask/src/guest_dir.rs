@@ -19,6 +19,7 @@ use crate::{
     kernel::Kernel,
     root_image,
     stage::{self, Built, Recipe, Store},
+    userland,
     workspace::Workspace,
 };
 
@@ -34,6 +35,7 @@ struct Manifest {
     kernel_release: String,
     kernel_packages: Vec<Package>,
     root_packages: Vec<Package>,
+    userland_packages: Vec<Package>,
     artifacts: BTreeMap<String, ArtifactSum>,
 }
 
@@ -70,11 +72,13 @@ pub(crate) fn write_manifest(
     workspace: &Workspace,
     kernel: &Kernel,
     root: &Built,
+    userland: &Built,
     others: &[&Built],
 ) -> Result<()> {
     let mut recipe = Recipe::new("manifest")
         .stage("kernel", &kernel.built)
-        .stage("root", root);
+        .stage("root", root)
+        .stage("userland", userland);
     for other in others {
         recipe = recipe.stage("artifact", other);
     }
@@ -85,6 +89,7 @@ pub(crate) fn write_manifest(
             kernel_release: kernel.release.clone(),
             kernel_packages: kernel.packages()?,
             root_packages: root_image::packages(root)?,
+            userland_packages: userland::packages(userland)?,
             artifacts: sums(&workspace.guest())?,
         };
         let text = serde_json::to_string_pretty(&manifest)?;

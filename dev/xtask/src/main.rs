@@ -37,6 +37,7 @@ mod root_image;
 mod sdks;
 mod suites;
 mod template;
+mod userland;
 
 mod bzimage;
 mod cpio;

@@ -17,7 +17,7 @@ use crate::{
     root_image::{self, RootRecipe},
     sdks,
     stage::Store,
-    suites, template,
+    suites, template, userland,
     workspace::{Workspace, read_list},
 };
 
@@ -35,11 +35,12 @@ struct FetchPlan {
     missing: Vec<String>,
     kernel: bool,
     root: bool,
+    userland: bool,
 }
 
 impl FetchPlan {
     fn is_empty(&self) -> bool {
-        self.missing.is_empty() && !self.kernel && !self.root
+        self.missing.is_empty() && !self.kernel && !self.root && !self.userland
     }
 
     /// The items of the plan, for an error message.
@@ -47,6 +48,7 @@ impl FetchPlan {
         let mut wanted = self.missing.clone();
         wanted.extend(self.kernel.then(|| "the guest kernel".to_owned()));
         wanted.extend(self.root.then(|| "the root image".to_owned()));
+        wanted.extend(self.userland.then(|| "static programs".to_owned()));
         wanted.join(", ")
     }
 }
@@ -200,6 +202,7 @@ impl<'a> Preparation<'a> {
             if freshness == Freshness::Refresh {
                 kernel::forget(&preparation.store)?;
                 root_image::forget(&preparation.store)?;
+                userland::forget(&preparation.store)?;
             }
             preparation.fetch(&plan)?;
         }
@@ -221,11 +224,13 @@ impl<'a> Preparation<'a> {
             Some(kernel) => self.root_recipe().fresh(&self.store, kernel)?,
             None => None,
         };
+        let userland = userland::fresh(&self.store, &self.codename);
         let anew = freshness == Freshness::Refresh;
         Ok(FetchPlan {
             missing,
             kernel: anew || kernel.is_none(),
             root: anew || root.is_none(),
+            userland: anew || userland.is_none(),
         })
     }
 
@@ -254,10 +259,21 @@ impl<'a> Preparation<'a> {
         guest_dir::publish(workspace, &layer.dir.join(layer::FILE))?;
         let root = self.root_recipe().build(store, &kernel)?;
         guest_dir::publish(workspace, &root.dir.join(root_image::FILE))?;
+        let userland = userland::build(store, &self.codename)?;
+        for file in userland::FILES {
+            guest_dir::publish(workspace, &userland.dir.join(file))?;
+        }
         let agent = binaries::build_agent(workspace, self.progress, &store.log("guest-agent")?)?;
         let initramfs = initramfs::build(store, workspace, &kernel, &module, &agent)?;
         guest_dir::publish(workspace, &initramfs.dir.join(initramfs::FILE))?;
-        guest_dir::write_manifest(store, workspace, &kernel, &root, &[&layer, &initramfs])
+        guest_dir::write_manifest(
+            store,
+            workspace,
+            &kernel,
+            &root,
+            &userland,
+            &[&layer, &initramfs],
+        )
     }
 
     fn kernel(&self) -> Result<Kernel> {

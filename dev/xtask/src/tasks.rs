@@ -190,7 +190,8 @@ fn prepare_for(
     progress: Progress,
 ) -> Result<TestEnvironment> {
     let artifacts = workspace.artifacts();
-    if tiers.contains(&Tier::Image) {
+    // The tests of guests in tier kvm make images with the same tools.
+    if tiers.contains(&Tier::Image) || tiers.contains(&Tier::Kvm) {
         prepare::image_tools(workspace, progress)?;
     }
     let binaries = if tiers.contains(&Tier::Interpreter) {

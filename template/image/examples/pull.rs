@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use oci_image::{
     Client, Limits, Registries, Store, convert,
+    provision::Userland,
     registry::{Endpoint, docker_config, tls},
 };
 
@@ -21,6 +22,9 @@ struct Args {
     /// A config.json of Docker with credentials.
     #[arg(long)]
     docker_config: Option<PathBuf>,
+    /// Static programs for images without a shell. Without them, nothing is added to the image.
+    #[arg(long)]
+    userland: Option<PathBuf>,
 }
 
 #[tokio::main]
@@ -36,6 +40,7 @@ async fn main() -> Result<()> {
     if let Some(path) = &args.docker_config {
         registries.credentials = docker_config(&std::fs::read_to_string(path)?)?;
     }
+    let userland = args.userland.map(|dir| Userland::load(&dir)).transpose()?;
     let store = Store::open(&args.store, 64 << 30)?;
     let limits = Limits::default();
     let begin = Instant::now();
@@ -46,7 +51,8 @@ async fn main() -> Result<()> {
     eprintln!("pulled {} in {:.2?}", pulled.digest, begin.elapsed());
     eprintln!("{:?}", pulled.config.defaults);
     let begin = Instant::now();
-    let image = tokio::task::block_in_place(|| convert(&pulled, &store, &limits))?;
+    let image =
+        tokio::task::block_in_place(|| convert(&pulled, &store, &limits, userland.as_ref()))?;
     eprintln!("converted in {:.2?}", begin.elapsed());
     println!("{}", image.path().display());
     Ok(())

@@ -14,6 +14,7 @@ pub mod erofs;
 pub mod fuzz;
 mod limits;
 pub mod manifest;
+pub mod provision;
 pub mod reference;
 pub mod registry;
 mod source;

@@ -68,6 +68,25 @@ pub struct Content {
     pub segments: Vec<Segment>,
 }
 
+impl Content {
+    /// Fills `buffer` with the first bytes of the file, which has at least that many.
+    pub(crate) fn read(&self, layers: &[impl Source], buffer: &mut [u8]) -> std::io::Result<()> {
+        buffer.fill(0);
+        let layer = usize::try_from(self.layer).ok();
+        let layer = layer.and_then(|layer| layers.get(layer));
+        let layer = layer.ok_or(std::io::ErrorKind::NotFound)?;
+        for Segment { at, offset, len } in &self.segments {
+            let begin = usize::try_from(*at).unwrap_or(usize::MAX);
+            let end = usize::try_from(at + len).unwrap_or(usize::MAX);
+            let end = end.min(buffer.len());
+            if begin < end {
+                layer.read_at(&mut buffer[begin..end], *offset)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Offset in the file.

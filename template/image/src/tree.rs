@@ -152,6 +152,20 @@ impl Tree {
         Some(at)
     }
 
+    /// Makes all files and directories below the directory at `path`, and itself, readable and writable for all users.
+    pub(crate) fn open_to_all(&mut self, path: &[u8]) {
+        let mut queue = Vec::from_iter(self.find(path));
+        while let Some(NodeId(index)) = queue.pop() {
+            let node = &mut self.nodes[index];
+            match &node.kind {
+                Kind::Directory(children) => queue.extend(children.values()),
+                Kind::File(_) | Kind::Fifo => {}
+                Kind::Symlink(_) => continue,
+            }
+            node.meta.mode = 0o777;
+        }
+    }
+
     /// Applies a layer on top of the layers applied before.
     ///
     /// # Errors

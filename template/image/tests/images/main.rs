@@ -12,6 +12,7 @@ mod cases;
 mod listing;
 mod model;
 mod mounted;
+mod provision;
 mod pulls;
 mod real_registry;
 mod server;

@@ -138,7 +138,7 @@ fn image_of_all_kinds_is_the_same_as_by_umoci() {
         .arg(&bundle));
     let store = Store::open(&dir.path().join("store"), 1 << 30).unwrap();
     let pulled = pulled(&image, &store);
-    let made = convert(&pulled, &store, &Limits::default()).unwrap();
+    let made = convert(&pulled, &store, &Limits::default(), None).unwrap();
     let mount = Mount::of(&made.path());
     let mut ours = of_directory(mount.path());
     let mut theirs = of_directory(&bundle.join("rootfs"));
@@ -159,7 +159,7 @@ fn image_of_all_kinds_is_the_same_as_by_umoci() {
     assert!(ours.len() > 750);
     assert_eq!(differences(&ours, &theirs), Vec::<String>::new());
     // A second conversion finds the image in the store.
-    let again = convert(&pulled, &store, &Limits::default()).unwrap();
+    let again = convert(&pulled, &store, &Limits::default(), None).unwrap();
     assert_eq!(again.path(), made.path());
 }
 
@@ -224,11 +224,11 @@ fn conversion_errors_name_the_layer_and_leave_no_draft() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), 1 << 30).unwrap();
     let bad = image(&[pack(&[file("a", "")]), pack(&[item("x", b'3')])]);
-    let error = convert(&pulled(&bad, &store), &store, &Limits::default()).unwrap_err();
+    let error = convert(&pulled(&bad, &store), &store, &Limits::default(), None).unwrap_err();
     assert_eq!(error.to_string(), "layer 1 of the image cannot be applied");
     let mut other = image(&[pack(&[file("a", "")])]);
     other.layers[0] = gzip(b"not a tar");
-    let error = convert(&pulled(&other, &store), &store, &Limits::default()).unwrap_err();
+    let error = convert(&pulled(&other, &store), &store, &Limits::default(), None).unwrap_err();
     assert_eq!(error.to_string(), "layer 0 of the image cannot be unpacked");
     assert_eq!(fs::read_dir(dir.path().join("drafts")).unwrap().count(), 0);
     assert_eq!(fs::read_dir(dir.path().join("images")).unwrap().count(), 0);

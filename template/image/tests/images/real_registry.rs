@@ -197,7 +197,7 @@ async fn image_by_umoci_is_pulled_and_converted() {
     assert_eq!(defaults.cmd, ["/bin/sh"]);
     assert_eq!(defaults.user.as_deref(), Some("app"));
     assert!(defaults.env.contains(&("A".to_owned(), "b".to_owned())));
-    let made = convert(&pulled, &store, &Limits::default()).unwrap();
+    let made = convert(&pulled, &store, &Limits::default(), None).unwrap();
     let mount = Mount::of(&made.path());
     assert_eq!(
         fs::read(mount.path().join("etc/os-release")).unwrap(),
