@@ -7,16 +7,20 @@
 //! DIR/images/HEX           a root image; the key is the caller's
 //! ```
 //! A file is written as a draft, synced, renamed to its place, and the directory synced: after a crash it is whole or
-//! missing. Files are removed only when the quota is exceeded, the least recently used first, and never while a
-//! [`Lease`] holds them. The time of use is the file's time of modification.
+//! missing. Files are removed only when the quota is exceeded, the least recently used first. The time of use is the
+//! file's time of modification. A file is never removed while a [`Lease`] holds it, nor while it has a further name:
+//! a template that outlives this process keeps its root image with [`Lease::link`].
+//!
+//! Files that are being written take part of the quota before their first byte ([`Reservation`]), so several of them
+//! together never exceed it.
 
 use std::{
     collections::HashMap,
     fs::{self, File, OpenOptions},
-    io::{self, Write},
+    io::{self, Seek, Write},
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::SystemTime,
@@ -35,8 +39,16 @@ struct Inner {
     dir: PathBuf,
     quota: u64,
     drafts: AtomicU64,
-    leases: Mutex<HashMap<Object, usize>>,
+    held: Mutex<Held>,
     _lock: File,
+}
+
+/// What may not be removed or given away.
+#[derive(Debug, Default)]
+struct Held {
+    leases: HashMap<Object, usize>,
+    /// Bytes of all reservations.
+    reserved: u64,
 }
 
 /// A file of the store.
@@ -115,7 +127,7 @@ impl Store {
                 dir: dir.to_owned(),
                 quota,
                 drafts: AtomicU64::new(0),
-                leases: Mutex::new(HashMap::new()),
+                held: Mutex::default(),
                 _lock: lock,
             }),
         })
@@ -133,24 +145,37 @@ impl Store {
     }
 
     fn lease(&self, object: Object) -> Lease {
-        *self.leases().entry(object).or_default() += 1;
+        *self.held().leases.entry(object).or_default() += 1;
         Lease {
             store: self.clone(),
             object,
         }
     }
 
-    fn leases(&self) -> std::sync::MutexGuard<'_, HashMap<Object, usize>> {
-        let leases = self.inner.leases.lock();
-        leases.unwrap_or_else(PoisonError::into_inner)
+    fn held(&self) -> MutexGuard<'_, Held> {
+        let held = self.inner.held.lock();
+        held.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a file of about `size` bytes. Makes room for it first.
+    /// Takes a part of the quota. Makes room for it first.
     ///
     /// # Errors
-    /// Returns [`StoreError::Full`] if files in use leave too little of the quota.
+    /// Returns [`StoreError::Full`] if files in use and other reservations leave too little of the quota.
+    pub fn reserve(&self, bytes: u64) -> Result<Reservation, StoreError> {
+        let mut reservation = Reservation {
+            store: self.clone(),
+            bytes: 0,
+        };
+        reservation.grow_to(bytes)?;
+        Ok(reservation)
+    }
+
+    /// Begins a file with a reservation of `size` bytes.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Full`] as [`Store::reserve`] does.
     pub fn draft(&self, size: u64) -> Result<Draft, StoreError> {
-        self.collect(size)?;
+        let reservation = self.reserve(size)?;
         let number = self.inner.drafts.fetch_add(1, Ordering::Relaxed);
         let path = self.inner.dir.join("drafts").join(number.to_string());
         let file = OpenOptions::new()
@@ -163,6 +188,7 @@ impl Store {
             store: self.clone(),
             path,
             file,
+            reservation,
             hasher: Hasher::default(),
             written: 0,
         })
@@ -181,19 +207,10 @@ impl Store {
         draft.finish_blob(digest, bytes.len() as u64)
     }
 
-    /// Removes the least recently used files that no lease holds, until `needed` bytes fit into the quota.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::Full`] if they do not fit without them either.
-    pub fn collect(&self, needed: u64) -> Result<(), StoreError> {
-        // Held while files are removed, so that no lease is taken on one of them.
-        let leases = self.leases();
-        let mut used = self
-            .usage("drafts")?
-            .iter()
-            .map(|file| file.bytes)
-            .sum::<u64>();
-        let mut free_to_go = Vec::new();
+    /// Removes the least recently used files that nothing holds, until `needed` bytes fit into the quota.
+    fn collect(&self, held: &Held, needed: u64) -> Result<(), StoreError> {
+        let mut used = held.reserved;
+        let mut removable = Vec::new();
         for (name, object) in [
             ("blobs", Object::Blob as fn(Digest) -> Object),
             ("images", Object::Image),
@@ -201,28 +218,30 @@ impl Store {
             for file in self.usage(name)? {
                 used += file.bytes;
                 let digest = format!("sha256:{}", file.name).parse().ok();
-                let is_held = digest.is_some_and(|d| leases.contains_key(&object(d)));
-                if !is_held {
-                    free_to_go.push(file);
+                let is_leased = digest.is_some_and(|d| held.leases.contains_key(&object(d)));
+                if !is_leased && !file.has_other_names {
+                    removable.push(file);
                 }
             }
         }
-        free_to_go.sort_by_key(|file| file.used);
         let quota = self.inner.quota;
-        for file in free_to_go {
-            if used.saturating_add(needed) <= quota {
+        let fits = |used: u64| used.saturating_add(needed) <= quota;
+        let freed: u64 = removable.iter().map(|file| file.bytes).sum();
+        if !fits(used - freed) {
+            // Nothing is removed in vain.
+            return Err(StoreError::Full {
+                needed,
+                free: quota.saturating_sub(used - freed),
+                quota,
+            });
+        }
+        removable.sort_by_key(|file| file.used);
+        for file in removable {
+            if fits(used) {
                 break;
             }
             fs::remove_file(&file.path).map_err(failed("remove", &file.path))?;
             used -= file.bytes;
-        }
-        if used.saturating_add(needed) > quota {
-            let free = quota.saturating_sub(used);
-            return Err(StoreError::Full {
-                needed,
-                free,
-                quota,
-            });
         }
         Ok(())
     }
@@ -233,7 +252,7 @@ impl Store {
         let mut found = Vec::new();
         for entry in fs::read_dir(&dir).map_err(failed("read", &dir))? {
             let entry = entry.map_err(failed("read", &dir))?;
-            // A draft may be renamed or removed meanwhile.
+            // Another program may remove a file meanwhile.
             let Ok(metadata) = entry.metadata() else {
                 continue;
             };
@@ -242,6 +261,7 @@ impl Store {
                 name: entry.file_name().to_string_lossy().into_owned(),
                 // Holes of images take no space.
                 bytes: metadata.blocks() * 512,
+                has_other_names: metadata.nlink() > 1,
                 used: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
             });
         }
@@ -253,7 +273,39 @@ struct Usage {
     path: PathBuf,
     name: String,
     bytes: u64,
+    has_other_names: bool,
     used: SystemTime,
+}
+
+/// A part of the quota. Dropping it gives it back.
+#[derive(Debug)]
+pub struct Reservation {
+    store: Store,
+    bytes: u64,
+}
+
+impl Reservation {
+    /// Raises the reservation to `bytes`, if it is smaller.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Full`] if files in use and other reservations leave too little of the quota.
+    pub fn grow_to(&mut self, bytes: u64) -> Result<(), StoreError> {
+        let more = bytes.saturating_sub(self.bytes);
+        if more > 0 {
+            // Held while files are removed, so that no lease is taken on one of them.
+            let mut held = self.store.held();
+            self.store.collect(&held, more)?;
+            held.reserved += more;
+            self.bytes = bytes;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.store.held().reserved -= self.bytes;
+    }
 }
 
 /// Keeps a file in the store as long as it exists.
@@ -275,11 +327,20 @@ impl Lease {
         let path = self.path();
         File::open(&path).map_err(failed("open", &path))
     }
+
+    /// Gives the file a further name, on the store's file system. The store keeps the file as long as that name exists,
+    /// also after a restart. The caller syncs the directory.
+    ///
+    /// # Errors
+    /// Returns an error if the link cannot be made.
+    pub fn link(&self, path: &Path) -> Result<(), StoreError> {
+        fs::hard_link(self.path(), path).map_err(failed("create", path))
+    }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut leases = self.store.leases();
+        let leases = &mut self.store.held().leases;
         if let Some(count) = leases.get_mut(&self.object) {
             *count -= 1;
             if *count == 0 {
@@ -295,6 +356,7 @@ pub struct Draft {
     store: Store,
     path: PathBuf,
     file: File,
+    reservation: Reservation,
     hasher: Hasher,
     written: u64,
 }
@@ -305,11 +367,25 @@ impl Draft {
     /// # Errors
     /// Returns an error if the write fails.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        self.reservation
+            .grow_to(self.written + bytes.len() as u64)?;
         self.file
             .write_all(bytes)
             .map_err(failed("write", &self.path))?;
         self.hasher.update(bytes);
         self.written += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Begins again, as if nothing had been appended.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be cut.
+    pub fn restart(&mut self) -> Result<(), StoreError> {
+        let cut = self.file.set_len(0).and_then(|()| self.file.rewind());
+        cut.map_err(failed("cut", &self.path))?;
+        self.hasher = Hasher::default();
+        self.written = 0;
         Ok(())
     }
 
@@ -408,7 +484,7 @@ mod tests {
         assert!(matches!(error, StoreError::Digest { .. }), "{error}");
         assert_eq!(fs::read_dir(dir.path().join("drafts")).unwrap().count(), 0);
         assert!(store.take(Object::Blob(digest)).is_none());
-        assert!(store.leases().is_empty());
+        assert!(store.held().leases.is_empty());
         let lease = store.put(digest, b"whole").unwrap();
         assert_eq!(fs::read(lease.path()).unwrap(), b"whole");
     }
@@ -455,5 +531,101 @@ mod tests {
         drop(held);
         blob(&store, 5, 60 * KIB).unwrap();
         assert!(!has(&store, 1, 16 * KIB));
+    }
+
+    #[test]
+    fn drafts_together_never_exceed_the_quota() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), 64 * KIB as u64).unwrap();
+        drop(blob(&store, 1, 16 * KIB).unwrap());
+        // Reserved before the first byte; nothing is written yet.
+        let first = store.draft(40 * KIB as u64).unwrap();
+        assert!(has(&store, 1, 16 * KIB));
+        let error = store.draft(40 * KIB as u64).unwrap_err();
+        assert!(matches!(error, StoreError::Full { .. }), "{error}");
+        // Nothing was removed in vain.
+        assert!(has(&store, 1, 16 * KIB));
+        let mut second = store.draft(24 * KIB as u64).unwrap();
+        assert!(!has(&store, 1, 16 * KIB));
+        // More than was announced does not fit either.
+        second.append(&vec![0; 24 * KIB]).unwrap();
+        assert!(second.append(&[0]).is_err());
+        drop(first);
+        second.append(&[0]).unwrap();
+        drop(second);
+        assert_eq!(store.held().reserved, 0);
+        drop(blob(&store, 2, 64 * KIB).unwrap());
+    }
+
+    /// Bytes of all files. No reservation is made meanwhile; a draft that is renamed meanwhile counts once.
+    fn used(store: &Store) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        let _held = store.held();
+        let mut files = HashMap::new();
+        for name in ["drafts", "blobs"] {
+            for entry in fs::read_dir(store.inner.dir.join(name)).unwrap() {
+                if let Ok(metadata) = entry.unwrap().metadata() {
+                    files.insert(metadata.ino(), metadata.blocks() * 512);
+                }
+            }
+        }
+        files.values().sum()
+    }
+
+    #[test]
+    fn many_threads_stay_within_the_quota() {
+        let dir = tempfile::tempdir().unwrap();
+        let quota = 256 * KIB as u64;
+        let store = Store::open(dir.path(), quota).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..8_u8 {
+                let store = &store;
+                scope.spawn(move || {
+                    for round in 0..20_u8 {
+                        // Some do not fit while others hold theirs.
+                        let Ok(lease) = blob(store, thread * 20 + round, 48 * KIB) else {
+                            continue;
+                        };
+                        let bytes = fs::read(lease.path()).unwrap();
+                        assert!(bytes.iter().all(|byte| *byte == thread * 20 + round));
+                        let used = used(store);
+                        assert!(used <= quota, "{used}");
+                    }
+                });
+            }
+        });
+        assert_eq!(store.held().reserved, 0);
+    }
+
+    #[test]
+    fn a_file_with_a_further_name_stays_also_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("store");
+        let quota = 64 * KIB as u64;
+        let template = dir.path().join("root");
+        let store = Store::open(&place, quota).unwrap();
+        let lease = blob(&store, 1, 40 * KIB).unwrap();
+        lease.link(&template).unwrap();
+        drop(lease);
+        drop(store);
+        let store = Store::open(&place, quota).unwrap();
+        let error = blob(&store, 2, 40 * KIB).unwrap_err();
+        assert!(matches!(error, StoreError::Full { .. }), "{error}");
+        assert!(has(&store, 1, 40 * KIB));
+        fs::remove_file(&template).unwrap();
+        drop(blob(&store, 2, 40 * KIB).unwrap());
+        assert!(!has(&store, 1, 40 * KIB));
+    }
+
+    #[test]
+    fn a_draft_that_begins_again_has_only_what_follows() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), 1 << 20).unwrap();
+        let mut draft = store.draft(5).unwrap();
+        draft.append(b"wrong").unwrap();
+        draft.restart().unwrap();
+        draft.append(b"right").unwrap();
+        let lease = draft.finish_blob(Digest::of(b"right"), 5).unwrap();
+        assert_eq!(fs::read(lease.path()).unwrap(), b"right");
     }
 }

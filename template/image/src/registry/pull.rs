@@ -22,7 +22,7 @@ use crate::{
         ACCEPTED, Compression, Descriptor, Document, MAX_MANIFEST, Manifest, ManifestError,
     },
     reference::Reference,
-    store::{Lease, Object, Store, StoreError},
+    store::{Draft, Lease, Object, Store, StoreError},
 };
 
 /// Layers that are pulled at the same time.
@@ -186,6 +186,12 @@ impl Client {
     }
 }
 
+/// Where a blob is before it is pulled.
+enum Place {
+    Stored(Lease),
+    Missing(Draft),
+}
+
 struct Pull<'a> {
     session: Session<'a>,
     reference: &'a Reference,
@@ -234,7 +240,9 @@ impl Pull<'_> {
 
     async fn config(&self, manifest: &Manifest) -> Result<Config, PullError> {
         check_size("config", manifest.config.size, MAX_CONFIG)?;
-        let blob = self.blob(&manifest.config).await?;
+        let blob = self
+            .blob(&manifest.config, self.find(&manifest.config)?)
+            .await?;
         let path = blob.path();
         let read = std::fs::read(&path).map_err(|source| StoreError::File {
             action: "read",
@@ -244,32 +252,51 @@ impl Pull<'_> {
         Ok(Config::parse(&read, manifest.layers.len())?)
     }
 
-    /// Pulls all layers, some at the same time.
+    /// Pulls all layers, some at the same time. Room for all of them is reserved before the first is requested.
     async fn layers(&self, manifest: &Manifest) -> Result<Vec<Lease>, PullError> {
         let permits = Semaphore::new(PARALLEL);
-        let pulls = manifest.layers.iter().map(|(layer, _)| async {
+        let mut places = Vec::new();
+        for (layer, _) in &manifest.layers {
+            places.push((layer, self.find(layer)?));
+        }
+        let pulls = places.into_iter().map(|(layer, place)| async {
             // The semaphore is never closed.
             let _permit = permits.acquire().await.map_err(|_| PullError::Panic)?;
-            self.blob(layer).await
+            self.blob(layer, place).await
         });
         join_all(pulls).await
     }
 
-    async fn blob(&self, wanted: &Descriptor) -> Result<Lease, PullError> {
-        let mut attempt = 1;
-        loop {
-            match self.try_blob(wanted).await {
-                Err(error) if error.is_passing() && attempt < ATTEMPTS => attempt += 1,
-                result => return result,
-            }
+    /// The blob in the store, or a draft for it.
+    fn find(&self, wanted: &Descriptor) -> Result<Place, PullError> {
+        match self.store.take(Object::Blob(wanted.digest)) {
+            Some(lease) => Ok(Place::Stored(lease)),
+            None => Ok(Place::Missing(self.store.draft(wanted.size)?)),
         }
     }
 
-    async fn try_blob(&self, wanted: &Descriptor) -> Result<Lease, PullError> {
-        let digest = wanted.digest;
-        if let Some(lease) = self.store.take(Object::Blob(digest)) {
-            return Ok(lease);
+    async fn blob(&self, wanted: &Descriptor, place: Place) -> Result<Lease, PullError> {
+        let mut draft = match place {
+            Place::Stored(lease) => return Ok(lease),
+            Place::Missing(draft) => draft,
+        };
+        let mut attempt = 1;
+        loop {
+            match self.try_blob(wanted, &mut draft).await {
+                Err(error) if error.is_passing() && attempt < ATTEMPTS => attempt += 1,
+                Err(error) => return Err(error),
+                Ok(()) => break,
+            }
         }
+        // Syncing a large file blocks for long.
+        let (digest, size) = (wanted.digest, wanted.size);
+        let finish = tokio::task::spawn_blocking(move || draft.finish_blob(digest, size));
+        Ok(finish.await.map_err(|_| PullError::Panic)??)
+    }
+
+    async fn try_blob(&self, wanted: &Descriptor, draft: &mut Draft) -> Result<(), PullError> {
+        let digest = wanted.digest;
+        draft.restart()?;
         let path = format!("/v2/{}/blobs/{digest}", self.reference.path);
         let mut answer = self.session.get(&path, "*/*").await?;
         self.check_status(&answer.server.host, answer.response.status())?;
@@ -283,7 +310,6 @@ impl Pull<'_> {
         if let Some(found) = announced.filter(|found| *found != wanted.size) {
             return Err(length(found));
         }
-        let mut draft = self.store.draft(wanted.size)?;
         while let Some(piece) = self.session.connector.piece(&mut answer).await? {
             let found = draft.written() + piece.len() as u64;
             if found > wanted.size {
@@ -294,10 +320,7 @@ impl Pull<'_> {
         if draft.written() != wanted.size {
             return Err(length(draft.written()));
         }
-        // Syncing a large file blocks for long.
-        let size = wanted.size;
-        let finish = tokio::task::spawn_blocking(move || draft.finish_blob(digest, size));
-        Ok(finish.await.map_err(|_| PullError::Panic)??)
+        Ok(())
     }
 
     fn check_status(&self, host: &str, status: StatusCode) -> Result<(), PullError> {
