@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::{host::Unsuitable, progress::Progress, stage, tool};
+use crate::{host::Unsuitable, progress::Progress, tool};
 
 /// A package that was used in a build.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -230,7 +230,7 @@ pub(crate) fn download(
     let package = Package {
         name: name.to_owned(),
         version: version.to_owned(),
-        sha256: stage::file_sum(&kept)?,
+        sha256: template::file_sum(&kept)?,
     };
     Ok((package, kept))
 }

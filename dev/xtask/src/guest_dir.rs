@@ -18,7 +18,7 @@ use crate::{
     archive::Package,
     kernel::Kernel,
     root_image,
-    stage::{self, Built, Recipe, Store},
+    stage::{Built, Recipe, Store},
     userland,
     workspace::Workspace,
 };
@@ -114,9 +114,9 @@ fn sum(path: &Path) -> Result<ArtifactSum> {
     let meta = fs::metadata(path)?;
     let sparse = meta.blocks() * 512 < meta.len() / 2;
     let sha256 = if sparse {
-        stage::sparse_sum(path)?
+        template::sparse_sum(path)?
     } else {
-        stage::file_sum(path)?
+        template::file_sum(path)?
     };
     Ok(ArtifactSum {
         bytes: meta.len(),

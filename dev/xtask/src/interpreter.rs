@@ -8,27 +8,24 @@
 //! Server and hosts are installed into the template's writable layer, not into the root image: they change often, and
 //! the image is large.
 
-mod cells;
 mod image;
 
 use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    time::Duration,
 };
 
 use anyhow::{Context, Result};
-use api_types::envd::EnvdClient;
-use model::{Bytes, GuestPaths, template_file};
+use model::{Bytes, GuestPaths, WarmUpRequest, template_file};
+use template::{Recipe, Work};
 
 use crate::{
     guest_dir,
     kernel::Kernel,
     root_image::RootRecipe,
-    stage::{Built, Recipe, Store},
-    template::{self, TemplateBuilder},
-    tool,
+    stage::{self, Built, Store},
+    template as templates, tool,
     workspace::Workspace,
 };
 
@@ -40,8 +37,6 @@ const MEMORY: Bytes = Bytes::mib(1024);
 const HOSTS: &str = "/usr/local/lib/cube-interpreter";
 /// Port of the interpreter: on TCP for programs in the guest, on vsock for the host.
 const PORT: u16 = 49_999;
-/// Time limit for compiling the Java host in the guest. It takes a few seconds of CPU, on a machine that may be busy.
-const BUILD_TIMEOUT: Duration = Duration::from_secs(240);
 const SERVER: &str = "/usr/local/bin/cube-interpreter";
 /// Environment of the server, which runs as root as in E2B's sandboxes. matplotlib finds its font list in the image.
 const ENVIRONMENT: &str = "HOME=/root USER=root LOGNAME=root LANG=C.UTF-8 \
@@ -66,11 +61,18 @@ impl Parts<'_> {
     }
 }
 
-/// The request that records the working set and that the pool sends to every warm slot.
-#[cfg(test)]
-pub(crate) fn first_request() -> model::WarmUpRequest {
-    cells::first()
+/// The request that records the working set and that the pool sends to every warm slot. With `store_history: false` the
+/// cell takes no execution number and is not added to the history.
+pub(crate) fn first_request() -> WarmUpRequest {
+    WarmUpRequest {
+        port: PORT,
+        path: "/execute".to_owned(),
+        body: r#"{"code":"1+1","store_history":false}"#.to_owned(),
+    }
 }
+
+/// The result in the answer to [`first_request`].
+const ANSWER: &str = r#""text":"2""#;
 
 /// Builds the template unless it is up to date.
 pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
@@ -78,44 +80,69 @@ pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
     image::kernel_wheels(parts)?;
     let paths = GuestPaths {
         root: image.dir.join(image::FILE),
-        ..template::guest_paths(&parts.workspace.guest())
+        ..templates::guest_paths(&parts.workspace.guest())
     };
-    let recipe = Recipe::new("code-interpreter")
-        .text("memory", &MEMORY.to_string())
-        .text("cells", &format!("{:?}", cells::first()))
-        .text("environment", ENVIRONMENT)
-        .text("root image at", &paths.root.display().to_string())
+    let recipe = recipe(&paths)?;
+    let key = stage::Recipe::new("code-interpreter")
+        .text("recipe", &serde_json::to_string(&recipe)?)
         .stage("root image", &image)
         .path("hosts", &parts.hosts())?
         .path("server", &parts.server)?
         .path("guest", &parts.workspace.guest().join(guest_dir::MANIFEST))?
         .path("vmm", &parts.vmm)?;
-    parts.store.build(&recipe, PLACE, |out, log| {
-        let run = tempfile::Builder::new()
-            .prefix("cube-template-")
-            .tempdir()?;
-        let random = run.path().join("random.so");
-        build_library(&parts.hosts().join("random.c"), &random, log)?;
-        let builder = TemplateBuilder {
-            vmm: &parts.vmm,
-            run: run.path(),
-            log,
-        };
-        // The VMM refuses to write a snapshot to an existing directory, so that it never overwrites one.
-        fs::remove_dir(out)?;
-        builder
-            .snapshot(paths, MEMORY, out, |vsock| {
-                install(parts, &random, vsock)?;
-                cells::warm_up(vsock)
-            })
-            .with_context(|| builder.failed("cannot build the template", template::BOOT))?;
-        builder
-            .record_working_set(out, cells::first_cell)
-            .with_context(|| builder.failed("cannot restore the template", template::RESTORE))?;
-        let requests = serde_json::to_vec(&[cells::first()])?;
-        fs::write(out.join(template_file::WARM_UP), requests)?;
-        template::add_maker(out, &parts.vmm)
+    parts.store.build(&key, PLACE, |out, log| {
+        let files = tempfile::tempdir()?;
+        collect(parts, files.path(), log)?;
+        templates::make(&recipe, Some(files.path()), &parts.vmm, out, log)?;
+        let requests = serde_json::to_vec(&[first_request()])?;
+        Ok(fs::write(out.join(template_file::WARM_UP), requests)?)
     })
+}
+
+/// Compiles the Java host, starts the server, and waits until it reports that its language hosts are warm.
+fn recipe(paths: &GuestPaths) -> Result<Recipe> {
+    let build = format!("{HOSTS}/java/build.sh");
+    let install = format!("chmod 755 {SERVER}; python3 -m compileall -q {HOSTS}");
+    let start = format!(
+        "cd /; exec env -i {ENVIRONMENT} setsid -f {SERVER} --supervise --warm --vsock {PORT} </dev/null >/dev/null 2>&1"
+    );
+    let WarmUpRequest { port, path, body } = first_request();
+    Ok(Recipe {
+        setup: vec![
+            Work::run_as_root(&["/bin/sh", &build]),
+            Work::run_as_root(&["/bin/sh", "-ec", &install]),
+        ],
+        start: ["/bin/sh", "-ec", &start].map(str::to_owned).to_vec(),
+        ready: Some(Work::Request {
+            port,
+            path: "/ready".to_owned(),
+            body: None,
+            expects: String::new(),
+        }),
+        first: vec![Work::Request {
+            port,
+            path,
+            body: Some(body),
+            expects: ANSWER.to_owned(),
+        }],
+        ..Recipe::of(paths, MEMORY)?
+    })
+}
+
+/// Collects the server and its language hosts below `files`, where they belong in the guest.
+fn collect(parts: &Parts<'_>, files: &Path, log: &Path) -> Result<()> {
+    let below = |path: &str| files.join(path.trim_start_matches('/'));
+    let (hosts, server) = (below(HOSTS), below(SERVER));
+    copy_tree(&parts.hosts(), &hosts)?;
+    build_library(
+        &parts.hosts().join("random.c"),
+        &hosts.join("random.so"),
+        log,
+    )?;
+    fs::create_dir_all(server.parent().unwrap_or(files))?;
+    fs::copy(&parts.server, &server)
+        .with_context(|| format!("cannot copy {}", parts.server.display()))?;
+    Ok(())
 }
 
 /// Compiles the library that makes OpenSSL take random numbers from the kernel. Its source includes no headers, so gcc
@@ -128,26 +155,8 @@ fn build_library(source: &Path, library: &Path, log: &Path) -> Result<()> {
     tool::run(&mut cc, log)
 }
 
-/// Copies the server and its language hosts into the guest, compiles the Java host and starts the server.
-fn install(parts: &Parts<'_>, random: &Path, vsock: &Path) -> Result<()> {
-    let mut agent = template::connect(vsock)?;
-    copy_below(&mut agent, &parts.hosts(), Path::new(HOSTS))?;
-    copy(&mut agent, random, &Path::new(HOSTS).join("random.so"))?;
-    copy(&mut agent, &parts.server, Path::new(SERVER))?;
-    let build = format!("{HOSTS}/java/build.sh");
-    template::run_as_root(&mut agent, &["/bin/sh", &build], BUILD_TIMEOUT)?;
-    let script = format!(
-        "chmod 755 {SERVER}; python3 -m compileall -q {HOSTS}; \
-         cd /; exec env -i {ENVIRONMENT} setsid -f {SERVER} --supervise --warm --vsock {PORT} </dev/null >/dev/null 2>&1"
-    );
-    template::run_as_root(
-        &mut agent,
-        &["/bin/sh", "-ec", &script],
-        template::ANSWER_TIMEOUT,
-    )
-}
-
-fn copy_below(agent: &mut EnvdClient, from: &Path, to: &Path) -> Result<()> {
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let (path, target) = (entry.path(), to.join(entry.file_name()));
@@ -155,20 +164,10 @@ fn copy_below(agent: &mut EnvdClient, from: &Path, to: &Path) -> Result<()> {
             continue;
         }
         if entry.file_type()?.is_dir() {
-            copy_below(agent, &path, &target)?;
+            copy_tree(&path, &target)?;
         } else {
-            copy(agent, &path, &target)?;
+            fs::copy(&path, &target)?;
         }
     }
     Ok(())
-}
-
-fn copy(agent: &mut EnvdClient, from: &Path, to: &Path) -> Result<()> {
-    let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
-    let path = to
-        .to_str()
-        .with_context(|| format!("{} is not UTF-8", to.display()))?;
-    agent
-        .write_file(path, &bytes, Some("root"))
-        .with_context(|| format!("cannot write {path} in the guest"))
 }

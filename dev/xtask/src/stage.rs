@@ -10,27 +10,21 @@
 
 use std::{
     fs,
-    io::Read,
-    os::unix::fs::{FileExt, PermissionsExt},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     time::Instant,
 };
 
 use anyhow::{Context, Result, ensure};
-use nix::{
-    errno::Errno,
-    fcntl::{AT_FDCWD, RenameFlags, renameat2},
-    unistd::{Whence, lseek},
-};
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use template::sparse_sum;
 
 use crate::progress::Progress;
 
 /// Name of the record in a stage's directory.
 const RECORD_NAME: &str = "stage.json";
-/// Block size in which sparse files are hashed.
-const BLOCK: usize = 64 << 10;
 
 /// The name and the inputs of a stage.
 #[derive(Debug, Clone)]
@@ -205,52 +199,6 @@ fn remove_tree(path: &Path) -> Result<()> {
     }
 }
 
-/// SHA-256 of a file, in hex.
-pub(crate) fn file_sum(path: &Path) -> Result<String> {
-    let failed = || format!("cannot read {}", path.display());
-    let mut file = fs::File::open(path).with_context(failed)?;
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        let n = file.read(&mut buffer).with_context(failed)?;
-        if n == 0 {
-            return Ok(hex(&hash.finalize()));
-        }
-        hash.update(&buffer[..n]);
-    }
-}
-
-/// SHA-256 over the length of a file and the offsets and contents of its blocks that are not zero. A layer has
-/// gigabytes of holes; hashing their zeros would take longer than all other work.
-pub(crate) fn sparse_sum(path: &Path) -> Result<String> {
-    let failed = || format!("cannot read {}", path.display());
-    let file = fs::File::open(path).with_context(failed)?;
-    let length = file.metadata().with_context(failed)?.len();
-    let mut hash = Sha256::new();
-    hash.update(length.to_le_bytes());
-    let mut block = vec![0; BLOCK];
-    let mut at = 0;
-    while let Some(data) = next_data(&file, at).with_context(failed)? {
-        at = data - data % BLOCK as u64;
-        let n = file.read_at(&mut block, at).with_context(failed)?;
-        if block[..n].iter().any(|byte| *byte != 0) {
-            hash.update(at.to_le_bytes());
-            hash.update(&block[..n]);
-        }
-        at += BLOCK as u64;
-    }
-    Ok(hex(&hash.finalize()))
-}
-
-/// The offset of the next data at or after `at`. `None` if only a hole follows.
-fn next_data(file: &fs::File, at: u64) -> Result<Option<u64>> {
-    match lseek(file, i64::try_from(at)?, Whence::SeekData) {
-        Ok(data) => Ok(Some(u64::try_from(data)?)),
-        Err(Errno::ENXIO) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
 /// A hash over a file, or over the names, kinds and contents of everything below a directory, and whether
 /// each file may be executed. The other permissions depend on the umask.
 fn digest(path: &Path) -> Result<String> {
@@ -366,21 +314,6 @@ mod tests {
         let b = Recipe::new("t").text("x", "1\ny: 2");
         assert_ne!(a.key(), b.key());
         assert_ne!(Recipe::new("t").key(), Recipe::new("u").key());
-    }
-
-    #[test]
-    fn a_sparse_sum_depends_on_data_and_length_but_not_on_holes() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let sum = || sparse_sum(file.path()).unwrap();
-        file.as_file().set_len(1 << 30).unwrap();
-        let empty = sum();
-        file.as_file().write_at(&[0; 4096], 1 << 20).unwrap();
-        assert_eq!(sum(), empty);
-        file.as_file().write_at(b"x", 5 << 20).unwrap();
-        let one = sum();
-        file.as_file().set_len(1 << 31).unwrap();
-        let longer = sum();
-        assert!(empty != one && one != longer);
     }
 
     #[test]

@@ -119,6 +119,11 @@ pub struct VmStats {
     pub timeline: Timeline,
     /// Number of returns from KVM_RUN by kind (`device_write`, `idle`, `resume`, …).
     pub exits: std::collections::BTreeMap<String, u64>,
+    /// How long the guest will do nothing unless an event from outside wakes it, in nanoseconds: its vCPU is halted, and
+    /// its next timer is due after this time. `u64::MAX` if it has no timer. `null` while the vCPU runs, on the platform
+    /// `hvm`, whose VMM does not see halts, and from a VMM that does not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_ns: Option<u64>,
     /// Bytes of guest memory that are private to this process, from /proc/self/pagemap; `null` if unreadable.
     pub guest_private_bytes: Option<u64>,
     /// Frames that the network device did not deliver. Zero from a VMM that does not count them.
@@ -187,7 +192,7 @@ mod tests {
         let old = r#"{"phase":"running","exit_reason":null,"timeline":[],"exits":{"io":3},"guest_private_bytes":null}"#;
         let mut stats: VmStats = serde_json::from_str(old).unwrap();
         assert_eq!(stats.lost_frames, LostFrames::default());
-        assert_eq!(stats.unknown_events, 0);
+        assert_eq!((stats.unknown_events, stats.idle_ns), (0, None));
         stats.lost_frames.refused = 2;
         let new = serde_json::to_string(&stats).unwrap();
         assert!(new.contains(r#""lost_frames":{"to_guest":0,"from_guest":0,"refused":2}"#));

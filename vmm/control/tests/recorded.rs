@@ -134,6 +134,7 @@ fn answers() -> Vec<Result<Reply, Failure>> {
         exit_reason: Some("the guest shut down".into()),
         timeline: timeline.clone(),
         exits: [("idle".to_owned(), 3)].into(),
+        idle_ns: None,
         guest_private_bytes: Some(4096),
         lost_frames: LostFrames {
             to_guest: 1,

@@ -26,6 +26,9 @@ pub struct Machine {
     pub(super) vm: Option<Vm>,
     pub(super) timeline: Timeline,
     pub(super) exits: BTreeMap<&'static str, u64>,
+    /// Until when the halted guest has nothing to do, in nanoseconds of CLOCK_MONOTONIC; `u64::MAX` without a timer.
+    /// `None` while its vCPU runs.
+    pub(super) idle_until_ns: Option<u64>,
     pub(super) stop: bool,
 }
 
@@ -49,6 +52,7 @@ impl Machine {
             vm: None,
             timeline,
             exits: BTreeMap::new(),
+            idle_until_ns: None,
             stop: false,
         })
     }
@@ -62,6 +66,7 @@ impl Machine {
     pub fn serve(mut self) -> Result<(), MachineError> {
         let mut events = Events::default();
         while !self.stop {
+            self.idle_until_ns = None;
             let wait = match self.running() {
                 Some(vm) => {
                     let exit = vm.platform.run()?;
@@ -113,6 +118,8 @@ impl Machine {
             Exit::Idle(timeout) => {
                 vm.drain_console()?;
                 self.count("idle");
+                let until = |left| clock::monotonic_ns().saturating_add(clock::nanoseconds(left));
+                self.idle_until_ns = Some(timeout.map_or(u64::MAX, until));
                 Ok(Wait::For(timeout))
             }
             Exit::Ended(reason) => {

@@ -125,6 +125,10 @@ impl Machine {
                 .iter()
                 .map(|(k, v)| ((*k).to_owned(), *v))
                 .collect(),
+            idle_ns: self.idle_until_ns.map(|until| match until {
+                u64::MAX => until,
+                _ => until.saturating_sub(clock::monotonic_ns()),
+            }),
             guest_private_bytes: vm
                 .and_then(|vm| vm.platform.memory().private_ranges().ok())
                 .map(|ranges| ranges.iter().map(|(_, n)| n).sum()),

@@ -1,0 +1,25 @@
+//! Builds templates: snapshots of booted and prepared guests, from which clones start.
+//!
+//! ```text
+//! boot → identity → files → setup → start → ready → warm-up → sync → quiet → snapshot      one VM
+//! restore → identity → first work → working set                       the template's first clone
+//! ```
+//! A [`Recipe`] lists everything that a template is made from. It is written into the template, so that the template can
+//! be built again, by another VMM or from another kernel. The recipe is trusted like the VMM's other options; the guest
+//! is not: every wait for it has a limit.
+//!
+//! What must never happen: a directory under the name of a template that is not complete. The caller gives
+//! [`Builder::build`] a directory of its own, and renames it when the build has succeeded.
+
+mod agent;
+mod build;
+mod error;
+mod quiet;
+mod recipe;
+mod sum;
+
+pub use build::{Builder, Limits, Report, files_of};
+pub use error::{BuildError, Cause, Step};
+pub use quiet::Quiet;
+pub use recipe::{Input, RECIPE_NAME, Recipe, Work};
+pub use sum::{file_sum, sparse_sum};
