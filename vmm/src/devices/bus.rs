@@ -180,10 +180,9 @@ impl DeviceBus {
         &self.page
     }
 
-    /// Closes the vsock streams that the guest has seen, so that their clients do not wait forever for a guest that has
-    /// ended.
+    /// Closes all vsock clients, so that none waits forever for a guest that has ended.
     pub fn hang_up(&mut self, watch: &mut Watch) {
-        VirtioDevice::reset(&mut self.vsock, watch);
+        self.vsock.hang_up(watch);
     }
 
     /// Whether [`DeviceBus::registers`] changed since the last call. The caller must check after every method that

@@ -123,6 +123,13 @@ impl Vsock {
         Ok(())
     }
 
+    /// Closes all clients and streams, also those that the guest has not seen.
+    pub(super) fn hang_up(&mut self, watch: &mut Watch) {
+        self.clients.clear();
+        let ids: Vec<u64> = self.streams.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.remove(id, watch));
+    }
+
     /// Opens a stream to a guest port. Returns the token with which to serve it. Returns `None`, and closes the socket,
     /// if the limit on streams is reached or the socket cannot be watched.
     pub(super) fn connect_guest(

@@ -191,6 +191,10 @@ impl Machine {
         let raised = vm
             .bus
             .ready(token, &vm.platform.memory().ram, &mut self.watch);
+        if vm.phase == VmPhase::Exited {
+            // A client that connects to a guest that has ended.
+            vm.bus.hang_up(&mut self.watch);
+        }
         vm.show_registers();
         vm.platform.raise(raised)?;
         Ok(raised.0 != 0)

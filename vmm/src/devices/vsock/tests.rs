@@ -564,6 +564,29 @@ fn a_driver_reset_closes_all_clients() {
 }
 
 #[test]
+fn no_client_waits_for_a_guest_that_has_ended() {
+    let mut peer = Peer::new(1);
+    let (mut known, _) = peer.connect(80);
+    let mut connect = |line: &[u8]| {
+        let mut client = UnixStream::connect(peer.guest.vsock_path()).unwrap();
+        client.write_all(line).unwrap();
+        peer.guest.poll(Duration::from_millis(50));
+        client.set_nonblocking(true).unwrap();
+        assert!(would_block(&mut client));
+        client
+    };
+    // The guest has no receive buffer for its REQUEST.
+    let mut unseen = connect(b"CONNECT 81\n");
+    let mut partial = connect(b"CONN");
+    peer.guest.bus.hang_up(&mut peer.guest.watch);
+    // A client that sent what was not read gets ECONNRESET instead of the end.
+    for client in [&mut known, &mut unseen, &mut partial] {
+        assert!(!would_block(client));
+    }
+    assert!(peer.guest.bus.state().vsock.open.is_empty());
+}
+
+#[test]
 fn buffers_without_room_for_a_payload_come_back_empty() {
     let mut peer = Peer::new(0);
     let mut client = UnixStream::connect(peer.guest.vsock_path()).unwrap();
