@@ -8,11 +8,12 @@
 //! | `server.key` | the server's key | 0600 |
 //!
 //! The certificate covers the domain, every name directly below it, `localhost`, 127.0.0.1 and ::1. Existing files are
-//! never overwritten, so a second call cannot destroy a key that clients trust. A name constraint limits the authority
+//! never overwritten, so a second call cannot destroy a key that clients trust. When [`init`] returns, all files survive a
+//! crash of the host. A name constraint limits the authority
 //! to the domain and all names below it, `localhost` and loopback addresses: a stolen authority key cannot be used to
 //! impersonate other sites.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -79,17 +80,28 @@ pub fn init(dir: &Path, domain: &str) -> Result<CaFiles, CaError> {
         }
     }
     let made = make(domain)?;
-    let written = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    written.map_err(|source| CaError::Write {
+    let failed = |source| CaError::Write {
         path: dir.to_owned(),
         source,
-    })?;
+    };
+    let is_new = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+    let new_directories = dir.ancestors().take_while(is_new).count();
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    created.map_err(failed)?;
     write(&files.ca_key, &made.ca_key, SECRET)?;
     write(&files.key, &made.key, SECRET)?;
     write(&files.ca_certificate, &made.ca_certificate, PUBLIC)?;
     let chain = format!("{}{}", made.certificate, made.ca_certificate);
     write(&files.certificate, &chain, PUBLIC)?;
+    sync_names(dir, new_directories).map_err(failed)?;
     Ok(files)
+}
+
+/// Syncs the names of the files in `dir`, and those of as many new directories that lead to it.
+fn sync_names(dir: &Path, new_directories: usize) -> io::Result<()> {
+    let dir = dir.canonicalize()?;
+    let mut named = dir.ancestors().take(new_directories + 1);
+    named.try_for_each(|path| File::open(path)?.sync_all())
 }
 
 impl CaFiles {

@@ -1,7 +1,8 @@
 //! API keys of a running server.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs::{self, OpenOptions, Permissions},
+    os::unix::fs::PermissionsExt,
     path::Path,
     process::Command,
 };
@@ -76,35 +77,11 @@ pub(crate) fn kvm_keys_open_what_their_scopes_say() {
 /// Records the system calls of `key new` and `key revoke`, and reads the key file in every state in which a crash of the
 /// host can leave it. What a command prints is the promise.
 pub(crate) fn kvm_a_printed_key_survives_a_power_loss() {
-    let dir = tempfile::tempdir().unwrap();
-    let root = dir.path().canonicalize().unwrap();
-    let (all, printed, trace) = (root.join("all"), root.join("printed"), root.join("trace"));
-    fs::create_dir(&all).unwrap();
-    let state = all.join("state");
-    for words in [["new", "ci"], ["revoke", "ci"]] {
-        let out = || {
-            OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(&printed)
-                .unwrap()
-        };
-        let status = Command::new("strace")
-            .args(TRACED)
-            .args(["-A", "-o"])
-            .arg(&trace)
-            .args([env!("CARGO_BIN_EXE_cube-api"), "key"])
-            .args(words)
-            .arg("--state")
-            .arg(&state)
-            .stdout(out())
-            .stderr(out())
-            .status()
-            .expect("strace: apt-get install strace");
-        assert!(status.success(), "{status}");
-    }
-    let trace = fs::read_to_string(&trace).unwrap();
-    let recording = Recording::new(&trace, &all, &printed).unwrap();
+    let commands = [
+        "key new ci --state ROOT/state",
+        "key revoke ci --state ROOT/state",
+    ];
+    let recording = record(&commands);
     assert_eq!(broken_promise(&recording), None);
     for (number, path) in recording.syncs() {
         let broken = broken_promise(&recording.without(number));
@@ -116,6 +93,79 @@ pub(crate) fn kvm_a_printed_key_survives_a_power_loss() {
             path.display()
         );
     }
+}
+
+/// Records the system calls of `ca init`. When it prints how to use the certificates, all of them survive a crash of the
+/// host.
+pub(crate) fn kvm_created_certificates_survive_a_power_loss() {
+    let recording = record(&["ca init ROOT/new/ca --domain e2b.test"]);
+    assert_eq!(broken_certificate(&recording), None);
+    for (number, path) in recording.syncs() {
+        let broken = broken_certificate(&recording.without(number));
+        println!("without the sync of {}: {broken:?}", path.display());
+        assert!(broken.is_some(), "{}", path.display());
+    }
+}
+
+/// A file that a crash damages after the command has printed its answer.
+fn broken_certificate(recording: &Recording) -> Option<String> {
+    recording.crashes().into_iter().find_map(|crash| {
+        let marks = recording.marks(crash.at);
+        if !marks.iter().any(|mark| mark.starts_with("export ")) {
+            return None;
+        }
+        let found = tempfile::tempdir().unwrap();
+        let unchanged = |_: &Path, bytes: &[u8]| bytes.to_vec();
+        crash.tree.write(found.path(), unchanged).unwrap();
+        let file = |name: &str| found.path().join("new/ca").join(name);
+        let is_damaged = |(name, end): &&(&str, &str)| {
+            !fs::read_to_string(file(name)).is_ok_and(|text| text.trim_end().ends_with(end))
+        };
+        let authority = [
+            ("ca.crt", "-----END CERTIFICATE-----"),
+            ("ca.key", "-----END PRIVATE KEY-----"),
+        ];
+        if let Some((name, _)) = authority.iter().find(is_damaged) {
+            return Some(format!("{name} is lost or damaged"));
+        }
+        // A recording has no modes of files.
+        let private = fs::set_permissions(file("server.key"), Permissions::from_mode(0o600));
+        if let Err(why) = private {
+            return Some(why.to_string());
+        }
+        let loaded = api::tls::load(&file("server.crt"), &file("server.key"));
+        loaded.err().map(|why| why.to_string())
+    })
+}
+
+/// Records the system calls of commands of `cube-api`; `ROOT` becomes a new directory.
+fn record(commands: &[&str]) -> Recording {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let (all, printed, trace) = (root.join("all"), root.join("printed"), root.join("trace"));
+    fs::create_dir(&all).unwrap();
+    for command in commands {
+        let out = || {
+            OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(&printed)
+                .unwrap()
+        };
+        let status = Command::new("strace")
+            .args(TRACED)
+            .args(["-A", "-o"])
+            .arg(&trace)
+            .arg(env!("CARGO_BIN_EXE_cube-api"))
+            .args(command.replace("ROOT", all.to_str().unwrap()).split(' '))
+            .stdout(out())
+            .stderr(out())
+            .status()
+            .expect("strace: apt-get install strace");
+        assert!(status.success(), "{status}");
+    }
+    let trace = fs::read_to_string(&trace).unwrap();
+    Recording::new(&trace, &all, &printed).unwrap()
 }
 
 /// The first promise that a crash breaks.

@@ -44,6 +44,7 @@ fn main() {
         keys::{
             kvm_keys_open_what_their_scopes_say,
             kvm_a_printed_key_survives_a_power_loss,
+            kvm_created_certificates_survive_a_power_loss,
         },
         restarts::{
             kvm_what_runs_outlives_a_killed_server,
