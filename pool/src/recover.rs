@@ -124,6 +124,8 @@ pub(crate) fn recover(
             }
             Outcome::Kept(why) => {
                 is_partial = true;
+                // Its VM may run.
+                recovery.groups.remove(id.as_str());
                 recovered.lost.push((id, why));
             }
             Outcome::Leftover(vm) => slots.push((SlotDir::new(sandboxes, &id), vm)),
@@ -213,6 +215,14 @@ impl Recovery<'_> {
                 // it ended the sandbox.
                 tracing::info!(dir = %dir.path().display(), "removing a sandbox without a record");
                 return Outcome::Leftover(None);
+            }
+            // The host did not crash, so the record was damaged while the sandbox ran.
+            Contents::Torn(why) if has_listener(&dir) => {
+                tracing::error!(
+                    why,
+                    "a sandbox's record is damaged, and its VM runs: leaving both alone; repair the record and start the server again, or kill the VMM"
+                );
+                return Outcome::Kept(why);
             }
             Contents::Torn(why) => {
                 let what = "it ran, or waited for a lease, when the host crashed";

@@ -10,7 +10,7 @@ use std::{
 
 use model::SandboxId;
 use netisolation::Policy;
-use pool::{OnClose, PauseMode, Pool, PoolError, SandboxState, TimeoutChange};
+use pool::{OnClose, PauseMode, Pool, PoolError, Sandbox, SandboxState, TimeoutChange};
 
 use super::{
     disk::{sandbox, succeed},
@@ -42,6 +42,72 @@ fn in_a_namespace(fault: &str) {
             .env(SERVER, &state.0)
             .env(FAULT, fault),
     );
+}
+
+/// A server that cannot read a record ends no process and removes no file or control group of the sandbox, and names the
+/// record. Once the record is repaired, the next server has the sandbox again.
+pub(crate) fn kvm_a_record_that_cannot_be_read_costs_no_sandbox() {
+    run(async {
+        let state = State::new();
+        let (pool, ..) = Pool::open(config(&state.0, 0)).await.expect("a pool");
+        let torn = sandbox(&pool, "torn").await;
+        let unreadable = sandbox(&pool, "unreadable").await;
+        let paused = sandbox(&pool, "paused").await;
+        pool.pause(&paused.id, PauseMode::Memory)
+            .await
+            .expect("a pause");
+        pool.close(OnClose::Keep).await;
+        let owned = || {
+            let sorted = |mut names: Vec<_>| {
+                names.sort();
+                names
+            };
+            let groups = state.groups().into_iter().map(|g| g.display().to_string());
+            (
+                sorted(state.sandboxes()),
+                state.processes(),
+                sorted(groups.collect()),
+            )
+        };
+        let before = owned();
+        let all = [&torn, &unreadable, &paused];
+        let record = |of: &Sandbox| {
+            let dir = state.0.join("sandboxes").join(of.id.as_str());
+            dir.join("record.json")
+        };
+        let records = all.map(|of| fs::read(record(of)).expect("a record"));
+        fs::write(record(&torn), "{\"version\"").expect("a torn record");
+        for of in [&unreadable, &paused] {
+            // Every read of a directory fails.
+            fs::remove_file(record(of)).expect("no record");
+            fs::create_dir(record(of)).expect("a directory");
+        }
+        let (pool, recovered, _ended) = Pool::open(config(&state.0, 0)).await.expect("a pool");
+        assert!(recovered.alive.is_empty());
+        for of in all {
+            let named = recovered.lost.iter().find(|(id, _)| *id == of.id);
+            let (_, why) = named.expect("a report");
+            assert!(why.contains(&record(of).display().to_string()), "{why}");
+        }
+        // The pool closes when everything that the former server left has been removed.
+        pool.close(OnClose::Kill).await;
+        assert_eq!(owned(), before);
+
+        for of in [&unreadable, &paused] {
+            fs::remove_dir(record(of)).expect("no directory");
+        }
+        for (of, bytes) in all.iter().zip(records) {
+            fs::write(record(of), bytes).expect("the record");
+        }
+        let (pool, recovered, _ended) = Pool::open(config(&state.0, 0)).await.expect("a pool");
+        assert_eq!((recovered.alive.len(), &recovered.lost[..]), (3, &[][..]));
+        resume(&pool, &paused.id).await.expect("a resume");
+        for (of, note) in all.iter().zip(["torn", "unreadable", "paused"]) {
+            assert_eq!(sh(of, "cat /dev/shm/note").await, note);
+        }
+        pool.close(OnClose::Kill).await;
+        state.assert_clean();
+    });
 }
 
 /// Runs a test in its mount namespace. File systems are unmounted when the namespace's last process exits.

@@ -66,6 +66,7 @@ fn main() {
         faults::{
             kvm_a_read_only_disk_refuses_changes_and_loses_nothing,
             kvm_a_broken_disk_refuses_changes_and_a_power_loss_keeps_what_was_answered,
+            kvm_a_record_that_cannot_be_read_costs_no_sandbox,
             kvm_ten_thousand_leftover_directories_are_swept,
         },
         power::{
