@@ -9,8 +9,11 @@ use std::{
     thread,
 };
 
-use nix::sys::signal::Signal;
-use serde_json::json;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use test_cases::found;
 
@@ -127,6 +130,59 @@ pub(crate) fn kvm_a_server_that_stops_while_it_adopts_leaves_nothing() {
             assert_nothing_is_left(&server);
             server.restart();
         }
+    });
+}
+
+/// After a reboot, the records name processes, TAPs and control groups of another boot. Paused sandboxes are kept; all else
+/// is removed, also if something of the same name exists: a process whose record is of another boot is not trusted.
+pub(crate) fn kvm_what_another_boot_or_a_killed_server_left_is_removed() {
+    with_outside(|| {
+        let options = ["--warm", "2:2", "--uplink", "up0", "--on-exit", "kill"];
+        let mut server = Server::with(&[&["--insecure-loopback"], &options[..]].concat());
+        let [dead, alive, paused] = [(); 3].map(|()| server.create(&json!({})));
+        server.write_file(&paused, "/dev/shm/note", "kept");
+        server.post(&paused.path("/pause"), &json!({})).expect(204);
+        server.kill();
+        let state = server.state.path().to_owned();
+        for sandbox in [&dead, &alive, &paused] {
+            let path = state
+                .join("sandboxes")
+                .join(&sandbox.id)
+                .join("record.json");
+            let mut record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+            record["host_boot_id"] = "another boot".into();
+            fs::write(&path, record.to_string()).unwrap();
+            if sandbox.id == dead.id {
+                let pid = record["vmm"]["pid"].as_i64().unwrap();
+                kill(Pid::from_raw(i32::try_from(pid).unwrap()), Signal::SIGKILL).unwrap();
+            }
+        }
+        // A slot whose first record was not written, and the snapshot of forks that had not started.
+        let unfinished = state.join("sandboxes").join("i".repeat(20));
+        let forks = state.join("forks/0-1");
+        for dir in [&unfinished, &forks] {
+            fs::create_dir(dir).unwrap();
+            fs::write(dir.join("memory"), "").unwrap();
+        }
+        server.restart();
+        assert_eq!(server.list(), [paused.id.as_str()]);
+        let tag = tag(&server);
+        let (sandboxes, stock) = (state.join("sandboxes"), 2);
+        until("only the paused sandbox and the stock are left", || {
+            let directories = fs::read_dir(&sandboxes).unwrap().count();
+            let vms = taps_of_vmms();
+            directories == 1 + stock && vms == stock && members(&tag) == stock && !forks.exists()
+        });
+        assert!(!unfinished.exists());
+        server
+            .post(
+                &format!("/v2{}", paused.path("/connect")),
+                &json!({"timeout": 60}),
+            )
+            .expect(201);
+        assert_eq!(server.read_file(&paused, "/dev/shm/note"), "kept");
+        server.stop();
+        assert_nothing_is_left(&server);
     });
 }
 

@@ -83,6 +83,7 @@ fn main() {
             kvm_two_hundred_sandboxes_leave_nothing,
             kvm_a_server_killed_under_load_loses_no_sandbox,
             kvm_a_server_that_stops_while_it_adopts_leaves_nothing,
+            kvm_what_another_boot_or_a_killed_server_left_is_removed,
             soak_two_thousand_sandboxes_leave_nothing,
         },
         days::{
