@@ -176,6 +176,7 @@ fn measured(scenario: &Scenario) -> Scenario {
     Scenario {
         description: String::new(),
         gates: Vec::new(),
+        interference: None,
         ..scenario.clone()
     }
 }

@@ -39,6 +39,13 @@ pub enum RunEvent {
     },
     /// One start, successful or not.
     Attempt(Attempt),
+    /// What the run and the rest of the host did during a round. Precedes its `RoundEnded`; absent if the run has no
+    /// cgroup of its own.
+    RoundUsage {
+        /// Position in the plan.
+        round: u32,
+        usage: RoundUsage,
+    },
     /// The last attempt of a round has ended.
     RoundEnded {
         /// Position in the plan.
@@ -310,6 +317,34 @@ pub struct NoiseSample {
     pub load_1min: Option<f64>,
     /// MemAvailable.
     pub available_bytes: Option<u64>,
+}
+
+/// CPU time and waiting time during a round. Values that could not be read are `None`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RoundUsage {
+    /// Length of the round, including the creation of its workers.
+    pub wall_ns: u64,
+    /// CPU time of the harness, of its children and of the server's VMs.
+    pub own_cpu_ns: Option<u64>,
+    /// CPU time of everything else on the host, including kernel threads.
+    pub foreign_cpu_ns: Option<u64>,
+    /// CPUs of the host.
+    pub cores: usize,
+    /// Share of the time in which some task of the host waited for memory.
+    pub memory_wait_share: Option<f64>,
+    /// Share of the time in which some task of the host waited for a CPU. The run's own tasks wait too, so no rule uses
+    /// it.
+    pub cpu_wait_share: Option<f64>,
+}
+
+impl RoundUsage {
+    /// Share of the host's CPU time that others used, 0 to 1; `None` if it could not be read.
+    #[must_use]
+    pub fn foreign_share(&self) -> Option<f64> {
+        let all_ns = self.wall_ns as f64 * self.cores as f64;
+        // CPU time is counted at ticks on some kernels, so it can be ahead of the clock.
+        Some((self.foreign_cpu_ns? as f64 / all_ns).min(1.0))
+    }
 }
 
 /// Reason for the end of a run.

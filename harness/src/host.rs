@@ -4,3 +4,4 @@ pub(crate) mod cgroup;
 pub mod facts;
 pub mod grade;
 pub mod platform;
+pub mod usage;

@@ -75,6 +75,7 @@ impl Subject {
             Self::Clone => "clone",
             Self::Beside => "beside",
             Self::HostProcess => "host_process",
+            Self::Null => "null",
         }
     }
 }
@@ -101,6 +102,8 @@ pub enum Subject {
     Beside,
     /// The baseline: processes on the host.
     HostProcess,
+    /// Starts that are answered at once: the overhead of the harness.
+    Null,
 }
 
 /// The row of results to which a round belongs. No result combines samples of two rows.
@@ -151,10 +154,12 @@ pub fn build(scenario: &Scenario) -> Plan {
                 Row::Measured => deck.deal(scenario.arrival.starts()),
                 Row::WarmUp | Row::Cold => Vec::new(),
             };
+            let null = has_null_round(scenario.arrival, index).then_some(Subject::Null);
+            let subjects: Vec<Subject> = subjects.iter().copied().chain(null).collect();
             for subject in turn(index, &subjects) {
                 let work = match subject {
                     Subject::Clone | Subject::Beside => work.clone(),
-                    Subject::HostProcess => Vec::new(),
+                    Subject::HostProcess | Subject::Null => Vec::new(),
                 };
                 shapes.push((subject, row, work));
             }
@@ -168,6 +173,15 @@ pub fn build(scenario: &Scenario) -> Plan {
         })
         .collect();
     Plan { rounds }
+}
+
+/// Whether a repetition has a round of the null target. Such a round takes as long as its arrivals: nothing for bursts
+/// and closed loops, but all of the time of an open loop, which has only one.
+fn has_null_round(arrival: Arrival, repetition: u32) -> bool {
+    match arrival {
+        Arrival::Burst { .. } | Arrival::Closed { .. } => true,
+        Arrival::Open { .. } => repetition == 0,
+    }
 }
 
 /// Deals the items of the scenario's work: all of them in random order, then all again in another order, so that each
@@ -332,9 +346,10 @@ mod tests {
                 Subject::Clone => 'A',
                 Subject::Beside => 'C',
                 Subject::HostProcess => 'B',
+                Subject::Null => 'N',
             })
             .collect();
-        assert_eq!(letters, "ABBAABBA");
+        assert_eq!(letters, "ABNNBAABNNBA");
     }
 
     #[test]
@@ -343,8 +358,13 @@ mod tests {
                     [target]\nkind = \"e2b\"\n[beside]\nkind = \"vmm-direct\"";
         let plan = build(&scenario::parse("t", text).unwrap());
         let subjects: Vec<_> = plan.rounds.iter().map(|r| r.subject).collect();
-        let (a, b, c) = (Subject::Clone, Subject::Beside, Subject::HostProcess);
-        assert_eq!(subjects, [b, a, b, c, c, b, a]);
+        let (a, b, c, n) = (
+            Subject::Clone,
+            Subject::Beside,
+            Subject::HostProcess,
+            Subject::Null,
+        );
+        assert_eq!(subjects, [b, a, b, c, n, n, c, b, a]);
         assert_eq!(plan.rounds[0].row, Row::Cold);
     }
 
@@ -390,10 +410,22 @@ mod tests {
         assert!(work(Subject::Clone, Row::WarmUp).is_empty());
         s.seed = 5;
         assert_ne!(
-            build(&s).rounds[4].work,
-            plan.rounds[4].work,
+            build(&s).rounds[5].work,
+            plan.rounds[5].work,
             "drawn by the seed"
         );
+    }
+
+    #[test]
+    fn open_loops_have_one_null_round() {
+        let a = Arrival::Open {
+            starts: 3,
+            rate_per_s: 100.0,
+            spacing: Spacing::Constant,
+        };
+        let rounds = build(&scenario_with(a, 4, 0, 1)).rounds;
+        let nulls = rounds.iter().filter(|r| r.subject == Subject::Null);
+        assert_eq!(nulls.count(), 1);
     }
 
     #[test]

@@ -71,6 +71,9 @@ impl<'a> View<'a> {
         if let Some(reason) = too_few_bursts(&started.scenario) {
             graded.lower_to(Grade::Indicative, reason);
         }
+        if let Some((grade, reason)) = disturbed(summary) {
+            graded.lower_to(grade, reason);
+        }
         Some(Self {
             scenario: &started.scenario,
             reproduce: &started.reproduce,
@@ -122,6 +125,21 @@ fn too_few_bursts(scenario: &Scenario) -> Option<String> {
             scenario.rounds
         )
     })
+}
+
+/// The grade of a run of which other programs disturbed much; `None` if a quarter or less was left out.
+fn disturbed(summary: &Summary) -> Option<(Grade, String)> {
+    let all = summary.interference.repetitions();
+    let left_out = summary.interference.repetitions_left_out;
+    let grade = match (left_out * 2 > all, left_out * 4 > all) {
+        (true, _) => Grade::Unfit,
+        (false, true) => Grade::Indicative,
+        (false, false) => return None,
+    };
+    Some((
+        grade,
+        format!("{left_out} of {all} repetitions were disturbed by other programs"),
+    ))
 }
 
 /// Exit status that follows from the end of the run and from its gates. `ended` is `None` if the run was killed, which

@@ -26,10 +26,11 @@ use crate::{
     clock,
     event::{EndReason, Failure, RunEvent},
     exchange::Network,
+    host::usage::{self, OwnGroup},
     memory,
     plan::{Plan, Round, Row, Subject},
     scenario::{ExecSpec, HoldUntil, Scenario},
-    target::{CloneId, Output, PageCache, Target, exec_checked},
+    target::{CloneId, Output, PageCache, Target, exec_checked, null::Null},
     work,
 };
 use held::HeldClone;
@@ -56,6 +57,8 @@ pub struct Runner<'a> {
     pub baseline: &'a dyn Target,
     /// `None` if the scenario has no network.
     pub network: Option<&'a Network>,
+    /// cgroup of the run; `None` if it could not be created. The use of CPU time is then not recorded.
+    pub group: Option<&'a OwnGroup>,
     /// Memory file of the template, for the ledger. `None` searches the mappings of each VMM.
     pub guest_memory: Option<memory::FileId>,
     pub events: Sender<RunEvent>,
@@ -215,6 +218,7 @@ impl Runner<'_> {
             Subject::Clone => self.target,
             Subject::Beside => self.beside.unwrap_or(self.target),
             Subject::HostProcess => self.baseline,
+            Subject::Null => &Null,
         }
     }
 
@@ -284,6 +288,7 @@ impl Runner<'_> {
             next: &next,
             interrupted: self.interrupted,
         };
+        let before = self.group.map(OwnGroup::read);
         let spawned = thread::scope(|scope| {
             let spawned = (0..round.workers).try_for_each(|number| {
                 let (keep, events, worker) = (keep.clone(), self.events.clone(), &worker);
@@ -304,6 +309,12 @@ impl Runner<'_> {
             spawned
         });
         drop(keep);
+        if let Some((before, group)) = before.zip(self.group) {
+            self.emit(RunEvent::RoundUsage {
+                round: round.index,
+                usage: before.until(&group.read(), usage::host_cores()),
+            });
+        }
         self.emit(RunEvent::RoundEnded {
             round: round.index,
             at_ns: clock::monotonic_ns(),

@@ -73,6 +73,30 @@ pub struct Scenario {
     /// Command of the host-process rounds; `None` for no such rounds.
     pub baseline: Option<ExecSpec>,
     pub gates: Vec<GateSpec>,
+    /// Rule by which disturbed repetitions are left out. `None`, in runs recorded before there was a rule, keeps all.
+    #[serde(default)]
+    pub interference: Option<InterferenceSpec>,
+}
+
+/// Limits beyond which a round is disturbed by other programs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InterferenceSpec {
+    /// Share of the host's CPU time that other programs may use, 0 to 1.
+    pub foreign_cpu_share: f64,
+    /// Share of the time in which some task may wait for memory, 0 to 1.
+    pub memory_wait_share: f64,
+}
+
+impl InterferenceSpec {
+    /// The rule in words.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        format!(
+            "other programs use more than {} % of the CPU time of a round, or tasks wait for memory in more than {} % of it",
+            self.foreign_cpu_share * 100.0,
+            self.memory_wait_share * 100.0
+        )
+    }
 }
 
 /// The target of a scenario.

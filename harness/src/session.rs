@@ -33,7 +33,10 @@ use crate::{
     clock,
     event::{EVENTS_FORMAT, EndReason, RunEvent, RunStarted},
     exchange::Network,
-    host::facts::{self, ENVIRONMENT_FILE, HostFacts},
+    host::{
+        facts::{self, ENVIRONMENT_FILE, HostFacts},
+        usage::OwnGroup,
+    },
     live::LiveView,
     noise, plan,
     record::{RecordError, Recorder},
@@ -123,6 +126,12 @@ pub fn run_until(
     let network = subjects::enter_network(scenario, settings)?;
     sweep(&settings.run_root)?;
     let mut host = facts::read(&settings.vmm.clone().unwrap_or_else(artifacts::default_vmm));
+    // The server is a child of this process, so it must be started in the run's cgroup.
+    let group = OwnGroup::enter()
+        .inspect_err(|error| {
+            eprintln!("cube-bench: CPU time of other programs is not measured: {error}");
+        })
+        .ok();
     // Servers and clones keep files in this directory, so it must outlive all subjects.
     let run_dir = Arc::new(RunDir::create(&settings.run_root).map_err(at(&settings.run_root))?);
     let surroundings = Surroundings {
@@ -138,7 +147,7 @@ pub fn run_until(
         results: &results,
         interrupted,
     };
-    recording.run(&subjects, network.as_ref())?;
+    recording.run(&subjects, network.as_ref(), group.as_ref())?;
     Ok(results)
 }
 
@@ -198,7 +207,12 @@ struct Recording<'a> {
 }
 
 impl Recording<'_> {
-    fn run(&self, subjects: &Subjects, network: Option<&Network>) -> Result<(), SessionError> {
+    fn run(
+        &self,
+        subjects: &Subjects,
+        network: Option<&Network>,
+        group: Option<&OwnGroup>,
+    ) -> Result<(), SessionError> {
         let recorder = Recorder::create(self.results)?;
         let plan = plan::build(self.scenario);
         let (events, received) = channel();
@@ -221,6 +235,7 @@ impl Recording<'_> {
                 beside: subjects.beside.as_ref().map(|beside| beside as &dyn Target),
                 baseline: &HostProcess,
                 network,
+                group,
                 guest_memory: subjects.memory,
                 events: events.clone(),
                 interrupted: self.interrupted,

@@ -4,6 +4,7 @@ pub mod bootstrap;
 pub mod cost;
 pub mod fisher;
 pub mod fold;
+pub mod interference;
 pub mod paired;
 pub mod permutation;
 pub mod quantile;

@@ -4,6 +4,7 @@ pub mod e2b;
 pub mod forks;
 pub(crate) mod group;
 pub mod host_process;
+pub mod null;
 pub mod vmm_direct;
 
 use model::Timeline;

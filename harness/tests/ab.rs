@@ -55,7 +55,7 @@ fn build(stage: &Stage, name: &str, delay: &str, prints: &str) -> PathBuf {
 
 fn ab(stage: &Stage, a: &Path, b: &Path, options: &[&str]) -> Output {
     let scenario = stage.dir.path().join("ab.toml");
-    fs::write(&scenario, SCENARIO).unwrap();
+    fs::write(&scenario, format!("{SCENARIO}{}", support::KEEP_ALL)).unwrap();
     Command::new(env!("CARGO_BIN_EXE_cube-bench"))
         .args(["ab", "--format", "json", "--scenario"])
         .arg(scenario)

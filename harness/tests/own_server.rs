@@ -193,7 +193,9 @@ impl Bench {
 
     fn run(&self, scenario: &str) -> Output {
         let path = self.dir.path().join("test.toml");
-        std::fs::write(&path, scenario).unwrap();
+        // Other tests run at the same time, and no round is to be left out because of them.
+        let rule = "\n[interference]\nforeign_cpu_share = 1.0\nmemory_wait_share = 1.0\n";
+        std::fs::write(&path, format!("{scenario}{rule}")).unwrap();
         Command::new(env!("CARGO_BIN_EXE_cube-bench"))
             .args(["run", "--format", "json", "--artifacts"])
             .arg(variable("CUBE_ARTIFACTS"))

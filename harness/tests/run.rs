@@ -2,9 +2,13 @@
 
 mod support;
 
-use harness::report::{
-    document::{Document, PhaseDocument},
-    work::FirstWork,
+use harness::{
+    event::RunEvent,
+    record,
+    report::{
+        document::{Document, PhaseDocument},
+        work::FirstWork,
+    },
 };
 use support::{Stage, until};
 
@@ -106,6 +110,12 @@ fn a_burst_is_measured_and_leaves_no_files() {
     }
     assert!(!d.phases.contains_key("confined"));
     assert_eq!(d.baseline.as_ref().unwrap().n, 120);
+    let null = d.null_target.as_ref().unwrap();
+    assert_eq!((null.n, null.failed), (120, 0));
+    assert!(
+        null.p50_ms.unwrap() < first_exec.p50_ms.unwrap(),
+        "the harness alone does less than a start"
+    );
     assert_eq!(d.cold.as_ref().unwrap().n, 2);
     assert_eq!(d.after_hold.as_ref().unwrap().n, 120);
     let memory = d.memory.as_ref().unwrap();
@@ -267,4 +277,67 @@ fn errors_about_missing_files_name_the_command_that_creates_them() {
     assert_eq!(bench(&["frobnicate"]).0, Some(2));
     assert_eq!(bench(&["report", "/no/such"]).0, Some(2));
     assert_eq!(bench(&["--help"]).0, Some(0));
+}
+
+/// CPU time of a process in seconds (user and system time of /proc/PID/stat).
+fn cpu_seconds(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is alive");
+    let (_, fields) = stat.rsplit_once(')').expect("proc(5)");
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let ticks = fields[11..13].iter().map(|ticks| ticks.parse::<u64>());
+    ticks.map(|ticks| ticks.expect("a number")).sum::<u64>() as f64 / 100.0
+}
+
+#[test]
+fn rounds_beside_a_busy_program_are_left_out_and_keep_their_samples() {
+    const RULE: &str = "rounds = 4\n[arrival]\nkind = \"closed\"\nworkers = 1\nstarts = 60\n[hold]\nuntil = \"exec\"\n\
+                        [interference]\nforeign_cpu_share = 0.05\n";
+    let Some(stage) = Stage::set() else { return };
+    let mut burner = std::process::Command::new("sh")
+        .args(["-c", "while :; do :; done"])
+        .spawn()
+        .unwrap();
+    let before = cpu_seconds(burner.id());
+    let output = stage.run(RULE);
+    let burned = cpu_seconds(burner.id()) - before;
+    burner.kill().unwrap();
+    burner.wait().unwrap();
+    let events = record::read(&stage.results()).unwrap();
+    let attempts = events.iter().filter(|e| matches!(e, RunEvent::Attempt(_)));
+    // A warm-up and four repetitions of clones, host processes and the null target.
+    assert_eq!(attempts.count(), 5 * 3 * 60, "raw samples are kept");
+    let usage = events.iter().filter_map(|event| match event {
+        RunEvent::RoundUsage { usage, .. } => Some(*usage),
+        _ => None,
+    });
+    let usage: Vec<_> = usage.collect();
+    if usage.iter().all(|usage| usage.foreign_cpu_ns.is_none()) {
+        eprintln!("skipped: this process may not create a cgroup");
+        return;
+    }
+    assert_eq!(usage.len(), 15);
+    let total = |ns: fn(&harness::event::RoundUsage) -> Option<u64>| {
+        usage.iter().filter_map(ns).sum::<u64>() as f64 / 1e9
+    };
+    let (own, foreign) = (total(|u| u.own_cpu_ns), total(|u| u.foreign_cpu_ns));
+    assert!(own > 0.0);
+    // Rounds are a part of the run, and the burner may have had to wait for its turn.
+    assert!(
+        foreign > 0.1 * burned,
+        "{foreign} s of others, {burned} s burned"
+    );
+    let d: Document = serde_json::from_slice(&output.stdout).unwrap();
+    let found = d.interference.unwrap();
+    assert_eq!((found.repetitions, found.left_out), (4, 4), "{found:?}");
+    assert!(
+        found.reasons.iter().all(|why| why.contains("CPU time")),
+        "{found:?}"
+    );
+    assert!(
+        found.rule.contains("5 %"),
+        "the rule is printed: {}",
+        found.rule
+    );
+    assert_eq!((d.n, d.host.grade.as_str()), (0, "unfit"));
+    assert_eq!(d.null_target, None);
 }

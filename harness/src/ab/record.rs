@@ -68,8 +68,11 @@ pub struct Recorded {
     pub plan: AbPlan,
     /// Completed blocks, in order; fewer than planned if a block did not complete.
     pub blocks: Vec<Block>,
-    /// Pairs left out because a block of them did not measure: too much of the host's memory was in use.
+    /// Pairs left out because a block of them did not measure (too much of the host's memory was in use) or was
+    /// disturbed by other programs.
     pub left_out: usize,
+    /// Pairs among them with a disturbed block.
+    pub disturbed: usize,
     /// Facts about the host before the first block; `None` if no block was completed.
     pub host: Option<HostFacts>,
 }
@@ -127,7 +130,7 @@ pub fn create(dir: &Path, plan: &AbPlan) -> io::Result<()> {
 pub fn read(dir: &Path) -> Result<Recorded, ReadError> {
     let plan = read_plan(dir)?;
     let mut blocks: Vec<Block> = Vec::new();
-    let mut left_out = BTreeSet::new();
+    let (mut left_out, mut disturbed) = (BTreeSet::new(), BTreeSet::new());
     let mut host: Option<HostFacts> = None;
     for (index, side) in super::order(plan.blocks).into_iter().enumerate() {
         let path = block_dir(dir, index, side);
@@ -137,7 +140,10 @@ pub fn read(dir: &Path) -> Result<Recorded, ReadError> {
         let summary = fold::fold(&record::read(&path)?);
         let pair = index / 2;
         match summary.ended {
-            Some(EndReason::Complete) => {}
+            Some(EndReason::Complete) if summary.interference.left_out.is_empty() => {}
+            Some(EndReason::Complete) => {
+                disturbed.insert(pair);
+            }
             Some(EndReason::MemoryShare) => {
                 left_out.insert(pair);
             }
@@ -152,11 +158,13 @@ pub fn read(dir: &Path) -> Result<Recorded, ReadError> {
             summary,
         });
     }
+    left_out.extend(&disturbed);
     blocks.retain(|block| !left_out.contains(&block.pair));
     Ok(Recorded {
         plan,
         blocks,
         left_out: left_out.len(),
+        disturbed: disturbed.len(),
         host,
     })
 }

@@ -40,9 +40,13 @@ pub struct AbReport {
     pub blocks: u32,
     /// Pairs of blocks that were completed and are compared.
     pub pairs: usize,
-    /// Pairs left out because a block of them did not measure: too much of the host's memory was in use.
+    /// Pairs left out because a block of them did not measure (too much of the host's memory was in use) or was
+    /// disturbed by other programs.
     #[serde(default)]
     pub pairs_left_out: usize,
+    /// Pairs among them with a disturbed block.
+    #[serde(default)]
+    pub pairs_disturbed: usize,
     /// Blocks of each build with which a change of one metric alone can be significant.
     pub blocks_needed: usize,
     /// Smallest change that counts, as a share.
@@ -91,6 +95,7 @@ impl AbReport {
             blocks: plan.blocks,
             pairs,
             pairs_left_out: recorded.left_out,
+            pairs_disturbed: recorded.disturbed,
             blocks_needed: comparison.blocks_needed,
             tolerance: plan.tolerance,
             margin: plan.margin,
@@ -300,8 +305,10 @@ fn notes(out: &mut String, report: &AbReport) -> std::fmt::Result {
     if report.pairs_left_out > 0 {
         writeln!(
             out,
-            "{} of {planned} pairs are left out: memory.stop_at_share of the host's memory was in use before a block",
-            report.pairs_left_out
+            "{} of {planned} pairs are left out: {} disturbed by other programs, {} without memory for a block",
+            report.pairs_left_out,
+            report.pairs_disturbed,
+            report.pairs_left_out - report.pairs_disturbed
         )?;
     }
     if report.pairs + report.pairs_left_out < planned {

@@ -77,6 +77,13 @@ pub struct Document {
     pub round: Option<PhaseDocument>,
     /// First-exec latency of the baseline; `null` without a baseline.
     pub baseline: Option<PhaseDocument>,
+    /// Starts that are answered at once, through the same code: the overhead of the harness. `null` in runs without
+    /// such rounds.
+    #[serde(default)]
+    pub null_target: Option<PhaseDocument>,
+    /// Repetitions that other programs disturbed; `null` in runs without a rule.
+    #[serde(default)]
+    pub interference: Option<InterferenceDocument>,
     /// First-exec latency of cold starts; `null` without cold starts.
     pub cold: Option<PhaseDocument>,
     /// Rates, CPU time and memory of the pool.
@@ -88,6 +95,71 @@ pub struct Document {
     pub after_hold: Option<PhaseDocument>,
     /// In the order of the scenario.
     pub gates: Vec<GateResult>,
+}
+
+/// Repetitions that other programs disturbed, and the rule that decided it before the run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InterferenceDocument {
+    /// The rule in words.
+    pub rule: String,
+    /// Repetitions of measured rounds that began.
+    pub repetitions: usize,
+    /// Repetitions that were left out of all results.
+    pub left_out: usize,
+    /// Disturbed repetitions that were kept because a start failed in them.
+    pub kept_with_failures: usize,
+    /// Distinct reasons.
+    pub reasons: Vec<String>,
+    /// Mean share of the host's CPU time that other programs used during measured rounds, those left out included;
+    /// `null` if it could not be measured.
+    pub foreign_cpu_share: Option<f64>,
+}
+
+impl InterferenceDocument {
+    fn new(view: &View<'_>) -> Option<Self> {
+        let found = &view.summary.interference;
+        let mut reasons: Vec<String> = found.left_out.values().cloned().collect();
+        reasons.sort();
+        reasons.dedup();
+        Some(Self {
+            rule: view.scenario.interference?.describe(),
+            repetitions: found.repetitions(),
+            left_out: found.repetitions_left_out,
+            kept_with_failures: found.kept_with_failures,
+            reasons,
+            foreign_cpu_share: found.foreign_share(),
+        })
+    }
+
+    /// The sentences of a report.
+    #[must_use]
+    pub fn sentences(&self) -> Vec<String> {
+        let mut sentences = vec![match self.foreign_cpu_share {
+            None => "interference: not measured".to_owned(),
+            Some(share) => format!(
+                "interference: other programs used {:.1} % of the CPU time; {} of {} repetitions are left out",
+                share * 100.0,
+                self.left_out,
+                self.repetitions
+            ),
+        }];
+        sentences.push(format!(
+            "rule, fixed before the run: a repetition is left out if {}",
+            self.rule
+        ));
+        if self.kept_with_failures > 0 {
+            let kept = self.kept_with_failures;
+            sentences.push(format!(
+                "{kept} disturbed repetitions are kept because starts failed in them"
+            ));
+        }
+        sentences.extend(
+            self.reasons
+                .iter()
+                .map(|reason| format!("left out: {reason}")),
+        );
+        sentences
+    }
 }
 
 /// The host of the run.
@@ -237,6 +309,8 @@ impl Document {
                 Arrival::Closed { .. } | Arrival::Open { .. } => None,
             },
             baseline: present(&summary.baseline_samples()),
+            null_target: present(&summary.null_samples()),
+            interference: InterferenceDocument::new(view),
             cold: present(&summary.cold_samples()),
             cost: CostDocument::new(summary),
             memory: view.scenario.memory.map(|_| memory(view)),
@@ -282,6 +356,7 @@ impl Document {
         for (name, row) in [
             ("whole round", &self.round),
             ("host process", &self.baseline),
+            ("null target (harness alone)", &self.null_target),
             ("clone, page cache dropped: first_exec", &self.cold),
             ("repeated command", &self.after_hold),
         ] {

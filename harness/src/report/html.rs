@@ -266,6 +266,9 @@ fn host(view: &View<'_>, d: &Document) -> Markup {
                 p { "Graded " (d.host.grade) " because:" }
                 ul { @for reason in &d.host.grade_reasons { li { (reason) } } }
             }
+            @if let Some(interference) = &d.interference {
+                ul { @for sentence in interference.sentences() { li { (sentence) } } }
+            }
             table { tbody { @for (name, value) in rows { tr { td { (name) } td { (value) } } } } }
             p { "Reproduce: " code { (view.reproduce) } }
         }

@@ -42,6 +42,9 @@ fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
         line(out, &name, row)?;
     }
     costs(out, d)?;
+    if let Some(interference) = &d.interference {
+        writeln!(out, "\n{}.", interference.sentences().join(". "))?;
+    }
     ratios(out, d)?;
     faults(out, d)?;
     memory(out, d)?;

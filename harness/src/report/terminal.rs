@@ -31,6 +31,9 @@ fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
         writeln!(out, "{name:<width$}{}", columns(row))?;
     }
     costs(out, d)?;
+    if let Some(interference) = &d.interference {
+        writeln!(out, "\n{}", interference.sentences().join("\n  "))?;
+    }
     ratios(out, d)?;
     faults(out, d)?;
     memory(out, d)?;

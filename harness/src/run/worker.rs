@@ -97,7 +97,10 @@ impl Worker<'_> {
     /// Starts a clone and runs its command and turns. `attempt` is updated after each step, so that after a failure it
     /// contains all earlier steps.
     fn start(&self, id: CloneId, attempt: &mut Attempt) -> Result<Box<dyn Sandbox>, Failure> {
-        let is_sandbox = self.round.subject != Subject::HostProcess;
+        let is_sandbox = match self.round.subject {
+            Subject::Clone | Subject::Beside => true,
+            Subject::HostProcess | Subject::Null => false,
+        };
         let network = self.network.filter(|_| is_sandbox);
         let first = FirstCommand::prepare(self.command(attempt.work), network)?;
         let mut sandbox = self.target.create(id, &mut attempt.timeline)?;
@@ -175,7 +178,8 @@ impl Worker<'_> {
         let item = set.zip(work).and_then(|(set, item)| set.items.get(item));
         match (self.round.subject, &self.scenario.baseline) {
             (Subject::HostProcess, Some(command)) => command,
-            (Subject::HostProcess, None) | (Subject::Clone | Subject::Beside, _) => {
+            (Subject::HostProcess, None)
+            | (Subject::Clone | Subject::Beside | Subject::Null, _) => {
                 item.map_or(&self.scenario.exec, |item| &item.exec)
             }
         }

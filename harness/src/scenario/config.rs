@@ -8,8 +8,8 @@ use serde::Deserialize;
 use testbed::endpoint::Endpoint;
 
 use super::{
-    Arrival, ExecSpec, GateSpec, HoldSpec, HoldUntil, MemorySpec, Metric, Scenario, Spacing,
-    TargetKind, TargetSpec, Timed, TurnSpec,
+    Arrival, ExecSpec, GateSpec, HoldSpec, HoldUntil, InterferenceSpec, MemorySpec, Metric,
+    Scenario, Spacing, TargetKind, TargetSpec, Timed, TurnSpec,
     gate_spec::GateConfig,
     network::{ExchangeSpec, NetworkConfig},
     steps::{ParentConfig, TurnConfig},
@@ -44,6 +44,7 @@ pub(super) struct ScenarioConfig {
     hold: HoldConfig,
     memory: MemoryConfig,
     baseline: BaselineConfig,
+    interference: InterferenceConfig,
     gates: Vec<GateConfig>,
 }
 
@@ -130,6 +131,13 @@ struct BaselineConfig {
     kind: BaselineKind,
     argv: Vec<String>,
     expect_stdout: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct InterferenceConfig {
+    foreign_cpu_share: f64,
+    memory_wait_share: f64,
 }
 
 #[derive(Deserialize)]
@@ -240,6 +248,7 @@ impl ScenarioConfig {
                 exec_after: self.hold.exec_after,
             },
             memory: self.memory.check()?,
+            interference: Some(self.interference.check()?),
             gates,
         })
     }
@@ -499,6 +508,25 @@ impl MemoryConfig {
             settle,
             stop_at_share: self.stop_at_share,
         }))
+    }
+}
+
+impl InterferenceConfig {
+    fn check(&self) -> Result<InterferenceSpec, String> {
+        for (key, share) in [
+            ("foreign_cpu_share", self.foreign_cpu_share),
+            ("memory_wait_share", self.memory_wait_share),
+        ] {
+            if !(share > 0.0 && share <= 1.0) {
+                return Err(format!(
+                    "interference.{key} is {share}, it must be above 0 and at most 1 (which keeps every round)"
+                ));
+            }
+        }
+        Ok(InterferenceSpec {
+            foreign_cpu_share: self.foreign_cpu_share,
+            memory_wait_share: self.memory_wait_share,
+        })
     }
 }
 

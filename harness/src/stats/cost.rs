@@ -153,6 +153,7 @@ fn attempts_of<'a>(summary: &'a Summary, spent: &Spent) -> impl Iterator<Item = 
         Subject::Clone => &summary.clones,
         Subject::Beside => &summary.beside,
         Subject::HostProcess => &summary.baseline,
+        Subject::Null => &summary.null,
     };
     let round = spent.round;
     all.iter().filter(move |attempt| attempt.round == round)
@@ -207,7 +208,9 @@ mod tests {
             let attempts = (0..4).map(attempt);
             match subject {
                 Subject::Clone => summary.clones.extend(attempts),
-                Subject::Beside | Subject::HostProcess => summary.beside.extend(attempts),
+                Subject::Beside | Subject::HostProcess | Subject::Null => {
+                    summary.beside.extend(attempts);
+                }
             }
             if subject == Subject::Clone {
                 let end_ns = Some(from_ns + 100 * MS);

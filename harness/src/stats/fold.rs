@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use model::StartPhase;
 
 use super::{
+    interference::{self, Interference},
     quantile::{INFINITE, Samples},
     slope::{self, Point, Slope},
 };
@@ -33,6 +34,10 @@ pub struct Summary {
     pub beside: Vec<Attempt>,
     /// Measured starts of the baseline.
     pub baseline: Vec<Attempt>,
+    /// Measured starts of the null target.
+    pub null: Vec<Attempt>,
+    /// Measured rounds, and those left out of all rows because of other programs.
+    pub interference: Interference,
     /// Starts while the template was not in the page cache.
     pub cold: Vec<Attempt>,
     /// Number of warm-up starts, of all subjects.
@@ -65,13 +70,14 @@ pub struct RoundTimes {
     pub end_ns: Option<u64>,
 }
 
-/// Folds the events of a run.
+/// Folds the events of a run, and leaves out disturbed repetitions.
 #[must_use]
 pub fn fold<'a>(events: impl IntoIterator<Item = &'a RunEvent>) -> Summary {
     let mut summary = Summary::default();
     for event in events {
         summary.apply(event);
     }
+    interference::leave_out(&mut summary);
     summary
 }
 
@@ -90,14 +96,18 @@ impl Summary {
                     base_ns: *base_ns,
                     end_ns: None,
                 };
+                self.interference.rounds.push((*round, *subject));
                 match subject {
                     Subject::Clone => self.rounds.insert(*round, times),
                     Subject::HostProcess => self.baseline_rounds.insert(*round, times),
-                    Subject::Beside => None,
+                    Subject::Beside | Subject::Null => None,
                 };
             }
             RunEvent::RoundStarted { .. } => {}
             RunEvent::Loaded { modules } => self.loaded = Some(modules.clone()),
+            RunEvent::RoundUsage { round, usage } => {
+                self.interference.usage.insert(*round, *usage);
+            }
             RunEvent::RoundEnded { round, at_ns } => {
                 let both = [&mut self.rounds, &mut self.baseline_rounds];
                 for times in both.into_iter().filter_map(|rounds| rounds.get_mut(round)) {
@@ -126,6 +136,7 @@ impl Summary {
             (Row::Measured, Subject::Clone) => &mut self.clones,
             (Row::Measured, Subject::Beside) => &mut self.beside,
             (Row::Measured, Subject::HostProcess) => &mut self.baseline,
+            (Row::Measured, Subject::Null) => &mut self.null,
         };
         row.push(attempt.clone());
     }
@@ -218,6 +229,12 @@ impl Summary {
     #[must_use]
     pub fn baseline_samples(&self) -> Samples {
         latencies(self.baseline.iter(), StartPhase::FirstExec)
+    }
+
+    /// First-exec latencies of the null target.
+    #[must_use]
+    pub fn null_samples(&self) -> Samples {
+        latencies(self.null.iter(), StartPhase::FirstExec)
     }
 
     /// First-exec latencies of cold starts.

@@ -15,6 +15,10 @@ use model::{Bytes, FileSum, MANIFEST_NAME, Platform, TEMPLATE_FORMAT, TemplateMa
 /// File of the template from which the stand-in reads the output of its commands, in base64.
 const SAYS: &str = model::template_file::STATE;
 
+/// Other tests run at the same time, and no round is to be left out because of them.
+pub(crate) const KEEP_ALL: &str =
+    "\n[interference]\nforeign_cpu_share = 1.0\nmemory_wait_share = 1.0\n";
+
 /// A directory with a template, a stand-in VMM and a place for runs.
 pub(crate) struct Stage {
     pub(crate) dir: tempfile::TempDir,
@@ -74,7 +78,12 @@ impl Stage {
     /// The command `cube-bench run` for the text of a scenario.
     pub(crate) fn command(&self, scenario: &str) -> Command {
         let path = self.dir.path().join("test.toml");
-        std::fs::write(&path, scenario).unwrap();
+        let rule = if scenario.contains("[interference]") {
+            ""
+        } else {
+            KEEP_ALL
+        };
+        std::fs::write(&path, format!("{scenario}{rule}")).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_cube-bench"));
         command
             .env_remove("CI")

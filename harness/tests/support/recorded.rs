@@ -110,7 +110,7 @@ fn round(
                 (StartPhase::Replied, 10_000_000),
                 (StartPhase::FirstExec, 25_000_000),
             ],
-            Subject::HostProcess => &[(StartPhase::FirstExec, 2_000_000)],
+            Subject::HostProcess | Subject::Null => &[(StartPhase::FirstExec, 2_000_000)],
         };
         for (phase, ns) in ladder
             .iter()

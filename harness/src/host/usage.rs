@@ -1,0 +1,273 @@
+//! CPU time of a run and of everything else on the host, and time that tasks waited.
+//!
+//! ```text
+//! <hierarchy>/…/cube-bench-run-PID/     the harness and its children
+//! <hierarchy>/cube-TAG/                 VMs of a server that the run started
+//! ```
+//! The harness moves itself into a cgroup of its own for the run. Everything that the host ran outside of these cgroups
+//! is *foreign*: other programs, and kernel threads. In a container, the root of the hierarchy is that of the container,
+//! so programs outside of it are not seen.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    path::{Path, PathBuf},
+    process,
+};
+
+use super::cgroup::{ROOT, lineage};
+use crate::{clock, event::RoundUsage};
+
+const PROCESSES: &str = "cgroup.procs";
+/// CPU time of a cgroup in nanoseconds, version 1.
+const V1_USAGE: &str = "cpuacct.usage";
+/// File of version 2 whose first line is `usage_usec N`.
+const V2_USAGE: &str = "cpu.stat";
+/// Prefix of the cgroups of servers, of clones beside and of runs.
+const PREFIX: &str = "cube-";
+/// Prefix of the cgroups of clones beside and of runs, which end in the process id of a harness.
+const BENCH: &str = "cube-bench-";
+const RUN: &str = "cube-bench-run-";
+/// Length of the clock tick of /proc/stat, 1/USER_HZ.
+const TICK_NS: u64 = 10_000_000;
+
+/// The cgroup of a run. Dropping it moves the process back and removes the cgroup.
+#[derive(Debug)]
+pub struct OwnGroup {
+    /// The cgroup of the process before the run.
+    home: PathBuf,
+    own: PathBuf,
+    /// Root of the hierarchy.
+    root: PathBuf,
+    /// Cgroups of other servers and runs, which existed before.
+    others: BTreeSet<PathBuf>,
+}
+
+/// One reading of all counters. Values that could not be read are `None`.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    /// Instants before the first and after the last counter was read.
+    began_ns: u64,
+    ended_ns: u64,
+    own_ns: Option<u64>,
+    host_ns: Option<u64>,
+    memory_wait_ns: Option<u64>,
+    cpu_wait_ns: Option<u64>,
+}
+
+impl OwnGroup {
+    /// Moves this process into a new cgroup below its present one.
+    ///
+    /// # Errors
+    /// Returns an error if the cgroup cannot be created or joined, for example without root.
+    pub fn enter() -> io::Result<Self> {
+        let cgroups = fs::read_to_string("/proc/self/cgroup")?;
+        let lineage = lineage(Path::new(ROOT), &cgroups, "cpuacct");
+        let (Some(home), Some(root)) = (lineage.first(), lineage.last()) else {
+            return Err(io::Error::other("no cgroup hierarchy is mounted"));
+        };
+        let group = Self {
+            own: home.join(format!("{RUN}{}", process::id())),
+            home: home.clone(),
+            root: root.clone(),
+            others: children(root),
+        };
+        remove_stale(home);
+        fs::create_dir(&group.own)?;
+        // From here on, dropping the group removes the directory.
+        fs::write(group.own.join(PROCESSES), process::id().to_string())?;
+        Ok(group)
+    }
+
+    /// Reads all counters.
+    #[must_use]
+    pub fn read(&self) -> Reading {
+        let mut groups = children(&self.root);
+        groups.retain(|group| !self.others.contains(group));
+        groups.insert(self.own.clone());
+        let began_ns = clock::monotonic_ns();
+        Reading {
+            began_ns,
+            own_ns: groups.iter().map(|group| usage_ns(group)).sum(),
+            host_ns: self.host_ns(),
+            memory_wait_ns: waited_ns("memory"),
+            cpu_wait_ns: waited_ns("cpu"),
+            ended_ns: clock::monotonic_ns(),
+        }
+    }
+
+    /// CPU time of all tasks. Version 1 counts it exactly in its root; that of version 2 has only what /proc/stat has,
+    /// and adds steal to it.
+    fn host_ns(&self) -> Option<u64> {
+        if self.root.join(V1_USAGE).exists() {
+            return usage_ns(&self.root);
+        }
+        busy_ns(&fs::read_to_string("/proc/stat").ok()?)
+    }
+}
+
+impl Drop for OwnGroup {
+    fn drop(&mut self) {
+        // Errors leave an empty cgroup behind, which does no harm.
+        let _ = fs::write(self.home.join(PROCESSES), process::id().to_string());
+        let _ = fs::remove_dir(&self.own);
+    }
+}
+
+impl Reading {
+    /// The use between this reading and a later one. The time includes both readings: the process may have had to wait
+    /// during one of them, and shares must not exceed 1.
+    #[must_use]
+    pub fn until(&self, later: &Self, cores: usize) -> RoundUsage {
+        let wall_ns = later.ended_ns.saturating_sub(self.began_ns).max(1);
+        let rise = |from: Option<u64>, to: Option<u64>| Some(to?.saturating_sub(from?));
+        let own_cpu_ns = rise(self.own_ns, later.own_ns);
+        let host_cpu_ns = rise(self.host_ns, later.host_ns);
+        let share = |ns: Option<u64>| Some((ns? as f64 / wall_ns as f64).min(1.0));
+        RoundUsage {
+            wall_ns,
+            own_cpu_ns,
+            // The counters are read one after the other, so the own time may be slightly ahead.
+            foreign_cpu_ns: host_cpu_ns
+                .zip(own_cpu_ns)
+                .map(|(host, own)| host.saturating_sub(own)),
+            cores,
+            memory_wait_share: share(rise(self.memory_wait_ns, later.memory_wait_ns)),
+            cpu_wait_share: share(rise(self.cpu_wait_ns, later.cpu_wait_ns)),
+        }
+    }
+}
+
+/// Number of CPUs of the host, also of those that this process may not use.
+#[must_use]
+pub fn host_cores() -> usize {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let is_cpu = |line: &&str| line.starts_with("cpu") && !line.starts_with("cpu ");
+    text.lines().filter(is_cpu).count().max(1)
+}
+
+/// cgroups of servers and of this process, directly below the root.
+fn children(root: &Path) -> BTreeSet<PathBuf> {
+    let own = process::id().to_string();
+    let is_ours = |name: &str| match name.strip_prefix(BENCH) {
+        Some(rest) => rest.rsplit('-').next() == Some(own.as_str()),
+        None => name.starts_with(PREFIX),
+    };
+    let entries = fs::read_dir(root).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| is_ours(&entry.file_name().to_string_lossy()))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+/// Removes cgroups of runs that were killed.
+fn remove_stale(home: &Path) {
+    for entry in fs::read_dir(home).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(RUN));
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            // Fails if a child of that run is still alive.
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+fn usage_ns(group: &Path) -> Option<u64> {
+    if let Ok(text) = fs::read_to_string(group.join(V1_USAGE)) {
+        return text.trim().parse().ok();
+    }
+    let text = fs::read_to_string(group.join(V2_USAGE)).ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("usage_usec "));
+    Some(line?.trim().parse::<u64>().ok()? * 1000)
+}
+
+/// Sum of user, nice, system, irq and softirq of the first line of /proc/stat (proc(5)).
+fn busy_ns(stat: &str) -> Option<u64> {
+    let fields: Vec<u64> = stat
+        .lines()
+        .next()?
+        .strip_prefix("cpu ")?
+        .split_ascii_whitespace()
+        .map(|n| n.parse().ok())
+        .collect::<Option<_>>()?;
+    let busy = [0, 1, 2, 5, 6].map(|index: usize| fields.get(index).copied());
+    Some(busy.into_iter().sum::<Option<u64>>()? * TICK_NS)
+}
+
+/// Total time in which some task of the host waited for this resource (Documentation/accounting/psi.rst).
+fn waited_ns(resource: &str) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/pressure/{resource}")).ok()?;
+    let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    let (_, total) = some.split_once("total=")?;
+    Some(total.trim().parse::<u64>().ok()? * 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_time_and_the_time_of_others_add_up_to_that_of_the_host() {
+        let before = Reading {
+            began_ns: 0,
+            ended_ns: 1,
+            own_ns: Some(10),
+            host_ns: Some(100),
+            memory_wait_ns: Some(5),
+            cpu_wait_ns: None,
+        };
+        let later = Reading {
+            began_ns: 999,
+            ended_ns: 1000,
+            own_ns: Some(410),
+            host_ns: Some(1100),
+            memory_wait_ns: Some(105),
+            cpu_wait_ns: None,
+        };
+        let used = before.until(&later, 2);
+        assert_eq!(
+            (used.own_cpu_ns, used.foreign_cpu_ns),
+            (Some(400), Some(600))
+        );
+        assert_eq!(used.foreign_share(), Some(0.3));
+        assert_eq!(used.memory_wait_share, Some(0.1));
+        assert_eq!(used.cpu_wait_share, None);
+    }
+
+    #[test]
+    fn cgroups_of_other_runs_are_not_own() {
+        let root = tempfile::tempdir().unwrap();
+        let own = format!("{RUN}{}", process::id());
+        for name in [
+            "cube-ab12",
+            &own,
+            "cube-bench-run-4194999",
+            "cube-bench-4194999",
+            "x",
+        ] {
+            fs::create_dir(root.path().join(name)).unwrap();
+        }
+        let found = children(root.path());
+        assert_eq!(
+            found,
+            ["cube-ab12", &own]
+                .map(|name| root.path().join(name))
+                .into()
+        );
+        remove_stale(root.path());
+        assert!(!root.path().join("cube-bench-run-4194999").exists());
+        assert!(root.path().join(own).exists());
+    }
+
+    #[test]
+    fn formats_of_the_kernel_are_parsed() {
+        assert_eq!(busy_ns("cpu  1 2 3 100 9 4 5 50 7 0\n"), Some(15 * TICK_NS));
+        let group = tempfile::tempdir().unwrap();
+        fs::write(group.path().join(V2_USAGE), "usage_usec 12\nuser_usec 1\n").unwrap();
+        assert_eq!(usage_ns(group.path()), Some(12_000));
+        fs::write(group.path().join(V1_USAGE), "77\n").unwrap();
+        assert_eq!(usage_ns(group.path()), Some(77));
+    }
+}

@@ -1,0 +1,205 @@
+//! Leaves out measured repetitions that other programs disturbed, by the rule of the scenario, which is fixed before the
+//! run.
+//!
+//! A *repetition* is one measured round of each subject. Its rounds are left out together, so that pairs stay pairs. A
+//! repetition with a failed start is never left out: a disturbance is no excuse for a failure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::fold::Summary;
+use crate::{
+    event::RoundUsage,
+    plan::Subject,
+    scenario::{HoldUntil, InterferenceSpec},
+};
+
+/// Measured rounds and what the host did during them.
+#[derive(Clone, Debug, Default)]
+pub struct Interference {
+    /// Measured rounds in the order of their start.
+    pub(super) rounds: Vec<(u32, Subject)>,
+    pub(super) usage: BTreeMap<u32, RoundUsage>,
+    /// Rounds of repetitions that were left out, with the reason of the first disturbed round of the repetition.
+    pub left_out: BTreeMap<u32, String>,
+    /// Repetitions that were left out.
+    pub repetitions_left_out: usize,
+    /// Disturbed repetitions that were kept because a start of them failed.
+    pub kept_with_failures: usize,
+}
+
+impl Interference {
+    /// Repetitions that began.
+    #[must_use]
+    pub fn repetitions(&self) -> usize {
+        self.by_repetition().len()
+    }
+
+    /// Mean share of the host's CPU time that other programs used during measured rounds; `None` if it was not measured.
+    #[must_use]
+    pub fn foreign_share(&self) -> Option<f64> {
+        let shares: Vec<f64> = self
+            .usage
+            .values()
+            .filter_map(RoundUsage::foreign_share)
+            .collect();
+        (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
+    }
+
+    /// CPU time of the run during measured rounds of clones, in nanoseconds; `None` if it was not measured.
+    #[must_use]
+    pub fn own_cpu_ns(&self) -> Option<u64> {
+        let clones = self.rounds.iter();
+        let mut clones = clones.filter(|(round, subject)| {
+            *subject == Subject::Clone && !self.left_out.contains_key(round)
+        });
+        clones.try_fold(0, |sum, (round, _)| {
+            Some(sum + self.usage.get(round)?.own_cpu_ns?)
+        })
+    }
+
+    /// Why one of these rounds is disturbed. Rounds of the null target are not judged: they take milliseconds, in which a
+    /// single other task is a large share.
+    fn disturbed(&self, rule: &InterferenceSpec, rounds: &[u32]) -> Option<String> {
+        let judged = self
+            .rounds
+            .iter()
+            .filter(|(round, subject)| rounds.contains(round) && *subject != Subject::Null);
+        let mut usages = judged.filter_map(|(round, _)| self.usage.get(round));
+        usages.find_map(|usage| rule.disturbs(usage))
+    }
+
+    /// The rounds of each repetition: the n-th measured round of each subject belongs to the n-th repetition.
+    fn by_repetition(&self) -> Vec<Vec<u32>> {
+        let mut seen: BTreeMap<Subject, usize> = BTreeMap::new();
+        let mut repetitions: Vec<Vec<u32>> = Vec::new();
+        for (round, subject) in &self.rounds {
+            let number = seen.entry(*subject).or_default();
+            if repetitions.len() <= *number {
+                repetitions.push(Vec::new());
+            }
+            repetitions[*number].push(*round);
+            *number += 1;
+        }
+        repetitions
+    }
+}
+
+impl InterferenceSpec {
+    /// Why a round is disturbed; `None` if it is not, or if the values could not be measured.
+    #[must_use]
+    pub fn disturbs(&self, usage: &RoundUsage) -> Option<String> {
+        let exceeds = |share: Option<f64>, limit: f64| share.filter(|share| *share > limit);
+        if let Some(share) = exceeds(usage.foreign_share(), self.foreign_cpu_share) {
+            let percent = share * 100.0;
+            return Some(format!(
+                "other programs used {percent:.0} % of the CPU time"
+            ));
+        }
+        let share = exceeds(usage.memory_wait_share, self.memory_wait_share)?;
+        Some(format!(
+            "tasks waited for memory in {:.0} % of the time",
+            share * 100.0
+        ))
+    }
+}
+
+/// Removes the disturbed repetitions from the results. The raw events are not changed.
+pub(super) fn leave_out(summary: &mut Summary) {
+    let Some(scenario) = summary.started.as_ref().map(|started| &started.scenario) else {
+        return;
+    };
+    let Some(rule) = scenario.interference else {
+        return;
+    };
+    // Held clones accumulate over rounds, so a sample of memory does not belong to one round.
+    let has_own_memory = scenario.hold.until != HoldUntil::End;
+    let failed: BTreeSet<u32> = summary
+        .clones
+        .iter()
+        .chain(&summary.beside)
+        .chain(&summary.baseline)
+        .filter(|attempt| attempt.failure.is_some())
+        .map(|attempt| attempt.round)
+        .collect();
+    for repetition in summary.interference.by_repetition() {
+        let Some(why) = summary.interference.disturbed(&rule, &repetition) else {
+            continue;
+        };
+        if repetition.iter().any(|round| failed.contains(round)) {
+            summary.interference.kept_with_failures += 1;
+            continue;
+        }
+        summary.interference.repetitions_left_out += 1;
+        for round in repetition {
+            summary.interference.left_out.insert(round, why.clone());
+        }
+    }
+    let left_out = &summary.interference.left_out;
+    let keeps = |round: &u32| !left_out.contains_key(round);
+    let rows = [
+        &mut summary.clones,
+        &mut summary.beside,
+        &mut summary.baseline,
+        &mut summary.null,
+    ];
+    for row in rows {
+        row.retain(|attempt| keeps(&attempt.round));
+    }
+    summary.rounds.retain(|round, _| keeps(round));
+    summary.baseline_rounds.retain(|round, _| keeps(round));
+    summary.spent.retain(|spent| keeps(&spent.round));
+    if has_own_memory {
+        summary.memory.retain(|point| keeps(&point.group));
+        summary.ledgers.retain(|ledger| keeps(&ledger.round));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usage(foreign: f64, memory_wait: f64) -> RoundUsage {
+        RoundUsage {
+            wall_ns: 1000,
+            own_cpu_ns: Some(500),
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a share of 2000 ns"
+            )]
+            foreign_cpu_ns: Some((foreign * 2000.0) as u64),
+            cores: 2,
+            memory_wait_share: Some(memory_wait),
+            cpu_wait_share: Some(1.0),
+        }
+    }
+
+    #[test]
+    fn cpu_time_of_others_and_waits_for_memory_disturb_and_own_work_does_not() {
+        let rule = InterferenceSpec {
+            foreign_cpu_share: 0.1,
+            memory_wait_share: 0.2,
+        };
+        assert_eq!(rule.disturbs(&usage(0.1, 0.2)), None);
+        let cpu = rule.disturbs(&usage(0.4, 0.0)).unwrap();
+        assert!(cpu.contains("40 % of the CPU time"), "{cpu}");
+        let memory = rule.disturbs(&usage(0.0, 0.5)).unwrap();
+        assert!(memory.contains("waited for memory"), "{memory}");
+        let mut unknown = usage(1.0, 0.0);
+        unknown.foreign_cpu_ns = None;
+        assert_eq!(rule.disturbs(&unknown), None);
+    }
+
+    #[test]
+    fn the_nth_rounds_of_all_subjects_are_one_repetition() {
+        let (a, b) = (Subject::Clone, Subject::HostProcess);
+        let interference = Interference {
+            rounds: vec![(3, a), (4, b), (5, b), (6, a), (7, a)],
+            ..Interference::default()
+        };
+        assert_eq!(
+            interference.by_repetition(),
+            [vec![3, 4], vec![5, 6], vec![7]]
+        );
+    }
+}
