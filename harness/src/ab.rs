@@ -16,6 +16,7 @@ mod metrics;
 pub mod record;
 pub mod report;
 pub mod run;
+pub mod tally;
 #[cfg(test)]
 mod tests;
 

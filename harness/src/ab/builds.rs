@@ -41,14 +41,34 @@ pub struct Build {
     pub binaries: BTreeMap<String, String>,
     /// SHA-256 of the template's files, as recorded in its manifest.
     pub template: BTreeMap<String, String>,
+    /// URL of a running API that is measured in place of a build; everything but `path` is then empty.
+    #[serde(default)]
+    pub endpoint: Option<String>,
+}
+
+/// The URL that was given in place of a directory.
+pub(super) fn url_of(path: &Path) -> Option<&str> {
+    let text = path.to_str()?;
+    (text.starts_with("http://") || text.starts_with("https://")).then_some(text)
 }
 
 impl Build {
-    /// Finds the build in `dir`, which is a checkout or a directory with `bin/` and `templates/`.
+    /// Finds the build in `dir`, which is a checkout, a directory with `bin/` and `templates/`, or the URL of an API.
     ///
     /// # Errors
     /// Returns [`BuildError`] if a program or the template that the scenario needs is missing.
     pub fn find(dir: &Path, scenario: &Scenario) -> Result<Self, BuildError> {
+        if let Some(url) = url_of(dir) {
+            return Ok(Self {
+                path: dir.to_owned(),
+                artifacts: artifacts::default_dir(),
+                commit: None,
+                dirty_tree: None,
+                binaries: BTreeMap::new(),
+                template: BTreeMap::new(),
+                endpoint: Some(url.to_owned()),
+            });
+        }
         let programs: &[&'static str] = match scenario.target.kind {
             TargetKind::VmmDirect => &["cube-vmm"],
             TargetKind::E2b => &["cube-vmm", "cube-api"],
@@ -78,6 +98,7 @@ impl Build {
                 .map(|text| !text.is_empty()),
             binaries,
             template: facts::template_sums(&manifest),
+            endpoint: None,
             artifacts,
         })
     }
@@ -115,6 +136,7 @@ impl Build {
     /// Whether the recorded programs and the template have the same hashes in both builds.
     #[must_use]
     pub fn same_files(&self, other: &Self) -> bool {
-        self.binaries == other.binaries && self.template == other.template
+        let same = self.binaries == other.binaries && self.template == other.template;
+        same && self.endpoint == other.endpoint
     }
 }

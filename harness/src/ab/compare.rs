@@ -63,8 +63,11 @@ pub struct CountComparison {
 pub struct MetricComparison {
     /// For example `first_exec.p95` or `turn.1.faults.p50`.
     pub metric: String,
-    /// `ms`, `faults` or `MB`.
+    /// `ms`, `faults`, `MB` or `per s`.
     pub unit: String,
+    /// Whether a larger value is better.
+    #[serde(default)]
+    pub more_is_better: bool,
     /// Quantile over all starts of A.
     pub a: f64,
     /// Quantile over all starts of B.
@@ -213,6 +216,7 @@ fn measure(metric: &Metric, blocks: &[Block], seed: u64) -> Option<MetricCompari
     Some(MetricComparison {
         metric: metric.name.clone(),
         unit: unit.to_owned(),
+        more_is_better: metric.is_rate(),
         a_n: a.len(),
         b_n: b.len(),
         a: metric.pooled(a)? / scale,
@@ -234,8 +238,14 @@ fn measure(metric: &Metric, blocks: &[Block], seed: u64) -> Option<MetricCompari
 #[must_use]
 pub fn not_within(metrics: &[MetricComparison], margin: f64) -> Vec<String> {
     let within = |metric: &&MetricComparison| {
-        let interval = metric.ratio_ci95;
-        interval.is_some_and(|[_, high]| high <= 1.0 + margin)
+        metric.ratio_ci95.is_some_and(|[low, high]| {
+            let worst = if metric.more_is_better {
+                1.0 / low
+            } else {
+                high
+            };
+            worst <= 1.0 + margin
+        })
     };
     let open = metrics.iter().filter(|metric| !within(metric));
     open.map(|metric| metric.metric.clone()).collect()
@@ -246,9 +256,16 @@ fn decide(metric: &mut MetricComparison, family: usize, tolerance: f64) {
         if paired::least_p(metric.pairs) * family as f64 > LEVEL {
             metric.verdict = Finding::TooFewBlocks;
         }
-    } else if metric.ratio > 1.0 + tolerance {
+        return;
+    }
+    let cost = if metric.more_is_better {
+        1.0 / metric.ratio
+    } else {
+        metric.ratio
+    };
+    if cost > 1.0 + tolerance {
         metric.verdict = Finding::Worse;
-    } else if metric.ratio < 1.0 / (1.0 + tolerance) {
+    } else if cost < 1.0 / (1.0 + tolerance) {
         metric.verdict = Finding::Better;
     } else {
         metric.reason = Some(format!(
@@ -258,11 +275,11 @@ fn decide(metric: &mut MetricComparison, family: usize, tolerance: f64) {
     }
 }
 
-/// Withholds the verdict if the build with the lower value failed more often.
+/// Withholds the verdict if the build with the better value failed more often.
 fn withhold(metric: &mut MetricComparison, a_failed: u64, b_failed: u64) {
     let reason = match metric.verdict {
-        Finding::Better if b_failed > a_failed => "B is lower, but failed more often",
-        Finding::Worse if a_failed > b_failed => "A is lower, but failed more often",
+        Finding::Better if b_failed > a_failed => "B is better, but failed more often",
+        Finding::Worse if a_failed > b_failed => "A is better, but failed more often",
         _ => return,
     };
     metric.verdict = Finding::NotShown;

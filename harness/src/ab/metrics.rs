@@ -5,8 +5,10 @@ use testbed::quantile::nearest_rank;
 
 use crate::{
     event::CloneLedger,
-    scenario::{Quantile, Scenario},
+    plan::Subject,
+    scenario::{Arrival, Quantile, Scenario},
     stats::{
+        cost,
         fold::Summary,
         quantile::{INFINITE, Samples},
         turns,
@@ -33,6 +35,10 @@ pub(super) enum Source {
     PssBytes,
     /// Decrease of available memory per additional clone; one sample for each block.
     MemorySlope,
+    /// CPU time for each start, of the server with its VMs or of the VMMs; one sample for each block.
+    CpuPerStart,
+    /// Starts per second in thousandths; one sample for each block. The only source of which more is better.
+    StartsPerSecond,
 }
 
 /// One quantile of a source.
@@ -59,6 +65,11 @@ impl Source {
             Self::PrivateBytes => summary.ledgers.iter().filter_map(private_bytes).collect(),
             Self::PssBytes => summary.ledgers.iter().filter_map(|l| l.pss_bytes).collect(),
             Self::MemorySlope => memory_slope(summary).into_iter().collect(),
+            Self::CpuPerStart => {
+                let rate = cost::cpu_ns_per_start(summary, Subject::Clone);
+                rate.value().and_then(whole).into_iter().collect()
+            }
+            Self::StartsPerSecond => starts_per_s(summary).into_iter().collect(),
         }
     }
 
@@ -68,11 +79,18 @@ impl Source {
             Self::Phase(_) | Self::Turn(_) => ("ms", 1e6),
             Self::StartFaults | Self::TurnFaults(_) => ("faults", 1.0),
             Self::PrivateBytes | Self::PssBytes | Self::MemorySlope => ("MB", 1e6),
+            Self::CpuPerStart => ("ms", 1e6),
+            Self::StartsPerSecond => ("per s", 1e3),
         }
     }
 }
 
 impl Metric {
+    /// Whether a larger value is better.
+    pub(super) fn is_rate(&self) -> bool {
+        matches!(self.source, Source::StartsPerSecond)
+    }
+
     /// All metrics that a scenario can have. Metrics without samples are dropped later.
     pub(super) fn all(scenario: &Scenario) -> Vec<Self> {
         let mut metrics = Vec::new();
@@ -98,13 +116,18 @@ impl Metric {
         add("memory.private", Source::PrivateBytes, &median);
         add("memory.pss", Source::PssBytes, &median);
         add("memory.slope", Source::MemorySlope, &median);
+        add("cpu_per_start", Source::CpuPerStart, &median);
+        if !matches!(scenario.arrival, Arrival::Open { .. }) {
+            // The rate of an open loop is part of the scenario.
+            add("starts_per_s", Source::StartsPerSecond, &median);
+        }
         metrics
     }
 
     /// The quantile over all blocks of a build; `None` with too few samples, or if it is zero or lies among failures.
     pub(super) fn pooled(&self, samples: Vec<u64>) -> Option<f64> {
         let needs = match self.source {
-            Source::MemorySlope => 1,
+            Source::MemorySlope | Source::CpuPerStart | Source::StartsPerSecond => 1,
             _ => self.quantile.needs(),
         };
         let samples = Samples::new(samples);
@@ -131,13 +154,27 @@ fn private_bytes(ledger: &CloneLedger) -> Option<u64> {
     Some(ledger.guest_private_bytes? + ledger.vmm_private_bytes?)
 }
 
-/// The slope in bytes. `None` for a slope below one byte, which is noise of the host and cannot be used in a ratio.
-fn memory_slope(summary: &Summary) -> Option<u64> {
-    let slope = summary.memory_slope()?.value;
+/// Successful starts over the time of measured rounds, in thousandths of a start per second.
+fn starts_per_s(summary: &Summary) -> Option<u64> {
+    let mut seconds = 0.0;
+    for times in summary.rounds.values() {
+        seconds += times.end_ns?.saturating_sub(times.base_ns) as f64 / 1e9;
+    }
+    let started = summary.clones.iter().filter(|a| a.failure.is_none());
+    whole(started.count() as f64 / seconds * 1e3)
+}
+
+/// A positive value without its fraction.
+fn whole(value: f64) -> Option<u64> {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "positive, and far below 2^64 bytes"
+        reason = "positive, and far below 2^64"
     )]
-    (slope >= 1.0).then_some(slope as u64)
+    (value.is_finite() && value >= 1.0).then_some(value as u64)
+}
+
+/// The slope in bytes. `None` for a slope below one byte, which is noise of the host and cannot be used in a ratio.
+fn memory_slope(summary: &Summary) -> Option<u64> {
+    whole(summary.memory_slope()?.value)
 }

@@ -34,8 +34,11 @@ pub const PLAN_FILE: &str = "ab.json";
 pub struct AbPlan {
     /// [`FORMAT`].
     pub format: u32,
-    /// The scenario of each block.
+    /// The scenario of each block, or of A's blocks if there is another one for B.
     pub scenario: Scenario,
+    /// The scenario of B's blocks, if two configurations are compared.
+    #[serde(default)]
+    pub scenario_b: Option<Scenario>,
     pub a: Build,
     pub b: Build,
     /// Blocks of each build.
@@ -206,6 +209,15 @@ fn check_unchanged(
 }
 
 impl AbPlan {
+    /// The scenario of a side's blocks.
+    #[must_use]
+    pub fn scenario_of(&self, side: Side) -> &Scenario {
+        match (side, &self.scenario_b) {
+            (Side::B, Some(scenario)) => scenario,
+            (Side::A | Side::B, _) => &self.scenario,
+        }
+    }
+
     #[must_use]
     pub fn build(&self, side: Side) -> &Build {
         match side {

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     Side,
-    builds::{Build, BuildError},
+    builds::{self, Build, BuildError},
     compare::LEVEL,
     order,
     record::{self, AbPlan, FORMAT},
@@ -32,6 +32,8 @@ pub struct AbSettings {
     /// Directories of the builds.
     pub a: PathBuf,
     pub b: PathBuf,
+    /// Scenario of B, to compare two configurations; `None` uses the same for both.
+    pub scenario_b: Option<Scenario>,
     /// Blocks of each build.
     pub blocks: u32,
     /// Starts in a block; `None` uses the number of the scenario.
@@ -92,11 +94,14 @@ pub enum AbError {
 /// block cannot start, cannot be recorded or fails. After SIGINT or SIGTERM, returns `Ok` and keeps the blocks that
 /// were completed.
 pub fn run(scenario: &Scenario, settings: &AbSettings) -> Result<(), AbError> {
-    let scenario = block_scenario(scenario, settings)?;
+    let other = settings.scenario_b.as_ref().unwrap_or(scenario);
+    let scenario = block_scenario(scenario, settings, &settings.a)?;
+    let of_b = block_scenario(other, settings, &settings.b)?;
     let plan = AbPlan {
         format: FORMAT,
         a: Build::find(&settings.a, &scenario)?,
-        b: Build::find(&settings.b, &scenario)?,
+        b: Build::find(&settings.b, &of_b)?,
+        scenario_b: (of_b != scenario).then_some(of_b),
         blocks: settings.blocks,
         seed: scenario.seed,
         tolerance: settings.tolerance,
@@ -121,7 +126,7 @@ pub fn run(scenario: &Scenario, settings: &AbSettings) -> Result<(), AbError> {
         refuse_changed(&plan, index, side)?;
         let dir = record::block_dir(&settings.results, index, side);
         let block = block_settings(&plan, side, &dir, &settings.run_root);
-        session::run_until(&plan.scenario, &block, &interrupted)?;
+        session::run_until(plan.scenario_of(side), &block, &interrupted)?;
         let summary = fold::fold(&read(&dir)?);
         eprintln!(
             "cube-bench: block {} of {} ({}): {}",
@@ -156,7 +161,7 @@ pub fn run(scenario: &Scenario, settings: &AbSettings) -> Result<(), AbError> {
 /// after the last one.
 fn refuse_changed(plan: &AbPlan, index: usize, side: Side) -> Result<(), AbError> {
     let planned = plan.build(side);
-    let now = Build::find(&planned.path, &plan.scenario)?;
+    let now = Build::find(&planned.path, plan.scenario_of(side))?;
     let Some(what) = planned.changed_file(&now.binaries, &now.template) else {
         return Ok(());
     };
@@ -169,7 +174,12 @@ fn refuse_changed(plan: &AbPlan, index: usize, side: Side) -> Result<(), AbError
 }
 
 /// The scenario of one block: warm-up and one round of clones, without cold rounds, rounds beside, baseline and gates.
-fn block_scenario(scenario: &Scenario, settings: &AbSettings) -> Result<Scenario, AbError> {
+/// `place` is the side's directory or URL.
+fn block_scenario(
+    scenario: &Scenario,
+    settings: &AbSettings,
+    place: &Path,
+) -> Result<Scenario, AbError> {
     let refuse = |why| {
         Err(AbError::Scenario {
             scenario: scenario.name.clone(),
@@ -179,10 +189,21 @@ fn block_scenario(scenario: &Scenario, settings: &AbSettings) -> Result<Scenario
     if scenario.network.is_some() {
         return refuse("`ab` does not run scenarios with a [network] yet");
     }
-    if scenario.target.kind == TargetKind::E2b && scenario.target.api_url.is_some() {
-        return refuse("target.api_url names one server for both builds; remove it");
+    let url = builds::url_of(place);
+    match (scenario.target.kind, &scenario.target.api_url, url) {
+        (TargetKind::E2b, Some(_), _) => {
+            return refuse("target.api_url names one server for both sides; give A and B as URLs");
+        }
+        (TargetKind::VmmDirect, _, Some(_)) => {
+            return refuse("A or B is the URL of an API, which needs target.kind \"e2b\"");
+        }
+        (TargetKind::E2b, None, Some(_)) if scenario.target.warm > 0 => {
+            return refuse("the pool of a running API is its own: remove target.warm");
+        }
+        (TargetKind::E2b, None, _) | (TargetKind::VmmDirect, _, None) => {}
     }
     let mut block = scenario.clone();
+    block.target.api_url = url.map(str::to_owned);
     block.seed = settings.seed.unwrap_or(scenario.seed);
     block.rounds = 1;
     block.cold_rounds = 0;
@@ -211,8 +232,9 @@ fn block_settings(plan: &AbPlan, side: Side, dir: &Path, run_root: &Path) -> Set
     let build = plan.build(side);
     Settings {
         artifacts: build.artifacts.clone(),
-        vmm: Some(build.vmm()),
-        api: Some(build.api()),
+        // A running API needs no programs of this host.
+        vmm: build.endpoint.is_none().then(|| build.vmm()),
+        api: build.endpoint.is_none().then(|| build.api()),
         probe: None,
         results: Some(dir.to_owned()),
         run_root: run_root.to_owned(),
@@ -246,6 +268,7 @@ mod tests {
         AbSettings {
             a: "a".into(),
             b: "b".into(),
+            scenario_b: None,
             blocks: 1,
             starts,
             seed: Some(9),
@@ -262,11 +285,12 @@ mod tests {
         let text = "rounds = 10\ncold_rounds = 2\n[target]\nkind = \"e2b\"\nwarm = 55\n\
                     [beside]\nkind = \"vmm-direct\"\n[arrival]\nkind = \"closed\"\nstarts = 50";
         let scenario = crate::scenario::parse("t", text).unwrap();
-        let block = block_scenario(&scenario, &settings(Some(6))).unwrap();
+        let place = Path::new("a");
+        let block = block_scenario(&scenario, &settings(Some(6)), place).unwrap();
         assert_eq!((block.rounds, block.cold_rounds, block.seed), (1, 0, 9));
         assert_eq!((block.arrival.starts(), block.target.warm), (6, 7));
         assert!(block.beside.is_none() && block.baseline.is_none());
-        let block = block_scenario(&scenario, &settings(None)).unwrap();
+        let block = block_scenario(&scenario, &settings(None), place).unwrap();
         assert_eq!((block.arrival.starts(), block.target.warm), (50, 55));
     }
 
@@ -274,7 +298,25 @@ mod tests {
     fn one_server_for_both_builds_is_refused() {
         let text = "[target]\nkind = \"e2b\"\napi_url = \"http://127.0.0.1:1\"";
         let scenario = crate::scenario::parse("t", text).unwrap();
-        let error = block_scenario(&scenario, &settings(None)).unwrap_err();
-        assert!(error.to_string().contains("api_url"), "{error}");
+        let refused = |scenario: &Scenario, place: &str| {
+            let found = block_scenario(scenario, &settings(None), Path::new(place));
+            found.unwrap_err().to_string()
+        };
+        assert!(refused(&scenario, "a").contains("api_url"));
+        let direct = crate::scenario::parse("t", "").unwrap();
+        assert!(refused(&direct, "http://127.0.0.1:1").contains("kind \"e2b\""));
+        let pooled = "[target]\nkind = \"e2b\"\nwarm = 2";
+        let pooled = crate::scenario::parse("t", pooled).unwrap();
+        assert!(refused(&pooled, "http://127.0.0.1:1").contains("target.warm"));
+    }
+
+    #[test]
+    fn a_url_in_place_of_a_build_is_the_endpoint_of_its_side() {
+        let scenario = crate::scenario::parse("t", "[target]\nkind = \"e2b\"").unwrap();
+        let url = "http://127.0.0.1:1";
+        let block = block_scenario(&scenario, &settings(None), Path::new(url)).unwrap();
+        assert_eq!(block.target.api_url.as_deref(), Some(url));
+        let build = Build::find(Path::new(url), &block).unwrap();
+        assert_eq!(build.endpoint.as_deref(), Some(url));
     }
 }

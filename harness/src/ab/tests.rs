@@ -187,45 +187,148 @@ fn no_worse_than_a_margin_must_be_shown_for_every_metric() {
     assert_eq!(not_within(&slower.compare(5).metrics, 0.1).len(), 6);
 }
 
-/// A comparison of a build with itself, of blocks drawn with replacement from the rounds of a published run: their spread
-/// and their shape are those of a real host.
+/// Comparisons of blocks that are drawn with replacement from the rounds of a published run: their spread and their shape
+/// are those of a real host.
+struct Resampled(Vec<Vec<Attempt>>);
+
+impl Resampled {
+    fn of(run: &str) -> Self {
+        let dir = format!("{}/../results/{run}", env!("CARGO_MANIFEST_DIR"));
+        let recorded = fold::fold(&crate::record::read(std::path::Path::new(&dir)).unwrap());
+        let mut rounds: BTreeMap<u32, Vec<Attempt>> = BTreeMap::new();
+        for clone in recorded.clones {
+            rounds.entry(clone.round).or_default().push(clone);
+        }
+        assert!(rounds.len() >= 5);
+        Self(rounds.into_values().collect())
+    }
+
+    /// Number of comparisons out of `trials` with a finding. `change` is applied to the starts of B.
+    fn found(
+        &self,
+        trials: u64,
+        tolerance: f64,
+        change: impl Fn(&mut Attempt, &mut SplitMix64),
+        is_found: impl Fn(&Comparison) -> bool,
+    ) -> usize {
+        let compared = (0..trials).map(|seed| {
+            let mut random = SplitMix64::new(seed);
+            let blocks: Vec<Block> = order(12)
+                .into_iter()
+                .enumerate()
+                .map(|(index, side)| {
+                    let mut clones = self.0[random.below(self.0.len())].clone();
+                    if side == Side::B {
+                        clones
+                            .iter_mut()
+                            .for_each(|clone| change(clone, &mut random));
+                    }
+                    Block {
+                        side,
+                        pair: index / 2,
+                        summary: Summary {
+                            clones,
+                            ..Summary::default()
+                        },
+                    }
+                })
+                .collect();
+            compare(&scenario(), &blocks, tolerance, seed)
+        });
+        compared.filter(is_found).count()
+    }
+}
+
+fn changed(comparison: &Comparison) -> bool {
+    let counts = comparison.counts.iter().map(|count| count.verdict);
+    let metrics = comparison.metrics.iter().map(|metric| metric.verdict);
+    counts
+        .chain(metrics)
+        .any(|verdict| matches!(verdict, Finding::Worse | Finding::Better))
+}
+
 #[test]
 fn resampled_blocks_of_one_build_give_at_most_5_false_alarms_in_100() {
-    let dir = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../results/single-api-ring3-2core-20261122"
-    );
-    let recorded = fold::fold(&crate::record::read(std::path::Path::new(dir)).unwrap());
-    let mut rounds: BTreeMap<u32, Vec<Attempt>> = BTreeMap::new();
-    for clone in recorded.clones {
-        rounds.entry(clone.round).or_default().push(clone);
+    let mut alarms = 0;
+    for run in [
+        "single-api-ring3-2core-20261122",
+        "code-interpreter-ring3-2core-20261122",
+        "50-concurrent-api-ring3-2core-20261122",
+    ] {
+        let of_run = Resampled::of(run).found(40, 0.0, |_, _| {}, changed);
+        println!("{run}: {of_run} of 40");
+        alarms += of_run;
     }
-    let rounds: Vec<Vec<Attempt>> = rounds.into_values().collect();
-    assert_eq!(rounds.len(), 10);
-    let trials = 120;
-    let alarms = (0..trials).filter(|seed| {
-        let mut random = SplitMix64::new(*seed);
-        let blocks: Vec<Block> = order(12)
-            .into_iter()
-            .enumerate()
-            .map(|(index, side)| Block {
-                side,
-                pair: index / 2,
-                summary: Summary {
-                    clones: rounds[random.below(rounds.len())].clone(),
-                    ..Summary::default()
-                },
-            })
-            .collect();
-        let comparison = compare(&scenario(), &blocks, 0.0, *seed);
-        let found = verdicts(&comparison);
-        assert!(found.len() >= 6, "{found:?}");
-        found
-            .iter()
-            .any(|(_, verdict)| matches!(verdict, Finding::Worse | Finding::Better))
-    });
-    let alarms = alarms.count();
-    assert!(alarms <= 6, "{alarms} of {trials}");
+    assert!(alarms <= 6, "{alarms} of 120");
+}
+
+#[test]
+fn a_slowdown_of_15_percent_is_found_in_resampled_blocks() {
+    let slower = |clone: &mut Attempt, _: &mut SplitMix64| {
+        let mut timeline = Timeline::default();
+        for (phase, at) in clone.timeline.iter() {
+            let ns = at.saturating_sub(clone.intended_ns);
+            timeline.stamp(phase, clone.intended_ns + ns * 115 / 100);
+        }
+        clone.timeline = timeline;
+    };
+    let is_worse = |comparison: &Comparison| {
+        let metric = |name| comparison.metrics.iter().find(|m| m.metric == name);
+        metric("first_exec.p50").is_some_and(|m| m.verdict == Finding::Worse)
+    };
+    let found = Resampled::of("single-api-ring3-2core-20261122").found(40, 0.02, slower, is_worse);
+    println!("{found} of 40");
+    assert!(found >= 36, "{found} of 40");
+}
+
+#[test]
+fn failures_of_2_percent_are_found_in_resampled_blocks() {
+    let failing = |clone: &mut Attempt, random: &mut SplitMix64| {
+        if random.unit() < 0.02 {
+            clone.failure = Some(Failure {
+                cause: FailureCause::Restore,
+                message: "simulated".into(),
+            });
+        }
+    };
+    let is_worse = |comparison: &Comparison| comparison.counts[0].verdict == Finding::Worse;
+    let found = Resampled::of("single-api-ring3-2core-20261122").found(40, 0.02, failing, is_worse);
+    println!("{found} of 40");
+    assert!(found >= 36, "{found} of 40");
+}
+
+#[test]
+fn a_lower_rate_is_worse_and_a_higher_one_better() {
+    let mut simulated = Simulation::equal(12).blocks(4);
+    for (index, block) in simulated.iter_mut().enumerate() {
+        // B takes 1.2 times as long, and every block varies by a little.
+        let longer = if block.side == Side::B { 120 } else { 100 };
+        let end_ns = 1_000_000 * longer + index as u64 * 1000;
+        let times = fold::RoundTimes {
+            base_ns: 0,
+            end_ns: Some(end_ns),
+        };
+        block.summary.rounds.insert(0, times);
+    }
+    let rate = |blocks: &[Block]| {
+        let comparison = compare(&scenario(), blocks, 0.02, 1);
+        let mut metrics = comparison.metrics.into_iter();
+        metrics.find(|m| m.metric == "starts_per_s.p50").unwrap()
+    };
+    let slower = rate(&simulated);
+    assert_eq!(slower.verdict, Finding::Worse);
+    assert!(slower.ratio < 0.9 && slower.more_is_better);
+    assert_eq!(not_within(&[slower], 0.1).len(), 1);
+    for block in &mut simulated {
+        block.side = if block.side == Side::A {
+            Side::B
+        } else {
+            Side::A
+        };
+    }
+    let faster = rate(&simulated);
+    assert_eq!(faster.verdict, Finding::Better);
+    assert!(not_within(&[faster], 0.0).is_empty());
 }
 
 #[test]

@@ -11,8 +11,9 @@ use harness::{
         record,
         report::{self, AbReport, REPORT_FILE},
         run::{self, AbSettings},
+        tally::Tally,
     },
-    scenario,
+    scenario::{self, Scenario},
     session::SessionError,
 };
 use testbed::{artifacts, exit::End};
@@ -21,7 +22,8 @@ use super::{CommandError, PlainFormat, RunRoot};
 
 #[derive(Args)]
 pub(super) struct Ab {
-    /// Build A, the reference: a checkout after `cargo xtask prepare`, or a directory with bin/ and templates/
+    /// Build A, the reference: a checkout after `cargo xtask prepare`, a directory with bin/ and templates/, or the URL of
+    /// an API (its key is read from E2B_API_KEY)
     #[arg(required_unless_present = "report")]
     a: Option<PathBuf>,
     /// Build B, the candidate
@@ -30,6 +32,13 @@ pub(super) struct Ab {
     /// Scenario that each block runs; its gates, baseline and cold rounds are left out
     #[arg(long, value_name = "FILE", default_value = "scenarios/single.toml")]
     scenario: PathBuf,
+    /// Another scenario for B, to compare two configurations, for example of one build
+    #[arg(long, value_name = "FILE")]
+    scenario_b: Option<PathBuf>,
+    /// Repeat the whole comparison N times, each with its own seed, and print how many reported a change. With A in
+    /// place of B too, these are the false alarms; exit code 3 if they are significantly more than 5 %
+    #[arg(long, value_name = "N", conflicts_with = "report", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeat: Option<u32>,
     /// Blocks of each build; blocks run in the order A B B A
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..=400))]
     blocks: u32,
@@ -59,38 +68,78 @@ pub(super) struct Ab {
 
 impl Ab {
     pub(super) fn carry_out(self) -> Result<End, CommandError> {
-        let (format, recorded) = (self.format, self.report.clone());
-        let dir = match recorded {
-            Some(dir) => dir,
-            None => self.measure()?,
-        };
-        print_report(&dir, format)
+        match (&self.report, self.repeat) {
+            (Some(dir), _) => print_report(dir, self.format),
+            (None, None) => {
+                let scenario = scenario::load(&self.scenario, None)?;
+                let results = self.results_dir(&scenario);
+                self.measure(&scenario, &results, self.seed)?;
+                print_report(&results, self.format)
+            }
+            (None, Some(times)) => self.repeated(times),
+        }
     }
 
-    /// Runs all blocks and returns the directory of the results.
-    fn measure(self) -> Result<PathBuf, CommandError> {
-        let scenario = scenario::load(&self.scenario, None)?;
-        let results = self.results.clone().unwrap_or_else(|| {
+    fn results_dir(&self, scenario: &Scenario) -> PathBuf {
+        self.results.clone().unwrap_or_else(|| {
             let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
             let name = format!("ab-{}-{}", scenario.name, now.replace([':', '-'], ""));
             artifacts::default_dir().join("results").join(name)
-        });
+        })
+    }
+
+    /// Runs the comparison several times and counts the reports that found a change.
+    fn repeated(self, times: u32) -> Result<End, CommandError> {
+        let scenario = scenario::load(&self.scenario, None)?;
+        let results = self.results_dir(&scenario);
+        let mut tally = Tally::default();
+        for index in 0..times {
+            let dir = results.join(format!("{index:03}"));
+            let seed = self.seed.unwrap_or(scenario.seed) + u64::from(index);
+            self.measure(&scenario, &dir, Some(seed))?;
+            let (report, end) = write_report(&dir)?;
+            tally.add(&report);
+            eprintln!(
+                "cube-bench: comparison {} of {times}: exit code {}",
+                index + 1,
+                end.code()
+            );
+            if end == End::Interrupted {
+                return Ok(end);
+            }
+        }
+        match self.format {
+            PlainFormat::Human => print!("{}", tally.render()),
+            PlainFormat::Json => super::print_json(&tally.document()),
+        }
+        Ok(tally.end())
+    }
+
+    /// Runs all blocks.
+    fn measure(
+        &self,
+        scenario: &Scenario,
+        results: &Path,
+        seed: Option<u64>,
+    ) -> Result<(), CommandError> {
+        let other = self.scenario_b.as_deref();
+        let other = other.map(|path| scenario::load(path, None)).transpose()?;
         let settings = AbSettings {
             reproduce: self.command_line(),
-            a: self.a.unwrap_or_default(),
-            b: self.b.unwrap_or_default(),
+            a: self.a.clone().unwrap_or_default(),
+            b: self.b.clone().unwrap_or_default(),
+            scenario_b: other,
             blocks: self.blocks,
             starts: self.starts,
-            seed: self.seed,
+            seed,
             tolerance: self.tolerance / 100.0,
             margin: self.margin.map(|percent| percent / 100.0),
-            results,
-            run_root: self.run_root.run_root,
+            results: results.to_owned(),
+            run_root: self.run_root.run_root.clone(),
         };
-        let done = run::run(&scenario, &settings);
+        let done = run::run(scenario, &settings);
         eprintln!("cube-bench: results are in {}", settings.results.display());
-        done?;
-        Ok(settings.results)
+        Ok(done?)
     }
 
     fn command_line(&self) -> String {
@@ -108,6 +157,9 @@ impl Ab {
         );
         if let Some(margin) = self.margin {
             line.push_str(&format!(" --margin {margin}"));
+        }
+        if let Some(other) = &self.scenario_b {
+            line.push_str(&format!(" --scenario-b {}", other.display()));
         }
         if let Some(starts) = self.starts {
             line.push_str(&format!(" --starts {starts}"));
@@ -127,11 +179,16 @@ fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
-fn print_report(dir: &Path, format: PlainFormat) -> Result<End, CommandError> {
+fn write_report(dir: &Path) -> Result<(AbReport, End), CommandError> {
     let recorded = record::read(dir)?;
     let (report, end) = AbReport::new(&recorded);
     let path = dir.join(REPORT_FILE);
     std::fs::write(&path, report.json()).map_err(|source| SessionError::Io { path, source })?;
+    Ok((report, end))
+}
+
+fn print_report(dir: &Path, format: PlainFormat) -> Result<End, CommandError> {
+    let (report, end) = write_report(dir)?;
     match format {
         PlainFormat::Human => print!("{}", report::render(&report)),
         PlainFormat::Json => print!("{}", report.json()),
