@@ -2,7 +2,12 @@
 //!
 //! `claims.toml` lists, for each quoted text, the run in `results/` and the key of each figure in that run's report. The
 //! report is computed again from the raw events, so a change of the statistics that changes a published figure is
-//! found too. In the figures of README.md, every number of the column "measured" must be in the list.
+//! found too. In the figures of README.md, every number of the column "measured" must be in the list, and so must every
+//! number of milliseconds or megabytes in its text; the report that it shows must be that of its run.
+
+mod drift;
+mod excerpt;
+mod write;
 
 use std::{
     collections::BTreeMap,
@@ -12,6 +17,9 @@ use std::{
 
 use serde::Deserialize;
 use serde_json::Value;
+
+pub use drift::{Drift, Rerun, drift, runs};
+pub use write::write;
 
 use crate::{
     record::{self, RecordError},
@@ -104,11 +112,7 @@ pub enum ClaimsError {
 /// # Errors
 /// Returns [`ClaimsError`] if the list, a document or a run cannot be read. Differences are not errors.
 pub fn verify(root: &Path) -> Result<Checked, ClaimsError> {
-    let path = root.join(CLAIMS_FILE);
-    let claims: Claims = toml::from_str(&read(&path)?).map_err(|source| ClaimsError::Toml {
-        path,
-        source: Box::new(source),
-    })?;
+    let claims = load(root)?;
     let mut reports = BTreeMap::new();
     let mut checked = Checked::default();
     for claim in &claims.claims {
@@ -131,10 +135,19 @@ pub fn verify(root: &Path) -> Result<Checked, ClaimsError> {
             );
         }
     }
-    checked
-        .wrong
-        .extend(uncovered(&read(&root.join(COVERED))?, &claims));
+    let covered = read(&root.join(COVERED))?;
+    checked.wrong.extend(uncovered(&covered, &claims));
+    checked.wrong.extend(uncovered_text(&covered, &claims));
+    checked.wrong.extend(excerpt::differing(root, &covered)?);
     Ok(checked)
+}
+
+fn load(root: &Path) -> Result<Claims, ClaimsError> {
+    let path = root.join(CLAIMS_FILE);
+    toml::from_str(&read(&path)?).map_err(|source| ClaimsError::Toml {
+        path,
+        source: Box::new(source),
+    })
 }
 
 fn read(path: &Path) -> Result<String, ClaimsError> {
@@ -152,6 +165,19 @@ fn report(dir: &Path) -> Result<Value, ClaimsError> {
 }
 
 impl Figure {
+    /// The value of the report in the printed unit; `None` if the report has no such number.
+    fn measured(&self, report: &Value) -> Option<f64> {
+        let at = |key: &str| report.pointer(key).and_then(Value::as_f64);
+        let minus = self.minus.as_deref().map_or(Some(0.0), at)?;
+        Some((at(&self.key)? - minus) * self.scale)
+    }
+
+    /// Digits after the decimal point.
+    fn decimals(&self) -> usize {
+        let after = self.printed.split_once('.').map(|(_, after)| after);
+        after.map_or(0, str::len)
+    }
+
     /// Why the figure is not that of the run; `None` if it is.
     fn compare(&self, claim: &Claim, report: &Value) -> Option<String> {
         let printed = &self.printed;
@@ -161,14 +187,10 @@ impl Figure {
         let Ok(quoted) = printed.parse::<f64>() else {
             return Some(format!("{printed:?} is not a number"));
         };
-        let at = |key: &str| report.pointer(key).and_then(Value::as_f64);
-        let minus = self.minus.as_deref().map_or(Some(0.0), at);
-        let Some((value, minus)) = at(&self.key).zip(minus) else {
+        let Some(measured) = self.measured(report) else {
             return Some(format!("the report has no number at {}", self.key));
         };
-        let measured = (value - minus) * self.scale;
-        let decimals = printed.split_once('.').map_or(0, |(_, after)| after.len());
-        let half = 0.5 * 10_f64.powi(-i32::try_from(decimals).unwrap_or(0));
+        let half = 0.5 * 10_f64.powi(-i32::try_from(self.decimals()).unwrap_or(0));
         let tolerance = self.tolerance.unwrap_or(half);
         // The factor accepts a value that lies exactly between two printed digits.
         let differs = (measured - quoted).abs() > tolerance * (1.0 + 1e-9);
@@ -220,6 +242,44 @@ fn uncovered(document: &str, claims: &Claims) -> Vec<String> {
     missing
 }
 
+/// A sentence for each number of milliseconds or megabytes in the text of a document, outside of its figures and of
+/// blocks of code, that no claim contains.
+fn uncovered_text(document: &str, claims: &Claims) -> Vec<String> {
+    let mut is_code = false;
+    let mut is_figures = false;
+    let mut missing = Vec::new();
+    for line in document.lines() {
+        is_code ^= line.starts_with("```");
+        is_figures = (is_figures || line.contains(BEGIN)) && !line.contains(END);
+        if is_code || (is_figures && line.starts_with('|')) {
+            continue;
+        }
+        for figure in with_units(line) {
+            let of_line = |claim: &&Claim| claim.file == COVERED && line.contains(&claim.text);
+            let mut listed = claims.claims.iter().filter(of_line);
+            if !listed.any(|claim| claim.values.iter().any(|value| value.printed == figure)) {
+                missing.push(format!(
+                    "{COVERED}: {figure} in {line:?} is not in {CLAIMS_FILE}"
+                ));
+            }
+        }
+    }
+    missing
+}
+
+/// Numbers that are followed by `ms`, `MB` or `per second`.
+fn with_units(line: &str) -> Vec<&str> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let pairs = words.windows(2).filter(|pair| {
+        let unit = pair[1].trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+        matches!(unit, "ms" | "MB" | "per")
+    });
+    pairs
+        .map(|pair| pair[0].trim_matches(|c: char| !c.is_ascii_digit()))
+        .filter(|number| number.parse::<f64>().is_ok())
+        .collect()
+}
+
 /// The numbers of a cell, without the level of intervals and without `code`.
 fn numbers(cell: &str) -> Vec<&str> {
     let plain = cell.split('`').step_by(2);
@@ -238,6 +298,19 @@ fn numbers(cell: &str) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_in_the_text_needs_a_claim() {
+        assert_eq!(
+            with_units("A start takes 2.3 ms, 5 MB and 4 GiB."),
+            ["2.3", "5"]
+        );
+        let none = Claims { claims: Vec::new() };
+        let text = "It takes 2.3 ms.\n```\nprints 9 ms\n```\n";
+        let missing = uncovered_text(text, &none);
+        assert_eq!(missing.len(), 1, "{missing:?}");
+        assert!(missing[0].contains("2.3"));
+    }
 
     #[test]
     fn numbers_of_a_cell_leave_out_levels_and_code() {

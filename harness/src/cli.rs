@@ -118,6 +118,17 @@ enum Command {
         /// Root of the repository
         #[arg(long, value_name = "DIR", default_value = ".")]
         root: PathBuf,
+        /// Write the figures of the quoted runs into the documents and into claims.toml first
+        #[arg(long)]
+        write: bool,
+        /// Measure the quoted runs again, or only RUN, and compare the 95 % intervals: exit code 3 if a figure drifted, 5 if
+        /// one could not be compared
+        #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "")]
+        rerun: Option<String>,
+        #[command(flatten)]
+        places: Places,
+        #[command(flatten)]
+        run_root: RunRoot,
     },
     /// Remove VMM processes and directories that killed runs left below the run root
     Sweep {
@@ -310,11 +321,11 @@ impl Command {
                     results,
                     run_root: run_root.run_root,
                     reproduce: match &work {
-                        None => format!("cube-bench run {}", scenario.display()),
+                        None => format!("cube-bench run {}", shared_path(&scenario)),
                         Some(work) => format!(
                             "cube-bench run {} --work {}",
-                            scenario.display(),
-                            work.display()
+                            shared_path(&scenario),
+                            shared_path(work)
                         ),
                     },
                 };
@@ -340,7 +351,21 @@ impl Command {
             Self::Ab(ab) => ab.carry_out(),
             Self::Doctor { places, format } => Ok(doctor(&places, format)),
             Self::Verify { what } => what.carry_out(),
-            Self::VerifyClaims { root } => verify_claims(&root),
+            Self::VerifyClaims {
+                root,
+                write,
+                rerun,
+                places,
+                run_root,
+            } => {
+                if write {
+                    println!("{} figures written", claims::write(&root)?);
+                }
+                match rerun {
+                    None => verify_claims(&root),
+                    Some(only) => rerun_claims(&root, &only, &places, &run_root.run_root),
+                }
+            }
             Self::Sweep { run_root } => {
                 session::sweep(&run_root.run_root)?;
                 Ok(End::Pass)
@@ -360,6 +385,21 @@ fn run(
     let end = report(&dir, output)?;
     eprintln!("cube-bench: results are in {}", dir.display());
     Ok(end)
+}
+
+/// A path as others can use it: relative to the current directory, or else from the directory `scenarios` on. Records of
+/// runs are published, and the directories of this host mean nothing elsewhere.
+fn shared_path(path: &Path) -> String {
+    let here = std::env::current_dir().unwrap_or_default();
+    if let Ok(inside) = path.strip_prefix(&here) {
+        return inside.display().to_string();
+    }
+    let above = path
+        .ancestors()
+        .find(|part| part.ends_with("scenarios"))
+        .and_then(Path::parent);
+    let short = above.and_then(|above| path.strip_prefix(above).ok());
+    short.unwrap_or(path).display().to_string()
 }
 
 fn report(dir: &Path, output: (Format, Strictness)) -> Result<End, CommandError> {
@@ -396,6 +436,57 @@ fn verify_claims(root: &Path) -> Result<End, CommandError> {
         End::Pass
     } else {
         End::GateFailed
+    })
+}
+
+/// Runs the scenarios of the quoted runs, as they were recorded. An empty `only` selects all runs.
+fn rerun_claims(
+    root: &Path,
+    only: &str,
+    places: &Places,
+    run_root: &Path,
+) -> Result<End, CommandError> {
+    let mut runs = claims::runs(root)?;
+    if !only.is_empty() {
+        runs.retain(|run| run == only);
+    }
+    let (mut agree, mut drifted, mut undecided) = (0, 0, 0);
+    for run in &runs {
+        let published = root.join("results").join(run);
+        let events = record::read(&published)?;
+        let summary = fold::fold(&events);
+        let started = summary.started.ok_or(CommandError::NoRun(published))?;
+        let settings = Settings {
+            artifacts: places
+                .artifacts
+                .clone()
+                .unwrap_or_else(artifacts::default_dir),
+            vmm: places.vmm.clone(),
+            api: places.api.clone(),
+            probe: None,
+            results: None,
+            run_root: run_root.to_owned(),
+            reproduce: started.reproduce.clone(),
+        };
+        let again = session::run(&started.scenario, &settings)?;
+        let drift = claims::drift(claims::Rerun {
+            root,
+            run,
+            again: &again,
+        })?;
+        for line in drift.drifted.iter().chain(&drift.undecided) {
+            println!("{run}: {line}");
+        }
+        agree += drift.agree;
+        drifted += drift.drifted.len();
+        undecided += drift.undecided.len();
+    }
+    println!("{agree} figures agree, {drifted} drifted, {undecided} not compared");
+    Ok(match (runs.is_empty(), drifted, undecided) {
+        (true, ..) => End::Usage,
+        (false, 0, 0) => End::Pass,
+        (false, 0, _) => End::Inconclusive,
+        (false, ..) => End::GateFailed,
     })
 }
 

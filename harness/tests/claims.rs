@@ -51,3 +51,46 @@ fn a_figure_changed_by_hand_is_found() {
         "{beside}"
     );
 }
+
+#[test]
+fn the_figures_of_a_document_are_written_from_its_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(root().join("results"), dir.path().join("results")).unwrap();
+    let run = "code-interpreter-ring3-2core-20261122";
+    let readme = format!("<!-- figures -->\n| a | 1.9 / 3.3 ms | | `{run}` |\n<!-- /figures -->\n");
+    let claims = format!(
+        "# A comment stays.\n\n[[claims]]\nfile = \"README.md\"\ntext = \"1.9 / 3.3 ms\"\nrun = \"{run}\"\nvalues = [\n    \
+         {{ printed = \"1.9\", key = \"/phases/first_exec/p50_ms\" }},\n    \
+         {{ printed = \"3.3\", key = \"/phases/first_exec/p95_ms\" }},\n]\n"
+    );
+    fs::write(dir.path().join("README.md"), readme).unwrap();
+    fs::write(dir.path().join("claims.toml"), claims).unwrap();
+    assert_eq!(claims::verify(dir.path()).unwrap().wrong.len(), 1);
+    assert_eq!(claims::write(dir.path()).unwrap(), 1);
+    let written = fs::read_to_string(dir.path().join("README.md")).unwrap();
+    assert!(written.contains("| 2.3 / 3.3 ms |"), "{written}");
+    let list = fs::read_to_string(dir.path().join("claims.toml")).unwrap();
+    assert!(list.starts_with("# A comment stays."), "{list}");
+    assert!(
+        claims::verify(dir.path()).unwrap().wrong.is_empty(),
+        "{list}"
+    );
+    assert_eq!(claims::write(dir.path()).unwrap(), 0);
+}
+
+#[test]
+fn the_shown_report_is_that_of_its_run() {
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(root().join("results"), dir.path().join("results")).unwrap();
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let shown = "memory of one more clone: 3.838 MB";
+    assert!(readme.contains(shown));
+    let changed = readme.replace(shown, "memory of one more clone: 2.838 MB");
+    fs::write(dir.path().join("README.md"), changed).unwrap();
+    for file in ["claims.toml", "docs"] {
+        std::os::unix::fs::symlink(root().join(file), dir.path().join(file)).unwrap();
+    }
+    let wrong = claims::verify(dir.path()).unwrap().wrong;
+    assert_eq!(wrong.len(), 1, "{wrong:?}");
+    assert!(wrong[0].contains("2.838 MB"), "{wrong:?}");
+}

@@ -1,6 +1,10 @@
 //! The binaries that cargo builds. Cargo decides what has to be rebuilt.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result, ensure};
 
@@ -100,7 +104,40 @@ pub(crate) fn build_host(
             .and_then(|_| std::fs::rename(&next, &to))
             .with_context(|| format!("cannot install {}", to.display()))?;
     }
+    record_build(workspace, &dir)?;
     Ok(HostBinaries { dir })
+}
+
+/// Writes the commit from which the programs were built, and their hashes, to `build.json` beside them. `cube-bench`
+/// records the commit of a program whose hash is in this file.
+fn record_build(workspace: &Workspace, dir: &Path) -> Result<()> {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git")
+            .arg("-C")
+            .arg(workspace.root())
+            .args(arguments)
+            .output();
+        let output = output.ok().filter(|output| output.status.success())?;
+        Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let mut programs = BTreeMap::new();
+    for name in ["cube-vmm", "cube-bench", "cube-api", "cube-netprobe"] {
+        let path = dir.join(name);
+        let sum = template::file_sum(&path);
+        programs.insert(
+            name,
+            sum.with_context(|| format!("cannot read {}", path.display()))?,
+        );
+    }
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"]);
+    let record = serde_json::json!({
+        "commit": git(&["rev-parse", "HEAD"]),
+        "dirty_tree": changed.map(|text| !text.is_empty()),
+        "programs": programs,
+    });
+    let path = dir.join("build.json");
+    std::fs::write(&path, serde_json::to_vec_pretty(&record)?)
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Builds `cube-vmm`, `cube-bench` and `hvm-steps` as static release binaries.

@@ -5,6 +5,7 @@ mod documents;
 mod layout;
 mod manifests;
 mod markdown;
+mod results;
 mod sources;
 mod training;
 mod workflows;

@@ -66,6 +66,10 @@ pub struct HostFacts {
     pub dirty_tree: Option<bool>,
     /// SHA-256 of `cube-bench`, `cube-vmm` and, if the run starts it, `cube-api`.
     pub binaries: BTreeMap<String, String>,
+    /// Build of the measured programs, by name: that of `build.json` in the program's directory, if it contains the hash
+    /// of the program.
+    #[serde(default)]
+    pub builds: BTreeMap<String, BuildFacts>,
     /// Whether `cube-bench` was built with debug assertions.
     pub debug_build: bool,
     /// URL of the API, or a description of the server that the run started; `None` for `vmm-direct`.
@@ -75,11 +79,21 @@ pub struct HostFacts {
     pub template: Option<TemplateFacts>,
 }
 
+/// The source of a program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BuildFacts {
+    /// Commit from which the program was built.
+    pub commit: Option<String>,
+    /// Whether tracked files differed from that commit.
+    pub dirty_tree: Option<bool>,
+}
+
 /// The template of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TemplateFacts {
+    /// Relative to the artifacts; absolute in older records.
     pub dir: PathBuf,
-    /// Contents of `manifest.json`.
+    /// Contents of `manifest.json`; of the root image only the file name.
     pub manifest: serde_json::Value,
     /// How the template was loaded and how the page cache was prepared, in words.
     pub page_cache: String,
@@ -122,6 +136,7 @@ pub fn read(vmm: &Path) -> HostFacts {
             &["status", "--porcelain", "--untracked-files=no"],
         )
         .map(|t| !t.is_empty()),
+        builds: builds(vmm),
         binaries: binaries(vmm),
         debug_build: cfg!(debug_assertions),
         endpoint: None,
@@ -153,6 +168,8 @@ impl HostFacts {
     /// Adds the hash of a program; a program that cannot be read is left out.
     pub fn add_binary(&mut self, name: &str, path: &Path) {
         if let Ok(sum) = sha256(path) {
+            self.builds
+                .extend(build_of(path, &sum).map(|build| (name.to_owned(), build)));
             self.binaries.insert(name.to_owned(), sum);
         }
     }
@@ -236,6 +253,33 @@ fn binaries(vmm: &Path) -> BTreeMap<String, String> {
         .collect()
 }
 
+fn builds(vmm: &Path) -> BTreeMap<String, BuildFacts> {
+    let ours = std::env::current_exe().ok();
+    let programs = [("cube-bench", ours.as_deref()), ("cube-vmm", Some(vmm))];
+    let found = programs.into_iter().filter_map(|(name, path)| {
+        let path = path?;
+        Some((name.to_owned(), build_of(path, &sha256(path).ok()?)?))
+    });
+    found.collect()
+}
+
+/// The build that installed a program with this hash, from `build.json` beside it; `None` if that has another hash.
+fn build_of(program: &Path, sum: &str) -> Option<BuildFacts> {
+    #[derive(Deserialize)]
+    struct Record {
+        commit: Option<String>,
+        dirty_tree: Option<bool>,
+        programs: BTreeMap<String, String>,
+    }
+    let text = fs::read(program.parent()?.join("build.json")).ok()?;
+    let record: Record = serde_json::from_slice(&text).ok()?;
+    let is_recorded = record.programs.values().any(|recorded| recorded == sum);
+    is_recorded.then_some(BuildFacts {
+        commit: record.commit,
+        dirty_tree: record.dirty_tree,
+    })
+}
+
 /// SHA-256 of a file, 64 lower-case hex digits.
 pub(crate) fn sha256(path: &Path) -> io::Result<String> {
     let mut file = File::open(path)?;
@@ -261,6 +305,23 @@ mod tests {
             field("a : 1\nmodel name\t: X Y\n", "model name"),
             Some("X Y".to_owned())
         );
+    }
+
+    #[test]
+    fn the_commit_of_a_program_counts_only_with_its_hash() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("cube-vmm");
+        fs::write(&program, "one").unwrap();
+        let record = serde_json::json!({
+            "commit": "abc", "dirty_tree": false, "programs": { "cube-vmm": sha256(&program).unwrap() },
+        });
+        fs::write(dir.path().join("build.json"), record.to_string()).unwrap();
+        let mut facts = read(&program);
+        assert_eq!(facts.builds["cube-vmm"].commit.as_deref(), Some("abc"));
+        fs::write(&program, "another").unwrap();
+        facts = read(&program);
+        assert!(!facts.builds.contains_key("cube-vmm"));
+        assert!(facts.binaries.contains_key("cube-vmm"));
     }
 
     #[test]

@@ -180,6 +180,15 @@ pub struct HostDocument {
     pub memory_bytes: Option<u64>,
     /// Mean share of stolen CPU time, 0 to 1.
     pub steal_share: Option<f64>,
+    /// Load average over one minute before the run.
+    #[serde(default)]
+    pub load_1min: Option<f64>,
+    /// SHA-256 of the measured programs.
+    #[serde(default)]
+    pub binaries: BTreeMap<String, String>,
+    /// Commit from which each of these programs was built; absent if it is not known for this hash.
+    #[serde(default)]
+    pub built_from: BTreeMap<String, String>,
     /// Commit of the source tree.
     pub commit: Option<String>,
     /// Whether tracked files differed from the commit.
@@ -244,6 +253,22 @@ pub struct LedgerDocument {
     pub rss_bytes: Option<f64>,
     /// Proportional set size of one VMM, for comparison with other projects. Not part of the sum.
     pub pss_bytes: Option<f64>,
+}
+
+impl HostDocument {
+    /// The measured programs with the first digits of their hashes and commits.
+    #[must_use]
+    pub fn programs(&self) -> String {
+        let short = |text: &str| text.chars().take(8).collect::<String>();
+        let one = |(name, sum): (&String, &String)| match self.built_from.get(name) {
+            None => format!("{name} {}", short(sum)),
+            Some(commit) if commit.ends_with(')') => {
+                format!("{name} {} from {} (modified)", short(sum), short(commit))
+            }
+            Some(commit) => format!("{name} {} from {}", short(sum), short(commit)),
+        };
+        self.binaries.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
 }
 
 impl LedgerDocument {
@@ -491,6 +516,19 @@ fn host(view: &View<'_>) -> HostDocument {
         kernel: facts.kernel.clone(),
         memory_bytes: facts.meminfo.get("MemTotal").copied(),
         steal_share: view.noise.steal_share,
+        load_1min: facts.load_1min,
+        binaries: facts.binaries.clone(),
+        built_from: facts
+            .builds
+            .iter()
+            .filter_map(|(name, build)| {
+                let mut commit = build.commit.clone()?;
+                if build.dirty_tree != Some(false) {
+                    commit.push_str(" (modified)");
+                }
+                Some((name.clone(), commit))
+            })
+            .collect(),
         commit: facts.commit.clone(),
         dirty_tree: facts.dirty_tree,
     }

@@ -247,6 +247,13 @@ fn host(view: &View<'_>, d: &Document) -> Markup {
                 .map_or("unknown".to_owned(), |s| format!("{:.2} %", s * 100.0)),
         ),
         ("commit", or_unknown(&facts.commit)),
+        ("programs", d.host.programs()),
+        (
+            "load before the run",
+            facts
+                .load_1min
+                .map_or("unknown".to_owned(), |load| format!("{load:.2}")),
+        ),
         (
             "API",
             facts.endpoint.clone().unwrap_or_else(|| "none".to_owned()),

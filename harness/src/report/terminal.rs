@@ -58,6 +58,9 @@ fn head(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
         d.host.cpu_model.as_deref().unwrap_or("unknown CPU"),
         d.host.kernel.as_deref().unwrap_or("unknown"),
     )?;
+    if !d.host.built_from.is_empty() {
+        writeln!(out, "{}", d.host.programs())?;
+    }
     for reason in &d.host.grade_reasons {
         writeln!(out, "  - {reason}")?;
     }

@@ -137,6 +137,7 @@ fn own_server(
             options: server_options(&settings.artifacts, surroundings.network.is_some()),
         },
     )?;
+    host.template = Some(facts_of(&template, "mapped by cube-api".to_owned()));
     host.endpoint = Some(format!("cube-api started by the run, {} warm", spec.warm));
     host.add_binary("cube-api", server.program());
     let mut target = e2b(spec, server.endpoint().clone(), server.key().to_owned());
@@ -301,9 +302,19 @@ fn template_facts(
     if scenario.cold_rounds > 0 {
         page_cache.push_str("; each cold start maps the file on disk after POSIX_FADV_DONTNEED");
     }
+    facts_of(template, page_cache)
+}
+
+/// Published records contain no path of the host on which they were made.
+fn facts_of(template: &Template, page_cache: String) -> TemplateFacts {
+    let mut manifest = template.manifest.clone();
+    if let Some(name) = manifest.root.file_name() {
+        manifest.root = name.into();
+    }
+    let name = template.dir.file_name().unwrap_or_default();
     TemplateFacts {
-        dir: template.dir.clone(),
-        manifest: serde_json::to_value(&template.manifest).unwrap_or_default(),
+        dir: Path::new("templates").join(name),
+        manifest: serde_json::to_value(&manifest).unwrap_or_default(),
         page_cache,
     }
 }

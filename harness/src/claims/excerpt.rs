@@ -1,0 +1,35 @@
+//! The shortened report that a document shows.
+
+use std::path::Path;
+
+use super::{COVERED, ClaimsError};
+use crate::{
+    record,
+    report::{View, terminal},
+    session,
+    stats::fold,
+};
+
+/// Text before the name of the run whose report is shown in the next block of code.
+const SHOWS: &str = "Shortened report of a published run (`results/";
+
+/// A sentence for each line of the shown report that is not in the report of its run. Lines of dots stand for lines that
+/// were left out.
+pub(super) fn differing(root: &Path, document: &str) -> Result<Vec<String>, ClaimsError> {
+    let Some((_, after)) = document.split_once(SHOWS) else {
+        return Ok(Vec::new());
+    };
+    let run = after.split('`').next().unwrap_or_default();
+    let shown = after.split("```\n").nth(1).unwrap_or_default();
+    let dir = root.join("results").join(run);
+    let summary = fold::fold(&record::read(&dir)?);
+    let facts = session::read_environment(&dir)?;
+    let view = View::new(&summary, &facts).ok_or(ClaimsError::NoRun(dir))?;
+    let report = terminal::render(&view);
+    let report: Vec<&str> = report.lines().map(str::trim_end).collect();
+    let lines = shown.lines().map(str::trim_end);
+    let missing = lines.filter(|line| line.trim() != "…" && !report.contains(line));
+    Ok(missing
+        .map(|line| format!("{COVERED}: the report of {run} has no line {line:?}"))
+        .collect())
+}
