@@ -1,6 +1,7 @@
 //! The command line of `cube-bench`: commands, options, and the exit code of each error.
 
 mod ab;
+mod saturate;
 mod verify;
 
 use std::{
@@ -26,6 +27,7 @@ use harness::{
         document::Document,
         junit, terminal,
     },
+    saturate::SaturateError,
     scenario::{self, ScenarioError},
     session::{self, SessionError, Settings},
     stats::fold,
@@ -101,6 +103,8 @@ enum Command {
     },
     /// Measure two builds in one run, in the order A B B A, and report what changed
     Ab(ab::Ab),
+    /// Search the highest rate of starts at which the P95 of first exec holds a bound
+    Saturate(saturate::Saturate),
     /// Describe this host and grade how far its measurements can be trusted
     Doctor {
         #[command(flatten)]
@@ -217,6 +221,8 @@ enum CommandError {
     Verify(#[from] VerifyError),
     #[error(transparent)]
     Claims(#[from] ClaimsError),
+    #[error(transparent)]
+    Saturate(#[from] SaturateError),
     #[error("{0} does not contain a recorded run")]
     NoRun(PathBuf),
 }
@@ -246,6 +252,11 @@ impl CommandError {
                 }
             },
             Self::Session(error) => session_end(error),
+            Self::Saturate(error) => match error {
+                SaturateError::Session(error) => session_end(error),
+                SaturateError::Record(_) => End::Usage,
+                SaturateError::Ended { .. } => End::Interrupted,
+            },
             Self::Ab(error) => match error {
                 AbError::Scenario { .. } | AbError::Results { .. } | AbError::Record(_) => {
                     End::Usage
@@ -349,6 +360,7 @@ impl Command {
                 format,
             } => compare_runs(&a, &b, margin / 100.0, format),
             Self::Ab(ab) => ab.carry_out(),
+            Self::Saturate(saturate) => saturate.carry_out(),
             Self::Doctor { places, format } => Ok(doctor(&places, format)),
             Self::Verify { what } => what.carry_out(),
             Self::VerifyClaims {

@@ -26,6 +26,7 @@ pub mod plan;
 pub mod record;
 pub mod report;
 pub mod run;
+pub mod saturate;
 pub mod scenario;
 pub mod session;
 pub mod stats;

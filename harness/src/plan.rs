@@ -15,7 +15,7 @@ use crate::{
 
 /// Maximum number of threads of an open loop. An arrival waits while all threads are busy, and this wait counts as
 /// latency.
-const MAX_OPEN_WORKERS: u32 = 256;
+pub(crate) const MAX_OPEN_WORKERS: u32 = 256;
 
 /// All rounds of a run, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
