@@ -13,6 +13,8 @@
 
 mod server;
 
+pub(crate) use server::FormerServers;
+
 use std::{
     fs, io,
     os::unix::fs::MetadataExt,

@@ -35,14 +35,14 @@ pub(crate) use entry::Entry;
 
 use crate::{
     Ended, PoolConfig, PoolStats, StateLock,
-    cgroup::Groups,
+    cgroup::{FormerServers, Groups},
     clock::{Clock, Reading},
     host,
     lifetime::UnixMs,
     message::{Report, Request, SandboxRequest},
     policy,
     recover::Leftovers,
-    slot::{Effects, Event, Next, Operation, Stage, Unexpected, decide},
+    slot::{Effects, Event, Next, Operation, Slot, Stage, Unexpected, decide},
     spec::OnClose,
     templates::Templates,
     vmms::Vmms,
@@ -90,6 +90,7 @@ pub(crate) struct Driver {
     forks_name: String,
     /// Number of templates that are being written to disk.
     publishing: u32,
+    former_servers: FormerServers,
     stopping: Stopping,
     /// Whether something has changed that may let a start or a fill begin.
     look_again: bool,
@@ -101,7 +102,8 @@ pub(crate) struct Driver {
 struct Stopping {
     /// Creates are refused.
     is_draining: bool,
-    /// Callers of drain and settle, answered when no start is queued and no sandbox is being changed.
+    /// Callers of drain and settle, answered when no start is queued and no sandbox is being changed. Running sandboxes
+    /// of the former server that are being adopted do not count: their VMMs may not answer for long.
     drained: Vec<oneshot::Sender<()>>,
     /// Set by close: no start, save or fill begins any more, and warm slots end.
     closing: Option<OnClose>,
@@ -169,6 +171,7 @@ impl Driver {
             forks: 0,
             forks_name: format!("{:x}", host::unix_ns()),
             publishing: 0,
+            former_servers: FormerServers::Gone,
             stopping: Stopping::default(),
             look_again: true,
             lock: setup.lock,
@@ -262,6 +265,11 @@ impl Driver {
         self.disks.watch(&self.slots);
         self.memory.measure(&mut self.slots, &self.templates);
         self.remove_unused();
+        if self.former_servers == FormerServers::Left && self.stopping.closing.is_none() {
+            // Until the report.
+            self.former_servers = FormerServers::Gone;
+            self.jobs.remove_former_servers();
+        }
     }
 
     /// Moves all deadlines, and records those of running sandboxes.
@@ -369,7 +377,16 @@ impl Driver {
     fn is_drained(&self) -> bool {
         let is_stock = |stage| matches!(stage, Stage::Filling | Stage::Warm);
         let mut slots = self.slots.values();
-        self.queue.is_empty() && slots.all(|e| is_stock(e.slot.stage) || e.slot.is_settled())
+        let is_drained = |slot: &Slot| {
+            is_stock(slot.stage) || slot.stage == Stage::Adopting || slot.is_settled()
+        };
+        self.queue.is_empty() && !self.adoptions.is_sweeping() && slots.all(|e| is_drained(&e.slot))
+    }
+
+    /// Whether the next server can take this slot over.
+    fn is_left(&self, id: &SandboxId, slot: &Slot) -> bool {
+        let is_adopted_later = matches!(slot.stage, Stage::Adopting | Stage::AdoptingPaused(_));
+        slot.is_settled() || is_adopted_later || self.adoptions.is_pending(id)
     }
 
     fn is_closed(&self) -> bool {
@@ -377,7 +394,10 @@ impl Driver {
         let is_done = match self.stopping.closing {
             None => false,
             Some(_) if self.publishing > 0 => false,
-            Some(OnClose::Keep | OnClose::HandOver) => slots.all(|e| e.slot.is_settled()),
+            Some(OnClose::Keep | OnClose::HandOver) => {
+                let mut all = self.slots.iter();
+                self.adoptions.is_idle() && all.all(|(id, e)| self.is_left(id, &e.slot))
+            }
             Some(OnClose::Kill) => slots.next().is_none(),
         };
         is_done && self.adoptions.is_swept()

@@ -10,6 +10,7 @@ use vmm_control::template::LoadedTemplate;
 use crate::{
     Connected, CreateSpec, LifeEvent, PauseMode, PoolError, PoolStats, Sandbox, TemplateInfo,
     Usage,
+    cgroup::FormerServers,
     slot::{Operation, Wake},
     spec::{OnClose, TimeoutChange},
     templates::TakenNames,
@@ -168,9 +169,13 @@ pub(crate) enum Report {
     Loaded(String, Result<Arc<LoadedTemplate>, String>),
     /// The adoption of a sandbox ended, with its VMM's private memory in bytes if that could be read, or with the reason
     /// why the sandbox must end.
+    /// The adoption of a running sandbox waits for its VMM, and changes nothing any more.
+    Asking(SandboxId),
     Adopted(SandboxId, Result<Option<u64>, String>),
     /// Everything that the former server left was removed, or a failure was logged.
     Swept,
+    /// What was found of former servers' cgroups.
+    ServersLeft(FormerServers),
     /// The caller of a create or fork went away.
     Unclaimed(SandboxId),
 }

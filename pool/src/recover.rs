@@ -331,7 +331,6 @@ impl Leftovers {
         for name in names {
             sweep_group(groups, &name);
         }
-        groups.remove_former_servers();
         for dir in forks {
             if let Err(error) = fs::remove_dir_all(&dir) {
                 tracing::error!(dir = %dir.display(), %error, "cannot remove the snapshot of forks");

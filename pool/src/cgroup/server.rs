@@ -3,13 +3,21 @@
 //! that sandboxes use is charged to the server's group.
 //!
 //! A killed server leaves its group behind, and the memory of templates that VMMs still hold remains charged to it. The
-//! next server therefore has a group of its own, and removes the former one as soon as no process is in it.
+//! next server therefore has a group of its own, and removes the former one as soon as no process is in it: that of a
+//! predecessor that finishes its connections, when it ends.
 
 use std::{fs, io, path::PathBuf};
 
 use super::{Controller, Groups, Hierarchy, Version, make, remove_group};
 
 const SUFFIX: &str = "-server";
+
+/// Whether there may be groups of former servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FormerServers {
+    Left,
+    Gone,
+}
 
 impl Groups {
     /// Moves this process into a new group that may use `bytes` of memory and no swap. Does nothing if the host has no
@@ -70,23 +78,30 @@ impl Groups {
         }
     }
 
-    /// Removes the groups of former servers. A group that still has a process is left to the next server.
-    pub(crate) fn remove_former_servers(&self) {
+    /// Removes the groups of former servers without a process. The others are of servers that finish their connections
+    /// after a reload.
+    pub(crate) fn remove_former_servers(&self) -> FormerServers {
+        let mut left = FormerServers::Gone;
         let Some((_, group)) = self.server_group() else {
-            return;
+            return left;
         };
         let (Some(dir), Some(name)) = (group.parent(), self.server_prefix()) else {
-            return;
+            return left;
         };
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let path = entry.path();
             let is_server = entry.file_name().to_string_lossy().starts_with(&name);
-            if is_server && entry.path() != group {
-                // A file cannot be removed this way, so only groups are.
-                if let Err(error) = remove_group(&entry.path()) {
-                    tracing::info!(group = %entry.path().display(), %error, "cannot remove the cgroup of a former server yet");
-                }
+            if !is_server || path == group {
+                continue;
+            }
+            let processes = fs::read_to_string(path.join("cgroup.procs"));
+            if processes.is_ok_and(|pids| !pids.is_empty()) {
+                left = FormerServers::Left;
+            } else if let Err(error) = remove_group(&path) {
+                tracing::warn!(group = %path.display(), %error, "cannot remove the cgroup of a former server");
             }
         }
+        left
     }
 
     /// Version and path of the server's group; `None` if the host has no cgroup controller for memory.

@@ -1,7 +1,7 @@
 //! The adoption of sandboxes that a former server left: their order, and how many are verified at the same time.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     time::Duration,
 };
 
@@ -41,11 +41,15 @@ pub(super) struct Adoptions {
     next_number: u64,
     /// When each job under way began, in CLOCK_MONOTONIC.
     begun: HashMap<SandboxId, u64>,
+    /// Those jobs that only wait for an answer of a VMM.
+    asking: HashSet<SandboxId>,
     /// Maximum number of jobs that have just begun.
     parallel: usize,
     /// Set until the sweep begins.
     leftovers: Option<Leftovers>,
     is_sweeping: bool,
+    /// No job begins any more: the next server adopts the rest.
+    is_stopped: bool,
 }
 
 impl Adoptions {
@@ -55,9 +59,11 @@ impl Adoptions {
             turns: HashMap::new(),
             next_number: 0,
             begun: HashMap::new(),
+            asking: HashSet::new(),
             parallel,
             leftovers: Some(leftovers),
             is_sweeping: false,
+            is_stopped: false,
         };
         for id in pending {
             adoptions.enter(id, Rank::Any);
@@ -99,6 +105,9 @@ impl Adoptions {
     /// Takes the sandbox to adopt next: one that was killed before its turn, else the one that a request has waited for
     /// longest, else any. `None` if none is left or none may begin now.
     fn next(&mut self, now_ns: u64) -> Option<SandboxId> {
+        if self.is_stopped {
+            return None;
+        }
         let (&(rank, _), id) = self.pending.first_key_value()?;
         let id = id.clone();
         let may_begin = || self.begun.len() < MAX_JOBS && self.prompt(now_ns) < self.parallel;
@@ -125,6 +134,30 @@ impl Adoptions {
         self.leftovers.is_none() && !self.is_sweeping
     }
 
+    pub(super) fn is_sweeping(&self) -> bool {
+        self.is_sweeping
+    }
+
+    /// Leaves what has not begun to the next server.
+    pub(super) fn stop(&mut self) {
+        self.is_stopped = true;
+        self.leftovers = None;
+    }
+
+    /// Whether no job changes anything any more. A job that waits for a VMM may go on beside the next server.
+    pub(super) fn is_idle(&self) -> bool {
+        self.begun.keys().all(|id| self.asking.contains(id))
+    }
+
+    /// Whether the adoption of this sandbox has not begun.
+    pub(super) fn is_pending(&self, id: &SandboxId) -> bool {
+        self.turns.contains_key(id)
+    }
+
+    pub(super) fn asks(&mut self, id: &SandboxId) {
+        self.asking.insert(id.clone());
+    }
+
     /// How long the driver may sleep.
     pub(super) fn timer(&self) -> Option<Duration> {
         (!self.pending.is_empty() || self.leftovers.is_some()).then_some(PROMPT)
@@ -132,6 +165,7 @@ impl Adoptions {
 
     pub(super) fn ended(&mut self, id: &SandboxId) {
         self.begun.remove(id);
+        self.asking.remove(id);
     }
 
     pub(super) fn swept(&mut self) {

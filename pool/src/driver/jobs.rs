@@ -64,7 +64,16 @@ impl Jobs {
     }
 
     pub(super) fn adopt(&self, plan: AdoptPlan) {
-        self.run(move || Report::Adopted(plan.id.clone(), plan.run()));
+        let reporter = self.reporter.clone();
+        self.run(move || {
+            let id = plan.id.clone();
+            let prepared = plan.prepare();
+            let adopted = prepared.and_then(|asking| {
+                let _ = reporter.send(Report::Asking(id.clone()));
+                asking.run()
+            });
+            Report::Adopted(id, adopted)
+        });
     }
 
     pub(super) fn adopt_paused(&self, plan: AdoptPausedPlan) {
@@ -78,10 +87,18 @@ impl Jobs {
     /// Removes what a former server left.
     pub(super) fn sweep(&self, leftovers: Leftovers) {
         let (groups, patience) = (Arc::clone(&self.groups), self.config.start_timeout);
+        let reporter = self.reporter.clone();
         self.run(move || {
             leftovers.sweep(&groups, patience);
+            let _ = reporter.send(Report::ServersLeft(groups.remove_former_servers()));
             Report::Swept
         });
+    }
+
+    /// Removes the cgroups of servers that have ended since.
+    pub(super) fn remove_former_servers(&self) {
+        let groups = Arc::clone(&self.groups);
+        self.run(move || Report::ServersLeft(groups.remove_former_servers()));
     }
 
     /// Makes a VM for a fill, a cold start or a resume.

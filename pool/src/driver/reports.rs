@@ -46,8 +46,10 @@ impl Driver {
                 let _ = self.event(&id, Event::Cleaned);
             }
             Report::Released(counters) => network::add(&mut self.counters.network, &counters),
+            Report::Asking(id) => self.adoptions.asks(&id),
             Report::Adopted(id, result) => self.adopted(&id, result),
             Report::Swept => self.adoptions.swept(),
+            Report::ServersLeft(left) => self.former_servers = left,
             Report::Loaded(template, loaded) => self.loaded(&template, loaded),
             Report::Unclaimed(id) => {
                 tracing::warn!(sandbox = %id, "the caller went away before it had its sandbox; ending the sandbox");

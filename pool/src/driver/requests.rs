@@ -474,6 +474,9 @@ impl Driver {
         self.stopping.closed.push(closed);
         if self.stopping.closing != Some(OnClose::Kill) {
             self.stopping.closing = Some(on_close);
+            if on_close != OnClose::Kill {
+                self.adoptions.stop();
+            }
         }
         self.look_again = true;
         let doomed = self

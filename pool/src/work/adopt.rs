@@ -30,21 +30,32 @@ pub(crate) struct AdoptPlan {
     pub(crate) patience: Duration,
 }
 
+/// A VMM that must answer before its sandbox is adopted. It holds nothing that a successor of this server needs.
+#[derive(Debug)]
+pub(crate) struct Asking {
+    dir: SlotDir,
+    pid: u32,
+    patience: Duration,
+}
+
 impl AdoptPlan {
-    /// Returns the VMM's private memory in bytes, or `None` if that cannot be read.
+    /// Everything but the question to the VMM.
     ///
     /// # Errors
-    /// Returns why the sandbox cannot go on. The driver must then end it, because its traffic may not be filtered or its
-    /// VM is not under control.
-    pub(crate) fn run(self) -> Result<Option<u64>, String> {
+    /// Returns why the sandbox cannot go on, as [`Asking::run`] does.
+    pub(crate) fn prepare(self) -> Result<Asking, String> {
         self.adopt_tap()?;
-        self.go_on()?;
-        // These are the files of an unfinished pause, or of a pause that was resumed.
+        // These are the files of an unfinished pause, or of a pause that was resumed: the record is that of a running
+        // sandbox, so it ends if its VMM does not answer.
         if let Err(error) = self.dir.forget_pause() {
             tracing::error!(dir = %self.dir.path().display(), %error, "cannot remove the files of a pause");
         }
         remove_drafts(&self.dir);
-        Ok(host::private_bytes(self.pid))
+        Ok(Asking {
+            dir: self.dir,
+            pid: self.pid,
+            patience: self.patience,
+        })
     }
 
     /// Puts the record's policy in force at the TAP, and reads it back.
@@ -58,6 +69,18 @@ impl AdoptPlan {
                 .adopt(tap, &self.id, &self.policy)
                 .map_err(|e| chain(&e)),
         }
+    }
+}
+
+impl Asking {
+    /// Returns the VMM's private memory in bytes, or `None` if that cannot be read.
+    ///
+    /// # Errors
+    /// Returns why the sandbox cannot go on. The driver must then end it, because its traffic may not be filtered or its
+    /// VM is not under control.
+    pub(crate) fn run(self) -> Result<Option<u64>, String> {
+        self.go_on()?;
+        Ok(host::private_bytes(self.pid))
     }
 
     /// Resumes the VM if it is paused, because the former server may have been killed while a snapshot was being
