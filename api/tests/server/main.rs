@@ -19,6 +19,7 @@ mod reload;
 mod restarts;
 mod rules;
 mod streams;
+mod tls;
 
 use test_cases::cases;
 
@@ -61,9 +62,17 @@ fn main() {
             kvm_a_server_killed_during_a_reload_loses_no_sandbox,
             kvm_a_deadline_that_passes_during_a_reload_is_acted_upon,
             kvm_systemd_passes_sockets_and_learns_of_reloads,
+            kvm_upgraded_connections_live_through_reloads,
+            kvm_reloads_at_the_same_time_leave_one_server,
+            kvm_a_reload_does_not_wait_for_a_silent_vmm,
+            kvm_a_new_process_killed_at_any_moment_leaves_a_server_or_a_clean_start,
+        },
+        tls::{
+            kvm_connections_with_tls_live_through_a_reload_with_another_certificate,
         },
         memory::{
             kvm_the_server_is_in_a_control_group_of_its_own,
+            kvm_the_group_of_a_replaced_server_is_removed_when_it_ends,
         },
         network::{
             kvm_a_sandbox_reaches_what_its_policy_allows,

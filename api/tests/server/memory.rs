@@ -2,12 +2,17 @@
 
 use std::{
     fs,
+    net::TcpStream,
     path::{Path, PathBuf},
 };
 
-use serde_json::{Value, json};
+use nix::sys::signal::Signal;
+use serde_json::json;
 
-use crate::process::{Server, templates, until};
+use crate::{
+    process::{Server, is_running, templates, until},
+    streams,
+};
 
 /// The memory cgroup of a process.
 fn group_of(pid: u32) -> PathBuf {
@@ -62,11 +67,7 @@ pub(crate) fn kvm_the_server_is_in_a_control_group_of_its_own() {
 
     // A VMM is in the cgroup of its sandbox and not in the server's.
     let sandbox = server.create(&json!({}));
-    let record = server.state.path().join("sandboxes").join(&sandbox.id);
-    let record = fs::read(record.join("record.json")).unwrap();
-    let record: Value = serde_json::from_slice(&record).unwrap();
-    let vmm = u32::try_from(record["vmm"]["pid"].as_u64().unwrap()).unwrap();
-    assert_eq!(group_of(vmm), vms.join(&sandbox.id));
+    assert_eq!(group_of(server.vmm_of(&sandbox)), vms.join(&sandbox.id));
     assert_eq!(processes_of(&own), server.pid().to_string());
 
     // The next server process has a cgroup with a limit of its own, and removes the former one. Loaded templates raise
@@ -90,4 +91,25 @@ pub(crate) fn kvm_the_server_is_in_a_control_group_of_its_own() {
     server.restart_with(&["--server-memory", "none"]);
     assert!(!own.exists());
     assert_eq!(group_of(server.pid()), group_of(std::process::id()));
+}
+
+pub(crate) fn kvm_the_group_of_a_replaced_server_is_removed_when_it_ends() {
+    let server = Server::open();
+    // The second process is killed while it finishes its connections.
+    for is_killed in [false, true] {
+        let former = server.pid();
+        let group = group_of(former);
+        let mut idle = streams::idle(TcpStream::connect(server.address).unwrap());
+        let pid = server.reload().unwrap();
+        assert!(is_running(former) && group.exists());
+        if is_killed {
+            server.signal_to(former, Signal::SIGKILL);
+        } else {
+            assert!(streams::ask_again(&mut idle));
+        }
+        until("the former process ends", || !is_running(former));
+        until("its cgroup is removed", || !group.exists());
+        assert_eq!(server.pid(), pid);
+        assert_eq!(server.get("/health").status, 200);
+    }
 }

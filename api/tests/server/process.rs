@@ -96,6 +96,9 @@ impl Server {
     fn ready(&mut self) {
         until("the server answers", || {
             self.assert_running();
+            if self.options.contains(&"--tls-cert".to_owned()) {
+                return TcpStream::connect(self.address).is_ok();
+            }
             // A killed process that still exits may refuse or reset connections.
             let health = http::try_send(self.address, "GET", "/health", &[], b"");
             health.is_ok_and(|answer| answer.starts_with(b"HTTP/1.1 200"))
@@ -134,6 +137,11 @@ impl Server {
         Ok(pid)
     }
 
+    /// A process that took over without [`Self::reload`].
+    pub(crate) fn adopt_serving(&self, pid: u32) {
+        self.serving.store(pid, Ordering::Relaxed);
+    }
+
     /// Whether the first process of this server has exited.
     pub(crate) fn first_has_exited(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
@@ -150,6 +158,14 @@ impl Server {
             0 => self.child.id(),
             pid => pid,
         }
+    }
+
+    /// Process id of a sandbox's VMM, according to its record.
+    pub(crate) fn vmm_of(&self, sandbox: &Sandbox) -> u32 {
+        let dir = self.state.path().join("sandboxes").join(&sandbox.id);
+        let record = std::fs::read(dir.join("record.json")).unwrap();
+        let record: Value = serde_json::from_slice(&record).unwrap();
+        u32::try_from(record["vmm"]["pid"].as_u64().unwrap()).unwrap()
     }
 
     /// Number of open descriptors of the process.
@@ -232,7 +248,12 @@ impl Server {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(i32::try_from(self.pid()).unwrap());
+        self.signal_to(self.pid(), signal);
+    }
+
+    /// Sends a signal to a process of this server or of its sandboxes.
+    pub(crate) fn signal_to(&self, pid: u32, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(pid).unwrap());
         kill(pid, signal).unwrap();
     }
 

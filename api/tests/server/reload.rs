@@ -3,7 +3,7 @@
 use std::{
     env,
     fs::{self, Permissions},
-    io::{BufReader, Write},
+    io::BufReader,
     net::{TcpListener, TcpStream},
     os::unix::{fs::PermissionsExt, net::UnixDatagram},
     path::Path,
@@ -257,10 +257,7 @@ pub(crate) fn kvm_a_deadline_that_passes_during_a_reload_is_acted_upon() {
     let ending = server.create(&json!({"timeout": 2}));
     let pausing = server.create(&json!({"timeout": 2, "autoPause": true}));
     // The old process must not act on deadlines after it has handed over.
-    let mut idle = BufReader::new(TcpStream::connect(server.address).unwrap());
-    let request = b"GET /sandboxes HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    idle.get_mut().write_all(request).unwrap();
-    assert!(!streams::read_answer(&mut idle));
+    let mut idle = streams::idle(TcpStream::connect(server.address).unwrap());
     let old = server.pid();
     server.reload().unwrap();
     until("one ends", || !server.is_up(&ending));
@@ -269,8 +266,7 @@ pub(crate) fn kvm_a_deadline_that_passes_during_a_reload_is_acted_upon() {
     });
     // An idle connection stays open, its next request is answered, and the client is asked to connect anew.
     assert!(is_running(old));
-    idle.get_mut().write_all(request).unwrap();
-    assert!(streams::read_answer(&mut idle));
+    assert!(streams::ask_again(&mut idle));
     until("the old process ends", || !is_running(old));
 }
 
@@ -323,4 +319,113 @@ pub(crate) fn kvm_systemd_passes_sockets_and_learns_of_reloads() {
     assert!(server.is_up(&sandbox));
     server.signal(Signal::SIGTERM);
     assert_eq!(told(), "STOPPING=1\n");
+}
+
+pub(crate) fn kvm_upgraded_connections_live_through_reloads() {
+    let server = Server::open();
+    let sandbox = server.create(&json!({}));
+    streams::start_echo(&server, &sandbox);
+    let connect = || TcpStream::connect(server.address).unwrap();
+    let upgrade = |stream| streams::upgrade(stream, &server, &sandbox);
+    let mut upgraded = vec![upgrade(BufReader::new(connect()))];
+    let mut processes = vec![server.pid()];
+    for _ in 0..2 {
+        let idle = streams::idle(connect());
+        processes.push(server.reload().unwrap());
+        // Through the old process and the internal socket, and to the new process.
+        upgraded.push(upgrade(idle));
+        upgraded.push(upgrade(BufReader::new(connect())));
+        upgraded.iter_mut().for_each(streams::echo);
+    }
+    // Every process but the last finishes the streams that began in it.
+    let [first, second, last] = processes[..] else {
+        panic!("{processes:?}");
+    };
+    assert!(is_running(first) && is_running(second));
+    // The one that began in the first process, and the one that this process forwarded to the second.
+    server.signal_to(first, Signal::SIGKILL);
+    until("the first process is gone", || !is_running(first));
+    upgraded[2..].iter_mut().for_each(streams::echo);
+    assert!(server.is_up(&sandbox));
+    drop(upgraded);
+    until("the second ends", || !is_running(second));
+    assert!(is_running(last));
+}
+
+pub(crate) fn kvm_reloads_at_the_same_time_leave_one_server() {
+    let server = Server::open();
+    let sandbox = server.create(&json!({}));
+    thread::scope(|scope| {
+        let server = &server;
+        let reloads = [(); 4].map(|()| scope.spawn(|| server.reload()));
+        server.signal(Signal::SIGHUP);
+        for reload in reloads {
+            reload.join().unwrap().unwrap();
+        }
+    });
+    until("one process is left", || {
+        let servers = find_servers(server.state.path());
+        servers.len() == 1
+    });
+    assert!(server.is_up(&sandbox));
+    server.adopt_serving(find_servers(server.state.path())[0]);
+    assert_eq!(server.list(), [sandbox.id]);
+}
+
+/// A server is killed, and the next one is replaced while it still waits for a VMM.
+pub(crate) fn kvm_a_reload_does_not_wait_for_a_silent_vmm() {
+    let mut server = Server::open();
+    let [silent, other] = [(); 2].map(|()| server.create(&json!({})));
+    server.write_file(&silent, "/dev/shm/note", "kept");
+    let vmm = server.vmm_of(&silent);
+    server.kill();
+    server.signal_to(vmm, Signal::SIGSTOP);
+    server.restart();
+    assert!(server.is_up(&other));
+    let reloaded = [(); 2].map(|()| server.reload());
+    server.signal_to(vmm, Signal::SIGCONT);
+    for reload in reloaded {
+        reload.unwrap();
+    }
+    assert_eq!(server.read_file(&silent, "/dev/shm/note"), "kept");
+    assert!(server.is_up(&other));
+    // What the former processes asked the VMM is answered too, and changes nothing.
+    server.post(&silent.path("/pause"), &json!({})).expect(204);
+    assert_eq!(server.state_of(&silent), "paused");
+}
+
+/// Only the new process is killed, at moments that the rounds spread over the whole reload.
+pub(crate) fn kvm_a_new_process_killed_at_any_moment_leaves_a_server_or_a_clean_start() {
+    let mut server = Server::open();
+    let sandbox = server.create(&json!({}));
+    server.write_file(&sandbox, "/dev/shm/note", "kept");
+    let mut went_on = 0;
+    for round in 0..10 {
+        let old = server.pid();
+        let outcome = thread::scope(|scope| {
+            let server = &server;
+            let reload = scope.spawn(|| server.reload());
+            let is_new = |pid: &u32| *pid != old;
+            let state = server.state.path();
+            until("the new process has started", || {
+                reload.is_finished() || find_servers(state).iter().any(is_new)
+            });
+            thread::sleep(Duration::from_millis(round * 40));
+            find_servers(state)
+                .into_iter()
+                .filter(is_new)
+                .for_each(kill);
+            reload.join().unwrap()
+        });
+        if outcome.is_err() {
+            went_on += 1;
+            assert_eq!(server.pid(), old);
+        } else {
+            // It served before it was killed.
+            server.crash_and_restart();
+        }
+        assert_eq!(server.read_file(&sandbox, "/dev/shm/note"), "kept");
+        assert_eq!(server.list(), [sandbox.id.as_str()]);
+    }
+    assert!(went_on > 0, "every process was killed too late");
 }

@@ -197,15 +197,38 @@ pub(crate) fn upload(server: &Server, sandbox: &Sandbox, load: &Load) {
     assert_eq!(server.read_file(sandbox, "/tmp/slow"), text.repeat(2));
 }
 
+const REQUEST: &[u8] = b"GET /sandboxes HTTP/1.1\r\nHost: localhost\r\n\r\n";
+
+/// A connection that has had one request, and is kept.
+pub(crate) fn idle<S: Read + Write>(stream: S) -> BufReader<S> {
+    let mut stream = BufReader::new(stream);
+    assert!(!ask_again(&mut stream));
+    stream
+}
+
+/// One request on a new connection, which the server may close afterwards.
+pub(crate) fn ask_once<S: Read + Write>(stream: S) {
+    ask_again(&mut BufReader::new(stream));
+}
+
+/// Sends a request on an open connection. Returns whether the server closes the connection after its answer.
+pub(crate) fn ask_again<S: Read + Write>(stream: &mut BufReader<S>) -> bool {
+    stream.get_mut().write_all(REQUEST).unwrap();
+    read_answer(stream)
+}
+
 /// Requests on one connection after the other, each until the server asks to close it.
 pub(crate) fn keep_alive(address: SocketAddr, load: &Load) {
+    keep_alive_on(|| TcpStream::connect(address).unwrap(), load);
+}
+
+/// As [`keep_alive`], on connections of any kind.
+pub(crate) fn keep_alive_on<S: Read + Write>(connect: impl Fn() -> S, load: &Load) {
     load.is_ready();
     while !load.is_over() {
-        let mut stream = BufReader::new(TcpStream::connect(address).unwrap());
+        let mut stream = BufReader::new(connect());
         loop {
-            let request = "GET /sandboxes HTTP/1.1\r\nHost: localhost\r\n\r\n";
-            stream.get_mut().write_all(request.as_bytes()).unwrap();
-            let closes = read_answer(&mut stream);
+            let closes = ask_again(&mut stream);
             load.answered.fetch_add(1, Ordering::Relaxed);
             if closes || load.is_over() {
                 break;
@@ -290,5 +313,68 @@ pub(crate) fn churn(server: &Server, load: &Load) {
         let sandbox = Sandbox::of(&made.expect(201).json());
         server.delete(&sandbox.path("")).expect(204);
         load.answered.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Python program: an echo server behind an upgrade of the connection.
+const ECHO: &str = r#"
+import socket, threading
+listener = socket.create_server(("127.0.0.1", 8000))
+def serve(stream):
+    head = b""
+    while b"\r\n\r\n" not in head:
+        head += stream.recv(4096)
+    stream.sendall(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+    while part := stream.recv(4096):
+        stream.sendall(part)
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"#;
+
+/// Starts a program in a sandbox that accepts upgrades at port 8000.
+pub(crate) fn start_echo(server: &Server, sandbox: &Sandbox) {
+    server.write_file(sandbox, "/tmp/echo.py", ECHO);
+    server.sh(
+        sandbox,
+        "setsid python3 /tmp/echo.py >/tmp/echo.log 2>&1 </dev/null &",
+    );
+    let listens = "grep -q ':1F40 ' /proc/net/tcp && echo yes || echo no";
+    crate::process::until("the program listens", || {
+        server.sh(sandbox, listens).trim() == "yes"
+    });
+}
+
+/// Upgrades a connection to the program of [`start_echo`].
+pub(crate) fn upgrade(
+    mut stream: BufReader<TcpStream>,
+    server: &Server,
+    sandbox: &Sandbox,
+) -> BufReader<TcpStream> {
+    let request = format!(
+        "GET / HTTP/1.1\r\nHost: {}\r\nE2b-Sandbox-Id: {}\r\nE2b-Sandbox-Port: 8000\r\n\
+         Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+        server.address, sandbox.id
+    );
+    stream.get_ref().set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.get_mut().write_all(request.as_bytes()).unwrap();
+    let mut status = String::new();
+    stream.read_line(&mut status).unwrap();
+    assert_eq!(status, "HTTP/1.1 101 Switching Protocols\r\n");
+    let mut line = String::new();
+    while line != "\r\n" {
+        line.clear();
+        assert!(stream.read_line(&mut line).unwrap() > 0);
+    }
+    stream
+}
+
+/// Sends lines of any length through an upgraded connection, which must come back.
+pub(crate) fn echo(stream: &mut BufReader<TcpStream>) {
+    for length in [1, 100_000] {
+        let sent = format!("{}\n", "x".repeat(length));
+        stream.get_mut().write_all(sent.as_bytes()).unwrap();
+        let mut returned = String::new();
+        stream.read_line(&mut returned).unwrap();
+        assert!(returned == sent, "{} bytes of {length}", returned.len());
     }
 }
