@@ -6,8 +6,7 @@ use std::{path::PathBuf, time::Instant};
 use anyhow::{Context, Result};
 use clap::Parser;
 use oci_image::{
-    Client, Limits, Registries, Store, convert,
-    provision::Userland,
+    Client, Converter, Limits, Registries, Resources, Store,
     registry::{Endpoint, docker_config, tls},
 };
 
@@ -22,6 +21,9 @@ struct Args {
     /// A config.json of Docker with credentials.
     #[arg(long)]
     docker_config: Option<PathBuf>,
+    /// `cube-image`, which converts.
+    #[arg(long)]
+    program: PathBuf,
     /// Static programs for images without a shell. Without them, nothing is added to the image.
     #[arg(long)]
     userland: Option<PathBuf>,
@@ -40,9 +42,12 @@ async fn main() -> Result<()> {
     if let Some(path) = &args.docker_config {
         registries.credentials = docker_config(&std::fs::read_to_string(path)?)?;
     }
-    let userland = args.userland.map(|dir| Userland::load(&dir)).transpose()?;
-    let store = Store::open(&args.store, 64 << 30)?;
     let limits = Limits::default();
+    let mut converter = Converter::new(&args.program, limits.clone(), Resources::default());
+    if let Some(dir) = &args.userland {
+        converter = converter.with_userland(dir)?;
+    }
+    let store = Store::open(&args.store, 64 << 30)?;
     let begin = Instant::now();
     let client = Client::new(registries, tls());
     let pulled = client
@@ -51,8 +56,7 @@ async fn main() -> Result<()> {
     eprintln!("pulled {} in {:.2?}", pulled.digest, begin.elapsed());
     eprintln!("{:?}", pulled.config.defaults);
     let begin = Instant::now();
-    let image =
-        tokio::task::block_in_place(|| convert(&pulled, &store, &limits, userland.as_ref()))?;
+    let image = tokio::task::block_in_place(|| converter.convert(&pulled, &store))?;
     eprintln!("converted in {:.2?}", begin.elapsed());
     println!("{}", image.path().display());
     Ok(())

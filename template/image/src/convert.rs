@@ -1,126 +1,263 @@
-//! From a pulled image to a root image in the store.
+//! From a pulled image to a root image in the store, by a confined process for each image.
 
-use std::{io, ops::Range};
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{fs::MetadataExt, process::ExitStatusExt},
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    libc,
+    poll::{PollFd, PollFlags, poll},
+};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::{
     Pulled,
     digest::Digest,
-    erofs::{self, ErofsError},
     limits::Limits,
-    provision::{ProvisionError, Userland, provision},
-    source::{Source, Unpacked},
-    store::{Lease, Object, Store, StoreError},
-    tar::{self, Budget, TarError},
-    tree::{MergeError, Tree},
-    unpack::{UnpackError, Unpacker},
+    provision::Userland,
+    store::{Draft, Lease, Object, Reservation, Store, StoreError},
+    worker::{Order, Part, Reply, confine::Resources, receive, send},
 };
 
 /// Part of every image's key. Raise it when the same layers give another image.
-const CONVERTER: &str = "oci-image 1";
+const CONVERTER: &str = "oci-image 2";
+/// How often the worker's files are measured, in milliseconds.
+const MEASURE_MS: u16 = 50;
+/// How much a worker may write between two measurements, in bytes. Reserved ahead.
+const AHEAD: u64 = 64 << 20;
+
+/// Converts images. Each conversion runs in a process of its own, which sees only the files of its image.
+#[derive(Debug)]
+pub struct Converter {
+    program: PathBuf,
+    limits: Limits,
+    resources: Resources,
+    userland: Option<Programs>,
+}
+
+/// The files of a userland.
+#[derive(Debug)]
+struct Programs {
+    bash: File,
+    busybox: File,
+    digest: Digest,
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConvertError {
-    #[error("layer {layer} of the image cannot be unpacked")]
-    Unpack { layer: usize, source: UnpackError },
-    #[error("layer {layer} of the image is not a valid archive")]
-    Tar { layer: usize, source: TarError },
-    #[error("layer {layer} of the image cannot be applied")]
-    Merge { layer: usize, source: MergeError },
-    #[error(transparent)]
-    Provision(#[from] ProvisionError),
-    #[error("root image cannot be written")]
-    Erofs(#[source] ErofsError),
+    /// The image's fault, in words of the worker.
+    #[error("{0}")]
+    Refused(String),
+    #[error("image takes longer than {0} s to convert: use a smaller image")]
+    Deadline(u64),
+    #[error("image needs more than {0} s of CPU time to convert: use a smaller image")]
+    Cpu(u64),
+    #[error("image needs more than {} MiB of memory to convert: use an image with fewer files", .0 >> 20)]
+    Memory(u64),
+    #[error("converter of the image ended unexpectedly: {0}")]
+    Ended(ExitStatus),
+    #[error("converter has sent an invalid reply")]
+    Reply(#[source] io::Error),
+    #[error("cannot start the converter {}", program.display())]
+    Start { program: PathBuf, source: io::Error },
     #[error("cannot use a draft of the store")]
-    Draft(#[source] std::io::Error),
+    Draft(#[source] io::Error),
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// The key of an image's root image in the store.
-#[must_use]
-pub fn key(manifest: &Digest, userland: Option<&Userland>) -> Digest {
-    let additions = userland.map_or("none".to_owned(), |u| u.digest().to_string());
-    Digest::of(format!("{CONVERTER}\n{manifest}\n{additions}\n").as_bytes())
-}
-
-/// Makes the root image of a pulled image, unless the store has it. Blocks: call it on a thread for blocking work.
-/// Without a `userland`, the root image has what the layers have, and nothing more: for comparisons.
-///
-/// # Errors
-/// Returns an error if a layer is malformed or hostile, a limit is exceeded, or the store fails.
-pub fn convert(
-    pulled: &Pulled,
-    store: &Store,
-    limits: &Limits,
-    userland: Option<&Userland>,
-) -> Result<Lease, ConvertError> {
-    let key = key(&pulled.digest, userland);
-    if let Some(image) = store.take(Object::Image(key)) {
-        return Ok(image);
-    }
-    let mut unpacker = Unpacker::new(limits);
-    let mut budget = Budget::new(limits);
-    let mut tree = Tree::new(limits);
-    // The drafts hold the unpacked layers until the image is written.
-    let (mut drafts, mut layers) = (Vec::new(), Vec::new());
-    for (number, layer) in pulled.layers.iter().enumerate() {
-        let blob = layer.blob.open()?;
-        let draft = store.draft(blob.metadata().map_or(0, |metadata| metadata.len()))?;
-        let out = draft.file().try_clone().map_err(ConvertError::Draft)?;
-        let unpacked = unpacker.unpack(blob, layer.compression, &layer.diff_id, out);
-        let unpacked = unpacked.map_err(|source| ConvertError::Unpack {
-            layer: number,
-            source,
-        })?;
-        // At most `Limits::layers`.
-        let index = u32::try_from(number).unwrap_or(u32::MAX);
-        let entries = tar::read(&unpacked, index, &mut budget);
-        let entries = entries.map_err(|source| ConvertError::Tar {
-            layer: number,
-            source,
-        })?;
-        (tree.apply(entries)).map_err(|source| ConvertError::Merge {
-            layer: number,
-            source,
-        })?;
-        drafts.push(draft);
-        layers.push(Archive::Unpacked(unpacked));
-    }
-    if let Some(userland) = userland {
-        let index = u32::try_from(layers.len()).unwrap_or(u32::MAX);
-        let added = provision(&mut tree, &layers, userland, index)?;
-        layers.push(Archive::Added(added));
-    }
-    let draft = store.draft(0)?;
-    erofs::write(&tree, &layers, draft.file(), limits).map_err(ConvertError::Erofs)?;
-    Ok(draft.finish_image(key)?)
-}
-
-/// What contents of a tree refer to.
-enum Archive {
-    Unpacked(Unpacked),
-    Added(Vec<u8>),
-}
-
-impl Source for Archive {
-    fn size(&self) -> u64 {
-        match self {
-            Self::Unpacked(layer) => layer.size(),
-            Self::Added(bytes) => bytes.as_slice().size(),
+impl Converter {
+    /// `program` is `cube-image`. Without [`Converter::with_userland`], root images have what the layers have, and
+    /// nothing more.
+    #[must_use]
+    pub fn new(program: &Path, limits: Limits, resources: Resources) -> Self {
+        Self {
+            program: program.to_owned(),
+            limits,
+            resources,
+            userland: None,
         }
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        match self {
-            Self::Unpacked(layer) => layer.read_at(buffer, offset),
-            Self::Added(bytes) => bytes.as_slice().read_at(buffer, offset),
+    /// Completes images for sandboxes, with the static programs `bash` and `busybox` in a directory.
+    ///
+    /// # Errors
+    /// Returns an error if one of them cannot be read.
+    pub fn with_userland(mut self, dir: &Path) -> io::Result<Self> {
+        let bash = File::open(dir.join("bash"))?;
+        let busybox = File::open(dir.join("busybox"))?;
+        let digest = Userland::of_files(&bash, &busybox)?.digest();
+        self.userland = Some(Programs {
+            bash,
+            busybox,
+            digest,
+        });
+        Ok(self)
+    }
+
+    /// The key of an image's root image in the store.
+    #[must_use]
+    pub fn key(&self, manifest: &Digest) -> Digest {
+        let additions = self.userland.as_ref().map(|userland| userland.digest);
+        Digest::of(format!("{CONVERTER}\n{manifest}\n{additions:?}\n").as_bytes())
+    }
+
+    /// Makes the root image of a pulled image, unless the store has it. Blocks: call it on a thread for blocking work.
+    ///
+    /// # Errors
+    /// Returns an error if a layer is malformed or hostile, a limit is exceeded, or the store fails. Nothing is left.
+    pub fn convert(&self, pulled: &Pulled, store: &Store) -> Result<Lease, ConvertError> {
+        let key = self.key(&pulled.digest);
+        if let Some(image) = store.take(Object::Image(key)) {
+            return Ok(image);
+        }
+        let mut files = Vec::new();
+        for _ in 0..=pulled.layers.len() {
+            files.push(store.draft(0)?);
+        }
+        let mut room = store.reserve(AHEAD)?;
+        self.run(pulled, &files, &mut room)?;
+        // The last one is the image; the others are unpacked layers.
+        let image = files.pop().map(|image| image.finish_image(key));
+        Ok(image.unwrap_or_else(|| unreachable!("there is one more file than layers"))?)
+    }
+
+    fn run(
+        &self,
+        pulled: &Pulled,
+        files: &[Draft],
+        room: &mut Reservation,
+    ) -> Result<(), ConvertError> {
+        let mut worker = Worker::start(&self.program)?;
+        if let Err(error) = self.order(pulled, files, &worker) {
+            return Err(match worker.end(&self.resources) {
+                Some(ended) => ended,
+                None => error,
+            });
+        }
+        let deadline = Duration::from_secs(self.resources.deadline_seconds);
+        let begin = Instant::now();
+        loop {
+            let has_ended = worker.has_message();
+            let written: io::Result<u64> = files
+                .iter()
+                .map(|draft| Ok(draft.file().metadata()?.blocks() * 512))
+                .sum();
+            room.grow_to(written.map_err(ConvertError::Draft)? + AHEAD)?;
+            if has_ended {
+                break;
+            }
+            if begin.elapsed() > deadline {
+                return Err(ConvertError::Deadline(deadline.as_secs()));
+            }
+        }
+        match receive(worker.socket.as_fd()) {
+            Ok((Reply::Done, _)) => Ok(()),
+            Ok((Reply::Refused(text), _)) => Err(ConvertError::Refused(printable(&text))),
+            Err(error) => Err(worker
+                .end(&self.resources)
+                .unwrap_or(ConvertError::Reply(error))),
         }
     }
 
-    fn data(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
-        match self {
-            Self::Unpacked(layer) => layer.data(range),
-            Self::Added(bytes) => bytes.as_slice().data(range),
+    fn order(&self, pulled: &Pulled, files: &[Draft], worker: &Worker) -> Result<(), ConvertError> {
+        let order = Order {
+            limits: self.limits.clone(),
+            resources: self.resources.clone(),
+            layers: pulled.layers.len(),
+            completes: self.userland.is_some(),
+        };
+        let image = files.last().map(|draft| draft.file().as_fd());
+        let mut descriptors = Vec::from_iter(image);
+        if let Some(userland) = &self.userland {
+            descriptors.extend([userland.bash.as_fd(), userland.busybox.as_fd()]);
         }
+        let socket = worker.socket.as_fd();
+        send(socket, &order, &descriptors).map_err(ConvertError::Reply)?;
+        for (layer, draft) in pulled.layers.iter().zip(files) {
+            let blob = layer.blob.open()?;
+            let part = Part {
+                compression: layer.compression,
+                diff_id: layer.diff_id,
+            };
+            let descriptors = [blob.as_fd(), draft.file().as_fd()];
+            send(socket, &part, &descriptors).map_err(ConvertError::Reply)?;
+        }
+        Ok(())
+    }
+}
+
+/// Text of a process that may be taken over.
+fn printable(text: &str) -> String {
+    let plain = |c: char| if c.is_control() { '?' } else { c };
+    text.chars().take(2000).map(plain).collect()
+}
+
+/// A process for one image. Dropping it kills and reaps it.
+struct Worker {
+    child: Child,
+    socket: OwnedFd,
+}
+
+impl Worker {
+    fn start(program: &Path) -> Result<Self, ConvertError> {
+        let failed = |source| ConvertError::Start {
+            program: program.to_owned(),
+            source,
+        };
+        let flags = SocketFlags::CLOEXEC;
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let (socket, theirs) = pair.map_err(io::Error::from).map_err(failed)?;
+        let child = Command::new(program)
+            .env_clear()
+            .current_dir("/")
+            .stdin(theirs)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let child = child.map_err(failed)?;
+        Ok(Self { child, socket })
+    }
+
+    /// Waits for a message or the end of the process, but not longer than [`MEASURE_MS`].
+    fn has_message(&self) -> bool {
+        let mut sources = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        // A signal handler of the server may interrupt the call.
+        poll(&mut sources, MEASURE_MS).is_ok_and(|ready| ready > 0)
+    }
+
+    /// How the process ended, if it did so with an error. Kills it if it still runs.
+    fn end(&mut self, resources: &Resources) -> Option<ConvertError> {
+        // The socket of a process closes shortly before the process can be waited for.
+        let begin = Instant::now();
+        while self.child.try_wait().ok()?.is_none() && begin.elapsed() < Duration::from_secs(5) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Harmless after its end.
+        let _ = self.child.kill();
+        let status = self.child.wait().ok()?;
+        match status.signal() {
+            None if status.success() => None,
+            Some(libc::SIGXCPU | libc::SIGKILL) => Some(ConvertError::Cpu(resources.cpu_seconds)),
+            // Rust aborts when an allocation fails. A panic sends a reply first.
+            Some(libc::SIGABRT) => Some(ConvertError::Memory(resources.memory)),
+            _ => Some(ConvertError::Ended(status)),
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Harmless after its end.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

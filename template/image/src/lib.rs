@@ -1,11 +1,13 @@
 //! OCI images as root images of guests: pulled from a registry, merged to one tree, written as an EROFS file.
 //!
 //! ```text
-//! Client::pull ─► Store (blobs) ─► convert: Unpacker ─► tar::read ─► Tree::apply ─► erofs::write ─► Store (images)
+//! Client::pull ─► Store (blobs) ─► Converter ─► Store (images)
+//! worker, a confined process for each image: Unpacker ─► tar::read ─► Tree::apply ─► provision ─► erofs::write
 //! ```
 //! A layer is never extracted to a file system: its unpacked archive is one file, and a file's content in the tree is a
 //! range of it. So conversion needs no privileges, and no path of an image ever reaches the host's kernel.
 
+mod assemble;
 pub mod config;
 mod convert;
 pub mod digest;
@@ -22,9 +24,11 @@ pub mod store;
 pub mod tar;
 pub mod tree;
 pub mod unpack;
+pub mod worker;
 
-pub use convert::{ConvertError, convert, key};
+pub use convert::{ConvertError, Converter};
 pub use limits::Limits;
 pub use registry::{Client, Layer, PullError, Pulled, Registries};
 pub use source::{Source, Unpacked};
 pub use store::Store;
+pub use worker::confine::Resources;

@@ -1,7 +1,9 @@
 //! What one image may cost. Everything in an image is a stranger's.
 
+use serde::{Deserialize, Serialize};
+
 /// Limits of one image. An image that exceeds one is refused with the limit's name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Layers of an image.
     pub layers: usize,

@@ -1,6 +1,6 @@
 //! Manifests and indexes, in OCI's form and in Docker's (schema 2).
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 
@@ -41,7 +41,7 @@ pub struct Manifest {
     pub layers: Vec<(Descriptor, Compression)>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Compression {
     None,
     Gzip,

@@ -8,7 +8,7 @@
 
 mod accounts;
 
-use std::path::Path;
+use std::{fs::File, os::unix::fs::FileExt};
 
 use crate::{
     digest::Digest,
@@ -32,14 +32,17 @@ pub struct Userland {
 }
 
 impl Userland {
-    /// Reads `bash` and `busybox` in a directory.
-    ///
-    /// # Errors
-    /// Returns an error if one of them cannot be read.
-    pub fn load(dir: &Path) -> std::io::Result<Self> {
+    /// Reads the programs from open files, whatever their positions are.
+    pub(crate) fn of_files(bash: &File, busybox: &File) -> std::io::Result<Self> {
+        let read = |file: &File| {
+            let len = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
+            let mut bytes = vec![0; len];
+            file.read_exact_at(&mut bytes, 0)?;
+            Ok::<_, std::io::Error>(bytes)
+        };
         Ok(Self {
-            bash: std::fs::read(dir.join("bash"))?,
-            busybox: std::fs::read(dir.join("busybox"))?,
+            bash: read(bash)?,
+            busybox: read(busybox)?,
         })
     }
 

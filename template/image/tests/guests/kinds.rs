@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use oci_image::provision::{PROGRAMS, Userland};
+use oci_image::provision::PROGRAMS;
 
 use crate::{
     guest::{Guest, artifact},
@@ -20,8 +20,7 @@ fn boot(make: impl FnOnce(&Path), check: impl FnOnce(&Guest)) {
     let tree = dir.path().join("tree");
     fs::create_dir(&tree).unwrap();
     make(&tree);
-    let userland = Userland::load(artifact("").as_path()).unwrap();
-    let image = root_image_of(&tree, dir.path(), &userland);
+    let image = root_image_of(&tree, dir.path(), &artifact(""));
     let guest = Guest::boot(&image.path(), dir.path());
     check_sandbox(&guest);
     check(&guest);

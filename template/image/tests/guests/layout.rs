@@ -3,8 +3,8 @@
 use std::{fs, path::Path, process::Command};
 
 use oci_image::{
-    Layer, Limits, Pulled, Store, config::Config, convert, digest::Digest, manifest::Document,
-    provision::Userland, store::Lease,
+    Converter, Layer, Limits, Pulled, Resources, Store, config::Config, digest::Digest,
+    manifest::Document, store::Lease,
 };
 
 pub(crate) fn run(command: &mut Command) {
@@ -14,7 +14,7 @@ pub(crate) fn run(command: &mut Command) {
 }
 
 /// The root image of a tree that `umoci` has packed as an image.
-pub(crate) fn root_image_of(tree: &Path, dir: &Path, userland: &Userland) -> Lease {
+pub(crate) fn root_image_of(tree: &Path, dir: &Path, userland: &Path) -> Lease {
     let layout = dir.join("layout");
     let image = format!("{}:latest", layout.display());
     run(Command::new("umoci")
@@ -27,7 +27,10 @@ pub(crate) fn root_image_of(tree: &Path, dir: &Path, userland: &Userland) -> Lea
         .arg("/"));
     let store = Store::open(&dir.join("store"), 8 << 30).unwrap();
     let pulled = pulled(&layout, &store);
-    convert(&pulled, &store, &Limits::default(), Some(userland)).unwrap()
+    let program = Path::new(env!("CARGO_BIN_EXE_cube-image"));
+    let converter = Converter::new(program, Limits::default(), Resources::default());
+    let converter = converter.with_userland(userland).unwrap();
+    converter.convert(&pulled, &store).unwrap()
 }
 
 /// Puts the blobs of a layout into the store, as a pull does.

@@ -17,3 +17,4 @@ mod pulls;
 mod real_registry;
 mod server;
 mod unpacked;
+mod worker;

@@ -11,7 +11,7 @@ use std::{
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use oci_image::{
-    Client, Limits, PullError, Pulled, Registries, Store, convert,
+    Client, Limits, PullError, Pulled, Registries, Store,
     digest::Digest,
     registry::{Credentials, tls},
 };
@@ -22,7 +22,7 @@ use ring::{
 
 use crate::{
     archive::{Image, MANIFEST, dir, file, image, pack},
-    mounted::{Mount, run},
+    mounted::{Mount, converter, run},
     server::{Server, answer},
 };
 
@@ -197,7 +197,7 @@ async fn image_by_umoci_is_pulled_and_converted() {
     assert_eq!(defaults.cmd, ["/bin/sh"]);
     assert_eq!(defaults.user.as_deref(), Some("app"));
     assert!(defaults.env.contains(&("A".to_owned(), "b".to_owned())));
-    let made = convert(&pulled, &store, &Limits::default(), None).unwrap();
+    let made = converter().convert(&pulled, &store).unwrap();
     let mount = Mount::of(&made.path());
     assert_eq!(
         fs::read(mount.path().join("etc/os-release")).unwrap(),

@@ -1,0 +1,5 @@
+//! `cube-image`: converts one image, confined. Started by `oci_image::Converter`, with a socket as standard input.
+
+fn main() -> std::process::ExitCode {
+    oci_image::worker::main()
+}
