@@ -105,7 +105,7 @@ fn repeat(tests: &[String]) -> String {
 fn script(selection: &str) -> String {
     format!(
         "mount -t tmpfs tmpfs /tmp; cd /tmp; rm -f {RESULT}; \
-         timeout -s KILL 3000 python3 -m test --timeout 1500 --junit-xml {RESULT} -i '*VSOCK*' {selection} >{LOG} 2>&1; \
+         timeout -s KILL 3000 python3 -m test --timeout 600 --junit-xml {RESULT} -i '*VSOCK*' {selection} >{LOG} 2>&1; \
          cd /; umount -l /tmp; touch {RESULT}"
     )
 }
