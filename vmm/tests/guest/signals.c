@@ -111,6 +111,8 @@ int main(int argc, char **argv) {
         CHECK(seen.si_signo == SIGTRAP && seen.si_code == SI_KERNEL, "code %d", seen.si_code);
         // A privileged instruction.
         EXPECT(SIGSEGV, SI_KERNEL, 0, asm volatile("hlt"));
+        // A selector of the local descriptor table, which is empty.
+        EXPECT(SIGSEGV, SI_KERNEL, 0, asm volatile("mov %0, %%es" ::"r"(0x7fbf)));
 
         catch(SIGBUS, 0);
         char name[] = "/tmp/signalsXXXXXX";

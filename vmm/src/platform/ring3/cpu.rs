@@ -265,6 +265,11 @@ fn segments(sregs: &mut kvm_sregs) {
         present: 1,
         ..Default::default()
     };
+    // After a reset, LDTR describes a table of 64 KiB at address 0. The guest has none: `SET_LDT` does nothing.
+    sregs.ldt = kvm_segment {
+        unusable: 1,
+        ..Default::default()
+    };
     let table = |at, limit| kvm_dtable {
         base: BASE + at,
         limit,
