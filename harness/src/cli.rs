@@ -25,6 +25,7 @@ use harness::{
         self, Strictness, View,
         doctor::{self, Diagnosis},
         document::Document,
+        history::{self, Entry},
         junit, terminal,
     },
     saturate::SaturateError,
@@ -100,6 +101,15 @@ enum Command {
         margin: f64,
         #[arg(long, value_enum, default_value_t)]
         format: PlainFormat,
+    },
+    /// Draw the trends of recorded runs as one HTML page
+    History {
+        /// Directories that contain results of runs, each in a directory of its own
+        #[arg(required = true, value_name = "DIR")]
+        dirs: Vec<PathBuf>,
+        /// File to write
+        #[arg(long, value_name = "FILE", default_value = "history.html")]
+        out: PathBuf,
     },
     /// Measure two builds in one run, in the order A B B A, and report what changed
     Ab(ab::Ab),
@@ -359,6 +369,7 @@ impl Command {
                 margin,
                 format,
             } => compare_runs(&a, &b, margin / 100.0, format),
+            Self::History { dirs, out } => history(&dirs, &out),
             Self::Ab(ab) => ab.carry_out(),
             Self::Saturate(saturate) => saturate.carry_out(),
             Self::Doctor { places, format } => Ok(doctor(&places, format)),
@@ -432,6 +443,45 @@ fn report(dir: &Path, output: (Format, Strictness)) -> Result<End, CommandError>
         Format::Junit => print!("{}", junit::render(&view)),
     }
     Ok(view.end())
+}
+
+/// Writes the page. Directories without recorded events are not runs; a run that cannot be read is listed on the page.
+fn history(dirs: &[PathBuf], out: &Path) -> Result<End, CommandError> {
+    let mut entries = Vec::new();
+    for dir in dirs {
+        let io_error = |source| SessionError::Io {
+            path: dir.clone(),
+            source,
+        };
+        let runs = std::fs::read_dir(dir).map_err(io_error)?;
+        for run in runs {
+            let path = run.map_err(io_error)?.path();
+            if path.join(record::EVENTS_FILE).exists() {
+                entries.push(Entry {
+                    name: path.display().to_string(),
+                    run: document(&path).map_err(|error| chain(&error)),
+                });
+            }
+        }
+    }
+    if entries.is_empty() {
+        return Err(CommandError::NoRun(dirs[0].clone()));
+    }
+    std::fs::write(out, history::render(&entries)).map_err(|source| SessionError::Io {
+        path: out.to_owned(),
+        source,
+    })?;
+    let shown = entries.iter().filter(|entry| entry.run.is_ok()).count();
+    println!("{}: {shown} of {} runs", out.display(), entries.len());
+    Ok(End::Pass)
+}
+
+fn document(dir: &Path) -> Result<Document, CommandError> {
+    let events = record::read(dir)?;
+    let facts = session::read_environment(dir)?;
+    let summary = fold::fold(&events);
+    let view = View::new(&summary, &facts).ok_or_else(|| CommandError::NoRun(dir.to_owned()))?;
+    Ok(Document::new(&view))
 }
 
 fn verify_claims(root: &Path) -> Result<End, CommandError> {

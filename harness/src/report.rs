@@ -3,6 +3,7 @@
 pub mod cost;
 pub mod doctor;
 pub mod document;
+pub mod history;
 pub mod html;
 pub mod junit;
 pub mod markdown;

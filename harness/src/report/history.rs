@@ -1,0 +1,387 @@
+//! Trends over recorded runs: one HTML page without scripts, with a section for each scenario on each host.
+//!
+//! The runs of a section are in the order of their starts; a section with a single run has no plot. The page compares
+//! nothing: runs at different times are not interleaved, so a step between two points is a reason to run `cube-bench
+//! ab`, not a result.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use testbed::chart::{Frame, legend, place};
+
+use super::{
+    document::{Document, PhaseDocument},
+    terminal::milliseconds,
+};
+
+const STYLE: &str = include_str!("html.css");
+/// Colours of P50 and P95.
+const COLOURS: [&str; 2] = ["var(--p1)", "var(--p8)"];
+
+/// A directory below the given ones.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Path as shown on the page.
+    pub name: String,
+    /// The report, or the reason why there is none.
+    pub run: Result<Document, String>,
+}
+
+/// A value over the runs, with its 95 % confidence interval.
+#[derive(Clone, Debug, PartialEq)]
+struct Point {
+    /// Number of the run in its section, from 1.
+    run: usize,
+    value: f64,
+    interval: Option<[f64; 2]>,
+}
+
+/// A plot: its title, its unit, and its curves by name. The order of curves is that of [`COLOURS`].
+#[derive(Clone, Debug, PartialEq)]
+struct Trend {
+    title: String,
+    unit: &'static str,
+    curves: Vec<(&'static str, Vec<Point>)>,
+}
+
+/// Renders the page.
+#[must_use]
+pub fn render(entries: &[Entry]) -> String {
+    let sections = sections(entries);
+    let unread: Vec<(&str, &str)> = entries
+        .iter()
+        .filter_map(|entry| Some((entry.name.as_str(), entry.run.as_ref().err()?.as_str())))
+        .collect();
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { "History – cube-bench" }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                header {
+                    h1 { "History" }
+                    p { (entries.len() - unread.len()) " recorded runs. Bars are 95 % confidence intervals within a run. "
+                        "Runs at different times also differ by their host's condition: use " code { "cube-bench ab" } " to compare builds." }
+                }
+                @for runs in &sections { (section(runs)) }
+                @if !unread.is_empty() {
+                    section {
+                        h2 { "Not shown" }
+                        ul { @for (name, why) in unread { li { code { (name) } ": " (why) } } }
+                    }
+                }
+            }
+        }
+    };
+    page.into_string()
+}
+
+type Runs<'a> = Vec<(&'a str, &'a Document)>;
+
+/// The runs by scenario and host, each in the order of their starts.
+fn sections(entries: &[Entry]) -> Vec<Runs<'_>> {
+    let key = |d: &Document| {
+        let host = &d.host;
+        (
+            d.scenario.clone(),
+            host.cpu_model.clone(),
+            host.cores,
+            host.platform.clone(),
+        )
+    };
+    let mut runs: Runs<'_> = entries
+        .iter()
+        .filter_map(|entry| Some((entry.name.as_str(), entry.run.as_ref().ok()?)))
+        .collect();
+    runs.sort_by_key(|(name, d)| (key(d), d.started_unix_ms, *name));
+    runs.chunk_by(|a, b| key(a.1) == key(b.1))
+        .map(<[_]>::to_vec)
+        .collect()
+}
+
+fn section(runs: &[(&str, &Document)]) -> Markup {
+    let Some((_, first)) = runs.first() else {
+        return html! {};
+    };
+    let host = &first.host;
+    html! {
+        section {
+            h2 { (first.scenario) }
+            p.facts {
+                span { (host.cpu_model.as_deref().unwrap_or("unknown CPU")) }
+                span { (host.cores) " cores" }
+                span { "platform " (host.platform.as_deref().unwrap_or("unknown")) }
+            }
+            @if runs.len() > 1 { @for trend in trends(runs) { (plot(&trend, runs.len())) } }
+            (table(runs))
+        }
+    }
+}
+
+/// The plots of a section; those without any value are left out.
+fn trends(runs: &[(&str, &Document)]) -> Vec<Trend> {
+    let mut kinds: Vec<String> = runs
+        .iter()
+        .flat_map(|(_, d)| d.first_execs().into_iter().map(|(kind, _)| kind))
+        .collect();
+    kinds.sort();
+    kinds.dedup();
+    let latency = |title: String, of: &dyn Fn(&Document) -> Option<PhaseDocument>| Trend {
+        title,
+        unit: "ms",
+        curves: vec![
+            (
+                "P50",
+                points(runs, |d| {
+                    of(d).and_then(|p| Some((p.p50_ms?, p.p50_ci95_ms)))
+                }),
+            ),
+            (
+                "P95",
+                points(runs, |d| {
+                    of(d).and_then(|p| Some((p.p95_ms?, p.p95_ci95_ms)))
+                }),
+            ),
+        ],
+    };
+    let mut trends: Vec<Trend> = kinds
+        .into_iter()
+        .map(|kind| {
+            let of = |d: &Document| {
+                let mut all = d.first_execs().into_iter();
+                all.find_map(|(k, p)| (k == kind).then(|| p.clone()))
+            };
+            latency(format!("{kind}first exec"), &of)
+        })
+        .collect();
+    trends.push(latency("host process".to_owned(), &|d| d.baseline.clone()));
+    trends.push(Trend {
+        title: "memory of one more clone".to_owned(),
+        unit: "MB",
+        curves: vec![(
+            "slope",
+            points(runs, |d| {
+                let memory = d.memory.as_ref()?;
+                let mb = |bytes: f64| bytes / 1e6;
+                Some((
+                    mb(memory.slope_bytes_per_clone?),
+                    memory.slope_ci95.map(|ci| ci.map(mb)),
+                ))
+            }),
+        )],
+    });
+    trends.retain(|trend| trend.curves.iter().any(|(_, points)| !points.is_empty()));
+    trends
+}
+
+fn points(
+    runs: &[(&str, &Document)],
+    of: impl Fn(&Document) -> Option<(f64, Option<[f64; 2]>)>,
+) -> Vec<Point> {
+    let point = |(index, (_, d)): (usize, &(&str, &Document))| {
+        let (value, interval) = of(d)?;
+        Some(Point {
+            run: index + 1,
+            value,
+            interval,
+        })
+    };
+    runs.iter().enumerate().filter_map(point).collect()
+}
+
+fn plot(trend: &Trend, runs: usize) -> Markup {
+    let all = trend.curves.iter().flat_map(|(_, points)| points);
+    let top = all
+        .map(|p| p.interval.map_or(p.value, |[_, high]| high.max(p.value)))
+        .fold(0.0, f64::max);
+    let frame = Frame::new(220.0, runs as f64 + 0.5, top * 1.05);
+    let content = html! {
+        @for ((_, points), colour) in trend.curves.iter().zip(COLOURS) {
+            (curve(&frame, points, colour))
+        }
+    };
+    let entries: Vec<(String, String)> = trend
+        .curves
+        .iter()
+        .zip(COLOURS)
+        .map(|((name, _), colour)| ((*name).to_owned(), colour.to_owned()))
+        .collect();
+    html! {
+        h3 { (trend.title) }
+        (frame.svg(&trend.title, "run", trend.unit, &content))
+        (legend(&entries))
+    }
+}
+
+fn curve(frame: &Frame, points: &[Point], colour: &str) -> Markup {
+    let at = |p: &Point| {
+        let x = place(frame.x(p.run as f64));
+        format!("{x} {}", place(frame.y(p.value)))
+    };
+    let line: Vec<String> = points.iter().map(at).collect();
+    html! {
+        @if !line.is_empty() {
+            path class="curve" style={ "stroke:" (colour) } d={ "M" (line.join("L")) } {}
+        }
+        @for p in points {
+            @let x = place(frame.x(p.run as f64));
+            @if let Some([low, high]) = p.interval {
+                line style={ "stroke:" (colour) } x1=(x) x2=(x) y1=(place(frame.y(low))) y2=(place(frame.y(high))) {}
+            }
+            circle style={ "fill:" (colour) } cx=(x) cy=(place(frame.y(p.value))) r="3.5" {}
+        }
+    }
+}
+
+fn table(runs: &[(&str, &Document)]) -> Markup {
+    html! {
+        table {
+            thead { tr { th.n { "run" } th { "started" } th { "directory" } th { "commit" } th { "grade" } th.n { "n" } th.n { "failed" } th.n { "first exec P95, ms" } th { "gates" } } }
+            tbody {
+                @for (index, (name, d)) in runs.iter().enumerate() {
+                    tr {
+                        td.n { (index + 1) }
+                        td { (started(d)) }
+                        td { code { (name) } }
+                        td { (commit(d)) }
+                        td.(d.host.grade) { (d.host.grade) }
+                        td.n { (d.n) }
+                        td.n { (d.failures.values().sum::<u64>()) }
+                        td.n { (p95s(d)) }
+                        td { (gates(d)) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn started(d: &Document) -> String {
+    let at = UNIX_EPOCH + Duration::from_millis(d.started_unix_ms);
+    humantime::format_rfc3339_seconds(at).to_string()
+}
+
+/// The first characters of the commit; `+` if the tree had changes.
+fn commit(d: &Document) -> String {
+    let commit = d.host.commit.as_deref().unwrap_or("unknown");
+    let changed = if d.host.dirty_tree == Some(true) {
+        "+"
+    } else {
+        ""
+    };
+    format!("{}{changed}", commit.get(..10).unwrap_or(commit))
+}
+
+fn p95s(d: &Document) -> String {
+    let all: Vec<String> = d
+        .first_execs()
+        .iter()
+        .filter_map(|(kind, p)| Some(format!("{kind}{}", milliseconds(p.p95_ms?))))
+        .collect();
+    all.join(", ")
+}
+
+/// The gates that are not met, or their number if all are.
+fn gates(d: &Document) -> Markup {
+    let open: Vec<_> = d
+        .gates
+        .iter()
+        .filter(|gate| gate.verdict.word() != "met")
+        .collect();
+    html! {
+        @if open.is_empty() { span.met { (d.gates.len()) " met" } }
+        @for gate in open {
+            span.(gate.verdict.word()) { (gate.verdict.word()) } " " (gate.name) br;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{record, session, stats::fold};
+
+    fn published(name: &str) -> Entry {
+        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../results")
+            .join(name);
+        let facts = session::read_environment(&dir).unwrap();
+        let summary = fold::fold(&record::read(&dir).unwrap());
+        let view = super::super::View::new(&summary, &facts).unwrap();
+        Entry {
+            name: name.to_owned(),
+            run: Ok(Document::new(&view)),
+        }
+    }
+
+    /// A published run, the same run a day later, another scenario, and a run that cannot be read.
+    fn entries() -> Vec<Entry> {
+        let mut later = published("single-ring3-2core-20261122");
+        later.name = "later".to_owned();
+        if let Ok(document) = &mut later.run {
+            document.started_unix_ms += 86_400_000;
+        }
+        vec![
+            later,
+            published("single-ring3-2core-20261122"),
+            published("density-ring3-2core-20261122"),
+            Entry {
+                name: "broken".to_owned(),
+                run: Err("cannot read <events>".to_owned()),
+            },
+        ]
+    }
+
+    #[test]
+    fn runs_are_grouped_by_scenario_and_ordered_by_their_start() {
+        let entries = entries();
+        let names: Vec<Vec<&str>> = sections(&entries)
+            .iter()
+            .map(|runs| runs.iter().map(|(name, _)| *name).collect())
+            .collect();
+        let single = ["single-ring3-2core-20261122", "later"];
+        assert_eq!(
+            names,
+            [vec!["density-ring3-2core-20261122"], single.to_vec()]
+        );
+    }
+
+    #[test]
+    fn runs_of_another_host_are_a_section_of_their_own() {
+        let mut entries = entries();
+        if let Ok(document) = &mut entries[0].run {
+            document.host.cores += 1;
+        }
+        assert_eq!(sections(&entries).len(), 3);
+    }
+
+    #[test]
+    fn a_trend_has_the_values_and_intervals_of_the_reports() {
+        let entries = entries();
+        let sections = sections(&entries);
+        let (_, second) = sections[1][1];
+        let (kind, phase) = &second.first_execs()[0];
+        let trends = trends(&sections[1]);
+        let title = format!("{kind}first exec");
+        let trend = trends.iter().find(|trend| trend.title == title).unwrap();
+        let (name, p95) = &trend.curves[1];
+        assert_eq!(*name, "P95");
+        let want = Point {
+            run: 2,
+            value: phase.p95_ms.unwrap(),
+            interval: phase.p95_ci95_ms,
+        };
+        assert_eq!(p95.last(), Some(&want));
+    }
+
+    #[test]
+    fn a_run_that_cannot_be_read_is_listed_with_the_reason_and_escaped() {
+        let page = render(&entries());
+        assert!(page.contains("3 recorded runs"));
+        assert!(page.contains("cannot read &lt;events&gt;"), "{page}");
+    }
+}
