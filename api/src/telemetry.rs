@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fmt::Write, sync::Arc, time::Duration};
 use hyper::Method;
 use model::{StartPhase, Timeline};
 use netisolation::{Counters, Reason};
-use pool::{PoolStats, VmmId, VmmUse};
+use pool::{Installed, PoolStats, RebuildState, VmmId, VmmUse};
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{counter::Counter, family::Family, histogram::Histogram},
@@ -181,6 +181,28 @@ fn write_vmms(text: &mut String, vmms: &BTreeMap<VmmId, VmmUse>) -> std::fmt::Re
     Ok(())
 }
 
+/// Writes the VMM of each installed template, and whether it is rebuilt with the present one. Names of installed templates
+/// are the operator's.
+fn write_installed(text: &mut String, installed: &BTreeMap<String, Installed>) -> std::fmt::Result {
+    writeln!(
+        text,
+        "# HELP cube_pool_installed_template Installed templates: 1 for the state of each.\n\
+         # TYPE cube_pool_installed_template gauge"
+    )?;
+    for (name, template) in installed {
+        let vmm = &template.vmm.as_str()[..12];
+        for state in RebuildState::ALL {
+            let is_it = u8::from(template.state == state);
+            let state = state.name();
+            writeln!(
+                text,
+                "cube_pool_installed_template{{template={name:?},vmm=\"{vmm}\",state=\"{state}\"}} {is_it}"
+            )?;
+        }
+    }
+    Ok(())
+}
+
 /// Writes the metrics that the pool counts.
 fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
     let gauges = [
@@ -206,6 +228,11 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
             "Memory available to sandboxes",
             stats.available_bytes,
         ),
+        (
+            "pool_images",
+            "Installed templates and former versions of them that are in use",
+            u64::from(stats.images),
+        ),
     ];
     for (name, help, value) in gauges {
         writeln!(
@@ -214,6 +241,7 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
         )?;
     }
     write_vmms(text, &stats.vmms)?;
+    write_installed(text, &stats.installed)?;
     let counters = [
         (
             "pool_warm_hits",
@@ -231,6 +259,16 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
             stats.refused,
         ),
         ("pool_died", "VMs that ended unexpectedly", stats.died),
+        (
+            "pool_rebuilds",
+            "Installed templates that were rebuilt",
+            stats.rebuilt,
+        ),
+        (
+            "pool_rebuilds_failed",
+            "Rebuilds of installed templates that failed",
+            stats.rebuilds_failed,
+        ),
     ];
     for (name, help, value) in counters {
         writeln!(
@@ -321,6 +359,11 @@ mod tests {
             ..VmmUse::default()
         };
         stats.vmms.insert(VmmId::default(), vmm);
+        let base = Installed {
+            vmm: VmmId::default(),
+            state: RebuildState::Failed,
+        };
+        stats.installed.insert("base".to_owned(), base);
         stats.network.refused.insert(Reason::NotIp, 5);
         let text = telemetry.render(&stats);
         let count =
@@ -335,6 +378,12 @@ mod tests {
         assert!(text.contains("cube_pool_failed_total{what=\"spawn\"} 2\n"));
         let uses = "cube_pool_vmm_uses{vmm=\"e3b0c44298fc\",present=\"false\",use=\"paused\"} 4\n";
         assert!(text.contains(uses), "{text}");
+        for (state, is_it) in [("failed", 1), ("current", 0)] {
+            let line = format!(
+                "cube_pool_installed_template{{template=\"base\",vmm=\"e3b0c44298fc\",state=\"{state}\"}} {is_it}\n"
+            );
+            assert!(text.contains(&line), "{text}");
+        }
         assert!(text.contains("cube_network_bytes_total{direction=\"in\"} 7\n"));
         assert!(text.contains("cube_network_refused_total{reason=\"not_ip\"} 5\n"));
         assert!(text.ends_with("# EOF\n"));

@@ -40,6 +40,11 @@ const SHARES: u64 = 1024;
 /// Name of a group that is created and removed when the pool opens, to check that the kernel accepts every limit.
 const PROBE: &str = "probe";
 
+/// Name of the group of the VM that rebuilds a template. There is one at a time.
+pub(crate) const REBUILD: &str = "rebuild";
+/// Its CPU weight: a tenth of the default of a sandbox, so that a busy host delays a rebuild and does not prevent it.
+const REBUILD_WEIGHT: u16 = 10;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Controller {
     Memory,
@@ -173,6 +178,22 @@ impl Groups {
         self.make_group(id.as_str(), ram)
     }
 
+    /// Creates the group of the VM that rebuilds a template. Under contention it gets little CPU time.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Groups::create`].
+    pub(crate) fn create_for_rebuild(&self, ram: u64) -> io::Result<()> {
+        let lowest = SandboxLimits {
+            cpu_weight: REBUILD_WEIGHT.min(self.limits.cpu_weight),
+            ..self.limits.clone()
+        };
+        let groups = Self {
+            limits: lowest,
+            ..self.clone()
+        };
+        groups.make_group(REBUILD, ram)
+    }
+
     fn make_group(&self, name: &str, ram: u64) -> io::Result<()> {
         for h in self.needed() {
             let group = h.group.join(name);
@@ -275,10 +296,10 @@ impl Groups {
         }
     }
 
-    /// Moves a VMM process into the group of its VM.
-    pub(crate) fn enter(&self, id: &SandboxId, pid: u32) -> io::Result<()> {
+    /// Moves a VMM process into the group of its VM: the sandbox's id, or [`REBUILD`].
+    pub(crate) fn enter(&self, name: &str, pid: u32) -> io::Result<()> {
         for h in self.needed() {
-            let procs = h.group.join(id.as_str()).join("cgroup.procs");
+            let procs = h.group.join(name).join("cgroup.procs");
             fs::write(procs, pid.to_string())?;
         }
         Ok(())
@@ -535,7 +556,7 @@ mod tests {
         let made = |groups: &Groups, number| -> Vec<&str> {
             let id = SandboxId::from_random([number; 19]);
             groups.create(&id, 1 << 20).unwrap();
-            groups.enter(&id, 1).unwrap();
+            groups.enter(id.as_str(), 1).unwrap();
             let names = CONTROLLERS.map(Controller::name).into_iter();
             names
                 .filter(|name| dir.path().join(name).join(id.as_str()).exists())

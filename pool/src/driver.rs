@@ -15,6 +15,7 @@ mod jobs;
 mod memory;
 mod queries;
 mod queue;
+mod rebuilds;
 mod reports;
 mod requests;
 mod slots;
@@ -51,6 +52,7 @@ use adoptions::Adoptions;
 use jobs::Jobs;
 use memory::MemoryLedger;
 use queue::Queue;
+use rebuilds::Running;
 use slots::Slots;
 use space::Disks;
 use stock::Stock;
@@ -74,6 +76,8 @@ pub(crate) struct Driver {
     keeps_unused: bool,
     /// The latest removal of what nothing needs.
     removal: Option<JoinHandle<()>>,
+    /// The rebuild under way.
+    rebuilding: Option<Running>,
     slots: Slots,
     adoptions: Adoptions,
     /// Requests that waited for a change and must be decided again.
@@ -159,6 +163,7 @@ impl Driver {
             images_may_be_unused: true,
             keeps_unused: setup.keeps_unused,
             removal: None,
+            rebuilding: None,
             slots: Slots::new(setup.entries),
             adoptions,
             ready: VecDeque::new(),
@@ -205,6 +210,7 @@ impl Driver {
                 () = tokio::time::sleep(timer) => self.look_again = true,
             }
         }
+        self.end_rebuild().await;
         if let Some(removal) = self.removal.take() {
             // It reports its errors. The next server may need what this one removes.
             let _ = removal.await;
@@ -270,6 +276,7 @@ impl Driver {
             self.former_servers = FormerServers::Gone;
             self.jobs.remove_former_servers();
         }
+        self.rebuild();
     }
 
     /// Moves all deadlines, and records those of running sandboxes.
@@ -393,7 +400,7 @@ impl Driver {
         let mut slots = self.slots.values();
         let is_done = match self.stopping.closing {
             None => false,
-            Some(_) if self.publishing > 0 => false,
+            Some(_) if self.publishing > 0 || self.rebuilding.is_some() => false,
             Some(OnClose::Keep | OnClose::HandOver) => {
                 let mut all = self.slots.iter();
                 self.adoptions.is_idle() && all.all(|(id, e)| self.is_left(id, &e.slot))

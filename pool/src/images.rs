@@ -21,7 +21,7 @@ use model::{MANIFEST_NAME, template_file};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    durable::{DRAFT, private_dir, read_bounded, sync_dir},
+    durable::{DRAFT, private_dir, read_bounded, remove_dir, sync_dir, sync_files},
     manifest::{Base, Manifest},
     record::BootFiles,
     vmms::is_sha256,
@@ -92,6 +92,38 @@ impl Images {
         linked.map(|()| place)
     }
 
+    /// Creates the directory in which a template is rebuilt, one at a time. Its name is short, because sockets are in it.
+    ///
+    /// # Errors
+    /// Returns an error if what a former rebuild left cannot be removed, or the directory cannot be created.
+    pub(crate) fn begin_rebuild(&self) -> io::Result<PathBuf> {
+        let draft = self.0.join(format!("{DRAFT}rebuild"));
+        remove_dir(&draft)?;
+        DirBuilder::new().mode(0o700).create(&draft)?;
+        Ok(draft)
+    }
+
+    /// Moves a rebuilt template to its place, where it survives a crash of the host.
+    ///
+    /// # Errors
+    /// Returns an error if the template cannot be synced or moved.
+    pub(crate) fn publish(&self, template: &Path) -> io::Result<PathBuf> {
+        sync_files(template)?;
+        let place = self.0.join(sum_of_manifest(template)?);
+        fs::rename(template, &place)?;
+        sync_dir(&self.0)?;
+        Ok(place)
+    }
+
+    /// The directories of all complete templates.
+    pub(crate) fn all(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        entries
+            .filter(|entry| !entry.file_name().to_string_lossy().starts_with(DRAFT))
+            .map(|entry| entry.path())
+            .collect()
+    }
+
     fn has(&self, dir: &Path) -> bool {
         dir.parent() == Some(self.0.as_path())
     }
@@ -129,15 +161,14 @@ impl Images {
 
     /// The directories that contain none of the paths in `used`.
     pub(crate) fn unused(&self, used: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
-        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
-        entries
-            .map(|entry| entry.path())
-            .filter(|dir| !used.iter().any(|path| path.starts_with(dir)))
+        let all = self.all().into_iter();
+        all.filter(|dir| !used.iter().any(|path| path.starts_with(dir)))
             .collect()
     }
 }
 
-fn sum_of_manifest(dir: &Path) -> io::Result<String> {
+/// SHA-256 of the manifest of the template in `dir`, which identifies the template.
+pub(crate) fn sum_of_manifest(dir: &Path) -> io::Result<String> {
     let bytes = read_bounded(&dir.join(MANIFEST_NAME), MAX_MANIFEST)?;
     Ok(crate::host::hex(&Sha256::digest(&bytes)))
 }
@@ -151,14 +182,20 @@ fn link_all(dir: &Path, manifest: &Manifest, to: &Path) -> io::Result<()> {
             linked => linked?,
         }
     }
+    link_guest(&manifest.root, to)?;
     let root = &manifest.root;
-    link(root, &to.join(ROOT))?;
     let (found, wanted) = (fs::metadata(to.join(ROOT))?.len(), manifest.root_sum.bytes);
     if found != wanted {
         let root = root.display();
         let why = format!("{root} has {found} bytes, the template was made with {wanted}");
         return Err(io::Error::other(why));
     }
+    Ok(())
+}
+
+/// Links a root image, and the kernel and the initramfs beside it, into `to`.
+fn link_guest(root: &Path, to: &Path) -> io::Result<()> {
+    link(root, &to.join(ROOT))?;
     for name in [KERNEL, INITRD] {
         match link(&root.with_file_name(name), &to.join(name)) {
             // The template cannot boot, as when it is used in place.
@@ -169,8 +206,16 @@ fn link_all(dir: &Path, manifest: &Manifest, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// The links in `dir` to the root image, the kernel and the initramfs of a template.
+pub(crate) fn guest_links(dir: &Path) -> [PathBuf; 3] {
+    [ROOT, KERNEL, INITRD].map(|name| dir.join(name))
+}
+
 /// Links the file at `from`, with symbolic links resolved.
-fn link(from: &Path, to: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// Returns an error that names `from`.
+pub(crate) fn link(from: &Path, to: &Path) -> io::Result<()> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", from.display()));
     fs::hard_link(from.canonicalize().map_err(named)?, to).map_err(named)
 }

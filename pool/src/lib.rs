@@ -48,9 +48,9 @@ pub use error::PoolError;
 pub use lifetime::{Lifetime, OnTimeout, UnixMs};
 pub use slot::{Refusal, Wake};
 pub use spec::{
-    Connected, CreateSpec, Ended, Init, LifeEvent, MAX_NOTE, MissingLimits, OnClose, PauseMode,
-    PoolConfig, PoolStats, Recovered, Sandbox, SandboxLimits, SandboxState, TemplateInfo,
-    TimeoutChange, Usage, VmmUse, WarmMarks,
+    Connected, CreateSpec, Ended, Init, Installed, LifeEvent, MAX_NOTE, MissingLimits, OnClose,
+    PauseMode, PoolConfig, PoolStats, RebuildState, Recovered, Sandbox, SandboxLimits,
+    SandboxState, TemplateInfo, TimeoutChange, Usage, VmmUse, WarmMarks,
 };
 pub use vmms::VmmId;
 

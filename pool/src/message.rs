@@ -1,6 +1,6 @@
 //! Messages to the driver: requests of callers, and reports of the jobs and watchers that the driver started.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use model::SandboxId;
 use netisolation::{Counters, Policy};
@@ -17,6 +17,7 @@ use crate::{
     work::{
         WorkError,
         lease::Served,
+        rebuild::Outcome,
         save::{ForkSnapshot, PauseOutcome, SnapshotFailed},
         start::Started,
     },
@@ -172,6 +173,10 @@ pub(crate) enum Report {
     /// The adoption of a running sandbox waits for its VMM, and changes nothing any more.
     Asking(SandboxId),
     Adopted(SandboxId, Result<Option<u64>, String>),
+    /// The VM process of the rebuild under way.
+    Rebuilding(Arc<OwnedFd>),
+    /// The examination or the rebuild of the template with this id ended.
+    Rebuilt(String, Result<Outcome, String>),
     /// Everything that the former server left was removed, or a failure was logged.
     Swept,
     /// What was found of former servers' cgroups.

@@ -287,6 +287,58 @@ pub struct PoolStats {
     pub network: Counters,
     /// Gauges: the uses of every VMM that is kept. The present VMM is one of them.
     pub vmms: BTreeMap<VmmId, VmmUse>,
+    /// Gauge: directories of `images`, one for each installed template and each former version of one that is in use.
+    pub images: u32,
+    /// Gauges: the installed templates, by name.
+    pub installed: BTreeMap<String, Installed>,
+    /// Templates that were rebuilt.
+    pub rebuilt: u64,
+    /// Rebuilds that failed.
+    pub rebuilds_failed: u64,
+}
+
+/// An installed template: the VMM of its new sandboxes, and whether it is rebuilt with the present one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Installed {
+    pub vmm: VmmId,
+    pub state: RebuildState,
+}
+
+/// Whether an installed template is made from the present VMM, kernel and root image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RebuildState {
+    /// It has not been examined yet. Rebuilds wait for each other, for the adoption of sandboxes and for memory.
+    Waiting,
+    /// It is being examined or rebuilt.
+    Running,
+    /// It is.
+    Current,
+    /// The last rebuild failed. It is tried again.
+    Failed,
+    /// It is not, and cannot be rebuilt: it has no recipe, or what it is made from is gone.
+    Kept,
+}
+
+impl RebuildState {
+    pub const ALL: [Self; 5] = [
+        Self::Waiting,
+        Self::Running,
+        Self::Current,
+        Self::Failed,
+        Self::Kept,
+    ];
+
+    /// The name used in metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Running => "rebuilding",
+            Self::Current => "current",
+            Self::Failed => "failed",
+            Self::Kept => "kept",
+        }
+    }
 }
 
 /// The uses of one VMM: what ends, or is migrated, before a fault of this VMM is gone from the host.

@@ -11,8 +11,10 @@
 
 mod maker;
 mod names;
+mod rebuilt;
 mod record;
 
+pub(crate) use rebuilt::{Rebuild, Rebuilt};
 pub(crate) use record::TemplateRecord;
 
 use std::{
@@ -79,6 +81,8 @@ pub(crate) struct Template {
     pub(crate) not_before_ns: u64,
     /// The record in the state directory; `None` for an installed template.
     kept: Option<Kept>,
+    /// Where the template is installed, and its rebuild; `None` for other templates.
+    pub(crate) rebuild: Option<Rebuild>,
     /// Whether the template has the format of VMMs of this release.
     is_ours: bool,
 }
@@ -172,11 +176,17 @@ impl Templates {
             return;
         };
         let id = id_of_name(name);
-        let read = Template::read(path, id.clone(), vec![name.to_owned()], &self.store)
-            .and_then(|template| Ok((maker(path, vmms)?, template)));
+        let names = vec![name.to_owned()];
+        let read = rebuilt::choose(path, &id, self.store.images(), vmms).and_then(|(dir, vmm)| {
+            let mut template = Template::read(&dir, id.clone(), names, &self.store)?;
+            // The same for the template as it was installed and as it was rebuilt.
+            template.warm_up = read_warm_up(path)?;
+            Ok((vmm, template))
+        });
         match read {
             Ok((vmm, mut template)) => {
                 template.set_vmm(vmm);
+                template.rebuild = Some(Rebuild::of(path));
                 template.keep_files(&self.store);
                 template.wanted = true;
                 self.by_id.insert(id, template);
@@ -412,6 +422,26 @@ impl Templates {
         self.by_id.remove(id)?.record(&self.dir)
     }
 
+    /// Lets new sandboxes of an installed template start from its rebuilt files in `dir`. Returns the former memory.
+    pub(crate) fn replace(&mut self, id: &str, dir: &Path, vmm: VmmId) -> Result<Memory, String> {
+        let rebuilt = Template::read(dir, id.to_owned(), Vec::new(), &self.store)?;
+        let template = self.by_id.get_mut(id).ok_or("it was removed meanwhile")?;
+        let TemplateInfo {
+            memory,
+            vcpus,
+            disk,
+            created_unix_s,
+            ..
+        } = rebuilt.info;
+        (template.info.memory, template.info.vcpus) = (memory, vcpus);
+        (template.info.disk, template.info.created_unix_s) = (disk, created_unix_s);
+        (template.dir, template.root, template.boot) = (rebuilt.dir, rebuilt.root, rebuilt.boot);
+        (template.failures, template.not_before_ns) = (0, 0);
+        template.is_ours = rebuilt.is_ours;
+        template.set_vmm(vmm);
+        Ok(std::mem::replace(&mut template.memory, Memory::OnDisk))
+    }
+
     /// Ids of the templates that are diffs of the template in `dir`.
     pub(crate) fn built_on(&self, dir: &Path) -> Vec<&str> {
         self.iter()
@@ -461,6 +491,7 @@ impl Template {
             failures: 0,
             not_before_ns: 0,
             kept: None,
+            rebuild: None,
         })
     }
 

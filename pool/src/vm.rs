@@ -102,7 +102,8 @@ pub(crate) fn kill(pidfd: &OwnedFd) {
     let _ = pidfd_send_signal(pidfd, Signal::KILL);
 }
 
-fn open(pid: u32) -> io::Result<OwnedFd> {
+/// Opens the pidfd of a child that has not been reaped.
+pub(crate) fn open(pid: u32) -> io::Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)

@@ -3,6 +3,7 @@
 
 pub(crate) mod adopt;
 pub(crate) mod lease;
+pub(crate) mod rebuild;
 pub(crate) mod save;
 pub(crate) mod start;
 pub(crate) mod wall_clock;

@@ -1,6 +1,9 @@
 //! Questions that change nothing, and the list of templates.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use model::SandboxId;
 use netisolation::{Isolation, TapIndex};
@@ -8,7 +11,7 @@ use tokio::{sync::oneshot, task::spawn_blocking};
 
 use super::{Driver, Entry};
 use crate::{
-    LifeEvent, PoolError, PoolStats, Sandbox, SandboxState, TemplateInfo, Usage, host,
+    Installed, LifeEvent, PoolError, PoolStats, Sandbox, SandboxState, TemplateInfo, Usage, host,
     manifest::Manifest,
     message::{Answer, Request},
     network,
@@ -153,13 +156,7 @@ impl Driver {
             let _ = answer.send(Err(PoolError::InUse(name.to_owned(), user)));
             return;
         }
-        let is_stock = |stage| matches!(stage, Stage::Warm | Stage::Filling);
-        let stock = self
-            .slots
-            .ids(|e| e.record.template.id == id && is_stock(e.slot.stage));
-        for slot in stock {
-            self.end(&slot);
-        }
+        self.end_stock(&id);
         let template = self.templates.get_mut(&id);
         let memory = template.map(|t| std::mem::replace(&mut t.memory, Memory::OnDisk));
         let record = self.templates.forget(&id);
@@ -189,6 +186,16 @@ impl Driver {
     fn base_of_pause(&self, entry: &Entry) -> Option<PathBuf> {
         let manifest = Manifest::read(&entry.dir.pause()).ok()?;
         Some(self.templates.images().base(&manifest.base?))
+    }
+
+    fn installed(&self) -> BTreeMap<String, Installed> {
+        let installed = self.templates.iter().filter_map(|template| {
+            let state = template.rebuild.as_ref()?.state;
+            let vmm = template.vmm.clone();
+            let name = template.info.names.first()?.clone();
+            Some((name, Installed { vmm, state }))
+        });
+        installed.collect()
     }
 
     fn stats(&mut self) -> PoolStats {
@@ -221,6 +228,7 @@ impl Driver {
             expected_bytes: self.memory.largest_need(),
             available_bytes: room.available.saturating_sub(room.reserve),
             vmms: self.vmm_uses(),
+            installed: self.installed(),
             ..self.counters.clone()
         }
     }
@@ -229,8 +237,10 @@ impl Driver {
     fn send_stats(&mut self, answer: oneshot::Sender<PoolStats>) {
         let mut stats = self.stats();
         let network = self.config.network.clone();
+        let images = self.templates.images().clone();
         let taps: Vec<_> = self.slots.values().filter_map(|e| e.record.tap).collect();
         spawn_blocking(move || {
+            stats.images = u32::try_from(images.all().len()).unwrap_or(u32::MAX);
             for tap in taps {
                 // A TAP that was released in the meantime cannot be read. Its counters are in the pool's own sum the
                 // next time.

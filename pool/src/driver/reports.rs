@@ -48,6 +48,8 @@ impl Driver {
             Report::Released(counters) => network::add(&mut self.counters.network, &counters),
             Report::Asking(id) => self.adoptions.asks(&id),
             Report::Adopted(id, result) => self.adopted(&id, result),
+            Report::Rebuilding(vm) => self.rebuilding(vm),
+            Report::Rebuilt(id, result) => self.rebuilt(&id, result),
             Report::Swept => self.adoptions.swept(),
             Report::ServersLeft(left) => self.former_servers = left,
             Report::Loaded(template, loaded) => self.loaded(&template, loaded),

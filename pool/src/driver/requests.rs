@@ -479,6 +479,7 @@ impl Driver {
             }
         }
         self.look_again = true;
+        self.stop_rebuild();
         let doomed = self
             .slots
             .ids(|e| on_close == OnClose::Kill || !e.slot.is_leased());

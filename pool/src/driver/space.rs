@@ -58,6 +58,11 @@ impl Disks {
         self.space(&self.state, promised.sum())
     }
 
+    /// Bytes that a rebuilt template may take.
+    pub(super) fn room_to_rebuild(&self, slots: &Slots) -> u64 {
+        self.snapshots(slots).free()
+    }
+
     fn space(&self, dir: &Path, promised: u64) -> Space {
         Space {
             available: host::disk_free(dir).unwrap_or(0),

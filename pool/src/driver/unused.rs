@@ -19,13 +19,13 @@ impl Driver {
     /// under way: what it will need is not in a record yet. Does nothing either once the pool closes: the next server
     /// decides with its own VMM and templates. Does nothing at all if this server could not read all records.
     pub(super) fn remove_unused(&mut self) {
-        let starts = |slot: &Slot| matches!(slot.stage, Stage::Filling) || !slot.is_settled();
+        let is_at_rest = |slot: &Slot| slot.stage == Stage::Warm || slot.is_settled();
         let is_removing = self.removal.as_ref().is_some_and(|r| !r.is_finished());
         if self.keeps_unused
             || is_removing
             || self.stopping.closing.is_some()
             || !self.queue.is_empty()
-            || self.slots.values().any(|e| starts(&e.slot))
+            || !self.slots.values().all(|e| is_at_rest(&e.slot))
         {
             return;
         }
@@ -35,7 +35,8 @@ impl Driver {
             let templates = self.templates.iter().map(|t| t.vmm.clone());
             unused = self.vmms.take_unused(&records.chain(templates).collect());
         }
-        if self.images_may_be_unused {
+        // A rebuilt template is in no template's record until its rebuild has been reported.
+        if self.images_may_be_unused && self.rebuilding.is_none() {
             self.images_may_be_unused = false;
             unused.extend(self.unused_images());
         }

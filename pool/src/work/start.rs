@@ -194,12 +194,15 @@ impl StartPlan {
         })?;
         // Before the VMM gets its first request, it must be in its group, so that all guest memory is charged there,
         // and in the record.
-        let known = self.groups.enter(&self.id, vm.name.pid).and_then(|()| {
-            // If the host runs out of memory despite the limits, the kernel prefers to kill a sandbox.
-            fs::write(format!("/proc/{}/oom_score_adj", vm.name.pid), "500")?;
-            self.record.vmm = Some(vm.name);
-            self.dir.write(&self.record, Durability::Process)
-        });
+        let known = self
+            .groups
+            .enter(self.id.as_str(), vm.name.pid)
+            .and_then(|()| {
+                // If the host runs out of memory despite the limits, the kernel prefers to kill a sandbox.
+                fs::write(format!("/proc/{}/oom_score_adj", vm.name.pid), "500")?;
+                self.record.vmm = Some(vm.name);
+                self.dir.write(&self.record, Durability::Process)
+            });
         match known {
             Ok(()) => Ok(vm),
             Err(e) => {

@@ -8,6 +8,7 @@ mod faults;
 mod lifecycle;
 mod limits;
 mod power;
+mod rebuild;
 mod sys;
 mod upgrade;
 
@@ -59,6 +60,11 @@ fn main() {
         upgrade::{
             kvm_an_upgrade_keeps_what_users_have,
             kvm_an_interrupted_upgrade_is_harmless,
+        },
+        rebuild::{
+            kvm_an_installed_template_is_rebuilt_after_an_upgrade,
+            kvm_a_changed_guest_file_makes_a_new_template_and_a_missing_one_none,
+            kvm_an_interrupted_rebuild_is_started_again,
         },
         disk::{
             kvm_a_full_disk_loses_nothing,

@@ -79,6 +79,11 @@ impl State {
         processes_of(&self.0)
     }
 
+    /// Process ids of the VMMs that rebuild templates.
+    pub(crate) fn rebuilds(&self) -> Vec<u32> {
+        processes_of(&self.0.join("images"))
+    }
+
     /// Control groups of the VMs of this state directory's pool.
     pub(crate) fn groups(&self) -> Vec<PathBuf> {
         use std::os::unix::fs::MetadataExt;
@@ -262,8 +267,17 @@ pub(crate) async fn until_warm(pool: &Pool, warm: u32) {
 }
 
 /// Repeats a question until it has an answer.
-pub(crate) async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+pub(crate) async fn until<T>(what: &str, ask: impl AsyncFnMut() -> Option<T>) -> T {
+    until_within(PATIENCE, what, ask).await
+}
+
+/// As [`until`], with another deadline.
+pub(crate) async fn until_within<T>(
+    patience: Duration,
+    what: &str,
+    mut ask: impl AsyncFnMut() -> Option<T>,
+) -> T {
+    let deadline = Instant::now() + patience;
     loop {
         if let Some(answer) = ask().await {
             return answer;

@@ -20,7 +20,7 @@ use super::{
 };
 
 /// The VMM of release `n`: 0 is the real one.
-fn vmm_of(n: u32) -> PathBuf {
+pub(crate) fn vmm_of(n: u32) -> PathBuf {
     if n == 0 {
         return variable("CUBE_BIN").join("cube-vmm");
     }
@@ -31,7 +31,7 @@ fn vmm_of(n: u32) -> PathBuf {
 }
 
 /// The configuration of release `n`.
-fn release(state: &Path, n: u32) -> PoolConfig {
+pub(crate) fn release(state: &Path, n: u32) -> PoolConfig {
     PoolConfig {
         vmm: vmm_of(n),
         images: vec![state.join("guest")],
@@ -80,13 +80,13 @@ fn install_base(state: &Path) {
 }
 
 /// The VMM that a sandbox runs in, as the SHA-256 in the path of its program.
-fn runs_in(sandbox: &Sandbox) -> String {
+pub(crate) fn runs_in(sandbox: &Sandbox) -> String {
     let program = fs::read_link(format!("/proc/{}/exe", sandbox.pid)).expect("a program");
     let dir = program.parent().and_then(Path::file_name);
     dir.expect("a kept VMM").to_string_lossy().into_owned()
 }
 
-fn kept(state: &State) -> BTreeSet<String> {
+pub(crate) fn kept(state: &State) -> BTreeSet<String> {
     let entries = fs::read_dir(state.0.join("vmms")).expect("kept VMMs");
     let name = |e: fs::DirEntry| e.file_name().to_string_lossy().into_owned();
     entries.map(|e| name(e.expect("an entry"))).collect()
@@ -99,7 +99,7 @@ async fn create(pool: &Pool, template: &str) -> Sandbox {
 }
 
 /// A value in memory, which a cold boot loses, and one on the disk.
-async fn write(sandbox: &Sandbox, value: &str) {
+pub(crate) async fn write(sandbox: &Sandbox, value: &str) {
     sh(
         sandbox,
         &format!("echo {value} >/dev/shm/v; echo {value} >/root/v"),
@@ -107,7 +107,7 @@ async fn write(sandbox: &Sandbox, value: &str) {
     .await;
 }
 
-async fn read(sandbox: &Sandbox) -> String {
+pub(crate) async fn read(sandbox: &Sandbox) -> String {
     sh(sandbox, "cat /dev/shm/v").await
 }
 

@@ -1,0 +1,196 @@
+//! The rebuild of installed templates that another VMM, kernel or root image made, one at a time, in the background. New
+//! sandboxes start from the former files until the rebuilt ones are complete.
+
+use std::{
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use super::Driver;
+use crate::{
+    RebuildState, host,
+    message::Report,
+    slot::Stage,
+    work::rebuild::{Outcome, RebuildPlan},
+};
+
+/// Delay after the first failure, which doubles with each further one up to [`LONGEST_DELAY`].
+const FIRST_DELAY: Duration = Duration::from_secs(60);
+const LONGEST_DELAY: Duration = Duration::from_secs(3600);
+
+/// The rebuild under way.
+#[derive(Debug)]
+pub(super) struct Running {
+    stop: Arc<AtomicBool>,
+    /// Its latest VM process.
+    vm: Option<Arc<OwnedFd>>,
+}
+
+impl Driver {
+    /// Begins to examine or rebuild the next template, unless something more important is under way.
+    pub(super) fn rebuild(&mut self) {
+        let now_ns = host::monotonic_ns();
+        if self.rebuilding.is_some()
+            || self.stopping.closing.is_some()
+            || !self.adoptions.is_swept()
+            || !self.queue.is_empty()
+        {
+            return;
+        }
+        let is_due = |state, not_before_ns| match state {
+            RebuildState::Waiting | RebuildState::Failed => not_before_ns <= now_ns,
+            RebuildState::Running | RebuildState::Current | RebuildState::Kept => false,
+        };
+        let next = self.templates.iter().find_map(|template| {
+            let rebuild = template.rebuild.as_ref()?;
+            is_due(rebuild.state, rebuild.not_before_ns).then(|| template.info.id.clone())
+        });
+        if let Some(id) = next {
+            self.begin_rebuild(&id, now_ns);
+        }
+    }
+
+    fn begin_rebuild(&mut self, id: &str, now_ns: u64) {
+        let need = self.memory.need(id);
+        let room = self.memory.room_for(need, &self.slots, &self.disks, now_ns);
+        let current = self.vmms.current().clone();
+        let Ok(vmm) = self.vmms.get(&current) else {
+            return;
+        };
+        let images = self.templates.images().clone();
+        let Some(template) = self.templates.get_mut(id) else {
+            return;
+        };
+        let Some(rebuild) = &mut template.rebuild else {
+            return;
+        };
+        // While it is built, the guest may touch all of its memory, and its files may have that size.
+        let bytes = template
+            .info
+            .memory
+            .0
+            .saturating_add(self.config.limits.memory_overhead.0);
+        let taken = room.reserve.saturating_add(room.promised);
+        let is_short = room.available.saturating_sub(taken) < bytes
+            || self.disks.room_to_rebuild(&self.slots) < bytes;
+        if is_short {
+            return;
+        }
+        rebuild.state = RebuildState::Running;
+        let stop = Arc::new(AtomicBool::new(false));
+        let plan = RebuildPlan {
+            id: id.to_owned(),
+            installed: rebuild.installed.clone(),
+            dir: template.dir.clone(),
+            made_by: template.vmm.clone(),
+            vmm,
+            images,
+            groups: Arc::clone(&self.jobs.groups),
+            stop: Arc::clone(&stop),
+        };
+        self.rebuilding = Some(Running { stop, vm: None });
+        let reporter = self.jobs.reporter.clone();
+        // A thread of its own, because its priority cannot be raised again.
+        let begun = thread::Builder::new().spawn(move || {
+            let on_vmm = |vm| drop(reporter.send(Report::Rebuilding(vm)));
+            let result = plan.run(&on_vmm);
+            let _ = reporter.send(Report::Rebuilt(plan.id, result));
+        });
+        if let Err(error) = begun {
+            self.rebuilt(id, Err(error.to_string()));
+        }
+    }
+
+    /// Ends the rebuild under way: the pool closes.
+    pub(super) fn stop_rebuild(&mut self) {
+        if let Some(running) = &self.rebuilding {
+            running.stop.store(true, Ordering::SeqCst);
+            if let Some(vm) = &running.vm {
+                crate::vm::kill(vm);
+            }
+        }
+    }
+
+    pub(super) fn rebuilding(&mut self, vm: Arc<OwnedFd>) {
+        let Some(running) = &mut self.rebuilding else {
+            return;
+        };
+        running.vm = Some(vm);
+        if running.stop.load(Ordering::SeqCst) {
+            self.stop_rebuild();
+        }
+    }
+
+    /// Ends the rebuild under way, and waits for its thread: the next server may use the directory at once.
+    pub(super) async fn end_rebuild(&mut self) {
+        self.stop_rebuild();
+        while self.rebuilding.is_some() {
+            match self.reports.recv().await {
+                Some(Report::Rebuilding(vm)) => self.rebuilding(vm),
+                Some(Report::Rebuilt(..)) | None => self.rebuilding = None,
+                Some(_) => {}
+            }
+        }
+    }
+
+    pub(super) fn rebuilt(&mut self, id: &str, result: Result<Outcome, String>) {
+        self.rebuilding = None;
+        if self.stopping.closing.is_some() {
+            return;
+        }
+        let result = result.and_then(|outcome| match outcome {
+            Outcome::Current => Ok(RebuildState::Current),
+            Outcome::Impossible(why) => {
+                tracing::info!(template = id, why, "an installed template cannot be rebuilt: it stays as it is");
+                Ok(RebuildState::Kept)
+            }
+            Outcome::Built(dir, vmm) => {
+                let former = self.templates.replace(id, &dir, vmm)?;
+                self.jobs.change_templates(move || drop(former));
+                self.counters.rebuilt += 1;
+                self.images_may_be_unused = true;
+                self.end_stock(id);
+                tracing::info!(template = id, dir = %dir.display(), "rebuilt: new sandboxes start from it");
+                Ok(RebuildState::Current)
+            }
+        });
+        let Some(rebuild) = self.templates.get_mut(id).and_then(|t| t.rebuild.as_mut()) else {
+            return;
+        };
+        match result {
+            Ok(state) => rebuild.state = state,
+            Err(why) => {
+                rebuild.state = RebuildState::Failed;
+                let delay = FIRST_DELAY
+                    .saturating_mul(1 << rebuild.failures.min(16))
+                    .min(LONGEST_DELAY);
+                rebuild.failures = rebuild.failures.saturating_add(1);
+                let delay_ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
+                rebuild.not_before_ns = host::monotonic_ns().saturating_add(delay_ns);
+                self.counters.rebuilds_failed += 1;
+                tracing::error!(
+                    template = id,
+                    why,
+                    again_in_s = delay.as_secs(),
+                    "cannot rebuild an installed template: its sandboxes start from the former one"
+                );
+            }
+        }
+    }
+
+    /// Ends the warm slots of a template, and those that are being filled.
+    pub(super) fn end_stock(&mut self, template: &str) {
+        let is_stock = |stage| matches!(stage, Stage::Warm | Stage::Filling);
+        let stock = self
+            .slots
+            .ids(|e| e.record.template.id == template && is_stock(e.slot.stage));
+        for slot in stock {
+            self.end(&slot);
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Installed templates that the pool has built again, with a later VMM, kernel or root image.
+//!
+//! A rebuilt template is in the directory of images, with the record `rebuilt.json`, which names the installed template
+//! that it replaces. When that one is installed anew, the rebuilt one is not used any more.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::{MAX_FILE, maker::maker};
+use crate::{
+    RebuildState,
+    durable::{Durability, read_bounded, replace},
+    images::{Images, sum_of_manifest},
+    manifest::Manifest,
+    vmms::{VmmId, Vmms},
+};
+
+const RECORD: &str = "rebuilt.json";
+
+/// The rebuild of an installed template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rebuild {
+    /// Where the template is installed.
+    pub(crate) installed: PathBuf,
+    pub(crate) state: RebuildState,
+    /// Number of consecutive failed rebuilds.
+    pub(crate) failures: u32,
+    /// No rebuild begins before this time (CLOCK_MONOTONIC).
+    pub(crate) not_before_ns: u64,
+}
+
+impl Rebuild {
+    pub(super) fn of(installed: &Path) -> Self {
+        Self {
+            installed: installed.to_owned(),
+            state: RebuildState::Waiting,
+            failures: 0,
+            not_before_ns: 0,
+        }
+    }
+}
+
+/// The contents of `rebuilt.json`. Later releases may add fields, so unknown ones are ignored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Rebuilt {
+    /// The template's id.
+    pub(crate) template: String,
+    /// SHA-256 of the manifest of the installed template.
+    pub(crate) installed_sha256: String,
+    /// The VMM that made the rebuilt template.
+    pub(crate) vmm: VmmId,
+}
+
+impl Rebuilt {
+    fn read(dir: &Path) -> Option<Self> {
+        let bytes = read_bounded(&dir.join(RECORD), MAX_FILE).ok()?;
+        serde_json::from_slice(&bytes).ok()
+    }
+
+    /// Writes the record of the rebuilt template in `dir`.
+    pub(crate) fn write(&self, dir: &Path) -> std::io::Result<()> {
+        let bytes = serde_json::to_vec_pretty(self)?;
+        replace(dir, RECORD, &bytes, Durability::Host)
+    }
+}
+
+/// The files from which sandboxes of an installed template start, and the VMM that made them: rebuilt ones of the
+/// present VMM, else the installed ones if the present VMM made them, else the newest.
+///
+/// # Errors
+/// Returns a message for people if the template has no manifest, or the VMM of the installed files is missing and there
+/// are no others.
+pub(super) fn choose(
+    installed: &Path,
+    id: &str,
+    images: &Images,
+    vmms: &mut Vmms,
+) -> Result<(PathBuf, VmmId), String> {
+    let sum = sum_of_manifest(installed).map_err(|e| e.to_string())?;
+    let mut rebuilt: Vec<_> = images
+        .all()
+        .into_iter()
+        .filter_map(|dir| Some((Rebuilt::read(&dir)?, dir)))
+        .filter(|(of, _)| of.template == id && of.installed_sha256 == sum)
+        .filter(|(of, _)| vmms.get(&of.vmm).is_ok())
+        .filter_map(|(of, dir)| Some((Manifest::read(&dir).ok()?.taken_at_unix_ns, of.vmm, dir)))
+        .collect();
+    rebuilt.sort();
+    let current = vmms.current().clone();
+    let present = rebuilt.iter().rposition(|(_, vmm, _)| *vmm == current);
+    if let Some(at) = present {
+        let (_, vmm, dir) = rebuilt.swap_remove(at);
+        return Ok((dir, vmm));
+    }
+    match (maker(installed, vmms), rebuilt.pop()) {
+        (Ok(vmm), Some((_, newest, dir))) if vmm != current => Ok((dir, newest)),
+        (Err(_), Some((_, newest, dir))) => Ok((dir, newest)),
+        (made_by, _) => Ok((installed.to_owned(), made_by?)),
+    }
+}
