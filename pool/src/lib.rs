@@ -25,6 +25,8 @@ mod clock;
 mod driver;
 mod durable;
 mod error;
+#[cfg(test)]
+mod explore;
 mod handover;
 mod host;
 mod images;

@@ -9,7 +9,7 @@ use crate::spec::PauseMode;
 pub type UnixMs = u64;
 
 /// The action taken when a sandbox reaches its deadline.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnTimeout {
     #[default]
@@ -18,7 +18,7 @@ pub enum OnTimeout {
 }
 
 /// How long a sandbox runs and what happens at its deadline. Stored in the sandbox's record.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lifetime {
     /// The deadline of a running sandbox. For a paused sandbox, the time of the pause.
@@ -57,7 +57,7 @@ const LONGEST_MS: u64 = 600_000;
 
 /// Back-off for resumes that traffic causes. It is needed because a resume whose guest does not answer holds a start
 /// place until its timeout, and anyone who can reach a port of the sandbox can cause such a resume.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Backoff {
     failed: u32,
     not_before: UnixMs,

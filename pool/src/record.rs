@@ -50,7 +50,7 @@ pub(crate) const DAMAGED: &str = "damaged";
 const MAX_RECORD: u64 = 4 << 20;
 
 /// Whether a slot has an owner, and where its sandbox is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kept {
     /// No owner yet: the slot ends with the server that made it.

@@ -72,6 +72,42 @@ enum Outcome {
     Later(io::Error),
 }
 
+/// What a former server has left of a slot with a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    pub(crate) kept: Kept,
+    /// The recorded VM runs.
+    pub(crate) vm: bool,
+    /// The files of the recorded pause exist.
+    pub(crate) files: bool,
+    /// Of a paused sandbox: there is a process, recorded or not, or a control group.
+    pub(crate) rest: bool,
+}
+
+/// What becomes of a slot with a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It becomes a slot in this stage.
+    Recover(Stage),
+    /// A caller's sandbox cannot be recovered.
+    Lose,
+    /// The slot has no owner, and is removed.
+    Remove,
+}
+
+/// Decides what becomes of a slot. A paused sandbox is usable at once, unless the former server was killed in a pause or
+/// a resume and left a process or a control group.
+pub(crate) fn fate(left: Left) -> Fate {
+    match left.kept {
+        Kept::Nobody => Fate::Remove,
+        Kept::Running if left.vm => Fate::Recover(Stage::Adopting),
+        Kept::Running => Fate::Lose,
+        Kept::Paused(_) if !left.files => Fate::Lose,
+        Kept::Paused(mode) if left.rest => Fate::Recover(Stage::AdoptingPaused(mode)),
+        Kept::Paused(mode) => Fate::Recover(Stage::Paused(mode)),
+    }
+}
+
 struct Recovery<'a> {
     sandboxes: &'a Path,
     host_boot_id: &'a str,
@@ -240,61 +276,77 @@ impl Recovery<'_> {
         };
         let same_boot = record.host_boot_id == self.host_boot_id;
         let vm = record.vmm.filter(|_| same_boot).and_then(Vm::adopt);
-        match (record.kept, vm) {
-            (Kept::Nobody, vm) => Outcome::Leftover(vm),
-            (Kept::Paused(mode), vm) => self.paused(id, dir, record, mode, vm),
-            (Kept::Running, Some(vm)) => {
-                let lifetime = record.lifetime_at(self.now);
-                if lifetime != record.lifetime {
-                    tracing::warn!(
-                        sandbox = %id,
-                        from = record.lifetime.end_at,
-                        to = lifetime.end_at,
-                        "the wall clock was set while no server ran: moving the sandbox's deadline by as much"
-                    );
-                }
-                let slot = Slot::recovered(Stage::Adopting, lifetime);
-                Outcome::Alive(Box::new(Entry::recovered(slot, dir, record, Some(vm))))
+        let (files, rest) = match record.kept {
+            Kept::Paused(mode) => self.beside(id, &dir, mode, vm.as_ref()),
+            Kept::Nobody | Kept::Running => (false, false),
+        };
+        let left = Left {
+            kept: record.kept,
+            vm: vm.is_some(),
+            files,
+            rest,
+        };
+        match fate(left) {
+            Fate::Remove => Outcome::Leftover(vm),
+            Fate::Recover(stage) => {
+                Outcome::Alive(Box::new(self.recovered(id, stage, dir, record, vm)))
             }
-            (Kept::Running, None) => {
-                let why = if same_boot {
-                    host::last_words(&dir.stderr())
-                        .unwrap_or_else(|| "its VMM was killed".to_owned())
-                } else {
-                    "the host was rebooted".to_owned()
-                };
-                Outcome::Lost(why, None)
-            }
+            Fate::Lose => Outcome::Lost(why_lost(&dir, record.kept, same_boot), vm),
         }
     }
 
-    /// A paused sandbox is usable at once, unless the former server was killed in a pause or a resume and left a process
-    /// or a control group.
-    fn paused(
+    /// Whether the files of a pause exist, and whether there is a process or a group beside them. A recorded VM needs no
+    /// search for others.
+    fn beside(
         &self,
         id: &SandboxId,
-        dir: SlotDir,
-        mut record: Record,
+        dir: &SlotDir,
         mode: PauseMode,
-        vm: Option<Vm>,
-    ) -> Outcome {
+        vm: Option<&Vm>,
+    ) -> (bool, bool) {
         let file = match mode {
             PauseMode::Memory => model::MANIFEST_NAME,
             PauseMode::FilesystemOnly => template_file::LAYER,
         };
-        if !dir.pause().join(file).exists() {
-            return Outcome::Lost("its snapshot is missing".to_owned(), vm);
+        let rest = vm.is_some() || self.groups.contains(id.as_str()) || has_listener(dir);
+        (dir.pause().join(file).exists(), rest)
+    }
+
+    fn recovered(
+        &self,
+        id: &SandboxId,
+        stage: Stage,
+        dir: SlotDir,
+        mut record: Record,
+        vm: Option<Vm>,
+    ) -> Entry {
+        let mut lifetime = record.lifetime;
+        match stage {
+            Stage::Paused(_) | Stage::AdoptingPaused(_) => {
+                record.vmm = None;
+                record.tap = None;
+            }
+            _ => lifetime = record.lifetime_at(self.now),
         }
-        let is_clean = vm.is_none() && !self.groups.contains(id.as_str()) && !has_listener(&dir);
-        let stage = if is_clean {
-            Stage::Paused(mode)
-        } else {
-            Stage::AdoptingPaused(mode)
-        };
-        record.vmm = None;
-        record.tap = None;
-        let slot = Slot::recovered(stage, record.lifetime);
-        Outcome::Alive(Box::new(Entry::recovered(slot, dir, record, vm)))
+        if lifetime != record.lifetime {
+            tracing::warn!(
+                sandbox = %id,
+                from = record.lifetime.end_at,
+                to = lifetime.end_at,
+                "the wall clock was set while no server ran: moving the sandbox's deadline by as much"
+            );
+        }
+        Entry::recovered(Slot::recovered(stage, lifetime), dir, record, vm)
+    }
+}
+
+fn why_lost(dir: &SlotDir, kept: Kept, same_boot: bool) -> String {
+    match kept {
+        Kept::Paused(_) => "its snapshot is missing".to_owned(),
+        Kept::Nobody | Kept::Running if same_boot => {
+            host::last_words(&dir.stderr()).unwrap_or_else(|| "its VMM was killed".to_owned())
+        }
+        Kept::Nobody | Kept::Running => "the host was rebooted".to_owned(),
     }
 }
 

@@ -47,7 +47,7 @@ use crate::{
 /// Delay in milliseconds before a failed automatic pause is tried again.
 const PAUSE_AGAIN_MS: u64 = 30_000;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Stage {
     /// A VM is being made for the warm stock.
     Filling,
@@ -132,7 +132,7 @@ pub(crate) enum FailedBy {
     Host,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Slot {
     pub(crate) stage: Stage,
     /// A job will report its end.

@@ -191,7 +191,7 @@ pub enum SandboxState {
 }
 
 /// The state that a pause keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PauseMode {
     /// Memory, CPU and disk: a resume continues where the sandbox was paused.

@@ -142,6 +142,11 @@ enum Task {
         /// Run only the mutations whose names contain this text.
         only: Option<String>,
     },
+    /// Change the pool's decisions one at a time, and report which property of the explorer each change violates.
+    MutatePool {
+        /// Run only the mutations whose names contain this text.
+        only: Option<String>,
+    },
     /// Run the confinement prover without any layer of a VMM's confinement, with each alone, and with all.
     MutateConfinement,
 }
@@ -193,7 +198,13 @@ fn run(task: Task) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         Task::MutateNetisolation { only } => {
-            let all_detected = mutate::run(&workspace, only.as_deref(), progress)?;
+            let list = mutate::NETISOLATION;
+            let all_detected = mutate::run(&workspace, list, only.as_deref(), progress)?;
+            return Ok(success_or_bug(all_detected));
+        }
+        Task::MutatePool { only } => {
+            let list = mutate::POOL;
+            let all_detected = mutate::run(&workspace, list, only.as_deref(), progress)?;
             return Ok(success_or_bug(all_detected));
         }
         Task::MutateConfinement => {

@@ -1,11 +1,13 @@
-//! `cargo xtask mutate-netisolation`: mutation tests of the isolation prover.
+//! `cargo xtask mutate-netisolation` and `mutate-pool`: mutation tests of the isolation prover and of the explorer of the
+//! pool's states.
 //!
 //! ```text
-//! mutations.toml ─► copy of the sources ─► one edit ─► cube-api ─► cube-bench verify isolation --case CLASS
+//! mutations.toml ─► copy of the sources ─► one edit ─┬─► cube-api ─► cube-bench verify isolation --case CLASS
+//!                                                     └─► unit tests
 //! ```
-//! Each mutation removes one check from the eBPF programs, the policy or the resolver. The list names what must then
-//! happen: in one class of cases, the prover reports a breach or a case that is not proven; or a unit test fails. Any
-//! other result fails this task. Without a mutation, the same classes and tests must pass.
+//! Each mutation removes one check from the eBPF programs, the policy or the resolver, or makes one decision of the pool
+//! wrong. The list names what must then happen: in one class of cases, the prover reports a breach or a case that is not
+//! proven; or a unit test fails, with this property if one is given. Any other result fails this task. Without a mutation, the same classes and tests must pass.
 
 use std::{
     fs,
@@ -25,7 +27,9 @@ use crate::{
     workspace::Workspace,
 };
 
-const LIST: &str = "harness/verify/isolation/mutations.toml";
+/// The lists.
+pub(crate) const NETISOLATION: &str = "harness/verify/isolation/mutations.toml";
+pub(crate) const POOL: &str = "pool/mutations.toml";
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,6 +62,8 @@ struct Test {
     package: String,
     /// Substring of the tests' names.
     names: String,
+    /// The property that the failed test must print, after `property: `. `None`: any failure counts.
+    property: Option<String>,
 }
 
 /// The way in which a mutation is detected.
@@ -121,8 +127,13 @@ struct MutationTree<'a> {
 
 /// Runs the mutations whose names contain `only`, or all mutations if it is `None`. Returns true if each was detected
 /// in the expected way.
-pub(crate) fn run(workspace: &Workspace, only: Option<&str>, progress: Progress) -> Result<bool> {
-    let list = load(workspace)?;
+pub(crate) fn run(
+    workspace: &Workspace,
+    path: &str,
+    only: Option<&str>,
+    progress: Progress,
+) -> Result<bool> {
+    let list = load(workspace, path)?;
     let chosen: Vec<&Mutation> = list
         .mutation
         .iter()
@@ -130,9 +141,14 @@ pub(crate) fn run(workspace: &Workspace, only: Option<&str>, progress: Progress)
         .collect();
     ensure!(
         !chosen.is_empty(),
-        "no name of a mutation in {LIST} contains {only:?}"
+        "no name of a mutation in {path} contains {only:?}"
     );
-    let binaries = prepare::all(workspace, progress, Freshness::Keep)?.dir;
+    // Unit tests need none.
+    let binaries = if classes(&chosen).is_empty() {
+        PathBuf::new()
+    } else {
+        prepare::all(workspace, progress, Freshness::Keep)?.dir
+    };
     let home = workspace.artifacts().join("mutants");
     let mutants = MutationTree {
         workspace,
@@ -147,7 +163,7 @@ pub(crate) fn run(workspace: &Workspace, only: Option<&str>, progress: Progress)
     mutants.pass_unmutated(&chosen, progress)?;
     let mut all_detected = true;
     println!(
-        "{:<32} {:<10} {:<9} failed cases",
+        "{:<32} {:<10} {:<9} failed cases or property",
         "mutation", "class", "result"
     );
     for mutation in chosen {
@@ -160,10 +176,10 @@ pub(crate) fn run(workspace: &Workspace, only: Option<&str>, progress: Progress)
     Ok(all_detected)
 }
 
-fn load(workspace: &Workspace) -> Result<List> {
-    let path = workspace.root().join(LIST);
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {LIST}"))?;
-    toml::from_str(&text).with_context(|| format!("cannot parse {LIST}"))
+fn load(workspace: &Workspace, list: &str) -> Result<List> {
+    let path = workspace.root().join(list);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {list}"))?;
+    toml::from_str(&text).with_context(|| format!("cannot parse {list}"))
 }
 
 fn classes<'a>(mutations: &[&'a Mutation]) -> Vec<&'a str> {
@@ -229,9 +245,9 @@ impl MutationTree<'_> {
         let mut tests: Vec<&Test> = chosen.iter().filter_map(|m| m.test.as_ref()).collect();
         tests.dedup();
         for test in tests {
-            let passes = progress.stage("unmutated", || self.passes(test))?;
+            let failure = progress.stage("unmutated", || self.failure_of(test))?;
             ensure!(
-                passes,
+                failure.is_none(),
                 "tests named {} fail on the original sources, without a mutation",
                 test.names
             );
@@ -239,11 +255,11 @@ impl MutationTree<'_> {
         Ok(())
     }
 
-    /// Whether these tests pass in the copy.
+    /// The output of these tests in the copy, if they fail.
     ///
     /// # Errors
     /// Returns an error if the tests do not compile, or if no test has a matching name.
-    fn passes(&self, test: &Test) -> Result<bool> {
+    fn failure_of(&self, test: &Test) -> Result<Option<String>> {
         let tests = ["test", "--package", &test.package, "--lib"];
         tool::run(self.cargo().args(tests).arg("--no-run"), &self.log)?;
         let done = self.cargo().args(tests).arg(&test.names).output()?;
@@ -254,7 +270,7 @@ impl MutationTree<'_> {
             test.package,
             test.names
         );
-        Ok(done.status.success())
+        Ok((!done.status.success()).then(|| output.into_owned()))
     }
 
     fn cargo(&self) -> Command {
@@ -315,7 +331,7 @@ impl MutationTree<'_> {
             (Some(class), None) => self.by_prover(&mutation.name, class, progress),
             (None, Some(test)) => self.by_test(&mutation.name, test, progress),
             _ => Err(anyhow!(
-                "{LIST}: {} must have either a class or a test",
+                "{} must have either a class or a test",
                 mutation.name
             )),
         };
@@ -332,9 +348,20 @@ impl MutationTree<'_> {
     }
 
     fn by_test(&self, name: &str, test: &Test, progress: Progress) -> Result<MutationResult> {
-        let passes = progress.stage(name, || self.passes(test))?;
-        let detection = (!passes).then_some(Detection::FailedTest);
-        Ok((detection, test.names.clone()))
+        let failure = progress.stage(name, || self.failure_of(test))?;
+        let lines = failure.iter().flat_map(|output| output.lines());
+        let found = lines.filter_map(|line| line.trim().strip_prefix("property: "));
+        let found: Vec<&str> = found.collect();
+        let is_expected = match &test.property {
+            Some(property) => found.contains(&property.as_str()),
+            None => failure.is_some(),
+        };
+        let detection = is_expected.then_some(Detection::FailedTest);
+        let by = match found.first() {
+            Some(property) => (*property).to_owned(),
+            None => test.names.clone(),
+        };
+        Ok((detection, by))
     }
 }
 
@@ -345,9 +372,9 @@ mod tests {
     #[test]
     fn every_mutation_applies_to_the_sources() {
         let workspace = Workspace::locate().unwrap();
-        let list = load(&workspace).unwrap();
-        assert!(!list.mutation.is_empty());
-        for mutation in list.mutation {
+        let lists = [NETISOLATION, POOL].map(|list| load(&workspace, list).unwrap());
+        assert!(lists.iter().all(|list| !list.mutation.is_empty()));
+        for mutation in lists.into_iter().flat_map(|list| list.mutation) {
             let text = fs::read_to_string(workspace.root().join(&mutation.file)).unwrap();
             assert_eq!(text.matches(&mutation.find).count(), 1, "{}", mutation.name);
             assert_ne!(mutation.find, mutation.replace);
