@@ -1,5 +1,5 @@
-//! The tier `isolation`: runs the isolation prover, the confinement prover and the prover of restarts. Each of their cases
-//! counts as a test, and so does each restart.
+//! The tier `isolation`: runs the isolation prover, the confinement prover and the provers of restarts and of lifecycles.
+//! Each of their cases counts as a test, and so does each restart and each episode.
 
 use std::{path::Path, process::Command};
 
@@ -20,6 +20,8 @@ pub(crate) enum Prover {
     Confinement,
     /// Restarts a server under load. The long form is `cube-bench verify restarts` with larger numbers.
     Restarts,
+    /// Compares answers to random operations with a model. The long form is `cube-bench verify lifecycle --minutes 60`.
+    Lifecycle,
 }
 
 impl Prover {
@@ -29,10 +31,11 @@ impl Prover {
             Self::Isolation => "isolation",
             Self::Confinement => "confinement",
             Self::Restarts => "restarts",
+            Self::Lifecycle => "lifecycle",
         }
     }
 
-    /// The options of its run in the tier, which for restarts takes a minute.
+    /// The options of its run in the tier, which for restarts and lifecycles takes a minute.
     fn options(self) -> &'static [&'static str] {
         match self {
             Self::Isolation | Self::Confinement => &[],
@@ -46,6 +49,7 @@ impl Prover {
                 "--bare",
                 "10",
             ],
+            Self::Lifecycle => &["--minutes", "1"],
         }
     }
 
@@ -101,6 +105,7 @@ impl Prover {
 pub(crate) struct Proof {
     pub(crate) cases: Vec<CaseResult>,
     pub(crate) restarts: Vec<IgnoredAny>,
+    pub(crate) episodes: u64,
     pub(crate) findings: Vec<String>,
 }
 
@@ -111,11 +116,11 @@ pub(crate) struct CaseResult {
     pub(crate) verdict: String,
 }
 
-/// Counts every verdict other than "pass" as failed, each restart as passed, and each finding as failed.
+/// Counts every verdict other than "pass" as failed, each restart and episode as passed, and each finding as failed.
 fn count(proof: &Proof) -> Counts {
     let number = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
     let mut counts = Counts {
-        passed: number(proof.restarts.len()),
+        passed: number(proof.restarts.len()) + proof.episodes,
         failed: number(proof.findings.len()),
         skipped: 0,
     };
@@ -152,5 +157,8 @@ mod tests {
         let text = r#"{"format":1,"restarts":[{},{}],"findings":["a sandbox is lost (1)"]}"#;
         let counts = count(&serde_json::from_str(text).unwrap());
         assert_eq!(counts.to_string(), "2 passed, 1 failed, 0 skipped");
+        let text = r#"{"format":1,"episodes":7,"findings":[]}"#;
+        let counts = count(&serde_json::from_str(text).unwrap());
+        assert_eq!(counts.to_string(), "7 passed, 0 failed, 0 skipped");
     }
 }

@@ -32,7 +32,8 @@ pub(crate) enum Tier {
     Hvm,
     /// Needs a C++ compiler. Runs all fuzz targets for a minute in total.
     Fuzz,
-    /// Needs /dev/kvm and network namespaces. Runs the provers of isolation, confinement and restarts.
+    /// Needs /dev/kvm and network namespaces. Runs the provers of isolation, confinement, restarts and
+    /// lifecycles.
     Isolation,
     /// Needs /dev/kvm. Runs the official SDKs against a real server.
     E2b,

@@ -16,6 +16,7 @@ use verify::{
     conformance::{self, ConformanceSpec, features::Area, report as matrix_report},
     hazards::{self, HazardSpec, report as hazard_report},
     isolation::{self, IsolationSpec, Scope, TargetSpec, report as isolation_report},
+    lifecycle::{self, LifecycleSpec, Selection, report as lifecycle_report},
     restarts::{self, Builds, Limits, RestartSpec, report as restart_report},
 };
 
@@ -35,6 +36,8 @@ pub(super) enum Verify {
     Confinement(Confinement),
     /// Restart a cube-api under load, and check what its clients see; exit code 3 if a promise does not hold
     Restarts(Restarts),
+    /// Play random operations and kills, and compare every answer with a model; exit code 3 if one contradicts it
+    Lifecycle(Lifecycle),
     /// Wait until standard input ends: a process of root that attempts try to reach
     #[command(hide = true)]
     RootProcess,
@@ -184,6 +187,41 @@ pub(super) struct Restarts {
     format: MatrixFormat,
 }
 
+#[derive(Args)]
+pub(super) struct Lifecycle {
+    #[command(flatten)]
+    places: Places,
+    #[command(flatten)]
+    run_root: RunRoot,
+    /// Template id or name
+    #[arg(long, default_value = "base")]
+    template: String,
+    /// URL of a server that already runs; its key is E2B_API_KEY. Nothing is killed, and leaks are looked for by the API
+    /// only [default: start a cube-api in new network namespaces]
+    #[arg(long, value_name = "URL")]
+    target: Option<String>,
+    /// Data plane of the target, such as https://{port}-{id}.example.com [default: the target]
+    #[arg(long, value_name = "PATTERN", requires = "target")]
+    sandbox_url: Option<String>,
+    /// Time after which no new episode begins
+    #[arg(long, value_name = "M", default_value_t = 1)]
+    minutes: u32,
+    /// Seed of all plans
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Play only this episode, again and again until it has a finding
+    #[arg(long, value_name = "N")]
+    episode: Option<u64>,
+    /// Play only these steps of the episode, such as 0,3-5
+    #[arg(long, value_name = "STEPS", requires = "episode")]
+    steps: Option<Selection>,
+    /// Also write lifecycle.json, lifecycle.xml, history.jsonl and cube-api.log to this directory
+    #[arg(long, value_name = "DIR")]
+    results: Option<PathBuf>,
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum MatrixFormat {
     /// For a terminal
@@ -206,6 +244,7 @@ impl Verify {
             Self::Egress(prover) => prover.prove(Scope::Egress),
             Self::Confinement(prover) => prover.prove(),
             Self::Restarts(restarts) => restarts.prove(),
+            Self::Lifecycle(lifecycle) => lifecycle.prove(),
             Self::RootProcess => Ok(wait_for_eof()),
         }
     }
@@ -360,6 +399,35 @@ impl Restarts {
         let [(_, json), (_, markdown), (_, junit), _] = files;
         let terminal = restart_report::terminal(&proof);
         print_matrix(self.format, terminal, [json, markdown, junit]);
+        Ok(proof.end())
+    }
+}
+
+impl Lifecycle {
+    fn prove(self) -> Result<End, CommandError> {
+        let interrupted = session::watch_signals()?;
+        // Creates the directory, so that a mistake in its name is found before the run.
+        write_results(self.results.as_deref(), &[])?;
+        let in_results = |name| self.results.as_ref().map(|dir: &PathBuf| dir.join(name));
+        let proof = lifecycle::run(
+            &LifecycleSpec {
+                history: in_results("history.jsonl"),
+                log: in_results("cube-api.log"),
+                setup: setup(self.places, self.run_root, self.template),
+                target: self.target,
+                sandbox_url: self.sandbox_url,
+                duration: Duration::from_secs(u64::from(self.minutes) * 60),
+                seed: self.seed,
+                replay: self.episode.map(|episode| (episode, self.steps)),
+            },
+            &interrupted,
+        )?;
+        let files = [
+            ("lifecycle.json", lifecycle_report::json(&proof)),
+            ("lifecycle.xml", lifecycle_report::junit(&proof)),
+        ];
+        write_results(self.results.as_deref(), &files)?;
+        print_proof(self.format, lifecycle_report::terminal(&proof), files);
         Ok(proof.end())
     }
 }

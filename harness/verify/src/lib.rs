@@ -1,5 +1,5 @@
 //! The suites behind `cube-bench verify`: conformance with the official SDKs, clone hazards, isolation of a sandbox's
-//! network, confinement of the VMM, and restarts of the server.
+//! network, confinement of the VMM, restarts of the server, and what sandboxes do in any order of operations.
 //!
 //! Each suite starts a `cube-api` of its own, or uses an endpoint that already runs, and reports one result for each
 //! case. A case that could not be run is never a pass.
@@ -8,7 +8,9 @@ pub mod confinement;
 pub mod conformance;
 pub mod hazards;
 pub mod isolation;
+pub mod lifecycle;
 pub mod proof;
+mod remains;
 pub mod restarts;
 mod sandbox;
 mod setup;

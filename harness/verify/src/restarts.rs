@@ -21,7 +21,6 @@ mod line;
 mod load;
 mod program;
 pub mod reach;
-mod remains;
 pub mod report;
 pub mod spec;
 
@@ -45,9 +44,11 @@ use self::{
     ledger::Existing,
     load::Site,
     program::Program,
-    remains::Remains,
 };
-use crate::setup::{VerifyError, api_of, at};
+use crate::{
+    remains::Remains,
+    setup::{VerifyError, api_of, at},
+};
 
 /// Sandboxes that the server keeps ready.
 const WARM: u32 = 4;

@@ -13,21 +13,21 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// The cgroups of one server.
 #[derive(Debug, Default)]
-pub(super) struct Remains {
+pub(crate) struct Remains {
     /// Prefix of the names of its cgroups. Empty: not known.
     prefix: String,
 }
 
 impl Remains {
     /// Derives the names of the cgroups from the lock in the state directory, as `pool::cgroup` describes it.
-    pub(super) fn watch(&mut self, state: &Path) {
+    pub(crate) fn watch(&mut self, state: &Path) {
         if let Ok(lock) = fs::metadata(state.join("lock")) {
             self.prefix = format!("cube-{:x}-{:x}", lock.dev(), lock.ino());
         }
     }
 
     /// What is left below `dir` and in the hierarchies, one line each. Removes it.
-    pub(super) fn find(&self, dir: &Path) -> Vec<String> {
+    pub(crate) fn find(&self, dir: &Path) -> Vec<String> {
         let mut found = Vec::new();
         for pid in leftovers::processes_of(dir) {
             found.push(format!("the server left process {pid} behind"));
@@ -40,6 +40,16 @@ impl Remains {
             remove(&group);
         }
         found
+    }
+
+    /// The cgroups of these sandboxes.
+    pub(crate) fn groups_of(&self, sandboxes: &[&str]) -> Vec<PathBuf> {
+        let inner = self.groups().into_iter().flat_map(|group| entries(&group));
+        let is_of = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            sandboxes.contains(&&*name)
+        };
+        inner.filter(is_of).collect()
     }
 
     fn groups(&self) -> Vec<PathBuf> {

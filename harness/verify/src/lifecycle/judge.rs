@@ -1,0 +1,398 @@
+//! From a history to the findings. A pure function.
+//!
+//! The oracle: for each sandbox there must be one order of its actions that fits all answers, in which an action takes
+//! effect at one moment between its request and its answer ("linearizable"). An action that failed may have taken effect
+//! at any time after its request, or not at all. A fork or a snapshot has the values of such a moment.
+//!
+//! Failures are findings unless something explains them: the server or the VMM was killed meanwhile, or, for requests to
+//! the agent, the sandbox was paused, killed or reached its deadline. While a pause is under way, answers already call the
+//! sandbox running and its agent not found, so such refusals by the data plane prove nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    oracle::{State, perform},
+    plan::{Action, AtDeadline, Handle, Image},
+    play::{Birth, Call, History, Origin},
+    site::{Miss, Reply},
+};
+
+/// Orders that are followed at once, before a sandbox is given up as not judged.
+const MOST_ORDERS: usize = 50_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    /// No order of the actions fits the answers.
+    Contradiction,
+    /// A request failed, and nothing explains it.
+    Failure,
+    /// More sandboxes exist than answers and unanswered requests explain.
+    Unknown,
+    /// Something is left, or the server did not come back.
+    Leak,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Finding {
+    pub(super) kind: Kind,
+    pub(super) text: String,
+}
+
+/// The result of an episode.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Verdict {
+    pub(super) findings: Vec<Finding>,
+    /// Sandboxes with so many failed actions that their orders could not be followed.
+    pub(super) not_judged: usize,
+}
+
+/// States in which copies of a sandbox may begin, and writes under way at that moment, which may reach the copies too.
+#[derive(Clone, Debug, Default)]
+struct Copied {
+    states: BTreeSet<State>,
+    writes: BTreeSet<usize>,
+}
+
+/// An order of the calls until now: its result, and the open calls that have taken effect in it.
+type Order = (State, BTreeSet<usize>);
+
+/// Evaluates an episode.
+pub(super) fn judge(history: &History) -> Verdict {
+    let mut verdict = Verdict::default();
+    let mut add = |kind, text: String| verdict.findings.push(Finding { kind, text });
+    for fault in &history.faults {
+        add(Kind::Leak, fault.clone());
+    }
+    for call in &history.calls {
+        if let Some(why) = unexplained(history, call) {
+            add(
+                Kind::Failure,
+                format!("{}: {}: {why}", call.on, call.action),
+            );
+        }
+    }
+    for birth in &history.births {
+        if let Some(why) = unexplained_birth(history, birth) {
+            add(Kind::Failure, format!("create {}: {why}", birth.to));
+        }
+    }
+    let lost = unanswered(history);
+    if history.unknown.len() > lost {
+        let ids = history.unknown.join(", ");
+        let what = format!(
+            "{ids}: no answer has named them, and only {lost} creates and forks were not answered"
+        );
+        add(Kind::Unknown, what);
+    }
+    let history = &without_vain_refusals(history);
+    let mut judged = Judged::default();
+    for birth in births_in_order(history) {
+        match judged.sandbox(history, birth) {
+            Ok(()) => {}
+            Err(Stop::Contradiction(text)) => add(Kind::Contradiction, text),
+            Err(Stop::TooMany) => judged.given_up += 1,
+            Err(Stop::Parent) => {}
+        }
+    }
+    verdict.not_judged = judged.given_up;
+    verdict.findings.sort_by_key(|finding| finding.kind);
+    verdict
+}
+
+/// The history in which refusals by the data plane during a pause or at a deadline are failures: the action may have begun
+/// before, and go on after a resume.
+fn without_vain_refusals(history: &History) -> History {
+    let hides = |action| matches!(action, Action::Pause(_) | Action::Deadline);
+    let mut weighed = history.clone();
+    for (call, weighed) in history.calls.iter().zip(&mut weighed.calls) {
+        let is_refused = call.outcome == Ok(Reply::NotFound) && is_of_agent(call.action);
+        if is_refused && is_cut(history, call, hides) {
+            weighed.outcome = Err(Miss::Failed("not found during a change".to_owned()));
+        }
+    }
+    weighed
+}
+
+/// Creates and forks that may have made a sandbox whose id no answer names.
+fn unanswered(history: &History) -> usize {
+    let births = history.births.iter();
+    let creates = births.filter(|birth| matches!(birth.outcome, Err(Miss::Failed(_))));
+    let is_fork = |call: &&Call| {
+        matches!(call.action, Action::Fork(_)) && matches!(call.outcome, Err(Miss::Failed(_)))
+    };
+    creates.count() + history.calls.iter().filter(is_fork).count()
+}
+
+fn overlap(a: (u64, u64), b: (u64, u64)) -> bool {
+    a.0 <= b.1 && b.0 <= a.1
+}
+
+fn span(call: &Call) -> (u64, u64) {
+    (call.invoked_ns, call.returned_ns)
+}
+
+fn in_outage(history: &History, span: (u64, u64)) -> bool {
+    history.outages.iter().any(|outage| overlap(*outage, span))
+}
+
+fn is_of_agent(action: Action) -> bool {
+    matches!(action, Action::Exec | Action::Write(..) | Action::Read(_))
+}
+
+/// Whether another action on the same sandbox that `cuts` overlaps with the call.
+fn is_cut(history: &History, call: &Call, cuts: impl Fn(Action) -> bool) -> bool {
+    let mut others = history.calls.iter();
+    others
+        .any(|other| other.on == call.on && cuts(other.action) && overlap(span(other), span(call)))
+}
+
+/// Why a call is a finding by itself.
+fn unexplained(history: &History, call: &Call) -> Option<String> {
+    let why = match &call.outcome {
+        Ok(_) | Err(Miss::Busy(_)) => return None,
+        // The failure is that of the request that set it.
+        Err(_) if call.action == Action::Deadline => return None,
+        Err(Miss::NotSent(why) | Miss::Wrong(why)) => return Some(why.clone()),
+        Err(Miss::Failed(why)) => why,
+        Err(Miss::NotFound | Miss::Conflict) => return Some(format!("{:?}", call.outcome)),
+    };
+    let cuts = |action| match action {
+        Action::KillVmm => true,
+        Action::Pause(_) | Action::Kill | Action::Deadline => is_of_agent(call.action),
+        _ => false,
+    };
+    let is_explained = in_outage(history, span(call)) || is_cut(history, call, cuts);
+    (!is_explained).then(|| why.clone())
+}
+
+fn unexplained_birth(history: &History, birth: &Birth) -> Option<String> {
+    let span = (birth.invoked_ns, birth.returned_ns);
+    match &birth.outcome {
+        Ok(_) | Err(Miss::Busy(_)) => None,
+        Err(Miss::Failed(_)) if in_outage(history, span) => None,
+        Err(Miss::Failed(why) | Miss::NotSent(why) | Miss::Wrong(why)) => Some(why.clone()),
+        Err(refusal @ (Miss::NotFound | Miss::Conflict)) => Some(format!("{refusal:?}")),
+    }
+}
+
+/// Sandboxes whose id is known, sources before their forks.
+fn births_in_order(history: &History) -> Vec<&Birth> {
+    let mut births: Vec<&Birth> = history
+        .births
+        .iter()
+        .filter(|b| b.outcome.is_ok())
+        .collect();
+    births.sort_by_key(|birth| birth.invoked_ns);
+    births
+}
+
+/// Why the judgement of a sandbox stopped.
+enum Stop {
+    Contradiction(String),
+    TooMany,
+    /// The sandbox that it was made from was not judged to its end.
+    Parent,
+}
+
+#[derive(Default)]
+struct Judged {
+    forks: BTreeMap<Handle, Copied>,
+    images: BTreeMap<Image, Copied>,
+    given_up: usize,
+}
+
+/// A point in time of a sandbox's history. Requests come before answers of the same time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Edge {
+    Request,
+    Answer,
+}
+
+impl Judged {
+    fn sandbox(&mut self, history: &History, birth: &Birth) -> Result<(), Stop> {
+        let start = match birth.from {
+            Origin::Template => Copied {
+                states: BTreeSet::from([State::NEW]),
+                writes: BTreeSet::new(),
+            },
+            Origin::Snapshot(image) => self.images.get(&image).cloned().unwrap_or_default(),
+            Origin::Fork(_) => self.forks.get(&birth.to).cloned().unwrap_or_default(),
+        };
+        if start.states.is_empty() {
+            return Err(Stop::Parent);
+        }
+        let mut open: BTreeSet<usize> = start.writes;
+        let mut orders: BTreeSet<Order> = start
+            .states
+            .into_iter()
+            .map(|state| (state.copied(), BTreeSet::new()))
+            .collect();
+        for (_, edge, at) in edges(history, birth.to) {
+            let call = &history.calls[at];
+            match edge {
+                Edge::Request => drop(open.insert(at)),
+                Edge::Answer => {
+                    orders = self.answer(history, birth.at_deadline, &orders, &open, at)?;
+                    if orders.is_empty() {
+                        return Err(Stop::Contradiction(contradiction(history, birth, call)));
+                    }
+                    open.remove(&at);
+                }
+            }
+        }
+        // What failed may have taken effect.
+        self.follow(history, birth.at_deadline, &orders, &open, None)?;
+        Ok(())
+    }
+
+    /// The orders in which the call at `at`, which is answered now, has taken effect.
+    fn answer(
+        &mut self,
+        history: &History,
+        at_deadline: AtDeadline,
+        orders: &BTreeSet<Order>,
+        open: &BTreeSet<usize>,
+        at: usize,
+    ) -> Result<BTreeSet<Order>, Stop> {
+        let all = self.follow(history, at_deadline, orders, open, Some(at))?;
+        let with_it = all.into_iter().filter_map(|(state, mut done)| {
+            let is_done = done.remove(&at);
+            is_done.then_some((state, done))
+        });
+        Ok(with_it.collect())
+    }
+
+    /// All orders that follow from these if any of the open calls take effect now, until the call `until` has.
+    fn follow(
+        &mut self,
+        history: &History,
+        at_deadline: AtDeadline,
+        orders: &BTreeSet<Order>,
+        open: &BTreeSet<usize>,
+        until: Option<usize>,
+    ) -> Result<BTreeSet<Order>, Stop> {
+        let mut all = orders.clone();
+        let mut next: Vec<Order> = orders.iter().cloned().collect();
+        while let Some((state, done)) = next.pop() {
+            if until.is_some_and(|at| done.contains(&at)) {
+                continue;
+            }
+            for at in open.difference(&done) {
+                let call = &history.calls[*at];
+                let (reply, after) = perform(state, call.action, at_deadline);
+                if call.outcome.as_ref().is_ok_and(|answer| *answer != reply) {
+                    continue;
+                }
+                if reply == Reply::Done {
+                    self.copy(history, state, open, &done, call.action);
+                }
+                let mut done = done.clone();
+                done.insert(*at);
+                let order = (after, done);
+                if all.insert(order.clone()) {
+                    next.push(order);
+                }
+            }
+            if all.len() > MOST_ORDERS {
+                return Err(Stop::TooMany);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Notes the state of which a fork or a snapshot is a copy.
+    fn copy(
+        &mut self,
+        history: &History,
+        state: State,
+        open: &BTreeSet<usize>,
+        done: &BTreeSet<usize>,
+        action: Action,
+    ) {
+        let copied = match action {
+            Action::Fork(to) => self.forks.entry(to).or_default(),
+            Action::Snapshot(image) => self.images.entry(image).or_default(),
+            _ => return,
+        };
+        copied.states.insert(state);
+        let is_write = |at: &&usize| matches!(history.calls[**at].action, Action::Write(..));
+        copied.writes.extend(open.difference(done).filter(is_write));
+    }
+}
+
+/// Requests and answers of a sandbox that restrict its orders, in order of time. An action that failed has no answer.
+fn edges(history: &History, of: Handle) -> Vec<(u64, Edge, usize)> {
+    let mut edges = Vec::new();
+    let calls = history.calls.iter().enumerate();
+    for (at, call) in calls.filter(|(_, call)| call.on == of) {
+        match &call.outcome {
+            Ok(_) => {
+                edges.push((call.invoked_ns, Edge::Request, at));
+                edges.push((call.returned_ns, Edge::Answer, at));
+            }
+            Err(Miss::Failed(_)) if has_effect(call.action) => {
+                edges.push((call.invoked_ns, Edge::Request, at));
+            }
+            Err(_) => {}
+        }
+    }
+    edges.sort_unstable();
+    edges
+}
+
+fn has_effect(action: Action) -> bool {
+    match action {
+        Action::Write(..)
+        | Action::Pause(_)
+        | Action::Connect
+        | Action::Resume
+        | Action::Extend
+        | Action::Expire
+        | Action::Deadline
+        | Action::Kill
+        | Action::KillVmm => true,
+        Action::Exec | Action::Read(_) | Action::Snapshot(_) | Action::Fork(_) | Action::Look => {
+            false
+        }
+    }
+}
+
+/// The answer that no order explains, and what happened to the sandbox until then.
+fn contradiction(history: &History, birth: &Birth, wrong: &Call) -> String {
+    let id = birth.outcome.as_deref().unwrap_or_default();
+    let mut text = format!(
+        "{} ({id}): {}: the answer {:?} contradicts the earlier ones:",
+        birth.to, wrong.action, wrong.outcome
+    );
+    let from = match birth.from {
+        Origin::Template => "the template".to_owned(),
+        Origin::Snapshot(image) => format!("snapshot {}", image.0),
+        Origin::Fork(of) => of.to_string(),
+    };
+    let ms = |ns: u64| ns.saturating_sub(birth.invoked_ns) as f64 / 1e6;
+    text += &format!("\n    {:>8.1} ms  made from {from}", 0.0);
+    let of_it = history.calls.iter().filter(|call| call.on == birth.to);
+    for call in of_it.filter(|call| call.invoked_ns <= wrong.returned_ns) {
+        text += &format!(
+            "\n    {:>8.1} to {:.1} ms  client {}: {}: {:?}",
+            ms(call.invoked_ns),
+            ms(call.returned_ns),
+            call.client,
+            call.action,
+            call.outcome
+        );
+    }
+    let since = (birth.invoked_ns, wrong.returned_ns);
+    for outage in history
+        .outages
+        .iter()
+        .filter(|outage| overlap(**outage, since))
+    {
+        text += &format!(
+            "\n    {:>8.1} to {:.1} ms  no server",
+            ms(outage.0),
+            ms(outage.1)
+        );
+    }
+    text
+}
