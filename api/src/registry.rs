@@ -408,6 +408,7 @@ mod tests {
             disk_reserve: Bytes(0),
             max_saved: 1,
             start_timeout: std::time::Duration::from_secs(30),
+            adopt_timeout: std::time::Duration::from_secs(600),
             network: None,
             lifetime_of_note: |_| None,
         };

@@ -206,6 +206,7 @@ fn config(state: &std::path::Path, warm: u32) -> Result<PoolConfig, Failure> {
         disk_reserve: Bytes::mib(64),
         max_saved: 1000,
         start_timeout: PATIENCE,
+        adopt_timeout: PATIENCE,
         network: network()?,
         lifetime_of_note: |_| None,
     })

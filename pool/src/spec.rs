@@ -39,9 +39,11 @@ pub struct PoolConfig {
     pub disk_reserve: Bytes,
     /// Maximum number of paused sandboxes and snapshots together.
     pub max_saved: u32,
-    /// Timeout for each step of a start, for a start's wait in the queue, and for the answers of VMMs that a former
-    /// server left running.
+    /// Timeout for each step of a start, and for a start's wait in the queue.
     pub start_timeout: Duration,
+    /// How long a VMM that a former server left running may take to answer. Its sandbox then ends, so this is much longer
+    /// than a busy host delays a process.
+    pub adopt_timeout: Duration,
     /// Provides the TAP of each VM. `None`: sandboxes have no network.
     pub network: Option<Isolation>,
     /// Reads the lifetime from a sandbox's note. Called only for records of version 1; since version 2 the lifetime is

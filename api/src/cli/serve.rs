@@ -248,6 +248,7 @@ fn check(
         disk_reserve: config.disk_reserve,
         max_saved: config.max_saved,
         start_timeout: Duration::from_secs(30),
+        adopt_timeout: Duration::from_secs(600),
         network: None,
         lifetime_of_note: api::registry::note::lifetime_of_note,
     };

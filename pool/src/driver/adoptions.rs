@@ -189,7 +189,6 @@ impl Driver {
     }
 
     fn begin_adoption(&mut self, id: SandboxId, now_ns: u64) {
-        let patience = self.config.start_timeout;
         let Some(entry) = self.slots.get_mut(&id) else {
             return;
         };
@@ -202,7 +201,7 @@ impl Driver {
                     tap: entry.record.tap,
                     policy: entry.record.policy.clone(),
                     network: self.config.network.clone(),
-                    patience,
+                    patience: self.config.adopt_timeout,
                 };
                 self.jobs.adopt(plan);
             }
@@ -212,7 +211,7 @@ impl Driver {
                     dir: entry.dir.clone(),
                     vm: entry.unwatched.take(),
                     groups: self.jobs.groups.clone(),
-                    patience,
+                    patience: self.config.start_timeout,
                 };
                 self.jobs.adopt_paused(plan);
             }

@@ -26,7 +26,7 @@ pub(crate) struct AdoptPlan {
     pub(crate) tap: Option<TapIndex>,
     pub(crate) policy: Policy,
     pub(crate) network: Option<Isolation>,
-    /// Limit for each answer of the VMM. On a host with a slow or full disk, an answer takes seconds.
+    /// Limit for each answer of the VMM. On a busy host, or with a slow disk, an answer can take more than half a minute.
     pub(crate) patience: Duration,
 }
 

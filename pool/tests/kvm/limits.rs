@@ -77,7 +77,7 @@ async fn ended_silent(count: usize) -> Duration {
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).expect("a VMM");
     }
     let mut impatient = config(&state.0, 0);
-    impatient.start_timeout = Duration::from_secs(3);
+    impatient.adopt_timeout = Duration::from_secs(3);
     let began = Instant::now();
     let (pool, recovered, mut ended) = Pool::open(impatient).await.expect("a pool");
     assert!(recovered.lost.is_empty());

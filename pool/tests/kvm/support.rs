@@ -194,6 +194,7 @@ pub(crate) fn config(state: &Path, warm: u32) -> PoolConfig {
         disk_reserve: Bytes::mib(64),
         max_saved: 1000,
         start_timeout: PATIENCE,
+        adopt_timeout: PATIENCE,
         network: None,
         lifetime_of_note: |_| None,
     }
