@@ -29,7 +29,7 @@ use harness::{
         junit, terminal,
     },
     saturate::SaturateError,
-    scenario::{self, ScenarioError},
+    scenario::{self, Change, Scenario, ScenarioError},
     session::{self, SessionError, Settings},
     stats::fold,
 };
@@ -55,21 +55,21 @@ enum Command {
         /// File of work that clones run first, in place of the scenario's; scenarios/work/README.md describes the format
         #[arg(long, value_name = "FILE")]
         work: Option<PathBuf>,
+        /// Measure this server with E2B's API in place of the scenario's target: --set target.kind=e2b and target.api_url
+        #[arg(long, value_name = "URL")]
+        target: Option<String>,
         #[command(flatten)]
-        places: Places,
-        /// Path of cube-netprobe, which scenarios with a network copy into sandboxes [default: in $CUBE_BIN, else in the
-        /// directory of this program]
-        #[arg(long, value_name = "PATH")]
-        probe: Option<PathBuf>,
-        /// Directory for the results of this run [default: ARTIFACTS/results/NAME-TIME]
-        #[arg(long, value_name = "DIR")]
-        results: Option<PathBuf>,
+        options: RunOptions,
+    },
+    /// Compare systems in one run, interleaved: create, first command, removal
+    Peers {
+        /// Scenario file with [[peers]] [default: the built-in scenarios/peers.toml]
+        scenario: Option<PathBuf>,
+        /// Compare the target only with this peer; may be repeated
+        #[arg(long, value_name = "NAME")]
+        only: Vec<String>,
         #[command(flatten)]
-        run_root: RunRoot,
-        #[command(flatten)]
-        strict: Strict,
-        #[arg(long, value_enum, default_value_t)]
-        format: Format,
+        options: RunOptions,
     },
     /// Compute the report of a recorded run again
     Report {
@@ -149,6 +149,28 @@ enum Command {
         #[command(flatten)]
         run_root: RunRoot,
     },
+}
+
+#[derive(clap::Args)]
+struct RunOptions {
+    /// Replace a key of the scenario, such as rounds=5 or arrival.starts=20; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    changes: Vec<Change>,
+    #[command(flatten)]
+    places: Places,
+    /// Path of cube-netprobe, which scenarios with a network copy into sandboxes [default: in $CUBE_BIN, else in the
+    /// directory of this program]
+    #[arg(long, value_name = "PATH")]
+    probe: Option<PathBuf>,
+    /// Directory for the results of this run [default: ARTIFACTS/results/NAME-TIME]
+    #[arg(long, value_name = "DIR")]
+    results: Option<PathBuf>,
+    #[command(flatten)]
+    run_root: RunRoot,
+    #[command(flatten)]
+    strict: Strict,
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
 }
 
 /// Paths of Unix sockets are limited to 108 bytes, so clones do not live below the results.
@@ -233,6 +255,8 @@ enum CommandError {
     Claims(#[from] ClaimsError),
     #[error(transparent)]
     Saturate(#[from] SaturateError),
+    #[error("the scenario has no peer {name:?}: it has {known}")]
+    NoPeer { name: String, known: String },
     #[error("{0} does not contain a recorded run")]
     NoRun(PathBuf),
 }
@@ -240,7 +264,11 @@ enum CommandError {
 impl CommandError {
     fn end(&self) -> End {
         match self {
-            Self::Scenario(_) | Self::Record(_) | Self::Compare(_) | Self::NoRun(_) => End::Usage,
+            Self::Scenario(_)
+            | Self::Record(_)
+            | Self::Compare(_)
+            | Self::NoPeer { .. }
+            | Self::NoRun(_) => End::Usage,
             Self::Claims(error) => match error {
                 ClaimsError::Session(error) => session_end(error),
                 ClaimsError::Read { .. }
@@ -289,8 +317,10 @@ impl CommandError {
 
 fn session_end(error: &SessionError) -> End {
     match error {
-        SessionError::Artifact(_) | SessionError::Server(_) => End::TargetUnreachable,
-        SessionError::Url(_) | SessionError::NoKey | SessionError::Record(_) => End::Usage,
+        SessionError::Artifact(_) | SessionError::Server(_) | SessionError::Target { .. } => {
+            End::TargetUnreachable
+        }
+        SessionError::Url(_) | SessionError::NoKey(_) | SessionError::Record(_) => End::Usage,
         SessionError::Kvm(_)
         | SessionError::World(_)
         | SessionError::Io { .. }
@@ -327,32 +357,24 @@ impl Command {
             Self::Run {
                 scenario,
                 work,
-                places,
-                probe,
-                results,
-                run_root,
-                strict,
-                format,
+                target,
+                mut options,
             } => {
-                let settings = Settings {
-                    artifacts: places.artifacts.unwrap_or_else(artifacts::default_dir),
-                    vmm: places.vmm,
-                    api: places.api,
-                    probe,
-                    results,
-                    run_root: run_root.run_root,
-                    reproduce: match &work {
-                        None => format!("cube-bench run {}", shared_path(&scenario)),
-                        Some(work) => format!(
-                            "cube-bench run {} --work {}",
-                            shared_path(&scenario),
-                            shared_path(work)
-                        ),
-                    },
-                };
-                let output = (format, strict.strictness());
-                run(&scenario, work.as_deref(), &settings, output)
+                options
+                    .changes
+                    .extend(target.iter().flat_map(target_changes));
+                let loaded = scenario::load_changed(&scenario, work.as_deref(), &options.changes)?;
+                let mut command = format!("cube-bench run {}", shared_path(&scenario));
+                if let Some(work) = &work {
+                    command.push_str(&format!(" --work {}", shared_path(work)));
+                }
+                run(&loaded, command, options)
             }
+            Self::Peers {
+                scenario,
+                only,
+                options,
+            } => peers(scenario.as_deref(), &only, options),
             Self::Report {
                 run,
                 strict,
@@ -397,15 +419,64 @@ impl Command {
     }
 }
 
-fn run(
-    path: &Path,
-    work: Option<&Path>,
-    settings: &Settings,
-    output: (Format, Strictness),
-) -> Result<End, CommandError> {
-    let scenario = scenario::load(path, work)?;
-    let dir = session::run(&scenario, settings)?;
-    let end = report(&dir, output)?;
+/// The keys that `--target URL` stands for.
+fn target_changes(url: &String) -> Vec<Change> {
+    let texts = [
+        "target.kind=e2b".to_owned(),
+        format!("target.api_url={url}"),
+    ];
+    texts.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+/// `only` are the names of the peers to keep; empty for all.
+fn peers(path: Option<&Path>, only: &[String], options: RunOptions) -> Result<End, CommandError> {
+    let mut command = "cube-bench peers".to_owned();
+    let mut scenario = match path {
+        Some(path) => {
+            command.push_str(&format!(" {}", path.display()));
+            scenario::load_changed(path, None, &options.changes)?
+        }
+        None => scenario::parse_changed("peers", scenario::PEERS, &options.changes)?,
+    };
+    let known: Vec<&str> = scenario
+        .peers
+        .iter()
+        .map(|peer| peer.name.as_str())
+        .collect();
+    if let Some(unknown) = only.iter().find(|name| !known.contains(&name.as_str())) {
+        return Err(CommandError::NoPeer {
+            name: unknown.clone(),
+            known: known.join(", "),
+        });
+    }
+    if !only.is_empty() {
+        scenario.peers.retain(|peer| only.contains(&peer.name));
+    }
+    for name in only {
+        command.push_str(&format!(" --only {name}"));
+    }
+    run(&scenario, command, options)
+}
+
+/// `command` is the command line without options that change the scenario.
+fn run(scenario: &Scenario, mut command: String, options: RunOptions) -> Result<End, CommandError> {
+    for change in &options.changes {
+        command.push_str(&format!(" --set '{}'", change.text()));
+    }
+    let settings = Settings {
+        artifacts: options
+            .places
+            .artifacts
+            .unwrap_or_else(artifacts::default_dir),
+        vmm: options.places.vmm,
+        api: options.places.api,
+        probe: options.probe,
+        results: options.results,
+        run_root: options.run_root.run_root,
+        reproduce: command,
+    };
+    let dir = session::run(scenario, &settings)?;
+    let end = report(&dir, (options.format, options.strict.strictness()))?;
     eprintln!("cube-bench: results are in {}", dir.display());
     Ok(end)
 }

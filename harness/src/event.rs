@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     account::PoolMemory,
     plan::{Row, Subject},
-    scenario::Scenario,
+    scenario::{Scenario, TargetKind},
 };
 
 /// Format of `events.jsonl`, recorded in its first event.
@@ -23,6 +23,9 @@ pub const EVENTS_FORMAT: u32 = 1;
 pub enum RunEvent {
     /// Always the first event.
     RunStarted(Box<RunStarted>),
+    /// The systems of a comparison, with those that are missing on this host. Before the first round, if the scenario
+    /// has peers.
+    Systems { systems: Vec<System> },
     /// The base time of the round is fixed, and its workers wait for it.
     RoundStarted {
         /// Position in the plan.
@@ -111,6 +114,21 @@ pub struct Spent {
     /// Memory of the pool at `from_ns`, while it is full and, unless clones are held over rounds, has no other
     /// sandboxes.
     pub memory: Option<PoolMemory>,
+}
+
+/// A system of a comparison.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct System {
+    pub subject: Subject,
+    /// Name in the scenario; `target` for its target.
+    pub name: String,
+    pub kind: TargetKind,
+    /// Version of the program behind it; `None` if it reports none.
+    pub version: Option<String>,
+    /// What separates its sandboxes from the host; `None` if unknown.
+    pub platform: Option<String>,
+    /// Why it cannot be measured here; `None` if it was probed with success.
+    pub missing: Option<String>,
 }
 
 /// One start of a subject.

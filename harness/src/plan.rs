@@ -10,7 +10,7 @@ use testbed::random::SplitMix64;
 
 use crate::{
     clock::nanoseconds,
-    scenario::{Arrival, Scenario, Spacing, TargetKind},
+    scenario::{Arrival, Scenario, Spacing},
 };
 
 /// Maximum number of threads of an open loop. An arrival waits while all threads are busy, and this wait counts as
@@ -76,6 +76,7 @@ impl Subject {
             Self::Beside => "beside",
             Self::HostProcess => "host_process",
             Self::Null => "null",
+            Self::Peer(_) => "peer",
         }
     }
 }
@@ -104,6 +105,8 @@ pub enum Subject {
     HostProcess,
     /// Starts that are answered at once: the overhead of the harness.
     Null,
+    /// Sandboxes of another system, by its position in the scenario's peers.
+    Peer(u16),
 }
 
 /// The row of results to which a round belongs. No result combines samples of two rows.
@@ -134,15 +137,17 @@ pub fn build(scenario: &Scenario) -> Plan {
     let mut deck = Deck::new(scenario);
     let mut shapes: Vec<(Subject, Row, Vec<usize>)> = Vec::new();
     // The harness cannot drop the template of a server from the page cache, so cold starts use the target beside.
-    let cold = match scenario.target.kind {
-        TargetKind::VmmDirect => Subject::Clone,
-        TargetKind::E2b => Subject::Beside,
+    let cold = if scenario.target.kind.maps_template() {
+        Subject::Clone
+    } else {
+        Subject::Beside
     };
     for _ in 0..scenario.cold_rounds {
         shapes.push((cold, Row::Cold, deck.deal(1)));
     }
     let mut subjects = vec![Subject::Clone];
     subjects.extend(scenario.beside.map(|_| Subject::Beside));
+    subjects.extend((0..).zip(&scenario.peers).map(|(n, _)| Subject::Peer(n)));
     subjects.extend(scenario.baseline.as_ref().map(|_| Subject::HostProcess));
     for (row, rounds) in [
         (Row::WarmUp, scenario.warmup_rounds),
@@ -159,7 +164,7 @@ pub fn build(scenario: &Scenario) -> Plan {
             for subject in turn(index, &subjects) {
                 let work = match subject {
                     Subject::Clone | Subject::Beside => work.clone(),
-                    Subject::HostProcess | Subject::Null => Vec::new(),
+                    Subject::HostProcess | Subject::Null | Subject::Peer(_) => Vec::new(),
                 };
                 shapes.push((subject, row, work));
             }
@@ -347,6 +352,7 @@ mod tests {
                 Subject::Beside => 'C',
                 Subject::HostProcess => 'B',
                 Subject::Null => 'N',
+                Subject::Peer(_) => 'P',
             })
             .collect();
         assert_eq!(letters, "ABNNBAABNNBA");

@@ -7,6 +7,7 @@ pub mod history;
 pub mod html;
 pub mod junit;
 pub mod markdown;
+pub mod peers;
 mod plot;
 pub mod terminal;
 pub mod turns;
@@ -23,7 +24,7 @@ use crate::{
         grade::{self, Grade, Graded, NoiseLevel},
     },
     scenario::{Arrival, Scenario},
-    stats::{bootstrap::PUBLISHED_ROUNDS, fold::Summary},
+    stats::{self, bootstrap::PUBLISHED_ROUNDS, fold::Summary},
 };
 
 /// The input of all reporters.
@@ -99,10 +100,13 @@ impl<'a> View<'a> {
     #[must_use]
     pub fn end(&self) -> End {
         let clones = &self.summary.clones;
-        let none_replied = !clones.is_empty()
-            && clones
-                .iter()
-                .all(|clone| clone.timeline.at(StartPhase::Replied).is_none());
+        let all_missing =
+            !self.summary.systems.is_empty() && stats::peers::reference(self.summary).is_none();
+        let none_replied = all_missing
+            || !clones.is_empty()
+                && clones
+                    .iter()
+                    .all(|clone| clone.timeline.at(StartPhase::Replied).is_none());
         let breach = FailureCause::Breach;
         let is_breached = self.summary.failures().contains_key(&breach)
             || self.summary.after_hold_failures.contains_key(&breach);

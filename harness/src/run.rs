@@ -53,6 +53,8 @@ pub struct Runner<'a> {
     pub target: &'a dyn Target,
     /// Starts the clones of rounds beside; `None` if the plan has no such rounds.
     pub beside: Option<&'a dyn Target>,
+    /// Start the sandboxes of the peers, in the order of the scenario.
+    pub peers: &'a [Box<dyn Target>],
     /// Starts the host processes of the baseline.
     pub baseline: &'a dyn Target,
     /// `None` if the scenario has no network.
@@ -184,6 +186,10 @@ impl Runner<'_> {
         }
         // Before rounds of every subject: a pool that is being refilled takes CPU time from host processes and clones
         // beside as well. The parent of forks took a warm slot when the round was prepared.
+        // A pool that is being filled takes CPU time from every other subject.
+        for peer in self.peers {
+            peer.await_ready().map_err(RunError::NotReady)?;
+        }
         self.target.await_ready().map_err(RunError::NotReady)?;
         if counted && held.is_empty() {
             self.sample_memory(round.index, 0)?;
@@ -219,6 +225,10 @@ impl Runner<'_> {
             Subject::Beside => self.beside.unwrap_or(self.target),
             Subject::HostProcess => self.baseline,
             Subject::Null => &Null,
+            Subject::Peer(n) => {
+                let peer = self.peers.get(usize::from(n));
+                peer.map_or(self.target, Box::as_ref)
+            }
         }
     }
 

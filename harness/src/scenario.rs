@@ -1,13 +1,15 @@
 //! Scenarios: a TOML file is merged with the embedded defaults and validated into a [`Scenario`].
 //!
 //! `scenarios/defaults.toml` documents every key with its default. It is also the list of known keys, except for the
-//! keys of `[[turns]]`, `[[parent]]` and `[[gates]]`, which `keys` lists. This module reads only the scenario file and
+//! keys of `[[turns]]`, `[[parent]]`, `[[peers]]` and `[[gates]]`, which `keys` lists. This module reads only the scenario file and
 //! changes nothing on the host.
 
+mod change;
 mod config;
 mod gate_spec;
 mod keys;
 mod network;
+mod peers;
 mod steps;
 
 use std::{
@@ -20,11 +22,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::work::{self, WorkError, WorkSet};
 
+pub use change::{BadChange, Change};
 pub use gate_spec::{GateSpec, Limit, Metric, Quantile, Timed};
 pub use network::{ExchangeSpec, NetworkSpec};
 
 /// Defaults and documentation of all keys.
 pub const DEFAULTS: &str = include_str!("../../scenarios/defaults.toml");
+
+/// The scenario of `cube-bench peers` if no file is given.
+pub const PEERS: &str = include_str!("../../scenarios/peers.toml");
 
 /// A validated scenario.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,6 +55,9 @@ pub struct Scenario {
     /// Prefault setting of the rounds beside; `None` uses the setting of `target`.
     #[serde(default)]
     pub beside_prefault: Option<WorkingSetPrefault>,
+    /// Other systems that the same run measures, interleaved with `target`.
+    #[serde(default)]
+    pub peers: Vec<PeerSpec>,
     /// `None` leaves the network of the host unchanged and sends no network options.
     #[serde(default)]
     pub network: Option<NetworkSpec>,
@@ -99,6 +108,16 @@ impl InterferenceSpec {
     }
 }
 
+/// Another system of a comparison.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PeerSpec {
+    /// Name in reports, unique in the scenario.
+    pub name: String,
+    pub target: TargetSpec,
+    /// First command of each sandbox.
+    pub exec: ExecSpec,
+}
+
 /// The target of a scenario.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TargetSpec {
@@ -109,6 +128,15 @@ pub struct TargetSpec {
     /// URL for requests to sandboxes, with the placeholders `{id}` and `{port}`; `None` uses the URL of the API.
     #[serde(default)]
     pub sandbox_url: Option<String>,
+    /// Path of a create on a server with E2B's API.
+    #[serde(default)]
+    pub api: CreateApi,
+    /// Environment variable with the key of the API.
+    #[serde(default = "default_key_env")]
+    pub api_key_env: String,
+    /// Program and options of an adapter or of a runtime; empty for the runtime's defaults.
+    #[serde(default)]
+    pub command: Vec<String>,
     /// Size of the warm pool of the server that the run starts; 0 for no pool.
     #[serde(default)]
     pub warm: u32,
@@ -121,6 +149,19 @@ pub struct TargetSpec {
     pub start_timeout: Duration,
 }
 
+/// Where sandboxes run. Decides which properties of this host matter for a measurement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// Behind an endpoint or an adapter; this host is only the client, as far as the harness can tell.
+    Elsewhere,
+    /// On this host, without KVM.
+    HostKernel,
+    /// In VMs of this project on this host.
+    #[default]
+    OwnVms,
+}
+
 /// Interfaces through which sandboxes are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -129,6 +170,56 @@ pub enum TargetKind {
     VmmDirect,
     /// A server with E2B's API.
     E2b,
+    /// A server of CubeSandbox: E2B's API with its own statuses.
+    Cubesandbox,
+    /// A program that speaks the protocol of docs/adapters.md.
+    Adapter,
+    /// Processes of the host.
+    Process,
+    Bubblewrap,
+    Runc,
+    Crun,
+    /// gVisor.
+    Runsc,
+}
+
+impl TargetKind {
+    /// Name in scenarios and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::VmmDirect => "vmm-direct",
+            Self::E2b => "e2b",
+            Self::Cubesandbox => "cubesandbox",
+            Self::Adapter => "adapter",
+            Self::Process => "process",
+            Self::Bubblewrap => "bubblewrap",
+            Self::Runc => "runc",
+            Self::Crun => "crun",
+            Self::Runsc => "runsc",
+        }
+    }
+
+    /// Whether the harness drives VMs of this project itself, so that it can drop their template from the page cache.
+    #[must_use]
+    pub fn maps_template(self) -> bool {
+        self == Self::VmmDirect
+    }
+}
+
+/// How a server with E2B's API is asked for a sandbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CreateApi {
+    /// `POST /v2/sandboxes`.
+    #[default]
+    V2,
+    /// `POST /sandboxes`.
+    V1,
+}
+
+fn default_key_env() -> String {
+    "E2B_API_KEY".to_owned()
 }
 
 /// When clones are started.
@@ -196,6 +287,27 @@ pub struct ExecSpec {
     pub expect_stdout: String,
     /// Timeout from the request to the complete answer.
     pub timeout: Duration,
+}
+
+impl TargetSpec {
+    /// Where the sandboxes of this target run.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        match (self.kind, &self.api_url) {
+            (TargetKind::VmmDirect, _) | (TargetKind::E2b, None) => Place::OwnVms,
+            (TargetKind::E2b, Some(_)) | (TargetKind::Cubesandbox | TargetKind::Adapter, _) => {
+                Place::Elsewhere
+            }
+            (
+                TargetKind::Process
+                | TargetKind::Bubblewrap
+                | TargetKind::Runc
+                | TargetKind::Crun
+                | TargetKind::Runsc,
+                _,
+            ) => Place::HostKernel,
+        }
+    }
 }
 
 impl ExecSpec {
@@ -311,13 +423,25 @@ pub enum ScenarioError {
 /// # Errors
 /// Returns [`ScenarioError::Read`] if the file cannot be read, and otherwise the errors of [`parse`].
 pub fn load(path: &Path, work: Option<&Path>) -> Result<Scenario, ScenarioError> {
+    load_changed(path, work, &[])
+}
+
+/// As [`load`], with keys that replace those of the file.
+///
+/// # Errors
+/// Returns the errors of [`load`].
+pub fn load_changed(
+    path: &Path,
+    work: Option<&Path>,
+    changes: &[Change],
+) -> Result<Scenario, ScenarioError> {
     let text = std::fs::read_to_string(path).map_err(|source| ScenarioError::Read {
         path: path.display().to_string(),
         source,
     })?;
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let dir = path.parent().unwrap_or(Path::new(""));
-    parse_with(&stem, &text, dir, work)
+    parse_with(&stem, &text, dir, work, changes)
 }
 
 /// Parses and validates the text of a scenario. `name` is used in errors, and in reports if the text has no `name`.
@@ -327,7 +451,19 @@ pub fn load(path: &Path, work: Option<&Path>) -> Result<Scenario, ScenarioError>
 /// [`ScenarioError::UnknownKey`] for an unknown key, and [`ScenarioError::Value`] for a value out of range or keys that
 /// contradict each other.
 pub fn parse(name: &str, text: &str) -> Result<Scenario, ScenarioError> {
-    parse_with(name, text, Path::new(""), None)
+    parse_changed(name, text, &[])
+}
+
+/// As [`parse`], with keys that replace those of the text.
+///
+/// # Errors
+/// Returns the errors of [`parse`].
+pub fn parse_changed(
+    name: &str,
+    text: &str,
+    changes: &[Change],
+) -> Result<Scenario, ScenarioError> {
+    parse_with(name, text, Path::new(""), None, changes)
 }
 
 /// As [`parse`]. `work.file` of the text is relative to `dir`, and `work` replaces it.
@@ -336,16 +472,21 @@ fn parse_with(
     text: &str,
     dir: &Path,
     work: Option<&Path>,
+    changes: &[Change],
 ) -> Result<Scenario, ScenarioError> {
     let toml_error = |source| ScenarioError::Toml {
         name: name.to_owned(),
         source: Box::new(source),
     };
-    let typed: toml::Table = text.parse().map_err(toml_error)?;
+    let mut typed: toml::Table = text.parse().map_err(toml_error)?;
+    for change in changes {
+        change.apply(&mut typed);
+    }
     let defaults: toml::Table = DEFAULTS.parse().map_err(toml_error)?;
     keys::check(name, &typed, &defaults)?;
     let kind_keys = config::keys_given(&typed);
     let merged = keys::merge(defaults, typed);
+    let merged = keys::complete_peers(merged);
     let config: config::ScenarioConfig = merged.try_into().map_err(toml_error)?;
     let file = match work {
         Some(file) => Some(file.to_owned()),

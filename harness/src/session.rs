@@ -6,6 +6,7 @@
 //! ```
 
 mod subjects;
+mod systems;
 
 use std::{
     fs,
@@ -42,9 +43,10 @@ use crate::{
     record::{RecordError, Recorder},
     run::Runner,
     scenario::Scenario,
-    target::{Target, host_process::HostProcess},
+    target::{Target, host_process::HostProcess, oci},
 };
-use subjects::{Subjects, Surroundings};
+use subjects::Surroundings;
+use systems::Systems;
 
 /// Paths and programs of one run.
 #[derive(Clone, Debug)]
@@ -72,9 +74,12 @@ pub enum SessionError {
     Artifact(#[from] ArtifactError),
     #[error(transparent)]
     Url(#[from] BadUrl),
-    /// `target.api_url` names an API, and `E2B_API_KEY` is not set.
-    #[error("the API at target.api_url needs a key: set E2B_API_KEY")]
-    NoKey,
+    /// `target.api_url` names an API, and the variable with its key is not set.
+    #[error("the API at target.api_url needs a key: set {0}")]
+    NoKey(String),
+    /// The program behind the target is missing, or did not start.
+    #[error("cannot use target.kind {kind:?}: {why}")]
+    Target { kind: &'static str, why: String },
     /// The `cube-api` of the run did not start.
     #[error(transparent)]
     Server(#[from] ServerError),
@@ -134,12 +139,18 @@ pub fn run_until(
         .ok();
     // Servers and clones keep files in this directory, so it must outlive all subjects.
     let run_dir = Arc::new(RunDir::create(&settings.run_root).map_err(at(&settings.run_root))?);
+    let results = results_dir(scenario, settings)?;
     let surroundings = Surroundings {
         run_dir: &run_dir,
         network: network.as_ref(),
+        results: &results,
+        name: "target",
     };
-    let subjects = subjects::start(scenario, settings, surroundings, &mut host)?;
-    let results = results_dir(scenario, settings)?;
+    let systems = systems::start(scenario, settings, surroundings, &mut host);
+    let systems = systems.inspect_err(|_| {
+        // Fails if something was written there, which is kept then.
+        let _ = fs::remove_dir(&results);
+    })?;
     write_environment(&results, &host)?;
     let recording = Recording {
         scenario,
@@ -147,7 +158,7 @@ pub fn run_until(
         results: &results,
         interrupted,
     };
-    recording.run(&subjects, network.as_ref(), group.as_ref())?;
+    recording.run(&systems, network.as_ref(), group.as_ref())?;
     Ok(results)
 }
 
@@ -161,6 +172,7 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> SessionError {
 /// # Errors
 /// Returns [`SessionError::Io`] if the run root cannot be listed or is writable by other users.
 pub fn sweep(run_root: &Path) -> Result<(), SessionError> {
+    oci::sweep(run_root).map_err(at(run_root))?;
     let swept = leftovers::sweep(run_root).map_err(at(run_root))?;
     if let Some(text) = swept.describe() {
         eprintln!("cube-bench: {text}");
@@ -209,12 +221,15 @@ struct Recording<'a> {
 impl Recording<'_> {
     fn run(
         &self,
-        subjects: &Subjects,
+        systems: &Systems,
         network: Option<&Network>,
         group: Option<&OwnGroup>,
     ) -> Result<(), SessionError> {
         let recorder = Recorder::create(self.results)?;
-        let plan = plan::build(self.scenario);
+        let mut plan = plan::build(self.scenario);
+        plan.rounds
+            .retain(|round| !systems.is_missing(round.subject));
+        let subjects = &systems.target;
         let (events, received) = channel();
         let stop_noise = AtomicBool::new(false);
         let recorded = thread::scope(|scope| {
@@ -226,6 +241,10 @@ impl Recording<'_> {
                 outcome
             });
             let _ = events.send(started(self.scenario, self.settings));
+            if !systems.found.is_empty() {
+                let systems = systems.found.clone();
+                let _ = events.send(RunEvent::Systems { systems });
+            }
             let noise_events = events.clone();
             scope.spawn(|| noise::watch(&stop_noise, &{ noise_events }));
             let runner = Runner {
@@ -233,6 +252,7 @@ impl Recording<'_> {
                 plan: &plan,
                 target: subjects.target.as_ref(),
                 beside: subjects.beside.as_ref().map(|beside| beside as &dyn Target),
+                peers: &systems.peers,
                 baseline: &HostProcess,
                 network,
                 group,

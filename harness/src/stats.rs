@@ -6,6 +6,7 @@ pub mod fisher;
 pub mod fold;
 pub mod interference;
 pub mod paired;
+pub mod peers;
 pub mod permutation;
 pub mod quantile;
 pub mod ratio;

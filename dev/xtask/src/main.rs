@@ -90,6 +90,8 @@ enum Task {
     },
     /// Install the official SDKs below target/cube/sdk.
     Sdks,
+    /// Install the sandboxes of other projects that `cube-bench peers` compares with.
+    Peers,
     /// Build everything, check format and lints, and run the tests.
     Test {
         /// Run only this tier; may be repeated. Default: every tier that this host supports. `unit` needs neither root
@@ -179,6 +181,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Test { tiers } => return tasks::test(&workspace, &tiers, progress),
         Task::Verify { arguments } => return tasks::verify(&workspace, &arguments, progress),
         Task::Sdks => prepare::sdks(&workspace, progress)?,
+        Task::Peers => prepare::peers(&workspace, progress)?,
         Task::Hvm { confinement } => {
             let work = confinement.map_or(hvm::Work::Steps, hvm::Work::Prover);
             return tasks::hvm(&workspace, progress, &work);

@@ -152,6 +152,15 @@ pub(crate) fn image_tools(workspace: &Workspace, progress: Progress) -> Result<(
     install_missing(&store, &list, progress)
 }
 
+/// Installs the systems that `cube-bench peers` compares with.
+pub(crate) fn peers(workspace: &Workspace, progress: Progress) -> Result<()> {
+    host::check_system()?;
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    let store = Store::open(&workspace.artifacts(), progress)?;
+    let list = workspace.root().join("harness/host-packages.txt");
+    install_missing(&store, &list, progress)
+}
+
 /// Installs the host packages of a list that are missing.
 fn install_missing(store: &Store, list: &Path, progress: Progress) -> Result<()> {
     let missing = archive::missing(&read_list(list)?)?;

@@ -70,8 +70,8 @@ impl Build {
             });
         }
         let programs: &[&'static str] = match scenario.target.kind {
-            TargetKind::VmmDirect => &["cube-vmm"],
             TargetKind::E2b => &["cube-vmm", "cube-api"],
+            _ => &["cube-vmm"],
         };
         let artifacts = [dir.join("target/cube"), dir.to_owned()]
             .into_iter()

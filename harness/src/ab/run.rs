@@ -201,6 +201,9 @@ fn block_scenario(
             return refuse("the pool of a running API is its own: remove target.warm");
         }
         (TargetKind::E2b, None, _) | (TargetKind::VmmDirect, _, None) => {}
+        _ => {
+            return refuse("its target is not one of a build: use kind \"vmm-direct\" or \"e2b\"");
+        }
     }
     let mut block = scenario.clone();
     block.target.api_url = url.map(str::to_owned);

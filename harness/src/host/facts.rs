@@ -17,7 +17,7 @@ use super::{
     cgroup,
     platform::{Probe, probe},
 };
-use crate::{memory, noise};
+use crate::{memory, noise, scenario::Place};
 
 /// Name of the file in the directory of a run.
 pub const ENVIRONMENT_FILE: &str = "environment.json";
@@ -75,6 +75,9 @@ pub struct HostFacts {
     /// URL of the API, or a description of the server that the run started; `None` for `vmm-direct`.
     #[serde(default)]
     pub endpoint: Option<String>,
+    /// Where the sandboxes of the run are, which decides what matters on this host.
+    #[serde(default)]
+    pub sandboxes: Place,
     /// `None` if the harness does not restore the template itself.
     pub template: Option<TemplateFacts>,
 }
@@ -140,6 +143,7 @@ pub fn read(vmm: &Path) -> HostFacts {
         binaries: binaries(vmm),
         debug_build: cfg!(debug_assertions),
         endpoint: None,
+        sandboxes: Place::default(),
         template: None,
     }
 }

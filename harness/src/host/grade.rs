@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::facts::HostFacts;
-use crate::event::NoiseSample;
+use crate::{event::NoiseSample, scenario::Place};
 
 /// How far measurements on a host can be trusted, from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -102,7 +102,9 @@ pub fn grade(facts: &HostFacts, noise: NoiseLevel) -> Graded {
 
 fn unfit(facts: &HostFacts, noise: NoiseLevel) -> Vec<String> {
     let mut why = Vec::new();
-    if let Some(reason) = &facts.kvm_missing {
+    if let Some(reason) = &facts.kvm_missing
+        && facts.sandboxes == Place::OwnVms
+    {
         why.push(format!("cannot open /dev/kvm: {reason}"));
     }
     if facts.debug_build {
@@ -118,19 +120,16 @@ fn unfit(facts: &HostFacts, noise: NoiseLevel) -> Vec<String> {
 }
 
 fn indicative(facts: &HostFacts, noise: NoiseLevel) -> Vec<String> {
+    let mut why = of_client(facts, noise);
+    if facts.sandboxes != Place::Elsewhere {
+        why.extend(of_sandbox_host(facts));
+    }
+    why
+}
+
+/// Rules for the host of the harness, wherever the sandboxes are.
+fn of_client(facts: &HostFacts, noise: NoiseLevel) -> Vec<String> {
     let mut why = Vec::new();
-    if facts.virtual_machine == Some(true) {
-        why.push(
-            "the host is a virtual machine, which shares caches and cores with other VMs"
-                .to_owned(),
-        );
-    }
-    if facts.cores < 4 {
-        why.push(format!(
-            "the host has {} cores, at least 4 are needed for harness, VMMs and kernel threads",
-            facts.cores
-        ));
-    }
     if let Some(steal) = noise.steal_share.filter(|s| (0.01..=0.25).contains(s)) {
         why.push(format!(
             "{:.1} % of the CPU time was stolen by the hypervisor, limit 1 %",
@@ -141,20 +140,6 @@ fn indicative(facts: &HostFacts, noise: NoiseLevel) -> Vec<String> {
     if let Some(load) = facts.load_1min.filter(|l| *l > load_limit) {
         why.push(format!(
             "the load average was {load:.2} before the run, limit {load_limit:.2}"
-        ));
-    }
-    if let Some(governor) = facts.governor.as_ref().filter(|g| *g != "performance") {
-        why.push(format!(
-            "the cpufreq governor is {governor:?}, expected \"performance\""
-        ));
-    }
-    if facts.ksm_runs == Some(true) {
-        why.push("KSM is active, so memory per clone depends on its progress".to_owned());
-    }
-    if facts.damon_actions.iter().any(|action| action != "stat") {
-        why.push(format!(
-            "DAMON schemes are active ({}), so memory of idle clones depends on their progress",
-            facts.damon_actions.join(", ")
         ));
     }
     if let Some(cores) = facts.cgroup_cpu_cores {
@@ -180,6 +165,38 @@ fn indicative(facts: &HostFacts, noise: NoiseLevel) -> Vec<String> {
             "the source tree has uncommitted changes or no commit, so the build cannot be reproduced"
                 .to_owned(),
         );
+    }
+    why
+}
+
+/// Rules for a host that also runs the sandboxes.
+fn of_sandbox_host(facts: &HostFacts) -> Vec<String> {
+    let mut why = Vec::new();
+    if facts.virtual_machine == Some(true) {
+        why.push(
+            "the host is a virtual machine, which shares caches and cores with other VMs"
+                .to_owned(),
+        );
+    }
+    if facts.cores < 4 {
+        why.push(format!(
+            "the host has {} cores, at least 4 are needed for harness, VMMs and kernel threads",
+            facts.cores
+        ));
+    }
+    if let Some(governor) = facts.governor.as_ref().filter(|g| *g != "performance") {
+        why.push(format!(
+            "the cpufreq governor is {governor:?}, expected \"performance\""
+        ));
+    }
+    if facts.ksm_runs == Some(true) {
+        why.push("KSM is active, so memory per clone depends on its progress".to_owned());
+    }
+    if facts.damon_actions.iter().any(|action| action != "stat") {
+        why.push(format!(
+            "DAMON schemes are active ({}), so memory of idle clones depends on their progress",
+            facts.damon_actions.join(", ")
+        ));
     }
     why
 }
@@ -231,5 +248,32 @@ mod tests {
             graded(|f| f.kvm_missing = Some("no".into()), 0.0),
             Grade::Unfit
         );
+        assert_eq!(graded(|f| f.ksm_runs = Some(true), 0.0), Grade::Indicative);
+    }
+
+    #[test]
+    fn only_what_the_sandboxes_need_is_judged() {
+        let without_kvm = |place| {
+            graded(
+                |f| (f.kvm_missing, f.sandboxes) = (Some("no".into()), place),
+                0.0,
+            )
+        };
+        assert_eq!(without_kvm(Place::HostKernel), Grade::Publishable);
+        assert_eq!(without_kvm(Place::Elsewhere), Grade::Publishable);
+        let virtual_client = |place| {
+            graded(
+                |f| (f.virtual_machine, f.cores, f.sandboxes) = (Some(true), 2, place),
+                0.0,
+            )
+        };
+        assert_eq!(virtual_client(Place::HostKernel), Grade::Indicative);
+        assert_eq!(virtual_client(Place::Elsewhere), Grade::Publishable);
+        // A busy client measures itself, wherever the sandboxes are.
+        let elsewhere = |f: &mut HostFacts| {
+            (f.sandboxes, f.load_1min) = (Place::Elsewhere, Some(40.0));
+        };
+        assert_eq!(graded(elsewhere, 0.0), Grade::Indicative);
+        assert_eq!(graded(elsewhere, 0.5), Grade::Unfit);
     }
 }

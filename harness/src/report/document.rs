@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     View,
     cost::CostDocument,
+    peers::PeersDocument,
     turns::{self, RatioDocument, TurnsDocument},
     work::{FirstWork, WorkDocument},
 };
@@ -75,6 +76,9 @@ pub struct Document {
     /// arrivals are bursts.
     #[serde(default)]
     pub round: Option<PhaseDocument>,
+    /// Comparison of systems; `null` without peers.
+    #[serde(default)]
+    pub peers: Option<PeersDocument>,
     /// First-exec latency of the baseline; `null` without a baseline.
     pub baseline: Option<PhaseDocument>,
     /// Starts that are answered at once, through the same code: the overhead of the harness. `null` in runs without
@@ -333,6 +337,7 @@ impl Document {
                 Arrival::Burst { .. } => present(&summary.round_samples()),
                 Arrival::Closed { .. } | Arrival::Open { .. } => None,
             },
+            peers: PeersDocument::new(view),
             baseline: present(&summary.baseline_samples()),
             null_target: present(&summary.null_samples()),
             interference: InterferenceDocument::new(view),

@@ -26,6 +26,7 @@ pub fn render(view: &View<'_>) -> String {
             }
             body {
                 (head(view, &d))
+                @if let Some(peers) = &d.peers { (peers.html()) }
                 (gates(view))
                 section { h2 { "Latency" } (latency(&d)) }
                 (costs(&d))

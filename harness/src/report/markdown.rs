@@ -45,6 +45,7 @@ fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
     if let Some(interference) = &d.interference {
         writeln!(out, "\n{}.", interference.sentences().join(". "))?;
     }
+    peers(out, d)?;
     ratios(out, d)?;
     faults(out, d)?;
     memory(out, d)?;
@@ -71,6 +72,22 @@ fn costs(out: &mut String, d: &Document) -> std::fmt::Result {
     }
     for (name, value) in rows {
         writeln!(out, "| {name} | {value} |")?;
+    }
+    Ok(())
+}
+
+fn peers(out: &mut String, d: &Document) -> std::fmt::Result {
+    let Some(peers) = &d.peers else {
+        return Ok(());
+    };
+    writeln!(out, "\n| {} |", peers.columns().join(" | "))?;
+    writeln!(out, "|---|--:|--:|--:|--:|--:|--:|--:|--:|")?;
+    for row in peers.rows() {
+        writeln!(out, "| {} |", row.join(" | "))?;
+    }
+    writeln!(out)?;
+    for note in peers.notes() {
+        writeln!(out, "- {note}")?;
     }
     Ok(())
 }

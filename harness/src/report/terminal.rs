@@ -34,6 +34,7 @@ fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
     if let Some(interference) = &d.interference {
         writeln!(out, "\n{}", interference.sentences().join("\n  "))?;
     }
+    peers(out, d)?;
     ratios(out, d)?;
     faults(out, d)?;
     memory(out, d)?;
@@ -113,6 +114,41 @@ fn costs(out: &mut String, d: &Document) -> std::fmt::Result {
     }
     for (name, value) in rows {
         writeln!(out, "  {name:<56}{value}")?;
+    }
+    Ok(())
+}
+
+fn peers(out: &mut String, d: &Document) -> std::fmt::Result {
+    let Some(peers) = &d.peers else {
+        return Ok(());
+    };
+    let rows: Vec<_> = std::iter::once(peers.columns())
+        .chain(peers.rows())
+        .collect();
+    let width = |column: usize| {
+        let lengths = rows.iter().map(|row| row[column].chars().count());
+        lengths.max().unwrap_or(0)
+    };
+    writeln!(out, "\nsystems, milliseconds from the intended start")?;
+    for row in &rows {
+        let cells = row.iter().enumerate().map(|(column, text)| {
+            let width = width(column);
+            match column {
+                0 => format!("{text:<width$}"),
+                _ => format!("{text:>width$}"),
+            }
+        });
+        writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+    }
+    for note in peers.notes() {
+        writeln!(out, "  {note}")?;
+    }
+    if peers.missing > 0 {
+        writeln!(
+            out,
+            "{} of the systems are missing on this host",
+            peers.missing
+        )?;
     }
     Ok(())
 }

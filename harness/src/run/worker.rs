@@ -98,7 +98,7 @@ impl Worker<'_> {
     /// contains all earlier steps.
     fn start(&self, id: CloneId, attempt: &mut Attempt) -> Result<Box<dyn Sandbox>, Failure> {
         let is_sandbox = match self.round.subject {
-            Subject::Clone | Subject::Beside => true,
+            Subject::Clone | Subject::Beside | Subject::Peer(_) => true,
             Subject::HostProcess | Subject::Null => false,
         };
         let network = self.network.filter(|_| is_sandbox);
@@ -178,6 +178,10 @@ impl Worker<'_> {
         let item = set.zip(work).and_then(|(set, item)| set.items.get(item));
         match (self.round.subject, &self.scenario.baseline) {
             (Subject::HostProcess, Some(command)) => command,
+            (Subject::Peer(n), _) => {
+                let peer = self.scenario.peers.get(usize::from(n));
+                peer.map_or(&self.scenario.exec, |peer| &peer.exec)
+            }
             (Subject::HostProcess, None)
             | (Subject::Clone | Subject::Beside | Subject::Null, _) => {
                 item.map_or(&self.scenario.exec, |item| &item.exec)

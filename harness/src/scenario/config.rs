@@ -8,8 +8,8 @@ use serde::Deserialize;
 use testbed::endpoint::Endpoint;
 
 use super::{
-    Arrival, ExecSpec, GateSpec, HoldSpec, HoldUntil, InterferenceSpec, MemorySpec, Metric,
-    Scenario, Spacing, TargetKind, TargetSpec, Timed, TurnSpec,
+    Arrival, CreateApi, ExecSpec, GateSpec, HoldSpec, HoldUntil, InterferenceSpec, MemorySpec,
+    Metric, Scenario, Spacing, TargetKind, TargetSpec, Timed, TurnSpec,
     gate_spec::GateConfig,
     network::{ExchangeSpec, NetworkConfig},
     steps::{ParentConfig, TurnConfig},
@@ -41,6 +41,7 @@ pub(super) struct ScenarioConfig {
     work: WorkConfig,
     turns: Vec<TurnConfig>,
     parent: Vec<ParentConfig>,
+    peers: Vec<toml::Table>,
     hold: HoldConfig,
     memory: MemoryConfig,
     baseline: BaselineConfig,
@@ -50,10 +51,13 @@ pub(super) struct ScenarioConfig {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct TargetConfig {
+pub(super) struct TargetConfig {
     kind: TargetKind,
     api_url: String,
     sandbox_url: String,
+    api: CreateApi,
+    api_key_env: String,
+    command: Vec<String>,
     warm: u32,
     template: String,
     memory: String,
@@ -163,6 +167,9 @@ pub(super) fn can_draw_work(scenario: &Scenario) -> Result<(), String> {
     if !scenario.parent.is_empty() {
         return Err("work cannot be drawn for forks: remove work.file or parent".to_owned());
     }
+    if !scenario.peers.is_empty() {
+        return Err("peers run the command of [exec]: remove work.file or peers".to_owned());
+    }
     if scenario.hold.exec_after {
         return Err(
             "hold.exec_after repeats the first command, which differs between clones with work.file"
@@ -191,11 +198,14 @@ impl ScenarioConfig {
             );
         }
         let (beside, beside_prefault) = self.beside.check(&self.target)?;
-        if self.cold_rounds > 0 && self.target.kind == TargetKind::E2b && beside.is_none() {
-            return Err(
-                "cold_rounds cannot drop the template of a server from the page cache: set beside.kind to \"vmm-direct\""
-                    .to_owned(),
-            );
+        if self.cold_rounds > 0 && !self.target.kind.maps_template() && beside.is_none() {
+            return Err(format!(
+                "cold_rounds cannot drop the template of {} from the page cache: set beside.kind to \"vmm-direct\"",
+                match self.target.kind {
+                    TargetKind::E2b => "a server",
+                    kind => kind.name(),
+                }
+            ));
         }
         let exec = self.exec.check()?;
         let turns = turns(self.turns, &exec)?;
@@ -205,6 +215,10 @@ impl ScenarioConfig {
             .collect::<Result<Vec<_>, _>>()?;
         if !parent.is_empty() && (self.target.kind != TargetKind::E2b || beside.is_some()) {
             return Err("parent needs target.kind \"e2b\" and beside.kind \"none\"".to_owned());
+        }
+        let peers = super::peers::check(self.peers, &exec)?;
+        if !peers.is_empty() {
+            can_have_peers(self.hold.until, !turns.is_empty(), self.memory.measure)?;
         }
         let arrival = self.arrival.check(arrival_keys)?;
         let network = self.network.check();
@@ -235,6 +249,7 @@ impl ScenarioConfig {
             target: self.target.check()?,
             beside,
             beside_prefault,
+            peers,
             network,
             arrival,
             baseline,
@@ -252,6 +267,19 @@ impl ScenarioConfig {
             gates,
         })
     }
+}
+
+/// Checks that the attempts of a comparison are comparable: each ends when its sandbox is gone.
+fn can_have_peers(until: HoldUntil, turns: bool, memory: bool) -> Result<(), String> {
+    if until != HoldUntil::Exec {
+        return Err(
+            "peers are compared until their sandboxes are gone: set hold.until to \"exec\"".into(),
+        );
+    }
+    if turns || memory {
+        return Err("peers run one command: remove turns and memory.measure".into());
+    }
+    Ok(())
 }
 
 /// All turns of the scenario, with each configured turn repeated `times` times.
@@ -345,7 +373,7 @@ fn gates(
 }
 
 impl TargetConfig {
-    fn check(self) -> Result<TargetSpec, String> {
+    pub(super) fn check(self) -> Result<TargetSpec, String> {
         let plain = !self.template.is_empty()
             && self
                 .template
@@ -370,17 +398,34 @@ impl TargetConfig {
                 "" => None,
                 _ => Some(url),
             });
-        if self.kind == TargetKind::VmmDirect {
-            let given = [
-                ("api_url", api_url.is_some()),
-                ("sandbox_url", sandbox_url.is_some()),
-                ("warm", self.warm > 0),
-            ];
-            if let Some((key, _)) = given.iter().find(|(_, given)| *given) {
-                return Err(format!(
-                    "target.{key} has no meaning for kind \"vmm-direct\""
-                ));
-            }
+        let is_api = matches!(self.kind, TargetKind::E2b | TargetKind::Cubesandbox);
+        let given = [
+            ("api_url", api_url.is_some() && !is_api),
+            ("sandbox_url", sandbox_url.is_some() && !is_api),
+            (
+                "api",
+                self.api != CreateApi::V2 && self.kind != TargetKind::E2b,
+            ),
+            ("warm", self.warm > 0 && self.kind != TargetKind::E2b),
+            (
+                "command",
+                !self.command.is_empty() && !has_command(self.kind),
+            ),
+        ];
+        if let Some((key, _)) = given.iter().find(|(_, given)| *given) {
+            return Err(format!(
+                "target.{key} has no meaning for kind {:?}",
+                self.kind.name()
+            ));
+        }
+        if self.kind == TargetKind::Adapter && self.command.is_empty() {
+            return Err("target.command is empty, it must name the adapter's program".to_owned());
+        }
+        if self.kind == TargetKind::Cubesandbox && (api_url.is_none() || sandbox_url.is_none()) {
+            return Err(
+                "kind \"cubesandbox\" needs target.api_url, such as \"http://HOST:3000\", and target.sandbox_url, such as \"https://{port}-{id}.cube.app\""
+                    .to_owned(),
+            );
         }
         if self.warm > 0 && api_url.is_some() {
             return Err(
@@ -405,12 +450,29 @@ impl TargetConfig {
             kind: self.kind,
             api_url,
             sandbox_url,
+            api: self.api,
+            api_key_env: self.api_key_env,
+            command: self.command,
             warm: self.warm,
             template: self.template,
             memory,
             prefault: self.prefault,
             start_timeout: positive("target.start_timeout", &self.start_timeout)?,
         })
+    }
+}
+
+/// Whether the kind starts a program that the scenario may name.
+fn has_command(kind: TargetKind) -> bool {
+    match kind {
+        TargetKind::Adapter
+        | TargetKind::Bubblewrap
+        | TargetKind::Runc
+        | TargetKind::Crun
+        | TargetKind::Runsc => true,
+        TargetKind::VmmDirect | TargetKind::E2b | TargetKind::Cubesandbox | TargetKind::Process => {
+            false
+        }
     }
 }
 

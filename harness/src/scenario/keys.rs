@@ -6,7 +6,7 @@ use super::ScenarioError;
 
 /// Known keys of the tables in each list. The defaults contain empty lists, so these keys cannot be read from the
 /// defaults.
-const LISTS: [(&str, &[&str]); 3] = [
+const LISTS: [(&str, &[&str]); 4] = [
     ("gates", &["name", "metric", "limit", "accepted"]),
     (
         "turns",
@@ -21,6 +21,25 @@ const LISTS: [(&str, &[&str]); 3] = [
             "repeat",
             "amount",
             "every",
+        ],
+    ),
+    (
+        "peers",
+        &[
+            "name",
+            "argv",
+            "expect_stdout",
+            "kind",
+            "api_url",
+            "api",
+            "api_key_env",
+            "command",
+            "sandbox_url",
+            "warm",
+            "template",
+            "memory",
+            "prefault",
+            "start_timeout",
         ],
     ),
     ("parent", &["argv", "cell", "expect_stdout", "upload", "to"]),
@@ -65,6 +84,30 @@ fn known(name: &str, at: &str, key: &str, all: &[&str]) -> Result<(), ScenarioEr
             .min_by_key(|candidate| strsim::damerau_levenshtein(candidate, key))
             .map(|candidate| format!("{at}{candidate}")),
     })
+}
+
+/// Gives each of the peers the keys of `[target]` that it does not set itself, from the defaults: `template`, `memory`,
+/// `prefault` and `start_timeout` from the scenario's target.
+pub(super) fn complete_peers(mut merged: Table) -> Table {
+    let target = merged.get("target").and_then(Value::as_table).cloned();
+    let empty: [(&str, Value); 6] = [
+        ("api_url", String::new().into()),
+        ("sandbox_url", String::new().into()),
+        ("api", "v2".to_owned().into()),
+        ("api_key_env", "E2B_API_KEY".to_owned().into()),
+        ("command", Value::Array(Vec::new())),
+        ("warm", 0.into()),
+    ];
+    let mut inherited = target.unwrap_or_default();
+    inherited.remove("kind");
+    inherited.extend(empty.map(|(key, value)| (key.to_owned(), value)));
+    let peers = merged.get_mut("peers").and_then(Value::as_array_mut);
+    for peer in peers.into_iter().flatten() {
+        if let Value::Table(own) = peer {
+            *own = merge(inherited.clone(), std::mem::take(own));
+        }
+    }
+    merged
 }
 
 /// Merges `upper` over `lower`. Tables are merged recursively; any other value of `upper` replaces the value of

@@ -20,12 +20,17 @@ use crate::{
     exchange::{NAME_SERVER, Network, Placement},
     host::facts::{HostFacts, TemplateFacts},
     memory::FileId,
-    scenario::{NetworkSpec, Scenario, TargetKind, TargetSpec},
+    scenario::{CreateApi, NetworkSpec, Scenario, TargetKind, TargetSpec},
     target::{
         Target,
-        e2b::E2b,
+        adapter::Adapter,
+        bubblewrap::Bubblewrap,
+        e2b::{Dialect, E2b},
         forks::Forks,
         group::Groups,
+        host_process::HostProcess,
+        oci::{Oci, Runtime},
+        root_tree,
         vmm_direct::{RANDOM, VmmDirect},
     },
 };
@@ -38,9 +43,22 @@ pub(super) struct Subjects {
     /// The template's memory file as `vmm-direct` maps it; `None` for other targets.
     pub(super) memory: Option<FileId>,
     /// The `cube-api` of the run. The target uses it, so it must be dropped after the target.
-    _server: Option<LocalServer>,
+    pub(super) server: Option<LocalServer>,
     /// Its cgroup is removed after the server has ended.
-    _account: Option<Arc<Account>>,
+    pub(super) account: Option<Arc<Account>>,
+}
+
+impl Subjects {
+    /// A target without anything beside it.
+    pub(super) fn only(target: Box<dyn Target>) -> Self {
+        Self {
+            target,
+            beside: None,
+            memory: None,
+            server: None,
+            account: None,
+        }
+    }
 }
 
 /// Directory and network of the run, created before the subjects.
@@ -49,6 +67,10 @@ pub(super) struct Surroundings<'a> {
     pub(super) run_dir: &'a Arc<RunDir>,
     /// `None` if the scenario has no `[network]`.
     pub(super) network: Option<&'a Network>,
+    /// Directory for the results of the run.
+    pub(super) results: &'a Path,
+    /// Name of the system in the run; `target` for the scenario's target.
+    pub(super) name: &'a str,
 }
 
 /// Moves the calling thread into new network namespaces if the scenario has a `[network]`; otherwise returns `None`.
@@ -91,24 +113,94 @@ pub(super) fn start(
                 target: Box::new(direct),
                 beside,
                 memory: Some(memory),
-                _server: None,
-                _account: None,
+                server: None,
+                account: None,
             })
         }
-        (TargetKind::E2b, Some(url)) => {
+        (TargetKind::E2b | TargetKind::Cubesandbox, Some(url)) => {
             let api = Endpoint::parse(url)?;
             host.endpoint = Some(api.to_string());
-            let key = std::env::var("E2B_API_KEY").map_err(|_| SessionError::NoKey)?;
+            let key = key_of(spec)?;
             let beside = beside(scenario, settings, surroundings.run_dir, host)?;
             Ok(Subjects {
                 target: creates_or_forks(scenario, e2b(spec, api, key)),
                 beside,
                 memory: None,
-                _server: None,
-                _account: None,
+                server: None,
+                account: None,
             })
         }
         (TargetKind::E2b, None) => own_server(scenario, settings, surroundings, host),
+        _ => Ok(Subjects {
+            target: of_host(spec, settings, surroundings)?,
+            beside: beside(scenario, settings, surroundings.run_dir, host)?,
+            memory: None,
+            server: None,
+            account: None,
+        }),
+    }
+}
+
+/// The key of a server, from the environment. CubeSandbox accepts any key unless a callback for keys is configured.
+fn key_of(spec: &TargetSpec) -> Result<String, SessionError> {
+    match (std::env::var(&spec.api_key_env), spec.kind) {
+        (Ok(key), _) => Ok(key),
+        (Err(_), TargetKind::Cubesandbox) => Ok("none".to_owned()),
+        (Err(_), _) => Err(SessionError::NoKey(spec.api_key_env.clone())),
+    }
+}
+
+/// A target that is a program of this host.
+fn of_host(
+    spec: &TargetSpec,
+    settings: &Settings,
+    surroundings: Surroundings<'_>,
+) -> Result<Box<dyn Target>, SessionError> {
+    let kind = spec.kind.name();
+    let unusable = |why: String| SessionError::Target { kind, why };
+    let root = || {
+        root_tree::of_template(&settings.artifacts, &spec.template).map_err(|e| unusable(chain(&e)))
+    };
+    let run_dir = || Arc::clone(surroundings.run_dir);
+    let container = |runtime| {
+        let name = surroundings.name;
+        let command = spec.command.clone();
+        Oci::new(
+            runtime,
+            name,
+            command,
+            root()?,
+            run_dir(),
+            spec.start_timeout,
+        )
+        .map(|oci| Box::new(oci) as Box<dyn Target>)
+        .map_err(|failure| unusable(failure.message))
+    };
+    match spec.kind {
+        TargetKind::Runc => container(Runtime::Runc),
+        TargetKind::Crun => container(Runtime::Crun),
+        TargetKind::Runsc => container(Runtime::Runsc),
+        TargetKind::Bubblewrap => {
+            let command = if spec.command.is_empty() {
+                vec!["bwrap".to_owned()]
+            } else {
+                spec.command.clone()
+            };
+            let made = Bubblewrap::new(command, root()?, run_dir(), spec.start_timeout);
+            made.map(|made| Box::new(made) as Box<dyn Target>)
+                .map_err(|failure| unusable(failure.message))
+        }
+        TargetKind::Adapter => {
+            let log = format!("adapter-{}.stderr", surroundings.name);
+            let log = surroundings.results.join(log);
+            Adapter::start(&spec.command, &spec.template, spec.start_timeout, &log)
+                .map(|adapter| Box::new(adapter) as Box<dyn Target>)
+                .map_err(|failure| unusable(failure.message))
+        }
+        // A CubeSandbox without URL is refused by the scenario, and the other kinds are prepared by the caller.
+        TargetKind::Process | TargetKind::VmmDirect | TargetKind::E2b | TargetKind::Cubesandbox => {
+            Ok(Box::new(HostProcess))
+        }
     }
 }
 
@@ -122,10 +214,18 @@ fn own_server(
     let program = artifacts::find_api(settings.api.as_deref())?;
     let template = artifacts::find_template(&settings.artifacts, &spec.template, spec.memory)?;
     refuse_without_kvm(host)?;
-    let templates = surroundings.run_dir.path().join("templates");
+    // Only one of the servers of a run has its files directly in the directory of the run.
+    let dir = match surroundings.name {
+        "target" => surroundings.run_dir.path().to_owned(),
+        peer => {
+            let dir = surroundings.run_dir.clone_dir(peer);
+            dir.map_err(at(surroundings.run_dir.path()))?
+        }
+    };
+    let templates = dir.join("templates");
     install(&template.dir, &templates.join(&spec.template)).map_err(at(&templates))?;
     let server = LocalServer::start(
-        surroundings.run_dir.path(),
+        &dir,
         ServerSpec {
             vmm: artifacts::find_vmm(settings.vmm.as_deref())?,
             templates,
@@ -155,8 +255,8 @@ fn own_server(
         target: creates_or_forks(scenario, target),
         beside,
         memory: None,
-        _server: Some(server),
-        _account: account,
+        server: Some(server),
+        account,
     })
 }
 
@@ -241,6 +341,11 @@ fn e2b(spec: &TargetSpec, api: Endpoint, key: String) -> E2b {
             sandbox_url: spec.sandbox_url.clone(),
             key,
             timeout: spec.start_timeout,
+        },
+        dialect: match (spec.kind, spec.api) {
+            (TargetKind::Cubesandbox, _) => Dialect::Cubesandbox,
+            (_, CreateApi::V1) => Dialect::V1,
+            (_, CreateApi::V2) => Dialect::V2,
         },
         template: spec.template.clone(),
         sandboxes: None,

@@ -154,6 +154,7 @@ fn attempts_of<'a>(summary: &'a Summary, spent: &Spent) -> impl Iterator<Item = 
         Subject::Beside => &summary.beside,
         Subject::HostProcess => &summary.baseline,
         Subject::Null => &summary.null,
+        Subject::Peer(n) => summary.peers.get(&n).map_or(&[][..], Vec::as_slice),
     };
     let round = spent.round;
     all.iter().filter(move |attempt| attempt.round == round)
@@ -208,7 +209,7 @@ mod tests {
             let attempts = (0..4).map(attempt);
             match subject {
                 Subject::Clone => summary.clones.extend(attempts),
-                Subject::Beside | Subject::HostProcess | Subject::Null => {
+                Subject::Beside | Subject::HostProcess | Subject::Null | Subject::Peer(_) => {
                     summary.beside.extend(attempts);
                 }
             }

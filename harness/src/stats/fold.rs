@@ -12,7 +12,7 @@ use super::{
 use crate::{
     event::{
         Attempt, CloneLedger, EndReason, Failure, FailureCause, MemoryPoint, NoiseSample, RunEvent,
-        RunStarted, Spent, StartKind,
+        RunStarted, Spent, StartKind, System,
     },
     memory::CPU_LISTS_FREE,
     plan::{Row, Subject},
@@ -32,6 +32,10 @@ pub struct Summary {
     pub clones: Vec<Attempt>,
     /// Measured starts of the rounds beside.
     pub beside: Vec<Attempt>,
+    /// Systems of a comparison; empty without peers.
+    pub systems: Vec<System>,
+    /// Measured starts of each of the peers, by position in the scenario.
+    pub peers: BTreeMap<u16, Vec<Attempt>>,
     /// Measured starts of the baseline.
     pub baseline: Vec<Attempt>,
     /// Measured starts of the null target.
@@ -100,10 +104,11 @@ impl Summary {
                 match subject {
                     Subject::Clone => self.rounds.insert(*round, times),
                     Subject::HostProcess => self.baseline_rounds.insert(*round, times),
-                    Subject::Beside | Subject::Null => None,
+                    Subject::Beside | Subject::Null | Subject::Peer(_) => None,
                 };
             }
             RunEvent::RoundStarted { .. } => {}
+            RunEvent::Systems { systems } => self.systems.clone_from(systems),
             RunEvent::Loaded { modules } => self.loaded = Some(modules.clone()),
             RunEvent::RoundUsage { round, usage } => {
                 self.interference.usage.insert(*round, *usage);
@@ -137,6 +142,7 @@ impl Summary {
             (Row::Measured, Subject::Beside) => &mut self.beside,
             (Row::Measured, Subject::HostProcess) => &mut self.baseline,
             (Row::Measured, Subject::Null) => &mut self.null,
+            (Row::Measured, Subject::Peer(n)) => self.peers.entry(n).or_default(),
         };
         row.push(attempt.clone());
     }

@@ -83,6 +83,12 @@ pub fn over_baseline(summary: &Summary, of: Timed, quantile: Quantile) -> Ratio 
             fold::walls(&summary.baseline_rounds, &summary.baseline),
         ),
     };
+    of_clusters(&ours, &theirs, quantile)
+}
+
+/// A quantile of the first clusters over the same quantile of the second ones, from all samples. Clusters at the same
+/// position form a pair.
+pub(super) fn of_clusters(ours: &[Vec<u64>], theirs: &[Vec<u64>], quantile: Quantile) -> Ratio {
     let pairs = ours.len().min(theirs.len());
     let permille = quantile.permille();
     let (ours, theirs) = (&ours[..pairs], &theirs[..pairs]);

@@ -51,6 +51,7 @@ const PHASES: &str = "server-timing";
 pub struct E2b {
     /// Address, key and timeout.
     pub api: Api,
+    pub dialect: Dialect,
     /// Template id or name.
     pub template: String,
     /// Directory in which a server on this host keeps a directory for each sandbox, used to find VMM processes.
@@ -75,6 +76,34 @@ impl Gauges {
     /// Sandboxes that are not being filled or removed.
     fn kept(&self) -> u32 {
         self.warm + self.running + self.paused
+    }
+}
+
+/// How a server names and answers creates and kills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// E2B with `POST /v2/sandboxes`.
+    V2,
+    /// E2B with `POST /sandboxes`.
+    V1,
+    /// CubeSandbox: `POST /sandboxes`; 200 is accepted besides 201 and 204, as its own benchmark does.
+    Cubesandbox,
+}
+
+impl Dialect {
+    fn creates_at(self) -> &'static str {
+        match self {
+            Self::V2 => "/v2/sandboxes",
+            Self::V1 | Self::Cubesandbox => "/sandboxes",
+        }
+    }
+
+    fn is_created(self, status: u16) -> bool {
+        status == 201 || (self == Self::Cubesandbox && status == 200)
+    }
+
+    fn is_killed(self, status: u16) -> bool {
+        status == 204 || (self == Self::Cubesandbox && status == 200)
     }
 }
 
@@ -130,14 +159,19 @@ impl E2b {
         let asked_ns = clock::monotonic_ns();
         let answer = self
             .time_left(deadline)?
-            .request(&mut client, "POST", "/v2/sandboxes", body.as_bytes())
+            .request(
+                &mut client,
+                "POST",
+                self.dialect.creates_at(),
+                body.as_bytes(),
+            )
             .map_err(|e| guest::failure(FailureCause::Create, &e))?;
         let replied_ns = clock::monotonic_ns();
         if let Some(timing) = answer.header(PHASES) {
             server_timing::stamp(timeline, timing, asked_ns, replied_ns);
         }
         timeline.stamp(StartPhase::Replied, replied_ns);
-        let mut remote = self.remote(created(&answer)?);
+        let mut remote = self.remote(created(&answer, self.dialect)?);
         remote.start = answer.header(START_KIND).and_then(StartKind::parse);
         remote.client = Some((self.api.control.clone(), client));
         Ok(remote)
@@ -215,7 +249,7 @@ impl Target for E2b {
     }
 }
 
-fn created(answer: &HttpAnswer) -> Result<Created, Failure> {
+fn created(answer: &HttpAnswer, dialect: Dialect) -> Result<Created, Failure> {
     let refused = |why: String| {
         let body: String = String::from_utf8_lossy(&answer.body)
             .chars()
@@ -224,7 +258,7 @@ fn created(answer: &HttpAnswer) -> Result<Created, Failure> {
         let message = format!("create: status {}{why}: {body}", answer.status);
         failed(FailureCause::Create, message)
     };
-    if answer.status != 201 {
+    if !dialect.is_created(answer.status) {
         return Err(refused(String::new()));
     }
     let created: Created =
@@ -313,6 +347,7 @@ mod tests {
                 key: KEY.to_owned(),
                 timeout: Duration::from_secs(10),
             },
+            dialect: Dialect::V2,
             template: "base".to_owned(),
             sandboxes: None,
             warm: 0,
@@ -415,6 +450,28 @@ mod tests {
         assert!(left.unwrap().timeout <= Duration::from_secs(60));
         let late = target.time_left(Instant::now()).unwrap_err();
         assert_eq!(late.cause, FailureCause::Timeout);
+    }
+
+    #[test]
+    fn dialects_differ_in_paths_and_accepted_statuses() {
+        let body = br#"{"sandboxID":"i1","templateID":"base","clientID":"c","envdVersion":"0"}"#;
+        let heads = |dialect, created: &str, killed: &str| {
+            let answers = vec![http(created, "", body), http(killed, "", b"")];
+            let (api, served) = peer(answers);
+            let target = E2b {
+                dialect,
+                ..target(api)
+            };
+            let sandbox = target.create(ID, &mut Timeline::default())?;
+            sandbox.kill()?;
+            Ok::<_, Failure>(served.join().unwrap())
+        };
+        let v1 = heads(Dialect::V1, "201 Created", "204 No Content").unwrap();
+        assert!(v1[0].starts_with("POST /sandboxes HTTP/1.1\r\n"));
+        let other = heads(Dialect::Cubesandbox, "200 OK", "200 OK").unwrap();
+        assert!(other[0].starts_with("POST /sandboxes HTTP/1.1\r\n"));
+        let killed = heads(Dialect::V1, "201 Created", "200 OK").unwrap_err();
+        assert_eq!(killed.cause, FailureCause::Kill);
     }
 
     #[test]

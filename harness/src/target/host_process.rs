@@ -3,7 +3,7 @@
 //!
 //! There is no create step. The measured time is a lower bound for any sandbox on this host at this moment.
 
-mod sys;
+pub(super) mod sys;
 
 use std::{
     io::Read,

@@ -171,10 +171,6 @@ impl Swept {
 /// remove single directories or processes are recorded in [`Swept::remaining`].
 pub fn sweep(root: &Path) -> io::Result<Swept> {
     let mut swept = Swept::default();
-    match make_private(root) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(swept),
-        checked => checked?,
-    }
     for dir in dead_runs(root)? {
         for pid in processes_of(&dir) {
             match kill_and_wait(pid) {
@@ -190,7 +186,15 @@ pub fn sweep(root: &Path) -> io::Result<Swept> {
     Ok(swept)
 }
 
-fn dead_runs(root: &Path) -> io::Result<Vec<PathBuf>> {
+/// Directories of the runs whose owner no longer exists.
+///
+/// # Errors
+/// Returns an error if the root exists and cannot be listed, or if other users could have changed it.
+pub fn dead_runs(root: &Path) -> io::Result<Vec<PathBuf>> {
+    match make_private(root) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        checked => checked?,
+    }
     let entries = match fs::read_dir(root) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
@@ -251,7 +255,8 @@ pub fn kill_and_wait(pid: u32) -> io::Result<()> {
 
 /// Whether a process has exited but has not been waited for, or no longer exists. In both cases, its memory and files
 /// are released.
-fn is_zombie(pid: u32) -> bool {
+#[must_use]
+pub fn is_zombie(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat"))
         .ok()
         .and_then(|stat| Some(stat.rsplit_once(')')?.1.trim_start().starts_with('Z')))

@@ -101,7 +101,7 @@ fn round(
         let fails = (round, arrival) == (2, 2);
         let mut timeline = Timeline::default();
         let ladder: &[(StartPhase, u64)] = match subject {
-            Subject::Clone | Subject::Beside => &[
+            Subject::Clone | Subject::Beside | Subject::Peer(_) => &[
                 (StartPhase::ProcessStarted, 1_000_000),
                 (StartPhase::MemoryMapped, 2_000_000),
                 (StartPhase::DevicesReady, 2_500_000),

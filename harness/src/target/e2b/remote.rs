@@ -67,7 +67,7 @@ impl Remote {
             .map_err(|e| guest::failure(FailureCause::Kill, &e))?
             .status
         {
-            204 => Ok(()),
+            status if self.target.dialect.is_killed(status) => Ok(()),
             status => Err(failed(
                 FailureCause::Kill,
                 format!("kill: status {status} for {}", self.created.sandbox_id),

@@ -10,7 +10,7 @@ use std::{
 use nix::libc;
 
 /// A descriptor of `child` that becomes readable when the process has ended.
-pub(super) fn pidfd(child: &Child) -> io::Result<OwnedFd> {
+pub(in crate::target) fn pidfd(child: &Child) -> io::Result<OwnedFd> {
     // SAFETY: the call takes two integers and no pointer. The child was not waited for, so its id is not reused.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
     match RawFd::try_from(fd) {

@@ -1,0 +1,293 @@
+//! The part of a report that compares systems.
+
+use std::collections::BTreeMap;
+
+use maud::{Markup, html};
+use serde::{Deserialize, Serialize};
+
+use super::{View, document::PhaseDocument, html::cell, terminal::milliseconds};
+use crate::{
+    event::{Attempt, System},
+    plan::Subject,
+    scenario::{Quantile, TargetKind},
+    stats::peers::{self, Step},
+};
+
+/// The systems of a comparison.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PeersDocument {
+    /// Name of the system that ratios refer to: the first that was measured. `null` if none was.
+    pub reference: Option<String>,
+    /// Number of systems that are missing on the host.
+    pub missing: usize,
+    /// The target, the peers in the order of the scenario, and the host processes if the scenario has them.
+    pub systems: Vec<SystemDocument>,
+}
+
+/// One system.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SystemDocument {
+    pub name: String,
+    /// Kind of target, for example `runc`.
+    pub kind: String,
+    pub version: Option<String>,
+    /// What separates its sandboxes from the host.
+    pub platform: Option<String>,
+    /// Why it was not measured; `null` if it was.
+    pub missing: Option<String>,
+    /// Measured starts, failures included.
+    pub n: usize,
+    /// Failed starts by cause; causes without failures are absent.
+    pub failures: BTreeMap<String, u64>,
+    /// First message of a failure.
+    pub first_failure: Option<String>,
+    /// From the intended start until the create was answered, until the first command was answered, and until the
+    /// sandbox was removed; `null` without starts.
+    pub created: Option<PhaseDocument>,
+    pub first_exec: Option<PhaseDocument>,
+    pub gone: Option<PhaseDocument>,
+    /// Quantiles of `first_exec` over those of the reference; `null` for the reference.
+    pub p50_ratio: Option<QuotientDocument>,
+    pub p95_ratio: Option<QuotientDocument>,
+}
+
+/// A ratio to the reference.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QuotientDocument {
+    /// `null` with too few starts, or if one of the quantiles lies among failures.
+    pub ratio: Option<f64>,
+    /// 95 % interval, by bootstrap over pairs of neighbouring clusters; `null` with too few of them, or if a bound is
+    /// infinite.
+    pub ratio_ci95: Option<[f64; 2]>,
+}
+
+impl PeersDocument {
+    /// `None` if the run compared no systems.
+    pub(super) fn new(view: &View<'_>) -> Option<Self> {
+        let summary = view.summary;
+        if summary.systems.is_empty() {
+            return None;
+        }
+        let reference = peers::reference(summary);
+        let base = reference.map_or(&[][..], |system| peers::attempts(summary, system));
+        let baseline = view.scenario.baseline.as_ref().map(|_| System {
+            subject: Subject::HostProcess,
+            name: "host process".to_owned(),
+            kind: TargetKind::Process,
+            version: None,
+            platform: Some("none".to_owned()),
+            missing: None,
+        });
+        let systems = summary.systems.iter().chain(&baseline).map(|system| {
+            let is_reference = reference.is_some_and(|r| r.subject == system.subject);
+            let base = (!is_reference).then_some(base);
+            SystemDocument::new(system, peers::attempts(summary, system), base)
+        });
+        Some(Self {
+            reference: reference.map(|system| system.name.clone()),
+            missing: summary
+                .systems
+                .iter()
+                .filter(|system| system.missing.is_some())
+                .count(),
+            systems: systems.collect(),
+        })
+    }
+
+    /// Titles of [`Self::rows`].
+    pub(super) fn columns(&self) -> [String; 9] {
+        let over = self.reference.as_deref().unwrap_or("the reference");
+        [
+            "system",
+            "n",
+            "failed",
+            "create P50",
+            "first exec P50",
+            "P95",
+            "gone P50",
+            &format!("P50 / {over}"),
+            &format!("P95 / {over}"),
+        ]
+        .map(str::to_owned)
+    }
+
+    /// One row for each system, in milliseconds; a missing system has only its name.
+    pub(super) fn rows(&self) -> Vec<[String; 9]> {
+        let systems = self.systems.iter();
+        systems.map(SystemDocument::row).collect()
+    }
+
+    /// One line for each system: what it is, why it is missing, and its failures.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let systems = self.systems.iter();
+        systems.map(SystemDocument::note).collect()
+    }
+
+    pub(super) fn html(&self) -> Markup {
+        html! {
+            section {
+                h2 { "Systems" }
+                (self.chart())
+                table {
+                    thead { tr { @for (n, name) in self.columns().iter().enumerate() { th.n[n > 0] { (name) } } } }
+                    tbody {
+                        @for row in self.rows() {
+                            tr { @for (n, text) in row.iter().enumerate() { td.n[n > 0] { (text) } } }
+                        }
+                    }
+                }
+                p { "Milliseconds from the intended start. Ratios of first exec, with 95 % intervals." }
+                ul { @for note in self.notes() { li { (note) } } }
+            }
+        }
+    }
+
+    /// P50 to P95 of first exec of each system, on a logarithmic axis.
+    fn chart(&self) -> Markup {
+        const LEFT: f64 = 150.0;
+        const WIDTH: f64 = 560.0;
+        const ROW: f64 = 24.0;
+        let ends = |system: &SystemDocument| {
+            let phase = system.first_exec.as_ref()?;
+            Some((phase.p50_ms?, phase.p95_ms.or(phase.p50_ms)?))
+        };
+        let all: Vec<(&str, (f64, f64))> = self
+            .systems
+            .iter()
+            .filter_map(|system| Some((system.name.as_str(), ends(system)?)))
+            .collect();
+        let low = all.iter().map(|(_, (p50, _))| p50.log10().floor());
+        let low = low.min_by(f64::total_cmp).unwrap_or(0.0);
+        let high = all.iter().map(|(_, (_, p95))| p95.log10().ceil());
+        let high = high.max_by(f64::total_cmp).unwrap_or(1.0).max(low + 1.0);
+        let x = |ms: f64| LEFT + (ms.log10() - low) / (high - low) * WIDTH;
+        let height = ROW * (all.len() as f64 + 1.0);
+        let mut decades = Vec::new();
+        let mut decade = low;
+        while decade <= high {
+            decades.push(10_f64.powf(decade));
+            decade += 1.0;
+        }
+        html! {
+            @if !all.is_empty() {
+                svg viewBox=(format!("0 0 760 {height}")) role="img" {
+                    title { "P50 to P95 of first exec of each system" }
+                    @for ms in decades {
+                        line.grid x1=(x(ms)) x2=(x(ms)) y1="0" y2=(height - ROW) {}
+                        text.tick x=(x(ms)) y=(height - 6.0) text-anchor="middle" { (format!("{ms} ms")) }
+                    }
+                    @for (n, (name, (p50, p95))) in all.iter().enumerate() {
+                        @let y = ROW * (n as f64 + 0.5);
+                        text.label x=(LEFT - 8.0) y=(y + 4.0) text-anchor="end" { (name) }
+                        line x1=(x(*p50)) x2=(x(*p95)) y1=(y) y2=(y) stroke="var(--p1)" stroke-width="6" {}
+                        circle cx=(x(*p50)) cy=(y) r="5" fill="var(--p1)" {
+                            title { (name) ": P50 " (milliseconds(*p50)) " ms, P95 " (milliseconds(*p95)) " ms" }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl SystemDocument {
+    /// `base` are the starts of the reference; `None` for the reference itself.
+    fn new(system: &System, attempts: &[Attempt], base: Option<&[Attempt]>) -> Self {
+        let phase = |step: Step| {
+            (!attempts.is_empty()).then(|| PhaseDocument::new(&step.samples(attempts)))
+        };
+        let quotient = |quantile| {
+            let found = peers::over(attempts, base?, Step::FirstExec, quantile);
+            Some(QuotientDocument {
+                ratio: found.value.filter(|value| value.is_finite()),
+                ratio_ci95: found
+                    .interval95
+                    .filter(|(_, high)| high.is_finite())
+                    .map(|(low, high)| [low, high]),
+            })
+        };
+        let mut failures = BTreeMap::new();
+        for failure in attempts.iter().filter_map(|a| a.failure.as_ref()) {
+            *failures.entry(failure.cause.name().to_owned()).or_insert(0) += 1;
+        }
+        let mut messages = attempts.iter().filter_map(|a| a.failure.as_ref());
+        let quotient = |quantile| (!attempts.is_empty()).then(|| quotient(quantile)).flatten();
+        Self {
+            name: system.name.clone(),
+            kind: system.kind.name().to_owned(),
+            version: system.version.clone(),
+            platform: system.platform.clone(),
+            missing: system.missing.clone(),
+            n: attempts.len(),
+            failures,
+            first_failure: messages.next().map(|failure| failure.message.clone()),
+            created: match system.subject {
+                Subject::HostProcess | Subject::Null => None,
+                Subject::Clone | Subject::Beside | Subject::Peer(_) => phase(Step::Created),
+            },
+            first_exec: phase(Step::FirstExec),
+            gone: phase(Step::Gone),
+            p50_ratio: quotient(Quantile::P50),
+            p95_ratio: quotient(Quantile::P95),
+        }
+    }
+
+    fn row(&self) -> [String; 9] {
+        if self.missing.is_some() {
+            let mut row = ["", "missing", "", "", "", "", "", "", ""].map(str::to_owned);
+            row[0].clone_from(&self.name);
+            return row;
+        }
+        let ms = |phase: &Option<PhaseDocument>, quantile: Quantile| {
+            phase.as_ref().map_or(String::new(), |phase| {
+                let value = match quantile {
+                    Quantile::P50 => phase.p50_ms,
+                    Quantile::P95 => phase.p95_ms,
+                    Quantile::P99 => phase.p99_ms,
+                    Quantile::Max => phase.max_ms,
+                };
+                cell(phase, value, quantile)
+            })
+        };
+        let failed: u64 = self.failures.values().sum();
+        [
+            self.name.clone(),
+            self.n.to_string(),
+            failed.to_string(),
+            ms(&self.created, Quantile::P50),
+            ms(&self.first_exec, Quantile::P50),
+            ms(&self.first_exec, Quantile::P95),
+            ms(&self.gone, Quantile::P50),
+            self.p50_ratio.map_or(String::new(), QuotientDocument::text),
+            self.p95_ratio.map_or(String::new(), QuotientDocument::text),
+        ]
+    }
+
+    fn note(&self) -> String {
+        let mut note = format!("{}: {}", self.name, self.kind);
+        let facts = [&self.version, &self.platform];
+        for fact in facts.into_iter().flatten() {
+            note.push_str(&format!(", {fact}"));
+        }
+        if let Some(why) = &self.missing {
+            note.push_str(&format!(". Missing: {why}"));
+        }
+        for (cause, n) in &self.failures {
+            note.push_str(&format!(". {n} failed: {cause}"));
+        }
+        if let Some(message) = &self.first_failure {
+            note.push_str(&format!(" ({message})"));
+        }
+        note
+    }
+}
+
+impl QuotientDocument {
+    fn text(self) -> String {
+        match (self.ratio, self.ratio_ci95) {
+            (None, _) => "n/a".to_owned(),
+            (Some(ratio), None) => format!("{ratio:.2}"),
+            (Some(ratio), Some([low, high])) => format!("{ratio:.2} ({low:.2}–{high:.2})"),
+        }
+    }
+}
