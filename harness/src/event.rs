@@ -34,6 +34,9 @@ pub enum RunEvent {
         row: Row,
         /// Base time of the arrivals.
         base_ns: u64,
+        /// Mean rate of the arrivals, if the scenario has several.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rate_per_s: Option<f64>,
     },
     /// What a new sandbox of a scenario with work has loaded before its first command.
     Loaded {
@@ -54,6 +57,13 @@ pub enum RunEvent {
         /// Position in the plan.
         round: u32,
         at_ns: u64,
+    },
+    /// Number of warm slots during a round of the target, if the scenario watches it.
+    Stock {
+        /// Position in the plan.
+        round: u32,
+        at_ns: u64,
+        warm: u32,
     },
     /// What a measured round cost.
     Spent(Spent),

@@ -10,7 +10,7 @@ use testbed::random::SplitMix64;
 
 use crate::{
     clock::nanoseconds,
-    scenario::{Arrival, Scenario, Spacing},
+    scenario::{Arrival, Scenario, Spacing, SteadySpec, TargetKind},
 };
 
 /// Maximum number of threads of an open loop. An arrival waits while all threads are busy, and this wait counts as
@@ -18,18 +18,21 @@ use crate::{
 pub(crate) const MAX_OPEN_WORKERS: u32 = 256;
 
 /// All rounds of a run, in order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     pub rounds: Vec<Round>,
 }
 
 /// Consecutive starts of one subject. Their arrival times are relative to a common base time.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Round {
     /// Position in the plan, from 0.
     pub index: u32,
     pub subject: Subject,
     pub row: Row,
+    /// Mean rate of the arrivals, if the scenario has several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_per_s: Option<f64>,
     /// Number of threads that start clones.
     pub workers: u32,
     /// In chronological order.
@@ -170,6 +173,9 @@ pub fn build(scenario: &Scenario) -> Plan {
             }
         }
     }
+    if let Some(steady) = &scenario.steady {
+        return at_rates(scenario, steady, &subjects, &mut random);
+    }
     let rounds = (0_u32..)
         .zip(shapes)
         .map(|(index, (subject, row, work))| Round {
@@ -181,11 +187,89 @@ pub fn build(scenario: &Scenario) -> Plan {
 }
 
 /// Whether a repetition has a round of the null target. Such a round takes as long as its arrivals: nothing for bursts
-/// and closed loops, but all of the time of an open loop, which has only one.
+/// and closed loops, but all of the time of an open loop, which has only one. Scenarios with several rates have one too, in
+/// [`at_rates`].
 fn has_null_round(arrival: Arrival, repetition: u32) -> bool {
     match arrival {
         Arrival::Burst { .. } | Arrival::Closed { .. } => true,
         Arrival::Open { .. } => repetition == 0,
+    }
+}
+
+/// The rounds of a scenario with several rates: in each repetition one for each rate and subject, in the order of the
+/// rates, or in every second repetition in the reverse order. The null target has one round, at the largest rate.
+fn at_rates(
+    scenario: &Scenario,
+    steady: &SteadySpec,
+    subjects: &[Subject],
+    random: &mut SplitMix64,
+) -> Plan {
+    let Arrival::Open { spacing, .. } = scenario.arrival else {
+        return Plan { rounds: Vec::new() };
+    };
+    let mut shapes = Vec::new();
+    for (row, rounds, rates) in [
+        (
+            Row::WarmUp,
+            scenario.warmup_rounds,
+            &steady.rates_per_s[..1],
+        ),
+        (Row::Measured, scenario.rounds, &steady.rates_per_s[..]),
+    ] {
+        for index in 0..rounds {
+            let mut rates = rates.to_vec();
+            if !index.is_multiple_of(2) {
+                rates.reverse();
+            }
+            for rate in &rates {
+                let subjects = turn(index, subjects).into_iter();
+                shapes.extend(subjects.map(|subject| (subject, row, *rate)));
+            }
+            if row == Row::Measured && index == 0 {
+                shapes.extend(rates.last().map(|rate| (Subject::Null, row, *rate)));
+            }
+        }
+    }
+    let rounds = (0_u32..).zip(shapes).map(|(index, (subject, row, rate))| {
+        let arrivals = during(steady.lasts, rate, spacing, random);
+        Round {
+            index,
+            subject,
+            row,
+            rate_per_s: Some(rate),
+            workers: u32::try_from(arrivals.len())
+                .map_or(MAX_OPEN_WORKERS, |n| n.min(MAX_OPEN_WORKERS)),
+            arrivals,
+            work: Vec::new(),
+        }
+    });
+    Plan {
+        rounds: rounds.collect(),
+    }
+}
+
+/// Arrivals of an open loop for some time. The first one is a gap after the base time.
+fn during(
+    lasts: Duration,
+    rate_per_s: f64,
+    spacing: Spacing,
+    random: &mut SplitMix64,
+) -> Vec<Start> {
+    let mut at_s = 0.0_f64;
+    let mut arrivals = Vec::new();
+    loop {
+        at_s += gap(spacing, random) / rate_per_s;
+        if at_s > lasts.as_secs_f64() {
+            return arrivals;
+        }
+        arrivals.push(Start::AtNs(nanoseconds(Duration::from_secs_f64(at_s))));
+    }
+}
+
+fn gap(spacing: Spacing, random: &mut SplitMix64) -> f64 {
+    match spacing {
+        Spacing::Constant => 1.0,
+        Spacing::Poisson => random.exponential(),
     }
 }
 
@@ -259,6 +343,7 @@ fn round(
         index,
         subject,
         row,
+        rate_per_s: None,
         workers,
         arrivals,
         work: Vec::new(),
@@ -275,10 +360,7 @@ fn open(starts: u32, rate_per_s: f64, spacing: Spacing, random: &mut SplitMix64)
     let mut arrivals = Vec::new();
     for _ in 0..starts {
         arrivals.push(Start::AtNs(nanoseconds(Duration::from_secs_f64(at_s))));
-        at_s += match spacing {
-            Spacing::Constant => 1.0,
-            Spacing::Poisson => random.exponential(),
-        } / rate_per_s;
+        at_s += gap(spacing, random) / rate_per_s;
     }
     arrivals
 }
@@ -432,6 +514,33 @@ mod tests {
         let rounds = build(&scenario_with(a, 4, 0, 1)).rounds;
         let nulls = rounds.iter().filter(|r| r.subject == Subject::Null);
         assert_eq!(nulls.count(), 1);
+    }
+
+    #[test]
+    fn each_rate_has_rounds_of_the_same_duration() {
+        let text = "seed = 7\nrounds = 2\nwarmup_rounds = 1\n[arrival]\nkind = 'steady'\nrates_per_s = [1, 20.5]\n\
+                    lasts = '30s'\n[baseline]\nkind = 'none'";
+        let s = scenario::parse("t", text).unwrap();
+        let plan = build(&s);
+        assert_eq!(plan, build(&s));
+        let rates: Vec<_> = plan.rounds.iter().map(|r| r.rate_per_s).collect();
+        assert_eq!(rates, [1.0, 1.0, 20.5, 20.5, 20.5, 1.0].map(Some));
+        assert_eq!(plan.rounds[0].row, Row::WarmUp);
+        let null = plan.rounds.iter().map(|r| r.subject == Subject::Null);
+        assert_eq!(
+            null.collect::<Vec<_>>(),
+            [false, false, false, true, false, false]
+        );
+        for round in &plan.rounds[1..] {
+            let mean = round.rate_per_s.unwrap() * 30.0;
+            let n = round.arrivals.len() as f64;
+            // Five standard deviations of a Poisson distribution.
+            assert!((n - mean).abs() < 5.0 * mean.sqrt(), "{n} of {mean}");
+            let inside = |start: &Start| matches!(start, Start::AtNs(ns) if *ns <= 30_000_000_000);
+            assert!(round.arrivals.iter().all(inside));
+            assert!(round.workers <= MAX_OPEN_WORKERS);
+        }
+        assert_ne!(plan.rounds[2].arrivals, plan.rounds[3].arrivals);
     }
 
     #[test]

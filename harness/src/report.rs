@@ -6,6 +6,7 @@ pub mod document;
 pub mod history;
 pub mod html;
 pub mod junit;
+pub mod load;
 pub mod markdown;
 pub mod peers;
 mod plot;

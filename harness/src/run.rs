@@ -299,15 +299,18 @@ impl Runner<'_> {
             interrupted: self.interrupted,
         };
         let before = self.group.map(OwnGroup::read);
+        let over = AtomicBool::new(false);
         let spawned = thread::scope(|scope| {
-            let spawned = (0..round.workers).try_for_each(|number| {
-                let (keep, events, worker) = (keep.clone(), self.events.clone(), &worker);
-                thread::Builder::new()
-                    .stack_size(WORKER_STACK)
-                    .spawn_scoped(scope, move || worker.work(&keep, &events))
-                    .map(|_| ())
-                    .map_err(|source| RunError::Worker { number, source })
-            });
+            self.watch_stock(scope, round, &over);
+            let workers: Result<Vec<_>, _> = (0..round.workers)
+                .map(|number| {
+                    let (keep, events, worker) = (keep.clone(), self.events.clone(), &worker);
+                    thread::Builder::new()
+                        .stack_size(WORKER_STACK)
+                        .spawn_scoped(scope, move || worker.work(&keep, &events))
+                        .map_err(|source| RunError::Worker { number, source })
+                })
+                .collect();
             let lead = LEAD + LEAD_PER_WORKER * round.workers;
             let base_ns = *base.get_or_init(|| clock::monotonic_ns() + clock::nanoseconds(lead));
             self.emit(RunEvent::RoundStarted {
@@ -315,7 +318,17 @@ impl Runner<'_> {
                 subject: round.subject,
                 row: round.row,
                 base_ns,
+                rate_per_s: round.rate_per_s,
             });
+            let spawned = workers.map(|workers| {
+                for worker in workers {
+                    if let Err(panic) = worker.join() {
+                        over.store(true, Ordering::Relaxed);
+                        std::panic::resume_unwind(panic);
+                    }
+                }
+            });
+            over.store(true, Ordering::Relaxed);
             spawned
         });
         drop(keep);
@@ -330,6 +343,31 @@ impl Runner<'_> {
             at_ns: clock::monotonic_ns(),
         });
         spawned.map(|()| kept.iter().collect())
+    }
+
+    /// Records the number of warm slots until the round is over, if the scenario watches it.
+    fn watch_stock<'s>(
+        &'s self,
+        scope: &'s thread::Scope<'s, '_>,
+        round: &'s Round,
+        over: &'s AtomicBool,
+    ) {
+        let is_target = round.subject == Subject::Clone && round.row == Row::Measured;
+        let Some(interval) = self.scenario.target.watch.filter(|_| is_target) else {
+            return;
+        };
+        let events = self.events.clone();
+        scope.spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                let at_ns = clock::monotonic_ns();
+                if let Some(pool) = self.target.pool() {
+                    let (round, warm) = (round.index, pool.warm);
+                    // Sending fails only if the recorder has failed.
+                    let _ = events.send(RunEvent::Stock { round, at_ns, warm });
+                }
+                clock::sleep_until(at_ns + clock::nanoseconds(interval));
+            }
+        });
     }
 
     fn emit(&self, event: RunEvent) {

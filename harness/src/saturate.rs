@@ -7,7 +7,6 @@ pub mod search;
 
 use std::{path::PathBuf, sync::atomic::AtomicBool, time::Duration};
 
-use model::StartPhase;
 use serde::{Deserialize, Serialize};
 use testbed::quantile::nearest_rank;
 
@@ -19,6 +18,7 @@ use crate::{
     session::{self, SessionError, Settings},
     stats::{
         fold::{self, Summary},
+        load,
         quantile::INFINITE,
     },
 };
@@ -52,6 +52,10 @@ pub struct Trial {
     pub failed: usize,
     /// P95 of first exec; `null` if it lies among failures.
     pub p95_ms: Option<f64>,
+    /// Share of starts from a warm slot, 0 to 1; `null` if the target does not report it.
+    pub hit_rate: Option<f64>,
+    /// CPU time of the target per start, until the pool is full again; `null` if it was not measured.
+    pub cpu_ms_per_start: Option<f64>,
     /// P95 of the time between the intended and the actual start of arrivals that found a free worker: the delay of the
     /// harness.
     pub generator_p95_ms: Option<f64>,
@@ -141,6 +145,7 @@ fn at_rate(scenario: &Scenario, rate_per_s: f64, length: Duration) -> Scenario {
         baseline: None,
         gates: Vec::new(),
         interference: None,
+        steady: None,
         arrival: Arrival::Open {
             starts,
             rate_per_s,
@@ -152,24 +157,14 @@ fn at_rate(scenario: &Scenario, rate_per_s: f64, length: Duration) -> Scenario {
 
 impl Trial {
     fn new(rate_per_s: f64, summary: &Summary, bound: Duration, run: PathBuf) -> Self {
-        let mut latencies: Vec<u64> = summary
-            .clones
-            .iter()
-            .map(|a| a.latency_ns(StartPhase::FirstExec).unwrap_or(INFINITE))
-            .collect();
-        latencies.sort_unstable();
+        let at = load::at_rate(rate_per_s, summary);
         let ms = |ns: u64| (ns != INFINITE).then_some(ns as f64 / 1e6);
         let mut delays = generator_delays(&summary.clones);
         delays.sort_unstable();
-        let failed = summary
-            .clones
-            .iter()
-            .filter(|a| a.failure.is_some())
-            .count();
-        let p95_ms = nearest_rank(&latencies, 950).and_then(ms);
+        let p95_ms = nearest_rank(at.first_exec.all(), 950).and_then(ms);
         let generator_p95_ms = nearest_rank(&delays, 950).and_then(ms);
         let bound_ms = bound.as_secs_f64() * 1e3;
-        let holds = failed == 0 && p95_ms.is_some_and(|ms| ms <= bound_ms);
+        let holds = at.failed == 0 && p95_ms.is_some_and(|ms| ms <= bound_ms);
         // Without a free worker, the target is slower than the arrivals, which is its own saturation.
         let is_late = generator_p95_ms.is_some_and(|ms| ms > bound_ms * GENERATOR_SHARE);
         Self {
@@ -179,9 +174,11 @@ impl Trial {
                 (false, true) => Verdict::Generator,
                 (false, false) => Verdict::Misses,
             },
-            n: summary.clones.len(),
-            failed,
+            n: at.first_exec.n(),
+            failed: at.failed,
             p95_ms,
+            hit_rate: at.hit_rate,
+            cpu_ms_per_start: at.cpu_ns_per_start.map(|ns| ns / 1e6),
             generator_p95_ms,
             run,
         }
@@ -189,17 +186,21 @@ impl Trial {
 
     fn describe(&self) -> String {
         let ms = |value: Option<f64>| value.map_or("n/a".to_owned(), |ms| format!("{ms:.2} ms"));
+        let warm = self.hit_rate.map_or(String::new(), |share| {
+            format!(", {:.1} % warm", share * 100.0)
+        });
         let verdict = match self.verdict {
             Verdict::Holds => "holds",
             Verdict::Misses => "misses",
             Verdict::Generator => "the harness is saturated",
         };
         format!(
-            "{:.1} starts per second: P95 {}, {} of {} failed, harness late by {} (P95): {verdict}",
+            "{:.1} starts per second: P95 {}, {} of {} failed{warm}, {} of CPU per start, harness late by {} (P95): {verdict}",
             self.rate_per_s,
             ms(self.p95_ms),
             self.failed,
             self.n,
+            ms(self.cpu_ms_per_start),
             ms(self.generator_p95_ms),
         )
     }
@@ -257,7 +258,7 @@ mod tests {
         event::{Failure, FailureCause},
         plan::{Row, Subject},
     };
-    use model::Timeline;
+    use model::{StartPhase, Timeline};
 
     const MS: u64 = 1_000_000;
 

@@ -63,6 +63,9 @@ pub struct Scenario {
     pub network: Option<NetworkSpec>,
     /// When clones are started.
     pub arrival: Arrival,
+    /// Several rates in place of that of `arrival`; `None` unless its kind is "steady".
+    #[serde(default)]
+    pub steady: Option<SteadySpec>,
     /// First command of each clone.
     pub exec: ExecSpec,
     /// Work that measured and cold clones run in place of `exec`, drawn by the seed. `None` runs `exec` in each clone.
@@ -140,6 +143,9 @@ pub struct TargetSpec {
     /// Size of the warm pool of the server that the run starts; 0 for no pool.
     #[serde(default)]
     pub warm: u32,
+    /// Interval at which the number of warm sandboxes is read during rounds of the target; `None` does not read it.
+    #[serde(default)]
+    pub watch: Option<Duration>,
     /// Name of a directory below `templates/` of the artifacts.
     pub template: String,
     /// Guest RAM that the template must have; `None` accepts any size.
@@ -257,6 +263,15 @@ impl Arrival {
             }
         }
     }
+}
+
+/// Open loops at several rates: each repetition has one round for each rate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SteadySpec {
+    /// Mean rates in clones per second, ascending.
+    pub rates_per_s: Vec<f64>,
+    /// Duration of a round's arrivals.
+    pub lasts: Duration,
 }
 
 /// Gaps between the arrivals of an open loop.
@@ -560,6 +575,11 @@ mod tests {
     fn errors_name_the_invalid_value() {
         insta::assert_snapshot!(refused("rounds = 0"), @"scenario t: rounds is 0, it must be at least 1");
         insta::assert_snapshot!(refused("[arrival]\nkind='burst'\nworkers=4"), @"scenario t: arrival.workers has no meaning for kind \"burst\"");
+        insta::assert_snapshot!(refused("[arrival]\nkind='steady'"), @"scenario t: arrival.rates_per_s is empty, it must name at least one rate");
+        insta::assert_snapshot!(refused("[arrival]\nkind='steady'\nrates_per_s=[2,2]"), @"scenario t: arrival.rates_per_s must ascend");
+        insta::assert_snapshot!(refused("[arrival]\nkind='steady'\nrates_per_s=[2,99999]"), @"scenario t: arrival.rates_per_s and arrival.lasts cause 5999940 starts in a round, at most 100000 are allowed");
+        insta::assert_snapshot!(refused("[arrival]\nrates_per_s=[1]"), @r#"scenario t: arrival.rates_per_s has no meaning for kind "burst""#);
+        insta::assert_snapshot!(refused("[target]\nkind='e2b'\nwatch='1ms'"), @"scenario t: target.watch reads the number of warm sandboxes: set target.warm");
         insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @"scenario t: gate a: \"first_exec.p96\" is not a metric: use PHASE.Q, turn.N.Q or round.Q with Q p50, p95, p99 or max, the same with .ratio for the ratio to host processes, or turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures, drain_per_s or sustainable_per_s");
         insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p95'\nlimit='60'"), @"scenario t: gate a: limit \"60\" is not a duration with a unit such as \"60ms\"");
         insta::assert_snapshot!(refused("[hold]\nat_least='3'"), @r#"scenario t: hold.at_least: "3" is not a duration with a unit such as "250ms""#);

@@ -5,6 +5,7 @@ pub mod cost;
 pub mod fisher;
 pub mod fold;
 pub mod interference;
+pub mod load;
 pub mod paired;
 pub mod peers;
 pub mod permutation;

@@ -186,6 +186,9 @@ fn block_scenario(
             why,
         })
     };
+    if scenario.steady.is_some() {
+        return refuse("its rounds have different rates");
+    }
     if scenario.network.is_some() {
         return refuse("`ab` does not run scenarios with a [network] yet");
     }

@@ -75,14 +75,17 @@ impl CostDocument {
         }
     }
 
-    /// Rows for people: name and value. `beside` is the name of the rounds beside.
+    /// Rows for people: name and value. `beside` is the name of the rounds beside. Rates and times of starts are left out
+    /// if rounds have different rates.
     #[must_use]
-    pub fn rows(&self, beside: &str) -> Vec<(String, String)> {
+    pub fn rows(&self, beside: &str, several_rates: bool) -> Vec<(String, String)> {
         let mut rows = Vec::new();
         let mut add = |name: &str, value: Option<String>| {
             rows.extend(value.map(|value| (name.to_owned(), value)));
         };
-        let rate = |rate: Option<f64>| rate.map(|rate| format!("{rate:.1} starts per second"));
+        let one_rate = |value: Option<String>| value.filter(|_| !several_rates);
+        let rate =
+            |rate: Option<f64>| one_rate(rate.map(|rate| format!("{rate:.1} starts per second")));
         add("drain rate", rate(self.drain_per_s));
         add(
             "sustainable rate, with refill and kill",
@@ -121,7 +124,7 @@ impl CostDocument {
         let full = pool
             .until_full_ms
             .map(|ms| format!("{ms:.0} ms after the last start, median"));
-        add("pool full again", full);
+        add("pool full again", one_rate(full));
         let refilled = pool.refilled_during_rounds.map(|slots| match slots {
             0 => "none".to_owned(),
             slots => format!("{slots} slots: the times of these rounds contain refill"),

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     View,
     cost::CostDocument,
+    load::LoadDocument,
     peers::PeersDocument,
     turns::{self, RatioDocument, TurnsDocument},
     work::{FirstWork, WorkDocument},
@@ -92,6 +93,9 @@ pub struct Document {
     pub cold: Option<PhaseDocument>,
     /// Rates, CPU time and memory of the pool.
     pub cost: CostDocument,
+    /// Starts by rate, or by the number of warm slots; `null` if the scenario has one rate and does not watch its pool.
+    #[serde(default)]
+    pub load: Option<LoadDocument>,
     /// `null` if the scenario does not measure memory.
     pub memory: Option<MemoryDocument>,
     /// Times of the repeated command in held clones; failed repeats of denied exchanges count as failures. `null`
@@ -343,6 +347,7 @@ impl Document {
             interference: InterferenceDocument::new(view),
             cold: present(&summary.cold_samples()),
             cost: CostDocument::new(summary),
+            load: LoadDocument::new(summary),
             memory: view.scenario.memory.map(|_| memory(view)),
             after_hold: present(&Samples::new(summary.after_hold_ns.clone())),
             gates: view.gates.clone(),
@@ -369,6 +374,11 @@ impl Document {
     pub fn rows(&self) -> Vec<(String, &PhaseDocument)> {
         let mut rows = Vec::new();
         let beside_name = self.beside_row().unwrap_or_default();
+        rows.extend(self.load.iter().flat_map(LoadDocument::latencies));
+        if self.has_rates() {
+            // Rows over all rates would mix them.
+            return rows;
+        }
         if self.starts.is_empty() {
             self.ladder_rows(&mut rows, "", &self.phases);
         }
@@ -395,6 +405,26 @@ impl Document {
         rows
     }
 
+    fn has_rates(&self) -> bool {
+        self.load
+            .as_ref()
+            .is_some_and(|load| !load.rates.is_empty())
+    }
+
+    /// Rows of costs for people: name and value.
+    pub(super) fn cost_rows(&self) -> Vec<(String, String)> {
+        let mut rows = self
+            .load
+            .as_ref()
+            .map(LoadDocument::costs)
+            .unwrap_or_default();
+        rows.extend(
+            self.cost
+                .rows(self.beside_row().unwrap_or_default(), self.has_rates()),
+        );
+        rows
+    }
+
     /// Appends the rows of all phases, in their order. The last one carries the label of the first work.
     fn ladder_rows<'a>(
         &self,
@@ -414,7 +444,7 @@ impl Document {
     }
 
     /// Name of the rounds beside in rows. Those without a server are new clones, whose template is in the page cache.
-    pub(super) fn beside_row(&self) -> Option<&str> {
+    fn beside_row(&self) -> Option<&str> {
         match self.beside_name.as_deref()? {
             "direct" => Some("clone, page cache warm"),
             other => Some(other),

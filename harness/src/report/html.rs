@@ -131,7 +131,7 @@ fn latency(d: &Document) -> Markup {
 }
 
 fn costs(d: &Document) -> Markup {
-    let rows = d.cost.rows(d.beside_row().unwrap_or_default());
+    let rows = d.cost_rows();
     html! {
         @if !rows.is_empty() {
             section {

@@ -66,7 +66,7 @@ fn line(out: &mut String, name: &str, p: &PhaseDocument) -> std::fmt::Result {
 }
 
 fn costs(out: &mut String, d: &Document) -> std::fmt::Result {
-    let rows = d.cost.rows(d.beside_row().unwrap_or_default());
+    let rows = d.cost_rows();
     if !rows.is_empty() {
         writeln!(out, "\n| cost | |\n|---|---|")?;
     }

@@ -108,7 +108,7 @@ pub(super) fn milliseconds(ms: f64) -> String {
 }
 
 fn costs(out: &mut String, d: &Document) -> std::fmt::Result {
-    let rows = d.cost.rows(d.beside_row().unwrap_or_default());
+    let rows = d.cost_rows();
     if !rows.is_empty() {
         writeln!(out, "\ncost")?;
     }

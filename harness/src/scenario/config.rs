@@ -9,7 +9,7 @@ use testbed::endpoint::Endpoint;
 
 use super::{
     Arrival, CreateApi, ExecSpec, GateSpec, HoldSpec, HoldUntil, InterferenceSpec, MemorySpec,
-    Metric, Scenario, Spacing, TargetKind, TargetSpec, Timed, TurnSpec,
+    Metric, Scenario, Spacing, SteadySpec, TargetKind, TargetSpec, Timed, TurnSpec,
     gate_spec::GateConfig,
     network::{ExchangeSpec, NetworkConfig},
     steps::{ParentConfig, TurnConfig},
@@ -59,6 +59,7 @@ pub(super) struct TargetConfig {
     api_key_env: String,
     command: Vec<String>,
     warm: u32,
+    watch: String,
     template: String,
     memory: String,
     prefault: WorkingSetPrefault,
@@ -86,6 +87,8 @@ struct ArrivalConfig {
     starts: u32,
     workers: u32,
     rate_per_s: f64,
+    rates_per_s: Vec<f64>,
+    lasts: String,
     spacing: Spacing,
 }
 
@@ -95,6 +98,7 @@ enum ArrivalKind {
     Burst,
     Closed,
     Open,
+    Steady,
 }
 
 #[derive(Deserialize)]
@@ -220,7 +224,7 @@ impl ScenarioConfig {
         if !peers.is_empty() {
             can_have_peers(self.hold.until, !turns.is_empty(), self.memory.measure)?;
         }
-        let arrival = self.arrival.check(arrival_keys)?;
+        let (arrival, steady) = self.arrival.check(arrival_keys)?;
         let network = self.network.check();
         if network.is_some() {
             can_have_a_network(&self.target, beside.is_some(), arrival)?;
@@ -252,6 +256,7 @@ impl ScenarioConfig {
             peers,
             network,
             arrival,
+            steady,
             baseline,
             exec,
             work: None,
@@ -439,6 +444,13 @@ impl TargetConfig {
                 self.warm
             ));
         }
+        let watch = duration("target.watch", &self.watch)?;
+        let watch = Some(watch).filter(|interval| !interval.is_zero());
+        if watch.is_some() && self.warm == 0 {
+            return Err(
+                "target.watch reads the number of warm sandboxes: set target.warm".to_owned(),
+            );
+        }
         if let Some(url) = &api_url {
             Endpoint::parse(url).map_err(|e| format!("target.api_url: {e}"))?;
         }
@@ -454,6 +466,7 @@ impl TargetConfig {
             api_key_env: self.api_key_env,
             command: self.command,
             warm: self.warm,
+            watch,
             template: self.template,
             memory,
             prefault: self.prefault,
@@ -507,24 +520,20 @@ impl BesideConfig {
 }
 
 impl ArrivalConfig {
-    fn check(&self, keys: &[String]) -> Result<Arrival, String> {
+    fn check(self, keys: &[String]) -> Result<(Arrival, Option<SteadySpec>), String> {
         let (kind, meaningful): (&str, &[&str]) = match self.kind {
             ArrivalKind::Burst => ("burst", &["kind", "starts"]),
             ArrivalKind::Closed => ("closed", &["kind", "starts", "workers"]),
             ArrivalKind::Open => ("open", &["kind", "starts", "rate_per_s", "spacing"]),
+            ArrivalKind::Steady => ("steady", &["kind", "rates_per_s", "lasts", "spacing"]),
         };
         if let Some(key) = keys.iter().find(|k| !meaningful.contains(&k.as_str())) {
             return Err(format!("arrival.{key} has no meaning for kind {kind:?}"));
         }
         between("arrival.starts", self.starts)?;
         between("arrival.workers", self.workers)?;
-        if !(self.rate_per_s.is_finite() && self.rate_per_s >= 0.001 && self.rate_per_s <= 1e6) {
-            return Err(format!(
-                "arrival.rate_per_s is {}, it must lie between 0.001 and 1000000",
-                self.rate_per_s
-            ));
-        }
-        Ok(match self.kind {
+        rate("arrival.rate_per_s", self.rate_per_s)?;
+        let arrival = match self.kind {
             ArrivalKind::Burst => Arrival::Burst {
                 starts: self.starts,
             },
@@ -537,7 +546,38 @@ impl ArrivalConfig {
                 rate_per_s: self.rate_per_s,
                 spacing: self.spacing,
             },
-        })
+            ArrivalKind::Steady => return self.steady(),
+        };
+        Ok((arrival, None))
+    }
+
+    fn steady(self) -> Result<(Arrival, Option<SteadySpec>), String> {
+        let lasts = positive("arrival.lasts", &self.lasts)?;
+        for per_s in &self.rates_per_s {
+            rate("arrival.rates_per_s", *per_s)?;
+        }
+        let (Some(first), Some(last)) = (self.rates_per_s.first(), self.rates_per_s.last()) else {
+            return Err("arrival.rates_per_s is empty, it must name at least one rate".to_owned());
+        };
+        if !self.rates_per_s.is_sorted_by(|a, b| a < b) {
+            return Err("arrival.rates_per_s must ascend".to_owned());
+        }
+        let most = last * lasts.as_secs_f64();
+        if most > f64::from(MAX_STARTS) {
+            return Err(format!(
+                "arrival.rates_per_s and arrival.lasts cause {most:.0} starts in a round, at most {MAX_STARTS} are allowed"
+            ));
+        }
+        let arrival = Arrival::Open {
+            // The mean number at the last rate; the plan draws how many arrive.
+            starts: (1..=MAX_STARTS)
+                .find(|n| f64::from(*n) >= most)
+                .unwrap_or(MAX_STARTS),
+            rate_per_s: *first,
+            spacing: self.spacing,
+        };
+        let rates_per_s = self.rates_per_s;
+        Ok((arrival, Some(SteadySpec { rates_per_s, lasts })))
     }
 }
 
@@ -608,6 +648,15 @@ impl BaselineConfig {
             })),
         }
     }
+}
+
+fn rate(key: &str, per_s: f64) -> Result<(), String> {
+    if per_s.is_finite() && (0.001..=1e6).contains(&per_s) {
+        return Ok(());
+    }
+    Err(format!(
+        "{key} is {per_s}, it must lie between 0.001 and 1000000"
+    ))
 }
 
 fn between(key: &str, n: u32) -> Result<(), String> {

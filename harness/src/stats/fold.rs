@@ -50,6 +50,10 @@ pub struct Summary {
     pub rounds: BTreeMap<u32, RoundTimes>,
     /// Times of each measured round of the baseline.
     pub baseline_rounds: BTreeMap<u32, RoundTimes>,
+    /// Mean rate of the arrivals of each measured round of clones, if the scenario has several.
+    pub rates: BTreeMap<u32, f64>,
+    /// Round, time and number of warm slots, in the order in which they were read.
+    pub stock: Vec<(u32, u64, u32)>,
     /// Costs of measured rounds, of all subjects.
     pub spent: Vec<Spent>,
     pub memory: Vec<MemoryPoint>,
@@ -95,7 +99,11 @@ impl Summary {
                 subject,
                 row: Row::Measured,
                 base_ns,
+                rate_per_s,
             } => {
+                if let (Subject::Clone, Some(rate)) = (subject, rate_per_s) {
+                    self.rates.insert(*round, *rate);
+                }
                 let times = RoundTimes {
                     base_ns: *base_ns,
                     end_ns: None,
@@ -120,6 +128,7 @@ impl Summary {
                 }
             }
             RunEvent::Attempt(attempt) => self.attempt(attempt),
+            RunEvent::Stock { round, at_ns, warm } => self.stock.push((*round, *at_ns, *warm)),
             RunEvent::Spent(spent) => self.spent.push(*spent),
             RunEvent::Memory(point) => self.memory.push(point.clone()),
             RunEvent::Ledger(ledger) => self.ledgers.push(ledger.clone()),

@@ -95,6 +95,7 @@ fn round(
         subject,
         row,
         base_ns,
+        rate_per_s: None,
     });
     for arrival in 0..20 {
         let jitter_ns = random.next_u64() % 5_000_000;
