@@ -235,7 +235,10 @@ fn cpu_of(group: &Path) -> io::Result<u64> {
 }
 
 /// CPU time of all threads of a process in nanoseconds.
-fn process_cpu_ns(pid: u32) -> io::Result<u64> {
+///
+/// # Errors
+/// Returns an error if the process has ended.
+pub(crate) fn process_cpu_ns(pid: u32) -> io::Result<u64> {
     let pid = Pid::from_raw(i32::try_from(pid).map_err(io::Error::other)?);
     let time = clock_gettime(ClockId::pid_cpu_clock_id(pid)?)?;
     Ok(u64::try_from(Duration::from(time).as_nanos()).unwrap_or(u64::MAX))

@@ -69,6 +69,8 @@ pub enum RunEvent {
     Spent(Spent),
     /// A sample of the memory of the idle host.
     Memory(MemoryPoint),
+    /// CPU time of held clones in a window in which they had nothing to do.
+    Idle(IdleSample),
     /// Memory of one held clone.
     Ledger(CloneLedger),
     /// A held clone repeated its first command, or failed to repeat a denied exchange.
@@ -310,6 +312,21 @@ pub struct MemoryPoint {
     pub at_ns: u64,
     /// Values of /proc/meminfo by their kernel names; values that could not be read are absent.
     pub meminfo: BTreeMap<String, u64>,
+    /// Reclaim since boot: `pgscan` and `pgsteal` in pages, `damon_bytes`; values that could not be read are absent.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub reclaim: BTreeMap<String, u64>,
+}
+
+/// CPU time of held clones in a window in which they had nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdleSample {
+    /// Round of the first of these clones.
+    pub round: u32,
+    /// Clones whose VMM is a process of this host.
+    pub clones: u32,
+    pub window_ns: u64,
+    /// Of all these VMMs.
+    pub cpu_ns: u64,
 }
 
 /// Memory of one clone, in bytes. Values that could not be read are `None`.
@@ -383,6 +400,12 @@ pub enum EndReason {
     Complete,
     /// `memory.stop_at_share` was reached. The results of the rounds before it are valid.
     MemoryShare,
+    /// Starts failed in a scenario whose clones accumulate: memory or another limit of the host is reached. The results of
+    /// the rounds before are valid.
+    Limit {
+        /// How many starts failed, and how many clones were alive.
+        message: String,
+    },
     /// SIGINT or SIGTERM was received.
     Interrupted,
     /// The runner failed.

@@ -8,11 +8,13 @@ use crate::{
 };
 
 /// Names of the lines of /proc/meminfo that are recorded.
-pub const MEMINFO_LINES: [&str; 12] = [
+pub const MEMINFO_LINES: [&str; 14] = [
     "MemTotal",
     "MemFree",
     "MemAvailable",
+    "Buffers",
     "Cached",
+    "AnonPages",
     "Shmem",
     "Slab",
     "SUnreclaim",
@@ -28,6 +30,11 @@ pub const MEMINFO_LINES: [&str; 12] = [
 /// megabytes. The kernel gives these pages to the next clones first, so those clones would seem to need no memory if
 /// the lists were not counted.
 pub const CPU_LISTS_FREE: &str = "CpuListsFree";
+
+// Names under which reclaim is recorded.
+pub const SCANNED: &str = "pgscan";
+pub const STOLEN: &str = "pgsteal";
+pub const DAMON_BYTES: &str = "damon_bytes";
 
 /// Identity of a file as in /proc/PID/smaps: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +75,51 @@ pub fn sample(group: u32, alive: u32) -> MemoryPoint {
         alive,
         at_ns: clock::monotonic_ns(),
         meminfo,
+        reclaim: reclaim(),
     }
+}
+
+/// Pages that the kernel has scanned and reclaimed since boot, for whatever reason, and bytes to which DAMON schemes have
+/// been applied.
+fn reclaim() -> BTreeMap<String, u64> {
+    let mut found = parse_vmstat(&fs::read_to_string("/proc/vmstat").unwrap_or_default());
+    if let Some(bytes) = damon_bytes(Path::new("/sys/kernel/mm/damon/admin/kdamonds")) {
+        found.insert(DAMON_BYTES.to_owned(), bytes);
+    }
+    found
+}
+
+/// Sums of `pgscan_…` and `pgsteal_…` over the kinds of reclaim. The lines for `anon` and `file` count the same pages by
+/// kind of page, and `direct_throttle` counts waits.
+fn parse_vmstat(text: &str) -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::new();
+    for line in text.lines() {
+        let Some((name, value)) = line.split_once(' ') else {
+            continue;
+        };
+        for sum in [SCANNED, STOLEN] {
+            let by = name
+                .strip_prefix(sum)
+                .and_then(|rest| rest.strip_prefix('_'));
+            let is_kind = by.is_some_and(|by| !["anon", "file", "direct_throttle"].contains(&by));
+            if let (true, Ok(pages)) = (is_kind, value.trim().parse::<u64>()) {
+                *sums.entry(sum.to_owned()).or_insert(0) += pages;
+            }
+        }
+    }
+    sums
+}
+
+/// Sum of `stats/sz_applied` over all DAMON schemes, as their owner updated it last; `None` without schemes.
+fn damon_bytes(kdamonds: &Path) -> Option<u64> {
+    let inside = |dir: std::path::PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
+    let applied: Vec<u64> = inside(kdamonds.to_owned())
+        .flat_map(|kdamond| inside(kdamond.path().join("contexts")))
+        .flat_map(|context| inside(context.path().join("schemes")))
+        .filter_map(|scheme| fs::read_to_string(scheme.path().join("stats/sz_applied")).ok())
+        .filter_map(|text| text.trim().parse().ok())
+        .collect();
+    (!applied.is_empty()).then(|| applied.iter().sum())
 }
 
 /// The sum of all `count:` lines below `pagesets` in /proc/zoneinfo, in bytes; `None` without such lines.
@@ -290,6 +341,26 @@ VmFlags: rd wr mr mw me ac sd
         let text = "  pagesets\n    cpu: 0\n              count:    88\n              high:     2575\n    cpu: 1\n              count:    2\n";
         assert_eq!(cpu_lists_free(text), Some(90 * 4096));
         assert_eq!(cpu_lists_free(""), None);
+    }
+
+    #[test]
+    fn reclaim_is_summed_over_its_kinds_and_not_counted_twice() {
+        let text = "pgsteal_kswapd 5\npgsteal_direct 2\npgsteal_file 7\npgscan_kswapd 9\npgscan_direct_throttle 4\n\
+                    pgscan_anon 9\npgscand 3\nnr_free_pages 1\n";
+        let expected = [(SCANNED.to_owned(), 9), (STOLEN.to_owned(), 7)].into();
+        assert_eq!(parse_vmstat(text), expected);
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(damon_bytes(dir.path()), None);
+        for (scheme, bytes) in [
+            ("0/contexts/0/schemes/0", "10\n"),
+            ("1/contexts/0/schemes/3", "5\n"),
+        ] {
+            let stats = dir.path().join(scheme).join("stats");
+            fs::create_dir_all(&stats).unwrap();
+            fs::write(stats.join("sz_applied"), bytes).unwrap();
+        }
+        assert_eq!(damon_bytes(dir.path()), Some(15));
+        assert!(sample(0, 0).reclaim.contains_key(SCANNED));
     }
 
     #[test]

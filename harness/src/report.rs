@@ -8,6 +8,7 @@ pub mod html;
 pub mod junit;
 pub mod load;
 pub mod markdown;
+pub mod memory;
 pub mod peers;
 mod plot;
 pub mod terminal;
@@ -159,12 +160,14 @@ fn end_of_run(ended: Option<&EndReason>, gates: &[GateResult], strictness: Stric
     match ended {
         Some(EndReason::Interrupted) | None => End::Interrupted,
         Some(EndReason::Broken { .. }) => End::Bug,
-        Some(EndReason::Complete | EndReason::MemoryShare) if failed => End::GateFailed,
-        Some(EndReason::Complete | EndReason::MemoryShare)
+        Some(EndReason::Complete | EndReason::MemoryShare | EndReason::Limit { .. }) if failed => {
+            End::GateFailed
+        }
+        Some(EndReason::Complete | EndReason::MemoryShare | EndReason::Limit { .. })
             if any(Verdict::Missed) || any(Verdict::Inconclusive) =>
         {
             End::Inconclusive
         }
-        Some(EndReason::Complete | EndReason::MemoryShare) => End::Pass,
+        Some(EndReason::Complete | EndReason::MemoryShare | EndReason::Limit { .. }) => End::Pass,
     }
 }

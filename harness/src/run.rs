@@ -23,8 +23,8 @@ use std::{
 };
 
 use crate::{
-    clock,
-    event::{EndReason, Failure, RunEvent},
+    account, clock,
+    event::{EndReason, Failure, IdleSample, RunEvent},
     exchange::Network,
     host::usage::{self, OwnGroup},
     memory,
@@ -108,7 +108,17 @@ impl Runner<'_> {
                 break;
             }
             self.prepare_cache(round, &mut cache)?;
-            self.round(round, &mut held)?;
+            let failed = self.round(round, &mut held)?;
+            if failed > 0 && self.scenario.hold.until == HoldUntil::End {
+                why = EndReason::Limit {
+                    message: format!(
+                        "{failed} of {} starts failed while {} clones were alive",
+                        round.arrivals.len(),
+                        held.len()
+                    ),
+                };
+                break;
+            }
         }
         if !held.is_empty() {
             self.inspect(&mut held);
@@ -178,8 +188,9 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Runs one round. Its clones are then moved to `held`, or inspected and killed, as the scenario requires.
-    fn round(&self, round: &Round, held: &mut Vec<HeldClone>) -> Result<(), RunError> {
+    /// Runs one round and returns how many starts of a measured round left no clone. Its clones are then moved to `held`,
+    /// or inspected and killed, as the scenario requires.
+    fn round(&self, round: &Round, held: &mut Vec<HeldClone>) -> Result<usize, RunError> {
         let counted = round.row == Row::Measured && round.subject == Subject::Clone;
         if round.subject == Subject::Clone {
             self.target.begin_round().map_err(RunError::Round)?;
@@ -197,6 +208,8 @@ impl Runner<'_> {
         let mut meter = spent::Meter::start(self, round);
         let mut started = self.start_all(round)?;
         meter.starts_ended();
+        // Clones that do not outlive their attempt are not counted.
+        let failed = round.arrivals.len().saturating_sub(started.len());
         let until = self.scenario.hold.until;
         if until == HoldUntil::End && counted {
             // Clones accumulate over rounds, so all memory samples belong to the group of the first held clone.
@@ -215,7 +228,7 @@ impl Runner<'_> {
         if round.row == Row::Measured {
             self.emit(RunEvent::Spent(meter.end()));
         }
-        Ok(())
+        Ok(if counted { failed } else { 0 })
     }
 
     /// The target of a subject.
@@ -239,6 +252,7 @@ impl Runner<'_> {
             self.rest(self.scenario.hold.at_least, clones);
         }
         if self.scenario.memory.is_some() {
+            self.measure_idle(clones);
             for ledger in held::ledgers(clones, self.guest_memory) {
                 self.emit(RunEvent::Ledger(ledger));
             }
@@ -248,6 +262,34 @@ impl Runner<'_> {
             if let Some(network) = self.network {
                 held::deny_again(clones, &self.scenario.turns, network, &self.events);
             }
+        }
+    }
+
+    /// Measures the CPU time of clones for as long as they have idled, which is the scenario's `at_least`.
+    fn measure_idle(&self, clones: &[HeldClone]) {
+        let duration = self.scenario.hold.at_least;
+        let Some(first) = clones.first().filter(|_| !duration.is_zero()) else {
+            return;
+        };
+        let pids: Vec<u32> = clones
+            .iter()
+            .filter_map(|clone| clone.sandbox.pid())
+            .collect();
+        // A process that has ended gives no sum.
+        let cpu_ns = || {
+            pids.iter()
+                .map(|pid| account::process_cpu_ns(*pid))
+                .sum::<std::io::Result<u64>>()
+        };
+        let (before, began) = (cpu_ns(), clock::monotonic_ns());
+        self.wait(duration);
+        if let (Ok(before), Ok(after)) = (before, cpu_ns()) {
+            self.emit(RunEvent::Idle(IdleSample {
+                round: first.id.round,
+                clones: u32::try_from(pids.len()).unwrap_or(u32::MAX),
+                window_ns: clock::monotonic_ns() - began,
+                cpu_ns: after.saturating_sub(before),
+            }));
         }
     }
 

@@ -238,6 +238,35 @@ fn a_target_that_refuses_every_create_is_unreachable() {
 }
 
 #[test]
+fn clones_that_accumulate_stop_at_the_first_failed_start() {
+    let Some(stage) = Stage::set() else { return };
+    stage.refuse();
+    let output = stage.run(&BURST.replace("[hold]", "[hold]\nuntil = \"end\""));
+    let d: Document = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((d.ended.as_str(), d.n), ("limit", 20), "one round of six");
+    let why = d.end_message.unwrap();
+    assert!(
+        why.contains("20 of 20 starts failed while 0 clones"),
+        "{why}"
+    );
+}
+
+#[test]
+fn idle_clones_have_a_fixed_cost_and_their_cpu_time_is_measured() {
+    let Some(stage) = Stage::set() else { return };
+    let output = stage.run(&BURST.replace("[hold]", "[hold]\nat_least = \"50ms\""));
+    let d: Document = serde_json::from_slice(&output.stdout).unwrap();
+    let memory = d.memory.unwrap();
+    assert!(memory.fixed_bytes.is_some() && memory.idle_cpu_ms_per_s.is_some());
+    assert!(
+        memory.reclaim.scanned_pages.is_some(),
+        "{:?}",
+        memory.reclaim
+    );
+    assert!(memory.ledger.uncounted_bytes.is_some());
+}
+
+#[test]
 fn errors_about_missing_files_name_the_command_that_creates_them() {
     let bench = |args: &[&str]| {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_cube-bench"))

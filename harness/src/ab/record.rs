@@ -147,7 +147,7 @@ pub fn read(dir: &Path) -> Result<Recorded, ReadError> {
             Some(EndReason::Complete) => {
                 disturbed.insert(pair);
             }
-            Some(EndReason::MemoryShare) => {
+            Some(EndReason::MemoryShare | EndReason::Limit { .. }) => {
                 left_out.insert(pair);
             }
             Some(EndReason::Interrupted | EndReason::Broken { .. }) | None => break,

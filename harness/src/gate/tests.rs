@@ -222,6 +222,7 @@ fn a_slope_is_judged_by_its_interval() {
         alive,
         at_ns: 0,
         meminfo: [("MemAvailable".to_owned(), 1_000_000_000 - bytes)].into(),
+        reclaim: std::collections::BTreeMap::new(),
     };
     let noise = |group: u32| u64::from(group % 3) * 1_000_000;
     let memory = (0..6)

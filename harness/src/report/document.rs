@@ -10,13 +10,14 @@ use super::{
     View,
     cost::CostDocument,
     load::LoadDocument,
+    memory::MemoryDocument,
     peers::PeersDocument,
     turns::{self, RatioDocument, TurnsDocument},
     work::{FirstWork, WorkDocument},
 };
 use crate::{
     gate::GateResult,
-    scenario::{Arrival, Quantile},
+    scenario::{Arrival, Quantile, TargetKind},
     stats::{
         fold,
         quantile::{Estimate, Samples},
@@ -25,6 +26,8 @@ use crate::{
 
 /// Format of the document.
 pub const FORMAT: u32 = 3;
+/// Name in rows of clones that the harness starts itself, with the template in the page cache.
+const CLONE_ROW: &str = "clone, page cache warm";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Document {
@@ -34,10 +37,13 @@ pub struct Document {
     pub scenario: String,
     /// Start of the run in milliseconds since 1970.
     pub started_unix_ms: u64,
-    /// `complete`, `memory_share`, `interrupted`, `broken` or `killed`.
+    /// `complete`, `memory_share`, `limit`, `interrupted`, `broken` or `killed`.
     pub ended: String,
     /// Exit code of the run.
     pub exit_code: u8,
+    /// Why a run that ended with `limit` or `broken` did so; `null` for others.
+    #[serde(default)]
+    pub end_message: Option<String>,
     /// Command line that repeats the run.
     pub reproduce: String,
     pub host: HostDocument,
@@ -57,6 +63,10 @@ pub struct Document {
     /// target does not report origins. With more than one key, `phases` mixes them.
     #[serde(default)]
     pub starts: BTreeMap<String, BTreeMap<String, PhaseDocument>>,
+    /// Name of the rows of `phases` if the target does not report origins: `clone, page cache warm` for clones that the
+    /// harness starts itself, and `null` for a server.
+    #[serde(default)]
+    pub start_name: Option<String>,
     /// Latencies of the rounds beside, by phase; `null` without such rounds.
     #[serde(default)]
     pub beside: Option<BTreeMap<String, PhaseDocument>>,
@@ -222,47 +232,6 @@ pub struct PhaseDocument {
     pub p99_ci95_ms: Option<[f64; 2]>,
 }
 
-/// Memory measurements of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MemoryDocument {
-    /// Decrease of available memory per additional clone.
-    pub slope_bytes_per_clone: Option<f64>,
-    /// 95 % confidence interval of the slope.
-    pub slope_ci95: Option<[f64; 2]>,
-    /// Number of samples.
-    pub points: usize,
-    /// Largest number of clones that were alive at the same time.
-    pub most_clones: u32,
-    pub ledger: LedgerDocument,
-}
-
-/// Memory of one clone by owner: means over clones in bytes, `null` if a value could not be read. The first six fields
-/// and `residue_bytes` add up to the slope.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LedgerDocument {
-    /// Guest memory that the clone has written.
-    pub guest_private_bytes: Option<f64>,
-    /// Private pages of the VMM process outside guest memory.
-    pub vmm_private_bytes: Option<f64>,
-    /// Slope of PageTables in /proc/meminfo.
-    pub page_tables_bytes: Option<f64>,
-    /// Slope of SecPageTables: KVM's shadow or nested page tables.
-    pub shadow_page_tables_bytes: Option<f64>,
-    /// Sum of the slopes of SUnreclaim and Percpu, and of the larger of the slopes of KernelStack and VmallocUsed.
-    /// VmallocUsed can include kernel stacks, so they are not added.
-    pub kernel_objects_bytes: Option<f64>,
-    /// Slope of Shmem: files of the clone in /run and shared memory of the VMM.
-    pub run_files_bytes: Option<f64>,
-    /// Slope of available memory minus all fields above.
-    pub residue_bytes: Option<f64>,
-    /// Pages of the template that all clones share: the largest resident amount of one clone. Not part of the sum.
-    pub shared_once_bytes: Option<f64>,
-    /// Resident set size of one VMM, for comparison with other projects. Not part of the sum.
-    pub rss_bytes: Option<f64>,
-    /// Proportional set size of one VMM, for comparison with other projects. Not part of the sum.
-    pub pss_bytes: Option<f64>,
-}
-
 impl HostDocument {
     /// The measured programs with the first digits of their hashes and commits.
     #[must_use]
@@ -279,26 +248,6 @@ impl HostDocument {
     }
 }
 
-impl LedgerDocument {
-    /// The lines of the ledger with their names in reports: first the parts of the sum, and then, with names in
-    /// parentheses, the values that are not part of it.
-    #[must_use]
-    pub fn parts(&self) -> [(&'static str, Option<f64>); 10] {
-        [
-            ("guest private pages", self.guest_private_bytes),
-            ("VMM private pages", self.vmm_private_bytes),
-            ("page tables", self.page_tables_bytes),
-            ("shadow page tables", self.shadow_page_tables_bytes),
-            ("kernel objects", self.kernel_objects_bytes),
-            ("files in /run, shared memory", self.run_files_bytes),
-            ("unexplained residue", self.residue_bytes),
-            ("(shared once by all)", self.shared_once_bytes),
-            ("(RSS of one VMM)", self.rss_bytes),
-            ("(PSS of one VMM)", self.pss_bytes),
-        ]
-    }
-}
-
 impl Document {
     #[must_use]
     pub fn new(view: &View<'_>) -> Self {
@@ -310,6 +259,7 @@ impl Document {
             started_unix_ms: started.map_or(0, |s| s.started_unix_ms),
             ended: ended(view).to_owned(),
             exit_code: view.end().code(),
+            end_message: end_message(view),
             reproduce: view.reproduce.to_owned(),
             host: host(view),
             n: summary.clones.len(),
@@ -331,6 +281,8 @@ impl Document {
                     )
                 })
                 .collect(),
+            start_name: (view.scenario.target.kind == TargetKind::VmmDirect)
+                .then(|| CLONE_ROW.to_owned()),
             beside: (!summary.beside.is_empty())
                 .then(|| by_name(fold::ladder(&summary.beside.iter().collect::<Vec<_>>()))),
             beside_name: beside_name(view),
@@ -348,7 +300,7 @@ impl Document {
             cold: present(&summary.cold_samples()),
             cost: CostDocument::new(summary),
             load: LoadDocument::new(summary),
-            memory: view.scenario.memory.map(|_| memory(view)),
+            memory: view.scenario.memory.map(|_| MemoryDocument::new(view)),
             after_hold: present(&Samples::new(summary.after_hold_ns.clone())),
             gates: view.gates.clone(),
         }
@@ -380,7 +332,9 @@ impl Document {
             return rows;
         }
         if self.starts.is_empty() {
-            self.ladder_rows(&mut rows, "", &self.phases);
+            let name = self.start_name.as_ref();
+            let prefix = name.map_or(String::new(), |name| format!("{name}: "));
+            self.ladder_rows(&mut rows, &prefix, &self.phases);
         }
         for (kind, phases) in &self.starts {
             self.ladder_rows(&mut rows, &format!("{}: ", start_row(kind)), phases);
@@ -446,7 +400,7 @@ impl Document {
     /// Name of the rounds beside in rows. Those without a server are new clones, whose template is in the page cache.
     fn beside_row(&self) -> Option<&str> {
         match self.beside_name.as_deref()? {
-            "direct" => Some("clone, page cache warm"),
+            "direct" => Some(CLONE_ROW),
             other => Some(other),
         }
     }
@@ -514,6 +468,7 @@ fn by_name(phases: Vec<(StartPhase, Samples)>) -> BTreeMap<String, PhaseDocument
 fn start_row(kind: &str) -> &str {
     match kind {
         "warm" => "warm slot",
+        "restored" => "clone by the server",
         other => other,
     }
 }
@@ -535,8 +490,17 @@ fn ended(view: &View<'_>) -> &'static str {
         None => "killed",
         Some(EndReason::Complete) => "complete",
         Some(EndReason::MemoryShare) => "memory_share",
+        Some(EndReason::Limit { .. }) => "limit",
         Some(EndReason::Interrupted) => "interrupted",
         Some(EndReason::Broken { .. }) => "broken",
+    }
+}
+
+fn end_message(view: &View<'_>) -> Option<String> {
+    use crate::event::EndReason;
+    match view.summary.ended.as_ref()? {
+        EndReason::Limit { message } | EndReason::Broken { message } => Some(message.clone()),
+        EndReason::Complete | EndReason::MemoryShare | EndReason::Interrupted => None,
     }
 }
 
@@ -597,65 +561,4 @@ impl PhaseDocument {
             p99_ci95_ms: interval(Quantile::P99),
         }
     }
-}
-
-fn memory(view: &View<'_>) -> MemoryDocument {
-    let summary = view.summary;
-    let slope = summary.memory_slope();
-    MemoryDocument {
-        slope_bytes_per_clone: slope.map(|s| s.value),
-        slope_ci95: slope
-            .and_then(|s| s.interval95)
-            .map(|(low, high)| [low, high]),
-        points: summary.memory.len(),
-        most_clones: summary.memory.iter().map(|p| p.alive).max().unwrap_or(0),
-        ledger: ledger(view),
-    }
-}
-
-fn ledger(view: &View<'_>) -> LedgerDocument {
-    let summary = view.summary;
-    let line = |name| summary.meminfo_slope(name).map(|slope| slope.value);
-    let guest_private = summary.mean_of(|l| l.guest_private_bytes);
-    let vmm_private = summary.mean_of(|l| l.vmm_private_bytes);
-    let page_tables = line("PageTables");
-    let shadow = line("SecPageTables");
-    let stacks = match (line("KernelStack"), line("VmallocUsed")) {
-        (Some(stack), Some(vmalloc)) => Some(stack.max(vmalloc)),
-        (one, other) => one.or(other),
-    };
-    let kernel_objects = sum(&[line("SUnreclaim"), line("Percpu"), stacks]);
-    let run_files = line("Shmem");
-    let parts = [
-        guest_private,
-        vmm_private,
-        page_tables,
-        shadow,
-        kernel_objects,
-        run_files,
-    ];
-    LedgerDocument {
-        guest_private_bytes: guest_private,
-        vmm_private_bytes: vmm_private,
-        page_tables_bytes: page_tables,
-        shadow_page_tables_bytes: shadow,
-        kernel_objects_bytes: kernel_objects,
-        run_files_bytes: run_files,
-        residue_bytes: summary
-            .memory_slope()
-            .and_then(|slope| Some(slope.value - sum(&parts)?)),
-        shared_once_bytes: summary
-            .ledgers
-            .iter()
-            .filter_map(|l| l.guest_shared_bytes)
-            .max()
-            .map(|bytes| bytes as f64),
-        rss_bytes: summary.mean_of(|l| l.rss_bytes),
-        pss_bytes: summary.mean_of(|l| l.pss_bytes),
-    }
-}
-
-/// The sum of all parts; `None` if a part could not be read.
-fn sum(parts: &[Option<f64>]) -> Option<f64> {
-    parts.iter().copied().sum()
 }

@@ -199,6 +199,9 @@ fn ledger(d: &Document) -> Markup {
                     @for (name, bytes) in memory.ledger.parts() {
                         tr { td { (name) } td.n { (mb(bytes)) } }
                     }
+                    @for (name, value) in memory.rows() {
+                        tr { td { (name) } td { (value) } }
+                    }
                 }
             }
         }

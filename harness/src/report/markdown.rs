@@ -126,6 +126,9 @@ fn memory(out: &mut String, d: &Document) -> std::fmt::Result {
     for (name, bytes) in memory.ledger.parts() {
         writeln!(out, "| {name} | {} |", mb(bytes))?;
     }
+    for (name, value) in memory.rows() {
+        writeln!(out, "| {name} | {value} |")?;
+    }
     Ok(())
 }
 

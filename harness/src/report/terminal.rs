@@ -69,7 +69,11 @@ fn head(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
         writeln!(out, "No create was answered.")?;
     }
     if d.ended != "complete" {
-        writeln!(out, "The run ended early: {}.", d.ended)?;
+        let why = d
+            .end_message
+            .as_deref()
+            .map_or(String::new(), |why| format!(" ({why})"));
+        writeln!(out, "The run ended early: {}{why}.", d.ended)?;
     }
     Ok(())
 }
@@ -197,6 +201,9 @@ fn memory(out: &mut String, d: &Document) -> std::fmt::Result {
     )?;
     for (name, bytes) in memory.ledger.parts() {
         writeln!(out, "  {name:<34}{:>10}", mb(bytes))?;
+    }
+    for (name, value) in memory.rows() {
+        writeln!(out, "  {name:<44}{value}")?;
     }
     Ok(())
 }

@@ -405,7 +405,9 @@ fn template_facts(
         ),
     };
     if scenario.cold_rounds > 0 {
-        page_cache.push_str("; each cold start maps the file on disk after POSIX_FADV_DONTNEED");
+        page_cache.push_str(
+            "; each clone of a cold round maps the file on disk after POSIX_FADV_DONTNEED",
+        );
     }
     facts_of(template, page_cache)
 }

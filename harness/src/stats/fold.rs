@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     event::{
-        Attempt, CloneLedger, EndReason, Failure, FailureCause, MemoryPoint, NoiseSample, RunEvent,
-        RunStarted, Spent, StartKind, System,
+        Attempt, CloneLedger, EndReason, Failure, FailureCause, IdleSample, MemoryPoint,
+        NoiseSample, RunEvent, RunStarted, Spent, StartKind, System,
     },
     memory::CPU_LISTS_FREE,
     plan::{Row, Subject},
@@ -58,6 +58,8 @@ pub struct Summary {
     pub spent: Vec<Spent>,
     pub memory: Vec<MemoryPoint>,
     pub ledgers: Vec<CloneLedger>,
+    /// CPU time of idle clones.
+    pub idle: Vec<IdleSample>,
     /// Times of the first command repeated in held clones. Failures, also those of repeated denied exchanges, are
     /// [`INFINITE`].
     pub after_hold_ns: Vec<u64>,
@@ -131,6 +133,7 @@ impl Summary {
             RunEvent::Stock { round, at_ns, warm } => self.stock.push((*round, *at_ns, *warm)),
             RunEvent::Spent(spent) => self.spent.push(*spent),
             RunEvent::Memory(point) => self.memory.push(point.clone()),
+            RunEvent::Idle(sample) => self.idle.push(*sample),
             RunEvent::Ledger(ledger) => self.ledgers.push(ledger.clone()),
             RunEvent::AfterHold {
                 took_ns, failure, ..
@@ -282,7 +285,9 @@ impl Summary {
         self.slope_of(|point| Some(*point.meminfo.get(line)? as f64))
     }
 
-    fn slope_of(&self, bytes: impl Fn(&MemoryPoint) -> Option<f64>) -> Option<Slope> {
+    /// Increase of a value of a sample per clone.
+    #[must_use]
+    pub fn slope_of(&self, bytes: impl Fn(&MemoryPoint) -> Option<f64>) -> Option<Slope> {
         let points: Vec<Point> = self
             .memory
             .iter()
@@ -351,8 +356,14 @@ pub fn ladder(attempts: &[&Attempt]) -> Vec<(StartPhase, Samples)> {
 /// MemAvailable plus the free pages in per-CPU lists, in bytes. `None` if MemAvailable could not be read.
 #[must_use]
 pub fn available(point: &MemoryPoint) -> Option<f64> {
-    let lists = point.meminfo.get(CPU_LISTS_FREE).copied().unwrap_or(0);
-    Some((point.meminfo.get("MemAvailable")? + lists) as f64)
+    available_of(&point.meminfo)
+}
+
+/// The same of the lines of /proc/meminfo.
+#[must_use]
+pub fn available_of(meminfo: &BTreeMap<String, u64>) -> Option<f64> {
+    let lists = meminfo.get(CPU_LISTS_FREE).copied().unwrap_or(0);
+    Some((meminfo.get("MemAvailable")? + lists) as f64)
 }
 
 /// Latencies of a phase by cluster, [`INFINITE`] for attempts that did not reach it.

@@ -151,6 +151,7 @@ pub(super) fn leave_out(summary: &mut Summary) {
     if has_own_memory {
         summary.memory.retain(|point| keeps(&point.group));
         summary.ledgers.retain(|ledger| keeps(&ledger.round));
+        summary.idle.retain(|sample| keeps(&sample.round));
     }
 }
 

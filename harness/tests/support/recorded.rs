@@ -164,6 +164,7 @@ fn memory(group: u32, alive: u32) -> RunEvent {
         alive,
         at_ns: 0,
         meminfo,
+        reclaim: BTreeMap::new(),
     })
 }
 
