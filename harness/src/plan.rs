@@ -10,7 +10,7 @@ use testbed::random::SplitMix64;
 
 use crate::{
     clock::nanoseconds,
-    scenario::{Arrival, Scenario, Spacing, SteadySpec, TargetKind},
+    scenario::{Arrival, Scenario, Spacing, SteadySpec},
 };
 
 /// Maximum number of threads of an open loop. An arrival waits while all threads are busy, and this wait counts as

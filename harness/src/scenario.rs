@@ -51,7 +51,7 @@ pub struct Scenario {
     /// Target of the rounds beside: rounds for comparison that are interleaved with the rounds of `target`. `None` for
     /// no such rounds.
     #[serde(default)]
-    pub beside: Option<TargetKind>,
+    pub beside: Option<BesideKind>,
     /// Prefault setting of the rounds beside; `None` uses the setting of `target`.
     #[serde(default)]
     pub beside_prefault: Option<WorkingSetPrefault>,
@@ -226,6 +226,16 @@ pub enum CreateApi {
 
 fn default_key_env() -> String {
     "E2B_API_KEY".to_owned()
+}
+
+/// Subjects of the rounds beside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BesideKind {
+    /// Clones as in [`TargetKind::VmmDirect`].
+    VmmDirect,
+    /// Processes of the host, which run the first command and the turns.
+    HostProcess,
 }
 
 /// When clones are started.
@@ -588,6 +598,9 @@ mod tests {
         insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='turn.1.p50'\nlimit='1ms'"), @"scenario t: gate a: turn 1 does not exist, the scenario has 0 turns");
         insta::assert_snapshot!(refused("[[parent]]\ncell='1'"), @r#"scenario t: parent needs target.kind "e2b" and beside.kind "none""#);
         insta::assert_snapshot!(refused("[[parent]]\nupload='a'\nto='b'"), @"scenario t: parent: a step with upload needs an absolute path in `to` and no other key");
+        insta::assert_snapshot!(refused("[beside]\nkind='host-process'\n[exec]\ncell='1'"), @r#"scenario t: beside.kind "host-process": the host has no interpreter for cells"#);
+        insta::assert_snapshot!(refused("[beside]\nkind='host-process'\nprefault='on'"), @r#"scenario t: beside.prefault has no meaning for kind "host-process""#);
+        insta::assert_snapshot!(refused("cold_rounds=1\n[target]\nkind='e2b'\n[beside]\nkind='host-process'"), @r#"scenario t: cold_rounds cannot drop the template of a server from the page cache: set beside.kind to "vmm-direct""#);
         insta::assert_snapshot!(refused("[beside]\nkind='vmm-direct'\nprefault='on'"), @r#"scenario t: beside.kind "vmm-direct" is the same as the target: set beside.prefault to the other value"#);
     }
 

@@ -43,7 +43,7 @@ use crate::{
     record::{RecordError, Recorder},
     run::Runner,
     scenario::Scenario,
-    target::{Target, host_process::HostProcess, oci},
+    target::{host_process::HostProcess, oci},
 };
 use subjects::Surroundings;
 use systems::Systems;
@@ -251,7 +251,7 @@ impl Recording<'_> {
                 scenario: self.scenario,
                 plan: &plan,
                 target: subjects.target.as_ref(),
-                beside: subjects.beside.as_ref().map(|beside| beside as &dyn Target),
+                beside: subjects.beside.as_deref(),
                 peers: &systems.peers,
                 baseline: &HostProcess,
                 network,

@@ -31,6 +31,32 @@ metric = "failures"
 limit = "0"
 "#;
 
+/// Two rates, and a pool that is watched.
+const STEADY: &str = r#"
+rounds = 1
+warmup_rounds = 0
+[target]
+kind = "e2b"
+warm = 2
+watch = "20ms"
+start_timeout = "120s"
+[arrival]
+kind = "steady"
+rates_per_s = [1, 4]
+lasts = "3s"
+spacing = "constant"
+[exec]
+timeout = "120s"
+[hold]
+until = "exec"
+[baseline]
+kind = "none"
+[[gates]]
+name = "all"
+metric = "failures"
+limit = "0"
+"#;
+
 /// Forks of a prepared parent. The forks must have the variables and the uploaded file of the parent.
 const FORKS: &str = r#"
 rounds = 2
@@ -247,7 +273,33 @@ fn kvm_a_scenario_without_rounds_beside_runs_on_a_new_server() {
         );
     }
     assert!(d.starts.contains_key("warm"), "{:?}", d.starts.keys());
+    assert!(d.cost.cpu_per_start.unwrap().ms > 0.0);
+    let pool = d.cost.pool.unwrap();
+    assert_eq!(pool.slots, 2);
+    assert!(pool.until_full_ms.unwrap() > 0.0 && pool.hit_rate.unwrap() > 0.0);
+    // A guest that has booted has written more than 100 pages, and the template is larger than the server.
+    assert!(pool.idle_slot_bytes.unwrap() > 400_000.0, "{pool:?}");
+    assert!(pool.templates_bytes > pool.server_bytes, "{pool:?}");
     assert!(d.beside.is_none() && d.baseline.is_none());
+}
+
+#[test]
+fn kvm_each_rate_and_each_level_of_the_pool_has_its_own_row() {
+    let d = Bench::new().passes(STEADY);
+    let load = d.load.unwrap();
+    let n: Vec<_> = load
+        .rates
+        .iter()
+        .map(|at| (at.rate_per_s, at.first_exec.n))
+        .collect();
+    assert_eq!(n, [(1.0, 3), (4.0, 12)]);
+    for at in &load.rates {
+        assert_eq!(at.first_exec.failed, 0);
+        assert!(at.cpu_ms_per_start.unwrap() > 0.0 && at.until_full_ms.is_some());
+        assert_eq!(at.sustained, at.reason.is_none());
+    }
+    let levels: usize = load.levels.iter().map(|at| at.first_exec.n).sum();
+    assert!(levels > 0 && levels <= 15, "{levels}");
 }
 
 #[test]

@@ -266,6 +266,29 @@ fn idle_clones_have_a_fixed_cost_and_their_cpu_time_is_measured() {
     assert!(memory.ledger.uncounted_bytes.is_some());
 }
 
+/// The stand-in answers every command at once, and the host needs a moment for the same command.
+#[test]
+fn turns_are_compared_with_processes_of_the_host() {
+    let Some(stage) = Stage::set() else { return };
+    let output = stage.run(concat!(
+        "rounds = 12\nwarmup_rounds = 0\n[baseline]\nkind = \"none\"\n[beside]\nkind = \"host-process\"\n",
+        "[exec]\nargv = [\"/bin/echo\", \"ok\"]\n",
+        "[[turns]]\nname = \"sleep\"\nargv = [\"/bin/sh\", \"-c\", \"sleep 0.1; echo ok\"]\nexpect_stdout = \"ok\\n\"\n",
+    ));
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let d: Document = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(d.beside_name.as_deref(), Some("host"));
+    let host = &d.beside_turns.unwrap().turns[0];
+    assert!(host.latency.p50_ms.unwrap() >= 100.0 && host.faults.is_none());
+    assert_eq!(d.turn_ratios[0].pairs, 12);
+    assert!(d.turn_ratios[0].ratio.unwrap() < 1.0);
+}
+
 #[test]
 fn errors_about_missing_files_name_the_command_that_creates_them() {
     let bench = |args: &[&str]| {

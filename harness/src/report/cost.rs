@@ -88,12 +88,18 @@ impl CostDocument {
             |rate: Option<f64>| one_rate(rate.map(|rate| format!("{rate:.1} starts per second")));
         add("drain rate", rate(self.drain_per_s));
         add(
-            "sustainable rate, with refill and kill",
+            match self.pool {
+                Some(_) => "sustainable rate, with refill and kill",
+                None => "sustainable rate, with kill",
+            },
             rate(self.sustainable_per_s),
         );
         let cpu = |of: &Option<CpuDocument>| of.as_ref().map(CpuDocument::render);
         add(
-            "CPU per start, with refill and kill",
+            match self.pool {
+                Some(_) => "CPU per start, with refill and kill",
+                None => "CPU per start, with kill",
+            },
             cpu(&self.cpu_per_start),
         );
         add(

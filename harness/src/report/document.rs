@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     gate::GateResult,
-    scenario::{Arrival, Quantile, TargetKind},
+    scenario::{Arrival, BesideKind, Quantile, TargetKind},
     stats::{
         fold,
         quantile::{Estimate, Samples},
@@ -70,8 +70,8 @@ pub struct Document {
     /// Latencies of the rounds beside, by phase; `null` without such rounds.
     #[serde(default)]
     pub beside: Option<BTreeMap<String, PhaseDocument>>,
-    /// Name of the rounds beside, by their difference from the target: `direct`, `plain`, `prefault on` or `prefault
-    /// off`. `null` without such rounds.
+    /// Name of the rounds beside, by their difference from the target: `direct`, `plain`, `prefault on`,
+    /// `prefault off` or `host`. `null` without such rounds.
     #[serde(default)]
     pub beside_name: Option<String>,
     /// `null` without turns.
@@ -474,7 +474,9 @@ fn start_row(kind: &str) -> &str {
 }
 
 fn beside_name(view: &View<'_>) -> Option<String> {
-    view.scenario.beside?;
+    if view.scenario.beside? == BesideKind::HostProcess {
+        return Some("host".to_owned());
+    }
     let name = match (view.scenario.beside_prefault, &view.scenario.network) {
         (Some(WorkingSetPrefault::On), _) => "prefault on",
         (Some(WorkingSetPrefault::Off), _) => "prefault off",

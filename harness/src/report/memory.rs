@@ -152,15 +152,14 @@ impl MemoryDocument {
         let mut add = |name: &str, value: Option<String>| {
             rows.extend(value.map(|value| (name.to_owned(), value)));
         };
-        let residue = self
-            .residue_share
-            .map(|share| match share.abs() <= RESIDUE {
-                true => format!("{:.1} % of the slope", share * 100.0),
-                false => format!(
-                    "{:.1} % of the slope: more than 5 %, the ledger is not complete",
-                    share * 100.0
-                ),
-            });
+        let residue = self.residue_share.map(|share| {
+            let incomplete = if share.abs() > RESIDUE {
+                ": more than 5 %, the ledger is not complete"
+            } else {
+                ""
+            };
+            format!("{:.1} % of the slope{incomplete}", share * 100.0)
+        });
         add("residue", residue);
         add(
             "fixed cost before the first clone",

@@ -8,8 +8,8 @@ use serde::Deserialize;
 use testbed::endpoint::Endpoint;
 
 use super::{
-    Arrival, CreateApi, ExecSpec, GateSpec, HoldSpec, HoldUntil, InterferenceSpec, MemorySpec,
-    Metric, Scenario, Spacing, SteadySpec, TargetKind, TargetSpec, Timed, TurnSpec,
+    Arrival, BesideKind, CreateApi, ExecSpec, GateSpec, HoldSpec, HoldUntil, InterferenceSpec,
+    MemorySpec, Metric, Scenario, Spacing, SteadySpec, TargetKind, TargetSpec, Timed, TurnSpec,
     gate_spec::GateConfig,
     network::{ExchangeSpec, NetworkConfig},
     steps::{ParentConfig, TurnConfig},
@@ -69,15 +69,16 @@ pub(super) struct TargetConfig {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct BesideConfig {
-    kind: BesideKind,
+    kind: BesideName,
     prefault: String,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum BesideKind {
+enum BesideName {
     None,
     VmmDirect,
+    HostProcess,
 }
 
 #[derive(Deserialize)]
@@ -202,7 +203,10 @@ impl ScenarioConfig {
             );
         }
         let (beside, beside_prefault) = self.beside.check(&self.target)?;
-        if self.cold_rounds > 0 && !self.target.kind.maps_template() && beside.is_none() {
+        if self.cold_rounds > 0
+            && !self.target.kind.maps_template()
+            && beside != Some(BesideKind::VmmDirect)
+        {
             return Err(format!(
                 "cold_rounds cannot drop the template of {} from the page cache: set beside.kind to \"vmm-direct\"",
                 match self.target.kind {
@@ -224,8 +228,11 @@ impl ScenarioConfig {
         if !peers.is_empty() {
             can_have_peers(self.hold.until, !turns.is_empty(), self.memory.measure)?;
         }
-        let (arrival, steady) = self.arrival.check(arrival_keys)?;
         let network = self.network.check();
+        if beside == Some(BesideKind::HostProcess) {
+            can_run_on_the_host(&exec, &turns, network.is_some())?;
+        }
+        let (arrival, steady) = self.arrival.check(arrival_keys)?;
         if network.is_some() {
             can_have_a_network(&self.target, beside.is_some(), arrival)?;
         }
@@ -285,6 +292,18 @@ fn can_have_peers(until: HoldUntil, turns: bool, memory: bool) -> Result<(), Str
         return Err("peers run one command: remove turns and memory.measure".into());
     }
     Ok(())
+}
+
+/// Checks that the first command and the turns can run as processes of the host.
+fn can_run_on_the_host(exec: &ExecSpec, turns: &[TurnSpec], network: bool) -> Result<(), String> {
+    let why = if exec.cell.is_some() || turns.iter().any(|turn| turn.exec.cell.is_some()) {
+        "the host has no interpreter for cells"
+    } else if network {
+        "processes of the host have no network policy"
+    } else {
+        return Ok(());
+    };
+    Err(format!("beside.kind \"host-process\": {why}"))
 }
 
 /// All turns of the scenario, with each configured turn repeated `times` times.
@@ -493,7 +512,7 @@ impl BesideConfig {
     fn check(
         &self,
         target: &TargetConfig,
-    ) -> Result<(Option<TargetKind>, Option<WorkingSetPrefault>), String> {
+    ) -> Result<(Option<BesideKind>, Option<WorkingSetPrefault>), String> {
         let prefault = match self.prefault.as_str() {
             "" => None,
             "on" => Some(WorkingSetPrefault::On),
@@ -506,15 +525,19 @@ impl BesideConfig {
         };
         let differs = prefault.is_some_and(|prefault| prefault != target.prefault);
         match (&self.kind, target.kind) {
-            (BesideKind::None, _) if prefault.is_some() => {
+            (BesideName::None, _) if prefault.is_some() => {
                 Err("beside.prefault has no meaning for kind \"none\"".to_owned())
             }
-            (BesideKind::None, _) => Ok((None, None)),
-            (BesideKind::VmmDirect, TargetKind::VmmDirect) if !differs => Err(
+            (BesideName::None, _) => Ok((None, None)),
+            (BesideName::VmmDirect, TargetKind::VmmDirect) if !differs => Err(
                 "beside.kind \"vmm-direct\" is the same as the target: set beside.prefault to the other value"
                     .to_owned(),
             ),
-            (BesideKind::VmmDirect, _) => Ok((Some(TargetKind::VmmDirect), prefault)),
+            (BesideName::VmmDirect, _) => Ok((Some(BesideKind::VmmDirect), prefault)),
+            (BesideName::HostProcess, _) if prefault.is_some() => {
+                Err("beside.prefault has no meaning for kind \"host-process\"".to_owned())
+            }
+            (BesideName::HostProcess, _) => Ok((Some(BesideKind::HostProcess), None)),
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     exchange::{NAME_SERVER, Network, Placement},
     host::facts::{HostFacts, TemplateFacts},
     memory::FileId,
-    scenario::{CreateApi, NetworkSpec, Scenario, TargetKind, TargetSpec},
+    scenario::{BesideKind, CreateApi, NetworkSpec, Scenario, TargetKind, TargetSpec},
     target::{
         Target,
         adapter::Adapter,
@@ -39,7 +39,7 @@ use crate::{
 pub(super) struct Subjects {
     pub(super) target: Box<dyn Target>,
     /// Target of the rounds beside, if the scenario has such rounds.
-    pub(super) beside: Option<VmmDirect>,
+    pub(super) beside: Option<Box<dyn Target>>,
     /// The template's memory file as `vmm-direct` maps it; `None` for other targets.
     pub(super) memory: Option<FileId>,
     /// The `cube-api` of the run. The target uses it, so it must be dropped after the target.
@@ -101,13 +101,14 @@ pub(super) fn start(
     match (spec.kind, &spec.api_url) {
         (TargetKind::VmmDirect, _) => {
             let (direct, memory) = vmm_direct(scenario, settings, surroundings.run_dir, host)?;
-            let beside = match (scenario.beside, scenario.beside_prefault) {
-                (Some(_), Some(prefault)) => Some(
-                    direct
-                        .with_prefault(prefault)
-                        .map_err(at(Path::new(RANDOM)))?,
-                ),
-                _ => None,
+            let beside: Option<Box<dyn Target>> = match (scenario.beside, scenario.beside_prefault)
+            {
+                (Some(BesideKind::VmmDirect), Some(prefault)) => {
+                    let other = direct.with_prefault(prefault);
+                    Some(Box::new(other.map_err(at(Path::new(RANDOM)))?))
+                }
+                (Some(BesideKind::HostProcess), _) => Some(Box::new(HostProcess)),
+                (Some(BesideKind::VmmDirect) | None, _) => None,
             };
             Ok(Subjects {
                 target: Box::new(direct),
@@ -124,7 +125,7 @@ pub(super) fn start(
             let beside = beside(scenario, settings, surroundings.run_dir, host)?;
             Ok(Subjects {
                 target: creates_or_forks(scenario, e2b(spec, api, key)),
-                beside,
+                beside: of_host_or(scenario, beside),
                 memory: None,
                 server: None,
                 account: None,
@@ -133,7 +134,10 @@ pub(super) fn start(
         (TargetKind::E2b, None) => own_server(scenario, settings, surroundings, host),
         _ => Ok(Subjects {
             target: of_host(spec, settings, surroundings)?,
-            beside: beside(scenario, settings, surroundings.run_dir, host)?,
+            beside: of_host_or(
+                scenario,
+                beside(scenario, settings, surroundings.run_dir, host)?,
+            ),
             memory: None,
             server: None,
             account: None,
@@ -253,7 +257,7 @@ fn own_server(
     };
     Ok(Subjects {
         target: creates_or_forks(scenario, target),
-        beside,
+        beside: of_host_or(scenario, beside),
         memory: None,
         server: Some(server),
         account,
@@ -278,7 +282,7 @@ fn beside(
     run_dir: &Arc<RunDir>,
     host: &mut HostFacts,
 ) -> Result<Option<VmmDirect>, SessionError> {
-    if scenario.beside.is_none() {
+    if scenario.beside != Some(BesideKind::VmmDirect) {
         return Ok(None);
     }
     let (direct, _) = vmm_direct(scenario, settings, run_dir, host)?;
@@ -287,6 +291,14 @@ fn beside(
     };
     let other = direct.with_prefault(prefault);
     other.map(Some).map_err(at(Path::new(RANDOM)))
+}
+
+/// The target of the rounds beside: `direct`, or processes of the host if the scenario compares with them.
+fn of_host_or(scenario: &Scenario, direct: Option<VmmDirect>) -> Option<Box<dyn Target>> {
+    match (scenario.beside?, direct) {
+        (BesideKind::HostProcess, _) => Some(Box::new(HostProcess)),
+        (BesideKind::VmmDirect, direct) => direct.map(|direct| Box::new(direct) as Box<dyn Target>),
+    }
 }
 
 /// Connects the clones of rounds beside to a network without eBPF programs, and assigns them cgroups like those of the

@@ -84,9 +84,15 @@ fn of_rounds(summary: &Summary) -> Rate {
     Rate(complete.collect())
 }
 
-/// CPU nanoseconds per start of a subject, failed starts included: their work was done too.
+/// CPU nanoseconds per start of a subject, failed starts included: their work was done too. Empty for clones without a
+/// server that outlive their round, because the time of a process is read when it has ended.
 #[must_use]
 pub fn cpu_ns_per_start(summary: &Summary, subject: Subject) -> Rate {
+    let outlive =
+        |scenario: &Scenario| scenario.hold.until == HoldUntil::End && !is_server(scenario);
+    if subject == Subject::Clone && summary.scenario().is_some_and(outlive) {
+        return Rate::default();
+    }
     let spent = summary.spent.iter().filter(|s| s.subject == subject);
     let rounds = spent.filter_map(|s| {
         let starts = attempts_of(summary, s).count() as f64;
@@ -253,6 +259,18 @@ mod tests {
         assert_eq!(until_full_ms(&summary), [300.0, 300.0]);
         let other = server_ns_per_s_in_other_rounds(&summary).value().unwrap();
         assert!((other - 50e6).abs() < 1.0, "5 ms in 100 ms: {other}");
+    }
+
+    #[test]
+    fn running_clones_without_a_server_have_no_cpu_time_yet() {
+        let mut summary = summary(0);
+        let cpu = |summary: &Summary| cpu_ns_per_start(summary, Subject::Clone).value();
+        let started = summary.started.as_mut().unwrap();
+        started.scenario.hold.until = HoldUntil::End;
+        assert_eq!(cpu(&summary), Some(20e6));
+        let started = summary.started.as_mut().unwrap();
+        started.scenario.target.kind = TargetKind::VmmDirect;
+        assert_eq!(cpu(&summary), None);
     }
 
     #[test]

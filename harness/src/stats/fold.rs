@@ -184,13 +184,14 @@ impl Summary {
         counts
     }
 
-    /// First message of each cause among the failures of measured clones, cold starts and the baseline.
+    /// First message of each cause among the failures of measured clones, the rounds beside, cold starts and the baseline.
     #[must_use]
     pub fn failure_examples(&self) -> BTreeMap<FailureCause, &str> {
         let mut examples = BTreeMap::new();
         for failure in self
             .clones
             .iter()
+            .chain(&self.beside)
             .chain(&self.cold)
             .chain(&self.baseline)
             .filter_map(|a| a.failure.as_ref())
