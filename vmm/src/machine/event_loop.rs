@@ -160,28 +160,42 @@ impl Machine {
     }
 
     /// Waits up to `timeout` and serves what is ready. Returns whether the guest got an interrupt.
+    ///
+    /// A client may have sent its request before it was accepted, and a descriptor that is ready when it is first watched
+    /// sends no signal. So the control socket is asked again until it has nothing: a guest that never halts would give no
+    /// other reason to.
     fn poll(
         &mut self,
         events: &mut Events,
         timeout: Option<Duration>,
     ) -> Result<bool, MachineError> {
-        self.watch
-            .wait(events, timeout)
-            .map_err(MachineError::Watch)?;
         let mut raised = false;
-        for token in events.tokens() {
-            match token {
-                Token::ControlClient => self.request()?,
-                Token::ControlListener => self
-                    .control
-                    .accept(&mut self.watch)
-                    .map_err(MachineError::Watch)?,
-                Token::Agent => {}
-                Token::Device(token) => raised |= self.device_ready(token)?,
+        let mut wait = timeout;
+        loop {
+            self.watch.wait(events, wait).map_err(MachineError::Watch)?;
+            let mut is_served = true;
+            for token in events.tokens() {
+                match token {
+                    Token::ControlClient => {
+                        self.request()?;
+                        is_served = false;
+                    }
+                    Token::ControlListener => {
+                        self.control
+                            .accept(&mut self.watch)
+                            .map_err(MachineError::Watch)?;
+                        is_served = false;
+                    }
+                    Token::Agent => {}
+                    Token::Device(token) => raised |= self.device_ready(token)?,
+                }
             }
+            raised |= self.step_identity()?;
+            if is_served || self.stop {
+                return Ok(raised);
+            }
+            wait = Some(Duration::ZERO);
         }
-        raised |= self.step_identity()?;
-        Ok(raised)
     }
 
     fn device_ready(&mut self, token: DeviceToken) -> Result<bool, MachineError> {

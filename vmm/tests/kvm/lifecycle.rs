@@ -3,14 +3,22 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
-    os::unix::fs::MetadataExt,
+    os::unix::{fs::MetadataExt, net::UnixStream},
+    path::Path,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
 use api_types::envd::{ENVD_PORT, EnvdClient};
-use vmm_control::{ControlClient, ControlError, FailureKind, VmPhase, VmUser, spawn_detached};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use vmm_control::{
+    Call, ControlClient, ControlError, Failure, FailureKind, Reply, Request, VmPhase, VmUser,
+    frame, spawn_detached,
+};
 
 use crate::support::{
     TestVm, host, run_dir, template, until,
@@ -133,16 +141,7 @@ pub(crate) fn kvm_a_listening_vmm_outlives_its_client() {
     let user = VmUser::new(VmUser::POOL.start);
     let mut child = spawn_detached(&host::program(), &control, log, user).expect("cube-vmm starts");
     let mut first = connect();
-    let spec = model::RestoreSpec {
-        template: template().into(),
-        base: None,
-        root: None,
-        vsock: dir.join("vsock"),
-        console: None,
-        layer_limit: None,
-        prefault: model::WorkingSetPrefault::On,
-    };
-    first.restore(spec, None).expect("a restore");
+    first.restore(spec_of_clone(&dir), None).expect("a restore");
     first.resume().expect("a resume");
     // The second client waits until the first one has left.
     let mut second = connect();
@@ -160,6 +159,51 @@ pub(crate) fn kvm_a_listening_vmm_outlives_its_client() {
     assert!(!status.success());
     let log = fs::read_to_string(dir.join("log")).expect("a log");
     assert!(log.contains("powered off"), "{log}");
+}
+
+/// On a busy host, a client has sent its request before the VMM accepts it. A guest that never halts gives the VMM no
+/// other reason to look.
+pub(crate) fn kvm_a_request_that_is_older_than_its_connection_is_answered() {
+    let dir = run_dir::make("older");
+    let control = dir.join("control");
+    let log = fs::File::create(dir.join("log")).expect("a log");
+    let user = VmUser::new(VmUser::POOL.start);
+    let mut child = spawn_detached(&host::program(), &control, log, user).expect("cube-vmm starts");
+    let mut first = ControlClient::connect(&control, Some(PATIENCE)).expect("a client");
+    first.restore(spec_of_clone(&dir), None).expect("a restore");
+    first.resume().expect("a resume");
+    drop(first);
+    let mut agent = EnvdClient::connect(&dir.join("vsock"), ENVD_PORT, PATIENCE).expect("an agent");
+    let busy = "setsid bash -c 'while :; do :; done' </dev/null >/dev/null 2>&1 &";
+    let request = as_root("/bin/bash", &["-c", busy]);
+    agent.exec(&request, PATIENCE).expect("a busy guest");
+    drop(agent);
+    let vmm = Pid::from_raw(child.id().try_into().expect("a process id"));
+    // Until the end of the agent's connection has been served.
+    thread::sleep(Duration::from_secs(1));
+    for _ in 0..3 {
+        kill(vmm, Signal::SIGSTOP).expect("a stop");
+        let client = UnixStream::connect(&control).expect("a client");
+        client.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        frame::send(&client, &Call::from(Request::Stats), &[]).expect("a request");
+        kill(vmm, Signal::SIGCONT).expect("a start");
+        let (answer, _) = frame::receive::<Result<Reply, Failure>>(&client).expect("an answer");
+        assert!(matches!(answer, Ok(Reply::Stats(_))), "{answer:?}");
+    }
+    child.kill().expect("a kill");
+    child.wait().expect("an end");
+}
+
+fn spec_of_clone(dir: &Path) -> model::RestoreSpec {
+    model::RestoreSpec {
+        template: template().into(),
+        base: None,
+        root: None,
+        vsock: dir.join("vsock"),
+        console: None,
+        layer_limit: None,
+        prefault: model::WorkingSetPrefault::On,
+    }
 }
 
 pub(crate) fn kvm_requests_in_the_wrong_phase_are_refused() {
