@@ -84,12 +84,13 @@ fn small_vmm(dir: &Path, word: &str) -> PathBuf {
 }
 
 /// The template `base` without its maker, so that the small VMM starts it: the maker, which the pool would copy, is longer
-/// than what strace records of one write.
+/// than what strace records of one write. Without its recipe too, or each of the many servers would begin to rebuild it.
 fn template_without_maker(dir: &Path) {
     let made = variable("CUBE_ARTIFACTS").join("templates/base");
     fs::create_dir_all(dir).expect("a directory");
     for name in names(&made) {
-        if name != template_file::MADE_BY && name != "cube-vmm" {
+        let left_out = [template_file::MADE_BY, "cube-vmm", template::RECIPE_NAME];
+        if !left_out.contains(&name.as_str()) {
             std::os::unix::fs::symlink(made.join(&name), dir.join(&name)).expect("a link");
         }
     }
