@@ -126,12 +126,7 @@ pub(crate) fn test(
         outcome = outcome.and(fuzz::run(workspace, progress)?);
     }
     if plan.run.contains(&Tier::Isolation) {
-        for prover in [
-            Prover::Isolation,
-            Prover::Confinement,
-            Prover::Restarts,
-            Prover::Lifecycle,
-        ] {
+        for prover in [Prover::Isolation, Prover::Confinement, Prover::Restarts] {
             outcome = outcome.and(prover.run(workspace, &environment)?);
         }
     }
