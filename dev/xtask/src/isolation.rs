@@ -1,4 +1,4 @@
-//! The tier `isolation`: runs the isolation prover, the confinement prover and the prover of restarts.
+//! The tier `isolation`: runs the isolation prover, the confinement prover and the provers of restarts and of lifecycles.
 //! Each of their cases counts as a test, and so does each restart and each episode.
 
 use std::{path::Path, process::Command};
@@ -20,6 +20,8 @@ pub(crate) enum Prover {
     Confinement,
     /// Restarts a server under load. The long form is `cube-bench verify restarts` with larger numbers.
     Restarts,
+    /// Compares answers to random operations with a model. The long form is `cube-bench verify lifecycle --minutes 60`.
+    Lifecycle,
 }
 
 impl Prover {
@@ -29,10 +31,11 @@ impl Prover {
             Self::Isolation => "isolation",
             Self::Confinement => "confinement",
             Self::Restarts => "restarts",
+            Self::Lifecycle => "lifecycle",
         }
     }
 
-    /// The options of its run in the tier, which for restarts takes a minute.
+    /// The options of its run in the tier, which for restarts and lifecycles takes a minute.
     fn options(self) -> &'static [&'static str] {
         match self {
             Self::Isolation | Self::Confinement => &[],
@@ -46,6 +49,7 @@ impl Prover {
                 "--bare",
                 "10",
             ],
+            Self::Lifecycle => &["--minutes", "1"],
         }
     }
 

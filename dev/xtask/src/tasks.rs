@@ -126,7 +126,12 @@ pub(crate) fn test(
         outcome = outcome.and(fuzz::run(workspace, progress)?);
     }
     if plan.run.contains(&Tier::Isolation) {
-        for prover in [Prover::Isolation, Prover::Confinement, Prover::Restarts] {
+        for prover in [
+            Prover::Isolation,
+            Prover::Confinement,
+            Prover::Restarts,
+            Prover::Lifecycle,
+        ] {
             outcome = outcome.and(prover.run(workspace, &environment)?);
         }
     }

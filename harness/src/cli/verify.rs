@@ -191,8 +191,10 @@ pub(super) struct Restarts {
 pub(super) struct Lifecycle {
     #[command(flatten)]
     places: Places,
-    #[command(flatten)]
-    run_root: RunRoot,
+    /// Directory for sockets, logs and server state; on a disk, because files in memory that a VMM writes count against
+    /// the memory limit of its sandbox
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp/cube")]
+    run_root: PathBuf,
     /// Template id or name
     #[arg(long, default_value = "base")]
     template: String,
@@ -413,7 +415,13 @@ impl Lifecycle {
             &LifecycleSpec {
                 history: in_results("history.jsonl"),
                 log: in_results("cube-api.log"),
-                setup: setup(self.places, self.run_root, self.template),
+                setup: setup(
+                    self.places,
+                    RunRoot {
+                        run_root: self.run_root,
+                    },
+                    self.template,
+                ),
                 target: self.target,
                 sandbox_url: self.sandbox_url,
                 duration: Duration::from_secs(u64::from(self.minutes) * 60),
