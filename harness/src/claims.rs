@@ -22,10 +22,9 @@ pub use drift::{Drift, Rerun, drift, runs};
 pub use write::write;
 
 use crate::{
-    record::{self, RecordError},
-    report::{View, document::Document},
-    session::{self, SessionError},
-    stats::fold,
+    record::RecordError,
+    report::document::Document,
+    session::{RecordedRun, SessionError},
 };
 
 /// Name of the list in the root of the repository.
@@ -158,9 +157,10 @@ fn read(path: &Path) -> Result<String, ClaimsError> {
 }
 
 fn report(dir: &Path) -> Result<Value, ClaimsError> {
-    let summary = fold::fold(&record::read(dir)?);
-    let facts = session::read_environment(dir)?;
-    let view = View::new(&summary, &facts).ok_or_else(|| ClaimsError::NoRun(dir.to_owned()))?;
+    let recorded = RecordedRun::read(dir)?;
+    let view = recorded
+        .view()
+        .ok_or_else(|| ClaimsError::NoRun(dir.to_owned()))?;
     Ok(serde_json::to_value(Document::new(&view)).unwrap_or_default())
 }
 

@@ -30,7 +30,7 @@ use harness::{
     },
     saturate::SaturateError,
     scenario::{self, Change, Scenario, ScenarioError},
-    session::{self, SessionError, Settings},
+    session::{self, RecordedRun, SessionError, Settings},
     stats::fold,
 };
 use model::chain;
@@ -498,11 +498,8 @@ fn shared_path(path: &Path) -> String {
 
 fn report(dir: &Path, output: (Format, Strictness)) -> Result<End, CommandError> {
     let (format, strictness) = output;
-    let events = record::read(dir)?;
-    let facts = session::read_environment(dir)?;
-    let summary = fold::fold(&events);
-    let mut view =
-        View::new(&summary, &facts).ok_or_else(|| CommandError::NoRun(dir.to_owned()))?;
+    let recorded = RecordedRun::read(dir)?;
+    let mut view = viewed(&recorded, dir)?;
     view.strictness = strictness;
     for (name, text) in report::files(&view) {
         let path = dir.join(name);
@@ -548,11 +545,14 @@ fn history(dirs: &[PathBuf], out: &Path) -> Result<End, CommandError> {
 }
 
 fn document(dir: &Path) -> Result<Document, CommandError> {
-    let events = record::read(dir)?;
-    let facts = session::read_environment(dir)?;
-    let summary = fold::fold(&events);
-    let view = View::new(&summary, &facts).ok_or_else(|| CommandError::NoRun(dir.to_owned()))?;
-    Ok(Document::new(&view))
+    let recorded = RecordedRun::read(dir)?;
+    Ok(Document::new(&viewed(&recorded, dir)?))
+}
+
+fn viewed<'a>(recorded: &'a RecordedRun, dir: &Path) -> Result<View<'a>, CommandError> {
+    recorded
+        .view()
+        .ok_or_else(|| CommandError::NoRun(dir.to_owned()))
 }
 
 fn verify_claims(root: &Path) -> Result<End, CommandError> {
@@ -635,17 +635,15 @@ fn print_plan(path: &Path, seed: Option<u64>, format: PlainFormat) -> Result<End
 }
 
 fn compare_runs(a: &Path, b: &Path, margin: f64, format: PlainFormat) -> Result<End, CommandError> {
-    let (a_events, b_events) = (record::read(a)?, record::read(b)?);
-    let (a_facts, b_facts) = (session::read_environment(a)?, session::read_environment(b)?);
-    let (a_summary, b_summary) = (fold::fold(&a_events), fold::fold(&b_events));
+    let (a, b) = (RecordedRun::read(a)?, RecordedRun::read(b)?);
     let comparison = compare::compare(
         Side {
-            summary: &a_summary,
-            facts: &a_facts,
+            summary: &a.summary,
+            facts: &a.facts,
         },
         Side {
-            summary: &b_summary,
-            facts: &b_facts,
+            summary: &b.summary,
+            facts: &b.facts,
         },
         margin,
     )?;

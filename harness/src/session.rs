@@ -40,9 +40,11 @@ use crate::{
     },
     live::LiveView,
     noise, plan,
-    record::{RecordError, Recorder},
+    record::{self, RecordError, Recorder},
+    report::View,
     run::Runner,
     scenario::Scenario,
+    stats::fold::{self, Summary},
     target::{host_process::HostProcess, oci},
 };
 use subjects::Surroundings;
@@ -208,6 +210,32 @@ pub fn read_environment(dir: &Path) -> Result<HostFacts, SessionError> {
     serde_json::from_slice(&text)
         .map_err(io::Error::from)
         .map_err(at(&path))
+}
+
+/// What a run has recorded. Its report is a pure function of this.
+#[derive(Clone, Debug)]
+pub struct RecordedRun {
+    pub summary: Summary,
+    pub facts: HostFacts,
+}
+
+impl RecordedRun {
+    /// Reads the results of a run.
+    ///
+    /// # Errors
+    /// Returns [`SessionError`] if the events or the facts about the host cannot be read.
+    pub fn read(dir: &Path) -> Result<Self, SessionError> {
+        Ok(Self {
+            summary: fold::fold(&record::read(dir)?),
+            facts: read_environment(dir)?,
+        })
+    }
+
+    /// The input of reports; `None` if the run recorded no start event.
+    #[must_use]
+    pub fn view(&self) -> Option<View<'_>> {
+        View::new(&self.summary, &self.facts)
+    }
 }
 
 /// Everything that recording one run needs, apart from the subjects.

@@ -111,7 +111,7 @@ pub(crate) fn kvm_a_server_killed_under_load_loses_no_sandbox() {
 /// Sandboxes of a killed server.
 const ORPHANS: usize = 60;
 
-/// A server that ends its sandboxes is told to stop while it adopts those of a killed one.
+/// A server with `--on-exit kill` is stopped while it adopts the sandboxes of a killed server.
 pub(crate) fn kvm_a_server_that_stops_while_it_adopts_leaves_nothing() {
     with_outside(|| {
         let options = ["--warm", "2:4", "--uplink", "up0", "--on-exit", "kill"];
@@ -220,9 +220,8 @@ const TURNS: usize = 10;
 
 /// The life of one sandbox: create, one command, kill.
 fn live(server: &Server) {
-    let body = json!({"templateID": "base", "timeout": 300});
     let answer = (0..TURNS)
-        .map(|_| server.post("/v2/sandboxes", &body))
+        .map(|_| server.ask(&json!({})))
         .find(|answer| answer.status != 429)
         .expect("a turn");
     let sandbox = Sandbox::of(&answer.expect(201).json());

@@ -277,11 +277,16 @@ impl Server {
 
     /// Creates a sandbox with these options.
     pub(crate) fn create(&self, options: &Value) -> Sandbox {
+        Sandbox::of(&self.ask(options).expect(201).json())
+    }
+
+    /// Asks for a sandbox with these options.
+    pub(crate) fn ask(&self, options: &Value) -> Answer {
         let mut body = json!({"templateID": "base", "timeout": 300});
         for (key, value) in options.as_object().unwrap() {
             body[key] = value.clone();
         }
-        Sandbox::of(&self.post("/v2/sandboxes", &body).expect(201).json())
+        self.post("/v2/sandboxes", &body)
     }
 
     /// Sends a request to the agent of a sandbox.

@@ -3,12 +3,7 @@
 use std::path::Path;
 
 use super::{COVERED, ClaimsError};
-use crate::{
-    record,
-    report::{View, terminal},
-    session,
-    stats::fold,
-};
+use crate::{report::terminal, session::RecordedRun};
 
 /// Text before the name of the run whose report is shown in the next block of code.
 const SHOWS: &str = "Shortened report of a published run (`results/";
@@ -22,9 +17,8 @@ pub(super) fn differing(root: &Path, document: &str) -> Result<Vec<String>, Clai
     let run = after.split('`').next().unwrap_or_default();
     let shown = after.split("```\n").nth(1).unwrap_or_default();
     let dir = root.join("results").join(run);
-    let summary = fold::fold(&record::read(&dir)?);
-    let facts = session::read_environment(&dir)?;
-    let view = View::new(&summary, &facts).ok_or(ClaimsError::NoRun(dir))?;
+    let recorded = RecordedRun::read(&dir)?;
+    let view = recorded.view().ok_or(ClaimsError::NoRun(dir))?;
     let report = terminal::render(&view);
     let report: Vec<&str> = report.lines().map(str::trim_end).collect();
     let lines = shown.lines().map(str::trim_end);

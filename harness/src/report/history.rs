@@ -303,18 +303,16 @@ fn gates(d: &Document) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{record, session, stats::fold};
+    use crate::session::RecordedRun;
 
     fn published(name: &str) -> Entry {
         let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../results")
             .join(name);
-        let facts = session::read_environment(&dir).unwrap();
-        let summary = fold::fold(&record::read(&dir).unwrap());
-        let view = super::super::View::new(&summary, &facts).unwrap();
+        let recorded = RecordedRun::read(&dir).unwrap();
         Entry {
             name: name.to_owned(),
-            run: Ok(Document::new(&view)),
+            run: Ok(Document::new(&recorded.view().unwrap())),
         }
     }
 

@@ -67,6 +67,28 @@ pub(crate) struct JunitCase<'a> {
     pub(crate) message: String,
 }
 
+/// Renders a JUnit document of findings, each of which is a case that fails and is named by its text before the first
+/// colon. Without findings, the only case is `promise`, and it passes.
+pub(crate) fn render_findings(suite: &str, promise: &str, findings: &[String]) -> String {
+    let case = |name, result, message| JunitCase {
+        class: suite,
+        name,
+        result,
+        message,
+    };
+    let mut cases: Vec<_> = findings
+        .iter()
+        .map(|finding| {
+            let name = finding.split(':').next().unwrap_or_default();
+            case(name, CaseResult::Breach, finding.clone())
+        })
+        .collect();
+    if cases.is_empty() {
+        cases.push(case(promise, CaseResult::Pass, String::new()));
+    }
+    render_junit(suite, &cases)
+}
+
 /// Renders a JUnit document: a breach is a failure, and any other outcome but a pass is an error.
 pub(crate) fn render_junit(suite: &str, cases: &[JunitCase<'_>]) -> String {
     let mut out = String::new();

@@ -2,9 +2,8 @@
 
 use std::fmt::Write;
 
-use testbed::xml::escape;
-
 use super::Proof;
+use crate::proof::render_findings;
 
 /// The document of a run.
 #[must_use]
@@ -70,33 +69,5 @@ fn write_terminal(out: &mut String, proof: &Proof) -> std::fmt::Result {
 /// One case that fails for each finding, or one that passes.
 #[must_use]
 pub fn junit(proof: &Proof) -> String {
-    let mut out = String::new();
-    let _ = write_junit(&mut out, proof);
-    out
-}
-
-fn write_junit(out: &mut String, proof: &Proof) -> std::fmt::Result {
-    let n = proof.findings.len();
-    writeln!(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>")?;
-    writeln!(
-        out,
-        "<testsuites><testsuite name=\"lifecycle\" tests=\"{}\" failures=\"{n}\" errors=\"0\">",
-        n.max(1)
-    )?;
-    if proof.findings.is_empty() {
-        let name = "all answers fit the model";
-        writeln!(
-            out,
-            "  <testcase classname=\"lifecycle\" name=\"{name}\"></testcase>"
-        )?;
-    }
-    for finding in &proof.findings {
-        let text = escape(finding);
-        let name = text.split(':').next().unwrap_or_default();
-        writeln!(
-            out,
-            "  <testcase classname=\"lifecycle\" name=\"{name}\"><failure message=\"{text}\"/></testcase>"
-        )?;
-    }
-    writeln!(out, "</testsuite></testsuites>")
+    render_findings("lifecycle", "all answers fit the model", &proof.findings)
 }

@@ -6,10 +6,10 @@ use maud::html;
 use testbed::{
     chart::{Frame, standalone},
     quantile::nearest_rank,
-    xml::escape,
 };
 
 use super::judge::{Kind, Proof, RestartReport};
+use crate::proof::render_findings;
 
 /// Colours of the curves.
 const COLOURS: [&str; 4] = ["#4e79a7", "#f28e2b", "#59a14f", "#d1495b"];
@@ -267,32 +267,5 @@ pub fn plot(proof: &Proof) -> String {
 /// One case for each promise of each kind that was tried: a failure if there are findings.
 #[must_use]
 pub fn junit(proof: &Proof) -> String {
-    let mut out = String::new();
-    let _ = write_junit(&mut out, proof);
-    out
-}
-
-fn write_junit(out: &mut String, proof: &Proof) -> std::fmt::Result {
-    let n = proof.findings.len();
-    writeln!(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>")?;
-    writeln!(
-        out,
-        "<testsuites><testsuite name=\"restarts\" tests=\"{}\" failures=\"{n}\" errors=\"0\">",
-        n.max(1)
-    )?;
-    if proof.findings.is_empty() {
-        writeln!(
-            out,
-            "  <testcase classname=\"restarts\" name=\"all promises hold\"></testcase>"
-        )?;
-    }
-    for finding in &proof.findings {
-        let text = escape(finding);
-        let name = text.split(':').next().unwrap_or_default();
-        writeln!(
-            out,
-            "  <testcase classname=\"restarts\" name=\"{name}\"><failure message=\"{text}\"/></testcase>"
-        )?;
-    }
-    writeln!(out, "</testsuite></testsuites>")
+    render_findings("restarts", "all promises hold", &proof.findings)
 }
