@@ -389,7 +389,7 @@ pub(crate) fn kvm_a_reload_does_not_wait_for_a_silent_vmm() {
     }
     assert_eq!(server.read_file(&silent, "/dev/shm/note"), "kept");
     assert!(server.is_up(&other));
-    // What the former processes asked the VMM is answered too, and changes nothing.
+    // The VMM also answers the requests of the former processes; they change nothing.
     server.post(&silent.path("/pause"), &json!({})).expect(204);
     assert_eq!(server.state_of(&silent), "paused");
 }

@@ -33,7 +33,7 @@ pub(super) struct Bounds {
     pub(super) closes: bool,
 }
 
-/// What a caller was told about its sandbox.
+/// The last answer or event that a caller has received about its sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Told {
     /// No caller has the id.

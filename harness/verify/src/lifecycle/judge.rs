@@ -240,7 +240,7 @@ impl Judged {
                 }
             }
         }
-        // What failed may have taken effect.
+        // A failed operation may have taken effect.
         self.follow(history, birth.at_deadline, &orders, &open, None)?;
         Ok(())
     }

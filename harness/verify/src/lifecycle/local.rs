@@ -93,7 +93,7 @@ impl Local {
         Ok(())
     }
 
-    /// What is left of sandboxes and snapshots that have ended, and of forks.
+    /// Leftovers of sandboxes and snapshots that have ended, and of forks.
     pub(super) fn leaks(&self, sandboxes: &[&str], snapshots: &[&str]) -> Vec<String> {
         let mut polls = polls();
         loop {

@@ -40,7 +40,7 @@ pub(super) struct Call {
     pub(super) outcome: Result<Reply, Miss>,
 }
 
-/// What a sandbox was made from.
+/// The source of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Origin {
@@ -82,7 +82,7 @@ struct Bindings {
     images: BTreeMap<Image, OnceLock<Option<String>>>,
 }
 
-/// What one client has recorded.
+/// The records of one client.
 struct Client<'a> {
     site: &'a dyn Site,
     bindings: &'a Bindings,
