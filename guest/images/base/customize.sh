@@ -22,6 +22,8 @@ rm -f "$tree"/usr/lib/python3.*/EXTERNALLY-MANAGED
 # A clone gets its own ID at start; systemd and D-Bus take an empty file for "not initialized".
 : > "$tree/etc/machine-id"
 rm -f "$tree/var/lib/dbus/machine-id" "$tree/etc/ssh/ssh_host_"*
+# Programs such as those that call setmntent(3) read it.
+ln -sf ../proc/self/mounts "$tree/etc/mtab"
 mkdir -p "$tree/proc" "$tree/sys" "$tree/dev" "$tree/run" "$tree/tmp" "$tree/mnt"
 
 # All files of the image have the same time stamp, so byte code that is validated by time would be considered stale and

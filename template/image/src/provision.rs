@@ -19,7 +19,7 @@ use crate::{
 use accounts::Accounts;
 
 /// Part of every image's key. Raise it when provisioning gives another image.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Limit for the size of an account file, in bytes. The guest's agent reads no larger ones.
 const MAX_ACCOUNTS: u64 = 1 << 20;
@@ -113,6 +113,9 @@ const FILES: [(&str, u16, &[u8]); 6] = [
     // Without effect until the image or a step of the build has sudo.
     ("/etc/sudoers.d/user", 0o440, recipe!("sudoers.d/user")),
 ];
+
+/// The list of mounted file systems, as setmntent(3) and other programs read it: the link, and its target.
+const MOUNTS: (&str, &str) = ("/etc/mtab", "../proc/self/mounts");
 
 /// Where programs are looked for.
 const PLACES: [&str; 6] = [
@@ -219,6 +222,7 @@ pub fn provision(
     for (path, mode, content) in FILES {
         additions.file(path, meta(mode), content);
     }
+    additions.link(MOUNTS.0, MOUNTS.1);
     let Additions { entries, bytes, .. } = additions;
     tree.apply(entries).map_err(ProvisionError::Apply)?;
     tree.open_to_all(b"/usr/local");

@@ -117,6 +117,7 @@ fn debian() -> Vec<Item> {
         file("etc/skel/.bashrc", "# rc").mode(0o644),
         symlink("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf"),
         file("etc/hosts", "1.2.3.4 builder\n"),
+        file("etc/mtab", "builder"),
     ];
     let others = PROGRAMS
         .iter()
@@ -156,6 +157,7 @@ fn debian_gets_a_user_and_keeps_its_programs() {
         include_str!("../../../../guest/images/base/files/etc/resolv.conf")
     );
     assert!(!made.text("/etc/hosts").contains("builder"));
+    assert_eq!(made.link("/etc/mtab"), "../proc/self/mounts");
     assert_eq!(made.mode("/etc/sudoers.d/user"), 0o100_440);
     assert_eq!(made.mode("/usr/bin/sudo"), 0o104_755);
     assert_eq!(
