@@ -18,7 +18,7 @@ use std::{
 use api_types::rest::NetworkConfig;
 use model::SandboxId;
 use netisolation::{EventLog, Policy};
-use pool::{CreateSpec, Ended, LifeEvent, Lifetime, OnTimeout, Pool, Sandbox, Wake};
+use pool::{CreateSpec, Ended, LifeEvent, Lifetime, OnTimeout, Pool, Priority, Sandbox, Wake};
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tracing::error;
@@ -353,6 +353,7 @@ fn spec(
         note: note.to_text()?,
         lifetime,
         policy,
+        priority: Priority::Normal,
     })
 }
 
@@ -410,6 +411,7 @@ mod tests {
             start_timeout: std::time::Duration::from_secs(30),
             adopt_timeout: std::time::Duration::from_secs(600),
             network: None,
+            idle: std::time::Duration::from_secs(600),
             lifetime_of_note: |_| None,
         };
         let (pool, ..) = Pool::open(config).await.unwrap();

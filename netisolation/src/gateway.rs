@@ -259,7 +259,9 @@ fn sockets(
     let port = passed
         .as_ref()
         .and_then(|passed| passed.port_on(device, v6));
-    if let (Some(port), Some(passed)) = (port, port.and_then(|_| passed.take())) {
+    if let Some(port) = port
+        && let Some(passed) = passed.take()
+    {
         return Ok((passed, port));
     }
     let tcp = bound(device, SockType::Stream, v6, PORT)

@@ -6,23 +6,17 @@
 //! ```
 //! The last argument selects whether sandboxes have a network. They do not use it; it shows the cost of TAP and policy.
 
+mod setup;
+
 use std::{
-    error::Error,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
-use model::Bytes;
 use netisolation::{Isolation, IsolationConfig, Uplinks};
-use pool::{
-    CreateSpec, Init, Lifetime, MissingLimits, OnClose, Pool, PoolConfig, Sandbox, SandboxLimits,
-    WarmMarks,
-};
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-type Failure = Box<dyn Error + Send + Sync>;
+use pool::{CreateSpec, Init, Lifetime, OnClose, Pool, PoolConfig, Sandbox};
+use setup::{Failure, PATIENCE, config, number, quantile};
 
 /// Milliseconds from the create to its answer, and to the output of a first command.
 struct Sample {
@@ -33,9 +27,6 @@ struct Sample {
 }
 
 fn main() -> Result<(), Failure> {
-    let number = |at: usize, or: u32| -> Result<u32, Failure> {
-        Ok(std::env::args().nth(at).map_or(Ok(or), |a| a.parse())?)
-    };
     let (singles, burst, rounds) = (number(1, 50)?, number(2, 50)?, number(3, 3)?);
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -57,7 +48,11 @@ async fn measure(
     rounds: u32,
 ) -> Result<(), Failure> {
     let warm = burst.max(4);
-    let (pool, _, _ended) = Pool::open(config(state, warm)?).await?;
+    let (pool, _, _ended) = Pool::open(PoolConfig {
+        network: network()?,
+        ..config(state, warm)?
+    })
+    .await?;
     let before = meminfo()?;
     let start = Instant::now();
     until_warm(&pool, warm).await;
@@ -110,6 +105,7 @@ async fn lease(pool: &Pool) -> Result<(Sample, Sandbox), Failure> {
             ..Lifetime::default()
         },
         policy: netisolation::Policy::default(),
+        priority: pool::Priority::default(),
     };
     let sandbox = pool.create(spec).await?;
     let created = start.elapsed();
@@ -144,13 +140,6 @@ async fn lease(pool: &Pool) -> Result<(Sample, Sandbox), Failure> {
 fn print(what: &str, samples: &mut [Sample]) {
     let n = samples.len();
     let warm = samples.iter().filter(|s| s.warm).count();
-    let quantile = |values: &mut Vec<f64>, q: usize| {
-        values.sort_by(f64::total_cmp);
-        values
-            .get((n * q).div_ceil(100).saturating_sub(1))
-            .copied()
-            .unwrap_or(f64::NAN)
-    };
     let mut created: Vec<_> = samples.iter().map(|s| s.created).collect();
     let mut executed: Vec<_> = samples.iter().map(|s| s.executed).collect();
     println!(
@@ -174,42 +163,6 @@ async fn until_warm(pool: &Pool, warm: u32) {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-}
-
-fn config(state: &std::path::Path, warm: u32) -> Result<PoolConfig, Failure> {
-    let dir = |name: &str| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .ok_or(format!("{name} is not set"))
-    };
-    Ok(PoolConfig {
-        vmm: dir("CUBE_BIN")?.join("cube-vmm"),
-        state: state.to_owned(),
-        installed_templates: Some(dir("CUBE_ARTIFACTS")?.join("templates")),
-        warm: WarmMarks {
-            low: warm,
-            high: warm,
-        },
-        images: vec![dir("CUBE_ARTIFACTS")?],
-        limits: SandboxLimits {
-            memory_overhead: Bytes::mib(64),
-            cpu_weight: 100,
-            cpu_millis: None,
-            pids: 16,
-            io_bytes_per_s: None,
-            layer: None,
-        },
-        missing_limits: MissingLimits::Allow,
-        max_sandboxes: 1000,
-        memory_reserve: Bytes::mib(512),
-        server_memory: None,
-        disk_reserve: Bytes::mib(64),
-        max_saved: 1000,
-        start_timeout: PATIENCE,
-        adopt_timeout: PATIENCE,
-        network: network()?,
-        lifetime_of_note: |_| None,
-    })
 }
 
 /// The network that the last argument selects.

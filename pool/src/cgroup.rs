@@ -23,7 +23,7 @@ use std::{
 
 use model::SandboxId;
 
-use crate::spec::{MissingLimits, SandboxLimits};
+use crate::spec::{MissingLimits, Priority, SandboxLimits};
 
 const ROOT: &str = "/sys/fs/cgroup";
 const CONTROLLERS: [Controller; 4] = [
@@ -42,8 +42,9 @@ const PROBE: &str = "probe";
 
 /// Name of the group of the VM that rebuilds a template. There is one at a time.
 pub(crate) const REBUILD: &str = "rebuild";
-/// Its CPU weight: a tenth of the default of a sandbox, so that a busy host delays a rebuild and does not prevent it.
-const REBUILD_WEIGHT: u16 = 10;
+/// The CPU weight of work in the background: a tenth of the default of a sandbox, so that a busy host delays the work and
+/// does not prevent it.
+const BACKGROUND_WEIGHT: u16 = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Controller {
@@ -174,8 +175,11 @@ impl Groups {
     /// # Errors
     /// Returns an error if the group cannot be created, or if the kernel rejects a limit and [`MissingLimits::Refuse`]
     /// is set.
-    pub(crate) fn create(&self, id: &SandboxId, ram: u64) -> io::Result<()> {
-        self.make_group(id.as_str(), ram)
+    pub(crate) fn create(&self, id: &SandboxId, ram: u64, priority: Priority) -> io::Result<()> {
+        match priority {
+            Priority::Normal => self.make_group(id.as_str(), ram),
+            Priority::Background => self.in_background().make_group(id.as_str(), ram),
+        }
     }
 
     /// Creates the group of the VM that rebuilds a template. Under contention it gets little CPU time.
@@ -183,15 +187,18 @@ impl Groups {
     /// # Errors
     /// Returns the errors of [`Groups::create`].
     pub(crate) fn create_for_rebuild(&self, ram: u64) -> io::Result<()> {
-        let lowest = SandboxLimits {
-            cpu_weight: REBUILD_WEIGHT.min(self.limits.cpu_weight),
+        self.in_background().make_group(REBUILD, ram)
+    }
+
+    fn in_background(&self) -> Self {
+        let limits = SandboxLimits {
+            cpu_weight: BACKGROUND_WEIGHT.min(self.limits.cpu_weight),
             ..self.limits.clone()
         };
-        let groups = Self {
-            limits: lowest,
+        Self {
+            limits,
             ..self.clone()
-        };
-        groups.make_group(REBUILD, ram)
+        }
     }
 
     fn make_group(&self, name: &str, ram: u64) -> io::Result<()> {
@@ -555,7 +562,7 @@ mod tests {
         }
         let made = |groups: &Groups, number| -> Vec<&str> {
             let id = SandboxId::from_random([number; 19]);
-            groups.create(&id, 1 << 20).unwrap();
+            groups.create(&id, 1 << 20, Priority::Normal).unwrap();
             groups.enter(id.as_str(), 1).unwrap();
             let names = CONTROLLERS.map(Controller::name).into_iter();
             names

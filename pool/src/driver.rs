@@ -10,8 +10,11 @@
 //! ```
 
 mod adoptions;
+mod catalog;
 mod entry;
+mod idle;
 mod jobs;
+mod making;
 mod memory;
 mod queries;
 mod queue;
@@ -92,7 +95,7 @@ pub(crate) struct Driver {
     forks: u64,
     /// The beginning of these names, which former servers did not use: their directories are still being removed.
     forks_name: String,
-    /// Number of templates that are being written to disk.
+    /// Number of templates and of changes of names that are being written to disk.
     publishing: u32,
     former_servers: FormerServers,
     stopping: Stopping,
@@ -271,6 +274,7 @@ impl Driver {
         self.disks.watch(&self.slots);
         self.memory.measure(&mut self.slots, &self.templates);
         self.remove_unused();
+        self.retire_idle();
         if self.former_servers == FormerServers::Left && self.stopping.closing.is_none() {
             // Until the report.
             self.former_servers = FormerServers::Gone;

@@ -3,9 +3,11 @@
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
+
+use vmm_control::template::copy_sparse;
 
 /// The kind of crash that a write must survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +103,36 @@ pub(crate) fn sync_files(dir: &Path) -> io::Result<()> {
     sync_dir(dir)
 }
 
+/// Space of a file on its disk in bytes; zero if it does not exist.
+pub(crate) fn allocated(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |meta| meta.blocks() * 512)
+}
+
+/// Links a file to a new name, with symbolic links resolved. Copies it, without its holes, if the name is on another
+/// file system.
+///
+/// # Errors
+/// Returns an error that names `from`.
+pub(crate) fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", from.display()));
+    let from = from.canonicalize().map_err(named)?;
+    if !fs::metadata(&from).map_err(named)?.is_file() {
+        return Err(named(io::Error::other("it is not a regular file")));
+    }
+    match fs::hard_link(&from, to) {
+        Err(e) if e.kind() == io::ErrorKind::CrossesDevices => copy(&from, to),
+        linked => linked,
+    }
+    .map_err(named)
+}
+
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    let from = File::open(from)?;
+    let mut options = OpenOptions::new();
+    let to = options.write(true).create_new(true).mode(0o600).open(to)?;
+    copy_sparse(&from, &to, from.metadata()?.len())
+}
+
 /// Removes a file. A missing file is not an error.
 pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
@@ -114,5 +146,31 @@ pub(crate) fn remove_dir(dir: &Path) -> io::Result<()> {
     match fs::remove_dir_all(dir) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn a_copy_has_the_same_bytes_and_holes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        let file = File::create(&from).unwrap();
+        let length: u64 = 64 << 20;
+        file.set_len(length).unwrap();
+        for (at, byte) in [(0, 1), (5 << 20, 2), (length - 3, 3)] {
+            file.write_all_at(&[byte; 3], at).unwrap();
+        }
+        file.write_all_at(&[4; 3 << 20], 20 << 20).unwrap();
+        copy(&from, &to).unwrap();
+        assert!(fs::read(&from).unwrap() == fs::read(&to).unwrap());
+        assert!(allocated(&to) < length / 4, "{}", allocated(&to));
+        assert!(copy(&from, &to).is_err(), "it replaces a file");
+        assert!(link_or_copy(dir.path(), &dir.path().join("other")).is_err());
+        assert_eq!(allocated(&dir.path().join("none")), 0);
     }
 }

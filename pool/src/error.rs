@@ -39,6 +39,12 @@ pub enum PoolError {
     /// The template, and the template or sandbox that needs it.
     #[error("template {0:?} is in use: {1}")]
     InUse(String, String),
+    /// A disk template cannot be made from the files of this template, because they do not contain a complete disk.
+    #[error(
+        "the disk of template {0:?} is complete only together with its memory: create a sandbox from it and keep that \
+         sandbox's disk"
+    )]
+    NoDisk(String),
     /// The name is malformed, given twice, or reserved by another template.
     #[error("{0}")]
     BadName(String),

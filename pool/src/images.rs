@@ -3,6 +3,7 @@
 //! ```text
 //! <state>/images/<SHA-256 of the manifest>/   manifest.json  memory  state  layer  …
 //!                                             root  vmlinux  initramfs.cpio
+//! <state>/images/root-<random>/               root, the image of a disk template
 //! ```
 //! A build of templates, kernels or root images replaces files under the same names. Diffs, pauses and cold boots need
 //! the former ones. The pool therefore links the files of an installed template into a directory that is named by the
@@ -21,7 +22,8 @@ use model::{MANIFEST_NAME, template_file};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    durable::{DRAFT, private_dir, read_bounded, remove_dir, sync_dir, sync_files},
+    durable::{DRAFT, link_or_copy, private_dir, read_bounded, remove_dir, sync_dir, sync_files},
+    host,
     manifest::{Base, Manifest},
     record::BootFiles,
     vmms::is_sha256,
@@ -90,6 +92,30 @@ impl Images {
             let _ = fs::remove_dir_all(&draft);
         }
         linked.map(|()| place)
+    }
+
+    /// Puts a root image into a directory of its own, where it survives a crash of the host, and returns its path. An
+    /// image that is in the directory of images already stays where it is.
+    ///
+    /// # Errors
+    /// Returns an error if the image cannot be read, linked or copied.
+    pub(crate) fn add_root(&self, from: &Path) -> io::Result<PathBuf> {
+        let real = from.canonicalize()?;
+        if real.starts_with(&self.0) {
+            return Ok(real);
+        }
+        let name = format!("{ROOT}-{}", host::hex(&host::random::<16>()?));
+        let draft = self.0.join(format!("{DRAFT}{name}"));
+        DirBuilder::new().mode(0o700).create(&draft)?;
+        let place = self.0.join(name);
+        let added = link_or_copy(&real, &draft.join(ROOT))
+            .and_then(|()| sync_files(&draft))
+            .and_then(|()| fs::rename(&draft, &place))
+            .and_then(|()| sync_dir(&self.0));
+        if added.is_err() {
+            let _ = fs::remove_dir_all(&draft);
+        }
+        added.map(|()| place.join(ROOT))
     }
 
     /// Creates the directory in which a template is rebuilt, one at a time. Its name is short, because sockets are in it.
@@ -170,7 +196,7 @@ impl Images {
 /// SHA-256 of the manifest of the template in `dir`, which identifies the template.
 pub(crate) fn sum_of_manifest(dir: &Path) -> io::Result<String> {
     let bytes = read_bounded(&dir.join(MANIFEST_NAME), MAX_MANIFEST)?;
-    Ok(crate::host::hex(&Sha256::digest(&bytes)))
+    Ok(host::hex(&Sha256::digest(&bytes)))
 }
 
 fn link_all(dir: &Path, manifest: &Manifest, to: &Path) -> io::Result<()> {
@@ -274,5 +300,21 @@ mod tests {
 
         assert!(images.unused(&[kept.join(KERNEL)].into()).is_empty());
         assert_eq!(images.unused(&BTreeSet::new()), [kept]);
+    }
+
+    #[test]
+    fn a_root_image_stays_when_its_file_is_removed_and_goes_when_nothing_uses_it() {
+        let root = tempfile::tempdir().unwrap();
+        let images = Images::open(&root.path().join("images")).unwrap();
+        let file = root.path().join("any.erofs");
+        fs::write(&file, "image").unwrap();
+        let added = images.add_root(&file).unwrap();
+        fs::remove_file(&file).unwrap();
+        assert_eq!(fs::read(&added).unwrap(), b"image");
+        assert_eq!(images.add_root(&added).unwrap(), added);
+        assert!(images.add_root(&file).is_err());
+        let images = Images::open(images.dir()).unwrap();
+        assert!(images.unused(&[added.clone()].into()).is_empty());
+        assert_eq!(images.unused(&BTreeSet::new()), [added.parent().unwrap()]);
     }
 }

@@ -20,6 +20,7 @@
 //! template's programs and the warm-up; its agent is open, but only the pool has had its sockets; and its record says
 //! that it has no owner, so that it ends with this process.
 
+mod catalog;
 mod cgroup;
 mod clock;
 mod driver;
@@ -50,9 +51,10 @@ pub use error::PoolError;
 pub use lifetime::{Lifetime, OnTimeout, UnixMs};
 pub use slot::{Refusal, Wake};
 pub use spec::{
-    Connected, CreateSpec, Ended, Init, Installed, LifeEvent, MAX_NOTE, MissingLimits, OnClose,
-    PauseMode, PoolConfig, PoolStats, RebuildState, Recovered, Sandbox, SandboxLimits,
-    SandboxState, TemplateInfo, TimeoutChange, Usage, VmmUse, WarmMarks,
+    Connected, CreateSpec, DiskSpec, Ended, Init, Installed, LifeEvent, MAX_NOTE, MissingLimits,
+    OnClose, PauseMode, PoolConfig, PoolStats, Priority, RebuildState, Recovered, Sandbox,
+    SandboxLimits, SandboxState, TemplateDefaults, TemplateInfo, TemplateKind, TimeoutChange,
+    Usage, VmmUse, WarmMarks,
 };
 pub use vmms::VmmId;
 
@@ -410,21 +412,6 @@ impl Pool {
             .await
     }
 
-    /// Makes a template from a running sandbox, or from a sandbox paused with its memory. The sandbox stays as it is.
-    ///
-    /// # Errors
-    /// Returns [`PoolError::Refused`] with `NotFound`, `NoMemory` or `Crowded`, [`PoolError::BadName`],
-    /// [`PoolError::NoSpace`], [`PoolError::TooManySaved`], and [`PoolError::Failed`]. If a snapshot of a running
-    /// sandbox fails and its VM cannot be resumed, the sandbox ends.
-    pub async fn snapshot(
-        &self,
-        id: &SandboxId,
-        names: Vec<String>,
-    ) -> Result<TemplateInfo, PoolError> {
-        self.sandbox(id, |answer| SandboxRequest::Snapshot(names, answer))
-            .await
-    }
-
     /// Makes new sandboxes that continue from the present state of a running sandbox, which keeps running. Returns one
     /// result for each spec. The template and policy of a spec are ignored; its timeout counts from now. If the caller
     /// drops the future, the forks are ended.
@@ -501,46 +488,6 @@ impl Pool {
     /// enforced or the sandbox has no network.
     pub async fn verify_network(&self, id: &SandboxId) -> Result<(), PoolError> {
         self.ask(|answer| Request::VerifyNetwork(id.clone(), answer))
-            .await
-    }
-
-    /// All templates, by name.
-    pub async fn templates(&self) -> Vec<TemplateInfo> {
-        self.look(Request::Templates).await.unwrap_or_default()
-    }
-
-    /// Finds a template by its id, name or `name:tag`. The id of a snapshot is a template id.
-    pub async fn template(&self, reference: &str) -> Option<TemplateInfo> {
-        let name = reference.to_owned();
-        self.look(|answer| Request::Template(name, answer))
-            .await
-            .flatten()
-    }
-
-    /// Adds a template whose files were made elsewhere and stay in `dir`. The names are taken away from other
-    /// templates.
-    ///
-    /// # Errors
-    /// Returns [`PoolError::BadName`] for a malformed, repeated or reserved name, and [`PoolError::Failed`] if `dir` is
-    /// not a usable template or the names cannot be recorded.
-    pub async fn add_template(
-        &self,
-        dir: &Path,
-        names: Vec<String>,
-    ) -> Result<TemplateInfo, PoolError> {
-        let dir = dir.to_owned();
-        self.ask(|answer| Request::AddTemplate(dir, names, answer))
-            .await
-    }
-
-    /// Removes a template and its warm slots. Running sandboxes made from it keep running.
-    ///
-    /// # Errors
-    /// Returns [`PoolError::NoTemplate`], [`PoolError::InUse`] if a paused sandbox or another template needs its files,
-    /// and [`PoolError::Failed`] if the directory of a snapshot cannot be removed.
-    pub async fn remove_template(&self, reference: &str) -> Result<(), PoolError> {
-        let name = reference.to_owned();
-        self.ask(|answer| Request::RemoveTemplate(name, answer))
             .await
     }
 

@@ -8,12 +8,13 @@ use tokio::sync::{mpsc, oneshot};
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
-    Connected, CreateSpec, LifeEvent, PauseMode, PoolError, PoolStats, Sandbox, TemplateInfo,
-    Usage,
+    Connected, CreateSpec, DiskSpec, LifeEvent, PauseMode, PoolError, PoolStats, Sandbox,
+    TemplateDefaults, TemplateInfo, Usage,
     cgroup::FormerServers,
+    record::BootFiles,
     slot::{Operation, Wake},
     spec::{OnClose, TimeoutChange},
-    templates::TakenNames,
+    templates::{Size, TakenNames},
     work::{
         WorkError,
         lease::Served,
@@ -80,6 +81,10 @@ pub(crate) enum Request {
     Templates(oneshot::Sender<Vec<TemplateInfo>>),
     Template(String, oneshot::Sender<Option<TemplateInfo>>),
     AddTemplate(PathBuf, Vec<String>, Answer<TemplateInfo>),
+    AddDisk(DiskSpec, Answer<TemplateInfo>),
+    DiskOf(String, Answer<TemplateInfo>),
+    GiveNames(String, Vec<String>, Answer<()>),
+    TakeNames(Vec<String>, Answer<()>),
     RemoveTemplate(String, Answer<()>),
     Stats(oneshot::Sender<PoolStats>),
     Drain(oneshot::Sender<()>),
@@ -109,6 +114,8 @@ pub(crate) enum SandboxRequest {
     Pause(PauseMode, Answer<()>),
     Kill(Answer<()>),
     Snapshot(Vec<String>, Answer<TemplateInfo>),
+    SaveDisk(Answer<TemplateInfo>),
+    Publish(Vec<String>, TemplateDefaults, Answer<TemplateInfo>),
     Fork {
         specs: Vec<CreateSpec>,
         accepted_ns: u64,
@@ -126,6 +133,7 @@ impl SandboxRequest {
             Self::Pause(mode, _) => Operation::Pause(*mode),
             Self::Kill(_) => Operation::Kill,
             Self::Snapshot(..) => Operation::Snapshot,
+            Self::SaveDisk(_) | Self::Publish(..) => Operation::MakeTemplate,
             Self::Fork { .. } => Operation::Fork,
         }
     }
@@ -138,7 +146,9 @@ impl SandboxRequest {
             | Self::SetPolicy { answer, .. }
             | Self::Pause(_, answer)
             | Self::Kill(answer) => drop(answer.send(Err(error))),
-            Self::Snapshot(_, answer) => drop(answer.send(Err(error))),
+            Self::Snapshot(_, answer) | Self::SaveDisk(answer) | Self::Publish(_, _, answer) => {
+                drop(answer.send(Err(error)));
+            }
             Self::Fork { answer, .. } => drop(answer.send(Err(error))),
         }
     }
@@ -164,6 +174,10 @@ pub(crate) enum Report {
     Cleaned(SandboxId, std::io::Result<()>),
     /// A template was written to disk or not.
     Published(Published),
+    /// The files of a disk template are in its directory, or an error is the reason why not.
+    DiskAdded(DiskAdded),
+    /// The names of templates were written to disk or not.
+    Renamed(Renamed),
     /// A TAP was released; these are its last counters.
     Released(Counters),
     /// A template's memory was loaded into huge pages, or loading failed for this reason.
@@ -195,6 +209,27 @@ pub(crate) struct Published {
     pub(crate) answer: Answer<TemplateInfo>,
 }
 
+/// A disk template whose files were linked or copied.
+#[derive(Debug)]
+pub(crate) struct DiskAdded {
+    /// The id of the template.
+    pub(crate) id: String,
+    pub(crate) size: Size,
+    pub(crate) added: Result<BootFiles, PoolError>,
+    /// Bytes that were set aside for copies.
+    pub(crate) copies: u64,
+    pub(crate) answer: Answer<TemplateInfo>,
+}
+
+/// A change of names that was written, or could not be written.
+#[derive(Debug)]
+pub(crate) struct Renamed {
+    /// The names before the change.
+    pub(crate) former: TakenNames,
+    pub(crate) written: std::io::Result<()>,
+    pub(crate) answer: Answer<()>,
+}
+
 /// The purpose of a snapshot.
 #[derive(Debug)]
 pub(crate) enum SnapshotFor {
@@ -208,19 +243,7 @@ mod tests {
     use super::*;
 
     fn unclaimed() -> (Unclaimed, mpsc::UnboundedReceiver<Report>) {
-        let template = TemplateInfo {
-            id: String::new(),
-            names: Vec::new(),
-            memory: model::Bytes::mib(1),
-            vcpus: 1,
-            disk: model::Bytes::mib(1),
-            created_unix_s: 0,
-            is_snapshot: false,
-            source: None,
-            spawned: 0,
-            warm: 0,
-            vmm: None,
-        };
+        let template = crate::spec::template::tests::info();
         let sandbox = Sandbox {
             id: SandboxId::from_random([7; 19]),
             template: Arc::new(template),

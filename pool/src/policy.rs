@@ -99,6 +99,11 @@ impl Room {
     }
 }
 
+/// Whether a template that was last used at `used_ns` is not in use any more.
+pub(crate) fn is_idle(used_ns: u64, now_ns: u64, idle: Duration) -> bool {
+    Duration::from_nanos(now_ns.saturating_sub(used_ns)) >= idle
+}
+
 /// How a sandbox would start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {

@@ -33,15 +33,15 @@ use crate::{
     clock::{Clock, Reading},
     durable::{self, Durability, read_bounded, remove_file, replace, sync_dir, sync_files},
     lifetime::Lifetime,
-    spec::{CreateSpec, Init, PauseMode, TemplateInfo},
+    spec::{CreateSpec, Init, PauseMode, Priority, TemplateDefaults, TemplateInfo},
     vmms::VmmId,
 };
 
-/// The version that is written. Earlier versions can still be read: version 3, which does not have the offset of the
-/// clock, version 2, which does not name the VMM's program either, and version 1, which has the note in a file of its own,
+/// The version that is written. Earlier versions can still be read: version 4, which has neither defaults nor priority,
+/// version 3, which does not have the offset of the clock either, version 2, which does not name the VMM's program either, and version 1, which has the note in a file of its own,
 /// and the lifetime in the note. A record of a later version is never removed. A new version also raises
 /// [`crate::version`].
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 pub(crate) const RECORD: &str = "record.json";
 const NOTE: &str = "note";
 /// Directory beside that of the sandboxes, for directories whose record is damaged.
@@ -92,6 +92,16 @@ pub(crate) struct BootFiles {
     pub(crate) root: PathBuf,
 }
 
+impl BootFiles {
+    pub(crate) fn exist(&self) -> bool {
+        self.paths().iter().all(|file| file.is_file())
+    }
+
+    pub(crate) fn paths(&self) -> [PathBuf; 3] {
+        [self.kernel.clone(), self.initrd.clone(), self.root.clone()]
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Record {
@@ -137,6 +147,12 @@ pub(crate) struct Record {
     /// upgrade from a release that did not record it.
     #[serde(default)]
     pub(crate) vmm_id: Option<VmmId>,
+    /// From the template. Since version 5.
+    #[serde(default)]
+    pub(crate) defaults: TemplateDefaults,
+    /// Since version 5.
+    #[serde(default)]
+    pub(crate) priority: Priority,
 }
 
 /// (De)serializes `Arc` values, which the driver, its jobs and its answers share.
@@ -193,6 +209,8 @@ impl Record {
             clock_offset_ms: None,
             note: Arc::from(""),
             vmm_id: None,
+            defaults: TemplateDefaults::default(),
+            priority: Priority::default(),
         }
     }
 
@@ -201,6 +219,7 @@ impl Record {
         spec.lifetime.set(clock.now(), spec.lifetime.timeout_s);
         self.init = spec.init;
         self.policy = spec.policy;
+        self.priority = spec.priority;
         self.set_lifetime(spec.lifetime, clock.offset_ms());
         self.note = spec.note.into();
     }
@@ -445,19 +464,7 @@ mod tests {
     }
 
     fn record() -> Record {
-        let template = TemplateInfo {
-            id: "t".into(),
-            names: vec!["base".into()],
-            memory: model::Bytes::mib(256),
-            vcpus: 1,
-            disk: model::Bytes::mib(4096),
-            created_unix_s: 1,
-            is_snapshot: false,
-            source: None,
-            spawned: 0,
-            warm: 0,
-            vmm: None,
-        };
+        let template = crate::spec::template::tests::info();
         let boot = BootFiles {
             kernel: "/k".into(),
             initrd: "/i".into(),
@@ -607,10 +614,12 @@ mod tests {
         );
         assert_eq!(end_at(1_000_000 + day), 1_300_000 + day);
         assert_eq!(end_at(1_000), 301_000);
-        // A record of version 3 has no offset.
+        // A record of version 3 has no offset, and nothing that came later.
         let mut old = serde_json::to_value(&record).unwrap();
         old["version"] = 3.into();
-        old.as_object_mut().unwrap().remove("clock_offset_ms");
+        for later in ["clock_offset_ms", "defaults", "priority"] {
+            old.as_object_mut().unwrap().remove(later);
+        }
         fs::write(dir.path().join(RECORD), old.to_string()).unwrap();
         assert_eq!(end_at(1_000_000 + day), 1_300_000);
     }

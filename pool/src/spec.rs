@@ -1,5 +1,9 @@
 //! Types of the pool's interface.
 
+pub(crate) mod template;
+
+pub use template::{DiskSpec, TemplateDefaults, TemplateInfo, TemplateKind};
+
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use model::{Bytes, SandboxId, Timeline};
@@ -24,8 +28,11 @@ pub struct PoolConfig {
     /// Further directories of files that template manifests may name (root images, bases). A template that names a file
     /// outside these and the template directories is rejected.
     pub images: Vec<PathBuf>,
-    /// Number of warm slots for each template that is installed or was used.
+    /// Number of warm slots for each template that is installed or is in use.
     pub warm: WarmMarks,
+    /// A template that is not installed is in use from its first create or fork until this time has passed without
+    /// another one. It then loses its warm slots, and its memory is not kept loaded any more.
+    pub idle: Duration,
     pub limits: SandboxLimits,
     pub missing_limits: MissingLimits,
     /// Maximum number of slots that have a VM or are getting one, warm slots included.
@@ -139,6 +146,19 @@ pub struct CreateSpec {
     pub lifetime: Lifetime,
     /// The network policy. Ignored for a fork, which gets its source's policy.
     pub policy: Policy,
+    pub priority: Priority,
+}
+
+/// How much CPU time a sandbox gets while others need it too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Priority {
+    /// [`SandboxLimits::cpu_weight`].
+    #[default]
+    Normal,
+    /// A weight of 10, which is a tenth of a sandbox's default, for work that no person waits for at a prompt: builds of
+    /// templates. Such a sandbox is never served by a warm slot. A fork has its source's priority.
+    Background,
 }
 
 /// A sandbox as it was when the pool answered.
@@ -219,33 +239,6 @@ pub struct Ended {
     /// Why it ended by itself, such as the last line of the VMM's standard error, or why it could not be adopted from a
     /// former server. `None` if a caller or the deadline ended it.
     pub why: Option<String>,
-}
-
-/// A template.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TemplateInfo {
-    /// 20 lower-case letters and digits. The id of an installed template is derived from its name, so it never changes.
-    pub id: String,
-    /// Names, `name` or `name:tag`; empty for an unnamed snapshot.
-    pub names: Vec<String>,
-    /// Guest RAM.
-    pub memory: Bytes,
-    pub vcpus: u8,
-    /// Size of the disk as the guest sees it.
-    pub disk: Bytes,
-    pub created_unix_s: u64,
-    /// Whether [`crate::Pool::snapshot`] made it.
-    pub is_snapshot: bool,
-    /// The sandbox from which a snapshot was made; it may have ended. `None` for other templates, and for snapshots
-    /// made by servers that did not record it.
-    pub source: Option<SandboxId>,
-    /// Number of creates and forks of its sandboxes since the pool was opened.
-    pub spawned: u64,
-    /// Present number of warm slots.
-    pub warm: u32,
-    /// The VMM that made the template, and that its sandboxes run in. `None` in records of former releases.
-    #[serde(default)]
-    pub vmm: Option<VmmId>,
 }
 
 /// Resource usage of a sandbox, seen from the host.

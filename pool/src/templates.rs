@@ -3,19 +3,25 @@
 //! ```text
 //! <installed>/<name>/manifest.json …      made elsewhere; the id is derived from the name
 //! <state>/images/<SHA-256>/               links to the files of an installed template, see [`crate::images`]
-//! <state>/templates/<id>/template.json    names, time, directory of the files, VMM that made them
-//!                        image/           files of a snapshot that the pool made; none for a template made elsewhere
+//! <state>/images/root-…/root              the root image of a disk template, and of what was made from it
+//! <state>/templates/<id>/template.json    kind, names, time, directory of the files, VMM that made them
+//!                        image/           files of a template that the pool made: of a disk only its layer; none for a
+//!                                         template made elsewhere
 //! ```
 //! A name belongs to at most one template: giving it to another template takes it away from the previous one. `name` is
 //! short for `name:default`.
 
+mod disk;
 mod maker;
 mod names;
+mod naming;
 mod rebuilt;
 mod record;
 
+pub(crate) use disk::Guest;
+pub(crate) use naming::{Renamed, TakenNames};
 pub(crate) use rebuilt::{Rebuild, Rebuilt};
-pub(crate) use record::TemplateRecord;
+pub(crate) use record::{Size, TemplateRecord};
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,8 +34,8 @@ use model::{MANIFEST_NAME, SandboxId, TEMPLATE_FORMAT, WarmUpRequest, template_f
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
-    TemplateInfo,
-    durable::{private_dir, read_bounded},
+    TemplateDefaults, TemplateInfo, TemplateKind,
+    durable::{allocated, private_dir, read_bounded},
     error::PoolError,
     images::Images,
     manifest::Manifest,
@@ -39,9 +45,11 @@ use crate::{
 };
 use maker::maker;
 use names::{check_name, id_of_bytes, id_of_name, plain};
-use record::{Kept, RECORD, VERSION, name_vmm};
+use record::{Kept, name_vmm};
 
 const MAX_FILE: u64 = 1 << 20;
+/// The directory of a template's files, beside its record.
+pub(crate) const IMAGE: &str = "image";
 
 /// Whether a template's memory is loaded into huge pages. Clones start fastest from there.
 #[derive(Clone, Debug)]
@@ -65,7 +73,10 @@ pub(crate) struct Template {
     /// The directory of the base, if the template is a diff.
     pub(crate) base: Option<PathBuf>,
     pub(crate) boot: Option<BootFiles>,
-    /// The VMM that made the template.
+    /// Space of the layer on the host's disk, in bytes, the base's included.
+    pub(crate) layer_bytes: u64,
+    pub(crate) defaults: TemplateDefaults,
+    /// The VMM that made the template. Of a disk template the present one.
     pub(crate) vmm: VmmId,
     /// Requests that warm up a clone before it becomes a warm slot. If there are none, the clone runs a command
     /// instead.
@@ -73,6 +84,8 @@ pub(crate) struct Template {
     pub(crate) memory: Memory,
     /// Whether the pool keeps warm slots of this template.
     pub(crate) wanted: bool,
+    /// When a caller last got a sandbox of it, in CLOCK_MONOTONIC; zero if none did since the pool was opened.
+    pub(crate) used_ns: u64,
     /// See [`crate::policy::Stock::refilling`].
     pub(crate) refilling: bool,
     /// Number of consecutive failed fills.
@@ -87,9 +100,6 @@ pub(crate) struct Template {
     is_ours: bool,
 }
 
-/// Names that a new template took: for each template that lost names, its id and its former names.
-pub(crate) type TakenNames = Vec<(String, Vec<String>)>;
-
 /// A template that [`Templates::keep`] has added, and what must be written to disk for it.
 #[derive(Debug)]
 pub(crate) struct NewTemplate {
@@ -100,13 +110,49 @@ pub(crate) struct NewTemplate {
     pub(crate) taken: TakenNames,
 }
 
-/// The origin of a new template.
+/// The origin of a new template. Files that the pool made are in the directory `image` of the template's own directory.
 #[derive(Clone, Debug)]
 pub(crate) enum Origin {
     /// Files in a directory that the pool does not manage.
     Elsewhere(PathBuf),
-    /// A snapshot of this sandbox by this VMM, in the directory `image` of the template's own directory.
-    Snapshot(SandboxId, VmmId),
+    /// A snapshot, for [`TemplateKind::Snapshot`] or [`TemplateKind::Built`].
+    Saved(TemplateKind, Saved),
+    /// A layer, the files from which it boots, and the sandbox from which the layer was saved.
+    Disk(Size, BootFiles, Option<SandboxId>),
+}
+
+/// The sandbox of a snapshot.
+#[derive(Clone, Debug)]
+pub(crate) struct Saved {
+    pub(crate) source: SandboxId,
+    pub(crate) vmm: VmmId,
+    pub(crate) boot: Option<BootFiles>,
+    pub(crate) defaults: TemplateDefaults,
+}
+
+impl Origin {
+    fn record(self, names: Vec<String>, created_unix_s: u64) -> Kept {
+        let new = |kind| Kept::new(kind, names, created_unix_s);
+        match self {
+            Self::Elsewhere(dir) => Kept {
+                elsewhere: Some(dir),
+                ..new(TemplateKind::Installed)
+            },
+            Self::Saved(kind, saved) => Kept {
+                source: Some(saved.source),
+                vmm: Some(saved.vmm),
+                boot: saved.boot,
+                defaults: saved.defaults,
+                ..new(kind)
+            },
+            Self::Disk(size, boot, source) => Kept {
+                source,
+                machine: Some(size),
+                boot: Some(boot),
+                ..new(TemplateKind::Disk)
+            },
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -176,9 +222,9 @@ impl Templates {
             return;
         };
         let id = id_of_name(name);
-        let names = vec![name.to_owned()];
         let read = rebuilt::choose(path, &id, self.store.images(), vmms).and_then(|(dir, vmm)| {
-            let mut template = Template::read(&dir, id.clone(), names, &self.store)?;
+            let mut template = Template::read(&dir, id.clone(), &self.store)?;
+            template.info.names = vec![name.to_owned()];
             // The same for the template as it was installed and as it was rebuilt.
             template.warm_up = read_warm_up(path)?;
             Ok((vmm, template))
@@ -202,46 +248,40 @@ impl Templates {
         let Some(id) = path.file_name().and_then(|n| n.to_str()) else {
             return;
         };
-        let kept = read_bounded(&path.join(RECORD), MAX_FILE)
-            .and_then(|bytes| Ok(serde_json::from_slice::<Kept>(&bytes)?));
-        let mut kept = match kept {
-            Ok(kept) if (1..=VERSION).contains(&kept.version) => kept,
+        let mut kept = match Kept::read(path) {
+            Ok(kept) => kept,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 // A killed server did not finish this template.
                 let _ = fs::remove_dir_all(path);
                 return;
             }
-            Ok(_) | Err(_) => {
+            Err(error) => {
                 self.is_partial = true;
                 tracing::warn!(
                     template = id,
+                    %error,
                     "cannot read template.json: ignoring the template"
                 );
                 return;
             }
         };
-        let dir = kept.elsewhere.clone().unwrap_or_else(|| path.join("image"));
         let store = self.store_of(kept.elsewhere.as_deref());
-        let read =
-            Template::read(&dir, id.to_owned(), kept.names.clone(), &store).and_then(|template| {
-                let vmm = match (&kept.vmm, &kept.elsewhere) {
-                    (Some(vmm), _) => vmms.get(vmm).map(|vmm| vmm.id)?,
-                    (None, Some(dir)) => maker(dir, vmms)?,
-                    (None, None) => vmms.current().clone(),
-                };
-                Ok((vmm, template))
-            });
+        let read = self.read_files(id, &kept, &store).and_then(|template| {
+            let vmm = match (&kept.vmm, &kept.elsewhere) {
+                (Some(vmm), _) => vmms.get(vmm).map(|vmm| vmm.id)?,
+                (None, Some(dir)) => maker(dir, vmms)?,
+                (None, None) => vmms.current().clone(),
+            };
+            Ok((vmm, template))
+        });
         match read {
             Ok((vmm, mut template)) => {
-                kept.version = VERSION;
-                if kept.elsewhere.is_none() && kept.vmm.is_none() && template.is_ours {
+                let is_unnamed = kept.elsewhere.is_none() && kept.vmm.is_none();
+                if is_unnamed && template.is_ours && kept.kind != TemplateKind::Disk {
                     kept.vmm = Some(vmm.clone());
                     name_vmm(path, &kept);
                 }
                 template.set_vmm(vmm);
-                template.info.created_unix_s = kept.created_unix_s;
-                template.info.is_snapshot = kept.is_snapshot;
-                template.info.source.clone_from(&kept.source);
                 template.kept = Some(kept);
                 self.store = store;
                 self.by_id.insert(id.to_owned(), template);
@@ -251,6 +291,28 @@ impl Templates {
                 tracing::warn!(template = id, why, "cannot use a template");
             }
         }
+    }
+
+    /// Reads the files of the template with this record. The caller sets its VMM.
+    fn read_files(&self, id: &str, kept: &Kept, store: &Store) -> Result<Template, String> {
+        let image = self.dir.join(id).join(IMAGE);
+        let mut template = match (kept.kind, kept.machine, &kept.boot) {
+            (TemplateKind::Disk, Some(size), Some(boot)) => disk::read(&image, id, size, boot)?,
+            (TemplateKind::Disk, ..) => return Err("its record is not complete".to_owned()),
+            _ => {
+                let dir = kept.elsewhere.as_deref().unwrap_or(&image);
+                Template::read(dir, id.to_owned(), store)?
+            }
+        };
+        template.info.names.clone_from(&kept.names);
+        template.info.created_unix_s = kept.created_unix_s;
+        template.info.kind = kept.kind;
+        template.info.source.clone_from(&kept.source);
+        template.defaults = kept.defaults.clone();
+        if template.boot.is_none() {
+            template.boot = kept.boot.clone().filter(BootFiles::exist);
+        }
+        Ok(template)
     }
 
     /// The store against which a template is checked. A caller of the pool may add any directory `elsewhere`, so that
@@ -343,37 +405,20 @@ impl Templates {
         created_unix_s: u64,
         vmms: &mut Vmms,
     ) -> Result<NewTemplate, PoolError> {
-        let home = self.dir.join(id);
-        let (elsewhere, source, made_by) = match origin {
-            Origin::Elsewhere(dir) => (Some(dir), None, None),
-            Origin::Snapshot(source, vmm) => (None, Some(source), Some(vmm)),
-        };
-        let dir = elsewhere.clone().unwrap_or_else(|| home.join("image"));
         let failed = |why: String| PoolError::Failed {
             what: "add a template",
             why,
         };
-        let store = self.store_of(elsewhere.as_deref());
-        let mut template =
-            Template::read(&dir, id.to_owned(), names.clone(), &store).map_err(failed)?;
-        let vmm = match &made_by {
-            Some(vmm) => vmm.clone(),
-            None => maker(&dir, vmms).map_err(failed)?,
+        let kept = origin.record(names, created_unix_s);
+        let store = self.store_of(kept.elsewhere.as_deref());
+        let mut template = self.read_files(id, &kept, &store).map_err(failed)?;
+        let vmm = match (&kept.vmm, &kept.elsewhere) {
+            (Some(vmm), _) => vmm.clone(),
+            (None, Some(dir)) => maker(dir, vmms).map_err(failed)?,
+            (None, None) => vmms.current().clone(),
         };
         template.set_vmm(vmm);
-        template.info.created_unix_s = created_unix_s;
-        template.info.is_snapshot = source.is_some();
-        template.info.source.clone_from(&source);
-        let kept = Kept {
-            version: VERSION,
-            names,
-            created_unix_s,
-            is_snapshot: source.is_some(),
-            source,
-            elsewhere,
-            vmm: made_by,
-        };
-        let (mut records, taken) = self.take_names_from_others(&kept.names);
+        let (mut records, taken) = self.take_names_from_others(id, &kept.names);
         template.kept = Some(kept);
         records.splice(0..0, template.record(&self.dir));
         self.store = store;
@@ -386,36 +431,6 @@ impl Templates {
         })
     }
 
-    /// Undoes an addition that could not be written: forgets the template and gives names back, unless another template
-    /// has got them meanwhile.
-    pub(crate) fn unpublish(&mut self, id: &str, taken: TakenNames) {
-        self.by_id.remove(id);
-        for (loser, former) in taken {
-            let free: Vec<_> = former
-                .into_iter()
-                .filter(|name| self.find(name).is_none_or(|t| t.info.id == loser))
-                .collect();
-            if let Some(template) = self.by_id.get_mut(&loser) {
-                template.info.names = free;
-            }
-        }
-    }
-
-    /// Returns the new records of the templates that lose names, and their former names.
-    fn take_names_from_others(&mut self, names: &[String]) -> (Vec<TemplateRecord>, TakenNames) {
-        let wanted: BTreeSet<_> = names.iter().map(|n| plain(n)).collect();
-        let (mut records, mut taken) = (Vec::new(), Vec::new());
-        for template in self.by_id.values_mut().filter(|t| t.kept.is_some()) {
-            let former = template.info.names.clone();
-            template.info.names.retain(|n| !wanted.contains(plain(n)));
-            if template.info.names != former {
-                records.extend(template.record(&self.dir));
-                taken.push((template.info.id.clone(), former));
-            }
-        }
-        (records, taken)
-    }
-
     /// Forgets a template and returns its record, which the caller must remove. Returns `None` for an installed
     /// template: its files stay, so the next [`Templates::open`] finds it again.
     pub(crate) fn forget(&mut self, id: &str) -> Option<TemplateRecord> {
@@ -424,17 +439,20 @@ impl Templates {
 
     /// Lets new sandboxes of an installed template start from its rebuilt files in `dir`. Returns the former memory.
     pub(crate) fn replace(&mut self, id: &str, dir: &Path, vmm: VmmId) -> Result<Memory, String> {
-        let rebuilt = Template::read(dir, id.to_owned(), Vec::new(), &self.store)?;
+        let rebuilt = Template::read(dir, id.to_owned(), &self.store)?;
         let template = self.by_id.get_mut(id).ok_or("it was removed meanwhile")?;
         let TemplateInfo {
             memory,
             vcpus,
             disk,
+            bytes,
             created_unix_s,
             ..
         } = rebuilt.info;
         (template.info.memory, template.info.vcpus) = (memory, vcpus);
-        (template.info.disk, template.info.created_unix_s) = (disk, created_unix_s);
+        (template.info.disk, template.info.bytes) = (disk, bytes);
+        template.info.created_unix_s = created_unix_s;
+        template.layer_bytes = rebuilt.layer_bytes;
         (template.dir, template.root, template.boot) = (rebuilt.dir, rebuilt.root, rebuilt.boot);
         (template.failures, template.not_before_ns) = (0, 0);
         template.is_ours = rebuilt.is_ours;
@@ -452,7 +470,8 @@ impl Templates {
 }
 
 impl Template {
-    fn read(dir: &Path, id: String, names: Vec<String>, store: &Store) -> Result<Self, String> {
+    /// Reads the files of a template with memory. The caller sets its names, its kind and its VMM.
+    fn read(dir: &Path, id: String, store: &Store) -> Result<Self, String> {
         let Checked {
             dir,
             manifest,
@@ -464,35 +483,54 @@ impl Template {
             Some(base) => Manifest::read(base)?.layer_sum.bytes,
             None => manifest.layer_sum.bytes,
         };
+        let layers = [Some(&dir), base.as_ref()].into_iter().flatten();
+        let layers = layers.map(|dir| allocated(&dir.join(template_file::LAYER)));
+        let info = TemplateInfo {
+            id,
+            names: Vec::new(),
+            bytes: bytes_of(&dir),
+            memory: manifest.memory,
+            vcpus: manifest.vcpus,
+            disk: model::Bytes(disk),
+            created_unix_s: manifest.taken_at_unix_ns / 1_000_000_000,
+            kind: TemplateKind::Installed,
+            source: None,
+            spawned: 0,
+            warm: 0,
+            vmm: None,
+        };
         Ok(Self {
-            info: TemplateInfo {
-                id,
-                names,
-                memory: manifest.memory,
-                vcpus: manifest.vcpus,
-                disk: model::Bytes(disk),
-                created_unix_s: manifest.taken_at_unix_ns / 1_000_000_000,
-                is_snapshot: false,
-                source: None,
-                spawned: 0,
-                warm: 0,
-                vmm: None,
-            },
+            layer_bytes: layers.sum(),
             boot: boot_files(&root, store),
             warm_up: read_warm_up(&dir)?,
+            base,
+            is_ours: manifest.format == TEMPLATE_FORMAT,
+            ..Self::new(info, dir, root)
+        })
+    }
+
+    /// A template that is not loaded and not in use.
+    fn new(info: TemplateInfo, dir: PathBuf, root: PathBuf) -> Self {
+        Self {
+            info,
             dir,
             root,
-            base,
+            base: None,
+            boot: None,
+            layer_bytes: 0,
+            defaults: TemplateDefaults::default(),
             vmm: VmmId::default(),
-            is_ours: manifest.format == TEMPLATE_FORMAT,
+            warm_up: Arc::default(),
             memory: Memory::OnDisk,
             wanted: false,
+            used_ns: 0,
             refilling: false,
             failures: 0,
             not_before_ns: 0,
             kept: None,
             rebuild: None,
-        })
+            is_ours: true,
+        }
     }
 
     /// The record with the present names; `None` for an installed template. `templates`: the directory of all kept
@@ -509,7 +547,7 @@ impl Template {
 
 impl Template {
     fn set_vmm(&mut self, vmm: VmmId) {
-        self.info.vmm = Some(vmm.clone());
+        self.info.vmm = (self.info.kind != TemplateKind::Disk).then(|| vmm.clone());
         self.vmm = vmm;
     }
 
@@ -536,6 +574,17 @@ impl Template {
             ),
         }
     }
+}
+
+/// Space of a template's files on the host's disk, without that of its root image.
+fn bytes_of(dir: &Path) -> model::Bytes {
+    let files = [
+        template_file::MEMORY,
+        template_file::STATE,
+        template_file::LAYER,
+        template_file::EXTENTS,
+    ];
+    model::Bytes(files.iter().map(|name| allocated(&dir.join(name))).sum())
 }
 
 fn read_warm_up(dir: &Path) -> Result<Arc<[WarmUpRequest]>, String> {

@@ -2,6 +2,7 @@
 //! which runs on a task. A job that fails kills every process that it started.
 
 pub(crate) mod adopt;
+pub(crate) mod disk;
 pub(crate) mod lease;
 pub(crate) mod rebuild;
 pub(crate) mod save;
@@ -14,13 +15,13 @@ use api_types::envd::{AnswerLimits, ClientError, ENVD_PORT, EnvdClient, InitRequ
 use api_types::guest_text;
 use model::SandboxId;
 use model::chain;
-use netisolation::{IsolationError, TapIndex};
+use netisolation::IsolationError;
 use vmm_control::{ControlError, FailureKind};
 
 use crate::{
     error::{PoolError, is_full},
     host,
-    spec::Init,
+    record::Record,
 };
 
 /// Errors of jobs.
@@ -111,13 +112,9 @@ pub(crate) enum NewIdentity {
     Keep,
 }
 
-/// The body of `POST /init`, with fresh entropy and the present time. Without a TAP, the guest turns its network card
-/// off.
-pub(crate) fn init_request(
-    identity: &NewIdentity,
-    init: &Init,
-    tap: Option<TapIndex>,
-) -> io::Result<InitRequest> {
+/// The body of `POST /init` for the sandbox of this record, with fresh entropy and the present time. Without a TAP, the
+/// guest turns its network card off.
+pub(crate) fn init_request(identity: &NewIdentity, record: &Record) -> io::Result<InitRequest> {
     let (hostname, machine_id) = match identity {
         NewIdentity::Fresh { id, machine_id } => {
             (Some(id.as_str().to_owned()), Some(machine_id.clone()))
@@ -129,11 +126,12 @@ pub(crate) fn init_request(
         machine_id,
         entropy: Some(host::hex(&host::random::<32>()?)),
         timestamp: Some(Timestamp::from_unix_ns(host::unix_ns())),
-        env_vars: init.env_vars.clone(),
+        env_vars: record.init.env_vars.clone(),
         // An empty token removes any token that the guest still requires from its template or snapshot.
-        access_token: Some(init.access_token.clone().unwrap_or_default()),
-        network: Some(tap.is_some()),
-        ..InitRequest::default()
+        access_token: Some(record.init.access_token.clone().unwrap_or_default()),
+        network: Some(record.tap.is_some()),
+        default_user: record.defaults.user.clone(),
+        default_workdir: record.defaults.workdir.clone(),
     })
 }
 

@@ -27,6 +27,8 @@ const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000
 const BURST: u32 = 2;
 /// Maximum number of threads of a VMM: one for each vCPU, plus a margin.
 const PIDS: u32 = 64;
+/// How long a template that is not installed keeps its warm slots after its last create.
+const IDLE: Duration = Duration::from_secs(600);
 /// How much memory a VMM may use in addition to guest RAM.
 const MEMORY_OVERHEAD: Bytes = Bytes::mib(64);
 
@@ -250,6 +252,7 @@ fn check(
         start_timeout: Duration::from_secs(30),
         adopt_timeout: Duration::from_secs(600),
         network: None,
+        idle: IDLE,
         lifetime_of_note: api::registry::note::lifetime_of_note,
     };
     let rate = Rate {

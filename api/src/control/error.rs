@@ -121,7 +121,7 @@ fn pool_status(why: &PoolError) -> StatusCode {
     match why {
         PoolError::NoTemplate(_) => StatusCode::NOT_FOUND,
         PoolError::Refused(_, refusal) => refusal_status(*refusal),
-        PoolError::InUse(..) => StatusCode::CONFLICT,
+        PoolError::InUse(..) | PoolError::NoDisk(_) => StatusCode::CONFLICT,
         // Both official clients automatically retry after this status.
         PoolError::Full { .. } => StatusCode::TOO_MANY_REQUESTS,
         PoolError::NoSpace(_) | PoolError::TooManySaved(_) => StatusCode::INSUFFICIENT_STORAGE,

@@ -3,7 +3,7 @@
 use api_types::rest::{ForkRequest, ForkResult, SnapshotInfo, SnapshotRequest};
 use axum::{Json, extract::State, routing::MethodFilter};
 use hyper::{HeaderMap, StatusCode};
-use pool::TemplateInfo;
+use pool::{TemplateInfo, TemplateKind};
 
 use super::{
     Access, ApiError, App, Endpoint,
@@ -99,7 +99,9 @@ async fn list(
             let source = template.source.as_ref();
             source.is_some_and(|source| source.as_str() == wanted)
         };
-        template.is_snapshot && name.is_none_or(named) && source.is_none_or(made_of)
+        template.kind == TemplateKind::Snapshot
+            && name.is_none_or(named)
+            && source.is_none_or(made_of)
     });
     let (snapshots, token) = page.cut(snapshots, |template| Position {
         at: template.created_unix_s,

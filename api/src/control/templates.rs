@@ -6,7 +6,7 @@ use api_types::{
 };
 use axum::{Json, extract::State, routing::MethodFilter};
 use hyper::StatusCode;
-use pool::{PoolError, TemplateInfo};
+use pool::{PoolError, TemplateInfo, TemplateKind};
 use sha2::{Digest, Sha256};
 
 use super::{Access, ApiError, App, ENVD_VERSION, Endpoint, body::Segment, query::Query, wire};
@@ -28,7 +28,10 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
 
 async fn list(State(app): State<App>, _query: Query) -> Json<Vec<Template>> {
     let mut templates = app.pool.templates().await;
-    templates.retain(|template| !template.is_snapshot);
+    templates.retain(|template| match template.kind {
+        TemplateKind::Installed | TemplateKind::Built => true,
+        TemplateKind::Snapshot | TemplateKind::Disk => false,
+    });
     Json(templates.iter().map(item).collect())
 }
 

@@ -10,7 +10,7 @@ use crate::{
     PoolConfig, TemplateInfo,
     cgroup::Groups,
     durable::Durability,
-    message::{Answer, Published, Report, SnapshotFor},
+    message::{Answer, DiskAdded, Published, Renamed, Report, SnapshotFor},
     network,
     record::{Record, SlotDir},
     recover::Leftovers,
@@ -19,6 +19,7 @@ use crate::{
     work::{
         self,
         adopt::{AdoptPausedPlan, AdoptPlan},
+        disk::DiskPlan,
         lease::{LeasePlan, Lines, serve},
         save::{PausePlan, SnapshotPlan},
         start::StartPlan,
@@ -235,6 +236,38 @@ impl Jobs {
                 written,
                 answer,
             }));
+        });
+    }
+
+    /// Writes the records of templates whose names have changed, then reports. After an error it writes none of the
+    /// rest, and the next server may find a name with two templates, or with the one that had it.
+    pub(super) fn rename(
+        &self,
+        records: Vec<TemplateRecord>,
+        former: TakenNames,
+        answer: Answer<()>,
+    ) {
+        let reporter = self.reporter.clone();
+        self.change_templates(move || {
+            let written = records.iter().try_for_each(TemplateRecord::write);
+            let _ = reporter.send(Report::Renamed(Renamed {
+                former,
+                written,
+                answer,
+            }));
+        });
+    }
+
+    /// Links or copies the files of a disk template.
+    pub(super) fn add_disk(&self, plan: DiskPlan, answer: Answer<TemplateInfo>) {
+        self.run(move || {
+            Report::DiskAdded(DiskAdded {
+                added: plan.run(),
+                id: plan.id,
+                size: plan.size,
+                copies: plan.copies,
+                answer,
+            })
         });
     }
 

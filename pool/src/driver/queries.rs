@@ -1,9 +1,6 @@
-//! Questions that change nothing, and the list of templates.
+//! Questions that change nothing. Those about templates are in [`super::catalog`].
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeMap;
 
 use model::SandboxId;
 use netisolation::{Isolation, TapIndex};
@@ -11,13 +8,11 @@ use tokio::{sync::oneshot, task::spawn_blocking};
 
 use super::{Driver, Entry};
 use crate::{
-    Installed, LifeEvent, PoolError, PoolStats, Sandbox, SandboxState, TemplateInfo, Usage, host,
-    manifest::Manifest,
+    Installed, LifeEvent, PoolError, PoolStats, Sandbox, SandboxState, Usage, host,
     message::{Answer, Request},
     network,
     policy::Need,
     slot::{Refusal, Stage},
-    templates::{Memory, Origin},
     work::WorkError,
 };
 
@@ -39,6 +34,12 @@ impl Driver {
                 let _ = answer.send(id.and_then(|id| self.template_info(&id)));
             }
             Request::AddTemplate(dir, names, answer) => self.add_template(&dir, names, answer),
+            Request::AddDisk(spec, answer) => self.add_disk(spec, answer),
+            Request::DiskOf(reference, answer) => self.disk_of(&reference, answer),
+            Request::GiveNames(reference, names, answer) => {
+                self.give_names(&reference, &names, answer);
+            }
+            Request::TakeNames(names, answer) => self.take_names(&names, answer),
             Request::RemoveTemplate(name, answer) => self.remove_template(&name, answer),
             Request::Stats(answer) => self.send_stats(answer),
             // `Driver::request` serves these.
@@ -103,89 +104,6 @@ impl Driver {
             let failed = |e: WorkError| e.into_pool("inspect the sandbox's network", &id);
             let _ = answer.send(result.map_err(failed));
         });
-    }
-
-    fn template_info(&self, id: &str) -> Option<TemplateInfo> {
-        let mut info = self.templates.get(id)?.info.clone();
-        info.warm = self.stock.len(id);
-        Some(info)
-    }
-
-    fn all_templates(&self) -> Vec<TemplateInfo> {
-        let ids = self.templates.ids();
-        let mut all: Vec<_> = ids.iter().filter_map(|id| self.template_info(id)).collect();
-        all.sort_by(|a, b| (&a.names, &a.id).cmp(&(&b.names, &b.id)));
-        all
-    }
-
-    fn add_template(&mut self, dir: &Path, names: Vec<String>, answer: Answer<TemplateInfo>) {
-        match self.draft_template(dir, &names) {
-            Err(e) => drop(answer.send(Err(e))),
-            Ok((id, dir)) => {
-                let created = host::unix_ns() / 1_000_000_000;
-                let origin = Origin::Elsewhere(dir);
-                let vmms = &mut self.vmms;
-                let kept = self.templates.keep(&id, names, origin, created, vmms);
-                self.publish(&id, kept, answer);
-            }
-        }
-    }
-
-    /// Draws the id of a template whose files are in `dir`. Returns it with the resolved directory.
-    fn draft_template(&self, dir: &Path, names: &[String]) -> Result<(String, PathBuf), PoolError> {
-        let failed = |e: std::io::Error| PoolError::Failed {
-            what: "add a template",
-            why: format!("{}: {e}", dir.display()),
-        };
-        self.templates.check_names(names)?;
-        let dir = dir.canonicalize().map_err(failed)?;
-        let (id, _) = self
-            .templates
-            .draft()
-            .map_err(|e| PoolError::of_disk("add a template", &e))?;
-        Ok((id, dir))
-    }
-
-    fn remove_template(&mut self, name: &str, answer: Answer<()>) {
-        let Some(template) = self.templates.find(name) else {
-            let _ = answer.send(Err(PoolError::NoTemplate(name.to_owned())));
-            return;
-        };
-        let (id, dir) = (template.info.id.clone(), template.dir.clone());
-        if let Some(user) = self.user_of(&dir) {
-            let _ = answer.send(Err(PoolError::InUse(name.to_owned(), user)));
-            return;
-        }
-        self.end_stock(&id);
-        let template = self.templates.get_mut(&id);
-        let memory = template.map(|t| std::mem::replace(&mut t.memory, Memory::OnDisk));
-        let record = self.templates.forget(&id);
-        self.images_may_be_unused = true;
-        self.jobs.change_templates(move || {
-            drop(memory);
-            let removed = record.map_or(Ok(()), |record| record.remove());
-            let failed = |e| PoolError::of_disk("remove a template", &e);
-            let _ = answer.send(removed.map_err(failed));
-        });
-    }
-
-    /// Returns a description of another template or a sandbox that needs the template's files in `dir`; `None` if there
-    /// is none.
-    fn user_of(&self, dir: &Path) -> Option<String> {
-        if let Some(other) = self.templates.built_on(dir).first() {
-            return Some(format!("template {other} builds on it"));
-        }
-        self.slots
-            .iter()
-            .filter(|(_, e)| !matches!(e.slot.stage, Stage::Warm | Stage::Filling))
-            .find(|(_, e)| self.base_of_pause(e).as_deref() == Some(dir))
-            .map(|(id, _)| format!("sandbox {id} is paused on it"))
-    }
-
-    /// The directory of the template that a sandbox's pause is a diff of, if it is one.
-    fn base_of_pause(&self, entry: &Entry) -> Option<PathBuf> {
-        let manifest = Manifest::read(&entry.dir.pause()).ok()?;
-        Some(self.templates.images().base(&manifest.base?))
     }
 
     fn installed(&self) -> BTreeMap<String, Installed> {

@@ -7,12 +7,12 @@ use vmm_control::template::LoadedTemplate;
 
 use super::{Driver, Entry, entry::Serving};
 use crate::{
-    PauseMode, PoolError, TemplateInfo, host,
+    PauseMode, PoolError, TemplateKind, host,
     lifetime::OnTimeout,
-    message::{Answer, Published, Report, SandboxRequest, SnapshotFor, Unclaimed},
+    message::{Report, SandboxRequest, SnapshotFor, Unclaimed},
     network,
     slot::{Event, FailedBy, Stage, Wake},
-    templates::{Memory, NewTemplate, Origin},
+    templates::Memory,
     work::{
         WorkError,
         lease::{Lines, Served},
@@ -35,6 +35,8 @@ impl Driver {
             Report::Written(id, result) => self.written(&id, result),
             Report::WriteEnded(id, forgotten) => self.write_ended(&id, forgotten),
             Report::Published(published) => self.published(published),
+            Report::DiskAdded(added) => self.disk_added(added),
+            Report::Renamed(renamed) => self.renamed(renamed),
             Report::VmExited(id) => self.vm_exited(&id),
             Report::Cleaned(id, disowned) => {
                 if let (Some(entry), Err(e)) = (self.slots.get_mut(&id), disowned)
@@ -137,7 +139,8 @@ impl Driver {
         };
         if let Some(t) = self.templates.get_mut(&entry.record.template.id) {
             t.info.spawned += u64::from(matches!(entry.serving, Some(Serving::New(_))));
-            t.wanted = true;
+            t.wanted = t.info.kind != TemplateKind::Disk;
+            t.used_ns = host::monotonic_ns();
         }
         match entry.serving.take() {
             Some(Serving::New(answer)) => {
@@ -314,24 +317,8 @@ impl Driver {
         let result = result.map_err(|e| e.into_pool("snapshot the sandbox", id));
         let _ = self.event(id, event);
         match (serving, purpose) {
-            (
-                Some(Serving::Request(SandboxRequest::Snapshot(names, answer))),
-                SnapshotFor::Template(template),
-            ) => {
-                let vmm = self.slots.get(id).and_then(|e| e.record.vmm_id.clone());
-                let vmm = vmm.unwrap_or_else(|| self.vmms.current().clone());
-                let origin = Origin::Snapshot(id.clone(), vmm);
-                let created = host::unix_ns() / 1_000_000_000;
-                let kept = result.and_then(|()| {
-                    let vmms = &mut self.vmms;
-                    self.templates.keep(&template, names, origin, created, vmms)
-                });
-                if let Ok(kept) = &kept {
-                    let what = format!("snapshot {} was made", kept.info.id);
-                    let now = self.clock.now();
-                    self.add_event(id, now, what);
-                }
-                self.publish(&template, kept, answer);
+            (Some(Serving::Request(request)), SnapshotFor::Template(template)) => {
+                self.template_saved(id, &template, request, result);
             }
             (
                 Some(Serving::Request(SandboxRequest::Fork {
@@ -384,43 +371,6 @@ impl Driver {
         if let Some(after) = next {
             self.write_record(id, after);
         }
-    }
-
-    /// Writes a new template to disk and then answers; after an error, removes the template's directory.
-    pub(super) fn publish(
-        &mut self,
-        id: &str,
-        kept: Result<NewTemplate, PoolError>,
-        answer: Answer<TemplateInfo>,
-    ) {
-        match kept {
-            Ok(new) => {
-                self.publishing += 1;
-                self.jobs.publish(new.records, new.info, new.taken, answer);
-            }
-            Err(e) => {
-                let home = self.config.state.join(crate::TEMPLATES).join(id);
-                self.jobs.change_templates(move || {
-                    let _ = std::fs::remove_dir_all(home);
-                    let _ = answer.send(Err(e));
-                });
-            }
-        }
-    }
-
-    fn published(&mut self, published: Published) {
-        self.publishing -= 1;
-        let Published {
-            template,
-            taken,
-            written,
-            answer,
-        } = published;
-        let result = written.map_err(|e| {
-            self.templates.unpublish(&template.id, taken);
-            PoolError::of_disk("add a template", &e)
-        });
-        let _ = answer.send(result.map(|()| template));
     }
 
     fn vm_exited(&mut self, id: &SandboxId) {
@@ -495,6 +445,7 @@ fn failed_by(error: &PoolError) -> FailedBy {
         | PoolError::NoSpace(_)
         | PoolError::TooManySaved(_)
         | PoolError::InUse(..)
+        | PoolError::NoDisk(_)
         | PoolError::BadName(_)
         | PoolError::Draining => FailedBy::Host,
     }

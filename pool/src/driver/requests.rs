@@ -10,9 +10,10 @@ use super::{
     Driver,
     entry::{AfterWrite, Serving},
     queue::Want,
+    space::Saving,
 };
 use crate::{
-    Connected, CreateSpec, PauseMode, PoolError, TemplateInfo,
+    Connected, CreateSpec, PauseMode, PoolError, TemplateInfo, TemplateKind,
     durable::Durability,
     host,
     message::{Answer, ForkAnswers, Request, SandboxRequest, SnapshotFor, Unclaimed},
@@ -20,9 +21,10 @@ use crate::{
     policy::StartFor,
     slot::{Event, Next, Refusal, Stage, decide},
     spec::{MAX_NOTE, OnClose, TimeoutChange},
+    templates::IMAGE,
     work::{
         WorkError,
-        save::{ForkSnapshot, PausePlan, SnapshotFrom, SnapshotPlan},
+        save::{Content, ForkSnapshot, Guest, PausePlan, SnapshotFrom, SnapshotPlan},
     },
 };
 
@@ -132,6 +134,9 @@ impl Driver {
                 self.end(&id);
             }
             SandboxRequest::Snapshot(names, answer) => self.snapshot(&id, names, answer),
+            SandboxRequest::SaveDisk(_) | SandboxRequest::Publish(..) => {
+                self.make_template(&id, request);
+            }
             SandboxRequest::Fork {
                 specs,
                 accepted_ns,
@@ -274,7 +279,7 @@ impl Driver {
     pub(super) fn pause(&mut self, id: &SandboxId, mode: PauseMode, answer: Option<Answer<()>>) {
         let admitted = self
             .may_save()
-            .and_then(|()| self.set_space_aside(id, mode));
+            .and_then(|()| self.set_space_aside(id, mode.into()));
         if let Err(error) = admitted {
             return self.pause_failed(id, error, answer);
         }
@@ -324,7 +329,7 @@ impl Driver {
             Ok((template, home)) => {
                 let request = SandboxRequest::Snapshot(names, answer);
                 let purpose = SnapshotFor::Template(template);
-                self.begin_snapshot(id, home.join("image"), purpose, request);
+                self.begin_snapshot(id, home.join(IMAGE), purpose, request);
             }
         }
     }
@@ -334,7 +339,7 @@ impl Driver {
         self.may_save()?;
         let entry = self.slots.leased(id)?;
         match entry.slot.stage {
-            Stage::Running => self.set_space_aside(id, PauseMode::Memory),
+            Stage::Running => self.set_space_aside(id, Saving::Diff),
             // A snapshot of a paused sandbox needs no space, because it links the existing files.
             _ => Ok(()),
         }
@@ -353,7 +358,7 @@ impl Driver {
         let checked = specs
             .iter()
             .try_for_each(|spec| check_note(&spec.note))
-            .and_then(|()| self.set_space_aside(id, PauseMode::Memory));
+            .and_then(|()| self.set_space_aside(id, Saving::Diff));
         let source = self.slots.leased(id).map(|e| e.record.clone());
         let source = match checked.and(source) {
             Ok(source) => source,
@@ -361,6 +366,7 @@ impl Driver {
         };
         for spec in &mut specs {
             spec.policy = source.policy.clone();
+            spec.priority = source.priority;
         }
         self.forks += 1;
         let dir = self
@@ -377,7 +383,7 @@ impl Driver {
         self.begin_snapshot(id, dir, purpose, request);
     }
 
-    fn begin_snapshot(
+    pub(super) fn begin_snapshot(
         &mut self,
         id: &SandboxId,
         to: PathBuf,
@@ -393,10 +399,20 @@ impl Driver {
         let Some(entry) = self.slots.get_mut(id) else {
             return;
         };
+        let guest = Guest {
+            token: entry.record.init.access_token.clone(),
+            pid: entry.record.vmm.map_or(0, |vmm| vmm.pid),
+        };
+        let content = match &request {
+            SandboxRequest::SaveDisk(_) => Content::Disk(guest),
+            SandboxRequest::Publish(..) => Content::Whole(guest),
+            _ => Content::Diff,
+        };
         entry.serving = Some(Serving::Request(request));
         let from = match stage {
             Stage::Snapshotting => {
-                SnapshotFrom::Vm(entry.take_control(), entry.record.lineage.clone())
+                let control = entry.take_control();
+                SnapshotFrom::Vm(control, entry.record.lineage.clone(), content)
             }
             _ => SnapshotFrom::Pause,
         };
@@ -438,9 +454,16 @@ impl Driver {
     }
 
     /// Checks that the disk has room to save a running sandbox, and sets that space aside for the save.
-    fn set_space_aside(&mut self, id: &SandboxId, mode: PauseMode) -> Result<(), PoolError> {
+    pub(super) fn set_space_aside(
+        &mut self,
+        id: &SandboxId,
+        saving: Saving,
+    ) -> Result<(), PoolError> {
         let entry = self.slots.leased(id)?;
-        let room = self.disks.room_to_save(&self.slots, entry, mode);
+        let info = &entry.record.template;
+        let template = self.templates.get(&info.id);
+        let layer = template.map_or(info.bytes.0, |t| t.layer_bytes);
+        let room = self.disks.room_to_save(&self.slots, entry, saving, layer);
         let need = room.map_err(|short| {
             self.counters.refused += 1;
             PoolError::NoSpace(short)
@@ -453,7 +476,8 @@ impl Driver {
 
     /// Checks that one more paused sandbox or snapshot may be kept. A fork's snapshot is temporary and is not counted.
     fn may_save(&mut self) -> Result<(), PoolError> {
-        let mut saved = self.templates.iter().filter(|t| t.info.is_snapshot).count();
+        let kinds = self.templates.iter().map(|t| t.info.kind);
+        let mut saved = kinds.filter(|kind| *kind == TemplateKind::Snapshot).count();
         for entry in self.slots.values() {
             let becomes_template = matches!(
                 entry.serving,

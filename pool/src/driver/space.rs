@@ -15,6 +15,26 @@ const LAYER: u64 = 32 << 20;
 /// Bytes that a save writes in addition to pages and blocks: states, lists, manifest, record.
 const BESIDES: u64 = 8 << 20;
 
+/// The parts of a running sandbox that a save writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Saving {
+    /// What differs from its template.
+    Diff,
+    /// Its whole layer.
+    Disk,
+    /// All of its memory, and its whole layer.
+    Whole,
+}
+
+impl From<PauseMode> for Saving {
+    fn from(mode: PauseMode) -> Self {
+        match mode {
+            PauseMode::Memory => Self::Diff,
+            PauseMode::FilesystemOnly => Self::Disk,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Disks {
     state: PathBuf,
@@ -22,6 +42,8 @@ pub(super) struct Disks {
     is_one: bool,
     reserve: u64,
     layer_share: u64,
+    /// Bytes that are set aside for files which are being copied into the state directory.
+    copies: u64,
     /// Whether a disk had less than its reserve left at the last check.
     is_low: bool,
 }
@@ -35,6 +57,7 @@ impl Disks {
             is_one: device(&config.state) == device(Path::new(crate::SCRATCH)),
             reserve: config.disk_reserve.0,
             layer_share: limit.map_or(LAYER, |limit| limit.0.min(LAYER)),
+            copies: 0,
             is_low: false,
         }
     }
@@ -48,14 +71,15 @@ impl Disks {
     pub(super) fn layers(&self, slots: &Slots) -> Space {
         let saved = |entry: &Entry| if self.is_one { to_save(entry) } else { 0 };
         let promised = slots.values().map(|e| self.to_grow(e) + saved(e));
-        self.space(Path::new(crate::SCRATCH), promised.sum())
+        let copies = if self.is_one { self.copies } else { 0 };
+        self.space(Path::new(crate::SCRATCH), promised.sum::<u64>() + copies)
     }
 
     /// The disk of snapshots and records.
     fn snapshots(&self, slots: &Slots) -> Space {
         let grown = |entry: &Entry| if self.is_one { self.to_grow(entry) } else { 0 };
         let promised = slots.values().map(|e| to_save(e) + grown(e));
-        self.space(&self.state, promised.sum())
+        self.space(&self.state, promised.sum::<u64>() + self.copies)
     }
 
     /// Bytes that a rebuilt template may take.
@@ -81,7 +105,8 @@ impl Disks {
         }
     }
 
-    /// Returns the number of bytes to set aside for saving a running sandbox.
+    /// Returns the number of bytes to set aside for saving a running sandbox. `layer`: bytes of the layer that its
+    /// template has.
     ///
     /// # Errors
     /// Returns a description of the shortage if that many bytes are not free.
@@ -89,18 +114,42 @@ impl Disks {
         &self,
         slots: &Slots,
         entry: &Entry,
-        mode: PauseMode,
+        saving: Saving,
+        layer: u64,
     ) -> Result<u64, String> {
         let pid = entry.record.vmm.map_or(0, |vmm| vmm.pid);
-        let memory = match mode {
-            PauseMode::Memory => host::private_bytes(pid).unwrap_or(entry.record.template.memory.0),
-            PauseMode::FilesystemOnly => 0,
+        let template = &entry.record.template;
+        let private = || host::private_bytes(pid).unwrap_or(template.memory.0);
+        let shared = match saving {
+            Saving::Diff => private(),
+            Saving::Disk => layer,
+            Saving::Whole => private()
+                .saturating_add(template.bytes.0)
+                .saturating_add(layer),
         };
-        let layer = host::unlinked_bytes(pid).unwrap_or(0);
-        let need = memory.saturating_add(layer).saturating_add(BESIDES);
+        let written = host::unlinked_bytes(pid).unwrap_or(0);
+        let need = shared.saturating_add(written).saturating_add(BESIDES);
+        self.room_for(slots, need).map(|()| need)
+    }
+
+    /// Sets space aside for files that are copied into the state directory, until [`Disks::release`].
+    ///
+    /// # Errors
+    /// Returns a description of the shortage if that many bytes are not free.
+    pub(super) fn set_aside(&mut self, slots: &Slots, bytes: u64) -> Result<(), String> {
+        self.room_for(slots, bytes)?;
+        self.copies += bytes;
+        Ok(())
+    }
+
+    pub(super) fn release(&mut self, bytes: u64) {
+        self.copies = self.copies.saturating_sub(bytes);
+    }
+
+    fn room_for(&self, slots: &Slots, need: u64) -> Result<(), String> {
         match self.snapshots(slots).short_of(need) {
             Some(short) => Err(format!("{short} at {}", self.state.display())),
-            None => Ok(need),
+            None => Ok(()),
         }
     }
 

@@ -12,13 +12,14 @@ use super::{
     stock::fill_failed,
 };
 use crate::{
-    CreateSpec, PauseMode, PoolError, TemplateInfo, VmmId, host,
+    CreateSpec, PauseMode, PoolError, Priority, TemplateDefaults, TemplateInfo, TemplateKind,
+    VmmId, host,
     message::{Answer, Unclaimed},
     policy::{self, Demand, Placement, Short},
     record::{BootFiles, Record, SlotDir},
     slot::{Event, FailedBy, Slot, Stage},
     store::Checked,
-    templates::Memory,
+    templates::{Memory, Template},
     work::{
         NewIdentity,
         lease::LeasePlan,
@@ -33,6 +34,7 @@ struct Origin {
     info: Arc<TemplateInfo>,
     boot: Option<BootFiles>,
     vmm: Option<VmmId>,
+    defaults: TemplateDefaults,
     warm_up: Arc<[WarmUpRequest]>,
 }
 
@@ -114,8 +116,9 @@ impl Driver {
             Want::New {
                 template,
                 fork: None,
+                spec,
                 ..
-            } => self.stock.oldest(template),
+            } if spec.priority == Priority::Normal => self.stock.oldest(template),
             Want::New { .. } | Want::Resume(..) => None,
         }
     }
@@ -315,6 +318,7 @@ impl Driver {
             info,
             boot,
             vmm,
+            defaults,
             warm_up,
         } = match fork {
             Some(fork) => self.origin_of_fork(fork)?,
@@ -324,6 +328,7 @@ impl Driver {
         let mut record = Record::new(&self.host_boot_id, info, boot, machine_id.clone());
         record.user = Some(self.slots.free_user());
         record.vmm_id = vmm;
+        record.defaults = defaults;
         let dir = SlotDir::new(&self.config.state.join(crate::SANDBOXES), &id);
         let identity = NewIdentity::Fresh {
             id: id.clone(),
@@ -339,6 +344,9 @@ impl Driver {
     fn origin_of_template(&self, id: &str) -> Result<Origin, PoolError> {
         let template = self.templates.get(id);
         let template = template.ok_or_else(|| PoolError::NoTemplate(id.to_owned()))?;
+        if template.info.kind == TemplateKind::Disk {
+            return self.origin_of_disk(template);
+        }
         let source = match &template.memory {
             Memory::Loaded(loaded) => Source::Loaded(loaded.clone(), template.root.clone()),
             Memory::OnDisk | Memory::Loading | Memory::Unloadable => Source::Snapshot(Image {
@@ -353,7 +361,31 @@ impl Driver {
             info: Arc::new(template.info.clone()),
             boot: template.boot.clone(),
             vmm: Some(template.vmm.clone()),
+            defaults: template.defaults.clone(),
             warm_up: template.warm_up.clone(),
+        })
+    }
+
+    /// A disk template boots with the kernel and the initramfs that the server's installed templates have now, and in
+    /// the present VMM.
+    fn origin_of_disk(&self, template: &Template) -> Result<Origin, PoolError> {
+        let recorded = template.boot.clone();
+        let mut files = recorded.ok_or_else(|| PoolError::NoTemplate(template.info.id.clone()))?;
+        if let Some(guest) = self.templates.guest() {
+            (files.kernel, files.initrd) = (guest.kernel, guest.initrd);
+        }
+        Ok(Origin {
+            source: Source::Boot {
+                files: files.clone(),
+                layer: template.dir.join(template_file::LAYER),
+                memory: template.info.memory,
+                vcpus: template.info.vcpus,
+            },
+            info: Arc::new(template.info.clone()),
+            boot: Some(files),
+            vmm: None,
+            defaults: template.defaults.clone(),
+            warm_up: Arc::default(),
         })
     }
 
@@ -364,6 +396,7 @@ impl Driver {
             template,
             boot,
             vmm_id,
+            defaults,
             ..
         } = fork.source.clone();
         Ok(Origin {
@@ -371,6 +404,7 @@ impl Driver {
             info: template,
             boot,
             vmm: vmm_id,
+            defaults,
             warm_up: Arc::default(),
         })
     }

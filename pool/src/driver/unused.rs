@@ -2,28 +2,32 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use tokio::task::spawn_blocking;
 
 use super::Driver;
 use crate::{
-    PauseMode, SandboxState, VmmId, VmmUse,
+    PauseMode, SandboxState, TemplateKind, VmmId, VmmUse,
     durable::set_aside,
+    record::BootFiles,
     slot::{Slot, Stage},
+    templates::Template,
 };
 
 impl Driver {
-    /// Removes the VMMs and the images that no sandbox and no template needs. Does nothing while a start waits or is
-    /// under way: what it will need is not in a record yet. Does nothing either once the pool closes: the next server
-    /// decides with its own VMM and templates. Does nothing at all if this server could not read all records.
+    /// Removes the VMMs and the images that no sandbox and no template needs. Does nothing while a start or a new
+    /// template waits or is under way: what it will need is not in a record yet. Does nothing either once the pool
+    /// closes: the next server decides with its own VMM and templates. Does nothing at all if this server could not read
+    /// all records.
     pub(super) fn remove_unused(&mut self) {
         let is_at_rest = |slot: &Slot| slot.stage == Stage::Warm || slot.is_settled();
         let is_removing = self.removal.as_ref().is_some_and(|r| !r.is_finished());
         if self.keeps_unused
             || is_removing
             || self.stopping.closing.is_some()
+            || self.publishing > 0
             || !self.queue.is_empty()
             || !self.slots.values().all(|e| is_at_rest(&e.slot))
         {
@@ -66,22 +70,26 @@ impl Driver {
     /// release, which names the place where its template was installed.
     fn unused_images(&self) -> Vec<PathBuf> {
         let images = self.templates.images();
+        let own = self.config.state.join(crate::TEMPLATES);
+        // Installed in place: it may be the template that images have links of.
+        let is_elsewhere = |dir: &Path| !dir.starts_with(images.dir()) && !dir.starts_with(&own);
         let mut used = BTreeSet::new();
         for entry in self.slots.values().filter(|e| e.slot.is_leased()) {
             let Some(lineage) = &entry.record.lineage else {
                 return Vec::new();
             };
             let home = lineage.home.as_ref();
-            if home.is_some_and(|home| !home.dir.starts_with(images.dir())) {
+            if home.is_some_and(|home| is_elsewhere(&home.dir)) {
                 return Vec::new();
             }
             used.extend(home.map(|home| home.dir.clone()));
             used.insert(lineage.root.clone());
-            used.extend(entry.record.boot.iter().map(|boot| boot.root.clone()));
+            used.extend(entry.record.boot.iter().flat_map(BootFiles::paths));
         }
         for template in self.templates.iter() {
             used.extend([template.dir.clone(), template.root.clone()]);
             used.extend(template.base.clone());
+            used.extend(template.boot.iter().flat_map(BootFiles::paths));
         }
         images.unused(&used)
     }
@@ -106,7 +114,8 @@ impl Driver {
                 }
             }
         }
-        for template in self.templates.iter() {
+        let has_memory = |t: &&Template| t.info.kind != TemplateKind::Disk;
+        for template in self.templates.iter().filter(has_memory) {
             uses.entry(template.vmm.clone()).or_default().templates += 1;
         }
         uses

@@ -35,6 +35,8 @@ pub(crate) enum Operation {
     Snapshot,
     /// Make sandboxes that continue from the present state.
     Fork,
+    /// Make a template from the running sandbox: of its disk alone, or a whole one.
+    MakeTemplate,
     Kill,
     /// Forward traffic to a port.
     Reach,
@@ -110,7 +112,7 @@ pub(crate) fn decide(slot: &Slot, operation: Operation, now: UnixMs) -> Result<N
             OnTimeout::Pause(mode) => Ok(pause(slot, mode)),
         },
         (S::Running, O::Pause(mode)) => Ok(pause(slot, mode)),
-        (S::Running, O::Snapshot | O::Fork) => Ok(Next::Begin(Event::Snapshot)),
+        (S::Running, O::Snapshot | O::Fork | O::MakeTemplate) => Ok(Next::Begin(Event::Snapshot)),
         // A VMM that is being adopted may not answer for a long time; ending it needs no answer.
         (S::Running | S::Paused(_) | S::Adopting, O::Kill) => Ok(Next::Begin(Event::Kill)),
 
@@ -123,7 +125,9 @@ pub(crate) fn decide(slot: &Slot, operation: Operation, now: UnixMs) -> Result<N
             }
         }
         (S::Paused(_), O::Reach) => Err(Refusal::NotFound),
-        (S::Paused(_), O::SetTimeout | O::SetPolicy | O::Fork) => Err(Refusal::NotRunning),
+        (S::Paused(_), O::SetTimeout | O::SetPolicy | O::Fork | O::MakeTemplate) => {
+            Err(Refusal::NotRunning)
+        }
         (S::Paused(_), O::Pause(_)) => Err(Refusal::AlreadyPaused),
         (S::Paused(PauseMode::Memory), O::Snapshot) => Ok(Next::Begin(Event::Snapshot)),
         (S::Paused(PauseMode::FilesystemOnly), O::Snapshot) => Err(Refusal::NoMemory),

@@ -204,6 +204,7 @@ fn operations() -> impl Strategy<Value = Operation> {
         Operation::Pause(PauseMode::FilesystemOnly),
         Operation::Snapshot,
         Operation::Fork,
+        Operation::MakeTemplate,
         Operation::Kill,
         Operation::Reach,
     ])
@@ -382,6 +383,7 @@ fn a_sandbox_stays_in_use_during_its_snapshot() {
         Operation::Expire,
         Operation::Snapshot,
         Operation::Fork,
+        Operation::MakeTemplate,
         Operation::Pause(PauseMode::Memory),
     ] {
         assert_eq!(world.request(operation), Ok(Next::Wait), "{operation:?}");
@@ -496,10 +498,9 @@ fn refusals_name_the_state() {
     for mode in [PauseMode::Memory, PauseMode::FilesystemOnly] {
         let paused = paused(mode, ENDS);
         assert_eq!(decide(&paused, pause, 0), Err(Refusal::AlreadyPaused));
-        assert_eq!(
-            decide(&paused, Operation::Fork, 0),
-            Err(Refusal::NotRunning)
-        );
+        for operation in [Operation::Fork, Operation::MakeTemplate] {
+            assert_eq!(decide(&paused, operation, 0), Err(Refusal::NotRunning));
+        }
         let moved = decide(&paused, Operation::SetTimeout, 0);
         assert_eq!(moved, Err(Refusal::NotRunning));
     }

@@ -5,17 +5,21 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use model::SandboxId;
+use model::{Bytes, SandboxId};
 use serde::{Deserialize, Serialize};
 
+use super::MAX_FILE;
 use crate::{
-    durable::{self, Durability, private_dir, replace, sync_dir},
+    TemplateDefaults, TemplateKind,
+    durable::{self, Durability, private_dir, read_bounded, replace, sync_dir},
+    record::BootFiles,
     vmms::VmmId,
 };
 
 pub(super) const RECORD: &str = "template.json";
-/// The version that is written. Version 1 did not name the VMM.
-pub(super) const VERSION: u32 = 2;
+/// The version that is written. Version 2 had `is_snapshot` for the kind, and neither disks nor defaults; version 1 did
+/// not name the VMM either.
+const VERSION: u32 = 3;
 
 /// The contents of `template.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,14 +28,120 @@ pub(super) struct Kept {
     pub(super) version: u32,
     pub(super) names: Vec<String>,
     pub(super) created_unix_s: u64,
-    pub(super) is_snapshot: bool,
-    /// The sandbox from which a snapshot was made; `None` for other templates.
+    pub(super) kind: TemplateKind,
+    /// The sandbox from which the template was made; `None` if it was made otherwise.
     pub(super) source: Option<SandboxId>,
     /// The directory of the template's files; `None`: the directory `image` beside this record.
     pub(super) elsewhere: Option<PathBuf>,
-    /// The VMM that made the template. Since version 2. `None`: the files elsewhere name it.
-    #[serde(default)]
+    /// The VMM that made the template. `None`: the files elsewhere name it, or the template is a disk.
     pub(super) vmm: Option<VmmId>,
+    /// Of a disk template.
+    pub(super) machine: Option<Size>,
+    /// The files from which sandboxes boot: of a disk template each of them, of a built template those without memory.
+    /// `None` for other templates, which have kernel and initramfs beside their root image.
+    pub(super) boot: Option<BootFiles>,
+    pub(super) defaults: TemplateDefaults,
+}
+
+/// The size of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Size {
+    /// Guest RAM.
+    pub(crate) memory: Bytes,
+    pub(crate) vcpus: u8,
+}
+
+impl Size {
+    /// # Errors
+    /// Returns a message for people if no machine can have this size.
+    pub(crate) fn check(self) -> Result<(), String> {
+        let memory = model::MIN_MEMORY..=model::MAX_MEMORY;
+        if !memory.contains(&self.memory) {
+            return Err(format!(
+                "{} of memory; use {} to {}",
+                self.memory,
+                memory.start(),
+                memory.end()
+            ));
+        }
+        match self.vcpus {
+            0 => Err("a machine without a CPU".to_owned()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The contents of `template.json` in versions 1 and 2.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Former {
+    #[expect(dead_code, reason = "the header was read before")]
+    version: u32,
+    names: Vec<String>,
+    created_unix_s: u64,
+    is_snapshot: bool,
+    source: Option<SandboxId>,
+    elsewhere: Option<PathBuf>,
+    /// Since version 2.
+    #[serde(default)]
+    vmm: Option<VmmId>,
+}
+
+/// The part that is decoded first, because the version determines the meaning of the other fields.
+#[derive(Deserialize)]
+struct Header {
+    version: u32,
+}
+
+impl Kept {
+    /// A record with what every template has.
+    pub(super) fn new(kind: TemplateKind, names: Vec<String>, created_unix_s: u64) -> Self {
+        Self {
+            version: VERSION,
+            names,
+            created_unix_s,
+            kind,
+            source: None,
+            elsewhere: None,
+            vmm: None,
+            machine: None,
+            boot: None,
+            defaults: TemplateDefaults::default(),
+        }
+    }
+
+    /// Reads the record in the template's directory, of this or a former version.
+    ///
+    /// # Errors
+    /// Returns [`io::ErrorKind::NotFound`] if there is none, and another error if it cannot be read.
+    pub(super) fn read(home: &Path) -> io::Result<Self> {
+        let bytes = read_bounded(&home.join(RECORD), MAX_FILE)?;
+        let Header { version } = serde_json::from_slice(&bytes)?;
+        match version {
+            VERSION => Ok(serde_json::from_slice(&bytes)?),
+            1 | 2 => Ok(serde_json::from_slice::<Former>(&bytes)?.into()),
+            later => Err(io::Error::other(format!(
+                "it has version {later}, and this program reads version 1 to {VERSION}: start the release that wrote it"
+            ))),
+        }
+    }
+}
+
+impl From<Former> for Kept {
+    fn from(former: Former) -> Self {
+        let kind = if former.is_snapshot {
+            TemplateKind::Snapshot
+        } else {
+            TemplateKind::Installed
+        };
+        Self {
+            source: former.source,
+            elsewhere: former.elsewhere,
+            vmm: former.vmm,
+            ..Self::new(kind, former.names, former.created_unix_s)
+        }
+    }
 }
 
 /// The directory of a template in the state directory, and the record that belongs there.
@@ -75,4 +185,43 @@ fn write_kept(home: &Path, kept: &Kept) -> io::Result<()> {
         &serde_json::to_vec_pretty(kept)?,
         Durability::Host,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_record_of_a_former_version_is_read_and_one_of_a_later_version_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(RECORD);
+        let missing = Kept::read(dir.path()).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+        let former = r#"{"version": 1, "names": ["a"], "created_unix_s": 5, "is_snapshot": true, "source": null,
+                         "elsewhere": null}"#;
+        let wanted = |kind| Kept::new(kind, vec!["a".into()], 5);
+        fs::write(&path, former).unwrap();
+        assert_eq!(
+            Kept::read(dir.path()).unwrap(),
+            wanted(TemplateKind::Snapshot)
+        );
+        let vmm = VmmId::try_from("0".repeat(64)).unwrap();
+        let second = former
+            .replace("true", "false")
+            .replace(": 1,", &format!(": 2, \"vmm\": \"{vmm}\","));
+        fs::write(&path, second).unwrap();
+        let installed = Kept {
+            vmm: Some(vmm),
+            ..wanted(TemplateKind::Installed)
+        };
+        assert_eq!(Kept::read(dir.path()).unwrap(), installed);
+        write_kept(dir.path(), &installed).unwrap();
+        assert_eq!(Kept::read(dir.path()).unwrap(), installed);
+        let later = serde_json::json!({"version": VERSION + 1, "more": true});
+        fs::write(&path, later.to_string()).unwrap();
+        let why = Kept::read(dir.path()).unwrap_err().to_string();
+        assert!(why.contains("start the release that wrote it"), "{why}");
+    }
 }

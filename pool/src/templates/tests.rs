@@ -19,6 +19,17 @@ pub(crate) fn image(at: &Path, base: Option<&Path>) {
     fs::write(at.join(MANIFEST_NAME), json.to_string()).unwrap();
 }
 
+/// The origin of a snapshot of this sandbox.
+fn saved(source: SandboxId, vmm: VmmId) -> Origin {
+    let saved = Saved {
+        source,
+        vmm,
+        boot: None,
+        defaults: TemplateDefaults::default(),
+    };
+    Origin::Saved(TemplateKind::Snapshot, saved)
+}
+
 /// The VMM of the tests, which made every template.
 fn vmms(state: &Path) -> Vmms {
     let program = state.with_extension("vmm");
@@ -106,14 +117,14 @@ fn installed_and_added_templates_are_found_by_every_name() {
     image(&dir.join("image"), None);
     let source = SandboxId::from_random([7; 19]);
     let mut vmms = vmms(&state);
-    let origin = Origin::Snapshot(source.clone(), vmms.current().clone());
+    let origin = saved(source.clone(), vmms.current().clone());
     keep(&mut templates, &mut vmms, &id, names.clone(), origin, 9);
     // An unfinished template is removed at the next start.
     let (half, _) = templates.draft().unwrap();
     let templates = open();
     assert!(templates.get(&half).is_none() && !state.join(half).exists());
     let mine = &templates.find("mine:v2").unwrap().info;
-    assert!(mine.is_snapshot && mine.created_unix_s == 9 && mine.names == names);
+    assert!(mine.kind == TemplateKind::Snapshot && mine.created_unix_s == 9 && mine.names == names);
     assert_eq!(mine.source, Some(source));
     assert_eq!(templates.find("mine:default").unwrap().info.id, id);
 }
@@ -149,7 +160,7 @@ fn names_of_a_template_that_is_not_written_stay_with_their_owner() {
         let (id, dir) = templates.draft().unwrap();
         image(&dir.join("image"), None);
         let source = SandboxId::from_random([7; 19]);
-        (id, Origin::Snapshot(source, vmm.clone()))
+        (id, saved(source, vmm.clone()))
     };
     let names = || vec!["mine".to_owned(), "mine:v2".to_owned()];
     let (first, origin) = drafted(&templates);
@@ -187,7 +198,7 @@ fn a_name_moves_and_malformed_names_are_refused() {
         let (id, dir) = templates.draft().unwrap();
         image(&dir.join("image"), None);
         let source = SandboxId::from_random([7; 19]);
-        let origin = Origin::Snapshot(source, vmms.current().clone());
+        let origin = saved(source, vmms.current().clone());
         keep(templates, &mut vmms, &id, vec!["mine".into()], origin, 1);
         id
     };

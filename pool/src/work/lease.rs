@@ -80,7 +80,7 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
     check_silent(&lines.agent)?;
     // Made as late as possible, because it contains the present time.
     let sent_ns = host::monotonic_ns();
-    let init = init_request(&NewIdentity::Keep, &plan.record.init, plan.record.tap)
+    let init = init_request(&NewIdentity::Keep, &plan.record)
         .map_err(|e| WorkError::Io("draw random bytes", e))?;
     let init = http_request(&init)?;
     let work = async {

@@ -1,5 +1,9 @@
 //! Writing a sandbox to disk for a pause, a template or forks, and removing a slot from disk.
 
+mod vm;
+
+pub(crate) use vm::{Content, Guest};
+
 use std::{
     fs, io,
     os::unix::net::UnixStream,
@@ -7,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use api_types::envd::ExecRequest;
 use model::template_file;
 use vmm_control::{ControlClient, files::Lineage};
 
@@ -19,6 +22,7 @@ use crate::{
     record::{Kept, RECORD, Record, SlotDir},
     spec::PauseMode,
 };
+use vm::sync;
 
 /// Timeout of each request of a save: writing a lot of memory to a slow disk takes minutes.
 const SAVE: Duration = Duration::from_secs(300);
@@ -94,7 +98,11 @@ impl PausePlan {
                 .snapshot_diff(&pause)
                 .map_err(|e| WorkError::Control("write the VM to disk", e))?,
             PauseMode::FilesystemOnly => {
-                self.sync()?;
+                sync(
+                    &self.dir,
+                    self.record.init.access_token.clone(),
+                    self.timeout,
+                )?;
                 private_dir(&pause).map_err(|e| WorkError::Io("make a directory", e))?;
                 control
                     .save_layer(&pause.join(template_file::LAYER))
@@ -106,18 +114,6 @@ impl PausePlan {
         self.dir
             .write_pause(&self.record)
             .map_err(|e| WorkError::Io("write the sandbox's record", e))
-    }
-
-    /// Runs `sync` in the guest, because only the guest's disk is kept, not the caches in its memory.
-    fn sync(&self) -> Result<(), WorkError> {
-        let mut client = connect_agent(&self.dir.vsock(), self.timeout)?;
-        client.set_access_token(self.record.init.access_token.clone());
-        let mut request = ExecRequest::new("/bin/sync", &[]);
-        request.user = Some("root".to_owned());
-        client
-            .exec(&request, self.timeout)
-            .map_err(|e| WorkError::Agent("run sync in the guest", e))
-            .map(|_| ())
     }
 }
 
@@ -135,7 +131,7 @@ pub(crate) struct SnapshotPlan {
 #[derive(Debug)]
 pub(crate) enum SnapshotFrom {
     /// A running VM, with its control connection, if one is open, and the lineage from its record.
-    Vm(Option<UnixStream>, Option<Lineage>),
+    Vm(Option<UnixStream>, Option<Lineage>, Content),
     /// The files of a pause.
     Pause,
 }
@@ -156,7 +152,9 @@ impl SnapshotPlan {
     /// Returns [`SnapshotFailed`], which states whether the sandbox survived. Nothing is left at the target.
     pub(crate) fn run(self) -> Result<(), SnapshotFailed> {
         match self.from {
-            SnapshotFrom::Vm(open, lineage) => of_vm(open, lineage, &self.dir, &self.to)?,
+            SnapshotFrom::Vm(open, lineage, content) => {
+                vm::save(open, lineage, &content, &self.dir, &self.to)?;
+            }
             SnapshotFrom::Pause => {
                 link_snapshot(&self.dir.pause(), &self.to).map_err(SnapshotFailed::Unchanged)?;
             }
@@ -176,26 +174,6 @@ impl SnapshotPlan {
 fn sync_snapshot(dir: &Path) -> io::Result<()> {
     sync_files(dir)?;
     sync_dir(dir.parent().unwrap_or(dir))
-}
-
-fn of_vm(
-    open: Option<UnixStream>,
-    lineage: Option<Lineage>,
-    dir: &SlotDir,
-    to: &Path,
-) -> Result<(), SnapshotFailed> {
-    let mut control = control(open, dir, lineage).map_err(SnapshotFailed::Lost)?;
-    let written = control.snapshot_diff(to);
-    let resumed = control.resume();
-    if written.is_err() || resumed.is_err() {
-        let _ = fs::remove_dir_all(to);
-    }
-    let failed = |e| WorkError::Control("write a snapshot of the VM", e);
-    match (written, resumed) {
-        (Ok(()), Ok(())) => Ok(()),
-        (Err(e), Ok(())) => Err(SnapshotFailed::Unchanged(failed(e))),
-        (Err(e), Err(_)) | (Ok(()), Err(e)) => Err(SnapshotFailed::Lost(failed(e))),
-    }
 }
 
 /// The snapshot from which the forks of one request start. Its directory is removed when this value is dropped; VMs

@@ -173,7 +173,7 @@ impl StartPlan {
                 _ => {}
             }
         }
-        self.groups.create(&self.id, self.ram)
+        self.groups.create(&self.id, self.ram, self.record.priority)
     }
 
     fn spawn(&mut self) -> Result<Vm, WorkError> {
@@ -253,7 +253,7 @@ impl StartPlan {
     /// Gives the guest its identity and the time. Returns whether the guest's clock may be late and must be set again.
     fn identify(&self, client: &mut EnvdClient) -> Result<bool, WorkError> {
         let sent_ns = host::monotonic_ns();
-        let init = init_request(&self.identity, &self.record.init, self.record.tap)
+        let init = init_request(&self.identity, &self.record)
             .map_err(|e| WorkError::Io("draw random bytes", e))?;
         client
             .init(&init)

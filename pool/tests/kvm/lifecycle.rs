@@ -8,7 +8,9 @@ use std::{
 
 use api_types::envd::ENVD_PORT;
 use model::{StartPhase, WarmUpRequest};
-use pool::{CreateSpec, Init, OnClose, PauseMode, Pool, PoolError, Refusal, SandboxState};
+use pool::{
+    CreateSpec, Init, OnClose, PauseMode, Pool, PoolError, Refusal, SandboxState, TemplateKind,
+};
 
 use super::support::{
     SERVER, State, config, exec, kill, open, resume, sh, spec, template_with, until, until_warm,
@@ -379,7 +381,7 @@ pub(crate) fn kvm_a_snapshot_is_a_template() {
         sh(&source, "echo kept > /root/kept").await;
         let names = vec!["mine:v1".to_owned()];
         let made = pool.snapshot(&source.id, names).await.expect("a snapshot");
-        assert!(made.is_snapshot);
+        assert_eq!(made.kind, TemplateKind::Snapshot);
         sh(&source, "echo later > /root/kept").await;
         pool.pause(&source.id, PauseMode::Memory)
             .await

@@ -10,6 +10,7 @@ mod limits;
 mod power;
 mod rebuild;
 mod sys;
+mod templates;
 mod upgrade;
 
 use test_cases::cases;
@@ -46,6 +47,13 @@ fn main() {
             kvm_a_pause_without_memory_keeps_the_disk,
             kvm_forks_continue_from_their_source,
             kvm_a_snapshot_is_a_template,
+        },
+        templates::{
+            kvm_a_sandbox_boots_from_a_disk_and_the_disk_that_it_leaves_is_a_template,
+            kvm_a_published_process_runs_on_in_every_sandbox,
+            kvm_names_move_between_templates_and_a_build_has_a_low_priority,
+            kvm_a_disk_that_cannot_be_saved_costs_nothing,
+            kvm_a_template_that_is_not_used_any_more_loses_its_warm_slots,
         },
         limits::{
             kvm_what_does_not_fit_is_refused,

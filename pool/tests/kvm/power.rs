@@ -11,7 +11,7 @@ use std::{
 };
 
 use model::template_file;
-use pool::{OnClose, PauseMode, Pool, PoolConfig, SandboxState};
+use pool::{OnClose, PauseMode, Pool, PoolConfig, SandboxState, TemplateKind};
 use power_loss::{Crash, Recording, TRACED, Tree};
 
 use super::{
@@ -482,7 +482,12 @@ async fn recover(state: &Path, tree: &Tree, vmm: &Path) -> Result<Found, String>
         .iter()
         .map(|(id, _)| id.to_string())
         .collect();
-    for template in pool.templates().await.into_iter().filter(|t| t.is_snapshot) {
+    for template in pool
+        .templates()
+        .await
+        .into_iter()
+        .filter(|t| t.kind == TemplateKind::Snapshot)
+    {
         let image = state.join("templates").join(&template.id).join("image");
         let entry = (template.names, files(&image));
         found.templates.insert(template.id, entry);

@@ -196,6 +196,7 @@ pub(crate) fn config(state: &Path, warm: u32) -> PoolConfig {
         start_timeout: PATIENCE,
         adopt_timeout: PATIENCE,
         network: None,
+        idle: Duration::from_secs(600),
         lifetime_of_note: |_| None,
     }
 }
@@ -239,6 +240,7 @@ pub(crate) fn spec() -> CreateSpec {
         note: String::new(),
         lifetime: lifetime(3600),
         policy: netisolation::Policy::default(),
+        priority: pool::Priority::default(),
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 };
 
 use api_types::guest_text;
-use vmm_control::{VmProcess, VmStats};
+use vmm_control::{ControlClient, ControlError, VmProcess, VmStats};
 
 use crate::{agent::Guest, error::Cause};
 
@@ -51,16 +51,30 @@ impl fmt::Display for Quiet {
 
 /// Waits until the guest is quiet, or until [`LIMIT`].
 pub(crate) fn wait(vm: &mut VmProcess, guest: Guest<'_>) -> Result<Quiet, Cause> {
+    let pid = vm.pid();
+    let quiet = until_quiet(&mut vm.control, pid)?;
+    Ok(quiet.map_or_else(|| Quiet::Never(reason(guest)), Quiet::After))
+}
+
+/// Waits until the guest of a running VM has nothing left to do, for at most ten seconds. Returns how long that took;
+/// `None` if the guest was never quiet. `pid`: the VMM.
+///
+/// # Errors
+/// Returns the errors of [`ControlClient::stats`].
+pub fn until_quiet(
+    control: &mut ControlClient,
+    pid: u32,
+) -> Result<Option<Duration>, ControlError> {
     let started = Instant::now();
     let mut usage = Usage::default();
     while started.elapsed() < LIMIT {
-        let stats = vm.control.stats()?;
-        if is_quiet(&stats) || (is_blind(&stats) && usage.is_low(vm.pid())) {
-            return Ok(Quiet::After(started.elapsed()));
+        let stats = control.stats()?;
+        if is_quiet(&stats) || (is_blind(&stats) && usage.is_low(pid)) {
+            return Ok(Some(started.elapsed()));
         }
         thread::sleep(STEP);
     }
-    Ok(Quiet::Never(reason(guest)))
+    Ok(None)
 }
 
 fn is_quiet(stats: &VmStats) -> bool {

@@ -107,9 +107,12 @@ fn tmpfs() -> rustix::io::Result<OwnedFd> {
     )
 }
 
-/// Copies the data in the first `len` bytes and keeps holes. The length is fixed, because a VMM may have the file open
-/// and extend it during the copy.
-fn copy_sparse(from: &File, to: &File, len: u64) -> io::Result<()> {
+/// Copies the data in the first `len` bytes and keeps holes. `to` must be empty. The length is fixed, because a VMM may
+/// have the file open and extend it during the copy.
+///
+/// # Errors
+/// Returns the errors of reading and writing; `to` is then incomplete.
+pub fn copy_sparse(from: &File, to: &File, len: u64) -> io::Result<()> {
     const CHUNK: usize = 2 << 20;
     to.set_len(len)?;
     let mut buffer = vec![0; CHUNK];

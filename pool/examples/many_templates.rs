@@ -1,0 +1,117 @@
+//! Measures a pool with many templates: the list of all, and a first sandbox of each of some disk and built templates.
+//! Prints quantiles in milliseconds. Needs root, `cube-vmm` and templates:
+//!
+//! ```text
+//! CUBE_BIN=… CUBE_ARTIFACTS=… cargo run --release -p pool --example many_templates -- [disks] [built]
+//! ```
+//! Each disk template has a directory and a link of its own for its root image, but all links are of one file. The page
+//! cache has the files of built templates, because they have just been written.
+
+mod setup;
+
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use model::Bytes;
+use pool::{CreateSpec, DiskSpec, Init, Lifetime, OnClose, Pool, Priority, TemplateDefaults};
+use setup::{Failure, config, number, quantile, variable};
+
+/// Number of disk templates of which a sandbox is created, and of lists.
+const BOOTS: usize = 20;
+const LISTS: usize = 300;
+/// So that every create is a cold one.
+const NO_WARM: u32 = 0;
+
+fn main() -> Result<(), Failure> {
+    let (disks, built) = (number(1, 300)?, number(2, 40)?);
+    let state = PathBuf::from(format!("/var/tmp/cube-many-{}", std::process::id()));
+    let result = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?
+        .block_on(measure(&state, disks, built));
+    std::fs::remove_dir_all(&state)?;
+    result
+}
+
+async fn measure(state: &Path, disks: u32, built: u32) -> Result<(), Failure> {
+    let (pool, ..) = Pool::open(config(state, NO_WARM)?).await?;
+    let root = variable("CUBE_ARTIFACTS")?.join("guest/base.erofs");
+    let (mut booted, mut published) = (Vec::new(), Vec::new());
+    for _ in 0..disks {
+        let disk = DiskSpec {
+            root: root.clone(),
+            layer: None,
+            memory: Bytes::mib(256),
+            vcpus: 1,
+        };
+        booted.push(pool.add_disk(disk).await?.id);
+    }
+    let first = booted.first().ok_or("no disks")?;
+    let build = pool.create(spec(first)).await?;
+    for n in 0..built {
+        let names = vec![format!("built-{n}")];
+        let template = pool.publish(&build.id, names, TemplateDefaults::default());
+        published.push(template.await?.id);
+    }
+    pool.kill(&build.id).await?;
+    pool.close(OnClose::Keep).await;
+
+    let started = Instant::now();
+    let (pool, ..) = Pool::open(config(state, NO_WARM)?).await?;
+    println!(
+        "opened with {} templates in {:.0} ms",
+        pool.templates().await.len(),
+        ms(started)
+    );
+    let mut lists = Vec::new();
+    for _ in 0..LISTS {
+        let started = Instant::now();
+        pool.templates().await;
+        lists.push(ms(started));
+    }
+    print("list", &mut lists);
+    for (what, templates) in [
+        ("built", &published[..]),
+        ("disk", &booted[..BOOTS.min(booted.len())]),
+    ] {
+        let mut creates = Vec::new();
+        for template in templates {
+            let started = Instant::now();
+            let sandbox = pool.create(spec(template)).await?;
+            creates.push(ms(started));
+            pool.kill(&sandbox.id).await?;
+        }
+        print(&format!("first create of a {what} template"), &mut creates);
+    }
+    pool.close(OnClose::Kill).await;
+    Ok(())
+}
+
+fn ms(started: Instant) -> f64 {
+    started.elapsed().as_secs_f64() * 1e3
+}
+
+fn print(what: &str, values: &mut [f64]) {
+    println!(
+        "{what} (n = {}): P50 {:.2} P95 {:.2} ms",
+        values.len(),
+        quantile(values, 50),
+        quantile(values, 95)
+    );
+}
+
+fn spec(template: &str) -> CreateSpec {
+    CreateSpec {
+        template: template.to_owned(),
+        init: Init::default(),
+        note: "{}".into(),
+        lifetime: Lifetime {
+            timeout_s: 3600,
+            ..Lifetime::default()
+        },
+        policy: netisolation::Policy::default(),
+        priority: Priority::Normal,
+    }
+}

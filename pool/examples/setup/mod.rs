@@ -1,0 +1,64 @@
+//! What the examples share: a pool's configuration, and quantiles.
+
+use std::{
+    error::Error,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use model::Bytes;
+use pool::{MissingLimits, PoolConfig, SandboxLimits, WarmMarks};
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) type Failure = Box<dyn Error + Send + Sync>;
+
+/// The argument with this number, or a default.
+pub(crate) fn number(at: usize, or: u32) -> Result<u32, Failure> {
+    Ok(std::env::args().nth(at).map_or(Ok(or), |a| a.parse())?)
+}
+
+pub(crate) fn variable(name: &str) -> Result<PathBuf, Failure> {
+    let value = std::env::var_os(name).map(PathBuf::from);
+    Ok(value.ok_or(format!("{name} is not set"))?)
+}
+
+/// A pool of the installed templates, with `warm` warm slots of each and without a network.
+pub(crate) fn config(state: &Path, warm: u32) -> Result<PoolConfig, Failure> {
+    Ok(PoolConfig {
+        vmm: variable("CUBE_BIN")?.join("cube-vmm"),
+        state: state.to_owned(),
+        installed_templates: Some(variable("CUBE_ARTIFACTS")?.join("templates")),
+        warm: WarmMarks {
+            low: warm,
+            high: warm,
+        },
+        images: vec![variable("CUBE_ARTIFACTS")?],
+        limits: SandboxLimits {
+            memory_overhead: Bytes::mib(64),
+            cpu_weight: 100,
+            cpu_millis: None,
+            pids: 16,
+            io_bytes_per_s: None,
+            layer: None,
+        },
+        missing_limits: MissingLimits::Allow,
+        max_sandboxes: 1000,
+        memory_reserve: Bytes::mib(512),
+        server_memory: None,
+        disk_reserve: Bytes::mib(64),
+        max_saved: 1000,
+        start_timeout: PATIENCE,
+        adopt_timeout: PATIENCE,
+        network: None,
+        idle: Duration::from_secs(600),
+        lifetime_of_note: |_| None,
+    })
+}
+
+/// The quantile at `percent` by nearest rank; NaN if there are no values.
+pub(crate) fn quantile(values: &mut [f64], percent: usize) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let at = (values.len() * percent).div_ceil(100).saturating_sub(1);
+    values.get(at).copied().unwrap_or(f64::NAN)
+}

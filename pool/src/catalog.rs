@@ -1,0 +1,144 @@
+//! The calls that list, make, name and remove templates.
+
+use std::path::Path;
+
+use model::SandboxId;
+
+use crate::{
+    DiskSpec, Pool, PoolError, TemplateDefaults, TemplateInfo,
+    message::{Request, SandboxRequest},
+};
+
+impl Pool {
+    /// All templates, by name.
+    pub async fn templates(&self) -> Vec<TemplateInfo> {
+        self.look(Request::Templates).await.unwrap_or_default()
+    }
+
+    /// Finds a template by its id, name or `name:tag`. The id of a snapshot is a template id.
+    pub async fn template(&self, reference: &str) -> Option<TemplateInfo> {
+        let name = reference.to_owned();
+        self.look(|answer| Request::Template(name, answer))
+            .await
+            .flatten()
+    }
+
+    /// Adds a template whose files were made elsewhere and stay in `dir`. The names are taken away from other
+    /// templates.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::BadName`] for a malformed, repeated or reserved name, and [`PoolError::Failed`] if `dir` is
+    /// not a usable template or the names cannot be recorded.
+    pub async fn add_template(
+        &self,
+        dir: &Path,
+        names: Vec<String>,
+    ) -> Result<TemplateInfo, PoolError> {
+        let dir = dir.to_owned();
+        self.ask(|answer| Request::AddTemplate(dir, names, answer))
+            .await
+    }
+
+    /// Removes a template and its warm slots. Running sandboxes made from it keep running.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::NoTemplate`], [`PoolError::InUse`] if a paused sandbox or another template needs its files,
+    /// and [`PoolError::Failed`] if the directory of a snapshot cannot be removed.
+    pub async fn remove_template(&self, reference: &str) -> Result<(), PoolError> {
+        let name = reference.to_owned();
+        self.ask(|answer| Request::RemoveTemplate(name, answer))
+            .await
+    }
+
+    /// Makes a template from a running sandbox, or from a sandbox paused with its memory. The sandbox stays as it is.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Refused`] with `NotFound`, `NoMemory` or `Crowded`, [`PoolError::BadName`],
+    /// [`PoolError::NoSpace`], [`PoolError::TooManySaved`], and [`PoolError::Failed`]. If a snapshot of a running
+    /// sandbox fails and its VM cannot be resumed, the sandbox ends.
+    pub async fn snapshot(
+        &self,
+        id: &SandboxId,
+        names: Vec<String>,
+    ) -> Result<TemplateInfo, PoolError> {
+        self.sandbox(id, |answer| SandboxRequest::Snapshot(names, answer))
+            .await
+    }
+
+    /// Adds a disk template. Kernel, initramfs and the empty layer are those of the installed template `base`, or of
+    /// another installed one if there is no `base`. When this returns, the template survives a crash of the host.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Failed`] if a file cannot be read or linked, the machine's size is not possible, or there is
+    /// no installed template, and [`PoolError::NoSpace`] if there is no room for copies.
+    pub async fn add_disk(&self, spec: DiskSpec) -> Result<TemplateInfo, PoolError> {
+        self.ask(|answer| Request::AddDisk(spec, answer)).await
+    }
+
+    /// Adds the root image and the layer of a template as a disk template of its own, without a name. The files are
+    /// shared, so this takes no space.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::NoTemplate`], [`PoolError::NoDisk`] for a snapshot, whose disk is complete only together
+    /// with its memory, and the errors of [`Pool::add_disk`].
+    pub async fn disk_of(&self, reference: &str) -> Result<TemplateInfo, PoolError> {
+        let reference = reference.to_owned();
+        self.ask(|answer| Request::DiskOf(reference, answer)).await
+    }
+
+    /// Makes a disk template, without a name, from the disk of a running sandbox. The guest writes its caches to the disk
+    /// first; it then stands still while the layer is copied. The sandbox runs on, also if this fails because of the
+    /// guest.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Refused`] with `NotFound`, `NotRunning` or `Crowded`, [`PoolError::NoSpace`],
+    /// [`PoolError::AgentSilent`] if the guest does not sync within two minutes, and [`PoolError::Failed`]. If the VMM
+    /// does not resume the VM, the sandbox ends.
+    pub async fn save_disk(&self, id: &SandboxId) -> Result<TemplateInfo, PoolError> {
+        self.sandbox(id, SandboxRequest::SaveDisk).await
+    }
+
+    /// Makes a built template from a running sandbox: its processes run on in every sandbox of the template. The guest
+    /// writes its caches to the disk first, and gets up to ten seconds to have nothing left to do. Its memory is written
+    /// whole, so the template needs no other one. The names are moved to the template at once; there may be none. The
+    /// sandbox runs on, also if this fails because of the guest.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::BadName`], and the errors of [`Pool::save_disk`].
+    pub async fn publish(
+        &self,
+        id: &SandboxId,
+        names: Vec<String>,
+        defaults: TemplateDefaults,
+    ) -> Result<TemplateInfo, PoolError> {
+        self.sandbox(id, |answer| {
+            SandboxRequest::Publish(names, defaults, answer)
+        })
+        .await
+    }
+
+    /// Gives names to a template, in addition to those that it has. Other templates lose them. After a crash of the host
+    /// each name is with exactly one template; once this has returned, with the new one.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::NoTemplate`], [`PoolError::BadName`] for a malformed, repeated or reserved name and for an
+    /// installed template, and [`PoolError::Failed`] or [`PoolError::NoSpace`] if the names cannot be recorded.
+    pub async fn name_template(
+        &self,
+        reference: &str,
+        names: Vec<String>,
+    ) -> Result<(), PoolError> {
+        let reference = reference.to_owned();
+        self.ask(|answer| Request::GiveNames(reference, names, answer))
+            .await
+    }
+
+    /// Takes names away from the templates that have them. The templates stay, and are found by their ids.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::NoTemplate`] with the first name that no template has; nothing is changed then. Returns
+    /// [`PoolError::BadName`] for the name of an installed template, and the other errors of [`Pool::name_template`].
+    pub async fn unname_templates(&self, names: Vec<String>) -> Result<(), PoolError> {
+        self.ask(|answer| Request::TakeNames(names, answer)).await
+    }
+}

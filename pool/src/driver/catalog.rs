@@ -1,0 +1,174 @@
+//! The list of templates: what is added, named and removed. [`super::making`] makes templates.
+
+use std::path::{Path, PathBuf};
+
+use super::{Driver, Entry};
+use crate::{
+    PoolError, TemplateInfo, host,
+    manifest::Manifest,
+    message::{Answer, Published, Renamed},
+    slot::Stage,
+    templates::{self, Memory, NewTemplate, Origin},
+};
+
+impl Driver {
+    pub(super) fn template_info(&self, id: &str) -> Option<TemplateInfo> {
+        let mut info = self.templates.get(id)?.info.clone();
+        info.warm = self.stock.len(id);
+        Some(info)
+    }
+
+    pub(super) fn all_templates(&self) -> Vec<TemplateInfo> {
+        let ids = self.templates.ids();
+        let mut all: Vec<_> = ids.iter().filter_map(|id| self.template_info(id)).collect();
+        all.sort_by(|a, b| (&a.names, &a.id).cmp(&(&b.names, &b.id)));
+        all
+    }
+
+    pub(super) fn add_template(
+        &mut self,
+        dir: &Path,
+        names: Vec<String>,
+        answer: Answer<TemplateInfo>,
+    ) {
+        match self.draft_template(dir, &names) {
+            Err(e) => drop(answer.send(Err(e))),
+            Ok((id, dir)) => {
+                let created = host::unix_ns() / 1_000_000_000;
+                let origin = Origin::Elsewhere(dir);
+                let vmms = &mut self.vmms;
+                let kept = self.templates.keep(&id, names, origin, created, vmms);
+                self.publish(&id, kept, answer);
+            }
+        }
+    }
+
+    /// Draws the id of a template whose files are in `dir`. Returns it with the resolved directory.
+    fn draft_template(&self, dir: &Path, names: &[String]) -> Result<(String, PathBuf), PoolError> {
+        let failed = |e: std::io::Error| PoolError::Failed {
+            what: "add a template",
+            why: format!("{}: {e}", dir.display()),
+        };
+        self.templates.check_names(names)?;
+        let dir = dir.canonicalize().map_err(failed)?;
+        let (id, _) = self
+            .templates
+            .draft()
+            .map_err(|e| PoolError::of_disk("add a template", &e))?;
+        Ok((id, dir))
+    }
+
+    /// Writes a new template to disk and then answers; after an error, removes the template's directory.
+    pub(super) fn publish(
+        &mut self,
+        id: &str,
+        kept: Result<NewTemplate, PoolError>,
+        answer: Answer<TemplateInfo>,
+    ) {
+        match kept {
+            Ok(new) => {
+                self.publishing += 1;
+                self.jobs.publish(new.records, new.info, new.taken, answer);
+            }
+            Err(e) => {
+                let home = self.config.state.join(crate::TEMPLATES).join(id);
+                self.jobs.change_templates(move || {
+                    let _ = std::fs::remove_dir_all(home);
+                    let _ = answer.send(Err(e));
+                });
+            }
+        }
+    }
+
+    pub(super) fn published(&mut self, published: Published) {
+        self.publishing -= 1;
+        let Published {
+            template,
+            taken,
+            written,
+            answer,
+        } = published;
+        let result = written.map_err(|e| {
+            self.templates.unpublish(&template.id, taken);
+            PoolError::of_disk("add a template", &e)
+        });
+        let _ = answer.send(result.map(|()| template));
+    }
+
+    pub(super) fn give_names(&mut self, reference: &str, names: &[String], answer: Answer<()>) {
+        let renamed = self.templates.give_names(reference, names);
+        self.rename(renamed, answer);
+    }
+
+    pub(super) fn take_names(&mut self, names: &[String], answer: Answer<()>) {
+        let renamed = self.templates.take_names(names);
+        self.rename(renamed, answer);
+    }
+
+    /// Writes a change of names to disk and then answers.
+    fn rename(&mut self, renamed: Result<templates::Renamed, PoolError>, answer: Answer<()>) {
+        match renamed {
+            Ok(renamed) => {
+                self.publishing += 1;
+                self.jobs.rename(renamed.records, renamed.former, answer);
+            }
+            Err(e) => drop(answer.send(Err(e))),
+        }
+    }
+
+    pub(super) fn renamed(&mut self, renamed: Renamed) {
+        self.publishing -= 1;
+        let Renamed {
+            former,
+            written,
+            answer,
+        } = renamed;
+        let result = written.map_err(|e| {
+            self.templates.undo_names(former);
+            PoolError::of_disk("name a template", &e)
+        });
+        let _ = answer.send(result);
+    }
+
+    pub(super) fn remove_template(&mut self, name: &str, answer: Answer<()>) {
+        let Some(template) = self.templates.find(name) else {
+            let _ = answer.send(Err(PoolError::NoTemplate(name.to_owned())));
+            return;
+        };
+        let (id, dir) = (template.info.id.clone(), template.dir.clone());
+        if let Some(user) = self.user_of(&dir) {
+            let _ = answer.send(Err(PoolError::InUse(name.to_owned(), user)));
+            return;
+        }
+        self.end_stock(&id);
+        let template = self.templates.get_mut(&id);
+        let memory = template.map(|t| std::mem::replace(&mut t.memory, Memory::OnDisk));
+        let record = self.templates.forget(&id);
+        self.images_may_be_unused = true;
+        self.jobs.change_templates(move || {
+            drop(memory);
+            let removed = record.map_or(Ok(()), |record| record.remove());
+            let failed = |e| PoolError::of_disk("remove a template", &e);
+            let _ = answer.send(removed.map_err(failed));
+        });
+    }
+
+    /// Returns a description of another template or a sandbox that needs the template's files in `dir`; `None` if there
+    /// is none.
+    fn user_of(&self, dir: &Path) -> Option<String> {
+        if let Some(other) = self.templates.built_on(dir).first() {
+            return Some(format!("template {other} builds on it"));
+        }
+        self.slots
+            .iter()
+            .filter(|(_, e)| !matches!(e.slot.stage, Stage::Warm | Stage::Filling))
+            .find(|(_, e)| self.base_of_pause(e).as_deref() == Some(dir))
+            .map(|(id, _)| format!("sandbox {id} is paused on it"))
+    }
+
+    /// The directory of the template that a sandbox's pause is a diff of, if it is one.
+    fn base_of_pause(&self, entry: &Entry) -> Option<PathBuf> {
+        let manifest = Manifest::read(&entry.dir.pause()).ok()?;
+        Some(self.templates.images().base(&manifest.base?))
+    }
+}

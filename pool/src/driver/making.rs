@@ -1,0 +1,207 @@
+//! Templates made of disks and of running sandboxes.
+
+use model::{SandboxId, template_file};
+
+use super::{Driver, space::Saving};
+use crate::{
+    DiskSpec, PoolError, TemplateDefaults, TemplateInfo, TemplateKind, host,
+    message::{Answer, DiskAdded, SandboxRequest, SnapshotFor},
+    record::Record,
+    templates::{IMAGE, Origin, Saved, Size},
+    work::disk::{DiskPlan, Layer, bytes_to_copy},
+};
+
+fn failed(why: impl Into<String>) -> PoolError {
+    PoolError::Failed {
+        what: "add a disk template",
+        why: why.into(),
+    }
+}
+
+impl Driver {
+    pub(super) fn add_disk(&mut self, spec: DiskSpec, answer: Answer<TemplateInfo>) {
+        match self.plan_disk(spec) {
+            Err(e) => drop(answer.send(Err(e))),
+            Ok(plan) => {
+                self.publishing += 1;
+                self.jobs.add_disk(plan, answer);
+            }
+        }
+    }
+
+    /// Adds the disk of another template. Only a template whose guest has synced its disk has a complete one: an
+    /// installed or built template, or a disk template.
+    pub(super) fn disk_of(&mut self, reference: &str, answer: Answer<TemplateInfo>) {
+        let spec = match self.templates.find(reference) {
+            None => Err(PoolError::NoTemplate(reference.to_owned())),
+            Some(t) if t.base.is_some() || t.info.kind == TemplateKind::Snapshot => {
+                Err(PoolError::NoDisk(reference.to_owned()))
+            }
+            Some(t) => Ok(DiskSpec {
+                root: t.root.clone(),
+                layer: Some(t.dir.join(template_file::LAYER)),
+                memory: t.info.memory,
+                vcpus: t.info.vcpus,
+            }),
+        };
+        match spec {
+            Ok(spec) => self.add_disk(spec, answer),
+            Err(e) => drop(answer.send(Err(e))),
+        }
+    }
+
+    fn plan_disk(&mut self, spec: DiskSpec) -> Result<DiskPlan, PoolError> {
+        if self.stopping.closing.is_some() {
+            return Err(PoolError::Draining);
+        }
+        let size = Size {
+            memory: spec.memory,
+            vcpus: spec.vcpus,
+        };
+        size.check().map_err(failed)?;
+        let guest = self.templates.guest().ok_or_else(|| {
+            failed("no installed template names a kernel to boot from (cargo xtask prepare)")
+        })?;
+        let layer = match spec.layer {
+            Some(layer) => Layer::File(layer),
+            None => Layer::Empty,
+        };
+        let images = self.templates.images().clone();
+        let copies = bytes_to_copy(&images, &spec.root, &layer).map_err(failed)?;
+        self.disks.set_aside(&self.slots, copies).map_err(|short| {
+            self.counters.refused += 1;
+            PoolError::NoSpace(short)
+        })?;
+        let drafted = self.templates.draft();
+        let (id, home) = drafted.map_err(|e| {
+            self.disks.release(copies);
+            PoolError::of_disk("add a disk template", &e)
+        })?;
+        Ok(DiskPlan {
+            id,
+            home,
+            images,
+            root: spec.root,
+            layer,
+            guest,
+            size,
+            copies,
+        })
+    }
+
+    pub(super) fn disk_added(&mut self, added: DiskAdded) {
+        self.publishing -= 1;
+        let DiskAdded {
+            id,
+            size,
+            added,
+            copies,
+            answer,
+        } = added;
+        self.disks.release(copies);
+        let kept = added.and_then(|boot| {
+            let origin = Origin::Disk(size, boot, None);
+            self.keep_template(&id, Vec::new(), origin)
+        });
+        self.publish(&id, kept, answer);
+    }
+
+    /// Begins to save the disk of a sandbox, or all of its state, as a template. The sandbox runs on.
+    pub(super) fn make_template(&mut self, id: &SandboxId, request: SandboxRequest) {
+        let admitted = match &request {
+            SandboxRequest::Publish(names, ..) => self
+                .templates
+                .check_names(names)
+                .and_then(|()| self.set_space_aside(id, Saving::Whole)),
+            _ => self.set_space_aside(id, Saving::Disk),
+        };
+        let bootable = admitted.and_then(|()| match &self.slots.leased(id)?.record.boot {
+            Some(_) => Ok(()),
+            None => Err(failed(
+                "the sandbox's template does not name a kernel, initramfs and root image to boot from",
+            )),
+        });
+        let drafted = bootable.and_then(|()| {
+            let drafted = self.templates.draft();
+            drafted.map_err(|e| PoolError::of_disk("make a template", &e))
+        });
+        match drafted {
+            Err(e) => request.refuse(e),
+            Ok((template, home)) => {
+                let purpose = SnapshotFor::Template(template);
+                self.begin_snapshot(id, home.join(IMAGE), purpose, request);
+            }
+        }
+    }
+
+    /// Adds the template whose files were saved from a sandbox, and answers the request.
+    pub(super) fn template_saved(
+        &mut self,
+        id: &SandboxId,
+        template: &str,
+        request: SandboxRequest,
+        result: Result<(), PoolError>,
+    ) {
+        let record = self.slots.get(id).map(|e| e.record.clone());
+        let record = result.and_then(|()| record.ok_or_else(|| PoolError::not_found(id)));
+        let (names, origin, answer) = match request {
+            SandboxRequest::Snapshot(names, answer) => {
+                let saved = record.map(|r| self.saved(id, r, TemplateKind::Snapshot, None));
+                (names, saved, answer)
+            }
+            SandboxRequest::Publish(names, defaults, answer) => {
+                let saved = record.map(|r| self.saved(id, r, TemplateKind::Built, Some(defaults)));
+                (names, saved, answer)
+            }
+            SandboxRequest::SaveDisk(answer) => {
+                let saved = record.and_then(|record| saved_disk(id, record));
+                (Vec::new(), saved, answer)
+            }
+            // Unreachable: no other request begins a snapshot for a template.
+            other => return other.refuse(PoolError::not_found(id)),
+        };
+        let kept = origin.and_then(|origin| self.keep_template(template, names, origin));
+        if let Ok(kept) = &kept {
+            let what = format!("template {} was made", kept.info.id);
+            let now = self.clock.now();
+            self.add_event(id, now, what);
+        }
+        self.publish(template, kept, answer);
+    }
+
+    fn saved(
+        &self,
+        id: &SandboxId,
+        record: Record,
+        kind: TemplateKind,
+        defaults: Option<TemplateDefaults>,
+    ) -> Origin {
+        let saved = Saved {
+            source: id.clone(),
+            vmm: record.vmm_id.unwrap_or_else(|| self.vmms.current().clone()),
+            boot: record.boot,
+            defaults: defaults.unwrap_or(record.defaults),
+        };
+        Origin::Saved(kind, saved)
+    }
+
+    fn keep_template(
+        &mut self,
+        id: &str,
+        names: Vec<String>,
+        origin: Origin,
+    ) -> Result<crate::templates::NewTemplate, PoolError> {
+        let created = host::unix_ns() / 1_000_000_000;
+        self.templates
+            .keep(id, names, origin, created, &mut self.vmms)
+    }
+}
+
+fn saved_disk(id: &SandboxId, record: Record) -> Result<Origin, PoolError> {
+    let size = Size {
+        memory: record.template.memory,
+        vcpus: record.template.vcpus,
+    };
+    let boot = record.boot.ok_or_else(|| PoolError::not_found(id))?;
+    Ok(Origin::Disk(size, boot, Some(id.clone())))
+}

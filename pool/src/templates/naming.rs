@@ -1,0 +1,114 @@
+//! Names that move between templates.
+
+use std::collections::BTreeSet;
+
+use super::{TemplateRecord, Templates, names::plain};
+use crate::error::PoolError;
+
+/// Templates whose names have changed: for each its id and its former names.
+pub(crate) type TakenNames = Vec<(String, Vec<String>)>;
+
+/// A change of names that must be written to disk.
+#[derive(Debug)]
+pub(crate) struct Renamed {
+    /// The record of the template that gets names, then those of the templates that lose them. In this order a crash
+    /// leaves each name with at least one template, and [`Templates::open`] gives it to one.
+    pub(crate) records: Vec<TemplateRecord>,
+    pub(crate) former: TakenNames,
+}
+
+impl Templates {
+    /// Gives names to a template, in addition to those that it has. The caller must write the records, and undo the
+    /// change by [`Templates::undo_names`] if that fails.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::NoTemplate`], the errors of [`Templates::check_names`], and [`PoolError::BadName`] for an
+    /// installed template, whose only name is that of its directory.
+    pub(crate) fn give_names(
+        &mut self,
+        reference: &str,
+        names: &[String],
+    ) -> Result<Renamed, PoolError> {
+        self.check_names(names)?;
+        let template = self.find(reference);
+        let template = template.ok_or_else(|| PoolError::NoTemplate(reference.to_owned()))?;
+        if template.kept.is_none() {
+            return Err(PoolError::BadName(format!(
+                "the template {reference:?} is installed: its only name is that of its directory"
+            )));
+        }
+        let id = template.info.id.clone();
+        let (mut records, mut former) = self.take_names_from_others(&id, names);
+        if let Some(template) = self.by_id.get_mut(&id) {
+            let own = template.info.names.clone();
+            let mut had: BTreeSet<_> = own.iter().map(|n| plain(n).to_owned()).collect();
+            let new = names.iter().filter(|n| had.insert(plain(n).to_owned()));
+            template.info.names.extend(new.cloned());
+            records.splice(0..0, template.record(&self.dir));
+            former.insert(0, (id, own));
+        }
+        Ok(Renamed { records, former })
+    }
+
+    /// Takes names away from the templates that have them, which stay. The caller must write the records, and undo the
+    /// change by [`Templates::undo_names`] if that fails.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::NoTemplate`] with the first name that no template has, and [`PoolError::BadName`] for the
+    /// name of an installed template.
+    pub(crate) fn take_names(&mut self, names: &[String]) -> Result<Renamed, PoolError> {
+        for name in names {
+            let mut all = self.iter();
+            let has = |owned: &String| plain(owned) == plain(name);
+            let owner = all.find(|t| t.info.names.iter().any(has));
+            let owner = owner.ok_or_else(|| PoolError::NoTemplate(name.clone()))?;
+            if owner.kept.is_none() {
+                return Err(PoolError::BadName(format!(
+                    "{name:?} is the name of an installed template"
+                )));
+            }
+        }
+        let (records, former) = self.take_names_from_others("", names);
+        Ok(Renamed { records, former })
+    }
+
+    /// Undoes a change of names that could not be written. Names that another template has got meanwhile stay there.
+    pub(crate) fn undo_names(&mut self, former: TakenNames) {
+        for (id, names) in former {
+            let free: Vec<_> = names
+                .into_iter()
+                .filter(|name| self.find(name).is_none_or(|t| t.info.id == id))
+                .collect();
+            if let Some(template) = self.by_id.get_mut(&id) {
+                template.info.names = free;
+            }
+        }
+    }
+
+    /// Undoes an addition that could not be written: forgets the template and gives names back.
+    pub(crate) fn unpublish(&mut self, id: &str, taken: TakenNames) {
+        self.by_id.remove(id);
+        self.undo_names(taken);
+    }
+
+    /// Takes names away from every template but this one. Returns the new records of the templates that lose names, and
+    /// their former names.
+    pub(super) fn take_names_from_others(
+        &mut self,
+        id: &str,
+        names: &[String],
+    ) -> (Vec<TemplateRecord>, TakenNames) {
+        let wanted: BTreeSet<_> = names.iter().map(|n| plain(n)).collect();
+        let (mut records, mut taken) = (Vec::new(), Vec::new());
+        let others = self.by_id.values_mut().filter(|t| t.info.id != id);
+        for template in others.filter(|t| t.kept.is_some()) {
+            let former = template.info.names.clone();
+            template.info.names.retain(|n| !wanted.contains(plain(n)));
+            if template.info.names != former {
+                records.extend(template.record(&self.dir));
+                taken.push((template.info.id.clone(), former));
+            }
+        }
+        (records, taken)
+    }
+}

@@ -1,0 +1,106 @@
+//! The files of a disk template that are made elsewhere: a root image, and a layer.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use model::template_file;
+use template::Recipe;
+
+use crate::{
+    PoolError,
+    durable::{allocated, link_or_copy, private_dir, sync_dir, sync_files},
+    images::Images,
+    record::BootFiles,
+    templates::{Guest, IMAGE, Size},
+};
+
+/// The writable layer of a new disk template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Layer {
+    File(PathBuf),
+    /// The one that the recipe of the installed template in [`Guest::installed`] names.
+    Empty,
+}
+
+#[derive(Debug)]
+pub(crate) struct DiskPlan {
+    /// The new template's id.
+    pub(crate) id: String,
+    /// Its directory, which exists.
+    pub(crate) home: PathBuf,
+    pub(crate) images: Images,
+    pub(crate) root: PathBuf,
+    pub(crate) layer: Layer,
+    pub(crate) guest: Guest,
+    pub(crate) size: Size,
+    /// Bytes that are set aside for copies.
+    pub(crate) copies: u64,
+}
+
+impl DiskPlan {
+    /// Links or copies the files, so that they survive a crash of the host.
+    ///
+    /// # Errors
+    /// Returns an error if a file cannot be read or written. The template's directory remains, without a record.
+    pub(crate) fn run(&self) -> Result<BootFiles, PoolError> {
+        let root = self
+            .place()
+            .map_err(|e| PoolError::of_disk("add a disk template", &e))?;
+        Ok(BootFiles {
+            kernel: self.guest.kernel.clone(),
+            initrd: self.guest.initrd.clone(),
+            root,
+        })
+    }
+
+    fn place(&self) -> io::Result<PathBuf> {
+        let layer = match &self.layer {
+            Layer::File(layer) => layer.clone(),
+            Layer::Empty => empty_layer(&self.guest.installed)?,
+        };
+        let image = self.home.join(IMAGE);
+        private_dir(&image)?;
+        link_or_copy(&layer, &image.join(template_file::LAYER))?;
+        sync_files(&image)?;
+        sync_dir(&self.home)?;
+        self.images.add_root(&self.root)
+    }
+}
+
+/// Bytes of the files that are on another file system than the images, so that links to them are not possible.
+///
+/// # Errors
+/// Returns a message for people if a file cannot be read.
+pub(crate) fn bytes_to_copy(images: &Images, root: &Path, layer: &Layer) -> Result<u64, String> {
+    let here = device(images.dir())?;
+    let layer = match layer {
+        Layer::File(layer) => Some(layer.as_path()),
+        // It has no blocks that are worth counting.
+        Layer::Empty => None,
+    };
+    let mut sum = 0;
+    for file in [Some(root), layer].into_iter().flatten() {
+        if device(file)? != here {
+            sum += allocated(file);
+        }
+    }
+    Ok(sum)
+}
+
+fn device(path: &Path) -> Result<u64, String> {
+    let meta = fs::metadata(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(meta.dev())
+}
+
+fn empty_layer(installed: &Path) -> io::Result<PathBuf> {
+    let recipe = Recipe::read(installed)?.ok_or_else(|| {
+        let installed = installed.display();
+        io::Error::other(format!(
+            "{installed} has no recipe, which names the empty layer: build the template again"
+        ))
+    })?;
+    Ok(recipe.layer.path)
+}
