@@ -8,6 +8,7 @@
 //! ```
 
 pub mod auth;
+pub mod builds;
 pub mod control;
 pub mod handover;
 pub mod listen;
@@ -20,3 +21,4 @@ pub mod telemetry;
 pub mod tls;
 
 mod agent;
+mod shell;

@@ -26,6 +26,8 @@ use rcgen::{
     NameConstraints, SanType,
 };
 
+use crate::shell::quoted;
+
 /// Validity of the certificates. Some clients refuse server certificates that are valid for more than 825 days.
 const VALID_DAYS: u64 = 820;
 /// How far the start of validity lies in the past, for clients whose clock is behind.
@@ -136,10 +138,6 @@ impl CaFiles {
              export NODE_EXTRA_CA_CERTS={path}  # JavaScript\n"
         )
     }
-}
-
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 fn check_domain(domain: &str) -> Result<(), CaError> {

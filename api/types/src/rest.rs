@@ -3,12 +3,17 @@
 //! In requests, an absent key and `null` mean the same, and unknown keys are ignored, since clients may be newer than
 //! the server. Answers omit fields that are not set.
 
+mod build;
 mod error;
 mod network;
 mod observe;
 mod sandbox;
 mod template;
 
+pub use build::{
+    BuildInfo, BuildLogEntry, BuildStatus, BuildStep, FileUpload, ImageRegistry, NewBuild,
+    RequestedBuild, StartBuild, StatusReason,
+};
 pub use error::RestError;
 pub use network::{NetworkConfig, NetworkUpdate};
 pub use observe::{

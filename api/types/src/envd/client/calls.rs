@@ -1,6 +1,6 @@
 //! Requests with a complete answer, as opposed to streams.
 
-use std::os::unix::net::UnixStream;
+use std::{fs::File, io::Read, os::unix::net::UnixStream};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Serialize, de::DeserializeOwned};
@@ -20,6 +20,9 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'_')
     .remove(b'.')
     .remove(b'~');
+
+/// How much of a file is held in memory.
+const PIECE: usize = 256 << 10;
 
 impl<S: Transport> EnvdClient<S> {
     /// Sends `GET /health`.
@@ -104,6 +107,37 @@ impl<S: Transport> EnvdClient<S> {
         Ok(())
     }
 
+    /// Sends `POST /files` with the content of a file of this host, whatever its size.
+    ///
+    /// # Errors
+    /// Returns [`ClientError::Refused`] if the agent answers with an error, [`ClientError::NotReachable`] if the file
+    /// cannot be read, and another [`ClientError`] if the call fails.
+    pub fn upload_file(
+        &mut self,
+        path: &str,
+        mut file: File,
+        user: Option<&str>,
+    ) -> Result<(), ClientError> {
+        let deadline = Deadline::after(self.timeout);
+        let unread = |source| ClientError::NotReachable {
+            doing: "reading the file",
+            source,
+        };
+        let mut left = file.metadata().map_err(unread)?.len();
+        let raw = [("content-type", "application/octet-stream")];
+        self.send_head("POST", &files_target(path, user), &raw, left, b"", deadline)?;
+        let mut piece = vec![0; PIECE];
+        while left > 0 {
+            let most = usize::try_from(left).map_or(PIECE, |left| left.min(PIECE));
+            let part = piece.get_mut(..most).unwrap_or_default();
+            file.read_exact(part).map_err(unread)?;
+            self.connection.send(&[part], deadline)?;
+            left -= most as u64;
+        }
+        let head = self.connection.read_head(deadline)?;
+        accept(&self.connection.collect(head, deadline)?)
+    }
+
     /// Turns the connection into a stream to a TCP port on the guest's loopback interface.
     ///
     /// # Errors
@@ -166,6 +200,19 @@ impl<S: Transport> EnvdClient<S> {
         body: &[u8],
         deadline: Deadline,
     ) -> Result<(), ClientError> {
+        self.send_head(method, target, headers, body.len() as u64, body, deadline)
+    }
+
+    /// Sends a head that announces a body of `len` bytes, together with the `first` of them.
+    fn send_head(
+        &mut self,
+        method: &str,
+        target: &str,
+        headers: &[(&str, &str)],
+        len: u64,
+        first: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
         let mut head = format!("{method} {target} HTTP/1.1\r\nhost: {}\r\n", self.authority);
         let token = self.token.as_deref().map(|token| ("x-access-token", token));
         let route = self.headers.iter().map(|(n, v)| (n.as_str(), v.as_str()));
@@ -173,11 +220,11 @@ impl<S: Transport> EnvdClient<S> {
             head.extend([name, ": ", value, "\r\n"]);
         }
         if method != "GET" {
-            head.extend(["content-length: ", &body.len().to_string(), "\r\n"]);
+            head.extend(["content-length: ", &len.to_string(), "\r\n"]);
         }
         head.push_str("\r\n");
         self.connection.begin()?;
-        self.connection.send(&[head.as_bytes(), body], deadline)
+        self.connection.send(&[head.as_bytes(), first], deadline)
     }
 }
 

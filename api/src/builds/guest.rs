@@ -1,0 +1,228 @@
+//! Commands and files in the virtual machine of a build.
+//!
+//! The agent is not trusted: a build's own commands run as root beside it. It can only make its own build fail.
+
+#![expect(
+    dead_code,
+    reason = "the executor of builds, which will call it, is not written yet"
+)]
+
+use std::{
+    fs::File,
+    io,
+    net::Shutdown,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use api_types::envd::{ClientError, ENVD_PORT, EndEvent, EnvdClient, ProcessEvent};
+use tokio::task::{JoinHandle, spawn_blocking};
+
+use super::{
+    cancel::Cancel,
+    command::Command,
+    output::{Captured, Lines},
+};
+
+/// Time limit for the agent to answer. A busy host delays it.
+const ANSWER: Duration = Duration::from_secs(60);
+/// The agent ends a command at its limit; this is how much longer its answer is waited for.
+const GRACE: Duration = Duration::from_secs(60);
+/// Time limit for the transfer of an archive.
+const UPLOAD: Duration = Duration::from_secs(3600);
+
+/// Why a command did not succeed. The texts are those of E2B where it has one.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CommandError {
+    /// `exit status 1` or `signal: killed`.
+    #[error("{0}")]
+    Status(String),
+    #[error("command failed: {code}: {message}")]
+    Refused { code: String, message: String },
+    #[error("the command did not end within {} s", .0.as_secs())]
+    Limit(Duration),
+    /// Text of the client.
+    #[error("the virtual machine of the build does not answer, or has ended: {0}")]
+    Lost(String),
+    #[error("{0}")]
+    Output(&'static str),
+    #[error("build was cancelled")]
+    Cancelled,
+}
+
+/// The machine of a build.
+#[derive(Clone, Debug)]
+pub(super) struct Guest {
+    vsock: PathBuf,
+    cancel: Cancel,
+}
+
+impl Guest {
+    /// `vsock` is the socket of the machine's vsock device.
+    pub(super) fn new(vsock: &Path, cancel: Cancel) -> Self {
+        Self {
+            vsock: vsock.to_owned(),
+            cancel,
+        }
+    }
+
+    /// Runs a command; its output goes to the log.
+    pub(super) async fn run(&self, command: &Command, lines: Lines) -> Result<(), CommandError> {
+        let started = self.start(command, lines).await?;
+        self.unless_cancelled(started.ended()).await
+    }
+
+    /// Runs a command. Returns its output, also if it fails, and how it ended.
+    pub(super) async fn capture(
+        &self,
+        command: &Command,
+    ) -> Result<(Captured, Result<(), CommandError>), CommandError> {
+        let (vsock, command) = (self.vsock.clone(), command.clone());
+        let run = spawn_blocking(move || {
+            let mut captured = Captured::default();
+            let stream = connect(&vsock)?;
+            let ended = follow(stream, &command, |event| captured.add(event));
+            Ok((captured, ended))
+        });
+        self.unless_cancelled(join(run)).await
+    }
+
+    /// Starts a command. Its output goes to the log until the returned value is dropped; the command runs on.
+    pub(super) async fn start(
+        &self,
+        command: &Command,
+        lines: Lines,
+    ) -> Result<Started, CommandError> {
+        let vsock = self.vsock.clone();
+        let connected = spawn_blocking(move || connect(&vsock));
+        let stream = self.unless_cancelled(join(connected)).await?;
+        let lost = |error: io::Error| CommandError::Lost(error.to_string());
+        let socket = stream.try_clone().map_err(lost)?;
+        let command = command.clone();
+        let thread = spawn_blocking(move || {
+            let mut lines = lines;
+            follow(stream, &command, |event| {
+                lines.add(event);
+                Ok(())
+            })
+        });
+        let thread = Some(thread);
+        Ok(Started { socket, thread })
+    }
+
+    /// Writes a file of the host to a path in the guest, as root's.
+    pub(super) async fn upload(&self, from: File, to: &str) -> Result<(), CommandError> {
+        let (vsock, to) = (self.vsock.clone(), to.to_owned());
+        let upload = spawn_blocking(move || {
+            let mut agent = EnvdClient::over(connect(&vsock)?, UPLOAD);
+            let sent = agent.upload_file(&to, from, Some("root"));
+            sent.map_err(|error| command_error(error, UPLOAD))
+        });
+        self.unless_cancelled(join(upload)).await
+    }
+
+    /// The work's result, or an error at once if the build is cancelled. What was started in the guest ends with the
+    /// machine.
+    async fn unless_cancelled<T>(
+        &self,
+        work: impl Future<Output = Result<T, CommandError>>,
+    ) -> Result<T, CommandError> {
+        let mut cancel = self.cancel.clone();
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => Err(CommandError::Cancelled),
+            result = work => result,
+        }
+    }
+
+    /// Waits, but not longer than until the build is cancelled.
+    pub(super) async fn sleep(&self, duration: Duration) -> Result<(), CommandError> {
+        let sleep = async {
+            tokio::time::sleep(duration).await;
+            Ok(())
+        };
+        self.unless_cancelled(sleep).await
+    }
+}
+
+/// A command that runs. Dropping this ends the connection; the command continues.
+#[derive(Debug)]
+pub(super) struct Started {
+    socket: UnixStream,
+    thread: Option<JoinHandle<Result<(), CommandError>>>,
+}
+
+impl Started {
+    /// Waits for the end of the command.
+    pub(super) async fn ended(mut self) -> Result<(), CommandError> {
+        self.wait().await
+    }
+
+    /// Waits for the end of the command. Can be dropped and called again; does not return a second time.
+    pub(super) async fn wait(&mut self) -> Result<(), CommandError> {
+        let Some(thread) = &mut self.thread else {
+            return std::future::pending().await;
+        };
+        let ended = join(thread).await;
+        self.thread = None;
+        ended
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // Fails only if the connection is closed already.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+}
+
+async fn join<T>(
+    thread: impl Future<Output = Result<Result<T, CommandError>, tokio::task::JoinError>>,
+) -> Result<T, CommandError> {
+    let panicked = |_| CommandError::Lost("the server is stopping".to_owned());
+    thread.await.map_err(panicked)?
+}
+
+fn connect(vsock: &Path) -> Result<UnixStream, CommandError> {
+    EnvdClient::connect(vsock, ENVD_PORT, ANSWER)
+        .and_then(EnvdClient::into_stream)
+        .map_err(|error| command_error(error, ANSWER))
+}
+
+/// Runs a command to its end, and passes its events on.
+fn follow(
+    stream: UnixStream,
+    command: &Command,
+    mut on_event: impl FnMut(&ProcessEvent) -> Result<(), CommandError>,
+) -> Result<(), CommandError> {
+    let limit = command.limit;
+    let failed = |error| command_error(error, limit);
+    let mut agent = EnvdClient::over(stream, ANSWER);
+    let mut events = agent
+        .start(&command.request(), limit + GRACE)
+        .map_err(failed)?;
+    let mut end: Option<EndEvent> = None;
+    while let Some(event) = events.next_event().map_err(failed)? {
+        on_event(&event)?;
+        end = event.end.or(end);
+    }
+    match end {
+        Some(end) if end.exited && end.exit_code == 0 => Ok(()),
+        Some(end) => Err(CommandError::Status(api_types::guest_text(&end.status))),
+        None => Err(CommandError::Lost("the agent sent no result".to_owned())),
+    }
+}
+
+fn command_error(error: ClientError, limit: Duration) -> CommandError {
+    match error {
+        ClientError::Refused { code, .. } if code == "deadline_exceeded" => {
+            CommandError::Limit(limit)
+        }
+        ClientError::Refused { code, message, .. } => CommandError::Refused { code, message },
+        ClientError::Timeout(_) => CommandError::Limit(limit),
+        ClientError::NotReachable { .. } | ClientError::Protocol(_) => {
+            CommandError::Lost(model::chain(&error))
+        }
+    }
+}

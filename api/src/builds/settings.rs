@@ -1,0 +1,28 @@
+//! The results of steps that later steps, the start command and the template's sandboxes use.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The user of a build at its begin, and of sandboxes of templates that set none.
+pub(super) const DEFAULT_USER: &str = "user";
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Settings {
+    /// A name of the guest's /etc/passwd.
+    pub(super) user: String,
+    /// An absolute path. `None`: the user's home.
+    pub(super) workdir: Option<String>,
+    /// For later steps and the start command. Sandboxes do not get it.
+    pub(super) env: BTreeMap<String, String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            user: DEFAULT_USER.to_owned(),
+            workdir: None,
+            env: BTreeMap::new(),
+        }
+    }
+}

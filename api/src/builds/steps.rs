@@ -1,0 +1,121 @@
+//! The steps of a build: what their arguments mean, and how they are done in the guest.
+//!
+//! Order, defaults and texts of errors are those of E2B's builder (`packages/orchestrator/pkg/template/build/commands`
+//! of its infrastructure), with three differences: the value of an ENV step sees the variables of earlier steps; a `PATH`
+//! of the image or of an ENV step comes before the one that the login profile sets; COPY merges directories with `mv`,
+//! because not every image has GNU tar.
+
+#![expect(
+    dead_code,
+    reason = "the executor of builds, which will call it, is not written yet"
+)]
+
+mod copy;
+mod env;
+mod run;
+mod user;
+mod workdir;
+
+use std::path::PathBuf;
+
+use api_types::rest::LogLevel;
+
+use super::{
+    command::Command,
+    guest::{CommandError, Guest},
+    log::BuildLog,
+    output::Lines,
+    plan::{At, Step, StepKind},
+    settings::Settings,
+};
+
+/// Where a step is done.
+pub(super) struct Place<'a> {
+    pub(super) guest: &'a Guest,
+    /// As the previous steps have left them.
+    pub(super) settings: &'a Settings,
+    pub(super) log: &'a BuildLog,
+    pub(super) at: At,
+    /// `builder 1/2`
+    pub(super) prefix: &'a str,
+    /// The archive of a COPY. There need not be one.
+    pub(super) archive: Option<PathBuf>,
+}
+
+/// The result of a step.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub(super) settings: Settings,
+    pub(super) disk: Disk,
+}
+
+/// Whether a step may have changed the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Disk {
+    Changed,
+    Unchanged,
+}
+
+/// Why a step was not done.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StepError {
+    /// A sentence for the user.
+    #[error("{0}")]
+    Failed(String),
+    #[error("build was cancelled")]
+    Cancelled,
+}
+
+impl StepError {
+    fn text(text: impl Into<String>) -> Self {
+        Self::Failed(text.into())
+    }
+
+    /// The error of a command, after what it was for.
+    pub(super) fn of(what: impl std::fmt::Display) -> impl FnOnce(CommandError) -> Self {
+        move |error| match error {
+            CommandError::Cancelled => Self::Cancelled,
+            error => Self::Failed(format!("{what}: {error}")),
+        }
+    }
+}
+
+/// Does a step.
+pub(super) async fn perform(step: &Step, place: &Place<'_>) -> Result<Done, StepError> {
+    let args: Vec<_> = step.args.iter().map(String::as_str).collect();
+    if args.iter().any(|arg| arg.contains('\0')) {
+        let name = step.kind.name();
+        return Err(StepError::Failed(format!(
+            "{name} has an argument with a NUL byte"
+        )));
+    }
+    match step.kind {
+        StepKind::Run => run::perform(&args, place).await,
+        StepKind::Copy => copy::perform(&args, step.files.as_deref(), place).await,
+        StepKind::Env => env::perform(&args, place).await,
+        StepKind::Workdir => workdir::perform(&args, place).await,
+        StepKind::User => user::perform(&args, place).await,
+    }
+}
+
+impl Place<'_> {
+    /// Runs a command whose output is part of the log.
+    async fn run(&self, command: &Command, level: LogLevel) -> Result<(), CommandError> {
+        self.guest.run(command, self.lines(level)).await
+    }
+
+    fn lines(&self, level: LogLevel) -> Lines {
+        Lines::new(self.log, level, self.at, self.prefix)
+    }
+
+    /// Runs a script as root and returns its standard output, which must be UTF-8. What it writes to standard error
+    /// is part of the log.
+    async fn ask(&self, script: &str, args: &[&str]) -> Result<String, CommandError> {
+        let command = Command::of_root(script, args, self.settings);
+        let (output, ended) = self.guest.capture(&command).await?;
+        self.lines(LogLevel::Info).add_stderr(&output.stderr);
+        ended?;
+        String::from_utf8(output.stdout)
+            .map_err(|_| CommandError::Output("its output is not UTF-8"))
+    }
+}

@@ -1,0 +1,240 @@
+//! Archives of files for COPY, below the server's state directory: `<template>/<hash>`. The hash is the client's and
+//! does not cover the archive's bytes, so an archive serves only the template that it was uploaded for.
+//!
+//! An archive is written beside its place and renamed, so a reader sees a whole one or none.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use axum::body::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::Body;
+use tokio::{fs, io::AsyncWriteExt};
+
+use super::grant::Grant;
+use crate::auth::random_hex;
+
+/// After how many bytes the free space is examined again.
+const SPACE_STEP: u64 = 16 << 20;
+/// What unfinished archives end with.
+const DRAFT: &str = ".draft";
+
+/// Why an archive was not kept.
+#[derive(Debug, thiserror::Error)]
+pub enum UploadError {
+    #[error("the archive has more than {0} bytes")]
+    TooLarge(u64),
+    /// The disk has only its reserve left.
+    #[error("no space on disk for the archive: delete templates or give the disk more room")]
+    NoSpace,
+    /// The client's connection ended, or its body is malformed.
+    #[error("the upload was interrupted: {0}")]
+    Interrupted(String),
+    #[error("cannot keep the archive")]
+    Io(#[source] io::Error),
+}
+
+/// The directory of archives.
+#[derive(Clone, Debug)]
+pub struct Uploads {
+    dir: PathBuf,
+    /// Disk space that is never used.
+    reserve: u64,
+}
+
+impl Uploads {
+    /// Opens the directory and removes what a former server did not finish.
+    ///
+    /// # Errors
+    /// Returns an error if the directory cannot be made or read.
+    pub fn open(dir: PathBuf, reserve: u64) -> io::Result<Self> {
+        std::fs::create_dir_all(&dir)?;
+        for template in std::fs::read_dir(&dir)? {
+            for entry in std::fs::read_dir(template?.path())? {
+                let path = entry?.path();
+                if path.to_string_lossy().ends_with(DRAFT) {
+                    std::fs::remove_file(path)?;
+                }
+            }
+        }
+        Ok(Self { dir, reserve })
+    }
+
+    /// Where the archive of a hash is, or would be. Both parts must be checked: an id of this server and a hash of hex
+    /// digits.
+    #[must_use]
+    pub fn path(&self, template_id: &str, hash: &str) -> PathBuf {
+        self.dir.join(template_id).join(hash)
+    }
+
+    /// Writes a body to the place that a verified grant names, and replaces an archive that is there.
+    ///
+    /// # Errors
+    /// Returns [`UploadError`]; then nothing of the body is kept.
+    pub async fn receive<B>(&self, grant: &Grant, body: B) -> Result<(), UploadError>
+    where
+        B: Body<Data = Bytes> + Unpin,
+        B::Error: std::fmt::Display,
+    {
+        let place = self.path(&grant.template_id, &grant.hash);
+        let dir = place.parent().unwrap_or(&self.dir);
+        fs::create_dir_all(dir).await.map_err(UploadError::Io)?;
+        let unique = random_hex::<8>().map_err(|why| UploadError::Io(why.into()))?;
+        let draft = Draft(dir.join(format!("{unique}{DRAFT}")));
+        self.write(&draft.0, grant.max_bytes, body).await?;
+        fs::rename(&draft.0, &place).await.map_err(of_disk)
+    }
+
+    async fn write<B>(&self, path: &Path, most: u64, mut body: B) -> Result<(), UploadError>
+    where
+        B: Body<Data = Bytes> + Unpin,
+        B::Error: std::fmt::Display,
+    {
+        let mut file = fs::File::create_new(path).await.map_err(of_disk)?;
+        let (mut written, mut examined_at) = (0, 0);
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|why| UploadError::Interrupted(why.to_string()))?;
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
+            written += data.len() as u64;
+            if written > most {
+                return Err(UploadError::TooLarge(most));
+            }
+            if written >= examined_at {
+                self.check_space(path, data.len() as u64)?;
+                examined_at = written + SPACE_STEP;
+            }
+            file.write_all(&data).await.map_err(of_disk)?;
+        }
+        file.sync_all().await.map_err(of_disk)
+    }
+
+    /// Space for at least [`SPACE_STEP`] more bytes, and `more`, must be left beside the reserve.
+    fn check_space(&self, path: &Path, more: u64) -> Result<(), UploadError> {
+        let dir = path.parent().unwrap_or(&self.dir);
+        let stat = nix::sys::statvfs::statvfs(dir).map_err(|why| UploadError::Io(why.into()))?;
+        let free = stat.blocks_available().saturating_mul(stat.fragment_size());
+        if free < self.reserve.saturating_add(SPACE_STEP).saturating_add(more) {
+            return Err(UploadError::NoSpace);
+        }
+        Ok(())
+    }
+
+    /// Removes all archives of a template.
+    ///
+    /// # Errors
+    /// Returns an error if they exist and cannot be removed.
+    pub async fn forget(&self, template_id: &str) -> io::Result<()> {
+        match fs::remove_dir_all(self.dir.join(template_id)).await {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn of_disk(why: io::Error) -> UploadError {
+    match why.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => UploadError::NoSpace,
+        _ => UploadError::Io(why),
+    }
+}
+
+/// Removes an unfinished archive, also if the client's connection ends in the middle.
+struct Draft(PathBuf);
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // After the rename there is no such file. The next server removes a draft that stays.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::Full;
+    use hyper::body::Frame;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    fn grant(max_bytes: u64) -> Grant {
+        Grant {
+            template_id: "abc".to_owned(),
+            hash: "0".repeat(64),
+            expires_unix_s: 0,
+            max_bytes,
+        }
+    }
+
+    fn files(dir: &Path) -> usize {
+        std::fs::read_dir(dir.join("abc")).map_or(0, Iterator::count)
+    }
+
+    #[tokio::test]
+    async fn an_archive_is_kept_whole_and_replaced_by_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let uploads = Uploads::open(dir.path().to_owned(), 0).unwrap();
+        for text in ["first", "x"] {
+            let body = Full::new(Bytes::from(text));
+            uploads.receive(&grant(5), body).await.unwrap();
+            let place = uploads.path("abc", &"0".repeat(64));
+            assert_eq!(std::fs::read_to_string(place).unwrap(), text);
+        }
+        assert_eq!(files(dir.path()), 1);
+        uploads.forget("abc").await.unwrap();
+        uploads.forget("abc").await.unwrap();
+        assert_eq!(files(dir.path()), 0);
+    }
+
+    #[tokio::test]
+    async fn nothing_stays_of_an_archive_that_is_too_large_or_has_no_space() {
+        let dir = tempfile::tempdir().unwrap();
+        let body = || Full::new(Bytes::from_static(b"sixsix"));
+        let uploads = Uploads::open(dir.path().to_owned(), 0).unwrap();
+        let found = uploads.receive(&grant(5), body()).await;
+        assert!(matches!(found, Err(UploadError::TooLarge(5))), "{found:?}");
+        let full = Uploads::open(dir.path().to_owned(), u64::MAX).unwrap();
+        let found = full.receive(&grant(6), body()).await;
+        assert!(matches!(found, Err(UploadError::NoSpace)), "{found:?}");
+        assert_eq!(files(dir.path()), 0);
+    }
+
+    #[tokio::test]
+    async fn nothing_stays_of_an_interrupted_archive() {
+        struct Broken(bool);
+        impl Body for Broken {
+            type Data = Bytes;
+            type Error = io::Error;
+            fn poll_frame(
+                mut self: Pin<&mut Self>,
+                _: &mut Context<'_>,
+            ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+                let is_first = !std::mem::replace(&mut self.0, true);
+                Poll::Ready(Some(if is_first {
+                    Ok(Frame::data(Bytes::from_static(b"a")))
+                } else {
+                    Err(io::ErrorKind::ConnectionReset.into())
+                }))
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let uploads = Uploads::open(dir.path().to_owned(), 0).unwrap();
+        let found = uploads.receive(&grant(5), Broken(false)).await;
+        assert!(matches!(found, Err(UploadError::Interrupted(_))));
+        assert_eq!(files(dir.path()), 0);
+    }
+
+    #[test]
+    fn drafts_of_a_former_server_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("abc")).unwrap();
+        std::fs::write(dir.path().join("abc/x.draft"), "").unwrap();
+        std::fs::write(dir.path().join("abc/kept"), "").unwrap();
+        Uploads::open(dir.path().to_owned(), 0).unwrap();
+        assert_eq!(files(dir.path()), 1);
+        assert!(dir.path().join("abc/kept").exists());
+    }
+}
