@@ -67,10 +67,9 @@ pub fn run(spec: &RestartSpec, interrupted: &AtomicBool) -> Result<Proof, Verify
     let _outside = world::enter([OUTSIDE])?;
     let run_dir = spec.setup.run_dir()?;
     let mut options = spec.setup.server(WARM)?;
-    // The directory of runs may be mounted without the right to execute programs.
-    let tmp = spec.setup.artifacts.join("tmp");
-    let program =
-        Program::install(&tmp, &options.program, spec.builds.as_ref()).map_err(at(&tmp))?;
+    // The directory of runs may be mounted without the right to execute programs, and `cargo xtask` empties `tmp`.
+    let dir = &spec.setup.artifacts;
+    let program = Program::install(dir, &options.program, spec.builds.as_ref()).map_err(at(dir))?;
     options.program = program.path().to_owned();
     options.options = ["--uplink", world::UPLINK, "--dns-server", "198.51.100.53"]
         .map(str::to_owned)
