@@ -1,16 +1,21 @@
 //! Builds of templates: from an image or a template and a list of steps to a template with memory.
 
 pub mod cancel;
+pub mod catalog;
 mod command;
 pub mod grant;
 mod guest;
 mod key;
 pub mod log;
 mod output;
+pub mod owner;
 pub mod page;
 pub mod plan;
+pub mod record;
 pub mod request;
+pub mod run;
 mod settings;
 mod steps;
+pub mod store;
 pub mod text;
 pub mod uploads;

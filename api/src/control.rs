@@ -4,6 +4,7 @@
 //! compares the list with the OpenAPI document. Every error is JSON with `code` and `message`.
 
 mod body;
+mod builds;
 mod error;
 mod events;
 #[cfg(any(test, fuzzing))]
@@ -36,6 +37,7 @@ use pool::Pool;
 
 use crate::{
     auth::{Authenticator, Scope},
+    builds::{catalog::Resolved, owner::Builds},
     network::Network,
     registry::Registry,
     telemetry::Telemetry,
@@ -53,6 +55,7 @@ pub struct Control {
     pub registry: Registry,
     /// For templates and metrics; handlers change sandboxes only through the registry.
     pub pool: Pool,
+    pub builds: Builds,
     pub authenticator: Arc<Authenticator>,
     pub telemetry: Arc<Telemetry>,
     /// Value of `domain` in answers. `None`: `domain` is omitted, and clients use the domain that they are configured
@@ -62,12 +65,23 @@ pub struct Control {
     pub network: Option<Network>,
     /// Maximum timeout of a sandbox in seconds.
     pub max_timeout_s: u32,
+    /// Whether clients use TLS, unless a proxy terminates it.
+    pub is_tls: bool,
 }
 
 impl Control {
     /// The operator's configuration of outbound traffic. `None`: sandboxes have no network.
     fn egress(&self) -> Option<&EgressConfig> {
         self.network.as_ref().map(|network| &network.egress)
+    }
+
+    /// The reference with which the pool finds a template: of a build, its id in the pool.
+    fn pool_reference(&self, reference: String) -> Result<String, ApiError> {
+        match self.builds.catalog().resolve(&reference) {
+            Resolved::Ready(pool_id) => Ok(pool_id),
+            Resolved::Foreign => Ok(reference),
+            Resolved::NotReady => Err(ApiError::NoTemplate(reference.chars().take(200).collect())),
+        }
     }
 
     /// The packets of a sandbox that its policy refused, oldest first.
@@ -124,6 +138,7 @@ pub fn endpoints() -> Vec<Endpoint> {
     all.extend(logs::endpoints());
     all.extend(events::endpoints());
     all.extend(templates::endpoints());
+    all.extend(builds::endpoints());
     all.extend(server::endpoints());
     all.extend(unsupported::endpoints());
     all
@@ -215,10 +230,17 @@ mod tests {
     }
 
     #[test]
-    fn only_health_and_the_openapi_document_are_public() {
+    fn only_health_the_openapi_document_and_uploads_are_public() {
         let endpoints = endpoints();
         let public = endpoints.iter().filter(|e| e.access == Access::Public);
-        let public: Vec<_> = public.map(|e| e.path).collect();
-        assert_eq!(public, ["/health", "/openapi.json"]);
+        let public: Vec<_> = public.map(|e| (e.method, e.path)).collect();
+        assert_eq!(
+            public,
+            [
+                ("put", "/templates/{id}/files/{hash}"),
+                ("get", "/health"),
+                ("get", "/openapi.json")
+            ]
+        );
     }
 }

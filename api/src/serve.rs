@@ -24,6 +24,7 @@ use std::{
 };
 
 use ipnet::IpNet;
+use model::Bytes;
 use netisolation::ResolverSockets;
 use pool::{OnClose, Pool, PoolConfig, PoolError, StateLock};
 use tokio::{
@@ -71,6 +72,16 @@ pub struct ServeSpec {
     pub on_exit: OnClose,
     /// `None`: sandboxes have no network.
     pub network: Option<NetworkSpec>,
+    pub builds: BuildsSpec,
+}
+
+/// How templates are built.
+#[derive(Clone, Copy, Debug)]
+pub struct BuildsSpec {
+    /// Builds that run at the same time; at least 1.
+    pub running: usize,
+    /// Space of all uploaded archives.
+    pub upload_quota: Bytes,
 }
 
 /// PEM files of the server's certificate.
@@ -95,6 +106,8 @@ pub enum ServeError {
     Listen(#[from] ListenError),
     #[error(transparent)]
     Network(#[from] NetworkError),
+    #[error("cannot open the directory of builds in the state directory")]
+    Builds(#[source] io::Error),
     #[error("cannot open the pool")]
     Pool(#[source] PoolError),
     #[error("cannot install handlers for SIGTERM, SIGINT and SIGHUP")]
@@ -447,6 +460,12 @@ fn stop(signal: &'static str, pool: &Pool) {
 
 async fn close(engine: Engine, on_exit: OnClose) {
     let pool = engine.pool.clone();
+    if tokio::time::timeout(SETTLE, engine.builds.stop())
+        .await
+        .is_err()
+    {
+        warn!("a build did not end in time: the next server process ends it");
+    }
     if tokio::time::timeout(SETTLE, pool.drain()).await.is_err() {
         warn!(
             timeout_s = SETTLE.as_secs(),

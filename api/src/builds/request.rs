@@ -82,6 +82,7 @@ pub fn check_new(request: NewBuild) -> Result<NewBuildSpec, RequestError> {
     if tags.is_empty() {
         tags.insert(DEFAULT_TAG.to_owned());
     }
+    check_lengths(name, &tags)?;
     Ok(NewBuildSpec {
         name: name.to_owned(),
         tags,
@@ -99,6 +100,35 @@ pub fn split(given: &str) -> Result<(&str, Option<&str>), RequestError> {
         Some((name, tag)) => Ok((check_word("name", name)?, Some(check_word("tag", tag)?))),
         None => Ok((check_word("name", given)?, None)),
     }
+}
+
+/// Checks the tags of a request to give or take tags.
+///
+/// # Errors
+/// Returns [`RequestError::Invalid`] for none, for too many, and for malformed ones.
+pub fn check_tags(name: &str, given: Vec<String>) -> Result<BTreeSet<String>, RequestError> {
+    if given.is_empty() || given.len() > MAX_TAGS {
+        let count = given.len();
+        return Err(invalid(format!("{count} tags: use 1 to {MAX_TAGS}")));
+    }
+    let words = given.iter().map(|tag| check_word("tag", tag));
+    let tags = words
+        .map(|word| word.map(str::to_owned))
+        .collect::<Result<_, _>>()?;
+    check_lengths(name, &tags)?;
+    Ok(tags)
+}
+
+/// The pool's names contain the tag.
+fn check_lengths(name: &str, tags: &BTreeSet<String>) -> Result<(), RequestError> {
+    let too_long = tags
+        .iter()
+        .find(|tag| name.len() + 1 + tag.len() > MAX_NAME);
+    too_long.map_or(Ok(()), |tag| {
+        Err(invalid(format!(
+            "\"{name}:{tag}\" is too long: name and tag may have {MAX_NAME} bytes together, the colon included"
+        )))
+    })
 }
 
 /// A name or a tag: letters, digits and `._-`, in names also `/`.
@@ -268,6 +298,20 @@ mod tests {
             ..NewBuild::default()
         };
         assert_eq!(check_new(alias).unwrap().name, "old");
+    }
+
+    #[test]
+    fn name_and_tag_together_fit_into_a_name_of_the_pool() {
+        let of = |name: usize, tag: usize| {
+            let mut request = named(&"n".repeat(name));
+            request.tags = Some(vec!["t".repeat(tag)]);
+            check_new(request).is_ok()
+        };
+        assert!(of(100, 27) && !of(100, 28) && !of(128, 1));
+        let assigned = |tag: usize| check_tags(&"n".repeat(100), vec!["t".repeat(tag)]);
+        assert!(assigned(27).is_ok() && assigned(28).is_err());
+        assert!(check_tags("n", vec![]).is_err());
+        assert!(check_tags("n", vec!["a:b".to_owned()]).is_err());
     }
 
     #[test]

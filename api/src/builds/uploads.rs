@@ -1,11 +1,15 @@
 //! Archives of files for COPY, below the server's state directory: `<template>/<hash>`. The hash is the client's and
 //! does not cover the archive's bytes, so an archive serves only the template that it was uploaded for.
 //!
-//! An archive is written beside its place and renamed, so a reader sees a whole one or none.
+//! An archive is written beside its place and renamed, so a reader sees a whole one or none. All archives together have
+//! a quota: the least recently used ones are removed for new ones.
+
+mod ledger;
 
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use axum::body::Bytes;
@@ -15,9 +19,12 @@ use tokio::{fs, io::AsyncWriteExt};
 
 use super::grant::Grant;
 use crate::auth::random_hex;
+use ledger::{Charge, Ledger};
 
 /// After how many bytes the free space is examined again.
 const SPACE_STEP: u64 = 16 << 20;
+/// Maximum size of one archive.
+const MAX_ARCHIVE: u64 = 8 << 30;
 /// What unfinished archives end with.
 const DRAFT: &str = ".draft";
 
@@ -29,6 +36,11 @@ pub enum UploadError {
     /// The disk has only its reserve left.
     #[error("no space on disk for the archive: delete templates or give the disk more room")]
     NoSpace,
+    /// The archives of other builds, and of those under way, have all the space.
+    #[error(
+        "the archive does not fit into the space of {0} bytes for all archives (--upload-quota)"
+    )]
+    Quota(u64),
     /// The client's connection ended, or its body is malformed.
     #[error("the upload was interrupted: {0}")]
     Interrupted(String),
@@ -42,24 +54,49 @@ pub struct Uploads {
     dir: PathBuf,
     /// Disk space that is never used.
     reserve: u64,
+    ledger: Arc<Ledger>,
 }
 
 impl Uploads {
-    /// Opens the directory and removes what a former server did not finish.
+    /// Opens the directory and removes what a former server did not finish. Drafts of a process that still receives
+    /// them stay. `quota` is the space of all archives in bytes.
     ///
     /// # Errors
     /// Returns an error if the directory cannot be made or read.
-    pub fn open(dir: PathBuf, reserve: u64) -> io::Result<Self> {
-        std::fs::create_dir_all(&dir)?;
+    pub fn open(dir: PathBuf, reserve: u64, quota: u64) -> io::Result<Self> {
+        super::store::private_dir(&dir)?;
+        let mut found = Vec::new();
         for template in std::fs::read_dir(&dir)? {
             for entry in std::fs::read_dir(template?.path())? {
                 let path = entry?.path();
-                if path.to_string_lossy().ends_with(DRAFT) {
+                if !path.to_string_lossy().ends_with(DRAFT) {
+                    found.push(path);
+                } else if std::fs::File::open(&path)?.try_lock().is_ok() {
                     std::fs::remove_file(path)?;
                 }
             }
         }
-        Ok(Self { dir, reserve })
+        let ledger = Arc::new(Ledger::new(quota, found));
+        Ok(Self {
+            dir,
+            reserve,
+            ledger,
+        })
+    }
+
+    /// Maximum size of one archive in bytes.
+    #[must_use]
+    pub fn max_archive(&self) -> u64 {
+        self.ledger.quota().min(MAX_ARCHIVE)
+    }
+
+    /// Whether the archive of a hash is there. It then counts as used now. The parts must be checked as for
+    /// [`Uploads::path`].
+    #[must_use]
+    pub fn has(&self, template_id: &str, hash: &str) -> bool {
+        let path = self.path(template_id, hash);
+        self.ledger.touch(&path);
+        path.exists()
     }
 
     /// Where the archive of a hash is, or would be. Both parts must be checked: an id of this server and a hash of hex
@@ -83,16 +120,22 @@ impl Uploads {
         fs::create_dir_all(dir).await.map_err(UploadError::Io)?;
         let unique = random_hex::<8>().map_err(|why| UploadError::Io(why.into()))?;
         let draft = Draft(dir.join(format!("{unique}{DRAFT}")));
-        self.write(&draft.0, grant.max_bytes, body).await?;
-        fs::rename(&draft.0, &place).await.map_err(of_disk)
+        let charge = self.write(&draft.0, grant.max_bytes, body).await?;
+        fs::rename(&draft.0, &place).await.map_err(of_disk)?;
+        charge.keep(place);
+        Ok(())
     }
 
-    async fn write<B>(&self, path: &Path, most: u64, mut body: B) -> Result<(), UploadError>
+    async fn write<B>(&self, path: &Path, most: u64, mut body: B) -> Result<Charge, UploadError>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: std::fmt::Display,
     {
-        let mut file = fs::File::create_new(path).await.map_err(of_disk)?;
+        let file = std::fs::File::create_new(path).map_err(of_disk)?;
+        // Held while this process receives the archive.
+        file.lock().map_err(UploadError::Io)?;
+        let mut file = fs::File::from_std(file);
+        let mut charge = Charge::new(&self.ledger);
         let (mut written, mut examined_at) = (0, 0);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|why| UploadError::Interrupted(why.to_string()))?;
@@ -107,9 +150,13 @@ impl Uploads {
                 self.check_space(path, data.len() as u64)?;
                 examined_at = written + SPACE_STEP;
             }
+            if !charge.grow_to(written) {
+                return Err(UploadError::Quota(self.ledger.quota()));
+            }
             file.write_all(&data).await.map_err(of_disk)?;
         }
-        file.sync_all().await.map_err(of_disk)
+        file.sync_all().await.map_err(of_disk)?;
+        Ok(charge)
     }
 
     /// Space for at least [`SPACE_STEP`] more bytes, and `more`, must be left beside the reserve.
@@ -128,7 +175,9 @@ impl Uploads {
     /// # Errors
     /// Returns an error if they exist and cannot be removed.
     pub async fn forget(&self, template_id: &str) -> io::Result<()> {
-        match fs::remove_dir_all(self.dir.join(template_id)).await {
+        let dir = self.dir.join(template_id);
+        self.ledger.forget(&dir);
+        match fs::remove_dir_all(dir).await {
             Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
             _ => Ok(()),
         }
@@ -176,7 +225,7 @@ mod tests {
     #[tokio::test]
     async fn an_archive_is_kept_whole_and_replaced_by_the_next() {
         let dir = tempfile::tempdir().unwrap();
-        let uploads = Uploads::open(dir.path().to_owned(), 0).unwrap();
+        let uploads = Uploads::open(dir.path().to_owned(), 0, 1 << 30).unwrap();
         for text in ["first", "x"] {
             let body = Full::new(Bytes::from(text));
             uploads.receive(&grant(5), body).await.unwrap();
@@ -193,10 +242,10 @@ mod tests {
     async fn nothing_stays_of_an_archive_that_is_too_large_or_has_no_space() {
         let dir = tempfile::tempdir().unwrap();
         let body = || Full::new(Bytes::from_static(b"sixsix"));
-        let uploads = Uploads::open(dir.path().to_owned(), 0).unwrap();
+        let uploads = Uploads::open(dir.path().to_owned(), 0, 1 << 30).unwrap();
         let found = uploads.receive(&grant(5), body()).await;
         assert!(matches!(found, Err(UploadError::TooLarge(5))), "{found:?}");
-        let full = Uploads::open(dir.path().to_owned(), u64::MAX).unwrap();
+        let full = Uploads::open(dir.path().to_owned(), u64::MAX, 1 << 30).unwrap();
         let found = full.receive(&grant(6), body()).await;
         assert!(matches!(found, Err(UploadError::NoSpace)), "{found:?}");
         assert_eq!(files(dir.path()), 0);
@@ -221,7 +270,7 @@ mod tests {
             }
         }
         let dir = tempfile::tempdir().unwrap();
-        let uploads = Uploads::open(dir.path().to_owned(), 0).unwrap();
+        let uploads = Uploads::open(dir.path().to_owned(), 0, 1 << 30).unwrap();
         let found = uploads.receive(&grant(5), Broken(false)).await;
         assert!(matches!(found, Err(UploadError::Interrupted(_))));
         assert_eq!(files(dir.path()), 0);
@@ -233,7 +282,7 @@ mod tests {
         std::fs::create_dir(dir.path().join("abc")).unwrap();
         std::fs::write(dir.path().join("abc/x.draft"), "").unwrap();
         std::fs::write(dir.path().join("abc/kept"), "").unwrap();
-        Uploads::open(dir.path().to_owned(), 0).unwrap();
+        Uploads::open(dir.path().to_owned(), 0, 1 << 30).unwrap();
         assert_eq!(files(dir.path()), 1);
         assert!(dir.path().join("abc/kept").exists());
     }

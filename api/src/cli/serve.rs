@@ -10,7 +10,7 @@ use std::{
 use api::{
     auth::{Auth, Rate},
     handover::Predecessor,
-    serve::{self, ServeError, ServeSpec, TlsFiles},
+    serve::{self, BuildsSpec, ServeError, ServeSpec, TlsFiles},
     systemd,
 };
 use clap::{Args, ValueEnum};
@@ -114,6 +114,12 @@ pub(super) struct ServeConfig {
     /// Log format on standard error; CUBE_LOG sets the filter (`info`, `api=debug`, …)
     #[arg(long, value_enum, default_value = "human")]
     log: Log,
+    /// Maximum number of template builds that run at the same time; further ones wait
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
+    max_builds: u8,
+    /// Disk space of all files that clients upload for builds; the least recently used ones are removed
+    #[arg(long, value_name = "SIZE", default_value = "10GiB")]
+    upload_quota: Bytes,
     #[command(flatten)]
     network: NetworkOptions,
 }
@@ -278,6 +284,10 @@ fn check(
             Exit::Kill => OnClose::Kill,
         },
         network: config.network.spec().map_err(Failure::Usage)?,
+        builds: BuildsSpec {
+            running: config.max_builds.into(),
+            upload_quota: config.upload_quota,
+        },
     })
 }
 
@@ -369,6 +379,7 @@ fn ended(why: &ServeError) -> Failure {
         | ServeError::Tls(_)
         | ServeError::Listen(_)
         | ServeError::Network(_)
+        | ServeError::Builds(_)
         | ServeError::Pool(_)
         | ServeError::Signals(_)
         | ServeError::Lock(_)

@@ -1,6 +1,6 @@
 //! Errors of the control plane. Only this module converts them to a status and a body.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use api_types::rest::RestError;
 use axum::{
@@ -17,6 +17,7 @@ use tracing::{error, warn};
 
 use crate::{
     auth::AuthError,
+    builds::{grant::GrantError, owner::BuildsError, request::RequestError, uploads::UploadError},
     registry::{RegistryError, note::NoteError},
 };
 
@@ -61,6 +62,12 @@ pub enum ApiError {
     #[error("cannot create tokens: the kernel provides no random numbers")]
     Random(#[source] getrandom::Error),
     #[error(transparent)]
+    Builds(#[from] BuildsError),
+    #[error(transparent)]
+    Grant(#[from] GrantError),
+    #[error(transparent)]
+    Upload(#[from] UploadError),
+    #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
@@ -87,6 +94,9 @@ impl ApiError {
             Self::Unresponsive(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Note(_) => StatusCode::BAD_REQUEST,
             Self::Random(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Builds(why) => builds_status(why),
+            Self::Grant(GrantError::Forged | GrantError::Expired) => StatusCode::FORBIDDEN,
+            Self::Upload(why) => upload_status(why),
             Self::Pool(why) => pool_status(why),
         }
     }
@@ -96,6 +106,7 @@ impl ApiError {
         match self {
             Self::Auth(AuthError::Rate { retry_after })
             | Self::Pool(PoolError::Full { retry_after, .. }) => Some(*retry_after),
+            Self::Builds(BuildsError::TooMany(_)) => Some(Duration::from_secs(10)),
             Self::Pool(PoolError::Draining | PoolError::Refused(_, Refusal::Crowded)) => {
                 Some(Duration::from_secs(1))
             }
@@ -131,6 +142,38 @@ fn pool_status(why: &PoolError) -> StatusCode {
     }
 }
 
+fn builds_status(why: &BuildsError) -> StatusCode {
+    match why {
+        BuildsError::NoTemplate(_) | BuildsError::NoBuild(_) => StatusCode::NOT_FOUND,
+        BuildsError::NotWaiting => StatusCode::BAD_REQUEST,
+        BuildsError::Installed(_) => StatusCode::FORBIDDEN,
+        BuildsError::Taken(_) => StatusCode::CONFLICT,
+        BuildsError::TooMany(_) => StatusCode::TOO_MANY_REQUESTS,
+        BuildsError::Store(why) => disk_status(why),
+        BuildsError::Random(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        BuildsError::Pool(why) => pool_status(why),
+        BuildsError::Closed => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+fn upload_status(why: &UploadError) -> StatusCode {
+    match why {
+        UploadError::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+        UploadError::NoSpace | UploadError::Quota(_) => StatusCode::INSUFFICIENT_STORAGE,
+        UploadError::Interrupted(_) => StatusCode::BAD_REQUEST,
+        UploadError::Io(why) => disk_status(why),
+    }
+}
+
+fn disk_status(why: &io::Error) -> StatusCode {
+    match why.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            StatusCode::INSUFFICIENT_STORAGE
+        }
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
 fn refusal_status(refusal: Refusal) -> StatusCode {
     match refusal {
         Refusal::NotFound | Refusal::NotRunning => StatusCode::NOT_FOUND,
@@ -148,6 +191,15 @@ impl From<RegistryError> for ApiError {
             RegistryError::Note(why) => Self::Note(why),
             RegistryError::Random(why) => Self::Random(why),
             RegistryError::Pool(why) => Self::Pool(why),
+        }
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(why: RequestError) -> Self {
+        match why {
+            RequestError::Invalid(why) => Self::BadRequest(why),
+            RequestError::Unsupported(why) => Self::NotImplemented(why),
         }
     }
 }
@@ -195,7 +247,7 @@ mod tests {
             why: "memory".into(),
             retry_after: Duration::from_millis(1200),
         };
-        let cases: [(ApiError, u16); 9] = [
+        let cases: [(ApiError, u16); 14] = [
             (PoolError::Refused(id(), Refusal::NotFound).into(), 404),
             (PoolError::Refused(id(), Refusal::AlreadyPaused).into(), 409),
             (PoolError::Draining.into(), 503),
@@ -205,6 +257,11 @@ mod tests {
             (PoolError::NoTemplate("x".into()).into(), 404),
             (AuthError::Missing.into(), 401),
             (ApiError::NotImplemented("volumes".into()), 501),
+            (BuildsError::NotWaiting.into(), 400),
+            (BuildsError::Installed("base".into()).into(), 403),
+            (BuildsError::TooMany("32".into()).into(), 429),
+            (UploadError::Quota(1).into(), 507),
+            (GrantError::Expired.into(), 403),
         ];
         for (error, status) in cases {
             assert_eq!(error.status().as_u16(), status, "{error}");

@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     auth::Scope,
+    builds::catalog::Catalog,
     network::EgressConfig,
     registry::{NewLease, Token, View, timestamp},
 };
@@ -67,7 +68,8 @@ async fn create_as(
     source: OptionSource,
 ) -> CreateAnswer {
     let timeout_s = timeout(app, body.timeout)?.unwrap_or(default_s);
-    let lease = lease_of(body, timeout_s, source, app.egress())?;
+    let mut lease = lease_of(body, timeout_s, source, app.egress())?;
+    lease.template = app.pool_reference(lease.template)?;
     let created = app.registry.create(lease).await?;
     let pool::Sandbox { timeline, warm, .. } = &created.sandbox;
     app.telemetry.started(timeline, *warm);
@@ -219,7 +221,7 @@ impl Filter {
         })
     }
 
-    fn shows(&self, view: &View) -> bool {
+    fn shows(&self, catalog: &Catalog, view: &View) -> bool {
         let has = |(key, value): (&String, &String)| view.note.metadata.get(key) == Some(value);
         let in_state =
             self.states.is_empty() || self.states.contains(&wire::state(view.sandbox.state));
@@ -230,7 +232,8 @@ impl Filter {
         let of_template = self.template.as_ref().is_none_or(|wanted| {
             let names = &view.sandbox.template.names;
             let named = |name: &String| name == wanted || wire::split_tag(name).0 == wanted;
-            view.sandbox.template.id == *wanted || names.iter().any(named)
+            let id = &view.sandbox.template.id;
+            id == wanted || catalog.id_for_clients(id) == wanted || names.iter().any(named)
         });
         self.metadata.iter().all(has) && in_state && in_time && of_template
     }
@@ -253,7 +256,8 @@ async fn list(
     let filter = Filter::of(&query)?;
     let page = Page::of(&query)?;
     let mut views = app.registry.list().await?;
-    views.retain(|view| filter.shows(view));
+    let catalog = app.builds.catalog();
+    views.retain(|view| filter.shows(&catalog, view));
     let running = views
         .iter()
         .filter(|view| view.sandbox.state == PoolState::Running);
@@ -261,7 +265,9 @@ async fn list(
     headers.insert("x-total-running", HeaderValue::from(running.count()));
     let (views, token) = page.cut(views, position);
     put_token(&mut headers, token)?;
-    Ok((headers, Json(views.iter().map(wire::listed).collect())))
+    let catalog = app.builds.catalog();
+    let listed = views.iter().map(|view| wire::listed(&catalog, view));
+    Ok((headers, Json(listed.collect())))
 }
 
 fn position(view: &View) -> Position {
@@ -290,9 +296,12 @@ async fn list_old(
     let mut filter = Filter::of(&query)?;
     filter.states = vec![SandboxState::Running];
     let mut views = app.registry.list().await?;
-    views.retain(|view| filter.shows(view));
+    let catalog = app.builds.catalog();
+    views.retain(|view| filter.shows(&catalog, view));
     views.sort_by_key(|view| std::cmp::Reverse(position(view)));
-    Ok(Json(views.iter().map(wire::listed).collect()))
+    let catalog = app.builds.catalog();
+    let listed = views.iter().map(|view| wire::listed(&catalog, view));
+    Ok(Json(listed.collect()))
 }
 
 #[cfg(test)]
@@ -354,10 +363,12 @@ mod tests {
     #[test]
     fn the_filter_started_after_is_inclusive() {
         let view = view(1_700_000_000_123);
-        let printed = serde_json::to_value(wire::listed(&view)).unwrap();
+        let printed = serde_json::to_value(wire::listed(&Catalog::default(), &view)).unwrap();
         let shown_after = |time: &str| {
             let query = Query::parse(&format!("startedAfter={}", time.replace('+', "%2B")));
-            Filter::of(&query).unwrap().shows(&view)
+            Filter::of(&query)
+                .unwrap()
+                .shows(&Catalog::default(), &view)
         };
         assert!(shown_after(printed["startedAt"].as_str().unwrap()));
         assert!(shown_after("2023-11-14T22:13:20.122Z"));

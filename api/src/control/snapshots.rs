@@ -13,7 +13,7 @@ use super::{
     sandboxes::{put_token, timeout},
     wire,
 };
-use crate::auth::Scope;
+use crate::{auth::Scope, builds::owner::BuildsError};
 
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
 const READ: Access = Access::Key(Scope::TemplatesRead);
@@ -49,6 +49,11 @@ async fn snapshot(
         return Err(ApiError::NotImplemented(what.into()));
     }
     let names = body.name.filter(|name| !name.is_empty());
+    if let Some(name) = &names
+        && app.builds.catalog().find(wire::split_tag(name).0).is_some()
+    {
+        return Err(BuildsError::Taken(name.clone()).into());
+    }
     let names = names.into_iter().collect();
     let template = app.pool.snapshot(&id, names).await?;
     Ok((StatusCode::CREATED, Json(info(&template))))

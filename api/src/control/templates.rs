@@ -1,16 +1,36 @@
-//! Listing, lookup and removal of templates. Templates are created by `cargo xtask` and by snapshots of sandboxes.
+//! Listing, lookup and removal of templates. Templates are installed on the host, built by clients ([`super::builds`]),
+//! or snapshots of sandboxes.
+
+use std::collections::HashMap;
 
 use api_types::{
     envd::Timestamp,
-    rest::{Template, TemplateAlias, TemplateTag},
+    rest::{
+        BuildStatus, Template, TemplateAlias, TemplateBuild, TemplateTag, TemplateWithBuilds,
+        UpdateTemplate, UpdatedTemplate,
+    },
 };
 use axum::{Json, extract::State, routing::MethodFilter};
-use hyper::StatusCode;
+use hyper::{HeaderMap, StatusCode};
 use pool::{PoolError, TemplateInfo, TemplateKind};
 use sha2::{Digest, Sha256};
 
-use super::{Access, ApiError, App, ENVD_VERSION, Endpoint, body::Segment, query::Query, wire};
-use crate::auth::Scope;
+use super::{
+    Access, ApiError, App, ENVD_VERSION, Endpoint,
+    body::{Body, Segment},
+    builds,
+    paging::{Page, Position},
+    query::Query,
+    sandboxes::put_token,
+    wire,
+};
+use crate::{
+    auth::Scope,
+    builds::{
+        record::{BuildRecord, BuildState, TemplateRecord},
+        request::DEFAULT_TAG,
+    },
+};
 
 const READ: Access = Access::Key(Scope::TemplatesRead);
 const WRITE: Access = Access::Key(Scope::TemplatesWrite);
@@ -20,29 +40,74 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
     vec![
         Endpoint::new(get, "/templates", READ, list),
         Endpoint::new(get, "/v2/templates", READ, list),
+        Endpoint::new(get, "/templates/{id}", READ, detail),
         Endpoint::new(get, "/templates/aliases/{alias}", READ, alias),
         Endpoint::new(get, "/templates/{id}/tags", READ, tags),
         Endpoint::new(delete, "/templates/{id}", WRITE, remove),
+        Endpoint::new(MethodFilter::PATCH, "/v2/templates/{id}", WRITE, update),
     ]
 }
 
+/// The templates that the host's operator installed, and those of builds.
 async fn list(State(app): State<App>, _query: Query) -> Json<Vec<Template>> {
-    let mut templates = app.pool.templates().await;
-    templates.retain(|template| match template.kind {
-        TemplateKind::Installed | TemplateKind::Built => true,
-        TemplateKind::Snapshot | TemplateKind::Disk => false,
-    });
-    Json(templates.iter().map(item).collect())
+    let pool = app.pool.templates().await;
+    let installed = pool.iter().filter(|t| t.kind == TemplateKind::Installed);
+    let mut all: Vec<_> = installed.map(item).collect();
+    let by_id: HashMap<_, _> = pool.iter().map(|t| (t.id.as_str(), t)).collect();
+    let catalog = app.builds.catalog();
+    all.extend(
+        catalog
+            .templates
+            .values()
+            .filter_map(|t| built_item(t, &by_id)),
+    );
+    Json(all)
 }
 
+async fn detail(
+    State(app): State<App>,
+    Segment(id): Segment,
+    query: Query,
+) -> Result<(HeaderMap, Json<TemplateWithBuilds>), ApiError> {
+    let page = Page::of(&query)?;
+    let mut headers = HeaderMap::new();
+    let Ok(template) = builds::of_builds(&app, &id) else {
+        return Ok((headers, Json(installed_detail(&find(&app, &id).await?))));
+    };
+    let pool = app.pool.templates().await;
+    let by_id: HashMap<_, _> = pool.iter().map(|t| (t.id.as_str(), t)).collect();
+    let all = template.builds.iter().collect();
+    let (shown, token) = page.cut(all, |build: &&BuildRecord| Position {
+        at: build.created_unix_ms,
+        id: build.id.clone(),
+    });
+    put_token(&mut headers, token)?;
+    let answer = TemplateWithBuilds {
+        template_id: template.id.clone(),
+        public: template.public,
+        aliases: vec![template.name.clone()],
+        names: names(&template),
+        created_at: builds::timestamp(template.created_unix_ms),
+        updated_at: updated(&template),
+        last_spawned_at: None,
+        spawn_count: spawned(&template, &by_id),
+        builds: shown.into_iter().map(|b| built(b, &by_id)).collect(),
+    };
+    Ok((headers, Json(answer)))
+}
+
+/// A template of a build has an alias once a build is ready: programs use it to decide whether they can create sandboxes.
 async fn alias(
     State(app): State<App>,
     Segment(alias): Segment,
 ) -> Result<Json<TemplateAlias>, ApiError> {
-    let template = find(&app, &alias).await?;
+    let reference = app.pool_reference(alias)?;
+    let template = find(&app, &reference).await?;
+    let catalog = app.builds.catalog();
+    let id = catalog.id_for_clients(&template.id);
     Ok(Json(TemplateAlias {
-        template_id: template.id,
-        public: false,
+        template_id: id.to_owned(),
+        public: catalog.templates.get(id).is_some_and(|t| t.public),
     }))
 }
 
@@ -50,6 +115,14 @@ async fn tags(
     State(app): State<App>,
     Segment(id): Segment,
 ) -> Result<Json<Vec<TemplateTag>>, ApiError> {
+    if let Ok(template) = builds::of_builds(&app, &id) {
+        let tags = template.tags.iter().map(|(tag, named)| TemplateTag {
+            tag: tag.clone(),
+            build_id: named.build.clone(),
+            created_at: builds::timestamp(named.assigned_unix_ms),
+        });
+        return Ok(Json(tags.collect()));
+    }
     let template = find(&app, &id).await?;
     let tags = template.names.iter().map(|name| TemplateTag {
         tag: wire::split_tag(name).1.unwrap_or("default").to_owned(),
@@ -60,11 +133,32 @@ async fn tags(
 }
 
 async fn remove(State(app): State<App>, Segment(id): Segment) -> Result<StatusCode, ApiError> {
+    if let Ok(template) = builds::of_builds(&app, &id) {
+        app.builds.remove(template.id.clone()).await?;
+        return Ok(StatusCode::NO_CONTENT);
+    }
+    let found = find(&app, &id).await?;
+    if app.builds.catalog().by_pool.contains_key(&found.id) {
+        return Err(ApiError::NoTemplate(id));
+    }
     match app.pool.remove_template(&id).await {
         Ok(()) => Ok(StatusCode::NO_CONTENT),
         Err(PoolError::NoTemplate(name)) => Err(ApiError::NoTemplate(name)),
         Err(why) => Err(why.into()),
     }
+}
+
+async fn update(
+    State(app): State<App>,
+    Segment(id): Segment,
+    Body(body): Body<UpdateTemplate>,
+) -> Result<Json<UpdatedTemplate>, ApiError> {
+    let template = builds::changeable(&app, &id).await?;
+    if let Some(public) = body.public {
+        app.builds.publish(template.id.clone(), public).await?;
+    }
+    let names = names(&template);
+    Ok(Json(UpdatedTemplate { names }))
 }
 
 async fn find(app: &App, reference: &str) -> Result<TemplateInfo, ApiError> {
@@ -76,6 +170,109 @@ fn created(template: &TemplateInfo) -> Timestamp {
     Timestamp::from_unix_ns(template.created_unix_s.saturating_mul(1_000_000_000))
 }
 
+type Pool<'a> = HashMap<&'a str, &'a TemplateInfo>;
+
+/// The names with their tags.
+fn names(template: &TemplateRecord) -> Vec<String> {
+    template.pool_names().into_keys().collect()
+}
+
+fn updated(template: &TemplateRecord) -> Timestamp {
+    let changed = template.builds.iter().map(|build| build.changed_unix_ms);
+    builds::timestamp(changed.max().unwrap_or(template.created_unix_ms))
+}
+
+fn spawned(template: &TemplateRecord, pool: &Pool) -> u64 {
+    let ids = template.pool_ids();
+    let found = ids.iter().filter_map(|id| pool.get(id.as_str()));
+    found.map(|t| t.spawned).sum()
+}
+
+/// The template in the pool of a build.
+fn in_pool<'a>(build: &BuildRecord, pool: &Pool<'a>) -> Option<&'a TemplateInfo> {
+    match &build.state {
+        BuildState::Ready { template } => pool.get(template.as_deref()?).copied(),
+        _ => None,
+    }
+}
+
+/// The requested size of a build, and the real one once it is ready.
+fn size(build: &BuildRecord, pool: &Pool) -> (u8, u64, Option<u64>) {
+    match in_pool(build, pool).map(wire::size) {
+        Some((vcpus, memory_mb, disk_mb)) => (vcpus, memory_mb, Some(disk_mb)),
+        None => (build.vcpus, build.memory.0 >> 20, None),
+    }
+}
+
+fn built(build: &BuildRecord, pool: &Pool) -> TemplateBuild {
+    let (cpu_count, memory_mb, disk_size_mb) = size(build, pool);
+    let changed = builds::timestamp(build.changed_unix_ms);
+    TemplateBuild {
+        build_id: build.id.clone(),
+        status: builds::status_of(&build.state),
+        created_at: builds::timestamp(build.created_unix_ms),
+        updated_at: changed,
+        finished_at: build.state.is_final().then_some(changed),
+        cpu_count,
+        memory_mb,
+        disk_size_mb,
+        envd_version: ENVD_VERSION.to_owned(),
+    }
+}
+
+/// `None`: it has no build, which is so for a moment only.
+fn built_item(template: &TemplateRecord, pool: &Pool) -> Option<Template> {
+    let last = template.builds.last()?;
+    let named = template
+        .tagged(DEFAULT_TAG)
+        .map_or(last, |(build, _)| build);
+    let (cpu_count, memory_mb, disk_size_mb) = size(named, pool);
+    Some(Template {
+        template_id: template.id.clone(),
+        build_id: named.id.clone(),
+        cpu_count,
+        memory_mb,
+        disk_size_mb: disk_size_mb.unwrap_or(0),
+        public: template.public,
+        aliases: vec![template.name.clone()],
+        names: names(template),
+        created_at: builds::timestamp(template.created_unix_ms),
+        updated_at: updated(template),
+        created_by: None,
+        last_spawned_at: None,
+        spawn_count: spawned(template, pool),
+        build_count: template.builds.len(),
+        envd_version: ENVD_VERSION.to_owned(),
+        build_status: builds::status_of(&last.state),
+    })
+}
+
+fn installed_detail(template: &TemplateInfo) -> TemplateWithBuilds {
+    let item = item(template);
+    TemplateWithBuilds {
+        template_id: item.template_id,
+        public: false,
+        aliases: item.aliases,
+        names: item.names,
+        created_at: item.created_at,
+        updated_at: item.updated_at,
+        last_spawned_at: None,
+        spawn_count: item.spawn_count,
+        builds: vec![TemplateBuild {
+            build_id: item.build_id,
+            status: item.build_status,
+            created_at: item.created_at,
+            updated_at: item.updated_at,
+            finished_at: Some(item.updated_at),
+            cpu_count: item.cpu_count,
+            memory_mb: item.memory_mb,
+            disk_size_mb: Some(item.disk_size_mb),
+            envd_version: item.envd_version,
+        }],
+    }
+}
+
+/// A template that was not built by a client.
 fn item(template: &TemplateInfo) -> Template {
     let (cpu_count, memory_mb, disk_size_mb) = wire::size(template);
     let names = template.names.iter();
@@ -97,7 +294,7 @@ fn item(template: &TemplateInfo) -> Template {
         spawn_count: template.spawned,
         build_count: 1,
         envd_version: ENVD_VERSION.to_owned(),
-        build_status: "ready".to_owned(),
+        build_status: BuildStatus::Ready,
     }
 }
 

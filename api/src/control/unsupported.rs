@@ -8,18 +8,10 @@ use crate::auth::Scope;
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let (get, post) = (MethodFilter::GET, MethodFilter::POST);
-    let (delete, patch) = (MethodFilter::DELETE, MethodFilter::PATCH);
+    let delete = MethodFilter::DELETE;
     let read = Access::Key(Scope::TemplatesRead);
     let write = Access::Key(Scope::TemplatesWrite);
-    let mut all = vec![
-        Endpoint::new(post, "/v3/templates", write, building),
-        Endpoint::new(get, "/templates/{id}/files/{hash}", write, building),
-        Endpoint::new(post, "/v2/templates/{id}/builds/{build}", write, building),
-        Endpoint::new(get, "/templates/{id}/builds/{build}/status", read, building),
-        Endpoint::new(post, "/templates/tags", write, tagging),
-        Endpoint::new(delete, "/templates/tags", write, tagging),
-        Endpoint::new(patch, "/v2/templates/{id}", write, publishing),
-    ];
+    let mut all = Vec::new();
     for path in ["/volumes", "/volumes/{id}"] {
         all.push(Endpoint::new(get, path, read, volumes));
     }
@@ -31,18 +23,6 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
     }
     all.push(Endpoint::new(delete, "/secrets/{id}", write, secrets));
     all
-}
-
-async fn building() -> ApiError {
-    ApiError::NotImplemented("building templates; build them on the host with `cargo xtask`".into())
-}
-
-async fn tagging() -> ApiError {
-    ApiError::NotImplemented("changing tags of templates".into())
-}
-
-async fn publishing() -> ApiError {
-    ApiError::NotImplemented("publishing templates; all keys share all templates".into())
 }
 
 async fn volumes() -> ApiError {

@@ -6,7 +6,10 @@ use api_types::rest::{
 use pool::TemplateInfo;
 
 use super::{Control, ENVD_VERSION};
-use crate::registry::{View, timestamp};
+use crate::{
+    builds::catalog::Catalog,
+    registry::{View, timestamp},
+};
 
 /// Clients require `clientID`, but do not use its value.
 const CLIENT_ID: &str = "cube";
@@ -15,7 +18,7 @@ const MIB: u64 = 1 << 20;
 /// The answer of create, connect, resume and fork.
 pub(super) fn sandbox(app: &Control, view: &View) -> Sandbox {
     Sandbox {
-        template_id: view.sandbox.template.id.clone(),
+        template_id: template_id(&app.builds.catalog(), view),
         sandbox_id: view.sandbox.id.to_string(),
         client_id: CLIENT_ID.to_owned(),
         envd_version: ENVD_VERSION.to_owned(),
@@ -27,10 +30,10 @@ pub(super) fn sandbox(app: &Control, view: &View) -> Sandbox {
 }
 
 /// An element of a list.
-pub(super) fn listed(view: &View) -> ListedSandbox {
+pub(super) fn listed(catalog: &Catalog, view: &View) -> ListedSandbox {
     let (cpu_count, memory_mb, disk_size_mb) = size(&view.sandbox.template);
     ListedSandbox {
-        template_id: view.sandbox.template.id.clone(),
+        template_id: template_id(catalog, view),
         sandbox_id: view.sandbox.id.to_string(),
         client_id: CLIENT_ID.to_owned(),
         started_at: timestamp(view.note.started_at),
@@ -50,7 +53,7 @@ pub(super) fn detail(app: &Control, view: &View) -> SandboxDetail {
     let (cpu_count, memory_mb, disk_size_mb) = size(&view.sandbox.template);
     let (note, lifetime) = (&view.note, &view.sandbox.lifetime);
     SandboxDetail {
-        template_id: view.sandbox.template.id.clone(),
+        template_id: template_id(&app.builds.catalog(), view),
         sandbox_id: view.sandbox.id.to_string(),
         client_id: CLIENT_ID.to_owned(),
         started_at: timestamp(note.started_at),
@@ -81,6 +84,11 @@ pub(super) fn detail(app: &Control, view: &View) -> SandboxDetail {
             }
         },
     }
+}
+
+/// The id by which clients know the template of a sandbox.
+fn template_id(catalog: &Catalog, view: &View) -> String {
+    catalog.id_for_clients(&view.sandbox.template.id).to_owned()
 }
 
 /// The state in E2B's terms.

@@ -130,6 +130,10 @@ impl<R: Routes> Dispatch<R> {
         let to = match (target?, operation) {
             (Target::Sandbox { id, port }, _) => Destination { id, port, host },
             (Target::Control, None) => {
+                if is_build_upload(&request) {
+                    // It may take an hour and changes no sandbox, so a handover does not wait for it.
+                    drop(ticket);
+                }
                 let response = self.control(&backend, request, peer).await;
                 return Ok(Answered::Control(response));
             }
@@ -167,6 +171,12 @@ impl<R: Routes> Dispatch<R> {
             Err(never) => match never {},
         }
     }
+}
+
+/// Whether the request uploads files for a build of a template.
+fn is_build_upload<B>(request: &Request<B>) -> bool {
+    let path = request.uri().path();
+    request.method() == Method::PUT && path.starts_with("/templates/") && path.contains("/files/")
 }
 
 /// The operation that the signature of a signed file URL covers. `None`: the URL is not a signed file URL.

@@ -1,16 +1,22 @@
 //! The part of a server that only one process can have: the network of the sandboxes, the pool, and the tasks beside them.
 //! A handover closes it in the old process and opens it in the new one.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{io, path::Path, sync::Arc, time::Duration};
 
 use netisolation::{Isolation, ResolverSockets};
 use pool::{OnClose, Pool, StateLock};
 use tokio::task::JoinSet;
 
-use super::{ServeError, ServeSpec};
+use super::{BuildsSpec, ServeError, ServeSpec};
 use crate::{
     auth::{Authenticator, KeyFile, watch_keys},
+    builds::{
+        grant::Authority,
+        owner::{Builds, Real},
+        run::Executor,
+        store::{Contents, Store},
+        uploads::Uploads,
+    },
     control::{self, Control},
     listen::Backend,
     network,
@@ -30,6 +36,7 @@ const RESOLVE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Engine {
     pub(super) pool: Pool,
+    pub(super) builds: Builds,
     isolation: Option<Isolation>,
     resolver: Option<network::Serving>,
     /// The resolver, the sampler, and the like; aborted when this value is dropped.
@@ -62,6 +69,7 @@ impl Engine {
         }
         let isolation = config.network.clone();
         let keys = KeyFile::of(&config.state);
+        let (state, disk_reserve) = (config.state.clone(), config.disk_reserve);
         let opened = Pool::open_locked(config, lock).await;
         let (pool, recovered, ended) = opened.map_err(ServeError::Pool)?;
         let refused = network.as_ref().map(|network| network.log.clone());
@@ -71,20 +79,31 @@ impl Engine {
         if !authenticator.is_open() {
             tasks.spawn(watch_keys(keys, authenticator.clone()));
         }
+        let stored = open_builds(&state, disk_reserve.0, &spec.builds);
+        let (stored, uploads, authority) = stored.map_err(ServeError::Builds)?;
+        let machinery = Real {
+            pool: pool.clone(),
+            executor: Executor::open(pool.clone()),
+        };
+        let running = spec.builds.running;
+        let builds = Builds::open(stored, uploads, authority, machinery, running, &mut tasks);
         let app = Arc::new(Control {
             registry: registry.clone(),
             pool: pool.clone(),
+            builds: builds.clone(),
             authenticator,
             telemetry: Telemetry::shared(),
             domain: spec.domain.clone(),
             network,
             max_timeout_s: spec.max_timeout_s,
+            is_tls: spec.tls.is_some(),
         });
         let proxy = Proxy::new(registry);
         let tended = proxy.clone();
         tasks.spawn(async move { tended.close_expired().await });
         let engine = Self {
             pool,
+            builds,
             isolation,
             resolver,
             tasks,
@@ -98,6 +117,7 @@ impl Engine {
     pub(super) async fn release(self) -> Option<ResolverSockets> {
         let Self {
             pool,
+            builds: _,
             isolation,
             resolver,
             mut tasks,
@@ -137,4 +157,16 @@ impl Engine {
         }
         sockets.ok()
     }
+}
+
+/// Opens what the builds of a former server have left on disk.
+fn open_builds(
+    state: &Path,
+    disk_reserve: u64,
+    spec: &BuildsSpec,
+) -> io::Result<((Store, Contents), Uploads, Authority)> {
+    let (store, contents) = Store::open(state.join("builds"))?;
+    let authority = Authority::new(&store.upload_key()?);
+    let uploads = Uploads::open(store.files(), disk_reserve, spec.upload_quota.0)?;
+    Ok(((store, contents), uploads, authority))
 }

@@ -64,12 +64,20 @@ impl Reloader<'_> {
             }
         };
         let begun = server.accept_until(sockets, begun).await;
-        let (mut successor, control) = begun.map_err(Failed::Kept)?;
-        let outcome = server
-            .serve_until(self.hand_over(engine, &mut successor, sockets))
-            .await;
-        drop(control);
-        outcome.map(|()| successor.pid())
+        let outcome = match begun {
+            Ok((mut successor, control)) => {
+                let outcome = server
+                    .serve_until(self.hand_over(engine, &mut successor, sockets))
+                    .await;
+                drop(control);
+                outcome.map(|()| successor.pid())
+            }
+            Err(why) => Err(Failed::Kept(why)),
+        };
+        if let (Err(Failed::Kept(_)), Some(engine)) = (&outcome, engine) {
+            engine.builds.go_on().await;
+        }
+        outcome
     }
 
     /// Starts the new process, and lets changes of sandboxes finish. The returned guard keeps further ones waiting.
@@ -82,6 +90,8 @@ impl Reloader<'_> {
         let settled = async {
             let control = self.gate.close_control().await;
             if let Some(engine) = engine {
+                // A build changes sandboxes all the time, and its executor cannot move to another process.
+                engine.builds.stop().await;
                 engine.pool.settle().await;
             }
             control

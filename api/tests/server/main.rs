@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod builds;
 mod churn;
 mod clock;
 mod days;
@@ -41,6 +42,11 @@ fn main() {
             kvm_ports_ask_for_their_tokens,
             kvm_a_page_of_another_origin_changes_nothing,
             kvm_a_create_that_nobody_waits_for_leaves_nothing,
+        },
+        builds::{
+            kvm_a_build_is_requested_started_followed_and_deleted,
+            kvm_files_are_uploaded_to_urls_with_their_own_authority,
+            kvm_builds_outlive_a_restart_or_end_with_a_reason,
         },
         keys::{
             kvm_keys_open_what_their_scopes_say,

@@ -11,8 +11,8 @@ mod sandbox;
 mod template;
 
 pub use build::{
-    BuildInfo, BuildLogEntry, BuildStatus, BuildStep, FileUpload, ImageRegistry, NewBuild,
-    RequestedBuild, StartBuild, StatusReason,
+    AssignTags, AssignedTags, BuildInfo, BuildLogEntry, BuildLogs, BuildStatus, BuildStep,
+    DeleteTags, FileUpload, ImageRegistry, NewBuild, RequestedBuild, StartBuild, StatusReason,
 };
 pub use error::RestError;
 pub use network::{NetworkConfig, NetworkUpdate};
@@ -25,4 +25,7 @@ pub use sandbox::{
     OnTimeout, PauseMode, PauseRequest, RefreshRequest, ResumeRequest, Sandbox, SandboxDetail,
     SandboxState, SnapshotInfo, SnapshotRequest, TimeoutRequest,
 };
-pub use template::{Team, Template, TemplateAlias, TemplateTag};
+pub use template::{
+    Team, Template, TemplateAlias, TemplateBuild, TemplateTag, TemplateWithBuilds, UpdateTemplate,
+    UpdatedTemplate,
+};

@@ -145,6 +145,36 @@ pub struct BuildLogEntry {
     pub step: Option<String>,
 }
 
+/// Answer of `GET /templates/{id}/builds/{build}/logs`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BuildLogs {
+    pub logs: Vec<BuildLogEntry>,
+}
+
+/// Body of `POST /templates/tags`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AssignTags {
+    /// `name:tag` of a build that is ready.
+    pub target: String,
+    pub tags: Vec<String>,
+}
+
+/// Answer of `POST /templates/tags`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AssignedTags {
+    pub tags: Vec<String>,
+    #[serde(rename = "buildID")]
+    pub build_id: String,
+}
+
+/// Body of `DELETE /templates/tags`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeleteTags {
+    /// Without a tag.
+    pub name: String,
+    pub tags: Vec<String>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::BuildStatus;
 use crate::envd::Timestamp;
 
 /// An element of the answer of `GET /templates`.
@@ -11,7 +12,7 @@ pub struct Template {
     /// Identifies the template; never changes.
     #[serde(rename = "templateID")]
     pub template_id: String,
-    /// A UUID for the template's only build.
+    /// A UUID: of the build that its name refers to, or of the last one.
     #[serde(rename = "buildID")]
     pub build_id: String,
     pub cpu_count: u8,
@@ -21,7 +22,7 @@ pub struct Template {
     /// In MiB.
     #[serde(rename = "diskSizeMB")]
     pub disk_size_mb: u64,
-    /// Whether other teams may use the template. Always `false`: there is only one team.
+    /// Whether other teams may use the template. It has no effect: there is only one team.
     pub public: bool,
     /// Names without tags.
     pub aliases: Vec<String>,
@@ -36,12 +37,73 @@ pub struct Template {
     pub last_spawned_at: Option<Timestamp>,
     /// Sandboxes started from this template since the server was started.
     pub spawn_count: u64,
-    /// Always 1.
-    pub build_count: u32,
+    pub build_count: usize,
     /// Version of the agent's protocol.
     pub envd_version: String,
-    /// Always `ready`.
-    pub build_status: String,
+    /// Of the last build.
+    pub build_status: BuildStatus,
+}
+
+/// Answer of `GET /templates/{id}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TemplateWithBuilds {
+    #[serde(rename = "templateID")]
+    pub template_id: String,
+    /// As [`Template::public`].
+    pub public: bool,
+    /// Names without tags.
+    pub aliases: Vec<String>,
+    /// Names with their tags.
+    pub names: Vec<String>,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+    /// Always `null`: not recorded. Clients require the key.
+    pub last_spawned_at: Option<Timestamp>,
+    /// As [`Template::spawn_count`].
+    pub spawn_count: u64,
+    /// A page of them, newest first.
+    pub builds: Vec<TemplateBuild>,
+}
+
+/// A build in a [`TemplateWithBuilds`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TemplateBuild {
+    #[serde(rename = "buildID")]
+    pub build_id: String,
+    pub status: BuildStatus,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+    /// `None`: it has not ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<Timestamp>,
+    pub cpu_count: u8,
+    /// In MiB.
+    #[serde(rename = "memoryMB")]
+    pub memory_mb: u64,
+    /// In MiB; only of a build that has a template.
+    #[serde(
+        rename = "diskSizeMB",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub disk_size_mb: Option<u64>,
+    pub envd_version: String,
+}
+
+/// Body of `PATCH /v2/templates/{id}`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpdateTemplate {
+    #[serde(default)]
+    pub public: Option<bool>,
+}
+
+/// Answer of `PATCH /v2/templates/{id}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpdatedTemplate {
+    /// Names with their tags.
+    pub names: Vec<String>,
 }
 
 /// Answer of `GET /templates/aliases/{alias}`.

@@ -1,0 +1,59 @@
+//! The builds as readers see them: a copy that their owner replaces after each change.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use super::{log::BuildLog, record::TemplateRecord, request::DEFAULT_TAG};
+
+/// All templates of builds, and the logs that are in memory.
+#[derive(Clone, Debug, Default)]
+pub struct Catalog {
+    pub templates: BTreeMap<String, Arc<TemplateRecord>>,
+    /// By build. Logs of builds that ended long ago are on disk only.
+    pub logs: HashMap<String, BuildLog>,
+    /// Ids of templates, by the ids in the pool of their builds.
+    pub by_pool: HashMap<String, String>,
+}
+
+/// What a reference in a request names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resolved {
+    /// No template of a build: the pool may have one.
+    Foreign,
+    /// The id in the pool of a ready build.
+    Ready(String),
+    /// A template of builds, with no ready build for the tag.
+    NotReady,
+}
+
+impl Catalog {
+    /// The template with an id or a name, which must be without a tag.
+    #[must_use]
+    pub fn find(&self, word: &str) -> Option<&Arc<TemplateRecord>> {
+        let named = || self.templates.values().find(|t| t.name == word);
+        self.templates.get(word).or_else(named)
+    }
+
+    /// What an id or a name, with or without a tag, refers to.
+    #[must_use]
+    pub fn resolve(&self, reference: &str) -> Resolved {
+        let (word, tag) = reference
+            .split_once(':')
+            .unwrap_or((reference, DEFAULT_TAG));
+        match self.find(word) {
+            None => Resolved::Foreign,
+            Some(template) => match template.tagged(tag) {
+                Some((_, pool_id)) => Resolved::Ready(pool_id.to_owned()),
+                None => Resolved::NotReady,
+            },
+        }
+    }
+
+    /// The id that clients know of a template in the pool.
+    #[must_use]
+    pub fn id_for_clients<'a>(&'a self, pool_id: &'a str) -> &'a str {
+        self.by_pool.get(pool_id).map_or(pool_id, String::as_str)
+    }
+}

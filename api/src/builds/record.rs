@@ -1,0 +1,327 @@
+//! What the server keeps of a template that clients build: its builds, and which of them each tag names. Pure.
+//!
+//! ```text
+//! Waiting ──start──► Started ──finish──► Ready (its tags move to it)
+//!    │                  │ finish, recover
+//!    └── superseded,    └──────────────► Failed
+//!        too late ──────────────────────►
+//! ```
+//! Ready and Failed are final. A ready build that loses its last tag also loses its template in the pool.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use model::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// Number of ended builds without a tag that are kept for each template.
+const KEPT_BUILDS: usize = 20;
+/// The official clients match this text.
+pub(super) const SUPERSEDED: &str =
+    "The build was canceled because it was superseded by a newer one.";
+pub(super) const RESTARTED: &str =
+    "the server was stopped or restarted during the build: start the build again";
+pub(super) const TOO_LATE: &str =
+    "the build was not started within a day of its request: request it again";
+
+/// A template and its builds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemplateRecord {
+    /// 20 lower-case letters and digits; never changes.
+    pub id: String,
+    /// Without a tag.
+    pub name: String,
+    pub created_unix_ms: u64,
+    /// What clients have set. It has no effect: there is only one team.
+    pub public: bool,
+    /// Oldest first.
+    pub builds: Vec<BuildRecord>,
+    pub tags: BTreeMap<String, TagRecord>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TagRecord {
+    /// Id of a ready build.
+    pub build: String,
+    pub assigned_unix_ms: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BuildRecord {
+    /// A UUID.
+    pub id: String,
+    /// The tags that it gets when it is ready. Not empty.
+    pub wanted: BTreeSet<String>,
+    pub vcpus: u8,
+    pub memory: Bytes,
+    pub created_unix_ms: u64,
+    /// Of the last change of `state`.
+    pub changed_unix_ms: u64,
+    pub state: BuildState,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "status", rename_all = "snake_case", deny_unknown_fields)]
+pub enum BuildState {
+    /// Requested; the client uploads files.
+    Waiting,
+    /// In the queue, or running.
+    Started,
+    Ready {
+        /// Id of the template in the pool; `None` once the build has lost its last tag.
+        template: Option<String>,
+    },
+    Failed(Reason),
+}
+
+/// Why a build failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reason {
+    pub message: String,
+    /// The part of the build that failed, as text of [`super::plan::At`].
+    pub step: Option<String>,
+}
+
+impl Reason {
+    pub(super) fn new(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            step: None,
+        }
+    }
+}
+
+impl BuildState {
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::Ready { .. } | Self::Failed(_))
+    }
+}
+
+impl TemplateRecord {
+    pub(super) fn new(id: String, name: String, now_ms: u64) -> Self {
+        Self {
+            id,
+            name,
+            created_unix_ms: now_ms,
+            public: false,
+            builds: Vec::new(),
+            tags: BTreeMap::new(),
+        }
+    }
+
+    #[must_use]
+    pub fn build(&self, id: &str) -> Option<&BuildRecord> {
+        self.builds.iter().find(|build| build.id == id)
+    }
+
+    /// The build that a tag names, and its template in the pool.
+    #[must_use]
+    pub fn tagged(&self, tag: &str) -> Option<(&BuildRecord, &str)> {
+        let build = self.build(&self.tags.get(tag)?.build)?;
+        match &build.state {
+            BuildState::Ready {
+                template: Some(template),
+            } => Some((build, template)),
+            _ => None,
+        }
+    }
+
+    /// The templates in the pool that this one needs.
+    pub(crate) fn pool_ids(&self) -> BTreeSet<String> {
+        let ids = self.builds.iter().filter_map(|build| match &build.state {
+            BuildState::Ready { template } => template.clone(),
+            _ => None,
+        });
+        ids.collect()
+    }
+
+    /// The names that each template in the pool has to have.
+    pub(crate) fn pool_names(&self) -> BTreeMap<String, String> {
+        let names = self.tags.keys().filter_map(|tag| {
+            let (_, template) = self.tagged(tag)?;
+            Some((pool_name(&self.name, tag), template.to_owned()))
+        });
+        names.collect()
+    }
+
+    /// Adds a build. Those that wait with one of its tags fail.
+    pub(super) fn request(&mut self, build: BuildRecord) {
+        let now_ms = build.created_unix_ms;
+        for other in &mut self.builds {
+            if other.state == BuildState::Waiting && !other.wanted.is_disjoint(&build.wanted) {
+                other.fail(Reason::new(SUPERSEDED), now_ms);
+            }
+        }
+        self.builds.push(build);
+        self.prune();
+    }
+
+    /// Starts a build that waits. Returns the started builds that it supersedes; `None`: it does not wait.
+    pub(super) fn start(&mut self, id: &str, now_ms: u64) -> Option<Vec<String>> {
+        let build = self.builds.iter_mut().find(|build| build.id == id)?;
+        if build.state != BuildState::Waiting {
+            return None;
+        }
+        build.state = BuildState::Started;
+        build.changed_unix_ms = now_ms;
+        let wanted = build.wanted.clone();
+        let older = self.builds.iter().filter(|other| {
+            other.id != id
+                && other.state == BuildState::Started
+                && !other.wanted.is_disjoint(&wanted)
+        });
+        Some(older.map(|build| build.id.clone()).collect())
+    }
+
+    /// Ends a started build: with a template of the pool, which gets the build's tags, or with a reason. Nothing happens
+    /// if the build does not run.
+    pub(super) fn finish(&mut self, id: &str, outcome: Result<String, Reason>, now_ms: u64) {
+        let Some(build) = self.builds.iter_mut().find(|build| build.id == id) else {
+            return;
+        };
+        if build.state != BuildState::Started {
+            return;
+        }
+        match outcome {
+            Err(reason) => build.fail(reason, now_ms),
+            Ok(template) => {
+                build.state = BuildState::Ready {
+                    template: Some(template),
+                };
+                build.changed_unix_ms = now_ms;
+                let wanted = build.wanted.clone();
+                self.point(id, wanted, now_ms);
+            }
+        }
+        self.prune();
+    }
+
+    /// Gives tags to the build that `tag` names. Returns the build's id; `None`: there is no such tag.
+    pub(super) fn assign(
+        &mut self,
+        tag: &str,
+        tags: BTreeSet<String>,
+        now_ms: u64,
+    ) -> Option<String> {
+        let id = self.tagged(tag)?.0.id.clone();
+        self.point(&id, tags, now_ms);
+        self.prune();
+        Some(id)
+    }
+
+    /// Takes tags away. Unknown tags are ignored.
+    pub(super) fn unassign(&mut self, tags: &BTreeSet<String>) {
+        self.tags.retain(|tag, _| !tags.contains(tag));
+        self.prune();
+    }
+
+    /// Ends what a former server left unfinished.
+    pub(super) fn recover(&mut self, now_ms: u64) {
+        for build in &mut self.builds {
+            if build.state == BuildState::Started {
+                build.fail(Reason::new(RESTARTED), now_ms);
+            }
+        }
+        self.prune();
+    }
+
+    /// Ends builds that have waited since before `since_ms`.
+    pub(super) fn expire(&mut self, since_ms: u64, now_ms: u64) {
+        for build in &mut self.builds {
+            if build.state == BuildState::Waiting && build.created_unix_ms < since_ms {
+                build.fail(Reason::new(TOO_LATE), now_ms);
+            }
+        }
+        self.prune();
+    }
+
+    fn point(&mut self, build: &str, tags: BTreeSet<String>, now_ms: u64) {
+        for tag in tags {
+            let record = TagRecord {
+                build: build.to_owned(),
+                assigned_unix_ms: now_ms,
+            };
+            self.tags.insert(tag, record);
+        }
+    }
+
+    /// Releases templates of builds without a tag, and forgets the oldest of these builds.
+    fn prune(&mut self) {
+        let tagged: BTreeSet<_> = self.tags.values().map(|tag| tag.build.clone()).collect();
+        for build in &mut self.builds {
+            if let BuildState::Ready { template } = &mut build.state
+                && !tagged.contains(&build.id)
+            {
+                *template = None;
+            }
+        }
+        let is_over = |build: &BuildRecord| build.state.is_final() && !tagged.contains(&build.id);
+        let mut surplus = self.builds.iter().filter(|b| is_over(b)).count();
+        surplus = surplus.saturating_sub(KEPT_BUILDS);
+        self.builds.retain(|build| {
+            let goes = surplus > 0 && is_over(build);
+            surplus -= usize::from(goes);
+            !goes
+        });
+    }
+
+    /// Why the record cannot be one that this module has made. `None`: it can.
+    pub(super) fn check(&self) -> Option<String> {
+        if !is_id(&self.id) || super::request::split(&self.name) != Ok((self.name.as_str(), None)) {
+            return Some("its id or its name is malformed".to_owned());
+        }
+        let mut ids = BTreeSet::new();
+        for build in &self.builds {
+            if !is_uuid(&build.id) || !ids.insert(&build.id) || build.wanted.is_empty() {
+                return Some(format!("build {:?} is malformed or listed twice", build.id));
+            }
+            let has_tag = self.tags.values().any(|tag| tag.build == build.id);
+            if let BuildState::Ready { template } = &build.state
+                && template.is_some() != has_tag
+            {
+                return Some(format!("tags and template of build {} disagree", build.id));
+            }
+        }
+        let lost = self.tags.keys().find(|tag| self.tagged(tag).is_none())?;
+        Some(format!("the tag {lost:?} names no ready build"))
+    }
+}
+
+impl BuildRecord {
+    fn fail(&mut self, reason: Reason, now_ms: u64) {
+        self.state = BuildState::Failed(reason);
+        self.changed_unix_ms = now_ms;
+    }
+}
+
+/// The name in the pool of `name:tag`.
+pub(super) fn pool_name(name: &str, tag: &str) -> String {
+    if tag == super::request::DEFAULT_TAG {
+        name.to_owned()
+    } else {
+        format!("{name}:{tag}")
+    }
+}
+
+fn is_id(id: &str) -> bool {
+    id.len() == 20
+        && id
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+}
+
+fn is_uuid(id: &str) -> bool {
+    id.len() == 36
+        && id.bytes().enumerate().all(|(at, b)| match at {
+            8 | 13 | 18 | 23 => b == b'-',
+            _ => matches!(b, b'0'..=b'9' | b'a'..=b'f'),
+        })
+}
+
+#[cfg(test)]
+#[path = "record/tests.rs"]
+pub(super) mod tests;

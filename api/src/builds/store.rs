@@ -1,0 +1,440 @@
+//! The builds on disk, below `<state>/builds`:
+//!
+//! ```text
+//! upload.key                       key of upload URLs, mode 0600, made once
+//! files/<template>/<hash>          uploaded archives, see [`super::uploads`]
+//! templates/<template>/record.json name, builds, tags
+//!                      <build>.log log of an ended build
+//! ```
+//! A record is replaced as a whole and synced, so a build's end and its tags are on disk together or not at all. A file
+//! that cannot be read is named in the log and left alone.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use super::{log::BuildLog, record::TemplateRecord};
+
+/// Version of the record's format.
+const FORMAT: u32 = 1;
+/// Longest record in bytes. One with all builds and tags has less than a tenth.
+const MAX_RECORD: u64 = 4 << 20;
+const RECORD: &str = "record.json";
+const KEY: &str = "upload.key";
+/// What incomplete files end with.
+const DRAFT: &str = ".new";
+
+/// The directory of builds.
+#[derive(Clone, Debug)]
+pub struct Store {
+    dir: PathBuf,
+}
+
+/// What a store contains.
+#[derive(Debug, Default)]
+pub struct Contents {
+    pub templates: BTreeMap<String, TemplateRecord>,
+    /// A record could not be read, so it is not known which templates of the pool are needed.
+    pub is_partial: bool,
+}
+
+/// Why a record cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// Probably written by a newer server.
+    #[error("it has format {0}; this server reads format {FORMAT}")]
+    Format(u32),
+    #[error("it is not the JSON of a template's builds")]
+    Malformed(#[source] serde_json::Error),
+    #[error("{0}")]
+    Inconsistent(String),
+    #[error("it cannot be read")]
+    Io(#[from] io::Error),
+}
+
+#[derive(Serialize)]
+struct Written<'a> {
+    format: u32,
+    template: &'a TemplateRecord,
+}
+
+#[derive(Deserialize)]
+struct Header {
+    format: u32,
+}
+
+#[derive(Deserialize)]
+struct Stored {
+    template: TemplateRecord,
+}
+
+/// Reads a record. The format number is checked before anything else.
+///
+/// # Errors
+/// Returns [`RecordError`].
+pub fn parse(bytes: &[u8]) -> Result<TemplateRecord, RecordError> {
+    let header: Header = serde_json::from_slice(bytes).map_err(RecordError::Malformed)?;
+    if header.format != FORMAT {
+        return Err(RecordError::Format(header.format));
+    }
+    let stored: Stored = serde_json::from_slice(bytes).map_err(RecordError::Malformed)?;
+    match stored.template.check() {
+        Some(why) => Err(RecordError::Inconsistent(why)),
+        None => Ok(stored.template),
+    }
+}
+
+fn render(template: &TemplateRecord) -> io::Result<Vec<u8>> {
+    let written = Written {
+        format: FORMAT,
+        template,
+    };
+    Ok(serde_json::to_vec(&written)?)
+}
+
+impl Store {
+    /// Opens the directory `dir`, and makes it if it does not exist.
+    ///
+    /// # Errors
+    /// Returns an error if directories cannot be made or read.
+    pub fn open(dir: PathBuf) -> io::Result<(Self, Contents)> {
+        private_dir(&dir.join("templates"))?;
+        sync_dir(&dir)?;
+        sync_dir(dir.parent().unwrap_or(&dir))?;
+        let this = Self { dir };
+        let contents = this.read()?;
+        Ok((this, contents))
+    }
+
+    fn read(&self) -> io::Result<Contents> {
+        let mut contents = Contents::default();
+        for entry in fs::read_dir(self.dir.join("templates"))? {
+            let path = entry?.path();
+            match read_record(&path) {
+                Ok(Some(template)) => {
+                    let same = contents.templates.values().any(|t| t.name == template.name);
+                    if same {
+                        contents.is_partial = true;
+                        warn!(path = %path.display(), name = template.name,
+                              "two templates of builds have one name: this one is left alone");
+                        continue;
+                    }
+                    contents.templates.insert(template.id.clone(), template);
+                }
+                // A killed server was making or removing it.
+                Ok(None) => fs::remove_dir_all(&path)?,
+                Err(error) => {
+                    contents.is_partial = true;
+                    warn!(path = %path.display(), error = %model::chain(&error),
+                          "cannot use this record of builds: it is left alone, and no template of the pool is removed");
+                }
+            }
+        }
+        Ok(contents)
+    }
+
+    /// Where uploaded archives are.
+    #[must_use]
+    pub fn files(&self) -> PathBuf {
+        self.dir.join("files")
+    }
+
+    fn template_dir(&self, id: &str) -> PathBuf {
+        self.dir.join("templates").join(id)
+    }
+
+    /// Writes a record. When this returns, it survives a crash of the host. Removes logs of builds that it does not list.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be written; the former record is then in force.
+    pub fn write(&self, template: &TemplateRecord) -> io::Result<()> {
+        let dir = self.template_dir(&template.id);
+        let is_new = !dir.exists();
+        private_dir(&dir)?;
+        replace(&dir, RECORD, &render(template)?)?;
+        if is_new {
+            sync_dir(&self.dir.join("templates"))?;
+        }
+        for entry in fs::read_dir(&dir)? {
+            let name = entry?.file_name();
+            let build = name.to_str().and_then(|name| name.strip_suffix(".log"));
+            if build.is_some_and(|build| template.build(build).is_none()) {
+                fs::remove_file(dir.join(&name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a template with its builds and logs. Nothing happens if there is none.
+    ///
+    /// # Errors
+    /// Returns an error if the record cannot be removed. A log that cannot be removed is removed by the next server.
+    pub fn remove(&self, id: &str) -> io::Result<()> {
+        let dir = self.template_dir(id);
+        match fs::remove_file(dir.join(RECORD)) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
+            removed => removed?,
+        }
+        sync_dir(&dir)?;
+        if let Err(error) = fs::remove_dir_all(&dir) {
+            warn!(path = %dir.display(), %error, "cannot remove the logs of a template");
+        }
+        Ok(())
+    }
+
+    /// Writes the log of an ended build, before its end is recorded.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be written.
+    pub fn write_log(&self, template: &str, build: &str, log: &BuildLog) -> io::Result<()> {
+        let dir = self.template_dir(template);
+        let draft = dir.join(format!("{build}{DRAFT}"));
+        let write = || {
+            let mut file = io::BufWriter::new(private_file(&draft)?);
+            log.write(&mut file)?;
+            file.get_ref().sync_all()?;
+            fs::rename(&draft, dir.join(format!("{build}.log")))
+        };
+        write().inspect_err(|_| drop(fs::remove_file(&draft)))
+    }
+
+    /// The log of an ended build; empty if there is none, as after a crash of the server.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be read.
+    pub fn read_log(&self, template: &str, build: &str) -> io::Result<BuildLog> {
+        let path = self.template_dir(template).join(format!("{build}.log"));
+        match BuildLog::load(&path) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(BuildLog::default()),
+            read => read,
+        }
+    }
+
+    /// The key of upload URLs, which is made if there is none.
+    ///
+    /// # Errors
+    /// Returns an error if it can neither be read nor made.
+    pub fn upload_key(&self) -> io::Result<[u8; 32]> {
+        match read_bounded(&self.dir.join(KEY), 32) {
+            Ok(bytes) => {
+                if let Ok(key) = bytes.try_into() {
+                    return Ok(key);
+                }
+                warn!(
+                    "the key of upload URLs is damaged: making a new one, upload URLs become invalid"
+                );
+            }
+            Err(why) if why.kind() == io::ErrorKind::NotFound => {}
+            Err(why) => return Err(why),
+        }
+        let mut key = [0; 32];
+        getrandom::fill(&mut key)?;
+        replace(&self.dir, KEY, &key)?;
+        Ok(key)
+    }
+}
+
+/// The record in a directory. `None`: it has none.
+fn read_record(dir: &Path) -> Result<Option<TemplateRecord>, RecordError> {
+    let is_dir = fs::symlink_metadata(dir)?.is_dir();
+    if !is_dir {
+        return Err(RecordError::Inconsistent(
+            "it is not a directory".to_owned(),
+        ));
+    }
+    let bytes = match read_bounded(&dir.join(RECORD), MAX_RECORD) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return only_ours(dir),
+        bytes => bytes?,
+    };
+    let template = parse(&bytes)?;
+    if dir.file_name().and_then(|name| name.to_str()) == Some(&template.id) {
+        return Ok(Some(template));
+    }
+    let of = template.id;
+    Err(RecordError::Inconsistent(format!(
+        "it is the record of the template {of}"
+    )))
+}
+
+/// A directory without a record is removed only if this program may have made it.
+fn only_ours(dir: &Path) -> Result<Option<TemplateRecord>, RecordError> {
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        let name = name.to_string_lossy();
+        if !name.ends_with(".log") && !name.ends_with(DRAFT) {
+            let why = format!("it has no record, and contains {name:?}");
+            return Err(RecordError::Inconsistent(why));
+        }
+    }
+    Ok(None)
+}
+
+fn read_bounded(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return Err(io::Error::other(format!("it has more than {most} bytes")));
+    }
+    Ok(bytes)
+}
+
+pub(super) fn private_dir(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).recursive(true).create(dir)
+}
+
+fn private_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+}
+
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// Replaces a file. If that fails, the former file stays.
+fn replace(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let draft = dir.join(format!("{name}{DRAFT}"));
+    let write = || {
+        let mut file = private_file(&draft)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&draft, dir.join(name))
+    };
+    // Frees the space of an incomplete file: the disk may be full.
+    write().inspect_err(|_| drop(fs::remove_file(&draft)))?;
+    sync_dir(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::builds::record::tests::{build, template, uuid};
+
+    fn ready() -> TemplateRecord {
+        let mut t = template();
+        t.request(build(1, &["default"]));
+        t.start(&uuid(1), 2);
+        t.finish(&uuid(1), Ok("p".to_owned()), 3);
+        t
+    }
+
+    fn open(dir: &Path) -> (Store, Contents) {
+        Store::open(dir.join("builds")).unwrap()
+    }
+
+    #[test]
+    fn records_and_logs_are_read_back_and_removed_with_their_template() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = open(dir.path());
+        let mut t = ready();
+        store.write(&t).unwrap();
+        store
+            .write_log(&t.id, &uuid(1), &BuildLog::default())
+            .unwrap();
+        store
+            .write_log(&t.id, &uuid(9), &BuildLog::default())
+            .unwrap();
+        t.public = true;
+        store.write(&t).unwrap();
+        let kept = |build| {
+            store
+                .template_dir(&t.id)
+                .join(format!("{build}.log"))
+                .exists()
+        };
+        assert!(kept(uuid(1)) && !kept(uuid(9)));
+        let (_, contents) = open(dir.path());
+        assert_eq!(contents.templates.get(&t.id), Some(&t));
+        assert!(!contents.is_partial);
+        store.remove(&t.id).unwrap();
+        store.remove(&t.id).unwrap();
+        assert!(open(dir.path()).1.templates.is_empty());
+    }
+
+    #[test]
+    fn damaged_and_foreign_files_are_left_alone_and_incomplete_ones_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = open(dir.path());
+        let t = ready();
+        store.write(&t).unwrap();
+        let of = |id: &str| store.template_dir(id);
+        let whole = fs::read(of(&t.id).join(RECORD)).unwrap();
+        let copy = |id: &str, bytes: &[u8]| {
+            fs::create_dir(of(id)).unwrap();
+            fs::write(of(id).join(RECORD), bytes).unwrap();
+        };
+        // No record: a killed server was making the first two, and the third is foreign.
+        fs::create_dir(of("empty")).unwrap();
+        fs::create_dir(of("draft")).unwrap();
+        fs::write(of("draft").join("record.json.new"), "{").unwrap();
+        let (_, contents) = open(dir.path());
+        assert!(!contents.is_partial && !of("empty").exists() && !of("draft").exists());
+        for (id, bytes) in [("torn", &whole[..whole.len() / 2]), ("other", &whole[..])] {
+            copy(id, bytes);
+            let (_, contents) = open(dir.path());
+            assert!(contents.is_partial, "{id}");
+            assert_eq!(contents.templates.len(), 1, "{id}");
+            assert!(of(id).exists(), "{id}");
+            fs::remove_dir_all(of(id)).unwrap();
+        }
+        fs::create_dir(of("foreign")).unwrap();
+        fs::write(of("foreign").join("notes"), "").unwrap();
+        fs::write(of("file"), "").unwrap();
+        assert!(open(dir.path()).1.is_partial);
+        assert!(of("foreign").exists() && of("file").exists());
+    }
+
+    #[test]
+    fn the_upload_key_is_made_once_and_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = open(dir.path());
+        let key = store.upload_key().unwrap();
+        assert_eq!(store.upload_key().unwrap(), key);
+        let path = dir.path().join("builds").join(KEY);
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        fs::write(&path, "short").unwrap();
+        assert_ne!(store.upload_key().unwrap(), key);
+        assert_ne!(key, [0; 32]);
+    }
+
+    #[test]
+    fn a_record_of_a_later_format_is_refused_before_it_is_decoded() {
+        let later = br#"{"format":2,"template":{"anything":1}}"#;
+        assert!(matches!(parse(later), Err(RecordError::Format(2))));
+        let mut t = ready();
+        t.tags.clear();
+        let wrong = parse(&render(&t).unwrap());
+        assert!(matches!(wrong, Err(RecordError::Inconsistent(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn a_changed_record_is_refused_or_consistent(at in 0_usize..600, byte: u8, cut in 0_usize..700) {
+            let mut bytes = render(&ready()).unwrap();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            bytes.truncate(cut);
+            if let Ok(read) = parse(&bytes) {
+                prop_assert_eq!(read.check(), None);
+                prop_assert_eq!(parse(&render(&read).unwrap()).unwrap(), read);
+            }
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Builds of templates: request, uploads of files, start, status and logs, tags.
+
+use std::sync::Arc;
+
+use api_types::{
+    envd::Timestamp,
+    rest::{
+        AssignTags, AssignedTags, BuildInfo, BuildLogEntry, BuildLogs, BuildStatus, DeleteTags,
+        FileUpload, LogLevel, NewBuild, RequestedBuild, StartBuild, StatusReason,
+    },
+};
+use axum::{
+    Json,
+    body::Body as HttpBody,
+    extract::{Path, Request, State},
+    routing::MethodFilter,
+};
+use hyper::{HeaderMap, StatusCode, Uri};
+use model::clock;
+use pool::TemplateKind;
+
+use super::{Access, ApiError, App, Control, Endpoint, body::Body, query::Query};
+use crate::{
+    auth::Scope,
+    builds::{
+        catalog::Catalog,
+        grant::Grant,
+        owner::{BuildsError, Requested},
+        page::{self, Direction, MAX_PAGE},
+        plan::At,
+        record::{BuildRecord, BuildState, Reason, TemplateRecord},
+        request,
+    },
+    proxy,
+};
+
+const READ: Access = Access::Key(Scope::TemplatesRead);
+const WRITE: Access = Access::Key(Scope::TemplatesWrite);
+
+/// How long an upload URL is valid. The upload must begin before.
+const GRANT_S: u64 = 3600;
+/// Number of log entries in the reason of a failure.
+const REASON_ENTRIES: usize = 20;
+
+pub(super) fn endpoints() -> Vec<Endpoint> {
+    let (get, post) = (MethodFilter::GET, MethodFilter::POST);
+    let (put, delete) = (MethodFilter::PUT, MethodFilter::DELETE);
+    let (files, build) = (
+        "/templates/{id}/files/{hash}",
+        "/v2/templates/{id}/builds/{build}",
+    );
+    vec![
+        Endpoint::new(post, "/v3/templates", WRITE, create),
+        Endpoint::new(get, files, WRITE, grant),
+        // The URL that `grant` returns carries its own authority.
+        Endpoint::new(put, files, Access::Public, upload),
+        Endpoint::new(post, build, WRITE, start),
+        Endpoint::new(get, "/templates/{id}/builds/{build}/status", READ, status),
+        Endpoint::new(get, "/templates/{id}/builds/{build}/logs", READ, logs),
+        Endpoint::new(post, "/templates/tags", WRITE, assign),
+        Endpoint::new(delete, "/templates/tags", WRITE, unassign),
+    ]
+}
+
+async fn create(
+    State(app): State<App>,
+    Body(body): Body<NewBuild>,
+) -> Result<(StatusCode, Json<RequestedBuild>), ApiError> {
+    let spec = request::check_new(body)?;
+    let names = vec![spec.name.clone()];
+    let tags = spec.tags.iter().cloned().collect();
+    let requested = app.builds.create(spec).await?;
+    let catalog = app.builds.catalog();
+    let template = catalog.templates.get(&requested.template_id);
+    let answer = RequestedBuild {
+        template_id: requested.template_id,
+        build_id: requested.build_id,
+        public: template.is_some_and(|template| template.public),
+        aliases: names.clone(),
+        names,
+        tags,
+    };
+    Ok((StatusCode::ACCEPTED, Json(answer)))
+}
+
+/// The template of builds that a path or a body names, by id or name.
+pub(super) fn of_builds(app: &Control, word: &str) -> Result<Arc<TemplateRecord>, ApiError> {
+    let catalog = app.builds.catalog();
+    let found = catalog.find(word).cloned();
+    found.ok_or_else(|| no_template(word))
+}
+
+fn no_template(reference: &str) -> ApiError {
+    ApiError::NoTemplate(reference.chars().take(200).collect())
+}
+
+async fn grant(
+    State(app): State<App>,
+    Path((id, hash)): Path<(String, String)>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<(StatusCode, Json<FileUpload>), ApiError> {
+    let template = of_builds(&app, &id)?;
+    let grant = Grant {
+        template_id: template.id.clone(),
+        hash: request::check_hash(hash)?,
+        expires_unix_s: now_s() + GRANT_S,
+        max_bytes: app.builds.uploads.max_archive(),
+    };
+    let host = proxy::host(&uri, &headers).map_err(|why| ApiError::BadRequest(why.to_string()))?;
+    let forwarded = headers.get("x-forwarded-proto");
+    let is_https = app.is_tls || forwarded.is_some_and(|scheme| scheme == "https");
+    let scheme = if is_https { "https" } else { "http" };
+    let (id, hash) = (&grant.template_id, &grant.hash);
+    let query = app.builds.authority.query(&grant);
+    let answer = FileUpload {
+        present: app.builds.uploads.has(id, hash),
+        url: format!("{scheme}://{host}/templates/{id}/files/{hash}?{query}"),
+    };
+    Ok((StatusCode::CREATED, Json(answer)))
+}
+
+async fn upload(
+    State(app): State<App>,
+    Path((id, hash)): Path<(String, String)>,
+    request: Request<HttpBody>,
+) -> Result<StatusCode, ApiError> {
+    let query = request.uri().query().unwrap_or_default();
+    let grant = app.builds.authority.verify(&id, &hash, query, now_s())?;
+    // Deleted since.
+    of_builds(&app, &grant.template_id)?;
+    app.builds
+        .uploads
+        .receive(&grant, request.into_body())
+        .await?;
+    Ok(StatusCode::OK)
+}
+
+async fn start(
+    State(app): State<App>,
+    Path((template_id, build_id)): Path<(String, String)>,
+    Body(body): Body<StartBuild>,
+) -> Result<StatusCode, ApiError> {
+    let spec = request::check_start(body)?;
+    let build = Requested {
+        template_id,
+        build_id,
+    };
+    app.builds.start(build, spec).await?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// A build as the catalog has it.
+struct Found {
+    catalog: Arc<Catalog>,
+    template: Arc<TemplateRecord>,
+    id: String,
+}
+
+impl Found {
+    fn of(app: &Control, template: &str, build: String) -> Result<Self, ApiError> {
+        let catalog = app.builds.catalog();
+        let template = catalog.find(template).cloned();
+        let template = template.ok_or_else(|| BuildsError::NoBuild(build.clone()))?;
+        if template.build(&build).is_none() {
+            return Err(BuildsError::NoBuild(build.chars().take(64).collect()).into());
+        }
+        Ok(Self {
+            catalog,
+            template,
+            id: build,
+        })
+    }
+
+    fn record(&self) -> Option<&BuildRecord> {
+        self.template.build(&self.id)
+    }
+
+    /// The log as it is now: not older than the record, so a build that has ended is seen with its whole log.
+    async fn entries<T>(
+        &self,
+        app: &Control,
+        read: impl FnOnce(&crate::builds::log::BuildLog) -> T,
+    ) -> Result<T, ApiError> {
+        let build = Requested {
+            template_id: self.template.id.clone(),
+            build_id: self.id.clone(),
+        };
+        let log = app.builds.log(&self.catalog, &build).await;
+        Ok(read(&log.map_err(BuildsError::Store)?))
+    }
+}
+
+async fn status(
+    State(app): State<App>,
+    Path((template, build)): Path<(String, String)>,
+    query: Query,
+) -> Result<Json<BuildInfo>, ApiError> {
+    let offset = query.number("logsOffset")?.unwrap_or(0);
+    let (limit, level) = (limit(&query)?, level(&query)?);
+    let found = Found::of(&app, &template, build)?;
+    let state = found.record().map(|record| record.state.clone());
+    let reason = match &state {
+        Some(BuildState::Failed(reason)) => Some(reason),
+        _ => None,
+    };
+    let (log_entries, reason) = found
+        .entries(&app, |log| {
+            let page = log.read(|all| page::from_offset(all, offset, limit, level));
+            let shown = reason.map(|reason| StatusReason {
+                message: reason.message.clone(),
+                step: reason.step.clone(),
+                log_entries: of_failure(log, reason),
+            });
+            (page, shown)
+        })
+        .await?;
+    Ok(Json(BuildInfo {
+        template_id: found.template.id.clone(),
+        build_id: found.id.clone(),
+        status: state.as_ref().map_or(BuildStatus::Error, status_of),
+        logs: log_entries.iter().map(|e| e.message.clone()).collect(),
+        log_entries,
+        reason,
+    }))
+}
+
+/// The last log entries of the part of a build that failed.
+fn of_failure(log: &crate::builds::log::BuildLog, reason: &Reason) -> Vec<BuildLogEntry> {
+    let at = reason.step.as_deref().and_then(|step| match step {
+        "base" => Some(At::Base),
+        "finalize" => Some(At::Finalize),
+        number => number.parse().ok().map(At::Step),
+    });
+    at.map_or_else(Vec::new, |at| log.last_of(at, REASON_ENTRIES))
+}
+
+pub(super) fn status_of(state: &BuildState) -> BuildStatus {
+    match state {
+        BuildState::Waiting => BuildStatus::Waiting,
+        BuildState::Started => BuildStatus::Building,
+        BuildState::Ready { .. } => BuildStatus::Ready,
+        BuildState::Failed(_) => BuildStatus::Error,
+    }
+}
+
+async fn logs(
+    State(app): State<App>,
+    Path((template, build)): Path<(String, String)>,
+    query: Query,
+) -> Result<Json<BuildLogs>, ApiError> {
+    let cursor = query.number("cursor")?;
+    let (limit, level) = (limit(&query)?, level(&query)?);
+    let direction = match query.get("direction") {
+        None | Some("forward") => Direction::Forward,
+        Some("backward") => Direction::Backward,
+        Some(other) => {
+            let wrong = format!("direction is {other:?}: use forward or backward");
+            return Err(ApiError::BadRequest(wrong));
+        }
+    };
+    let found = Found::of(&app, &template, build)?;
+    let logs = found
+        .entries(&app, |log| {
+            log.read(|all| page::from_time(all, cursor, direction, limit, level))
+        })
+        .await?;
+    Ok(Json(BuildLogs { logs }))
+}
+
+fn limit(query: &Query) -> Result<usize, ApiError> {
+    Ok(query.number("limit")?.unwrap_or(MAX_PAGE))
+}
+
+fn level(query: &Query) -> Result<Option<LogLevel>, ApiError> {
+    let Some(text) = query.get("level") else {
+        return Ok(None);
+    };
+    let level = serde_json::from_value(text.into());
+    let wrong =
+        |_| ApiError::BadRequest(format!("level is {text:?}: use debug, info, warn or error"));
+    level.map(Some).map_err(wrong)
+}
+
+async fn assign(
+    State(app): State<App>,
+    Body(body): Body<AssignTags>,
+) -> Result<(StatusCode, Json<AssignedTags>), ApiError> {
+    let (name, tag) = request::split(&body.target)?;
+    let tag = tag.unwrap_or(request::DEFAULT_TAG);
+    let template = changeable(&app, name).await?;
+    let tags = request::check_tags(&template.name, body.tags)?;
+    let names = tags.iter().cloned().collect();
+    let assigned = app
+        .builds
+        .assign(template.id.clone(), tag.to_owned(), tags)
+        .await;
+    let answer = AssignedTags {
+        tags: names,
+        build_id: assigned?,
+    };
+    Ok((StatusCode::CREATED, Json(answer)))
+}
+
+async fn unassign(
+    State(app): State<App>,
+    Body(body): Body<DeleteTags>,
+) -> Result<StatusCode, ApiError> {
+    let (name, tag) = request::split(&body.name)?;
+    if let Some(tag) = tag {
+        let wrong = format!("name has the tag {tag:?}: list it in tags");
+        return Err(ApiError::BadRequest(wrong));
+    }
+    let template = changeable(&app, name).await?;
+    let tags = request::check_tags(&template.name, body.tags)?;
+    if tags.contains(request::DEFAULT_TAG) {
+        let wrong = "the tag default cannot be removed: delete the template".to_owned();
+        return Err(ApiError::BadRequest(wrong));
+    }
+    app.builds.unassign(template.id.clone(), tags).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The template of builds with an id or a name. Installed templates are refused as such.
+pub(super) async fn changeable(app: &Control, word: &str) -> Result<Arc<TemplateRecord>, ApiError> {
+    match of_builds(app, word) {
+        Ok(template) => Ok(template),
+        Err(unknown) => match app.pool.template(word).await {
+            Some(found) if found.kind == TemplateKind::Installed => {
+                Err(BuildsError::Installed(word.to_owned()).into())
+            }
+            Some(_) | None => Err(unknown),
+        },
+    }
+}
+
+pub(super) fn timestamp(unix_ms: u64) -> Timestamp {
+    Timestamp::from_unix_ns(unix_ms.saturating_mul(1_000_000))
+}
+
+fn now_s() -> u64 {
+    clock::unix_ns() / 1_000_000_000
+}
