@@ -295,6 +295,10 @@ async fn assign(
         .builds
         .assign(template.id.clone(), tag.to_owned(), tags)
         .await;
+    let assigned = assigned.map_err(|why| match why {
+        BuildsError::NoTemplate(_) => no_template(&body.target),
+        other => other.into(),
+    });
     let answer = AssignedTags {
         tags: names,
         build_id: assigned?,

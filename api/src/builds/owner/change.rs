@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use pool::{PoolError, TemplateKind};
 use tracing::{error, warn};
 
-use super::{BuildsError, Machinery, Owner, Requested, WAIT, blocking, now_ms};
+use super::{
+    BuildsError, Machinery, Requested,
+    task::{Owner, WAIT, blocking, now_ms},
+};
 use crate::builds::record::{Reason, TemplateRecord};
 
 impl<M: Machinery> Owner<M> {

@@ -1,11 +1,25 @@
-use std::sync::{Mutex, PoisonError};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use model::Bytes;
-use pool::TemplateInfo;
+use pool::{TemplateInfo, TemplateKind};
 use tokio::sync::Notify;
 
-use super::*;
-use crate::builds::{cancel::Cancel, plan::At, request};
+use super::{
+    task::{MAX_OPEN, MAX_QUEUED},
+    *,
+};
+use crate::builds::{
+    cancel::Cancel,
+    catalog::Resolved,
+    plan::At,
+    record::{BuildState, RESTARTED, Reason, SUPERSEDED},
+    request,
+    run::{Built, Failure, Order},
+};
 
 /// A pool in memory. A build runs until the test ends it, or it is cancelled.
 #[derive(Clone, Debug, Default)]
