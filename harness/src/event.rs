@@ -373,6 +373,9 @@ pub struct RoundUsage {
     pub own_cpu_ns: Option<u64>,
     /// CPU time of everything else on the host, including kernel threads.
     pub foreign_cpu_ns: Option<u64>,
+    /// CPU time of kernel threads, which is part of `foreign_cpu_ns`. Also `None` if this process does not see them.
+    #[serde(default)]
+    pub kernel_cpu_ns: Option<u64>,
     /// CPUs of the host.
     pub cores: usize,
     /// Share of the time in which some task of the host waited for memory.
@@ -383,12 +386,30 @@ pub struct RoundUsage {
 }
 
 impl RoundUsage {
-    /// Share of the host's CPU time that others used, 0 to 1; `None` if it could not be read.
+    /// CPU time of other programs, in nanoseconds; `None` if it could not be read. Kernel threads are included if their
+    /// time is unknown.
     #[must_use]
-    pub fn foreign_share(&self) -> Option<f64> {
+    pub fn programs_ns(&self) -> Option<u64> {
+        let kernel_ns = self.kernel_cpu_ns.unwrap_or(0);
+        Some(self.foreign_cpu_ns?.saturating_sub(kernel_ns))
+    }
+
+    /// [`Self::programs_ns`] as a share of the host's CPU time, 0 to 1.
+    #[must_use]
+    pub fn programs_share(&self) -> Option<f64> {
+        Some(self.share(self.programs_ns()?))
+    }
+
+    /// Share of the host's CPU time that kernel threads used, 0 to 1; `None` if it is unknown.
+    #[must_use]
+    pub fn kernel_share(&self) -> Option<f64> {
+        Some(self.share(self.kernel_cpu_ns?))
+    }
+
+    fn share(&self, cpu_ns: u64) -> f64 {
         let all_ns = self.wall_ns as f64 * self.cores as f64;
         // CPU time is counted at ticks on some kernels, so it can be ahead of the clock.
-        Some((self.foreign_cpu_ns? as f64 / all_ns).min(1.0))
+        (cpu_ns as f64 / all_ns).min(1.0)
     }
 }
 

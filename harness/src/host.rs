@@ -3,5 +3,6 @@
 pub(crate) mod cgroup;
 pub mod facts;
 pub mod grade;
+mod kernel_threads;
 pub mod platform;
 pub mod usage;

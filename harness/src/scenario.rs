@@ -93,7 +93,7 @@ pub struct Scenario {
 /// Limits beyond which a round is disturbed by other programs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InterferenceSpec {
-    /// Share of the host's CPU time that other programs may use, 0 to 1.
+    /// Share of the host's CPU time that other programs may use, 0 to 1. Kernel threads are not among them.
     pub foreign_cpu_share: f64,
     /// Share of the time in which some task may wait for memory, 0 to 1.
     pub memory_wait_share: f64,

@@ -5,8 +5,8 @@
 //! <hierarchy>/cube-TAG/                 VMs of a server that the run started
 //! ```
 //! The harness moves itself into a cgroup of its own for the run. Everything that the host ran outside of these cgroups
-//! is *foreign*: other programs, and kernel threads. In a container, the root of the hierarchy is that of the container,
-//! so programs outside of it are not seen.
+//! is *foreign*: other programs, and kernel threads, which are counted apart. In a container, the root of the hierarchy is
+//! that of the container, so programs outside of it are not seen.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +15,10 @@ use std::{
     process,
 };
 
-use super::cgroup::{ROOT, lineage};
+use super::{
+    cgroup::{ROOT, lineage},
+    kernel_threads::KernelThreads,
+};
 use crate::{clock, event::RoundUsage};
 
 const PROCESSES: &str = "cgroup.procs";
@@ -51,6 +54,7 @@ pub struct Reading {
     ended_ns: u64,
     own_ns: Option<u64>,
     host_ns: Option<u64>,
+    kernel_threads: Option<KernelThreads>,
     memory_wait_ns: Option<u64>,
     cpu_wait_ns: Option<u64>,
 }
@@ -90,6 +94,7 @@ impl OwnGroup {
             began_ns,
             own_ns: groups.iter().map(|group| usage_ns(group)).sum(),
             host_ns: self.host_ns(),
+            kernel_threads: KernelThreads::read(&self.root.join(PROCESSES)),
             memory_wait_ns: waited_ns("memory"),
             cpu_wait_ns: waited_ns("cpu"),
             ended_ns: clock::monotonic_ns(),
@@ -123,6 +128,10 @@ impl Reading {
         let rise = |from: Option<u64>, to: Option<u64>| Some(to?.saturating_sub(from?));
         let own_cpu_ns = rise(self.own_ns, later.own_ns);
         let host_cpu_ns = rise(self.host_ns, later.host_ns);
+        let threads = self
+            .kernel_threads
+            .as_ref()
+            .zip(later.kernel_threads.as_ref());
         let share = |ns: Option<u64>| Some((ns? as f64 / wall_ns as f64).min(1.0));
         RoundUsage {
             wall_ns,
@@ -131,6 +140,7 @@ impl Reading {
             foreign_cpu_ns: host_cpu_ns
                 .zip(own_cpu_ns)
                 .map(|(host, own)| host.saturating_sub(own)),
+            kernel_cpu_ns: threads.map(|(before, after)| after.since(before)),
             cores,
             memory_wait_share: share(rise(self.memory_wait_ns, later.memory_wait_ns)),
             cpu_wait_share: share(rise(self.cpu_wait_ns, later.cpu_wait_ns)),
@@ -206,7 +216,74 @@ fn waited_ns(resource: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::Write,
+        process::Command,
+        time::{Duration, Instant},
+    };
+
     use super::*;
+
+    /// User and system time of a process or thread, and whether the kernel started it, from /proc/PID/stat.
+    fn ticks(pid: u32) -> Option<(u64, bool)> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let number = |at: usize| fields[at].parse::<u64>().unwrap();
+        Some((number(11) + number(12), pid == 2 || fields[1] == "2"))
+    }
+
+    /// CPU time of all children of kthreadd, in ticks.
+    fn kernel_ticks() -> u64 {
+        let entries = fs::read_dir("/proc").unwrap().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let ticks = pids.filter_map(ticks);
+        ticks.filter(|(_, kernel)| *kernel).map(|(n, _)| n).sum()
+    }
+
+    /// Makes the kernel's threads write pages to a disk.
+    fn write_back() {
+        let mut file = tempfile::tempfile_in("/var/tmp").unwrap();
+        for _ in 0..16 {
+            file.write_all(&[7; 1 << 20]).unwrap();
+        }
+        nix::unistd::sync();
+    }
+
+    #[test]
+    fn net_a_busy_process_counts_as_a_program_and_work_of_kernel_threads_does_not() {
+        if !nix::unistd::geteuid().is_root() || ticks(2).is_none_or(|(_, kernel)| !kernel) {
+            eprintln!("skipped: needs root and a view of the kernel's threads");
+            return;
+        }
+        // In the cgroup of this test, which is not that of the run.
+        let mut busy = Command::new("setsid")
+            .args(["sh", "-c", "while :; do :; done"])
+            .spawn()
+            .unwrap();
+        let group = OwnGroup::enter().unwrap();
+        let burned = || ticks(busy.id()).unwrap().0;
+        let (kernel_from, busy_from, before) = (kernel_ticks(), burned(), group.read());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while kernel_ticks() < kernel_from + 20 || burned() < busy_from + 20 {
+            assert!(Instant::now() < deadline, "the kernel's threads are idle");
+            write_back();
+        }
+        let used = before.until(&group.read(), host_cores());
+        let (kernel, busy_ns) = (
+            (kernel_ticks() - kernel_from) * TICK_NS,
+            (burned() - busy_from) * TICK_NS,
+        );
+        busy.kill().unwrap();
+        busy.wait().unwrap();
+        let (counted, programs) = (used.kernel_cpu_ns.unwrap(), used.programs_ns().unwrap());
+        // Ticks are rounded down for each thread.
+        assert!(
+            counted * 2 > kernel && counted < 2 * kernel,
+            "{counted} of {kernel}"
+        );
+        assert!(programs * 10 > busy_ns * 9, "{programs} of {busy_ns}");
+        assert_eq!(programs + counted, used.foreign_cpu_ns.unwrap());
+    }
 
     #[test]
     fn own_time_and_the_time_of_others_add_up_to_that_of_the_host() {
@@ -215,6 +292,7 @@ mod tests {
             ended_ns: 1,
             own_ns: Some(10),
             host_ns: Some(100),
+            kernel_threads: None,
             memory_wait_ns: Some(5),
             cpu_wait_ns: None,
         };
@@ -223,6 +301,7 @@ mod tests {
             ended_ns: 1000,
             own_ns: Some(410),
             host_ns: Some(1100),
+            kernel_threads: None,
             memory_wait_ns: Some(105),
             cpu_wait_ns: None,
         };
@@ -231,7 +310,8 @@ mod tests {
             (used.own_cpu_ns, used.foreign_cpu_ns),
             (Some(400), Some(600))
         );
-        assert_eq!(used.foreign_share(), Some(0.3));
+        assert_eq!(used.kernel_cpu_ns, None);
+        assert_eq!(used.programs_share(), Some(0.3));
         assert_eq!(used.memory_wait_share, Some(0.1));
         assert_eq!(used.cpu_wait_share, None);
     }

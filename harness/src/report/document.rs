@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     gate::GateResult,
+    plan::Subject,
     scenario::{Arrival, BesideKind, Quantile, TargetKind},
     stats::{
         fold,
@@ -129,8 +130,15 @@ pub struct InterferenceDocument {
     /// Distinct reasons.
     pub reasons: Vec<String>,
     /// Mean share of the host's CPU time that other programs used during measured rounds, those left out included;
-    /// `null` if it could not be measured.
+    /// `null` if it could not be measured. Kernel threads are included if their own share is `null`.
     pub foreign_cpu_share: Option<f64>,
+    /// Mean share of kernel threads during the measured rounds of the target. They work for all programs, so no rule
+    /// judges it. `null` if it could not be measured, and in older runs.
+    #[serde(default)]
+    pub kernel_cpu_share: Option<f64>,
+    /// The same during the rounds of host processes.
+    #[serde(default)]
+    pub kernel_cpu_share_baseline: Option<f64>,
 }
 
 impl InterferenceDocument {
@@ -145,7 +153,9 @@ impl InterferenceDocument {
             left_out: found.repetitions_left_out,
             kept_with_failures: found.kept_with_failures,
             reasons,
-            foreign_cpu_share: found.foreign_share(),
+            foreign_cpu_share: found.programs_share(),
+            kernel_cpu_share: found.kernel_share(Subject::Clone),
+            kernel_cpu_share_baseline: found.kernel_share(Subject::HostProcess),
         })
     }
 
@@ -161,6 +171,7 @@ impl InterferenceDocument {
                 self.repetitions
             ),
         }];
+        sentences.extend(self.kernel_threads());
         sentences.push(format!(
             "rule, fixed before the run: a repetition is left out if {}",
             self.rule
@@ -177,6 +188,24 @@ impl InterferenceDocument {
                 .map(|reason| format!("left out: {reason}")),
         );
         sentences
+    }
+
+    /// The sentence on kernel threads; `None` if other programs were not measured either.
+    fn kernel_threads(&self) -> Option<String> {
+        self.foreign_cpu_share?;
+        let Some(share) = self.kernel_cpu_share else {
+            return Some(
+                "kernel threads are among the other programs: their CPU time is unknown".to_owned(),
+            );
+        };
+        let percent = share * 100.0;
+        let baseline = self
+            .kernel_cpu_share_baseline
+            .map(|share| format!(", and {:.1} % in those of host processes", share * 100.0));
+        Some(format!(
+            "kernel threads, which work for the run too and are not judged, used {percent:.1} % of the CPU time in rounds of the target{}",
+            baseline.unwrap_or_default()
+        ))
     }
 }
 

@@ -3,6 +3,9 @@
 //!
 //! A *repetition* is one measured round of each subject. Its rounds are left out together, so that pairs stay pairs. A
 //! repetition with a failed start is never left out: a disturbance is no excuse for a failure.
+//!
+//! No rule judges kernel threads: they work for the run too, for example when VMs end, and a limit would leave out the
+//! rounds in which the measured system cost most.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,13 +39,17 @@ impl Interference {
 
     /// Mean share of the host's CPU time that other programs used during measured rounds; `None` if it was not measured.
     #[must_use]
-    pub fn foreign_share(&self) -> Option<f64> {
-        let shares: Vec<f64> = self
-            .usage
-            .values()
-            .filter_map(RoundUsage::foreign_share)
-            .collect();
-        (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
+    pub fn programs_share(&self) -> Option<f64> {
+        mean(self.usage.values().filter_map(RoundUsage::programs_share))
+    }
+
+    /// Mean share of the host's CPU time that kernel threads used during measured rounds of a subject; `None` if it was
+    /// not measured.
+    #[must_use]
+    pub fn kernel_share(&self, subject: Subject) -> Option<f64> {
+        let rounds = self.rounds.iter().filter(|(_, of)| *of == subject);
+        let usage = rounds.filter_map(|(round, _)| self.usage.get(round));
+        mean(usage.filter_map(RoundUsage::kernel_share))
     }
 
     /// CPU time of the run during measured rounds of clones, in nanoseconds; `None` if it was not measured.
@@ -89,10 +96,14 @@ impl InterferenceSpec {
     #[must_use]
     pub fn disturbs(&self, usage: &RoundUsage) -> Option<String> {
         let exceeds = |share: Option<f64>, limit: f64| share.filter(|share| *share > limit);
-        if let Some(share) = exceeds(usage.foreign_share(), self.foreign_cpu_share) {
+        if let Some(share) = exceeds(usage.programs_share(), self.foreign_cpu_share) {
             let percent = share * 100.0;
+            let included = match usage.kernel_cpu_ns {
+                Some(_) => "",
+                None => ", kernel threads included",
+            };
             return Some(format!(
-                "other programs used {percent:.0} % of the CPU time"
+                "other programs used {percent:.0} % of the CPU time{included}"
             ));
         }
         let share = exceeds(usage.memory_wait_share, self.memory_wait_share)?;
@@ -101,6 +112,11 @@ impl InterferenceSpec {
             share * 100.0
         ))
     }
+}
+
+fn mean(shares: impl Iterator<Item = f64>) -> Option<f64> {
+    let (count, sum) = shares.fold((0_u32, 0.0), |(count, sum), share| (count + 1, sum + share));
+    (count > 0).then(|| sum / f64::from(count))
 }
 
 /// Removes the disturbed repetitions from the results. The raw events are not changed.
@@ -169,6 +185,7 @@ mod tests {
                 reason = "a share of 2000 ns"
             )]
             foreign_cpu_ns: Some((foreign * 2000.0) as u64),
+            kernel_cpu_ns: Some(0),
             cores: 2,
             memory_wait_share: Some(memory_wait),
             cpu_wait_share: Some(1.0),
@@ -189,6 +206,50 @@ mod tests {
         let mut unknown = usage(1.0, 0.0);
         unknown.foreign_cpu_ns = None;
         assert_eq!(rule.disturbs(&unknown), None);
+    }
+
+    #[test]
+    fn kernel_threads_disturb_no_round_and_hide_no_program() {
+        let rule = InterferenceSpec {
+            foreign_cpu_share: 0.1,
+            memory_wait_share: 0.2,
+        };
+        // 41 % of the host's time, all of it, or all but 15 %, used by kernel threads.
+        let mut round = usage(0.41, 0.0);
+        round.kernel_cpu_ns = round.foreign_cpu_ns;
+        assert_eq!(rule.disturbs(&round), None);
+        round.kernel_cpu_ns = Some(520);
+        let why = rule.disturbs(&round).unwrap();
+        assert!(why.contains("15 %") && !why.contains("kernel"), "{why}");
+        round.kernel_cpu_ns = None;
+        let why = rule.disturbs(&round).unwrap();
+        assert!(
+            why.contains("41 %") && why.contains("kernel threads included"),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn the_share_of_kernel_threads_is_the_mean_over_rounds_of_one_subject() {
+        let of = |kernel| RoundUsage {
+            kernel_cpu_ns: kernel,
+            ..usage(0.5, 0.0)
+        };
+        let (a, b) = (Subject::Clone, Subject::HostProcess);
+        let interference = Interference {
+            rounds: vec![(0, a), (1, b), (2, a), (3, a)],
+            usage: [
+                (0, of(Some(400))),
+                (1, of(Some(20))),
+                (2, of(Some(1200))),
+                (3, of(None)),
+            ]
+            .into(),
+            ..Interference::default()
+        };
+        assert_eq!(interference.kernel_share(a), Some(0.4));
+        assert_eq!(interference.kernel_share(b), Some(0.01));
+        assert_eq!(interference.kernel_share(Subject::Null), None);
     }
 
     #[test]
