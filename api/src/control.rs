@@ -80,7 +80,7 @@ impl Control {
         match self.builds.catalog().resolve(&reference) {
             Resolved::Ready(pool_id) => Ok(pool_id),
             Resolved::Foreign => Ok(reference),
-            Resolved::NotReady => Err(ApiError::NoTemplate(reference.chars().take(200).collect())),
+            Resolved::NotReady => Err(ApiError::no_template(&reference)),
         }
     }
 

@@ -22,6 +22,12 @@ pub fn unix_ns() -> u64 {
     read(ClockId::CLOCK_REALTIME)
 }
 
+/// The reading of CLOCK_REALTIME in whole milliseconds since 1970-01-01T00:00:00Z.
+#[must_use]
+pub fn unix_ms() -> u64 {
+    unix_ns() / 1_000_000
+}
+
 /// A duration as whole nanoseconds. Durations above 584 years saturate at `u64::MAX`.
 #[must_use]
 pub fn nanoseconds(duration: Duration) -> u64 {

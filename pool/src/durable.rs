@@ -1,4 +1,5 @@
-//! Files of the state directory: how they are created, replaced, synced and removed.
+//! Files of the state directory: how they are created, replaced, synced and removed. What `api` keeps there is written by
+//! the same functions.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -11,7 +12,7 @@ use vmm_control::template::copy_sparse;
 
 /// The kind of crash that a write must survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Durability {
+pub enum Durability {
     /// A crash of this process.
     Process,
     /// Also a crash of the host: the file is synced, which is slow.
@@ -20,7 +21,10 @@ pub(crate) enum Durability {
 
 /// Creates a directory, and missing parents, that only their owner may enter. An existing directory is not an error;
 /// its mode is not changed.
-pub(crate) fn private_dir(dir: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// Returns an error if it cannot be created.
+pub fn private_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).recursive(true).create(dir)
 }
 
@@ -28,7 +32,7 @@ pub(crate) fn private_dir(dir: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// Returns an error if it cannot be read, or has more than `limit` bytes.
-pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+pub fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
@@ -38,14 +42,12 @@ pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Replaces `dir/name` atomically. Only the owner may read the new file. If the new file cannot be written, the old
-/// file stays.
-pub(crate) fn replace(
-    dir: &Path,
-    name: &str,
-    bytes: &[u8],
-    durability: Durability,
-) -> io::Result<()> {
+/// Replaces `dir/name` atomically. Only the owner may read the new file. An incomplete one, `dir/name.new`, may stay after a
+/// crash.
+///
+/// # Errors
+/// Returns an error if the new file cannot be written; the old file then stays.
+pub fn replace(dir: &Path, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()> {
     let draft = dir.join(format!("{name}.new"));
     let written = write_new(&draft, bytes, durability);
     if written.is_err() {
@@ -88,7 +90,10 @@ pub(crate) fn set_aside(dir: &Path) -> io::Result<PathBuf> {
 }
 
 /// Makes the names in a directory survive a crash of the host: files created, renamed, linked and removed there.
-pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// Returns the errors of opening and syncing the directory.
+pub fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 

@@ -87,7 +87,8 @@ impl PoolError {
 }
 
 /// Whether an operation failed because a disk or a quota is full.
-pub(crate) fn is_full(error: &io::Error) -> bool {
+#[must_use]
+pub fn is_full(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded

@@ -9,15 +9,10 @@ use std::{
 };
 
 use api_types::guest_text;
-pub(crate) use model::clock::{boottime_ns, monotonic_ns, unix_ns};
+pub(crate) use model::clock::{boottime_ns, monotonic_ns, unix_ms, unix_ns};
 
 /// Number of bytes at the end of a file that [`last_words`] reads.
 const MAX_WORDS: u64 = 64 << 10;
-
-/// CLOCK_REALTIME in milliseconds since 1970.
-pub(crate) fn unix_ms() -> u64 {
-    unix_ns() / 1_000_000
-}
 
 /// CLOCK_BOOTTIME in milliseconds.
 pub(crate) fn boottime_ms() -> u64 {

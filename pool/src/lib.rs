@@ -24,7 +24,7 @@ mod catalog;
 mod cgroup;
 mod clock;
 mod driver;
-mod durable;
+pub mod durable;
 mod error;
 #[cfg(test)]
 mod explore;
@@ -47,7 +47,7 @@ mod vm;
 mod vmms;
 mod work;
 
-pub use error::PoolError;
+pub use error::{PoolError, is_full};
 pub use lifetime::{Lifetime, OnTimeout, UnixMs};
 pub use slot::{Refusal, Wake};
 pub use spec::{

@@ -32,7 +32,7 @@ pub struct TemplateRecord {
     /// Without a tag.
     pub name: String,
     pub created_unix_ms: u64,
-    /// What clients have set. It has no effect: there is only one team.
+    /// Set by clients. It has no effect, because there is only one team.
     pub public: bool,
     /// Oldest first.
     pub builds: Vec<BuildRecord>,

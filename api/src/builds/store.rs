@@ -11,12 +11,13 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, DirBuilder, File, OpenOptions},
-    io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    fs::{self, File, OpenOptions},
+    io,
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
+use pool::durable::{Durability, private_dir, read_bounded, replace, sync_dir};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
@@ -158,7 +159,7 @@ impl Store {
         let dir = self.template_dir(&template.id);
         let is_new = !dir.exists();
         private_dir(&dir)?;
-        replace(&dir, RECORD, &render(template)?)?;
+        replace(&dir, RECORD, &render(template)?, Durability::Host)?;
         if is_new {
             sync_dir(&self.dir.join("templates"))?;
         }
@@ -236,7 +237,7 @@ impl Store {
         }
         let mut key = [0; 32];
         getrandom::fill(&mut key)?;
-        replace(&self.dir, KEY, &key)?;
+        replace(&self.dir, KEY, &key, Durability::Host)?;
         Ok(key)
     }
 }
@@ -276,19 +277,6 @@ fn only_ours(dir: &Path) -> Result<Option<TemplateRecord>, RecordError> {
     Ok(None)
 }
 
-fn read_bounded(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > most {
-        return Err(io::Error::other(format!("it has more than {most} bytes")));
-    }
-    Ok(bytes)
-}
-
-pub(super) fn private_dir(dir: &Path) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).recursive(true).create(dir)
-}
-
 fn private_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options
@@ -297,24 +285,6 @@ fn private_file(path: &Path) -> io::Result<File> {
         .truncate(true)
         .mode(0o600)
         .open(path)
-}
-
-fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
-}
-
-/// Replaces a file. If that fails, the former file stays.
-fn replace(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
-    let draft = dir.join(format!("{name}{DRAFT}"));
-    let write = || {
-        let mut file = private_file(&draft)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&draft, dir.join(name))
-    };
-    // Frees the space of an incomplete file: the disk may be full.
-    write().inspect_err(|_| drop(fs::remove_file(&draft)))?;
-    sync_dir(dir)
 }
 
 #[cfg(test)]

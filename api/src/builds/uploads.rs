@@ -64,7 +64,7 @@ impl Uploads {
     /// # Errors
     /// Returns an error if the directory cannot be made or read.
     pub fn open(dir: PathBuf, reserve: u64, quota: u64) -> io::Result<Self> {
-        super::store::private_dir(&dir)?;
+        pool::durable::private_dir(&dir)?;
         let mut found = Vec::new();
         for template in std::fs::read_dir(&dir)? {
             for entry in std::fs::read_dir(template?.path())? {
@@ -185,9 +185,10 @@ impl Uploads {
 }
 
 fn of_disk(why: io::Error) -> UploadError {
-    match why.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => UploadError::NoSpace,
-        _ => UploadError::Io(why),
+    if pool::is_full(&why) {
+        UploadError::NoSpace
+    } else {
+        UploadError::Io(why)
     }
 }
 

@@ -87,11 +87,7 @@ async fn create(
 pub(super) fn of_builds(app: &Control, word: &str) -> Result<Arc<TemplateRecord>, ApiError> {
     let catalog = app.builds.catalog();
     let found = catalog.find(word).cloned();
-    found.ok_or_else(|| no_template(word))
-}
-
-fn no_template(reference: &str) -> ApiError {
-    ApiError::NoTemplate(reference.chars().take(200).collect())
+    found.ok_or_else(|| ApiError::no_template(word))
 }
 
 async fn grant(
@@ -296,7 +292,7 @@ async fn assign(
         .assign(template.id.clone(), tag.to_owned(), tags)
         .await;
     let assigned = assigned.map_err(|why| match why {
-        BuildsError::NoTemplate(_) => no_template(&body.target),
+        BuildsError::NoTemplate(_) => ApiError::no_template(&body.target),
         other => other.into(),
     });
     let answer = AssignedTags {

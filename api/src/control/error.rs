@@ -72,6 +72,11 @@ pub enum ApiError {
 }
 
 impl ApiError {
+    /// Names the reference of a client, which may be long.
+    pub(super) fn no_template(reference: &str) -> Self {
+        Self::NoTemplate(reference.chars().take(200).collect())
+    }
+
     /// An [`ApiError::Foreign`] with the truncated and escaped value of the header `field`.
     pub(super) fn foreign(field: &str, value: &str) -> Self {
         let value: String = value.chars().take(100).collect();
@@ -166,11 +171,10 @@ fn upload_status(why: &UploadError) -> StatusCode {
 }
 
 fn disk_status(why: &io::Error) -> StatusCode {
-    match why.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            StatusCode::INSUFFICIENT_STORAGE
-        }
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    if pool::is_full(why) {
+        StatusCode::INSUFFICIENT_STORAGE
+    } else {
+        StatusCode::INTERNAL_SERVER_ERROR
     }
 }
 

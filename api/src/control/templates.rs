@@ -163,7 +163,7 @@ async fn update(
 
 async fn find(app: &App, reference: &str) -> Result<TemplateInfo, ApiError> {
     let found = app.pool.template(reference).await;
-    found.ok_or_else(|| ApiError::NoTemplate(reference.chars().take(200).collect()))
+    found.ok_or_else(|| ApiError::no_template(reference))
 }
 
 fn created(template: &TemplateInfo) -> Timestamp {

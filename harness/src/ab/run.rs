@@ -4,8 +4,9 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::atomic::Ordering,
-    time::{SystemTime, UNIX_EPOCH},
 };
+
+use model::clock::unix_ms;
 
 use super::{
     Side,
@@ -257,13 +258,6 @@ fn describe(summary: &Summary) -> String {
         Estimate::Infinite | Estimate::TooFew { .. } => String::new(),
     };
     format!("{} starts, {failed} failed{median}", summary.clones.len())
-}
-
-fn unix_ms() -> u64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

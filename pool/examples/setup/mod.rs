@@ -1,4 +1,4 @@
-//! What the examples share: a pool's configuration, and quantiles.
+//! Shared by the examples: the configuration of a pool, arguments, quantiles.
 
 use std::{
     error::Error,

@@ -1,13 +1,17 @@
 //! How the owner changes a record: names in the pool, record on disk, state in memory, in this order.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
+use model::clock::unix_ms;
 use pool::{PoolError, TemplateKind};
 use tracing::{error, warn};
 
 use super::{
     BuildsError, Machinery, Requested,
-    task::{Owner, WAIT, blocking, now_ms},
+    task::{Owner, WAIT, blocking},
 };
 use crate::builds::record::{Reason, TemplateRecord};
 
@@ -21,9 +25,9 @@ impl<M: Machinery> Owner<M> {
     ) -> Result<T, BuildsError> {
         let missing = || BuildsError::NoTemplate(id.to_owned());
         let before = self.templates.get(id).ok_or_else(missing)?.clone();
-        let mut after = before.clone();
+        let mut after = TemplateRecord::clone(&before);
         let result = change(&mut after);
-        if after == before {
+        if after == *before {
             return Ok(result);
         }
         let (old, new) = (before.pool_names(), after.pool_names());
@@ -39,14 +43,14 @@ impl<M: Machinery> Owner<M> {
         let lost = old.keys().filter(|name| !new.contains_key(*name));
         self.take_names(lost).await;
         self.unneeded.extend(before.pool_ids());
-        self.templates.insert(id.to_owned(), after);
+        self.templates.insert(id.to_owned(), Arc::new(after));
         self.remove_unneeded().await;
         Ok(result)
     }
 
     /// Ends a build with a reason, also if that cannot be written: the next server then ends it.
     pub(super) async fn fail(&mut self, build: &Requested, reason: Reason) {
-        let (id, number, now) = (&build.template_id, &build.build_id, now_ms());
+        let (id, number, now) = (&build.template_id, &build.build_id, unix_ms());
         let finish = |t: &mut TemplateRecord| t.finish(number, Err(reason.clone()), now);
         let written = self.change(id, finish).await;
         match written {
@@ -54,7 +58,7 @@ impl<M: Machinery> Owner<M> {
             Err(why) => {
                 error!(build = number, why = %model::chain(&why), "cannot record the end of a build");
                 if let Some(template) = self.templates.get_mut(id) {
-                    template.finish(number, Err(reason), now);
+                    Arc::make_mut(template).finish(number, Err(reason), now);
                 }
             }
         }
@@ -116,10 +120,10 @@ impl<M: Machinery> Owner<M> {
     pub(super) async fn recover(&mut self) {
         let ids: Vec<_> = self.templates.keys().cloned().collect();
         for id in &ids {
-            if let Err(why) = self.change(id, |t| t.recover(now_ms())).await {
+            if let Err(why) = self.change(id, |t| t.recover(unix_ms())).await {
                 error!(template = id, why = %model::chain(&why), "cannot record the end of builds");
                 if let Some(template) = self.templates.get_mut(id) {
-                    template.recover(now_ms());
+                    Arc::make_mut(template).recover(unix_ms());
                 }
             }
         }
@@ -150,7 +154,7 @@ impl<M: Machinery> Owner<M> {
     }
 
     pub(super) async fn tick(&mut self) {
-        let now = now_ms();
+        let now = unix_ms();
         let wait_ms = u64::try_from(WAIT.as_millis()).unwrap_or(u64::MAX);
         let since = now.saturating_sub(wait_ms);
         let ids: Vec<_> = self.templates.keys().cloned().collect();

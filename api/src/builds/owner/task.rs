@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use model::clock;
+use model::clock::unix_ms;
 use pool::TemplateKind;
 use tokio::{
     sync::{mpsc, watch},
@@ -68,7 +68,8 @@ pub(super) struct Owner<M> {
     pub(super) store: Store,
     uploads: Uploads,
     most_running: usize,
-    pub(super) templates: BTreeMap<String, TemplateRecord>,
+    /// Shared with the catalogs that readers have.
+    pub(super) templates: BTreeMap<String, Arc<TemplateRecord>>,
     /// No template of the pool is removed, because a record that may need it could not be read.
     pub(super) keeps_all: bool,
     /// By build.
@@ -99,7 +100,11 @@ impl<M: Machinery> Owner<M> {
             store,
             uploads,
             most_running: running.max(1),
-            templates: contents.templates,
+            templates: contents
+                .templates
+                .into_iter()
+                .map(|(id, template)| (id, Arc::new(template)))
+                .collect(),
             keeps_all: contents.is_partial,
             logs: HashMap::new(),
             recent: VecDeque::new(),
@@ -142,7 +147,7 @@ impl<M: Machinery> Owner<M> {
                 drop(answer.send(self.start(build, *spec).await));
             }
             Request::Assign(id, tag, tags, answer) => {
-                let assigned = self.change(&id, |t| t.assign(&tag, tags, now_ms())).await;
+                let assigned = self.change(&id, |t| t.assign(&tag, tags, unix_ms())).await;
                 let missing = || BuildsError::NoTemplate(format!("{id}:{tag}"));
                 drop(answer.send(assigned.and_then(|build| build.ok_or_else(missing))));
             }
@@ -180,7 +185,7 @@ impl<M: Machinery> Owner<M> {
             Some(template) => template.id.clone(),
             None => self.add(&spec.name).await?,
         };
-        let now_ms = now_ms();
+        let now_ms = unix_ms();
         let build = BuildRecord {
             id: uuid()?,
             wanted: spec.tags,
@@ -221,8 +226,8 @@ impl<M: Machinery> Owner<M> {
             return Err(BuildsError::Taken(name.to_owned()));
         }
         let id = random_hex::<10>().map_err(BuildsError::Random)?;
-        let template = TemplateRecord::new(id.clone(), name.to_owned(), now_ms());
-        self.templates.insert(id.clone(), template);
+        let template = TemplateRecord::new(id.clone(), name.to_owned(), unix_ms());
+        self.templates.insert(id.clone(), Arc::new(template));
         Ok(id)
     }
 
@@ -242,7 +247,7 @@ impl<M: Machinery> Owner<M> {
                 "{MAX_QUEUED} are in the queue"
             )));
         }
-        let superseded = self.change(id, |t| t.start(number, now_ms())).await?;
+        let superseded = self.change(id, |t| t.start(number, unix_ms())).await?;
         for older in superseded.ok_or(BuildsError::NotWaiting)? {
             if let Some(running) = self.running.get_mut(&older) {
                 running.cancelled.get_or_insert(SUPERSEDED);
@@ -297,16 +302,13 @@ impl<M: Machinery> Owner<M> {
                 log.close();
                 let (id, number) = (build.template_id.clone(), build.build_id.clone());
                 let write = move || store.write_log(&id, &number, &log);
-                match tokio::task::spawn_blocking(write).await {
-                    Ok(Ok(())) => {}
-                    // The template was deleted.
-                    Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {}
-                    Ok(Err(error)) => {
-                        error!(build = build.build_id, %error, "cannot write the log of a build")
+                match blocking(write).await {
+                    // Not found: the template was deleted.
+                    Err(BuildsError::Store(why)) if why.kind() == io::ErrorKind::NotFound => {}
+                    Err(why) => {
+                        error!(build = build.build_id, why = %model::chain(&why), "cannot write the log of a build");
                     }
-                    Err(error) => {
-                        error!(build = build.build_id, %error, "cannot write the log of a build")
-                    }
+                    Ok(()) => {}
                 }
                 Ended { build, outcome }
             });
@@ -346,7 +348,7 @@ impl<M: Machinery> Owner<M> {
                 let pool_id = built.template;
                 let number = &build.build_id;
                 let done = self.change(&build.template_id, |t| {
-                    t.finish(number, Ok(pool_id.clone()), now_ms());
+                    t.finish(number, Ok(pool_id.clone()), unix_ms());
                 });
                 match done.await {
                     Ok(()) => None,
@@ -420,8 +422,7 @@ impl<M: Machinery> Owner<M> {
     }
 
     fn view(&self) -> Catalog {
-        let templates = self.templates.iter();
-        let of = |t: &TemplateRecord| {
+        let of = |t: &Arc<TemplateRecord>| {
             let id = t.id.clone();
             t.pool_ids()
                 .into_iter()
@@ -429,9 +430,7 @@ impl<M: Machinery> Owner<M> {
         };
         Catalog {
             by_pool: self.templates.values().flat_map(of).collect(),
-            templates: templates
-                .map(|(id, t)| (id.clone(), Arc::new(t.clone())))
-                .collect(),
+            templates: self.templates.clone(),
             logs: self.logs.clone(),
         }
     }
@@ -448,10 +447,6 @@ pub(super) async fn blocking<T: Send + 'static>(
     done.map_err(io::Error::from)
         .flatten()
         .map_err(BuildsError::Store)
-}
-
-pub(super) fn now_ms() -> u64 {
-    clock::unix_ns() / 1_000_000
 }
 
 /// A random UUID (RFC 9562, version 4).

@@ -28,7 +28,7 @@ pub struct RequestedBuild {
     pub template_id: String,
     #[serde(rename = "buildID")]
     pub build_id: String,
-    /// Always `false`: there is only one team.
+    /// As [`super::Template::public`].
     pub public: bool,
     /// Names without tags.
     pub names: Vec<String>,
