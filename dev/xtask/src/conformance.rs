@@ -87,10 +87,7 @@ pub(crate) fn run(
     let path = results.join("matrix.json");
     let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let matrix: Matrix = serde_json::from_slice(&text)?;
-    Ok(Outcome {
-        success: done.status.success(),
-        counts: count(&matrix),
-    })
+    Ok(Outcome::of("verify e2b", done.status, count(&matrix)))
 }
 
 /// Counts a cell that passed as passed. Counts any other cell as skipped if its feature is absent or not required, and

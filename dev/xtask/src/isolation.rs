@@ -92,10 +92,9 @@ impl Prover {
         // Standard output is reserved for the summary of all tiers.
         eprint!("{}", String::from_utf8_lossy(&done.stdout));
         eprint!("{}", String::from_utf8_lossy(&done.stderr));
-        Ok(Outcome {
-            success: done.status.success(),
-            counts: count(&self.read(&results)?),
-        })
+        let counts = count(&self.read(&results)?);
+        let name = format!("verify {}", self.name());
+        Ok(Outcome::of(&name, done.status, counts))
     }
 }
 

@@ -7,7 +7,7 @@
 use std::{
     io::{BufRead, BufReader, Write},
     path::PathBuf,
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
 };
 
 use anyhow::{Context, Result};
@@ -129,6 +129,17 @@ impl Default for Outcome {
 }
 
 impl Outcome {
+    /// The outcome of a program. A program that fails without a failed test, for example because something could not be
+    /// judged, counts as one: a summary without failures must not end in a failed run.
+    pub(crate) fn of(name: &str, status: ExitStatus, mut counts: Counts) -> Self {
+        let success = status.success();
+        if !success && counts.failed == 0 {
+            eprintln!("{name} failed without a failed test: {status}");
+            counts.failed = 1;
+        }
+        Self { success, counts }
+    }
+
     /// Combines two outcomes: success if both succeeded, and the sums of the counts.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
@@ -280,8 +291,7 @@ fn watch(command: &mut Command, runner: Runner, terminal: &mut impl Write) -> Re
         line.push(b'\n');
         terminal.write_all(&line)?;
     }
-    let success = child.wait()?.success();
-    Ok(Outcome { success, counts })
+    Ok(Outcome::of("the test runner", child.wait()?, counts))
 }
 
 /// Parses a runner's summary line. Returns `None` for any other line.
@@ -360,14 +370,14 @@ mod tests {
     }
 
     #[test]
-    fn the_outcome_holds_the_runners_counts_and_exit_status() {
-        let mut command = Command::new("sh");
-        command.args([
-            "-c",
-            "echo 'test result: ok. 2 passed; 0 failed;' >&2; exit 1",
-        ]);
-        let outcome = watch(&mut command, Runner::CargoTest, &mut Vec::new()).unwrap();
-        assert!(!outcome.success);
-        assert_eq!(Some(outcome.counts), counts(2, 0, 0));
+    fn a_runner_that_fails_without_a_failed_test_counts_as_one() {
+        for (failed, code, expected) in [(0, 0, 0), (0, 1, 1), (2, 1, 2)] {
+            let mut command = Command::new("sh");
+            let line = format!("test result: ok. 2 passed; {failed} failed;");
+            command.args(["-c", &format!("echo '{line}' >&2; exit {code}")]);
+            let outcome = watch(&mut command, Runner::CargoTest, &mut Vec::new()).unwrap();
+            assert_eq!(outcome.success, code == 0);
+            assert_eq!(Some(outcome.counts), counts(2, expected, 0), "{line}");
+        }
     }
 }

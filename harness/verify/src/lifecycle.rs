@@ -12,6 +12,7 @@ mod e2b;
 mod judge;
 mod local;
 mod oracle;
+mod orders;
 mod plan;
 mod play;
 pub mod report;
@@ -126,7 +127,8 @@ pub struct Proof {
 }
 
 impl Proof {
-    /// Exit status: [`End::GateFailed`] if there are findings, and [`End::Inconclusive`] if no sandbox was judged.
+    /// Exit status: [`End::GateFailed`] if there are findings, and [`End::Inconclusive`] if no sandbox was judged or
+    /// some could not be.
     #[must_use]
     pub fn end(&self) -> End {
         match self.ended {

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     oracle::{State, perform},
+    orders::{Open, Order, Orders},
     plan::{Action, AtDeadline, Handle, Image},
     play::{Birth, Call, History, Origin},
     site::{Miss, Reply},
@@ -52,9 +53,6 @@ struct Copied {
     states: BTreeSet<State>,
     writes: BTreeSet<usize>,
 }
-
-/// An order of the calls until now: its result, and the open calls that have taken effect in it.
-type Order = (State, BTreeSet<usize>);
 
 /// Evaluates an episode.
 pub(super) fn judge(history: &History) -> Verdict {
@@ -221,45 +219,29 @@ impl Judged {
         if start.states.is_empty() {
             return Err(Stop::Parent);
         }
-        let mut open: BTreeSet<usize> = start.writes;
-        let mut orders: BTreeSet<Order> = start
-            .states
-            .into_iter()
-            .map(|state| (state.copied(), BTreeSet::new()))
-            .collect();
+        let mut open = Open {
+            unanswered: start.writes,
+            ..Open::default()
+        };
+        let mut orders: Orders = start.states.into_iter().map(State::copied).collect();
         for (_, edge, at) in edges(history, birth.to) {
             let call = &history.calls[at];
             match edge {
-                Edge::Request => drop(open.insert(at)),
+                Edge::Request if call.outcome.is_ok() => drop(open.answered.insert(at)),
+                Edge::Request => drop(open.unanswered.insert(at)),
                 Edge::Answer => {
-                    orders = self.answer(history, birth.at_deadline, &orders, &open, at)?;
+                    let all = self.follow(history, birth.at_deadline, orders, &open, Some(at))?;
+                    orders = all.with(at);
                     if orders.is_empty() {
                         return Err(Stop::Contradiction(contradiction(history, birth, call)));
                     }
-                    open.remove(&at);
+                    open.answered.remove(&at);
                 }
             }
         }
         // A failed operation may have taken effect.
-        self.follow(history, birth.at_deadline, &orders, &open, None)?;
+        self.follow(history, birth.at_deadline, orders, &open, None)?;
         Ok(())
-    }
-
-    /// The orders in which the call at `at`, which is answered now, has taken effect.
-    fn answer(
-        &mut self,
-        history: &History,
-        at_deadline: AtDeadline,
-        orders: &BTreeSet<Order>,
-        open: &BTreeSet<usize>,
-        at: usize,
-    ) -> Result<BTreeSet<Order>, Stop> {
-        let all = self.follow(history, at_deadline, orders, open, Some(at))?;
-        let with_it = all.into_iter().filter_map(|(state, mut done)| {
-            let is_done = done.remove(&at);
-            is_done.then_some((state, done))
-        });
-        Ok(with_it.collect())
     }
 
     /// All orders that follow from these if any of the open calls take effect now, until the call `until` has.
@@ -267,30 +249,27 @@ impl Judged {
         &mut self,
         history: &History,
         at_deadline: AtDeadline,
-        orders: &BTreeSet<Order>,
-        open: &BTreeSet<usize>,
+        mut all: Orders,
+        open: &Open,
         until: Option<usize>,
-    ) -> Result<BTreeSet<Order>, Stop> {
-        let mut all = orders.clone();
-        let mut next: Vec<Order> = orders.iter().cloned().collect();
-        while let Some((state, done)) = next.pop() {
-            if until.is_some_and(|at| done.contains(&at)) {
+    ) -> Result<Orders, Stop> {
+        let mut next: Vec<Order> = all.iter().collect();
+        while let Some(order) = next.pop() {
+            if until.is_some_and(|at| order.answered.contains(&at)) {
                 continue;
             }
-            for at in open.difference(&done) {
-                let call = &history.calls[*at];
-                let (reply, after) = perform(state, call.action, at_deadline);
+            for at in open.without(&order) {
+                let call = &history.calls[at];
+                let (reply, after) = perform(order.state, call.action, at_deadline);
                 if call.outcome.as_ref().is_ok_and(|answer| *answer != reply) {
                     continue;
                 }
                 if reply == Reply::Done {
-                    self.copy(history, state, open, &done, call.action);
+                    self.copy(history, open, &order, call.action);
                 }
-                let mut done = done.clone();
-                done.insert(*at);
-                let order = (after, done);
-                if all.insert(order.clone()) {
-                    next.push(order);
+                let longer = order.clone().then(at, after, open);
+                if all.insert(longer.clone()) {
+                    next.push(longer);
                 }
             }
             if all.len() > MOST_ORDERS {
@@ -301,22 +280,15 @@ impl Judged {
     }
 
     /// Notes the state of which a fork or a snapshot is a copy.
-    fn copy(
-        &mut self,
-        history: &History,
-        state: State,
-        open: &BTreeSet<usize>,
-        done: &BTreeSet<usize>,
-        action: Action,
-    ) {
+    fn copy(&mut self, history: &History, open: &Open, order: &Order, action: Action) {
         let copied = match action {
             Action::Fork(to) => self.forks.entry(to).or_default(),
             Action::Snapshot(image) => self.images.entry(image).or_default(),
             _ => return,
         };
-        copied.states.insert(state);
-        let is_write = |at: &&usize| matches!(history.calls[**at].action, Action::Write(..));
-        copied.writes.extend(open.difference(done).filter(is_write));
+        copied.states.insert(order.state);
+        let is_write = |at: &usize| matches!(history.calls[*at].action, Action::Write(..));
+        copied.writes.extend(open.without(order).filter(is_write));
     }
 }
 

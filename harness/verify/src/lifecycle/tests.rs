@@ -1,5 +1,6 @@
 //! The judge and the shrinking, tried on a stand-in for a server that can have one of several faults.
 
+mod every_order;
 mod standin;
 
 use std::time::{Duration, Instant};
@@ -218,6 +219,20 @@ fn a_failed_write_may_have_happened_at_any_time_or_never_but_not_twice() {
         ]);
         history.outages.push((15, 25));
         assert_eq!(kinds(&history), expected, "{values:?}");
+    }
+}
+
+#[test]
+fn many_failed_actions_do_not_hide_a_wrong_value() {
+    let writes = (1..=30).map(|value| (Action::Write(Place::Disk, value), 10, 20, lost()));
+    let pauses = (0..10).map(|_| (Action::Pause(super::plan::Keep::All), 10, 20, lost()));
+    for (value, expected) in [(7, vec![]), (31, vec![Kind::Contradiction])] {
+        let read = (READ, 30, 31, Ok(Reply::Value(value)));
+        let calls: Vec<_> = writes.clone().chain(pauses.clone()).chain([read]).collect();
+        let mut history = history(&calls);
+        history.outages.push((15, 25));
+        assert_eq!(judge(&history).not_judged, 0);
+        assert_eq!(kinds(&history), expected, "{value}");
     }
 }
 

@@ -1,16 +1,16 @@
 //! Streams: nothing may be missing, nothing may come twice, and a stream that ends early must end with an error.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use api_types::envd::{
-    Blob, Empty, EnvdClient, EventType, ExecRequest, ExecStream, ProcessConfig, ProcessInput,
-    ProcessSelector, Pty, PtySize, SendInputRequest, SendSignalRequest, Signal, StartRequest,
-    WatchDirRequest, WatchStream,
+    Blob, ClientError, Empty, EnvdClient, EventType, ExecRequest, ExecStream, ProcessConfig,
+    ProcessInput, ProcessSelector, Pty, PtySize, SendInputRequest, SendSignalRequest, Signal,
+    StartRequest, WatchDirRequest, WatchStream,
 };
 use model::clock::monotonic_ns;
 use testbed::random::SplitMix64;
 
-use super::{Fault, Site};
+use super::{BACKOFF, Fault, Site};
 use crate::restarts::{
     event::{Cause, Seen, Work},
     guests::Guest,
@@ -97,14 +97,23 @@ fn count(site: &Site<'_>, guest: &Guest, last: u64, pid: &mut Option<u32>) -> Re
     Ok(())
 }
 
-/// Ends a process that no client follows any more. If this fails, it runs on.
+/// Ends a process that no client follows any more. A counter that ran on would be load of its own, more with every
+/// restart, so this is repeated while no server answers.
 fn end_process(site: &Site<'_>, guest: &Guest, pid: u32) {
     let signal = SendSignalRequest {
         process: selector(pid),
         signal: Signal::Kill,
     };
-    if let Ok(mut agent) = guest.agent(site.api, Pace::Full) {
-        let _ = agent.call::<_, Empty>("process.Process/SendSignal", &signal);
+    while site.goes_on() {
+        let sent = guest
+            .agent(site.api, Pace::Full)
+            .map(|mut agent| agent.call::<_, Empty>("process.Process/SendSignal", &signal));
+        match sent {
+            Ok(Ok(_)) => return,
+            // The agent has no such process.
+            Ok(Err(ClientError::Refused { status, .. })) if status < 500 => return,
+            Ok(Err(_)) | Err(_) => thread::sleep(BACKOFF),
+        }
     }
 }
 
