@@ -18,7 +18,10 @@ use std::{
 use api_types::rest::NetworkConfig;
 use model::SandboxId;
 use netisolation::{EventLog, Policy};
-use pool::{CreateSpec, Ended, LifeEvent, Lifetime, OnTimeout, Pool, Priority, Sandbox, Wake};
+use pool::{
+    CreateSpec, Ended, LifeEvent, Lifetime, OnTimeout, Pool, PoolError, Priority, Refusal, Sandbox,
+    Wake,
+};
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tracing::error;
@@ -27,6 +30,7 @@ pub use error::RegistryError;
 pub use route::{Route, RouteError};
 pub use sample::{Sample, sample_all, timestamp};
 
+use crate::builds::machine;
 use note::{Note, now};
 
 /// The state of a sandbox when the pool answered a request about it.
@@ -102,7 +106,7 @@ struct Known {
 
 impl Registry {
     /// A registry of the sandboxes that an opened pool has recovered. A sandbox whose note cannot be read is killed,
-    /// since no client could use it.
+    /// since no client could use it; so are those of builds, which end with their server.
     #[must_use]
     pub fn open(pool: Pool, recovered: Vec<Sandbox>) -> Self {
         let registry = Self {
@@ -111,6 +115,11 @@ impl Registry {
         };
         for sandbox in recovered {
             let id = sandbox.id.clone();
+            if &*sandbox.note == machine::NOTE {
+                let pool = registry.pool.clone();
+                tokio::spawn(async move { pool.kill(&id).await });
+                continue;
+            }
             if let Err(why) = registry.view(sandbox) {
                 error!(sandbox = %id, why = %why, "cannot read the sandbox's note: ending the sandbox");
                 let pool = registry.pool.clone();
@@ -317,6 +326,9 @@ impl Registry {
 
     /// The view of a sandbox. The note is parsed only if it has changed since the last call.
     fn view(&self, sandbox: Sandbox) -> Result<View, RegistryError> {
+        if &*sandbox.note == machine::NOTE {
+            return Err(PoolError::Refused(sandbox.id, Refusal::NotFound).into());
+        }
         let mut known = self.known();
         if let Some(known) = known.get(&sandbox.id)
             && Arc::ptr_eq(&known.text, &sandbox.note)

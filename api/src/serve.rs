@@ -25,7 +25,7 @@ use std::{
 
 use ipnet::IpNet;
 use model::Bytes;
-use netisolation::ResolverSockets;
+use netisolation::{DefaultEgress, ResolverSockets};
 use pool::{OnClose, Pool, PoolConfig, PoolError, StateLock};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -78,6 +78,10 @@ pub struct ServeSpec {
 /// How templates are built.
 #[derive(Clone, Copy, Debug)]
 pub struct BuildsSpec {
+    /// Disk space of the results of steps in bytes.
+    pub cache_quota: Bytes,
+    /// What steps may reach.
+    pub egress: DefaultEgress,
     /// Builds that run at the same time; at least 1.
     pub running: usize,
     /// Space of all uploaded archives.

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use model::SandboxId;
+use model::{Bytes, SandboxId};
+use template::Recipe;
 
 use crate::{
     DiskSpec, Pool, PoolError, TemplateDefaults, TemplateInfo,
@@ -83,7 +84,38 @@ impl Pool {
     /// with its memory, and the errors of [`Pool::add_disk`].
     pub async fn disk_of(&self, reference: &str) -> Result<TemplateInfo, PoolError> {
         let reference = reference.to_owned();
-        self.ask(|answer| Request::DiskOf(reference, answer)).await
+        self.ask(|answer| Request::DiskOf(reference, None, answer))
+            .await
+    }
+
+    /// As [`Pool::disk_of`], for guests with another amount of memory.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Pool::disk_of`].
+    pub async fn disk_with_memory(
+        &self,
+        reference: &str,
+        memory: Bytes,
+    ) -> Result<TemplateInfo, PoolError> {
+        let reference = reference.to_owned();
+        self.ask(|answer| Request::DiskOf(reference, Some(memory), answer))
+            .await
+    }
+
+    /// The recipe of an installed template. `None`: it has none, or the template was not installed.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::NoTemplate`], and [`PoolError::Failed`] if the recipe cannot be read.
+    pub async fn recipe(&self, reference: &str) -> Result<Option<Recipe>, PoolError> {
+        let failed = |why: String| PoolError::Failed {
+            what: "read the recipe of a template",
+            why,
+        };
+        let name = reference.to_owned();
+        let dir = self.ask(|answer| Request::RecipeDir(name, answer)).await?;
+        let read = tokio::task::spawn_blocking(move || Recipe::read(&dir)).await;
+        let read = read.map_err(|e| failed(e.to_string()))?;
+        read.map_err(|e| failed(e.to_string()))
     }
 
     /// Makes a disk template, without a name, from the disk of a running sandbox. The guest writes its caches to the disk
@@ -115,6 +147,18 @@ impl Pool {
             SandboxRequest::Publish(names, defaults, answer)
         })
         .await
+    }
+
+    /// Records in the built template of a running sandbox which pages the sandbox has written since its start, so that
+    /// later sandboxes get copies of them at theirs. Best with a sandbox that has done a typical first work.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Refused`] with `NotFound` or `NotRunning`, [`PoolError::NoTemplate`] if the template is gone
+    /// or no built one, and [`PoolError::Failed`].
+    pub async fn record_working_set(&self, id: &SandboxId) -> Result<(), PoolError> {
+        let id = id.clone();
+        self.ask(|answer| Request::RecordWorkingSet(id, answer))
+            .await
     }
 
     /// Gives names to a template, in addition to those that it has. Other templates lose them. After a crash of the host

@@ -56,6 +56,7 @@ pub use spec::{
     SandboxLimits, SandboxState, TemplateDefaults, TemplateInfo, TemplateKind, TimeoutChange,
     Usage, VmmUse, WarmMarks,
 };
+pub use template::{Recipe, Work};
 pub use vmms::VmmId;
 
 use std::{

@@ -2,7 +2,7 @@
 
 use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
-use model::SandboxId;
+use model::{Bytes, SandboxId};
 use netisolation::{Counters, Policy};
 use tokio::sync::{mpsc, oneshot};
 use vmm_control::template::LoadedTemplate;
@@ -82,7 +82,10 @@ pub(crate) enum Request {
     Template(String, oneshot::Sender<Option<TemplateInfo>>),
     AddTemplate(PathBuf, Vec<String>, Answer<TemplateInfo>),
     AddDisk(DiskSpec, Answer<TemplateInfo>),
-    DiskOf(String, Answer<TemplateInfo>),
+    /// With the size of the guests' memory; `None`: that of the template.
+    DiskOf(String, Option<Bytes>, Answer<TemplateInfo>),
+    RecordWorkingSet(SandboxId, Answer<()>),
+    RecipeDir(String, Answer<PathBuf>),
     GiveNames(String, Vec<String>, Answer<()>),
     TakeNames(Vec<String>, Answer<()>),
     RemoveTemplate(String, Answer<()>),

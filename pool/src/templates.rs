@@ -546,6 +546,12 @@ impl Template {
 }
 
 impl Template {
+    /// The directory with the recipe, if the template has one.
+    pub(crate) fn recipe_dir(&self) -> PathBuf {
+        let installed = self.rebuild.as_ref().map(|rebuild| &rebuild.installed);
+        installed.unwrap_or(&self.dir).clone()
+    }
+
     fn set_vmm(&mut self, vmm: VmmId) {
         self.info.vmm = (self.info.kind != TemplateKind::Disk).then(|| vmm.clone());
         self.vmm = vmm;

@@ -25,7 +25,8 @@ pub(super) struct Command {
     pub(super) workdir: Option<String>,
     pub(super) env: BTreeMap<String, String>,
     pub(super) shell: Shell,
-    pub(super) limit: Duration,
+    /// `None`: it runs on, in the template and in its sandboxes.
+    pub(super) limit: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +47,7 @@ impl Command {
             workdir: settings.workdir.clone(),
             env: settings.env.clone(),
             shell: Shell::Login,
-            limit: COMMAND_LIMIT,
+            limit: Some(COMMAND_LIMIT),
         }
     }
 
@@ -61,7 +62,7 @@ impl Command {
         }
     }
 
-    /// The agent kills the command at its limit.
+    /// The agent kills the command at its limit, if it has one.
     pub(super) fn request(&self) -> ExecRequest {
         let mut env = self.env.clone();
         let mut script = self.script.clone();
@@ -83,7 +84,7 @@ impl Command {
             envs: env,
             cwd: self.workdir.clone(),
             user: Some(self.user.clone()),
-            kill_after: Some(self.limit),
+            kill_after: self.limit,
             ..ExecRequest::new(BASH, &args)
         }
     }

@@ -2,11 +2,6 @@
 //!
 //! The agent is not trusted: a build's own commands run as root beside it. It can only make its own build fail.
 
-#![expect(
-    dead_code,
-    reason = "the executor of builds, which will call it, is not written yet"
-)]
-
 use std::{
     fs::File,
     io,
@@ -21,7 +16,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::{
     cancel::Cancel,
-    command::Command,
+    command::{COMMAND_LIMIT, Command},
     output::{Captured, Lines},
 };
 
@@ -49,6 +44,16 @@ pub(super) enum CommandError {
     Output(&'static str),
     #[error("build was cancelled")]
     Cancelled,
+}
+
+/// A request to a server in the guest.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    /// The vsock port on which the server listens.
+    pub(super) port: u16,
+    pub(super) path: String,
+    pub(super) body: Option<String>,
+    pub(super) expects: String,
 }
 
 /// The machine of a build.
@@ -122,6 +127,14 @@ impl Guest {
         self.unless_cancelled(join(upload)).await
     }
 
+    /// Makes a request to a server in the guest: `POST` with a body, otherwise `GET`. Succeeds if the answer has status 200
+    /// and contains `expects`.
+    pub(super) async fn request(&self, request: Request) -> Result<(), CommandError> {
+        let vsock = self.vsock.clone();
+        let asked = spawn_blocking(move || ask(&vsock, &request));
+        self.unless_cancelled(join(asked)).await
+    }
+
     /// The work's result, or an error at once if the build is cancelled. What was started in the guest ends with the
     /// machine.
     async fn unless_cancelled<T>(
@@ -190,13 +203,32 @@ fn connect(vsock: &Path) -> Result<UnixStream, CommandError> {
         .map_err(|error| command_error(error, ANSWER))
 }
 
+fn ask(vsock: &Path, request: &Request) -> Result<(), CommandError> {
+    let not_yet = || CommandError::Status("no answer".to_owned());
+    let method = if request.body.is_some() {
+        "POST"
+    } else {
+        "GET"
+    };
+    let body = request.body.as_deref().unwrap_or_default().as_bytes();
+    let mut server =
+        EnvdClient::connect(vsock, request.port, ANSWER).map_err(|_not_listening| not_yet())?;
+    let answer = server.request(method, &request.path, &[], body);
+    let answer = answer.map_err(|_not_ready| not_yet())?;
+    let text = String::from_utf8_lossy(&answer.body);
+    if answer.status == 200 && text.contains(&request.expects) {
+        return Ok(());
+    }
+    Err(not_yet())
+}
+
 /// Runs a command to its end, and passes its events on.
 fn follow(
     stream: UnixStream,
     command: &Command,
     mut on_event: impl FnMut(&ProcessEvent) -> Result<(), CommandError>,
 ) -> Result<(), CommandError> {
-    let limit = command.limit;
+    let limit = command.limit.unwrap_or(COMMAND_LIMIT);
     let failed = |error| command_error(error, limit);
     let mut agent = EnvdClient::over(stream, ANSWER);
     let mut events = agent

@@ -3,16 +3,9 @@
 //! A key is the digest of the key before and of everything that a step's result depends on. Every field is preceded by
 //! its length, so that no two lists of fields give the same bytes.
 
-#![cfg_attr(
-    not(test),
-    expect(
-        dead_code,
-        reason = "the executor of builds, which will call it, is not written yet"
-    )
-)]
-
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{plan::Step, request::is_sha256};
@@ -20,7 +13,8 @@ use super::{plan::Step, request::is_sha256};
 /// Raise it when the same steps give another disk.
 const VERSION: &str = "builds 1";
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub(super) struct Key([u8; 32]);
 
 impl Key {
@@ -55,6 +49,20 @@ impl Key {
             *byte = u8::from_str_radix(text.get(at..at + 2)?, 16).ok()?;
         }
         Some(Self(bytes))
+    }
+}
+
+impl From<Key> for String {
+    fn from(key: Key) -> Self {
+        key.to_string()
+    }
+}
+
+impl TryFrom<String> for Key {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        Self::parse(&text).ok_or("a key has 64 hex digits")
     }
 }
 

@@ -1,15 +1,46 @@
 //! Runs a build: from an order to a template in the pool, without names.
+//!
+//! ```text
+//! origin ─► cached steps are skipped ─► machine: step, end of its processes, disk saved │ next step …   one VM
+//! last disk ─► machine: boot, start command, ready command, quiet, published                            another VM
+//! ```
+//! The steps that are not cached run one after the other in one machine, because a boot takes as long as most steps. After
+//! each step that changes the disk, every process that it has left is killed, as at the end of a container's RUN, and the
+//! disk is kept for the next build. Memory is taken once: the last disk is booted anew, so that a template has no other
+//! processes than its start command's. What the steps share until their machine ends, and a build that continues from
+//! the cache does not see, are mounts and files in /run and /dev/shm.
+//!
+//! Whatever ends a build ends its machines first, and every disk that the cache does not have is removed with its
+//! [`Layer`].
 
+mod finish;
+mod origin;
+
+use std::path::PathBuf;
+
+use api_types::rest::LogLevel;
 use model::Bytes;
+use netisolation::{DefaultEgress, Policy};
 use oci_image::registry::Credentials;
 use pool::Pool;
 
 use super::{
+    bases::Bases,
     cancel::Cancel,
+    key::Key,
+    layers::{Layer, Layers},
     log::BuildLog,
-    plan::{At, From, Step},
+    machine::Machine,
+    plan::{At, From, Step, StepKind},
+    settings::{DEFAULT_USER, Settings},
+    steps::{self, Disk, Place, StepError},
     uploads::Uploads,
 };
+use origin::Origin;
+
+/// Bytes of a step's arguments in the log.
+const SHOWN: usize = 200;
+const CANCELLED: &str = "build was cancelled";
 
 /// What to build.
 #[derive(Debug)]
@@ -24,13 +55,14 @@ pub struct Order {
     pub ready: Option<String>,
     /// Run all steps, whatever the cache has.
     pub force: bool,
+    /// Not used: a guest has the CPUs of the template or image that the build begins with.
     pub vcpus: u8,
     pub memory: Bytes,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Built {
-    /// Id of the template in the pool.
+    /// Id of the template in the pool. A former build of the same template may have made it.
     pub template: String,
 }
 
@@ -46,31 +78,320 @@ pub struct Failure {
 /// Runs builds. Clones share the cache.
 #[derive(Clone, Debug)]
 pub struct Executor {
-    _pool: Pool,
+    pool: Pool,
+    bases: Bases,
+    layers: Layers,
+    /// What the steps may reach.
+    policy: Policy,
 }
 
 impl Executor {
-    #[must_use]
-    pub fn open(pool: Pool) -> Self {
-        Self { _pool: pool }
+    /// Opens the cache in `dir`, with `quota` bytes for all disks.
+    pub async fn open(
+        pool: Pool,
+        bases: Bases,
+        dir: PathBuf,
+        quota: Bytes,
+        egress: DefaultEgress,
+    ) -> Self {
+        Self {
+            layers: Layers::open(pool.clone(), dir, quota.0).await,
+            pool,
+            bases,
+            policy: Policy::of_lists(egress, &[], &[]),
+        }
     }
 
     /// Runs a build to its end.
     ///
     /// # Errors
     /// Returns [`Failure`]; also if the build is cancelled.
-    #[expect(clippy::unused_async, reason = "the steps wait for the guest")]
     pub async fn run(
         &self,
-        _order: &Order,
-        _files: &Uploads,
-        _log: &BuildLog,
-        _cancel: Cancel,
+        order: &Order,
+        files: &Uploads,
+        log: &BuildLog,
+        cancel: Cancel,
     ) -> Result<Built, Failure> {
-        Err(Failure {
-            at: At::Base,
-            message: "this server cannot run builds yet: build the template on the host with `cargo xtask`"
-                .to_owned(),
-        })
+        let build = Build {
+            executor: self,
+            order,
+            files,
+            log,
+            cancel,
+        };
+        let built = build.run().await;
+        if let Err(failure) = &built {
+            let text = format!("Build failed: {}", failure.message);
+            log.push(LogLevel::Error, failure.at, &text);
+        }
+        built
     }
+}
+
+/// A build that runs.
+struct Build<'a> {
+    executor: &'a Executor,
+    order: &'a Order,
+    files: &'a Uploads,
+    log: &'a BuildLog,
+    cancel: Cancel,
+}
+
+/// A step of the order, or the one that precedes them.
+struct Stage {
+    at: At,
+    /// `builder 1/2`
+    prefix: String,
+    step: Step,
+    /// After the step.
+    key: Key,
+}
+
+/// How far a build has come.
+struct Reached {
+    key: Key,
+    settings: Settings,
+    /// `None`: the disk of the origin, which was not needed yet.
+    layer: Option<Layer>,
+    /// Number of stages that are done.
+    stages: usize,
+}
+
+impl Build<'_> {
+    async fn run(&self) -> Result<Built, Failure> {
+        let origin = self.origin().await?;
+        let stages = self.stages(&origin);
+        let mut reached = self.cached(&origin, &stages).await;
+        let is_cached = reached.stages == stages.len() && !self.order.force;
+        let last = stages.last().map_or(At::Base, |stage| stage.at);
+        let start_up = self.start_up(&origin);
+        let key = self
+            .final_key(reached_key(&origin, &stages), &start_up)
+            .await;
+        if is_cached && let Some(template) = self.executor.layers.find_built(key).await {
+            self.note(At::Finalize, &cached_line("finalize", finish::TITLE, key));
+            return Ok(Built { template });
+        }
+        if reached.layer.is_none() {
+            let layer = self.disk_of(&origin).await;
+            reached.layer = Some(layer.map_err(failed(At::Base))?);
+        }
+        let reached = self.perform_all(reached, &stages).await?;
+        self.check_cancel(last)?;
+        self.finish(&reached, start_up, key).await
+    }
+
+    /// The steps in order. Images get the user of E2B's sandboxes first; templates have one.
+    fn stages(&self, origin: &Origin) -> Vec<Stage> {
+        let user = Step {
+            kind: StepKind::User,
+            args: vec![DEFAULT_USER.to_owned(), "true".to_owned()],
+            files: None,
+            force: false,
+        };
+        let user = origin
+            .lacks_user
+            .then_some((At::Base, "base".to_owned(), user));
+        let count = self.order.steps.len();
+        let steps = self.order.steps.iter().zip(1..);
+        let steps =
+            steps.map(|(step, n)| (At::Step(n), format!("builder {n}/{count}"), step.clone()));
+        let mut key = origin.key;
+        let stage = |(at, prefix, step): (At, String, Step)| {
+            if step.kind == StepKind::Copy {
+                // The hash does not cover the archive's bytes, so files serve their own template only.
+                key = Key::of(&[&key.to_string(), &self.order.template_id]);
+            }
+            key = key.after(&step);
+            Stage {
+                at,
+                prefix,
+                step,
+                key,
+            }
+        };
+        user.into_iter().chain(steps).map(stage).collect()
+    }
+
+    /// The last stage whose result the cache has. No stage after one that is forced counts.
+    async fn cached(&self, origin: &Origin, stages: &[Stage]) -> Reached {
+        let forced = stages.iter().position(|stage| stage.step.force);
+        let usable = if self.order.force {
+            0
+        } else {
+            forced.unwrap_or(stages.len())
+        };
+        for (number, stage) in stages.iter().enumerate().take(usable).rev() {
+            let Some(found) = self.executor.layers.find(stage.key).await else {
+                continue;
+            };
+            for done in &stages[..=number] {
+                self.note(
+                    done.at,
+                    &cached_line(&done.prefix, &text(&done.step), done.key),
+                );
+            }
+            return Reached {
+                key: stage.key,
+                settings: found.settings,
+                layer: Some(found.layer),
+                stages: number + 1,
+            };
+        }
+        Reached {
+            key: origin.key,
+            settings: origin.settings.clone(),
+            layer: None,
+            stages: 0,
+        }
+    }
+
+    /// Runs the stages that are left, in one machine.
+    async fn perform_all(&self, reached: Reached, stages: &[Stage]) -> Result<Reached, Failure> {
+        let rest = &stages[reached.stages..];
+        let Some(first) = rest.first() else {
+            return Ok(reached);
+        };
+        let machine = self.machine(&reached, first.at).await?;
+        let done = self.perform(&machine, reached, rest).await;
+        machine.end().await;
+        done
+    }
+
+    async fn perform(
+        &self,
+        machine: &Machine,
+        mut reached: Reached,
+        stages: &[Stage],
+    ) -> Result<Reached, Failure> {
+        for stage in stages {
+            self.note(
+                stage.at,
+                &line(&stage.prefix, &text(&stage.step), stage.key),
+            );
+            let done = steps::perform(&stage.step, &self.place(machine, &reached, stage)).await;
+            let done = match done {
+                Ok(done) => done,
+                Err(error) => return Err(self.explain(machine, stage.at, error).await),
+            };
+            if done.disk == Disk::Changed {
+                reached.layer = Some(self.save(machine, stage.at).await?);
+            }
+            reached.settings = done.settings;
+            reached.key = stage.key;
+            reached.stages += 1;
+            if let Some(layer) = &reached.layer {
+                let layers = &self.executor.layers;
+                layers.keep(stage.key, layer, &reached.settings).await;
+            }
+            self.check_cancel(stage.at)?;
+        }
+        Ok(reached)
+    }
+
+    fn place<'a>(
+        &'a self,
+        machine: &'a Machine,
+        reached: &'a Reached,
+        stage: &'a Stage,
+    ) -> Place<'a> {
+        let id = &self.order.template_id;
+        let hash = stage.step.files.as_deref();
+        let hash = hash.filter(|hash| self.files.has(id, hash));
+        Place {
+            guest: &machine.guest,
+            settings: &reached.settings,
+            log: self.log,
+            at: stage.at,
+            prefix: &stage.prefix,
+            archive: hash.map(|hash| self.files.path(id, hash)),
+        }
+    }
+
+    /// Keeps the disk as a step has left it.
+    async fn save(&self, machine: &Machine, at: At) -> Result<Layer, Failure> {
+        let ended = machine.end_processes().await;
+        ended.map_err(|why| Failure {
+            at,
+            message: format!("cannot end the processes that the step has left: {why}"),
+        })?;
+        let saved = self.executor.pool.save_disk(&machine.id).await;
+        let saved = saved.map_err(|why| Failure {
+            at,
+            message: format!("cannot keep the disk of the build: {}", model::chain(&why)),
+        })?;
+        Ok(self.executor.layers.hold(saved.id).await)
+    }
+
+    /// Boots the disk that the build has reached, with the memory that it asks for.
+    async fn machine(&self, reached: &Reached, at: At) -> Result<Machine, Failure> {
+        let Executor {
+            pool,
+            layers,
+            policy,
+            ..
+        } = self.executor;
+        let disk = reached.layer.as_ref().map_or("", Layer::id);
+        let failed = failed(at);
+        let memory = pool.template(disk).await.map(|template| template.memory);
+        let sized = if memory == Some(self.order.memory) {
+            None
+        } else {
+            let sized = pool.disk_with_memory(disk, self.order.memory).await;
+            let sized = sized.map_err(|why| failed(model::chain(&why)))?;
+            Some(layers.hold(sized.id).await)
+        };
+        let disk = sized.as_ref().map_or(disk, Layer::id);
+        let waits = |why: &str| {
+            let text = format!("waiting for room for the build's virtual machine: {why}");
+            self.log.push(LogLevel::Warn, at, &text);
+        };
+        let machine = Machine::start(pool, disk, policy, &self.cancel, waits).await;
+        machine.map_err(|why| failed(why.to_string()))
+    }
+
+    /// The failure of a step, with a likely reason that its own text does not show.
+    async fn explain(&self, machine: &Machine, at: At, error: StepError) -> Failure {
+        let message = match error {
+            StepError::Cancelled => CANCELLED.to_owned(),
+            StepError::Failed(text) => match machine.why_failed().await {
+                Some(why) => format!("{text} ({why})"),
+                None => text,
+            },
+        };
+        Failure { at, message }
+    }
+
+    fn check_cancel(&self, at: At) -> Result<(), Failure> {
+        if self.cancel.is_cancelled() {
+            return Err(failed(at)(CANCELLED.to_owned()));
+        }
+        Ok(())
+    }
+
+    fn note(&self, at: At, text: &str) {
+        self.log.push(LogLevel::Info, at, text);
+    }
+}
+
+fn failed(at: At) -> impl Fn(String) -> Failure {
+    move |message| Failure { at, message }
+}
+
+fn reached_key(origin: &Origin, stages: &[Stage]) -> Key {
+    stages.last().map_or(origin.key, |stage| stage.key)
+}
+
+fn text(step: &Step) -> String {
+    let text = format!("{} {}", step.kind.name(), step.args.join(" "));
+    super::text::plain(text.trim_end(), SHOWN)
+}
+
+fn line(prefix: &str, text: &str, key: Key) -> String {
+    format!("[{prefix}] {text} [{key}]")
+}
+
+fn cached_line(prefix: &str, text: &str, key: Key) -> String {
+    format!("CACHED {}", line(prefix, text, key))
 }

@@ -28,6 +28,9 @@ pub(super) struct NetworkOptions {
     /// Outbound access of a sandbox whose client sets no network options
     #[arg(long, value_enum, default_value = "deny")]
     default_egress: Egress,
+    /// What the steps of template builds may reach
+    #[arg(long, value_enum, default_value = "internet")]
+    build_egress: Egress,
     /// Upstream DNS server for sandboxes; repeat for more [default: those of /etc/resolv.conf]
     #[arg(long, value_name = "ADDRESS[:PORT]")]
     dns_server: Vec<NameServer>,
@@ -113,16 +116,26 @@ impl FromStr for NameServer {
     }
 }
 
+impl From<Egress> for DefaultEgress {
+    fn from(egress: Egress) -> Self {
+        match egress {
+            Egress::Deny => Self::Deny,
+            Egress::Internet => Self::Internet,
+        }
+    }
+}
+
 impl NetworkOptions {
+    pub(super) fn build_egress(&self) -> DefaultEgress {
+        self.build_egress.into()
+    }
+
     /// The network configuration. `None`: sandboxes have no network.
     ///
     /// # Errors
     /// Returns a message if `--network none` is combined with another network option.
     pub(super) fn spec(self) -> Result<Option<NetworkSpec>, String> {
-        let default = match self.default_egress {
-            Egress::Deny => DefaultEgress::Deny,
-            Egress::Internet => DefaultEgress::Internet,
-        };
+        let default = self.default_egress.into();
         if let Network::None = self.network {
             let is_plain = self.uplink.is_empty()
                 && self.network_exception.is_empty()

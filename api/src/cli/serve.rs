@@ -120,6 +120,9 @@ pub(super) struct ServeConfig {
     /// Disk space of all files that clients upload for builds; the least recently used ones are removed
     #[arg(long, value_name = "SIZE", default_value = "10GiB")]
     upload_quota: Bytes,
+    /// Disk space of the results of build steps that later builds continue from; the least recently used ones are removed
+    #[arg(long, value_name = "SIZE", default_value = "20GiB")]
+    build_cache: Bytes,
     #[command(flatten)]
     network: NetworkOptions,
 }
@@ -283,11 +286,13 @@ fn check(
             Exit::Keep => OnClose::Keep,
             Exit::Kill => OnClose::Kill,
         },
-        network: config.network.spec().map_err(Failure::Usage)?,
         builds: BuildsSpec {
+            cache_quota: config.build_cache,
+            egress: config.network.build_egress(),
             running: config.max_builds.into(),
             upload_quota: config.upload_quota,
         },
+        network: config.network.spec().map_err(Failure::Usage)?,
     })
 }
 

@@ -11,6 +11,7 @@ use super::{BuildsSpec, ServeError, ServeSpec};
 use crate::{
     auth::{Authenticator, KeyFile, watch_keys},
     builds::{
+        bases::Bases,
         grant::Authority,
         owner::{Builds, Real},
         run::Executor,
@@ -83,7 +84,14 @@ impl Engine {
         let (stored, uploads, authority) = stored.map_err(ServeError::Builds)?;
         let machinery = Real {
             pool: pool.clone(),
-            executor: Executor::open(pool.clone()),
+            executor: Executor::open(
+                pool.clone(),
+                Bases,
+                state.join("builds"),
+                spec.builds.cache_quota,
+                spec.builds.egress,
+            )
+            .await,
         };
         let running = spec.builds.running;
         let builds = Builds::open(stored, uploads, authority, machinery, running, &mut tasks);

@@ -20,6 +20,7 @@ mod reload;
 mod restarts;
 mod rules;
 mod streams;
+mod templates;
 mod tls;
 
 use test_cases::cases;
@@ -47,6 +48,15 @@ fn main() {
             kvm_a_build_is_requested_started_followed_and_deleted,
             kvm_files_are_uploaded_to_urls_with_their_own_authority,
             kvm_builds_outlive_a_restart_or_end_with_a_reason,
+        },
+        templates::{
+            kvm_a_template_is_built_of_its_steps_and_its_sandboxes_begin_there,
+            kvm_only_the_start_command_runs_on_in_sandboxes,
+            kvm_a_failed_build_names_its_step_and_leaves_nothing,
+            kvm_steps_run_once_until_they_change_or_are_forced,
+            kvm_a_build_ends_when_it_is_superseded_deleted_or_its_server_is_killed,
+            kvm_a_guest_without_disk_or_memory_or_vmm_ends_its_build_only,
+            kvm_two_builds_of_one_name_with_different_tags_both_become_ready,
         },
         keys::{
             kvm_keys_open_what_their_scopes_say,

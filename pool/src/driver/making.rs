@@ -1,6 +1,6 @@
 //! Templates made of disks and of running sandboxes.
 
-use model::{SandboxId, template_file};
+use model::{Bytes, SandboxId, template_file};
 
 use super::{Driver, space::Saving};
 use crate::{
@@ -31,7 +31,12 @@ impl Driver {
 
     /// Adds the disk of another template. Only a template whose guest has synced its disk has a complete one: an
     /// installed or built template, or a disk template.
-    pub(super) fn disk_of(&mut self, reference: &str, answer: Answer<TemplateInfo>) {
+    pub(super) fn disk_of(
+        &mut self,
+        reference: &str,
+        memory: Option<Bytes>,
+        answer: Answer<TemplateInfo>,
+    ) {
         let spec = match self.templates.find(reference) {
             None => Err(PoolError::NoTemplate(reference.to_owned())),
             Some(t) if t.base.is_some() || t.info.kind == TemplateKind::Snapshot => {
@@ -40,7 +45,7 @@ impl Driver {
             Some(t) => Ok(DiskSpec {
                 root: t.root.clone(),
                 layer: Some(t.dir.join(template_file::LAYER)),
-                memory: t.info.memory,
+                memory: memory.unwrap_or(t.info.memory),
                 vcpus: t.info.vcpus,
             }),
         };

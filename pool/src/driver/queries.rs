@@ -2,18 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use model::SandboxId;
+use model::{SandboxId, template_file};
 use netisolation::{Isolation, TapIndex};
 use tokio::{sync::oneshot, task::spawn_blocking};
 
 use super::{Driver, Entry};
 use crate::{
-    Installed, LifeEvent, PoolError, PoolStats, Sandbox, SandboxState, Usage, host,
+    Installed, LifeEvent, PoolError, PoolStats, Sandbox, SandboxState, TemplateKind, Usage, host,
     message::{Answer, Request},
     network,
     policy::Need,
     slot::{Refusal, Stage},
-    work::WorkError,
+    templates::Template,
+    work::{WorkError, save::record_working_set},
 };
 
 impl Driver {
@@ -35,7 +36,12 @@ impl Driver {
             }
             Request::AddTemplate(dir, names, answer) => self.add_template(&dir, names, answer),
             Request::AddDisk(spec, answer) => self.add_disk(spec, answer),
-            Request::DiskOf(reference, answer) => self.disk_of(&reference, answer),
+            Request::DiskOf(reference, memory, answer) => self.disk_of(&reference, memory, answer),
+            Request::RecordWorkingSet(id, answer) => self.record_working_set(&id, answer),
+            Request::RecipeDir(reference, answer) => {
+                let dir = self.templates.find(&reference).map(Template::recipe_dir);
+                let _ = answer.send(dir.ok_or(PoolError::NoTemplate(reference)));
+            }
             Request::GiveNames(reference, names, answer) => {
                 self.give_names(&reference, &names, answer);
             }
@@ -103,6 +109,29 @@ impl Driver {
             let result = question(network.as_ref(), tap);
             let failed = |e: WorkError| e.into_pool("inspect the sandbox's network", &id);
             let _ = answer.send(result.map_err(failed));
+        });
+    }
+
+    fn record_working_set(&mut self, id: &SandboxId, answer: Answer<()>) {
+        let template = self
+            .running(id)
+            .map(|entry| entry.record.template.id.clone());
+        let to = template.and_then(|template| match self.templates.get(&template) {
+            Some(t) if t.info.kind == TemplateKind::Built => {
+                Ok(t.dir.join(template_file::WORKING_SET))
+            }
+            Some(_) | None => Err(PoolError::NoTemplate(template)),
+        });
+        let (to, entry) = match (to, self.slots.get_mut(id)) {
+            (Ok(to), Some(entry)) => (to, entry),
+            (Err(e), _) => return drop(answer.send(Err(e))),
+            (Ok(_), None) => return drop(answer.send(Err(PoolError::not_found(id)))),
+        };
+        let (control, dir, id) = (entry.take_control(), entry.dir.clone(), id.clone());
+        spawn_blocking(move || {
+            let recorded = record_working_set(control, &dir, &to);
+            let failed = |e: WorkError| e.into_pool("record the working set of a template", &id);
+            let _ = answer.send(recorded.map_err(failed));
         });
     }
 

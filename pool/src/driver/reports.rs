@@ -7,7 +7,7 @@ use vmm_control::template::LoadedTemplate;
 
 use super::{Driver, Entry, entry::Serving};
 use crate::{
-    PauseMode, PoolError, TemplateKind, host,
+    PauseMode, PoolError, Priority, TemplateKind, host,
     lifetime::OnTimeout,
     message::{Report, SandboxRequest, SnapshotFor, Unclaimed},
     network,
@@ -137,7 +137,10 @@ impl Driver {
         let Some(entry) = self.slots.get_mut(id) else {
             return;
         };
-        if let Some(t) = self.templates.get_mut(&entry.record.template.id) {
+        // The clone of a build is not a use of its template.
+        if entry.record.priority == Priority::Normal
+            && let Some(t) = self.templates.get_mut(&entry.record.template.id)
+        {
             t.info.spawned += u64::from(matches!(entry.serving, Some(Serving::New(_))));
             t.wanted = t.info.kind != TemplateKind::Disk;
             t.used_ns = host::monotonic_ns();

@@ -170,6 +170,17 @@ impl SnapshotPlan {
     }
 }
 
+/// Writes to `to` which pages a running VM has written since it was restored.
+pub(crate) fn record_working_set(
+    open: Option<UnixStream>,
+    dir: &SlotDir,
+    to: &Path,
+) -> Result<(), WorkError> {
+    control(open, dir, None)?
+        .record_working_set(to)
+        .map_err(|e| WorkError::Control("record the working set", e))
+}
+
 /// Syncs the files of a snapshot, and its name.
 fn sync_snapshot(dir: &Path) -> io::Result<()> {
     sync_files(dir)?;

@@ -3,7 +3,9 @@
 
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
+import crypto from 'node:crypto'
 import fs from 'node:fs'
+import os from 'node:os'
 import path from 'node:path'
 
 const CLIENT = path.join(import.meta.dirname, '../node_modules/@e2b/cli/dist/index.js')
@@ -81,6 +83,25 @@ const cases = {
       await succeed('sandbox', 'resume', id)
       assert.equal(await succeed('sandbox', 'exec', id, 'echo', 'back'), 'back\n')
     })
+  },
+  async 'template-build-dockerfile'() {
+    const name = `conformance-${crypto.randomBytes(6).toString('hex')}`
+    const context = fs.mkdtempSync(path.join(os.tmpdir(), 'conformance-'))
+    try {
+      const lines = ['FROM e2bdev/base', 'ENV WORD=built', 'WORKDIR /srv/app', 'COPY a.txt texts/', 'RUN echo $WORD > word']
+      fs.writeFileSync(path.join(context, 'e2b.Dockerfile'), lines.join('\n') + '\n')
+      fs.writeFileSync(path.join(context, 'a.txt'), 'a')
+      await succeed('template', 'create', name, '--path', context, '--dockerfile', 'e2b.Dockerfile', '--memory-mb', '512')
+    } finally {
+      fs.rmSync(context, { recursive: true })
+    }
+    const output = await succeed('sandbox', 'create', '--detach', '--timeout', '120', name)
+    const made = (await all()).map((s) => s.sandboxId).find((id) => output.includes(id))
+    try {
+      assert.equal(await succeed('sandbox', 'exec', made, 'cat', '/srv/app/word', '/srv/app/texts/a.txt'), 'built\na')
+    } finally {
+      await e2b('sandbox', 'kill', made)
+    }
   },
   async 'list-templates'() {
     const templates = JSON.parse(await succeed('template', 'list', '--format', 'json'))

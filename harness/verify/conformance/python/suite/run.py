@@ -14,7 +14,7 @@ import traceback
 
 from cases import Absent, Case
 
-AREAS = ("guide", "examples", "sandboxes", "commands", "terminals", "files", "watching", "network", "lifecycle", "interpreter")
+AREAS = ("guide", "examples", "sandboxes", "commands", "terminals", "files", "watching", "network", "lifecycle", "interpreter", "templates")
 
 
 def known() -> dict[str, Case]:

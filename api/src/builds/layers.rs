@@ -1,0 +1,230 @@
+//! The cache of builds: disks by the keys of the steps that made them, and finished templates by the keys of their builds.
+//!
+//! ```text
+//! step's key ─► disk template of the pool, settings after the step        ours: removed with the last entry and holder
+//! build's key ─► built template of the pool, settings, start command      the owner of builds removes it
+//! ```
+//! A [`Layer`] holds a disk: as long as there is one, the disk stays. A disk that neither an entry nor a holder needs is
+//! removed from the pool, so a build that fails leaves only disks that its next attempt continues from. All disks
+//! together have a quota, and the least recently used entries go first. The index is a file that is replaced as a
+//! whole; if it is lost, the next server removes all disks and builds start anew.
+
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeSet,
+    io,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use model::clock::unix_ms;
+use pool::{
+    Pool, PoolError, TemplateKind,
+    durable::{Durability, read_bounded, replace},
+};
+use tracing::warn;
+
+use super::{key::Key, settings::Settings};
+pub(super) use state::{Finished, StartUp};
+use state::{Index, State, StepEntry};
+
+/// File name of the index in the directory of builds.
+const INDEX: &str = "layers.json";
+const MAX_INDEX: u64 = 64 << 20;
+
+/// A handle to the cache. Clones share it.
+#[derive(Clone, Debug)]
+pub(super) struct Layers(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    pool: Pool,
+    dir: PathBuf,
+    state: Mutex<State>,
+}
+
+/// A disk that stays as long as this value exists.
+#[derive(Debug)]
+pub(super) struct Layer {
+    id: String,
+    /// `None`: others remove it.
+    cache: Option<Layers>,
+}
+
+/// A step that an earlier build has done.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) layer: Layer,
+    pub(super) settings: Settings,
+}
+
+impl Layers {
+    /// Reads the index in `dir`, and removes disks that former builds have left in the pool and that no entry names.
+    /// `quota`: space of all disks in bytes.
+    pub(super) async fn open(pool: Pool, dir: PathBuf, quota: u64) -> Self {
+        let index = match read_bounded(&dir.join(INDEX), MAX_INDEX).and_then(|b| Index::parse(&b)) {
+            Ok(index) => index,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Index::default(),
+            Err(error) => {
+                warn!(path = %dir.join(INDEX).display(), %error,
+                      "cannot read the cache of builds: all steps will run again");
+                Index::default()
+            }
+        };
+        let state = Mutex::new(State::new(index, quota));
+        let this = Self(Arc::new(Shared { pool, dir, state }));
+        let orphans = this.orphans().await;
+        this.remove(orphans);
+        this
+    }
+
+    /// The disks of former builds that no entry needs. Those that the pool saved from a machine have a source.
+    async fn orphans(&self) -> BTreeSet<String> {
+        let all = self.0.pool.templates().await.into_iter();
+        let disks = all.filter(|template| template.kind == TemplateKind::Disk);
+        let mut state = self.state();
+        let made = std::mem::take(&mut state.index.made);
+        let ours = disks.filter(|disk| disk.source.is_some() || made.contains(&disk.id));
+        let unneeded = ours.filter(|disk| !state.needs(&disk.id));
+        unneeded.map(|disk| disk.id).collect()
+    }
+
+    /// Holds a disk that a build has made.
+    pub(super) async fn hold(&self, id: String) -> Layer {
+        {
+            let mut state = self.state();
+            state.hold(&id);
+            state.index.made.insert(id.clone());
+        }
+        let layer = Layer {
+            id,
+            cache: Some(self.clone()),
+        };
+        self.write().await;
+        layer
+    }
+
+    /// The result of a step, if the pool still has its disk.
+    pub(super) async fn find(&self, key: Key) -> Option<Found> {
+        let (entry, layer) = {
+            let mut state = self.state();
+            let entry = state.use_step(key, unix_ms())?;
+            let layer = if entry.is_ours {
+                state.hold(&entry.disk);
+                Layer {
+                    id: entry.disk.clone(),
+                    cache: Some(self.clone()),
+                }
+            } else {
+                Layer::of_others(entry.disk.clone())
+            };
+            (entry, layer)
+        };
+        if self.0.pool.template(&entry.disk).await.is_none() {
+            self.state().forget(key);
+            return None;
+        }
+        Some(Found {
+            layer,
+            settings: entry.settings,
+        })
+    }
+
+    /// Records the result of a step.
+    pub(super) async fn keep(&self, key: Key, layer: &Layer, settings: &Settings) {
+        let bytes = self.0.pool.template(&layer.id).await;
+        let entry = StepEntry {
+            disk: layer.id.clone(),
+            is_ours: layer.cache.is_some(),
+            bytes: bytes.map_or(0, |template| template.bytes.0),
+            settings: settings.clone(),
+            used_unix_ms: unix_ms(),
+        };
+        let unneeded = self.state().keep(key, entry);
+        self.remove(unneeded);
+        self.write().await;
+    }
+
+    /// The template of a build with this key, if the pool still has it.
+    pub(super) async fn find_built(&self, key: Key) -> Option<String> {
+        let template = self.state().built(key)?;
+        let found = self.0.pool.template(&template).await?;
+        Some(found.id)
+    }
+
+    /// What the build of a template ended with.
+    pub(super) fn finished(&self, template: &str) -> Option<Finished> {
+        self.state().finished(template)
+    }
+
+    /// Records a finished build, and forgets those whose templates are gone.
+    pub(super) async fn keep_built(&self, key: Key, finished: Finished) {
+        let present = self.0.pool.templates().await.into_iter();
+        let present = present.map(|template| template.id).collect();
+        self.state().keep_built(key, finished, &present);
+        self.write().await;
+    }
+
+    /// A failure costs the next server some steps, so it does not end the build.
+    async fn write(&self) {
+        let shared = Arc::clone(&self.0);
+        let write = move || {
+            // The lock keeps an older index from replacing a newer one.
+            let state = lock(&shared.state);
+            let bytes = state.index.render()?;
+            replace(&shared.dir, INDEX, &bytes, Durability::Process)
+        };
+        let written = tokio::task::spawn_blocking(write).await;
+        if let Err(error) = written.map_err(io::Error::from).flatten() {
+            warn!(%error, "cannot write the cache of builds: a restart of the server loses its last entries");
+        }
+    }
+
+    /// Removes disks from the pool, in the background.
+    fn remove(&self, disks: BTreeSet<String>) {
+        for disk in disks {
+            let pool = self.0.pool.clone();
+            tokio::spawn(async move {
+                match pool.remove_template(&disk).await {
+                    Ok(()) | Err(PoolError::NoTemplate(_) | PoolError::Draining) => {}
+                    Err(why) => {
+                        warn!(disk, why = %model::chain(&why), "cannot remove a disk of a build: the next server tries again");
+                    }
+                }
+            });
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.0.state)
+    }
+}
+
+/// The state is consistent after each statement that can panic.
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Layer {
+    /// A disk that others keep and remove.
+    pub(super) fn of_others(id: String) -> Self {
+        Self { id, cache: None }
+    }
+
+    /// Its id in the pool.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+}
+
+impl Drop for Layer {
+    fn drop(&mut self) {
+        if let Some(cache) = &self.cache {
+            let unneeded = cache.state().release(&self.id);
+            cache.remove(unneeded.into_iter().collect());
+        }
+    }
+}

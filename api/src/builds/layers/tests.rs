@@ -1,0 +1,99 @@
+use std::collections::BTreeSet;
+
+use super::state::{Finished, Index, MAX_STEPS, StartUp, State, StepEntry};
+use crate::builds::{key::Key, settings::Settings};
+
+fn key(text: &str) -> Key {
+    Key::of(&[text])
+}
+
+fn entry(disk: &str, bytes: u64, used_unix_ms: u64) -> StepEntry {
+    StepEntry {
+        disk: disk.to_owned(),
+        is_ours: true,
+        bytes,
+        settings: Settings::default(),
+        used_unix_ms,
+    }
+}
+
+fn set(disks: &[&str]) -> BTreeSet<String> {
+    disks.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_disk_stays_until_its_last_entry_and_its_last_holder_are_gone() {
+    let mut state = State::new(Index::default(), 100);
+    state.hold("a");
+    assert_eq!(state.keep(key("1"), entry("a", 10, 1)), set(&[]));
+    assert_eq!(state.keep(key("2"), entry("a", 10, 2)), set(&[]));
+    assert_eq!(state.release("a"), None, "two entries need it");
+    assert_eq!(state.keep(key("1"), entry("b", 10, 3)), set(&[]));
+    assert_eq!(state.keep(key("2"), entry("b", 10, 4)), set(&["a"]));
+    state.hold("c");
+    state.hold("c");
+    assert_eq!(state.release("c"), None, "another holder");
+    assert_eq!(state.release("c"), Some("c".to_owned()));
+}
+
+#[test]
+fn the_least_recently_used_disks_go_for_new_ones_unless_a_build_holds_them() {
+    let mut state = State::new(Index::default(), 100);
+    for (disk, used) in [("a", 1), ("b", 2), ("c", 3)] {
+        assert!(state.keep(key(disk), entry(disk, 30, used)).is_empty());
+    }
+    state.use_step(key("a"), 9).unwrap();
+    state.hold("b");
+    assert_eq!(state.keep(key("d"), entry("d", 30, 10)), set(&["c"]));
+    assert_eq!(state.release("b"), None);
+    let mut foreign = entry("image", 1000, 11);
+    foreign.is_ours = false;
+    assert_eq!(state.keep(key("i"), foreign), set(&[]), "not in the quota");
+    // One that has no room even alone is not kept.
+    let large = state.keep(key("e"), entry("e", 101, 12));
+    assert_eq!(large, set(&["a", "b", "d", "e"]));
+    assert!(!state.needs("e"));
+}
+
+#[test]
+fn the_number_of_entries_and_their_variables_are_limited() {
+    let mut state = State::new(Index::default(), u64::MAX);
+    for number in 0..MAX_STEPS as u64 {
+        let key = key(&number.to_string());
+        state.index.steps.insert(key, entry("a", 1, number));
+    }
+    state.keep(key("new"), entry("a", 1, MAX_STEPS as u64));
+    assert!(state.use_step(key("0"), 0).is_none());
+    assert!(state.use_step(key("1"), u64::MAX).is_some());
+    let mut large = entry("b", 1, u64::MAX);
+    let value = "x".repeat(9 << 20);
+    large.settings.env.insert("A".to_owned(), value);
+    state.keep(key("large"), large);
+    assert!(state.use_step(key("large"), 0).is_none());
+}
+
+#[test]
+fn an_index_is_read_as_it_was_written_and_another_format_is_refused() {
+    let mut state = State::new(Index::default(), 100);
+    state.keep(key("1"), entry("a", 10, 1));
+    let built = Finished {
+        template: "t".to_owned(),
+        settings: Settings::default(),
+        start_up: StartUp::Author {
+            start: Some("x".to_owned()),
+            ready: None,
+        },
+    };
+    state.keep_built(key("b"), built.clone(), &set(&[]));
+    let bytes = state.index.render().unwrap();
+    let read = Index::parse(&bytes).unwrap();
+    assert_eq!(read, state.index);
+    let mut next = State::new(read, 100);
+    assert_eq!(next.finished("t"), Some(built.clone()));
+    next.keep_built(key("c"), built, &set(&["other"]));
+    assert_eq!(next.built(key("b")), None, "its template is gone");
+    let text = String::from_utf8(bytes).unwrap();
+    let newer = text.replacen("\"format\":1", "\"format\":2", 1);
+    assert!(Index::parse(newer.as_bytes()).is_err());
+    assert!(Index::parse(b"").is_err());
+}

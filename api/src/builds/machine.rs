@@ -1,0 +1,166 @@
+//! The virtual machine of a build: a sandbox of low priority that only its build knows. It has no deadline of its own but
+//! [`MOST_TIME`], and does not outlive its server: the registry ends sandboxes with its note.
+
+use std::time::{Duration, Instant};
+
+use model::{SandboxId, clock::unix_ms};
+use netisolation::Policy;
+use pool::{CreateSpec, Init, Lifetime, Pool, PoolError, Priority, Sandbox};
+use tracing::warn;
+
+use super::{
+    cancel::Cancel,
+    command::Command,
+    guest::{CommandError, Guest},
+    settings::Settings,
+};
+
+/// The note of the sandboxes of builds.
+pub(crate) const NOTE: &str = "build";
+/// Longest life of a machine in seconds.
+const MOST_TIME_S: u32 = 24 * 3600;
+/// How long a build waits for room for its machine.
+const ROOM: Duration = Duration::from_secs(600);
+/// Ends every process but the agent, which is the guest's first one, and itself.
+const END_PROCESSES: &str = "kill -KILL -- -1; true";
+/// Prints how often the guest ran out of memory, and the free blocks of its disk.
+const EXAMINE: &str = r#"while read -r name value; do
+    if [ "$name" = oom_kill ]; then echo "$value"; fi
+done </proc/vmstat
+stat -f -c %f /"#;
+/// A disk with fewer free blocks is full. The blocks have 4 KiB.
+const FEW_BLOCKS: u64 = 256;
+
+/// Why a build has no machine.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MachineError {
+    #[error("build was cancelled")]
+    Cancelled,
+    #[error("cannot start the virtual machine of the build: {}", model::chain(.0))]
+    Start(#[source] PoolError),
+}
+
+#[derive(Debug)]
+pub(super) struct Machine {
+    pool: Pool,
+    pub(super) id: SandboxId,
+    pub(super) guest: Guest,
+    sandbox: Sandbox,
+    /// `false` once the sandbox was killed.
+    runs: bool,
+}
+
+impl Machine {
+    /// Starts a machine from a template. Waits while the host has no room for it. `waits` is called when that begins.
+    pub(super) async fn start(
+        pool: &Pool,
+        template: &str,
+        policy: &Policy,
+        cancel: &Cancel,
+        waits: impl FnOnce(&str),
+    ) -> Result<Self, MachineError> {
+        let mut waits = Some(waits);
+        let begun = Instant::now();
+        loop {
+            let mut cancelled = cancel.clone();
+            // A sandbox whose create is dropped is ended by the pool.
+            let created = tokio::select! {
+                biased;
+                () = cancelled.cancelled() => return Err(MachineError::Cancelled),
+                created = pool.create(spec(template, policy)) => created,
+            };
+            let retry_after = match created {
+                Ok(sandbox) => return Ok(Self::of(pool, sandbox, cancel)),
+                Err(PoolError::Full { why, retry_after }) if begun.elapsed() < ROOM => {
+                    if let Some(waits) = waits.take() {
+                        waits(&why);
+                    }
+                    retry_after
+                }
+                Err(why) => return Err(MachineError::Start(why)),
+            };
+            tokio::select! {
+                () = cancelled.cancelled() => return Err(MachineError::Cancelled),
+                () = tokio::time::sleep(retry_after) => {}
+            }
+        }
+    }
+
+    fn of(pool: &Pool, sandbox: Sandbox, cancel: &Cancel) -> Self {
+        Self {
+            pool: pool.clone(),
+            id: sandbox.id.clone(),
+            guest: Guest::new(&sandbox.vsock, cancel.clone()),
+            sandbox,
+            runs: true,
+        }
+    }
+
+    /// Ends the processes that a step has left, so that the disk at rest is the step's result.
+    pub(super) async fn end_processes(&self) -> Result<(), CommandError> {
+        let command = Command::of_root(END_PROCESSES, &[], &Settings::default());
+        let (_, ended) = self.guest.capture(&command).await?;
+        ended
+    }
+
+    /// A likely reason why a command failed: the guest's memory or disk was too small, or the machine is gone.
+    pub(super) async fn why_failed(&self) -> Option<String> {
+        if self.pool.get(&self.id).await.is_err() {
+            return Some("the virtual machine of the build has ended unexpectedly".to_owned());
+        }
+        let command = Command {
+            limit: Some(Duration::from_secs(10)),
+            ..Command::of_root(EXAMINE, &[], &Settings::default())
+        };
+        let (output, _) = self.guest.capture(&command).await.ok()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut numbers = text.lines().map(|line| line.parse::<u64>().ok());
+        if numbers.next().flatten().is_some_and(|kills| kills > 0) {
+            let memory = self.sandbox.template.memory;
+            return Some(format!(
+                "the build ran out of memory: it has {memory}; ask for more with memoryMB"
+            ));
+        }
+        let is_full = numbers.next().flatten()? < FEW_BLOCKS;
+        let size = self.sandbox.template.disk;
+        is_full.then(|| format!("the disk of the build is full: it has {size}"))
+    }
+
+    /// Ends the machine. When this returns, nothing of it is left.
+    pub(super) async fn end(mut self) {
+        self.runs = false;
+        end(&self.pool, &self.id).await;
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if self.runs {
+            let (pool, id) = (self.pool.clone(), self.id.clone());
+            tokio::spawn(async move { end(&pool, &id).await });
+        }
+    }
+}
+
+async fn end(pool: &Pool, id: &SandboxId) {
+    match pool.kill(id).await {
+        Ok(()) => {}
+        Err(why) if why.is_not_found() => {}
+        Err(why) => {
+            warn!(sandbox = %id, why = %model::chain(&why), "cannot end the machine of a build: the next server ends it");
+        }
+    }
+}
+
+fn spec(template: &str, policy: &Policy) -> CreateSpec {
+    let mut lifetime = Lifetime::default();
+    lifetime.set(unix_ms(), MOST_TIME_S);
+    CreateSpec {
+        template: template.to_owned(),
+        init: Init::default(),
+        note: NOTE.to_owned(),
+        lifetime,
+        policy: policy.clone(),
+        priority: Priority::Background,
+    }
+}

@@ -1,0 +1,269 @@
+//! The end of a build: the last disk is booted, the start command runs, and the machine becomes a template.
+
+use std::time::{Duration, Instant};
+
+use api_types::rest::LogLevel;
+use pool::{TemplateDefaults, Work};
+use tracing::warn;
+
+use super::{Build, Built, CANCELLED, Failure, Reached, failed};
+use crate::builds::{
+    command::Command,
+    guest::{CommandError, Request, Started},
+    key::Key,
+    layers::{Finished, StartUp},
+    machine::Machine,
+    output::Lines,
+    plan::At,
+    run::origin::Origin,
+    settings::Settings,
+};
+
+pub(super) const TITLE: &str = "Finalizing template build";
+/// Time limit for the ready command to succeed, as E2B has it.
+const READY: Duration = Duration::from_secs(600);
+/// Pauses between two attempts: the first, and the longest.
+const READY_STEP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// E2B's ready command for a start command without one.
+const DEFAULT_READY: &str = "sleep 20";
+/// Runs a program with its arguments.
+const PROGRAM: &str = r#"exec "$@""#;
+
+impl Build<'_> {
+    /// The commands of the order, or else those of the template that the build begins with.
+    pub(super) fn start_up(&self, origin: &Origin) -> StartUp {
+        let (start, ready) = (self.order.start.clone(), self.order.ready.clone());
+        match (&start, &ready) {
+            (None, None) => origin.start_up.clone(),
+            _ => StartUp::Author { start, ready },
+        }
+    }
+
+    /// The key of the finished template. Sandboxes belong to one template of clients, so it is not shared.
+    pub(super) async fn final_key(&self, steps: Key, start_up: &StartUp) -> Key {
+        let stats = self.executor.pool.stats().await;
+        let mut vmms = stats.vmms.into_iter();
+        let vmm = vmms.find(|(_, vmm)| vmm.is_present);
+        let vmm = vmm.map(|(id, _)| id.to_string()).unwrap_or_default();
+        let start_up = serde_json::to_string(start_up).unwrap_or_default();
+        let memory = self.order.memory.0.to_string();
+        let (steps, id) = (steps.to_string(), &self.order.template_id);
+        Key::of(&["template", &steps, id, &start_up, &memory, &vmm])
+    }
+
+    pub(super) async fn finish(
+        &self,
+        reached: &Reached,
+        start_up: StartUp,
+        key: Key,
+    ) -> Result<Built, Failure> {
+        let at = At::Finalize;
+        self.note(at, &super::line("finalize", TITLE, key));
+        let machine = self.machine(reached, at).await?;
+        let published = self.publish(&machine, reached, &start_up).await;
+        machine.end().await;
+        let template = published.map_err(failed(at))?;
+        self.record_working_set(&template, &reached.settings).await;
+        let finished = Finished {
+            template: template.clone(),
+            settings: reached.settings.clone(),
+            start_up,
+        };
+        self.executor.layers.keep_built(key, finished).await;
+        Ok(Built { template })
+    }
+
+    async fn publish(
+        &self,
+        machine: &Machine,
+        reached: &Reached,
+        start_up: &StartUp,
+    ) -> Result<String, String> {
+        let settings = &reached.settings;
+        let mut started = self.start(machine, settings, start_up).await?;
+        self.wait_until_ready(machine, settings, start_up, &mut started)
+            .await?;
+        self.note(At::Finalize, "Template is ready");
+        if self.cancel.is_cancelled() {
+            return Err(CANCELLED.to_owned());
+        }
+        let defaults = TemplateDefaults {
+            user: Some(settings.user.clone()),
+            workdir: settings.workdir.clone(),
+        };
+        let pool = &self.executor.pool;
+        let published = pool.publish(&machine.id, Vec::new(), defaults).await;
+        let published = published.map_err(|why| {
+            format!(
+                "cannot take the snapshot of the template: {}",
+                model::chain(&why)
+            )
+        });
+        Ok(published?.id)
+    }
+
+    /// Lets a clone do a first work, and records the pages that it writes. Without that, sandboxes are slower at first.
+    async fn record_working_set(&self, template: &str, settings: &Settings) {
+        let (pool, policy) = (&self.executor.pool, &self.executor.policy);
+        let clone = Machine::start(pool, template, policy, &self.cancel, |_| {}).await;
+        let Ok(clone) = clone else {
+            return;
+        };
+        let work = Command::of_author("true", settings);
+        if clone.guest.capture(&work).await.is_ok()
+            && let Err(why) = pool.record_working_set(&clone.id).await
+        {
+            warn!(template, why = %model::chain(&why), "a built template has no working set");
+        }
+        clone.end().await;
+    }
+
+    /// Starts the start command, if there is one.
+    async fn start(
+        &self,
+        machine: &Machine,
+        settings: &Settings,
+        start_up: &StartUp,
+    ) -> Result<Option<Started>, String> {
+        let command = match start_up {
+            StartUp::Nothing | StartUp::Author { start: None, .. } => return Ok(None),
+            StartUp::Author {
+                start: Some(script),
+                ..
+            } => Command::of_author(script, settings),
+            StartUp::Recipe { start, .. } => {
+                let args: Vec<_> = start.iter().map(String::as_str).collect();
+                Command::of_root(PROGRAM, &args, &Settings::default())
+            }
+        };
+        let command = Command {
+            limit: None,
+            ..command
+        };
+        self.note(At::Finalize, "Running start command");
+        let lines = Lines::new(self.log, LogLevel::Info, At::Finalize, "start");
+        let started = machine.guest.start(&command, lines).await;
+        started.map(Some).map_err(start_failed)
+    }
+
+    /// Repeats the ready command until it succeeds. A start command that ends with an error ends the wait.
+    async fn wait_until_ready(
+        &self,
+        machine: &Machine,
+        settings: &Settings,
+        start_up: &StartUp,
+        started: &mut Option<Started>,
+    ) -> Result<(), String> {
+        let ready = match start_up {
+            StartUp::Nothing
+            | StartUp::Author {
+                start: None,
+                ready: None,
+            } => return Ok(()),
+            StartUp::Author { ready, .. } => {
+                Ready::Script(ready.as_deref().unwrap_or(DEFAULT_READY))
+            }
+            StartUp::Recipe { ready: None, .. } => return Ok(()),
+            StartUp::Recipe {
+                ready: Some(work), ..
+            } => Ready::Work(work),
+        };
+        let text = format!("Waiting for template to be ready: {ready}");
+        self.note(At::Finalize, &text);
+        let is_default = matches!(start_up, StartUp::Author { ready: None, .. });
+        let ended = async {
+            match started {
+                Some(started) => match started.wait().await {
+                    Ok(()) if is_default => Ok(()),
+                    // A program may have put itself into the background.
+                    Ok(()) => std::future::pending().await,
+                    Err(error) => Err(start_failed(error)),
+                },
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            ended = ended => ended,
+            ready = tokio::time::timeout(READY, poll(machine, settings, &ready)) => match ready {
+                Ok(ready) => ready,
+                Err(_) => Err("ready command timed out after 10m0s".to_owned()),
+            },
+        }
+    }
+}
+
+/// What tells that a guest is ready.
+enum Ready<'a> {
+    Script(&'a str),
+    Work(&'a Work),
+}
+
+impl std::fmt::Display for Ready<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Script(script) => f.write_str(script),
+            Self::Work(Work::Run { argv, .. }) => f.write_str(&argv.join(" ")),
+            Self::Work(Work::Request { port, path, .. }) => write!(f, "port {port}, {path}"),
+        }
+    }
+}
+
+async fn poll(machine: &Machine, settings: &Settings, ready: &Ready<'_>) -> Result<(), String> {
+    let (mut pause, longest) = READY_STEP;
+    let started = Instant::now();
+    loop {
+        let tried = attempt(machine, settings, ready, started).await;
+        match tried {
+            Ok(()) => return Ok(()),
+            Err(CommandError::Status(_) | CommandError::Output(_) | CommandError::Limit(_)) => {}
+            Err(CommandError::Cancelled) => return Err(CANCELLED.to_owned()),
+            Err(error) => return Err(format!("ready command failed: {error}")),
+        }
+        let slept = machine.guest.sleep(pause).await;
+        slept.map_err(|_| CANCELLED.to_owned())?;
+        pause = longest.min(pause * 2);
+    }
+}
+
+async fn attempt(
+    machine: &Machine,
+    settings: &Settings,
+    ready: &Ready<'_>,
+    started: Instant,
+) -> Result<(), CommandError> {
+    let command = match ready {
+        Ready::Script(script) => Command::of_author(script, settings),
+        Ready::Work(Work::Run { argv, .. }) => {
+            let args: Vec<_> = argv.iter().map(String::as_str).collect();
+            Command::of_root(PROGRAM, &args, &Settings::default())
+        }
+        Ready::Work(Work::Request {
+            port,
+            path,
+            body,
+            expects,
+        }) => {
+            let request = Request {
+                port: *port,
+                path: path.clone(),
+                body: body.clone(),
+                expects: expects.clone(),
+            };
+            return machine.guest.request(request).await;
+        }
+    };
+    let command = Command {
+        limit: Some(READY.saturating_sub(started.elapsed())),
+        ..command
+    };
+    let (_, ended) = machine.guest.capture(&command).await?;
+    ended
+}
+
+fn start_failed(error: CommandError) -> String {
+    match error {
+        CommandError::Cancelled => CANCELLED.to_owned(),
+        error => format!("start command failed: error running start command: {error}"),
+    }
+}
