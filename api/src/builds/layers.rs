@@ -25,6 +25,7 @@ use pool::{
     Pool, PoolError, TemplateKind,
     durable::{Durability, read_bounded, replace},
 };
+use tokio::runtime::Handle;
 use tracing::warn;
 
 use super::{key::Key, settings::Settings};
@@ -63,8 +64,13 @@ pub(super) struct Found {
 
 impl Layers {
     /// Reads the index in `dir`, and removes disks that former builds have left in the pool and that no entry names.
-    /// `quota`: space of all disks in bytes.
-    pub(super) async fn open(pool: Pool, dir: PathBuf, quota: u64) -> Self {
+    /// `quota`: space of all disks in bytes. `others`: disks of the pool that are not of builds.
+    pub(super) async fn open(
+        pool: Pool,
+        dir: PathBuf,
+        quota: u64,
+        others: &BTreeSet<String>,
+    ) -> Self {
         let index = match read_bounded(&dir.join(INDEX), MAX_INDEX).and_then(|b| Index::parse(&b)) {
             Ok(index) => index,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Index::default(),
@@ -76,35 +82,27 @@ impl Layers {
         };
         let state = Mutex::new(State::new(index, quota));
         let this = Self(Arc::new(Shared { pool, dir, state }));
-        let orphans = this.orphans().await;
+        let orphans = this.orphans(others).await;
         this.remove(orphans);
         this
     }
 
-    /// The disks of former builds that no entry needs. Those that the pool saved from a machine have a source.
-    async fn orphans(&self) -> BTreeSet<String> {
+    /// The disks of former builds that no entry needs.
+    async fn orphans(&self, others: &BTreeSet<String>) -> BTreeSet<String> {
         let all = self.0.pool.templates().await.into_iter();
-        let disks = all.filter(|template| template.kind == TemplateKind::Disk);
-        let mut state = self.state();
-        let made = std::mem::take(&mut state.index.made);
-        let ours = disks.filter(|disk| disk.source.is_some() || made.contains(&disk.id));
-        let unneeded = ours.filter(|disk| !state.needs(&disk.id));
+        let disks = all.filter(|t| t.kind == TemplateKind::Disk && !others.contains(&t.id));
+        let state = self.state();
+        let unneeded = disks.filter(|disk| !state.needs(&disk.id));
         unneeded.map(|disk| disk.id).collect()
     }
 
     /// Holds a disk that a build has made.
-    pub(super) async fn hold(&self, id: String) -> Layer {
-        {
-            let mut state = self.state();
-            state.hold(&id);
-            state.index.made.insert(id.clone());
-        }
-        let layer = Layer {
+    pub(super) fn hold(&self, id: String) -> Layer {
+        self.state().hold(&id);
+        Layer {
             id,
             cache: Some(self.clone()),
-        };
-        self.write().await;
-        layer
+        }
     }
 
     /// The result of a step, if the pool still has its disk.
@@ -185,9 +183,13 @@ impl Layers {
 
     /// Removes disks from the pool, in the background.
     fn remove(&self, disks: BTreeSet<String>) {
+        // Without a runtime, the server is ending: the next one removes them.
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
         for disk in disks {
             let pool = self.0.pool.clone();
-            tokio::spawn(async move {
+            runtime.spawn(async move {
                 match pool.remove_template(&disk).await {
                     Ok(()) | Err(PoolError::NoTemplate(_) | PoolError::Draining) => {}
                     Err(why) => {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use model::{SandboxId, clock::unix_ms};
 use netisolation::Policy;
 use pool::{CreateSpec, Init, Lifetime, Pool, PoolError, Priority, Sandbox};
+use tokio::runtime::Handle;
 use tracing::warn;
 
 use super::{
@@ -135,9 +136,12 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        if self.runs {
+        // Without a runtime, the server is ending: the next one ends the machine.
+        if self.runs
+            && let Ok(runtime) = Handle::try_current()
+        {
             let (pool, id) = (self.pool.clone(), self.id.clone());
-            tokio::spawn(async move { end(&pool, &id).await });
+            runtime.spawn(async move { end(&pool, &id).await });
         }
     }
 }

@@ -95,7 +95,7 @@ impl Executor {
         egress: DefaultEgress,
     ) -> Self {
         Self {
-            layers: Layers::open(pool.clone(), dir, quota.0).await,
+            layers: Layers::open(pool.clone(), dir, quota.0, &bases.templates()).await,
             pool,
             bases,
             policy: Policy::of_lists(egress, &[], &[]),
@@ -321,7 +321,7 @@ impl Build<'_> {
             at,
             message: format!("cannot keep the disk of the build: {}", model::chain(&why)),
         })?;
-        Ok(self.executor.layers.hold(saved.id).await)
+        Ok(self.executor.layers.hold(saved.id))
     }
 
     /// Boots the disk that the build has reached, with the memory that it asks for.
@@ -340,7 +340,7 @@ impl Build<'_> {
         } else {
             let sized = pool.disk_with_memory(disk, self.order.memory).await;
             let sized = sized.map_err(|why| failed(model::chain(&why)))?;
-            Some(layers.hold(sized.id).await)
+            Some(layers.hold(sized.id))
         };
         let disk = sized.as_ref().map_or(disk, Layer::id);
         let waits = |why: &str| {

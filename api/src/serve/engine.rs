@@ -86,7 +86,7 @@ impl Engine {
             pool: pool.clone(),
             executor: Executor::open(
                 pool.clone(),
-                Bases,
+                Bases {},
                 state.join("builds"),
                 spec.builds.cache_quota,
                 spec.builds.egress,

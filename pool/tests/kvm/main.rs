@@ -53,6 +53,7 @@ fn main() {
             kvm_a_published_process_runs_on_in_every_sandbox,
             kvm_names_move_between_templates_and_a_build_has_a_low_priority,
             kvm_a_disk_that_cannot_be_saved_costs_nothing,
+            kvm_a_built_template_has_the_memory_that_its_disk_was_booted_with_and_a_working_set,
             kvm_a_template_that_is_not_used_any_more_loses_its_warm_slots,
         },
         limits::{

@@ -335,6 +335,58 @@ pub(crate) fn kvm_a_disk_that_cannot_be_saved_costs_nothing() {
     });
 }
 
+pub(crate) fn kvm_a_built_template_has_the_memory_that_its_disk_was_booted_with_and_a_working_set()
+{
+    run(async {
+        let state = State::new();
+        let pool = open(&state, 1).await;
+        let recipe = pool.recipe("base").await.expect("it").expect("a recipe");
+        let base = pool.disk_of("base").await.expect("the disk of base");
+        assert_eq!(base.memory, recipe.memory);
+        assert_eq!(pool.recipe(&base.id).await.expect("no error"), None);
+        let large = Bytes(base.memory.0 + (128 << 20));
+        let large = pool.disk_with_memory(&base.id, large).await.expect("it");
+        let built = publish(&pool, &large.id, "first", &["mine"]).await;
+        let info = pool.template(&built).await.expect("it");
+        assert_eq!(info.memory, large.memory);
+        let background = CreateSpec {
+            priority: Priority::Background,
+            ..from(&built)
+        };
+        let clone = pool.create(background).await.expect("a sandbox");
+        let total: u64 = sh(&clone, "grep -o '[0-9]*' /proc/meminfo | head -1")
+            .await
+            .parse()
+            .expect("a number");
+        assert!(total << 10 > base.memory.0, "{total} KiB");
+        pool.record_working_set(&clone.id).await.expect("a record");
+        let file = state
+            .0
+            .join("templates")
+            .join(&built)
+            .join("image/working-set");
+        assert!(fs::metadata(file).expect("a file").len() > 0);
+        let used = pool.template(&built).await.expect("it");
+        assert_eq!((used.spawned, used.warm), (0, 0), "not a use of it");
+        let other = create(&pool, &base.id).await;
+        let refused = pool.record_working_set(&other.id).await;
+        assert!(
+            matches!(refused, Err(PoolError::NoTemplate(_))),
+            "{refused:?}"
+        );
+        // With it, clones start as before, warm ones too.
+        runs_on(&create(&pool, "mine").await, "first").await;
+        until("it has warm slots", async || {
+            let mine = pool.template("mine").await.expect("it");
+            (mine.warm == 1).then_some(())
+        })
+        .await;
+        runs_on(&create(&pool, "mine").await, "first").await;
+        pool.close(OnClose::Kill).await;
+        state.assert_clean();
+    });
+}
+
 /// Publishes a template whose process counts in a file in memory. Returns its id.
 async fn publish(pool: &Pool, base: &str, text: &str, names: &[&str]) -> String {
     let build = create(pool, base).await;

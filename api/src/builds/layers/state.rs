@@ -21,8 +21,6 @@ const MAX_ENV: usize = 8 << 20;
 #[serde(deny_unknown_fields)]
 pub(super) struct Index {
     format: u32,
-    /// Disks that builds have made and hold. No entry may name them yet.
-    pub(super) made: BTreeSet<String>,
     pub(super) steps: BTreeMap<Key, StepEntry>,
     built: BTreeMap<Key, Finished>,
 }
@@ -121,11 +119,7 @@ impl State {
         if *holders == 0 {
             self.held.remove(disk);
         }
-        if self.needs(disk) {
-            return None;
-        }
-        self.index.made.remove(disk);
-        Some(disk.to_owned())
+        (!self.needs(disk)).then(|| disk.to_owned())
     }
 
     pub(super) fn needs(&self, disk: &str) -> bool {
@@ -147,40 +141,27 @@ impl State {
     pub(super) fn keep(&mut self, key: Key, entry: StepEntry) -> BTreeSet<String> {
         let mut dropped = Vec::new();
         dropped.extend(self.index.steps.insert(key, entry));
-        while self.is_too_large() {
-            let oldest = self
-                .index
-                .steps
-                .iter()
-                .filter(|(_, entry)| !self.held.contains_key(&entry.disk))
-                .min_by_key(|(_, entry)| entry.used_unix_ms)
-                .map(|(key, _)| *key);
-            let Some(oldest) = oldest else {
-                break;
-            };
-            dropped.extend(self.index.steps.remove(&oldest));
+        let mut total = Total::default();
+        for entry in self.index.steps.values() {
+            total.add(entry);
         }
+        let mut by_use: Vec<_> = self.index.steps.iter().collect();
+        by_use.sort_by_key(|(_, entry)| entry.used_unix_ms);
+        let free = by_use
+            .into_iter()
+            .filter(|(_, entry)| !self.held.contains_key(&entry.disk));
+        let goes = |(key, entry): (&Key, &StepEntry)| {
+            let is_too_large = total.is_above(self.quota);
+            if is_too_large {
+                total.take(entry);
+            }
+            is_too_large.then_some(*key)
+        };
+        let goes: Vec<_> = free.map_while(goes).collect();
+        dropped.extend(goes.iter().filter_map(|key| self.index.steps.remove(key)));
         let ours = dropped.into_iter().filter(|entry| entry.is_ours);
         let ours = ours.map(|entry| entry.disk);
-        let unneeded: BTreeSet<_> = ours.filter(|disk| !self.needs(disk)).collect();
-        self.index.made.retain(|disk| !unneeded.contains(disk));
-        unneeded
-    }
-
-    fn is_too_large(&self) -> bool {
-        let steps = &self.index.steps;
-        let disks: BTreeMap<_, _> = steps
-            .values()
-            .filter(|entry| entry.is_ours)
-            .map(|entry| (&entry.disk, entry.bytes))
-            .collect();
-        let env = |entry: &StepEntry| -> usize {
-            let all = entry.settings.env.iter();
-            all.map(|(name, value)| name.len() + value.len()).sum()
-        };
-        disks.values().sum::<u64>() > self.quota
-            || steps.len() > MAX_STEPS
-            || steps.values().map(env).sum::<usize>() > MAX_ENV
+        ours.filter(|disk| !self.needs(disk)).collect()
     }
 
     pub(super) fn built(&self, key: Key) -> Option<String> {
@@ -198,4 +179,45 @@ impl State {
         all.retain(|_, built| present.contains(&built.template));
         all.insert(key, built);
     }
+}
+
+/// What entries of steps take together.
+#[derive(Default)]
+struct Total {
+    entries: usize,
+    /// Bytes of environment variables.
+    env: usize,
+    disks: u64,
+    /// Number of entries by disk.
+    users: HashMap<String, usize>,
+}
+
+impl Total {
+    fn add(&mut self, entry: &StepEntry) {
+        self.entries += 1;
+        self.env += env_bytes(entry);
+        if entry.is_ours {
+            let users = self.users.entry(entry.disk.clone()).or_default();
+            self.disks += if *users == 0 { entry.bytes } else { 0 };
+            *users += 1;
+        }
+    }
+
+    fn take(&mut self, entry: &StepEntry) {
+        self.entries -= 1;
+        self.env -= env_bytes(entry);
+        if let Some(users) = self.users.get_mut(&entry.disk).filter(|_| entry.is_ours) {
+            *users -= 1;
+            self.disks -= if *users == 0 { entry.bytes } else { 0 };
+        }
+    }
+
+    fn is_above(&self, quota: u64) -> bool {
+        self.disks > quota || self.entries > MAX_STEPS || self.env > MAX_ENV
+    }
+}
+
+fn env_bytes(entry: &StepEntry) -> usize {
+    let all = entry.settings.env.iter();
+    all.map(|(name, value)| name.len() + value.len()).sum()
 }

@@ -46,7 +46,7 @@ impl Build<'_> {
         let base = bases.of_image(reference, credentials, self.log, &self.cancel);
         let base = base.await?;
         Ok(Origin {
-            key: Key::of(&["image", &base.template]),
+            key: Key::of(&["image", &base.key]),
             settings: Settings {
                 env: base.defaults.env.into_iter().collect(),
                 ..Settings::default()
@@ -104,7 +104,7 @@ impl Build<'_> {
             Source::Template(id) => {
                 let disk = self.executor.pool.disk_of(id).await;
                 match disk {
-                    Ok(disk) => Ok(layers.hold(disk.id).await),
+                    Ok(disk) => Ok(layers.hold(disk.id)),
                     // A diff of an installed template.
                     Err(PoolError::NoDisk(_)) => self.disk_of_clone(id).await,
                     Err(why) => Err(model::chain(&why)),
@@ -127,7 +127,7 @@ impl Build<'_> {
             Err(why) => Err(why.to_string()),
         };
         machine.end().await;
-        let layer = self.executor.layers.hold(saved?.id).await;
+        let layer = self.executor.layers.hold(saved?.id);
         if self.cancel.is_cancelled() {
             return Err(CANCELLED.to_owned());
         }

@@ -47,7 +47,7 @@ export const cases = {
     await withSandbox(
       async (s) => {
         same(await s.files.read('/srv/app/word'), 'built\n')
-        same(await s.files.read('/srv/app/place'), '/home/user/place\n')
+        same(await s.files.read('/srv/app/place'), '/root/place\n')
         same(await output(s, 'cat src/link src/below/c texts/b.txt alias'), 'acbbuilt\n')
         same(await output(s, 'tool; pwd; stat -c %U word'), 'tool\n/srv/app\nuser\n')
         same(await output(s, 'cat /root/who', { user: 'root' }), 'root\n')

@@ -52,7 +52,7 @@ def template_build():
     assert any("Template is ready" in line or "ready" in line.lower() for line in log), log
     with sandbox(template=name) as s:
         same(s.files.read("/srv/app/word"), "built\n")
-        same(s.files.read("/srv/app/place"), "/home/user/place\n")
+        same(s.files.read("/srv/app/place"), "/root/place\n")
         same(s.commands.run("cat src/link src/below/c texts/b.txt alias").stdout, "acbbuilt\n")
         same(s.commands.run("tool; pwd; stat -c %U word").stdout, "tool\n/srv/app\nuser\n")
         same(s.commands.run("cat /root/who", user="root").stdout, "root\n")
