@@ -4,6 +4,8 @@
 //! step's key ─► disk template of the pool, settings after the step        ours: removed with the last entry and holder
 //! build's key ─► built template of the pool, settings, start command      the owner of builds removes it
 //! ```
+//! A step's key depends on the result of the step before, not on its key, so a step that is done again is not followed by
+//! what others have made of its former result.
 //! A [`Layer`] holds a disk: as long as there is one, the disk stays. A disk that neither an entry nor a holder needs is
 //! removed from the pool, so a build that fails leaves only disks that its next attempt continues from. All disks
 //! together have a quota, and the least recently used entries go first. The index is a file that is replaced as a
@@ -59,6 +61,7 @@ pub(super) struct Layer {
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) layer: Layer,
+    pub(super) result: Key,
     pub(super) settings: Settings,
 }
 
@@ -105,45 +108,54 @@ impl Layers {
         }
     }
 
-    /// The result of a step, if the pool still has its disk.
+    /// The result of a step that an earlier build has done, whether or not its disk is there.
+    pub(super) fn result(&self, key: Key) -> Option<Key> {
+        let entry = self.state().use_step(key, unix_ms());
+        entry.map(|entry| entry.result())
+    }
+
+    /// A step that an earlier build has done, if the pool still has its disk.
     pub(super) async fn find(&self, key: Key) -> Option<Found> {
         let (entry, layer) = {
             let mut state = self.state();
             let entry = state.use_step(key, unix_ms())?;
-            let layer = if entry.is_ours {
-                state.hold(&entry.disk);
-                Layer {
-                    id: entry.disk.clone(),
-                    cache: Some(self.clone()),
-                }
-            } else {
-                Layer::of_others(entry.disk.clone())
-            };
-            (entry, layer)
+            if !entry.has_disk {
+                return None;
+            }
+            let disk = entry.disk.clone();
+            let cache = entry.is_ours.then(|| self.clone());
+            if entry.is_ours {
+                state.hold(&disk);
+            }
+            (entry, Layer { id: disk, cache })
         };
         if self.0.pool.template(&entry.disk).await.is_none() {
-            self.state().forget(key);
+            self.state().forget_disk(key);
             return None;
         }
         Some(Found {
             layer,
+            result: entry.result(),
             settings: entry.settings,
         })
     }
 
-    /// Records the result of a step.
-    pub(super) async fn keep(&self, key: Key, layer: &Layer, settings: &Settings) {
-        let bytes = self.0.pool.template(&layer.id).await;
+    /// Records a step that was done, and returns its result.
+    pub(super) async fn keep(&self, key: Key, layer: &Layer, settings: &Settings) -> Key {
+        let template = self.0.pool.template(&layer.id).await;
         let entry = StepEntry {
             disk: layer.id.clone(),
             is_ours: layer.cache.is_some(),
-            bytes: bytes.map_or(0, |template| template.bytes.0),
+            has_disk: true,
+            bytes: template.map_or(0, |template| template.bytes.0),
             settings: settings.clone(),
             used_unix_ms: unix_ms(),
         };
+        let result = entry.result();
         let unneeded = self.state().keep(key, entry);
         self.remove(unneeded);
         self.write().await;
+        result
     }
 
     /// The template of a build with this key, if the pool still has it.

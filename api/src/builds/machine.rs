@@ -24,12 +24,12 @@ const MOST_TIME_S: u32 = 24 * 3600;
 const ROOM: Duration = Duration::from_secs(600);
 /// Ends every process but the agent, which is the guest's first one, and itself.
 const END_PROCESSES: &str = "kill -KILL -- -1; true";
-/// Prints how often the guest ran out of memory, and the free blocks of its disk.
+/// Prints how often the guest ran out of memory, and the blocks of its disk that programs can still use.
 const EXAMINE: &str = r#"while read -r name value; do
     if [ "$name" = oom_kill ]; then echo "$value"; fi
 done </proc/vmstat
-stat -f -c %f /"#;
-/// A disk with fewer free blocks is full. The blocks have 4 KiB.
+stat -f -c %a /"#;
+/// A disk with fewer of them is full. The blocks have 4 KiB.
 const FEW_BLOCKS: u64 = 256;
 
 /// Why a build has no machine.

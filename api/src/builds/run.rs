@@ -15,6 +15,7 @@
 
 mod finish;
 mod origin;
+mod stages;
 
 use std::path::PathBuf;
 
@@ -31,12 +32,11 @@ use super::{
     layers::{Layer, Layers},
     log::BuildLog,
     machine::Machine,
-    plan::{At, From, Step, StepKind},
-    settings::{DEFAULT_USER, Settings},
+    plan::{At, From, Step},
     steps::{self, Disk, Place, StepError},
     uploads::Uploads,
 };
-use origin::Origin;
+use stages::{Reached, Stage};
 
 /// Bytes of a step's arguments in the log.
 const SHOWN: usize = 200;
@@ -138,26 +138,6 @@ struct Build<'a> {
     cancel: Cancel,
 }
 
-/// A step of the order, or the one that precedes them.
-struct Stage {
-    at: At,
-    /// `builder 1/2`
-    prefix: String,
-    step: Step,
-    /// After the step.
-    key: Key,
-}
-
-/// How far a build has come.
-struct Reached {
-    key: Key,
-    settings: Settings,
-    /// `None`: the disk of the origin, which was not needed yet.
-    layer: Option<Layer>,
-    /// Number of stages that are done.
-    stages: usize,
-}
-
 impl Build<'_> {
     async fn run(&self) -> Result<Built, Failure> {
         let origin = self.origin().await?;
@@ -166,12 +146,13 @@ impl Build<'_> {
         let is_cached = reached.stages == stages.len() && !self.order.force;
         let last = stages.last().map_or(At::Base, |stage| stage.at);
         let start_up = self.start_up(&origin);
-        let key = self
-            .final_key(reached_key(&origin, &stages), &start_up)
-            .await;
-        if is_cached && let Some(template) = self.executor.layers.find_built(key).await {
-            self.note(At::Finalize, &cached_line("finalize", finish::TITLE, key));
-            return Ok(Built { template });
+        if is_cached {
+            let key = self.final_key(reached.result, &start_up).await;
+            if let Some(template) = self.executor.layers.find_built(key).await {
+                let line = cached_line("finalize", finish::TITLE, key);
+                self.note(At::Finalize, &line);
+                return Ok(Built { template });
+            }
         }
         if reached.layer.is_none() {
             let layer = self.disk_of(&origin).await;
@@ -179,72 +160,8 @@ impl Build<'_> {
         }
         let reached = self.perform_all(reached, &stages).await?;
         self.check_cancel(last)?;
+        let key = self.final_key(reached.result, &start_up).await;
         self.finish(&reached, start_up, key).await
-    }
-
-    /// The steps in order. Images get the user of E2B's sandboxes first; templates have one.
-    fn stages(&self, origin: &Origin) -> Vec<Stage> {
-        let user = Step {
-            kind: StepKind::User,
-            args: vec![DEFAULT_USER.to_owned(), "true".to_owned()],
-            files: None,
-            force: false,
-        };
-        let user = origin
-            .lacks_user
-            .then_some((At::Base, "base".to_owned(), user));
-        let count = self.order.steps.len();
-        let steps = self.order.steps.iter().zip(1..);
-        let steps =
-            steps.map(|(step, n)| (At::Step(n), format!("builder {n}/{count}"), step.clone()));
-        let mut key = origin.key;
-        let stage = |(at, prefix, step): (At, String, Step)| {
-            if step.kind == StepKind::Copy {
-                // The hash does not cover the archive's bytes, so files serve their own template only.
-                key = Key::of(&[&key.to_string(), &self.order.template_id]);
-            }
-            key = key.after(&step);
-            Stage {
-                at,
-                prefix,
-                step,
-                key,
-            }
-        };
-        user.into_iter().chain(steps).map(stage).collect()
-    }
-
-    /// The last stage whose result the cache has. No stage after one that is forced counts.
-    async fn cached(&self, origin: &Origin, stages: &[Stage]) -> Reached {
-        let forced = stages.iter().position(|stage| stage.step.force);
-        let usable = if self.order.force {
-            0
-        } else {
-            forced.unwrap_or(stages.len())
-        };
-        for (number, stage) in stages.iter().enumerate().take(usable).rev() {
-            let Some(found) = self.executor.layers.find(stage.key).await else {
-                continue;
-            };
-            for done in &stages[..=number] {
-                self.note(
-                    done.at,
-                    &cached_line(&done.prefix, &text(&done.step), done.key),
-                );
-            }
-            return Reached {
-                key: stage.key,
-                settings: found.settings,
-                layer: Some(found.layer),
-                stages: number + 1,
-            };
-        }
-        Reached {
-            key: origin.key,
-            settings: origin.settings.clone(),
-            layer: None,
-            stages: 0,
-        }
     }
 
     /// Runs the stages that are left, in one machine.
@@ -266,10 +183,8 @@ impl Build<'_> {
         stages: &[Stage],
     ) -> Result<Reached, Failure> {
         for stage in stages {
-            self.note(
-                stage.at,
-                &line(&stage.prefix, &text(&stage.step), stage.key),
-            );
+            let key = self.key(reached.result, stage);
+            self.note(stage.at, &line(&stage.prefix, &text(&stage.step), key));
             let done = steps::perform(&stage.step, &self.place(machine, &reached, stage)).await;
             let done = match done {
                 Ok(done) => done,
@@ -279,11 +194,10 @@ impl Build<'_> {
                 reached.layer = Some(self.save(machine, stage.at).await?);
             }
             reached.settings = done.settings;
-            reached.key = stage.key;
             reached.stages += 1;
             if let Some(layer) = &reached.layer {
                 let layers = &self.executor.layers;
-                layers.keep(stage.key, layer, &reached.settings).await;
+                reached.result = layers.keep(key, layer, &reached.settings).await;
             }
             self.check_cancel(stage.at)?;
         }
@@ -377,10 +291,6 @@ impl Build<'_> {
 
 fn failed(at: At) -> impl Fn(String) -> Failure {
     move |message| Failure { at, message }
-}
-
-fn reached_key(origin: &Origin, stages: &[Stage]) -> Key {
-    stages.last().map_or(origin.key, |stage| stage.key)
 }
 
 fn text(step: &Step) -> String {

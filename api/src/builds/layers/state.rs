@@ -33,6 +33,8 @@ pub(super) struct StepEntry {
     pub(super) disk: String,
     /// Whether the cache removes the disk.
     pub(super) is_ours: bool,
+    /// Whether the pool has the disk. An entry without one still leads to the entries of later steps.
+    pub(super) has_disk: bool,
     /// Space of the disk's layer.
     pub(super) bytes: u64,
     pub(super) settings: Settings,
@@ -123,7 +125,8 @@ impl State {
     }
 
     pub(super) fn needs(&self, disk: &str) -> bool {
-        self.held.contains_key(disk) || self.index.steps.values().any(|entry| entry.disk == disk)
+        let mut entries = self.index.steps.values();
+        self.held.contains_key(disk) || entries.any(|entry| entry.has_disk && entry.disk == disk)
     }
 
     pub(super) fn use_step(&mut self, key: Key, now_ms: u64) -> Option<StepEntry> {
@@ -132,36 +135,42 @@ impl State {
         Some(entry.clone())
     }
 
-    pub(super) fn forget(&mut self, key: Key) {
-        self.index.steps.remove(&key);
+    /// The pool has lost the disk.
+    pub(super) fn forget_disk(&mut self, key: Key) {
+        if let Some(entry) = self.index.steps.get_mut(&key) {
+            entry.has_disk = false;
+        }
     }
 
-    /// Adds an entry, and drops the least recently used ones beyond the limits. Returns the disks that are not needed any
-    /// more.
+    /// Adds an entry. Beyond the limits, the least recently used entries lose their disks, or go. Returns the disks that
+    /// are not needed any more.
     pub(super) fn keep(&mut self, key: Key, entry: StepEntry) -> BTreeSet<String> {
-        let mut dropped = Vec::new();
-        dropped.extend(self.index.steps.insert(key, entry));
+        let mut unneeded = BTreeSet::new();
+        let former = self.index.steps.insert(key, entry);
+        unneeded.extend(former.and_then(StepEntry::take_disk));
         let mut total = Total::default();
         for entry in self.index.steps.values() {
             total.add(entry);
         }
-        let mut by_use: Vec<_> = self.index.steps.iter().collect();
+        let mut by_use: Vec<_> = self.index.steps.iter_mut().collect();
         by_use.sort_by_key(|(_, entry)| entry.used_unix_ms);
-        let free = by_use
-            .into_iter()
-            .filter(|(_, entry)| !self.held.contains_key(&entry.disk));
-        let goes = |(key, entry): (&Key, &StepEntry)| {
-            let is_too_large = total.is_above(self.quota);
-            if is_too_large {
-                total.take(entry);
+        let mut goes = Vec::new();
+        for (key, entry) in by_use {
+            if self.held.contains_key(&entry.disk) {
+                continue;
             }
-            is_too_large.then_some(*key)
-        };
-        let goes: Vec<_> = free.map_while(goes).collect();
-        dropped.extend(goes.iter().filter_map(|key| self.index.steps.remove(key)));
-        let ours = dropped.into_iter().filter(|entry| entry.is_ours);
-        let ours = ours.map(|entry| entry.disk);
-        ours.filter(|disk| !self.needs(disk)).collect()
+            if total.has_too_many() {
+                total.take(entry);
+                goes.push(*key);
+            } else if total.disks > self.quota && entry.is_ours {
+                total.take_disk(entry);
+                unneeded.extend(std::mem::take(&mut entry.has_disk).then(|| entry.disk.clone()));
+            }
+        }
+        let gone = goes.iter().filter_map(|key| self.index.steps.remove(key));
+        unneeded.extend(gone.filter_map(StepEntry::take_disk));
+        unneeded.retain(|disk| !self.needs(disk));
+        unneeded
     }
 
     pub(super) fn built(&self, key: Key) -> Option<String> {
@@ -187,6 +196,7 @@ struct Total {
     entries: usize,
     /// Bytes of environment variables.
     env: usize,
+    /// Bytes of the disks that are ours.
     disks: u64,
     /// Number of entries by disk.
     users: HashMap<String, usize>,
@@ -195,8 +205,8 @@ struct Total {
 impl Total {
     fn add(&mut self, entry: &StepEntry) {
         self.entries += 1;
-        self.env += env_bytes(entry);
-        if entry.is_ours {
+        self.env += entry.env_bytes();
+        if entry.is_ours && entry.has_disk {
             let users = self.users.entry(entry.disk.clone()).or_default();
             self.disks += if *users == 0 { entry.bytes } else { 0 };
             *users += 1;
@@ -205,19 +215,39 @@ impl Total {
 
     fn take(&mut self, entry: &StepEntry) {
         self.entries -= 1;
-        self.env -= env_bytes(entry);
-        if let Some(users) = self.users.get_mut(&entry.disk).filter(|_| entry.is_ours) {
+        self.env -= entry.env_bytes();
+        self.take_disk(entry);
+    }
+
+    fn take_disk(&mut self, entry: &StepEntry) {
+        if !(entry.is_ours && entry.has_disk) {
+            return;
+        }
+        if let Some(users) = self.users.get_mut(&entry.disk) {
             *users -= 1;
             self.disks -= if *users == 0 { entry.bytes } else { 0 };
         }
     }
 
-    fn is_above(&self, quota: u64) -> bool {
-        self.disks > quota || self.entries > MAX_STEPS || self.env > MAX_ENV
+    fn has_too_many(&self) -> bool {
+        self.entries > MAX_STEPS || self.env > MAX_ENV
     }
 }
 
-fn env_bytes(entry: &StepEntry) -> usize {
-    let all = entry.settings.env.iter();
-    all.map(|(name, value)| name.len() + value.len()).sum()
+impl StepEntry {
+    /// Identifies the result, which the next step's key depends on. A step that is done again has another one.
+    pub(super) fn result(&self) -> Key {
+        let settings = serde_json::to_string(&self.settings).unwrap_or_default();
+        Key::of(&["result", &self.disk, &settings])
+    }
+
+    /// The disk, if the cache has to remove it.
+    fn take_disk(self) -> Option<String> {
+        (self.is_ours && self.has_disk).then_some(self.disk)
+    }
+
+    fn env_bytes(&self) -> usize {
+        let all = self.settings.env.iter();
+        all.map(|(name, value)| name.len() + value.len()).sum()
+    }
 }

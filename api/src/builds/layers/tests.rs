@@ -11,6 +11,7 @@ fn entry(disk: &str, bytes: u64, used_unix_ms: u64) -> StepEntry {
     StepEntry {
         disk: disk.to_owned(),
         is_ours: true,
+        has_disk: true,
         bytes,
         settings: Settings::default(),
         used_unix_ms,
@@ -53,6 +54,8 @@ fn the_least_recently_used_disks_go_for_new_ones_unless_a_build_holds_them() {
     let large = state.keep(key("e"), entry("e", 101, 12));
     assert_eq!(large, set(&["a", "b", "d", "e"]));
     assert!(!state.needs("e"));
+    // Entries without disks lead on to later steps.
+    assert!(!state.use_step(key("a"), 13).unwrap().has_disk);
 }
 
 #[test]
@@ -96,4 +99,14 @@ fn an_index_is_read_as_it_was_written_and_another_format_is_refused() {
     let newer = text.replacen("\"format\":1", "\"format\":2", 1);
     assert!(Index::parse(newer.as_bytes()).is_err());
     assert!(Index::parse(b"").is_err());
+}
+
+#[test]
+fn a_step_that_is_done_again_has_another_result() {
+    let first = entry("a", 1, 1);
+    assert_eq!(first.result(), entry("a", 2, 2).result());
+    assert_ne!(first.result(), entry("b", 1, 1).result());
+    let mut other = entry("a", 1, 1);
+    other.settings.env.insert("A".to_owned(), "1".to_owned());
+    assert_ne!(first.result(), other.result());
 }

@@ -26,6 +26,8 @@ const READY: Duration = Duration::from_secs(600);
 const READY_STEP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 /// E2B's ready command for a start command without one.
 const DEFAULT_READY: &str = "sleep 20";
+const SHARED: &str = "all sandboxes of the template begin with the memory of the start command's processes: random state, \
+    tokens and connections that they have by then are shared";
 /// Runs a program with its arguments.
 const PROGRAM: &str = r#"exec "$@""#;
 
@@ -141,6 +143,7 @@ impl Build<'_> {
             ..command
         };
         self.note(At::Finalize, "Running start command");
+        self.log.push(LogLevel::Warn, At::Finalize, SHARED);
         let lines = Lines::new(self.log, LogLevel::Info, At::Finalize, "start");
         let started = machine.guest.start(&command, lines).await;
         started.map(Some).map_err(start_failed)

@@ -36,6 +36,7 @@ def template_build():
             with open(os.path.join(context, path), "w") as file:
                 file.write(text)
         os.symlink("a.txt", os.path.join(context, "src/link"))
+        os.symlink("missing", os.path.join(context, "src/dangling"))
         template = (
             Template(file_context_path=context)
             .from_template(TEMPLATE)
@@ -53,6 +54,7 @@ def template_build():
     with sandbox(template=name) as s:
         same(s.files.read("/srv/app/word"), "built\n")
         same(s.files.read("/srv/app/place"), "/root/place\n")
+        same(s.commands.run("readlink src/dangling").stdout, "missing\n")
         same(s.commands.run("cat src/link src/below/c texts/b.txt alias").stdout, "acbbuilt\n")
         same(s.commands.run("tool; pwd; stat -c %U word").stdout, "tool\n/srv/app\nuser\n")
         same(s.commands.run("cat /root/who", user="root").stdout, "root\n")

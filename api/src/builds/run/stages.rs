@@ -1,0 +1,102 @@
+//! The steps of a build in order, and how many of them earlier builds have done.
+
+use super::{Build, cached_line, origin::Origin, text};
+use crate::builds::{
+    key::Key,
+    layers::Layer,
+    plan::{At, Step, StepKind},
+    settings::{DEFAULT_USER, Settings},
+};
+
+/// A step of the order, or the one that precedes them.
+pub(super) struct Stage {
+    pub(super) at: At,
+    /// `builder 1/2`
+    pub(super) prefix: String,
+    pub(super) step: Step,
+}
+
+/// How far a build has come.
+pub(super) struct Reached {
+    /// The result of the last step.
+    pub(super) result: Key,
+    pub(super) settings: Settings,
+    /// `None`: the disk of the origin, which was not needed yet.
+    pub(super) layer: Option<Layer>,
+    /// Number of stages that are done.
+    pub(super) stages: usize,
+}
+
+impl Build<'_> {
+    /// The steps in order. Images get the user of E2B's sandboxes first; templates have one.
+    pub(super) fn stages(&self, origin: &Origin) -> Vec<Stage> {
+        let user = Step {
+            kind: StepKind::User,
+            args: vec![DEFAULT_USER.to_owned(), "true".to_owned()],
+            files: None,
+            force: false,
+        };
+        let user = origin
+            .lacks_user
+            .then_some((At::Base, "base".to_owned(), user));
+        let count = self.order.steps.len();
+        let steps = self.order.steps.iter().zip(1..);
+        let steps =
+            steps.map(|(step, n)| (At::Step(n), format!("builder {n}/{count}"), step.clone()));
+        let stages = user.into_iter().chain(steps);
+        let stage = |(at, prefix, step)| Stage { at, prefix, step };
+        stages.map(stage).collect()
+    }
+
+    /// The key of a stage after this result.
+    pub(super) fn key(&self, result: Key, stage: &Stage) -> Key {
+        let before = match stage.step.kind {
+            // The hash does not cover the archive's bytes, so files serve their own template only.
+            StepKind::Copy => Key::of(&[&result.to_string(), &self.order.template_id]),
+            StepKind::Run | StepKind::Env | StepKind::Workdir | StepKind::User => result,
+        };
+        before.after(&stage.step)
+    }
+
+    /// The last stage whose disk the cache has. No stage after one that is forced counts.
+    pub(super) async fn cached(&self, origin: &Origin, stages: &[Stage]) -> Reached {
+        let layers = &self.executor.layers;
+        let forced = stages.iter().position(|stage| stage.step.force);
+        let usable = match forced {
+            _ if self.order.force => 0,
+            None => stages.len(),
+            Some(forced) => forced,
+        };
+        let (mut result, mut keys) = (origin.key, Vec::new());
+        for stage in &stages[..usable] {
+            let key = self.key(result, stage);
+            let Some(next) = layers.result(key) else {
+                break;
+            };
+            keys.push(key);
+            result = next;
+        }
+        while let Some(key) = keys.last() {
+            let Some(found) = layers.find(*key).await else {
+                keys.pop();
+                continue;
+            };
+            for (stage, key) in stages.iter().zip(&keys) {
+                let line = cached_line(&stage.prefix, &text(&stage.step), *key);
+                self.note(stage.at, &line);
+            }
+            return Reached {
+                result: found.result,
+                settings: found.settings,
+                layer: Some(found.layer),
+                stages: keys.len(),
+            };
+        }
+        Reached {
+            result: origin.key,
+            settings: origin.settings.clone(),
+            layer: None,
+            stages: 0,
+        }
+    }
+}
