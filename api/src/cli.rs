@@ -3,6 +3,7 @@
 mod ca;
 mod ceiling;
 mod exit;
+mod images;
 mod key;
 mod network;
 mod reload;

@@ -35,6 +35,7 @@ use tracing::{error, info, warn};
 
 use crate::{
     auth::{Auth, Authenticator, KeyError, KeyFile},
+    builds::bases::ImagesSpec,
     handover::{self, Given, HandoverError, Predecessor, Role},
     listen::{self, Dispatch, INTERNAL, Limits, ListenError, Reload, Server, Sockets},
     network::{NetworkError, NetworkSpec},
@@ -73,6 +74,8 @@ pub struct ServeSpec {
     /// `None`: sandboxes have no network.
     pub network: Option<NetworkSpec>,
     pub builds: BuildsSpec,
+    /// Images that templates are built from.
+    pub images: ImagesSpec,
 }
 
 /// How templates are built.

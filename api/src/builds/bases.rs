@@ -1,8 +1,74 @@
 //! Images that builds begin with: from a reference to a disk template of the pool.
+//!
+//! ```text
+//! reference ─► manifest ─► layers in the store ─► conversion (cube-image, confined) ─► root image in the store ─┐
+//!     │            └─ known: nothing else is pulled                                                             │
+//!     └─► installed template of this name, for `e2bdev/base` ───────────────────────────────────────────────────┤
+//!                                                                      disk template, listed in the index ◄─────┘
+//! ```
+//! The manifest is requested for every build, so a registry that revokes access is obeyed. A disk template is found
+//! again by content: by the digests of the manifest, of the converter and its additions, and by the guest that boots it.
+//! It keeps its root image in the store. The least recently used ones that no build uses are removed from the pool
+//! when all of them take more than half of the store's quota, so that new images have the other half.
 
-use oci_image::{config::Defaults, registry::Credentials};
+mod explain;
+mod follow;
+mod index;
+mod parts;
 
-use super::{cancel::Cancel, log::BuildLog};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    os::unix::fs::MetadataExt,
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering},
+};
+
+use model::{Bytes, clock::unix_ms};
+use oci_image::{
+    Client, ConvertError, Pulled, Registries, Store,
+    config::Defaults,
+    reference::Reference,
+    registry::{Credentials, tls},
+    store::{Lease, StoreError},
+};
+use pool::{DiskSpec, Pool, PoolError, TemplateInfo, TemplateKind};
+use tokio::{sync::Semaphore, task::spawn_blocking};
+use tracing::warn;
+
+use super::{cancel::Cancel, key::Key, log::BuildLog, text::plain};
+use explain::explain;
+use follow::Follower;
+use index::Index;
+use parts::{LIMITS, Parts};
+
+/// Repositories that stand for installed templates, so that the SDKs' default image needs no registry.
+const LOCAL: [(&str, &str); 2] = [
+    ("docker.io/e2bdev/base", "base"),
+    ("docker.io/e2bdev/code-interpreter", "code-interpreter-v1"),
+];
+/// The size of the guests that boot a disk template, unless the build asks for another one.
+const MEMORY: Bytes = Bytes::mib(1024);
+const VCPUS: u8 = 1;
+/// Conversions at the same time. Each may take the memory of `Parts`.
+const CONVERSIONS: usize = 1;
+/// Longest message in bytes.
+const MAX_MESSAGE: usize = 4096;
+const CANCELLED: &str = "build was cancelled";
+
+/// Where images come from and where they are kept.
+#[derive(Clone, Debug)]
+pub struct ImagesSpec {
+    /// The program `cube-image`.
+    pub converter: PathBuf,
+    /// The directory of the static programs for images without a shell.
+    pub userland: PathBuf,
+    /// Disk space of all layers and root images.
+    pub quota: Bytes,
+    /// Memory of one conversion.
+    pub memory: Bytes,
+    pub registries: Registries,
+}
 
 /// A disk template of the pool made of an image, and the image's defaults. It stays in the pool at least until the build
 /// ends that asked for it.
@@ -16,30 +82,304 @@ pub struct Base {
 }
 
 /// Makes disk templates of images. Clones share the store of images.
-#[derive(Clone, Debug)]
-pub struct Bases {}
+#[derive(Clone)]
+pub struct Bases(Arc<Inner>);
+
+struct Inner {
+    pool: Pool,
+    spec: ImagesSpec,
+    /// Of the store and the index.
+    dir: PathBuf,
+    /// Disk space that stays free.
+    disk_reserve: Bytes,
+    client: Client,
+    /// `None`: it could not be opened yet.
+    store: std::sync::Mutex<Option<Store>>,
+    index: Index,
+    turns: Semaphore,
+}
+
+impl fmt::Debug for Bases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Bases");
+        shown.field("dir", &self.0.dir).finish_non_exhaustive()
+    }
+}
+
+/// A build that asks for an image.
+#[derive(Clone, Copy)]
+struct Asker<'a> {
+    /// As the client wrote it.
+    reference: &'a str,
+    log: &'a BuildLog,
+    cancel: &'a Cancel,
+}
 
 impl Bases {
+    /// Opens the store of images in `dir`, and removes what a killed server left there. If a part is missing, the log
+    /// says so, and only builds from images fail.
+    pub async fn open(pool: Pool, dir: PathBuf, disk_reserve: Bytes, mut spec: ImagesSpec) -> Self {
+        for (repository, template) in LOCAL {
+            let local = spec.registries.local.entry(repository.to_owned());
+            local.or_insert_with(|| template.to_owned());
+        }
+        let read = |dir: PathBuf| move || (Index::open(dir), tls());
+        // Certificates and the index are read from disk.
+        let (index, tls) = match spawn_blocking(read(dir.clone())).await {
+            Ok(read) => read,
+            Err(_stopping) => (Index::default(), tls()),
+        };
+        let bases = Self(Arc::new(Inner {
+            pool,
+            client: Client::new(spec.registries.clone(), tls),
+            spec,
+            dir,
+            disk_reserve,
+            store: std::sync::Mutex::default(),
+            index,
+            turns: Semaphore::new(CONVERSIONS),
+        }));
+        if let Err(why) = bases.parts().await {
+            warn!(why, "templates cannot be built from images");
+        }
+        bases
+    }
+
     /// The disk templates that images have in the pool.
     #[must_use]
-    pub fn templates(&self) -> std::collections::BTreeSet<String> {
-        std::collections::BTreeSet::new()
+    pub fn templates(&self) -> BTreeSet<String> {
+        self.0.index.templates()
     }
 
     /// The disk template of an image. Access to the image is checked with its registry each time.
     ///
     /// # Errors
     /// Returns a message for the client, also if the build is cancelled.
-    #[expect(clippy::unused_async, reason = "pulls and conversions are waited for")]
     pub async fn of_image(
         &self,
         reference: &str,
-        _credentials: Option<Credentials>,
-        _log: &BuildLog,
-        _cancel: &Cancel,
+        credentials: Option<Credentials>,
+        log: &BuildLog,
+        cancel: &Cancel,
     ) -> Result<Base, String> {
-        Err(format!(
-            "image '{reference}' cannot be used: this server builds from templates only"
-        ))
+        let asker = Asker {
+            reference,
+            log,
+            cancel,
+        };
+        let base = self.find(asker, credentials).await;
+        self.trim().await;
+        base.map_err(|why| plain(&why, MAX_MESSAGE))
     }
+
+    async fn find(
+        &self,
+        asker: Asker<'_>,
+        credentials: Option<Credentials>,
+    ) -> Result<Base, String> {
+        let reference = asker.reference;
+        let parsed: Reference = reference.parse().map_err(|why| {
+            let why = model::chain(&why);
+            format!("'{reference}' is not the name of an image: {why}")
+        })?;
+        let Some(name) = self.0.spec.registries.local_image(&parsed) else {
+            return self.of_registry(asker, &parsed, credentials).await;
+        };
+        match self.installed(name).await {
+            Some(template) => self.of_installed(asker, &template).await,
+            None => (self.of_registry(asker, &parsed, credentials).await).map_err(|why| {
+                format!("{why} (on this server the image is the template '{name}', which is not installed)")
+            }),
+        }
+    }
+
+    async fn installed(&self, name: &str) -> Option<TemplateInfo> {
+        let found = self.0.pool.template(name).await;
+        found.filter(|template| template.kind == TemplateKind::Installed)
+    }
+
+    /// Changes when the kernel and the agent may have changed with which disk templates boot.
+    async fn guest(&self) -> String {
+        let all = self.0.pool.templates().await.into_iter();
+        let installed = all.filter(|template| template.kind == TemplateKind::Installed);
+        let newest = installed.map(|template| template.created_unix_s).max();
+        newest.unwrap_or_default().to_string()
+    }
+
+    async fn of_installed(
+        &self,
+        asker: Asker<'_>,
+        template: &TemplateInfo,
+    ) -> Result<Base, String> {
+        let made = template.created_unix_s.to_string();
+        let key = Key::of(&["installed", &template.id, &made]).to_string();
+        let found = self.present(&key, asker).await;
+        follow::announce(asker, &key, found.is_some());
+        if let Some(base) = found {
+            return Ok(base);
+        }
+        let disk = self.0.pool.disk_of(&template.id).await;
+        let disk = disk.map_err(|why| model::chain(&why))?;
+        // Its files are those of the installed template.
+        Ok(self.keep(key, &disk, 0, asker).await)
+    }
+
+    async fn of_registry(
+        &self,
+        asker: Asker<'_>,
+        reference: &Reference,
+        credentials: Option<Credentials>,
+    ) -> Result<Base, String> {
+        let parts = self.parts().await?;
+        let guest = self.guest().await;
+        loop {
+            let follower = Follower::new(asker, &parts.converter, &guest, &self.0.index);
+            let pull = self.0.client.pull_followed(
+                reference,
+                credentials.as_ref(),
+                &parts.store,
+                &LIMITS,
+                &follower,
+            );
+            let mut cancelled = asker.cancel.clone();
+            let pulled = tokio::select! {
+                pulled = pull => pulled,
+                () = cancelled.cancelled() => return Err(CANCELLED.to_owned()),
+            };
+            let mut pulled = pulled.map_err(|why| explain(asker.reference, &why))?;
+            let key = follow::key(&parts.converter, &guest, &pulled.digest);
+            let defaults = std::mem::take(&mut pulled.config.defaults);
+            if let Some(base) = self.present(&key, asker).await {
+                return Ok(Base { defaults, ..base });
+            }
+            // Without its layers, because the index had a template that the pool no longer has.
+            if follower.has_found.load(Ordering::Relaxed) {
+                continue;
+            }
+            let base = self.convert(&parts, pulled, key, asker).await?;
+            return Ok(Base { defaults, ..base });
+        }
+    }
+
+    async fn convert(
+        &self,
+        parts: &Parts,
+        pulled: Pulled,
+        key: String,
+        asker: Asker<'_>,
+    ) -> Result<Base, String> {
+        let mut cancelled = asker.cancel.clone();
+        let _turn = tokio::select! {
+            turn = self.0.turns.acquire() => turn.map_err(|why| why.to_string())?,
+            () = cancelled.cancelled() => return Err(CANCELLED.to_owned()),
+        };
+        // Another build may have made it meanwhile.
+        if let Some(base) = self.present(&key, asker).await {
+            return Ok(base);
+        }
+        follow::note(
+            asker,
+            &format!("Uncompressing {} layers", pulled.layers.len()),
+        );
+        let image = match parts.convert(pulled, asker.cancel.clone()).await {
+            Ok(image) => image,
+            Err(ConvertError::Cancelled) => return Err(CANCELLED.to_owned()),
+            Err(why) => return Err(explain_conversion(asker.reference, &why)),
+        };
+        follow::note(asker, "Layers extracted");
+        let disk = self.add(&image).await.map_err(|why| model::chain(&why))?;
+        Ok(self.keep(key, &disk, allocated(&image), asker).await)
+    }
+
+    /// Adds a root image to the pool, which links it: the store keeps it as long as something needs it.
+    async fn add(&self, image: &Lease) -> Result<TemplateInfo, PoolError> {
+        let spec = DiskSpec {
+            root: image.path(),
+            layer: None,
+            memory: MEMORY,
+            vcpus: VCPUS,
+        };
+        self.0.pool.add_disk(spec).await
+    }
+
+    /// The base with this key, if the pool has it. The build holds it from now on.
+    async fn present(&self, key: &str, asker: Asker<'_>) -> Option<Base> {
+        let template = self.0.index.take(key, asker.cancel, unix_ms())?;
+        if self.0.pool.template(&template).await.is_none() {
+            self.0.index.forget(key, &template);
+            return None;
+        }
+        Some(Base {
+            template,
+            key: key.to_owned(),
+            defaults: Defaults::default(),
+        })
+    }
+
+    async fn keep(&self, key: String, disk: &TemplateInfo, bytes: u64, asker: Asker<'_>) -> Base {
+        let index = &self.0.index;
+        index.add(&key, &disk.id, bytes, asker.cancel, unix_ms());
+        self.write().await;
+        Base {
+            template: disk.id.clone(),
+            key,
+            defaults: Defaults::default(),
+        }
+    }
+
+    /// Removes disk templates that no build uses if they take more than half of the quota.
+    async fn trim(&self) {
+        let unneeded = self.0.index.trim(self.0.spec.quota.0 / 2);
+        if unneeded.is_empty() {
+            return;
+        }
+        for template in unneeded {
+            match self.0.pool.remove_template(&template).await {
+                Ok(()) | Err(PoolError::NoTemplate(_) | PoolError::Draining) => {}
+                Err(why) => {
+                    warn!(template, why = %model::chain(&why), "cannot remove the template of an image");
+                }
+            }
+        }
+        self.write().await;
+    }
+
+    async fn write(&self) {
+        let bases = self.clone();
+        let written = spawn_blocking(move || bases.0.index.write()).await;
+        if let Err(error) = written.map_err(std::io::Error::from).flatten() {
+            warn!(%error, "cannot write the index of images: the next server makes their templates again");
+        }
+    }
+
+    /// Converter and store. The error names what is missing, and the remedy.
+    async fn parts(&self) -> Result<Parts, String> {
+        let inner = Arc::clone(&self.0);
+        let opened = spawn_blocking(move || {
+            let mut store = inner
+                .store
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            let opened = match store.take() {
+                Some(store) => store,
+                None => parts::open_store(&inner.dir, inner.spec.quota, inner.disk_reserve)?,
+            };
+            *store = Some(opened.clone());
+            Parts::new(&inner.spec, opened)
+        });
+        opened.await.map_err(|why| why.to_string())?
+    }
+}
+
+/// Disk space of a file in bytes.
+fn allocated(image: &Lease) -> u64 {
+    std::fs::metadata(image.path()).map_or(0, |found| found.blocks() * 512)
+}
+
+fn explain_conversion(reference: &str, why: &ConvertError) -> String {
+    let cure = match why {
+        ConvertError::Store(full @ StoreError::Full { .. }) => explain::full(full),
+        other => model::chain(other),
+    };
+    format!("image '{reference}' cannot be converted: {cure}")
 }

@@ -19,7 +19,9 @@ use model::Bytes;
 use pool::{MissingLimits, OnClose, PoolConfig, SandboxLimits, WarmMarks};
 use tracing_subscriber::EnvFilter;
 
-use super::{Failure, STATE, ceiling::Ceiling, failure, network::NetworkOptions};
+use super::{
+    Failure, STATE, ceiling::Ceiling, failure, images::ImageOptions, network::NetworkOptions,
+};
 
 /// The address to listen on if none is named.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
@@ -123,6 +125,8 @@ pub(super) struct ServeConfig {
     /// Disk space of the results of build steps that later builds continue from; the least recently used ones are removed
     #[arg(long, value_name = "SIZE", default_value = "20GiB")]
     build_cache: Bytes,
+    #[command(flatten)]
+    registries: ImageOptions,
     #[command(flatten)]
     network: NetworkOptions,
 }
@@ -234,6 +238,9 @@ fn check(
     let max_timeout_s = max_timeout_s
         .map_err(|_| Failure::Usage("--max-timeout is too long: use at most 136 years".into()))?;
     let installed = templates(config.templates, beside)?;
+    let server_memory = server_memory(config.server_memory)?;
+    let from_images = (config.registries).spec(beside, installed.as_deref(), server_memory);
+    let from_images = from_images.map_err(Failure::Usage)?;
     let pool = PoolConfig {
         vmm,
         images: images(config.images, installed.as_deref())?,
@@ -255,7 +262,7 @@ fn check(
         },
         max_sandboxes: config.max_sandboxes,
         memory_reserve: config.memory_reserve,
-        server_memory: server_memory(config.server_memory)?,
+        server_memory,
         disk_reserve: config.disk_reserve,
         max_saved: config.max_saved,
         start_timeout: Duration::from_secs(30),
@@ -293,6 +300,7 @@ fn check(
             upload_quota: config.upload_quota,
         },
         network: config.network.spec().map_err(Failure::Usage)?,
+        images: from_images,
     })
 }
 
@@ -335,7 +343,7 @@ fn server_memory(limit: Ceiling) -> Result<Option<Bytes>, Failure> {
 }
 
 /// Parses a CIDR block or a single address.
-fn block(text: &str) -> Result<IpNet, String> {
+pub(super) fn block(text: &str) -> Result<IpNet, String> {
     let single = text.parse::<IpAddr>().map(IpNet::from).ok();
     single
         .or_else(|| text.parse::<IpNet>().map(|block| block.trunc()).ok())

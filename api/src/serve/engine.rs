@@ -82,11 +82,13 @@ impl Engine {
         }
         let stored = open_builds(&state, disk_reserve.0, &spec.builds);
         let (stored, uploads, authority) = stored.map_err(ServeError::Builds)?;
+        let images = state.join("builds").join("images");
+        let bases = Bases::open(pool.clone(), images, disk_reserve, spec.images.clone()).await;
         let machinery = Real {
             pool: pool.clone(),
             executor: Executor::open(
                 pool.clone(),
-                Bases {},
+                bases,
                 state.join("builds"),
                 spec.builds.cache_quota,
                 spec.builds.egress,

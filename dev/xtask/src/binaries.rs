@@ -23,7 +23,11 @@ pub(crate) struct StaticBinaries {
 /// Flags for a static program at a fixed address.
 pub(crate) const STATIC: &str = "-C target-feature=+crt-static -C relocation-model=static";
 
-/// The directory that contains the release binaries `cube-vmm`, `cube-bench`, `cube-api` and `cube-netprobe`.
+/// The release binaries that cargo builds for the host, beside [`PROBE`].
+const PROGRAMS: [&str; 4] = ["cube-vmm", "cube-bench", "cube-api", "cube-image"];
+const PROBE: &str = "cube-netprobe";
+
+/// The directory that contains [`PROGRAMS`] and [`PROBE`].
 #[derive(Debug, Clone)]
 pub(crate) struct HostBinaries {
     pub(crate) dir: PathBuf,
@@ -84,14 +88,14 @@ pub(crate) fn build_host(
             .env("RUSTFLAGS", STATIC)
             .args(["build", "--release", "--target", TARGET])
             .args(["--package", "vmm", "--package", "harness"])
-            .args(["--package", "api"]);
+            .args(["--package", "api", "--package", "oci-image"]);
         tool::run(&mut cargo, log)
     })?;
     let built = workspace.target()?.join(TARGET).join("release");
     let dir = workspace.artifacts().join("bin");
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    let probe = build_guest(workspace, progress, "netprobe", "cube-netprobe", log)?;
-    let programs = ["cube-vmm", "cube-bench", "cube-api"].map(|name| built.join(name));
+    let probe = build_guest(workspace, progress, "netprobe", PROBE, log)?;
+    let programs = PROGRAMS.map(|name| built.join(name));
     for from in programs.into_iter().chain([probe]) {
         let from = existing(from)?;
         let name = from
@@ -121,7 +125,7 @@ fn record_build(workspace: &Workspace, dir: &Path) -> Result<()> {
         Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let mut programs = BTreeMap::new();
-    for name in ["cube-vmm", "cube-bench", "cube-api", "cube-netprobe"] {
+    for name in PROGRAMS.into_iter().chain([PROBE]) {
         let path = dir.join(name);
         let sum = template::file_sum(&path);
         programs.insert(

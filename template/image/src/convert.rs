@@ -1,7 +1,7 @@
 //! From a pulled image to a root image in the store, by a confined process for each image.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
     os::{
         fd::{AsFd, OwnedFd},
@@ -62,6 +62,12 @@ pub enum ConvertError {
     Cpu(u64),
     #[error("image needs more than {} MiB of memory to convert: use an image with fewer files", .0 >> 20)]
     Memory(u64),
+    #[error(
+        "converter of the image was killed, probably for lack of memory: use an image with fewer files, or give the server more memory"
+    )]
+    Killed,
+    #[error("conversion of the image was cancelled")]
+    Cancelled,
     #[error("converter of the image ended unexpectedly: {0}")]
     Ended(ExitStatus),
     #[error("converter has sent an invalid reply")]
@@ -115,6 +121,19 @@ impl Converter {
     /// # Errors
     /// Returns an error if a layer is malformed or hostile, a limit is exceeded, or the store fails. Nothing is left.
     pub fn convert(&self, pulled: &Pulled, store: &Store) -> Result<Lease, ConvertError> {
+        self.convert_unless(pulled, store, &|| false)
+    }
+
+    /// As [`Converter::convert`], but ends soon after `is_cancelled` returns true.
+    ///
+    /// # Errors
+    /// Returns [`ConvertError::Cancelled`], and the errors of [`Converter::convert`].
+    pub fn convert_unless(
+        &self,
+        pulled: &Pulled,
+        store: &Store,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Lease, ConvertError> {
         let key = self.key(&pulled.digest);
         if let Some(image) = store.take(Object::Image(key)) {
             return Ok(image);
@@ -124,7 +143,7 @@ impl Converter {
             files.push(store.draft(0)?);
         }
         let mut room = store.reserve(AHEAD)?;
-        self.run(pulled, &files, &mut room)?;
+        self.run(pulled, &files, &mut room, is_cancelled)?;
         // The last one is the image; the others are unpacked layers.
         let image = files.pop().map(|image| image.finish_image(key));
         Ok(image.unwrap_or_else(|| unreachable!("there is one more file than layers"))?)
@@ -135,6 +154,7 @@ impl Converter {
         pulled: &Pulled,
         files: &[Draft],
         room: &mut Reservation,
+        is_cancelled: &dyn Fn() -> bool,
     ) -> Result<(), ConvertError> {
         let mut worker = Worker::start(&self.program)?;
         if let Err(error) = self.order(pulled, files, &worker) {
@@ -154,6 +174,9 @@ impl Converter {
             room.grow_to(written.map_err(ConvertError::Draft)? + AHEAD)?;
             if has_ended {
                 break;
+            }
+            if is_cancelled() {
+                return Err(ConvertError::Cancelled);
             }
             if begin.elapsed() > deadline {
                 return Err(ConvertError::Deadline(deadline.as_secs()));
@@ -224,7 +247,11 @@ impl Worker {
             .stderr(Stdio::null())
             .spawn();
         let child = child.map_err(failed)?;
-        Ok(Self { child, socket })
+        let worker = Self { child, socket };
+        // If memory runs short, the kernel ends the worker and not the server, whose cgroup it is in.
+        let adjustment = format!("/proc/{}/oom_score_adj", worker.child.id());
+        fs::write(adjustment, "1000").map_err(failed)?;
+        Ok(worker)
     }
 
     /// Waits for a message or the end of the process, but not longer than [`MEASURE_MS`].
@@ -246,7 +273,8 @@ impl Worker {
         let status = self.child.wait().ok()?;
         match status.signal() {
             None if status.success() => None,
-            Some(libc::SIGXCPU | libc::SIGKILL) => Some(ConvertError::Cpu(resources.cpu_seconds)),
+            Some(libc::SIGXCPU) => Some(ConvertError::Cpu(resources.cpu_seconds)),
+            Some(libc::SIGKILL) => Some(ConvertError::Killed),
             // Rust aborts when an allocation fails. A panic sends a reply first.
             Some(libc::SIGABRT) => Some(ConvertError::Memory(resources.memory)),
             _ => Some(ConvertError::Ended(status)),

@@ -6,6 +6,7 @@
 
 mod auth;
 mod http;
+mod join;
 mod pull;
 
 use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
@@ -16,7 +17,7 @@ use serde::Deserialize;
 
 pub use auth::{Challenge, challenges};
 pub use http::{HttpError, tls};
-pub use pull::{Client, Layer, PullError, Pulled};
+pub use pull::{Client, Follow, Layer, Need, Origin, PullError, Pulled};
 
 use crate::reference::{DOCKER_HUB, Reference};
 
@@ -210,10 +211,13 @@ pub(crate) struct Target {
 }
 
 impl Registries {
-    /// The local image that stands for a reference. `None`: it is pulled.
+    /// The local image that stands for a reference, which must not ask for a digest. `None`: it is pulled.
     #[must_use]
     pub fn local_image(&self, reference: &Reference) -> Option<&str> {
-        self.local.get(&reference.repository()).map(String::as_str)
+        let local = self.local.get(&reference.repository());
+        local
+            .filter(|_| reference.digest.is_none())
+            .map(String::as_str)
     }
 
     /// The servers to try for a reference, in order.
@@ -320,5 +324,6 @@ mod tests {
         let is_local = |text: &str| registries.local_image(&text.parse().unwrap()).is_some();
         assert!(is_local("e2bdev/base") && is_local("e2bdev/base:latest"));
         assert!(!is_local("ghcr.io/e2bdev/base"));
+        assert!(!is_local(&format!("e2bdev/base@sha256:{}", "0".repeat(64))));
     }
 }

@@ -12,7 +12,7 @@
 //! a template that outlives this process keeps its root image with [`Lease::link`].
 //!
 //! Files that are being written take part of the quota before their first byte ([`Reservation`]), so several of them
-//! together never exceed it.
+//! together never exceed it. The free space of the disk limits them in the same way.
 
 use std::{
     collections::HashMap,
@@ -26,6 +26,8 @@ use std::{
     time::SystemTime,
 };
 
+use nix::sys::statvfs::statvfs;
+
 use crate::digest::{Digest, Hasher};
 
 /// A store that this process owns. A handle: clones share the store.
@@ -38,6 +40,8 @@ pub struct Store {
 struct Inner {
     dir: PathBuf,
     quota: u64,
+    /// Bytes of the disk that stay free.
+    disk_reserve: u64,
     drafts: AtomicU64,
     held: Mutex<Held>,
     _lock: File,
@@ -82,6 +86,11 @@ pub enum StoreError {
         "images in use leave {free} of {quota} bytes for a file of {needed}: remove images or raise the quota"
     )]
     Full { needed: u64, free: u64, quota: u64 },
+    #[error(
+        "the disk of {} has no room for {needed} bytes beside its reserve: free some space on it",
+        dir.display()
+    )]
+    DiskFull { needed: u64, dir: PathBuf },
 }
 
 fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
@@ -110,6 +119,18 @@ impl Store {
     /// # Errors
     /// Returns an error if another process owns the store, or a file operation fails.
     pub fn open(dir: &Path, quota: u64) -> Result<Self, StoreError> {
+        Self::open_with_reserve(dir, quota, 0)
+    }
+
+    /// As [`Store::open`]; `disk_reserve` bytes of the disk stay free.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Store::open`].
+    pub fn open_with_reserve(
+        dir: &Path,
+        quota: u64,
+        disk_reserve: u64,
+    ) -> Result<Self, StoreError> {
         let drafts = dir.join("drafts");
         for part in ["blobs", "images"].map(|name| dir.join(name)) {
             fs::create_dir_all(&part).map_err(failed("create", &part))?;
@@ -126,6 +147,7 @@ impl Store {
             inner: Arc::new(Inner {
                 dir: dir.to_owned(),
                 quota,
+                disk_reserve,
                 drafts: AtomicU64::new(0),
                 held: Mutex::default(),
                 _lock: lock,
@@ -225,15 +247,21 @@ impl Store {
             }
         }
         let quota = self.inner.quota;
-        let fits = |used: u64| used.saturating_add(needed) <= quota;
+        // All of it can be used if no other program takes more of the disk.
+        let disk = (used - held.reserved) + self.writable()?;
+        let fits = |used: u64| used.saturating_add(needed) <= quota.min(disk);
         let freed: u64 = removable.iter().map(|file| file.bytes).sum();
-        if !fits(used - freed) {
-            // Nothing is removed in vain.
+        // Nothing is removed in vain.
+        if (used - freed).saturating_add(needed) > quota {
             return Err(StoreError::Full {
                 needed,
                 free: quota.saturating_sub(used - freed),
                 quota,
             });
+        }
+        if !fits(used - freed) {
+            let dir = self.inner.dir.clone();
+            return Err(StoreError::DiskFull { needed, dir });
         }
         removable.sort_by_key(|file| file.used);
         for file in removable {
@@ -244,6 +272,16 @@ impl Store {
             used -= file.bytes;
         }
         Ok(())
+    }
+
+    /// Bytes that drafts have and may yet get on the disk.
+    fn writable(&self) -> Result<u64, StoreError> {
+        let dir = &self.inner.dir;
+        let disk = statvfs(dir).map_err(|e| failed("examine the disk of", dir)(e.into()))?;
+        let free = disk.blocks_available().saturating_mul(disk.fragment_size());
+        let drafts = self.usage("drafts")?;
+        let drafts: u64 = drafts.iter().map(|draft| draft.bytes).sum();
+        Ok((free + drafts).saturating_sub(self.inner.disk_reserve))
     }
 
     fn usage(&self, name: &str) -> Result<Vec<Usage>, StoreError> {
@@ -531,6 +569,22 @@ mod tests {
         drop(held);
         blob(&store, 5, 60 * KIB).unwrap();
         assert!(!has(&store, 1, 16 * KIB));
+    }
+
+    #[test]
+    fn the_reserve_of_the_disk_stays_free() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), u64::MAX).unwrap();
+        let lease = blob(&store, 1, 16 * KIB).unwrap();
+        drop(store.reserve(16 * KIB as u64).unwrap());
+        let error = store.reserve(1 << 60).unwrap_err();
+        assert!(matches!(error, StoreError::DiskFull { .. }), "{error}");
+        drop((lease, store));
+        let store = Store::open_with_reserve(dir.path(), u64::MAX, 1 << 60).unwrap();
+        let error = store.reserve(1).unwrap_err();
+        assert!(matches!(error, StoreError::DiskFull { .. }), "{error}");
+        // Nothing was removed in vain.
+        assert!(has(&store, 1, 16 * KIB));
     }
 
     #[test]

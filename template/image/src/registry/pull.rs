@@ -13,6 +13,7 @@ use super::{
     Credentials, EndpointError, Registries, Target,
     auth::Session,
     http::{Connector, HttpError},
+    join::join_all,
 };
 use crate::{
     config::{Config, ConfigError, MAX_CONFIG},
@@ -44,6 +45,38 @@ pub struct Pulled {
     pub config: Config,
     /// The lowest layer first.
     pub layers: Vec<Layer>,
+}
+
+/// Whether a pull needs the layers of the image that it has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    Layers,
+    /// [`Pulled::layers`] stays empty.
+    Config,
+}
+
+/// Where a layer comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Store,
+    Registry,
+}
+
+/// Follows a pull.
+pub trait Follow: Sync {
+    /// The manifest has arrived: its digest, and the number and the bytes of the layers.
+    fn found(&self, digest: &Digest, layers: usize, bytes: u64) -> Need;
+    /// A layer is in the store: its digest and its bytes.
+    fn layer(&self, digest: &Digest, bytes: u64, origin: Origin);
+}
+
+/// Needs the layers.
+impl Follow for () {
+    fn found(&self, _: &Digest, _: usize, _: u64) -> Need {
+        Need::Layers
+    }
+
+    fn layer(&self, _: &Digest, _: u64, _: Origin) {}
 }
 
 #[derive(Debug)]
@@ -134,10 +167,27 @@ impl Client {
         store: &Store,
         limits: &Limits,
     ) -> Result<Pulled, PullError> {
+        self.pull_followed(reference, credentials, store, limits, &())
+            .await
+    }
+
+    /// As [`Client::pull`], with a follower that decides whether the layers are needed. Dropping the future ends the
+    /// pull.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Client::pull`].
+    pub async fn pull_followed(
+        &self,
+        reference: &Reference,
+        credentials: Option<&Credentials>,
+        store: &Store,
+        limits: &Limits,
+        follow: &dyn Follow,
+    ) -> Result<Pulled, PullError> {
         let mut result = Err(PullError::NoEndpoint);
         for target in self.registries.targets(reference, credentials)? {
             let limit = self.registries.timeouts.pull;
-            let pull = self.pull_from(&target, reference, store, limits);
+            let pull = self.pull_from(&target, reference, store, limits, follow);
             let deadline = || Err(PullError::Deadline(limit.as_secs()));
             result = timeout(limit, pull).await.unwrap_or_else(|_| deadline());
             if result.is_ok() {
@@ -153,6 +203,7 @@ impl Client {
         reference: &Reference,
         store: &Store,
         limits: &Limits,
+        follow: &dyn Follow,
     ) -> Result<Pulled, PullError> {
         let session = Session {
             connector: &self.connector,
@@ -164,11 +215,17 @@ impl Client {
             session,
             reference,
             store,
+            follow,
         };
         let (digest, manifest) = pull.manifest().await?;
         manifest.check(limits)?;
+        let bytes = manifest.layers.iter().map(|(layer, _)| layer.size).sum();
+        let need = follow.found(&digest, manifest.layers.len(), bytes);
         let config = pull.config(&manifest).await?;
-        let blobs = pull.layers(&manifest).await?;
+        let blobs = match need {
+            Need::Layers => pull.layers(&manifest).await?,
+            Need::Config => Vec::new(),
+        };
         let parts = blobs
             .into_iter()
             .zip(&manifest.layers)
@@ -196,6 +253,7 @@ struct Pull<'a> {
     session: Session<'a>,
     reference: &'a Reference,
     store: &'a Store,
+    follow: &'a dyn Follow,
 }
 
 impl Pull<'_> {
@@ -262,7 +320,13 @@ impl Pull<'_> {
         let pulls = places.into_iter().map(|(layer, place)| async {
             // The semaphore is never closed.
             let _permit = permits.acquire().await.map_err(|_| PullError::Panic)?;
-            self.blob(layer, place).await
+            let origin = match &place {
+                Place::Stored(_) => Origin::Store,
+                Place::Missing(_) => Origin::Registry,
+            };
+            let blob = self.blob(layer, place).await?;
+            self.follow.layer(&layer.digest, layer.size, origin);
+            Ok(blob)
         });
         join_all(pulls).await
     }
@@ -342,36 +406,4 @@ fn check_size(what: &'static str, found: u64, limit: u64) -> Result<(), PullErro
         return Err(PullError::TooLarge { what, found, limit });
     }
     Ok(())
-}
-
-/// Runs futures together on this task. Returns their results in order, or the first error.
-async fn join_all<T>(
-    futures: impl Iterator<Item = impl Future<Output = Result<T, PullError>>>,
-) -> Result<Vec<T>, PullError> {
-    use std::{
-        pin::Pin,
-        task::{Context, Poll},
-    };
-    let mut running: Vec<_> = futures.map(|future| Some(Box::pin(future))).collect();
-    let mut results: Vec<Option<T>> = running.iter().map(|_| None).collect();
-    std::future::poll_fn(move |context: &mut Context<'_>| {
-        for (slot, result) in running.iter_mut().zip(&mut results) {
-            let Some(future) = slot else {
-                continue;
-            };
-            match Pin::new(future).poll(context) {
-                Poll::Pending => {}
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Ready(Ok(value)) => {
-                    *result = Some(value);
-                    *slot = None;
-                }
-            }
-        }
-        if running.iter().any(Option::is_some) {
-            return Poll::Pending;
-        }
-        Poll::Ready(Ok(results.drain(..).flatten().collect()))
-    })
-    .await
 }

@@ -95,12 +95,14 @@ const CALLS: [i64; 31] = [
 /// # Errors
 /// Returns the step that failed. The process must then exit.
 pub(crate) fn confine(resources: &Resources) -> Result<(), ConfineError> {
-    for (limit, value) in [
-        (Resource::RLIMIT_CORE, 0),
-        (Resource::RLIMIT_AS, resources.memory),
-        (Resource::RLIMIT_CPU, resources.cpu_seconds),
+    // At the soft limit for CPU time, the signal names the reason. Nothing else ends the process with it.
+    let cpu = resources.cpu_seconds;
+    for (limit, soft, hard) in [
+        (Resource::RLIMIT_CORE, 0, 0),
+        (Resource::RLIMIT_AS, resources.memory, resources.memory),
+        (Resource::RLIMIT_CPU, cpu, cpu.saturating_add(1)),
     ] {
-        setrlimit(limit, value, value).map_err(ConfineError::Limits)?;
+        setrlimit(limit, soft, hard).map_err(ConfineError::Limits)?;
     }
     if geteuid().is_root() {
         let (uid, gid) = (Uid::from_raw(USER), Gid::from_raw(USER));

@@ -15,6 +15,7 @@ mod mounted;
 mod provision;
 mod pulls;
 mod real_registry;
+mod registry;
 mod server;
 mod unpacked;
 mod worker;

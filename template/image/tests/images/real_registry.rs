@@ -1,18 +1,10 @@
 //! Debian's `docker-registry`, with passwords and with a token server.
 
-use std::{
-    fs,
-    io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
-    path::Path,
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant, SystemTime},
-};
+use std::{fs, net::SocketAddr, process::Command, time::SystemTime};
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use oci_image::{
     Client, Limits, PullError, Pulled, Registries, Store,
-    digest::Digest,
     registry::{Credentials, tls},
 };
 use ring::{
@@ -21,97 +13,11 @@ use ring::{
 };
 
 use crate::{
-    archive::{Image, MANIFEST, dir, file, image, pack},
+    archive::{Image, dir, file, image, pack},
     mounted::{Mount, converter, run},
+    registry::{Registry, with_auth},
     server::{Server, answer},
 };
-
-/// A running registry. Ends when it is dropped.
-struct Registry {
-    child: Child,
-    address: SocketAddr,
-}
-
-impl Registry {
-    /// Starts a registry on the storage below `dir`, with a section `auth` of its configuration.
-    fn start(dir: &Path, auth: &str) -> Self {
-        let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let address = free.local_addr().unwrap();
-        drop(free);
-        let config = dir.join("config.yml");
-        let storage = dir.join("storage");
-        let text = format!(
-            "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\n\
-             http: {{addr: '{address}'}}\n{auth}",
-            storage.display()
-        );
-        fs::write(&config, text).unwrap();
-        let log = fs::File::create(dir.join("log")).unwrap();
-        let child = Command::new("docker-registry")
-            .arg("serve")
-            .arg(&config)
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .expect("docker-registry: install Debian's package");
-        let registry = Self { child, address };
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while TcpStream::connect(address).is_err() {
-            let log = fs::read_to_string(dir.join("log")).unwrap();
-            assert!(
-                Instant::now() < deadline,
-                "the registry does not start: {log}"
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        registry
-    }
-
-    /// Stores an image as `r:latest`. Only for registries without authentication.
-    fn push(&self, image: &Image) {
-        for blob in image.blobs() {
-            let head = self.request("POST", "/v2/r/blobs/uploads/", "", &[]);
-            let location = head
-                .lines()
-                .find_map(|line| line.strip_prefix("Location: "));
-            let location = location.unwrap().trim();
-            let path = location.split_once(&self.address.to_string()).unwrap().1;
-            let path = format!("{path}&digest={}", Digest::of(blob));
-            let kind = "Content-Type: application/octet-stream\r\n";
-            assert!(self.request("PUT", &path, kind, blob).contains(" 201 "));
-        }
-        let kind = format!("Content-Type: {MANIFEST}\r\n");
-        let head = self.request("PUT", "/v2/r/manifests/latest", &kind, &image.manifest);
-        assert!(head.contains(" 201 "), "{head}");
-    }
-
-    fn request(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> String {
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        let (host, len) = (self.address, body.len());
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {len}\r\n{headers}\r\n"
-        )
-        .unwrap();
-        stream.write_all(body).unwrap();
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).unwrap();
-        String::from_utf8_lossy(&answer).into_owned()
-    }
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-/// Stores an image in a registry that then is started again with authentication.
-fn with_auth(dir: &Path, image: &Image, auth: &str) -> Registry {
-    Registry::start(dir, "").push(image);
-    Registry::start(dir, auth)
-}
 
 fn registries(address: SocketAddr) -> Registries {
     let mut registries = Registries::default();

@@ -1,6 +1,10 @@
 //! The confined process: what ends it ends one conversion and nothing else.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    sync::atomic::{AtomicU32, Ordering},
+};
 
 use oci_image::{ConvertError, Converter, Limits, Resources, Store, store::StoreError};
 
@@ -57,6 +61,23 @@ fn a_conversion_that_takes_too_long_is_ended() {
     };
     let error = failure(&with(cpu), &long(), 1 << 30);
     assert!(matches!(error, ConvertError::Cpu(1)), "{error}");
+}
+
+#[test]
+fn a_conversion_that_is_cancelled_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), 1 << 30).unwrap();
+    let pulled = pulled(&long(), &store);
+    let asked = AtomicU32::new(0);
+    // Not at once: the worker has begun.
+    let is_cancelled = || asked.fetch_add(1, Ordering::Relaxed) == 3;
+    let error = converter()
+        .convert_unless(&pulled, &store, &is_cancelled)
+        .unwrap_err();
+    assert!(matches!(error, ConvertError::Cancelled), "{error}");
+    for name in ["drafts", "images"] {
+        assert_eq!(fs::read_dir(dir.path().join(name)).unwrap().count(), 0);
+    }
 }
 
 #[test]

@@ -1,0 +1,92 @@
+//! What makes root images: the store of images, and the converter.
+
+use std::{
+    path::Path,
+    sync::{Arc, LazyLock},
+    time::{Duration, Instant},
+};
+
+use model::Bytes;
+use oci_image::{
+    ConvertError, Converter, Limits, Pulled, Resources, Store,
+    store::{Lease, StoreError},
+};
+use tokio::task::spawn_blocking;
+
+use super::ImagesSpec;
+use crate::builds::cancel::Cancel;
+
+pub(super) static LIMITS: LazyLock<Limits> = LazyLock::new(Limits::default);
+/// How long a predecessor's blocking work may hold the store.
+const LAST_HOLDER: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(10);
+
+pub(super) struct Parts {
+    pub(super) store: Store,
+    pub(super) converter: Arc<Converter>,
+}
+
+impl Parts {
+    /// # Errors
+    /// Returns a message that names what is missing.
+    pub(super) fn new(spec: &ImagesSpec, store: Store) -> Result<Self, String> {
+        if !spec.converter.is_file() {
+            return Err(format!(
+                "this server cannot build from images: there is no cube-image at {}; the operator installs it with \
+                 `cargo xtask prepare`, or names its path with --image-converter",
+                spec.converter.display()
+            ));
+        }
+        let resources = Resources {
+            memory: spec.memory.0,
+            ..Resources::default()
+        };
+        let converter = Converter::new(&spec.converter, LIMITS.clone(), resources);
+        let converter = converter.with_userland(&spec.userland).map_err(|error| {
+            format!(
+                "this server cannot build from images: cannot read the programs bash and busybox in {}: {error}; the \
+                 operator makes them with `cargo xtask prepare`, or names their directory with --image-userland",
+                spec.userland.display()
+            )
+        })?;
+        Ok(Self {
+            store,
+            converter: Arc::new(converter),
+        })
+    }
+
+    /// The root image of a pulled image.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Converter::convert_unless`].
+    pub(super) async fn convert(
+        &self,
+        pulled: Pulled,
+        cancel: Cancel,
+    ) -> Result<Lease, ConvertError> {
+        let (store, converter) = (self.store.clone(), Arc::clone(&self.converter));
+        let work = move || converter.convert_unless(&pulled, &store, &|| cancel.is_cancelled());
+        // An error means that the server is stopping.
+        spawn_blocking(work)
+            .await
+            .unwrap_or(Err(ConvertError::Cancelled))
+    }
+}
+
+/// Opens the store in `dir`. Removes what a killed server left there.
+///
+/// # Errors
+/// Returns a message for people.
+pub(super) fn open_store(dir: &Path, quota: Bytes, disk_reserve: Bytes) -> Result<Store, String> {
+    let deadline = Instant::now() + LAST_HOLDER;
+    loop {
+        match Store::open_with_reserve(dir, quota.0, disk_reserve.0) {
+            Ok(store) => return Ok(store),
+            Err(StoreError::InUse(_)) if Instant::now() < deadline => std::thread::sleep(POLL),
+            Err(why) => {
+                let why = model::chain(&why);
+                return Err(format!("this server cannot build from images: {why}"));
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Options of `cube-api serve` for images that templates are built from.
+
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use api::builds::bases::ImagesSpec;
+use clap::Args;
+use ipnet::IpNet;
+use model::Bytes;
+use oci_image::registry::{Endpoint, Registries, docker_config};
+
+/// Memory of one conversion, if the server's memory has no limit.
+const MEMORY: Bytes = Bytes::mib(4096);
+
+#[derive(Args)]
+pub(super) struct ImageOptions {
+    /// Disk space of the images that templates are built from; the least recently used ones are removed
+    #[arg(long, value_name = "SIZE", default_value = "20GiB")]
+    image_quota: Bytes,
+    /// Server from which the images of a domain are pulled instead; repeat for more, which are tried in this order
+    #[arg(long, value_name = "DOMAIN=URL")]
+    image_mirror: Vec<Mirror>,
+    /// Block of the ranges that are denied to image registries in which registries may be; repeat for more
+    #[arg(long, value_name = "CIDR", value_parser = super::serve::block)]
+    image_exception: Vec<IpNet>,
+    /// Docker's config.json with credentials for image registries, for builds without their own
+    #[arg(long, value_name = "FILE")]
+    image_credentials: Option<PathBuf>,
+    /// Path of cube-image, which converts images [default: beside this program]
+    #[arg(long, value_name = "FILE")]
+    image_converter: Option<PathBuf>,
+    /// Directory of the static programs that images without a shell get [default: ../guest beside the directory of
+    /// templates]
+    #[arg(long, value_name = "DIR")]
+    image_userland: Option<PathBuf>,
+}
+
+/// The value of `--image-mirror`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mirror {
+    domain: String,
+    endpoint: Endpoint,
+}
+
+impl FromStr for Mirror {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!(
+                "{text:?} is not DOMAIN=URL: write it like docker.io=https://mirror.example:5000"
+            )
+        };
+        let (domain, url) = text.split_once('=').ok_or_else(wrong)?;
+        if domain.is_empty() || domain.contains('/') {
+            return Err(wrong());
+        }
+        Ok(Self {
+            domain: domain.to_owned(),
+            endpoint: url.parse().map_err(|_| wrong())?,
+        })
+    }
+}
+
+impl ImageOptions {
+    /// `beside`: the directory of this program. `templates`: that of templates. `memory`: the limit of the server's memory.
+    ///
+    /// # Errors
+    /// Returns a message if the credentials cannot be read.
+    pub(super) fn spec(
+        self,
+        beside: &Path,
+        templates: Option<&Path>,
+        memory: Option<Bytes>,
+    ) -> Result<ImagesSpec, String> {
+        let mut registries = Registries {
+            open: self.image_exception,
+            ..Registries::default()
+        };
+        for Mirror { domain, endpoint } in self.image_mirror {
+            registries
+                .endpoints
+                .entry(domain)
+                .or_default()
+                .push(endpoint);
+        }
+        if let Some(path) = &self.image_credentials {
+            let shown = path.display();
+            let failed = |why: String| format!("--image-credentials {shown}: {why}");
+            let text = std::fs::read_to_string(path).map_err(|why| failed(why.to_string()))?;
+            registries.credentials =
+                docker_config(&text).map_err(|why| failed(model::chain(&why)))?;
+        }
+        let usual = templates
+            .unwrap_or(&beside.join("../templates"))
+            .join("../guest");
+        // Half of the server's, because a conversion counts towards its memory.
+        let half = memory.map_or(MEMORY, |memory| Bytes(memory.0 / 2));
+        Ok(ImagesSpec {
+            converter: (self.image_converter).unwrap_or_else(|| beside.join("cube-image")),
+            userland: self.image_userland.unwrap_or(usual),
+            quota: self.image_quota,
+            memory: half.min(MEMORY),
+            registries,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mirrors_name_a_domain_and_a_server() {
+        let mirror: Mirror = "127.0.0.1:5000=http://127.0.0.1:5000".parse().unwrap();
+        assert_eq!(mirror.domain, "127.0.0.1:5000");
+        assert_eq!(mirror.endpoint.to_string(), "http://127.0.0.1:5000");
+        for wrong in [
+            "docker.io",
+            "=http://a",
+            "docker.io=mirror:5000",
+            "docker.io/library=http://a",
+            "docker.io=http://a/path",
+        ] {
+            let why = wrong.parse::<Mirror>().unwrap_err();
+            assert!(why.contains("DOMAIN=URL"), "{wrong}: {why}");
+        }
+    }
+}

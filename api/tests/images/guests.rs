@@ -1,0 +1,129 @@
+//! Images that become guests.
+
+use std::fs;
+
+use crate::{
+    archive::{dir, file, image, pack},
+    registry::with_auth,
+    world::{World, images, registries, run, serve, state},
+};
+
+pub(crate) fn kvm_a_guest_of_a_pulled_image_runs_commands() {
+    run(async {
+        let (state, storage) = (state(), tempfile::tempdir().unwrap());
+        // The password is `secret`.
+        let line = "user:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
+        let passwords = storage.path().join("htpasswd");
+        fs::write(&passwords, line).unwrap();
+        let auth = format!(
+            "auth: {{htpasswd: {{realm: r, path: {}}}}}\n",
+            passwords.display()
+        );
+        let layers = [
+            pack(&[dir("srv"), file("srv/a", "1")]),
+            pack(&[file("srv/b", "2")]),
+        ];
+        let registry = with_auth(storage.path(), &image(&layers), &auth);
+        let reference = format!("{}/r:latest", registry.address);
+        let world = World::open(state.path(), images(registries(&[registry.address]))).await;
+
+        let first = world.ask_with(&reference, Some("secret")).await;
+        let base = first.base();
+        assert_eq!(base.defaults.env, [("A".to_owned(), "b".to_owned())]);
+        let begin = format!("[base] FROM {reference} [{}]", base.key);
+        assert_eq!(first.log[0], begin);
+        assert_eq!(first.count("Pulled layer sha256:"), 2, "{:?}", first.log);
+        assert_eq!(first.log.last().unwrap(), "Layers extracted");
+        let script = "cat /srv/a /srv/b; id -un user; echo kept > /srv/c && cat /srv/c";
+        assert_eq!(world.sh(&base.template, script).await, "12user\nkept");
+
+        let again = world.ask_with(&reference, Some("secret")).await;
+        assert_eq!(again.base().template, base.template);
+        assert_eq!(again.base().defaults, base.defaults);
+        assert_eq!(again.log, [format!("CACHED {begin}")]);
+        // An image that is known is still the registry's.
+        for password in [None, Some("wrong")] {
+            let refused = world.ask_with(&reference, password).await;
+            assert!(
+                refused.reason().contains("denies access"),
+                "{}",
+                refused.reason()
+            );
+            assert!(!refused.reason().contains("wrong"));
+        }
+        world.close().await;
+    });
+}
+
+pub(crate) fn kvm_a_known_image_needs_its_manifest_only() {
+    run(async {
+        let state = state();
+        let (server, address) = serve(&image(&[pack(&[file("a", "1")])])).await;
+        let reference = format!("{address}/r");
+        let spec = images(registries(&[address.parse().unwrap()]));
+        let world = World::open(state.path(), spec.clone()).await;
+        let first = world.ask(&reference).await;
+        let asked_for = server.paths().len();
+        assert_eq!(
+            asked_for,
+            3,
+            "manifest, config, layer: {:?}",
+            server.paths()
+        );
+        let template = first.base().template.clone();
+
+        let manifests = |paths: &[String]| paths.iter().all(|path| path.contains("/manifests/"));
+        assert_eq!(world.ask(&reference).await.base().template, template);
+        // Also by a server that starts later, and if the pool has lost the template.
+        world.close().await;
+        let world = World::open(state.path(), spec).await;
+        assert_eq!(world.ask(&reference).await.base().template, template);
+        world.pool.remove_template(&template).await.unwrap();
+        let other = world.ask(&reference).await;
+        assert_ne!(other.base().template, template);
+        assert_eq!(other.base().key, first.base().key);
+        assert_eq!(other.count("CACHED layer"), 1, "{:?}", other.log);
+        assert_eq!(world.sh(&other.base().template, "cat /a").await, "1");
+        let later = &server.paths()[asked_for..];
+        assert!(manifests(later), "{later:?}");
+        world.close().await;
+    });
+}
+
+pub(crate) fn kvm_the_default_image_needs_no_registry() {
+    run(async {
+        let state = state();
+        let world = World::open(state.path(), images(registries(&[]))).await;
+        let first = world.ask("e2bdev/base").await;
+        let template = &first.base().template;
+        assert_eq!(
+            world
+                .sh(template, "test -x /usr/bin/python3 && echo yes")
+                .await,
+            "yes"
+        );
+        assert_eq!(
+            world
+                .ask("docker.io/e2bdev/base:latest")
+                .await
+                .base()
+                .template,
+            *template
+        );
+        // One that is not installed is pulled; here, from a server that refuses connections.
+        let mut nowhere = registries(&[]);
+        let endpoint = "http://127.0.0.1:1".parse().unwrap();
+        nowhere
+            .endpoints
+            .insert("docker.io".to_owned(), vec![endpoint]);
+        world.close().await;
+        let world = World::open(state.path(), images(nowhere)).await;
+        let other = world.ask("e2bdev/code-interpreter").await;
+        assert!(
+            other
+                .reason()
+                .contains("'code-interpreter-v1', which is not installed")
+        );
+        world.close().await;
+    });
+}

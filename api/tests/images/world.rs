@@ -1,0 +1,245 @@
+//! A pool with images, and builds that ask for them.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    time::{Duration, Instant, UNIX_EPOCH},
+};
+
+use api::builds::{
+    bases::{Base, Bases, ImagesSpec},
+    cancel::{Canceller, cancellation},
+    log::BuildLog,
+};
+use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
+use model::Bytes;
+use oci_image::registry::{Credentials, Registries};
+use pool::{
+    CreateSpec, Init, Lifetime, MissingLimits, OnClose, Pool, PoolConfig, SandboxLimits, WarmMarks,
+};
+use tempfile::TempDir;
+
+use crate::{archive::Image, server::Server};
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+pub(crate) fn lack() -> Option<String> {
+    if let Err(why) = File::options().read(true).write(true).open("/dev/kvm") {
+        return Some(format!("/dev/kvm cannot be opened: {why}"));
+    }
+    if !nix::unistd::geteuid().is_root() {
+        return Some("this needs root".into());
+    }
+    let needed = [
+        variable("CUBE_ARTIFACTS").join("templates/base"),
+        variable("CUBE_ARTIFACTS").join("guest/busybox"),
+        variable("CUBE_BIN").join("cube-vmm"),
+        variable("CUBE_BIN").join("cube-image"),
+        "/usr/bin/docker-registry".into(),
+    ];
+    let missing = needed.into_iter().find(|path| !path.exists());
+    missing.map(|path| format!("{} is missing (run `cargo xtask test`)", path.display()))
+}
+
+pub(crate) fn variable(name: &str) -> PathBuf {
+    std::env::var_os(name).unwrap_or_default().into()
+}
+
+pub(crate) fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    runtime.unwrap().block_on(test);
+}
+
+/// A state directory. The path is short because unix socket addresses are limited to 108 bytes.
+pub(crate) fn state() -> TempDir {
+    tempfile::Builder::new()
+        .prefix("cube-im-")
+        .tempdir_in("/var/tmp")
+        .unwrap()
+}
+
+/// Registries on this host: each is its own mirror over http.
+pub(crate) fn registries(addresses: &[std::net::SocketAddr]) -> Registries {
+    let mut registries = Registries::default();
+    for address in addresses {
+        let endpoint = format!("http://{address}").parse().unwrap();
+        let list = registries.endpoints.entry(address.to_string());
+        list.or_default().push(endpoint);
+    }
+    registries
+}
+
+pub(crate) fn images(registries: Registries) -> ImagesSpec {
+    ImagesSpec {
+        converter: variable("CUBE_BIN").join("cube-image"),
+        userland: variable("CUBE_ARTIFACTS").join("guest"),
+        quota: Bytes::mib(4096),
+        memory: Bytes::mib(1024),
+        registries,
+    }
+}
+
+/// An open pool with images.
+pub(crate) struct World {
+    pub(crate) pool: Pool,
+    pub(crate) bases: Bases,
+    store: PathBuf,
+}
+
+impl World {
+    pub(crate) async fn open(state: &Path, spec: ImagesSpec) -> Self {
+        let (pool, _, _) = Pool::open(config(state)).await.unwrap();
+        let store = state.join("builds/images");
+        let reserve = Bytes::mib(64);
+        let bases = Bases::open(pool.clone(), store.clone(), reserve, spec).await;
+        Self { pool, bases, store }
+    }
+
+    pub(crate) async fn close(self) {
+        self.pool.close(OnClose::Kill).await;
+    }
+
+    /// Asks for an image, as a build that has ended when this returns.
+    pub(crate) async fn ask(&self, reference: &str) -> Asked {
+        self.ask_with(reference, None).await
+    }
+
+    pub(crate) async fn ask_with(&self, reference: &str, password: Option<&str>) -> Asked {
+        let log = BuildLog::default();
+        let (canceller, cancel) = cancellation();
+        let credentials = password.map(|password| Credentials {
+            username: "user".to_owned(),
+            password: password.to_owned(),
+        });
+        let base = self.bases.of_image(reference, credentials, &log, &cancel);
+        let base = base.await;
+        Asked {
+            base,
+            log: messages(&log),
+            _canceller: canceller,
+        }
+    }
+
+    /// Runs a script as root in a guest of a template.
+    pub(crate) async fn sh(&self, template: &str, script: &str) -> String {
+        let spec = CreateSpec {
+            template: template.to_owned(),
+            init: Init::default(),
+            note: String::new(),
+            lifetime: lifetime(),
+            policy: netisolation::Policy::default(),
+            priority: pool::Priority::default(),
+        };
+        let sandbox = self.pool.create(spec).await.unwrap();
+        let (vsock, script) = (sandbox.vsock.clone(), script.to_owned());
+        let output = tokio::task::spawn_blocking(move || {
+            let mut agent = EnvdClient::connect(&vsock, ENVD_PORT, PATIENCE).unwrap();
+            let mut request = ExecRequest::new("/bin/bash", &["-c", &script]);
+            request.user = Some("root".into());
+            agent.exec(&request, PATIENCE).unwrap()
+        });
+        let output = output.await.unwrap();
+        self.pool.kill(&sandbox.id).await.unwrap();
+        assert_eq!(output.exit_code, 0, "{output:?}");
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .trim_end()
+            .to_owned()
+    }
+
+    /// Numbers of unfinished files, of blobs and of root images in the store.
+    pub(crate) fn stored(&self) -> [usize; 3] {
+        ["drafts", "blobs", "images"].map(|name| {
+            let dir = self.store.join(name);
+            fs::read_dir(dir).unwrap().count()
+        })
+    }
+}
+
+/// An answer, and the log of the build. The build holds its base as long as this value exists.
+pub(crate) struct Asked {
+    pub(crate) base: Result<Base, String>,
+    pub(crate) log: Vec<String>,
+    _canceller: Canceller,
+}
+
+impl Asked {
+    pub(crate) fn base(&self) -> &Base {
+        self.base.as_ref().unwrap()
+    }
+
+    pub(crate) fn reason(&self) -> &str {
+        self.base.as_ref().unwrap_err()
+    }
+
+    pub(crate) fn count(&self, prefix: &str) -> usize {
+        let found = self.log.iter().filter(|line| line.starts_with(prefix));
+        found.count()
+    }
+}
+
+pub(crate) fn messages(log: &BuildLog) -> Vec<String> {
+    log.read(|all| all.iter().map(|entry| entry.message.clone()).collect())
+}
+
+/// Starts a server with this image as `r:latest`.
+pub(crate) async fn serve(image: &Image) -> (Server, String) {
+    let server = Server::of(image);
+    let address = server.start().await;
+    (server, address.to_string())
+}
+
+/// Waits until a condition holds.
+pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "timed out: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn lifetime() -> Lifetime {
+    let now = UNIX_EPOCH.elapsed().unwrap().as_millis();
+    let mut lifetime = Lifetime::default();
+    lifetime.set(u64::try_from(now).unwrap(), 3600);
+    lifetime
+}
+
+fn config(state: &Path) -> PoolConfig {
+    let installed = state.join("installed");
+    fs::create_dir_all(&installed).unwrap();
+    let base = installed.join("base");
+    if !base.exists() {
+        std::os::unix::fs::symlink(variable("CUBE_ARTIFACTS").join("templates/base"), base)
+            .unwrap();
+    }
+    PoolConfig {
+        vmm: variable("CUBE_BIN").join("cube-vmm"),
+        state: state.to_owned(),
+        installed_templates: Some(installed),
+        warm: WarmMarks { low: 0, high: 0 },
+        images: vec![variable("CUBE_ARTIFACTS")],
+        limits: SandboxLimits {
+            memory_overhead: Bytes::mib(64),
+            cpu_weight: 100,
+            cpu_millis: None,
+            pids: 16,
+            io_bytes_per_s: None,
+            layer: None,
+        },
+        missing_limits: MissingLimits::Allow,
+        max_sandboxes: 10,
+        memory_reserve: Bytes::mib(512),
+        server_memory: None,
+        disk_reserve: Bytes::mib(64),
+        max_saved: 10,
+        start_timeout: PATIENCE,
+        adopt_timeout: PATIENCE,
+        network: None,
+        idle: Duration::from_secs(600),
+        lifetime_of_note: |_| None,
+    }
+}
