@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::Path};
 
+use model::ProcessStat;
+
 use crate::{
     clock,
     event::{CloneLedger, MemoryPoint},
@@ -181,21 +183,13 @@ fn named_memory(line: &str) -> Option<FileId> {
     (name == model::template_file::MEMORY).then(|| mapping(line))?
 }
 
-/// Minor and major page faults of a process since its start: fields 10 and 12 of /proc/PID/stat (proc(5)). Faults that
-/// KVM handles for a guest are included, because they count for the vCPU thread. `None` if the process does not exist.
+/// Minor and major page faults of a process since its start, without those of its children. Faults that KVM handles for
+/// a guest are included, because they count for the vCPU thread. `None` if the process does not exist.
 #[must_use]
 pub fn page_faults(pid: u32) -> Option<u64> {
-    faults_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-}
-
-fn faults_of(stat: &str) -> Option<u64> {
-    // The name in field 2 may contain parentheses, so the line is split at the last parenthesis. The rest starts with
-    // field 3.
-    let (_, rest) = stat.rsplit_once(')')?;
-    let field = |number: usize| -> Option<u64> {
-        rest.split_ascii_whitespace().nth(number - 3)?.parse().ok()
-    };
-    Some(field(10)? + field(12)?)
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = ProcessStat::parse(&stat)?;
+    Some(stat.minor_faults + stat.major_faults)
 }
 
 /// Reads the memory of a VMM. `guest` is the memory file of the template. `round` and `arrival` of the result are 0.
@@ -324,14 +318,7 @@ VmFlags: rd wr mr mw me ac sd
     }
 
     #[test]
-    fn faults_are_read_for_process_names_with_parentheses() {
-        let stat = "7 (a) R (b) S 1 7 7 0 -1 4194560 120 5 3 9 11 12 0 0 20 0 1 0 99";
-        assert_eq!(
-            faults_of(stat),
-            Some(123),
-            "minor and major faults without those of children"
-        );
-        assert_eq!(faults_of("7 (short) S 1"), None);
+    fn faults_are_read_for_processes_that_exist() {
         assert!(page_faults(std::process::id()).unwrap() > 0);
         assert_eq!(page_faults(0), None);
     }

@@ -334,10 +334,8 @@ fn errors_about_missing_files_name_the_command_that_creates_them() {
 /// CPU time of a process in seconds (user and system time of /proc/PID/stat).
 fn cpu_seconds(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is alive");
-    let (_, fields) = stat.rsplit_once(')').expect("proc(5)");
-    let fields: Vec<&str> = fields.split_whitespace().collect();
-    let ticks = fields[11..13].iter().map(|ticks| ticks.parse::<u64>());
-    ticks.map(|ticks| ticks.expect("a number")).sum::<u64>() as f64 / 100.0
+    let stat = model::ProcessStat::parse(&stat).expect("proc(5)");
+    stat.cpu_ticks as f64 / 100.0
 }
 
 #[test]

@@ -1,11 +1,12 @@
-//! Vocabulary that several crates share: sizes, start phases, the specification of a VM, the identity of a clone and
-//! the manifest of a template. The only system call is in [`clock`]; nothing here does I/O.
+//! Vocabulary that several crates share: sizes, start phases, the specification of a VM, the identity of a clone,
+//! the manifest of a template, and a line of /proc/PID/stat. The only system call is in [`clock`]; nothing here does I/O.
 
 mod chain;
 pub mod clock;
 pub mod guest;
 mod identity;
 mod phase;
+mod process;
 mod sandbox;
 mod size;
 mod spec;
@@ -14,6 +15,7 @@ mod template;
 pub use chain::chain;
 pub use identity::{EntropySeed, Identity};
 pub use phase::{StartPhase, Timeline};
+pub use process::ProcessStat;
 pub use sandbox::{SandboxId, SandboxIdError};
 pub use size::{Bytes, SizeError};
 pub use spec::{

@@ -9,6 +9,7 @@ use std::{
 };
 
 use api_types::guest_text;
+use model::ProcessStat;
 pub(crate) use model::clock::{boottime_ns, monotonic_ns, unix_ms, unix_ns};
 
 /// Number of bytes at the end of a file that [`last_words`] reads.
@@ -64,27 +65,18 @@ pub(crate) fn private_bytes(pid: u32) -> Option<u64> {
 /// Start time of a process in clock ticks since boot. Process id and start time together identify a process uniquely
 /// within one boot. `None` if there is no such process or it is a zombie.
 pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let fields = fields_after_name(&stat)?;
-    let state = *fields.first()?;
-    (state != "Z" && state != "X").then_some(())?;
-    // starttime is field 22 of proc_pid_stat(5), and `fields` begins with field 3.
-    fields.get(19)?.parse().ok()
+    stat(pid)
+        .filter(ProcessStat::is_alive)
+        .map(|stat| stat.start_ticks)
 }
 
-/// The fields of /proc/PID/stat that follow the process name. The name may itself contain parentheses and spaces.
-fn fields_after_name(stat: &str) -> Option<Vec<&str>> {
-    let (_, rest) = stat.rsplit_once(')')?;
-    Some(rest.split_whitespace().collect())
+fn stat(pid: u32) -> Option<ProcessStat> {
+    ProcessStat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// CPU time of a process, including all its threads, in nanoseconds.
 pub(crate) fn cpu_ns(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let fields = fields_after_name(&stat)?;
-    let ticks = |i: usize| fields.get(i)?.parse::<u64>().ok();
-    // utime and stime are fields 14 and 15, in ticks of 10 ms: USER_HZ is 100 on x86-64.
-    Some((ticks(11)? + ticks(12)?) * 10_000_000)
+    Some(stat(pid)?.cpu_ticks * 10_000_000)
 }
 
 /// Bytes on disk of the unlinked files that a process has open: the writable layer of a VM.
@@ -131,8 +123,6 @@ mod tests {
         assert_eq!(kib_line(text, "MemAvailable"), Some(1 << 20));
         assert_eq!(kib_line(text, "HugePages_Total"), None);
         assert_eq!(kib_line(text, "Mem"), None);
-        let fields = fields_after_name("7 (a) b (c) S 1 2 3").unwrap();
-        assert_eq!(fields, ["S", "1", "2", "3"]);
     }
 
     #[test]

@@ -227,9 +227,8 @@ mod tests {
     /// User and system time of a process or thread, and whether the kernel started it, from /proc/PID/stat.
     fn ticks(pid: u32) -> Option<(u64, bool)> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-        let number = |at: usize| fields[at].parse::<u64>().unwrap();
-        Some((number(11) + number(12), pid == 2 || fields[1] == "2"))
+        let stat = model::ProcessStat::parse(&stat)?;
+        Some((stat.cpu_ticks, pid == 2 || stat.parent == 2))
     }
 
     /// CPU time of all children of kthreadd, in ticks.

@@ -21,6 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use model::ProcessStat;
 use nix::{
     libc,
     sys::{
@@ -217,12 +218,13 @@ fn owner(name: &str) -> Option<(u32, u64)> {
     Some((pid.parse().ok()?, start.parse().ok()?))
 }
 
-/// Start time of a process, in clock ticks since boot (/proc/PID/stat, field 22). `None` if there is no such process.
+/// Start time of a process, in clock ticks since boot. `None` if there is no such process.
 fn start_time(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command in field 2 can contain spaces and parentheses, so fields are counted after the last ')' of the line.
-    let after = stat.rsplit_once(')')?.1;
-    after.split_whitespace().nth(19)?.parse().ok()
+    Some(stat(pid)?.start_ticks)
+}
+
+fn stat(pid: u32) -> Option<ProcessStat> {
+    ProcessStat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// Ids of the processes whose standard error is a file below `dir`.
@@ -257,10 +259,7 @@ pub fn kill_and_wait(pid: u32) -> io::Result<()> {
 /// are released.
 #[must_use]
 pub fn is_zombie(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat"))
-        .ok()
-        .and_then(|stat| Some(stat.rsplit_once(')')?.1.trim_start().starts_with('Z')))
-        .unwrap_or(true)
+    !stat(pid).is_some_and(|stat| stat.is_alive())
 }
 
 #[cfg(test)]

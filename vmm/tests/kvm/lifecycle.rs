@@ -28,14 +28,8 @@ use crate::support::{
 /// CPU time of a process in clock ticks of 10 ms.
 fn cpu_ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
-    let fields: Vec<_> = stat
-        .rsplit(')')
-        .next()
-        .unwrap_or("")
-        .split_whitespace()
-        .collect();
-    let number = |i: usize| fields[i].parse::<u64>().expect("ticks");
-    number(11) + number(12)
+    let stat = model::ProcessStat::parse(&stat).expect("proc_pid_stat(5)");
+    stat.cpu_ticks
 }
 
 /// Disk space in bytes of a process's unlinked files: the layer of its VM.

@@ -116,8 +116,7 @@ pub(crate) fn refusal(error: ClientError) -> (u16, String, String) {
 
 pub(crate) fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit(')').next().unwrap_or_default().trim_start();
-    !state.is_empty() && !state.starts_with(['Z', 'X'])
+    model::ProcessStat::parse(&stat).is_some_and(|stat| stat.is_alive())
 }
 
 pub(crate) fn is_root() -> bool {

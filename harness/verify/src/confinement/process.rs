@@ -8,10 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use model::ProcessStat;
+
 /// State of a process, a letter as in proc_pid_stat(5). `None` if there is no such process.
 pub(super) fn state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.trim_start().chars().next()
+    Some(ProcessStat::parse(&stat)?.state)
 }
 
 /// Whether a process exists and is not a zombie.

@@ -15,6 +15,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use model::ProcessStat;
 use testbed::leftovers::{self, RunDir};
 
 use super::{
@@ -279,13 +280,7 @@ impl RootProcess {
             _ => return Err(io::Error::other("the root process wrote no output")),
         }
         let stat = fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
-        let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
-        // Field 50 of /proc/PID/stat, env_start, is the address of the environment. Field 3 is the first after the
-        // name.
-        let start = after
-            .split_whitespace()
-            .nth(47)
-            .and_then(|word| word.parse::<u64>().ok());
+        let start = ProcessStat::parse(&stat).map(|stat| stat.env_start);
         let start = start.ok_or_else(|| io::Error::other("/proc/PID/stat has no env_start"))?;
         let name = u64::try_from(VARIABLE.len() + 1).map_err(io::Error::other)?;
         Ok(Self {
