@@ -3,8 +3,10 @@
 //! `claims.toml` lists, for each quoted text, the run in `results/` and the key of each figure in that run's report. The
 //! report is computed again from the raw events, so a change of the statistics that changes a published figure is
 //! found too. In the figures of README.md, every number of the column "measured" must be in the list, and so must every
-//! number of milliseconds or megabytes in its text; the report that it shows must be that of its run.
+//! number of milliseconds or megabytes in its text; the report that it shows must be that of its run. In docs/*.md, so must
+//! every such number of a sentence or a row that names a run.
 
+mod cited;
 mod drift;
 mod excerpt;
 mod write;
@@ -135,6 +137,7 @@ pub fn verify(root: &Path) -> Result<Checked, ClaimsError> {
         }
     }
     let covered = read(&root.join(COVERED))?;
+    checked.wrong.extend(cited::missing(root, &claims)?);
     checked.wrong.extend(uncovered(&covered, &claims));
     checked.wrong.extend(uncovered_text(&covered, &claims));
     checked.wrong.extend(excerpt::differing(root, &covered)?);

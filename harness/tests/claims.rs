@@ -1,8 +1,17 @@
 //! The figures of the documents are those of the published runs.
 
-use std::{fs, path::Path};
+#[expect(dead_code, reason = "other tests use the rest")]
+mod support;
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
 
 use harness::claims;
+use support::Stage;
 
 fn root() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -93,4 +102,82 @@ fn the_shown_report_is_that_of_its_run() {
     let wrong = claims::verify(dir.path()).unwrap().wrong;
     assert_eq!(wrong.len(), 1, "{wrong:?}");
     assert!(wrong[0].contains("2.838 MB"), "{wrong:?}");
+}
+
+/// A VMM that sleeps before it starts: of every ten, the last five for `slow` and the others for `fast`, arguments of
+/// `sleep`.
+fn vmm(stage: &Stage, name: &str, fast: &str, slow: &str) -> PathBuf {
+    let count = stage.dir.path().join(format!("{name}.count"));
+    let script = format!(
+        "#!/bin/sh\nexec 9>>{count}.lock; flock 9\nn=$(cat {count} 2>/dev/null || echo 0); echo $((n + 1)) >{count}\n\
+         exec 9>&-\n[ $((n / 5 % 2)) = 0 ] && sleep {fast} || sleep {slow}\nexec {}\n",
+        Stage::vmm().display(),
+        count = count.display(),
+    );
+    let vmm = stage.dir.path().join(name);
+    fs::write(&vmm, script).unwrap();
+    fs::set_permissions(&vmm, fs::Permissions::from_mode(0o755)).unwrap();
+    vmm
+}
+
+#[test]
+fn a_published_run_is_measured_again_and_a_drift_is_found() {
+    // The median lies between fast and slow rounds, so its interval contains both, in every run of this VMM.
+    const SCENARIO: &str = "rounds = 20\nwarmup_rounds = 0\n[arrival]\nkind = \"closed\"\nworkers = 5\nstarts = 5\n\
+        [hold]\nuntil = \"exec\"\n[baseline]\nkind = \"none\"\n";
+    const RUN: &str = "stand-in-2core-20261124";
+    let Some(stage) = Stage::set() else { return };
+    let same = vmm(&stage, "same", "0", "0.1");
+    let published = stage.dir.path().join("results").join(RUN);
+    let first = stage
+        .command_of(SCENARIO, &same, &published)
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&first.stderr);
+    assert_eq!(first.status.code(), Some(0), "{stderr}");
+    let figure = |key: &str| {
+        let report: serde_json::Value =
+            serde_json::from_slice(&fs::read(published.join("report.json")).unwrap()).unwrap();
+        format!("{:.1}", report.pointer(key).unwrap().as_f64().unwrap())
+    };
+    let p50 = figure("/phases/first_exec/p50_ms");
+    let readme = format!("<!-- figures -->\n| a | {p50} ms | | `{RUN}` |\n<!-- /figures -->\n");
+    let list = format!(
+        "[[claims]]\nfile = \"README.md\"\ntext = \"{p50} ms\"\nrun = \"{RUN}\"\n\
+         values = [{{ printed = \"{p50}\", key = \"/phases/first_exec/p50_ms\" }}]\n"
+    );
+    fs::write(stage.dir.path().join("README.md"), readme).unwrap();
+    fs::write(stage.dir.path().join("claims.toml"), list).unwrap();
+    let again = |vmm: &Path, only: &[&str]| -> Output {
+        Command::new(env!("CARGO_BIN_EXE_cube-bench"))
+            .args(["verify-claims", "--rerun"])
+            .args(only)
+            .arg("--root")
+            .arg(stage.dir.path())
+            .arg("--artifacts")
+            .arg(stage.dir.path())
+            .arg("--run-root")
+            .arg(stage.run_root())
+            .arg("--vmm")
+            .arg(vmm)
+            .output()
+            .unwrap()
+    };
+    let text = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    let agreed = again(&same, &[RUN]);
+    assert!(
+        text(&agreed).ends_with("1 figures agree, 0 drifted, 0 not compared\n"),
+        "{}",
+        text(&agreed)
+    );
+    assert_eq!(agreed.status.code(), Some(0));
+    let slower = vmm(&stage, "slower", "0.6", "0.6");
+    let drifted = again(&slower, &[]);
+    assert_eq!(drifted.status.code(), Some(3), "{}", text(&drifted));
+    assert!(
+        text(&drifted).contains("measured again"),
+        "{}",
+        text(&drifted)
+    );
+    assert_eq!(again(&same, &["no-such-run"]).status.code(), Some(2));
 }

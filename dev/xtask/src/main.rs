@@ -19,6 +19,7 @@ mod hvm;
 mod isolation;
 mod mutate;
 mod mutate_confinement;
+mod smoke;
 
 mod prepare;
 mod workspace;

@@ -14,7 +14,7 @@ use crate::{
     prepare,
     prepare::Freshness,
     progress::Progress,
-    soak,
+    smoke, soak,
     tiers::{self, Outcome, TestEnvironment, Tier},
     tool,
     workspace::Workspace,
@@ -143,6 +143,9 @@ pub(crate) fn test(
             let cells = conformance::run(workspace, &part, &environment, progress)?;
             outcome = outcome.and(cells);
         }
+    }
+    if plan.run.contains(&Tier::Bench) {
+        outcome = outcome.and(smoke::run(workspace, &environment)?);
     }
     Ok(conclude(&outcome, &plan))
 }

@@ -37,6 +37,8 @@ pub(crate) enum Tier {
     Isolation,
     /// Needs /dev/kvm. Runs the official SDKs against a real server.
     E2b,
+    /// Needs /dev/kvm. Runs the smoke scenario, and compares the figures of the documents with the published runs.
+    Bench,
 }
 
 impl std::fmt::Display for Tier {
@@ -50,7 +52,7 @@ impl std::fmt::Display for Tier {
 
 impl Tier {
     /// The tiers that `cargo xtask test` runs by default.
-    pub(crate) const USUAL: [Self; 9] = [
+    pub(crate) const USUAL: [Self; 10] = [
         Self::Unit,
         Self::Net,
         Self::Image,
@@ -60,12 +62,13 @@ impl Tier {
         Self::Fuzz,
         Self::Isolation,
         Self::E2b,
+        Self::Bench,
     ];
 
     pub(crate) fn needs_kvm(self) -> bool {
         match self {
             Self::Unit | Self::Net | Self::Image | Self::Hvm | Self::Fuzz => false,
-            Self::Kvm | Self::Interpreter | Self::Isolation | Self::E2b => true,
+            Self::Kvm | Self::Interpreter | Self::Isolation | Self::E2b | Self::Bench => true,
         }
     }
 
@@ -73,14 +76,14 @@ impl Tier {
     pub(crate) fn runs_under_cargo(self) -> bool {
         match self {
             Self::Unit | Self::Net | Self::Image | Self::Kvm | Self::Interpreter => true,
-            Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b => false,
+            Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b | Self::Bench => false,
         }
     }
 
     /// The prefix of the names of this tier's tests. `None` if the names have no prefix or are not cargo tests.
     fn prefix(self) -> Option<&'static str> {
         match self {
-            Self::Unit | Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b => None,
+            Self::Unit | Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b | Self::Bench => None,
             Self::Net => Some("net_"),
             Self::Image => Some("image_"),
             Self::Kvm => Some("kvm_"),

@@ -77,6 +77,11 @@ impl Stage {
 
     /// The command `cube-bench run` for the text of a scenario.
     pub(crate) fn command(&self, scenario: &str) -> Command {
+        self.command_of(scenario, &Self::vmm(), &self.results())
+    }
+
+    /// The same with another VMM and another directory of results.
+    pub(crate) fn command_of(&self, scenario: &str, vmm: &Path, results: &Path) -> Command {
         let path = self.dir.path().join("test.toml");
         let rule = if scenario.contains("[interference]") {
             ""
@@ -90,11 +95,11 @@ impl Stage {
             .args(["run", "--format", "json", "--artifacts"])
             .arg(self.dir.path())
             .arg("--vmm")
-            .arg(Self::vmm())
+            .arg(vmm)
             .arg("--run-root")
             .arg(self.run_root())
             .arg("--results")
-            .arg(self.results())
+            .arg(results)
             .arg(path);
         command
     }
