@@ -1,12 +1,14 @@
 //! The command line of `cube-bench`: commands, options, and the exit code of each error.
 
 mod ab;
+mod density;
+mod init;
 mod saturate;
 mod verify;
 
 use std::{
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use ::verify::VerifyError;
@@ -32,6 +34,7 @@ use harness::{
     scenario::{self, Change, Scenario, ScenarioError},
     session::{self, RecordedRun, SessionError, Settings},
     stats::fold,
+    trace,
 };
 use model::chain;
 use testbed::{artifacts, exit::End, leftovers::run_root};
@@ -48,6 +51,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Write a commented scenario to start from, and print what to run next
+    Init(init::Init),
     /// Run a scenario, record it, evaluate its gates and print the report
     Run {
         /// Scenario file, such as scenarios/50-concurrent.toml
@@ -87,6 +92,12 @@ enum Command {
         /// Seed to use in place of the scenario's
         #[arg(long)]
         seed: Option<u64>,
+        /// Replace a key of the scenario; may be repeated
+        #[arg(long = "set", value_name = "KEY=VALUE")]
+        changes: Vec<Change>,
+        /// Write the arrivals, templates and lifetimes of the first measured round to this file, which arrival.trace replays
+        #[arg(long, value_name = "FILE")]
+        trace: Option<PathBuf>,
         #[arg(long, value_enum, default_value_t)]
         format: PlainFormat,
     },
@@ -99,6 +110,9 @@ enum Command {
         /// Largest accepted slowdown, in percent
         #[arg(long, default_value_t = 10.0)]
         margin: f64,
+        /// Also write the comparison as an HTML page to this file
+        #[arg(long, value_name = "FILE")]
+        html: Option<PathBuf>,
         #[arg(long, value_enum, default_value_t)]
         format: PlainFormat,
     },
@@ -115,6 +129,8 @@ enum Command {
     Ab(ab::Ab),
     /// Search the highest rate of starts at which the P95 of first exec holds a bound
     Saturate(saturate::Saturate),
+    /// Find the largest number of sandboxes within bounds on memory, idle CPU time and the P95 of first exec
+    Density(density::Density),
     /// Describe this host and grade how far its measurements can be trusted
     Doctor {
         #[command(flatten)]
@@ -259,6 +275,16 @@ enum CommandError {
     NoPeer { name: String, known: String },
     #[error("{0} does not contain a recorded run")]
     NoRun(PathBuf),
+    #[error("no bound: give at least one of --p95, --memory and --idle-cpu")]
+    NoBound,
+    #[error(
+        "the sandboxes of {0} do not live to the end of its run: use a scenario with hold.until = \"end\", such as scenarios/density.toml"
+    )]
+    NotHeld(PathBuf),
+    #[error("the starts of scenario {0} have no times: a closed loop cannot be a trace")]
+    Untimed(String),
+    #[error("cannot write {path}: {why}")]
+    Init { path: PathBuf, why: String },
 }
 
 impl CommandError {
@@ -268,6 +294,10 @@ impl CommandError {
             | Self::Record(_)
             | Self::Compare(_)
             | Self::NoPeer { .. }
+            | Self::NoBound
+            | Self::Untimed(_)
+            | Self::NotHeld(_)
+            | Self::Init { .. }
             | Self::NoRun(_) => End::Usage,
             Self::Claims(error) => match error {
                 ClaimsError::Session(error) => session_end(error),
@@ -383,17 +413,29 @@ impl Command {
             Self::Plan {
                 scenario,
                 seed,
+                changes,
+                trace,
                 format,
-            } => print_plan(&scenario, seed, format),
+            } => {
+                let mut scenario = scenario::load_changed(&scenario, None, &changes)?;
+                scenario.seed = seed.unwrap_or(scenario.seed);
+                match trace {
+                    Some(file) => dump_trace(&scenario, &file),
+                    None => Ok(print_plan(&scenario, format)),
+                }
+            }
             Self::Compare {
                 a,
                 b,
                 margin,
+                html,
                 format,
-            } => compare_runs(&a, &b, margin / 100.0, format),
+            } => compare_runs([&a, &b], margin / 100.0, html, format),
             Self::History { dirs, out } => history(&dirs, &out),
             Self::Ab(ab) => ab.carry_out(),
             Self::Saturate(saturate) => saturate.carry_out(),
+            Self::Density(density) => density.carry_out(),
+            Self::Init(init) => init.carry_out(),
             Self::Doctor { places, format } => Ok(doctor(&places, format)),
             Self::Verify { what } => what.carry_out(),
             Self::VerifyClaims {
@@ -459,7 +501,20 @@ fn peers(path: Option<&Path>, only: &[String], options: RunOptions) -> Result<En
 }
 
 /// `command` is the command line without options that change the scenario.
-fn run(scenario: &Scenario, mut command: String, options: RunOptions) -> Result<End, CommandError> {
+fn run(scenario: &Scenario, command: String, options: RunOptions) -> Result<End, CommandError> {
+    let output = (options.format, options.strict.strictness());
+    let dir = record_run(scenario, command, options)?;
+    let end = report(&dir, output)?;
+    eprintln!("cube-bench: results are in {}", dir.display());
+    Ok(end)
+}
+
+/// Runs a scenario and returns the directory of its results, which has no reports yet.
+fn record_run(
+    scenario: &Scenario,
+    mut command: String,
+    options: RunOptions,
+) -> Result<PathBuf, CommandError> {
     for change in &options.changes {
         command.push_str(&format!(" --set '{}'", change.text()));
     }
@@ -475,10 +530,7 @@ fn run(scenario: &Scenario, mut command: String, options: RunOptions) -> Result<
         run_root: options.run_root.run_root,
         reproduce: command,
     };
-    let dir = session::run(scenario, &settings)?;
-    let end = report(&dir, (options.format, options.strict.strictness()))?;
-    eprintln!("cube-bench: results are in {}", dir.display());
-    Ok(end)
+    Ok(session::run(scenario, &settings)?)
 }
 
 /// A path as others can use it: relative to the current directory, or else from the directory `scenarios` on. Records of
@@ -501,16 +553,21 @@ fn report(dir: &Path, output: (Format, Strictness)) -> Result<End, CommandError>
     let recorded = RecordedRun::read(dir)?;
     let mut view = viewed(&recorded, dir)?;
     view.strictness = strictness;
-    for (name, text) in report::files(&view) {
-        let path = dir.join(name);
-        std::fs::write(&path, text).map_err(|source| SessionError::Io { path, source })?;
-    }
+    write_reports(&view, dir)?;
     match format {
         Format::Human => print!("{}", terminal::render(&view)),
         Format::Json => print!("{}", Document::new(&view).render()),
         Format::Junit => print!("{}", junit::render(&view)),
     }
     Ok(view.end())
+}
+
+fn write_reports(view: &View<'_>, dir: &Path) -> Result<(), CommandError> {
+    for (name, text) in report::files(view) {
+        let path = dir.join(name);
+        std::fs::write(&path, text).map_err(|source| SessionError::Io { path, source })?;
+    }
+    Ok(())
 }
 
 /// Writes the page. Directories without recorded events are not runs; a run that cannot be read is listed on the page.
@@ -623,30 +680,46 @@ fn rerun_claims(
     })
 }
 
-fn print_plan(path: &Path, seed: Option<u64>, format: PlainFormat) -> Result<End, CommandError> {
-    let mut scenario = scenario::load(path, None)?;
-    scenario.seed = seed.unwrap_or(scenario.seed);
-    let plan = plan::build(&scenario);
+fn print_plan(scenario: &Scenario, format: PlainFormat) -> End {
+    let plan = plan::build(scenario);
     match format {
         PlainFormat::Json => print_json(&plan),
         PlainFormat::Human => print!("{}", plan.describe()),
     }
+    End::Pass
+}
+
+fn dump_trace(scenario: &Scenario, file: &Path) -> Result<End, CommandError> {
+    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let trace = trace::of_plan(scenario, &plan::build(scenario), now)
+        .ok_or_else(|| CommandError::Untimed(scenario.name.clone()))?;
+    let text = serde_json::to_string_pretty(&trace).unwrap_or_default();
+    std::fs::write(file, text).map_err(|source| SessionError::Io {
+        path: file.to_owned(),
+        source,
+    })?;
+    println!("{}: {} requests", file.display(), trace.requests.len());
     Ok(End::Pass)
 }
 
-fn compare_runs(a: &Path, b: &Path, margin: f64, format: PlainFormat) -> Result<End, CommandError> {
-    let (a, b) = (RecordedRun::read(a)?, RecordedRun::read(b)?);
-    let comparison = compare::compare(
-        Side {
-            summary: &a.summary,
-            facts: &a.facts,
-        },
-        Side {
-            summary: &b.summary,
-            facts: &b.facts,
-        },
-        margin,
-    )?;
+fn compare_runs(
+    dirs: [&Path; 2],
+    margin: f64,
+    html: Option<PathBuf>,
+    format: PlainFormat,
+) -> Result<End, CommandError> {
+    let [a, b] = [RecordedRun::read(dirs[0])?, RecordedRun::read(dirs[1])?];
+    let [a, b] = [&a, &b].map(|run| Side {
+        summary: &run.summary,
+        facts: &run.facts,
+    });
+    let comparison = compare::compare(a, b, margin)?;
+    if let Some(path) = html {
+        let names = dirs.map(|dir| dir.display().to_string());
+        let names = [names[0].as_str(), names[1].as_str()];
+        let page = report::comparison::render(&comparison, [a, b], names);
+        std::fs::write(&path, page).map_err(|source| SessionError::Io { path, source })?;
+    }
     match format {
         PlainFormat::Human => print!("{}", comparison.render()),
         PlainFormat::Json => print_json(&comparison),

@@ -158,6 +158,9 @@ pub struct Attempt {
     /// Position in the scenario's work of the first command; `None` if it was `exec` or the baseline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<usize>,
+    /// Position in the scenario's mix of the template; `None` without a mix.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<u16>,
     /// Stamps of the phases that were reached.
     pub timeline: Timeline,
     /// Origin of the sandbox; `None` if the target does not report it.

@@ -31,4 +31,5 @@ pub mod scenario;
 pub mod session;
 pub mod stats;
 pub mod target;
+pub mod trace;
 pub mod work;

@@ -1,4 +1,4 @@
-//! A progress line on the terminal during a run.
+//! Progress of a run on standard error: a line that is redrawn on a terminal, and a line each minute elsewhere.
 
 use std::io::Write;
 
@@ -7,71 +7,133 @@ use testbed::quantile::nearest_rank;
 
 use crate::{
     event::RunEvent,
-    plan::{Row, Subject},
+    plan::{Plan, Row, Subject},
 };
 
-/// State of the progress line, which is redrawn after each round.
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// Where the progress goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Medium {
+    /// One line, redrawn at most once per second.
+    Terminal,
+    /// A line each minute.
+    Log,
+}
+
+impl Medium {
+    fn interval_ns(self) -> u64 {
+        match self {
+            Self::Terminal => SECOND_NS,
+            Self::Log => 60 * SECOND_NS,
+        }
+    }
+}
+
+/// State of the progress.
 pub(crate) struct LiveView<W: Write> {
     out: W,
-    /// Measured rounds of the plan.
-    rounds: u32,
-    rounds_done: u32,
+    medium: Medium,
+    rounds: usize,
+    rounds_done: usize,
+    /// Starts of all subjects.
+    starts: usize,
+    starts_done: usize,
     failed: u64,
     /// First-exec latencies of measured clones so far, in nanoseconds.
     first_exec_ns: Vec<u64>,
+    /// Time of the first event; `None` before it.
+    began_ns: Option<u64>,
+    shown_ns: u64,
 }
 
 impl<W: Write> LiveView<W> {
-    pub(crate) fn new(rounds: u32, out: W) -> Self {
+    pub(crate) fn new(plan: &Plan, medium: Medium, out: W) -> Self {
         Self {
             out,
-            rounds,
+            medium,
+            rounds: plan.rounds.len(),
             rounds_done: 0,
+            starts: plan.rounds.iter().map(|round| round.arrivals.len()).sum(),
+            starts_done: 0,
             failed: 0,
             first_exec_ns: Vec::new(),
+            began_ns: None,
+            shown_ns: 0,
         }
     }
 
-    pub(crate) fn apply(&mut self, event: &RunEvent) {
+    /// Counts an event, and shows the progress if it is time to do so. `now_ns` is CLOCK_MONOTONIC.
+    pub(crate) fn apply(&mut self, event: &RunEvent, now_ns: u64) {
+        if self.began_ns.is_none() {
+            self.began_ns = Some(now_ns);
+            self.shown_ns = now_ns;
+        }
         match event {
-            RunEvent::Attempt(attempt)
-                if attempt.row == Row::Measured && attempt.subject == Subject::Clone =>
-            {
-                match attempt.latency_ns(StartPhase::FirstExec) {
-                    Some(ns) => self.first_exec_ns.push(ns),
-                    None => self.failed += 1,
+            RunEvent::Attempt(attempt) => {
+                self.starts_done += 1;
+                if attempt.row == Row::Measured && attempt.subject == Subject::Clone {
+                    match attempt.latency_ns(StartPhase::FirstExec) {
+                        Some(ns) => self.first_exec_ns.push(ns),
+                        None => self.failed += 1,
+                    }
                 }
             }
-            RunEvent::RoundEnded { .. } => {
-                self.rounds_done += 1;
-                self.draw();
-            }
+            RunEvent::RoundEnded { .. } => self.rounds_done += 1,
             RunEvent::RunEnded { .. } => {
-                // Erase the line: the report follows.
-                let _ = write!(self.out, "\r\x1b[K");
-                let _ = self.out.flush();
+                if self.medium == Medium::Terminal {
+                    // Erase the line: the report follows.
+                    self.write("\r\x1b[K");
+                }
+                return;
             }
             _ => {}
         }
+        if now_ns.saturating_sub(self.shown_ns) >= self.medium.interval_ns() {
+            self.shown_ns = now_ns;
+            let line = self.line(now_ns);
+            match self.medium {
+                Medium::Terminal => self.write(&format!("\r\x1b[K{line}")),
+                Medium::Log => self.write(&format!("cube-bench: {line}\n")),
+            }
+        }
     }
 
-    fn draw(&mut self) {
+    fn line(&mut self, now_ns: u64) -> String {
         self.first_exec_ns.sort_unstable();
         let ms = |permille| {
             let ns = nearest_rank(&self.first_exec_ns, permille).unwrap_or(0);
             ns as f64 / 1e6
         };
         let (p50, p95) = (ms(500), ms(950));
-        // A closed terminal must not stop the run.
-        let _ = write!(
-            self.out,
-            "\r\x1b[Krounds done {} (measured: {})  starts {}  failed {}  first exec so far {p50:.1} / {p95:.1} ms \
-             (P50 / P95)",
+        format!(
+            "{} of {} rounds, {} of {} starts, {} failed, first exec so far {p50:.1} / {p95:.1} ms (P50 / P95){}",
             self.rounds_done,
             self.rounds,
-            self.first_exec_ns.len(),
+            self.starts_done,
+            self.starts,
             self.failed,
-        );
+            self.left(now_ns)
+        )
+    }
+
+    /// How long the rest of the run takes if each start takes as long as those so far. Empty before the first start.
+    fn left(&self, now_ns: u64) -> String {
+        let took_ns = now_ns.saturating_sub(self.began_ns.unwrap_or(now_ns));
+        let rest = self.starts.saturating_sub(self.starts_done) as u64;
+        let per_start = took_ns.checked_div(self.starts_done as u64);
+        let Some(left_ns) = per_start.map(|ns| ns.saturating_mul(rest)) else {
+            return String::new();
+        };
+        match left_ns / SECOND_NS {
+            seconds @ 0..120 => format!(", about {seconds} s left"),
+            seconds => format!(", about {} min left", seconds.div_ceil(60)),
+        }
+    }
+
+    fn write(&mut self, text: &str) {
+        // A closed terminal must not stop the run.
+        let _ = self.out.write_all(text.as_bytes());
         let _ = self.out.flush();
     }
 }
@@ -79,18 +141,71 @@ impl<W: Write> LiveView<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        event::EndReason,
+        plan::{Round, Start},
+    };
+
+    const BEGAN_NS: u64 = 1000 * SECOND_NS;
+
+    fn plan() -> Plan {
+        let round = |index| Round {
+            index,
+            subject: Subject::HostProcess,
+            row: Row::Measured,
+            rate_per_s: None,
+            workers: 1,
+            arrivals: vec![Start::WhenFree; 50],
+            work: Vec::new(),
+            lifetimes_ms: Vec::new(),
+            templates: Vec::new(),
+        };
+        Plan {
+            rounds: (0..4).map(round).collect(),
+        }
+    }
+
+    /// What is shown of a run in which a round of the four ends every `round_s` seconds.
+    fn shown(medium: Medium, round_s: u64) -> String {
+        let mut out = Vec::new();
+        let mut view = LiveView::new(&plan(), medium, &mut out);
+        let ended = RunEvent::RoundEnded { round: 0, at_ns: 1 };
+        view.apply(
+            &RunEvent::Stock {
+                round: 0,
+                at_ns: 0,
+                warm: 0,
+            },
+            BEGAN_NS,
+        );
+        for round in 1..=4 {
+            view.starts_done += 50;
+            view.apply(&ended, BEGAN_NS + round * round_s * SECOND_NS);
+        }
+        let why = EndReason::Complete;
+        view.apply(&RunEvent::RunEnded { why, at_ns: 2 }, u64::MAX);
+        String::from_utf8(out).unwrap()
+    }
 
     #[test]
-    fn the_line_counts_rounds_and_is_erased_at_the_end() {
-        let mut out = Vec::new();
-        let mut view = LiveView::new(2, &mut out);
-        view.apply(&RunEvent::RoundEnded { round: 0, at_ns: 1 });
-        view.apply(&RunEvent::RunEnded {
-            why: crate::event::EndReason::Complete,
-            at_ns: 2,
-        });
-        let text = String::from_utf8(out).unwrap();
-        assert!(text.contains("rounds done 1 (measured: 2)"), "{text}");
-        assert!(text.ends_with("\r\x1b[K"), "{text:?}");
+    fn a_terminal_has_one_line_that_is_erased_at_the_end() {
+        let text = shown(Medium::Terminal, 2);
+        assert!(text.contains("1 of 4 rounds, 50 of 200 starts"), "{text}");
+        assert!(text.contains("about 6 s left"), "{text}");
+        assert!(
+            !text.contains('\n') && text.ends_with("\r\x1b[K"),
+            "{text:?}"
+        );
+    }
+
+    #[test]
+    fn a_log_has_a_line_each_minute() {
+        assert_eq!(shown(Medium::Log, 2), "", "a short run has none");
+        let text = shown(Medium::Log, 40);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        assert!(lines[0].starts_with("cube-bench: 2 of 4 rounds"), "{text}");
+        assert!(lines[0].ends_with("about 80 s left"), "{text}");
+        assert!(shown(Medium::Log, 90).contains("about 5 min left"));
     }
 }

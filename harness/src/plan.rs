@@ -3,6 +3,8 @@
 //! Rounds of clones, rounds beside and rounds of the host-process baseline are interleaved. Every second repetition has
 //! the reverse order, for example A B B A, so that drift in the speed of the host affects all subjects equally.
 
+mod lives;
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -40,6 +42,12 @@ pub struct Round {
     /// Position in the scenario's work of what each arrival runs first; empty if the round runs `exec` or the baseline.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub work: Vec<usize>,
+    /// Lifetime of the sandbox of each arrival, in milliseconds; empty if sandboxes have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lifetimes_ms: Vec<u64>,
+    /// Position in the scenario's mix of the template of each arrival; empty without a mix.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub templates: Vec<u16>,
 }
 
 impl Plan {
@@ -63,7 +71,11 @@ impl Plan {
                 };
                 let work = round.work.get(index);
                 let work = work.map_or(String::new(), |item| format!(", work {item}"));
-                text.push_str(&format!("  {index} {when}{work}\n"));
+                let lifetime = round.lifetimes_ms.get(index);
+                let lifetime = lifetime.map_or(String::new(), |ms| format!(", lives {ms} ms"));
+                let template = round.templates.get(index);
+                let template = template.map_or(String::new(), |n| format!(", template {n}"));
+                text.push_str(&format!("  {index} {when}{work}{lifetime}{template}\n"));
             }
         }
         text
@@ -136,6 +148,13 @@ pub enum Start {
 /// Plans all rounds of a scenario.
 #[must_use]
 pub fn build(scenario: &Scenario) -> Plan {
+    let mut plan = without_lives(scenario);
+    lives::add(scenario, &mut plan.rounds);
+    plan
+}
+
+/// The rounds with their arrivals; of a scenario with a trace, with drawn arrivals that it replaces.
+fn without_lives(scenario: &Scenario) -> Plan {
     let mut random = SplitMix64::new(scenario.seed);
     let mut deck = Deck::new(scenario);
     let mut shapes: Vec<(Subject, Row, Vec<usize>)> = Vec::new();
@@ -241,6 +260,8 @@ fn at_rates(
                 .map_or(MAX_OPEN_WORKERS, |n| n.min(MAX_OPEN_WORKERS)),
             arrivals,
             work: Vec::new(),
+            lifetimes_ms: Vec::new(),
+            templates: Vec::new(),
         }
     });
     Plan {
@@ -347,6 +368,8 @@ fn round(
         workers,
         arrivals,
         work: Vec::new(),
+        lifetimes_ms: Vec::new(),
+        templates: Vec::new(),
     }
 }
 

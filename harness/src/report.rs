@@ -1,6 +1,8 @@
 //! Reports: pure functions of a summary, the facts about the host and the evaluated gates.
 
+pub mod comparison;
 pub mod cost;
+pub mod density;
 pub mod doctor;
 pub mod document;
 pub mod history;

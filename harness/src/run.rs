@@ -8,6 +8,7 @@
 //! The dispatcher owns the held clones. The workers of a round share only its base time, the number of its next arrival
 //! and the interrupt flag.
 
+mod expiry;
 mod held;
 mod spent;
 mod worker;
@@ -216,6 +217,10 @@ impl Runner<'_> {
             let group = held.first().map_or(round.index, |first| first.id.round);
             held.append(&mut started);
             self.sample_memory(group, held.len())?;
+            if self.scenario.hold.idle_each_round {
+                self.rest(self.scenario.hold.at_least, held);
+                self.measure_idle(held);
+            }
         } else {
             if until == HoldUntil::Round && counted {
                 self.rest(self.scenario.hold.at_least, &started);
@@ -342,14 +347,24 @@ impl Runner<'_> {
         };
         let before = self.group.map(OwnGroup::read);
         let over = AtomicBool::new(false);
+        let expiring = match self.scenario.hold.until {
+            HoldUntil::Lifetime => expiry::THREADS,
+            HoldUntil::Exec | HoldUntil::Round | HoldUntil::End => 0,
+        };
+        let (expiry, expired): (Vec<_>, Vec<_>) = (0..expiring).map(|_| channel()).unzip();
         let spawned = thread::scope(|scope| {
             self.watch_stock(scope, round, &over);
+            for expired in expired {
+                let (events, interrupted) = (self.events.clone(), self.interrupted);
+                scope.spawn(move || expiry::kill_in_time(&expired, interrupted, &events));
+            }
             let workers: Result<Vec<_>, _> = (0..round.workers)
                 .map(|number| {
                     let (keep, events, worker) = (keep.clone(), self.events.clone(), &worker);
+                    let expiry = expiry.clone();
                     thread::Builder::new()
                         .stack_size(WORKER_STACK)
-                        .spawn_scoped(scope, move || worker.work(&keep, &events))
+                        .spawn_scoped(scope, move || worker.work(&keep, &expiry, &events))
                         .map_err(|source| RunError::Worker { number, source })
                 })
                 .collect();
@@ -371,19 +386,21 @@ impl Runner<'_> {
                 }
             });
             over.store(true, Ordering::Relaxed);
+            if let Some((before, group)) = before.zip(self.group) {
+                self.emit(RunEvent::RoundUsage {
+                    round: round.index,
+                    usage: before.until(&group.read(), usage::host_cores()),
+                });
+            }
+            self.emit(RunEvent::RoundEnded {
+                round: round.index,
+                at_ns: clock::monotonic_ns(),
+            });
+            // The scope ends when the last lifetime has ended.
+            drop(expiry);
             spawned
         });
         drop(keep);
-        if let Some((before, group)) = before.zip(self.group) {
-            self.emit(RunEvent::RoundUsage {
-                round: round.index,
-                usage: before.until(&group.read(), usage::host_cores()),
-            });
-        }
-        self.emit(RunEvent::RoundEnded {
-            round: round.index,
-            at_ns: clock::monotonic_ns(),
-        });
         spawned.map(|()| kept.iter().collect())
     }
 

@@ -151,6 +151,7 @@ fn at_rate(scenario: &Scenario, rate_per_s: f64, length: Duration) -> Scenario {
         gates: Vec::new(),
         interference: None,
         steady: None,
+        trace: None,
         arrival: Arrival::Open {
             starts,
             rate_per_s,
@@ -280,6 +281,7 @@ mod tests {
             intended_ns,
             actual_ns: intended_ns + late,
             work: None,
+            template: None,
             timeline,
             start: None,
             faults: None,

@@ -8,6 +8,7 @@ mod change;
 mod config;
 mod gate_spec;
 mod keys;
+mod lives;
 mod network;
 mod peers;
 mod steps;
@@ -20,10 +21,14 @@ use std::{
 use model::{Bytes, WorkingSetPrefault};
 use serde::{Deserialize, Serialize};
 
-use crate::work::{self, WorkError, WorkSet};
+use crate::{
+    trace::{self, Trace},
+    work::{self, WorkError, WorkSet},
+};
 
 pub use change::{BadChange, Change};
 pub use gate_spec::{GateSpec, Limit, Metric, Quantile, Timed};
+pub use lives::{Lifetime, MixSpec};
 pub use network::{ExchangeSpec, NetworkSpec};
 
 /// Defaults and documentation of all keys.
@@ -66,6 +71,15 @@ pub struct Scenario {
     /// Several rates in place of that of `arrival`; `None` unless its kind is "steady".
     #[serde(default)]
     pub steady: Option<SteadySpec>,
+    /// Templates from which sandboxes are created, drawn by the seed; empty for that of `target` alone.
+    #[serde(default)]
+    pub mix: Vec<MixSpec>,
+    /// Lifetimes of sandboxes, drawn by the seed, with [`HoldUntil::Lifetime`] and without a trace.
+    #[serde(default)]
+    pub lifetime: Option<Lifetime>,
+    /// Arrivals, templates and lifetimes in place of drawn ones.
+    #[serde(default)]
+    pub trace: Option<Trace>,
     /// First command of each clone.
     pub exec: ExecSpec,
     /// Work that measured and cold clones run in place of `exec`, drawn by the seed. `None` runs `exec` in each clone.
@@ -383,6 +397,9 @@ pub struct HoldSpec {
     /// Whether each held clone repeats its first command, and the first denied exchange if there is one, before it is
     /// killed.
     pub exec_after: bool,
+    /// Whether the CPU time of the idle clones is measured after each measured round too; only with [`HoldUntil::End`].
+    #[serde(default)]
+    pub idle_each_round: bool,
 }
 
 /// When clones of measured rounds are killed. Warm-up and cold clones, clones beside and host processes live at most
@@ -392,6 +409,8 @@ pub struct HoldSpec {
 pub enum HoldUntil {
     /// After its first command and its turns.
     Exec,
+    /// When its lifetime has passed since the answer to its create.
+    Lifetime,
     /// After all clones of its round have finished or failed and the held clones were inspected.
     Round,
     /// After the last round.
@@ -513,6 +532,7 @@ fn parse_with(
     let merged = keys::merge(defaults, typed);
     let merged = keys::complete_peers(merged);
     let config: config::ScenarioConfig = merged.try_into().map_err(toml_error)?;
+    let trace = config.trace_file().map(|file| trace::load(&dir.join(file)));
     let file = match work {
         Some(file) => Some(file.to_owned()),
         None => config.work_file().map(|file| dir.join(file)),
@@ -521,7 +541,8 @@ fn parse_with(
         name: name.to_owned(),
         what,
     };
-    let mut scenario = config.check(name, &kind_keys).map_err(invalid)?;
+    let trace = trace.transpose().map_err(invalid)?;
+    let mut scenario = config.check(name, &kind_keys, trace).map_err(invalid)?;
     if let Some(file) = file {
         let set = work::load(&file, &scenario.exec).map_err(|source| ScenarioError::Work {
             name: name.to_owned(),

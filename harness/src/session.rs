@@ -38,7 +38,7 @@ use crate::{
         facts::{self, ENVIRONMENT_FILE, HostFacts},
         usage::OwnGroup,
     },
-    live::LiveView,
+    live::{LiveView, Medium},
     noise, plan,
     record::{self, RecordError, Recorder},
     report::View,
@@ -258,11 +258,17 @@ impl Recording<'_> {
         plan.rounds
             .retain(|round| !systems.is_missing(round.subject));
         let subjects = &systems.target;
+        let medium = if io::stderr().is_terminal() {
+            Medium::Terminal
+        } else {
+            Medium::Log
+        };
+        let progress = LiveView::new(&plan, medium, io::stderr());
         let (events, received) = channel();
         let stop_noise = AtomicBool::new(false);
         let recorded = thread::scope(|scope| {
             let recorder = scope.spawn(|| {
-                let outcome = record(recorder, received, self.scenario);
+                let outcome = record(recorder, received, progress);
                 // A run without recorded events is worthless, so stop it.
                 self.interrupted
                     .fetch_or(outcome.is_err(), Ordering::Relaxed);
@@ -345,16 +351,11 @@ pub fn watch_signals() -> Result<Arc<AtomicBool>, SessionError> {
 fn record(
     mut recorder: Recorder,
     events: Receiver<RunEvent>,
-    scenario: &Scenario,
+    mut progress: LiveView<io::Stderr>,
 ) -> io::Result<()> {
-    let mut live = io::stderr()
-        .is_terminal()
-        .then(|| LiveView::new(scenario.rounds, io::stderr()));
     for event in events {
         recorder.append(&event)?;
-        if let Some(live) = &mut live {
-            live.apply(&event);
-        }
+        progress.apply(&event, clock::monotonic_ns());
         if matches!(event, RunEvent::RunEnded { .. }) {
             break;
         }

@@ -2,6 +2,7 @@
 
 pub mod bootstrap;
 pub mod cost;
+pub mod density;
 pub mod fisher;
 pub mod fold;
 pub mod interference;

@@ -7,6 +7,7 @@ pub mod e2b;
 pub mod forks;
 pub(crate) mod group;
 pub mod host_process;
+pub mod mix;
 pub mod null;
 pub mod oci;
 pub mod root_tree;

@@ -231,3 +231,57 @@ fn a_block_that_could_not_measure_leaves_out_its_pair_and_no_other() {
     assert_eq!(found.counts[0].a_n, 8, "the third pair is compared");
     assert_eq!(again.status.code(), Some(5), "complete, and too few blocks");
 }
+
+/// Creates a build as [`build`] does, of which every `n`-th VMM ends at once.
+fn failing_build(stage: &Stage, name: &str, n: u32) -> PathBuf {
+    let dir = build(stage, name, "0", "b2sK");
+    let count = dir.join("count");
+    let script = format!(
+        "#!/bin/sh\nexec 9>>{count}.lock; flock 9\nn=$(($(cat {count} 2>/dev/null || echo 0) + 1)); echo $n >{count}\n\
+         exec 9>&-\n[ $((n % {n})) = 0 ] && exit 1\nexec {}\n",
+        Stage::vmm().display(),
+        count = count.display(),
+    );
+    fs::write(dir.join("bin/cube-vmm"), script).unwrap();
+    dir
+}
+
+#[test]
+fn a_slowdown_of_15_percent_is_found() {
+    let Some(stage) = Stage::set() else { return };
+    // The delay is most of a start, so its growth is 15 % less the rest of the start.
+    let a = build(&stage, "a", "0.2", "b2sK");
+    let b = build(&stage, "b", "0.235", "b2sK");
+    let output = ab(
+        &stage,
+        &a,
+        &b,
+        &["--blocks", "12", "--starts", "4", "--tolerance", "5"],
+    );
+    let found = report(&output);
+    assert_eq!(output.status.code(), Some(3), "{found:#?}");
+    let of = |name: &str| found.metrics.iter().find(|m| m.metric == name).unwrap();
+    let first_exec = of("first_exec.p50");
+    assert_eq!(first_exec.verdict, Finding::Worse, "{first_exec:?}");
+    let [low, _] = first_exec.ratio_ci95.unwrap();
+    assert!(low > 1.0, "{first_exec:?}");
+    assert_eq!(found.counts[0].b, 0, "{:?}", found.counts[0]);
+}
+
+#[test]
+fn failures_of_2_percent_are_found() {
+    let Some(stage) = Stage::set() else { return };
+    let a = build(&stage, "a", "0", "b2sK");
+    let b = failing_build(&stage, "b", 50);
+    let output = ab(&stage, &a, &b, &["--blocks", "6", "--starts", "80"]);
+    let found = report(&output);
+    assert_eq!(output.status.code(), Some(3), "{found:#?}");
+    let failures = &found.counts[0];
+    assert_eq!(
+        (failures.a, failures.a_n, failures.b_n),
+        (0, 480, 480),
+        "{failures:?}"
+    );
+    assert!((9..=10).contains(&failures.b), "{failures:?}");
+    assert_eq!(failures.verdict, Finding::Worse, "{failures:?}");
+}

@@ -5,7 +5,7 @@
 )]
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Output},
 };
 
@@ -218,13 +218,17 @@ impl Bench {
     }
 
     fn run(&self, scenario: &str) -> Output {
+        self.run_on(scenario, &variable("CUBE_ARTIFACTS"))
+    }
+
+    fn run_on(&self, scenario: &str, artifacts: &Path) -> Output {
         let path = self.dir.path().join("test.toml");
         // Other tests run at the same time, and no round is to be left out because of them.
         let rule = "\n[interference]\nforeign_cpu_share = 1.0\nmemory_wait_share = 1.0\n";
         std::fs::write(&path, format!("{scenario}{rule}")).unwrap();
         Command::new(env!("CARGO_BIN_EXE_cube-bench"))
             .args(["run", "--format", "json", "--artifacts"])
-            .arg(variable("CUBE_ARTIFACTS"))
+            .arg(artifacts)
             .arg("--vmm")
             .arg(variable("CUBE_BIN").join("cube-vmm"))
             .arg("--api")
@@ -381,4 +385,30 @@ fn kvm_exchanges_are_compared_with_and_without_ebpf_programs() {
         assert!(ratio.ratio.unwrap() > 0.0 && ratio.ratio_ci95.is_some());
         assert_eq!(beside[turn].bytes_per_s.is_some(), turn > 0);
     }
+}
+
+#[test]
+fn kvm_a_refused_template_ends_the_run_with_the_servers_reason() {
+    let bench = Bench::new();
+    let artifacts = bench.dir.path().join("artifacts");
+    let broken = artifacts.join("templates/base");
+    std::fs::create_dir_all(&broken).unwrap();
+    for file in std::fs::read_dir(variable("CUBE_ARTIFACTS").join("templates/base")).unwrap() {
+        let file = file.unwrap();
+        if file.file_name() != model::template_file::STATE {
+            std::os::unix::fs::symlink(file.path(), broken.join(file.file_name())).unwrap();
+        }
+    }
+    let output = bench.run_on(ALONE, &artifacts);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let d: Document = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(d.ended, "broken");
+    let why = d.end_message.unwrap();
+    assert!(why.contains("the server refuses the template"), "{why}");
+    assert!(why.contains("cannot use an installed template"), "{why}");
+    assert!(
+        !why.contains("are warm"),
+        "it did not wait for the timeout: {why}"
+    );
 }

@@ -11,7 +11,7 @@ use harness::{
     compare::{self, CompareError, Side},
     gate::Verdict,
     host::facts::{self, HostFacts},
-    report::{Strictness, View, document::Document, html, junit, markdown, terminal},
+    report::{Strictness, View, comparison, document::Document, html, junit, markdown, terminal},
     stats::fold::{Summary, fold},
 };
 use testbed::exit::End;
@@ -169,13 +169,7 @@ fn a_run_that_fails_more_often_is_never_as_good() {
         }
         b
     };
-    let compared = |b: &Summary| {
-        let side = |summary| Side {
-            summary,
-            facts: &host,
-        };
-        compare::compare(side(&a), side(b), 0.1).unwrap()
-    };
+    let compared = |b: &Summary| compare::compare(side(&a, &host), side(b, &host), 0.1).unwrap();
     let rare = compared(&with_failures(100));
     assert_eq!(
         rare.failures.verdict,
@@ -185,6 +179,22 @@ fn a_run_that_fails_more_often_is_never_as_good() {
     assert_ne!(rare.end(), End::Pass);
     let often = compared(&with_failures(8));
     assert_eq!(often.failures.verdict, compare::Outcome::Fail);
+    let slow = with_failures(8);
+    let page = comparison::render(
+        &often,
+        [side(&a, &host), side(&slow, &host)],
+        ["results/a", "<b>"],
+    );
+    assert!(page.contains("<td class=\"MISSED\">fail</td>") && page.contains("results/a"));
+    assert!(
+        page.contains("&lt;b&gt;") && !page.contains("<b>"),
+        "names are escaped"
+    );
+    assert_eq!(
+        page.matches("class=\"curve\"").count(),
+        4,
+        "two phases of two runs"
+    );
     let p95 = often.metrics.iter().find(|m| m.metric == "first_exec.p95");
     let p95 = p95.expect("a quantile among failures is not left out");
     assert_eq!((p95.b_ms, p95.verdict), (None, compare::Outcome::Fail));
@@ -238,4 +248,8 @@ fn a_breach_determines_the_exit_code() {
     let (summary, host) = (fold(&exchanged::breached()), host());
     let view = View::new(&summary, &host).expect("the events begin with a start");
     assert_eq!(view.end(), End::Breach);
+}
+
+fn side<'a>(summary: &'a Summary, facts: &'a HostFacts) -> Side<'a> {
+    Side { summary, facts }
 }

@@ -190,6 +190,9 @@ fn block_scenario(
     if scenario.steady.is_some() {
         return refuse("its rounds have different rates");
     }
+    if scenario.trace.is_some() {
+        return refuse("its starts are those of a trace");
+    }
     if scenario.network.is_some() {
         return refuse("`ab` does not run scenarios with a [network] yet");
     }

@@ -93,6 +93,7 @@ impl Simulation {
             intended_ns: 0,
             actual_ns: 0,
             work: None,
+            template: None,
             timeline,
             start: None,
             faults: None,

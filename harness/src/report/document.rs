@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     View,
     cost::CostDocument,
+    density::{self, LevelDocument},
     load::LoadDocument,
     memory::MemoryDocument,
     peers::PeersDocument,
@@ -64,6 +65,9 @@ pub struct Document {
     /// target does not report origins. With more than one key, `phases` mixes them.
     #[serde(default)]
     pub starts: BTreeMap<String, BTreeMap<String, PhaseDocument>>,
+    /// First-exec latencies by template; absent unless the scenario has a mix of them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub templates: BTreeMap<String, PhaseDocument>,
     /// Name of the rows of `phases` if the target does not report origins: `clone, page cache warm` for clones that the
     /// harness starts itself, and `null` for a server.
     #[serde(default)]
@@ -107,6 +111,9 @@ pub struct Document {
     /// Starts by rate, or by the number of warm slots; `null` if the scenario has one rate and does not watch its pool.
     #[serde(default)]
     pub load: Option<LoadDocument>,
+    /// State after each measured round, if sandboxes live to the end of the run; otherwise absent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub levels: Vec<LevelDocument>,
     /// `null` if the scenario does not measure memory.
     pub memory: Option<MemoryDocument>,
     /// Times of the repeated command in held clones; failed repeats of denied exchanges count as failures. `null`
@@ -310,6 +317,7 @@ impl Document {
                     )
                 })
                 .collect(),
+            templates: by_template(view),
             start_name: (view.scenario.target.kind == TargetKind::VmmDirect)
                 .then(|| CLONE_ROW.to_owned()),
             beside: (!summary.beside.is_empty())
@@ -329,6 +337,7 @@ impl Document {
             cold: present(&summary.cold_samples()),
             cost: CostDocument::new(summary),
             load: LoadDocument::new(summary),
+            levels: density::levels(summary),
             memory: view.scenario.memory.map(|_| MemoryDocument::new(view)),
             after_hold: present(&Samples::new(summary.after_hold_ns.clone())),
             gates: view.gates.clone(),
@@ -371,6 +380,8 @@ impl Document {
         if let Some(phases) = &self.beside {
             self.ladder_rows(&mut rows, &format!("{beside_name}: "), phases);
         }
+        let templates = self.templates.iter();
+        rows.extend(templates.map(|(name, row)| (format!("template {name}: first_exec"), row)));
         rows.extend(self.work.iter().flat_map(|work| work.rows(beside_name)));
         rows.extend(self.turns.iter().flat_map(TurnsDocument::rows));
         for (name, row) in self.beside_turns.iter().flat_map(TurnsDocument::rows) {
@@ -491,6 +502,17 @@ fn by_name(phases: Vec<(StartPhase, Samples)>) -> BTreeMap<String, PhaseDocument
         .into_iter()
         .map(|(phase, samples)| (phase.name().to_owned(), PhaseDocument::new(&samples)))
         .collect()
+}
+
+fn by_template(view: &View<'_>) -> BTreeMap<String, PhaseDocument> {
+    let mut templates = BTreeMap::new();
+    for (n, of) in (0..).zip(&view.scenario.mix) {
+        let clones = view.summary.clones.iter();
+        let of_template = clones.filter(|clone| clone.template == Some(n));
+        let samples = fold::latencies(of_template, StartPhase::FirstExec);
+        templates.insert(of.template.clone(), PhaseDocument::new(&samples));
+    }
+    templates
 }
 
 /// Name in rows of an origin. A sandbox from the pool is no cold start: it was restored before anybody asked for it.

@@ -3,7 +3,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::{
-    View,
+    View, density,
     document::{Document, PhaseDocument},
     plot,
     terminal::{mb, milliseconds, quantity},
@@ -32,6 +32,7 @@ pub fn render(view: &View<'_>) -> String {
                 (costs(&d))
                 (ratios(&d))
                 (faults(&d))
+                (ramp(view, &d))
                 section { h2 { "Cumulative distribution" } (plot::cdf::draw(view)) }
                 section { h2 { "Phases of a start" } (plot::ladder::draw(view)) }
                 section { h2 { "A typical round" } (plot::timeline::draw(view)) }
@@ -125,6 +126,19 @@ fn latency(d: &Document) -> Markup {
                         td.n { @if let Some([low, high]) = p.p95_ci95_ms { (milliseconds(low)) " – " (milliseconds(high)) } }
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Each start over the number of living sandboxes or over time: one quantile over all of them would hide a slow end.
+fn ramp(view: &View<'_>, d: &Document) -> Markup {
+    html! {
+        @if let Some(plot) = plot::ramp::draw(view) {
+            section {
+                h2 { @if d.levels.is_empty() { "Ramp" } @else { "Density" } }
+                (plot)
+                @if !d.levels.is_empty() { (density::table(&d.levels)) }
             }
         }
     }

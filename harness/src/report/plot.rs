@@ -3,6 +3,7 @@
 pub(super) mod cdf;
 pub(super) mod ladder;
 pub(super) mod memory;
+pub(super) mod ramp;
 pub(super) mod timeline;
 
 use maud::Markup;

@@ -8,7 +8,7 @@ use std::sync::{
 
 use model::{StartPhase, Timeline};
 
-use super::held::HeldClone;
+use super::{expiry::Expiring, held::HeldClone};
 use crate::{
     clock,
     event::{Attempt, Exchanged, Failure, RunEvent, Turn},
@@ -35,7 +35,14 @@ pub(super) struct Worker<'a> {
 impl Worker<'_> {
     /// Waits for the base time, and then takes arrivals until none is left or the run is interrupted. Clones that are
     /// not killed here are sent to `keep`.
-    pub(super) fn work(&self, keep: &Sender<HeldClone>, events: &Sender<RunEvent>) {
+    ///
+    /// Clones with a lifetime are sent to one of `expiry`, which is empty if the scenario has no lifetimes.
+    pub(super) fn work(
+        &self,
+        keep: &Sender<HeldClone>,
+        expiry: &[Sender<Expiring>],
+        events: &Sender<RunEvent>,
+    ) {
         let base_ns = *self.base.wait();
         clock::sleep_until(base_ns);
         let mut free_ns = base_ns;
@@ -55,11 +62,21 @@ impl Worker<'_> {
             clock::sleep_until(intended_ns);
             let (attempt, clone) = self.attempt(arrival, intended_ns);
             free_ns = attempt.ended_ns;
+            let replied_ns = attempt.timeline.at(StartPhase::Replied).unwrap_or(free_ns);
             // Sending to `events` fails only if the recorder has failed, which also interrupts the run. The receiver of
             // `keep` outlives the round.
             let _ = events.send(RunEvent::Attempt(attempt));
-            if let Some(clone) = clone {
-                let _ = keep.send(clone);
+            let Some(clone) = clone else { continue };
+            let at = usize::try_from(arrival).unwrap_or(usize::MAX);
+            let expiry = expiry.get(at % expiry.len().max(1));
+            match self.round.lifetimes_ms.get(at).zip(expiry) {
+                Some((ms, expiry)) => {
+                    let at_ns = replied_ns + ms * 1_000_000;
+                    let _ = expiry.send(Expiring { at_ns, clone });
+                }
+                None => {
+                    let _ = keep.send(clone);
+                }
             }
         }
     }
@@ -78,6 +95,7 @@ impl Worker<'_> {
             intended_ns,
             actual_ns,
             work: self.item(arrival),
+            template: self.template(arrival),
             timeline: Timeline::default(),
             start: None,
             faults: None,
@@ -162,7 +180,12 @@ impl Worker<'_> {
         id: CloneId,
         sandbox: Box<dyn Sandbox>,
     ) -> (Option<Failure>, Option<HeldClone>) {
-        if self.scenario.hold.until == HoldUntil::Exec {
+        let is_mortal = match self.scenario.hold.until {
+            HoldUntil::Exec => true,
+            HoldUntil::Lifetime => self.round.lifetimes_ms.is_empty(),
+            HoldUntil::Round | HoldUntil::End => false,
+        };
+        if is_mortal {
             return (sandbox.kill().err(), None);
         }
         (None, Some(HeldClone { id, sandbox }))
@@ -171,6 +194,11 @@ impl Worker<'_> {
     fn item(&self, arrival: u32) -> Option<usize> {
         let index = usize::try_from(arrival).ok()?;
         self.round.work.get(index).copied()
+    }
+
+    fn template(&self, arrival: u32) -> Option<u16> {
+        let index = usize::try_from(arrival).ok()?;
+        self.round.templates.get(index).copied()
     }
 
     fn command(&self, work: Option<usize>) -> &ExecSpec {

@@ -7,10 +7,13 @@ use serde::Deserialize;
 
 use testbed::endpoint::Endpoint;
 
+use crate::trace::Trace;
+
 use super::{
     Arrival, BesideKind, CreateApi, ExecSpec, GateSpec, HoldSpec, HoldUntil, InterferenceSpec,
     MemorySpec, Metric, Scenario, Spacing, SteadySpec, TargetKind, TargetSpec, Timed, TurnSpec,
     gate_spec::GateConfig,
+    lives::{self, MixConfig},
     network::{ExchangeSpec, NetworkConfig},
     steps::{ParentConfig, TurnConfig},
 };
@@ -37,6 +40,7 @@ pub(super) struct ScenarioConfig {
     beside: BesideConfig,
     network: NetworkConfig,
     arrival: ArrivalConfig,
+    mix: Vec<MixConfig>,
     exec: ExecConfig,
     work: WorkConfig,
     turns: Vec<TurnConfig>,
@@ -91,6 +95,7 @@ struct ArrivalConfig {
     rates_per_s: Vec<f64>,
     lasts: String,
     spacing: Spacing,
+    trace: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -100,6 +105,7 @@ enum ArrivalKind {
     Closed,
     Open,
     Steady,
+    Trace,
 }
 
 #[derive(Deserialize)]
@@ -122,8 +128,10 @@ struct WorkConfig {
 #[serde(deny_unknown_fields)]
 struct HoldConfig {
     until: HoldUntil,
+    lifetime: String,
     at_least: String,
     exec_after: bool,
+    idle_each_round: bool,
 }
 
 #[derive(Deserialize)]
@@ -190,15 +198,33 @@ impl ScenarioConfig {
         (!self.work.file.is_empty()).then(|| PathBuf::from(&self.work.file))
     }
 
-    /// Validates the scenario. `name` is used if the file has no `name`; `arrival_keys` is the result of
+    /// The key `arrival.trace`, not yet read; `None` if it is empty.
+    pub(super) fn trace_file(&self) -> Option<PathBuf> {
+        (!self.arrival.trace.is_empty()).then(|| PathBuf::from(&self.arrival.trace))
+    }
+
+    /// Validates the scenario. `trace` is the content of [`Self::trace_file`]. `name` is used if the file has no `name`; `arrival_keys` is the result of
     /// [`keys_given`]. The error describes the first invalid value.
-    pub(super) fn check(self, name: &str, arrival_keys: &[String]) -> Result<Scenario, String> {
+    pub(super) fn check(
+        self,
+        name: &str,
+        arrival_keys: &[String],
+        trace: Option<Trace>,
+    ) -> Result<Scenario, String> {
         if self.rounds == 0 {
             return Err("rounds is 0, it must be at least 1".to_owned());
         }
-        if self.memory.measure && self.hold.until == HoldUntil::Exec {
+        let is_held = matches!(self.hold.until, HoldUntil::Round | HoldUntil::End);
+        if self.memory.measure && !is_held {
             return Err(
                 "memory.measure needs held clones: set hold.until to \"round\" or \"end\""
+                    .to_owned(),
+            );
+        }
+        if self.hold.idle_each_round && (self.hold.until != HoldUntil::End || !self.memory.measure)
+        {
+            return Err(
+                "hold.idle_each_round needs clones that accumulate: set hold.until to \"end\" and memory.measure to true"
                     .to_owned(),
             );
         }
@@ -232,7 +258,22 @@ impl ScenarioConfig {
         if beside == Some(BesideKind::HostProcess) {
             can_run_on_the_host(&exec, &turns, network.is_some())?;
         }
-        let (arrival, steady) = self.arrival.check(arrival_keys)?;
+        let (arrival, steady) = self.arrival.check(arrival_keys, trace.as_ref())?;
+        let mix = lives::mix(self.mix, trace.as_ref())?;
+        let lifetime = lives::lifetime(self.hold.until, &self.hold.lifetime, trace.is_some())?;
+        if self.hold.until == HoldUntil::Lifetime && (beside.is_some() || !parent.is_empty()) {
+            return Err("hold.until \"lifetime\" needs beside.kind \"none\" and no parent".into());
+        }
+        if !mix.is_empty() {
+            let has_templates =
+                matches!(self.target.kind, TargetKind::E2b | TargetKind::Cubesandbox);
+            if !has_templates || beside.is_some() || !parent.is_empty() {
+                return Err(
+                    "mix needs target.kind \"e2b\" or \"cubesandbox\", beside.kind \"none\" and no parent"
+                        .into(),
+                );
+            }
+        }
         if network.is_some() {
             can_have_a_network(&self.target, beside.is_some(), arrival)?;
         }
@@ -264,6 +305,9 @@ impl ScenarioConfig {
             network,
             arrival,
             steady,
+            mix,
+            lifetime,
+            trace,
             baseline,
             exec,
             work: None,
@@ -273,6 +317,7 @@ impl ScenarioConfig {
                 until: self.hold.until,
                 at_least: duration("hold.at_least", &self.hold.at_least)?,
                 exec_after: self.hold.exec_after,
+                idle_each_round: self.hold.idle_each_round,
             },
             memory: self.memory.check()?,
             interference: Some(self.interference.check()?),
@@ -543,12 +588,17 @@ impl BesideConfig {
 }
 
 impl ArrivalConfig {
-    fn check(self, keys: &[String]) -> Result<(Arrival, Option<SteadySpec>), String> {
+    fn check(
+        self,
+        keys: &[String],
+        trace: Option<&Trace>,
+    ) -> Result<(Arrival, Option<SteadySpec>), String> {
         let (kind, meaningful): (&str, &[&str]) = match self.kind {
             ArrivalKind::Burst => ("burst", &["kind", "starts"]),
             ArrivalKind::Closed => ("closed", &["kind", "starts", "workers"]),
             ArrivalKind::Open => ("open", &["kind", "starts", "rate_per_s", "spacing"]),
             ArrivalKind::Steady => ("steady", &["kind", "rates_per_s", "lasts", "spacing"]),
+            ArrivalKind::Trace => ("trace", &["kind", "trace"]),
         };
         if let Some(key) = keys.iter().find(|k| !meaningful.contains(&k.as_str())) {
             return Err(format!("arrival.{key} has no meaning for kind {kind:?}"));
@@ -570,6 +620,7 @@ impl ArrivalConfig {
                 spacing: self.spacing,
             },
             ArrivalKind::Steady => return self.steady(),
+            ArrivalKind::Trace => return lives::arrival(trace),
         };
         Ok((arrival, None))
     }

@@ -6,7 +6,7 @@ use super::ScenarioError;
 
 /// Known keys of the tables in each list. The defaults contain empty lists, so these keys cannot be read from the
 /// defaults.
-const LISTS: [(&str, &[&str]); 4] = [
+const LISTS: [(&str, &[&str]); 5] = [
     ("gates", &["name", "metric", "limit", "accepted"]),
     (
         "turns",
@@ -42,6 +42,7 @@ const LISTS: [(&str, &[&str]); 4] = [
             "start_timeout",
         ],
     ),
+    ("mix", &["template", "weight"]),
     ("parent", &["argv", "cell", "expect_stdout", "upload", "to"]),
 ];
 

@@ -20,6 +20,7 @@ use crate::{
     exchange::{NAME_SERVER, Network, Placement},
     host::facts::{HostFacts, TemplateFacts},
     memory::FileId,
+    plan,
     scenario::{BesideKind, CreateApi, NetworkSpec, Scenario, TargetKind, TargetSpec},
     target::{
         Target,
@@ -29,6 +30,7 @@ use crate::{
         forks::Forks,
         group::Groups,
         host_process::HostProcess,
+        mix::Mix,
         oci::{Oci, Runtime},
         root_tree,
         vmm_direct::{RANDOM, VmmDirect},
@@ -228,6 +230,14 @@ fn own_server(
     };
     let templates = dir.join("templates");
     install(&template.dir, &templates.join(&spec.template)).map_err(at(&templates))?;
+    for of in &scenario.mix {
+        if of.template != spec.template {
+            let other = artifacts::find_template(&settings.artifacts, &of.template, spec.memory)?;
+            install(&other.dir, &templates.join(&of.template)).map_err(at(&templates))?;
+        }
+    }
+    let installed = fs::read_dir(&templates).map_or(1, Iterator::count);
+    let installed = u32::try_from(installed).unwrap_or(1);
     let server = LocalServer::start(
         &dir,
         ServerSpec {
@@ -246,7 +256,9 @@ fn own_server(
     host.add_binary("cube-api", server.program());
     let mut target = e2b(spec, server.endpoint().clone(), server.key().to_owned());
     target.sandboxes = Some(server.sandboxes());
-    target.warm = spec.warm;
+    // The server keeps as many of each template.
+    target.warm = spec.warm.saturating_mul(installed);
+    target.log = Some(server.log());
     target.account = account(server.pid()).map(Arc::new);
     let account = target.account.clone();
     target.network = scenario.network.as_ref().map(NetworkSpec::options);
@@ -318,8 +330,16 @@ fn with_plain_network(
     Ok(direct.with_network(PlainNetwork::new(network.outside())?, groups))
 }
 
-/// The target itself, or forks of a parent sandbox if the scenario has `[[parent]]` steps.
+/// The target itself, that of each template of a mix, or forks of a parent sandbox if the scenario has `[[parent]]` steps.
 fn creates_or_forks(scenario: &Scenario, e2b: E2b) -> Box<dyn Target> {
+    if let Some((first, others)) = scenario.mix.split_first() {
+        let first = E2b {
+            template: first.template.clone(),
+            ..e2b
+        };
+        let others: Vec<String> = others.iter().map(|of| of.template.clone()).collect();
+        return Box::new(Mix::new(first, &others, &plan::build(scenario)));
+    }
     match scenario.parent.as_slice() {
         [] => Box::new(e2b),
         parent => Box::new(Forks::new(e2b, parent.to_vec(), scenario.arrival.starts())),
@@ -361,6 +381,7 @@ fn e2b(spec: &TargetSpec, api: Endpoint, key: String) -> E2b {
         },
         template: spec.template.clone(),
         sandboxes: None,
+        log: None,
         warm: 0,
         account: None,
         network: None,

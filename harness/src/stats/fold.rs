@@ -48,6 +48,9 @@ pub struct Summary {
     pub warm_up: u32,
     /// Times of each measured round of clones.
     pub rounds: BTreeMap<u32, RoundTimes>,
+    /// Sandboxes that the measured rounds before had started, for each measured round of clones. They are alive if the
+    /// scenario holds them to the end of the run.
+    pub alive_before: BTreeMap<u32, u32>,
     /// Times of each measured round of the baseline.
     pub baseline_rounds: BTreeMap<u32, RoundTimes>,
     /// Mean rate of the arrivals of each measured round of clones, if the scenario has several.
@@ -112,7 +115,12 @@ impl Summary {
                 };
                 self.interference.rounds.push((*round, *subject));
                 match subject {
-                    Subject::Clone => self.rounds.insert(*round, times),
+                    Subject::Clone => {
+                        let started = self.clones.iter().filter(|a| a.failure.is_none()).count();
+                        let started = u32::try_from(started).unwrap_or(u32::MAX);
+                        self.alive_before.insert(*round, started);
+                        self.rounds.insert(*round, times)
+                    }
                     Subject::HostProcess => self.baseline_rounds.insert(*round, times),
                     Subject::Beside | Subject::Null | Subject::Peer(_) => None,
                 };

@@ -115,6 +115,7 @@ pub(crate) mod tests {
             intended_ns: 0,
             actual_ns: 0,
             work: None,
+            template: None,
             timeline: Timeline::default(),
             start: None,
             faults: None,

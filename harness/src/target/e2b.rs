@@ -4,6 +4,7 @@
 //! Each start opens a new connection, so handshakes are part of the latency. If the control plane and the sandboxes
 //! have the same address, one connection serves both.
 
+mod complaints;
 mod remote;
 mod server_timing;
 
@@ -23,6 +24,7 @@ use testbed::{
     endpoint::{DialError, Endpoint, Wire},
 };
 
+use complaints::Complaints;
 pub(super) use remote::Remote;
 
 use super::{CloneId, PageCache, Pool, Sandbox, Target};
@@ -56,6 +58,8 @@ pub struct E2b {
     pub template: String,
     /// Directory in which a server on this host keeps a directory for each sandbox, used to find VMM processes.
     pub sandboxes: Option<PathBuf>,
+    /// Log of a server that the run started: the reason why its pool is not filled.
+    pub log: Option<PathBuf>,
     /// Number of warm sandboxes to wait for before each round and each memory sample; 0 does not wait.
     pub warm: u32,
     /// Accounts of a server that the run started.
@@ -231,16 +235,24 @@ impl Target for E2b {
             return Ok(());
         }
         let deadline = Instant::now() + READY_TIMEOUT;
+        let mut complaints = Complaints::of(self.log.as_deref());
         loop {
             let gauges = self.gauges()?;
             let ending = self.directories()?.saturating_sub(gauges.kept());
             if gauges.warm >= self.warm && gauges.filling == 0 && ending == 0 {
                 return Ok(());
             }
+            complaints.read();
+            if let Some(why) = complaints.refusal(gauges.warm) {
+                return Err(io::Error::other(why));
+            }
             if Instant::now() > deadline {
                 let why = format!(
-                    "{} of {} sandboxes are warm, {} are being filled and {ending} are being removed after {READY_TIMEOUT:?}",
-                    gauges.warm, self.warm, gauges.filling
+                    "{} of {} sandboxes are warm, {} are being filled and {ending} are being removed after {READY_TIMEOUT:?}{}",
+                    gauges.warm,
+                    self.warm,
+                    gauges.filling,
+                    complaints.last()
                 );
                 return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
@@ -350,6 +362,7 @@ mod tests {
             dialect: Dialect::V2,
             template: "base".to_owned(),
             sandboxes: None,
+            log: None,
             warm: 0,
             account: None,
             network: None,

@@ -116,6 +116,7 @@ fn attempt(round: u32, subject: Subject, [request, send, receive]: [u64; 3]) -> 
         intended_ns: base_ns,
         actual_ns: base_ns,
         work: None,
+        template: None,
         timeline,
         start: None,
         faults: None,

@@ -128,6 +128,7 @@ fn round(
             intended_ns: base_ns,
             actual_ns: base_ns + 50_000,
             work: None,
+            template: None,
             timeline,
             start: None,
             faults: None,

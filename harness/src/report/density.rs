@@ -1,0 +1,159 @@
+//! Levels of a run whose sandboxes accumulate, and the report of `cube-bench density`.
+
+use maud::{Markup, html};
+use serde::{Deserialize, Serialize};
+
+use super::{document::PhaseDocument, html::cell, terminal::mb};
+use crate::{
+    scenario::Quantile,
+    stats::{
+        density::{self, Bounds, Level},
+        fold::Summary,
+    },
+};
+
+/// Format of the JSON document of `cube-bench density`.
+pub const FORMAT: u32 = 1;
+
+/// State after a measured round. Ascending in `alive`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LevelDocument {
+    /// Sandboxes that are alive.
+    pub alive: u32,
+    /// The last 100 starts, or all of the last round if it has more.
+    pub first_exec: PhaseDocument,
+    /// Decrease of available memory since no sandbox was alive.
+    pub memory_bytes: Option<f64>,
+    /// CPU time of all sandboxes while they idle; `null` if it was not measured at this level.
+    pub idle_cpu_ms_per_s: Option<f64>,
+}
+
+/// The JSON document of `cube-bench density`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DensityReport {
+    /// [`FORMAT`].
+    pub format: u32,
+    pub scenario: String,
+    /// Bounds; `null` for a value without one.
+    pub p95_bound_ms: Option<f64>,
+    pub memory_bound_bytes: Option<f64>,
+    pub idle_cpu_bound_ms_per_s: Option<f64>,
+    /// Largest measured number of sandboxes within all bounds, with every smaller one; `null` if there is none.
+    pub holds: Option<u32>,
+    /// Lowest measured number that exceeds a bound; `null` if none did.
+    pub misses: Option<u32>,
+    /// Bounds that it exceeds.
+    pub reasons: Vec<String>,
+    /// Why levels could not be judged.
+    pub unknown: Vec<String>,
+    pub levels: Vec<LevelDocument>,
+}
+
+/// The levels of a run; empty unless its sandboxes live to the end.
+#[must_use]
+pub fn levels(summary: &Summary) -> Vec<LevelDocument> {
+    let levels = density::levels(summary);
+    levels.iter().map(LevelDocument::new).collect()
+}
+
+impl LevelDocument {
+    fn new(level: &Level) -> Self {
+        Self {
+            alive: level.alive,
+            first_exec: PhaseDocument::new(&level.first_exec),
+            memory_bytes: level.memory_bytes,
+            idle_cpu_ms_per_s: level.idle_cpu_ms_per_s,
+        }
+    }
+
+    /// Cells of a row: sandboxes, P50, P95 and maximum in milliseconds, memory, idle CPU time.
+    fn row(&self) -> [String; 6] {
+        let p = &self.first_exec;
+        let idle = self.idle_cpu_ms_per_s;
+        [
+            self.alive.to_string(),
+            cell(p, p.p50_ms, Quantile::P50),
+            cell(p, p.p95_ms, Quantile::P95),
+            cell(p, p.max_ms, Quantile::Max),
+            mb(self.memory_bytes),
+            idle.map_or("n/a".to_owned(), |ms| format!("{ms:.1} ms/s")),
+        ]
+    }
+}
+
+const COLUMNS: [&str; 6] = ["alive", "P50", "P95", "max", "memory", "idle CPU"];
+
+/// The table of a page.
+pub(super) fn table(levels: &[LevelDocument]) -> Markup {
+    html! {
+        p { "First exec in ms over the last 100 starts before each number of living sandboxes; memory and idle CPU time of all of them." }
+        table {
+            thead { tr { @for name in COLUMNS { th.n { (name) } } } }
+            tbody { @for level in levels { tr { @for text in level.row() { td.n { (text) } } } } }
+        }
+    }
+}
+
+impl DensityReport {
+    /// Judges the levels of a run.
+    #[must_use]
+    pub fn new(scenario: &str, summary: &Summary, bounds: &Bounds) -> Self {
+        let levels = density::levels(summary);
+        let found = density::largest(&levels, bounds);
+        let (misses, reasons) = found.misses.unzip();
+        Self {
+            format: FORMAT,
+            scenario: scenario.to_owned(),
+            p95_bound_ms: bounds.p95_ms,
+            memory_bound_bytes: bounds.memory_bytes,
+            idle_cpu_bound_ms_per_s: bounds.idle_cpu_ms_per_s,
+            holds: found.holds,
+            misses,
+            reasons: reasons.unwrap_or_default(),
+            unknown: found.unknown,
+            levels: levels.iter().map(LevelDocument::new).collect(),
+        }
+    }
+
+    /// The report for a terminal.
+    #[must_use]
+    pub fn render(&self) -> String {
+        let bounds = [
+            self.p95_bound_ms
+                .map(|ms| format!("first exec P95 at most {ms} ms")),
+            self.memory_bound_bytes
+                .map(|bytes| format!("memory at most {}", mb(Some(bytes)))),
+            self.idle_cpu_bound_ms_per_s
+                .map(|ms| format!("idle CPU time at most {ms} ms per second")),
+        ];
+        let bounds: Vec<String> = bounds.into_iter().flatten().collect();
+        let mut out = format!("{}: {}\n\n", self.scenario, bounds.join(", "));
+        let line = |row: [String; 6]| {
+            let [alive, p50, p95, max, memory, idle] = row;
+            format!("{alive:>7}{p50:>15}{p95:>15}{max:>15}{memory:>16}{idle:>14}\n")
+        };
+        out.push_str(&line(COLUMNS.map(str::to_owned)));
+        for level in &self.levels {
+            out.push_str(&line(level.row()));
+        }
+        out.push('\n');
+        out.push_str(&match (self.holds, self.misses) {
+            (Some(holds), Some(misses)) => format!(
+                "holds {holds} sandboxes, misses {misses}: {}\n",
+                self.reasons.join(", ")
+            ),
+            (Some(holds), None) => {
+                format!("holds {holds} sandboxes, the largest number measured\n")
+            }
+            (None, Some(misses)) => format!(
+                "misses {misses} sandboxes, the smallest number that could be judged: {}\n",
+                self.reasons.join(", ")
+            ),
+            (None, None) => "no number of sandboxes could be judged\n".to_owned(),
+        });
+        if !self.unknown.is_empty() {
+            out.push_str(&format!("not judged: {}\n", self.unknown.join(", ")));
+        }
+        out
+    }
+}
