@@ -242,7 +242,7 @@ pub(crate) fn kvm_only_the_start_command_runs_on_in_sandboxes() {
         &server,
         "served",
         &json!({
-            "steps": [run(daemon), run("pgrep -f 'sleep 777[7]' || true; echo after"), step("ENV", &["WORD", "hello"])],
+            "steps": [run(daemon), run("! pgrep -f 'sleep 777[7]'"), step("ENV", &["WORD", "hello"])],
             "startCmd": "echo $WORD > /tmp/word; echo begun; exec sleep 8888",
             "readyCmd": "[ -f /tmp/word ] && pgrep -f 'sleep 888[8]'",
         }),
