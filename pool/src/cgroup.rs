@@ -352,9 +352,11 @@ impl Groups {
         names
     }
 
-    /// Removes the server's group, and the pool's unless a VM is in it.
+    /// Removes the server's group, those of predecessors that have ended since this server last looked, and the pool's
+    /// unless a VM is in it.
     pub(crate) fn close(&self) {
         self.leave_as_server();
+        self.remove_former_servers();
         for h in &self.hierarchies {
             // Fails while sandboxes keep running for the next server.
             let _ = fs::remove_dir(&h.group);

@@ -161,4 +161,17 @@ mod tests {
             groups.enter_as_server(7 << 20).unwrap();
         }
     }
+
+    #[test]
+    fn the_last_server_removes_the_groups_of_predecessors_that_have_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut groups = groups(Version::One);
+        groups.hierarchies[0].group = dir.path().join("cube-a");
+        let [ended, busy] = ["1", "2"].map(|pid| dir.path().join(format!("cube-a-server-{pid}")));
+        fs::create_dir(&ended).unwrap();
+        fs::create_dir(&busy).unwrap();
+        fs::write(busy.join("cgroup.procs"), "2\n").unwrap();
+        groups.close();
+        assert!(!ended.exists() && busy.exists());
+    }
 }
