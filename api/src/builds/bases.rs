@@ -21,7 +21,7 @@ use std::{
     fmt,
     os::unix::fs::MetadataExt,
     path::PathBuf,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::Ordering},
 };
 
 use model::{Bytes, clock::unix_ms};
@@ -92,9 +92,10 @@ struct Inner {
     dir: PathBuf,
     /// Disk space that stays free.
     disk_reserve: Bytes,
-    client: Client,
-    /// `None`: it could not be opened yet.
-    store: std::sync::Mutex<Option<Store>>,
+    /// Made when it is first needed, since certificates are read from disk.
+    client: OnceLock<Client>,
+    /// `None`: it was not opened yet.
+    store: Mutex<Option<Store>>,
     index: Index,
     turns: Semaphore,
 }
@@ -103,6 +104,13 @@ impl fmt::Debug for Bases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Bases");
         shown.field("dir", &self.0.dir).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    fn client(&self) -> &Client {
+        let make = || Client::new(self.spec.registries.clone(), tls());
+        self.client.get_or_init(make)
     }
 }
 
@@ -116,32 +124,32 @@ struct Asker<'a> {
 }
 
 impl Bases {
-    /// Opens the store of images in `dir`, and removes what a killed server left there. If a part is missing, the log
-    /// says so, and only builds from images fail.
+    /// Reads the index in `dir`. In the background, opens the store beside it, which removes what a killed server left
+    /// there. If a part is missing, the log says so, and only builds from images fail.
     pub async fn open(pool: Pool, dir: PathBuf, disk_reserve: Bytes, mut spec: ImagesSpec) -> Self {
         for (repository, template) in LOCAL {
             let local = spec.registries.local.entry(repository.to_owned());
             local.or_insert_with(|| template.to_owned());
         }
-        let read = |dir: PathBuf| move || (Index::open(dir), tls());
-        // Certificates and the index are read from disk.
-        let (index, tls) = match spawn_blocking(read(dir.clone())).await {
-            Ok(read) => read,
-            Err(_stopping) => (Index::default(), tls()),
-        };
+        let of = dir.clone();
+        let index = spawn_blocking(move || Index::open(of)).await;
         let bases = Self(Arc::new(Inner {
             pool,
-            client: Client::new(spec.registries.clone(), tls),
             spec,
             dir,
             disk_reserve,
-            store: std::sync::Mutex::default(),
-            index,
+            client: OnceLock::new(),
+            store: Mutex::default(),
+            // An error means that the server is stopping.
+            index: index.unwrap_or_default(),
             turns: Semaphore::new(CONVERSIONS),
         }));
-        if let Err(why) = bases.parts().await {
-            warn!(why, "templates cannot be built from images");
-        }
+        let opened = bases.clone();
+        tokio::spawn(async move {
+            if let Err(why) = opened.parts().await {
+                warn!(why, "templates cannot be built from images");
+            }
+        });
         bases
     }
 
@@ -234,7 +242,7 @@ impl Bases {
         let guest = self.guest().await;
         loop {
             let follower = Follower::new(asker, &parts.converter, &guest, &self.0.index);
-            let pull = self.0.client.pull_followed(
+            let pull = self.0.client().pull_followed(
                 reference,
                 credentials.as_ref(),
                 &parts.store,
@@ -356,10 +364,8 @@ impl Bases {
     async fn parts(&self) -> Result<Parts, String> {
         let inner = Arc::clone(&self.0);
         let opened = spawn_blocking(move || {
-            let mut store = inner
-                .store
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            inner.client();
+            let mut store = inner.store.lock().unwrap_or_else(PoisonError::into_inner);
             let opened = match store.take() {
                 Some(store) => store,
                 None => parts::open_store(&inner.dir, inner.spec.quota, inner.disk_reserve)?,

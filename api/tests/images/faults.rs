@@ -172,7 +172,7 @@ pub(crate) fn kvm_a_registry_that_refuses_or_lies_ends_a_build_with_a_reason() {
 /// Gigabytes of zeros in a small layer, which take long to convert.
 fn long() -> Image {
     let zeros = vec![0; 8 << 20];
-    let mut image = image(&[zeros.clone()]);
+    let mut image = image(std::slice::from_ref(&zeros));
     let (old, new) = (image.layers[0].clone(), gzip(&zeros).repeat(1200));
     let text = String::from_utf8(image.manifest).unwrap();
     let text = text.replace(&Digest::of(&old).to_string(), &Digest::of(&new).to_string());

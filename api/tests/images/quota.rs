@@ -9,11 +9,10 @@ use crate::{
     world::{World, images, registries, run, serve, state, until},
 };
 
-/// An image of 8 MiB that cannot be compressed, and differs for each `seed`.
-fn noise(seed: u64) -> Image {
+/// An image of 8 MiB on disk, which differs for each `seed`. Its layer is small.
+fn large(seed: u64) -> Image {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let words = (8 << 20) / 8;
-    let bytes: Vec<u8> = (0..words)
+    let noise: Vec<u8> = (0..2048)
         .flat_map(|_| {
             state ^= state << 13;
             state ^= state >> 7;
@@ -21,7 +20,7 @@ fn noise(seed: u64) -> Image {
             state.to_le_bytes()
         })
         .collect();
-    image(&[pack(&[file("noise", bytes)])])
+    image(&[pack(&[file("noise", noise.repeat(512))])])
 }
 
 /// Disk space of all files below the store, and of those that the pool has links of.
@@ -42,18 +41,18 @@ pub(crate) fn kvm_images_stay_within_their_quota() {
         let store = state.path().join("builds/images");
         let mut servers = Vec::new();
         for seed in 1..=10 {
-            servers.push(serve(&noise(seed)).await.1);
+            servers.push(serve(&large(seed)).await.1);
         }
         // It is refused before its first byte is requested.
-        let mut large = noise(11);
+        let mut refused = large(11);
         let size = |bytes: usize| format!("\"size\":{bytes}");
-        let text = String::from_utf8(large.manifest).unwrap();
-        let text = text.replace(&size(large.layers[0].len()), &size(190 << 20));
-        large.manifest = text.into_bytes();
-        servers.push(serve(&large).await.1);
+        let text = String::from_utf8(refused.manifest).unwrap();
+        let text = text.replace(&size(refused.layers[0].len()), &size(190 << 20));
+        refused.manifest = text.into_bytes();
+        servers.push(serve(&refused).await.1);
         let addresses: Vec<_> = servers.iter().map(|a| a.parse().unwrap()).collect();
         let mut spec = images(registries(&addresses));
-        // A conversion needs the layer three times, and 64 MiB in advance.
+        // A conversion reserves 64 MiB in advance.
         spec.quota = Bytes::mib(200);
         let world = World::open(state.path(), spec.clone()).await;
         for address in &servers[..10] {

@@ -62,7 +62,7 @@ pub(crate) fn kvm_a_killed_server_leaves_nothing_of_an_image() {
         server.set(&layer, answer(200, &[], &image.layers[0]));
         let spec = images(registries(&[address.parse().unwrap()]));
         let world = World::open(state.path(), spec).await;
-        assert_eq!(world.stored(), [0, 1, 0]);
+        until("the draft is removed", || world.stored() == [0, 1, 0]).await;
         let asked = world.ask(&format!("{address}/r")).await;
         assert_eq!(world.sh(&asked.base().template, "cat /a").await, "1");
         world.close().await;
