@@ -39,7 +39,7 @@ use tracing::warn;
 use super::{cancel::Cancel, key::Key, log::BuildLog, text::plain};
 use explain::explain;
 use follow::Follower;
-use index::Index;
+use index::{Disk, Index};
 use parts::{LIMITS, Parts};
 
 /// Repositories that stand for installed templates, so that the SDKs' default image needs no registry.
@@ -146,6 +146,8 @@ impl Bases {
         }));
         let opened = bases.clone();
         tokio::spawn(async move {
+            let outdated = opened.0.index.retire(&opened.guest().await);
+            opened.remove(outdated).await;
             if let Err(why) = opened.parts().await {
                 warn!(why, "templates cannot be built from images");
             }
@@ -206,12 +208,15 @@ impl Bases {
         found.filter(|template| template.kind == TemplateKind::Installed)
     }
 
-    /// Changes when the kernel and the agent may have changed with which disk templates boot.
+    /// Changes when kernel and agent may have: those of the template `base`, or of the first one by id.
     async fn guest(&self) -> String {
         let all = self.0.pool.templates().await.into_iter();
         let installed = all.filter(|template| template.kind == TemplateKind::Installed);
-        let newest = installed.map(|template| template.created_unix_s).max();
-        newest.unwrap_or_default().to_string()
+        let is_other = |template: &TemplateInfo| template.names.iter().all(|name| name != "base");
+        let guest = installed.min_by_key(|template| (is_other(template), template.id.clone()));
+        guest.map_or_else(String::new, |template| {
+            format!("{} {}", template.id, template.created_unix_s)
+        })
     }
 
     async fn of_installed(
@@ -219,8 +224,9 @@ impl Bases {
         asker: Asker<'_>,
         template: &TemplateInfo,
     ) -> Result<Base, String> {
+        let guest = self.guest().await;
         let made = template.created_unix_s.to_string();
-        let key = Key::of(&["installed", &template.id, &made]).to_string();
+        let key = Key::of(&["installed", &template.id, &made, &guest]).to_string();
         let found = self.present(&key, asker).await;
         follow::announce(asker, &key, found.is_some());
         if let Some(base) = found {
@@ -229,7 +235,12 @@ impl Bases {
         let disk = self.0.pool.disk_of(&template.id).await;
         let disk = disk.map_err(|why| model::chain(&why))?;
         // Its files are those of the installed template.
-        Ok(self.keep(key, &disk, 0, asker).await)
+        let disk = Disk {
+            template: &disk.id,
+            bytes: 0,
+            guest: &guest,
+        };
+        Ok(self.keep(key, disk, asker).await)
     }
 
     async fn of_registry(
@@ -264,7 +275,7 @@ impl Bases {
             if follower.has_found.load(Ordering::Relaxed) {
                 continue;
             }
-            let base = self.convert(&parts, pulled, key, asker).await?;
+            let base = self.convert(&parts, pulled, (key, &guest), asker).await?;
             return Ok(Base { defaults, ..base });
         }
     }
@@ -273,7 +284,7 @@ impl Bases {
         &self,
         parts: &Parts,
         pulled: Pulled,
-        key: String,
+        (key, guest): (String, &str),
         asker: Asker<'_>,
     ) -> Result<Base, String> {
         let mut cancelled = asker.cancel.clone();
@@ -296,7 +307,12 @@ impl Bases {
         };
         follow::note(asker, "Layers extracted");
         let disk = self.add(&image).await.map_err(|why| model::chain(&why))?;
-        Ok(self.keep(key, &disk, allocated(&image), asker).await)
+        let disk = Disk {
+            template: &disk.id,
+            bytes: allocated(&image),
+            guest,
+        };
+        Ok(self.keep(key, disk, asker).await)
     }
 
     /// Adds a root image to the pool, which links it: the store keeps it as long as something needs it.
@@ -324,12 +340,11 @@ impl Bases {
         })
     }
 
-    async fn keep(&self, key: String, disk: &TemplateInfo, bytes: u64, asker: Asker<'_>) -> Base {
-        let index = &self.0.index;
-        index.add(&key, &disk.id, bytes, asker.cancel, unix_ms());
+    async fn keep(&self, key: String, disk: Disk<'_>, asker: Asker<'_>) -> Base {
+        self.0.index.add(&key, disk, asker.cancel, unix_ms());
         self.write().await;
         Base {
-            template: disk.id.clone(),
+            template: disk.template.to_owned(),
             key,
             defaults: Defaults::default(),
         }
@@ -338,6 +353,10 @@ impl Bases {
     /// Removes disk templates that no build uses if they take more than half of the quota.
     async fn trim(&self) {
         let unneeded = self.0.index.trim(self.0.spec.quota.0 / 2);
+        self.remove(unneeded).await;
+    }
+
+    async fn remove(&self, unneeded: Vec<String>) {
         if unneeded.is_empty() {
             return;
         }

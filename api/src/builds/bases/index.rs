@@ -19,6 +19,17 @@ const FORMAT: u32 = 1;
 const FILE: &str = "images.json";
 const MAX_FILE: u64 = 16 << 20;
 
+/// A disk template of the pool.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Disk<'a> {
+    /// Id in the pool.
+    pub(super) template: &'a str,
+    /// Disk space of its root image in the store.
+    pub(super) bytes: u64,
+    /// The guest that boots it.
+    pub(super) guest: &'a str,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Index {
     dir: PathBuf,
@@ -31,6 +42,8 @@ struct Entry {
     template: String,
     /// Disk space of its root image in the store.
     bytes: u64,
+    /// The guest that its key names.
+    guest: String,
     used_unix_ms: u64,
     #[serde(skip)]
     holders: Vec<Cancel>,
@@ -90,10 +103,11 @@ impl Index {
     }
 
     /// Adds a template, which the build holds.
-    pub(super) fn add(&self, key: &str, template: &str, bytes: u64, build: &Cancel, now_ms: u64) {
+    pub(super) fn add(&self, key: &str, disk: Disk<'_>, build: &Cancel, now_ms: u64) {
         let mut entry = Entry {
-            template: template.to_owned(),
-            bytes,
+            template: disk.template.to_owned(),
+            bytes: disk.bytes,
+            guest: disk.guest.to_owned(),
             used_unix_ms: now_ms,
             holders: Vec::new(),
         };
@@ -133,6 +147,13 @@ impl Index {
             }
         }
         removed
+    }
+
+    /// Forgets the templates that another guest boots, and returns them: no build asks for them any more.
+    pub(super) fn retire(&self, guest: &str) -> Vec<String> {
+        let mut entries = self.entries();
+        let outdated = entries.extract_if(.., |_, entry| entry.guest != guest && !entry.is_held());
+        outdated.map(|(_, entry)| entry.template).collect()
     }
 
     pub(super) fn templates(&self) -> BTreeSet<String> {
@@ -181,15 +202,23 @@ mod tests {
     use super::*;
     use crate::builds::cancel::cancellation;
 
+    fn disk(template: &str) -> Disk<'_> {
+        Disk {
+            template,
+            bytes: 10,
+            guest: "guest",
+        }
+    }
+
     #[test]
     fn the_least_recently_used_templates_go_and_held_ones_stay() {
         let index = Index::default();
         let (owner, build) = cancellation();
         let (ended, past) = cancellation();
         drop(ended);
-        index.add("a", "1", 10, &build, 1);
+        index.add("a", disk("1"), &build, 1);
         for (key, template, now) in [("b", "2", 2), ("c", "3", 3), ("d", "4", 4)] {
-            index.add(key, template, 10, &past, now);
+            index.add(key, disk(template), &past, now);
         }
         assert_eq!(index.take("b", &past, 5).as_deref(), Some("2"));
         assert_eq!(index.trim(40), Vec::<String>::new());
@@ -205,14 +234,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (_owner, build) = cancellation();
         let index = Index::open(dir.path().join("new"));
-        index.add("a", "1", 10, &build, 1);
+        index.add("a", disk("1"), &build, 1);
         index.write().unwrap();
         let again = Index::open(dir.path().join("new"));
         assert_eq!(again.templates(), index.templates());
         again.forget("a", "2");
         assert!(again.has("a"));
         // No build of the former server holds it.
-        assert_eq!(again.trim(0), ["1"]);
+        assert_eq!(again.retire("guest"), Vec::<String>::new());
+        assert_eq!(again.retire("other"), ["1"]);
+        assert!(again.trim(0).is_empty());
     }
 
     #[test]
