@@ -405,7 +405,10 @@ mod tests {
             state: state.to_owned(),
             installed_templates: None,
             images: Vec::new(),
-            warm: WarmMarks { low: 0, high: 0 },
+            warm: WarmMarks::default(),
+            warm_in_use: WarmMarks::default(),
+            warm_slots: 0,
+            warm_memory: None,
             limits: SandboxLimits {
                 memory_overhead: Bytes::mib(64),
                 cpu_weight: 100,

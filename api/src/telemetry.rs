@@ -1,14 +1,14 @@
 //! Metrics of the server for Prometheus: requests by route and status, start times by [`StartPhase`], the pool.
 //!
-//! Labels are route patterns, methods, statuses, phases and reasons, so the number of time series is bounded, whatever
-//! clients send.
+//! Labels are route patterns, methods, statuses, phases, reasons and templates in use, so the number of time series is
+//! bounded, whatever clients send.
 
 use std::{collections::BTreeMap, fmt::Write, sync::Arc, time::Duration};
 
 use hyper::Method;
 use model::{StartPhase, Timeline};
 use netisolation::{Counters, Reason};
-use pool::{Installed, PoolStats, RebuildState, VmmId, VmmUse};
+use pool::{Installed, PoolStats, RebuildState, StockStats, VmmId, VmmUse};
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{counter::Counter, family::Family, histogram::Histogram},
@@ -203,6 +203,58 @@ fn write_installed(text: &mut String, installed: &BTreeMap<String, Installed>) -
     Ok(())
 }
 
+/// Writes the warm stock of each template that was used, has warm slots, or is loaded. The pool checks names: they contain
+/// no character that must be escaped.
+fn write_stocks(text: &mut String, stocks: &BTreeMap<String, StockStats>) -> std::fmt::Result {
+    type Field = fn(&StockStats) -> u64;
+    let families: [(&str, &str, &str, Field); 6] = [
+        (
+            "wanted",
+            "gauge",
+            "Warm slots by configuration and demand",
+            |s| s.wanted.into(),
+        ),
+        (
+            "target",
+            "gauge",
+            "Warm slots that the stock is filled up to",
+            |s| s.target.into(),
+        ),
+        ("warm", "gauge", "Warm slots", |s| s.warm.into()),
+        (
+            "loaded",
+            "gauge",
+            "1 if the template's memory is loaded",
+            |s| s.is_loaded.into(),
+        ),
+        ("hits", "counter", "Creates served by a warm slot", |s| {
+            s.hits
+        }),
+        (
+            "misses",
+            "counter",
+            "Creates that had to restore a new VM",
+            |s| s.misses,
+        ),
+    ];
+    for (name, kind, help, field) in families {
+        writeln!(
+            text,
+            "# HELP cube_pool_template_{name} {help}, of each template in use.\n\
+             # TYPE cube_pool_template_{name} {kind}"
+        )?;
+        let total = if kind == "counter" { "_total" } else { "" };
+        for (template, stock) in stocks {
+            let value = field(stock);
+            writeln!(
+                text,
+                "cube_pool_template_{name}{total}{{template={template:?}}} {value}"
+            )?;
+        }
+    }
+    Ok(())
+}
+
 /// Writes the metrics that the pool counts.
 fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
     let gauges = [
@@ -217,6 +269,37 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
             "pool_filling",
             "Slots being filled",
             u64::from(stats.filling),
+        ),
+        (
+            "pool_warm_wanted",
+            "Warm slots by configuration and demand",
+            u64::from(stats.warm_wanted),
+        ),
+        (
+            "pool_warm_target",
+            "Warm slots that the stock is filled up to",
+            u64::from(stats.warm_target),
+        ),
+        (
+            "pool_warm_limit",
+            "Limit on warm slots",
+            u64::from(stats.warm_limit),
+        ),
+        (
+            "pool_warm_bytes",
+            "Memory of warm slots and loaded templates",
+            stats.warm_bytes,
+        ),
+        (
+            "pool_warm_limit_bytes",
+            "Present limit on the memory of warm slots and loaded templates",
+            stats.warm_bytes_limit,
+        ),
+        ("pool_templates", "Templates", u64::from(stats.templates)),
+        (
+            "pool_templates_loaded",
+            "Templates whose memory is loaded",
+            u64::from(stats.templates_loaded),
         ),
         (
             "pool_expected_bytes",
@@ -242,6 +325,7 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
     }
     write_vmms(text, &stats.vmms)?;
     write_installed(text, &stats.installed)?;
+    write_stocks(text, &stats.stocks)?;
     let counters = [
         (
             "pool_warm_hits",
@@ -365,7 +449,24 @@ mod tests {
         };
         stats.installed.insert("base".to_owned(), base);
         stats.network.refused.insert(Reason::NotIp, 5);
+        let stock = StockStats {
+            wanted: 9,
+            is_loaded: true,
+            hits: 8,
+            ..StockStats::default()
+        };
+        stats.stocks.insert("mine:v1".to_owned(), stock);
         let text = telemetry.render(&stats);
+        for line in [
+            "wanted{template=\"mine:v1\"} 9\n",
+            "loaded{template=\"mine:v1\"} 1\n",
+            "hits_total{template=\"mine:v1\"} 8\n",
+        ] {
+            assert!(
+                text.contains(&format!("cube_pool_template_{line}")),
+                "{text}"
+            );
+        }
         let count =
             "cube_api_requests_total{method=\"GET\",route=\"/sandboxes/{id}\",status=\"404\"} 1";
         assert!(text.contains(count), "{text}");

@@ -11,8 +11,8 @@
 
 mod adoptions;
 mod catalog;
+mod demand;
 mod entry;
-mod idle;
 mod jobs;
 mod making;
 mod memory;
@@ -171,7 +171,7 @@ impl Driver {
             adoptions,
             ready: VecDeque::new(),
             queue: Queue::new(parallel),
-            stock: Stock::new(config.warm, parallel),
+            stock: Stock::new(&config, parallel),
             memory: MemoryLedger::new(&config),
             disks: Disks::new(&config),
             clock: setup.clock,
@@ -274,7 +274,8 @@ impl Driver {
         self.disks.watch(&self.slots);
         self.memory.measure(&mut self.slots, &self.templates);
         self.remove_unused();
-        self.retire_idle();
+        // Demand falls as time passes, and memory may have become short.
+        self.stock.has_changed = true;
         if self.former_servers == FormerServers::Left && self.stopping.closing.is_none() {
             // Until the report.
             self.former_servers = FormerServers::Gone;
@@ -360,8 +361,9 @@ impl Driver {
             );
         }
         if effects.remove
-            && let Some(entry) = self.slots.remove(id)
+            && let Some(mut entry) = self.slots.remove(id)
         {
+            demand::drop_on_thread(entry.loaded.take());
             self.images_may_be_unused = true;
             match &entry.died {
                 Some(why) => tracing::warn!(sandbox = %id, why, "a sandbox ended by itself"),

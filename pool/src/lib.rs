@@ -53,8 +53,8 @@ pub use slot::{Refusal, Wake};
 pub use spec::{
     Connected, CreateSpec, DiskSpec, Ended, Init, Installed, LifeEvent, MAX_NOTE, MissingLimits,
     OnClose, PauseMode, PoolConfig, PoolStats, Priority, RebuildState, Recovered, Sandbox,
-    SandboxLimits, SandboxState, TemplateDefaults, TemplateInfo, TemplateKind, TimeoutChange,
-    Usage, VmmUse, WarmMarks,
+    SandboxLimits, SandboxState, StockStats, TemplateDefaults, TemplateInfo, TemplateKind,
+    TimeoutChange, Usage, VmmUse, WarmMarks,
 };
 pub use template::{Recipe, Work};
 pub use vmms::VmmId;

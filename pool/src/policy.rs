@@ -15,13 +15,21 @@
 //! that it may write. Layers may later grow beyond what the disk has. While only the reserve is left, new sandboxes and
 //! saves are refused; paused sandboxes may still be resumed.
 
+mod creates;
 mod need;
 mod places;
+mod share;
+#[cfg(test)]
+mod simulation;
 
 use std::time::Duration;
 
+use crate::WarmMarks;
+
+pub(crate) use creates::Creates;
 pub(crate) use need::Need;
 pub(crate) use places::{Places, StartFor};
+pub(crate) use share::{Budget, Claim, Held, Supplied, divide};
 
 /// The host's resources for sandboxes, and how much of them is promised. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,6 +89,11 @@ impl Room {
         self.available
             .saturating_sub(self.reserve)
             .saturating_sub(self.promised)
+    }
+
+    /// Memory beyond what is promised, in bytes; negative if sandboxes may lack memory.
+    pub(crate) fn surplus(&self) -> i128 {
+        i128::from(self.available) - i128::from(self.reserve) - i128::from(self.promised)
     }
 
     /// Returns the shortage of memory or slots for one more sandbox; `None` if it fits.
@@ -216,6 +229,14 @@ pub(crate) struct Stock {
     pub(crate) high: u32,
     /// The stock has fallen below the low mark, and has not reached the high mark since then.
     pub(crate) refilling: bool,
+}
+
+/// The marks of a template with this many configured marks, demand and share of the budget.
+pub(crate) fn marks(floor: WarmMarks, wanted: u32, share: u32) -> WarmMarks {
+    WarmMarks {
+        low: floor.low.max(wanted).min(share),
+        high: share,
+    }
 }
 
 /// Whether a template's stock must be refilled.
@@ -380,6 +401,17 @@ mod tests {
         assert!(!refilling(&stock(2, false)));
         assert!(refilling(&stock(2, true)));
         assert!(!refilling(&stock(4, true)));
+    }
+
+    #[test]
+    fn marks_are_at_least_the_configured_ones_within_the_share() {
+        let floor = WarmMarks { low: 2, high: 4 };
+        let of = |wanted, share| {
+            let marks = marks(floor, wanted, share);
+            (marks.low, marks.high)
+        };
+        assert_eq!([of(0, 4), of(3, 4), of(9, 9)], [(2, 4), (3, 4), (9, 9)]);
+        assert_eq!([of(9, 5), of(0, 1)], [(5, 5), (1, 1)], "a small budget");
     }
 
     #[test]

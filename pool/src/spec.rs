@@ -28,10 +28,16 @@ pub struct PoolConfig {
     /// Further directories of files that template manifests may name (root images, bases). A template that names a file
     /// outside these and the template directories is rejected.
     pub images: Vec<PathBuf>,
-    /// Number of warm slots for each template that is installed or is in use.
+    /// Warm slots of each installed template, in any case. Beyond this, the number follows the template's creates.
     pub warm: WarmMarks,
-    /// A template that is not installed is in use from its first create or fork until this time has passed without
-    /// another one. It then loses its warm slots, and its memory is not kept loaded any more.
+    /// As `warm`, for each other template that is in use. Disk templates have no warm slots.
+    pub warm_in_use: WarmMarks,
+    /// Maximum number of warm slots of all templates together. Marks above it are not reached.
+    pub warm_slots: u32,
+    /// Maximum memory of warm slots and loaded templates together; `None`: half of the host's memory.
+    pub warm_memory: Option<Bytes>,
+    /// A template is in use from its first create or fork until this time has passed without another one. Without
+    /// configured marks it then loses its warm slots, and its memory is not kept loaded any more.
     pub idle: Duration,
     pub limits: SandboxLimits,
     pub missing_limits: MissingLimits,
@@ -59,7 +65,7 @@ pub struct PoolConfig {
 }
 
 /// Filling of a template's stock begins below `low` and ends at `high`. Both zero: no warm slots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WarmMarks {
     pub low: u32,
     pub high: u32,
@@ -263,6 +269,22 @@ pub struct PoolStats {
     pub warm: u32,
     /// Gauge: slots that are being filled.
     pub filling: u32,
+    /// Gauge: slots that configuration and demand ask for, of all templates.
+    pub warm_wanted: u32,
+    /// Gauge: slots that the stock is filled up to, of all templates. Less than `warm_wanted` if the budget is used up.
+    pub warm_target: u32,
+    /// Gauge: memory of warm slots and loaded templates, in bytes.
+    pub warm_bytes: u64,
+    /// Gauges: [`PoolConfig::warm_slots`], and the present limit on `warm_bytes`, which is lower while sandboxes need the
+    /// memory.
+    pub warm_limit: u32,
+    pub warm_bytes_limit: u64,
+    /// Gauges: all templates, and those whose memory is loaded.
+    pub templates: u32,
+    pub templates_loaded: u32,
+    /// The templates that were used since the pool was opened, or have warm slots or loaded memory; by name, or by id if
+    /// they have no name.
+    pub stocks: BTreeMap<String, StockStats>,
     /// Creates served by a warm slot.
     pub warm_hits: u64,
     /// Creates for which a VM was made.
@@ -290,6 +312,21 @@ pub struct PoolStats {
     pub rebuilt: u64,
     /// Rebuilds that failed.
     pub rebuilds_failed: u64,
+}
+
+/// The warm stock of one template: gauges, and counters since the pool was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StockStats {
+    /// Slots that configuration and demand ask for.
+    pub wanted: u32,
+    /// Slots that the stock is filled up to.
+    pub target: u32,
+    pub warm: u32,
+    pub is_loaded: bool,
+    /// Creates served by a warm slot.
+    pub hits: u64,
+    /// Creates for which a VM was made.
+    pub misses: u64,
 }
 
 /// An installed template: the VMM of its new sandboxes, and whether it is rebuilt with the present one.

@@ -17,21 +17,23 @@ mod names;
 mod naming;
 mod rebuilt;
 mod record;
+mod supply;
 
 pub(crate) use disk::Guest;
 pub(crate) use naming::{Renamed, TakenNames};
 pub(crate) use rebuilt::{Rebuild, Rebuilt};
 pub(crate) use record::{Size, TemplateRecord};
+pub(crate) use supply::Supply;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 
 use model::{MANIFEST_NAME, SandboxId, TEMPLATE_FORMAT, WarmUpRequest, template_file};
-use vmm_control::template::LoadedTemplate;
+use vmm_control::template::{LoadedTemplate, loaded_size};
 
 use crate::{
     TemplateDefaults, TemplateInfo, TemplateKind,
@@ -82,16 +84,11 @@ pub(crate) struct Template {
     /// instead.
     pub(crate) warm_up: Arc<[WarmUpRequest]>,
     pub(crate) memory: Memory,
-    /// Whether the pool keeps warm slots of this template.
-    pub(crate) wanted: bool,
-    /// When a caller last got a sandbox of it, in CLOCK_MONOTONIC; zero if none did since the pool was opened.
-    pub(crate) used_ns: u64,
-    /// See [`crate::policy::Stock::refilling`].
-    pub(crate) refilling: bool,
-    /// Number of consecutive failed fills.
-    pub(crate) failures: u32,
-    /// No fill begins before this time (CLOCK_MONOTONIC).
-    pub(crate) not_before_ns: u64,
+    /// Space that the memory takes when it is loaded, in bytes.
+    pub(crate) loaded_bytes: u64,
+    /// The copy that was loaded last. VMs may still use it after the template was unloaded.
+    pub(crate) copy: Weak<LoadedTemplate>,
+    pub(crate) supply: Supply,
     /// The record in the state directory; `None` for an installed template.
     kept: Option<Kept>,
     /// Where the template is installed, and its rebuild; `None` for other templates.
@@ -234,7 +231,6 @@ impl Templates {
                 template.set_vmm(vmm);
                 template.rebuild = Some(Rebuild::of(path));
                 template.keep_files(&self.store);
-                template.wanted = true;
                 self.by_id.insert(id, template);
             }
             Err(why) => {
@@ -347,6 +343,10 @@ impl Templates {
         self.by_id.values()
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Template> {
+        self.by_id.values_mut()
+    }
+
     pub(crate) fn ids(&self) -> Vec<String> {
         self.by_id.keys().cloned().collect()
     }
@@ -454,7 +454,8 @@ impl Templates {
         template.info.created_unix_s = created_unix_s;
         template.layer_bytes = rebuilt.layer_bytes;
         (template.dir, template.root, template.boot) = (rebuilt.dir, rebuilt.root, rebuilt.boot);
-        (template.failures, template.not_before_ns) = (0, 0);
+        (template.supply.failures, template.supply.not_before_ns) = (0, 0);
+        (template.loaded_bytes, template.copy) = (rebuilt.loaded_bytes, Weak::new());
         template.is_ours = rebuilt.is_ours;
         template.set_vmm(vmm);
         Ok(std::mem::replace(&mut template.memory, Memory::OnDisk))
@@ -503,6 +504,15 @@ impl Template {
             layer_bytes: layers.sum(),
             boot: boot_files(&root, store),
             warm_up: read_warm_up(&dir)?,
+            loaded_bytes: match &base {
+                Some(_) => 0,
+                // At most all of it. An unreadable file is reported when it is loaded.
+                None => loaded_size(&dir).unwrap_or(manifest.memory.0),
+            },
+            memory: match &base {
+                Some(_) => Memory::Unloadable,
+                None => Memory::OnDisk,
+            },
             base,
             is_ours: manifest.format == TEMPLATE_FORMAT,
             ..Self::new(info, dir, root)
@@ -522,11 +532,9 @@ impl Template {
             vmm: VmmId::default(),
             warm_up: Arc::default(),
             memory: Memory::OnDisk,
-            wanted: false,
-            used_ns: 0,
-            refilling: false,
-            failures: 0,
-            not_before_ns: 0,
+            loaded_bytes: 0,
+            copy: Weak::new(),
+            supply: Supply::default(),
             kept: None,
             rebuild: None,
             is_ours: true,

@@ -29,7 +29,9 @@ const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000
 const BURST: u32 = 2;
 /// Maximum number of threads of a VMM: one for each vCPU, plus a margin.
 const PIDS: u32 = 64;
-/// How long a template that is not installed keeps its warm slots after its last create.
+/// Warm slots of installed templates, if no option sets them.
+const WARM: WarmMarks = WarmMarks { low: 2, high: 4 };
+/// How long a template stays loaded, and keeps more warm slots than configured, after its last create.
 const IDLE: Duration = Duration::from_secs(600);
 /// How much memory a VMM may use in addition to guest RAM.
 const MEMORY_OVERHEAD: Bytes = Bytes::mib(64);
@@ -70,9 +72,16 @@ pub(super) struct ServeConfig {
     /// Turn authentication off; refused unless all addresses to listen on are loopback addresses
     #[arg(long)]
     insecure_loopback: bool,
-    /// Warm slots per template: refilled up to HIGH when fewer than LOW are left; 0:0 for none
-    #[arg(long, value_name = "LOW:HIGH", default_value = "2:4")]
-    warm: Marks,
+    /// Least number of warm slots of each template that is installed or in use: refilled up to HIGH when fewer than LOW
+    /// are left; more follow from use; 0:0 for no warm slots [default: 2:4 for installed templates]
+    #[arg(long, value_name = "LOW:HIGH")]
+    warm: Option<Marks>,
+    /// Maximum number of warm slots of all templates together [default: half of --max-sandboxes]
+    #[arg(long, value_name = "N")]
+    warm_slots: Option<u32>,
+    /// Maximum memory of warm slots and of templates loaded into huge pages [default: half of the host's memory]
+    #[arg(long, value_name = "SIZE")]
+    warm_memory: Option<Bytes>,
     /// Maximum number of running sandboxes, including warm slots
     #[arg(long, value_name = "N", default_value_t = 256)]
     max_sandboxes: u32,
@@ -241,12 +250,23 @@ fn check(
     let server_memory = server_memory(config.server_memory)?;
     let from_images = (config.registries).spec(beside, installed.as_deref(), server_memory);
     let from_images = from_images.map_err(Failure::Usage)?;
+    let (warm, warm_in_use) = match config.warm {
+        Some(Marks(marks)) => (marks, marks),
+        None => (WARM, WarmMarks::default()),
+    };
+    let warm_slots = match config.warm {
+        Some(Marks(WarmMarks { high: 0, .. })) => 0,
+        _ => config.max_sandboxes / 2,
+    };
     let pool = PoolConfig {
         vmm,
         images: images(config.images, installed.as_deref())?,
         installed_templates: installed,
         state: config.state.clone(),
-        warm: config.warm.0,
+        warm,
+        warm_in_use,
+        warm_slots: config.warm_slots.unwrap_or(warm_slots),
+        warm_memory: config.warm_memory,
         limits: SandboxLimits {
             memory_overhead: MEMORY_OVERHEAD,
             cpu_weight: config.cpu_weight,
@@ -432,6 +452,31 @@ mod tests {
                 .contains("0.0.0.0:1 is not a loopback")
         );
         assert!(matches!(spec(&addresses).unwrap().auth, Auth::Keys { .. }));
+    }
+
+    #[test]
+    fn warm_slots_follow_demand_unless_an_option_forbids_it() {
+        let pool = |options: &[&str]| spec(options).unwrap().pool;
+        let (usual, none) = (pool(&[]), WarmMarks::default());
+        assert_eq!((usual.warm, usual.warm_in_use), (WARM, none));
+        assert_eq!((usual.warm_slots, usual.warm_memory), (128, None));
+        // Marks hold for all templates in use.
+        let marks = WarmMarks { low: 1, high: 3 };
+        let named = pool(&["--warm", "1:3", "--max-sandboxes", "20"]);
+        assert_eq!((named.warm, named.warm_in_use), (marks, marks));
+        assert_eq!(named.warm_slots, 10);
+        let off = pool(&["--warm", "0:0"]);
+        assert_eq!((off.warm, off.warm_slots), (none, 0));
+        let budget = pool(&[
+            "--warm",
+            "0:0",
+            "--warm-slots",
+            "7",
+            "--warm-memory",
+            "1GiB",
+        ]);
+        assert_eq!((budget.warm, budget.warm_slots), (none, 7));
+        assert_eq!(budget.warm_memory, Some(Bytes::mib(1024)));
     }
 
     #[test]

@@ -220,7 +220,10 @@ fn config(state: &Path) -> PoolConfig {
         vmm: variable("CUBE_BIN").join("cube-vmm"),
         state: state.to_owned(),
         installed_templates: Some(installed),
-        warm: WarmMarks { low: 0, high: 0 },
+        warm: WarmMarks::default(),
+        warm_in_use: WarmMarks::default(),
+        warm_slots: 0,
+        warm_memory: None,
         images: vec![variable("CUBE_ARTIFACTS")],
         limits: SandboxLimits {
             memory_overhead: Bytes::mib(64),

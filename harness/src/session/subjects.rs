@@ -1,7 +1,7 @@
 //! Prepares the subjects of a scenario: its target, the target of the rounds beside, and the server if the run starts
 //! one.
 
-use std::{fs, io, os::unix::fs::symlink, path::Path, sync::Arc};
+use std::{fs, io, os::unix::fs::symlink, path::Path, process::Command, sync::Arc};
 
 use model::chain;
 use testbed::{
@@ -247,8 +247,12 @@ fn own_server(
             domain: None,
             door: Door::Open,
             tls: Tls::Off,
+            options: [
+                server_options(&settings.artifacts, surroundings.network.is_some()),
+                fixed_stock(&program, spec.warm),
+            ]
+            .concat(),
             program,
-            options: server_options(&settings.artifacts, surroundings.network.is_some()),
         },
     )?;
     host.template = Some(facts_of(&template, "mapped by cube-api".to_owned()));
@@ -357,6 +361,19 @@ fn server_options(artifacts: &Path, networked: bool) -> Vec<String> {
         options.extend(network.into_iter().chain(limit).map(str::to_owned));
     }
     options
+}
+
+/// The option that keeps the number of warm sandboxes at that of the scenario, however many are created. Former releases,
+/// with which a build may be compared, never had more.
+fn fixed_stock(program: &Path, warm: u32) -> Vec<String> {
+    const OPTION: &str = "--warm-slots";
+    let help = Command::new(program).args(["serve", "--help"]).output();
+    let is_known = help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains(OPTION));
+    if is_known {
+        vec![OPTION.to_owned(), warm.to_string()]
+    } else {
+        Vec::new()
+    }
 }
 
 /// Links the scenario's template into the server's own templates directory. It must be the only template there, because

@@ -33,6 +33,9 @@ pub(crate) fn config(state: &Path, warm: u32) -> Result<PoolConfig, Failure> {
             low: warm,
             high: warm,
         },
+        warm_in_use: WarmMarks::default(),
+        warm_slots: if warm == 0 { 0 } else { 1000 },
+        warm_memory: None,
         images: vec![variable("CUBE_ARTIFACTS")?],
         limits: SandboxLimits {
             memory_overhead: Bytes::mib(64),

@@ -4,6 +4,7 @@ use std::{collections::VecDeque, os::fd::OwnedFd, os::unix::net::UnixStream, syn
 
 use model::{SandboxId, Timeline};
 use tokio::sync::mpsc;
+use vmm_control::template::LoadedTemplate;
 
 use crate::{
     Connected, Ended, LifeEvent, PoolError, Sandbox,
@@ -72,6 +73,8 @@ pub(crate) struct Entry {
     /// The VM of a former server, until it is watched or, beside a paused sandbox, ended.
     pub(crate) unwatched: Option<Vm>,
     pub(crate) lines: Option<Lines>,
+    /// The template's memory that the VM has mapped from huge pages, so that it is known until when they are in use.
+    pub(crate) loaded: Option<Arc<LoadedTemplate>>,
     pub(crate) serving: Option<Serving>,
     /// The kill request that ends the slot, if any.
     pub(crate) kill: Option<Answer<()>>,
@@ -109,6 +112,7 @@ impl Entry {
             pidfd: None,
             unwatched: None,
             lines: None,
+            loaded: None,
             serving: None,
             kill: None,
             waiting: Vec::new(),

@@ -1,8 +1,13 @@
 //! Starts the jobs, on threads and tasks. Each job reports its end to the driver.
 
-use std::{fmt, fs, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
+use std::{
+    fmt, io,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::{Arc, Weak},
+};
 
-use model::{SandboxId, template_file};
+use model::SandboxId;
 use tokio::{sync::mpsc, task::spawn_blocking};
 use vmm_control::template::LoadedTemplate;
 
@@ -26,17 +31,16 @@ use crate::{
     },
 };
 
-/// Page size of loaded templates, in bytes.
-const HUGE_PAGE: u64 = 2 << 20;
-
 #[derive(Debug)]
 pub(super) struct Jobs {
     config: Arc<PoolConfig>,
     pub(super) groups: Arc<Groups>,
     pub(super) reporter: mpsc::UnboundedSender<Report>,
     templates: mpsc::UnboundedSender<Work>,
-    /// Sum of the sizes of all templates that this server has loaded, in bytes.
-    loaded: u64,
+    /// Size of the template that is being loaded, in bytes.
+    loading: u64,
+    /// Copies of templates that are charged to the server's control group, and their sizes in bytes.
+    copies: Vec<(Weak<LoadedTemplate>, u64)>,
 }
 
 impl Jobs {
@@ -52,7 +56,8 @@ impl Jobs {
             groups,
             reporter,
             templates,
-            loaded: 0,
+            loading: 0,
+            copies: Vec::new(),
         }
     }
 
@@ -136,26 +141,34 @@ impl Jobs {
         });
     }
 
-    /// Copies a template's memory into huge pages. These are charged to the server's control group, so its limit, if
-    /// there is one, grows by their size. The limit never shrinks again, because VMMs may still hold the memory of a
-    /// template that was removed.
+    /// Copies a template's memory, `size` bytes, into huge pages. Only one template may be loaded at a time. The pages
+    /// are charged to the server's control group, so its limit, if there is one, grows by the size of each copy that a
+    /// template or a VM uses.
     ///
     /// # Errors
-    /// Returns an error if the size cannot be read or the limit cannot be set. Nothing is loaded then. A failure to
-    /// load is reported by [`Report::Loaded`].
-    pub(super) fn load(&mut self, template: String, dir: PathBuf) -> io::Result<()> {
+    /// Returns an error if the limit cannot be set. Nothing is loaded then. A failure to load is reported by
+    /// [`Report::Loaded`].
+    pub(super) fn load(&mut self, template: String, dir: PathBuf, size: u64) -> io::Result<()> {
+        self.copies.retain(|(copy, _)| copy.strong_count() > 0);
         if let Some(memory) = self.config.server_memory {
-            let size = fs::metadata(dir.join(template_file::MEMORY))?.len();
-            self.loaded += size.next_multiple_of(HUGE_PAGE);
-            let limit = memory.0.saturating_add(self.loaded);
+            let copies = self.copies.iter().map(|(_, size)| size).sum::<u64>();
+            let limit = memory.0.saturating_add(copies).saturating_add(size);
             self.groups.limit_server(limit)?;
         }
+        self.loading = size;
         self.run(move || {
             let loaded = LoadedTemplate::load(&dir);
             let loaded = loaded.map(Arc::new).map_err(|e| model::chain(&e));
-            Report::Loaded(template, loaded)
+            Report::Loaded(template, dir, loaded)
         });
         Ok(())
+    }
+
+    /// Records the copy that a load has made.
+    pub(super) fn loaded(&mut self, copy: Option<&Arc<LoadedTemplate>>) {
+        let size = std::mem::take(&mut self.loading);
+        self.copies
+            .extend(copy.map(|copy| (Arc::downgrade(copy), size)));
     }
 
     /// Kills a VM process. If `disown` is given, the record in that directory is removed first, so that the next server

@@ -167,7 +167,7 @@ impl Driver {
                     | Stage::AdoptingPaused(_)
             )
         };
-        PoolStats {
+        let mut stats = PoolStats {
             running: self.slots.count(has_vm),
             paused: self.slots.count(is_on_disk),
             warm: self.slots.count(|s| s == Stage::Warm),
@@ -177,7 +177,9 @@ impl Driver {
             vmms: self.vmm_uses(),
             installed: self.installed(),
             ..self.counters.clone()
-        }
+        };
+        self.add_stock_stats(&mut stats);
+        stats
     }
 
     /// Sends counters and gauges. The counters of TAPs are read on a thread.

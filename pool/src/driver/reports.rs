@@ -1,18 +1,16 @@
 //! Reports of jobs and watchers.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use model::SandboxId;
-use vmm_control::template::LoadedTemplate;
+use model::{SandboxId, StartPhase};
 
-use super::{Driver, Entry, entry::Serving};
+use super::{Driver, Entry, demand::drop_on_thread, entry::Serving};
 use crate::{
-    PauseMode, PoolError, Priority, TemplateKind, host,
+    PauseMode, PoolError, Priority, host,
     lifetime::OnTimeout,
     message::{Report, SandboxRequest, SnapshotFor, Unclaimed},
     network,
     slot::{Event, FailedBy, Stage, Wake},
-    templates::Memory,
     work::{
         WorkError,
         lease::{Lines, Served},
@@ -54,7 +52,7 @@ impl Driver {
             Report::Rebuilt(id, result) => self.rebuilt(&id, result),
             Report::Swept => self.adoptions.swept(),
             Report::ServersLeft(left) => self.former_servers = left,
-            Report::Loaded(template, loaded) => self.loaded(&template, loaded),
+            Report::Loaded(template, dir, loaded) => self.loaded(&template, &dir, loaded),
             Report::Unclaimed(id) => {
                 tracing::warn!(sandbox = %id, "the caller went away before it had its sandbox; ending the sandbox");
                 let (answer, _) = tokio::sync::oneshot::channel();
@@ -104,6 +102,7 @@ impl Driver {
         let template = record.template.id.clone();
         entry.pidfd = Some(Arc::clone(&vm.pidfd));
         entry.record = record;
+        let began_ns = timeline.at(StartPhase::ProcessStarted);
         entry.timeline = timeline;
         entry.private = private;
         entry.lines = Lines::new(up.control, up.agent).ok();
@@ -111,6 +110,8 @@ impl Driver {
             set_again(&lines.agent, self.config.start_timeout);
         }
         self.jobs.watch(id.clone(), vm);
+        let took = began_ns.map_or(0, |ns| host::monotonic_ns().saturating_sub(ns));
+        let took = Duration::from_nanos(took);
         let event = match stage {
             Stage::Filling => Event::Filled,
             Stage::Resuming(_) => Event::Resumed,
@@ -119,10 +120,7 @@ impl Driver {
         };
         match self.event(id, event) {
             Ok(Stage::Warm) => {
-                if let Some(t) = self.templates.get_mut(&template) {
-                    t.failures = 0;
-                }
-                self.memory.became_warm(&template, private.unwrap_or(0));
+                self.became_warm(&template, private.unwrap_or(0), took);
             }
             Ok(Stage::Running) => self.hand_over(id),
             _ => {}
@@ -137,14 +135,19 @@ impl Driver {
         let Some(entry) = self.slots.get_mut(id) else {
             return;
         };
+        let template = entry.record.template.id.clone();
+        let is_use = entry.record.priority == Priority::Normal;
+        let is_new = matches!(entry.serving, Some(Serving::New(_)));
         // The clone of a build is not a use of its template.
-        if entry.record.priority == Priority::Normal
-            && let Some(t) = self.templates.get_mut(&entry.record.template.id)
-        {
-            t.info.spawned += u64::from(matches!(entry.serving, Some(Serving::New(_))));
-            t.wanted = t.info.kind != TemplateKind::Disk;
-            t.used_ns = host::monotonic_ns();
+        if is_use && let Some(t) = self.templates.get_mut(&template) {
+            t.info.spawned += u64::from(is_new);
         }
+        if is_use {
+            self.template_used(&template);
+        }
+        let Some(entry) = self.slots.get_mut(id) else {
+            return;
+        };
         match entry.serving.take() {
             Some(Serving::New(answer)) => {
                 entry.add_event(now, "created");
@@ -291,6 +294,7 @@ impl Driver {
         tracing::info!(sandbox = %id, "paused");
         entry.add_event(now, "paused");
         entry.pidfd = None;
+        drop_on_thread(entry.loaded.take());
         entry.on_disk = true;
         entry.lines = None;
         entry.private = None;
@@ -392,28 +396,6 @@ impl Driver {
         }
         if let Ok(Stage::Paused(_)) = self.event(id, Event::VmExited) {
             self.is_paused(id);
-        }
-    }
-
-    fn loaded(&mut self, id: &str, loaded: Result<Arc<LoadedTemplate>, String>) {
-        let loaded = match loaded {
-            Ok(loaded) => Some(loaded),
-            Err(why) => {
-                tracing::warn!(
-                    template = id,
-                    why,
-                    "no huge pages for the template: its clones read it from the disk"
-                );
-                None
-            }
-        };
-        match self.templates.get_mut(id) {
-            Some(template) => {
-                template.memory = loaded.map_or(Memory::Unloadable, Memory::Loaded);
-            }
-            // The template was removed while it was being loaded. Its memory is freed on a thread, because that takes
-            // time.
-            None => drop(tokio::task::spawn_blocking(move || drop(loaded))),
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     CreateSpec, PauseMode, PoolError, Priority, TemplateDefaults, TemplateInfo, TemplateKind,
     VmmId, host,
     message::{Answer, Unclaimed},
-    policy::{self, Demand, Placement, Short},
+    policy::{self, Demand, Placement, Short, Supplied},
     record::{BootFiles, Record, SlotDir},
     slot::{Event, FailedBy, Slot, Stage},
     store::Checked,
@@ -166,6 +166,9 @@ impl Driver {
         entry.record.take_settings(*spec, &self.clock);
         entry.slot.lifetime = entry.record.lifetime;
         self.counters.warm_hits += 1;
+        if let Some(template) = self.templates.get_mut(&entry.record.template.id) {
+            template.supply.hits += 1;
+        }
         self.jobs.lease(
             LeasePlan {
                 id,
@@ -198,6 +201,7 @@ impl Driver {
                 if self.event(&id, Event::Resume).is_ok() {
                     if let Some(entry) = self.slots.get_mut(&id) {
                         entry.start_for = start_for;
+                        entry.loaded = plan.source.loaded();
                     }
                     self.jobs.start(id, plan);
                 }
@@ -219,6 +223,9 @@ impl Driver {
             Err(e) => return drop(answer.send(Err(e))),
         };
         self.counters.warm_misses += u64::from(!is_fork);
+        if let Some(template) = self.templates.get_mut(template) {
+            template.supply.misses += u64::from(!is_fork);
+        }
         plan.record.take_settings(spec, &self.clock);
         plan.purpose = Purpose::Lease;
         plan.timeline = timeline;
@@ -336,7 +343,8 @@ impl Driver {
         };
         let plan = self.start_plan(&id, dir.clone(), record, source, purpose, identity)?;
         let record = plan.record.clone();
-        let entry = Entry::new(Slot::new(stage), dir, record);
+        let mut entry = Entry::new(Slot::new(stage), dir, record);
+        entry.loaded = plan.source.loaded();
         self.slots.insert(id.clone(), entry);
         Ok((id, plan))
     }
@@ -441,26 +449,29 @@ impl Driver {
     /// Begins fills as long as templates need them and they are allowed.
     pub(super) fn fill(&mut self) {
         loop {
-            self.stock.review(&mut self.templates, &self.slots);
             let now_ns = host::monotonic_ns();
+            self.divide(now_ns);
+            self.stock.review(&mut self.templates, &self.slots);
             if self.adoptions.is_urgent(now_ns) {
                 return;
             }
             let Some(template) = self.stock.next_fill(&self.templates, now_ns) else {
                 return;
             };
-            let (id, memory) = (template.info.id.clone(), template.memory.clone());
+            let id = template.info.id.clone();
+            let loads = matches!(template.memory, Memory::OnDisk) && template.supply.loads;
+            let load_bytes = loads.then_some(template.loaded_bytes);
             let need = self.memory.need(&id);
             let room = self.memory.room_for(need, &self.slots, &self.disks, now_ns);
             let is_queued = !self.queue.is_empty();
             if !self.stock.may_fill(&room, &self.slots, is_queued, now_ns) {
                 return;
             }
-            match memory {
-                Memory::OnDisk => self.load(&id),
-                Memory::Loaded(_) | Memory::Unloadable => self.fill_one(&id, now_ns),
-                // Waits: clones that start from the disk now would not share the huge pages.
-                Memory::Loading => return,
+            let present = self.stock.present;
+            match present.supply(self.held(), need.slot(), load_bytes) {
+                Supplied::Memory => self.load(&id),
+                Supplied::Slot => self.fill_one(&id, now_ns),
+                Supplied::Nothing => return,
             }
         }
     }
@@ -478,26 +489,8 @@ impl Driver {
 
     pub(super) fn fill_failed(&mut self, template: &str) {
         if let Some(template) = self.templates.get_mut(template) {
-            fill_failed(template, host::monotonic_ns());
+            fill_failed(&mut template.supply, host::monotonic_ns());
         }
-    }
-
-    /// Starts to copy a template's memory into huge pages, unless the template is a diff.
-    fn load(&mut self, id: &str) {
-        let Some(template) = self.templates.get_mut(id) else {
-            return;
-        };
-        if template.base.is_some() {
-            template.memory = Memory::Unloadable;
-            return;
-        }
-        template.memory = match self.jobs.load(id.to_owned(), template.dir.clone()) {
-            Ok(()) => Memory::Loading,
-            Err(error) => {
-                tracing::error!(template = id, %error, "cannot load the template: its clones read it from the disk");
-                Memory::Unloadable
-            }
-        };
     }
 }
 

@@ -9,10 +9,10 @@ use model::SandboxId;
 
 use super::slots::Slots;
 use crate::{
-    WarmMarks,
-    policy::{self, Foreground, Room},
+    PoolConfig, host,
+    policy::{self, Budget, Foreground, Room},
     slot::Stage,
-    templates::{Template, Templates},
+    templates::{Memory, Supply, Template, Templates},
 };
 
 /// Delay of a template's next fill after a first failed fill; it doubles with each further failure.
@@ -21,7 +21,10 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct Stock {
-    marks: WarmMarks,
+    /// The configured budget.
+    pub(super) budget: Budget,
+    /// The budget that is divided at present, which is lower while sandboxes need the memory.
+    pub(super) present: Budget,
     /// Maximum number of fills at the same time.
     parallel: u32,
     /// The warm slots of each template, oldest first.
@@ -29,16 +32,27 @@ pub(super) struct Stock {
     /// When a caller last requested or got a sandbox, in CLOCK_MONOTONIC.
     last_foreground_ns: u64,
     last_fill_ns: u64,
+    /// Whether the budget must be divided anew.
+    pub(super) has_changed: bool,
+    /// When the budget was last divided, in CLOCK_MONOTONIC.
+    pub(super) divided_ns: u64,
 }
 
 impl Stock {
-    pub(super) fn new(marks: WarmMarks, parallel: u32) -> Self {
+    pub(super) fn new(config: &PoolConfig, parallel: u32) -> Self {
+        let half = || host::meminfo("MemTotal").unwrap_or(0) / 2;
         Self {
-            marks,
+            budget: Budget {
+                slots: config.warm_slots,
+                bytes: config.warm_memory.map_or_else(half, |bytes| bytes.0),
+            },
+            present: Budget::default(),
             parallel,
             warm: BTreeMap::new(),
             last_foreground_ns: 0,
             last_fill_ns: 0,
+            has_changed: true,
+            divided_ns: 0,
         }
     }
 
@@ -73,38 +87,54 @@ impl Stock {
         self.last_foreground_ns = now_ns;
     }
 
-    /// Whether any template's stock is being refilled.
+    /// The warm slots that a template has beyond `most`, oldest first.
+    pub(super) fn surplus(&self, template: &str, most: u32) -> Vec<SandboxId> {
+        let surplus = self.len(template).saturating_sub(most);
+        let warm = self.warm.get(template).into_iter().flatten();
+        warm.take(usize::try_from(surplus).unwrap_or(0))
+            .cloned()
+            .collect()
+    }
+
+    /// Whether any template's stock is being refilled, or may have to be.
     pub(super) fn wants_fills(&self, templates: &Templates) -> bool {
-        templates.iter().any(|t| t.refilling)
+        self.has_changed || templates.iter().any(|t| t.supply.refilling)
     }
 
     /// Decides for every template whether its stock must be refilled.
     pub(super) fn review(&self, templates: &mut Templates, slots: &Slots) {
-        if self.marks.high == 0 {
-            return;
-        }
-        for id in templates.ids() {
-            let stock = |refilling| policy::Stock {
-                warm: self.len(&id),
-                filling: filling(slots, Some(&id)),
-                low: self.marks.low,
-                high: self.marks.high,
-                refilling,
+        let filling = filling(slots);
+        for template in templates.iter_mut() {
+            let id = &template.info.id;
+            let stock = policy::Stock {
+                warm: self.len(id),
+                filling: filling.get(id.as_str()).copied().unwrap_or(0),
+                low: template.supply.marks.low,
+                high: template.supply.marks.high,
+                refilling: template.supply.refilling,
             };
-            if let Some(template) = templates.get_mut(&id).filter(|t| t.wanted) {
-                template.refilling = policy::refilling(&stock(template.refilling));
-            }
+            template.supply.refilling = policy::refilling(&stock);
         }
     }
 
     /// The template to fill next: of those whose stock is being refilled and whose back-off is over, the one with the
-    /// fewest warm slots.
+    /// fewest warm slots. One template is loaded at a time; others that must be loaded wait, because clones that start
+    /// from the disk now would not share the huge pages.
     pub(super) fn next_fill<'a>(
         &self,
         templates: &'a Templates,
         now_ns: u64,
     ) -> Option<&'a Template> {
-        let due = |t: &&Template| t.refilling && now_ns >= t.not_before_ns;
+        let is_loading = templates
+            .iter()
+            .any(|t| matches!(t.memory, Memory::Loading));
+        let waits = |t: &Template| match t.memory {
+            Memory::Loading => true,
+            Memory::OnDisk => is_loading && t.supply.loads,
+            Memory::Loaded(_) | Memory::Unloadable => false,
+        };
+        let due =
+            |t: &&Template| t.supply.refilling && now_ns >= t.supply.not_before_ns && !waits(t);
         templates
             .iter()
             .filter(due)
@@ -130,7 +160,7 @@ impl Stock {
             waiting: is_busy || is_queued,
             quiet_for: since(self.last_foreground_ns),
             since_fill: since(self.last_fill_ns),
-            filling: filling(slots, None),
+            filling: slots.count(|stage| stage == Stage::Filling),
             max_filling: self.parallel,
         };
         policy::may_fill(room, &foreground)
@@ -142,19 +172,21 @@ impl Stock {
 }
 
 /// Counts a failed fill of a template and delays its next fill, longer after each failure.
-pub(super) fn fill_failed(template: &mut Template, now_ns: u64) {
+pub(super) fn fill_failed(supply: &mut Supply, now_ns: u64) {
     let delay = BACKOFF
-        .saturating_mul(1 << template.failures.min(10))
+        .saturating_mul(1 << supply.failures.min(10))
         .min(LONGEST_BACKOFF);
-    template.failures += 1;
-    template.not_before_ns = now_ns + u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
+    supply.failures += 1;
+    supply.not_before_ns = now_ns + u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
 }
 
-/// Counts the slots that are being filled, of one template or of all.
-fn filling(slots: &Slots, template: Option<&str>) -> u32 {
-    let is_of = |id: &str| template.is_none_or(|wanted| wanted == id);
-    let filling = slots
-        .values()
-        .filter(|e| e.slot.stage == Stage::Filling && is_of(&e.record.template.id));
-    u32::try_from(filling.count()).unwrap_or(u32::MAX)
+/// Counts the slots that are being filled, by template.
+pub(super) fn filling(slots: &Slots) -> BTreeMap<&str, u32> {
+    let mut filling = BTreeMap::new();
+    for entry in slots.values().filter(|e| e.slot.stage == Stage::Filling) {
+        *filling
+            .entry(entry.record.template.id.as_str())
+            .or_default() += 1;
+    }
+    filling
 }

@@ -35,7 +35,15 @@ impl Need {
 
     /// Updates the expectation with the size of a slot that has become warm.
     pub(crate) fn warm(&mut self, size: u64) {
-        self.warm_has = estimate(self.warm_has, size, 0);
+        self.warm_has = match self.warm_has {
+            0 => size,
+            before => estimate(before, size, 0),
+        };
+    }
+
+    /// Memory that a warm slot is expected to have.
+    pub(crate) fn slot(&self) -> u64 {
+        self.warm_has.max(FLOOR)
     }
 }
 

@@ -68,6 +68,17 @@ pub(crate) enum Source {
     },
 }
 
+impl Source {
+    /// The memory that the VM maps from huge pages.
+    pub(crate) fn loaded(&self) -> Option<Arc<LoadedTemplate>> {
+        match self {
+            Self::Loaded(template, _) => Some(Arc::clone(template)),
+            Self::Snapshot(image) | Self::Fork(_, image) => image.loaded_base.clone(),
+            Self::Boot { .. } => None,
+        }
+    }
+}
+
 /// The purpose of the new VM.
 #[derive(Clone, Debug)]
 pub(crate) enum Purpose {

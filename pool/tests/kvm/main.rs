@@ -3,6 +3,7 @@
 
 mod support;
 
+mod demand;
 mod disk;
 mod faults;
 mod lifecycle;
@@ -55,6 +56,11 @@ fn main() {
             kvm_a_disk_that_cannot_be_saved_costs_nothing,
             kvm_a_built_template_has_the_memory_that_its_disk_was_booted_with_and_a_working_set,
             kvm_a_template_that_is_not_used_any_more_loses_its_warm_slots,
+        },
+        demand::{
+            kvm_warm_slots_follow_demand_and_end_without_it,
+            kvm_many_templates_share_one_budget,
+            kvm_configured_marks_hold_within_the_budget,
         },
         limits::{
             kvm_what_does_not_fit_is_refused,

@@ -63,6 +63,7 @@ async fn open(state: &State, n: u32, warm: u32) -> Pool {
             low: warm,
             high: warm,
         },
+        warm_slots: warm,
         ..release(&state.0, n)
     };
     let (pool, recovered, _) = Pool::open(config).await.expect("a pool");

@@ -178,6 +178,9 @@ pub(crate) fn config(state: &Path, warm: u32) -> PoolConfig {
             low: warm,
             high: warm,
         },
+        warm_in_use: WarmMarks::default(),
+        warm_slots: warm,
+        warm_memory: None,
         images: vec![variable("CUBE_ARTIFACTS")],
         limits: SandboxLimits {
             memory_overhead: Bytes::mib(64),

@@ -225,6 +225,7 @@ pub(crate) fn kvm_a_template_that_is_not_used_any_more_loses_its_warm_slots() {
         let idle = Duration::from_secs(8);
         let config = PoolConfig {
             idle,
+            warm_slots: 2,
             ..config(&state.0, 1)
         };
         let (pool, ..) = Pool::open(config).await.expect("a pool");

@@ -24,6 +24,8 @@ use rustix::mount::{
 
 /// Longest memory file that is loaded, in bytes: the largest guest and the monitor's region.
 const MAX_MEMORY_FILE: u64 = model::MAX_MEMORY.0 + (64 << 20);
+/// Page size of loaded templates, in bytes.
+const HUGE_PAGE: u64 = 2 << 20;
 
 /// Why a template could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -107,6 +109,38 @@ fn tmpfs() -> rustix::io::Result<OwnedFd> {
     )
 }
 
+/// Memory in bytes that [`LoadedTemplate::load`] takes for the template in `dir`: the huge pages with data.
+///
+/// # Errors
+/// Returns an error if the memory file cannot be read.
+pub fn loaded_size(dir: &Path) -> io::Result<u64> {
+    let file = File::open(dir.join(template_file::MEMORY))?;
+    let len = file.metadata()?.len();
+    let mut size = 0;
+    let mut at = 0;
+    while let Some((data, hole)) = next_data(&file, at, len)? {
+        // Extents may begin in the last page of the one before.
+        let from = (data - data % HUGE_PAGE).max(at);
+        at = hole.next_multiple_of(HUGE_PAGE);
+        size += at - from;
+    }
+    Ok(size)
+}
+
+/// The first data at or after `at` and before `len`, as its begin and its end. `None`: there is none.
+fn next_data(file: &File, at: u64, len: u64) -> io::Result<Option<(u64, u64)>> {
+    if at >= len {
+        return Ok(None);
+    }
+    let data = match lseek(file, at.cast_signed(), Whence::SeekData) {
+        Ok(data) => data.cast_unsigned(),
+        Err(nix::errno::Errno::ENXIO) => return Ok(None),
+        Err(e) => return Err(e.into()),
+    };
+    let hole = lseek(file, data.cast_signed(), Whence::SeekHole)?.cast_unsigned();
+    Ok((data < len).then_some((data, hole.min(len))))
+}
+
 /// Copies the data in the first `len` bytes and keeps holes. `to` must be empty. The length is fixed, because a VMM may
 /// have the file open and extend it during the copy.
 ///
@@ -117,15 +151,8 @@ pub fn copy_sparse(from: &File, to: &File, len: u64) -> io::Result<()> {
     to.set_len(len)?;
     let mut buffer = vec![0; CHUNK];
     let mut at = 0;
-    while at < len {
-        at = match lseek(from, at.cast_signed(), Whence::SeekData) {
-            Ok(data) => data.cast_unsigned(),
-            Err(nix::errno::Errno::ENXIO) => return Ok(()),
-            Err(e) => return Err(e.into()),
-        };
-        let hole = lseek(from, at.cast_signed(), Whence::SeekHole)?
-            .cast_unsigned()
-            .min(len);
+    while let Some((data, hole)) = next_data(from, at, len)? {
+        at = data;
         while at < hole {
             let n = usize::try_from(hole - at).map_or(CHUNK, |left| left.min(CHUNK));
             from.read_exact_at(&mut buffer[..n], at)?;
@@ -138,6 +165,8 @@ pub fn copy_sparse(from: &File, to: &File, len: u64) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     #[test]
@@ -160,6 +189,10 @@ mod tests {
         assert_eq!(&copy[5 << 20..(5 << 20) + 4], b"here");
         let state = std::fs::read_to_string(loaded.dir().join(template_file::STATE)).unwrap();
         assert_eq!(state, template_file::STATE);
+        // The extent lies in one huge page.
+        let taken = std::fs::metadata(loaded.dir().join(template_file::MEMORY)).unwrap();
+        assert_eq!(taken.blocks() * 512, 2 << 20);
+        assert_eq!(loaded_size(dir.path()).unwrap(), 2 << 20);
         assert_eq!(
             mounts,
             std::fs::read_to_string("/proc/self/mountinfo").unwrap()

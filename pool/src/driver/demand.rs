@@ -1,0 +1,245 @@
+//! Warm stock by demand: counts creates, divides the budget, ends the slots that a template has beyond its share, and
+//! loads and unloads templates. [`crate::policy`] decides all of it.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use tokio::task::spawn_blocking;
+use vmm_control::template::LoadedTemplate;
+
+use super::{Driver, stock};
+use crate::{
+    PoolStats, StockStats, TemplateKind, WarmMarks, host,
+    policy::{self, Claim, Held, Need},
+    slot::Stage,
+    templates::{Memory, Template},
+};
+
+/// The budget is divided at most this often.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+impl Driver {
+    /// Counts a create that a warm slot could serve.
+    pub(super) fn count_create(&mut self, template: &str, now_ns: u64) {
+        let idle = self.config.idle;
+        if let Some(template) = self.templates.get_mut(template) {
+            template.supply.creates.count(now_ns, idle);
+            self.stock.has_changed = true;
+        }
+    }
+
+    /// Records that a caller got a sandbox of a template. The template's base is then used too: clones map its memory.
+    pub(super) fn template_used(&mut self, id: &str) {
+        let now_ns = Some(host::monotonic_ns());
+        let Some(template) = self.templates.get_mut(id) else {
+            return;
+        };
+        template.supply.used_ns = now_ns;
+        let Some(base) = template.base.clone() else {
+            return;
+        };
+        if let Some(base) = self.templates.iter_mut().find(|t| t.dir == base) {
+            base.supply.used_ns = now_ns;
+        }
+    }
+
+    /// Records that a slot of a template has become warm. `private` is its memory in bytes, `took` the time of the fill.
+    pub(super) fn became_warm(&mut self, id: &str, private: u64, took: Duration) {
+        self.memory.became_warm(id, private);
+        let warm = self.stock.len(id);
+        if let Some(template) = self.templates.get_mut(id) {
+            let supply = &mut template.supply;
+            supply.failures = 0;
+            supply.creates.filled(took);
+            if warm >= supply.marks.high {
+                supply.creates.is_full();
+            }
+        }
+    }
+
+    /// Divides the budget of the stock, if something has changed since the last time.
+    pub(super) fn divide(&mut self, now_ns: u64) {
+        let since = now_ns.saturating_sub(self.stock.divided_ns);
+        if !self.stock.has_changed || u128::from(since) < INTERVAL.as_nanos() {
+            return;
+        }
+        (self.stock.has_changed, self.stock.divided_ns) = (false, now_ns);
+        let held = self.held();
+        let any = Need::default();
+        let room = self.memory.room_for(any, &self.slots, &self.disks, now_ns);
+        self.stock.present = self.stock.budget.within(held, room.surplus());
+        let claims = self.claims(now_ns);
+        let shares = policy::divide(self.stock.present, &claims);
+        let mut give_back = Vec::new();
+        for ((template, claim), share) in self.templates.iter_mut().zip(claims).zip(shares) {
+            let floor = floor(&self.config, template, claim.is_idle);
+            let supply = &mut template.supply;
+            supply.wanted = claim.wanted.max(claim.floor);
+            supply.marks = policy::marks(floor, claim.wanted, share.slots);
+            supply.loads = share.loads;
+            give_back.push((template.info.id.clone(), share));
+        }
+        for (id, share) in give_back {
+            for slot in self.stock.surplus(&id, share.slots) {
+                tracing::debug!(template = id, sandbox = %slot, "ending a warm slot: less demand, or others need it");
+                self.end(&slot);
+            }
+            if !share.loads {
+                self.unload(&id);
+            }
+        }
+    }
+
+    /// What each template would have of the budget, in the order of [`crate::templates::Templates::iter`].
+    fn claims(&self, now_ns: u64) -> Vec<Claim> {
+        let filling = stock::filling(&self.slots);
+        let idle = self.config.idle;
+        let claim = |template: &Template| {
+            let (id, supply) = (template.info.id.as_str(), &template.supply);
+            let is_idle = supply
+                .used_ns
+                .is_none_or(|used_ns| policy::is_idle(used_ns, now_ns, idle));
+            let wanted = match template.info.kind {
+                TemplateKind::Disk => 0,
+                _ => supply.creates.wanted(now_ns, idle),
+            };
+            Claim {
+                floor: floor(&self.config, template, is_idle).high,
+                wanted,
+                has: self.stock.len(id) + filling.get(id).copied().unwrap_or(0),
+                slot_bytes: self.memory.need(id).slot(),
+                load_bytes: template.loaded_bytes,
+                can_load: !matches!(template.memory, Memory::Unloadable),
+                is_loaded: matches!(template.memory, Memory::Loaded(_) | Memory::Loading),
+                recent: supply.creates.recent(now_ns, idle),
+                used_ns: supply.used_ns.unwrap_or(0),
+                is_idle,
+            }
+        };
+        self.templates.iter().map(claim).collect()
+    }
+
+    /// What the stock has of its budget.
+    pub(super) fn held(&self) -> Held {
+        let mut held = Held::default();
+        for entry in self.slots.values() {
+            let bytes = match entry.slot.stage {
+                Stage::Warm => entry.private.unwrap_or(0),
+                Stage::Filling => self.memory.need(&entry.record.template.id).slot(),
+                _ => continue,
+            };
+            held.slots += 1;
+            held.bytes = held.bytes.saturating_add(bytes);
+        }
+        let in_memory = |t: &&Template| matches!(t.memory, Memory::Loaded(_) | Memory::Loading);
+        let loaded = self.templates.iter().filter(in_memory);
+        held.bytes = loaded.fold(held.bytes, |sum, t| sum.saturating_add(t.loaded_bytes));
+        held
+    }
+
+    /// Starts to copy a template's memory into huge pages. Takes a copy that VMs still use, if there is one.
+    pub(super) fn load(&mut self, id: &str) {
+        let Some(template) = self.templates.get_mut(id) else {
+            return;
+        };
+        if let Some(copy) = template.copy.upgrade() {
+            template.memory = Memory::Loaded(copy);
+            return;
+        }
+        let (dir, size) = (template.dir.clone(), template.loaded_bytes);
+        template.memory = match self.jobs.load(id.to_owned(), dir, size) {
+            Ok(()) => Memory::Loading,
+            Err(error) => {
+                tracing::error!(template = id, %error, "cannot load the template: its clones read it from the disk");
+                Memory::Unloadable
+            }
+        };
+    }
+
+    /// The end of a load of the files in `dir`.
+    pub(super) fn loaded(
+        &mut self,
+        id: &str,
+        dir: &Path,
+        loaded: Result<Arc<LoadedTemplate>, String>,
+    ) {
+        self.jobs.loaded(loaded.as_ref().ok());
+        match self.templates.get_mut(id).filter(|t| t.dir == dir) {
+            Some(template) => {
+                template.memory = match loaded {
+                    Ok(copy) => {
+                        template.copy = Arc::downgrade(&copy);
+                        Memory::Loaded(copy)
+                    }
+                    Err(why) => {
+                        tracing::warn!(
+                            template = id,
+                            why,
+                            "no huge pages for the template: its clones read it from the disk"
+                        );
+                        Memory::Unloadable
+                    }
+                };
+            }
+            // The template was removed or rebuilt while it was being loaded.
+            None => drop_on_thread(loaded.ok()),
+        }
+    }
+
+    /// Lets go of a template's memory in huge pages. It is freed when no VM uses it any more.
+    fn unload(&mut self, id: &str) {
+        if let Some(template) = self.templates.get_mut(id)
+            && let Memory::Loaded(copy) = &template.memory
+        {
+            let copy = Arc::clone(copy);
+            template.memory = Memory::OnDisk;
+            tracing::info!(
+                template = id,
+                "unloaded: not in use, or others need the memory"
+            );
+            drop_on_thread(Some(copy));
+        }
+    }
+
+    /// Adds the figures of the stock.
+    pub(super) fn add_stock_stats(&self, stats: &mut PoolStats) {
+        stats.warm_bytes = self.held().bytes;
+        stats.warm_limit = self.stock.budget.slots;
+        stats.warm_bytes_limit = self.stock.present.bytes;
+        for template in self.templates.iter() {
+            let (info, supply) = (&template.info, &template.supply);
+            let stock = StockStats {
+                wanted: supply.wanted,
+                target: supply.marks.high,
+                warm: self.stock.len(&info.id),
+                is_loaded: matches!(template.memory, Memory::Loaded(_)),
+                hits: supply.hits,
+                misses: supply.misses,
+            };
+            stats.templates += 1;
+            stats.templates_loaded += u32::from(stock.is_loaded);
+            stats.warm_wanted = stats.warm_wanted.saturating_add(stock.wanted);
+            stats.warm_target += stock.target;
+            if stock != StockStats::default() {
+                let name = info.names.first().unwrap_or(&info.id);
+                stats.stocks.insert(name.clone(), stock);
+            }
+        }
+    }
+}
+
+/// The marks that configuration gives a template.
+fn floor(config: &crate::PoolConfig, template: &Template, is_idle: bool) -> WarmMarks {
+    match template.info.kind {
+        TemplateKind::Disk => WarmMarks::default(),
+        _ if template.rebuild.is_some() => config.warm,
+        _ if is_idle => WarmMarks::default(),
+        _ => config.warm_in_use,
+    }
+}
+
+/// Freeing huge pages takes time.
+pub(super) fn drop_on_thread(copy: Option<Arc<LoadedTemplate>>) {
+    if copy.is_some() {
+        drop(spawn_blocking(move || drop(copy)));
+    }
+}

@@ -1,0 +1,380 @@
+//! The division of the warm stock's budget among templates.
+//!
+//! Slots are given out one at a time, each to the template whose demand for one more is the largest: demand divided by
+//! the number of slots that it would then have. The shares are thus in proportion to the demands (as seats are by
+//! D'Hondt's method), and a template gets its first slot before another gets one beyond its demand. Configured marks are
+//! served first. Between equals, the template that was used more, lately, goes first; one that has the slot already counts
+//! double, so that templates that are used in turn do not take each other's slots.
+//!
+//! Memory that is left holds loaded templates, in the same order.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+/// What the warm stock may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Budget {
+    /// Warm slots and slots that are being filled.
+    pub(crate) slots: u32,
+    /// Private memory of these slots, and memory of loaded templates, in bytes.
+    pub(crate) bytes: u64,
+}
+
+/// What the warm stock has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) slots: u32,
+    pub(crate) bytes: u64,
+}
+
+impl Budget {
+    /// The budget while the host has `free` bytes for sandboxes beside the stock; negative if sandboxes lack memory.
+    pub(crate) fn within(self, held: Held, free: i128) -> Self {
+        let bytes = i128::from(held.bytes).saturating_add(free).max(0);
+        Self {
+            bytes: self.bytes.min(u64::try_from(bytes).unwrap_or(u64::MAX)),
+            ..self
+        }
+    }
+
+    /// What a template gets that lacks a warm slot of `slot_bytes`. `load_bytes`: the size of its memory, if it should be
+    /// loaded first. A template whose memory does not fit gets its slots from the disk.
+    pub(crate) fn supply(&self, held: Held, slot_bytes: u64, load_bytes: Option<u64>) -> Supplied {
+        let fits = |bytes: u64| held.bytes.saturating_add(bytes) <= self.bytes;
+        match load_bytes {
+            Some(bytes) if fits(bytes) => Supplied::Memory,
+            _ if held.slots < self.slots && fits(slot_bytes) => Supplied::Slot,
+            _ => Supplied::Nothing,
+        }
+    }
+}
+
+/// What a template gets that lacks a warm slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Supplied {
+    /// Its memory is loaded.
+    Memory,
+    /// A slot is filled.
+    Slot,
+    Nothing,
+}
+
+/// What one template would have of the budget. Sizes are in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Claim {
+    /// Configured number of slots.
+    pub(crate) floor: u32,
+    /// Number of slots by demand; zero if the template is idle.
+    pub(crate) wanted: u32,
+    /// Slots that it has, or that are being filled.
+    pub(crate) has: u32,
+    /// Expected memory of a slot.
+    pub(crate) slot_bytes: u64,
+    /// Memory that the template takes while it is loaded.
+    pub(crate) load_bytes: u64,
+    pub(crate) can_load: bool,
+    pub(crate) is_loaded: bool,
+    /// How much the template was used lately.
+    pub(crate) recent: u64,
+    /// When it was last used, in CLOCK_MONOTONIC.
+    pub(crate) used_ns: u64,
+    pub(crate) is_idle: bool,
+}
+
+/// What one template gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) slots: u32,
+    /// Whether its memory may be loaded.
+    pub(crate) loads: bool,
+}
+
+impl Claim {
+    /// Whether the template needs its memory: for warm slots, or because it is loaded and not idle.
+    fn needs_memory(&self, share: Share) -> bool {
+        self.can_load && (share.slots > 0 || self.is_loaded && !self.is_idle)
+    }
+
+    /// The order between equals; the larger one goes first. `has`: whether the template has what it asks for.
+    fn rank(&self, has: bool) -> (u64, u64) {
+        let recent = if has {
+            self.recent.saturating_mul(2)
+        } else {
+            self.recent
+        };
+        (recent, self.used_ns)
+    }
+}
+
+/// Divides the budget. The result has the order of the claims, which decides between claims that are equal.
+pub(crate) fn divide(budget: Budget, claims: &[Claim]) -> Vec<Share> {
+    let mut shares = vec![Share::default(); claims.len()];
+    let mut left = budget;
+    give_slots(&mut left, claims, &mut shares, |claim| claim.floor);
+    give_slots(&mut left, claims, &mut shares, |claim| claim.wanted);
+    let mut loads: Vec<_> = claims.iter().zip(&mut shares).collect();
+    loads.sort_by_key(|(claim, _)| Reverse(claim.rank(claim.is_loaded)));
+    for (claim, share) in loads {
+        if claim.needs_memory(*share) && claim.load_bytes <= left.bytes {
+            left.bytes -= claim.load_bytes;
+            share.loads = true;
+        }
+    }
+    shares
+}
+
+/// Gives out slots until each template has as many as it demands, or the budget is used up. A template whose slot does
+/// not fit into the memory gets no more.
+fn give_slots(
+    left: &mut Budget,
+    claims: &[Claim],
+    shares: &mut [Share],
+    demand: impl Fn(&Claim) -> u32,
+) {
+    let bid = |at: usize, claim: &Claim, share: &Share| {
+        let next = u64::from(share.slots) + 1;
+        let value = (u64::from(demand(claim)) << 32) / next;
+        let is_wanted = share.slots < demand(claim);
+        let rank = claim.rank(u64::from(claim.has) >= next);
+        is_wanted.then_some((value, rank, Reverse(at)))
+    };
+    let all = claims.iter().zip(shares.iter()).enumerate();
+    let mut bids: BinaryHeap<_> = all
+        .filter_map(|(at, (claim, share))| bid(at, claim, share))
+        .collect();
+    while left.slots > 0
+        && let Some((_, _, Reverse(at))) = bids.pop()
+        && let (Some(claim), Some(share)) = (claims.get(at), shares.get_mut(at))
+    {
+        if claim.slot_bytes <= left.bytes {
+            left.slots -= 1;
+            left.bytes -= claim.slot_bytes;
+            share.slots += 1;
+            bids.extend(bid(at, claim, share));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const PLENTY: u64 = 1 << 50;
+
+    fn used(wanted: u32, recent: u64, used_ns: u64) -> Claim {
+        Claim {
+            wanted,
+            slot_bytes: 16 * MIB,
+            load_bytes: 100 * MIB,
+            can_load: true,
+            recent,
+            used_ns,
+            is_idle: wanted == 0,
+            ..Claim::default()
+        }
+    }
+
+    fn slots(slots: u32, claims: &[Claim]) -> Vec<u32> {
+        let budget = Budget {
+            slots,
+            bytes: PLENTY,
+        };
+        divide(budget, claims).iter().map(|s| s.slots).collect()
+    }
+
+    #[test]
+    fn shares_are_in_proportion_to_demands_and_configured_marks_come_first() {
+        let claims = [used(30, 1, 1), used(10, 1, 2), used(1, 1, 3), used(0, 9, 9)];
+        assert_eq!(slots(100, &claims), [30, 10, 1, 0]);
+        assert_eq!(slots(20, &claims), [15, 5, 0, 0]);
+        let floor = Claim {
+            floor: 4,
+            ..used(0, 0, 0)
+        };
+        let claims = [used(30, 1, 1), floor, used(10, 1, 2)];
+        assert_eq!(slots(20, &claims), [12, 4, 4]);
+        assert_eq!(
+            slots(3, &claims),
+            [0, 3, 0],
+            "the budget is above the marks"
+        );
+    }
+
+    #[test]
+    fn between_equals_the_least_used_goes_without_and_what_is_held_is_kept() {
+        let claims = [used(1, 5, 1), used(1, 5, 3), used(1, 5, 2)];
+        assert_eq!(slots(2, &claims), [0, 1, 1], "the least recently used");
+        let mut held = claims;
+        held[0].has = 1;
+        assert_eq!(slots(2, &held), [1, 1, 0], "a slot stays where it is");
+        held[2].recent = 11;
+        assert_eq!(
+            slots(1, &held),
+            [0, 0, 1],
+            "unless another is used far more"
+        );
+    }
+
+    #[test]
+    fn memory_that_is_left_holds_the_templates_that_are_used_most() {
+        let budget = |mib| Budget {
+            slots: 10,
+            bytes: mib * MIB,
+        };
+        let loads = |mib, claims: &[Claim]| -> Vec<bool> {
+            divide(budget(mib), claims)
+                .iter()
+                .map(|s| s.loads)
+                .collect()
+        };
+        let claims = [used(1, 5, 1), used(1, 5, 2), used(0, 5, 3)];
+        assert_eq!(loads(232, &claims), [true, true, false]);
+        assert_eq!(
+            loads(231, &claims),
+            [false, true, false],
+            "slots come first"
+        );
+        // An idle one is unloaded although there is room; one that is used stays loaded without a slot.
+        let loaded = claims.map(|claim| Claim {
+            is_loaded: true,
+            ..claim
+        });
+        assert_eq!(loads(1000, &loaded), [true, true, false]);
+        let kept = Claim {
+            is_idle: false,
+            ..loaded[2]
+        };
+        assert_eq!(loads(1000, &[kept]), [true]);
+        let diff = Claim {
+            can_load: false,
+            ..claims[0]
+        };
+        assert_eq!(loads(1000, &[diff]), [false]);
+    }
+
+    #[test]
+    fn a_host_short_of_memory_shrinks_the_budget() {
+        let budget = Budget {
+            slots: 9,
+            bytes: 100,
+        };
+        let held = Held {
+            slots: 2,
+            bytes: 60,
+        };
+        assert_eq!(budget.within(held, 1000).bytes, 100);
+        assert_eq!(budget.within(held, 10).bytes, 70);
+        assert_eq!(budget.within(held, -20).bytes, 40);
+        assert_eq!(budget.within(held, i128::MIN).bytes, 0);
+        assert_eq!(budget.supply(held, 40, None), Supplied::Slot);
+        assert_eq!(budget.supply(held, 41, None), Supplied::Nothing);
+        assert_eq!(budget.supply(held, 0, Some(40)), Supplied::Memory);
+        assert_eq!(budget.supply(held, 0, Some(41)), Supplied::Slot);
+        let full = Held { slots: 9, ..held };
+        assert_eq!(budget.supply(full, 0, None), Supplied::Nothing);
+    }
+
+    fn claim() -> impl Strategy<Value = Claim> {
+        let numbers = (0..6_u32, 0..40_u32, 0..20_u32, 0..8_u64, 0..1000_u64);
+        let memory = (0..400_u64, 0..900_u64, any::<[bool; 3]>());
+        (numbers, memory).prop_map(
+            |((floor, wanted, has, recent, used_ns), (slot, load, is))| Claim {
+                floor,
+                wanted,
+                has,
+                slot_bytes: slot,
+                load_bytes: load,
+                can_load: is[0],
+                is_loaded: is[1],
+                recent,
+                used_ns,
+                is_idle: is[2],
+            },
+        )
+    }
+
+    fn claims() -> impl Strategy<Value = Vec<Claim>> {
+        prop::collection::vec(claim(), 0..40)
+    }
+
+    fn bytes(claims: &[Claim], shares: &[Share]) -> u64 {
+        let of = |(claim, share): (&Claim, &Share)| {
+            let load = if share.loads { claim.load_bytes } else { 0 };
+            claim.slot_bytes * u64::from(share.slots) + load
+        };
+        claims.iter().zip(shares).map(of).sum()
+    }
+
+    proptest! {
+        #[test]
+        fn the_budget_is_never_exceeded_and_no_one_gets_more_than_the_demand(
+            claims in claims(), slots in 0..200_u32, budget in 0..60_000_u64,
+        ) {
+            let budget = Budget { slots, bytes: budget };
+            let shares = divide(budget, &claims);
+            prop_assert!(shares.iter().map(|s| s.slots).sum::<u32>() <= budget.slots);
+            prop_assert!(bytes(&claims, &shares) <= budget.bytes);
+            for (claim, share) in claims.iter().zip(&shares) {
+                prop_assert!(share.slots <= claim.wanted.max(claim.floor));
+                prop_assert!(!share.loads || claim.needs_memory(*share));
+            }
+        }
+
+        #[test]
+        fn with_plenty_everyone_gets_what_is_demanded(claims in claims()) {
+            let plenty = Budget { slots: u32::MAX, bytes: PLENTY };
+            for (claim, share) in claims.iter().zip(divide(plenty, &claims)) {
+                prop_assert_eq!(share.slots, claim.wanted.max(claim.floor));
+                prop_assert_eq!(share.loads, claim.needs_memory(share));
+            }
+        }
+
+        #[test]
+        fn configured_marks_are_served_before_demand(claims in claims(), more in 0..50_u32) {
+            let floors: u32 = claims.iter().map(|c| c.floor).sum();
+            for (claim, share) in claims.iter().zip(slots(floors + more, &claims)) {
+                prop_assert!(share >= claim.floor);
+            }
+        }
+
+        #[test]
+        fn no_one_gains_by_taking_a_slot_of_another(claims in claims(), budget in 0..200_u32) {
+            let claims: Vec<_> = claims.into_iter().map(|c| Claim { floor: 0, ..c }).collect();
+            let shares = slots(budget, &claims);
+            for (a, of_a) in claims.iter().zip(&shares).filter(|(c, s)| **s < c.wanted) {
+                for (b, of_b) in claims.iter().zip(&shares).filter(|(_, s)| **s > 0) {
+                    // The value of the next slot is at most that of the other's last one.
+                    prop_assert!(a.wanted * of_b <= b.wanted * (of_a + 1));
+                }
+            }
+        }
+
+        #[test]
+        fn a_larger_budget_takes_no_slot_away(claims in claims(), budget in 0..200_u32) {
+            let more = slots(budget + 1, &claims);
+            prop_assert!(slots(budget, &claims).iter().zip(&more).all(|(a, b)| a <= b));
+        }
+
+        #[test]
+        fn a_division_is_stable(claims in claims(), slots in 0..200_u32, budget in 0..60_000_u64) {
+            let budget = Budget { slots, bytes: budget };
+            let shares = divide(budget, &claims);
+            let is_idle = |claim: &Claim, share: &Share| claim.is_idle && share.slots == 0;
+            let next: Vec<_> = claims.iter().zip(&shares).map(|(claim, share)| Claim {
+                has: share.slots,
+                is_loaded: share.loads,
+                is_idle: is_idle(claim, share),
+                ..*claim
+            }).collect();
+            let again = divide(budget, &next);
+            let counts = |shares: &[Share]| -> Vec<u32> { shares.iter().map(|s| s.slots).collect() };
+            prop_assert_eq!(counts(&again), counts(&shares));
+            for ((claim, a), b) in claims.iter().zip(&shares).zip(&again) {
+                // What was loaded stays so. More may be loaded, if it was loaded before and left room is enough now.
+                prop_assert!(!a.loads || b.loads || !claim.can_load);
+            }
+        }
+    }
+}

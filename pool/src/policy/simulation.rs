@@ -1,0 +1,241 @@
+//! A pool of many templates in a model of time: creates arrive, slots are filled one after another, the budget is divided
+//! again and again. All decisions are those of the policy.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::{Budget, Claim, Creates, Held, Stock, Supplied, divide, is_idle, marks, refilling};
+use crate::WarmMarks;
+
+const IDLE: Duration = Duration::from_secs(600);
+const FILL: Duration = Duration::from_millis(50);
+const SLOT_BYTES: u64 = 16;
+const LOAD_BYTES: u64 = 100;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Template {
+    creates: Creates,
+    used_ns: Option<u64>,
+    warm: u32,
+    is_loaded: bool,
+    loads: bool,
+    marks: WarmMarks,
+    refilling: bool,
+    hits: u32,
+    floor: WarmMarks,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Sim {
+    now_ns: u64,
+    budget: Budget,
+    templates: Vec<Template>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// So many creates of a template.
+    Burst(usize, u32),
+    Wait(Duration),
+}
+
+impl Sim {
+    fn new(budget: Budget, templates: usize) -> Self {
+        Self {
+            now_ns: 1,
+            budget,
+            templates: vec![Template::default(); templates],
+        }
+    }
+
+    fn held(&self) -> Held {
+        let loaded = self.templates.iter().filter(|t| t.is_loaded).count();
+        let slots = self.templates.iter().map(|t| t.warm).sum();
+        Held {
+            slots,
+            bytes: u64::from(slots) * SLOT_BYTES + loaded as u64 * LOAD_BYTES,
+        }
+    }
+
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Burst(at, creates) => {
+                let template = &mut self.templates[at];
+                for _ in 0..creates {
+                    template.creates.count(self.now_ns, IDLE);
+                    template.used_ns = Some(self.now_ns);
+                    if template.warm > 0 {
+                        template.warm -= 1;
+                        template.hits += 1;
+                    }
+                }
+                self.divide();
+            }
+            Step::Wait(time) => {
+                let until_ns = self.now_ns + u64::try_from(time.as_nanos()).unwrap();
+                self.divide();
+                while self.now_ns < until_ns && self.fill() {}
+                self.now_ns = self.now_ns.max(until_ns);
+                self.divide();
+            }
+        }
+    }
+
+    fn claim(&self, template: &Template) -> Claim {
+        let is_idle = template
+            .used_ns
+            .is_none_or(|used_ns| is_idle(used_ns, self.now_ns, IDLE));
+        Claim {
+            floor: template.floor.high,
+            wanted: template.creates.wanted(self.now_ns, IDLE),
+            has: template.warm,
+            slot_bytes: SLOT_BYTES,
+            load_bytes: LOAD_BYTES,
+            can_load: true,
+            is_loaded: template.is_loaded,
+            recent: template.creates.recent(self.now_ns, IDLE),
+            used_ns: template.used_ns.unwrap_or(0),
+            is_idle,
+        }
+    }
+
+    fn divide(&mut self) {
+        let claims: Vec<_> = self.templates.iter().map(|t| self.claim(t)).collect();
+        let shares = divide(self.budget, &claims);
+        for ((template, claim), share) in self.templates.iter_mut().zip(claims).zip(shares) {
+            template.marks = marks(template.floor, claim.wanted, share.slots);
+            template.loads = share.loads;
+            template.warm = template.warm.min(share.slots);
+            template.is_loaded &= share.loads;
+        }
+        for template in &mut self.templates {
+            template.refilling = refilling(&Stock {
+                warm: template.warm,
+                filling: 0,
+                low: template.marks.low,
+                high: template.marks.high,
+                refilling: template.refilling,
+            });
+        }
+    }
+
+    /// Fills one slot, or loads a template. Returns whether there was something to do.
+    fn fill(&mut self) -> bool {
+        let held = self.held();
+        let due = self.templates.iter_mut().filter(|t| t.refilling);
+        let Some(template) = due.min_by_key(|t| t.warm) else {
+            return false;
+        };
+        let load = (template.loads && !template.is_loaded).then_some(LOAD_BYTES);
+        match self.budget.supply(held, SLOT_BYTES, load) {
+            Supplied::Memory => template.is_loaded = true,
+            Supplied::Slot => {
+                template.warm += 1;
+                template.creates.filled(FILL);
+                if template.warm >= template.marks.high {
+                    template.creates.is_full();
+                }
+            }
+            Supplied::Nothing => return false,
+        }
+        self.now_ns += u64::try_from(FILL.as_nanos()).unwrap();
+        self.divide();
+        true
+    }
+
+    fn warm(&self) -> Vec<u32> {
+        self.templates.iter().map(|t| t.warm).collect()
+    }
+}
+
+const PLENTY: Budget = Budget {
+    slots: 1000,
+    bytes: 1 << 40,
+};
+const MINUTE: Step = Step::Wait(Duration::from_secs(60));
+
+#[test]
+fn a_burst_on_a_cold_template_is_served_by_the_stock_the_next_time() {
+    let mut sim = Sim::new(PLENTY, 3);
+    sim.take(Step::Burst(1, 40));
+    assert_eq!(sim.templates[1].hits, 0);
+    for round in 1..20 {
+        sim.take(MINUTE);
+        assert!(sim.templates[1].is_loaded);
+        sim.take(Step::Burst(1, 40));
+        let hits = sim.templates[1].hits;
+        // In a minute, demand falls by an eighth; the burst restores it.
+        assert!(hits >= round * 34, "{hits} hits in {round} rounds");
+    }
+    sim.take(MINUTE);
+    assert_eq!(sim.warm()[0], 0);
+    sim.take(Step::Wait(IDLE));
+    assert_eq!(sim.held(), Held::default(), "it is idle");
+}
+
+/// Three hundred templates are used in turn, with room for thirty slots and five loaded ones: no slot is filled in vain
+/// for a template that comes again only after all others.
+#[test]
+fn templates_that_are_used_in_turn_do_not_take_each_others_slots() {
+    let budget = Budget {
+        slots: 30,
+        bytes: 30 * SLOT_BYTES + 5 * LOAD_BYTES,
+    };
+    let mut sim = Sim::new(budget, 300);
+    let mut fills = 0;
+    for turn in 0..600 {
+        let before = sim.warm();
+        sim.take(Step::Burst(turn % 300, 1));
+        sim.take(Step::Wait(Duration::from_millis(500)));
+        let after = sim.warm();
+        fills += before.iter().zip(&after).filter(|(a, b)| b > a).count();
+    }
+    assert_eq!(sim.held().slots, 30);
+    let hits: u32 = sim.templates.iter().map(|t| t.hits).sum();
+    assert_eq!(hits, 30, "in the second round, the thirty that have slots");
+    assert!(fills <= 60, "{fills} fills");
+}
+
+fn steps(templates: usize) -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        3 => (0..templates, 1..30_u32).prop_map(|(at, n)| Step::Burst(at, n)),
+        2 => (0..5_000_u64).prop_map(|ms| Step::Wait(Duration::from_millis(ms))),
+        1 => (0..900_u64).prop_map(|s| Step::Wait(Duration::from_secs(s))),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+proptest! {
+    #[test]
+    fn the_stock_stays_within_its_budget_keeps_the_marks_and_ends_without_use(
+        steps in steps(8), slots in 1..40_u32, bytes in 0..2_000_u64, floor in 0..3_u32,
+    ) {
+        let mut sim = Sim::new(Budget { slots, bytes }, 8);
+        sim.templates[0].floor = WarmMarks { low: floor, high: floor };
+        for step in steps {
+            sim.take(step);
+            let held = sim.held();
+            prop_assert!(held.slots <= slots && held.bytes <= bytes, "{held:?}");
+        }
+        sim.take(Step::Wait(IDLE * 2));
+        sim.take(Step::Wait(IDLE * 2));
+        let fits = u32::try_from(bytes / SLOT_BYTES).unwrap();
+        let first = &sim.templates[0];
+        prop_assert_eq!(first.warm, floor.min(slots).min(fits), "the configured marks");
+        for template in &sim.templates[1..] {
+            prop_assert!(template.warm == 0 && !template.is_loaded, "{template:?}");
+        }
+    }
+
+    #[test]
+    fn the_same_creates_lead_to_the_same_stock(steps in steps(8), slots in 1..40_u32) {
+        let budget = Budget { slots, bytes: 1_000 };
+        let run = || {
+            let mut sim = Sim::new(budget, 8);
+            steps.iter().for_each(|step| sim.take(*step));
+            sim
+        };
+        prop_assert_eq!(run(), run());
+    }
+}
