@@ -409,6 +409,7 @@ mod tests {
             warm_in_use: WarmMarks::default(),
             warm_slots: 0,
             warm_memory: None,
+            template_quota: None,
             limits: SandboxLimits {
                 memory_overhead: Bytes::mib(64),
                 cpu_weight: 100,

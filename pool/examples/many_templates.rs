@@ -4,17 +4,20 @@
 //! ```text
 //! CUBE_BIN=… CUBE_ARTIFACTS=… cargo run --release -p pool --example many_templates -- [disks] [built]
 //! ```
-//! Each disk template has a directory and a link of its own for its root image, but all links are of one file. The page
-//! cache has the files of built templates, because they have just been written.
+//! Each disk template has a directory and a link of its own for its root image, but all links are of one copy. Before each
+//! create, the files of the template and the root image are removed from the page cache; each is then created once more
+//! with its files in the page cache.
 
 mod setup;
 
 use std::{
+    fs::File,
     path::{Path, PathBuf},
     time::Instant,
 };
 
 use model::Bytes;
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use pool::{CreateSpec, DiskSpec, Init, Lifetime, OnClose, Pool, Priority, TemplateDefaults};
 use setup::{Failure, config, number, quantile, variable};
 
@@ -37,7 +40,9 @@ fn main() -> Result<(), Failure> {
 
 async fn measure(state: &Path, disks: u32, built: u32) -> Result<(), Failure> {
     let (pool, ..) = Pool::open(config(state, NO_WARM)?).await?;
-    let root = variable("CUBE_ARTIFACTS")?.join("guest/base.erofs");
+    // A copy, so that nothing else uses its page cache.
+    let root = state.join("root.erofs");
+    std::fs::copy(variable("CUBE_ARTIFACTS")?.join("guest/base.erofs"), &root)?;
     let (mut booted, mut published) = (Vec::new(), Vec::new());
     for _ in 0..disks {
         let disk = DiskSpec {
@@ -76,16 +81,37 @@ async fn measure(state: &Path, disks: u32, built: u32) -> Result<(), Failure> {
         ("built", &published[..]),
         ("disk", &booted[..BOOTS.min(booted.len())]),
     ] {
-        let mut creates = Vec::new();
+        let (mut cold, mut cached) = (Vec::new(), Vec::new());
         for template in templates {
-            let started = Instant::now();
-            let sandbox = pool.create(spec(template)).await?;
-            creates.push(ms(started));
-            pool.kill(&sandbox.id).await?;
+            evict(&root)?;
+            for file in std::fs::read_dir(state.join("templates").join(template).join("image"))? {
+                evict(&file?.path())?;
+            }
+            for times in [&mut cold, &mut cached] {
+                let started = Instant::now();
+                let sandbox = pool.create(spec(template)).await?;
+                times.push(ms(started));
+                pool.kill(&sandbox.id).await?;
+            }
         }
-        print(&format!("first create of a {what} template"), &mut creates);
+        print(
+            &format!("create of a {what} template, cold page cache"),
+            &mut cold,
+        );
+        print(
+            &format!("create of a {what} template, files cached"),
+            &mut cached,
+        );
     }
     pool.close(OnClose::Kill).await;
+    Ok(())
+}
+
+/// Removes a file from the page cache. Its pages must be clean.
+fn evict(path: &Path) -> Result<(), Failure> {
+    let file = File::open(path)?;
+    file.sync_all()?;
+    posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?;
     Ok(())
 }
 

@@ -36,6 +36,13 @@ pub enum PoolError {
          snapshots that are not needed, or start the server with a larger --max-saved"
     )]
     TooManySaved(u32),
+    /// The quota of templates is used up. Templates that a user made are never removed for another one.
+    #[error(
+        "templates and snapshots take {} MiB of {} MiB, and one more may need {} MiB: delete those that are not needed, \
+         or start the server with a larger --template-quota",
+        taken >> 20, quota >> 20, need.div_ceil(1 << 20)
+    )]
+    TemplateQuota { taken: u64, need: u64, quota: u64 },
     /// The template, and the template or sandbox that needs it.
     #[error("template {0:?} is in use: {1}")]
     InUse(String, String),

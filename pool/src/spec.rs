@@ -52,6 +52,9 @@ pub struct PoolConfig {
     pub disk_reserve: Bytes,
     /// Maximum number of paused sandboxes and snapshots together.
     pub max_saved: u32,
+    /// Disk space of all snapshots and built templates together, without root images; `None`: no limit. A further one is
+    /// refused; none is removed for it.
+    pub template_quota: Option<Bytes>,
     /// Timeout for each step of a start, and for a start's wait in the queue.
     pub start_timeout: Duration,
     /// How long a VMM that a former server left running may take to answer. Its sandbox then ends, so this is much longer

@@ -347,10 +347,6 @@ impl Templates {
         self.by_id.values_mut()
     }
 
-    pub(crate) fn ids(&self) -> Vec<String> {
-        self.by_id.keys().cloned().collect()
-    }
-
     /// The template with this id, name or `name:tag`.
     pub(crate) fn find(&self, reference: &str) -> Option<&Template> {
         self.by_id.get(reference).or_else(|| {

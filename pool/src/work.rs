@@ -4,6 +4,7 @@
 pub(crate) mod adopt;
 pub(crate) mod disk;
 pub(crate) mod lease;
+mod read_ahead;
 pub(crate) mod rebuild;
 pub(crate) mod save;
 pub(crate) mod start;

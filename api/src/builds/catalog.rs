@@ -17,6 +17,27 @@ pub struct Catalog {
     pub by_pool: HashMap<String, String>,
 }
 
+type Templates = BTreeMap<String, Arc<TemplateRecord>>;
+
+fn find<'a>(templates: &'a Templates, word: &str) -> Option<&'a Arc<TemplateRecord>> {
+    let named = || templates.values().find(|t| t.name == word);
+    templates.get(word).or_else(named)
+}
+
+/// What an id or a name, with or without a tag, refers to.
+pub(super) fn resolve(templates: &Templates, reference: &str) -> Resolved {
+    let (word, tag) = reference
+        .split_once(':')
+        .unwrap_or((reference, DEFAULT_TAG));
+    match find(templates, word) {
+        None => Resolved::Foreign,
+        Some(template) => match template.tagged(tag) {
+            Some((_, pool_id)) => Resolved::Ready(pool_id.to_owned()),
+            None => Resolved::NotReady,
+        },
+    }
+}
+
 /// What a reference in a request names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolved {
@@ -32,23 +53,13 @@ impl Catalog {
     /// The template with an id or a name, which must be without a tag.
     #[must_use]
     pub fn find(&self, word: &str) -> Option<&Arc<TemplateRecord>> {
-        let named = || self.templates.values().find(|t| t.name == word);
-        self.templates.get(word).or_else(named)
+        find(&self.templates, word)
     }
 
     /// What an id or a name, with or without a tag, refers to.
     #[must_use]
     pub fn resolve(&self, reference: &str) -> Resolved {
-        let (word, tag) = reference
-            .split_once(':')
-            .unwrap_or((reference, DEFAULT_TAG));
-        match self.find(word) {
-            None => Resolved::Foreign,
-            Some(template) => match template.tagged(tag) {
-                Some((_, pool_id)) => Resolved::Ready(pool_id.to_owned()),
-                None => Resolved::NotReady,
-            },
-        }
+        resolve(&self.templates, reference)
     }
 
     /// The id that clients know of a template in the pool.

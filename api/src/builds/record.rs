@@ -229,12 +229,15 @@ impl TemplateRecord {
         self.prune();
     }
 
+    /// Whether [`TemplateRecord::expire`] would end a build.
+    pub(super) fn is_overdue(&self, since_ms: u64) -> bool {
+        self.builds.iter().any(|build| build.is_overdue(since_ms))
+    }
+
     /// Ends builds that have waited since before `since_ms`.
     pub(super) fn expire(&mut self, since_ms: u64, now_ms: u64) {
-        for build in &mut self.builds {
-            if build.state == BuildState::Waiting && build.created_unix_ms < since_ms {
-                build.fail(Reason::new(TOO_LATE), now_ms);
-            }
+        for build in self.builds.iter_mut().filter(|b| b.is_overdue(since_ms)) {
+            build.fail(Reason::new(TOO_LATE), now_ms);
         }
         self.prune();
     }
@@ -292,6 +295,10 @@ impl TemplateRecord {
 }
 
 impl BuildRecord {
+    fn is_overdue(&self, since_ms: u64) -> bool {
+        self.state == BuildState::Waiting && self.created_unix_ms < since_ms
+    }
+
     fn fail(&mut self, reason: Reason, now_ms: u64) {
         self.state = BuildState::Failed(reason);
         self.changed_unix_ms = now_ms;

@@ -101,6 +101,9 @@ pub(super) struct ServeConfig {
     /// Maximum number of paused sandboxes and snapshots together
     #[arg(long, value_name = "N", default_value_t = 1000)]
     max_saved: u32,
+    /// Maximum disk space of snapshots and built templates together; further ones are refused [default: no limit]
+    #[arg(long, value_name = "SIZE")]
+    template_quota: Option<Bytes>,
     /// CPU weight of each sandbox when CPUs are contended, from 1 to 10000
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     cpu_weight: u16,
@@ -285,6 +288,7 @@ fn check(
         server_memory,
         disk_reserve: config.disk_reserve,
         max_saved: config.max_saved,
+        template_quota: config.template_quota,
         start_timeout: Duration::from_secs(30),
         adopt_timeout: Duration::from_secs(600),
         network: None,
@@ -490,6 +494,9 @@ mod tests {
             (Bytes::mib(1024), 1000)
         );
         assert_eq!(spec(&["--max-saved", "9"]).unwrap().pool.max_saved, 9);
+        let quota = |options: &[&str]| spec(options).unwrap().pool.template_quota;
+        assert_eq!(quota(&[]), None);
+        assert_eq!(quota(&["--template-quota", "1GiB"]), Some(Bytes::mib(1024)));
         let rate = |options: &[&str]| spec(options).unwrap().network.unwrap().bytes_per_s;
         assert_eq!(rate(&[]), Some(64 << 20));
         assert_eq!(rate(&["--network-rate", "1MiB"]), Some(1 << 20));

@@ -140,7 +140,9 @@ fn pool_status(why: &PoolError) -> StatusCode {
         PoolError::InUse(..) | PoolError::NoDisk(_) => StatusCode::CONFLICT,
         // Both official clients automatically retry after this status.
         PoolError::Full { .. } => StatusCode::TOO_MANY_REQUESTS,
-        PoolError::NoSpace(_) | PoolError::TooManySaved(_) => StatusCode::INSUFFICIENT_STORAGE,
+        PoolError::NoSpace(_) | PoolError::TooManySaved(_) | PoolError::TemplateQuota { .. } => {
+            StatusCode::INSUFFICIENT_STORAGE
+        }
         PoolError::BadName(_) | PoolError::NoteTooLong(_) => StatusCode::BAD_REQUEST,
         PoolError::Failed { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         PoolError::AgentSilent(_) | PoolError::Draining => StatusCode::SERVICE_UNAVAILABLE,
@@ -251,13 +253,22 @@ mod tests {
             why: "memory".into(),
             retry_after: Duration::from_millis(1200),
         };
-        let cases: [(ApiError, u16); 14] = [
+        let cases: [(ApiError, u16); 15] = [
             (PoolError::Refused(id(), Refusal::NotFound).into(), 404),
             (PoolError::Refused(id(), Refusal::AlreadyPaused).into(), 409),
             (PoolError::Draining.into(), 503),
             (RegistryError::Pool(full()).into(), 429),
             (PoolError::NoSpace("disk".into()).into(), 507),
             (PoolError::TooManySaved(7).into(), 507),
+            (
+                PoolError::TemplateQuota {
+                    taken: 1 << 30,
+                    need: 1,
+                    quota: 1 << 30,
+                }
+                .into(),
+                507,
+            ),
             (PoolError::NoTemplate("x".into()).into(), 404),
             (AuthError::Missing.into(), 401),
             (ApiError::NotImplemented("volumes".into()), 501),

@@ -224,6 +224,7 @@ fn config(state: &Path) -> PoolConfig {
         warm_in_use: WarmMarks::default(),
         warm_slots: 0,
         warm_memory: None,
+        template_quota: None,
         images: vec![variable("CUBE_ARTIFACTS")],
         limits: SandboxLimits {
             memory_overhead: Bytes::mib(64),

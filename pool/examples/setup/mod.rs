@@ -36,6 +36,7 @@ pub(crate) fn config(state: &Path, warm: u32) -> Result<PoolConfig, Failure> {
         warm_in_use: WarmMarks::default(),
         warm_slots: if warm == 0 { 0 } else { 1000 },
         warm_memory: None,
+        template_quota: None,
         images: vec![variable("CUBE_ARTIFACTS")?],
         limits: SandboxLimits {
             memory_overhead: Bytes::mib(64),

@@ -8,21 +8,20 @@ use crate::{
     manifest::Manifest,
     message::{Answer, Published, Renamed},
     slot::Stage,
-    templates::{self, Memory, NewTemplate, Origin},
+    templates::{self, Memory, NewTemplate, Origin, Template},
 };
 
 impl Driver {
-    pub(super) fn template_info(&self, id: &str) -> Option<TemplateInfo> {
-        let mut info = self.templates.get(id)?.info.clone();
-        info.warm = self.stock.len(id);
-        Some(info)
+    pub(super) fn template_info(&self, template: &Template) -> TemplateInfo {
+        let info = template.info.clone();
+        let warm = self.stock.len(&info.id);
+        TemplateInfo { warm, ..info }
     }
 
     pub(super) fn all_templates(&self) -> Vec<TemplateInfo> {
-        let ids = self.templates.ids();
-        let mut all: Vec<_> = ids.iter().filter_map(|id| self.template_info(id)).collect();
-        all.sort_by(|a, b| (&a.names, &a.id).cmp(&(&b.names, &b.id)));
-        all
+        let mut all: Vec<_> = self.templates.iter().collect();
+        all.sort_by(|a, b| (&a.info.names, &a.info.id).cmp(&(&b.info.names, &b.info.id)));
+        all.into_iter().map(|t| self.template_info(t)).collect()
     }
 
     pub(super) fn add_template(

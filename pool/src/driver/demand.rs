@@ -145,8 +145,8 @@ impl Driver {
             template.memory = Memory::Loaded(copy);
             return;
         }
-        let (dir, size) = (template.dir.clone(), template.loaded_bytes);
-        template.memory = match self.jobs.load(id.to_owned(), dir, size) {
+        let dir = template.dir.clone();
+        template.memory = match self.jobs.load(id.to_owned(), dir) {
             Ok(()) => Memory::Loading,
             Err(error) => {
                 tracing::error!(template = id, %error, "cannot load the template: its clones read it from the disk");

@@ -1,13 +1,13 @@
 //! Starts the jobs, on threads and tasks. Each job reports its end to the driver.
 
 use std::{
-    fmt, io,
+    fmt, fs, io,
     os::fd::OwnedFd,
     path::PathBuf,
     sync::{Arc, Weak},
 };
 
-use model::SandboxId;
+use model::{SandboxId, template_file};
 use tokio::{sync::mpsc, task::spawn_blocking};
 use vmm_control::template::LoadedTemplate;
 
@@ -30,6 +30,9 @@ use crate::{
         start::StartPlan,
     },
 };
+
+/// Page size of loaded templates, in bytes.
+const HUGE_PAGE: u64 = 2 << 20;
 
 #[derive(Debug)]
 pub(super) struct Jobs {
@@ -141,15 +144,17 @@ impl Jobs {
         });
     }
 
-    /// Copies a template's memory, `size` bytes, into huge pages. Only one template may be loaded at a time. The pages
-    /// are charged to the server's control group, so its limit, if there is one, grows by the size of each copy that a
-    /// template or a VM uses.
+    /// Copies a template's memory into huge pages. Only one template may be loaded at a time. The pages are charged to
+    /// the server's control group, so its limit, if there is one, grows by the length of each copy that a template or a
+    /// VM uses.
     ///
     /// # Errors
-    /// Returns an error if the limit cannot be set. Nothing is loaded then. A failure to load is reported by
-    /// [`Report::Loaded`].
-    pub(super) fn load(&mut self, template: String, dir: PathBuf, size: u64) -> io::Result<()> {
+    /// Returns an error if the size cannot be read or the limit cannot be set. Nothing is loaded then. A failure to
+    /// load is reported by [`Report::Loaded`].
+    pub(super) fn load(&mut self, template: String, dir: PathBuf) -> io::Result<()> {
         self.copies.retain(|(copy, _)| copy.strong_count() > 0);
+        let size = fs::metadata(dir.join(template_file::MEMORY))?.len();
+        let size = size.next_multiple_of(HUGE_PAGE);
         if let Some(memory) = self.config.server_memory {
             let copies = self.copies.iter().map(|(_, size)| size).sum::<u64>();
             let limit = memory.0.saturating_add(copies).saturating_add(size);

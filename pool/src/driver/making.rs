@@ -117,7 +117,8 @@ impl Driver {
             SandboxRequest::Publish(names, ..) => self
                 .templates
                 .check_names(names)
-                .and_then(|()| self.set_space_aside(id, Saving::Whole)),
+                .and_then(|()| self.set_space_aside(id, Saving::Whole))
+                .and_then(|()| self.check_quota(id)),
             _ => self.set_space_aside(id, Saving::Disk),
         };
         let bootable = admitted.and_then(|()| match &self.slots.leased(id)?.record.boot {

@@ -31,8 +31,8 @@ impl Driver {
             Request::VerifyNetwork(id, answer) => self.of_tap(&id, answer, network::verify),
             Request::Templates(answer) => drop(answer.send(self.all_templates())),
             Request::Template(name, answer) => {
-                let id = self.templates.find(&name).map(|t| t.info.id.clone());
-                let _ = answer.send(id.and_then(|id| self.template_info(&id)));
+                let found = self.templates.find(&name);
+                let _ = answer.send(found.map(|t| self.template_info(t)));
             }
             Request::AddTemplate(dir, names, answer) => self.add_template(&dir, names, answer),
             Request::AddDisk(spec, answer) => self.add_disk(spec, answer),

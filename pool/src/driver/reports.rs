@@ -429,6 +429,7 @@ fn failed_by(error: &PoolError) -> FailedBy {
         | PoolError::Full { .. }
         | PoolError::NoSpace(_)
         | PoolError::TooManySaved(_)
+        | PoolError::TemplateQuota { .. }
         | PoolError::InUse(..)
         | PoolError::NoDisk(_)
         | PoolError::BadName(_)

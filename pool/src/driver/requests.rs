@@ -341,11 +341,11 @@ impl Driver {
         self.templates.check_names(names)?;
         self.may_save()?;
         let entry = self.slots.leased(id)?;
-        match entry.slot.stage {
-            Stage::Running => self.set_space_aside(id, Saving::Diff),
-            // A snapshot of a paused sandbox needs no space, because it links the existing files.
-            _ => Ok(()),
+        // A snapshot of a paused sandbox needs no space, because it links the existing files.
+        if entry.slot.stage == Stage::Running {
+            self.set_space_aside(id, Saving::Diff)?;
         }
+        self.check_quota(id)
     }
 
     /// Begins a fork: a snapshot of this sandbox, from which the new sandboxes continue. They get the source's policy;
@@ -475,6 +475,39 @@ impl Driver {
             entry.save = need;
         }
         Ok(())
+    }
+
+    /// Checks that a template of this sandbox, for which space is set aside, stays within the quota of templates.
+    pub(super) fn check_quota(&mut self, id: &SandboxId) -> Result<(), PoolError> {
+        let Some(quota) = self.config.template_quota else {
+            return Ok(());
+        };
+        let is_counted = |kind| matches!(kind, TemplateKind::Snapshot | TemplateKind::Built);
+        let templates = self.templates.iter().filter(|t| is_counted(t.info.kind));
+        let under_way = self.slots.values().filter(|e| {
+            matches!(
+                e.serving,
+                Some(Serving::Request(
+                    SandboxRequest::Snapshot(..) | SandboxRequest::Publish(..)
+                ))
+            )
+        });
+        let taken =
+            templates.map(|t| t.info.bytes.0).sum::<u64>() + under_way.map(|e| e.save).sum::<u64>();
+        let entry = self.slots.leased(id)?;
+        let need = match entry.slot.stage {
+            Stage::Running => entry.save,
+            _ => 0,
+        };
+        if taken < quota.0 && taken.saturating_add(need) <= quota.0 {
+            return Ok(());
+        }
+        self.counters.refused += 1;
+        Err(PoolError::TemplateQuota {
+            taken,
+            need,
+            quota: quota.0,
+        })
     }
 
     /// Checks that one more paused sandbox or snapshot may be kept. A fork's snapshot is temporary and is not counted.

@@ -24,7 +24,7 @@ use crate::{
         NewIdentity,
         lease::LeasePlan,
         save::ForkSnapshot,
-        start::{Image, Purpose, Source, StartPlan},
+        start::{Image, Purpose, ReadAhead, Source, StartPlan},
     },
 };
 
@@ -223,8 +223,16 @@ impl Driver {
             Err(e) => return drop(answer.send(Err(e))),
         };
         self.counters.warm_misses += u64::from(!is_fork);
-        if let Some(template) = self.templates.get_mut(template) {
-            template.supply.misses += u64::from(!is_fork);
+        if let Some(template) = self.templates.get_mut(template).filter(|_| !is_fork) {
+            template.supply.misses += 1;
+            let (used_ns, idle) = (template.supply.used_ns, self.config.idle);
+            let now_ns = host::monotonic_ns();
+            if used_ns.is_none_or(|used_ns| policy::is_idle(used_ns, now_ns, idle)) {
+                plan.read_ahead = ReadAhead::Memory;
+            }
+        }
+        if spec.priority == Priority::Normal {
+            self.template_used(template);
         }
         plan.record.take_settings(spec, &self.clock);
         plan.purpose = Purpose::Lease;
@@ -303,6 +311,7 @@ impl Driver {
             network: self.config.network.clone(),
             timeout: self.config.start_timeout,
             timeline: Timeline::default(),
+            read_ahead: ReadAhead::Nothing,
         })
     }
 

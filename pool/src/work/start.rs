@@ -18,7 +18,7 @@ use netisolation::{Isolation, Tap};
 use vmm_control::{ControlClient, VmUser, template::LoadedTemplate};
 
 use super::{
-    NewIdentity, WorkError, connect, connect_agent, init_request, save::ForkSnapshot,
+    NewIdentity, WorkError, connect, connect_agent, init_request, read_ahead, save::ForkSnapshot,
     wall_clock::may_be_late,
 };
 use crate::{
@@ -108,6 +108,15 @@ pub(crate) struct StartPlan {
     pub(crate) network: Option<Isolation>,
     pub(crate) timeout: Duration,
     pub(crate) timeline: Timeline,
+    pub(crate) read_ahead: ReadAhead,
+}
+
+/// Whether the memory of a snapshot is read ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadAhead {
+    /// Yes: it has not been used lately, so it may not be in the page cache.
+    Memory,
+    Nothing,
 }
 
 /// A started VM.
@@ -137,6 +146,15 @@ impl StartPlan {
     /// Returns any [`WorkError`]. The VMM process was then killed and its TAP released or discarded; the slot's
     /// directory and control group remain.
     pub(crate) fn run(mut self) -> Result<Started, WorkError> {
+        if let (ReadAhead::Memory, Source::Snapshot(image)) = (self.read_ahead, &self.source) {
+            let base = image.base.clone().filter(|_| image.loaded_base.is_none());
+            read_ahead::begin(
+                [Some(image.dir.clone()), base]
+                    .into_iter()
+                    .flatten()
+                    .collect(),
+            );
+        }
         self.prepare()
             .map_err(|e| WorkError::Io("prepare the sandbox's directory", e))?;
         let tap = self.network.as_ref().map(Isolation::take).transpose();

@@ -3,7 +3,10 @@
 use std::{fs, time::Duration};
 
 use model::Bytes;
-use pool::{CreateSpec, OnClose, Pool, PoolConfig, PoolStats, Sandbox, StockStats, WarmMarks};
+use pool::{
+    CreateSpec, OnClose, PauseMode, Pool, PoolConfig, PoolError, PoolStats, Sandbox, StockStats,
+    TemplateDefaults, WarmMarks,
+};
 use vmm_control::template::loaded_size;
 
 use super::{
@@ -191,6 +194,50 @@ pub(crate) fn kvm_configured_marks_hold_within_the_budget() {
         filled(&pool, 3).await;
         assert!(use_once(&pool, "copy-2").await);
         filled(&pool, 3).await;
+        pool.close(OnClose::Kill).await;
+        state.assert_clean();
+    });
+}
+
+pub(crate) fn kvm_templates_have_a_quota_and_none_is_removed_for_another() {
+    run(async {
+        let state = State::new();
+        let pool = open(config(&state.0, 0)).await;
+        let sandbox = create(&pool, "base").await;
+        let first = pool.snapshot(&sandbox.id, vec!["first".into()]).await;
+        let taken = first.expect("a snapshot").bytes.0;
+        pool.close(OnClose::Keep).await;
+        let with_quota = async |quota: u64| {
+            open(PoolConfig {
+                template_quota: Some(Bytes(quota)),
+                ..config(&state.0, 0)
+            })
+            .await
+        };
+        let pool = with_quota(taken + 1).await;
+        let refused = pool.snapshot(&sandbox.id, Vec::new()).await;
+        let why = refused.expect_err("a refusal").to_string();
+        assert!(why.contains("--template-quota"), "{why}");
+        let defaults = TemplateDefaults::default();
+        let refused = pool.publish(&sandbox.id, Vec::new(), defaults).await;
+        assert!(
+            matches!(refused, Err(PoolError::TemplateQuota { .. })),
+            "{refused:?}"
+        );
+        // What takes no further space is refused only if the quota is used up.
+        let mode = PauseMode::Memory;
+        pool.pause(&sandbox.id, mode).await.expect("a pause");
+        let second = pool.snapshot(&sandbox.id, Vec::new()).await;
+        let second = second.expect("a snapshot of a paused sandbox").id;
+        let refused = pool.snapshot(&sandbox.id, Vec::new()).await;
+        assert!(
+            matches!(refused, Err(PoolError::TemplateQuota { .. })),
+            "{refused:?}"
+        );
+        assert!(pool.template("first").await.is_some());
+        pool.remove_template(&second).await.expect("a removal");
+        let third = pool.snapshot(&sandbox.id, Vec::new()).await;
+        third.expect("room again");
         pool.close(OnClose::Kill).await;
         state.assert_clean();
     });

@@ -181,6 +181,7 @@ pub(crate) fn config(state: &Path, warm: u32) -> PoolConfig {
         warm_in_use: WarmMarks::default(),
         warm_slots: warm,
         warm_memory: None,
+        template_quota: None,
         images: vec![variable("CUBE_ARTIFACTS")],
         limits: SandboxLimits {
             memory_overhead: Bytes::mib(64),

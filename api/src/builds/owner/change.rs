@@ -157,7 +157,8 @@ impl<M: Machinery> Owner<M> {
         let now = unix_ms();
         let wait_ms = u64::try_from(WAIT.as_millis()).unwrap_or(u64::MAX);
         let since = now.saturating_sub(wait_ms);
-        let ids: Vec<_> = self.templates.keys().cloned().collect();
+        let overdue = self.templates.values().filter(|t| t.is_overdue(since));
+        let ids: Vec<_> = overdue.map(|t| t.id.clone()).collect();
         for id in ids {
             // A failure is repeated with the next tick.
             let _later = self.change(&id, |t| t.expire(since, now)).await;

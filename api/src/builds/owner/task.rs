@@ -21,7 +21,7 @@ use crate::{
     auth::random_hex,
     builds::{
         cancel::{Canceller, cancellation},
-        catalog::{Catalog, Resolved},
+        catalog::{Catalog, Resolved, resolve},
         log::BuildLog,
         plan::{At, From},
         record::{BuildRecord, BuildState, RESTARTED, Reason, SUPERSEDED, TemplateRecord},
@@ -320,7 +320,7 @@ impl<M: Machinery> Owner<M> {
         let build = template.build(&queued.build.build_id)?;
         let spec = queued.spec.clone();
         let from = match spec.from {
-            From::Template(reference) => match self.view().resolve(&reference) {
+            From::Template(reference) => match resolve(&self.templates, &reference) {
                 Resolved::Ready(pool_id) => From::Template(pool_id),
                 Resolved::Foreign | Resolved::NotReady => From::Template(reference),
             },
