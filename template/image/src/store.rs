@@ -249,6 +249,7 @@ impl Store {
         let quota = self.inner.quota;
         // All of it can be used if no other program takes more of the disk.
         let disk = (used - held.reserved) + self.writable()?;
+        let disk = disk.saturating_sub(self.inner.disk_reserve);
         let fits = |used: u64| used.saturating_add(needed) <= quota.min(disk);
         let freed: u64 = removable.iter().map(|file| file.bytes).sum();
         // Nothing is removed in vain.
@@ -274,14 +275,14 @@ impl Store {
         Ok(())
     }
 
-    /// Bytes that drafts have and may yet get on the disk.
+    /// Bytes that drafts have, and free ones of the disk, its reserve included.
     fn writable(&self) -> Result<u64, StoreError> {
         let dir = &self.inner.dir;
         let disk = statvfs(dir).map_err(|e| failed("examine the disk of", dir)(e.into()))?;
         let free = disk.blocks_available().saturating_mul(disk.fragment_size());
         let drafts = self.usage("drafts")?;
         let drafts: u64 = drafts.iter().map(|draft| draft.bytes).sum();
-        Ok((free + drafts).saturating_sub(self.inner.disk_reserve))
+        Ok(free + drafts)
     }
 
     fn usage(&self, name: &str) -> Result<Vec<Usage>, StoreError> {
