@@ -150,11 +150,12 @@ impl World {
             .to_owned()
     }
 
-    /// Numbers of unfinished files, of blobs and of root images in the store.
+    /// Numbers of unfinished files, of blobs and of root images in the store. A directory that the store, which is opened
+    /// in the background, has not made yet has none.
     pub(crate) fn stored(&self) -> [usize; 3] {
         ["drafts", "blobs", "images"].map(|name| {
-            let dir = self.store.join(name);
-            fs::read_dir(dir).unwrap().count()
+            let files = fs::read_dir(self.store.join(name));
+            files.map_or(0, Iterator::count)
         })
     }
 }
