@@ -131,8 +131,8 @@ pub(crate) fn kvm_many_templates_share_one_budget() {
             assert!(!use_once(&pool, name).await);
             until("its slot is filled, or there is no room", async || {
                 let stats = stats(&pool).await;
-                (stats.warm == stats.warm_target && stats.filling == 0 && stats.warm_target > 0)
-                    .then_some(())
+                let is_divided = stock(&stats, name).wanted > 0 && stats.warm_target > 0;
+                (is_divided && stats.warm == stats.warm_target && stats.filling == 0).then_some(())
             })
             .await;
         }

@@ -340,7 +340,12 @@ pub(crate) fn kvm_a_built_template_has_the_memory_that_its_disk_was_booted_with_
 {
     run(async {
         let state = State::new();
-        let pool = open(&state, 1).await;
+        // One slot is base's.
+        let config = PoolConfig {
+            warm_slots: 2,
+            ..config(&state.0, 1)
+        };
+        let (pool, ..) = Pool::open(config).await.expect("a pool");
         let recipe = pool.recipe("base").await.expect("it").expect("a recipe");
         let base = pool.disk_of("base").await.expect("the disk of base");
         assert_eq!(base.memory, recipe.memory);
