@@ -1,7 +1,9 @@
 //! Prepares the subjects of a scenario: its target, the target of the rounds beside, and the server if the run starts
 //! one.
 
-use std::{fs, io, os::unix::fs::symlink, path::Path, process::Command, sync::Arc};
+use std::{
+    collections::BTreeSet, fs, io, os::unix::fs::symlink, path::Path, process::Command, sync::Arc,
+};
 
 use model::chain;
 use testbed::{
@@ -229,15 +231,11 @@ fn own_server(
         }
     };
     let templates = dir.join("templates");
-    install(&template.dir, &templates.join(&spec.template)).map_err(at(&templates))?;
-    for of in &scenario.mix {
-        if of.template != spec.template {
-            let other = artifacts::find_template(&settings.artifacts, &of.template, spec.memory)?;
-            install(&other.dir, &templates.join(&of.template)).map_err(at(&templates))?;
-        }
+    for name in templates_of(scenario) {
+        let installed = artifacts::find_template(&settings.artifacts, name, spec.memory)?;
+        install(&installed.dir, &templates.join(name)).map_err(at(&templates))?;
     }
-    let installed = fs::read_dir(&templates).map_or(1, Iterator::count);
-    let installed = u32::try_from(installed).unwrap_or(1);
+    let slots = slots_of(scenario);
     let server = LocalServer::start(
         &dir,
         ServerSpec {
@@ -249,19 +247,18 @@ fn own_server(
             tls: Tls::Off,
             options: [
                 server_options(&settings.artifacts, surroundings.network.is_some()),
-                fixed_stock(&program, spec.warm),
+                fixed_stock(&help_of(&program), slots),
             ]
             .concat(),
             program,
         },
     )?;
     host.template = Some(facts_of(&template, "mapped by cube-api".to_owned()));
-    host.endpoint = Some(format!("cube-api started by the run, {} warm", spec.warm));
+    host.endpoint = Some(format!("cube-api started by the run, {slots} warm"));
     host.add_binary("cube-api", server.program());
     let mut target = e2b(spec, server.endpoint().clone(), server.key().to_owned());
     target.sandboxes = Some(server.sandboxes());
-    // The server keeps as many of each template.
-    target.warm = spec.warm.saturating_mul(installed);
+    target.warm = slots;
     target.log = Some(server.log());
     target.account = account(server.pid()).map(Arc::new);
     let account = target.account.clone();
@@ -363,21 +360,39 @@ fn server_options(artifacts: &Path, networked: bool) -> Vec<String> {
     options
 }
 
-/// The option that keeps the number of warm sandboxes at that of the scenario, however many are created. Former releases,
-/// with which a build may be compared, never had more.
-fn fixed_stock(program: &Path, warm: u32) -> Vec<String> {
+/// The templates of a server that the run starts.
+fn templates_of(scenario: &Scenario) -> BTreeSet<&str> {
+    let mix = scenario.mix.iter().map(|of| of.template.as_str());
+    mix.chain([scenario.target.template.as_str()]).collect()
+}
+
+/// The warm sandboxes of a server that the run starts: it keeps `target.warm` of each template.
+fn slots_of(scenario: &Scenario) -> u32 {
+    let templates = u32::try_from(templates_of(scenario).len()).unwrap_or(u32::MAX);
+    scenario.target.warm.saturating_mul(templates)
+}
+
+/// The option that keeps the number of warm sandboxes of all templates together at that of the scenario, however many
+/// are created. Former releases, with which a build may be compared, never had more; their help has no such option.
+fn fixed_stock(help: &str, slots: u32) -> Vec<String> {
     const OPTION: &str = "--warm-slots";
-    let help = Command::new(program).args(["serve", "--help"]).output();
-    let is_known = help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains(OPTION));
-    if is_known {
-        vec![OPTION.to_owned(), warm.to_string()]
+    if help.contains(OPTION) {
+        vec![OPTION.to_owned(), slots.to_string()]
     } else {
         Vec::new()
     }
 }
 
-/// Links the scenario's template into the server's own templates directory. It must be the only template there, because
-/// the server keeps warm sandboxes of every template that it finds.
+/// The help of a server program; empty if it has none.
+fn help_of(program: &Path) -> String {
+    let help = Command::new(program).args(["serve", "--help"]).output();
+    help.map_or(String::new(), |help| {
+        String::from_utf8_lossy(&help.stdout).into_owned()
+    })
+}
+
+/// Links a template of the scenario into the server's own templates directory, which must have no others, because the
+/// server keeps warm sandboxes of every template that it finds.
 fn install(template: &Path, place: &Path) -> io::Result<()> {
     fs::create_dir_all(place.parent().unwrap_or(place))?;
     symlink(template, place)
@@ -473,5 +488,25 @@ fn facts_of(template: &Template, page_cache: String) -> TemplateFacts {
         dir: Path::new("templates").join(name),
         manifest: serde_json::to_value(&manifest).unwrap_or_default(),
         page_cache,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario;
+
+    #[test]
+    fn the_stock_of_a_server_is_fixed_at_that_of_all_its_templates() {
+        let options = |mix: &str| {
+            let text = format!("[target]\nkind = \"e2b\"\nwarm = 3\n{mix}");
+            let slots = slots_of(&scenario::parse("t", &text).unwrap());
+            (slots, fixed_stock("  --warm-slots <NUMBER>", slots))
+        };
+        let of = |slots: u32| (slots, vec!["--warm-slots".to_owned(), slots.to_string()]);
+        let mixed = "[[mix]]\ntemplate = \"base\"\n[[mix]]\ntemplate = \"code-interpreter-v1\"\n";
+        assert_eq!(options(""), of(3), "one template");
+        assert_eq!(options(mixed), of(6), "the server keeps 3 of each");
+        assert_eq!(fixed_stock("  --warm <LOW:HIGH>", 6), [""; 0]);
     }
 }
