@@ -11,6 +11,8 @@
 mod expiry;
 mod held;
 mod spent;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 use std::{
@@ -196,9 +198,8 @@ impl Runner<'_> {
         if round.subject == Subject::Clone {
             self.target.begin_round().map_err(RunError::Round)?;
         }
-        // Before rounds of every subject: a pool that is being refilled takes CPU time from host processes and clones
-        // beside as well. The parent of forks took a warm slot when the round was prepared.
-        // A pool that is being filled takes CPU time from every other subject.
+        // Before rounds of every subject: a pool that is being filled takes CPU time from all others. The parent of forks
+        // took a warm slot when the round was prepared.
         for peer in self.peers {
             peer.await_ready().map_err(RunError::NotReady)?;
         }
@@ -207,8 +208,7 @@ impl Runner<'_> {
             self.sample_memory(round.index, 0)?;
         }
         let mut meter = spent::Meter::start(self, round);
-        let mut started = self.start_all(round)?;
-        meter.starts_ended();
+        let mut started = self.start_all(round, &mut meter)?;
         // Clones that do not outlive their attempt are not counted.
         let failed = round.arrivals.len().saturating_sub(started.len());
         let until = self.scenario.hold.until;
@@ -330,9 +330,13 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Starts all arrivals of a round, waits until all attempts have ended, and returns the clones that are still
-    /// alive.
-    fn start_all(&self, round: &Round) -> Result<Vec<HeldClone>, RunError> {
+    /// Starts all arrivals of a round, waits until all attempts and lifetimes have ended, and returns the clones that are
+    /// still alive. `meter` is read when the last attempt has ended.
+    fn start_all(
+        &self,
+        round: &Round,
+        meter: &mut spent::Meter<'_>,
+    ) -> Result<Vec<HeldClone>, RunError> {
         let base = OnceLock::new();
         let next = AtomicU32::new(0);
         let (keep, kept) = channel();
@@ -386,6 +390,7 @@ impl Runner<'_> {
                 }
             });
             over.store(true, Ordering::Relaxed);
+            meter.starts_ended();
             if let Some((before, group)) = before.zip(self.group) {
                 self.emit(RunEvent::RoundUsage {
                     round: round.index,

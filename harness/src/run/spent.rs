@@ -38,7 +38,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// All starts of the round have ended.
+    /// All starts of the round have ended; sandboxes with a lifetime may be alive.
     pub(super) fn starts_ended(&mut self) {
         let before = self.server_before;
         let now = before.and_then(|_| self.server.cpu_ns());

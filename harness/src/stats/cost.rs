@@ -128,10 +128,13 @@ pub fn refilled_during_rounds(summary: &Summary) -> Option<u64> {
     (!refilled.is_empty()).then(|| refilled.iter().sum())
 }
 
-/// Milliseconds from the end of the last start until the pool was full again, of each measured round of the target.
+/// Milliseconds from the end of the last start until the pool was full again, of each measured round of the target. Empty
+/// if sandboxes have lifetimes: the round then ends after the last of them, when the pool has long been full.
 #[must_use]
 pub fn until_full_ms(summary: &Summary) -> Vec<f64> {
+    let until = summary.scenario().map(|scenario| scenario.hold.until);
     let spent = summary.spent.iter();
+    let spent = spent.filter(|_| until != Some(HoldUntil::Lifetime));
     let pooled = spent.filter(|s| s.subject == Subject::Clone && s.warm.is_some());
     pooled
         .filter_map(|s| {
@@ -257,6 +260,11 @@ mod tests {
         );
         assert_eq!(hit_rate(summary.clones.iter()), Some(0.75));
         assert_eq!(until_full_ms(&summary), [300.0, 300.0]);
+        let mut lives = summary.clone();
+        if let Some(started) = &mut lives.started {
+            started.scenario.hold.until = HoldUntil::Lifetime;
+        }
+        assert_eq!(until_full_ms(&lives), [0.0; 0], "the last life ends later");
         let other = server_ns_per_s_in_other_rounds(&summary).value().unwrap();
         assert!((other - 50e6).abs() < 1.0, "5 ms in 100 ms: {other}");
     }
