@@ -2,7 +2,12 @@
 //! one.
 
 use std::{
-    collections::BTreeSet, fs, io, os::unix::fs::symlink, path::Path, process::Command, sync::Arc,
+    collections::BTreeSet,
+    fs, io,
+    os::unix::fs::symlink,
+    path::Path,
+    process::Command,
+    sync::{Arc, Mutex},
 };
 
 use model::chain;
@@ -28,7 +33,7 @@ use crate::{
         Target,
         adapter::Adapter,
         bubblewrap::Bubblewrap,
-        e2b::{Dialect, E2b},
+        e2b::{Complaints, Dialect, E2b},
         forks::Forks,
         group::Groups,
         host_process::HostProcess,
@@ -259,7 +264,7 @@ fn own_server(
     let mut target = e2b(spec, server.endpoint().clone(), server.key().to_owned());
     target.sandboxes = Some(server.sandboxes());
     target.warm = slots;
-    target.log = Some(server.log());
+    target.log = Arc::new(Mutex::new(Complaints::of(&server.log())));
     target.account = account(server.pid()).map(Arc::new);
     let account = target.account.clone();
     target.network = scenario.network.as_ref().map(NetworkSpec::options);
@@ -413,7 +418,7 @@ fn e2b(spec: &TargetSpec, api: Endpoint, key: String) -> E2b {
         },
         template: spec.template.clone(),
         sandboxes: None,
-        log: None,
+        log: Arc::default(),
         warm: 0,
         account: None,
         network: None,

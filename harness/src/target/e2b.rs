@@ -11,7 +11,7 @@ mod server_timing;
 use std::{
     fs, io,
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -24,7 +24,7 @@ use testbed::{
     endpoint::{DialError, Endpoint, Wire},
 };
 
-use complaints::Complaints;
+pub use complaints::Complaints;
 pub(super) use remote::Remote;
 
 use super::{CloneId, PageCache, Pool, Sandbox, Target};
@@ -58,8 +58,9 @@ pub struct E2b {
     pub template: String,
     /// Directory in which a server on this host keeps a directory for each sandbox, used to find VMM processes.
     pub sandboxes: Option<PathBuf>,
-    /// Log of a server that the run started: the reason why its pool is not filled.
-    pub log: Option<PathBuf>,
+    /// Log of a server that the run started: the reason why its pool is not filled. Copies of the target share it, so
+    /// that each line is read once.
+    pub log: Arc<Mutex<Complaints>>,
     /// Number of warm sandboxes to wait for before each round and each memory sample; 0 does not wait.
     pub warm: u32,
     /// Accounts of a server that the run started.
@@ -235,7 +236,8 @@ impl Target for E2b {
             return Ok(());
         }
         let deadline = Instant::now() + READY_TIMEOUT;
-        let mut complaints = Complaints::of(self.log.as_deref());
+        let mut complaints = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        complaints.begin_wait();
         loop {
             let gauges = self.gauges()?;
             let ending = self.directories()?.saturating_sub(gauges.kept());
@@ -362,7 +364,7 @@ mod tests {
             dialect: Dialect::V2,
             template: "base".to_owned(),
             sandboxes: None,
-            log: None,
+            log: Arc::default(),
             warm: 0,
             account: None,
             network: None,

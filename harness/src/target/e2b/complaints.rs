@@ -1,11 +1,15 @@
 //! What a server that the run started writes to its log while its pool is not full: the reason why it stays empty.
 
-use std::{fs::File, io::Read, path::Path};
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Read},
+    path::Path,
+};
 
 use api_types::guest_text;
 
-/// Bytes that are read at once; a server that writes more is read the next time.
-const CHUNK: u64 = 1 << 20;
+/// Bytes of a line at most; a longer one counts as several.
+const LINE: u64 = 64 << 10;
 /// The server will not try again.
 const REFUSED: &str = "cannot use an installed template";
 /// The server tries again, after longer and longer pauses.
@@ -13,47 +17,52 @@ const FAILED: [&str; 2] = ["cannot make a warm slot", "a job failed"];
 /// Failed attempts in a row after which the pool will not be filled.
 const MOST_FAILED: u32 = 3;
 
-/// Warnings and errors of a log. Those that appear during a wait are printed to standard error.
-pub(super) struct Complaints {
-    log: Option<File>,
+/// Warnings and errors of a log, of which each line is read once. Those that appear during a wait are printed to standard
+/// error.
+#[derive(Debug, Default)]
+pub struct Complaints {
+    /// At the first byte that was not read yet.
+    log: Option<BufReader<File>>,
     /// The start of a line whose end is not written yet.
-    rest: String,
+    rest: Vec<u8>,
     refused: Option<String>,
     failed: u32,
     last: Option<String>,
-    /// Whether lines are of this wait, and are printed.
+    /// Whether lines are of a wait, and are printed.
     are_new: bool,
 }
 
 impl Complaints {
-    /// Begins a wait. A refusal may be older than it; of failed attempts, only those from now on count.
-    pub(super) fn of(log: Option<&Path>) -> Self {
-        let mut complaints = Self {
-            log: log.and_then(|log| File::open(log).ok()),
-            rest: String::new(),
-            refused: None,
-            failed: 0,
-            last: None,
-            are_new: false,
-        };
-        complaints.read();
-        complaints.failed = 0;
-        complaints.are_new = true;
-        complaints
+    /// Those of a log; of one that cannot be opened, none.
+    pub(crate) fn of(log: &Path) -> Self {
+        Self {
+            log: File::open(log).ok().map(BufReader::new),
+            ..Self::default()
+        }
     }
 
-    /// Reads what was written since the last time.
+    /// Begins a wait. A refusal may be older than it; of failed attempts, only those from now on count.
+    pub(super) fn begin_wait(&mut self) {
+        self.are_new = false;
+        self.read();
+        self.failed = 0;
+        self.are_new = true;
+    }
+
+    /// Reads all lines that were completed since the last time.
     pub(super) fn read(&mut self) {
-        let Some(log) = &mut self.log else { return };
-        let mut bytes = Vec::new();
-        // After an error, the rest is read the next time.
-        let _ = log.take(CHUNK).read_to_end(&mut bytes);
-        self.rest.push_str(&String::from_utf8_lossy(&bytes));
-        while let Some((line, rest)) = self.rest.split_once('\n') {
-            let (line, rest) = (line.to_owned(), rest.to_owned());
-            self.rest = rest;
-            self.line(&line);
+        while let Some(line) = self.next_line() {
+            self.line(String::from_utf8_lossy(&line).trim_end());
         }
+    }
+
+    /// `None` at the end of the log, and after an error: the rest is read the next time.
+    fn next_line(&mut self) -> Option<Vec<u8>> {
+        let log = self.log.as_mut()?;
+        let room = LINE.saturating_sub(self.rest.len() as u64);
+        let read = log.take(room).read_until(b'\n', &mut self.rest).ok()?;
+        let is_complete = self.rest.ends_with(b"\n") || read as u64 == room;
+        is_complete.then(|| std::mem::take(&mut self.rest))
     }
 
     fn line(&mut self, line: &str) {
@@ -107,7 +116,8 @@ mod tests {
     #[test]
     fn a_refusal_is_found_as_soon_as_its_line_is_complete() {
         let mut log = tempfile::NamedTempFile::new().unwrap();
-        let mut complaints = Complaints::of(Some(log.path()));
+        let mut complaints = Complaints::of(log.path());
+        complaints.begin_wait();
         write!(log, "2026-11-24T12:00:00Z  INFO pool: open\n2026 ERROR pool: no TAP\n2026 WARN pool: {REFUSED} te").unwrap();
         complaints.read();
         assert_eq!(complaints.refusal(0), None);
@@ -124,7 +134,7 @@ mod tests {
         );
         assert!(!why.contains('\u{1b}'), "{why}");
         assert_eq!(complaints.refusal(1), None);
-        let mut failing = Complaints::of(None);
+        let mut failing = Complaints::default();
         for _ in 0..MOST_FAILED {
             assert_eq!(failing.refusal(0), None);
             failing.line("2026 WARN pool: a job failed error=\"no memory\"");
@@ -135,21 +145,34 @@ mod tests {
             "{why}"
         );
         assert_eq!(failing.refusal(1), None);
-        writeln!(
-            log,
-            "{}",
-            "2026 WARN pool: a job failed error=\"old\"\n".repeat(9)
-        )
-        .unwrap();
-        let mut later = Complaints::of(Some(log.path()));
-        later.refused = None;
-        assert_eq!(
-            later.refusal(0),
-            None,
-            "failures before the wait do not count"
-        );
-        let mut none = Complaints::of(None);
+        let mut none = Complaints::default();
         none.read();
         assert_eq!((none.refusal(0), none.last()), (None, String::new()));
+    }
+
+    #[test]
+    fn each_line_is_read_once_and_those_before_a_wait_are_not_failures_of_it() {
+        let mut log = tempfile::NamedTempFile::new().unwrap();
+        let mut complaints = Complaints::of(log.path());
+        let info = "2026 INFO pool: a sandbox was created\n".repeat(10_000);
+        let failed = "2026 WARN pool: a job failed error=\"old\"\n".repeat(9);
+        for n in 0..10 {
+            // More than a few buffers of lines in each round, and the reason at the end.
+            write!(log, "{info}{failed}").unwrap();
+            complaints.begin_wait();
+            assert_eq!(complaints.failed, 0, "{n}: failures before the wait");
+            complaints.read();
+            assert_eq!(complaints.failed, 0, "{n}: old lines are not new later");
+            let long = "x".repeat(1 << 20);
+            write!(log, "{long}\n2026 WARN pool: a job failed {n}\n").unwrap();
+            complaints.read();
+            assert_eq!(complaints.failed, 1, "{n}: read to the end");
+            assert!(complaints.last().ends_with(&format!("a job failed {n}")));
+            complaints.read();
+            assert_eq!(complaints.failed, 1, "{n}: once");
+        }
+        let all = log.as_file().metadata().unwrap().len();
+        let mut at = complaints.log.unwrap();
+        assert_eq!(std::io::Seek::stream_position(&mut at).unwrap(), all);
     }
 }
