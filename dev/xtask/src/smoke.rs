@@ -1,7 +1,10 @@
 //! The tier `bench`: `cube-bench` starts a few real VMs, and compares the figures of the documents with the published runs.
 //! Each gate of the run and each figure counts as a test.
 
-use std::{path::Path, process::Command};
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -30,13 +33,9 @@ fn smoke(workspace: &Workspace, binaries: &Path) -> Result<Outcome> {
         .arg(&results)
         .output()
         .context("cannot start cube-bench")?;
-    eprint!("{}", String::from_utf8_lossy(&done.stderr));
     let counts = gates(&done.stdout);
     eprintln!("{SCENARIO}: {counts}, {}", done.status);
-    Ok(Outcome {
-        success: done.status.success(),
-        counts,
-    })
+    Ok(judge(SCENARIO, &done, counts))
 }
 
 fn claims(workspace: &Workspace, binaries: &Path) -> Result<Outcome> {
@@ -47,11 +46,13 @@ fn claims(workspace: &Workspace, binaries: &Path) -> Result<Outcome> {
         .context("cannot start cube-bench")?;
     let text = String::from_utf8_lossy(&done.stdout);
     // Standard output is reserved for the summary of all tiers.
-    eprint!("{text}{}", String::from_utf8_lossy(&done.stderr));
-    Ok(Outcome {
-        success: done.status.success(),
-        counts: figures(&text),
-    })
+    eprint!("{text}");
+    Ok(judge("verify-claims", &done, figures(&text)))
+}
+
+fn judge(name: &str, done: &Output, counts: Counts) -> Outcome {
+    eprint!("{}", String::from_utf8_lossy(&done.stderr));
+    Outcome::of(name, done.status, counts)
 }
 
 fn bench(workspace: &Workspace, binaries: &Path) -> Command {
@@ -122,5 +123,20 @@ mod tests {
         let text = "README.md: a fault\n75 figures compared, 1 faults\n";
         assert_eq!(figures(text).to_string(), "74 passed, 1 failed, 0 skipped");
         assert_eq!(figures("").to_string(), "0 passed, 1 failed, 0 skipped");
+    }
+
+    #[test]
+    fn a_bench_that_fails_with_all_gates_met_is_a_failure() {
+        let bench = |status: u8| {
+            let script = format!(r#"echo '{{"gates":[{{"verdict":"met"}}]}}'; exit {status}"#);
+            let done = Command::new("sh").args(["-c", &script]).output().unwrap();
+            let Outcome { success, counts } = judge("bench", &done, gates(&done.stdout));
+            (success, counts.to_string())
+        };
+        assert_eq!(bench(0), (true, "1 passed, 0 failed, 0 skipped".to_owned()));
+        assert_eq!(
+            bench(1),
+            (false, "1 passed, 1 failed, 0 skipped".to_owned())
+        );
     }
 }
