@@ -11,30 +11,39 @@ use std::{
     process::{Command, Output},
 };
 
-use harness::report::document::Document;
+use harness::{event::RunEvent, plan::Subject, report::document::Document};
+use serde_json::Value;
 
-/// Writes a line for each start and stop, with the time in milliseconds since the first start.
+/// Writes a line for each start and stop, with the time in nanoseconds of CLOCK_MONOTONIC. With a second argument, as many
+/// starts must be under way or answered before a stop is answered, and the last of them is only answered after the first
+/// stop: a run in which starts wait for lifetimes, or lifetimes for starts, fails when its requests time out.
 const ADAPTER: &str = r#"
 import json, sys, threading, time
-log, lock, begun = open(sys.argv[1], "w"), threading.Lock(), []
+log, changed, counts = open(sys.argv[1], "w"), threading.Condition(), {"start": 0, "stop": 0}
+all = int(sys.argv[2])
 def answer(r):
     a = {"id": r["id"]}
-    with lock:
-        now = time.monotonic()
-        if r["op"] == "hello":
+    op = r["op"]
+    with changed:
+        if op == "hello":
             a["protocol"] = 1
-        if r["op"] == "start":
-            begun.append(now)
+        if op == "start":
             a["sandbox"] = r["name"]
-        if r["op"] == "exec":
+        if op == "exec":
             a.update(status=0, stdout="ok\n")
-        if r["op"] in ("start", "stop"):
+        if op in counts:
+            counts[op] += 1
+            changed.notify_all()
             name = r.get("name") or r["sandbox"]
-            log.write(f"{r['op']} {name} {(now - begun[0]) * 1000:.0f}\n")
+            log.write(f"{op} {name} {time.monotonic_ns()}\n")
             log.flush()
+        if op == "start" and counts[op] == all:
+            changed.wait_for(lambda: counts["stop"] > 0)
+        if op == "stop":
+            changed.wait_for(lambda: counts["start"] >= all)
         print(json.dumps(a), flush=True)
 for line in sys.stdin:
-    threading.Thread(target=answer, args=(json.loads(line),)).start()
+    threading.Thread(target=answer, args=(json.loads(line),), daemon=True).start()
 "#;
 
 struct Stage(tempfile::TempDir);
@@ -53,11 +62,11 @@ impl Stage {
         self.0.path().join(name)
     }
 
-    /// Writes a scenario with these keys of `[hold]` and `[arrival]`.
-    fn scenario(&self, name: &str, keys: &str) -> PathBuf {
+    /// Writes a scenario with these keys of `[hold]` and `[arrival]`. `together` is the adapter's second argument.
+    fn scenario(&self, name: &str, together: u32, keys: &str) -> PathBuf {
         fs::write(self.path("adapter.py"), ADAPTER).unwrap();
         let text = format!(
-            "rounds = 1\nwarmup_rounds = 0\n[target]\nkind = \"adapter\"\ncommand = [\"python3\", \"{}\", \"{}\"]\n\
+            "rounds = 1\nwarmup_rounds = 0\n[target]\nkind = \"adapter\"\ncommand = [\"python3\", \"{}\", \"{}\", \"{together}\"]\n\
              [exec]\nargv = [\"/bin/echo\", \"ok\"]\n[baseline]\nkind = \"none\"\n[interference]\n\
              foreign_cpu_share = 1.0\nmemory_wait_share = 1.0\n[[gates]]\nname = \"all\"\nmetric = \"failures\"\nlimit = \"0\"\n\
              [hold]\nuntil = \"lifetime\"\n{keys}",
@@ -94,45 +103,74 @@ impl Stage {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// Start and stop of each sandbox in milliseconds, in the order of the starts.
-    fn lives(&self) -> Vec<(f64, f64)> {
-        let log = fs::read_to_string(self.path("log")).unwrap();
-        let mut lives: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
-        for line in log.lines() {
-            let words: Vec<&str> = line.split(' ').collect();
-            let ms: f64 = words[2].parse().unwrap();
-            let life = lives.entry(words[1]).or_insert((0.0, f64::INFINITY));
-            match words[0] {
-                "start" => life.0 = ms,
-                _ => life.1 = ms,
+    /// The round of the target in the plan of a scenario.
+    fn plan(&self, file: &Path) -> Value {
+        let output = self.bench(&["plan", "--format", "json"], file);
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let mut rounds = plan["rounds"].as_array().unwrap().iter();
+        let of_target = rounds.find(|round| round["subject"] == "clone");
+        of_target.unwrap().clone()
+    }
+
+    /// Checks that each sandbox started at its time in the plan or later, and then lived as long as planned or longer. The
+    /// order of the starts is that of their intended times, which the record contains.
+    fn check_lives(&self, plan: &Value, results: &str) {
+        let events = fs::read_to_string(self.path(results).join("events.jsonl")).unwrap();
+        let events = events
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap());
+        let (mut base_ns, mut intended) = (0, BTreeMap::new());
+        for event in events {
+            match event {
+                RunEvent::RoundStarted {
+                    subject: Subject::Clone,
+                    base_ns: at_ns,
+                    ..
+                } => base_ns = at_ns,
+                RunEvent::Attempt(attempt) if attempt.subject == Subject::Clone => {
+                    let sandbox = format!("{}-{}", attempt.round, attempt.arrival);
+                    intended.insert(attempt.arrival, (sandbox, attempt.intended_ns));
+                }
+                _ => {}
             }
         }
-        let mut lives: Vec<_> = lives.into_values().collect();
-        lives.sort_by(|a, b| a.0.total_cmp(&b.0));
-        lives
+        let log = fs::read_to_string(self.path("log")).unwrap();
+        let at_ns = |what: &str, sandbox: &str| -> u64 {
+            let start = format!("{what} {sandbox} ");
+            let times: Vec<&str> = log.lines().filter_map(|l| l.strip_prefix(&start)).collect();
+            assert_eq!(times.len(), 1, "{what} {sandbox}: {log}");
+            times[0].parse().unwrap()
+        };
+        let arrivals = plan["arrivals"].as_array().unwrap();
+        let lifetimes = plan["lifetimes_ms"].as_array().unwrap();
+        let planned: Vec<_> = arrivals.iter().zip(lifetimes).collect();
+        assert_eq!(
+            (planned.len(), planned.len()),
+            (intended.len(), lifetimes.len())
+        );
+        for ((at, ms), (sandbox, intended_ns)) in planned.into_iter().zip(intended.values()) {
+            let at = at["at_ns"].as_u64().unwrap();
+            assert_eq!(intended_ns - base_ns, at, "{sandbox} has its place");
+            let (start, stop) = (at_ns("start", sandbox), at_ns("stop", sandbox));
+            assert!(start >= *intended_ns, "{sandbox} does not start early");
+            let least = ms.as_u64().unwrap() * 1_000_000;
+            assert!(stop >= start + least, "{sandbox}: {start} {stop} {least}");
+        }
     }
 }
 
 #[test]
 fn sandboxes_live_as_long_as_drawn_while_others_start() {
     let stage = Stage::new();
-    // All start within 0.2 s, and no life is shorter than a second: all of them are alive at once.
-    let keys = "lifetime = \"1s..2s\"\n[arrival]\nkind = \"open\"\nstarts = 40\nrate_per_s = 200\nspacing = \"constant\"\n";
-    let file = stage.scenario("t.toml", keys);
+    let keys = "lifetime = \"200ms..400ms\"\n[arrival]\nkind = \"open\"\nstarts = 40\nrate_per_s = 200\nspacing = \"constant\"\n";
+    let file = stage.scenario("t.toml", 40, keys);
     let document = stage.run(&file, "r");
     assert_eq!((document.n, document.phases["first_exec"].failed), (40, 0));
-    let lives = stage.lives();
-    assert_eq!(lives.len(), 40);
-    for (start, stop) in &lives {
-        assert!(stop - start >= 1000.0, "none dies early: {lives:?}");
-        assert!(stop.is_finite(), "all are killed");
-    }
-    let last_start = lives.iter().map(|life| life.0).fold(0.0, f64::max);
-    let first_stop = lives
-        .iter()
-        .map(|life| life.1)
-        .fold(f64::INFINITY, f64::min);
-    assert!(last_start < first_stop, "{last_start} {first_stop}");
+    let plan = stage.plan(&file);
+    let lifetimes = plan["lifetimes_ms"].as_array().unwrap();
+    let drawn = |ms: &Value| (200..=400).contains(&ms.as_u64().unwrap());
+    assert!(lifetimes.iter().all(drawn), "{lifetimes:?}");
+    stage.check_lives(&plan, "r");
 }
 
 #[test]
@@ -140,42 +178,28 @@ fn a_dumped_trace_is_replayed_in_the_same_order_with_the_same_lives() {
     let stage = Stage::new();
     let keys =
         "lifetime = \"100ms..900ms\"\n[arrival]\nkind = \"open\"\nstarts = 20\nrate_per_s = 100\n";
-    let drawn = stage.scenario("drawn.toml", keys);
+    let drawn = stage.scenario("drawn.toml", 0, keys);
     let trace = stage.path("trace.json");
     let arguments = ["plan", "--trace", trace.to_str().unwrap()];
     let output = stage.bench(&arguments, &drawn);
     assert_eq!(output.status.code(), Some(0));
     let replay = stage.scenario(
         "replay.toml",
+        0,
         "[arrival]\nkind = \"trace\"\ntrace = \"trace.json\"\n",
     );
-    let plan = |file: &Path| -> serde_json::Value {
-        let output = stage.bench(&["plan", "--format", "json"], file);
-        let plan: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        let rounds = plan["rounds"].as_array().unwrap();
-        rounds
-            .iter()
-            .find(|round| round["subject"] == "clone")
-            .unwrap()
-            .clone()
-    };
-    let (before, after) = (plan(&drawn), plan(&replay));
+    let (before, after) = (stage.plan(&drawn), stage.plan(&replay));
     assert_eq!(before["lifetimes_ms"], after["lifetimes_ms"]);
     // A trace has milliseconds.
-    let ms = |round: &serde_json::Value| -> Vec<u64> {
+    let ms = |round: &Value| -> Vec<u64> {
         let arrivals = round["arrivals"].as_array().unwrap().iter();
         arrivals
             .map(|at| at["at_ns"].as_u64().unwrap() / 1_000_000)
             .collect()
     };
     assert_eq!(ms(&before), ms(&after));
+    assert!(ms(&after).is_sorted(), "the order of the starts");
     let document = stage.run(&replay, "r");
     assert_eq!(document.n, 20);
-    let lives = stage.lives();
-    assert!(
-        lives.len() == 20
-            && lives
-                .iter()
-                .all(|(start, stop)| stop > start && stop.is_finite())
-    );
+    stage.check_lives(&after, "r");
 }
