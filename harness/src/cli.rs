@@ -281,6 +281,10 @@ enum CommandError {
         "the sandboxes of {0} do not live to the end of its run: use a scenario with hold.until = \"end\", such as scenarios/density.toml"
     )]
     NotHeld(PathBuf),
+    #[error(
+        "{0} is a recorded run, which --set cannot change: leave --set out, or give a scenario file to run"
+    )]
+    Recorded(PathBuf),
     #[error("the starts of scenario {0} have no times: a closed loop cannot be a trace")]
     Untimed(String),
     #[error("cannot write {path}: {why}")]
@@ -297,6 +301,7 @@ impl CommandError {
             | Self::NoBound
             | Self::Untimed(_)
             | Self::NotHeld(_)
+            | Self::Recorded(_)
             | Self::Init { .. }
             | Self::NoRun(_) => End::Usage,
             Self::Claims(error) => match error {

@@ -12,9 +12,9 @@ use std::{
 
 use harness::report::density::DensityReport;
 
-/// A platform on which starts beyond the 120th living sandbox take a second longer.
+/// A platform that refuses starts beyond the 125th living sandbox.
 const ADAPTER: &str = r#"
-import json, sys, threading, time
+import json, sys, threading
 alive, lock = set(), threading.Lock()
 def answer(r):
     a = {"id": r["id"]}
@@ -22,11 +22,11 @@ def answer(r):
         a["protocol"] = 1
     if r["op"] == "start":
         with lock:
-            alive.add(r["name"])
-            late = len(alive) > 120
-        if late:
-            time.sleep(1)
-        a["sandbox"] = r["name"]
+            if len(alive) == 125:
+                a["error"] = "full"
+            else:
+                alive.add(r["name"])
+                a["sandbox"] = r["name"]
     if r["op"] == "exec":
         a.update(status=0, stdout="ok\n")
     with lock:
@@ -86,19 +86,18 @@ fn the_capacity_of_a_stand_in_is_found_in_a_run_and_again_in_its_record() {
         .unwrap();
     let file = dir.path().join("t.toml");
     fs::write(&file, scenario(dir.path(), "end")).unwrap();
-    let output = density(dir.path(), &file, &["--p95", "500ms"]);
+    // No start that is answered takes as long as this.
+    let output = density(dir.path(), &file, &["--p95", "1h"]);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
     let found: DensityReport = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(
         (found.holds, found.misses),
-        (Some(120), Some(130)),
+        (Some(120), Some(125)),
         "{found:#?}"
     );
-    assert!(found.reasons[0].starts_with("the P95 is 1"), "{found:?}");
-    assert_eq!(found.levels.len(), 15);
-    // One quantile over all starts would be that of the slow end.
-    assert!(found.levels[11].first_exec.p95_ms < found.levels[12].first_exec.p95_ms);
+    assert_eq!(found.reasons[0], "5 starts failed");
+    assert_eq!(found.levels.len(), 13, "the run ends when starts fail");
 
     let results = dir.path().join("r");
     let page = fs::read_to_string(results.join("report.html")).unwrap();
@@ -109,19 +108,48 @@ fn the_capacity_of_a_stand_in_is_found_in_a_run_and_again_in_its_record() {
         found
     );
 
-    // The same record under other bounds: none is exceeded, and one that was not measured.
-    let wide = density(dir.path(), &results, &["--p95", "60s"]);
-    let wide: DensityReport = serde_json::from_slice(&wide.stdout).unwrap();
-    assert_eq!((wide.holds, wide.misses), (Some(150), None));
+    // The same record under other bounds: one that every P95 exceeds, and one that was not measured.
+    let narrow = density(dir.path(), &results, &["--p95", "1ns"]);
+    let narrow: DensityReport = serde_json::from_slice(&narrow.stdout).unwrap();
+    assert_eq!((narrow.holds, narrow.misses), (None, Some(100)));
+    let why = &narrow.reasons[0];
+    assert!(
+        why.starts_with("the P95 is ") && why.ends_with(" ms, above the bound of 0.000001 ms"),
+        "{why}"
+    );
+    let changed = density(dir.path(), &results, &["--p95", "1h", "--set", "rounds=2"]);
+    let stderr = String::from_utf8_lossy(&changed.stderr);
+    assert_eq!(changed.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("--set cannot change"), "{stderr}");
     let idle = density(dir.path(), &results, &["--idle-cpu", "5"]);
-    assert_eq!(idle.status.code(), Some(5));
     let idle: DensityReport = serde_json::from_slice(&idle.stdout).unwrap();
+    assert_eq!((idle.holds, idle.misses), (None, Some(125)));
     assert_eq!(idle.unknown, ["idle CPU time was not measured"]);
     let written = fs::read_to_string(results.join("density.json")).unwrap();
     assert_eq!(
         serde_json::from_str::<DensityReport>(&written).unwrap(),
         found,
         "kept"
+    );
+}
+
+#[test]
+fn a_density_without_enough_starts_is_inconclusive() {
+    let dir = tempfile::Builder::new()
+        .prefix("hb")
+        .tempdir_in("/tmp")
+        .unwrap();
+    let file = dir.path().join("t.toml");
+    fs::write(&file, scenario(dir.path(), "end")).unwrap();
+    let output = density(dir.path(), &file, &["--p95", "1h", "--set", "rounds=2"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(5), "{stderr}");
+    let found: DensityReport = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((found.holds, found.misses), (None, None));
+    assert_eq!(
+        found.unknown,
+        ["a P95 needs 100 starts, there were 20"],
+        "{found:?}"
     );
 }
 

@@ -24,10 +24,10 @@ pub(super) struct Density {
     /// Largest P95 of first exec, for example 60ms
     #[arg(long, value_parser = humantime::parse_duration)]
     p95: Option<Duration>,
-    /// Most memory of all sandboxes together, for example 4GiB
+    /// Maximum memory of all sandboxes together, for example 4GiB
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
-    /// Most CPU time of all idle sandboxes together, in percent of one CPU; needs hold.idle_each_round
+    /// Maximum CPU time of all idle sandboxes together, in percent of one CPU; needs hold.idle_each_round
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     idle_cpu: Option<f64>,
     #[command(flatten)]
@@ -37,7 +37,7 @@ pub(super) struct Density {
 impl Density {
     pub(super) fn carry_out(self) -> Result<End, CommandError> {
         let bounds = Bounds {
-            p95_ms: self.p95.map(|p95| p95.as_secs_f64() * 1e3),
+            p95_ms: self.p95.map(|p95| p95.as_nanos() as f64 / 1e6),
             memory_bytes: self.memory.map(|memory| memory.0 as f64),
             idle_cpu_ms_per_s: self.idle_cpu.map(|percent| percent * 10.0),
         };
@@ -50,6 +50,9 @@ impl Density {
         };
         let is_recorded = self.run.is_dir();
         let dir = if is_recorded {
+            if !self.options.changes.is_empty() {
+                return Err(CommandError::Recorded(self.run));
+            }
             self.run
         } else {
             let scenario = scenario::load_changed(&self.run, None, &self.options.changes)?;

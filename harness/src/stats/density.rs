@@ -46,9 +46,9 @@ pub struct Level {
 pub struct Bounds {
     /// Largest P95 of the time to first exec, in milliseconds.
     pub p95_ms: Option<f64>,
-    /// Most memory of all sandboxes together.
+    /// Maximum memory of all sandboxes together.
     pub memory_bytes: Option<f64>,
-    /// Most CPU time of all idle sandboxes together, per second.
+    /// Maximum CPU time of all idle sandboxes together, per second.
     pub idle_cpu_ms_per_s: Option<f64>,
 }
 
@@ -148,7 +148,9 @@ impl Level {
             (Some(bound), Estimate::Value(ns)) => {
                 let ms = ns as f64 / 1e6;
                 if ms > bound {
-                    missed.push(format!("the P95 is {ms:.2} ms, at most {bound} ms"));
+                    missed.push(format!(
+                        "the P95 is {ms:.2} ms, above the bound of {bound} ms"
+                    ));
                 }
             }
         }
@@ -158,7 +160,7 @@ impl Level {
                 (None, _) => {}
                 (Some(_), None) => unknown.push(format!("{what} was not measured")),
                 (Some(bound), Some(value)) if value > bound => missed.push(format!(
-                    "{what} is {:.1} {name}, at most {:.1} {name}",
+                    "{what} is {:.1} {name}, above the bound of {:.1} {name}",
                     value * scale,
                     bound * scale
                 )),
@@ -334,10 +336,10 @@ mod tests {
         };
         let (holds, misses, why) = found(&host, bounds(50.0, 1e6, 1e6));
         assert_eq!((holds, misses), (Some(240), Some(260)), "{why}");
-        assert_eq!(why, "the P95 is 300.00 ms, at most 50 ms");
+        assert_eq!(why, "the P95 is 300.00 ms, above the bound of 50 ms");
         let (holds, misses, why) = found(&host, bounds(1e6, 800.0, 1e6));
         assert_eq!((holds, misses), (Some(200), Some(220)), "{why}");
-        assert_eq!(why, "memory is 880.0 MB, at most 800.0 MB");
+        assert_eq!(why, "memory is 880.0 MB, above the bound of 800.0 MB");
         let (holds, misses, why) = found(&host, bounds(1e6, 1e6, 60.0));
         assert_eq!((holds, misses), (Some(120), Some(140)), "{why}");
         assert!(why.starts_with("idle CPU time is 70.0 ms"), "{why}");
