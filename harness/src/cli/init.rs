@@ -24,8 +24,14 @@ pub(super) struct Init {
     /// Measure the server with E2B's API at this URL
     #[arg(long, value_name = "URL")]
     target: Option<String>,
-    /// Measure through this adapter (docs/adapters.md): its program and arguments
-    #[arg(long, value_name = "COMMAND", num_args = 1.., conflicts_with = "target")]
+    /// Measure through this adapter (docs/adapters.md): its program and all its arguments, so this is the last option
+    #[arg(
+        long,
+        value_name = "COMMAND",
+        num_args = 1..,
+        allow_hyphen_values = true,
+        conflicts_with = "target"
+    )]
     adapter: Vec<String>,
 }
 
@@ -89,7 +95,26 @@ fn text(url: Option<&str>, adapter: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
     use harness::scenario::{self, TargetKind};
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        init: Init,
+    }
+
+    #[test]
+    fn the_command_of_an_adapter_may_have_options() {
+        let line = "init my.toml --adapter python3 -u adapter.py --region eu --target x";
+        let init = Line::try_parse_from(line.split(' ')).unwrap().init;
+        let command = "python3 -u adapter.py --region eu --target x";
+        assert_eq!(init.adapter.join(" "), command);
+        assert_eq!(
+            (init.file.as_path(), init.target),
+            (Path::new("my.toml"), None)
+        );
+    }
 
     #[test]
     fn every_written_scenario_is_valid() {
