@@ -11,6 +11,7 @@
 
 mod adoptions;
 mod catalog;
+mod copies;
 mod demand;
 mod entry;
 mod jobs;

@@ -183,9 +183,9 @@ pub(crate) enum Report {
     Renamed(Renamed),
     /// A TAP was released; these are its last counters.
     Released(Counters),
-    /// The memory of a template, whose files are in this directory, was loaded into huge pages, or loading failed for this
-    /// reason.
-    Loaded(String, PathBuf, Result<Arc<LoadedTemplate>, String>),
+    /// The memory of a template, whose files are in this directory, was loaded into this many bytes of huge pages, or
+    /// loading failed for this reason.
+    Loaded(String, PathBuf, u64, Result<Arc<LoadedTemplate>, String>),
     /// The adoption of a sandbox ended, with its VMM's private memory in bytes if that could be read, or with the reason
     /// why the sandbox must end.
     /// The adoption of a running sandbox waits for its VMM, and changes nothing any more.

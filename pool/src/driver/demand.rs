@@ -130,9 +130,7 @@ impl Driver {
             held.slots += 1;
             held.bytes = held.bytes.saturating_add(bytes);
         }
-        let in_memory = |t: &&Template| matches!(t.memory, Memory::Loaded(_) | Memory::Loading);
-        let loaded = self.templates.iter().filter(in_memory);
-        held.bytes = loaded.fold(held.bytes, |sum, t| sum.saturating_add(t.loaded_bytes));
+        held.bytes = held.bytes.saturating_add(self.jobs.copies.bytes());
         held
     }
 
@@ -162,7 +160,6 @@ impl Driver {
         dir: &Path,
         loaded: Result<Arc<LoadedTemplate>, String>,
     ) {
-        self.jobs.loaded(loaded.as_ref().ok());
         match self.templates.get_mut(id).filter(|t| t.dir == dir) {
             Some(template) => {
                 template.memory = match loaded {

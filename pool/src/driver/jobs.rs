@@ -1,16 +1,12 @@
 //! Starts the jobs, on threads and tasks. Each job reports its end to the driver.
 
-use std::{
-    fmt, fs, io,
-    os::fd::OwnedFd,
-    path::PathBuf,
-    sync::{Arc, Weak},
-};
+use std::{fmt, fs, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use model::{SandboxId, template_file};
 use tokio::{sync::mpsc, task::spawn_blocking};
 use vmm_control::template::LoadedTemplate;
 
+use super::copies::Copies;
 use crate::{
     PoolConfig, TemplateInfo,
     cgroup::Groups,
@@ -40,10 +36,8 @@ pub(super) struct Jobs {
     pub(super) groups: Arc<Groups>,
     pub(super) reporter: mpsc::UnboundedSender<Report>,
     templates: mpsc::UnboundedSender<Work>,
-    /// Size of the template that is being loaded, in bytes.
-    loading: u64,
-    /// Copies of templates that are charged to the server's control group, and their sizes in bytes.
-    copies: Vec<(Weak<LoadedTemplate>, u64)>,
+    /// All are charged to the server's control group.
+    pub(super) copies: Copies,
 }
 
 impl Jobs {
@@ -59,8 +53,7 @@ impl Jobs {
             groups,
             reporter,
             templates,
-            loading: 0,
-            copies: Vec::new(),
+            copies: Copies::default(),
         }
     }
 
@@ -144,36 +137,27 @@ impl Jobs {
         });
     }
 
-    /// Copies a template's memory into huge pages. Only one template may be loaded at a time. The pages are charged to
-    /// the server's control group, so its limit, if there is one, grows by the length of each copy that a template or a
-    /// VM uses.
+    /// Copies a template's memory into huge pages. The pages are charged to the server's control group, so its limit, if
+    /// there is one, grows by the length of each copy that is being made or in use.
     ///
     /// # Errors
     /// Returns an error if the size cannot be read or the limit cannot be set. Nothing is loaded then. A failure to
     /// load is reported by [`Report::Loaded`].
     pub(super) fn load(&mut self, template: String, dir: PathBuf) -> io::Result<()> {
-        self.copies.retain(|(copy, _)| copy.strong_count() > 0);
         let size = fs::metadata(dir.join(template_file::MEMORY))?.len();
         let size = size.next_multiple_of(HUGE_PAGE);
         if let Some(memory) = self.config.server_memory {
-            let copies = self.copies.iter().map(|(_, size)| size).sum::<u64>();
-            let limit = memory.0.saturating_add(copies).saturating_add(size);
+            let copies = self.copies.bytes().saturating_add(size);
+            let limit = memory.0.saturating_add(copies);
             self.groups.limit_server(limit)?;
         }
-        self.loading = size;
+        self.copies.begun(size);
         self.run(move || {
             let loaded = LoadedTemplate::load(&dir);
             let loaded = loaded.map(Arc::new).map_err(|e| model::chain(&e));
-            Report::Loaded(template, dir, loaded)
+            Report::Loaded(template, dir, size, loaded)
         });
         Ok(())
-    }
-
-    /// Records the copy that a load has made.
-    pub(super) fn loaded(&mut self, copy: Option<&Arc<LoadedTemplate>>) {
-        let size = std::mem::take(&mut self.loading);
-        self.copies
-            .extend(copy.map(|copy| (Arc::downgrade(copy), size)));
     }
 
     /// Kills a VM process. If `disown` is given, the record in that directory is removed first, so that the next server

@@ -52,7 +52,10 @@ impl Driver {
             Report::Rebuilt(id, result) => self.rebuilt(&id, result),
             Report::Swept => self.adoptions.swept(),
             Report::ServersLeft(left) => self.former_servers = left,
-            Report::Loaded(template, dir, loaded) => self.loaded(&template, &dir, loaded),
+            Report::Loaded(template, dir, size, loaded) => {
+                self.jobs.copies.ended(size, loaded.as_ref().ok());
+                self.loaded(&template, &dir, loaded);
+            }
             Report::Unclaimed(id) => {
                 tracing::warn!(sandbox = %id, "the caller went away before it had its sandbox; ending the sandbox");
                 let (answer, _) = tokio::sync::oneshot::channel();

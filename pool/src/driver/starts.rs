@@ -464,7 +464,8 @@ impl Driver {
             if self.adoptions.is_urgent(now_ns) {
                 return;
             }
-            let Some(template) = self.stock.next_fill(&self.templates, now_ns) else {
+            let is_loading = self.jobs.copies.is_loading();
+            let Some(template) = self.stock.next_fill(&self.templates, is_loading, now_ns) else {
                 return;
             };
             let id = template.info.id.clone();

@@ -118,16 +118,14 @@ impl Stock {
     }
 
     /// The template to fill next: of those whose stock is being refilled and whose back-off is over, the one with the
-    /// fewest warm slots. One template is loaded at a time; others that must be loaded wait, because clones that start
+    /// fewest warm slots. One template is loaded at a time (`is_loading`); others that must be loaded wait, because clones that start
     /// from the disk now would not share the huge pages.
     pub(super) fn next_fill<'a>(
         &self,
         templates: &'a Templates,
+        is_loading: bool,
         now_ns: u64,
     ) -> Option<&'a Template> {
-        let is_loading = templates
-            .iter()
-            .any(|t| matches!(t.memory, Memory::Loading));
         let waits = |t: &Template| match t.memory {
             Memory::Loading => true,
             Memory::OnDisk => is_loading && t.supply.loads,
