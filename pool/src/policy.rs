@@ -29,7 +29,7 @@ use crate::WarmMarks;
 pub(crate) use creates::Creates;
 pub(crate) use need::Need;
 pub(crate) use places::{Places, StartFor};
-pub(crate) use share::{Budget, Claim, Held, Supplied, divide};
+pub(crate) use share::{Budget, Claim, Held, Lack, Supplied, divide, supply_first};
 
 /// The host's resources for sandboxes, and how much of them is promised. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,6 +85,15 @@ impl Space {
 }
 
 impl Room {
+    /// The same host, for a sandbox with this need.
+    pub(crate) fn of(self, need: Need) -> Self {
+        Self {
+            expected: need.expected,
+            warm_has: need.warm_has,
+            ..self
+        }
+    }
+
     fn free(&self) -> u64 {
         self.available
             .saturating_sub(self.reserve)
@@ -94,6 +103,14 @@ impl Room {
     /// Memory beyond what is promised, in bytes; negative if sandboxes may lack memory.
     pub(crate) fn surplus(&self) -> i128 {
         i128::from(self.available) - i128::from(self.reserve) - i128::from(self.promised)
+    }
+
+    /// Whether there is room for a fill. Requires room for two, so that a fill is never the reason for refusing the next
+    /// create.
+    pub(crate) fn fits_fill(&self) -> bool {
+        self.free() >= self.expected.saturating_mul(2)
+            && self.disk.free() >= self.layer.saturating_mul(2)
+            && self.slots < self.max
     }
 
     /// Returns the shortage of memory or slots for one more sandbox; `None` if it fits.
@@ -266,14 +283,11 @@ pub(crate) const QUIET: Duration = Duration::from_millis(300);
 /// Interval between fills while callers leave no quiet moment.
 pub(crate) const STARVED: Duration = Duration::from_millis(1000);
 
-/// Whether a fill may begin.
-pub(crate) fn may_fill(room: &Room, foreground: &Foreground) -> bool {
+/// Whether a fill may begin, if there is room for it.
+pub(crate) fn may_fill(foreground: &Foreground) -> bool {
     let calm = !foreground.waiting && foreground.quiet_for >= QUIET;
     let turn = calm || (foreground.since_fill >= STARVED && foreground.filling == 0);
-    // Requires room for two, so that a fill is never the reason for refusing the next create.
-    let spare = room.free() >= room.expected.saturating_mul(2)
-        && room.disk.free() >= room.layer.saturating_mul(2);
-    turn && spare && foreground.filling < foreground.max_filling && room.slots < room.max
+    turn && foreground.filling < foreground.max_filling
 }
 
 #[cfg(test)]
@@ -423,24 +437,31 @@ mod tests {
             filling: 0,
             max_filling: 2,
         };
-        assert!(may_fill(&room(1000, 3), &calm));
+        assert!(may_fill(&calm));
         let busy = Foreground {
             waiting: true,
             ..calm
         };
-        assert!(!may_fill(&room(1000, 3), &busy));
+        assert!(!may_fill(&busy));
         let starved = Foreground {
             since_fill: STARVED,
             ..busy
         };
-        assert!(may_fill(&room(1000, 3), &starved));
-        assert!(!may_fill(&room(530, 3), &calm));
-        assert!(!may_fill(&room(1000, 10), &calm));
+        assert!(may_fill(&starved));
+        let full = Foreground { filling: 2, ..calm };
+        assert!(!may_fill(&full));
+    }
+
+    #[test]
+    fn a_fill_needs_room_for_two() {
+        assert!(room(1000, 3).fits_fill());
+        assert!(!room(530, 3).fits_fill());
+        assert!(!room(1000, 10).fits_fill());
         let low = Room {
             disk: disk(200),
             ..room(1000, 3)
         };
-        assert!(!may_fill(&low, &calm));
+        assert!(!low.fits_fill());
     }
 
     proptest! {

@@ -15,7 +15,7 @@ use crate::{
     CreateSpec, PauseMode, PoolError, Priority, TemplateDefaults, TemplateInfo, TemplateKind,
     VmmId, host,
     message::{Answer, Unclaimed},
-    policy::{self, Demand, Placement, Short, Supplied},
+    policy::{self, Demand, Lack, Need, Placement, Short, Supplied},
     record::{BootFiles, Record, SlotDir},
     slot::{Event, FailedBy, Slot, Stage},
     store::Checked,
@@ -457,32 +457,44 @@ impl Driver {
 
     /// Begins fills as long as templates need them and they are allowed.
     pub(super) fn fill(&mut self) {
-        loop {
-            let now_ns = host::monotonic_ns();
-            self.divide(now_ns);
-            self.stock.review(&mut self.templates, &self.slots);
-            if self.adoptions.is_urgent(now_ns) {
-                return;
-            }
-            let is_loading = self.jobs.copies.is_loading();
-            let Some(template) = self.stock.next_fill(&self.templates, is_loading, now_ns) else {
-                return;
-            };
-            let id = template.info.id.clone();
-            let loads = matches!(template.memory, Memory::OnDisk) && template.supply.loads;
-            let load_bytes = loads.then_some(template.loaded_bytes);
-            let need = self.memory.need(&id);
-            let room = self.memory.room_for(need, &self.slots, &self.disks, now_ns);
-            let is_queued = !self.queue.is_empty();
-            if !self.stock.may_fill(&room, &self.slots, is_queued, now_ns) {
-                return;
-            }
-            let present = self.stock.present;
-            match present.supply(self.held(), need.slot(), load_bytes) {
-                Supplied::Memory => self.load(&id),
-                Supplied::Slot => self.fill_one(&id, now_ns),
-                Supplied::Nothing => return,
-            }
+        while self.fill_next() {}
+    }
+
+    /// Loads a template or begins a fill. Returns whether there was something to do, and room for it.
+    fn fill_next(&mut self) -> bool {
+        let now_ns = host::monotonic_ns();
+        self.divide(now_ns);
+        self.stock.review(&mut self.templates, &self.slots);
+        let is_queued = !self.queue.is_empty();
+        if self.adoptions.is_urgent(now_ns) || !self.stock.may_fill(&self.slots, is_queued, now_ns)
+        {
+            return false;
+        }
+        let is_loading = self.jobs.copies.is_loading();
+        let due = self.stock.next_fills(&self.templates, is_loading, now_ns);
+        if due.is_empty() {
+            return false;
+        }
+        let any = Need::default();
+        let room = self.memory.room_for(any, &self.slots, &self.disks, now_ns);
+        let lacks = due.into_iter().map(|t| (&t.info.id, self.lack(t)));
+        let first = policy::supply_first(self.stock.present, self.held(), &room, lacks);
+        let first = first.map(|(id, supplied)| (id.clone(), supplied));
+        match &first {
+            Some((id, Supplied::Memory)) => self.load(id),
+            Some((id, Supplied::Slot)) => self.fill_one(id, now_ns),
+            None => {}
+        }
+        first.is_some()
+    }
+
+    fn lack(&self, template: &Template) -> Lack {
+        let need = self.memory.need(&template.info.id);
+        let loads = matches!(template.memory, Memory::OnDisk) && template.supply.loads;
+        Lack {
+            need,
+            slot_bytes: need.slot(),
+            load_bytes: loads.then_some(template.loaded_bytes),
         }
     }
 

@@ -10,7 +10,7 @@ use model::SandboxId;
 use super::slots::Slots;
 use crate::{
     PoolConfig, host,
-    policy::{self, Budget, Foreground, Room},
+    policy::{self, Budget, Foreground},
     slot::Stage,
     templates::{Memory, Supply, Template, Templates},
 };
@@ -117,15 +117,15 @@ impl Stock {
         }
     }
 
-    /// The template to fill next: of those whose stock is being refilled and whose back-off is over, the one with the
+    /// The templates to fill next: those whose stock is being refilled and whose back-off is over, first those with the
     /// fewest warm slots. One template is loaded at a time (`is_loading`); others that must be loaded wait, because clones that start
     /// from the disk now would not share the huge pages.
-    pub(super) fn next_fill<'a>(
+    pub(super) fn next_fills<'a>(
         &self,
         templates: &'a Templates,
         is_loading: bool,
         now_ns: u64,
-    ) -> Option<&'a Template> {
+    ) -> Vec<&'a Template> {
         let waits = |t: &Template| match t.memory {
             Memory::Loading => true,
             Memory::OnDisk => is_loading && t.supply.loads,
@@ -133,20 +133,13 @@ impl Stock {
         };
         let due =
             |t: &&Template| t.supply.refilling && now_ns >= t.supply.not_before_ns && !waits(t);
-        templates
-            .iter()
-            .filter(due)
-            .min_by_key(|t| self.len(&t.info.id))
+        let mut due: Vec<_> = templates.iter().filter(due).collect();
+        due.sort_by_key(|t| self.len(&t.info.id));
+        due
     }
 
-    /// Whether a fill may begin. `is_queued` is true if requests are in the queue.
-    pub(super) fn may_fill(
-        &self,
-        room: &Room,
-        slots: &Slots,
-        is_queued: bool,
-        now_ns: u64,
-    ) -> bool {
+    /// Whether a fill may begin, if there is room for it. `is_queued` is true if requests are in the queue.
+    pub(super) fn may_fill(&self, slots: &Slots, is_queued: bool, now_ns: u64) -> bool {
         let is_busy = slots.count(|stage| {
             matches!(
                 stage,
@@ -161,7 +154,7 @@ impl Stock {
             filling: slots.count(|stage| stage == Stage::Filling),
             max_filling: self.parallel,
         };
-        policy::may_fill(room, &foreground)
+        policy::may_fill(&foreground)
     }
 
     pub(super) fn fill_begun(&mut self, now_ns: u64) {

@@ -10,6 +10,8 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
+use super::{Need, Room};
+
 /// What the warm stock may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Budget {
@@ -36,16 +38,41 @@ impl Budget {
         }
     }
 
-    /// What a template gets that lacks a warm slot of `slot_bytes`. `load_bytes`: the size of its memory, if it should be
-    /// loaded first. A template whose memory does not fit gets its slots from the disk.
-    pub(crate) fn supply(&self, held: Held, slot_bytes: u64, load_bytes: Option<u64>) -> Supplied {
+    /// What a template gets. A template whose memory does not fit gets its slots from the disk.
+    fn supply(&self, held: Held, lack: &Lack) -> Option<Supplied> {
         let fits = |bytes: u64| held.bytes.saturating_add(bytes) <= self.bytes;
-        match load_bytes {
-            Some(bytes) if fits(bytes) => Supplied::Memory,
-            _ if held.slots < self.slots && fits(slot_bytes) => Supplied::Slot,
-            _ => Supplied::Nothing,
+        match lack.load_bytes {
+            Some(bytes) if fits(bytes) => Some(Supplied::Memory),
+            _ if held.slots < self.slots && fits(lack.slot_bytes) => Some(Supplied::Slot),
+            _ => None,
         }
     }
+}
+
+/// What a template needs that lacks a warm slot. Sizes are in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lack {
+    /// The expectation for its sandboxes.
+    pub(crate) need: Need,
+    /// Expected memory of a slot.
+    pub(crate) slot_bytes: u64,
+    /// The size of its memory, if it should be loaded first.
+    pub(crate) load_bytes: Option<u64>,
+}
+
+/// The first of these templates for which both the host and the budget have room, and what it gets.
+pub(crate) fn supply_first<T>(
+    budget: Budget,
+    held: Held,
+    room: &Room,
+    lacks: impl IntoIterator<Item = (T, Lack)>,
+) -> Option<(T, Supplied)> {
+    lacks.into_iter().find_map(|(template, lack)| {
+        let supplied = budget.supply(held, &lack)?;
+        room.of(lack.need)
+            .fits_fill()
+            .then_some((template, supplied))
+    })
 }
 
 /// What a template gets that lacks a warm slot.
@@ -55,7 +82,6 @@ pub(crate) enum Supplied {
     Memory,
     /// A slot is filled.
     Slot,
-    Nothing,
 }
 
 /// What one template would have of the budget. Sizes are in bytes.
@@ -268,12 +294,51 @@ mod tests {
         assert_eq!(budget.within(held, 10).bytes, 70);
         assert_eq!(budget.within(held, -20).bytes, 40);
         assert_eq!(budget.within(held, i128::MIN).bytes, 0);
-        assert_eq!(budget.supply(held, 40, None), Supplied::Slot);
-        assert_eq!(budget.supply(held, 41, None), Supplied::Nothing);
-        assert_eq!(budget.supply(held, 0, Some(40)), Supplied::Memory);
-        assert_eq!(budget.supply(held, 0, Some(41)), Supplied::Slot);
+        let supply = |held, slot_bytes, load_bytes| {
+            let lack = Lack {
+                slot_bytes,
+                load_bytes,
+                ..Lack::default()
+            };
+            budget.supply(held, &lack)
+        };
+        assert_eq!(supply(held, 40, None), Some(Supplied::Slot));
+        assert_eq!(supply(held, 41, None), None);
+        assert_eq!(supply(held, 0, Some(40)), Some(Supplied::Memory));
+        assert_eq!(supply(held, 0, Some(41)), Some(Supplied::Slot));
         let full = Held { slots: 9, ..held };
-        assert_eq!(budget.supply(full, 0, None), Supplied::Nothing);
+        assert_eq!(supply(full, 0, None), None);
+    }
+
+    #[test]
+    fn a_template_that_does_not_fit_does_not_stop_the_fills_of_others() {
+        let budget = Budget {
+            slots: 9,
+            bytes: 100 * MIB,
+        };
+        let room = Room {
+            available: 100 * MIB,
+            max: 9,
+            ..Room::default()
+        };
+        let lack = |expected, slot_bytes| Lack {
+            need: Need {
+                expected: expected * MIB,
+                ..Need::default()
+            },
+            slot_bytes: slot_bytes * MIB,
+            load_bytes: None,
+        };
+        let (too_large, too_much, fits) = (lack(51, 16), lack(16, 101), lack(50, 100));
+        let first = |lacks: &[Lack]| {
+            let lacks = lacks.iter().copied().enumerate();
+            supply_first(budget, Held::default(), &room, lacks)
+        };
+        assert_eq!(
+            first(&[too_large, too_much, fits, fits]),
+            Some((2, Supplied::Slot))
+        );
+        assert_eq!(first(&[too_large, too_much]), None);
     }
 
     fn claim() -> impl Strategy<Value = Claim> {

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::{Budget, Claim, Creates, Held, Stock, Supplied, divide, is_idle, marks, refilling};
+use super::{
+    Budget, Claim, Creates, Held, Lack, Need, Room, Stock, Supplied, divide, is_idle, marks,
+    refilling, supply_first,
+};
 use crate::WarmMarks;
 
 const IDLE: Duration = Duration::from_secs(600);
@@ -123,12 +126,25 @@ impl Sim {
     /// Fills one slot, or loads a template. Returns whether there was something to do.
     fn fill(&mut self) -> bool {
         let held = self.held();
-        let due = self.templates.iter_mut().filter(|t| t.refilling);
-        let Some(template) = due.min_by_key(|t| t.warm) else {
+        let mut due: Vec<_> = self.templates.iter_mut().filter(|t| t.refilling).collect();
+        due.sort_by_key(|t| t.warm);
+        let lacks = due.into_iter().map(|template| {
+            let lack = Lack {
+                need: Need::default(),
+                slot_bytes: SLOT_BYTES,
+                load_bytes: (template.loads && !template.is_loaded).then_some(LOAD_BYTES),
+            };
+            (template, lack)
+        });
+        let room = Room {
+            available: 1 << 40,
+            max: u32::MAX,
+            ..Room::default()
+        };
+        let Some((template, supplied)) = supply_first(self.budget, held, &room, lacks) else {
             return false;
         };
-        let load = (template.loads && !template.is_loaded).then_some(LOAD_BYTES);
-        match self.budget.supply(held, SLOT_BYTES, load) {
+        match supplied {
             Supplied::Memory => template.is_loaded = true,
             Supplied::Slot => {
                 template.warm += 1;
@@ -137,7 +153,6 @@ impl Sim {
                     template.creates.is_full();
                 }
             }
-            Supplied::Nothing => return false,
         }
         self.now_ns += u64::try_from(FILL.as_nanos()).unwrap();
         self.divide();

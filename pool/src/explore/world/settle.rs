@@ -135,7 +135,7 @@ impl World {
             filling: stock.filling,
             max_filling: 1,
         };
-        if self.refilling && may_fill(&self.room(), &foreground) {
+        if self.refilling && self.room().fits_fill() && may_fill(&foreground) {
             self.places.push(Place::new(Stage::Filling, self.lifetime));
         }
     }
