@@ -106,7 +106,7 @@ impl Driver {
                 floor: floor(&self.config, template, is_idle).high,
                 wanted,
                 has: self.stock.len(id) + filling.get(id).copied().unwrap_or(0),
-                slot_bytes: self.memory.need(id).slot(),
+                slot_bytes: self.slot_bytes(id),
                 load_bytes: template.loaded_bytes,
                 can_load: !matches!(template.memory, Memory::Unloadable),
                 is_loaded: matches!(template.memory, Memory::Loaded(_) | Memory::Loading),
@@ -118,13 +118,22 @@ impl Driver {
         self.templates.iter().map(claim).collect()
     }
 
+    /// Memory that one more warm slot of a template is expected to have.
+    pub(super) fn slot_bytes(&self, id: &str) -> u64 {
+        let warm = self
+            .stock
+            .warm(id)
+            .filter_map(|id| self.slots.get(id)?.private);
+        self.memory.need(id).slot(warm)
+    }
+
     /// What the stock has of its budget.
     pub(super) fn held(&self) -> Held {
         let mut held = Held::default();
         for entry in self.slots.values() {
             let bytes = match entry.slot.stage {
                 Stage::Warm => entry.private.unwrap_or(0),
-                Stage::Filling => self.memory.need(&entry.record.template.id).slot(),
+                Stage::Filling => self.slot_bytes(&entry.record.template.id),
                 _ => continue,
             };
             held.slots += 1;

@@ -489,11 +489,11 @@ impl Driver {
     }
 
     fn lack(&self, template: &Template) -> Lack {
-        let need = self.memory.need(&template.info.id);
+        let id = &template.info.id;
         let loads = matches!(template.memory, Memory::OnDisk) && template.supply.loads;
         Lack {
-            need,
-            slot_bytes: need.slot(),
+            need: self.memory.need(id),
+            slot_bytes: self.slot_bytes(id),
             load_bytes: loads.then_some(template.loaded_bytes),
         }
     }

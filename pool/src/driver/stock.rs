@@ -68,6 +68,11 @@ impl Stock {
         self.warm.retain(|_, ids| !ids.is_empty());
     }
 
+    /// The warm slots of a template.
+    pub(super) fn warm(&self, template: &str) -> impl Iterator<Item = &SandboxId> {
+        self.warm.get(template).into_iter().flatten()
+    }
+
     pub(super) fn oldest(&self, template: &str) -> Option<&SandboxId> {
         self.warm.get(template)?.front()
     }
@@ -90,8 +95,8 @@ impl Stock {
     /// The warm slots that a template has beyond `most`, oldest first.
     pub(super) fn surplus(&self, template: &str, most: u32) -> Vec<SandboxId> {
         let surplus = self.len(template).saturating_sub(most);
-        let warm = self.warm.get(template).into_iter().flatten();
-        warm.take(usize::try_from(surplus).unwrap_or(0))
+        self.warm(template)
+            .take(usize::try_from(surplus).unwrap_or(0))
             .cloned()
             .collect()
     }

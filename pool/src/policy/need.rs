@@ -41,9 +41,14 @@ impl Need {
         };
     }
 
-    /// Memory that a warm slot is expected to have.
-    pub(crate) fn slot(&self) -> u64 {
-        self.warm_has.max(FLOOR)
+    /// Memory that one more warm slot is expected to have, beside warm slots of these sizes: not less than their average,
+    /// which may be above an estimate that falls.
+    pub(crate) fn slot(&self, warm: impl Iterator<Item = u64>) -> u64 {
+        let (sum, count) = warm.fold((0_u64, 0_u64), |(sum, count), size| {
+            (sum.saturating_add(size), count + 1)
+        });
+        let average = sum.div_ceil(count.max(1));
+        self.warm_has.max(FLOOR).max(average)
     }
 }
 
@@ -77,6 +82,18 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_warm_slot_counts_at_least_as_much_as_the_present_ones() {
+        let mut need = Need::default();
+        assert_eq!(need.slot([].into_iter()), FLOOR);
+        need.warm(3 * FLOOR);
+        assert_eq!(need.slot([FLOOR].into_iter()), 3 * FLOOR);
+        assert_eq!(
+            need.slot([3 * FLOOR, 6 * FLOOR + 1].into_iter()),
+            9 * FLOOR / 2 + 1
+        );
+    }
 
     proptest! {
         #[test]
