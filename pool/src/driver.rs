@@ -36,6 +36,7 @@ use tokio::{
     task::JoinHandle,
 };
 
+pub(crate) use copies::CopySize;
 pub(crate) use entry::Entry;
 
 use crate::{

@@ -11,6 +11,7 @@ use crate::{
     Connected, CreateSpec, DiskSpec, LifeEvent, PauseMode, PoolError, PoolStats, Sandbox,
     TemplateDefaults, TemplateInfo, Usage,
     cgroup::FormerServers,
+    driver::CopySize,
     record::BootFiles,
     slot::{Operation, Wake},
     spec::{OnClose, TimeoutChange},
@@ -183,9 +184,14 @@ pub(crate) enum Report {
     Renamed(Renamed),
     /// A TAP was released; these are its last counters.
     Released(Counters),
-    /// The memory of a template, whose files are in this directory, was loaded into this many bytes of huge pages, or
+    /// The memory of a template, whose files are in this directory, was loaded into huge pages and has this size, or
     /// loading failed for this reason.
-    Loaded(String, PathBuf, u64, Result<Arc<LoadedTemplate>, String>),
+    Loaded(
+        String,
+        PathBuf,
+        CopySize,
+        Result<Arc<LoadedTemplate>, String>,
+    ),
     /// The adoption of a sandbox ended, with its VMM's private memory in bytes if that could be read, or with the reason
     /// why the sandbox must end.
     /// The adoption of a running sandbox waits for its VMM, and changes nothing any more.

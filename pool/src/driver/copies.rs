@@ -4,12 +4,21 @@ use std::sync::{Arc, Weak};
 
 use vmm_control::template::LoadedTemplate;
 
-/// Copies that are being made, and those that a template or a VM uses. Sizes are in bytes.
+/// The size of a copy, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CopySize {
+    /// The most that it can take: holes of the file may be filled.
+    pub(crate) length: u64,
+    /// What it takes.
+    pub(crate) taken: u64,
+}
+
+/// Copies that are being made, and those that a template or a VM uses.
 #[derive(Debug)]
 pub(super) struct Copies<T = LoadedTemplate> {
     /// The sizes of those that are being made.
-    under_way: Vec<u64>,
-    made: Vec<(Weak<T>, u64)>,
+    under_way: Vec<CopySize>,
+    made: Vec<(Weak<T>, CopySize)>,
 }
 
 impl<T> Default for Copies<T> {
@@ -22,12 +31,12 @@ impl<T> Default for Copies<T> {
 }
 
 impl<T> Copies<T> {
-    pub(super) fn begun(&mut self, size: u64) {
+    pub(super) fn begun(&mut self, size: CopySize) {
         self.under_way.push(size);
     }
 
     /// Records the end of a load, and the copy that it has made.
-    pub(super) fn ended(&mut self, size: u64, copy: Option<&Arc<T>>) {
+    pub(super) fn ended(&mut self, size: CopySize, copy: Option<&Arc<T>>) {
         if let Some(at) = self.under_way.iter().position(|other| *other == size) {
             self.under_way.swap_remove(at);
         }
@@ -40,11 +49,29 @@ impl<T> Copies<T> {
         !self.under_way.is_empty()
     }
 
-    /// Memory of all copies.
-    pub(super) fn bytes(&self) -> u64 {
-        let made = self.made.iter().filter(|(copy, _)| copy.strong_count() > 0);
-        let sizes = made.map(|(_, size)| size).chain(&self.under_way);
-        sizes.fold(0, |sum, size| sum.saturating_add(*size))
+    /// Memory of all copies, in bytes.
+    pub(super) fn taken(&self) -> u64 {
+        self.sizes().map(|size| size.taken).sum()
+    }
+
+    /// The most memory that all copies can take, in bytes.
+    pub(super) fn length(&self) -> u64 {
+        self.sizes().map(|size| size.length).sum()
+    }
+
+    /// Memory of the copies that exist and are among these, in bytes.
+    pub(super) fn taken_by(&self, is_among: impl Fn(*const T) -> bool) -> u64 {
+        self.made(is_among).map(|size| size.taken).sum()
+    }
+
+    fn sizes(&self) -> impl Iterator<Item = &CopySize> {
+        self.made(|_| true).chain(&self.under_way)
+    }
+
+    fn made(&self, is_among: impl Fn(*const T) -> bool) -> impl Iterator<Item = &CopySize> {
+        let exists = move |copy: &Weak<T>| copy.strong_count() > 0 && is_among(copy.as_ptr());
+        let made = self.made.iter().filter(move |(copy, _)| exists(copy));
+        made.map(|(_, size)| size)
     }
 }
 
@@ -52,25 +79,38 @@ impl<T> Copies<T> {
 mod tests {
     use super::*;
 
+    fn size(taken: u64) -> CopySize {
+        CopySize {
+            length: 2 * taken,
+            taken,
+        }
+    }
+
     #[test]
     fn each_load_under_way_and_each_copy_in_use_counts() {
         let mut copies = Copies::default();
         // The template of the first load is removed meanwhile, and another one is loaded.
-        copies.begun(100);
-        copies.begun(30);
-        assert_eq!(copies.bytes(), 130);
+        copies.begun(size(100));
+        copies.begun(size(30));
+        assert_eq!((copies.taken(), copies.length()), (130, 2 * 130));
         let second = Arc::new(());
-        copies.ended(30, Some(&second));
+        copies.ended(size(30), Some(&second));
         assert!(copies.is_loading(), "the first load goes on");
-        assert_eq!(copies.bytes(), 130);
+        assert_eq!((copies.taken(), copies.length()), (130, 2 * 130));
         let first = Arc::new(());
-        copies.ended(100, Some(&first));
+        copies.ended(size(100), Some(&first));
         assert!(!copies.is_loading());
-        assert_eq!(copies.bytes(), 130);
+        assert_eq!((copies.taken(), copies.length()), (130, 2 * 130));
+        let is_first = |copy| copy == Arc::as_ptr(&first);
+        assert_eq!(copies.taken_by(is_first), 100);
         drop(first);
-        assert_eq!(copies.bytes(), 30);
-        copies.begun(7);
-        copies.ended(7, None);
-        assert_eq!(copies.bytes(), 30, "nothing is left of a failed load");
+        assert_eq!((copies.taken(), copies.length()), (30, 2 * 30));
+        copies.begun(size(7));
+        copies.ended(size(7), None);
+        assert_eq!(
+            (copies.taken(), copies.length()),
+            (30, 2 * 30),
+            "nothing is left of a failed load"
+        );
     }
 }

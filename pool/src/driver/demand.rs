@@ -1,7 +1,7 @@
 //! Warm stock by demand: counts creates, divides the budget, ends the slots that a template has beyond its share, and
 //! loads and unloads templates. [`crate::policy`] decides all of it.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
 use tokio::task::spawn_blocking;
 use vmm_control::template::LoadedTemplate;
@@ -16,6 +16,9 @@ use crate::{
 
 /// The budget is divided at most this often.
 const INTERVAL: Duration = Duration::from_millis(100);
+
+/// The addresses of copies.
+type CopiesInUse = BTreeSet<*const LoadedTemplate>;
 
 impl Driver {
     /// Counts a create that a warm slot could serve.
@@ -67,8 +70,11 @@ impl Driver {
         let any = Need::default();
         let room = self.memory.room_for(any, &self.slots, &self.disks, now_ns);
         self.stock.present = self.stock.budget.within(held, room.surplus());
-        let claims = self.claims(now_ns);
-        let shares = policy::divide(self.stock.present, &claims);
+        let in_use = self.copies_in_use();
+        let claims = self.claims(&in_use, now_ns);
+        // No decision about the stock frees these copies.
+        let taken = self.jobs.copies.taken_by(|copy| in_use.contains(&copy));
+        let shares = policy::divide(self.stock.present.beside(taken), &claims);
         let mut give_back = Vec::new();
         for ((template, claim), share) in self.templates.iter_mut().zip(claims).zip(shares) {
             let floor = floor(&self.config, template, claim.is_idle);
@@ -90,7 +96,7 @@ impl Driver {
     }
 
     /// What each template would have of the budget, in the order of [`crate::templates::Templates::iter`].
-    fn claims(&self, now_ns: u64) -> Vec<Claim> {
+    fn claims(&self, in_use: &CopiesInUse, now_ns: u64) -> Vec<Claim> {
         let filling = stock::filling(&self.slots);
         let idle = self.config.idle;
         let claim = |template: &Template| {
@@ -107,7 +113,10 @@ impl Driver {
                 wanted,
                 has: self.stock.len(id) + filling.get(id).copied().unwrap_or(0),
                 slot_bytes: self.slot_bytes(id),
-                load_bytes: template.loaded_bytes,
+                load_bytes: match in_use.contains(&template.copy.as_ptr()) {
+                    true => 0,
+                    false => template.loaded_bytes,
+                },
                 can_load: !matches!(template.memory, Memory::Unloadable),
                 is_loaded: matches!(template.memory, Memory::Loaded(_) | Memory::Loading),
                 recent: supply.creates.recent(now_ns, idle),
@@ -116,6 +125,15 @@ impl Driver {
             }
         };
         self.templates.iter().map(claim).collect()
+    }
+
+    /// The copies of templates' memory that sandboxes have mapped.
+    fn copies_in_use(&self) -> CopiesInUse {
+        let is_stock = |stage| matches!(stage, Stage::Warm | Stage::Filling | Stage::Ending);
+        let sandboxes = self.slots.values().filter(|e| !is_stock(e.slot.stage));
+        sandboxes
+            .filter_map(|e| e.loaded.as_ref().map(Arc::as_ptr))
+            .collect()
     }
 
     /// Memory that one more warm slot of a template is expected to have.
@@ -139,7 +157,7 @@ impl Driver {
             held.slots += 1;
             held.bytes = held.bytes.saturating_add(bytes);
         }
-        held.bytes = held.bytes.saturating_add(self.jobs.copies.bytes());
+        held.bytes = held.bytes.saturating_add(self.jobs.copies.taken());
         held
     }
 
@@ -153,7 +171,7 @@ impl Driver {
             return;
         }
         let dir = template.dir.clone();
-        template.memory = match self.jobs.load(id.to_owned(), dir) {
+        template.memory = match self.jobs.load(id.to_owned(), dir, template.loaded_bytes) {
             Ok(()) => Memory::Loading,
             Err(error) => {
                 tracing::error!(template = id, %error, "cannot load the template: its clones read it from the disk");
@@ -191,7 +209,8 @@ impl Driver {
         }
     }
 
-    /// Lets go of a template's memory in huge pages. It is freed when no VM uses it any more.
+    /// Lets go of a template's memory in huge pages, and ends the warm slots that have it mapped. It is freed when no
+    /// sandbox uses it any more.
     fn unload(&mut self, id: &str) {
         if let Some(template) = self.templates.get_mut(id)
             && let Memory::Loaded(copy) = &template.memory
@@ -202,6 +221,14 @@ impl Driver {
                 template = id,
                 "unloaded: not in use, or others need the memory"
             );
+            let maps = |loaded: &Arc<LoadedTemplate>| Arc::ptr_eq(loaded, &copy);
+            let is_stock = |stage| matches!(stage, Stage::Warm | Stage::Filling);
+            let stock = self
+                .slots
+                .ids(|e| is_stock(e.slot.stage) && e.loaded.as_ref().is_some_and(maps));
+            for slot in stock {
+                self.end(&slot);
+            }
             drop_on_thread(Some(copy));
         }
     }

@@ -6,7 +6,7 @@ use model::{SandboxId, template_file};
 use tokio::{sync::mpsc, task::spawn_blocking};
 use vmm_control::template::LoadedTemplate;
 
-use super::copies::Copies;
+use super::copies::{Copies, CopySize};
 use crate::{
     PoolConfig, TemplateInfo,
     cgroup::Groups,
@@ -137,17 +137,18 @@ impl Jobs {
         });
     }
 
-    /// Copies a template's memory into huge pages. The pages are charged to the server's control group, so its limit, if
+    /// Copies a template's memory into huge pages, of which it takes so many bytes. The pages are charged to the server's control group, so its limit, if
     /// there is one, grows by the length of each copy that is being made or in use.
     ///
     /// # Errors
     /// Returns an error if the size cannot be read or the limit cannot be set. Nothing is loaded then. A failure to
     /// load is reported by [`Report::Loaded`].
-    pub(super) fn load(&mut self, template: String, dir: PathBuf) -> io::Result<()> {
-        let size = fs::metadata(dir.join(template_file::MEMORY))?.len();
-        let size = size.next_multiple_of(HUGE_PAGE);
+    pub(super) fn load(&mut self, template: String, dir: PathBuf, taken: u64) -> io::Result<()> {
+        let length = fs::metadata(dir.join(template_file::MEMORY))?.len();
+        let length = length.next_multiple_of(HUGE_PAGE);
+        let size = CopySize { length, taken };
         if let Some(memory) = self.config.server_memory {
-            let copies = self.copies.bytes().saturating_add(size);
+            let copies = self.copies.length().saturating_add(length);
             let limit = memory.0.saturating_add(copies);
             self.groups.limit_server(limit)?;
         }

@@ -494,7 +494,11 @@ impl Driver {
         Lack {
             need: self.memory.need(id),
             slot_bytes: self.slot_bytes(id),
-            load_bytes: loads.then_some(template.loaded_bytes),
+            // A copy that exists is part of what the stock has.
+            load_bytes: loads.then_some(match template.copy.strong_count() {
+                0 => template.loaded_bytes,
+                _ => 0,
+            }),
         }
     }
 

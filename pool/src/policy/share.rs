@@ -17,7 +17,7 @@ use super::{Need, Room};
 pub(crate) struct Budget {
     /// Warm slots and slots that are being filled.
     pub(crate) slots: u32,
-    /// Private memory of these slots, and memory of loaded templates, in bytes.
+    /// Private memory of these slots, and memory of templates in huge pages, in bytes.
     pub(crate) bytes: u64,
 }
 
@@ -36,6 +36,12 @@ impl Budget {
             bytes: self.bytes.min(u64::try_from(bytes).unwrap_or(u64::MAX)),
             ..self
         }
+    }
+
+    /// The budget beside these bytes, which are taken for other uses.
+    pub(crate) fn beside(self, taken: u64) -> Self {
+        let bytes = self.bytes.saturating_sub(taken);
+        Self { bytes, ..self }
     }
 
     /// What a template gets. A template whose memory does not fit gets its slots from the disk.
@@ -95,7 +101,7 @@ pub(crate) struct Claim {
     pub(crate) has: u32,
     /// Expected memory of a slot.
     pub(crate) slot_bytes: u64,
-    /// Memory that the template takes while it is loaded.
+    /// Memory that the template takes while it is loaded: none beside a copy that sandboxes use.
     pub(crate) load_bytes: u64,
     pub(crate) can_load: bool,
     pub(crate) is_loaded: bool,
@@ -293,6 +299,8 @@ mod tests {
         assert_eq!(budget.within(held, 1000).bytes, 100);
         assert_eq!(budget.within(held, 10).bytes, 70);
         assert_eq!(budget.within(held, -20).bytes, 40);
+        assert_eq!(budget.within(held, -20).beside(30).bytes, 10);
+        assert_eq!(budget.beside(101).bytes, 0);
         assert_eq!(budget.within(held, i128::MIN).bytes, 0);
         let supply = |held, slot_bytes, load_bytes| {
             let lack = Lack {
