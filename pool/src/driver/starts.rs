@@ -7,6 +7,7 @@ use vmm_control::template::LoadedTemplate;
 
 use super::{
     Driver, Entry,
+    demand::drop_on_thread,
     entry::Serving,
     queue::{Pending, Want},
     stock::fill_failed,
@@ -135,7 +136,10 @@ impl Driver {
         tracing::warn!(sandbox = %id, %error, "the resume failed");
         let now = self.clock.now();
         self.add_event(id, now, format!("the resume failed: {error}"));
-        let serving = self.slots.get_mut(id).and_then(|e| e.serving.take());
+        let entry = self.slots.get_mut(id);
+        let (serving, loaded) = entry.map_or((None, None), |e| (e.serving.take(), e.loaded.take()));
+        // A paused sandbox has no VM that uses it.
+        drop_on_thread(loaded);
         // An error means that the slot is ending already.
         let _ = self.event(id, Event::ResumeFailed(by));
         if let Some(serving) = serving {
