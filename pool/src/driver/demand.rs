@@ -6,9 +6,13 @@ use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 use tokio::task::spawn_blocking;
 use vmm_control::template::LoadedTemplate;
 
-use super::{Driver, stock};
+use super::{
+    Driver,
+    queue::{Pending, Want},
+    stock,
+};
 use crate::{
-    PoolStats, StockStats, TemplateKind, WarmMarks, host,
+    PoolStats, Priority, StockStats, TemplateKind, WarmMarks, host,
     policy::{self, Claim, Held, Need},
     slot::Stage,
     templates::{Memory, Template},
@@ -21,11 +25,22 @@ const INTERVAL: Duration = Duration::from_millis(100);
 type CopiesInUse = BTreeSet<*const LoadedTemplate>;
 
 impl Driver {
-    /// Counts a create that a warm slot could serve.
-    pub(super) fn count_create(&mut self, template: &str, now_ns: u64) {
-        let idle = self.config.idle;
-        if let Some(template) = self.templates.get_mut(template) {
-            template.supply.creates.count(now_ns, idle);
+    /// Counts a create that a warm slot serves or could have served. Counts no request that is refused: its caller may
+    /// try again any number of times.
+    pub(super) fn count_create(&mut self, pending: &Pending) {
+        let Want::New {
+            spec,
+            template,
+            fork: None,
+            ..
+        } = &pending.want
+        else {
+            return;
+        };
+        let template = self.templates.get_mut(template);
+        if let Some(template) = template.filter(|_| spec.priority == Priority::Normal) {
+            let (creates, idle) = (&mut template.supply.creates, self.config.idle);
+            creates.count(pending.accepted_ns, idle);
             self.stock.has_changed = true;
         }
     }

@@ -13,7 +13,7 @@ use super::{
     space::Saving,
 };
 use crate::{
-    Connected, CreateSpec, PauseMode, PoolError, Priority, TemplateInfo, TemplateKind,
+    Connected, CreateSpec, PauseMode, PoolError, TemplateInfo, TemplateKind,
     durable::Durability,
     host,
     message::{Answer, ForkAnswers, Request, SandboxRequest, SnapshotFor, Unclaimed},
@@ -57,9 +57,6 @@ impl Driver {
             None => Err(PoolError::NoTemplate(spec.template.clone())),
             Some(template) => check_note(&spec.note).map(|()| template.info.id.clone()),
         };
-        if let (Ok(template), Priority::Normal) = (&template, spec.priority) {
-            self.count_create(template, accepted_ns);
-        }
         match template {
             Err(e) => drop(answer.send(Err(e))),
             Ok(template) => {

@@ -66,7 +66,11 @@ impl Driver {
             self.refuse(pending.want, full);
             return None;
         }
-        match self.placement(&pending, now_ns) {
+        let placement = self.placement(&pending, now_ns);
+        if matches!(placement, Placement::Take | Placement::Start) {
+            self.count_create(&pending);
+        }
+        match placement {
             Placement::Take => self.lease(pending),
             Placement::Start => self.start(pending),
             Placement::Wait => return Some(pending),

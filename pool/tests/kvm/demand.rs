@@ -126,6 +126,40 @@ pub(crate) fn kvm_warm_slots_follow_demand_and_end_without_it() {
     });
 }
 
+pub(crate) fn kvm_refused_creates_are_no_demand() {
+    run(async {
+        let state = State::new();
+        let config = PoolConfig {
+            max_sandboxes: 1,
+            ..install(&state, &names(2))
+        };
+        let pool = open(config).await;
+        let only = create(&pool, "copy-0").await;
+        for _ in 0..5 {
+            let spec = CreateSpec {
+                template: "copy-0".to_owned(),
+                ..spec()
+            };
+            let refused = pool.create(spec).await;
+            assert!(
+                matches!(refused, Err(PoolError::Full { .. })),
+                "{refused:?}"
+            );
+        }
+        pool.kill(&only.id).await.expect("a kill");
+        create(&pool, "copy-1").await;
+        let now = until("the last create has been counted", async || {
+            let stats = stats(&pool).await;
+            (stock(&stats, "copy-1").wanted > 0).then_some(stats)
+        })
+        .await;
+        assert_eq!(now.refused, 5);
+        assert_eq!(stock(&now, "copy-0").wanted, 1);
+        pool.close(OnClose::Kill).await;
+        state.assert_clean();
+    });
+}
+
 pub(crate) fn kvm_many_templates_share_one_budget() {
     run(async {
         const SLOTS: u32 = 3;

@@ -60,6 +60,7 @@ fn main() {
         demand::{
             kvm_warm_slots_follow_demand_and_end_without_it,
             kvm_many_templates_share_one_budget,
+            kvm_refused_creates_are_no_demand,
             kvm_configured_marks_hold_within_the_budget,
             kvm_templates_have_a_quota_and_none_is_removed_for_another,
         },
