@@ -45,7 +45,8 @@ impl Driver {
         }
     }
 
-    /// Records that a caller got a sandbox of a template. The template's base is then used too: clones map its memory.
+    /// Records that a caller got a sandbox of a template. The memory of the template's base is then used,
+    /// too: clones map it.
     pub(super) fn template_used(&mut self, id: &str) {
         let now_ns = Some(host::monotonic_ns());
         let Some(template) = self.templates.get_mut(id) else {
@@ -56,7 +57,7 @@ impl Driver {
             return;
         };
         if let Some(base) = self.templates.iter_mut().find(|t| t.dir == base) {
-            base.supply.used_ns = now_ns;
+            base.supply.diff_used_ns = now_ns;
         }
     }
 
@@ -92,7 +93,7 @@ impl Driver {
         let shares = policy::divide(self.stock.present.beside(taken), &claims);
         let mut give_back = Vec::new();
         for ((template, claim), share) in self.templates.iter_mut().zip(claims).zip(shares) {
-            let floor = floor(&self.config, template, claim.is_idle);
+            let floor = floor(&self.config, template, now_ns);
             let supply = &mut template.supply;
             supply.wanted = claim.wanted.max(claim.floor);
             supply.marks = policy::marks(floor, claim.wanted, share.slots);
@@ -116,15 +117,12 @@ impl Driver {
         let idle = self.config.idle;
         let claim = |template: &Template| {
             let (id, supply) = (template.info.id.as_str(), &template.supply);
-            let is_idle = supply
-                .used_ns
-                .is_none_or(|used_ns| policy::is_idle(used_ns, now_ns, idle));
             let wanted = match template.info.kind {
                 TemplateKind::Disk => 0,
                 _ => supply.creates.wanted(now_ns, idle),
             };
             Claim {
-                floor: floor(&self.config, template, is_idle).high,
+                floor: floor(&self.config, template, now_ns).high,
                 wanted,
                 has: self.stock.len(id) + filling.get(id).copied().unwrap_or(0),
                 slot_bytes: self.slot_bytes(id),
@@ -135,8 +133,8 @@ impl Driver {
                 can_load: !matches!(template.memory, Memory::Unloadable),
                 is_loaded: matches!(template.memory, Memory::Loaded(_) | Memory::Loading),
                 recent: supply.creates.recent(now_ns, idle),
-                used_ns: supply.used_ns.unwrap_or(0),
-                is_idle,
+                used_ns: supply.memory_used_ns().unwrap_or(0),
+                is_idle: supply.is_memory_idle(now_ns, idle),
             }
         };
         self.templates.iter().map(claim).collect()
@@ -276,11 +274,11 @@ impl Driver {
 }
 
 /// The marks that configuration gives a template.
-fn floor(config: &crate::PoolConfig, template: &Template, is_idle: bool) -> WarmMarks {
+fn floor(config: &crate::PoolConfig, template: &Template, now_ns: u64) -> WarmMarks {
     match template.info.kind {
         TemplateKind::Disk => WarmMarks::default(),
         _ if template.rebuild.is_some() => config.warm,
-        _ if is_idle => WarmMarks::default(),
+        _ if template.supply.is_idle(now_ns, config.idle) => WarmMarks::default(),
         _ => config.warm_in_use,
     }
 }

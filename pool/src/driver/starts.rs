@@ -233,9 +233,8 @@ impl Driver {
         self.counters.warm_misses += u64::from(!is_fork);
         if let Some(template) = self.templates.get_mut(template).filter(|_| !is_fork) {
             template.supply.misses += 1;
-            let (used_ns, idle) = (template.supply.used_ns, self.config.idle);
             let now_ns = host::monotonic_ns();
-            if used_ns.is_none_or(|used_ns| policy::is_idle(used_ns, now_ns, idle)) {
+            if template.supply.is_memory_idle(now_ns, self.config.idle) {
                 plan.read_ahead = ReadAhead::Memory;
             }
         }

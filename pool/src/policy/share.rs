@@ -107,8 +107,9 @@ pub(crate) struct Claim {
     pub(crate) is_loaded: bool,
     /// How much the template was used lately.
     pub(crate) recent: u64,
-    /// When it was last used, in CLOCK_MONOTONIC.
+    /// When its memory was last used, in CLOCK_MONOTONIC.
     pub(crate) used_ns: u64,
+    /// Whether its memory is not in use any more.
     pub(crate) is_idle: bool,
 }
 

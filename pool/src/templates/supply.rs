@@ -1,13 +1,19 @@
 //! What the warm stock has recorded about a template, and decided for it.
 
-use crate::{WarmMarks, policy::Creates};
+use std::time::Duration;
+
+use crate::{
+    WarmMarks,
+    policy::{self, Creates},
+};
 
 #[derive(Debug, Default)]
 pub(crate) struct Supply {
     pub(crate) creates: Creates,
-    /// When a caller last got a sandbox of the template or of a diff of it, in CLOCK_MONOTONIC; `None` if none did since
-    /// the pool was opened.
+    /// When a caller last got a sandbox of the template, in CLOCK_MONOTONIC; `None` if none did since the pool was opened.
     pub(crate) used_ns: Option<u64>,
+    /// When a caller last got a sandbox of a diff of the template, likewise.
+    pub(crate) diff_used_ns: Option<u64>,
     /// Slots that configuration and demand ask for, before the budget is divided.
     pub(crate) wanted: u32,
     /// The marks of its stock, within the budget.
@@ -23,4 +29,49 @@ pub(crate) struct Supply {
     /// Creates that a warm slot served, and creates for which a VM was made.
     pub(crate) hits: u64,
     pub(crate) misses: u64,
+}
+
+impl Supply {
+    /// Whether the template has not been used for so long. Use of a diff is no use of the template: no sandbox of it is
+    /// needed.
+    pub(crate) fn is_idle(&self, now_ns: u64, idle: Duration) -> bool {
+        is_idle(self.used_ns, now_ns, idle)
+    }
+
+    /// Whether the template's memory has not been used for so long. Sandboxes of diffs use it, too.
+    pub(crate) fn is_memory_idle(&self, now_ns: u64, idle: Duration) -> bool {
+        is_idle(self.memory_used_ns(), now_ns, idle)
+    }
+
+    pub(crate) fn memory_used_ns(&self) -> Option<u64> {
+        self.used_ns.max(self.diff_used_ns)
+    }
+}
+
+fn is_idle(used_ns: Option<u64>, now_ns: u64, idle: Duration) -> bool {
+    used_ns.is_none_or(|used_ns| policy::is_idle(used_ns, now_ns, idle))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_diff_keeps_the_memory_of_its_base_in_use_but_not_the_base() {
+        let idle = Duration::from_nanos(10);
+        let is_idle = |supply: &Supply, now_ns| {
+            (
+                supply.is_idle(now_ns, idle),
+                supply.is_memory_idle(now_ns, idle),
+            )
+        };
+        let mut supply = Supply::default();
+        assert_eq!(is_idle(&supply, 0), (true, true));
+        supply.diff_used_ns = Some(5);
+        assert_eq!(is_idle(&supply, 5), (true, false));
+        supply.used_ns = Some(3);
+        assert_eq!(is_idle(&supply, 12), (false, false));
+        assert_eq!(is_idle(&supply, 13), (true, false));
+        assert_eq!(is_idle(&supply, 15), (true, true));
+    }
 }
