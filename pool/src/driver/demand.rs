@@ -98,16 +98,27 @@ impl Driver {
             supply.wanted = claim.wanted.max(claim.floor);
             supply.marks = policy::marks(floor, claim.wanted, share.slots);
             supply.loads = share.loads;
-            give_back.push((template.info.id.clone(), share));
+            let is_unused = claim.is_idle && share.slots == 0;
+            give_back.push((template.info.id.clone(), supply.wanted, share, is_unused));
         }
-        for (id, share) in give_back {
-            for slot in self.stock.surplus(&id, share.slots) {
-                tracing::debug!(template = id, sandbox = %slot, "ending a warm slot: less demand, or others need it");
-                self.end(&slot);
-            }
+        for (id, wanted, share, is_unused) in give_back {
+            self.end_surplus(&id, wanted, share.slots);
             if !share.loads {
-                self.unload(&id);
+                self.unload(&id, is_unused);
             }
+        }
+    }
+
+    /// Ends the warm slots of a template beyond its share. `wanted`: what it would have of a larger budget.
+    fn end_surplus(&mut self, id: &str, wanted: u32, share: u32) {
+        for slot in self.stock.surplus(id, share) {
+            let why = if self.stock.len(id) > wanted {
+                "the demand for its template has fallen"
+            } else {
+                "the budget has no room for it beside the slots and templates that are used more"
+            };
+            tracing::debug!(template = id, sandbox = %slot, why, "ending a warm slot");
+            self.end(&slot);
         }
     }
 
@@ -224,16 +235,18 @@ impl Driver {
 
     /// Lets go of a template's memory in huge pages, and ends the warm slots that have it mapped. It is freed when no
     /// sandbox uses it any more.
-    fn unload(&mut self, id: &str) {
+    fn unload(&mut self, id: &str, is_unused: bool) {
         if let Some(template) = self.templates.get_mut(id)
             && let Memory::Loaded(copy) = &template.memory
         {
             let copy = Arc::clone(copy);
             template.memory = Memory::OnDisk;
-            tracing::info!(
-                template = id,
-                "unloaded: not in use, or others need the memory"
-            );
+            let why = if is_unused {
+                "neither it nor a diff of it has been used lately"
+            } else {
+                "the budget has no room for it beside the slots and templates that are used more"
+            };
+            tracing::info!(template = id, why, "unloaded a template's memory");
             let maps = |loaded: &Arc<LoadedTemplate>| Arc::ptr_eq(loaded, &copy);
             let is_stock = |stage| matches!(stage, Stage::Warm | Stage::Filling);
             let stock = self

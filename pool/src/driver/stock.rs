@@ -123,8 +123,8 @@ impl Stock {
     }
 
     /// The templates to fill next: those whose stock is being refilled and whose back-off is over, first those with the
-    /// fewest warm slots. One template is loaded at a time (`is_loading`); others that must be loaded wait, because clones that start
-    /// from the disk now would not share the huge pages.
+    /// fewest warm slots. One template is loaded at a time (`is_loading`: one is); others that must be loaded wait,
+    /// because clones that start from the disk now would not share the huge pages.
     pub(super) fn next_fills<'a>(
         &self,
         templates: &'a Templates,

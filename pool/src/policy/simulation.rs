@@ -189,24 +189,29 @@ fn a_burst_on_a_cold_template_is_served_by_the_stock_the_next_time() {
     assert_eq!(sim.held(), Held::default(), "it is idle");
 }
 
-/// Three hundred templates are used in turn, with room for thirty slots and five loaded ones: no slot is filled in vain
-/// for a template that comes again only after all others.
+/// Three hundred templates are used in turn, with room for thirty slots and five loaded ones. Most creates must miss. Those
+/// templates that have got a slot keep it: no slot is filled for one that comes again only after all others.
 #[test]
-fn templates_that_are_used_in_turn_do_not_take_each_others_slots() {
+fn of_templates_that_are_used_in_turn_those_with_slots_keep_them() {
     let budget = Budget {
         slots: 30,
         bytes: 30 * SLOT_BYTES + 5 * LOAD_BYTES,
     };
     let mut sim = Sim::new(budget, 300);
     let mut fills = 0;
+    let mut first = Vec::new();
     for turn in 0..600 {
         let before = sim.warm();
         sim.take(Step::Burst(turn % 300, 1));
         sim.take(Step::Wait(Duration::from_millis(500)));
         let after = sim.warm();
+        if turn == 29 {
+            first = after.clone();
+        }
         fills += before.iter().zip(&after).filter(|(a, b)| b > a).count();
     }
-    assert_eq!(sim.held().slots, 30);
+    assert_eq!(first.iter().sum::<u32>(), 30);
+    assert_eq!(sim.warm(), first);
     let hits: u32 = sim.templates.iter().map(|t| t.hits).sum();
     assert_eq!(hits, 30, "in the second round, the thirty that have slots");
     assert!(fills <= 60, "{fills} fills");
@@ -241,16 +246,5 @@ proptest! {
         for template in &sim.templates[1..] {
             prop_assert!(template.warm == 0 && !template.is_loaded, "{template:?}");
         }
-    }
-
-    #[test]
-    fn the_same_creates_lead_to_the_same_stock(steps in steps(8), slots in 1..40_u32) {
-        let budget = Budget { slots, bytes: 1_000 };
-        let run = || {
-            let mut sim = Sim::new(budget, 8);
-            steps.iter().for_each(|step| sim.take(*step));
-            sim
-        };
-        prop_assert_eq!(run(), run());
     }
 }
