@@ -137,9 +137,10 @@ impl Driver {
                 wanted,
                 has: self.stock.len(id) + filling.get(id).copied().unwrap_or(0),
                 slot_bytes: self.slot_bytes(id),
-                load_bytes: match in_use.contains(&template.copy.as_ptr()) {
-                    true => 0,
-                    false => template.loaded_bytes,
+                load_bytes: if in_use.contains(&template.copy.as_ptr()) {
+                    0
+                } else {
+                    template.loaded_bytes
                 },
                 can_load: !matches!(template.memory, Memory::Unloadable),
                 is_loaded: matches!(template.memory, Memory::Loaded(_) | Memory::Loading),
