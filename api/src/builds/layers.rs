@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! step's key ─► disk template of the pool, settings after the step        ours: removed with the last entry and holder
-//! build's key ─► built template of the pool, settings, start command      the owner of builds removes it
+//! build's key ─► built template of the pool ─► settings, start command    the owner of builds removes it
 //! ```
 //! A step's key depends on the result of the step before, not on its key, so a step that is done again is not followed by
 //! what others have made of its former result.
@@ -172,9 +172,12 @@ impl Layers {
 
     /// Records a finished build, and forgets those whose templates are gone.
     pub(super) async fn keep_built(&self, key: Key, finished: Finished) {
-        let present = self.0.pool.templates().await.into_iter();
-        let present = present.map(|template| template.id).collect();
-        self.state().keep_built(key, finished, &present);
+        // Before the pool's list, which lacks the templates of builds that end meanwhile.
+        let mut gone = self.state().all_finished();
+        for template in self.0.pool.templates().await {
+            gone.remove(&template.id);
+        }
+        self.state().keep_built(key, finished, &gone);
         self.write().await;
     }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::builds::{key::Key, settings::Settings};
 
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// Most entries of steps.
 pub(super) const MAX_STEPS: usize = 5000;
 /// Most bytes of environment variables in all entries of steps.
@@ -22,7 +22,10 @@ const MAX_ENV: usize = 8 << 20;
 pub(super) struct Index {
     format: u32,
     pub(super) steps: BTreeMap<Key, StepEntry>,
-    built: BTreeMap<Key, Finished>,
+    /// Ids of templates by the keys of their builds.
+    built: BTreeMap<Key, String>,
+    /// By id. Several templates may be of builds with one key.
+    finished: BTreeMap<String, Finished>,
 }
 
 /// The result of a step.
@@ -174,19 +177,25 @@ impl State {
     }
 
     pub(super) fn built(&self, key: Key) -> Option<String> {
-        Some(self.index.built.get(&key)?.template.clone())
+        self.index.built.get(&key).cloned()
     }
 
     pub(super) fn finished(&self, template: &str) -> Option<Finished> {
-        let mut all = self.index.built.values();
-        all.find(|built| built.template == template).cloned()
+        self.index.finished.get(template).cloned()
     }
 
-    /// Adds a finished build. `present`: the templates of the pool.
-    pub(super) fn keep_built(&mut self, key: Key, built: Finished, present: &BTreeSet<String>) {
-        let all = &mut self.index.built;
-        all.retain(|_, built| present.contains(&built.template));
-        all.insert(key, built);
+    /// The templates of all finished builds.
+    pub(super) fn all_finished(&self) -> BTreeSet<String> {
+        self.index.finished.keys().cloned().collect()
+    }
+
+    /// Adds a finished build. `gone`: templates that the pool has no more.
+    pub(super) fn keep_built(&mut self, key: Key, built: Finished, gone: &BTreeSet<String>) {
+        let index = &mut self.index;
+        index.finished.retain(|id, _| !gone.contains(id));
+        index.built.retain(|_, id| !gone.contains(id));
+        index.built.insert(key, built.template.clone());
+        index.finished.insert(built.template.clone(), built);
     }
 }
 

@@ -22,6 +22,31 @@ fn set(disks: &[&str]) -> BTreeSet<String> {
     disks.iter().map(ToString::to_string).collect()
 }
 
+fn finished(template: &str, start: &str) -> Finished {
+    Finished {
+        template: template.to_owned(),
+        settings: Settings::default(),
+        start_up: StartUp::Author {
+            start: Some(start.to_owned()),
+            ready: None,
+        },
+    }
+}
+
+#[test]
+fn builds_with_one_key_have_an_entry_for_each_of_their_templates() {
+    let mut state = State::new(Index::default(), 100);
+    let (first, second) = (finished("t1", "x"), finished("t2", "x"));
+    state.keep_built(key("b"), first.clone(), &set(&[]));
+    state.keep_built(key("b"), second.clone(), &set(&[]));
+    assert_eq!(state.finished("t1"), Some(first));
+    assert_eq!(state.finished("t2"), Some(second));
+    assert_eq!(state.built(key("b")).as_deref(), Some("t2"));
+    state.keep_built(key("c"), finished("t3", "y"), &set(&["t2"]));
+    assert_eq!(state.all_finished(), set(&["t1", "t3"]));
+    assert_eq!(state.built(key("b")), None, "its template is gone");
+}
+
 #[test]
 fn a_disk_stays_until_its_last_entry_and_its_last_holder_are_gone() {
     let mut state = State::new(Index::default(), 100);
@@ -79,24 +104,15 @@ fn the_number_of_entries_and_their_variables_are_limited() {
 fn an_index_is_read_as_it_was_written_and_another_format_is_refused() {
     let mut state = State::new(Index::default(), 100);
     state.keep(key("1"), entry("a", 10, 1));
-    let built = Finished {
-        template: "t".to_owned(),
-        settings: Settings::default(),
-        start_up: StartUp::Author {
-            start: Some("x".to_owned()),
-            ready: None,
-        },
-    };
+    let built = finished("t", "x");
     state.keep_built(key("b"), built.clone(), &set(&[]));
     let bytes = state.index.render().unwrap();
     let read = Index::parse(&bytes).unwrap();
     assert_eq!(read, state.index);
-    let mut next = State::new(read, 100);
+    let next = State::new(read, 100);
     assert_eq!(next.finished("t"), Some(built.clone()));
-    next.keep_built(key("c"), built, &set(&["other"]));
-    assert_eq!(next.built(key("b")), None, "its template is gone");
     let text = String::from_utf8(bytes).unwrap();
-    let newer = text.replacen("\"format\":1", "\"format\":2", 1);
+    let newer = text.replacen("\"format\":2", "\"format\":3", 1);
     assert!(Index::parse(newer.as_bytes()).is_err());
     assert!(Index::parse(b"").is_err());
 }
