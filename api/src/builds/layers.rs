@@ -9,7 +9,8 @@
 //! A [`Layer`] holds a disk: as long as there is one, the disk stays. A disk that neither an entry nor a holder needs is
 //! removed from the pool, so a build that fails leaves only disks that its next attempt continues from. All disks
 //! together have a quota, and the least recently used entries go first. The index is a file that is replaced as a
-//! whole; if it is lost, the next server removes all disks and builds start anew.
+//! whole; if it is lost, the next server removes all disks, builds start anew, and no build can begin with a template of
+//! a former one.
 
 mod state;
 #[cfg(test)]
@@ -47,6 +48,8 @@ struct Shared {
     pool: Pool,
     dir: PathBuf,
     state: Mutex<State>,
+    /// Held while the file is written, so that an older index never replaces a newer one.
+    writing: Mutex<()>,
 }
 
 /// A disk that stays as long as this value exists.
@@ -79,12 +82,18 @@ impl Layers {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Index::default(),
             Err(error) => {
                 warn!(path = %dir.join(INDEX).display(), %error,
-                      "cannot read the cache of builds: all steps will run again");
+                      "cannot read the cache of builds: all steps will run again, and templates that others are built from have to \
+                       be built again");
                 Index::default()
             }
         };
         let state = Mutex::new(State::new(index, quota));
-        let this = Self(Arc::new(Shared { pool, dir, state }));
+        let this = Self(Arc::new(Shared {
+            pool,
+            dir,
+            state,
+            writing: Mutex::default(),
+        }));
         let orphans = this.orphans(others).await;
         this.remove(orphans);
         this
@@ -185,10 +194,9 @@ impl Layers {
     async fn write(&self) {
         let shared = Arc::clone(&self.0);
         let write = move || {
-            // The lock keeps an older index from replacing a newer one.
-            let state = lock(&shared.state);
-            let bytes = state.index.render()?;
-            replace(&shared.dir, INDEX, &bytes, Durability::Process)
+            let _writes = lock(&shared.writing);
+            let bytes = lock(&shared.state).index.render()?;
+            replace(&shared.dir, INDEX, &bytes, Durability::Host)
         };
         let written = tokio::task::spawn_blocking(write).await;
         if let Err(error) = written.map_err(io::Error::from).flatten() {
@@ -220,9 +228,9 @@ impl Layers {
     }
 }
 
-/// The state is consistent after each statement that can panic.
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
+/// What it protects is consistent after each statement that can panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Layer {

@@ -5,7 +5,7 @@ use pool::{PoolError, Recipe, TemplateInfo, TemplateKind};
 use super::{Build, CANCELLED, Failure, failed};
 use crate::builds::{
     key::Key,
-    layers::{Layer, StartUp},
+    layers::{Finished, Layer, StartUp},
     machine::Machine,
     plan::{At, From},
     settings::Settings,
@@ -64,7 +64,7 @@ impl Build<'_> {
             .filter(|template| template.kind != TemplateKind::Disk)
             .ok_or_else(unknown)?;
         let former = self.executor.layers.finished(&template.id);
-        let (settings, start_up) = match former {
+        let (settings, start_up) = match recorded(&template, reference, former)? {
             Some(former) => (former.settings, former.start_up),
             None => (Settings::default(), self.start_up_of(&template).await?),
         };
@@ -135,8 +135,68 @@ impl Build<'_> {
     }
 }
 
+/// What the build of a template ended with. Without it, a built template would silently lose its variables and its start
+/// command; installed templates and snapshots never have it.
+fn recorded(
+    template: &TemplateInfo,
+    reference: &str,
+    former: Option<Finished>,
+) -> Result<Option<Finished>, String> {
+    if former.is_none() && template.kind == TemplateKind::Built {
+        let name = template.names.first().map_or(reference, String::as_str);
+        return Err(format!(
+            "this server has lost the settings and the start command of template '{name}': build that template again, \
+             then this one"
+        ));
+    }
+    Ok(former)
+}
+
 /// An installed template keeps its id when it is made anew.
 fn key_of(template: &TemplateInfo) -> Key {
     let made = template.created_unix_s.to_string();
     Key::of(&["template", &template.id, &made])
+}
+
+#[cfg(test)]
+mod tests {
+    use model::Bytes;
+
+    use super::*;
+
+    fn template(kind: TemplateKind, names: &[&str]) -> TemplateInfo {
+        TemplateInfo {
+            id: "id".to_owned(),
+            names: names.iter().map(ToString::to_string).collect(),
+            memory: Bytes::mib(512),
+            vcpus: 1,
+            disk: Bytes::mib(64),
+            created_unix_s: 1,
+            kind,
+            source: None,
+            spawned: 0,
+            warm: 0,
+            vmm: None,
+            bytes: Bytes(0),
+        }
+    }
+
+    #[test]
+    fn a_built_template_whose_settings_are_lost_is_no_origin() {
+        let built = template(TemplateKind::Built, &["x:v1"]);
+        let why = recorded(&built, "id", None).unwrap_err();
+        assert!(why.contains("'x:v1'") && why.contains("build that template again"));
+        let why = recorded(&template(TemplateKind::Built, &[]), "id", None).unwrap_err();
+        assert!(why.contains("'id'"), "{why}");
+        let finished = Finished {
+            template: "id".to_owned(),
+            settings: Settings::default(),
+            start_up: StartUp::Nothing,
+        };
+        let kept = recorded(&built, "id", Some(finished.clone()));
+        assert_eq!(kept, Ok(Some(finished)));
+        for kind in [TemplateKind::Snapshot, TemplateKind::Installed] {
+            assert_eq!(recorded(&template(kind, &[]), "id", None), Ok(None));
+        }
+    }
 }
