@@ -33,11 +33,10 @@ use tracing::warn;
 
 use super::{key::Key, settings::Settings};
 pub(super) use state::{Finished, StartUp};
-use state::{Index, State, StepEntry};
+use state::{Index, MAX_INDEX, State, StepEntry};
 
 /// File name of the index in the directory of builds.
 const INDEX: &str = "layers.json";
-const MAX_INDEX: u64 = 64 << 20;
 
 /// A handle to the cache. Clones share it.
 #[derive(Clone, Debug)]
@@ -77,7 +76,9 @@ impl Layers {
         quota: u64,
         others: &BTreeSet<String>,
     ) -> Self {
-        let index = match read_bounded(&dir.join(INDEX), MAX_INDEX).and_then(|b| Index::parse(&b)) {
+        let index = match read_bounded(&dir.join(INDEX), MAX_INDEX as u64)
+            .and_then(|b| Index::parse(&b))
+        {
             Ok(index) => index,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Index::default(),
             Err(error) => {
@@ -195,7 +196,7 @@ impl Layers {
         let shared = Arc::clone(&self.0);
         let write = move || {
             let _writes = lock(&shared.writing);
-            let bytes = lock(&shared.state).index.render()?;
+            let bytes = lock(&shared.state).index.render(MAX_INDEX)?;
             replace(&shared.dir, INDEX, &bytes, Durability::Host)
         };
         let written = tokio::task::spawn_blocking(write).await;

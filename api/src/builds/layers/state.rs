@@ -13,8 +13,12 @@ use crate::builds::{key::Key, settings::Settings};
 const FORMAT: u32 = 2;
 /// Most entries of steps.
 pub(super) const MAX_STEPS: usize = 5000;
-/// Most bytes of environment variables in all entries of steps.
-const MAX_ENV: usize = 8 << 20;
+/// Most bytes of all entries of steps in the file.
+const MAX_STEP_BYTES: usize = 16 << 20;
+/// Beyond it, entries of steps make room for those of finished builds, which cannot be made again from others.
+pub(super) const MAX_BYTES: usize = 48 << 20;
+/// Most bytes of the file.
+pub(super) const MAX_INDEX: usize = 64 << 20;
 
 /// What the file contains.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,8 +92,15 @@ impl Index {
         Ok(serde_json::from_slice(bytes)?)
     }
 
-    pub(super) fn render(&self) -> io::Result<Vec<u8>> {
-        Ok(serde_json::to_vec(self)?)
+    /// # Errors
+    /// Returns an error if no server would read it, because it has more than `limit` bytes.
+    pub(super) fn render(&self, limit: usize) -> io::Result<Vec<u8>> {
+        let bytes = serde_json::to_vec(self)?;
+        if bytes.len() > limit {
+            let text = format!("it has {} bytes; at most {limit} are read", bytes.len());
+            return Err(io::Error::other(text));
+        }
+        Ok(bytes)
     }
 }
 
@@ -151,7 +162,11 @@ impl State {
         let mut unneeded = BTreeSet::new();
         let former = self.index.steps.insert(key, entry);
         unneeded.extend(former.and_then(StepEntry::take_disk));
-        let mut total = Total::default();
+        let finished = self.index.finished.values().map(bytes_of);
+        let mut total = Total {
+            finished: finished.sum(),
+            ..Total::default()
+        };
         for entry in self.index.steps.values() {
             total.add(entry);
         }
@@ -199,12 +214,14 @@ impl State {
     }
 }
 
-/// What entries of steps take together.
+/// What the entries take together.
 #[derive(Default)]
 struct Total {
     entries: usize,
-    /// Bytes of environment variables.
-    env: usize,
+    /// Bytes of the entries of steps in the file.
+    steps: usize,
+    /// Bytes of the entries of finished builds.
+    finished: usize,
     /// Bytes of the disks that are ours.
     disks: u64,
     /// Number of entries by disk.
@@ -214,7 +231,7 @@ struct Total {
 impl Total {
     fn add(&mut self, entry: &StepEntry) {
         self.entries += 1;
-        self.env += entry.env_bytes();
+        self.steps += bytes_of(entry);
         if entry.is_ours && entry.has_disk {
             let users = self.users.entry(entry.disk.clone()).or_default();
             self.disks += if *users == 0 { entry.bytes } else { 0 };
@@ -224,7 +241,7 @@ impl Total {
 
     fn take(&mut self, entry: &StepEntry) {
         self.entries -= 1;
-        self.env -= entry.env_bytes();
+        self.steps -= bytes_of(entry);
         self.take_disk(entry);
     }
 
@@ -239,8 +256,14 @@ impl Total {
     }
 
     fn has_too_many(&self) -> bool {
-        self.entries > MAX_STEPS || self.env > MAX_ENV
+        let bytes = self.steps + self.finished;
+        self.entries > MAX_STEPS || self.steps > MAX_STEP_BYTES || bytes > MAX_BYTES
     }
+}
+
+/// Bytes of an entry in the file.
+fn bytes_of(entry: &impl Serialize) -> usize {
+    serde_json::to_vec(entry).map_or(0, |bytes| bytes.len())
 }
 
 impl StepEntry {
@@ -253,10 +276,5 @@ impl StepEntry {
     /// The disk, if the cache has to remove it.
     fn take_disk(self) -> Option<String> {
         (self.is_ours && self.has_disk).then_some(self.disk)
-    }
-
-    fn env_bytes(&self) -> usize {
-        let all = self.settings.env.iter();
-        all.map(|(name, value)| name.len() + value.len()).sum()
     }
 }

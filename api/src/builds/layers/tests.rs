@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use super::state::{Finished, Index, MAX_STEPS, StartUp, State, StepEntry};
+use super::state::{Finished, Index, MAX_BYTES, MAX_INDEX, MAX_STEPS, StartUp, State, StepEntry};
 use crate::builds::{key::Key, settings::Settings};
 
 fn key(text: &str) -> Key {
@@ -45,6 +45,26 @@ fn builds_with_one_key_have_an_entry_for_each_of_their_templates() {
     state.keep_built(key("c"), finished("t3", "y"), &set(&["t2"]));
     assert_eq!(state.all_finished(), set(&["t1", "t3"]));
     assert_eq!(state.built(key("b")), None, "its template is gone");
+}
+
+#[test]
+fn entries_of_steps_make_room_for_those_of_finished_builds() {
+    let mut state = State::new(Index::default(), 100);
+    state.keep(key("1"), entry("a", 10, 1));
+    let large = finished("t1", &"x".repeat(MAX_BYTES));
+    state.keep_built(key("b"), large, &set(&[]));
+    assert_eq!(state.keep(key("2"), entry("b", 10, 2)), set(&["a", "b"]));
+    assert!(state.use_step(key("1"), 3).is_none());
+    assert!(state.finished("t1").is_some());
+}
+
+#[test]
+fn an_index_that_is_too_long_to_be_read_is_not_written() {
+    let mut state = State::new(Index::default(), 100);
+    state.keep_built(key("b"), finished("t", "x"), &set(&[]));
+    let length = state.index.render(MAX_INDEX).unwrap().len();
+    assert!(state.index.render(length).is_ok());
+    assert!(state.index.render(length - 1).is_err());
 }
 
 #[test]
@@ -94,7 +114,7 @@ fn the_number_of_entries_and_their_variables_are_limited() {
     assert!(state.use_step(key("0"), 0).is_none());
     assert!(state.use_step(key("1"), u64::MAX).is_some());
     let mut large = entry("b", 1, u64::MAX);
-    let value = "x".repeat(9 << 20);
+    let value = "x".repeat(17 << 20);
     large.settings.env.insert("A".to_owned(), value);
     state.keep(key("large"), large);
     assert!(state.use_step(key("large"), 0).is_none());
@@ -106,7 +126,7 @@ fn an_index_is_read_as_it_was_written_and_another_format_is_refused() {
     state.keep(key("1"), entry("a", 10, 1));
     let built = finished("t", "x");
     state.keep_built(key("b"), built.clone(), &set(&[]));
-    let bytes = state.index.render().unwrap();
+    let bytes = state.index.render(MAX_INDEX).unwrap();
     let read = Index::parse(&bytes).unwrap();
     assert_eq!(read, state.index);
     let next = State::new(read, 100);
