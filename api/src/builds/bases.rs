@@ -364,7 +364,8 @@ impl Bases {
             match self.0.pool.remove_template(&template).await {
                 Ok(()) | Err(PoolError::NoTemplate(_) | PoolError::Draining) => {}
                 Err(why) => {
-                    warn!(template, why = %model::chain(&why), "cannot remove the template of an image");
+                    warn!(template, why = %model::chain(&why), "cannot remove the template of an image: the next build from an image tries again");
+                    self.0.index.remove_later(template);
                 }
             }
         }

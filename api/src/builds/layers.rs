@@ -205,19 +205,20 @@ impl Layers {
         }
     }
 
-    /// Removes disks from the pool, in the background.
+    /// Removes disks from the pool, in the background. A failure is followed by another attempt after the next step.
     fn remove(&self, disks: BTreeSet<String>) {
         // Without a runtime, the server is ending: the next one removes them.
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
         for disk in disks {
-            let pool = self.0.pool.clone();
+            let cache = self.clone();
             runtime.spawn(async move {
-                match pool.remove_template(&disk).await {
+                match cache.0.pool.remove_template(&disk).await {
                     Ok(()) | Err(PoolError::NoTemplate(_) | PoolError::Draining) => {}
                     Err(why) => {
-                        warn!(disk, why = %model::chain(&why), "cannot remove a disk of a build: the next server tries again");
+                        warn!(disk, why = %model::chain(&why), "cannot remove a disk of a build: the next step or server tries again");
+                        cache.state().remove_later(disk);
                     }
                 }
             });

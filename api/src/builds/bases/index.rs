@@ -34,6 +34,8 @@ pub(super) struct Disk<'a> {
 pub(super) struct Index {
     dir: PathBuf,
     entries: Mutex<BTreeMap<String, Entry>>,
+    /// Forgotten templates that the pool could not remove yet. The next server finds them in the pool.
+    unremoved: Mutex<Vec<String>>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -87,6 +89,7 @@ impl Index {
         Self {
             dir,
             entries: Mutex::new(entries),
+            unremoved: Mutex::default(),
         }
     }
 
@@ -127,7 +130,7 @@ impl Index {
     }
 
     /// Forgets the least recently used templates that no build holds, until the others take at most `limit` bytes.
-    /// Returns those that are to be removed.
+    /// Returns those that are to be removed, with those that could not be removed before.
     pub(super) fn trim(&self, limit: u64) -> Vec<String> {
         let mut entries = self.entries();
         let mut bytes: u64 = entries.values().map(|entry| entry.bytes).sum();
@@ -136,7 +139,7 @@ impl Index {
             .map(|(key, entry)| (entry.used_unix_ms, key.clone()))
             .collect();
         idle.sort();
-        let mut removed = Vec::new();
+        let mut removed = std::mem::take(&mut *self.unremoved());
         for (_, key) in idle {
             if bytes <= limit {
                 break;
@@ -147,6 +150,11 @@ impl Index {
             }
         }
         removed
+    }
+
+    /// The pool could not remove a forgotten template: the next [`Index::trim`] returns it again.
+    pub(super) fn remove_later(&self, template: String) {
+        self.unremoved().push(template);
     }
 
     /// Forgets the templates that another guest boots, and returns them: no build asks for them any more.
@@ -177,6 +185,11 @@ impl Index {
         };
         let bytes = serde_json::to_vec(&written)?;
         replace(&self.dir, FILE, &bytes, Durability::Host)
+    }
+
+    fn unremoved(&self) -> MutexGuard<'_, Vec<String>> {
+        let unremoved = self.unremoved.lock();
+        unremoved.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
@@ -227,6 +240,14 @@ mod tests {
         assert_eq!(index.templates(), BTreeSet::from(["1".to_owned()]));
         drop(owner);
         assert_eq!(index.trim(0), ["1"]);
+    }
+
+    #[test]
+    fn a_template_that_could_not_be_removed_is_tried_again() {
+        let index = Index::default();
+        index.remove_later("1".to_owned());
+        assert_eq!(index.trim(100), ["1"]);
+        assert!(index.trim(100).is_empty());
     }
 
     #[test]

@@ -109,6 +109,8 @@ pub(super) struct State {
     pub(super) index: Index,
     /// Number of holders by disk.
     held: HashMap<String, usize>,
+    /// Disks that the pool could not remove yet.
+    unremoved: BTreeSet<String>,
     quota: u64,
 }
 
@@ -120,6 +122,7 @@ impl State {
                 ..index
             },
             held: HashMap::new(),
+            unremoved: BTreeSet::new(),
             quota,
         }
     }
@@ -143,6 +146,11 @@ impl State {
         self.held.contains_key(disk) || entries.any(|entry| entry.has_disk && entry.disk == disk)
     }
 
+    /// The pool could not remove a disk: the next [`State::keep`] returns it again.
+    pub(super) fn remove_later(&mut self, disk: String) {
+        self.unremoved.insert(disk);
+    }
+
     pub(super) fn use_step(&mut self, key: Key, now_ms: u64) -> Option<StepEntry> {
         let entry = self.index.steps.get_mut(&key)?;
         entry.used_unix_ms = now_ms;
@@ -159,7 +167,7 @@ impl State {
     /// Adds an entry. Beyond the limits, the least recently used entries lose their disks, or go. Returns the disks that
     /// are not needed any more.
     pub(super) fn keep(&mut self, key: Key, entry: StepEntry) -> BTreeSet<String> {
-        let mut unneeded = BTreeSet::new();
+        let mut unneeded = std::mem::take(&mut self.unremoved);
         let former = self.index.steps.insert(key, entry);
         unneeded.extend(former.and_then(StepEntry::take_disk));
         let finished = self.index.finished.values().map(bytes_of);

@@ -83,6 +83,14 @@ fn a_disk_stays_until_its_last_entry_and_its_last_holder_are_gone() {
 }
 
 #[test]
+fn a_disk_that_could_not_be_removed_is_tried_again_with_the_next_step() {
+    let mut state = State::new(Index::default(), 100);
+    state.remove_later("a".to_owned());
+    assert_eq!(state.keep(key("1"), entry("b", 10, 1)), set(&["a"]));
+    assert_eq!(state.keep(key("2"), entry("c", 10, 2)), set(&[]));
+}
+
+#[test]
 fn the_least_recently_used_disks_go_for_new_ones_unless_a_build_holds_them() {
     let mut state = State::new(Index::default(), 100);
     for (disk, used) in [("a", 1), ("b", 2), ("c", 3)] {
