@@ -36,7 +36,7 @@ use pool::{DiskSpec, Pool, PoolError, TemplateInfo, TemplateKind};
 use tokio::{sync::Semaphore, task::spawn_blocking};
 use tracing::warn;
 
-use super::{cancel::Cancel, key::Key, log::BuildLog, text::plain};
+use super::{cancel::Cancel, key::Key, log::BuildLog};
 use explain::explain;
 use follow::Follower;
 use index::{Disk, Index};
@@ -52,8 +52,6 @@ const MEMORY: Bytes = Bytes::mib(1024);
 const VCPUS: u8 = 1;
 /// Conversions at the same time. Each may take the memory of `Parts`.
 const CONVERSIONS: usize = 1;
-/// Longest message in bytes.
-const MAX_MESSAGE: usize = 4096;
 const CANCELLED: &str = "build was cancelled";
 
 /// Where images come from and where they are kept.
@@ -164,7 +162,7 @@ impl Bases {
     /// The disk template of an image. Access to the image is checked with its registry each time.
     ///
     /// # Errors
-    /// Returns a message for the client, also if the build is cancelled.
+    /// Returns a message for the client, also if the build is cancelled. It may quote a registry, however long.
     pub async fn of_image(
         &self,
         reference: &str,
@@ -179,7 +177,7 @@ impl Bases {
         };
         let base = self.find(asker, credentials).await;
         self.trim().await;
-        base.map_err(|why| plain(&why, MAX_MESSAGE))
+        base
     }
 
     async fn find(

@@ -16,10 +16,11 @@ use api_types::{
 };
 use model::clock;
 
-use super::{plan::At, text::plain};
+use super::{
+    plan::At,
+    text::{MAX_MESSAGE, plain},
+};
 
-/// Longest message in bytes; longer ones are cut.
-const MAX_MESSAGE: usize = 4096;
 /// Limits for entries of all levels.
 const MOST: Size = Size {
     entries: 50_000,

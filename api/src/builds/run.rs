@@ -34,6 +34,7 @@ use super::{
     machine::Machine,
     plan::{At, From, Step},
     steps::{self, Disk, Place, StepError},
+    text::{MAX_MESSAGE, plain},
     uploads::Uploads,
 };
 use stages::{Reached, Stage};
@@ -73,6 +74,14 @@ pub struct Failure {
     pub at: At,
     /// For the client.
     pub message: String,
+}
+
+impl Failure {
+    /// Guests, registries and images have written parts of the message.
+    fn bounded(self) -> Self {
+        let message = plain(&self.message, MAX_MESSAGE);
+        Self { message, ..self }
+    }
 }
 
 /// Runs builds. Clones share the cache.
@@ -120,7 +129,7 @@ impl Executor {
             log,
             cancel,
         };
-        let built = build.run().await;
+        let built = build.run().await.map_err(Failure::bounded);
         if let Err(failure) = &built {
             let text = format!("Build failed: {}", failure.message);
             log.push(LogLevel::Error, failure.at, &text);
@@ -295,7 +304,7 @@ fn failed(at: At) -> impl Fn(String) -> Failure {
 
 fn text(step: &Step) -> String {
     let text = format!("{} {}", step.kind.name(), step.args.join(" "));
-    super::text::plain(text.trim_end(), SHOWN)
+    plain(text.trim_end(), SHOWN)
 }
 
 fn line(prefix: &str, text: &str, key: Key) -> String {
@@ -304,4 +313,18 @@ fn line(prefix: &str, text: &str, key: Key) -> String {
 
 fn cached_line(prefix: &str, text: &str, key: Key) -> String {
     format!("CACHED {}", line(prefix, text, key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_failures_are_plain_and_bounded() {
+        let message = format!("\x1b[31mred{}", "x".repeat(2 * MAX_MESSAGE));
+        let failure = failed(At::Base)(message).bounded();
+        assert!(failure.message.starts_with("redx"));
+        assert!(failure.message.len() <= MAX_MESSAGE + '…'.len_utf8());
+        assert_eq!(failure.at, At::Base);
+    }
 }

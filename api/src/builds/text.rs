@@ -1,5 +1,8 @@
 //! Text of build commands, registries and images as clients see it.
 
+/// Longest message to a client in bytes; longer ones are cut.
+pub(super) const MAX_MESSAGE: usize = 4096;
+
 /// The text without terminal sequences, control characters and characters that reorder text, cut after `most` bytes.
 /// Tabs stay.
 #[must_use]
