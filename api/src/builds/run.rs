@@ -79,7 +79,7 @@ pub struct Failure {
 impl Failure {
     /// Guests, registries and images have written parts of the message.
     fn bounded(self) -> Self {
-        let message = plain(&self.message, MAX_MESSAGE);
+        let message = plain(&self.message.replace('\n', " "), MAX_MESSAGE);
         Self { message, ..self }
     }
 }
@@ -321,9 +321,9 @@ mod tests {
 
     #[test]
     fn messages_of_failures_are_plain_and_bounded() {
-        let message = format!("\x1b[31mred{}", "x".repeat(2 * MAX_MESSAGE));
+        let message = format!("\x1b[31mred\n{}", "x".repeat(2 * MAX_MESSAGE));
         let failure = failed(At::Base)(message).bounded();
-        assert!(failure.message.starts_with("redx"));
+        assert!(failure.message.starts_with("red x"));
         assert!(failure.message.len() <= MAX_MESSAGE + '…'.len_utf8());
         assert_eq!(failure.at, At::Base);
     }
