@@ -63,27 +63,41 @@ impl Machine {
         let mut waits = Some(waits);
         let begun = Instant::now();
         loop {
-            let mut cancelled = cancel.clone();
-            // A sandbox whose create is dropped is ended by the pool.
-            let created = tokio::select! {
-                biased;
-                () = cancelled.cancelled() => return Err(MachineError::Cancelled),
-                created = pool.create(spec(template, policy)) => created,
-            };
-            let retry_after = match created {
-                Ok(sandbox) => return Ok(Self::of(pool, sandbox, cancel)),
-                Err(PoolError::Full { why, retry_after }) if begun.elapsed() < ROOM => {
+            let retry_after = match Self::start_at_once(pool, template, policy, cancel).await {
+                Err(MachineError::Start(PoolError::Full { why, retry_after }))
+                    if begun.elapsed() < ROOM =>
+                {
                     if let Some(waits) = waits.take() {
                         waits(&why);
                     }
                     retry_after
                 }
-                Err(why) => return Err(MachineError::Start(why)),
+                started => return started,
             };
+            let mut cancelled = cancel.clone();
             tokio::select! {
                 () = cancelled.cancelled() => return Err(MachineError::Cancelled),
                 () = tokio::time::sleep(retry_after) => {}
             }
+        }
+    }
+
+    /// Starts a machine from a template if the host has room for it.
+    pub(super) async fn start_at_once(
+        pool: &Pool,
+        template: &str,
+        policy: &Policy,
+        cancel: &Cancel,
+    ) -> Result<Self, MachineError> {
+        let mut cancelled = cancel.clone();
+        // A sandbox whose create is dropped is ended by the pool.
+        tokio::select! {
+            biased;
+            () = cancelled.cancelled() => Err(MachineError::Cancelled),
+            created = pool.create(spec(template, policy)) => match created {
+                Ok(sandbox) => Ok(Self::of(pool, sandbox, cancel)),
+                Err(why) => Err(MachineError::Start(why)),
+            },
         }
     }
 

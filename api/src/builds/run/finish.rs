@@ -26,8 +26,8 @@ const READY: Duration = Duration::from_secs(600);
 const READY_STEP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 /// E2B's ready command for a start command without one.
 const DEFAULT_READY: &str = "sleep 20";
-const SHARED: &str = "all sandboxes of the template begin with the memory of the start command's processes: random state, \
-    tokens and connections that they have by then are shared";
+const SHARED: &str = "Sandboxes of this template share the state of the start command's processes: random state, tokens and \
+    open connections";
 /// Runs a program with its arguments.
 const PROGRAM: &str = r#"exec "$@""#;
 
@@ -104,20 +104,30 @@ impl Build<'_> {
         Ok(published?.id)
     }
 
-    /// Lets a clone do a first work, and records the pages that it writes. Without that, sandboxes are slower at first.
+    /// Lets a clone do a first work, and records the pages that it writes. Without that, sandboxes are slower at first,
+    /// but the template is complete: a build does not wait for room for the clone, and does not fail without it.
     async fn record_working_set(&self, template: &str, settings: &Settings) {
         let (pool, policy) = (&self.executor.pool, &self.executor.policy);
-        let clone = Machine::start(pool, template, policy, &self.cancel, |_| {}).await;
-        let Ok(clone) = clone else {
-            return;
+        let recorded = match Machine::start_at_once(pool, template, policy, &self.cancel).await {
+            Ok(clone) => {
+                let recorded = self.record_of(&clone, settings).await;
+                clone.end().await;
+                recorded
+            }
+            Err(why) => Err(why.to_string()),
         };
-        let work = Command::of_author("true", settings);
-        if clone.guest.capture(&work).await.is_ok()
-            && let Err(why) = pool.record_working_set(&clone.id).await
-        {
-            warn!(template, why = %model::chain(&why), "a built template has no working set");
+        if let Err(why) = recorded {
+            warn!(template, why, "a built template has no working set");
         }
-        clone.end().await;
+    }
+
+    async fn record_of(&self, clone: &Machine, settings: &Settings) -> Result<(), String> {
+        let work = Command::of_author("true", settings);
+        let worked = clone.guest.capture(&work).await;
+        let (_, ended) = worked.map_err(|why| why.to_string())?;
+        ended.map_err(|why| why.to_string())?;
+        let recorded = self.executor.pool.record_working_set(&clone.id).await;
+        recorded.map_err(|why| model::chain(&why))
     }
 
     /// Starts the start command, if there is one.
