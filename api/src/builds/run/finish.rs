@@ -13,7 +13,7 @@ use crate::builds::{
     key::Key,
     layers::{Finished, StartUp},
     machine::Machine,
-    output::Lines,
+    output::{Captured, Lines},
     plan::At,
     run::origin::Origin,
     settings::Settings,
@@ -24,6 +24,8 @@ pub(super) const TITLE: &str = "Finalizing template build";
 const READY: Duration = Duration::from_secs(600);
 /// Pauses between two attempts: the first, and the longest.
 const READY_STEP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// Bytes of the ready command's output in the message about its end.
+const SHOWN: usize = 500;
 /// E2B's ready command for a start command without one.
 const DEFAULT_READY: &str = "sleep 20";
 const SHARED: &str = "Sandboxes of this template share the state of the start command's processes: random state, tokens and \
@@ -198,10 +200,7 @@ impl Build<'_> {
         tokio::select! {
             biased;
             ended = ended => ended,
-            ready = tokio::time::timeout(READY, poll(machine, settings, &ready)) => match ready {
-                Ok(ready) => ready,
-                Err(_) => Err("ready command timed out after 10m0s".to_owned()),
-            },
+            ready = poll_in_time(machine, settings, &ready) => ready,
         }
     }
 }
@@ -222,11 +221,40 @@ impl std::fmt::Display for Ready<'_> {
     }
 }
 
-async fn poll(machine: &Machine, settings: &Settings, ready: &Ready<'_>) -> Result<(), String> {
+async fn poll_in_time(
+    machine: &Machine,
+    settings: &Settings,
+    ready: &Ready<'_>,
+) -> Result<(), String> {
+    let mut last = Captured::default();
+    let polled = tokio::time::timeout(READY, poll(machine, settings, ready, &mut last)).await;
+    polled.unwrap_or_else(|_| Err(timed_out(&last)))
+}
+
+/// E2B's text, and the end of what the ready command last printed.
+fn timed_out(last: &Captured) -> String {
+    let printed = [&last.stdout, &last.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    let printed = printed.join(" ");
+    let printed = printed.trim();
+    let start = printed.len().saturating_sub(SHOWN);
+    let text = "ready command timed out after 10m0s";
+    match &printed[printed.ceil_char_boundary(start)..] {
+        "" => text.to_owned(),
+        shown => format!("{text}; its last output ends with: {shown}"),
+    }
+}
+
+/// `last` becomes the output of the last attempt that ended.
+async fn poll(
+    machine: &Machine,
+    settings: &Settings,
+    ready: &Ready<'_>,
+    last: &mut Captured,
+) -> Result<(), String> {
     let (mut pause, longest) = READY_STEP;
     let started = Instant::now();
     loop {
-        let tried = attempt(machine, settings, ready, started).await;
+        let tried = attempt(machine, settings, ready, started, last).await;
         match tried {
             Ok(()) => return Ok(()),
             Err(CommandError::Status(_) | CommandError::Output(_) | CommandError::Limit(_)) => {}
@@ -244,6 +272,7 @@ async fn attempt(
     settings: &Settings,
     ready: &Ready<'_>,
     started: Instant,
+    last: &mut Captured,
 ) -> Result<(), CommandError> {
     let command = match ready {
         Ready::Script(script) => Command::of_author(script, settings),
@@ -270,7 +299,8 @@ async fn attempt(
         limit: Some(READY.saturating_sub(started.elapsed())),
         ..command
     };
-    let (_, ended) = machine.guest.capture(&command).await?;
+    let (output, ended) = machine.guest.capture(&command).await?;
+    *last = output;
     ended
 }
 
@@ -278,5 +308,23 @@ fn start_failed(error: CommandError) -> String {
     match error {
         CommandError::Cancelled => CANCELLED.to_owned(),
         error => format!("start command failed: error running start command: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_the_last_output_explains_why_a_guest_was_not_ready() {
+        let text = "ready command timed out after 10m0s";
+        assert_eq!(timed_out(&Captured::default()), text);
+        let last = Captured {
+            stdout: format!("first{}", "ü".repeat(SHOWN)).into_bytes(),
+            stderr: b"connection refused\n".to_vec(),
+        };
+        let told = timed_out(&last);
+        assert!(told.starts_with(text) && told.ends_with("ü connection refused"));
+        assert!(told.len() < text.len() + SHOWN + 40 && !told.contains("first"));
     }
 }
