@@ -96,6 +96,8 @@ struct Inner {
     store: Mutex<Option<Store>>,
     index: Index,
     turns: Semaphore,
+    /// Held while an installed template becomes a disk, so that each becomes one.
+    installing: tokio::sync::Mutex<()>,
 }
 
 impl fmt::Debug for Bases {
@@ -141,6 +143,7 @@ impl Bases {
             // An error means that the server is stopping.
             index: index.unwrap_or_default(),
             turns: Semaphore::new(CONVERSIONS),
+            installing: tokio::sync::Mutex::default(),
         }));
         let opened = bases.clone();
         tokio::spawn(async move {
@@ -225,6 +228,7 @@ impl Bases {
         let guest = self.guest().await;
         let made = template.created_unix_s.to_string();
         let key = Key::of(&["installed", &template.id, &made, &guest]).to_string();
+        let _turn = self.0.installing.lock().await;
         let found = self.present(&key, asker).await;
         follow::announce(asker, &key, found.is_some());
         if let Some(base) = found {

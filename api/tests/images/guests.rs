@@ -94,8 +94,9 @@ pub(crate) fn kvm_the_default_image_needs_no_registry() {
     run(async {
         let state = state();
         let world = World::open(state.path(), images(registries(&[]))).await;
-        let first = world.ask("e2bdev/base").await;
+        let (first, second) = tokio::join!(world.ask("e2bdev/base"), world.ask("e2bdev/base"));
         let template = &first.base().template;
+        assert_eq!(second.base().template, *template, "one disk for both");
         assert_eq!(
             world
                 .sh(template, "test -x /usr/bin/python3 && echo yes")
