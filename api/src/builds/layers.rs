@@ -4,8 +4,8 @@
 //! step's key ─► disk template of the pool, settings after the step        ours: removed with the last entry and holder
 //! build's key ─► built template of the pool ─► settings, start command    the owner of builds removes it
 //! ```
-//! A step's key depends on the result of the step before, not on its key, so a step that is done again is not followed by
-//! what others have made of its former result.
+//! A step's key depends on the result of the step before, not on its key, so after a step that
+//! runs again, the cached steps that followed its former result do not apply.
 //! A [`Layer`] holds a disk: as long as there is one, the disk stays. A disk that neither an entry nor a holder needs is
 //! removed from the pool, so a build that fails leaves only disks that its next attempt continues from. All disks
 //! together have a quota, and the least recently used entries go first. The index is a file that is replaced as a
@@ -230,7 +230,7 @@ impl Layers {
     }
 }
 
-/// What it protects is consistent after each statement that can panic.
+/// Ignores poisoning: the protected data is consistent after each statement that can panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

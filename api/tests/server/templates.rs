@@ -380,7 +380,7 @@ pub(crate) fn kvm_steps_run_once_until_they_change_or_are_forced() {
     assert_eq!(forced.count("CACHED"), 0, "{:#?}", forced.log);
     let redrawn = one(&server);
     assert_ne!(redrawn, drawn);
-    // What was made of the former result is not used any more.
+    // Steps cached after the former result no longer apply.
     let back = start(&server, "mine", &json!({"steps": steps("echo a > two")})).is_ready();
     assert_eq!(back.count("CACHED"), 1, "{:#?}", back.log);
     assert_eq!(one(&server), redrawn);

@@ -58,7 +58,7 @@ pub(in crate::builds) struct Finished {
     pub(in crate::builds) start_up: StartUp,
 }
 
-/// What runs before the memory of a template is taken.
+/// The start and ready commands, which run before the memory of a template is taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(in crate::builds) enum StartUp {

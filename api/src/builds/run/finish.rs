@@ -205,7 +205,7 @@ impl Build<'_> {
     }
 }
 
-/// What tells that a guest is ready.
+/// The check that a guest is ready.
 enum Ready<'a> {
     Script(&'a str),
     Work(&'a Work),

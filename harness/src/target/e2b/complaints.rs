@@ -1,4 +1,4 @@
-//! What a server that the run started writes to its log while its pool is not full: the reason why it stays empty.
+//! Reads from the log of a server that the run started why its pool stays empty.
 
 use std::{
     fs::File,
