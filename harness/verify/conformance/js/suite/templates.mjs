@@ -70,7 +70,9 @@ export const cases = {
   },
   async 'template-cache'() {
     const name = unique()
-    const template = (last) => base().runCmd('cat /proc/sys/kernel/random/uuid > drawn').runCmd(last)
+    // With a step of its own: suites of other SDKs run at the same time, and share the cache.
+    const drawing = `cat /proc/sys/kernel/random/uuid > drawn  # ${name}`
+    const template = (last) => base().runCmd(drawing).runCmd(last)
     const drawn = () => withSandbox((s) => s.files.read('/home/user/drawn'), { template: name })
     await build(template('echo 1 > last'), name)
     const first = await drawn()

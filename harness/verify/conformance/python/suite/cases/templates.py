@@ -90,7 +90,8 @@ def template_cache():
     name = unique()
 
     def template(last: str):
-        drawn = "cat /proc/sys/kernel/random/uuid > drawn"
+        # With a step of its own: suites of other SDKs run at the same time, and share the cache.
+        drawn = f"cat /proc/sys/kernel/random/uuid > drawn  # {name}"
         return Template().from_template(TEMPLATE).run_cmd(drawn).run_cmd(last)
 
     def drawn() -> str:
