@@ -37,10 +37,13 @@ impl Interference {
         self.by_repetition().len()
     }
 
-    /// Mean share of the host's CPU time that other programs used during measured rounds; `None` if it was not measured.
+    /// Mean share of the host's CPU time that other programs used during the measured rounds that are judged; `None` if it
+    /// was not measured.
     #[must_use]
     pub fn programs_share(&self) -> Option<f64> {
-        mean(self.usage.values().filter_map(RoundUsage::programs_share))
+        let judged = self.rounds.iter().filter(|(_, of)| is_judged(*of));
+        let usage = judged.filter_map(|(round, _)| self.usage.get(round));
+        mean(usage.filter_map(RoundUsage::programs_share))
     }
 
     /// Mean share of the host's CPU time that kernel threads used during measured rounds of a subject; `None` if it was
@@ -64,13 +67,12 @@ impl Interference {
         })
     }
 
-    /// Why one of these rounds is disturbed. Rounds of the null target are not judged: they take milliseconds, in which a
-    /// single other task is a large share.
+    /// Why one of these rounds is disturbed.
     fn disturbed(&self, rule: &InterferenceSpec, rounds: &[u32]) -> Option<String> {
         let judged = self
             .rounds
             .iter()
-            .filter(|(round, subject)| rounds.contains(round) && *subject != Subject::Null);
+            .filter(|(round, subject)| rounds.contains(round) && is_judged(*subject));
         let mut usages = judged.filter_map(|(round, _)| self.usage.get(round));
         usages.find_map(|usage| rule.disturbs(usage))
     }
@@ -112,6 +114,11 @@ impl InterferenceSpec {
             share * 100.0
         ))
     }
+}
+
+/// Rounds of the null target take milliseconds, in which a single other task is a large share.
+fn is_judged(subject: Subject) -> bool {
+    subject != Subject::Null
 }
 
 fn mean(shares: impl Iterator<Item = f64>) -> Option<f64> {
@@ -250,6 +257,16 @@ mod tests {
         assert_eq!(interference.kernel_share(a), Some(0.4));
         assert_eq!(interference.kernel_share(b), Some(0.01));
         assert_eq!(interference.kernel_share(Subject::Null), None);
+    }
+
+    #[test]
+    fn rounds_that_are_not_judged_are_not_in_the_share_of_other_programs() {
+        let interference = Interference {
+            rounds: vec![(0, Subject::Clone), (1, Subject::Null)],
+            usage: [(0, usage(0.25, 0.0)), (1, usage(1.0, 0.0))].into(),
+            ..Interference::default()
+        };
+        assert_eq!(interference.programs_share(), Some(0.25));
     }
 
     #[test]
