@@ -32,6 +32,8 @@ pub(crate) mod tunnel;
 mod upload;
 mod upstream;
 
+use std::time::Duration;
+
 use api_types::envd::ENVD_PORT;
 use axum::body::Body;
 use axum::http::{HeaderName, Request, Response, StatusCode, header};
@@ -55,6 +57,9 @@ const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static("e2b-traffic-access-to
 /// Maximum number of attempts to forward a request. The second attempt follows only if nothing of the request was sent
 /// and the VM was replaced in the meantime.
 const TRIES: usize = 2;
+/// How often, and how long, to ask whether the end of a VM that refuses connections is known.
+const END_STEP: Duration = Duration::from_millis(2);
+const END_LIMIT: Duration = Duration::from_secs(2);
 
 /// Forwards requests to sandboxes.
 #[derive(Clone, Debug)]
@@ -181,8 +186,29 @@ impl<R: Routes> Proxy<R> {
             let is_same = now.generation == route.generation;
             body = match failed.unsent {
                 Some(unsent) if !is_same && tries < TRIES => unsent.into_body(),
-                _ => return Err(closed(to, failed.cause.means_gone() && is_same)),
+                _ => {
+                    let is_gone = failed.cause.means_gone() && is_same;
+                    if is_gone {
+                        self.wait_for_end(&route).await;
+                    }
+                    return Err(closed(to, is_gone));
+                }
             };
+        }
+    }
+
+    /// Waits until the owner of the sandbox knows that its VM has ended, which takes as long as its process does to end.
+    /// Without that, a client that was told that the sandbox has ended could still change its timeout.
+    async fn wait_for_end(&self, route: &Route) {
+        let known = async {
+            while let Ok(now) = self.route(&route.id).await
+                && now.generation == route.generation
+            {
+                tokio::time::sleep(END_STEP).await;
+            }
+        };
+        if tokio::time::timeout(END_LIMIT, known).await.is_err() {
+            tracing::warn!(sandbox = %route.id, "the VM refuses connections, but its process has not ended");
         }
     }
 

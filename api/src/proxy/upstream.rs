@@ -41,7 +41,7 @@ pub(super) type Sender = SendRequest<Upload>;
 /// Why a connection could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
-    /// The VMM's vsock socket does not accept connections: the VMM has ended.
+    /// The VMM's vsock socket does not accept connections.
     #[error("cannot connect to the sandbox's vsock socket")]
     Gone(#[source] io::Error),
     /// The guest closed the connection during the greeting.
@@ -63,9 +63,9 @@ pub(super) enum DialError {
 }
 
 impl DialError {
-    /// Whether the error shows that the VM has ended.
+    /// Whether the error shows that the VM has ended. A socket whose queue is full only has too many callers.
     pub(super) fn means_gone(&self) -> bool {
-        matches!(self, Self::Gone(_))
+        matches!(self, Self::Gone(error) if error.kind() != io::ErrorKind::WouldBlock)
     }
 }
 

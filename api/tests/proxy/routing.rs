@@ -10,7 +10,7 @@ use tokio::io::AsyncWriteExt;
 
 use crate::guest::{Program, read_head};
 use crate::wire::Wire;
-use crate::world::{Agent, Setup, Vsock, World};
+use crate::world::{Agent, Setup, Vsock, World, until};
 
 const ENVD: u16 = 49_983;
 const INTERPRETER: u16 = 49_999;
@@ -382,6 +382,28 @@ async fn connections_to_a_vm_are_not_reused_for_its_successor() {
     for _ in 0..3 {
         assert_eq!(wire.ask("GET /envs", &world.to(ENVD)).await.status, 200);
     }
+}
+
+/// Otherwise a client that was told that a sandbox has ended could still change its timeout.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_refuses_connections_is_not_found_once_its_end_is_known() {
+    let mut world = World::new().await;
+    world.vsock = None;
+    let asking = tokio::spawn({
+        let (address, fields) = (world.address, world.to(ENVD));
+        async move {
+            Wire::connect(address)
+                .await
+                .ask("GET /health", &fields)
+                .await
+        }
+    });
+    let table = world.table.clone();
+    until("a wait for the end", || table.asked() > 3).await;
+    assert!(!asking.is_finished());
+    table.remove(&world.id);
+    let reply = asking.await.unwrap();
+    assert!(reply.text().contains("The sandbox was not found"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

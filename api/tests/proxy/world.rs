@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -43,6 +44,7 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     routes: Arc<Mutex<HashMap<SandboxId, Result<Route, RouteError>>>>,
+    asked: Arc<AtomicUsize>,
 }
 
 impl Table {
@@ -58,10 +60,16 @@ impl Table {
     pub(crate) fn remove(&self, id: &SandboxId) {
         self.routes.lock().unwrap().remove(id);
     }
+
+    /// How often a route was asked for.
+    pub(crate) fn asked(&self) -> usize {
+        self.asked.load(Ordering::Relaxed)
+    }
 }
 
 impl Routes for Table {
     async fn route(&self, id: &SandboxId) -> Result<Route, RouteError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
         let known = self.routes.lock().unwrap().get(id).cloned();
         known.unwrap_or(Err(RouteError::NotFound))
     }
