@@ -1,29 +1,19 @@
 //! Images that become guests.
 
-use std::fs;
-
 use crate::{
     archive::{dir, file, image, pack},
-    registry::with_auth,
+    registry::with_password,
     world::{World, images, registries, run, serve, state},
 };
 
 pub(crate) fn kvm_a_guest_of_a_pulled_image_runs_commands() {
     run(async {
         let (state, storage) = (state(), tempfile::tempdir().unwrap());
-        // The password is `secret`.
-        let line = "user:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
-        let passwords = storage.path().join("htpasswd");
-        fs::write(&passwords, line).unwrap();
-        let auth = format!(
-            "auth: {{htpasswd: {{realm: r, path: {}}}}}\n",
-            passwords.display()
-        );
         let layers = [
             pack(&[dir("srv"), file("srv/a", "1")]),
             pack(&[file("srv/b", "2")]),
         ];
-        let registry = with_auth(storage.path(), &image(&layers), &auth);
+        let registry = with_password(storage.path(), &image(&layers));
         let reference = format!("{}/r:latest", registry.address);
         let world = World::open(state.path(), images(registries(&[registry.address]))).await;
 

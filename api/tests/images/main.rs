@@ -45,6 +45,7 @@ fn main() {
         },
         served::{
             kvm_a_template_is_built_from_an_image_by_a_client,
+            kvm_credentials_of_the_operator_open_a_registry_to_builds_without_their_own,
         },
         restarts::{
             kvm_a_killed_server_leaves_nothing_of_an_image,

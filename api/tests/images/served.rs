@@ -1,39 +1,53 @@
 //! Builds from images by clients of a server.
 
-use std::time::Instant;
+use std::{fs, path::Path, time::Instant};
 
+use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 
 use crate::{
     archive::{file, image, pack},
     process::Server,
-    registry::Registry,
+    registry::{Registry, with_password},
     world::{PATIENCE, variable},
 };
 
 /// Builds a template and returns the messages of its log. Fails if the build does.
 fn build(server: &Server, name: &str, from: &str, command: &str) -> Vec<String> {
+    let status = build_to_its_end(server, name, from, command);
+    assert_eq!(status["status"], "ready", "{status}");
+    messages(&status)
+}
+
+/// Builds a template and returns its last status.
+fn build_to_its_end(server: &Server, name: &str, from: &str, command: &str) -> Value {
     let request = json!({"name": name, "memoryMB": 256});
-    let requested = server.post("/v3/templates", &request).expect(202).json();
+    let steps = json!([{"type": "RUN", "args": [command]}]);
+    requested(
+        server,
+        &request,
+        &json!({"fromImage": from, "steps": steps}),
+    )
+}
+
+/// Requests and starts a build, and returns its last status.
+fn requested(server: &Server, request: &Value, start: &Value) -> Value {
+    let requested = server.post("/v3/templates", request).expect(202).json();
     let text = |key: &str| requested[key].as_str().unwrap().to_owned();
     let path = format!(
         "/templates/{}/builds/{}",
         text("templateID"),
         text("buildID")
     );
-    let steps = json!([{"type": "RUN", "args": [command]}]);
-    let start = json!({"fromImage": from, "steps": steps});
-    server.post(&format!("/v2{path}"), &start).expect(202);
+    server.post(&format!("/v2{path}"), start).expect(202);
     let begun = Instant::now();
     loop {
         let status = server.get(&format!("{path}/status?logsOffset=0&limit=100"));
         let status = status.expect(200).json();
-        if status["status"] == "ready" {
-            return messages(&status);
+        // Waiting: queued, until a former build has ended.
+        if status["status"] != "waiting" && status["status"] != "building" {
+            return status;
         }
-        // Queued, until a former build has ended.
-        let goes_on = status["status"] == "waiting" || status["status"] == "building";
-        assert!(goes_on, "{status}");
         assert!(begun.elapsed() < PATIENCE * 2, "{status}");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
@@ -45,22 +59,23 @@ fn messages(status: &Value) -> Vec<String> {
     messages.collect()
 }
 
+/// Starts a server that pulls from this registry over http.
+fn serve(registry: &Registry, more: &[&str]) -> Server {
+    let (address, converter) = (registry.address, variable("CUBE_BIN").join("cube-image"));
+    let mirror = format!("{address}=http://{address}");
+    let mut options = vec!["--insecure-loopback", "--warm", "0:0"];
+    options.extend(["--image-mirror", &mirror]);
+    options.extend(["--image-converter", converter.to_str().unwrap()]);
+    options.extend(more);
+    Server::with(&options)
+}
+
 pub(crate) fn kvm_a_template_is_built_from_an_image_by_a_client() {
     let storage = tempfile::tempdir().unwrap();
     let registry = Registry::start(storage.path(), "");
     registry.push(&image(&[pack(&[file("a", "1")])]));
-    let (address, converter) = (registry.address, variable("CUBE_BIN").join("cube-image"));
-    let mirror = format!("{address}=http://{address}");
-    let mut options = vec![
-        "--insecure-loopback",
-        "--warm",
-        "0:0",
-        "--image-mirror",
-        &mirror,
-    ];
-    let converter = converter.to_str().unwrap();
-    options.extend(["--image-converter", converter]);
-    let server = Server::with(&options);
+    let address = registry.address;
+    let server = serve(&registry, &[]);
     let from = format!("{address}/r");
     let log = build(&server, "mine", &from, "echo $A > /home/user/made");
     assert!(
@@ -82,4 +97,41 @@ pub(crate) fn kvm_a_template_is_built_from_an_image_by_a_client() {
     );
     let sandbox = server.create(&json!({"templateID": "default"}));
     assert_eq!(server.sh(&sandbox, "cat /home/user/made").trim_end(), "1");
+}
+
+/// Writes Docker's config.json with this login for a registry.
+fn docker_config(path: &Path, registry: &Registry, login: &str) {
+    let auth = BASE64_STANDARD.encode(login);
+    let config = json!({"auths": {registry.address.to_string(): {"auth": auth}}});
+    fs::write(path, config.to_string()).unwrap();
+}
+
+pub(crate) fn kvm_credentials_of_the_operator_open_a_registry_to_builds_without_their_own() {
+    let storage = tempfile::tempdir().unwrap();
+    let registry = with_password(storage.path(), &image(&[pack(&[file("a", "1")])]));
+    let config = storage.path().join("config.json");
+    docker_config(&config, &registry, "user:wrong");
+    let mut server = serve(
+        &registry,
+        &["--image-credentials", config.to_str().unwrap()],
+    );
+    let from = format!("{}/r", registry.address);
+    let refused = build_to_its_end(&server, "mine", &from, "true");
+    let reason = refused["reason"]["message"].as_str().unwrap();
+    assert!(reason.contains("denies access"), "{reason}");
+    assert!(!refused.to_string().contains("wrong"), "{refused}");
+    // A server reads the file when it starts.
+    docker_config(&config, &registry, "user:secret");
+    server.stop();
+    server.restart();
+    build(&server, "mine", &from, "cat /a > /home/user/made");
+    let sandbox = server.create(&json!({"templateID": "mine"}));
+    assert_eq!(server.sh(&sandbox, "cat /home/user/made"), "1");
+    // A build's own credentials come before the operator's.
+    let request = json!({"name": "own", "memoryMB": 256});
+    let registry_of_build = json!({"type": "registry", "username": "user", "password": "other"});
+    let start = json!({"fromImage": from, "fromImageRegistry": registry_of_build, "steps": []});
+    let refused = requested(&server, &request, &start);
+    assert_eq!(refused["status"], "error", "{refused}");
+    assert!(!refused.to_string().contains("other"), "{refused}");
 }

@@ -15,7 +15,7 @@ use ring::{
 use crate::{
     archive::{Image, dir, file, image, pack},
     mounted::{Mount, converter, run},
-    registry::{Registry, with_auth},
+    registry::{Registry, with_auth, with_password},
     server::{Server, answer},
 };
 
@@ -122,15 +122,7 @@ async fn image_by_umoci_is_pulled_and_converted() {
 async fn image_behind_a_password_is_pulled_with_credentials_only() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(&dir.path().join("store"), 1 << 30).unwrap();
-    // The password is `secret`.
-    let line = "user:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
-    fs::write(dir.path().join("htpasswd"), line).unwrap();
-    let path = dir.path().join("htpasswd");
-    let auth = format!(
-        "auth: {{htpasswd: {{realm: r, path: {}}}}}\n",
-        path.display()
-    );
-    let registry = with_auth(dir.path(), &small(), &auth);
+    let registry = with_password(dir.path(), &small());
     let plain = registries(registry.address);
     for wrong in [None, Some(credentials("wrong"))] {
         let error = pull(plain.clone(), &registry, wrong.as_ref(), &store)

@@ -94,6 +94,16 @@ impl Drop for Registry {
     }
 }
 
+/// Stores an image in a registry that then requires the name `user` and the password `secret`.
+pub(crate) fn with_password(dir: &Path, image: &Image) -> Registry {
+    let passwords = dir.join("htpasswd");
+    let line = "user:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
+    fs::write(&passwords, line).unwrap();
+    let path = passwords.display();
+    let auth = format!("auth: {{htpasswd: {{realm: r, path: {path}}}}}\n");
+    with_auth(dir, image, &auth)
+}
+
 /// Stores an image in a registry that then is started again with authentication.
 pub(crate) fn with_auth(dir: &Path, image: &Image, auth: &str) -> Registry {
     Registry::start(dir, "").push(image);
