@@ -60,7 +60,7 @@ pub(crate) fn build(store: &Store, workspace: &Workspace) -> Result<()> {
 
 /// Directories of the suite, and the destination of the SDKs.
 struct Sources {
-    /// Lock files and cases.
+    /// Lock files, cases, and Dockerfiles that are cases.
     dir: PathBuf,
     artifacts: PathBuf,
     /// The directory of the [`GUIDES`].
@@ -126,6 +126,8 @@ impl Sources {
         }
         copy_tree(&self.dir.join(suite).join("suite"), &to)
             .with_context(|| format!("cannot copy the suite to {}", to.display()))?;
+        copy_tree(&self.dir.join("dockerfiles"), &to.join("dockerfiles"))
+            .context("cannot copy the Dockerfiles")?;
         let examples = self.examples.join(suite);
         if examples.exists() {
             copy_tree(&examples, &to.join("examples")).context("cannot copy the examples")?;

@@ -398,7 +398,10 @@ fn output_of(command: &mut Command) -> io::Result<String> {
 /// It is not one of those that the kernel gives to clients. A client that connects to such a port while the server is
 /// down can be given this very port as its own: it is then connected to itself, and the server cannot be started
 /// again ("Address already in use").
-fn free_port() -> io::Result<u16> {
+///
+/// # Errors
+/// Returns an error if the range of the kernel's ports cannot be read, or if no port is free.
+pub fn free_port() -> io::Result<u16> {
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
     let first = range
         .split_whitespace()

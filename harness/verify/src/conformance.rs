@@ -10,6 +10,7 @@
 mod address;
 pub mod features;
 mod matrix;
+mod registry;
 pub mod report;
 pub mod sdk;
 mod suite;
@@ -25,10 +26,13 @@ use crate::setup::{DOMAIN, Setup, VerifyError, at, key_from_environment};
 use address::{Address, SecureAddress};
 use features::{Area, Feature};
 pub use matrix::{Cell, CellResult, Matrix};
+use registry::Registries;
 use sdk::Sdk;
 
 /// Sandboxes that the suite's server keeps ready.
 const WARM: u32 = 4;
+/// Builds at the same time. Those from Dockerfiles with a start command mostly wait: the SDKs give it 20 s.
+const BUILDS: [&str; 2] = ["--max-builds", "4"];
 
 /// Options of the suite.
 #[derive(Clone, Debug)]
@@ -54,14 +58,25 @@ pub struct ConformanceSpec {
 pub fn run(spec: &ConformanceSpec) -> Result<Matrix, VerifyError> {
     let features = features::load()?;
     let mut features = select("feature", features, &spec.features, |f| f.name.clone())?;
-    features.retain(|feature| spec.api_url.is_none() || !feature.own_server);
+    features.retain(|feature| spec.api_url.is_none() || !(feature.own_server || feature.registry));
     features.retain(|feature| !spec.features.is_empty() || feature.area == spec.area);
     let sdks = select("SDK", Sdk::all(), &spec.sdks, Sdk::name)?;
     let run_dir = spec.setup.run_dir()?;
-    let (server, mut address) = endpoint(spec, &run_dir)?;
+    let registries = if features.iter().any(|feature| feature.registry) {
+        Registries::start(&run_dir.path().join("registry"))?
+    } else {
+        None
+    };
+    let (server, mut address) = endpoint(spec, &run_dir, registries.as_ref())?;
     let secure = if features.iter().any(|feature| feature.own_server) {
         let dir = run_dir.path().join("secure");
-        Some(start_server(&spec.setup, &dir, Tls::PrivateAuthority, 0)?)
+        Some(start_server(
+            &spec.setup,
+            &dir,
+            Tls::PrivateAuthority,
+            0,
+            Vec::new(),
+        )?)
     } else {
         None
     };
@@ -105,6 +120,7 @@ fn select<T>(
 fn endpoint(
     spec: &ConformanceSpec,
     run_dir: &RunDir,
+    registries: Option<&Registries>,
 ) -> Result<(Option<LocalServer>, Address), VerifyError> {
     let template = spec.setup.template.clone();
     if let Some(url) = &spec.api_url {
@@ -113,15 +129,19 @@ fn endpoint(
             key: key_from_environment()?,
             template,
             secure: None,
+            images: None,
         };
         return Ok((None, address));
     }
-    let server = start_server(&spec.setup, run_dir.path(), Tls::Off, WARM)?;
+    let mut options = BUILDS.map(str::to_owned).to_vec();
+    options.extend(registries.into_iter().flat_map(Registries::server_options));
+    let server = start_server(&spec.setup, run_dir.path(), Tls::Off, WARM, options)?;
     let address = Address {
         url: server.endpoint().to_string(),
         key: server.key().to_owned(),
         template,
         secure: None,
+        images: registries.map(Registries::image_names),
     };
     Ok((Some(server), address))
 }
@@ -131,12 +151,14 @@ fn start_server(
     dir: &Path,
     tls: Tls,
     warm: u32,
+    options: Vec<String>,
 ) -> Result<LocalServer, VerifyError> {
     fs::create_dir_all(dir).map_err(at(dir))?;
-    let mut options = setup.server(warm)?;
-    options.domain = Some(DOMAIN.to_owned());
-    options.tls = tls;
-    Ok(LocalServer::start(dir, options)?)
+    let mut server = setup.server(warm)?;
+    server.domain = Some(DOMAIN.to_owned());
+    server.tls = tls;
+    server.options = options;
+    Ok(LocalServer::start(dir, server)?)
 }
 
 /// Runs up to `spec.jobs` SDKs at the same time, each in one process at a time.

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use testbed::server::LocalServer;
 
+use super::registry::ImageNames;
+
 /// Address and key of the API, for the cases.
 #[derive(Clone, Debug)]
 pub(super) struct Address {
@@ -12,6 +14,8 @@ pub(super) struct Address {
     pub(super) template: String,
     /// A second server, which speaks HTTPS and has the same templates. `None` if no feature needs it.
     pub(super) secure: Option<SecureAddress>,
+    /// Images of registries. `None` if no feature needs them, or if this host has no registry.
+    pub(super) images: Option<ImageNames>,
 }
 
 #[derive(Clone, Debug)]

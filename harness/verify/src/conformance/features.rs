@@ -37,6 +37,8 @@ pub struct Feature {
     pub must: bool,
     /// Whether the case needs a second server with HTTPS, which only the suite itself can start.
     pub own_server: bool,
+    /// Whether the case needs images of a registry, which only the suite itself can start.
+    pub registry: bool,
     /// Time limit of the case.
     pub within: Duration,
 }
@@ -62,6 +64,8 @@ struct FeatureConfig {
     must: bool,
     #[serde(default)]
     own_server: bool,
+    #[serde(default)]
+    registry: bool,
     #[serde(default = "a_minute")]
     within: String,
 }
@@ -109,6 +113,7 @@ pub fn load() -> Result<Vec<Feature>, ListError> {
             absent: config.absent,
             must: config.must,
             own_server: config.own_server,
+            registry: config.registry,
             within,
         });
     }

@@ -23,6 +23,7 @@ use super::{
     address::Address,
     features::Feature,
     matrix::{Cell, CellResult},
+    registry,
     sdk::Sdk,
 };
 use crate::setup::DOMAIN;
@@ -71,11 +72,15 @@ pub(super) fn run(
     address: &Address,
     home: &Path,
 ) -> Vec<Cell> {
-    let mut cells = Vec::new();
-    let mut rest: Vec<&Feature> = features
+    let (mut rest, lacking): (Vec<&Feature>, Vec<&Feature>) = features
         .iter()
         .filter(|feature| feature.suites.contains(&sdk.suite))
-        .collect();
+        .partition(|feature| !feature.registry || address.images.is_some());
+    let skipped = |feature| Cell {
+        must: false,
+        ..not_run(sdk, feature, registry::MISSING)
+    };
+    let mut cells: Vec<Cell> = lacking.into_iter().map(skipped).collect();
     while !rest.is_empty() {
         let before = cells.len();
         let outcome = match Process::start(sdk, dir, &rest, address, home) {
@@ -202,6 +207,11 @@ impl Process {
                 .env("CONFORMANCE_HTTPS_KEY", &secure.key)
                 .env("CONFORMANCE_HTTPS_CA", &secure.authority);
         }
+        if let Some(images) = &address.images {
+            command
+                .env("CONFORMANCE_IMAGE", &images.open)
+                .env("CONFORMANCE_LOCKED_IMAGE", &images.locked);
+        }
         let mut child = command.spawn().map_err(|e| e.to_string())?;
         let (sender, lines) = channel();
         if let Some(stdout) = child.stdout.take() {
@@ -284,6 +294,7 @@ mod tests {
             absent: Vec::new(),
             must: true,
             own_server: false,
+            registry: false,
             within: Duration::from_millis(within_ms),
         }
     }
@@ -305,6 +316,7 @@ mod tests {
             key: String::new(),
             template: String::new(),
             secure: None,
+            images: None,
         };
         let cells = run(&SDK, dir.path(), features, &address, dir.path());
         cells.into_iter().map(|c| (c.feature, c.result)).collect()
@@ -355,6 +367,15 @@ mod tests {
             ("dies", CellResult::Fail),
             ("b", CellResult::Pass),
         ];
+        assert_eq!(cells_of(&script, &features), cells(&want));
+    }
+
+    #[test]
+    fn a_case_without_its_registry_is_skipped_and_says_so() {
+        let script = format!("{SAY} for f; do begin $f; end $f pass; done");
+        let mut features = [feature("a", 9000), feature("b", 9000)];
+        features[0].registry = true;
+        let want = [("a", CellResult::NotRun), ("b", CellResult::Pass)];
         assert_eq!(cells_of(&script, &features), cells(&want));
     }
 

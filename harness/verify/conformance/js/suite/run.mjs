@@ -11,9 +11,10 @@ import * as network from './network.mjs'
 import * as lifecycle from './lifecycle.mjs'
 import * as interpreter from './interpreter.mjs'
 import * as templates from './templates.mjs'
+import * as dockerfiles from './dockerfiles.mjs'
 
 const cases = new Map()
-for (const area of [guide, examples, sandboxes, commands, files, network, lifecycle, interpreter, templates]) {
+for (const area of [guide, examples, sandboxes, commands, files, network, lifecycle, interpreter, templates, dockerfiles]) {
   for (const [name, run] of Object.entries(area.cases)) {
     if (cases.has(name)) throw new Error(`two cases are called ${name}`)
     cases.set(name, run)

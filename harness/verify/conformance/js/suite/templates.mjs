@@ -8,17 +8,33 @@ import { BuildError, Template, waitForFile, waitForURL } from 'e2b'
 import { TEMPLATE, ok, raises, same, until, withSandbox } from './case.mjs'
 
 const SIZE = { cpuCount: 2, memoryMB: 512 }
-const unique = () => `conformance-${crypto.randomBytes(6).toString('hex')}`
+export const unique = () => `conformance-${crypto.randomBytes(6).toString('hex')}`
 const base = (options) => Template(options).fromTemplate(TEMPLATE)
 
 /** Builds a template and returns the messages of its log. */
-async function build(template, name, options = {}) {
+export async function build(template, name, options = {}) {
   const log = []
   await Template.build(template, name, { onBuildLogs: (entry) => log.push(entry.message), ...SIZE, ...options })
   return log
 }
 
-const output = async (s, command, options) => (await s.commands.run(command, options)).stdout
+export const output = async (s, command, options) => (await s.commands.run(command, options)).stdout
+
+// The steps are those of one suite: the last word of the first variable is different in each.
+const DOCKERFILE = `
+FROM e2bdev/base
+ARG GREETING=hello
+ENV WORD=$GREETING-NAME \\
+    PORT=8124
+WORKDIR /srv/app
+COPY a.txt src texts/
+COPY --chown=user:user a.txt .
+RUN echo $WORD > word && \\
+    id -un > who
+USER user
+RUN id -un > /tmp/who
+CMD ["python3", "-m", "http.server", "8124"]
+`
 
 export const cases = {
   async 'template-build'() {
@@ -55,6 +71,48 @@ export const cases = {
       },
       { template: name }
     )
+  },
+  async 'template-from-image'() {
+    const name = unique()
+    const log = await build(Template().fromImage('e2bdev/base').runCmd(`echo ${name} > it`), name)
+    ok(log.some((line) => line.includes('FROM e2bdev/base')), log.join('\n'))
+    await withSandbox(async (s) => same(await s.files.read('/home/user/it'), `${name}\n`), { template: name })
+  },
+  async 'template-from-dockerfile'() {
+    const name = unique()
+    const context = fs.mkdtempSync(path.join(os.tmpdir(), 'conformance-'))
+    try {
+      fs.mkdirSync(path.join(context, 'src'))
+      for (const file of ['a.txt', 'src/b.txt']) fs.writeFileSync(path.join(context, file), file)
+      await build(Template({ fileContextPath: context }).fromDockerfile(DOCKERFILE.replace('NAME', name)), name)
+    } finally {
+      fs.rmSync(context, { recursive: true })
+    }
+    await withSandbox(
+      async (s) => {
+        same(await output(s, 'pwd; cat word who /tmp/who'), `/srv/app\nhello-${name}\nroot\nuser\n`)
+        same(await output(s, 'cat texts/a.txt texts/b.txt'), 'a.txtsrc/b.txt')
+        same(await output(s, 'stat -c %U a.txt texts/a.txt word'), 'user\nroot\nroot\n')
+        same(await output(s, 'curl -s localhost:8124/word'), `hello-${name}\n`)
+      },
+      { template: name }
+    )
+  },
+  async 'template-from-registry'() {
+    const [image, locked] = [process.env.CONFORMANCE_IMAGE, process.env.CONFORMANCE_LOCKED_IMAGE]
+    const text = 'hello from a registry\n'
+    const credentials = { username: 'user', password: 'secret' }
+    for (const template of [Template().fromImage(image), Template().fromImage(locked, credentials)]) {
+      const name = unique()
+      await build(template.runCmd(`(cat /greeting; echo $WORD; echo ${name}) > it`), name)
+      const show = async (s) => same(await output(s, 'cat it; id -un; echo ${WORD-none}'), `${text}${text}${name}\nuser\nnone\n`)
+      await withSandbox(show, { template: name })
+    }
+    const wrong = { username: 'user', password: 'wrong' }
+    for (const refused of [Template().fromImage(locked), Template().fromImage(locked, wrong)]) {
+      const error = await raises(BuildError, build(refused, unique()))
+      ok(error.message.includes('denies access') && !error.message.includes('wrong'), error.message)
+    }
   },
   async 'template-start-command'() {
     const name = unique()

@@ -14,7 +14,7 @@ import traceback
 
 from cases import Absent, Case
 
-AREAS = ("guide", "examples", "sandboxes", "commands", "terminals", "files", "watching", "network", "lifecycle", "interpreter", "templates")
+AREAS = ("guide", "examples", "sandboxes", "commands", "terminals", "files", "watching", "network", "lifecycle", "interpreter", "templates", "dockerfiles")
 
 
 def known() -> dict[str, Case]:

@@ -71,6 +71,62 @@ async def template_build_async():
 
 
 @case
+def template_from_image():
+    name = unique()
+    log = build(Template().from_image("e2bdev/base").run_cmd(f"echo {name} > it"), name)
+    assert any("FROM e2bdev/base" in line for line in log), log
+    with sandbox(template=name) as s:
+        same(s.files.read("/home/user/it"), f"{name}\n")
+
+
+DOCKERFILE = """
+# The steps are those of one suite: the last word of the first variable is different in each.
+FROM e2bdev/base
+ARG GREETING=hello
+ENV WORD=$GREETING-NAME \\
+    PORT=8124
+WORKDIR /srv/app
+COPY a.txt src texts/
+COPY --chown=user:user a.txt .
+RUN echo $WORD > word && \\
+    id -un > who
+USER user
+RUN id -un > /tmp/who
+CMD ["python3", "-m", "http.server", "8124"]
+"""
+
+
+@case
+def template_from_dockerfile():
+    name = unique()
+    with tempfile.TemporaryDirectory() as context:
+        os.mkdir(os.path.join(context, "src"))
+        for path in ("a.txt", "src/b.txt"):
+            with open(os.path.join(context, path), "w") as file:
+                file.write(path)
+        build(Template(file_context_path=context).from_dockerfile(DOCKERFILE.replace("NAME", name)), name)
+    with sandbox(template=name) as s:
+        same(s.commands.run("pwd; cat word who /tmp/who").stdout, f"/srv/app\nhello-{name}\nroot\nuser\n")
+        same(s.commands.run("cat texts/a.txt texts/b.txt").stdout, "a.txtsrc/b.txt")
+        same(s.commands.run("stat -c %U a.txt texts/a.txt word").stdout, "user\nroot\nroot\n")
+        same(s.commands.run("curl -s localhost:8124/word").stdout, f"hello-{name}\n")
+
+
+@case
+def template_from_registry():
+    image, locked = os.environ["CONFORMANCE_IMAGE"], os.environ["CONFORMANCE_LOCKED_IMAGE"]
+    text = "hello from a registry\n"
+    for template in (Template().from_image(image), Template().from_image(locked, username="user", password="secret")):
+        name = unique()
+        build(template.run_cmd(f"(cat /greeting; echo $WORD; echo {name}) > it"), name)
+        with sandbox(template=name) as s:
+            same(s.commands.run("cat it; id -un; echo ${WORD-none}").stdout, f"{text}{text}{name}\nuser\nnone\n")
+    for refused in (Template().from_image(locked), Template().from_image(locked, username="user", password="wrong")):
+        error = raises(BuildException, build, refused, unique())
+        assert "denies access" in str(error) and "wrong" not in str(error), error
+
+
+@case
 def template_start_command():
     name = unique()
     template = (

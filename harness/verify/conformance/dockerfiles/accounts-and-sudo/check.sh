@@ -1,0 +1,3 @@
+cat /etc/made-by made-by
+stat -c %U made-by /home/dev/mine
+sudo id -un

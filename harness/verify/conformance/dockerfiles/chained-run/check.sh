@@ -1,0 +1,3 @@
+one a
+two 'b c'
+cat /who

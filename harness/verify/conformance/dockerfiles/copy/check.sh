@@ -1,0 +1,2 @@
+find . -type f | sort | xargs stat -c '%n %U %a'
+tool

@@ -1,0 +1,3 @@
+git log --format=%s
+git status --short
+cat prefix

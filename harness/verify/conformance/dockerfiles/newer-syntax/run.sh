@@ -1,0 +1,3 @@
+#!/bin/sh
+echo "$@" > /tmp/arguments
+exec python3 -m http.server "$PORT"

@@ -1,0 +1,3 @@
+import greet
+
+print(greet.hello("python"))

@@ -1,0 +1,2 @@
+pwd
+python app.py

@@ -1,0 +1,3 @@
+cat who
+stat -c '%n %U:%G' note who ~/.config/made
+id -un
