@@ -407,6 +407,7 @@ mod tests {
             images: Vec::new(),
             warm: WarmMarks::default(),
             warm_in_use: WarmMarks::default(),
+            warm_spare: WarmMarks::default(),
             warm_slots: 0,
             warm_memory: None,
             template_quota: None,

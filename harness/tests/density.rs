@@ -93,10 +93,12 @@ fn the_capacity_of_a_stand_in_is_found_in_a_run_and_again_in_its_record() {
     let found: DensityReport = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(
         (found.holds, found.misses),
-        (Some(120), Some(125)),
+        (Some(120), Some(130)),
         "{found:#?}"
     );
-    assert_eq!(found.reasons[0], "5 starts failed");
+    assert_eq!(found.reasons[0], "5 starts failed, so 125 are alive");
+    let last = found.levels.last().unwrap();
+    assert_eq!((last.alive, last.target, last.failed), (125, 130, 5));
     assert_eq!(found.levels.len(), 13, "the run ends when starts fail");
 
     let results = dir.path().join("r");
@@ -123,7 +125,7 @@ fn the_capacity_of_a_stand_in_is_found_in_a_run_and_again_in_its_record() {
     assert!(stderr.contains("--set cannot change"), "{stderr}");
     let idle = density(dir.path(), &results, &["--idle-cpu", "5"]);
     let idle: DensityReport = serde_json::from_slice(&idle.stdout).unwrap();
-    assert_eq!((idle.holds, idle.misses), (None, Some(125)));
+    assert_eq!((idle.holds, idle.misses), (None, Some(130)));
     assert_eq!(idle.unknown, ["idle CPU time was not measured"]);
     let written = fs::read_to_string(results.join("density.json")).unwrap();
     assert_eq!(

@@ -32,6 +32,8 @@ pub struct PoolConfig {
     pub warm: WarmMarks,
     /// As `warm`, for each other template that is in use. Disk templates have no warm slots.
     pub warm_in_use: WarmMarks,
+    /// Warm slots of each installed template while neither the marks above nor the creates of others need the room.
+    pub warm_spare: WarmMarks,
     /// Maximum number of warm slots of all templates together. Marks above it are not reached.
     pub warm_slots: u32,
     /// Maximum memory of warm slots and loaded templates together; `None`: half of the host's memory.

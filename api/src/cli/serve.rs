@@ -29,7 +29,7 @@ const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000
 const BURST: u32 = 2;
 /// Maximum number of threads of a VMM: one for each vCPU, plus a margin.
 const PIDS: u32 = 64;
-/// Warm slots of installed templates, if no option sets them.
+/// Warm slots of installed templates, if no option sets them and others do not need the room.
 const WARM: WarmMarks = WarmMarks { low: 2, high: 4 };
 /// How long a template stays loaded, and keeps more warm slots than configured, after its last create.
 const IDLE: Duration = Duration::from_secs(600);
@@ -73,7 +73,8 @@ pub(super) struct ServeConfig {
     #[arg(long)]
     insecure_loopback: bool,
     /// Least number of warm slots of each template that is installed or in use: refilled up to HIGH when fewer than LOW
-    /// are left; more follow from use; 0:0 for no warm slots [default: 2:4 for installed templates]
+    /// are left; more follow from use; 0:0 for no warm slots [default: 2:4 for installed templates, as long as templates in
+    /// use leave room for them]
     #[arg(long, value_name = "LOW:HIGH")]
     warm: Option<Marks>,
     /// Maximum number of warm slots of all templates together [default: half of --max-sandboxes]
@@ -253,9 +254,9 @@ fn check(
     let server_memory = server_memory(config.server_memory)?;
     let from_images = (config.registries).spec(beside, installed.as_deref(), server_memory);
     let from_images = from_images.map_err(Failure::Usage)?;
-    let (warm, warm_in_use) = match config.warm {
-        Some(Marks(marks)) => (marks, marks),
-        None => (WARM, WarmMarks::default()),
+    let (warm, warm_spare) = match config.warm {
+        Some(Marks(marks)) => (marks, WarmMarks::default()),
+        None => (WarmMarks::default(), WARM),
     };
     let warm_slots = match config.warm {
         Some(Marks(WarmMarks { high: 0, .. })) => 0,
@@ -267,7 +268,8 @@ fn check(
         installed_templates: installed,
         state: config.state.clone(),
         warm,
-        warm_in_use,
+        warm_in_use: warm,
+        warm_spare,
         warm_slots: config.warm_slots.unwrap_or(warm_slots),
         warm_memory: config.warm_memory,
         limits: SandboxLimits {
@@ -462,12 +464,14 @@ mod tests {
     fn warm_slots_follow_demand_unless_an_option_forbids_it() {
         let pool = |options: &[&str]| spec(options).unwrap().pool;
         let (usual, none) = (pool(&[]), WarmMarks::default());
-        assert_eq!((usual.warm, usual.warm_in_use), (WARM, none));
+        assert_eq!((usual.warm, usual.warm_in_use), (none, none));
+        assert_eq!(usual.warm_spare, WARM);
         assert_eq!((usual.warm_slots, usual.warm_memory), (128, None));
         // Marks hold for all templates in use.
         let marks = WarmMarks { low: 1, high: 3 };
         let named = pool(&["--warm", "1:3", "--max-sandboxes", "20"]);
         assert_eq!((named.warm, named.warm_in_use), (marks, marks));
+        assert_eq!(named.warm_spare, none);
         assert_eq!(named.warm_slots, 10);
         let off = pool(&["--warm", "0:0"]);
         assert_eq!((off.warm, off.warm_slots), (none, 0));

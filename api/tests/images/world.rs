@@ -209,7 +209,7 @@ fn lifetime() -> Lifetime {
     lifetime
 }
 
-fn config(state: &Path) -> PoolConfig {
+pub(crate) fn config(state: &Path) -> PoolConfig {
     let installed = state.join("installed");
     fs::create_dir_all(&installed).unwrap();
     let base = installed.join("base");
@@ -223,6 +223,7 @@ fn config(state: &Path) -> PoolConfig {
         installed_templates: Some(installed),
         warm: WarmMarks::default(),
         warm_in_use: WarmMarks::default(),
+        warm_spare: WarmMarks::default(),
         warm_slots: 0,
         warm_memory: None,
         template_quota: None,

@@ -13,13 +13,17 @@ use crate::{
 };
 
 /// Format of the JSON document of `cube-bench density`.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// State after a measured round. Ascending in `alive`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LevelDocument {
     /// Sandboxes that are alive.
     pub alive: u32,
+    /// Sandboxes that would be alive if every start of the round had succeeded.
+    pub target: u32,
+    /// Failed starts up to here.
+    pub failed: usize,
     /// The last 100 starts, or all of the last round if it has more.
     pub first_exec: PhaseDocument,
     /// Decrease of available memory since no sandbox was alive.
@@ -40,9 +44,9 @@ pub struct DensityReport {
     pub idle_cpu_bound_ms_per_s: Option<f64>,
     /// Largest measured number of sandboxes within all bounds, with every smaller one; `null` if there is none.
     pub holds: Option<u32>,
-    /// Lowest measured number that exceeds a bound; `null` if none did.
+    /// Lowest number that was tried and exceeds a bound, or at which starts failed; `null` if there is none.
     pub misses: Option<u32>,
-    /// Bounds that it exceeds.
+    /// Bounds that it exceeds, and failed starts.
     pub reasons: Vec<String>,
     /// Why levels could not be judged.
     pub unknown: Vec<String>,
@@ -60,18 +64,21 @@ impl LevelDocument {
     fn new(level: &Level) -> Self {
         Self {
             alive: level.alive,
+            target: level.target,
+            failed: level.failed,
             first_exec: PhaseDocument::new(&level.first_exec),
             memory_bytes: level.memory_bytes,
             idle_cpu_ms_per_s: level.idle_cpu_ms_per_s,
         }
     }
 
-    /// Cells of a row: sandboxes, P50, P95 and maximum in milliseconds, memory, idle CPU time.
-    fn row(&self) -> [String; 6] {
+    /// Cells of a row: sandboxes, failed starts, P50, P95 and maximum in milliseconds, memory, idle CPU time.
+    fn row(&self) -> [String; 7] {
         let p = &self.first_exec;
         let idle = self.idle_cpu_ms_per_s;
         [
             self.alive.to_string(),
+            self.failed.to_string(),
             cell(p, p.p50_ms, Quantile::P50),
             cell(p, p.p95_ms, Quantile::P95),
             cell(p, p.max_ms, Quantile::Max),
@@ -81,12 +88,12 @@ impl LevelDocument {
     }
 }
 
-const COLUMNS: [&str; 6] = ["alive", "P50", "P95", "max", "memory", "idle CPU"];
+const COLUMNS: [&str; 7] = ["alive", "failed", "P50", "P95", "max", "memory", "idle CPU"];
 
 /// The table of a page.
 pub(super) fn table(levels: &[LevelDocument]) -> Markup {
     html! {
-        p { "First exec in ms over the last 100 starts before each number of living sandboxes; memory and idle CPU time of all of them." }
+        p { "First exec in ms over the last 100 starts before each number of living sandboxes; failed starts up to there; memory and idle CPU time of all of them." }
         table {
             thead { tr { @for name in COLUMNS { th.n { (name) } } } }
             tbody { @for level in levels { tr { @for text in level.row() { td.n { (text) } } } } }
@@ -128,9 +135,9 @@ impl DensityReport {
         ];
         let bounds: Vec<String> = bounds.into_iter().flatten().collect();
         let mut out = format!("{}: {}\n\n", self.scenario, bounds.join(", "));
-        let line = |row: [String; 6]| {
-            let [alive, p50, p95, max, memory, idle] = row;
-            format!("{alive:>7}{p50:>15}{p95:>15}{max:>15}{memory:>16}{idle:>14}\n")
+        let line = |row: [String; 7]| {
+            let [alive, failed, p50, p95, max, memory, idle] = row;
+            format!("{alive:>7}{failed:>8}{p50:>15}{p95:>15}{max:>15}{memory:>16}{idle:>14}\n")
         };
         out.push_str(&line(COLUMNS.map(str::to_owned)));
         for level in &self.levels {

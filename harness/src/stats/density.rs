@@ -31,6 +31,8 @@ pub struct StartAt {
 pub struct Level {
     /// Sandboxes that are alive.
     pub alive: u32,
+    /// Sandboxes that would be alive if every start of the round had succeeded.
+    pub target: u32,
     /// Failed starts up to here.
     pub failed: usize,
     /// The last [`WINDOW`] starts, or all of the last round if it has more.
@@ -67,7 +69,7 @@ pub enum Held {
 pub struct Largest {
     /// The largest level that holds and has no level below that does not; `None` if there is none.
     pub holds: Option<u32>,
-    /// The lowest level that does not hold, with the reasons; `None` if every level that could be judged holds.
+    /// The target of the lowest level that does not hold, with the reasons; `None` if every level that could be judged holds.
     pub misses: Option<(u32, Vec<String>)>,
     /// Why the last level that could not be judged could not be.
     pub unknown: Vec<String>,
@@ -100,10 +102,12 @@ pub fn levels(summary: &Summary) -> Vec<Level> {
         let ok = of_round.iter().filter(|a| a.failure.is_none()).count();
         failed += of_round.len() - ok;
         seen.extend(of_round.iter().map(|attempt| first_exec_ns(attempt)));
-        let alive = before + u32::try_from(ok).unwrap_or(u32::MAX);
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let alive = before.saturating_add(count(ok));
         let window = seen.len().min(WINDOW.max(of_round.len()));
         Level {
             alive,
+            target: before.saturating_add(count(of_round.len())),
             failed,
             first_exec: Samples::new(seen[seen.len() - window..].to_vec()),
             memory_bytes: memory(summary, alive),
@@ -122,7 +126,7 @@ pub fn largest(levels: &[Level], bounds: &Bounds) -> Largest {
             Held::Yes => found.holds = Some(level.alive),
             Held::Unknown(why) => found.unknown = why,
             Held::No(why) => {
-                found.misses = Some((level.alive, why));
+                found.misses = Some((level.target, why));
                 break;
             }
         }
@@ -136,7 +140,8 @@ impl Level {
     pub fn held(&self, bounds: &Bounds) -> Held {
         let (mut missed, mut unknown) = (Vec::new(), Vec::new());
         if self.failed > 0 {
-            missed.push(format!("{} starts failed", self.failed));
+            let (failed, alive) = (self.failed, self.alive);
+            missed.push(format!("{failed} starts failed, so {alive} are alive"));
         }
         match (bounds.p95_ms, self.first_exec.quantile(Quantile::P95)) {
             (None, _) => {}
@@ -361,10 +366,25 @@ mod tests {
         let found = largest(&levels, &bounds(50.0, 1e6, 1e6));
         assert_eq!(found.holds, Some(140));
         let (missed, why) = found.misses.unwrap();
-        assert_eq!(missed, 150);
-        assert!(why[0].contains("10 starts failed"), "{why:?}");
+        assert_eq!(missed, 160, "the number that was tried");
+        assert_eq!(why[0], "10 starts failed, so 150 are alive");
         let last = starts(&summary).pop().unwrap();
         assert_eq!((last.alive, last.first_exec_ns), (150, INFINITE));
+    }
+
+    #[test]
+    fn a_round_whose_starts_all_fail_is_a_level_of_its_own() {
+        let host = Host {
+            fast: 1000,
+            fails: 140,
+        };
+        let levels = levels(&host.run(8));
+        let last = levels.last().unwrap();
+        assert_eq!((last.alive, last.target, last.failed), (140, 160, 20));
+        // The number that holds is not the one that misses.
+        let found = largest(&levels, &bounds(50.0, 1e6, 1e6));
+        assert_eq!(found.holds, Some(140));
+        assert_eq!(found.misses.unwrap().0, 160);
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub(crate) fn config(state: &Path, warm: u32) -> Result<PoolConfig, Failure> {
             high: warm,
         },
         warm_in_use: WarmMarks::default(),
+        warm_spare: WarmMarks::default(),
         warm_slots: if warm == 0 { 0 } else { 1000 },
         warm_memory: None,
         template_quota: None,

@@ -93,9 +93,11 @@ impl Driver {
         let shares = policy::divide(self.stock.present.beside(taken), &claims);
         let mut give_back = Vec::new();
         for ((template, claim), share) in self.templates.iter_mut().zip(claims).zip(shares) {
-            let floor = floor(&self.config, template, now_ns);
+            let mut floor = floor(&self.config, template, now_ns);
+            floor.low = floor.low.max(spare(&self.config, template).low);
             let supply = &mut template.supply;
-            supply.wanted = claim.wanted.max(claim.floor);
+            supply.wanted = claim.most();
+            supply.is_spare = claim.floor.max(claim.wanted) == 0;
             supply.marks = policy::marks(floor, claim.wanted, share.slots);
             supply.loads = share.loads;
             let is_unused = claim.is_idle && share.slots == 0;
@@ -135,6 +137,7 @@ impl Driver {
             Claim {
                 floor: floor(&self.config, template, now_ns).high,
                 wanted,
+                spare: spare(&self.config, template).high,
                 has: self.stock.len(id) + filling.get(id).copied().unwrap_or(0),
                 slot_bytes: self.slot_bytes(id),
                 load_bytes: if in_use.contains(&template.copy.as_ptr()) {
@@ -284,6 +287,15 @@ impl Driver {
                 stats.stocks.insert(name.clone(), stock);
             }
         }
+    }
+}
+
+/// The marks that a template has while others do not need the room.
+fn spare(config: &crate::PoolConfig, template: &Template) -> WarmMarks {
+    match template.info.kind {
+        TemplateKind::Disk => WarmMarks::default(),
+        _ if template.rebuild.is_some() => config.warm_spare,
+        _ => WarmMarks::default(),
     }
 }
 

@@ -6,7 +6,7 @@ use model::SandboxId;
 
 use super::slots::Slots;
 use crate::{
-    CreateSpec,
+    CreateSpec, Priority,
     message::{Answer, Unclaimed},
     policy::{Places, StartFor},
     slot::Stage,
@@ -35,9 +35,10 @@ pub(super) enum Want {
 
 impl Pending {
     pub(super) fn start_for(&self) -> StartFor {
-        match self.want {
+        match &self.want {
+            Want::New { spec, .. } if spec.priority == Priority::Background => StartFor::Build,
             Want::New { .. } => StartFor::Create,
-            Want::Resume(_, start_for) => start_for,
+            Want::Resume(_, start_for) => *start_for,
         }
     }
 }
@@ -73,6 +74,12 @@ impl Queue {
 
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty()
+    }
+
+    /// Whether a request waits that is not of a build.
+    pub(super) fn has_callers(&self) -> bool {
+        let mut pending = self.pending.iter();
+        pending.any(|pending| pending.start_for() != StartFor::Build)
     }
 
     /// The places for starts, with those that the starts under way hold.

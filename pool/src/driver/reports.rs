@@ -132,7 +132,6 @@ impl Driver {
 
     /// Answers the request that a start, lease or resume served, now that the sandbox runs.
     fn hand_over(&mut self, id: &SandboxId) {
-        self.stock.yield_to_callers(host::monotonic_ns());
         let now = self.clock.now();
         self.slots.has_new_vm(id, now);
         let Some(entry) = self.slots.get_mut(id) else {
@@ -140,6 +139,9 @@ impl Driver {
         };
         let template = entry.record.template.id.clone();
         let is_use = entry.record.priority == Priority::Normal;
+        if is_use {
+            self.stock.yield_to_callers(host::monotonic_ns());
+        }
         let is_new = matches!(entry.serving, Some(Serving::New(_)));
         // The clone of a build is not a use of its template.
         if is_use && let Some(t) = self.templates.get_mut(&template) {

@@ -13,7 +13,7 @@ use super::{
     space::Saving,
 };
 use crate::{
-    Connected, CreateSpec, PauseMode, PoolError, TemplateInfo, TemplateKind,
+    Connected, CreateSpec, PauseMode, PoolError, Priority, TemplateInfo, TemplateKind,
     durable::Durability,
     host,
     message::{Answer, ForkAnswers, Request, SandboxRequest, SnapshotFor, Unclaimed},
@@ -51,7 +51,9 @@ impl Driver {
     }
 
     fn create(&mut self, spec: Box<CreateSpec>, accepted_ns: u64, answer: Answer<Unclaimed>) {
-        self.stock.yield_to_callers(accepted_ns);
+        if spec.priority == Priority::Normal {
+            self.stock.yield_to_callers(accepted_ns);
+        }
         let template = match self.templates.find(&spec.template) {
             _ if self.stopping.is_draining => Err(PoolError::Draining),
             None => Err(PoolError::NoTemplate(spec.template.clone())),

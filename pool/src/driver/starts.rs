@@ -16,7 +16,7 @@ use crate::{
     CreateSpec, PauseMode, PoolError, Priority, TemplateDefaults, TemplateInfo, TemplateKind,
     VmmId, host,
     message::{Answer, Unclaimed},
-    policy::{self, Demand, Lack, Need, Placement, Short, Supplied},
+    policy::{self, Demand, Lack, Need, Placement, Short, StartFor, Supplied},
     record::{BootFiles, Record, SlotDir},
     slot::{Event, FailedBy, Slot, Stage},
     store::Checked,
@@ -241,10 +241,16 @@ impl Driver {
         if spec.priority == Priority::Normal {
             self.template_used(template);
         }
+        let start_for = match spec.priority {
+            Priority::Normal => StartFor::Create,
+            Priority::Background => StartFor::Build,
+        };
         plan.record.take_settings(spec, &self.clock);
         plan.purpose = Purpose::Lease;
         plan.timeline = timeline;
         if let Some(entry) = self.slots.get_mut(&id) {
+            entry.start_for = start_for;
+            entry.record.priority = plan.record.priority;
             entry.slot.lifetime = plan.record.lifetime;
             entry.serving = Some(Serving::New(answer));
         }
@@ -472,7 +478,7 @@ impl Driver {
         let now_ns = host::monotonic_ns();
         self.divide(now_ns);
         self.stock.review(&mut self.templates, &self.slots);
-        let is_queued = !self.queue.is_empty();
+        let is_queued = self.queue.has_callers();
         if self.adoptions.is_urgent(now_ns) || !self.stock.may_fill(&self.slots, is_queued, now_ns)
         {
             return false;

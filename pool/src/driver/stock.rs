@@ -9,7 +9,7 @@ use model::SandboxId;
 
 use super::slots::Slots;
 use crate::{
-    PoolConfig, host,
+    PoolConfig, Priority, host,
     policy::{self, Budget, Foreground},
     slot::Stage,
     templates::{Memory, Supply, Template, Templates},
@@ -123,8 +123,8 @@ impl Stock {
     }
 
     /// The templates to fill next: those whose stock is being refilled and whose back-off is over, first those with the
-    /// fewest warm slots. One template is loaded at a time (`is_loading`: one is); others that must be loaded wait,
-    /// because clones that start from the disk now would not share the huge pages.
+    /// fewest warm slots, and spare slots last. One template is loaded at a time (`is_loading`: one is); others that must
+    /// be loaded wait, because clones that start from the disk now would not share the huge pages.
     pub(super) fn next_fills<'a>(
         &self,
         templates: &'a Templates,
@@ -139,18 +139,20 @@ impl Stock {
         let due =
             |t: &&Template| t.supply.refilling && now_ns >= t.supply.not_before_ns && !waits(t);
         let mut due: Vec<_> = templates.iter().filter(due).collect();
-        due.sort_by_key(|t| self.len(&t.info.id));
+        due.sort_by_key(|t| (t.supply.is_spare, self.len(&t.info.id)));
         due
     }
 
-    /// Whether a fill may begin, if there is room for it. `is_queued` is true if requests are in the queue.
+    /// Whether a fill may begin, if there is room for it. `is_queued` is true if callers' requests are in the queue. A
+    /// build is no caller: its machine boots and is saved for seconds, at a low CPU weight, while users take slots.
     pub(super) fn may_fill(&self, slots: &Slots, is_queued: bool, now_ns: u64) -> bool {
-        let is_busy = slots.count(|stage| {
-            matches!(
-                stage,
+        let is_busy = slots.values().any(|entry| {
+            let is_changing = matches!(
+                entry.slot.stage,
                 Stage::Starting | Stage::Resuming(_) | Stage::Pausing(_) | Stage::Snapshotting
-            )
-        }) > 0;
+            );
+            is_changing && entry.record.priority == Priority::Normal
+        });
         let since = |ns: u64| Duration::from_nanos(now_ns.saturating_sub(ns));
         let foreground = Foreground {
             waiting: is_busy || is_queued,

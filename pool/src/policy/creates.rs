@@ -2,8 +2,9 @@
 //!
 //! A taken slot is replaced after a quiet moment and a fill. This time is the *lead*, and the stock should hold what
 //! callers take until it is full again. `burst` counts creates; it halves with each lead, and begins anew when the stock
-//! is full. `peak` follows the largest burst and halves in half of the time after which an unused template is idle, so
-//! that the stock of a template that is used less shrinks slowly.
+//! is full. `peak` is the largest burst. It holds for half of the time after which an unused template is idle, so that a
+//! burst that comes again finds a slot for each create, and then halves in a quarter of that time, so that the stock of a
+//! template that is used less shrinks slowly.
 
 use std::time::Duration;
 
@@ -33,12 +34,9 @@ impl Creates {
         let lead = self.lead();
         self.burst.add(ONE, now_ns, lead);
         self.recent.add(ONE, now_ns, idle / 2);
-        let burst = self.burst.value;
-        let peak = self.peak.at(now_ns, idle / 2).max(burst);
-        self.peak = Decaying {
-            value: peak,
-            at_ns: now_ns,
-        };
+        if self.burst.value >= self.peak(now_ns, idle) {
+            self.peak = self.burst;
+        }
         self.last_ns = Some(now_ns);
     }
 
@@ -60,8 +58,13 @@ impl Creates {
         if self.is_idle(now_ns, idle) {
             return 0;
         }
-        let peak = self.peak.at(now_ns, idle / 2);
+        let peak = self.peak(now_ns, idle);
         u32::try_from(peak.div_ceil(ONE).max(1)).unwrap_or(u32::MAX)
+    }
+
+    fn peak(&self, now_ns: u64, idle: Duration) -> u64 {
+        let hold_ns = u64::try_from((idle / 2).as_nanos()).unwrap_or(u64::MAX);
+        self.peak.at(now_ns.saturating_sub(hold_ns), idle / 4)
     }
 
     /// How much the template was used lately. For comparisons only.
@@ -131,9 +134,9 @@ mod tests {
         let burst = creates(std::iter::repeat_n(S, 50));
         let wanted = |at_s: u64| burst.wanted(at_s * S, IDLE);
         assert_eq!(
-            [1, 301, 599, 601].map(wanted),
-            [50, 25, 13, 0],
-            "at once, after a half-life, before and after the idle time"
+            [1, 301, 451, 599, 601].map(wanted),
+            [50, 50, 25, 13, 0],
+            "at once, at the end of the hold, after a half-life, before and after the idle time"
         );
         // One create each minute is one slot, for as long as they come.
         let slow = creates((1..100).map(|minute| minute * 60 * S));
@@ -145,7 +148,11 @@ mod tests {
         for _ in 0..10 {
             later.count(100 * S, IDLE);
         }
-        assert!(later.wanted(100 * S, IDLE) > 35);
+        assert_eq!(later.wanted(100 * S, IDLE), 50);
+        assert!(
+            later.wanted(451 * S, IDLE) < 30,
+            "nor does it prolong the hold"
+        );
     }
 
     #[test]

@@ -10,6 +10,8 @@ pub(crate) enum StartFor {
     Resume,
     /// A resume by traffic, which anyone may cause.
     Wake,
+    /// A machine of a build, for which no person waits.
+    Build,
 }
 
 /// The number of places, and how many of them each kind of start holds.
@@ -20,6 +22,7 @@ pub(crate) struct Places {
     pub(crate) creates: u32,
     pub(crate) resumes: u32,
     pub(crate) wakes: u32,
+    pub(crate) builds: u32,
 }
 
 impl Places {
@@ -29,18 +32,21 @@ impl Places {
             StartFor::Create => self.creates += 1,
             StartFor::Resume => self.resumes += 1,
             StartFor::Wake => self.wakes += 1,
+            StartFor::Build => self.builds += 1,
         }
     }
 
-    /// Whether a start may have a place. All resumes together leave one place for creates. Resumes by traffic hold at
-    /// most half of all places, and leave the rest for clients with a key.
+    /// Whether a start may have a place. All resumes and builds together leave one place for creates. Resumes by traffic
+    /// hold at most half of all places, and so do builds: a boot takes long, and a guest that does not answer longer.
     pub(crate) fn has_one_for(&self, start: StartFor) -> bool {
-        let back = self.resumes + self.wakes;
-        let is_free = self.creates + back < self.all;
+        let others = self.resumes + self.wakes + self.builds;
+        let is_free = self.creates + others < self.all;
+        let leaves_one = is_free && others + 1 < self.all;
         match start {
             StartFor::Create => is_free,
-            StartFor::Resume => is_free && back + 1 < self.all,
-            StartFor::Wake => is_free && back + 1 < self.all && self.wakes < self.all / 2,
+            StartFor::Resume => leaves_one,
+            StartFor::Wake => leaves_one && self.wakes < self.all / 2,
+            StartFor::Build => leaves_one && self.builds < self.all / 2,
         }
     }
 }
@@ -55,21 +61,23 @@ mod tests {
         #[test]
         fn no_kind_of_start_takes_more_places_than_it_may(
             all in 2..64_u32,
-            starts in prop::collection::vec(0..3_u8, 0..200),
+            starts in prop::collection::vec(0..4_u8, 0..200),
         ) {
             let mut places = Places { all, ..Places::default() };
             for start in starts {
                 let start = match start {
                     0 => StartFor::Create,
                     1 => StartFor::Resume,
-                    _ => StartFor::Wake,
+                    2 => StartFor::Wake,
+                    _ => StartFor::Build,
                 };
                 if places.has_one_for(start) {
                     places.hold(start);
                 }
-                let Places { creates, resumes, wakes, .. } = places;
-                prop_assert!(creates + resumes + wakes <= all);
-                prop_assert!(resumes + wakes < all && wakes <= all / 2);
+                let Places { creates, resumes, wakes, builds, .. } = places;
+                let others = resumes + wakes + builds;
+                prop_assert!(creates + others <= all);
+                prop_assert!(others < all && wakes <= all / 2 && builds <= all / 2);
             }
         }
     }

@@ -3,10 +3,12 @@
 //! Slots are given out one at a time, each to the template whose demand for one more is the largest: demand divided by
 //! the number of slots that it would then have. The shares are thus in proportion to the demands (as seats are by
 //! D'Hondt's method), and a template gets its first slot before another gets one beyond its demand. Configured marks are
-//! served first. Between equals, the template that was used more, lately, goes first; one that has the slot already counts
-//! double, so that templates that are used in turn do not take each other's slots.
+//! served first, and spare slots, which no one demands, last. Between equals, the template that was used more, lately, goes
+//! first; one that has the slot already counts double, so that templates that are used in turn do not take each other's
+//! slots.
 //!
-//! Memory that is left holds loaded templates, in the same order.
+//! Memory that is left holds loaded templates, in the same order; those that have slots by marks or demand go before spare
+//! slots.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -97,6 +99,8 @@ pub(crate) struct Claim {
     pub(crate) floor: u32,
     /// Number of slots by demand; zero if the template is idle.
     pub(crate) wanted: u32,
+    /// Number of slots that it has while no other template's marks or demand need the room.
+    pub(crate) spare: u32,
     /// Slots that it has, or that are being filled.
     pub(crate) has: u32,
     /// Expected memory of a slot.
@@ -122,6 +126,11 @@ pub(crate) struct Share {
 }
 
 impl Claim {
+    /// Number of slots that it would have of a large budget.
+    pub(crate) fn most(&self) -> u32 {
+        self.floor.max(self.wanted).max(self.spare)
+    }
+
     /// Whether the template needs its memory: for warm slots, or because it is loaded and not idle.
     fn needs_memory(&self, share: Share) -> bool {
         self.can_load && (share.slots > 0 || self.is_loaded && !self.is_idle)
@@ -144,15 +153,30 @@ pub(crate) fn divide(budget: Budget, claims: &[Claim]) -> Vec<Share> {
     let mut left = budget;
     give_slots(&mut left, claims, &mut shares, |claim| claim.floor);
     give_slots(&mut left, claims, &mut shares, |claim| claim.wanted);
-    let mut loads: Vec<_> = claims.iter().zip(&mut shares).collect();
-    loads.sort_by_key(|(claim, _)| Reverse(claim.rank(claim.is_loaded)));
-    for (claim, share) in loads {
+    give_memory(&mut left, claims, &mut shares, |share| share.slots > 0);
+    give_slots(&mut left, claims, &mut shares, |claim| claim.spare);
+    give_memory(&mut left, claims, &mut shares, |_| true);
+    shares
+}
+
+/// Lets those templates have their memory loaded for which there is room, the most used first.
+fn give_memory(
+    left: &mut Budget,
+    claims: &[Claim],
+    shares: &mut [Share],
+    is_turn: impl Fn(&Share) -> bool,
+) {
+    let all = claims.iter().zip(shares);
+    let mut lacking: Vec<_> = all
+        .filter(|(_, share)| !share.loads && is_turn(share))
+        .collect();
+    lacking.sort_by_key(|(claim, _)| Reverse(claim.rank(claim.is_loaded)));
+    for (claim, share) in lacking {
         if claim.needs_memory(*share) && claim.load_bytes <= left.bytes {
             left.bytes -= claim.load_bytes;
             share.loads = true;
         }
     }
-    shares
 }
 
 /// Gives out slots until each template has as many as it demands, or the budget is used up. A template whose slot does
@@ -233,6 +257,26 @@ mod tests {
             [0, 3, 0],
             "the budget is above the marks"
         );
+    }
+
+    #[test]
+    fn spare_slots_give_way_to_demand_the_least_recently_used_first() {
+        let spare = |used_ns| Claim {
+            spare: 4,
+            ..used(0, 0, used_ns)
+        };
+        let claims = [spare(2), used(6, 1, 9), spare(1), spare(3)];
+        assert_eq!(slots(100, &claims), [4, 6, 4, 4]);
+        assert_eq!(slots(9, &claims), [1, 6, 1, 1]);
+        assert_eq!(slots(8, &claims), [1, 6, 0, 1]);
+        assert_eq!(slots(6, &claims), [0, 6, 0, 0]);
+        // Nor do they take the memory that a template in use is loaded into.
+        let budget = Budget {
+            slots: 100,
+            bytes: 6 * 16 * MIB + 100 * MIB + 16 * MIB,
+        };
+        let shares = divide(budget, &claims);
+        assert!(shares[1].loads && shares.iter().map(|s| s.slots).sum::<u32>() == 7);
     }
 
     #[test]
@@ -351,12 +395,20 @@ mod tests {
     }
 
     fn claim() -> impl Strategy<Value = Claim> {
-        let numbers = (0..6_u32, 0..40_u32, 0..20_u32, 0..8_u64, 0..1000_u64);
+        let numbers = (
+            0..6_u32,
+            0..40_u32,
+            0..6_u32,
+            0..20_u32,
+            0..8_u64,
+            0..1000_u64,
+        );
         let memory = (0..400_u64, 0..900_u64, any::<[bool; 3]>());
         (numbers, memory).prop_map(
-            |((floor, wanted, has, recent, used_ns), (slot, load, is))| Claim {
+            |((floor, wanted, spare, has, recent, used_ns), (slot, load, is))| Claim {
                 floor,
                 wanted,
+                spare,
                 has,
                 slot_bytes: slot,
                 load_bytes: load,
@@ -391,7 +443,7 @@ mod tests {
             prop_assert!(shares.iter().map(|s| s.slots).sum::<u32>() <= budget.slots);
             prop_assert!(bytes(&claims, &shares) <= budget.bytes);
             for (claim, share) in claims.iter().zip(&shares) {
-                prop_assert!(share.slots <= claim.wanted.max(claim.floor));
+                prop_assert!(share.slots <= claim.most());
                 prop_assert!(!share.loads || claim.needs_memory(*share));
             }
         }
@@ -400,7 +452,7 @@ mod tests {
         fn with_plenty_everyone_gets_what_is_demanded(claims in claims()) {
             let plenty = Budget { slots: u32::MAX, bytes: PLENTY };
             for (claim, share) in claims.iter().zip(divide(plenty, &claims)) {
-                prop_assert_eq!(share.slots, claim.wanted.max(claim.floor));
+                prop_assert_eq!(share.slots, claim.most());
                 prop_assert_eq!(share.loads, claim.needs_memory(share));
             }
         }
@@ -414,8 +466,21 @@ mod tests {
         }
 
         #[test]
+        fn spare_slots_take_nothing_from_marks_and_demand(
+            claims in claims(), slots in 0..200_u32, budget in 0..60_000_u64,
+        ) {
+            let budget = Budget { slots, bytes: budget };
+            let without: Vec<_> = claims.iter().map(|c| Claim { spare: 0, ..*c }).collect();
+            let of_both = divide(budget, &claims).into_iter().zip(divide(budget, &without));
+            for (with, without) in of_both {
+                prop_assert!(with.slots >= without.slots);
+                prop_assert!(with.loads || !without.loads || without.slots == 0);
+            }
+        }
+
+        #[test]
         fn no_one_gains_by_taking_a_slot_of_another(claims in claims(), budget in 0..200_u32) {
-            let claims: Vec<_> = claims.into_iter().map(|c| Claim { floor: 0, ..c }).collect();
+            let claims: Vec<_> = claims.into_iter().map(|c| Claim { floor: 0, spare: 0, ..c }).collect();
             let shares = slots(budget, &claims);
             for (a, of_a) in claims.iter().zip(&shares).filter(|(c, s)| **s < c.wanted) {
                 for (b, of_b) in claims.iter().zip(&shares).filter(|(_, s)| **s > 0) {

@@ -16,6 +16,8 @@ pub(crate) struct Supply {
     pub(crate) diff_used_ns: Option<u64>,
     /// Slots that configuration and demand ask for, before the budget is divided.
     pub(crate) wanted: u32,
+    /// Whether neither configuration nor demand asks for them: they are spare slots.
+    pub(crate) is_spare: bool,
     /// The marks of its stock, within the budget.
     pub(crate) marks: WarmMarks,
     /// Whether its memory may be loaded, within the budget.

@@ -179,6 +179,7 @@ pub(crate) fn config(state: &Path, warm: u32) -> PoolConfig {
             high: warm,
         },
         warm_in_use: WarmMarks::default(),
+        warm_spare: WarmMarks::default(),
         warm_slots: warm,
         warm_memory: None,
         template_quota: None,
