@@ -12,6 +12,8 @@
 
 mod change;
 mod pool_side;
+mod redo;
+mod running;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -34,6 +36,7 @@ use super::{
 };
 pub use pool_side::Machinery;
 pub(crate) use pool_side::Real;
+pub use redo::RedoSpec;
 use task::Owner;
 
 const REQUESTS: usize = 64;
@@ -54,6 +57,37 @@ pub enum BuildsError {
     Installed(String),
     #[error("{0:?} is the name or the id of a snapshot or of another template: use another name")]
     Taken(String),
+    /// Name and tag.
+    #[error("template {0:?} has no ready build to repeat: build it first, or name another tag")]
+    NotReady(String),
+    /// Name and tag.
+    #[error("a build of the template {0:?} is queued or runs: wait until it has ended")]
+    Busy(String),
+    #[error(
+        "the steps of the template {0:?} are not known, because an older server has built it: build it once from its \
+         source"
+    )]
+    NoOrder(String),
+    /// Name, and number of the step.
+    #[error(
+        "the files of step {1} of the template {0:?} are no longer on this server (--upload-quota): build it from its \
+         source, which uploads them again"
+    )]
+    NoFiles(String, usize),
+    #[error(
+        "the image {0:?} was pulled with credentials, which the server does not keep: send them as fromImageRegistry"
+    )]
+    NoCredentials(String),
+    /// A redo of an installed template.
+    #[error(
+        "the template {0:?} is installed on this server: rebuild it on the host, with `cargo xtask prepare` (base) or \
+         `cargo xtask template {0}`"
+    )]
+    OnHost(String),
+    #[error(
+        "{0:?} is a snapshot of a sandbox, which has no steps to repeat: make another snapshot"
+    )]
+    OfSandbox(String),
     #[error("too many builds: {0}; wait until some have ended")]
     TooMany(String),
     #[error("cannot record the change of builds")]
@@ -79,6 +113,7 @@ type Answer<T> = oneshot::Sender<Result<T, BuildsError>>;
 enum Request {
     Create(NewBuildSpec, Answer<Requested>),
     Start(Requested, Box<StartSpec>, Answer<()>),
+    Redo(Box<RedoSpec>, Answer<Requested>),
     /// Template, tag that names the build, and its new tags.
     Assign(String, String, BTreeSet<String>, Answer<String>),
     Unassign(String, BTreeSet<String>, Answer<()>),
@@ -153,6 +188,16 @@ impl Builds {
     pub async fn start(&self, build: Requested, spec: StartSpec) -> Result<(), BuildsError> {
         let spec = Box::new(spec);
         self.ask(|answer| Request::Start(build, spec, answer)).await
+    }
+
+    /// Queues a build with the order of a former one.
+    ///
+    /// # Errors
+    /// Returns [`BuildsError::NoTemplate`], [`BuildsError::NotReady`], [`BuildsError::Busy`], [`BuildsError::TooMany`];
+    /// [`BuildsError::NoOrder`], [`BuildsError::NoFiles`] and [`BuildsError::NoCredentials`] for what is not kept.
+    pub async fn redo(&self, spec: RedoSpec) -> Result<Requested, BuildsError> {
+        let spec = Box::new(spec);
+        self.ask(|answer| Request::Redo(spec, answer)).await
     }
 
     /// Gives tags to the build that `tag` names, and returns the build's id.

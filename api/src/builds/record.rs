@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Waiting ──start──► Started ──finish──► Ready (its tags move to it)
-//!    │                  │ finish, recover
+//!    │         redo ─►  │ finish, recover
 //!    └── superseded,    └──────────────► Failed
 //!        too late ──────────────────────►
 //! ```
@@ -177,27 +177,59 @@ impl TemplateRecord {
         Some(older.map(|build| build.id.clone()).collect())
     }
 
+    /// The tags that name a build.
+    pub(crate) fn tags_of(&self, id: &str) -> BTreeSet<String> {
+        let tags = self.tags.iter().filter(|(_, tag)| tag.build == id);
+        tags.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Adds a started build, which repeats another one. Builds that wait for their start stay: they are newer orders.
+    pub(super) fn redo(&mut self, build: BuildRecord) {
+        self.builds.push(build);
+        self.prune();
+    }
+
+    /// Whether the order of a build is needed: to run it, or to repeat it.
+    pub(super) fn needs_order(&self, id: &str) -> bool {
+        self.build(id).is_some_and(|build| match &build.state {
+            BuildState::Waiting | BuildState::Started => true,
+            BuildState::Ready { template } => template.is_some(),
+            BuildState::Failed(_) => false,
+        })
+    }
+
     /// Ends a started build: with a template of the pool, which gets the build's tags, or with a reason. Nothing happens
     /// if the build does not run.
     pub(super) fn finish(&mut self, id: &str, outcome: Result<String, Reason>, now_ms: u64) {
-        let Some(build) = self.builds.iter_mut().find(|build| build.id == id) else {
+        let Some(build) = self.started(id) else {
             return;
         };
-        if build.state != BuildState::Started {
-            return;
-        }
         match outcome {
             Err(reason) => build.fail(reason, now_ms),
             Ok(template) => {
-                build.state = BuildState::Ready {
-                    template: Some(template),
-                };
-                build.changed_unix_ms = now_ms;
-                let wanted = build.wanted.clone();
-                self.point(id, wanted, now_ms);
+                let tags = build.wanted.clone();
+                build.succeed(template, now_ms);
+                self.point(id, tags, now_ms);
             }
         }
         self.prune();
+    }
+
+    /// Ends a started build that repeats the build `former`: its template gets the tags that still name that build.
+    pub(super) fn finish_redo(&mut self, id: &str, former: &str, template: String, now_ms: u64) {
+        let mut tags = self.tags_of(former);
+        let Some(build) = self.started(id) else {
+            return;
+        };
+        tags.retain(|tag| build.wanted.contains(tag));
+        build.succeed(template, now_ms);
+        self.point(id, tags, now_ms);
+        self.prune();
+    }
+
+    fn started(&mut self, id: &str) -> Option<&mut BuildRecord> {
+        let mut builds = self.builds.iter_mut();
+        builds.find(|build| build.id == id && build.state == BuildState::Started)
     }
 
     /// Gives tags to the build that `tag` names. Returns the build's id; `None`: there is no such tag.
@@ -297,6 +329,13 @@ impl TemplateRecord {
 impl BuildRecord {
     fn is_overdue(&self, since_ms: u64) -> bool {
         self.state == BuildState::Waiting && self.created_unix_ms < since_ms
+    }
+
+    fn succeed(&mut self, template: String, now_ms: u64) {
+        self.state = BuildState::Ready {
+            template: Some(template),
+        };
+        self.changed_unix_ms = now_ms;
     }
 
     fn fail(&mut self, reason: Reason, now_ms: u64) {

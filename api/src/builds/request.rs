@@ -247,7 +247,7 @@ fn no_nul(what: &str, text: String) -> Result<String, RequestError> {
     Ok(text)
 }
 
-fn credentials(registry: ImageRegistry) -> Result<Credentials, RequestError> {
+pub(crate) fn credentials(registry: ImageRegistry) -> Result<Credentials, RequestError> {
     match registry {
         ImageRegistry::Registry { username, password } => Ok(Credentials { username, password }),
         // Google's registries take the key of a service account as the password of this user.

@@ -44,7 +44,7 @@ const SHOWN: usize = 200;
 const CANCELLED: &str = "build was cancelled";
 
 /// What to build.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Order {
     /// The template whose uploads the steps use.
     pub template_id: String,

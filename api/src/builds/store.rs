@@ -5,9 +5,12 @@
 //! files/<template>/<hash>          uploaded archives, see [`super::uploads`]
 //! templates/<template>/record.json name, builds, tags
 //!                      <build>.log log of an ended build
+//!                      <build>.order what a build that is not over, or has a template, was started with
 //! ```
 //! A record is replaced as a whole and synced, so a build's end and its tags are on disk together or not at all. A file
 //! that cannot be read is named in the log and left alone.
+
+mod order;
 
 use std::{
     collections::BTreeMap,
@@ -22,6 +25,8 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::{log::BuildLog, record::TemplateRecord};
+pub use order::KeptOrder;
+use order::ORDER;
 
 /// Version of the record's format.
 const FORMAT: u32 = 1;
@@ -151,7 +156,8 @@ impl Store {
         self.dir.join("templates").join(id)
     }
 
-    /// Writes a record. When this returns, it survives a crash of the host. Removes logs of builds that it does not list.
+    /// Writes a record. When this returns, it survives a crash of the host. Removes logs of builds that it does not list,
+    /// and orders that no redo needs.
     ///
     /// # Errors
     /// Returns an error if it cannot be written; the former record is then in force.
@@ -165,9 +171,13 @@ impl Store {
         }
         for entry in fs::read_dir(&dir)? {
             let name = entry?.file_name();
-            let build = name.to_str().and_then(|name| name.strip_suffix(".log"));
-            if build.is_some_and(|build| template.build(build).is_none()) {
-                fs::remove_file(dir.join(&name))?;
+            let name = name.to_str().unwrap_or_default();
+            let log = name.strip_suffix(".log");
+            let order = name.strip_suffix(ORDER);
+            if log.is_some_and(|build| template.build(build).is_none())
+                || order.is_some_and(|build| !template.needs_order(build))
+            {
+                fs::remove_file(dir.join(name))?;
             }
         }
         Ok(())
@@ -269,7 +279,7 @@ fn only_ours(dir: &Path) -> Result<Option<TemplateRecord>, RecordError> {
     for entry in fs::read_dir(dir)? {
         let name = entry?.file_name();
         let name = name.to_string_lossy();
-        if !name.ends_with(".log") && !name.ends_with(DRAFT) {
+        if ![".log", ORDER, DRAFT].iter().any(|end| name.ends_with(end)) {
             let why = format!("it has no record, and contains {name:?}");
             return Err(RecordError::Inconsistent(why));
         }
@@ -291,10 +301,14 @@ fn private_file(path: &Path) -> io::Result<File> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use api_types::rest::StartBuild;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::builds::record::tests::{build, template, uuid};
+    use crate::builds::{
+        record::tests::{build, template, uuid},
+        request::check_start,
+    };
 
     fn ready() -> TemplateRecord {
         let mut t = template();
@@ -320,15 +334,21 @@ mod tests {
         store
             .write_log(&t.id, &uuid(9), &BuildLog::default())
             .unwrap();
+        let spec = check_start(StartBuild {
+            from_template: Some("base".to_owned()),
+            ..StartBuild::default()
+        });
+        let spec = spec.unwrap();
+        for build in [1, 9] {
+            store.write_order(&t.id, &uuid(build), &spec).unwrap();
+        }
         t.public = true;
         store.write(&t).unwrap();
-        let kept = |build| {
-            store
-                .template_dir(&t.id)
-                .join(format!("{build}.log"))
-                .exists()
-        };
-        assert!(kept(uuid(1)) && !kept(uuid(9)));
+        let kept = |file: String| store.template_dir(&t.id).join(file).exists();
+        assert!(kept(format!("{}.log", uuid(1))) && !kept(format!("{}.log", uuid(9))));
+        let order = |build| store.read_order(&t.id, &uuid(build)).unwrap();
+        assert_eq!(order(1).map(|order| order.spec), Some(spec));
+        assert_eq!(order(9), None);
         let (_, contents) = open(dir.path());
         assert_eq!(contents.templates.get(&t.id), Some(&t));
         assert!(!contents.is_partial);
@@ -353,6 +373,7 @@ mod tests {
         fs::create_dir(of("empty")).unwrap();
         fs::create_dir(of("draft")).unwrap();
         fs::write(of("draft").join("record.json.new"), "{").unwrap();
+        fs::write(of("draft").join("b.order"), "{").unwrap();
         let (_, contents) = open(dir.path());
         assert!(!contents.is_partial && !of("empty").exists() && !of("draft").exists());
         for (id, bytes) in [("torn", &whole[..whole.len() / 2]), ("other", &whole[..])] {

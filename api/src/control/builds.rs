@@ -1,12 +1,12 @@
 //! Builds of templates: request, uploads of files, start, status and logs, tags.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use api_types::{
     envd::Timestamp,
     rest::{
         AssignTags, AssignedTags, BuildInfo, BuildLogEntry, BuildLogs, BuildStatus, DeleteTags,
-        FileUpload, LogLevel, NewBuild, RequestedBuild, StartBuild, StatusReason,
+        FileUpload, LogLevel, NewBuild, RedoTemplate, RequestedBuild, StartBuild, StatusReason,
     },
 };
 use axum::{
@@ -19,13 +19,17 @@ use hyper::{HeaderMap, StatusCode, Uri};
 use model::clock;
 use pool::TemplateKind;
 
-use super::{Access, ApiError, App, Control, Endpoint, body::Body, query::Query};
+use super::{
+    Access, ApiError, App, Control, Endpoint,
+    body::{Body, MaybeBody, Segment},
+    query::Query,
+};
 use crate::{
     auth::Scope,
     builds::{
         catalog::Catalog,
         grant::Grant,
-        owner::{BuildsError, Requested},
+        owner::{BuildsError, RedoSpec, Requested},
         page::{self, Direction, MAX_PAGE},
         plan::At,
         record::{BuildRecord, BuildState, Reason, TemplateRecord},
@@ -55,6 +59,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
         // The URL that `grant` returns carries its own authority.
         Endpoint::new(put, files, Access::Public, upload),
         Endpoint::new(post, build, WRITE, start),
+        Endpoint::new(post, "/templates/{id}/redo", WRITE, redo),
         Endpoint::new(get, "/templates/{id}/builds/{build}/status", READ, status),
         Endpoint::new(get, "/templates/{id}/builds/{build}/logs", READ, logs),
         Endpoint::new(post, "/templates/tags", WRITE, assign),
@@ -67,20 +72,64 @@ async fn create(
     Body(body): Body<NewBuild>,
 ) -> Result<(StatusCode, Json<RequestedBuild>), ApiError> {
     let spec = request::check_new(body)?;
-    let names = vec![spec.name.clone()];
-    let tags = spec.tags.iter().cloned().collect();
+    let (name, tags) = (spec.name.clone(), spec.tags.clone());
     let requested = app.builds.create(spec).await?;
+    Ok(accepted(&app, requested, name, tags))
+}
+
+fn accepted(
+    app: &Control,
+    requested: Requested,
+    name: String,
+    tags: BTreeSet<String>,
+) -> (StatusCode, Json<RequestedBuild>) {
     let catalog = app.builds.catalog();
     let template = catalog.templates.get(&requested.template_id);
     let answer = RequestedBuild {
+        public: template.is_some_and(|template| template.public),
+        tags: tags.into_iter().collect(),
         template_id: requested.template_id,
         build_id: requested.build_id,
-        public: template.is_some_and(|template| template.public),
-        aliases: names.clone(),
-        names,
-        tags,
+        aliases: vec![name.clone()],
+        names: vec![name],
     };
-    Ok((StatusCode::ACCEPTED, Json(answer)))
+    (StatusCode::ACCEPTED, Json(answer))
+}
+
+/// Builds a template again, from what the server keeps of its build. The path may name a tag.
+async fn redo(
+    State(app): State<App>,
+    Segment(reference): Segment,
+    MaybeBody(body): MaybeBody<RedoTemplate>,
+) -> Result<(StatusCode, Json<RequestedBuild>), ApiError> {
+    let (word, tag) = request::split(&reference)?;
+    let Ok(template) = of_builds(&app, word) else {
+        return Err(match app.pool.template(&reference).await.map(|t| t.kind) {
+            Some(TemplateKind::Installed) => BuildsError::OnHost(word.to_owned()).into(),
+            Some(TemplateKind::Snapshot) => BuildsError::OfSandbox(word.to_owned()).into(),
+            Some(TemplateKind::Built | TemplateKind::Disk) | None => {
+                ApiError::no_template(&reference)
+            }
+        });
+    };
+    let registry = body.from_image_registry;
+    let tag = tag.unwrap_or(request::DEFAULT_TAG);
+    let spec = RedoSpec {
+        template_id: template.id.clone(),
+        tag: tag.to_owned(),
+        skip_cache: body.skip_cache,
+        credentials: registry.map(request::credentials).transpose()?,
+    };
+    let requested = app.builds.redo(spec).await?;
+    let tags = template
+        .tagged(tag)
+        .map(|(former, _)| template.tags_of(&former.id));
+    Ok(accepted(
+        &app,
+        requested,
+        template.name.clone(),
+        tags.unwrap_or_default(),
+    ))
 }
 
 /// The template of builds that a path or a body names, by id or name.

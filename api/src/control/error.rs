@@ -152,9 +152,14 @@ fn pool_status(why: &PoolError) -> StatusCode {
 fn builds_status(why: &BuildsError) -> StatusCode {
     match why {
         BuildsError::NoTemplate(_) | BuildsError::NoBuild(_) => StatusCode::NOT_FOUND,
-        BuildsError::NotWaiting => StatusCode::BAD_REQUEST,
-        BuildsError::Installed(_) => StatusCode::FORBIDDEN,
-        BuildsError::Taken(_) => StatusCode::CONFLICT,
+        BuildsError::NotReady(_) => StatusCode::NOT_FOUND,
+        BuildsError::NotWaiting | BuildsError::NoCredentials(_) => StatusCode::BAD_REQUEST,
+        BuildsError::Installed(_) | BuildsError::OnHost(_) => StatusCode::FORBIDDEN,
+        BuildsError::Taken(_)
+        | BuildsError::Busy(_)
+        | BuildsError::NoOrder(_)
+        | BuildsError::NoFiles(..)
+        | BuildsError::OfSandbox(_) => StatusCode::CONFLICT,
         BuildsError::TooMany(_) => StatusCode::TOO_MANY_REQUESTS,
         BuildsError::Store(why) => disk_status(why),
         BuildsError::Random(_) => StatusCode::INTERNAL_SERVER_ERROR,

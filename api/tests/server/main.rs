@@ -16,9 +16,11 @@ mod names;
 mod network;
 mod outside;
 mod process;
+mod redo;
 mod reload;
 mod restarts;
 mod rules;
+mod starts;
 mod streams;
 mod templates;
 mod tls;
@@ -57,6 +59,13 @@ fn main() {
             kvm_a_build_ends_when_it_is_superseded_deleted_or_its_server_is_killed,
             kvm_a_guest_without_disk_or_memory_or_vmm_ends_its_build_only,
             kvm_two_builds_of_one_name_with_different_tags_both_become_ready,
+        },
+        starts::{
+            kvm_a_start_command_that_fails_without_a_ready_command_ends_the_build,
+        },
+        redo::{
+            kvm_a_template_is_built_again_from_the_order_that_the_server_keeps,
+            kvm_a_redo_says_what_it_lacks,
         },
         keys::{
             kvm_keys_open_what_their_scopes_say,

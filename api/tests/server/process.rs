@@ -388,13 +388,15 @@ pub(crate) fn is_running(pid: u32) -> bool {
 
 fn start(program: &Path, state: &Path, address: SocketAddr, options: &[String]) -> Child {
     let vmm = variable("CUBE_BIN").unwrap().join("cube-vmm");
-    Command::new(program)
-        .arg("serve")
+    let mut command = Command::new(program);
+    command.arg("serve");
+    if !options.iter().any(|option| option == "--templates") {
+        command.arg("--templates").arg(templates());
+    }
+    command
         .args(["--listen", &address.to_string()])
         .arg("--state")
         .arg(state)
-        .arg("--templates")
-        .arg(templates())
         .arg("--vmm")
         .arg(vmm)
         .args(options)

@@ -19,46 +19,51 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A build that was started.
-struct Build<'a> {
+pub(crate) struct Build<'a> {
     server: &'a Server,
-    template: String,
-    path: String,
+    pub(crate) template: String,
+    pub(crate) path: String,
 }
 
 /// How a build ended.
-struct Outcome {
+pub(crate) struct Outcome {
     status: Value,
-    log: Vec<String>,
+    pub(crate) log: Vec<String>,
 }
 
-fn request<'a>(server: &'a Server, name: &str, memory_mb: u64) -> Build<'a> {
+pub(crate) fn request<'a>(server: &'a Server, name: &str, memory_mb: u64) -> Build<'a> {
     let body = json!({"name": name, "cpuCount": 2, "memoryMB": memory_mb});
-    let answer = server.post("/v3/templates", &body).expect(202).json();
-    let text = |key: &str| answer[key].as_str().unwrap().to_owned();
-    let (template, build) = (text("templateID"), text("buildID"));
-    let path = format!("/templates/{template}/builds/{build}");
-    Build {
-        server,
-        template,
-        path,
-    }
+    let answer = server.post("/v3/templates", &body);
+    Build::of(server, &answer.expect(202).json())
 }
 
 /// Starts a build of `base` with these options.
-fn start<'a>(server: &'a Server, name: &str, options: &Value) -> Build<'a> {
+pub(crate) fn start<'a>(server: &'a Server, name: &str, options: &Value) -> Build<'a> {
     request(server, name, 256).start(options)
 }
 
-fn run(command: &str) -> Value {
+pub(crate) fn run(command: &str) -> Value {
     json!({"type": "RUN", "args": [command]})
 }
 
-fn step(kind: &str, args: &[&str]) -> Value {
+pub(crate) fn step(kind: &str, args: &[&str]) -> Value {
     json!({"type": kind, "args": args})
 }
 
-impl Build<'_> {
-    fn start(self, options: &Value) -> Self {
+impl<'a> Build<'a> {
+    /// The build of an answer.
+    pub(crate) fn of(server: &'a Server, answer: &Value) -> Self {
+        let text = |key: &str| answer[key].as_str().unwrap().to_owned();
+        let (template, build) = (text("templateID"), text("buildID"));
+        let path = format!("/templates/{template}/builds/{build}");
+        Self {
+            server,
+            template,
+            path,
+        }
+    }
+
+    pub(crate) fn start(self, options: &Value) -> Self {
         let mut body = json!({"fromTemplate": "base", "steps": []});
         for (key, value) in options.as_object().unwrap() {
             body[key] = value.clone();
@@ -93,7 +98,7 @@ impl Build<'_> {
         }
     }
 
-    fn is_ready(&self) -> Outcome {
+    pub(crate) fn is_ready(&self) -> Outcome {
         let outcome = self.end();
         let (status, log) = (&outcome.status, &outcome.log);
         assert_eq!(status["status"], "ready", "{status} {log:#?}");
@@ -101,7 +106,7 @@ impl Build<'_> {
     }
 
     /// The reason of the failure, with the step that it names.
-    fn fails(&self) -> (String, String) {
+    pub(crate) fn fails(&self) -> (String, String) {
         let outcome = self.end();
         let (status, log) = (&outcome.status, &outcome.log);
         assert_eq!(status["status"], "error", "{status} {log:#?}");
@@ -120,7 +125,7 @@ impl Build<'_> {
     }
 
     /// Uploads an archive of files, given as pairs of a path and a text, and returns its hash.
-    fn upload(&self, digit: &str, files: &[(&str, &str)], options: &[&str]) -> String {
+    pub(crate) fn upload(&self, digit: &str, files: &[(&str, &str)], options: &[&str]) -> String {
         let dir = tempfile::tempdir().unwrap();
         let context = dir.path().join("context");
         for (path, text) in files {
@@ -148,7 +153,7 @@ impl Outcome {
         self.log.iter().any(|line| line.contains(text))
     }
 
-    fn count(&self, text: &str) -> usize {
+    pub(crate) fn count(&self, text: &str) -> usize {
         self.log.iter().filter(|line| line.contains(text)).count()
     }
 }

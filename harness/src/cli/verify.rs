@@ -14,7 +14,7 @@ use verify::{
     Setup, VerifyError,
     confinement::{self, ConfinementSpec, Starts, report as confinement_report},
     conformance::{self, ConformanceSpec, features::Area, report as matrix_report},
-    hazards::{self, HazardSpec, report as hazard_report},
+    hazards::{self, HazardSpec, Templates, report as hazard_report},
     isolation::{self, IsolationSpec, Scope, TargetSpec, report as isolation_report},
     lifecycle::{self, LifecycleSpec, Selection, report as lifecycle_report},
     restarts::{self, Builds, Limits, RestartSpec, report as restart_report},
@@ -89,6 +89,15 @@ pub(super) struct Hazards {
     /// Template id or name
     #[arg(long, default_value = "code-interpreter-v1")]
     template: String,
+    /// Command that prints a random value of the template's start command; its clones are warned about if they share it
+    #[arg(long, value_name = "COMMAND")]
+    ask: Option<String>,
+    /// Verify every template of the endpoint
+    #[arg(long, conflicts_with_all = ["template", "ask"])]
+    all_templates: bool,
+    /// Build one template of each kind (from a template, from an image, with a start command), and verify them
+    #[arg(long, conflicts_with_all = ["template", "ask", "all_templates"])]
+    build: bool,
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -302,10 +311,22 @@ impl Conformance {
 
 impl Hazards {
     fn verify(self) -> Result<End, CommandError> {
+        let target = match self.target {
+            Some(url) => Some(hazards::Target {
+                url,
+                key: std::env::var("E2B_API_KEY").map_err(|_| VerifyError::NoKey)?,
+                sandbox_url: self.sandbox_url,
+            }),
+            None => None,
+        };
         let findings = hazards::run(&HazardSpec {
             setup: setup(self.places, self.run_root, self.template),
-            target: self.target,
-            sandbox_url: self.sandbox_url,
+            target,
+            templates: match (self.all_templates, self.build) {
+                (true, _) => Templates::All,
+                (false, true) => Templates::Built,
+                (false, false) => Templates::One { ask: self.ask },
+            },
             mode: hazards::Mode::Look,
         })?;
         print!(

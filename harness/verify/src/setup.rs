@@ -61,8 +61,8 @@ pub enum VerifyError {
     /// The endpoint's URL is malformed.
     #[error(transparent)]
     Url(#[from] BadUrl),
-    /// The endpoint did not create a sandbox that the suite cannot do without.
-    #[error("cannot create a sandbox to verify with")]
+    /// The endpoint did not create a sandbox or a template that the suite cannot do without.
+    #[error("cannot create a sandbox or template to verify with")]
     Sandbox(#[from] SandboxError),
     /// The endpoint needs a key and the environment has none.
     #[error("the API requires a key: set E2B_API_KEY")]

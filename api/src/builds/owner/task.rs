@@ -14,75 +14,53 @@ use tokio::{
     task::JoinSet,
     time::MissedTickBehavior,
 };
-use tracing::{error, info};
+use tracing::error;
 
-use super::{Answer, BuildsError, Machinery, Request, Requested};
+use super::{
+    Answer, BuildsError, Machinery, Request, Requested,
+    running::{Ended, Queued, Running},
+};
 use crate::{
     auth::random_hex,
     builds::{
-        cancel::{Canceller, cancellation},
-        catalog::{Catalog, Resolved, resolve},
+        catalog::Catalog,
         log::BuildLog,
-        plan::{At, From},
         record::{BuildRecord, BuildState, RESTARTED, Reason, SUPERSEDED, TemplateRecord},
         request::{NewBuildSpec, StartSpec},
-        run::{Built, Failure, Order},
         store::{Contents, Store},
         uploads::Uploads,
     },
 };
 
-/// Builds in the queue, beside those that run.
-pub(super) const MAX_QUEUED: usize = 32;
 /// Builds that wait, are queued, or run.
 pub(super) const MAX_OPEN: usize = 100;
 const MAX_TEMPLATES: usize = 10_000;
-/// Logs of ended builds that stay in memory.
-const RECENT_LOGS: usize = 8;
 /// How long a requested build may wait for its start.
 pub(super) const WAIT: Duration = Duration::from_secs(24 * 3600);
 /// How often overdue builds are ended, and failed removals are tried again.
 const TICK: Duration = Duration::from_secs(60);
 const DELETED: &str = "the template was deleted during the build";
 
-struct Queued {
-    build: Requested,
-    spec: StartSpec,
-    log: BuildLog,
-}
-
-struct Running {
-    canceller: Canceller,
-    /// Why it was cancelled: the reason of its end, whatever the executor returns.
-    cancelled: Option<&'static str>,
-}
-
-/// The end of a build's task. Its log is closed and on disk.
-struct Ended {
-    build: Requested,
-    outcome: Result<Built, Failure>,
-}
-
 pub(super) struct Owner<M> {
     pub(super) machinery: M,
     pub(super) store: Store,
-    uploads: Uploads,
-    most_running: usize,
+    pub(super) uploads: Uploads,
+    pub(super) most_running: usize,
     /// Shared with the catalogs that readers have.
     pub(super) templates: BTreeMap<String, Arc<TemplateRecord>>,
     /// No template of the pool is removed, because a record that may need it could not be read.
     pub(super) keeps_all: bool,
     /// By build.
-    logs: HashMap<String, BuildLog>,
+    pub(super) logs: HashMap<String, BuildLog>,
     /// Builds that have ended and whose logs are in memory, oldest first.
-    recent: VecDeque<String>,
-    queue: VecDeque<Queued>,
+    pub(super) recent: VecDeque<String>,
+    pub(super) queue: VecDeque<Queued>,
     /// By build.
-    running: HashMap<String, Running>,
-    tasks: JoinSet<Ended>,
+    pub(super) running: HashMap<String, Running>,
+    pub(super) tasks: JoinSet<Ended>,
     /// Templates of the pool that are to be removed.
     pub(super) unneeded: BTreeSet<String>,
-    stopping: Option<Vec<Answer<()>>>,
+    pub(super) stopping: Option<Vec<Answer<()>>>,
     catalog: watch::Sender<Arc<Catalog>>,
 }
 
@@ -129,7 +107,7 @@ impl<M: Machinery> Owner<M> {
                 },
                 Some(ended) = self.tasks.join_next() => match ended {
                     Ok(ended) => self.end(ended).await,
-                    Err(error) => error!(%error, "the task of a build failed"),
+                    Err(error) => self.end_lost(&error).await,
                 },
                 _ = tick.tick() => self.tick().await,
             }
@@ -145,6 +123,12 @@ impl<M: Machinery> Owner<M> {
             Request::Create(spec, answer) => drop(answer.send(self.create(spec).await)),
             Request::Start(build, spec, answer) => {
                 drop(answer.send(self.start(build, *spec).await));
+            }
+            Request::Redo(spec, answer) => {
+                let queued = self.redo(*spec).await;
+                // The client asks for the build's state next.
+                self.show();
+                drop(answer.send(queued));
             }
             Request::Assign(id, tag, tags, answer) => {
                 let assigned = self.change(&id, |t| t.assign(&tag, tags, unix_ms())).await;
@@ -176,10 +160,7 @@ impl<M: Machinery> Owner<M> {
     }
 
     async fn create(&mut self, spec: NewBuildSpec) -> Result<Requested, BuildsError> {
-        let all = self.templates.values().flat_map(|t| &t.builds);
-        if all.filter(|build| !build.state.is_final()).count() >= MAX_OPEN {
-            return Err(BuildsError::TooMany(format!("{MAX_OPEN} are under way")));
-        }
+        self.check_open()?;
         let found = self.templates.values().find(|t| t.name == spec.name);
         let id = match found {
             Some(template) => template.id.clone(),
@@ -204,6 +185,14 @@ impl<M: Machinery> Owner<M> {
             self.templates.remove(&id);
         }
         written.map(|()| requested)
+    }
+
+    pub(super) fn check_open(&self) -> Result<(), BuildsError> {
+        let all = self.templates.values().flat_map(|t| &t.builds);
+        if all.filter(|build| !build.state.is_final()).count() >= MAX_OPEN {
+            return Err(BuildsError::TooMany(format!("{MAX_OPEN} are under way")));
+        }
+        Ok(())
     }
 
     /// Adds a template, in memory only: its first build writes it.
@@ -232,21 +221,15 @@ impl<M: Machinery> Owner<M> {
     }
 
     async fn start(&mut self, build: Requested, spec: StartSpec) -> Result<(), BuildsError> {
-        if self.stopping.is_some() {
-            return Err(BuildsError::Closed);
-        }
+        self.check_queue()?;
         let (id, number) = (&build.template_id, &build.build_id);
         let template = self.templates.get(id);
         let template = template.ok_or_else(|| BuildsError::NoTemplate(id.clone()))?;
-        if template.build(number).is_none() {
-            return Err(BuildsError::NoBuild(number.clone()));
+        let missing = || BuildsError::NoBuild(number.clone());
+        if template.build(number).ok_or_else(missing)?.state != BuildState::Waiting {
+            return Err(BuildsError::NotWaiting);
         }
-        let waits = self.running.len() >= self.most_running;
-        if waits && self.queue.len() >= MAX_QUEUED {
-            return Err(BuildsError::TooMany(format!(
-                "{MAX_QUEUED} are in the queue"
-            )));
-        }
+        self.keep_order(&build, &spec).await?;
         let superseded = self.change(id, |t| t.start(number, unix_ms())).await?;
         for older in superseded.ok_or(BuildsError::NotWaiting)? {
             if let Some(running) = self.running.get_mut(&older) {
@@ -261,128 +244,8 @@ impl<M: Machinery> Owner<M> {
                 self.fail(&older, Reason::new(SUPERSEDED)).await;
             }
         }
-        let log = BuildLog::default();
-        self.logs.insert(number.clone(), log.clone());
-        self.queue.push_back(Queued { build, spec, log });
+        self.enqueue(build, spec, None);
         Ok(())
-    }
-
-    /// Starts builds of the queue while there is room.
-    fn fill(&mut self) {
-        while self.running.len() < self.most_running
-            && let Some(queued) = self.queue.pop_front()
-        {
-            let Some(order) = self.order(&queued) else {
-                continue;
-            };
-            let Queued { build, log, .. } = queued;
-            info!(
-                template = build.template_id,
-                build = build.build_id,
-                "building a template"
-            );
-            let (canceller, cancel) = cancellation();
-            let running = Running {
-                canceller,
-                cancelled: None,
-            };
-            self.running.insert(build.build_id.clone(), running);
-            let (machinery, store) = (self.machinery.clone(), self.store.clone());
-            let uploads = self.uploads.clone();
-            self.tasks.spawn(async move {
-                let copy = log.clone();
-                let work = async move { machinery.run(&order, &uploads, &copy, cancel).await };
-                // A task of its own, so that a panic ends one build.
-                let outcome = tokio::spawn(work).await.unwrap_or_else(|error| {
-                    Err(Failure {
-                        at: At::Base,
-                        message: format!("internal error of the server: {error}"),
-                    })
-                });
-                log.close();
-                let (id, number) = (build.template_id.clone(), build.build_id.clone());
-                let write = move || store.write_log(&id, &number, &log);
-                match blocking(write).await {
-                    // Not found: the template was deleted.
-                    Err(BuildsError::Store(why)) if why.kind() == io::ErrorKind::NotFound => {}
-                    Err(why) => {
-                        error!(build = build.build_id, why = %model::chain(&why), "cannot write the log of a build");
-                    }
-                    Ok(()) => {}
-                }
-                Ended { build, outcome }
-            });
-        }
-    }
-
-    fn order(&self, queued: &Queued) -> Option<Order> {
-        let template = self.templates.get(&queued.build.template_id)?;
-        let build = template.build(&queued.build.build_id)?;
-        let spec = queued.spec.clone();
-        let from = match spec.from {
-            From::Template(reference) => match resolve(&self.templates, &reference) {
-                Resolved::Ready(pool_id) => From::Template(pool_id),
-                Resolved::Foreign | Resolved::NotReady => From::Template(reference),
-            },
-            from @ From::Image(_) => from,
-        };
-        Some(Order {
-            template_id: template.id.clone(),
-            from,
-            registry: spec.credentials,
-            steps: spec.steps,
-            start: spec.start,
-            ready: spec.ready,
-            force: spec.force,
-            vcpus: build.vcpus,
-            memory: build.memory,
-        })
-    }
-
-    async fn end(&mut self, ended: Ended) {
-        let Ended { build, outcome } = ended;
-        let running = self.running.remove(&build.build_id);
-        let cancelled = running.and_then(|running| running.cancelled);
-        let reason = match (outcome, cancelled) {
-            (Ok(built), None) => {
-                let pool_id = built.template;
-                let number = &build.build_id;
-                let done = self.change(&build.template_id, |t| {
-                    t.finish(number, Ok(pool_id.clone()), unix_ms());
-                });
-                match done.await {
-                    Ok(()) => None,
-                    Err(why) => {
-                        self.unneeded.insert(pool_id);
-                        Some(Reason::new(model::chain(&why)))
-                    }
-                }
-            }
-            (Ok(built), Some(why)) => {
-                self.unneeded.insert(built.template);
-                Some(Reason::new(why))
-            }
-            (Err(_), Some(why)) => Some(Reason::new(why)),
-            (Err(failure), None) => Some(Reason {
-                message: failure.message,
-                step: Some(failure.at.to_string()),
-            }),
-        };
-        if let Some(reason) = reason {
-            info!(
-                build = build.build_id,
-                why = reason.message,
-                "a build failed"
-            );
-            self.fail(&build, reason).await;
-        }
-        self.remove_unneeded().await;
-        self.recent.push_back(build.build_id);
-        while self.recent.len() > RECENT_LOGS
-            && let Some(oldest) = self.recent.pop_front()
-        {
-            self.logs.remove(&oldest);
-        }
     }
 
     async fn remove(&mut self, id: &str) -> Result<(), BuildsError> {
@@ -450,7 +313,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 }
 
 /// A random UUID (RFC 9562, version 4).
-fn uuid() -> Result<String, BuildsError> {
+pub(super) fn uuid() -> Result<String, BuildsError> {
     let hex = random_hex::<16>().map_err(BuildsError::Random)?;
     let (a, b, c, d) = (&hex[..8], &hex[8..12], &hex[13..16], &hex[17..20]);
     Ok(format!("{a}-{b}-4{c}-a{d}-{}", &hex[20..]))

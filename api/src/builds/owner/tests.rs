@@ -1,3 +1,5 @@
+mod redo;
+
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Mutex, PoisonError},
@@ -8,10 +10,7 @@ use model::Bytes;
 use pool::{TemplateInfo, TemplateKind};
 use tokio::sync::Notify;
 
-use super::{
-    task::{MAX_OPEN, MAX_QUEUED},
-    *,
-};
+use super::{running::MAX_QUEUED, task::MAX_OPEN, *};
 use crate::builds::{
     cancel::Cancel,
     catalog::Resolved,
@@ -37,6 +36,8 @@ struct State {
     in_use: BTreeSet<String>,
     /// Templates of the builds that have begun, in this order, and how they end.
     begun: Vec<String>,
+    orders: Vec<Order>,
+    panics: bool,
     ends: HashMap<String, Result<Built, Failure>>,
     refuses_names: bool,
 }
@@ -93,7 +94,11 @@ impl Machinery for Fake {
         mut cancel: Cancel,
     ) -> Result<Built, Failure> {
         log.push(api_types::rest::LogLevel::Info, At::Base, "begun");
-        self.with(|s| s.begun.push(order.template_id.clone()));
+        self.with(|s| {
+            s.begun.push(order.template_id.clone());
+            s.orders.push(order.clone());
+        });
+        assert!(!self.with_quiet(|s| s.panics), "a bug of the executor");
         loop {
             let changed = self.0.changed.notified();
             if let Some(end) = self.with_quiet(|s| s.ends.remove(&order.template_id)) {
@@ -192,9 +197,17 @@ impl World {
     }
 
     async fn start(&self, build: &Requested) -> Result<(), BuildsError> {
+        self.start_with(build, Default::default()).await
+    }
+
+    async fn start_with(
+        &self,
+        build: &Requested,
+        request: api_types::rest::StartBuild,
+    ) -> Result<(), BuildsError> {
         let request = api_types::rest::StartBuild {
             from_image: Some("debian".to_owned()),
-            ..Default::default()
+            ..request
         };
         let spec = request::check_start(request).unwrap();
         self.builds.start(build.clone(), spec).await
@@ -481,4 +494,26 @@ async fn the_log_of_an_ended_build_is_on_disk() {
     let catalog = world.builds.catalog();
     let log = world.builds.log(&catalog, &build).await.unwrap();
     assert_eq!(log.read(<[_]>::len), 1);
+}
+
+#[tokio::test]
+async fn a_panic_ends_its_build_only_and_frees_its_place() {
+    let world = World::new();
+    world.pool.with(|s| s.panics = true);
+    let lost = world.request("lost").await;
+    world.start(&lost).await.unwrap();
+    let BuildState::Failed(reason) = world.ended(&lost).await else {
+        panic!("it has not failed");
+    };
+    assert!(
+        reason.message.contains("a bug of the executor"),
+        "{reason:?}"
+    );
+    let catalog = world.builds.catalog();
+    let log = world.builds.log(&catalog, &lost).await.unwrap();
+    assert_eq!(log.read(<[_]>::len), 1);
+    // There is one place.
+    world.pool.with(|s| s.panics = false);
+    world.built("next", "p").await;
+    world.builds.stop().await;
 }

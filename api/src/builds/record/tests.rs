@@ -90,6 +90,44 @@ fn a_restart_ends_started_builds_and_keeps_waiting_ones() {
 }
 
 #[test]
+fn a_repeated_build_takes_the_tags_that_still_name_the_former_one() {
+    let mut t = template();
+    for (number, of) in [(1, ["default", "a"]), (2, ["b", "c"])] {
+        t.request(build(number, &of));
+        t.start(&uuid(number), 1);
+        t.finish(&uuid(number), Ok(format!("p{number}")), 1);
+    }
+    t.request(build(3, &["a"]));
+    let again = BuildRecord {
+        wanted: t.tags_of(&uuid(1)),
+        state: BuildState::Started,
+        ..build(4, &[])
+    };
+    t.redo(again);
+    assert_eq!(message(&t, 3), "", "a waiting build is a newer order");
+    assert!(t.needs_order(&uuid(1)) && t.needs_order(&uuid(4)));
+    // The tag `a` moves to another build, and `d` comes, while the build runs.
+    t.assign("b", tags(&["a"]), 5);
+    t.assign("default", tags(&["d"]), 5);
+    t.finish_redo(&uuid(4), &uuid(1), "p4".to_owned(), 6);
+    let named = |tag: &str| t.tagged(tag).map(|(_, pool_id)| pool_id.to_owned());
+    let of = ["default", "a", "b", "d"].map(|tag| named(tag).unwrap());
+    assert_eq!(of, ["p4", "p2", "p2", "p1"]);
+    assert_eq!(t.check(), None);
+    // Without any tag left, its template is not needed.
+    t.redo(BuildRecord {
+        wanted: tags(&["default"]),
+        state: BuildState::Started,
+        ..build(5, &[])
+    });
+    t.unassign(&tags(&["default"]));
+    t.finish_redo(&uuid(5), &uuid(4), "p5".to_owned(), 7);
+    assert_eq!(t.pool_ids(), tags(&["p1", "p2"]));
+    assert!(!t.needs_order(&uuid(4)) && !t.needs_order(&uuid(5)));
+    assert_eq!(t.check(), None);
+}
+
+#[test]
 fn only_a_bounded_number_of_builds_is_kept() {
     let mut t = template();
     t.request(build(0, &["keep"]));
@@ -108,6 +146,9 @@ enum Op {
     Request(Vec<&'static str>),
     Start(u32),
     Finish(u32, bool),
+    /// Repeats the build of a tag.
+    Redo(&'static str),
+    FinishRedo(u32, u32),
     Assign(&'static str, &'static str),
     Unassign(&'static str),
     Recover,
@@ -120,6 +161,8 @@ fn op() -> impl Strategy<Value = Op> {
         prop::collection::vec(tag.clone(), 1..3).prop_map(Op::Request),
         (0_u32..40).prop_map(Op::Start),
         (0_u32..40, any::<bool>()).prop_map(|(n, ok)| Op::Finish(n, ok)),
+        tag.clone().prop_map(Op::Redo),
+        (0_u32..40, 0_u32..40).prop_map(|(n, former)| Op::FinishRedo(n, former)),
         (tag.clone(), tag.clone()).prop_map(|(from, to)| Op::Assign(from, to)),
         tag.prop_map(Op::Unassign),
         Just(Op::Recover),
@@ -142,6 +185,15 @@ proptest! {
                 Op::Start(n) => drop(t.start(&uuid(n), 1)),
                 Op::Finish(n, true) => t.finish(&uuid(n), Ok(format!("p{n}")), 1),
                 Op::Finish(n, false) => t.finish(&uuid(n), Err(Reason::new("no")), 1),
+                Op::Redo(tag) => {
+                    if let Some((former, _)) = t.tagged(tag) {
+                        let wanted = t.tags_of(&former.id);
+                        let state = BuildState::Started;
+                        t.redo(BuildRecord { wanted, state, ..build(number, &[]) });
+                        number += 1;
+                    }
+                }
+                Op::FinishRedo(n, former) => t.finish_redo(&uuid(n), &uuid(former), format!("p{n}"), 1),
                 Op::Assign(from, to) => drop(t.assign(from, tags(&[to]), 1)),
                 Op::Unassign(tag) => t.unassign(&tags(&[tag])),
                 Op::Recover => t.recover(1),

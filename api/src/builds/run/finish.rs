@@ -96,7 +96,18 @@ impl Build<'_> {
             workdir: settings.workdir.clone(),
         };
         let pool = &self.executor.pool;
-        let published = pool.publish(&machine.id, Vec::new(), defaults).await;
+        let mut publish = std::pin::pin!(pool.publish(&machine.id, Vec::new(), defaults));
+        let published = tokio::select! {
+            biased;
+            why = failed_unseen(&mut started, start_up) => {
+                if let Ok(template) = publish.await {
+                    // If this fails, the next server removes it.
+                    let _later = pool.remove_template(&template.id).await;
+                }
+                return Err(why);
+            }
+            published = &mut publish => published,
+        };
         let published = published.map_err(|why| {
             format!(
                 "cannot take the snapshot of the template: {}",
@@ -203,6 +214,16 @@ impl Build<'_> {
             ready = poll_in_time(machine, settings, &ready) => ready,
         }
     }
+}
+
+/// Waits until a start command that no ready command watches ends with an error, before its guest is quiet.
+async fn failed_unseen(started: &mut Option<Started>, start_up: &StartUp) -> String {
+    if let (Some(started), StartUp::Recipe { ready: None, .. }) = (started, start_up)
+        && let Err(error @ CommandError::Status(_)) = started.wait().await
+    {
+        return start_failed(error);
+    }
+    std::future::pending().await
 }
 
 /// The check that a guest is ready.

@@ -59,6 +59,15 @@ pub struct StartBuild {
     pub ready_cmd: Option<String>,
 }
 
+/// Body of `POST /templates/{id}/redo`, which is not part of E2B's interface.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct RedoTemplate {
+    /// Run all steps, whatever the cache has.
+    pub skip_cache: bool,
+    pub from_image_registry: Option<ImageRegistry>,
+}
+
 /// A step of a build.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

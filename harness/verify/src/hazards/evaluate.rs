@@ -28,19 +28,31 @@ pub(super) fn evaluate(
         hazard: hazard.name.clone(),
         between,
         why: hazard.why.clone(),
-        expected: match &hazard.known {
-            Some(why) => format!("{}; known: {why}", hazard.rule.expected()),
-            None => hazard.rule.expected().to_owned(),
+        expected: match (&hazard.known, &hazard.warns) {
+            (Some(why), _) => format!("{}; known: {why}", hazard.rule.expected()),
+            (None, Some(advice)) => format!("{}; otherwise: {advice}", hazard.rule.expected()),
+            (None, None) => hazard.rule.expected().to_owned(),
         },
-        result: match (result, &hazard.known) {
-            (HazardResult::Fail, Some(_)) => HazardResult::Known,
-            (result, _) => result,
+        result: match (result, &hazard.known, &hazard.warns) {
+            (HazardResult::Fail, Some(_), _) => HazardResult::Known,
+            (HazardResult::Fail, None, Some(_)) => HazardResult::Warned,
+            (result, _, _) => result,
         },
         weight: match hazard.rule {
             Rule::Same => Weight::Gate,
             Rule::Differs | Rule::Nothing | Rule::Private => Weight::Breach,
         },
         evidence: pair.iter().map(evidence).collect(),
+    }
+}
+
+/// The finding of a hazard whose subject the template does not have.
+pub(super) fn absent(hazard: &Hazard, between: Between, why: &str) -> Finding {
+    let none = [Err(why.to_owned()), Err(why.to_owned())];
+    Finding {
+        result: HazardResult::Absent,
+        evidence: vec![why.to_owned()],
+        ..evaluate(hazard, between, &none, None)
     }
 }
 
@@ -116,6 +128,7 @@ mod tests {
             root: false,
             optional: false,
             known: None,
+            warns: None,
             sabotage: None,
         }
     }
@@ -162,6 +175,16 @@ mod tests {
         known.known = Some("it stays".to_owned());
         assert_eq!(result(&known, "a", "a"), HazardResult::Known);
         assert_eq!(result(&known, "a", "b"), HazardResult::Pass);
+        let mut warns = hazard(Rule::Differs);
+        warns.warns = Some("draw it anew".to_owned());
+        assert_eq!(result(&warns, "a", "a"), HazardResult::Warned);
+        assert_eq!(result(&warns, "a", "b"), HazardResult::Pass);
+        assert_eq!(result(&warns, "a", ""), HazardResult::NotTried);
+        let absent = absent(&warns, Between::Clones, "there is none");
+        assert_eq!(
+            (absent.result, &absent.evidence[..]),
+            (HazardResult::Absent, &["there is none".to_owned()][..])
+        );
     }
 
     #[test]

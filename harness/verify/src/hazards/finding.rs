@@ -45,6 +45,8 @@ pub enum HazardResult {
     Absent,
     /// The hazard was found, and the list says why it is accepted.
     Known,
+    /// The hazard was found, and is for the template's author to judge.
+    Warned,
     /// The hazard was found.
     Fail,
     /// Not every sandbox gave an answer.
@@ -59,6 +61,7 @@ impl HazardResult {
             Self::Pass => "pass",
             Self::Absent => "absent",
             Self::Known => "known",
+            Self::Warned => "warned",
             Self::Fail => "fail",
             Self::NotTried => "not_tried",
         }
@@ -92,6 +95,14 @@ pub struct Finding {
     pub evidence: Vec<String>,
 }
 
+/// Results for one template.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OfTemplate {
+    /// Template id or name.
+    pub template: String,
+    pub findings: Vec<Finding>,
+}
+
 /// Results of a run of the suite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Findings {
@@ -99,26 +110,31 @@ pub struct Findings {
     pub format: u32,
     /// URL of the endpoint, or a description of the server.
     pub endpoint: String,
-    /// Template id or name.
-    pub template: String,
-    pub findings: Vec<Finding>,
+    pub templates: Vec<OfTemplate>,
 }
 
 impl Findings {
-    /// A failed case outweighs a case that was not tried, and both outweigh a pass. A run without cases is
-    /// inconclusive.
+    /// The findings of all templates.
+    pub fn all(&self) -> impl Iterator<Item = &Finding> {
+        self.templates.iter().flat_map(|of| &of.findings)
+    }
+
+    /// A failed case outweighs a case that was not tried, and both outweigh a pass. A template without cases, and a run
+    /// without templates, are inconclusive.
     #[must_use]
     pub fn end(&self) -> End {
         let failed = |weight| {
-            let mut findings = self.findings.iter();
+            let mut findings = self.all();
             findings.any(|f| f.result == HazardResult::Fail && f.weight == weight)
         };
-        let tried = |finding: &Finding| finding.result != HazardResult::NotTried;
+        let is_tried = |finding: &Finding| finding.result != HazardResult::NotTried;
+        let is_complete =
+            |of: &OfTemplate| !of.findings.is_empty() && of.findings.iter().all(is_tried);
         if failed(Weight::Breach) {
             End::Breach
         } else if failed(Weight::Gate) {
             End::GateFailed
-        } else if self.findings.is_empty() || !self.findings.iter().all(tried) {
+        } else if self.templates.is_empty() || !self.templates.iter().all(is_complete) {
             End::Inconclusive
         } else {
             End::Pass
@@ -130,7 +146,7 @@ impl Findings {
 mod tests {
     use super::*;
 
-    fn findings(results: &[(HazardResult, Weight)]) -> Findings {
+    fn of(results: &[(HazardResult, Weight)]) -> OfTemplate {
         let finding = |&(result, weight): &(HazardResult, Weight)| Finding {
             hazard: "h".to_owned(),
             between: Between::Clones,
@@ -140,21 +156,33 @@ mod tests {
             weight,
             evidence: Vec::new(),
         };
-        Findings {
-            format: 1,
-            endpoint: String::new(),
+        OfTemplate {
             template: String::new(),
             findings: results.iter().map(finding).collect(),
         }
     }
 
+    fn end(templates: Vec<OfTemplate>) -> End {
+        let findings = Findings {
+            format: 2,
+            endpoint: String::new(),
+            templates,
+        };
+        findings.end()
+    }
+
     #[test]
     fn the_suite_passes_only_if_every_hazard_was_tried_and_none_found() {
-        use HazardResult::{Absent, Fail, Known, NotTried, Pass};
+        use HazardResult::{Absent, Fail, Known, NotTried, Pass, Warned};
         use Weight::{Breach, Gate};
-        for (results, end) in [
+        for (results, end_of_run) in [
             (
-                &[(Pass, Breach), (Absent, Gate), (Known, Breach)][..],
+                &[
+                    (Pass, Breach),
+                    (Absent, Gate),
+                    (Known, Breach),
+                    (Warned, Breach),
+                ][..],
                 End::Pass,
             ),
             (&[(Pass, Breach), (NotTried, Gate)], End::Inconclusive),
@@ -162,7 +190,12 @@ mod tests {
             (&[(NotTried, Breach), (Fail, Gate)], End::GateFailed),
             (&[(Fail, Gate), (Fail, Breach)], End::Breach),
         ] {
-            assert_eq!(findings(results).end(), end, "{results:?}");
+            assert_eq!(end(vec![of(results)]), end_of_run, "{results:?}");
         }
+        assert_eq!(end(vec![]), End::Inconclusive);
+        let both = vec![of(&[(Pass, Breach)]), of(&[])];
+        assert_eq!(end(both), End::Inconclusive);
+        let both = vec![of(&[(Pass, Breach)]), of(&[(Fail, Breach)])];
+        assert_eq!(end(both), End::Breach);
     }
 }

@@ -62,6 +62,8 @@ pub(super) struct Hazard {
     pub(super) optional: bool,
     /// Why the hazard is accepted; `None` if it is not.
     pub(super) known: Option<String>,
+    /// Why the hazard is for the template's author to judge; `None` if it is not.
+    pub(super) warns: Option<String>,
     /// Program that causes the hazard, for [`super::Mode::Sabotage`].
     pub(super) sabotage: Option<String>,
 }
@@ -91,6 +93,7 @@ struct HazardConfig {
     #[serde(default)]
     optional: bool,
     known: Option<String>,
+    warns: Option<String>,
     sabotage: Option<String>,
 }
 
@@ -136,8 +139,28 @@ fn check(config: HazardConfig) -> Result<Hazard, ListError> {
         root: config.root,
         optional: config.optional,
         known: config.known,
+        warns: config.warns,
         sabotage: config.sabotage,
     })
+}
+
+/// Two clones that ask the start command's processes for a random value.
+pub(super) fn asked(probe: &str) -> Hazard {
+    Hazard {
+        name: "answers-of-the-start-command".to_owned(),
+        why: "a program that has seeded its generator before the snapshot gives every clone the same numbers".to_owned(),
+        rule: Rule::Differs,
+        runner: Runner::Shell,
+        probe: probe.to_owned(),
+        between: vec![Between::Clones],
+        before: None,
+        write: None,
+        root: false,
+        optional: false,
+        known: None,
+        warns: Some("let the program draw secrets from the kernel when it is asked for them".to_owned()),
+        sabotage: None,
+    }
 }
 
 fn fault(entry: String, fault: &str) -> ListError {

@@ -2,15 +2,21 @@
 
 use std::fmt::Write;
 
-use super::finding::{Finding, Findings, HazardResult};
+use super::finding::{Finding, Findings, HazardResult, OfTemplate};
 use testbed::xml::escape;
 
+/// Results that JUnit shows as skipped.
+const SKIPPED: [HazardResult; 3] = [
+    HazardResult::Absent,
+    HazardResult::Known,
+    HazardResult::Warned,
+];
 /// Format number of the JSON document.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
-fn count(findings: &Findings, result: HazardResult) -> usize {
-    let all = findings.findings.iter();
-    all.filter(|finding| finding.result == result).count()
+fn count<'a>(all: impl Iterator<Item = &'a Finding>, results: &[HazardResult]) -> usize {
+    all.filter(|finding| results.contains(&finding.result))
+        .count()
 }
 
 fn sign(result: HazardResult) -> &'static str {
@@ -18,22 +24,26 @@ fn sign(result: HazardResult) -> &'static str {
         HazardResult::Pass => "pass",
         HazardResult::Absent => "absent",
         HazardResult::Known => "known",
+        HazardResult::Warned => "WARNED",
         HazardResult::Fail => "FAIL",
         HazardResult::NotTried => "NOT TRIED",
     }
 }
 
-/// For a terminal: a line for each finding, then details of those that did not pass.
+/// For a terminal: for each template, a line for each finding, then details of those that did not pass.
 #[must_use]
 pub fn terminal(findings: &Findings) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
-    let _ = write_terminal(&mut out, findings);
+    let _ = findings
+        .templates
+        .iter()
+        .try_for_each(|of| write_terminal(&mut out, of, &findings.endpoint));
     out
 }
 
-fn write_terminal(out: &mut String, findings: &Findings) -> std::fmt::Result {
-    for finding in &findings.findings {
+fn write_terminal(out: &mut String, of: &OfTemplate, endpoint: &str) -> std::fmt::Result {
+    for finding in &of.findings {
         let Finding {
             hazard, between, ..
         } = finding;
@@ -42,7 +52,7 @@ fn write_terminal(out: &mut String, findings: &Findings) -> std::fmt::Result {
     }
     let is_fine =
         |finding: &&Finding| matches!(finding.result, HazardResult::Pass | HazardResult::Absent);
-    for finding in findings.findings.iter().filter(|f| !is_fine(f)) {
+    for finding in of.findings.iter().filter(|f| !is_fine(f)) {
         let (hazard, between) = (&finding.hazard, finding.between.name());
         let result = finding.result.name();
         writeln!(out, "\n{hazard} of {between}: {result}")?;
@@ -52,17 +62,17 @@ fn write_terminal(out: &mut String, findings: &Findings) -> std::fmt::Result {
             writeln!(out, "  found     {evidence}")?;
         }
     }
-    let of = |result| count(findings, result);
+    let number = |result| count(of.findings.iter(), &[result]);
     writeln!(
         out,
-        "\n{} pass, {} absent, {} known, {} fail, {} not tried; template {}, {}",
-        of(HazardResult::Pass),
-        of(HazardResult::Absent),
-        of(HazardResult::Known),
-        of(HazardResult::Fail),
-        of(HazardResult::NotTried),
-        findings.template,
-        findings.endpoint,
+        "\n{} pass, {} absent, {} known, {} warned, {} fail, {} not tried; template {}, {endpoint}",
+        number(HazardResult::Pass),
+        number(HazardResult::Absent),
+        number(HazardResult::Known),
+        number(HazardResult::Warned),
+        number(HazardResult::Fail),
+        number(HazardResult::NotTried),
+        of.template,
     )
 }
 
@@ -88,27 +98,35 @@ fn write_junit(out: &mut String, findings: &Findings) -> std::fmt::Result {
     writeln!(
         out,
         "<testsuites><testsuite name=\"clone-hazards\" tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\">",
-        findings.findings.len(),
-        count(findings, HazardResult::Fail),
-        count(findings, HazardResult::NotTried),
-        count(findings, HazardResult::Absent) + count(findings, HazardResult::Known),
+        findings.all().count(),
+        count(findings.all(), &[HazardResult::Fail]),
+        count(findings.all(), &[HazardResult::NotTried]),
+        count(findings.all(), &SKIPPED),
     )?;
-    for finding in &findings.findings {
-        let text = format!("{}: {}", finding.expected, finding.evidence.join("; "));
-        let text = escape(&text);
-        let inner = match finding.result {
-            HazardResult::Pass => String::new(),
-            HazardResult::Absent | HazardResult::Known => format!("<skipped message=\"{text}\"/>"),
-            HazardResult::Fail => format!("<failure message=\"{text}\"/>"),
-            HazardResult::NotTried => format!("<error type=\"not_tried\" message=\"{text}\"/>"),
-        };
-        let (class, name) = (finding.between.name(), escape(&finding.hazard));
-        writeln!(
-            out,
-            "  <testcase classname=\"{class}\" name=\"{name}\">{inner}</testcase>"
-        )?;
+    for of in &findings.templates {
+        let cases = &mut of.findings.iter();
+        cases.try_for_each(|finding| write_case(out, &of.template, finding))?;
     }
     writeln!(out, "</testsuite></testsuites>")
+}
+
+fn write_case(out: &mut String, template: &str, finding: &Finding) -> std::fmt::Result {
+    let text = format!("{}: {}", finding.expected, finding.evidence.join("; "));
+    let text = escape(&text);
+    let inner = match finding.result {
+        HazardResult::Pass => String::new(),
+        HazardResult::Absent | HazardResult::Known | HazardResult::Warned => {
+            format!("<skipped message=\"{text}\"/>")
+        }
+        HazardResult::Fail => format!("<failure message=\"{text}\"/>"),
+        HazardResult::NotTried => format!("<error type=\"not_tried\" message=\"{text}\"/>"),
+    };
+    let class = format!("{}.{}", escape(template), finding.between.name());
+    let name = escape(&finding.hazard);
+    writeln!(
+        out,
+        "  <testcase classname=\"{class}\" name=\"{name}\">{inner}</testcase>"
+    )
 }
 
 #[cfg(test)]
@@ -130,13 +148,21 @@ mod tests {
         let findings = Findings {
             format: FORMAT,
             endpoint: "http://127.0.0.1:1".to_owned(),
-            template: "base".to_owned(),
-            findings: vec![
-                finding("urandom", HazardResult::Pass, "a"),
-                finding("seed-files", HazardResult::Absent, "the answer is empty"),
-                finding("python-hash", HazardResult::Known, "b"),
-                finding("disk", HazardResult::Fail, "<b> & \"b\""),
-                finding("python-ssl", HazardResult::NotTried, "no answer: x"),
+            templates: vec![
+                OfTemplate {
+                    template: "other".to_owned(),
+                    findings: vec![finding("answers", HazardResult::Warned, "b")],
+                },
+                OfTemplate {
+                    template: "base".to_owned(),
+                    findings: vec![
+                        finding("urandom", HazardResult::Pass, "a"),
+                        finding("seed-files", HazardResult::Absent, "the answer is empty"),
+                        finding("python-hash", HazardResult::Known, "b"),
+                        finding("disk", HazardResult::Fail, "<b> & \"b\""),
+                        finding("python-ssl", HazardResult::NotTried, "no answer: x"),
+                    ],
+                },
             ],
         };
         insta::assert_snapshot!(terminal(&findings));

@@ -6,7 +6,7 @@ use serde_json::{Map, json};
 
 use super::{
     clock,
-    evaluate::{Answer, evaluate},
+    evaluate::{Answer, absent, evaluate},
     finding::{Between, Finding, HazardResult, Mode, Weight},
     list::{Hazard, Rule, Runner},
 };
@@ -17,6 +17,10 @@ use crate::{
 
 /// Sets the guest's wall clock one hour ahead, for [`Mode::Sabotage`].
 const WRONG_CLOCK: &str = "date -s @$(($(date +%s) + 3600))";
+
+/// Prints something if a program listens at the code interpreter's port, 49999. The columns are those of proc(5).
+const INTERPRETER: &str =
+    "grep -i ':C34F [0-9A-F]*:0000 0A ' /proc/net/tcp /proc/net/tcp6 2>/dev/null || true";
 
 /// Tries all hazards, in clones, forks and a paused sandbox at the same time.
 ///
@@ -51,7 +55,9 @@ fn clones(account: &Account, hazards: &[Hazard], mode: Mode) -> Result<Vec<Findi
     let clones = [create(account)?, create(account)?];
     let mut findings = clocks(&clones, mode);
     findings.push(access(&clones, Between::Clones, mode));
-    for hazard in hazards_of(hazards, Between::Clones) {
+    let (asked, absent) = hazards_of(hazards, Between::Clones, &clones[0]);
+    findings.extend(absent);
+    for hazard in asked {
         findings.push(ask(hazard, Between::Clones, &clones, None, mode));
     }
     Ok(findings)
@@ -61,9 +67,21 @@ fn paused(account: &Account) -> Result<Vec<Finding>, VerifyError> {
     Ok(clock::paused(&create(account)?).into())
 }
 
-fn hazards_of(hazards: &[Hazard], between: Between) -> impl Iterator<Item = &Hazard> {
-    let wanted = move |hazard: &&Hazard| hazard.between.contains(&between);
-    hazards.iter().filter(wanted)
+/// The hazards to try in sandboxes like this one, and findings for those that its template cannot have.
+fn hazards_of<'a>(
+    hazards: &'a [Hazard],
+    between: Between,
+    sandbox: &Sandbox,
+) -> (Vec<&'a Hazard>, Vec<Finding>) {
+    // If this fails, the cells are tried, and give no answer.
+    let listening = sandbox.run(Runner::Shell, INTERPRETER, false);
+    let has_interpreter = !listening.is_ok_and(|found| found.trim().is_empty());
+    let wanted = hazards.iter().filter(|h| h.between.contains(&between));
+    let (asked, others): (Vec<_>, Vec<_>) =
+        wanted.partition(|h| has_interpreter || h.runner == Runner::Shell);
+    let why = "the template has no code interpreter";
+    let absent = others.iter().map(|hazard| absent(hazard, between, why));
+    (asked, absent.collect())
 }
 
 fn clocks(clones: &[Sandbox; 2], mode: Mode) -> Vec<Finding> {
@@ -80,7 +98,7 @@ fn clocks(clones: &[Sandbox; 2], mode: Mode) -> Vec<Finding> {
 /// Prepares the state that forks inherit, runs every probe once in the parent, forks it twice, and compares the forks.
 fn forks(account: &Account, hazards: &[Hazard], mode: Mode) -> Result<Vec<Finding>, VerifyError> {
     let parent = create(account)?;
-    let asked: Vec<&Hazard> = hazards_of(hazards, Between::Forks).collect();
+    let (asked, absent) = hazards_of(hazards, Between::Forks, &parent);
     let before: Vec<Answer> = asked
         .iter()
         .map(|hazard| prepare(&parent, hazard))
@@ -90,10 +108,11 @@ fn forks(account: &Account, hazards: &[Hazard], mode: Mode) -> Result<Vec<Findin
         Err(why) => {
             let pair = [Err(why.clone()), Err(why)];
             let untried = |hazard: &&Hazard| evaluate(hazard, Between::Forks, &pair, None);
-            return Ok(asked.iter().map(untried).collect());
+            return Ok(asked.iter().map(untried).chain(absent).collect());
         }
     };
-    let mut findings = vec![access(&forks, Between::Forks, mode)];
+    let mut findings = absent;
+    findings.push(access(&forks, Between::Forks, mode));
     for (hazard, before) in asked.iter().zip(&before) {
         findings.push(ask(hazard, Between::Forks, &forks, Some(before), mode));
     }
