@@ -170,7 +170,7 @@ impl Shared {
     /// Starts a detached container. Its first process inherits the log, by which the sweep finds it.
     fn launch(&self, id: &str, bundle: &Path, timeout: Duration) -> Result<u32, Failure> {
         let spawn = |e: io::Error| self.failed(FailureCause::Spawn, &e.to_string());
-        let config = config(&self.root).to_string();
+        let config = config(&self.root, id).to_string();
         fs::write(bundle.join("config.json"), config).map_err(spawn)?;
         let log = bundle.join(super::vmm_direct::STDERR);
         let mut child = self
@@ -202,8 +202,9 @@ impl Shared {
     }
 }
 
-/// The configuration of a container: all namespaces but the user's, a read-only root, no limits.
-fn config(root: &Path) -> Value {
+/// The configuration of a container: all namespaces but the user's, a read-only root, no limits. Its cgroup is below that of
+/// the run, so that its CPU time is the run's: gVisor's default is below the root.
+fn config(root: &Path, id: &str) -> Value {
     let namespaces = ["pid", "ipc", "uts", "mount", "network"].map(|kind| json!({ "type": kind }));
     let tmpfs = |at: &str, options: &[&str]| json!({ "destination": at, "type": "tmpfs", "source": "tmpfs", "options": options });
     json!({
@@ -222,7 +223,7 @@ fn config(root: &Path) -> Value {
             tmpfs("/dev", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
             tmpfs("/tmp", &["nosuid", "nodev"]),
         ],
-        "linux": { "namespaces": namespaces },
+        "linux": { "namespaces": namespaces, "cgroupsPath": id },
     })
 }
 
