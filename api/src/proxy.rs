@@ -32,7 +32,7 @@ pub(crate) mod tunnel;
 mod upload;
 mod upstream;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api_types::envd::ENVD_PORT;
 use axum::body::Body;
@@ -178,37 +178,35 @@ impl<R: Routes> Proxy<R> {
             if progress.is_stalled() {
                 return Err(Refusal::Stalled);
             }
-            // If the sandboxes were handed over meanwhile, this process has no route.
-            let now = match self.route(&to.id).await {
-                Err(Refusal::Unavailable { .. }) => Ok(route.clone()),
-                now => now,
-            }?;
+            let is_gone = failed.cause.means_gone();
+            let now = self.route_after(&route, is_gone).await?;
             let is_same = now.generation == route.generation;
             body = match failed.unsent {
                 Some(unsent) if !is_same && tries < TRIES => unsent.into_body(),
-                _ => {
-                    let is_gone = failed.cause.means_gone() && is_same;
-                    if is_gone {
-                        self.wait_for_end(&route).await;
-                    }
-                    return Err(closed(to, is_gone));
-                }
+                _ => return Err(closed(to, is_gone && is_same)),
             };
         }
     }
 
-    /// Waits until the owner of the sandbox knows that its VM has ended, which takes as long as its process does to end.
-    /// Without that, a client that was told that the sandbox has ended could still change its timeout.
-    async fn wait_for_end(&self, route: &Route) {
-        let known = async {
-            while let Ok(now) = self.route(&route.id).await
-                && now.generation == route.generation
-            {
-                tokio::time::sleep(END_STEP).await;
+    /// The route after a request that was not forwarded. `is_gone`: the VM refuses connections. Then this waits until the
+    /// owner of the sandbox knows that the VM has ended, which takes as long as its process does to end; without that, a
+    /// client that was told so could still change the sandbox's timeout.
+    async fn route_after(&self, route: &Route, is_gone: bool) -> Result<Route, Refusal> {
+        let deadline = Instant::now() + END_LIMIT;
+        loop {
+            let now = match self.route(&route.id).await {
+                // If the sandboxes were handed over meanwhile, this process has no route.
+                Err(Refusal::Unavailable { .. }) => return Ok(route.clone()),
+                now => now?,
+            };
+            if !is_gone || now.generation != route.generation {
+                return Ok(now);
             }
-        };
-        if tokio::time::timeout(END_LIMIT, known).await.is_err() {
-            tracing::warn!(sandbox = %route.id, "the VM refuses connections, but its process has not ended");
+            if Instant::now() >= deadline {
+                tracing::warn!(sandbox = %route.id, "the VM refuses connections, but its process has not ended");
+                return Ok(now);
+            }
+            tokio::time::sleep(END_STEP).await;
         }
     }
 

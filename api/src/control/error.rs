@@ -151,8 +151,9 @@ fn pool_status(why: &PoolError) -> StatusCode {
 
 fn builds_status(why: &BuildsError) -> StatusCode {
     match why {
-        BuildsError::NoTemplate(_) | BuildsError::NoBuild(_) => StatusCode::NOT_FOUND,
-        BuildsError::NotReady(_) => StatusCode::NOT_FOUND,
+        BuildsError::NoTemplate(_) | BuildsError::NoBuild(_) | BuildsError::NotReady(_) => {
+            StatusCode::NOT_FOUND
+        }
         BuildsError::NotWaiting | BuildsError::NoCredentials(_) => StatusCode::BAD_REQUEST,
         BuildsError::Installed(_) | BuildsError::OnHost(_) => StatusCode::FORBIDDEN,
         BuildsError::Taken(_)
