@@ -22,6 +22,7 @@ mod dispatch;
 mod envelope;
 mod files;
 mod filesystem;
+mod freeze;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod head;

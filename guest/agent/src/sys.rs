@@ -9,6 +9,7 @@ use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     ptr,
+    time::Duration,
 };
 
 use nix::errno::Errno;
@@ -316,6 +317,9 @@ pub(crate) fn reseed_kernel(pool: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Er
     Ok(())
 }
 
+/// `FITHAW`, `_IOWR('X', 120, int)` of linux/fs.h.
+const FITHAW: libc::c_ulong = 0xc004_5878;
+
 /// Freezes a file system: writes back its journal and blocks further changes, so that the file system is clean when the
 /// power goes off.
 pub(crate) fn freeze(dir: BorrowedFd<'_>) -> Result<(), Errno> {
@@ -323,6 +327,36 @@ pub(crate) fn freeze(dir: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: the request reads at most an int; the argument points to one. For the call only.
     Errno::result(unsafe { libc::ioctl(dir.as_raw_fd(), FIFREEZE, &raw const unused) })?;
     Ok(())
+}
+
+/// Ends [`freeze`]. `EINVAL`: the file system is not frozen.
+pub(crate) fn thaw(dir: BorrowedFd<'_>) -> Result<(), Errno> {
+    let unused: c_int = 0;
+    // SAFETY: as in `freeze`.
+    Errno::result(unsafe { libc::ioctl(dir.as_raw_fd(), FITHAW, &raw const unused) })?;
+    Ok(())
+}
+
+/// Starts a process that thaws a file system after `limit` and ends. It holds no other descriptor. Returns its PID.
+pub(crate) fn thaw_after(dir: BorrowedFd<'_>, limit: Duration) -> Result<i32, Errno> {
+    // SAFETY: after fork(2) in a process with several threads, the child may only make system calls. This process has
+    // one thread, and the child makes only system calls: it does not return from this block.
+    unsafe {
+        let pid = libc::fork();
+        if pid == 0 {
+            libc::dup2(dir.as_raw_fd(), 0);
+            libc::close_range(1, libc::c_uint::MAX, 0);
+            let limit = libc::timespec {
+                tv_sec: limit.as_secs().cast_signed(),
+                tv_nsec: 0,
+            };
+            libc::nanosleep(&raw const limit, ptr::null_mut());
+            let unused: c_int = 0;
+            libc::ioctl(0, FITHAW, &raw const unused);
+            libc::_exit(0);
+        }
+        Errno::result(pid)
+    }
 }
 
 /// Sets a terminal's size in characters (ioctl_tty(2)).

@@ -473,4 +473,11 @@ fn metrics_report_usage() {
     ] {
         assert!(text.contains(&format!("\"{key}\":")), "{text}");
     }
+    // Only a guest has a layer to freeze. Tests with VMs cover the rest.
+    let refused = other.freeze().unwrap_err();
+    assert!(
+        matches!(refused, ClientError::Refused { status: 501, .. }),
+        "{refused:?}"
+    );
+    other.thaw().unwrap();
 }

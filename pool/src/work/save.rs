@@ -22,7 +22,7 @@ use crate::{
     record::{Kept, RECORD, Record, SlotDir},
     spec::PauseMode,
 };
-use vm::sync;
+use vm::{Frozen, pause_with_consistent_disk};
 
 /// Timeout of each request of a save: writing a lot of memory to a slow disk takes minutes.
 const SAVE: Duration = Duration::from_secs(300);
@@ -73,21 +73,31 @@ impl PausePlan {
             Ok(control) => control,
             Err(e) => return PauseOutcome::Lost(e),
         };
-        match self.save(&mut control) {
+        let mut frozen = None;
+        match self.save(&mut control, &mut frozen) {
             Ok(()) => PauseOutcome::OnDisk(Box::new(self.record)),
             Err(e) => {
                 if let Err(error) = self.dir.undo_pause(&running) {
                     tracing::error!(dir = %self.dir.path().display(), %error, "cannot remove a failed pause");
                 }
                 match control.resume() {
-                    Ok(()) => PauseOutcome::Kept(e),
+                    Ok(()) => {
+                        if let Some(guest) = frozen {
+                            guest.thaw();
+                        }
+                        PauseOutcome::Kept(e)
+                    }
                     Err(_) => PauseOutcome::Lost(e),
                 }
             }
         }
     }
 
-    fn save(&mut self, control: &mut ControlClient) -> Result<(), WorkError> {
+    fn save(
+        &mut self,
+        control: &mut ControlClient,
+        frozen: &mut Option<Frozen>,
+    ) -> Result<(), WorkError> {
         let pause = self.dir.pause();
         // There are such files only if an earlier attempt to remove them failed.
         self.dir
@@ -98,11 +108,9 @@ impl PausePlan {
                 .snapshot_diff(&pause)
                 .map_err(|e| WorkError::Control("write the VM to disk", e))?,
             PauseMode::FilesystemOnly => {
-                sync(
-                    &self.dir,
-                    self.record.init.access_token.clone(),
-                    self.timeout,
-                )?;
+                let token = self.record.init.access_token.clone();
+                let guest = pause_with_consistent_disk(control, &self.dir, token, self.timeout)?;
+                *frozen = Some(guest);
                 private_dir(&pause).map_err(|e| WorkError::Io("make a directory", e))?;
                 control
                     .save_layer(&pause.join(template_file::LAYER))

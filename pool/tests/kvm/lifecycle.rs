@@ -341,6 +341,42 @@ pub(crate) fn kvm_a_pause_without_memory_keeps_the_disk() {
     });
 }
 
+/// Files are replaced all the time while the disk is copied.
+pub(crate) fn kvm_a_pause_without_memory_keeps_a_consistent_disk() {
+    const WRITERS: &str = "mkdir -p /root/v; cd /root/v
+        for w in 1 2 3 4; do setsid sh -c 'i=0; while :; do
+            i=$((i+1)); echo $i >$0.new && sync $0.new && mv $0.new $0; done' $w </dev/null >/dev/null 2>&1 &
+        done
+        for w in 1 2 3 4; do until [ -s $w ]; do sleep 0.01; done; done";
+    run(async {
+        let state = State::new();
+        let pool = open(&state, 0).await;
+        let mut a = pool.create(spec()).await.expect("a sandbox");
+        for _ in 0..4 {
+            sh(&a, WRITERS).await;
+            pool.pause(&a.id, PauseMode::FilesystemOnly)
+                .await
+                .expect("a pause");
+            let layer = state
+                .0
+                .join(format!("sandboxes/{}/pause/layer", a.id.as_str()));
+            let mut check = Command::new("e2fsck");
+            let checked = check.args(["-f", "-n"]).arg(&layer).output();
+            let checked = checked.expect("e2fsck is installed");
+            assert!(checked.status.success(), "{checked:?}");
+            a = resume(&pool, &a.id).await.expect("a resume");
+            let values = sh(&a, "cat /root/v/[1-4]").await;
+            let values: Vec<_> = values.lines().map(str::parse::<u32>).collect();
+            assert!(
+                values.len() == 4 && values.iter().all(Result::is_ok),
+                "{values:?}"
+            );
+        }
+        pool.close(OnClose::Kill).await;
+        state.assert_clean();
+    });
+}
+
 pub(crate) fn kvm_forks_continue_from_their_source() {
     run(async {
         let state = State::new();

@@ -46,6 +46,7 @@ fn main() {
             kvm_a_killed_server_is_followed_by_another,
             kvm_a_pause_keeps_memory,
             kvm_a_pause_without_memory_keeps_the_disk,
+            kvm_a_pause_without_memory_keeps_a_consistent_disk,
             kvm_forks_continue_from_their_source,
             kvm_a_snapshot_is_a_template,
         },

@@ -39,6 +39,8 @@ pub(crate) struct Core {
     /// `/dev/null`, opened when the first process without standard input starts.
     pub(crate) null: Option<OwnedFd>,
     pub(crate) meter: Meter,
+    /// The process that thaws the layer after a limit, while the layer is frozen.
+    pub(crate) thaw_timer: Option<i32>,
     /// SIGTERM or SIGINT was received.
     pub(crate) ending: bool,
 }
@@ -131,6 +133,7 @@ impl Core {
             duties,
             null: None,
             meter: Meter::default(),
+            thaw_timer: None,
             ending: false,
         })
     }

@@ -10,7 +10,7 @@ use super::{
     call,
     codec::Codec,
     core::{Conn, Conns, Core, Job, Source},
-    files, filesystem,
+    files, filesystem, freeze,
     head::{AgentFields, Head},
     init,
     process::{self, follow, input, signals},
@@ -74,6 +74,8 @@ impl Service for Core {
         match route {
             Route::Health => conn.answer(204, "", b""),
             Route::Init => init::init(self, conn, body),
+            Route::Freeze => freeze::freeze(self, conn),
+            Route::Thaw => freeze::thaw(self, conn),
             Route::Envs => {
                 let json = serde_json::to_vec(&self.settings.env_vars).unwrap_or_default();
                 conn.answer(200, http::JSON, &json);

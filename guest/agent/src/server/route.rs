@@ -9,6 +9,8 @@ pub(crate) enum Route {
     Init,
     Envs,
     Metrics,
+    Freeze,
+    Thaw,
     ReadFile,
     WriteFile,
     /// A byte stream to a port of the guest.
@@ -55,6 +57,8 @@ pub(crate) fn find(method: &str, path: &str) -> Result<Route, NoRoute> {
         "/init" => ("POST", Route::Init),
         "/envs" => ("GET", Route::Envs),
         "/metrics" => ("GET", Route::Metrics),
+        "/fsfreeze" => ("POST", Route::Freeze),
+        "/fsthaw" => ("POST", Route::Thaw),
         FILES if method == "GET" => ("GET", Route::ReadFile),
         FILES => ("POST", Route::WriteFile),
         "/process.Process/Start" => ("POST", Route::ProcessStream(ProcessStream::Start)),

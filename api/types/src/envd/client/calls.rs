@@ -35,6 +35,26 @@ impl<S: Transport> EnvdClient<S> {
         accept(&answer)
     }
 
+    /// Sends `POST /fsfreeze`: the guest writes its layer back and changes nothing on it until [`Self::thaw`], or for a
+    /// minute.
+    ///
+    /// # Errors
+    /// Returns [`ClientError::Refused`] if the agent answers with an error (404: its version cannot freeze), and another
+    /// [`ClientError`] if the call fails.
+    pub fn freeze(&mut self) -> Result<(), ClientError> {
+        let answer = self.request("POST", "/fsfreeze", &[], b"")?;
+        accept(&answer)
+    }
+
+    /// Sends `POST /fsthaw`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::freeze`].
+    pub fn thaw(&mut self) -> Result<(), ClientError> {
+        let answer = self.request("POST", "/fsthaw", &[], b"")?;
+        accept(&answer)
+    }
+
     /// Sends `GET /metrics`.
     ///
     /// # Errors
