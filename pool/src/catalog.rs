@@ -102,6 +102,19 @@ impl Pool {
             .await
     }
 
+    /// Adds a built template with the files of another built one, without a name. The files are linked, so this takes no
+    /// space and a few milliseconds, and the removal of either template leaves the other whole. The quota of templates
+    /// counts both. When this returns, the template survives a crash of the host.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::NoTemplate`] if there is no such template, or no built one, [`PoolError::TemplateQuota`],
+    /// [`PoolError::NoSpace`], and [`PoolError::Failed`] if a file cannot be linked, for example because the template is
+    /// removed meanwhile.
+    pub async fn copy_of(&self, reference: &str) -> Result<TemplateInfo, PoolError> {
+        let reference = reference.to_owned();
+        self.ask(|answer| Request::CopyOf(reference, answer)).await
+    }
+
     /// The recipe of an installed template. `None`: it has none, or the template was not installed.
     ///
     /// # Errors

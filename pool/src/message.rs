@@ -12,10 +12,9 @@ use crate::{
     TemplateDefaults, TemplateInfo, Usage,
     cgroup::FormerServers,
     driver::CopySize,
-    record::BootFiles,
     slot::{Operation, Wake},
     spec::{OnClose, TimeoutChange},
-    templates::{Size, TakenNames},
+    templates::{Origin, TakenNames},
     work::{
         WorkError,
         lease::Served,
@@ -85,6 +84,7 @@ pub(crate) enum Request {
     AddDisk(DiskSpec, Answer<TemplateInfo>),
     /// With the size of the guests' memory; `None`: that of the template.
     DiskOf(String, Option<Bytes>, Answer<TemplateInfo>),
+    CopyOf(String, Answer<TemplateInfo>),
     RecordWorkingSet(SandboxId, Answer<()>),
     RecipeDir(String, Answer<PathBuf>),
     GiveNames(String, Vec<String>, Answer<()>),
@@ -179,7 +179,7 @@ pub(crate) enum Report {
     /// A template was written to disk or not.
     Published(Published),
     /// The files of a disk template are in its directory, or an error is the reason why not.
-    DiskAdded(DiskAdded),
+    FilesAdded(FilesAdded),
     /// The names of templates were written to disk or not.
     Renamed(Renamed),
     /// A TAP was released; these are its last counters.
@@ -219,13 +219,12 @@ pub(crate) struct Published {
     pub(crate) answer: Answer<TemplateInfo>,
 }
 
-/// A disk template whose files were linked or copied.
+/// A template whose files were linked or copied.
 #[derive(Debug)]
-pub(crate) struct DiskAdded {
+pub(crate) struct FilesAdded {
     /// The id of the template.
     pub(crate) id: String,
-    pub(crate) size: Size,
-    pub(crate) added: Result<BootFiles, PoolError>,
+    pub(crate) added: Result<Origin, PoolError>,
     /// Bytes that were set aside for copies.
     pub(crate) copies: u64,
     pub(crate) answer: Answer<TemplateInfo>,

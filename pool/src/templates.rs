@@ -556,6 +556,23 @@ impl Template {
         installed.unwrap_or(&self.dir).clone()
     }
 
+    /// The origin of a copy of this template; `None` if it is not a built one.
+    pub(crate) fn origin_of_copy(&self) -> Option<Origin> {
+        let kind = TemplateKind::Built;
+        let source = self
+            .info
+            .source
+            .clone()
+            .filter(|_| self.info.kind == kind)?;
+        let saved = Saved {
+            source,
+            vmm: self.vmm.clone(),
+            boot: self.boot.clone(),
+            defaults: self.defaults.clone(),
+        };
+        Some(Origin::Saved(kind, saved))
+    }
+
     fn set_vmm(&mut self, vmm: VmmId) {
         self.info.vmm = (self.info.kind != TemplateKind::Disk).then(|| vmm.clone());
         self.vmm = vmm;

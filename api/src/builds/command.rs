@@ -8,8 +8,8 @@ use super::settings::Settings;
 use crate::shell::quoted;
 
 const BASH: &str = "/bin/bash";
-/// Time limit of a command, as E2B has it.
-pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(3600);
+/// Time limit of a command, as E2B has it for RUN.
+pub const COMMAND_LIMIT: Duration = Duration::from_secs(3600);
 /// Appended to a `PATH` of the image or of an ENV step: a wrong one must not hide basic programs.
 const STANDARD_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const ROOT: &str = "root";

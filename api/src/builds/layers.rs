@@ -59,6 +59,13 @@ pub(super) struct Layer {
     cache: Option<Layers>,
 }
 
+/// A finished template that is not removed as long as this value exists.
+#[derive(Debug)]
+pub(super) struct HeldTemplate {
+    id: String,
+    cache: Layers,
+}
+
 /// A step that an earlier build has done.
 #[derive(Debug)]
 pub(super) struct Found {
@@ -169,10 +176,26 @@ impl Layers {
     }
 
     /// The template of a build with this key, if the pool still has it.
-    pub(super) async fn find_built(&self, key: Key) -> Option<String> {
-        let template = self.state().built(key)?;
-        let found = self.0.pool.template(&template).await?;
-        Some(found.id)
+    pub(super) async fn find_built(&self, key: Key) -> Option<HeldTemplate> {
+        let id = self.state().hold_built(key)?;
+        let cache = self.clone();
+        let held = HeldTemplate { id, cache };
+        let found = self.0.pool.template(&held.id).await;
+        found.map(|_present| held)
+    }
+
+    /// Removes the template of a finished build from the pool.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::InUse`] if a build holds it, and the errors of [`Pool::remove_template`].
+    pub(super) async fn remove_built(&self, template: &str) -> Result<(), PoolError> {
+        if !self.state().begin_removal(template) {
+            let user = "a build is about to use it".to_owned();
+            return Err(PoolError::InUse(template.to_owned(), user));
+        }
+        let removed = self.0.pool.remove_template(template).await;
+        self.state().end_removal(template);
+        removed
     }
 
     /// What the build of a template ended with.
@@ -181,13 +204,13 @@ impl Layers {
     }
 
     /// Records a finished build, and forgets those whose templates are gone.
-    pub(super) async fn keep_built(&self, key: Key, finished: Finished) {
+    pub(super) async fn keep_built(&self, keys: &[Key], finished: Finished) {
         // Before the pool's list, which lacks the templates of builds that end meanwhile.
         let mut gone = self.state().all_finished();
         for template in self.0.pool.templates().await {
             gone.remove(&template.id);
         }
-        self.state().keep_built(key, finished, &gone);
+        self.state().keep_built(keys, finished, &gone);
         self.write().await;
     }
 
@@ -244,6 +267,20 @@ impl Layer {
     /// Its id in the pool.
     pub(super) fn id(&self) -> &str {
         &self.id
+    }
+}
+
+impl HeldTemplate {
+    /// Its id in the pool.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+}
+
+impl Drop for HeldTemplate {
+    fn drop(&mut self) {
+        // The owner of builds removes it, not the cache.
+        let _disk = self.cache.state().release(&self.id);
     }
 }
 

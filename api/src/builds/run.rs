@@ -17,19 +17,20 @@ mod finish;
 mod origin;
 mod stages;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use api_types::rest::LogLevel;
 use model::Bytes;
 use netisolation::{DefaultEgress, Policy};
 use oci_image::registry::Credentials;
-use pool::Pool;
+use pool::{Pool, PoolError};
 
+pub use super::command::COMMAND_LIMIT;
 use super::{
     bases::Bases,
     cancel::Cancel,
     key::Key,
-    layers::{Layer, Layers},
+    layers::{HeldTemplate, Layer, Layers},
     log::BuildLog,
     machine::Machine,
     plan::{At, From, Step},
@@ -61,10 +62,13 @@ pub struct Order {
     pub memory: Bytes,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Built {
     /// Id of the template in the pool. A former build of the same template may have made it.
     pub template: String,
+    /// Keeps [`Executor::remove`] from removing such a template until this build is recorded.
+    #[expect(dead_code, reason = "it acts when it is dropped")]
+    pub(super) held: Option<HeldTemplate>,
 }
 
 /// Why a build failed.
@@ -84,6 +88,19 @@ impl Failure {
     }
 }
 
+/// Settings of an [`Executor`].
+#[derive(Clone, Debug)]
+pub struct ExecutorSpec {
+    /// The directory of the cache.
+    pub dir: PathBuf,
+    /// Space of all disks of the cache.
+    pub quota: Bytes,
+    /// What the steps may reach.
+    pub egress: DefaultEgress,
+    /// Time limit of the command of a RUN.
+    pub run_limit: Duration,
+}
+
 /// Runs builds. Clones share the cache.
 #[derive(Clone, Debug)]
 pub struct Executor {
@@ -92,23 +109,28 @@ pub struct Executor {
     layers: Layers,
     /// What the steps may reach.
     policy: Policy,
+    run_limit: Duration,
 }
 
 impl Executor {
-    /// Opens the cache in `dir`, with `quota` bytes for all disks.
-    pub async fn open(
-        pool: Pool,
-        bases: Bases,
-        dir: PathBuf,
-        quota: Bytes,
-        egress: DefaultEgress,
-    ) -> Self {
+    /// Opens the cache.
+    pub async fn open(pool: Pool, bases: Bases, spec: ExecutorSpec) -> Self {
+        let (others, quota) = (bases.templates(), spec.quota.0);
         Self {
-            layers: Layers::open(pool.clone(), dir, quota.0, &bases.templates()).await,
+            layers: Layers::open(pool.clone(), spec.dir, quota, &others).await,
             pool,
             bases,
-            policy: Policy::of_lists(egress, &[], &[]),
+            policy: Policy::of_lists(spec.egress, &[], &[]),
+            run_limit: spec.run_limit,
         }
+    }
+
+    /// Removes the template of a finished build from the pool.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::InUse`] while a build is about to use it, and the errors of [`Pool::remove_template`].
+    pub(super) async fn remove(&self, template: &str) -> Result<(), PoolError> {
+        self.layers.remove_built(template).await
     }
 
     /// Runs a build to its end.
@@ -155,13 +177,8 @@ impl Build<'_> {
         let is_cached = reached.stages == stages.len() && !self.order.force;
         let last = stages.last().map_or(At::Base, |stage| stage.at);
         let start_up = self.start_up(&origin);
-        if is_cached {
-            let key = self.final_key(reached.result, &start_up).await;
-            if let Some(template) = self.executor.layers.find_built(key).await {
-                let line = cached_line("finalize", finish::TITLE, key);
-                self.note(At::Finalize, &line);
-                return Ok(Built { template });
-            }
+        if is_cached && let Some(built) = self.find_built(&reached, &start_up).await {
+            return Ok(built);
         }
         if reached.layer.is_none() {
             let layer = self.disk_of(&origin).await;
@@ -169,8 +186,7 @@ impl Build<'_> {
         }
         let reached = self.perform_all(reached, &stages).await?;
         self.check_cancel(last)?;
-        let key = self.final_key(reached.result, &start_up).await;
-        self.finish(&reached, start_up, key).await
+        self.finish(&reached, start_up).await
     }
 
     /// Runs the stages that are left, in one machine.
@@ -229,6 +245,7 @@ impl Build<'_> {
             at: stage.at,
             prefix: &stage.prefix,
             archive: hash.map(|hash| self.files.path(id, hash)),
+            run_limit: self.executor.run_limit,
         }
     }
 

@@ -11,7 +11,7 @@ mod run;
 mod user;
 mod workdir;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use api_types::rest::LogLevel;
 
@@ -35,6 +35,8 @@ pub(super) struct Place<'a> {
     pub(super) prefix: &'a str,
     /// The archive of a COPY. There need not be one.
     pub(super) archive: Option<PathBuf>,
+    /// Time limit of a RUN.
+    pub(super) run_limit: Duration,
 }
 
 /// The result of a step.

@@ -14,7 +14,7 @@ use crate::{
         bases::Bases,
         grant::Authority,
         owner::{Builds, Real},
-        run::Executor,
+        run::{COMMAND_LIMIT, Executor, ExecutorSpec},
         store::{Contents, Store},
         uploads::Uploads,
     },
@@ -84,16 +84,15 @@ impl Engine {
         let (stored, uploads, authority) = stored.map_err(ServeError::Builds)?;
         let images = state.join("builds").join("images");
         let bases = Bases::open(pool.clone(), images, disk_reserve, spec.images.clone()).await;
+        let executor = ExecutorSpec {
+            dir: state.join("builds"),
+            quota: spec.builds.cache_quota,
+            egress: spec.builds.egress,
+            run_limit: COMMAND_LIMIT,
+        };
         let machinery = Real {
             pool: pool.clone(),
-            executor: Executor::open(
-                pool.clone(),
-                bases,
-                state.join("builds"),
-                spec.builds.cache_quota,
-                spec.builds.egress,
-            )
-            .await,
+            executor: Executor::open(pool.clone(), bases, executor).await,
         };
         let running = spec.builds.running;
         let builds = Builds::open(stored, uploads, authority, machinery, running, &mut tasks);

@@ -11,6 +11,7 @@ mod faults;
 mod guests;
 #[path = "../server/http.rs"]
 mod http;
+mod limits;
 #[expect(dead_code, reason = "the tests of the server need more of it")]
 #[path = "../server/process.rs"]
 mod process;
@@ -39,6 +40,9 @@ fn main() {
             kvm_a_registry_that_refuses_or_lies_ends_a_build_with_a_reason,
             kvm_a_cancelled_build_ends_at_once_and_leaves_nothing,
             kvm_a_server_without_the_converter_names_it,
+        },
+        limits::{
+            kvm_a_run_without_end_ends_its_build_at_the_limit,
         },
         quota::{
             kvm_images_stay_within_their_quota,

@@ -59,6 +59,7 @@ fn main() {
             kvm_a_build_ends_when_it_is_superseded_deleted_or_its_server_is_killed,
             kvm_a_guest_without_disk_or_memory_or_vmm_ends_its_build_only,
             kvm_two_builds_of_one_name_with_different_tags_both_become_ready,
+            kvm_a_recipe_that_is_known_by_another_name_needs_no_machine,
         },
         starts::{
             kvm_a_start_command_that_fails_without_a_ready_command_ends_the_build,

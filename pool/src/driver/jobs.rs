@@ -11,15 +11,16 @@ use crate::{
     PoolConfig, TemplateInfo,
     cgroup::Groups,
     durable::Durability,
-    message::{Answer, DiskAdded, Published, Renamed, Report, SnapshotFor},
+    message::{Answer, FilesAdded, Published, Renamed, Report, SnapshotFor},
     network,
     record::{Record, SlotDir},
     recover::Leftovers,
-    templates::{TakenNames, TemplateRecord},
+    templates::{Origin, TakenNames, TemplateRecord},
     vm::Vm,
     work::{
         self,
         adopt::{AdoptPausedPlan, AdoptPlan},
+        copy::CopyPlan,
         disk::DiskPlan,
         lease::{LeasePlan, Lines, serve},
         save::{PausePlan, SnapshotPlan},
@@ -264,11 +265,24 @@ impl Jobs {
     /// Links or copies the files of a disk template.
     pub(super) fn add_disk(&self, plan: DiskPlan, answer: Answer<TemplateInfo>) {
         self.run(move || {
-            Report::DiskAdded(DiskAdded {
-                added: plan.run(),
+            let boot = plan.run();
+            Report::FilesAdded(FilesAdded {
+                added: boot.map(|boot| Origin::Disk(plan.size, boot, None)),
                 id: plan.id,
-                size: plan.size,
                 copies: plan.copies,
+                answer,
+            })
+        });
+    }
+
+    /// Links the files of a built template.
+    pub(super) fn copy_template(&self, plan: CopyPlan, answer: Answer<TemplateInfo>) {
+        self.run(move || {
+            let linked = plan.run();
+            Report::FilesAdded(FilesAdded {
+                added: linked.map(|()| plan.origin),
+                id: plan.id,
+                copies: 0,
                 answer,
             })
         });

@@ -5,10 +5,13 @@ use model::{Bytes, SandboxId, template_file};
 use super::{Driver, space::Saving};
 use crate::{
     DiskSpec, PoolError, TemplateDefaults, TemplateInfo, TemplateKind, host,
-    message::{Answer, DiskAdded, SandboxRequest, SnapshotFor},
+    message::{Answer, FilesAdded, SandboxRequest, SnapshotFor},
     record::Record,
     templates::{IMAGE, Origin, Saved, Size},
-    work::disk::{DiskPlan, Layer, bytes_to_copy},
+    work::{
+        copy::CopyPlan,
+        disk::{DiskPlan, Layer, bytes_to_copy},
+    },
 };
 
 fn failed(why: impl Into<String>) -> PoolError {
@@ -94,20 +97,46 @@ impl Driver {
         })
     }
 
-    pub(super) fn disk_added(&mut self, added: DiskAdded) {
-        self.publishing -= 1;
-        let DiskAdded {
+    /// Adds a built template with the files of another one.
+    pub(super) fn copy_of(&mut self, reference: &str, answer: Answer<TemplateInfo>) {
+        match self.plan_copy(reference) {
+            Err(e) => drop(answer.send(Err(e))),
+            Ok(plan) => {
+                self.publishing += 1;
+                self.jobs.copy_template(plan, answer);
+            }
+        }
+    }
+
+    fn plan_copy(&mut self, reference: &str) -> Result<CopyPlan, PoolError> {
+        if self.stopping.closing.is_some() {
+            return Err(PoolError::Draining);
+        }
+        let missing = || PoolError::NoTemplate(reference.to_owned());
+        let template = self.templates.find(reference).ok_or_else(missing)?;
+        let origin = template.origin_of_copy().ok_or_else(missing)?;
+        let (from, bytes) = (template.dir.clone(), template.info.bytes.0);
+        self.check_quota_of(bytes)?;
+        let drafted = self.templates.draft();
+        let (id, home) = drafted.map_err(|e| PoolError::of_disk("copy a template", &e))?;
+        Ok(CopyPlan {
             id,
-            size,
+            home,
+            from,
+            origin,
+        })
+    }
+
+    pub(super) fn files_added(&mut self, added: FilesAdded) {
+        self.publishing -= 1;
+        let FilesAdded {
+            id,
             added,
             copies,
             answer,
         } = added;
         self.disks.release(copies);
-        let kept = added.and_then(|boot| {
-            let origin = Origin::Disk(size, boot, None);
-            self.keep_template(&id, Vec::new(), origin)
-        });
+        let kept = added.and_then(|origin| self.keep_template(&id, Vec::new(), origin));
         self.publish(&id, kept, answer);
     }
 

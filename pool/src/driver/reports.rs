@@ -33,7 +33,7 @@ impl Driver {
             Report::Written(id, result) => self.written(&id, result),
             Report::WriteEnded(id, forgotten) => self.write_ended(&id, forgotten),
             Report::Published(published) => self.published(published),
-            Report::DiskAdded(added) => self.disk_added(added),
+            Report::FilesAdded(added) => self.files_added(added),
             Report::Renamed(renamed) => self.renamed(renamed),
             Report::VmExited(id) => self.vm_exited(&id),
             Report::Cleaned(id, disowned) => {

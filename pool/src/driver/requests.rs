@@ -478,6 +478,16 @@ impl Driver {
 
     /// Checks that a template of this sandbox, for which space is set aside, stays within the quota of templates.
     pub(super) fn check_quota(&mut self, id: &SandboxId) -> Result<(), PoolError> {
+        let entry = self.slots.leased(id)?;
+        let need = match entry.slot.stage {
+            Stage::Running => entry.save,
+            _ => 0,
+        };
+        self.check_quota_of(need)
+    }
+
+    /// Checks that one more template of `need` bytes stays within the quota of templates.
+    pub(super) fn check_quota_of(&mut self, need: u64) -> Result<(), PoolError> {
         let Some(quota) = self.config.template_quota else {
             return Ok(());
         };
@@ -493,11 +503,6 @@ impl Driver {
         });
         let taken =
             templates.map(|t| t.info.bytes.0).sum::<u64>() + under_way.map(|e| e.save).sum::<u64>();
-        let entry = self.slots.leased(id)?;
-        let need = match entry.slot.stage {
-            Stage::Running => entry.save,
-            _ => 0,
-        };
         if taken < quota.0 && taken.saturating_add(need) <= quota.0 {
             return Ok(());
         }

@@ -111,6 +111,8 @@ pub(super) struct State {
     held: HashMap<String, usize>,
     /// Disks that the pool could not remove yet.
     unremoved: BTreeSet<String>,
+    /// Finished templates that the pool is removing.
+    leaving: BTreeSet<String>,
     quota: u64,
 }
 
@@ -123,6 +125,7 @@ impl State {
             },
             held: HashMap::new(),
             unremoved: BTreeSet::new(),
+            leaving: BTreeSet::new(),
             quota,
         }
     }
@@ -139,6 +142,29 @@ impl State {
             self.held.remove(disk);
         }
         (!self.needs(disk)).then(|| disk.to_owned())
+    }
+
+    /// The template of a build with this key, which is then held. `None` also while it is being removed.
+    pub(super) fn hold_built(&mut self, key: Key) -> Option<String> {
+        let template = self.index.built.get(&key)?.clone();
+        if self.leaving.contains(&template) {
+            return None;
+        }
+        self.hold(&template);
+        Some(template)
+    }
+
+    /// Begins the removal of a template. `false`: a build holds it.
+    pub(super) fn begin_removal(&mut self, template: &str) -> bool {
+        let is_free = !self.held.contains_key(template);
+        if is_free {
+            self.leaving.insert(template.to_owned());
+        }
+        is_free
+    }
+
+    pub(super) fn end_removal(&mut self, template: &str) {
+        self.leaving.remove(template);
     }
 
     pub(super) fn needs(&self, disk: &str) -> bool {
@@ -199,10 +225,6 @@ impl State {
         unneeded
     }
 
-    pub(super) fn built(&self, key: Key) -> Option<String> {
-        self.index.built.get(&key).cloned()
-    }
-
     pub(super) fn finished(&self, template: &str) -> Option<Finished> {
         self.index.finished.get(template).cloned()
     }
@@ -212,12 +234,14 @@ impl State {
         self.index.finished.keys().cloned().collect()
     }
 
-    /// Adds a finished build. `gone`: templates that the pool has no more.
-    pub(super) fn keep_built(&mut self, key: Key, built: Finished, gone: &BTreeSet<String>) {
+    /// Adds a finished build with its keys. `gone`: templates that the pool has no more.
+    pub(super) fn keep_built(&mut self, keys: &[Key], built: Finished, gone: &BTreeSet<String>) {
         let index = &mut self.index;
         index.finished.retain(|id, _| !gone.contains(id));
         index.built.retain(|_, id| !gone.contains(id));
-        index.built.insert(key, built.template.clone());
+        for key in keys {
+            index.built.insert(*key, built.template.clone());
+        }
         index.finished.insert(built.template.clone(), built);
     }
 }

@@ -37,14 +37,32 @@ fn finished(template: &str, start: &str) -> Finished {
 fn builds_with_one_key_have_an_entry_for_each_of_their_templates() {
     let mut state = State::new(Index::default(), 100);
     let (first, second) = (finished("t1", "x"), finished("t2", "x"));
-    state.keep_built(key("b"), first.clone(), &set(&[]));
-    state.keep_built(key("b"), second.clone(), &set(&[]));
+    state.keep_built(&[key("b")], first.clone(), &set(&[]));
+    state.keep_built(&[key("b")], second.clone(), &set(&[]));
     assert_eq!(state.finished("t1"), Some(first));
     assert_eq!(state.finished("t2"), Some(second));
-    assert_eq!(state.built(key("b")).as_deref(), Some("t2"));
-    state.keep_built(key("c"), finished("t3", "y"), &set(&["t2"]));
+    assert_eq!(state.hold_built(key("b")).as_deref(), Some("t2"));
+    state.keep_built(&[key("c")], finished("t3", "y"), &set(&["t2"]));
     assert_eq!(state.all_finished(), set(&["t1", "t3"]));
-    assert_eq!(state.built(key("b")), None, "its template is gone");
+    assert_eq!(state.hold_built(key("b")), None, "its template is gone");
+}
+
+#[test]
+fn a_template_that_a_build_has_found_is_not_removed_and_one_that_is_removed_is_not_found() {
+    let mut state = State::new(Index::default(), 100);
+    let keys = [key("own"), key("shared")];
+    state.keep_built(&keys, finished("t", "x"), &set(&[]));
+    for key in keys {
+        assert_eq!(state.hold_built(key).as_deref(), Some("t"));
+    }
+    state.release("t");
+    assert!(!state.begin_removal("t"), "one build still holds it");
+    state.release("t");
+    assert!(state.begin_removal("t"));
+    assert_eq!(state.hold_built(keys[0]), None);
+    // The pool has refused the removal: a sandbox needs the template.
+    state.end_removal("t");
+    assert_eq!(state.hold_built(keys[0]).as_deref(), Some("t"));
 }
 
 #[test]
@@ -52,7 +70,7 @@ fn entries_of_steps_make_room_for_those_of_finished_builds() {
     let mut state = State::new(Index::default(), 100);
     state.keep(key("1"), entry("a", 10, 1));
     let large = finished("t1", &"x".repeat(MAX_BYTES));
-    state.keep_built(key("b"), large, &set(&[]));
+    state.keep_built(&[key("b")], large, &set(&[]));
     assert_eq!(state.keep(key("2"), entry("b", 10, 2)), set(&["a", "b"]));
     assert!(state.use_step(key("1"), 3).is_none());
     assert!(state.finished("t1").is_some());
@@ -61,7 +79,7 @@ fn entries_of_steps_make_room_for_those_of_finished_builds() {
 #[test]
 fn an_index_that_is_too_long_to_be_read_is_not_written() {
     let mut state = State::new(Index::default(), 100);
-    state.keep_built(key("b"), finished("t", "x"), &set(&[]));
+    state.keep_built(&[key("b")], finished("t", "x"), &set(&[]));
     let length = state.index.render(MAX_INDEX).unwrap().len();
     assert!(state.index.render(length).is_ok());
     assert!(state.index.render(length - 1).is_err());
@@ -133,7 +151,7 @@ fn an_index_is_read_as_it_was_written_and_another_format_is_refused() {
     let mut state = State::new(Index::default(), 100);
     state.keep(key("1"), entry("a", 10, 1));
     let built = finished("t", "x");
-    state.keep_built(key("b"), built.clone(), &set(&[]));
+    state.keep_built(&[key("b")], built.clone(), &set(&[]));
     let bytes = state.index.render(MAX_INDEX).unwrap();
     let read = Index::parse(&bytes).unwrap();
     assert_eq!(read, state.index);

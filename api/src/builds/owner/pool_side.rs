@@ -29,7 +29,7 @@ pub trait Machinery: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), PoolError>> + Send;
     /// As [`Pool::unname_templates`], for one name.
     fn unname(&self, name: &str) -> impl Future<Output = Result<(), PoolError>> + Send;
-    /// As [`Pool::remove_template`].
+    /// As [`Executor::remove`].
     fn remove(&self, id: &str) -> impl Future<Output = Result<(), PoolError>> + Send;
 }
 
@@ -63,6 +63,6 @@ impl Machinery for Real {
     }
 
     async fn remove(&self, id: &str) -> Result<(), PoolError> {
-        self.pool.remove_template(id).await
+        self.executor.remove(id).await
     }
 }

@@ -80,6 +80,7 @@ impl Fake {
         self.add(pool_id, TemplateKind::Built, &[]);
         let built = Built {
             template: pool_id.to_owned(),
+            held: None,
         };
         self.with(|s| s.ends.insert(template.to_owned(), Ok(built)));
     }

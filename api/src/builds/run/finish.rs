@@ -33,6 +33,15 @@ const SHARED: &str = "Sandboxes of this template share the state of the start co
 /// Runs a program with its arguments.
 const PROGRAM: &str = r#"exec "$@""#;
 
+/// The keys of a finished template.
+#[derive(Clone, Copy)]
+struct Keys {
+    /// For builds of one template of clients.
+    own: Key,
+    /// For builds of any.
+    shared: Key,
+}
+
 impl Build<'_> {
     /// The commands of the order, or else those of the template that the build begins with.
     pub(super) fn start_up(&self, origin: &Origin) -> StartUp {
@@ -43,8 +52,8 @@ impl Build<'_> {
         }
     }
 
-    /// The key of the finished template. Sandboxes belong to one template of clients, so it is not shared.
-    pub(super) async fn final_key(&self, steps: Key, start_up: &StartUp) -> Key {
+    /// The keys of the finished template: for builds of this template of clients, and for those of all.
+    async fn final_keys(&self, steps: Key, start_up: &StartUp) -> Keys {
         let stats = self.executor.pool.stats().await;
         let mut vmms = stats.vmms.into_iter();
         let vmm = vmms.find(|(_, vmm)| vmm.is_present);
@@ -52,29 +61,77 @@ impl Build<'_> {
         let start_up = serde_json::to_string(start_up).unwrap_or_default();
         let memory = self.order.memory.0.to_string();
         let (steps, id) = (steps.to_string(), &self.order.template_id);
-        Key::of(&["template", &steps, id, &start_up, &memory, &vmm])
+        let key = |id: &str| Key::of(&["template", &steps, id, &start_up, &memory, &vmm]);
+        Keys {
+            own: key(id),
+            shared: key(""),
+        }
+    }
+
+    /// The finished template of a former build whose steps and commands were the same. Sandboxes, counters and warm slots
+    /// belong to one template of clients, so a build of another one gets a copy, which shares the files.
+    pub(super) async fn find_built(&self, reached: &Reached, start_up: &StartUp) -> Option<Built> {
+        let (layers, pool) = (&self.executor.layers, &self.executor.pool);
+        let keys = self.final_keys(reached.result, start_up).await;
+        let built = if let Some(held) = layers.find_built(keys.own).await {
+            Built {
+                template: held.id().to_owned(),
+                held: Some(held),
+            }
+        } else if let Some(held) = layers.find_built(keys.shared).await {
+            let copied = pool.copy_of(held.id()).await.inspect_err(|why| {
+                let why = model::chain(why);
+                warn!(
+                    template = held.id(),
+                    why, "cannot copy a finished template: making it again"
+                );
+            });
+            let (settings, start_up) = (reached.settings.clone(), start_up.clone());
+            self.keep(&copied.ok()?.id, settings, start_up, keys).await
+        } else {
+            return None;
+        };
+        let line = super::cached_line("finalize", TITLE, keys.shared);
+        self.note(At::Finalize, &line);
+        Some(built)
+    }
+
+    /// Records a template that no other build has.
+    async fn keep(
+        &self,
+        template: &str,
+        settings: Settings,
+        start_up: StartUp,
+        keys: Keys,
+    ) -> Built {
+        let finished = Finished {
+            template: template.to_owned(),
+            settings,
+            start_up,
+        };
+        let keys = [keys.own, keys.shared];
+        self.executor.layers.keep_built(&keys, finished).await;
+        Built {
+            template: template.to_owned(),
+            held: None,
+        }
     }
 
     pub(super) async fn finish(
         &self,
         reached: &Reached,
         start_up: StartUp,
-        key: Key,
     ) -> Result<Built, Failure> {
         let at = At::Finalize;
-        self.note(at, &super::line("finalize", TITLE, key));
+        let keys = self.final_keys(reached.result, &start_up).await;
+        self.note(at, &super::line("finalize", TITLE, keys.shared));
         let machine = self.machine(reached, at).await?;
         let published = self.publish(&machine, reached, &start_up).await;
         machine.end().await;
         let template = published.map_err(failed(at))?;
         self.record_working_set(&template, &reached.settings).await;
-        let finished = Finished {
-            template: template.clone(),
-            settings: reached.settings.clone(),
-            start_up,
-        };
-        self.executor.layers.keep_built(key, finished).await;
-        Ok(Built { template })
+        let settings = reached.settings.clone();
+        Ok(self.keep(&template, settings, start_up, keys).await)
     }
 
     async fn publish(

@@ -22,7 +22,10 @@ fn command(args: &[&str], place: &Place<'_>) -> Result<Command, StepError> {
         [script] => (script, None),
         [script, user, ..] => (script, Some(user)),
     };
-    let mut command = Command::of_author(script, place.settings);
+    let mut command = Command {
+        limit: Some(place.run_limit),
+        ..Command::of_author(script, place.settings)
+    };
     // The SDKs send an empty user where there is none.
     if let Some(user) = user.filter(|user| !user.is_empty()) {
         command.user = (*user).to_owned();
