@@ -88,17 +88,19 @@ impl Pool {
             .await
     }
 
-    /// As [`Pool::disk_of`], for guests with another amount of memory.
+    /// As [`Pool::disk_of`], for guests with another amount of memory and a disk of at least `disk`. A layer that becomes
+    /// larger is copied; its file system grows when a guest boots.
     ///
     /// # Errors
-    /// Returns the errors of [`Pool::disk_of`].
-    pub async fn disk_with_memory(
+    /// Returns the errors of [`Pool::disk_of`], and [`PoolError::Failed`] for a disk above [`MAX_DISK`].
+    pub async fn disk_of_size(
         &self,
         reference: &str,
         memory: Bytes,
+        disk: Bytes,
     ) -> Result<TemplateInfo, PoolError> {
         let reference = reference.to_owned();
-        self.ask(|answer| Request::DiskOf(reference, Some(memory), answer))
+        self.ask(|answer| Request::DiskOf(reference, Some((memory, disk)), answer))
             .await
     }
 

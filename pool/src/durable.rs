@@ -131,7 +131,8 @@ pub(crate) fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
     .map_err(named)
 }
 
-fn copy(from: &Path, to: &Path) -> io::Result<()> {
+/// Copies a file, without its holes, to a new one.
+pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
     let from = File::open(from)?;
     let mut options = OpenOptions::new();
     let to = options.write(true).create_new(true).mode(0o600).open(to)?;

@@ -82,8 +82,8 @@ pub(crate) enum Request {
     Template(String, oneshot::Sender<Option<TemplateInfo>>),
     AddTemplate(PathBuf, Vec<String>, Answer<TemplateInfo>),
     AddDisk(DiskSpec, Answer<TemplateInfo>),
-    /// With the size of the guests' memory; `None`: that of the template.
-    DiskOf(String, Option<Bytes>, Answer<TemplateInfo>),
+    /// With the sizes of the guests' memory and disk; `None`: those of the template.
+    DiskOf(String, Option<(Bytes, Bytes)>, Answer<TemplateInfo>),
     CopyOf(String, Answer<TemplateInfo>),
     RecordWorkingSet(SandboxId, Answer<()>),
     RecipeDir(String, Answer<PathBuf>),

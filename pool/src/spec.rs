@@ -2,7 +2,7 @@
 
 pub(crate) mod template;
 
-pub use template::{DiskSpec, TemplateDefaults, TemplateInfo, TemplateKind};
+pub use template::{DiskSpec, MAX_DISK, TemplateDefaults, TemplateInfo, TemplateKind};
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 

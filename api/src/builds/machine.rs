@@ -138,7 +138,9 @@ impl Machine {
         }
         let is_full = numbers.next().flatten()? < FEW_BLOCKS;
         let size = self.sandbox.template.disk;
-        is_full.then(|| format!("the disk of the build is full: it has {size}"))
+        is_full.then(|| {
+            format!("the disk of the build is full: it has {size}; ask for more with minFreeDiskMb")
+        })
     }
 
     /// Ends the machine. When this returns, nothing of it is left.

@@ -56,6 +56,9 @@ pub struct BuildRecord {
     pub wanted: BTreeSet<String>,
     pub vcpus: u8,
     pub memory: Bytes,
+    /// Disk space that sandboxes have at least. Absent in records of former releases.
+    #[serde(default = "none")]
+    pub min_free_disk: Bytes,
     pub created_unix_ms: u64,
     /// Of the last change of `state`.
     pub changed_unix_ms: u64,
@@ -74,6 +77,10 @@ pub enum BuildState {
         template: Option<String>,
     },
     Failed(Reason),
+}
+
+fn none() -> Bytes {
+    Bytes(0)
 }
 
 /// Why a build failed.

@@ -25,6 +25,7 @@ const MEMORY_UNIT: u64 = 2 * MIB;
 /// Without a size in the request.
 const DEFAULT_MEMORY: Bytes = Bytes::mib(1024);
 const MAX_VCPUS: i64 = 32;
+const MAX_FREE_DISK: Bytes = Bytes::mib(64 << 10);
 
 /// A request that no server would accept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,6 +47,8 @@ pub struct NewBuildSpec {
     /// Rounded up to what a VM can have.
     pub memory: Bytes,
     pub vcpus: u8,
+    /// Disk space that sandboxes have at least.
+    pub min_free_disk: Bytes,
 }
 
 /// A checked start of a build.
@@ -88,6 +91,7 @@ pub fn check_new(request: NewBuild) -> Result<NewBuildSpec, RequestError> {
         tags,
         memory: memory(request.memory_mb)?,
         vcpus: vcpus(request.cpu_count)?,
+        min_free_disk: min_free_disk(request.min_free_disk_mb)?,
     })
 }
 
@@ -167,6 +171,16 @@ fn vcpus(count: Option<i64>) -> Result<u8, RequestError> {
     let fits = (1..=MAX_VCPUS).contains(&count);
     let number = u8::try_from(count).ok().filter(|_| fits);
     number.ok_or_else(|| invalid(format!("cpuCount is {count}: use 1 to {MAX_VCPUS}")))
+}
+
+fn min_free_disk(mb: Option<i64>) -> Result<Bytes, RequestError> {
+    let mb = mb.unwrap_or(0);
+    let bytes = u64::try_from(mb).ok().and_then(|mb| mb.checked_mul(MIB));
+    let fits = bytes.filter(|bytes| *bytes <= MAX_FREE_DISK.0);
+    fits.map(Bytes).ok_or_else(|| {
+        let most = MAX_FREE_DISK.0 / MIB;
+        invalid(format!("minFreeDiskMb is {mb}: use 0 to {most}"))
+    })
 }
 
 /// # Errors
@@ -327,6 +341,20 @@ mod tests {
         for wrong in [i64::MIN, -1, 0, 1, 8193, i64::MAX] {
             let message = of(wrong).unwrap_err().to_string();
             assert!(message.starts_with("memoryMB is "), "{message}");
+        }
+        let of = |mb| {
+            check_new(NewBuild {
+                min_free_disk_mb: Some(mb),
+                ..named("n")
+            })
+        };
+        for good in [0, 1, 65536] {
+            let bytes = Bytes::mib(u64::try_from(good).unwrap());
+            assert_eq!(of(good).unwrap().min_free_disk, bytes);
+        }
+        for wrong in [i64::MIN, -1, 65537, i64::MAX] {
+            let message = of(wrong).unwrap_err().to_string();
+            assert!(message.ends_with(": use 0 to 65536"), "{message}");
         }
         for wrong in [i64::MIN, 0, 33] {
             let request = NewBuild {

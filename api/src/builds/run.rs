@@ -15,6 +15,7 @@
 
 mod finish;
 mod origin;
+mod room;
 mod stages;
 
 use std::{path::PathBuf, time::Duration};
@@ -60,6 +61,8 @@ pub struct Order {
     /// Not used: a guest has the CPUs of the template or image that the build begins with.
     pub vcpus: u8,
     pub memory: Bytes,
+    /// Disk space that sandboxes have at least.
+    pub min_free_disk: Bytes,
 }
 
 #[derive(Debug)]
@@ -264,7 +267,7 @@ impl Build<'_> {
         Ok(self.executor.layers.hold(saved.id))
     }
 
-    /// Boots the disk that the build has reached, with the memory that it asks for.
+    /// Boots the disk that the build has reached, with the memory and the disk space that it asks for.
     async fn machine(&self, reached: &Reached, at: At) -> Result<Machine, Failure> {
         let Executor {
             pool,
@@ -274,11 +277,14 @@ impl Build<'_> {
         } = self.executor;
         let disk = reached.layer.as_ref().map_or("", Layer::id);
         let failed = failed(at);
-        let memory = pool.template(disk).await.map(|template| template.memory);
-        let sized = if memory == Some(self.order.memory) {
+        let missing = || failed("the disk of the build was removed".to_owned());
+        let present = pool.template(disk).await.ok_or_else(missing)?;
+        let size = room::size(&present, self.order.min_free_disk);
+        let memory = self.order.memory;
+        let sized = if (present.memory, present.disk) == (memory, size) {
             None
         } else {
-            let sized = pool.disk_with_memory(disk, self.order.memory).await;
+            let sized = pool.disk_of_size(disk, memory, size).await;
             let sized = sized.map_err(|why| failed(model::chain(&why)))?;
             Some(layers.hold(sized.id))
         };

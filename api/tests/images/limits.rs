@@ -30,6 +30,7 @@ fn order(command: &str) -> Order {
         force: false,
         vcpus: 1,
         memory: Bytes::mib(256),
+        min_free_disk: Bytes(0),
     }
 }
 

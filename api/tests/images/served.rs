@@ -22,7 +22,9 @@ fn build(server: &Server, name: &str, from: &str, command: &str) -> Vec<String> 
 /// Builds a template and returns its last status.
 fn build_to_its_end(server: &Server, name: &str, from: &str, command: &str) -> Value {
     let request = json!({"name": name, "memoryMB": 256});
-    let steps = json!([{"type": "RUN", "args": [command]}]);
+    let of_root = "mkdir -p /usr/local/of/root; echo r > /usr/local/of/root/file; ln -s /etc/passwd /usr/local/of/link";
+    let steps =
+        json!([{"type": "RUN", "args": [of_root, "root"]}, {"type": "RUN", "args": [command]}]);
     requested(
         server,
         &request,
@@ -85,6 +87,9 @@ pub(crate) fn kvm_a_template_is_built_from_an_image_by_a_client() {
     let sandbox = server.create(&json!({"templateID": "mine"}));
     let script = "cat /home/user/made /a; echo \"[$A]\"; id -un";
     assert_eq!(server.sh(&sandbox, script).trim_end(), "b\n1[]\nuser");
+    // What steps of root have put there is writable, too; links are not followed.
+    let script = "cd /usr/local; echo u >> of/root/file; touch new; stat -c %a of/root of/root/file /etc/passwd";
+    assert_eq!(server.sh(&sandbox, script), "777\n777\n644\n");
     // The next server finds the image's template.
     server.reload().unwrap();
     let log = build(&server, "other", &from, "echo $A > /home/user/other");

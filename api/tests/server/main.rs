@@ -60,6 +60,7 @@ fn main() {
             kvm_a_guest_without_disk_or_memory_or_vmm_ends_its_build_only,
             kvm_two_builds_of_one_name_with_different_tags_both_become_ready,
             kvm_a_recipe_that_is_known_by_another_name_needs_no_machine,
+            kvm_a_template_has_the_free_disk_that_its_build_asks_for,
         },
         starts::{
             kvm_a_start_command_that_fails_without_a_ready_command_ends_the_build,

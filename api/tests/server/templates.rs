@@ -1,8 +1,10 @@
 //! Builds of templates that run: steps, cache, start command, failures and cancellations.
 
 mod copies;
+mod room;
 
 pub(crate) use copies::kvm_a_recipe_that_is_known_by_another_name_needs_no_machine;
+pub(crate) use room::kvm_a_template_has_the_free_disk_that_its_build_asks_for;
 
 use std::{
     fs,

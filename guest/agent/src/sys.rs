@@ -294,6 +294,8 @@ struct PoolInfo {
 const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
 /// `RNDRESEEDCRNG`, `_IO('R', 7)` of linux/random.h.
 const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
+/// `EXT4_IOC_RESIZE_FS`, `_IOW('f', 16, u64)` of linux/ext4.h.
+const EXT4_IOC_RESIZE_FS: libc::c_ulong = 0x4008_6610;
 /// `FIFREEZE`, `_IOWR('X', 119, int)` of linux/fs.h.
 const FIFREEZE: libc::c_ulong = 0xc004_5877;
 
@@ -357,6 +359,13 @@ pub(crate) fn thaw_after(dir: BorrowedFd<'_>, limit: Duration) -> Result<i32, Er
         }
         Errno::result(pid)
     }
+}
+
+/// Grows a mounted ext4 file system to `blocks` blocks.
+pub(crate) fn resize(dir: BorrowedFd<'_>, blocks: u64) -> Result<(), Errno> {
+    // SAFETY: the request reads a u64; the argument points to a live local. For the call only.
+    Errno::result(unsafe { libc::ioctl(dir.as_raw_fd(), EXT4_IOC_RESIZE_FS, &raw const blocks) })?;
+    Ok(())
 }
 
 /// Sets a terminal's size in characters (ioctl_tty(2)).

@@ -4,7 +4,7 @@ use model::{Bytes, SandboxId, template_file};
 
 use super::{Driver, space::Saving};
 use crate::{
-    DiskSpec, PoolError, TemplateDefaults, TemplateInfo, TemplateKind, host,
+    DiskSpec, MAX_DISK, PoolError, TemplateDefaults, TemplateInfo, TemplateKind, host,
     message::{Answer, FilesAdded, SandboxRequest, SnapshotFor},
     record::Record,
     templates::{IMAGE, Origin, Saved, Size},
@@ -23,7 +23,12 @@ fn failed(why: impl Into<String>) -> PoolError {
 
 impl Driver {
     pub(super) fn add_disk(&mut self, spec: DiskSpec, answer: Answer<TemplateInfo>) {
-        match self.plan_disk(spec) {
+        self.begin_disk(spec, Bytes(0), answer);
+    }
+
+    /// `disk`: the least size of the layer.
+    fn begin_disk(&mut self, spec: DiskSpec, disk: Bytes, answer: Answer<TemplateInfo>) {
+        match self.plan_disk(spec, disk) {
             Err(e) => drop(answer.send(Err(e))),
             Ok(plan) => {
                 self.publishing += 1;
@@ -37,9 +42,10 @@ impl Driver {
     pub(super) fn disk_of(
         &mut self,
         reference: &str,
-        memory: Option<Bytes>,
+        size: Option<(Bytes, Bytes)>,
         answer: Answer<TemplateInfo>,
     ) {
+        let (memory, disk) = size.unzip();
         let spec = match self.templates.find(reference) {
             None => Err(PoolError::NoTemplate(reference.to_owned())),
             Some(t) if t.base.is_some() || t.info.kind == TemplateKind::Snapshot => {
@@ -53,12 +59,12 @@ impl Driver {
             }),
         };
         match spec {
-            Ok(spec) => self.add_disk(spec, answer),
+            Ok(spec) => self.begin_disk(spec, disk.unwrap_or(Bytes(0)), answer),
             Err(e) => drop(answer.send(Err(e))),
         }
     }
 
-    fn plan_disk(&mut self, spec: DiskSpec) -> Result<DiskPlan, PoolError> {
+    fn plan_disk(&mut self, spec: DiskSpec, disk: Bytes) -> Result<DiskPlan, PoolError> {
         if self.stopping.closing.is_some() {
             return Err(PoolError::Draining);
         }
@@ -67,6 +73,9 @@ impl Driver {
             vcpus: spec.vcpus,
         };
         size.check().map_err(failed)?;
+        if disk > MAX_DISK {
+            return Err(failed(format!("a disk of {disk}; use at most {MAX_DISK}")));
+        }
         let guest = self.templates.guest().ok_or_else(|| {
             failed("no installed template names a kernel to boot from (cargo xtask prepare)")
         })?;
@@ -75,7 +84,7 @@ impl Driver {
             None => Layer::Empty,
         };
         let images = self.templates.images().clone();
-        let copies = bytes_to_copy(&images, &spec.root, &layer).map_err(failed)?;
+        let copies = bytes_to_copy(&images, &spec.root, &layer, disk).map_err(failed)?;
         self.disks.set_aside(&self.slots, copies).map_err(|short| {
             self.counters.refused += 1;
             PoolError::NoSpace(short)
@@ -91,6 +100,7 @@ impl Driver {
             images,
             root: spec.root,
             layer,
+            disk,
             guest,
             size,
             copies,

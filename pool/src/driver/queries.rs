@@ -36,7 +36,7 @@ impl Driver {
             }
             Request::AddTemplate(dir, names, answer) => self.add_template(&dir, names, answer),
             Request::AddDisk(spec, answer) => self.add_disk(spec, answer),
-            Request::DiskOf(reference, memory, answer) => self.disk_of(&reference, memory, answer),
+            Request::DiskOf(reference, size, answer) => self.disk_of(&reference, size, answer),
             Request::CopyOf(reference, answer) => self.copy_of(&reference, answer),
             Request::RecordWorkingSet(id, answer) => self.record_working_set(&id, answer),
             Request::RecipeDir(reference, answer) => {

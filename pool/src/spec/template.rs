@@ -22,6 +22,9 @@ pub enum TemplateKind {
     Built,
 }
 
+/// The largest disk of guests.
+pub const MAX_DISK: Bytes = Bytes::mib(256 << 10);
+
 /// The files and the size of the machine of a new disk template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSpec {

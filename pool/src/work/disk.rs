@@ -1,17 +1,18 @@
 //! The files of a disk template that are made elsewhere: a root image, and a layer.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
-use model::template_file;
+use model::{Bytes, template_file};
 use template::Recipe;
 
 use crate::{
     PoolError,
-    durable::{allocated, link_or_copy, private_dir, sync_dir, sync_files},
+    durable::{allocated, copy, link_or_copy, private_dir, sync_dir, sync_files},
     images::Images,
     record::BootFiles,
     templates::{Guest, IMAGE, Size},
@@ -34,6 +35,8 @@ pub(crate) struct DiskPlan {
     pub(crate) images: Images,
     pub(crate) root: PathBuf,
     pub(crate) layer: Layer,
+    /// The least size of the layer.
+    pub(crate) disk: Bytes,
     pub(crate) guest: Guest,
     pub(crate) size: Size,
     /// Bytes that are set aside for copies.
@@ -63,19 +66,36 @@ impl DiskPlan {
         };
         let image = self.home.join(IMAGE);
         private_dir(&image)?;
-        link_or_copy(&layer, &image.join(template_file::LAYER))?;
+        let to = image.join(template_file::LAYER);
+        if fs::metadata(&layer)?.len() < self.disk.0 {
+            copy(&layer, &to)?;
+            File::options()
+                .write(true)
+                .open(&to)?
+                .set_len(self.disk.0)?;
+        } else {
+            link_or_copy(&layer, &to)?;
+        }
         sync_files(&image)?;
         sync_dir(&self.home)?;
         self.images.add_root(&self.root)
     }
 }
 
-/// Bytes of the files that are on another file system than the images, so that links to them are not possible.
+/// Bytes of the files that are copied, because the layer grows to `disk`, or because they are on another file system than
+/// the images, so that links to them are not possible.
 ///
 /// # Errors
 /// Returns a message for people if a file cannot be read.
-pub(crate) fn bytes_to_copy(images: &Images, root: &Path, layer: &Layer) -> Result<u64, String> {
-    let here = device(images.dir())?;
+pub(crate) fn bytes_to_copy(
+    images: &Images,
+    root: &Path,
+    layer: &Layer,
+    disk: Bytes,
+) -> Result<u64, String> {
+    let here =
+        fs::metadata(images.dir()).map_err(|e| format!("{}: {e}", images.dir().display()))?;
+    let here = here.dev();
     let layer = match layer {
         Layer::File(layer) => Some(layer.as_path()),
         // It has no blocks that are worth counting.
@@ -83,16 +103,13 @@ pub(crate) fn bytes_to_copy(images: &Images, root: &Path, layer: &Layer) -> Resu
     };
     let mut sum = 0;
     for file in [Some(root), layer].into_iter().flatten() {
-        if device(file)? != here {
+        let meta = fs::metadata(file).map_err(|e| format!("{}: {e}", file.display()))?;
+        let grows = layer == Some(file) && meta.len() < disk.0;
+        if grows || meta.dev() != here {
             sum += allocated(file);
         }
     }
     Ok(sum)
-}
-
-fn device(path: &Path) -> Result<u64, String> {
-    let meta = fs::metadata(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    Ok(meta.dev())
 }
 
 fn empty_layer(installed: &Path) -> io::Result<PathBuf> {

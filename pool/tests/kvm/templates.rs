@@ -351,7 +351,8 @@ pub(crate) fn kvm_a_built_template_has_the_memory_that_its_disk_was_booted_with_
         assert_eq!(base.memory, recipe.memory);
         assert_eq!(pool.recipe(&base.id).await.expect("no error"), None);
         let large = Bytes(base.memory.0 + (128 << 20));
-        let large = pool.disk_with_memory(&base.id, large).await.expect("it");
+        let large = pool.disk_of_size(&base.id, large, base.disk);
+        let large = large.await.expect("it");
         let built = publish(&pool, &large.id, "first", &["mine"]).await;
         let info = pool.template(&built).await.expect("it");
         assert_eq!(info.memory, large.memory);

@@ -137,6 +137,7 @@ impl<M: Machinery> Owner<M> {
             force: spec.force,
             vcpus: build.vcpus,
             memory: build.memory,
+            min_free_disk: build.min_free_disk,
         })
     }
 

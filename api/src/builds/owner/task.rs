@@ -172,6 +172,7 @@ impl<M: Machinery> Owner<M> {
             wanted: spec.tags,
             vcpus: spec.vcpus,
             memory: spec.memory,
+            min_free_disk: spec.min_free_disk,
             created_unix_ms: now_ms,
             changed_unix_ms: now_ms,
             state: BuildState::Waiting,

@@ -12,6 +12,7 @@ pub(in crate::builds) fn build(number: u32, tags: &[&str]) -> BuildRecord {
         wanted: tags.iter().map(|tag| (*tag).to_owned()).collect(),
         vcpus: 1,
         memory: Bytes::mib(512),
+        min_free_disk: Bytes(0),
         created_unix_ms: u64::from(number),
         changed_unix_ms: u64::from(number),
         state: BuildState::Waiting,

@@ -6,7 +6,7 @@ use api_types::rest::LogLevel;
 use pool::{TemplateDefaults, Work};
 use tracing::warn;
 
-use super::{Build, Built, CANCELLED, Failure, Reached, failed};
+use super::{Build, Built, CANCELLED, Failure, Order, Reached, failed, room};
 use crate::builds::{
     command::Command,
     guest::{CommandError, Request, Started},
@@ -30,6 +30,11 @@ const SHOWN: usize = 500;
 const DEFAULT_READY: &str = "sleep 20";
 const SHARED: &str = "Sandboxes of this template share the state of the start command's processes: random state, tokens and \
     open connections";
+/// The root image of an OCI image has mode 777 for everything there (`oci_image::provision`), so only what steps have made is
+/// changed. In other root images, a change of all modes would copy all files into the layer.
+const OPEN_USR_LOCAL: &str = r#"case "$(stat -c %a /usr/local)" in
+    777) find /usr/local ! -type l ! -perm -0777 -exec chmod 777 {} + ;;
+esac"#;
 /// Runs a program with its arguments.
 const PROGRAM: &str = r#"exec "$@""#;
 
@@ -59,7 +64,14 @@ impl Build<'_> {
         let vmm = vmms.find(|(_, vmm)| vmm.is_present);
         let vmm = vmm.map(|(id, _)| id.to_string()).unwrap_or_default();
         let start_up = serde_json::to_string(start_up).unwrap_or_default();
-        let memory = self.order.memory.0.to_string();
+        let Order {
+            memory,
+            min_free_disk,
+            ..
+        } = self.order;
+        // Without the latter, the key of former releases.
+        let free = Some(min_free_disk.0).filter(|free| *free > 0);
+        let memory = free.map_or(memory.0.to_string(), |free| format!("{} {free}", memory.0));
         let (steps, id) = (steps.to_string(), &self.order.template_id);
         let key = |id: &str| Key::of(&["template", &steps, id, &start_up, &memory, &vmm]);
         Keys {
@@ -141,9 +153,11 @@ impl Build<'_> {
         start_up: &StartUp,
     ) -> Result<String, String> {
         let settings = &reached.settings;
+        self.open_usr_local(machine).await?;
         let mut started = self.start(machine, settings, start_up).await?;
         self.wait_until_ready(machine, settings, start_up, &mut started)
             .await?;
+        room::check(machine, self.order.min_free_disk).await?;
         self.note(At::Finalize, "Template is ready");
         if self.cancel.is_cancelled() {
             return Err(CANCELLED.to_owned());
@@ -172,6 +186,19 @@ impl Build<'_> {
             )
         });
         Ok(published?.id)
+    }
+
+    /// Lets all users write what steps of root have put into /usr/local of an image, as in E2B's templates.
+    async fn open_usr_local(&self, machine: &Machine) -> Result<(), String> {
+        let command = Command::of_root(OPEN_USR_LOCAL, &[], &Settings::default());
+        let why = match machine.guest.capture(&command).await {
+            Ok((_, Ok(()))) => return Ok(()),
+            Err(CommandError::Cancelled) => return Err(CANCELLED.to_owned()),
+            Ok((_, Err(why))) | Err(why) => why,
+        };
+        let text = format!("cannot make all of /usr/local writable for all users: {why}");
+        self.log.push(LogLevel::Warn, At::Finalize, &text);
+        Ok(())
     }
 
     /// Lets a clone do a first work, and records the pages that it writes. Without that, sandboxes are slower at first,

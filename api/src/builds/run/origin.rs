@@ -38,7 +38,13 @@ impl Build<'_> {
             From::Template(reference) => self.of_template(reference).await,
         };
         self.check_cancel(At::Base)?;
-        origin.map_err(failed(At::Base))
+        let mut origin = origin.map_err(failed(At::Base))?;
+        let free = self.order.min_free_disk.0;
+        if free > 0 {
+            // A disk cannot shrink: a build that asks for less does not continue from it.
+            origin.key = Key::of(&["room", &origin.key.to_string(), &free.to_string()]);
+        }
+        Ok(origin)
     }
 
     async fn of_image(&self, reference: &str) -> Result<Origin, String> {

@@ -18,6 +18,8 @@ pub struct NewBuild {
     /// In MiB.
     #[serde(rename = "memoryMB")]
     pub memory_mb: Option<i64>,
+    /// Disk space in MiB that sandboxes have at least.
+    pub min_free_disk_mb: Option<i64>,
 }
 
 /// Answer of `POST /v3/templates`.
