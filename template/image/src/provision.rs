@@ -19,7 +19,7 @@ use crate::{
 use accounts::Accounts;
 
 /// Part of every image's key. Raise it when provisioning gives another image.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Limit for the size of an account file, in bytes. The guest's agent reads no larger ones.
 const MAX_ACCOUNTS: u64 = 1 << 20;
@@ -130,7 +130,7 @@ const PLACES: [&str; 6] = [
 const BUSYBOX: &str = "/usr/lib/cube/busybox";
 /// Programs that commands and steps of builds expect, of those that Debian's static busybox has. Each of them that an
 /// image lacks becomes a link to busybox.
-pub const PROGRAMS: [&str; 70] = [
+pub const PROGRAMS: [&str; 71] = [
     "[",
     "basename",
     "cat",
@@ -199,6 +199,7 @@ pub const PROGRAMS: [&str; 70] = [
     "wc",
     "wget",
     "which",
+    "whoami",
     "xargs",
     "yes",
 ];
