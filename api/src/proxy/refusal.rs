@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use model::SandboxId;
 use serde::Serialize;
 
-use super::target::TargetError;
+use super::{target::TargetError, upstream::INTERPRETER_PORT};
 
 /// Delay in seconds that clients are asked to wait before a retry.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
@@ -39,7 +39,7 @@ pub enum Refusal {
     #[error("The sandbox was not found")]
     NotFound { id: SandboxId },
     /// No program listens on the port.
-    #[error("The sandbox is running but port is not open")]
+    #[error("The sandbox is running but port is not open{}", hint(*port))]
     PortClosed { id: SandboxId, port: u16 },
     /// A paused sandbox could not be resumed.
     #[error("{message}")]
@@ -72,6 +72,17 @@ pub enum Refusal {
     /// This process has handed its sandboxes over, and the server that took over does not answer.
     #[error("the server is being restarted: try again")]
     NoSuccessor,
+}
+
+/// The cure for the port that clients do not name themselves: that of `run_code`.
+fn hint(port: u16) -> &'static str {
+    match port {
+        INTERPRETER_PORT => {
+            ": it has no code interpreter, or that has ended; run_code needs a sandbox of the template code-interpreter-v1, \
+             or of one that was built from it"
+        }
+        _ => "",
+    }
 }
 
 /// The format of a refusal.
@@ -245,6 +256,11 @@ mod tests {
         assert_eq!(
             json(&Refusal::PortClosed { id: id(), port: 80 }),
             r#"{"sandboxId":"iabcdefghij012345678","message":"The sandbox is running but port is not open","port":80,"code":502}"#
+        );
+        let port = INTERPRETER_PORT;
+        assert!(
+            json(&Refusal::PortClosed { id: id(), port })
+                .contains("port is not open: it has no code interpreter")
         );
         assert_eq!(
             json(&TargetError::Host.into()),

@@ -9,6 +9,11 @@ use crate::{
 
 /// The program of the Java host, relative to the directory of hosts. It is compiled only on machines with a JDK.
 const JAVA_PROGRAM: &str = "java/host.jar";
+/// The script that compiles it.
+const JAVA_BUILD: &str = "java/build.sh";
+
+/// The template that has R and Java.
+const COMPLETE: &str = "a sandbox of the template code-interpreter-v1, as `cargo xtask template code-interpreter` builds it now";
 
 /// A language of cells.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +74,25 @@ impl Language {
             "java" if hosts.join(JAVA_PROGRAM).is_file() => Some(Self::Java),
             other => kernel::find(other).map(Self::Kernel),
         }
+    }
+
+    /// How a client gets a language whose host is missing or does not start.
+    pub(crate) fn cure(name: &str, hosts: &Path) -> String {
+        let build = hosts.join(JAVA_BUILD);
+        let install = match name.trim().to_ascii_lowercase().as_str() {
+            "r" | "ir" => "apt-get install -y r-cran-irkernel".to_owned(),
+            "java" if build.is_file() => {
+                let build = build.display();
+                format!("apt-get install -y default-jdk-headless && sh {build}")
+            }
+            "java" => return format!("use {COMPLETE}"),
+            _ => {
+                return "use python, javascript, typescript, bash, r or java, or install a Jupyter kernel \
+                    for it, see docs/interpreter.md"
+                    .to_owned();
+            }
+        };
+        format!("use {COMPLETE}; or run as root: {install}")
     }
 
     /// The name in answers.
@@ -170,6 +194,23 @@ mod tests {
         for language in everywhere {
             assert_eq!(parse(language.name()), Some(language));
         }
+    }
+
+    #[test]
+    fn a_missing_language_has_a_cure() {
+        let hosts = tempfile::tempdir().unwrap();
+        let cure = |name: &str| Language::cure(name, hosts.path());
+        for name in [" R ", "ir"] {
+            assert!(cure(name).ends_with("run as root: apt-get install -y r-cran-irkernel"));
+        }
+        assert_eq!(cure("java"), format!("use {COMPLETE}"));
+        assert!(cure("cobol").contains("install a Jupyter kernel"));
+        // The JDK alone does not suffice, and the script cannot be named where it is missing.
+        let build = hosts.path().join(JAVA_BUILD);
+        std::fs::create_dir(build.parent().unwrap()).unwrap();
+        std::fs::write(&build, "").unwrap();
+        let run = format!("default-jdk-headless && sh {}", build.display());
+        assert!(cure("java").ends_with(&run), "{}", cure("java"));
     }
 
     #[test]

@@ -213,11 +213,39 @@ fn health_and_errors_follow_the_api() {
     assert_eq!((status, body.as_str()), (404, "Context abc not found"));
     let (status, body) = client.ask("POST", "/execute", r#"{"code":"1","language":"cobol"}"#);
     assert_eq!(status, 500);
-    assert!(body.contains("cobol"));
+    assert!(body.contains("'cobol' is not installed"), "{body}");
     assert_eq!(client.ask("DELETE", "/contexts/abc", "").0, 404);
     assert_eq!(client.ask("POST", "/contexts/abc/restart", "").0, 404);
     let missing = r#"{"language":"bash","cwd":"/does/not/exist"}"#;
     assert_eq!(client.ask("POST", "/contexts", missing).0, 500);
+}
+
+#[test]
+fn a_language_that_is_missing_or_does_not_start_has_a_cure() {
+    let hosts = tempfile::tempdir().unwrap();
+    let java = hosts.path().join("java");
+    std::fs::create_dir(&java).unwrap();
+    let server = Server::start_in(hosts.path(), &[]);
+    let mut client = server.client();
+    let cell = r#"{"code":"1","language":"java"}"#;
+    let (status, body) = client.ask("POST", "/execute", cell);
+    assert_eq!(status, 500, "{body}");
+    let missing = "the language 'java' is not installed in this sandbox: use a sandbox of the template code-interpreter-v1";
+    assert!(body.contains(missing), "{body}");
+    assert_eq!(
+        client.ask("POST", "/contexts", r#"{"language":"java"}"#),
+        (500, body)
+    );
+    // Once its files are there, no restart is needed. Here the host ends at once, as it does without a JDK.
+    std::fs::write(java.join("host.jar"), "").unwrap();
+    std::fs::write(java.join("build.sh"), "").unwrap();
+    let events = client.run(&serde_json::from_str(cell).unwrap());
+    let error = of_type(&events, "error")[0]["value"].as_str().unwrap();
+    assert!(error.contains("the host of java does not start"), "{error}");
+    assert!(
+        error.contains("apt-get install -y default-jdk-headless && sh "),
+        "{error}"
+    );
 }
 
 #[test]

@@ -101,7 +101,12 @@ impl Interpreter {
             return;
         };
         let language = context.language.name();
-        let text = format!("Failed to create context: the host of {language} does not start");
+        let mut text = format!("Failed to create context: the host of {language} does not start");
+        // The packages of others are part of every template with this server.
+        if matches!(context.language, Language::Java | Language::Kernel(_)) {
+            let cure = Language::cure(language, &self.config.hosts);
+            text.push_str(&format!(", some of its programs may be missing: {cure}"));
+        }
         let jobs = std::mem::take(&mut context.queue);
         let waiting = std::mem::take(&mut context.waiting);
         for job in jobs {

@@ -87,7 +87,7 @@ impl Interpreter {
             },
             (None, language) => match self.language(&language.unwrap_or_default()) {
                 Some(language) => self.default_context(language),
-                None => return unknown_language(conn, request.language.as_deref()),
+                None => return self.refuse_language(conn, request.language.as_deref()),
             },
         };
         let job = context::Job {
@@ -130,6 +130,15 @@ impl Interpreter {
         Language::parse(name, &self.config.hosts)
     }
 
+    fn refuse_language(&self, conn: &mut Conn, language: Option<&str>) {
+        let name = language.unwrap_or_default();
+        let cure = Language::cure(name, &self.config.hosts);
+        let text = format!(
+            "Failed to create context: the language '{name}' is not installed in this sandbox: {cure}"
+        );
+        conn.error(500, &text);
+    }
+
     fn create(&mut self, key: Key, conn: &mut Conn, body: &[u8]) {
         let request = match body {
             [] => Ok(CreateContextRequest::default()),
@@ -141,7 +150,7 @@ impl Interpreter {
         };
         let named = request.language.clone().unwrap_or_default();
         let Some(language) = self.language(&named) else {
-            return unknown_language(conn, Some(&named));
+            return self.refuse_language(conn, Some(&named));
         };
         let cwd = request.cwd.filter(|cwd| !cwd.is_empty());
         let cwd = cwd.unwrap_or_else(|| HOME.to_owned());
@@ -172,12 +181,6 @@ impl Interpreter {
 
 fn not_found(conn: &mut Conn, id: &str) {
     conn.error(404, &format!("Context {id} not found"));
-}
-
-fn unknown_language(conn: &mut Conn, language: Option<&str>) {
-    let name = language.unwrap_or_default();
-    let text = format!("Failed to create context: the language '{name}' is not installed");
-    conn.error(500, &text);
 }
 
 fn info(context: &Context) -> ContextInfo<'_> {
