@@ -302,6 +302,21 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
             u64::from(stats.templates_loaded),
         ),
         (
+            "pool_memory_diffs",
+            "Templates whose memory is stored as a diff",
+            u64::from(stats.memory_diffs),
+        ),
+        (
+            "pool_memory_diff_bytes",
+            "Disk space of the diffs",
+            stats.memory_diff_bytes,
+        ),
+        (
+            "pool_memory_diff_memory_bytes",
+            "Memory that is stored as diffs",
+            stats.memory_diff_memory_bytes,
+        ),
+        (
             "pool_expected_bytes",
             "Expected memory of one more sandbox",
             stats.expected_bytes,

@@ -13,6 +13,7 @@ mod adoptions;
 mod catalog;
 mod copies;
 mod demand;
+mod diffs;
 mod entry;
 mod jobs;
 mod making;
@@ -54,6 +55,7 @@ use crate::{
     vmms::Vmms,
 };
 use adoptions::Adoptions;
+use diffs::Storing;
 use jobs::Jobs;
 use memory::MemoryLedger;
 use queue::Queue;
@@ -83,6 +85,8 @@ pub(crate) struct Driver {
     removal: Option<JoinHandle<()>>,
     /// The rebuild under way.
     rebuilding: Option<Running>,
+    /// The template whose memory is being stored as a diff.
+    storing: Option<Storing>,
     slots: Slots,
     adoptions: Adoptions,
     /// Requests that waited for a change and must be decided again.
@@ -169,6 +173,7 @@ impl Driver {
             keeps_unused: setup.keeps_unused,
             removal: None,
             rebuilding: None,
+            storing: None,
             slots: Slots::new(setup.entries),
             adoptions,
             ready: VecDeque::new(),
@@ -216,6 +221,7 @@ impl Driver {
             }
         }
         self.end_rebuild().await;
+        self.end_storing().await;
         if let Some(removal) = self.removal.take() {
             // It reports its errors. The next server may need what this one removes.
             let _ = removal.await;
@@ -284,6 +290,7 @@ impl Driver {
             self.jobs.remove_former_servers();
         }
         self.rebuild();
+        self.store_diffs();
     }
 
     /// Moves all deadlines, and records those of running sandboxes.

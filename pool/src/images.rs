@@ -150,7 +150,8 @@ impl Images {
             .collect()
     }
 
-    fn has(&self, dir: &Path) -> bool {
+    /// Whether `dir` is one of the directories of images.
+    pub(crate) fn has(&self, dir: &Path) -> bool {
         dir.parent() == Some(self.0.as_path())
     }
 

@@ -33,6 +33,7 @@ mod host;
 mod images;
 mod lifetime;
 mod manifest;
+mod memory_diff;
 mod message;
 mod network;
 mod policy;

@@ -24,6 +24,8 @@ pub(crate) struct Manifest {
     pub(crate) root: PathBuf,
     pub(crate) root_sum: Length,
     pub(crate) layer_sum: Length,
+    #[serde(default)]
+    pub(crate) memory_sum: Sum,
     /// The base, if the snapshot is a diff.
     #[serde(default)]
     pub(crate) base: Option<Base>,
@@ -39,6 +41,12 @@ pub(crate) struct Base {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct Length {
     pub(crate) bytes: u64,
+}
+
+/// The sum of a sparse file: SHA-256 over each block of 64 KiB that is not zero, preceded by its number as LE u64.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct Sum {
+    pub(crate) sha256: String,
 }
 
 /// The field that is decoded first.

@@ -17,6 +17,7 @@ use crate::{
     templates::{Origin, TakenNames},
     work::{
         WorkError,
+        diff::Stored,
         lease::Served,
         rebuild::Outcome,
         save::{ForkSnapshot, PauseOutcome, SnapshotFailed},
@@ -192,6 +193,8 @@ pub(crate) enum Report {
         CopySize,
         Result<Arc<LoadedTemplate>, String>,
     ),
+    /// The memory of the template with this id is stored as a diff, or stays whole.
+    Stored(String, std::io::Result<Option<Stored>>),
     /// The adoption of a sandbox ended, with its VMM's private memory in bytes if that could be read, or with the reason
     /// why the sandbox must end.
     /// The adoption of a running sandbox waits for its VMM, and changes nothing any more.

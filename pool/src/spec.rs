@@ -287,6 +287,11 @@ pub struct PoolStats {
     /// Gauges: all templates, and those whose memory is loaded.
     pub templates: u32,
     pub templates_loaded: u32,
+    /// Gauges: the templates whose memory is stored as a diff, the space of the diffs in bytes, and the memory that they
+    /// stand for.
+    pub memory_diffs: u32,
+    pub memory_diff_bytes: u64,
+    pub memory_diff_memory_bytes: u64,
     /// The templates that were used since the pool was opened, or have warm slots or loaded memory; by name, or by id if
     /// they have no name.
     pub stocks: BTreeMap<String, StockStats>,

@@ -39,11 +39,14 @@ use crate::{
     TemplateDefaults, TemplateInfo, TemplateKind,
     durable::{allocated, private_dir, read_bounded},
     error::PoolError,
+    host,
     images::Images,
     manifest::Manifest,
+    memory_diff,
     record::BootFiles,
     store::{Checked, Store},
     vmms::{VmmId, Vmms},
+    work::diff::{self, Stored},
 };
 use maker::maker;
 use names::{check_name, id_of_bytes, id_of_name, plain};
@@ -66,6 +69,18 @@ pub(crate) enum Memory {
     Unloadable,
 }
 
+/// How the memory of a template is stored on the disk.
+#[derive(Debug)]
+pub(crate) enum Storage {
+    /// Whole, and so it stays: the template is a diff or a disk, the pool did not make its files, or a diff of the memory
+    /// would not be smaller.
+    Whole,
+    /// Whole since this time (CLOCK_MONOTONIC), and not compared with a base yet.
+    New { since_ns: u64 },
+    /// As a diff. The memory file is made when a VM needs it.
+    Diff(Stored),
+}
+
 #[derive(Debug)]
 pub(crate) struct Template {
     pub(crate) info: TemplateInfo,
@@ -84,6 +99,7 @@ pub(crate) struct Template {
     /// instead.
     pub(crate) warm_up: Arc<[WarmUpRequest]>,
     pub(crate) memory: Memory,
+    pub(crate) storage: Storage,
     /// Space that the memory takes when it is loaded, in bytes.
     pub(crate) loaded_bytes: u64,
     /// The copy that was loaded last. VMs may still use it after the template was unloaded.
@@ -292,6 +308,9 @@ impl Templates {
     /// Reads the files of the template with this record. The caller sets its VMM.
     fn read_files(&self, id: &str, kept: &Kept, store: &Store) -> Result<Template, String> {
         let image = self.dir.join(id).join(IMAGE);
+        let is_own = kept.elsewhere.is_none() && kept.kind != TemplateKind::Disk;
+        let stored = is_own.then(|| diff::find(&image, self.images().dir()));
+        let stored = stored.transpose()?.flatten();
         let mut template = match (kept.kind, kept.machine, &kept.boot) {
             (TemplateKind::Disk, Some(size), Some(boot)) => disk::read(&image, id, size, boot)?,
             (TemplateKind::Disk, ..) => return Err("its record is not complete".to_owned()),
@@ -307,6 +326,13 @@ impl Templates {
         template.defaults = kept.defaults.clone();
         if template.boot.is_none() {
             template.boot = kept.boot.clone().filter(BootFiles::exist);
+        }
+        if let Some(stored) = stored {
+            template.loaded_bytes = stored.header.loaded_bytes;
+            template.storage = Storage::Diff(stored);
+        } else if is_own && template.base.is_none() {
+            let since_ns = host::monotonic_ns();
+            template.storage = Storage::New { since_ns };
         }
         Ok(template)
     }
@@ -528,6 +554,7 @@ impl Template {
             vmm: VmmId::default(),
             warm_up: Arc::default(),
             memory: Memory::OnDisk,
+            storage: Storage::Whole,
             loaded_bytes: 0,
             copy: Weak::new(),
             supply: Supply::default(),
@@ -550,6 +577,17 @@ impl Template {
 }
 
 impl Template {
+    /// The files and directories that must stay as long as the template.
+    pub(crate) fn needs(&self) -> Vec<PathBuf> {
+        let mut needs = vec![self.dir.clone(), self.root.clone()];
+        needs.extend(self.base.clone());
+        needs.extend(self.boot.iter().flat_map(BootFiles::paths));
+        if let Storage::Diff(stored) = &self.storage {
+            needs.extend(stored.base.clone());
+        }
+        needs
+    }
+
     /// The directory with the recipe, if the template has one.
     pub(crate) fn recipe_dir(&self) -> PathBuf {
         let installed = self.rebuild.as_ref().map(|rebuild| &rebuild.installed);
@@ -603,10 +641,17 @@ impl Template {
     }
 }
 
-/// Space of a template's files on the host's disk, without that of its root image.
-fn bytes_of(dir: &Path) -> model::Bytes {
+/// Space of a template's files on the host's disk, without that of its root image, and without a memory file that was made
+/// from a diff.
+pub(crate) fn bytes_of(dir: &Path) -> model::Bytes {
+    let is_diff = dir.join(memory_diff::NAME).is_file();
+    let memory = if is_diff {
+        memory_diff::NAME
+    } else {
+        template_file::MEMORY
+    };
     let files = [
-        template_file::MEMORY,
+        memory,
         template_file::STATE,
         template_file::LAYER,
         template_file::EXTENTS,

@@ -3,6 +3,7 @@
 
 pub(crate) mod adopt;
 pub(crate) mod copy;
+pub(crate) mod diff;
 pub(crate) mod disk;
 pub(crate) mod lease;
 mod read_ahead;

@@ -144,8 +144,12 @@ impl Driver {
         let memory = template.map(|t| std::mem::replace(&mut t.memory, Memory::OnDisk));
         let record = self.templates.forget(&id);
         self.images_may_be_unused = true;
+        let storing = self.take_storing(&id);
         self.jobs.change_templates(move || {
             drop(memory);
+            if let Some(storing) = storing {
+                storing.end();
+            }
             let removed = record.map_or(Ok(()), |record| record.remove());
             let failed = |e| PoolError::of_disk("remove a template", &e);
             let _ = answer.send(removed.map_err(failed));

@@ -268,6 +268,7 @@ impl Driver {
         stats.warm_bytes = self.held().bytes;
         stats.warm_limit = self.stock.budget.slots;
         stats.warm_bytes_limit = self.stock.present.bytes;
+        self.add_diff_stats(stats);
         for template in self.templates.iter() {
             let (info, supply) = (&template.info, &template.supply);
             let stock = StockStats {

@@ -1,8 +1,8 @@
 //! Starts the jobs, on threads and tasks. Each job reports its end to the driver.
 
-use std::{fmt, fs, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
+use std::{fmt, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
-use model::{SandboxId, template_file};
+use model::SandboxId;
 use tokio::{sync::mpsc, task::spawn_blocking};
 use vmm_control::template::LoadedTemplate;
 
@@ -21,6 +21,7 @@ use crate::{
         self,
         adopt::{AdoptPausedPlan, AdoptPlan},
         copy::CopyPlan,
+        diff::{Restorer, memory_length},
         disk::DiskPlan,
         lease::{LeasePlan, Lines, serve},
         save::{PausePlan, SnapshotPlan},
@@ -138,6 +139,14 @@ impl Jobs {
         });
     }
 
+    /// Makes memory files of templates that are stored as diffs.
+    pub(super) fn restorer(&self) -> Restorer {
+        Restorer {
+            images: self.config.state.join(crate::IMAGES),
+            reserve: self.config.disk_reserve.0,
+        }
+    }
+
     /// Copies a template's memory into huge pages, of which it takes so many bytes. The pages are charged to the server's control group, so its limit, if
     /// there is one, grows by the length of each copy that is being made or in use.
     ///
@@ -145,8 +154,7 @@ impl Jobs {
     /// Returns an error if the size cannot be read or the limit cannot be set. Nothing is loaded then. A failure to
     /// load is reported by [`Report::Loaded`].
     pub(super) fn load(&mut self, template: String, dir: PathBuf, taken: u64) -> io::Result<()> {
-        let length = fs::metadata(dir.join(template_file::MEMORY))?.len();
-        let length = length.next_multiple_of(HUGE_PAGE);
+        let length = memory_length(&dir)?.next_multiple_of(HUGE_PAGE);
         let size = CopySize { length, taken };
         if let Some(memory) = self.config.server_memory {
             let copies = self.copies.length().saturating_add(length);
@@ -154,9 +162,13 @@ impl Jobs {
             self.groups.limit_server(limit)?;
         }
         self.copies.begun(size);
+        let restorer = self.restorer();
         self.run(move || {
-            let loaded = LoadedTemplate::load(&dir);
-            let loaded = loaded.map(Arc::new).map_err(|e| model::chain(&e));
+            let restored = restorer.restore(&dir).map_err(|e| e.to_string());
+            let loaded = restored.and_then(|()| {
+                let loaded = LoadedTemplate::load(&dir);
+                loaded.map(Arc::new).map_err(|e| model::chain(&e))
+            });
             Report::Loaded(template, dir, size, loaded)
         });
         Ok(())

@@ -77,7 +77,7 @@ impl Driver {
             .saturating_add(self.config.limits.memory_overhead.0);
         let taken = room.reserve.saturating_add(room.promised);
         let is_short = room.available.saturating_sub(taken) < bytes
-            || self.disks.room_to_rebuild(&self.slots) < bytes;
+            || self.disks.room_in_background(&self.slots) < bytes;
         if is_short {
             return;
         }

@@ -52,6 +52,7 @@ impl Driver {
             Report::Rebuilt(id, result) => self.rebuilt(&id, result),
             Report::Swept => self.adoptions.swept(),
             Report::ServersLeft(left) => self.former_servers = left,
+            Report::Stored(template, stored) => self.stored(&template, stored),
             Report::Loaded(template, dir, size, loaded) => {
                 self.jobs.copies.ended(size, loaded.as_ref().ok());
                 self.loaded(&template, &dir, loaded);

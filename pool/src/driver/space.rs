@@ -82,8 +82,8 @@ impl Disks {
         self.space(&self.state, promised.sum::<u64>() + self.copies)
     }
 
-    /// Bytes that a rebuilt template may take.
-    pub(super) fn room_to_rebuild(&self, slots: &Slots) -> u64 {
+    /// Bytes that work in the background may write.
+    pub(super) fn room_in_background(&self, slots: &Slots) -> u64 {
         self.snapshots(slots).free()
     }
 

@@ -289,7 +289,10 @@ impl Driver {
                 }
             }
         };
-        let plan = self.start_plan(id, dir, record, source, Purpose::GoOn, NewIdentity::Keep)?;
+        let mut plan =
+            self.start_plan(id, dir, record, source, Purpose::GoOn, NewIdentity::Keep)?;
+        // As for layers, a resume is not refused for lack of space.
+        plan.restorer.reserve = 0;
         Ok(StartPlan { timeline, ..plan })
     }
 
@@ -325,6 +328,7 @@ impl Driver {
             timeout: self.config.start_timeout,
             timeline: Timeline::default(),
             read_ahead: ReadAhead::Nothing,
+            restorer: self.jobs.restorer(),
         })
     }
 

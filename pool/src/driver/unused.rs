@@ -22,14 +22,12 @@ impl Driver {
     /// closes: the next server decides with its own VMM and templates. Does nothing at all if this server could not read
     /// all records.
     pub(super) fn remove_unused(&mut self) {
-        let is_at_rest = |slot: &Slot| slot.stage == Stage::Warm || slot.is_settled();
         let is_removing = self.removal.as_ref().is_some_and(|r| !r.is_finished());
         if self.keeps_unused
             || is_removing
             || self.stopping.closing.is_some()
             || self.publishing > 0
-            || !self.queue.is_empty()
-            || !self.slots.values().all(|e| is_at_rest(&e.slot))
+            || !self.is_at_rest()
         {
             return;
         }
@@ -39,8 +37,9 @@ impl Driver {
             let templates = self.templates.iter().map(|t| t.vmm.clone());
             unused = self.vmms.take_unused(&records.chain(templates).collect());
         }
-        // A rebuilt template is in no template's record until its rebuild has been reported.
-        if self.images_may_be_unused && self.rebuilding.is_none() {
+        // A rebuilt template, or the base of a diff, is in no template's record until the job's report.
+        let is_awaited = self.rebuilding.is_some() || self.storing.is_some();
+        if self.images_may_be_unused && !is_awaited {
             self.images_may_be_unused = false;
             unused.extend(self.unused_images());
         }
@@ -66,6 +65,12 @@ impl Driver {
         }));
     }
 
+    /// Whether no start waits or is under way.
+    pub(super) fn is_at_rest(&self) -> bool {
+        let is_at_rest = |slot: &Slot| slot.stage == Stage::Warm || slot.is_settled();
+        self.queue.is_empty() && self.slots.values().all(|e| is_at_rest(&e.slot))
+    }
+
     /// The directories of images that no sandbox and no template uses. None, as long as there is a pause of a former
     /// release, which names the place where its template was installed.
     fn unused_images(&self) -> Vec<PathBuf> {
@@ -87,9 +92,7 @@ impl Driver {
             used.extend(entry.record.boot.iter().flat_map(BootFiles::paths));
         }
         for template in self.templates.iter() {
-            used.extend([template.dir.clone(), template.root.clone()]);
-            used.extend(template.base.clone());
-            used.extend(template.boot.iter().flat_map(BootFiles::paths));
+            used.extend(template.needs());
         }
         images.unused(&used)
     }

@@ -229,3 +229,45 @@ fn a_name_moves_and_malformed_names_are_refused() {
     );
     assert!(templates.check_names(&["a".into(), "a:b".into()]).is_ok());
 }
+
+#[test]
+fn a_template_stored_as_a_diff_needs_its_base_and_is_not_used_without_it() {
+    let root = tempfile::tempdir().unwrap();
+    let (installed, state) = (root.path().join("i"), root.path().join("s"));
+    fs::create_dir_all(&installed).unwrap();
+    let mut templates = opened(&state, &installed);
+    let mut vmms = vmms(&state);
+    let (id, dir) = templates.draft().unwrap();
+    let files = dir.join(IMAGE);
+    image(&files, None);
+    let source = SandboxId::from_random([7; 19]);
+    let origin = saved(source, vmms.current().clone());
+    keep(&mut templates, &mut vmms, &id, vec![], origin, 1);
+    let new = &templates.get(&id).unwrap().storage;
+    assert!(matches!(new, Storage::New { .. }));
+
+    let base = templates.images().dir().join("05".repeat(32));
+    fs::create_dir(&base).unwrap();
+    let header = memory_diff::Header {
+        length: 1 << 20,
+        loaded_bytes: 4 << 20,
+        base: Some([5; 32]),
+    };
+    let mut diff = Vec::new();
+    header.write(&mut diff).unwrap();
+    fs::write(files.join(memory_diff::NAME), diff).unwrap();
+    fs::write(files.join(template_file::MEMORY), "made from the diff").unwrap();
+    let without = opened(&state, &installed);
+    assert!(without.get(&id).is_none() && without.is_partial());
+    assert!(
+        files.join(template_file::MEMORY).exists(),
+        "nothing is removed"
+    );
+
+    fs::write(base.join(template_file::MEMORY), "").unwrap();
+    let templates = opened(&state, &installed);
+    let template = templates.get(&id).unwrap();
+    assert_eq!(template.loaded_bytes, 4 << 20);
+    assert!(template.needs().contains(&base) && !templates.is_partial());
+    assert!(!files.join(template_file::MEMORY).exists());
+}

@@ -18,8 +18,8 @@ use netisolation::{Isolation, Tap};
 use vmm_control::{ControlClient, VmUser, template::LoadedTemplate};
 
 use super::{
-    NewIdentity, WorkError, connect, connect_agent, init_request, read_ahead, save::ForkSnapshot,
-    wall_clock::may_be_late,
+    NewIdentity, WorkError, connect, connect_agent, diff::Restorer, init_request, read_ahead,
+    save::ForkSnapshot, wall_clock::may_be_late,
 };
 use crate::{
     cgroup::Groups,
@@ -109,6 +109,7 @@ pub(crate) struct StartPlan {
     pub(crate) timeout: Duration,
     pub(crate) timeline: Timeline,
     pub(crate) read_ahead: ReadAhead,
+    pub(crate) restorer: Restorer,
 }
 
 /// Whether the memory of a snapshot is read ahead.
@@ -146,6 +147,8 @@ impl StartPlan {
     /// Returns any [`WorkError`]. The VMM process was then killed and its TAP released or discarded; the slot's
     /// directory and control group remain.
     pub(crate) fn run(mut self) -> Result<Started, WorkError> {
+        self.restore_memory()
+            .map_err(|e| WorkError::Io("make the memory of the template", e))?;
         if let (ReadAhead::Memory, Source::Snapshot(image)) = (self.read_ahead, &self.source) {
             let base = image.base.clone().filter(|_| image.loaded_base.is_none());
             read_ahead::begin(
@@ -188,6 +191,18 @@ impl StartPlan {
                 let _ = vm.end(END);
                 Err(e)
             }
+        }
+    }
+
+    /// Makes the memory files that the VM maps, if templates are stored as diffs.
+    fn restore_memory(&self) -> io::Result<()> {
+        let (Source::Snapshot(image) | Source::Fork(_, image)) = &self.source else {
+            return Ok(());
+        };
+        self.restorer.restore(&image.dir)?;
+        match &image.base {
+            Some(base) if image.loaded_base.is_none() => self.restorer.restore(base),
+            _ => Ok(()),
         }
     }
 

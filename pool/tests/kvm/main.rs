@@ -4,6 +4,7 @@
 mod support;
 
 mod demand;
+mod diffs;
 mod disk;
 mod faults;
 mod lifecycle;
@@ -64,6 +65,10 @@ fn main() {
             kvm_refused_creates_are_no_demand,
             kvm_configured_marks_hold_within_the_budget,
             kvm_templates_have_a_quota_and_none_is_removed_for_another,
+        },
+        diffs::{
+            kvm_a_template_stored_as_a_diff_serves_sandboxes_and_survives_a_restart,
+            kvm_the_base_of_a_diff_stays_as_long_as_the_diff,
         },
         limits::{
             kvm_what_does_not_fit_is_refused,

@@ -18,11 +18,11 @@ use super::{
 };
 
 /// The root image of the prepared guests.
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     variable("CUBE_ARTIFACTS").join("guest/base.erofs")
 }
 
-fn disk() -> DiskSpec {
+pub(crate) fn disk() -> DiskSpec {
     DiskSpec {
         root: root(),
         layer: None,
@@ -38,7 +38,7 @@ fn from(template: &str) -> CreateSpec {
     }
 }
 
-async fn create(pool: &Pool, template: &str) -> Sandbox {
+pub(crate) async fn create(pool: &Pool, template: &str) -> Sandbox {
     pool.create(from(template)).await.expect("a sandbox")
 }
 
@@ -395,7 +395,7 @@ pub(crate) fn kvm_a_built_template_has_the_memory_that_its_disk_was_booted_with_
 }
 
 /// Publishes a template whose process counts in a file in memory. Returns its id.
-async fn publish(pool: &Pool, base: &str, text: &str, names: &[&str]) -> String {
+pub(crate) async fn publish(pool: &Pool, base: &str, text: &str, names: &[&str]) -> String {
     let build = create(pool, base).await;
     let count = "n=0; while true; do n=$((n+1)); echo $n > /dev/shm/count; sleep 0.1; done";
     sh(&build, &format!("echo {text} | tee /dev/shm/of > /root/of")).await;
@@ -419,7 +419,7 @@ async fn publish(pool: &Pool, base: &str, text: &str, names: &[&str]) -> String 
 }
 
 /// Checks that the process counts on, and that the sandbox has the template's defaults.
-async fn runs_on(sandbox: &Sandbox, text: &str) {
+pub(crate) async fn runs_on(sandbox: &Sandbox, text: &str) {
     assert_eq!(
         sh(sandbox, "cat /dev/shm/of /root/of").await,
         format!("{text}\n{text}")

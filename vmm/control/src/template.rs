@@ -128,7 +128,10 @@ pub fn loaded_size(dir: &Path) -> io::Result<u64> {
 }
 
 /// The first data at or after `at` and before `len`, as its begin and its end. `None`: there is none.
-fn next_data(file: &File, at: u64, len: u64) -> io::Result<Option<(u64, u64)>> {
+///
+/// # Errors
+/// Returns the errors of lseek(2).
+pub fn next_data(file: &File, at: u64, len: u64) -> io::Result<Option<(u64, u64)>> {
     if at >= len {
         return Ok(None);
     }
