@@ -1,0 +1,148 @@
+//! Making a memory file from its diff.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufReader, Seek, SeekFrom},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use model::template_file::MEMORY;
+use sha2::{Digest, Sha256};
+
+use super::{BLOCK, DRAFTS, base_is_missing, create, cure, part, sum_of_memory};
+use crate::{
+    durable::remove_file,
+    error::is_full,
+    host,
+    memory_diff::{self, CHUNK, Header, is_zero},
+};
+
+/// Makes the memory files of templates that are stored as diffs.
+#[derive(Clone, Debug)]
+pub(crate) struct Restorer {
+    /// The directory of images, which has the bases.
+    pub(crate) images: PathBuf,
+    /// Bytes of the disk that stay free.
+    pub(crate) reserve: u64,
+}
+
+impl Restorer {
+    /// Makes the memory file of the template in `dir`, if it is stored as a diff and has none. Of several callers one makes
+    /// it, and the others wait.
+    ///
+    /// # Errors
+    /// Returns an error if there is no room, a file cannot be read or written, or the memory does not have the sum in the
+    /// manifest. There is no memory file then.
+    pub(crate) fn restore(&self, dir: &Path) -> io::Result<()> {
+        let path = dir.join(memory_diff::NAME);
+        let mut diff = match File::open(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            opened => opened?,
+        };
+        let memory = dir.join(MEMORY);
+        if memory.exists() {
+            return Ok(());
+        }
+        diff.lock()?;
+        if memory.exists() {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let draft = dir.join(DRAFTS[1]);
+        let made = self.make(dir, &mut diff, &draft).map_err(|e| {
+            let _ = remove_file(&draft);
+            if is_full(&e) {
+                e
+            } else {
+                io::Error::new(e.kind(), cure(&path, &e))
+            }
+        });
+        made.and_then(|()| fs::rename(&draft, &memory))?;
+        tracing::info!(
+            dir = %dir.display(),
+            took_ms = begun.elapsed().as_millis(),
+            "made a template's memory from its diff"
+        );
+        Ok(())
+    }
+
+    fn make(&self, dir: &Path, diff: &mut File, draft: &Path) -> io::Result<()> {
+        diff.seek(SeekFrom::Start(0))?;
+        let header = Header::read(diff)?;
+        let need = header.loaded_bytes.saturating_add(self.reserve);
+        let free = host::disk_free(dir).unwrap_or(u64::MAX);
+        if free < need {
+            return Err(io::Error::new(
+                io::ErrorKind::StorageFull,
+                format!("its memory needs {need} bytes, the reserve included, and {free} are free"),
+            ));
+        }
+        let base = header
+            .base
+            .map(|base| self.images.join(host::hex(&base)).join(MEMORY));
+        let base = base.map(|path| {
+            File::open(&path).map_err(|e| {
+                let base = path.parent().unwrap_or(&path);
+                io::Error::new(e.kind(), format!("{e}; {}", base_is_missing(base)))
+            })
+        });
+        let to = create(draft)?;
+        to.set_len(header.length)?;
+        let sum = unpack_all(diff, &header, base.transpose()?.as_ref(), |at, memory| {
+            write_blocks(&to, at, memory)
+        })?;
+        if sum == sum_of_memory(dir)? {
+            Ok(())
+        } else {
+            Err(io::Error::other(
+                "the memory made from it does not have the sum in the manifest, so it or its base is damaged",
+            ))
+        }
+    }
+}
+
+/// Writes the blocks that are not zero; the others stay holes.
+pub(super) fn write_blocks(to: &File, at: u64, memory: &[u8]) -> io::Result<()> {
+    let blocks = memory.chunks(BLOCK).zip((at..).step_by(BLOCK));
+    let mut data = blocks.filter(|(block, _)| !is_zero(block));
+    data.try_for_each(|(block, at)| to.write_all_at(block, at))
+}
+
+/// Makes the memory from the chunks of a diff, which is open after its header. Calls `act` with the offset and the bytes of
+/// each, and returns the sum that a manifest has for this memory: SHA-256 over each block of 64 KiB that is not zero,
+/// preceded by its number.
+pub(super) fn unpack_all(
+    diff: &File,
+    header: &Header,
+    base: Option<&File>,
+    mut act: impl FnMut(u64, &[u8]) -> io::Result<()>,
+) -> io::Result<String> {
+    let chunk = CHUNK as u64;
+    let mut from = BufReader::new(diff);
+    let mut buffer = vec![0; CHUNK];
+    let mut sum = Sha256::new();
+    let mut next = 0;
+    while let Some((number, content)) = memory_diff::read_chunk(&mut from)? {
+        let begin = u64::from(number) * chunk;
+        if begin < next || begin >= header.length {
+            return Err(io::Error::other("its chunks are not in order"));
+        }
+        next = begin + chunk;
+        let memory = part(&mut buffer, header.length - begin);
+        memory.fill(0);
+        memory_diff::unpack(&content, memory, |page, to| match base {
+            Some(base) => base.read_exact_at(to, u64::from(page) * memory_diff::PAGE as u64),
+            None => Err(io::Error::other("it has pages of a base, and names none")),
+        })?;
+        for (block, number) in memory.chunks(BLOCK).zip(begin / BLOCK as u64..) {
+            if !is_zero(block) {
+                sum.update(number.to_le_bytes());
+                sum.update(block);
+            }
+        }
+        act(begin, memory)?;
+    }
+    Ok(host::hex(&sum.finalize()))
+}

@@ -1,0 +1,171 @@
+use std::thread;
+
+use model::MANIFEST_NAME;
+use sha2::{Digest, Sha256};
+
+use super::{restore::write_blocks, *};
+use crate::{error::is_full, memory_diff::is_zero, templates::tests::image};
+
+/// Memory of a bit more than two chunks, with a hole, pages of its own, and pages that the base has elsewhere.
+fn memory(seed: u8, shift: usize) -> Vec<u8> {
+    let mut bytes = vec![0; 2 * CHUNK + 3 * memory_diff::PAGE];
+    let last = bytes.len() / memory_diff::PAGE - 1;
+    for page in (0..700).chain([last - shift]) {
+        let at = (page + shift) * memory_diff::PAGE;
+        bytes[at..at + 8].copy_from_slice(&(page as u64 + 1).to_le_bytes());
+    }
+    bytes[CHUNK + 9] = seed;
+    bytes
+}
+
+/// A template with this memory, in a directory of its manifest's sum.
+fn template(images: &Path, name: &str, memory: &[u8]) -> PathBuf {
+    let dir = images.join(name);
+    image(&dir, None);
+    let mut hash = Sha256::new();
+    for (number, block) in memory.chunks(BLOCK).enumerate() {
+        if !is_zero(block) {
+            hash.update((number as u64).to_le_bytes());
+            hash.update(block);
+        }
+    }
+    let path = dir.join(MANIFEST_NAME);
+    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    json["memory_sum"]["sha256"] = host::hex(&hash.finalize()).into();
+    fs::write(&path, json.to_string()).unwrap();
+    let file = File::create(dir.join(MEMORY)).unwrap();
+    file.set_len(memory.len() as u64).unwrap();
+    write_blocks(&file, 0, memory).unwrap();
+    let place = images.join(sum_of_manifest(&dir).unwrap());
+    fs::rename(dir, &place).unwrap();
+    place
+}
+
+fn plan(dir: &Path, base: Option<&Path>) -> DiffPlan {
+    DiffPlan {
+        id: "one".to_owned(),
+        dir: dir.to_owned(),
+        base: base.map(Path::to_owned),
+        stop: Arc::default(),
+    }
+}
+
+fn restorer(images: &Path) -> Restorer {
+    Restorer {
+        images: images.to_owned(),
+        reserve: 0,
+    }
+}
+
+fn remove_memory(dir: &Path) {
+    assert!(set_memory_aside(dir).unwrap());
+    remove_aside(dir).unwrap();
+    assert!(!set_memory_aside(dir).unwrap());
+}
+
+#[test]
+fn memory_comes_back_from_its_diff_and_only_with_its_base() {
+    let root = tempfile::tempdir().unwrap();
+    let images = root.path();
+    let base = template(images, "base", &memory(1, 0));
+    let whole = memory(2, 5);
+    let dir = template(images, "one", &whole);
+    let stored = plan(&dir, Some(&base)).run().unwrap().unwrap();
+    assert_eq!(find(&dir, images).unwrap().as_ref(), Some(&stored));
+    assert!(!dir.join(MEMORY).exists(), "it can be made again");
+    assert_eq!(memory_length(&dir).unwrap(), whole.len() as u64);
+    assert_eq!(stored.base.as_ref(), Some(&base));
+    assert!(stored.bytes < 64 << 10, "{stored:?}");
+
+    let restorer = restorer(images);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| restorer.restore(&dir).unwrap());
+        }
+    });
+    assert!(fs::read(dir.join(MEMORY)).unwrap() == whole);
+    let taken = allocated(&dir.join(MEMORY));
+    assert!(taken < whole.len() as u64, "holes stay: {taken}");
+    assert!(!dir.join(DRAFTS[1]).exists());
+    remove_memory(&dir);
+
+    // Without room nothing is written, and the diff is not blamed.
+    let full = Restorer {
+        reserve: u64::MAX,
+        ..restorer.clone()
+    };
+    let why = full.restore(&dir).unwrap_err();
+    assert!(
+        is_full(&why) && !why.to_string().contains("backup"),
+        "{why}"
+    );
+
+    // Another base of the same length.
+    let aside = images.join("aside");
+    fs::rename(base.join(MEMORY), &aside).unwrap();
+    fs::write(base.join(MEMORY), vec![7; whole.len()]).unwrap();
+    let why = restorer.restore(&dir).unwrap_err().to_string();
+    assert!(
+        why.contains("sum in the manifest") && why.contains("build it again"),
+        "{why}"
+    );
+    fs::remove_file(base.join(MEMORY)).unwrap();
+    for why in [
+        restorer.restore(&dir).unwrap_err().to_string(),
+        find(&dir, images).unwrap_err(),
+    ] {
+        let base = base.to_str().unwrap();
+        assert!(why.contains(base) && why.contains("from a backup"), "{why}");
+    }
+    assert!(!dir.join(MEMORY).exists() && !dir.join(DRAFTS[1]).exists());
+    fs::rename(aside, base.join(MEMORY)).unwrap();
+    restorer.restore(&dir).unwrap();
+
+    // A diff that is cut off between two chunks.
+    remove_memory(&dir);
+    let path = dir.join(memory_diff::NAME);
+    let diff = fs::read(&path).unwrap();
+    fs::write(&path, &diff[..96]).unwrap();
+    let why = restorer.restore(&dir).unwrap_err().to_string();
+    assert!(why.contains("sum in the manifest"), "{why}");
+    fs::write(&path, &diff[..95]).unwrap();
+    assert!(find(&dir, images).unwrap_err().contains("build it again"));
+    fs::write(&path, &diff).unwrap();
+    restorer.restore(&dir).unwrap();
+}
+
+#[test]
+fn a_diff_that_is_not_smaller_or_not_right_is_not_kept() {
+    let root = tempfile::tempdir().unwrap();
+    let images = root.path();
+    let mut noise = vec![0; CHUNK];
+    File::open("/dev/urandom")
+        .and_then(|mut file| io::Read::read_exact(&mut file, &mut noise))
+        .unwrap();
+    let dir = template(images, "noise", &noise);
+    let is_whole = |dir: &Path| dir.join(MEMORY).exists() && !dir.join(memory_diff::NAME).exists();
+    assert_eq!(plan(&dir, None).run().unwrap(), None);
+    assert!(is_whole(&dir) && find(&dir, images).unwrap().is_none());
+    assert!(is_whole(&dir), "{:?}", fs::read_dir(&dir));
+    // The same noise in the base, so the diff is small.
+    let same = template(images, "same", &[noise.clone(), noise.clone()].concat());
+    assert!(plan(&same, Some(&dir)).run().unwrap().is_some());
+
+    let other = template(images, "other", &memory(2, 5));
+    let stopped = DiffPlan {
+        stop: Arc::new(AtomicBool::new(true)),
+        ..plan(&other, Some(&dir))
+    };
+    assert!(stopped.run().unwrap_err().to_string().contains("stops"));
+    // The file does not have the manifest's sum any more.
+    let memory = File::options()
+        .write(true)
+        .open(other.join(MEMORY))
+        .unwrap();
+    memory.write_all_at(b"changed", 0).unwrap();
+    let why = plan(&other, Some(&dir)).run().unwrap_err().to_string();
+    assert!(why.contains("sum in the template's manifest"), "{why}");
+    assert!(is_whole(&other) && !other.join(DRAFTS[0]).exists());
+    restorer(images).restore(&other).unwrap();
+    assert!(is_whole(&other));
+}
