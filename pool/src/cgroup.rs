@@ -489,18 +489,27 @@ fn disk_of(dir: &Path) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use model::Bytes;
 
     use super::*;
 
-    pub(super) fn groups(version: Version) -> Groups {
+    pub(in crate::cgroup) fn groups(version: Version) -> Groups {
+        let hierarchies = vec![Hierarchy {
+            version,
+            group: "/none".into(),
+            controllers: CONTROLLERS.to_vec(),
+        }];
         Groups {
-            hierarchies: vec![Hierarchy {
-                version,
-                group: "/none".into(),
-                controllers: CONTROLLERS.to_vec(),
-            }],
+            hierarchies,
+            ..no_groups()
+        }
+    }
+
+    /// Those of a host without cgroups.
+    pub(crate) fn no_groups() -> Groups {
+        Groups {
+            hierarchies: Vec::new(),
             limits: SandboxLimits {
                 memory_overhead: Bytes::mib(64),
                 cpu_weight: 50,

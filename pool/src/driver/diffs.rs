@@ -38,6 +38,16 @@ impl Storing {
         // A panic was printed.
         let _ = self.thread.join();
     }
+
+    /// A job that writes nothing.
+    #[cfg(test)]
+    pub(super) fn idle(template: &str) -> Self {
+        Self {
+            template: template.to_owned(),
+            stop: Arc::default(),
+            thread: thread::spawn(|| ()),
+        }
+    }
 }
 
 impl Driver {

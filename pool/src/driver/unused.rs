@@ -124,3 +124,6 @@ impl Driver {
         uses
     }
 }
+
+#[cfg(test)]
+mod tests;

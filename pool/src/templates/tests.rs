@@ -20,7 +20,7 @@ pub(crate) fn image(at: &Path, base: Option<&Path>) {
 }
 
 /// The origin of a snapshot of this sandbox.
-fn saved(source: SandboxId, vmm: VmmId) -> Origin {
+pub(crate) fn saved(source: SandboxId, vmm: VmmId) -> Origin {
     let saved = Saved {
         source,
         vmm,
@@ -31,13 +31,13 @@ fn saved(source: SandboxId, vmm: VmmId) -> Origin {
 }
 
 /// The VMM of the tests, which made every template.
-fn vmms(state: &Path) -> Vmms {
+pub(crate) fn vmms(state: &Path) -> Vmms {
     let program = state.with_extension("vmm");
     fs::write(&program, "a VMM").unwrap();
     Vmms::open(state.with_extension("vmms"), &program).unwrap()
 }
 
-fn opened(state: &Path, installed: &Path) -> Templates {
+pub(crate) fn opened(state: &Path, installed: &Path) -> Templates {
     fs::create_dir_all(state).unwrap();
     let images = Images::open(&state.with_extension("images")).unwrap();
     let store = Store::new(images, [state, installed]).unwrap();
@@ -130,7 +130,7 @@ fn installed_and_added_templates_are_found_by_every_name() {
 }
 
 /// Adds a template and writes its records, as the pool does.
-fn keep(
+pub(crate) fn keep(
     templates: &mut Templates,
     vmms: &mut Vmms,
     id: &str,
