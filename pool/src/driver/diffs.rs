@@ -52,9 +52,13 @@ impl Storing {
 
 impl Driver {
     /// Removes memory files that no VM needs, and begins to store the memory of the next template. Does nothing while a start
-    /// waits or is under way: it may need the files.
+    /// waits or is under way, or a template is made from another one: it may need the files.
     pub(super) fn store_diffs(&mut self) {
-        if self.stopping.closing.is_some() || !self.adoptions.is_swept() || !self.is_at_rest() {
+        if self.publishing > 0
+            || self.stopping.closing.is_some()
+            || !self.adoptions.is_swept()
+            || !self.is_at_rest()
+        {
             return;
         }
         let now_ns = host::monotonic_ns();

@@ -134,6 +134,7 @@ impl Driver {
             home,
             from,
             origin,
+            restorer: self.jobs.restorer(),
         })
     }
 

@@ -6,8 +6,9 @@ use model::{MANIFEST_NAME, template_file};
 
 use crate::{
     PoolError,
-    durable::{private_dir, sync_dir},
+    durable::{private_dir, sync_dir, sync_files},
     templates::{IMAGE, Origin},
+    work::diff::Restorer,
 };
 
 /// The files that every built template has, and the one that it may have. Other files in its directory are drafts.
@@ -28,19 +29,22 @@ pub(crate) struct CopyPlan {
     /// The directory of the files.
     pub(crate) from: PathBuf,
     pub(crate) origin: Origin,
+    /// Makes the memory file if the other template is stored as a diff.
+    pub(crate) restorer: Restorer,
 }
 
 impl CopyPlan {
-    /// Links the files, so that the names survive a crash of the host. Links suffice, because the files never change.
+    /// Links the files and syncs them, so that the names survive a crash of the host. Links suffice, because the files never change.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be linked. The template's directory remains, without a record.
+    /// Returns an error if a file cannot be linked, or the memory cannot be made. The template's directory remains, without a record.
     pub(crate) fn run(&self) -> Result<(), PoolError> {
         self.link()
             .map_err(|e| PoolError::of_disk("copy a template", &e))
     }
 
     fn link(&self) -> io::Result<()> {
+        self.restorer.restore(&self.from)?;
         let image = self.home.join(IMAGE);
         private_dir(&image)?;
         let link = |name: &str| fs::hard_link(self.from.join(name), image.join(name));
@@ -52,7 +56,8 @@ impl CopyPlan {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(named(OPTIONAL, e)),
             _ => {}
         }
-        sync_dir(&image)?;
+        // A memory file that was made from a diff is not synced yet.
+        sync_files(&image)?;
         sync_dir(&self.home)
     }
 }
@@ -79,6 +84,10 @@ mod tests {
             home: home.clone(),
             from: from.clone(),
             origin: Origin::Saved(TemplateKind::Built, saved.clone()),
+            restorer: Restorer {
+                images: dir.path().to_owned(),
+                reserve: 0,
+            },
         };
         for dir in [&from, &home, &other] {
             fs::create_dir(dir).unwrap();

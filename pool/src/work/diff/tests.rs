@@ -4,7 +4,14 @@ use model::MANIFEST_NAME;
 use sha2::{Digest, Sha256};
 
 use super::{restore::write_blocks, *};
-use crate::{error::is_full, memory_diff::is_zero, templates::tests::image};
+use crate::{
+    TemplateDefaults, TemplateKind,
+    error::is_full,
+    memory_diff::is_zero,
+    templates::{IMAGE, Origin, Saved, tests::image},
+    vmms::VmmId,
+    work::copy::CopyPlan,
+};
 
 /// Memory of a bit more than two chunks, with a hole, pages of its own, and pages that the base has elsewhere.
 fn memory(seed: u8, shift: usize) -> Vec<u8> {
@@ -168,4 +175,33 @@ fn a_diff_that_is_not_smaller_or_not_right_is_not_kept() {
     assert!(is_whole(&other) && !other.join(DRAFTS[0]).exists());
     restorer(images).restore(&other).unwrap();
     assert!(is_whole(&other));
+}
+
+#[test]
+fn a_copy_of_a_template_that_is_stored_as_a_diff_has_the_memory() {
+    let root = tempfile::tempdir().unwrap();
+    let images = root.path();
+    let whole = memory(2, 5);
+    let dir = template(images, "one", &whole);
+    plan(&dir, None).run().unwrap().unwrap();
+    remove_memory(&dir);
+    let home = images.join("copy");
+    fs::create_dir(&home).unwrap();
+    let saved = Saved {
+        source: model::SandboxId::from_random([7; 19]),
+        vmm: VmmId::default(),
+        boot: None,
+        defaults: TemplateDefaults::default(),
+    };
+    let copy = CopyPlan {
+        id: "copy".to_owned(),
+        home: home.clone(),
+        from: dir,
+        origin: Origin::Saved(TemplateKind::Built, saved),
+        restorer: restorer(images),
+    };
+    copy.run().unwrap();
+    let image = home.join(IMAGE);
+    assert!(fs::read(image.join(MEMORY)).unwrap() == whole);
+    assert!(!image.join(memory_diff::NAME).exists());
 }
