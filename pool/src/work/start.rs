@@ -15,7 +15,7 @@ use model::{
     Timeline, VmSpec, WarmUpRequest, WorkingSetPrefault,
 };
 use netisolation::{Isolation, Tap};
-use vmm_control::{ControlClient, VmUser, template::LoadedTemplate};
+use vmm_control::{ControlClient, VmUser, files::Lineage, template::LoadedTemplate};
 
 use super::{
     NewIdentity, WorkError, connect, connect_agent, diff::Restorer, init_request, read_ahead,
@@ -256,6 +256,20 @@ impl StartPlan {
         }
     }
 
+    /// The lineage for the record. The files of a pause and of forks are removed as soon as their VMs run, so they cannot
+    /// be the base of a later snapshot.
+    fn lineage(&self, control: &ControlClient) -> Option<Lineage> {
+        let mut lineage = control.lineage().cloned()?;
+        let own = match (&self.source, &self.purpose) {
+            (Source::Fork(_, image), _) | (Source::Snapshot(image), Purpose::GoOn) => Some(image),
+            _ => None,
+        };
+        if own.is_some_and(|image| image.base.is_none()) {
+            lineage.home = None;
+        }
+        Some(lineage)
+    }
+
     fn bring_up(&mut self, vm: &Vm, tap: Option<Tap>) -> Result<Up, WorkError> {
         let stream = vmm_control::connect(&self.dir.control(), Some(self.timeout))
             .map_err(|e| WorkError::Io("connect to the VMM", e))?;
@@ -263,7 +277,7 @@ impl StartPlan {
         let mut control = ControlClient::new(stream.try_clone().map_err(copy)?, Some(self.timeout))
             .map_err(copy)?;
         self.build(&mut control, tap)?;
-        self.record.lineage = control.lineage().cloned();
+        self.record.lineage = self.lineage(&control);
         let asked = Instant::now();
         let mut client = connect_agent(&self.dir.vsock(), self.timeout)?;
         // Greeting and first answer share one timeout, so that an agent cannot hold a start place for twice as long.

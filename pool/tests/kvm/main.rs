@@ -47,8 +47,9 @@ fn main() {
             kvm_a_killed_server_is_followed_by_another,
             kvm_a_pause_keeps_memory,
             kvm_a_pause_without_memory_keeps_the_disk,
-            kvm_a_pause_without_memory_keeps_a_consistent_disk,
+            kvm_a_disk_without_memory_is_consistent,
             kvm_forks_continue_from_their_source,
+            kvm_files_that_are_removed_soon_are_no_base,
             kvm_a_snapshot_is_a_template,
         },
         templates::{

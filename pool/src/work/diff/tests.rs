@@ -185,6 +185,9 @@ fn a_copy_of_a_template_that_is_stored_as_a_diff_has_the_memory() {
     let dir = template(images, "one", &whole);
     plan(&dir, None).run().unwrap().unwrap();
     remove_memory(&dir);
+    for name in ["state", "layer"] {
+        fs::write(dir.join(name), name).unwrap();
+    }
     let home = images.join("copy");
     fs::create_dir(&home).unwrap();
     let saved = Saved {
