@@ -81,10 +81,14 @@ fn write(control: &mut ControlClient, content: &Content, to: &Path) -> Result<()
     match content {
         Content::Diff => control.snapshot_diff(to).map_err(failed),
         Content::Whole(guest) => {
-            if until_quiet(control, guest.pid).map_err(failed)?.is_none() {
+            let quiet = until_quiet(control, guest.pid).map_err(failed)?;
+            if quiet.is_none() {
                 tracing::warn!(to = %to.display(), "the guest is not quiet: clones of the template may start slower");
             }
-            control.snapshot(to).map_err(failed)
+            let begun = Instant::now();
+            control.snapshot(to).map_err(failed)?;
+            tracing::debug!(?quiet, written = ?begun.elapsed(), to = %to.display(), "snapshot for a template");
+            Ok(())
         }
         Content::Disk(_) => {
             private_dir(to).map_err(|e| WorkError::Io("make a directory", e))?;
