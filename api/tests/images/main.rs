@@ -12,6 +12,7 @@ mod guests;
 #[path = "../server/http.rs"]
 mod http;
 mod limits;
+mod many;
 #[expect(dead_code, reason = "the tests of the server need more of it")]
 #[path = "../server/process.rs"]
 mod process;
@@ -50,6 +51,11 @@ fn main() {
         served::{
             kvm_a_template_is_built_from_an_image_by_a_client,
             kvm_credentials_of_the_operator_open_a_registry_to_builds_without_their_own,
+        },
+        many::{
+            kvm_hundreds_of_templates_are_listed_completely,
+            kvm_templates_of_distinct_roots_are_listed_started_and_limited,
+            soak_three_hundred_templates_of_distinct_roots,
         },
         restarts::{
             kvm_a_killed_server_leaves_nothing_of_an_image,

@@ -9,18 +9,21 @@ use crate::{
     world::{World, images, registries, run, serve, state, until},
 };
 
+/// Text of 16 KiB, which differs for each `seed`.
+pub(crate) fn noise(seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let words = (0..2048).flat_map(|_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    });
+    words.collect()
+}
+
 /// An image of 8 MiB on disk, which differs for each `seed`. Its layer is small.
 fn large(seed: u64) -> Image {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let noise: Vec<u8> = (0..2048)
-        .flat_map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state.to_le_bytes()
-        })
-        .collect();
-    image(&[pack(&[file("noise", noise.repeat(512))])])
+    image(&[pack(&[file("noise", noise(seed).repeat(512))])])
 }
 
 /// Disk space of all files below the store, and of those that the pool has links of.

@@ -33,7 +33,7 @@ fn build_to_its_end(server: &Server, name: &str, from: &str, command: &str) -> V
 }
 
 /// Requests and starts a build, and returns its last status.
-fn requested(server: &Server, request: &Value, start: &Value) -> Value {
+pub(crate) fn requested(server: &Server, request: &Value, start: &Value) -> Value {
     let requested = server.post("/v3/templates", request).expect(202).json();
     let text = |key: &str| requested[key].as_str().unwrap().to_owned();
     let path = format!(

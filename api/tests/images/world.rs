@@ -15,7 +15,8 @@ use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
 use model::Bytes;
 use oci_image::registry::{Credentials, Registries};
 use pool::{
-    CreateSpec, Init, Lifetime, MissingLimits, OnClose, Pool, PoolConfig, SandboxLimits, WarmMarks,
+    CreateSpec, Init, Lifetime, MissingLimits, OnClose, Pool, PoolConfig, Sandbox, SandboxLimits,
+    WarmMarks,
 };
 use tempfile::TempDir;
 
@@ -45,12 +46,12 @@ pub(crate) fn variable(name: &str) -> PathBuf {
     std::env::var_os(name).unwrap_or_default().into()
 }
 
-pub(crate) fn run(test: impl Future<Output = ()>) {
+pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build();
-    runtime.unwrap().block_on(test);
+    runtime.unwrap().block_on(test)
 }
 
 /// A state directory. The path is short because unix socket addresses are limited to 108 bytes.
@@ -91,8 +92,12 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) async fn open(state: &Path, spec: ImagesSpec) -> Self {
-        let (pool, _, _) = Pool::open(config(state)).await.unwrap();
-        let store = state.join("builds/images");
+        Self::of_pool(config(state), spec).await
+    }
+
+    pub(crate) async fn of_pool(config: PoolConfig, spec: ImagesSpec) -> Self {
+        let store = config.state.join("builds/images");
+        let (pool, _, _) = Pool::open(config).await.unwrap();
         let reserve = Bytes::mib(64);
         let bases = Bases::open(pool.clone(), store.clone(), reserve, spec).await;
         Self { pool, bases, store }
@@ -125,6 +130,13 @@ impl World {
 
     /// Runs a script as root in a guest of a template.
     pub(crate) async fn sh(&self, template: &str, script: &str) -> String {
+        let sandbox = self.create(template).await;
+        let output = sh(&sandbox, script).await;
+        self.pool.kill(&sandbox.id).await.unwrap();
+        output
+    }
+
+    pub(crate) async fn create(&self, template: &str) -> Sandbox {
         let spec = CreateSpec {
             template: template.to_owned(),
             init: Init::default(),
@@ -133,21 +145,7 @@ impl World {
             policy: netisolation::Policy::default(),
             priority: pool::Priority::default(),
         };
-        let sandbox = self.pool.create(spec).await.unwrap();
-        let (vsock, script) = (sandbox.vsock.clone(), script.to_owned());
-        let output = tokio::task::spawn_blocking(move || {
-            let mut agent = EnvdClient::connect(&vsock, ENVD_PORT, PATIENCE).unwrap();
-            let mut request = ExecRequest::new("/bin/bash", &["-c", &script]);
-            request.user = Some("root".into());
-            agent.exec(&request, PATIENCE).unwrap()
-        });
-        let output = output.await.unwrap();
-        self.pool.kill(&sandbox.id).await.unwrap();
-        assert_eq!(output.exit_code, 0, "{output:?}");
-        String::from_utf8(output.stdout)
-            .unwrap()
-            .trim_end()
-            .to_owned()
+        self.pool.create(spec).await.unwrap()
     }
 
     /// Numbers of unfinished files, of blobs and of root images in the store. A directory that the store, which is opened
@@ -158,6 +156,21 @@ impl World {
             files.map_or(0, Iterator::count)
         })
     }
+}
+
+/// Runs a script as root in a guest.
+pub(crate) async fn sh(sandbox: &Sandbox, script: &str) -> String {
+    let (vsock, script) = (sandbox.vsock.clone(), script.to_owned());
+    let output = tokio::task::spawn_blocking(move || {
+        let mut agent = EnvdClient::connect(&vsock, ENVD_PORT, PATIENCE).unwrap();
+        let mut request = ExecRequest::new("/bin/bash", &["-c", &script]);
+        request.user = Some("root".into());
+        agent.exec(&request, PATIENCE).unwrap()
+    });
+    let output = output.await.unwrap();
+    assert_eq!(output.exit_code, 0, "{output:?}");
+    let output = String::from_utf8(output.stdout).unwrap();
+    output.trim_end().to_owned()
 }
 
 /// An answer, and the log of the build. The build holds its base as long as this value exists.

@@ -11,7 +11,6 @@ mod days;
 mod http;
 mod keys;
 mod lives;
-mod many;
 mod memory;
 mod names;
 mod network;
@@ -69,9 +68,6 @@ fn main() {
         redo::{
             kvm_a_template_is_built_again_from_the_order_that_the_server_keeps,
             kvm_a_redo_says_what_it_lacks,
-        },
-        many::{
-            kvm_hundreds_of_templates_are_listed_completely,
         },
         keys::{
             kvm_keys_open_what_their_scopes_say,

@@ -19,7 +19,7 @@ use std::{
 };
 
 use model::MANIFEST_NAME;
-use template::{Builder, Input, Limits, Quiet, RECIPE_NAME, Recipe, files_of, sparse_sum};
+use template::{Builder, Input, Limits, Quiet, RECIPE_NAME, Recipe, files_of, sparse_sum_unless};
 
 use crate::{
     cgroup::{Groups, REBUILD},
@@ -114,7 +114,7 @@ impl RebuildPlan {
             if link.is_some_and(|link| is_same_file(&link, &input.path)) {
                 continue;
             }
-            if sparse_sum(&input.path)? != input.sparse_sha256 {
+            if sparse_sum_unless(&input.path, &self.stop)? != input.sparse_sha256 {
                 tracing::info!(template = self.id, file = %input.path.display(), "a template's file has changed");
                 return Ok(true);
             }
@@ -176,7 +176,7 @@ impl RebuildPlan {
         ];
         for (input, to) in linked {
             link(&input.path, &to)?;
-            input.sparse_sha256 = sparse_sum(&to)?;
+            input.sparse_sha256 = sparse_sum_unless(&to, &self.stop)?;
         }
         present.layer = Input::of(&recipe.layer.path)?;
         Ok(present)

@@ -22,4 +22,4 @@ pub use build::{Builder, Limits, Report, files_of};
 pub use error::{BuildError, Cause, Step};
 pub use quiet::{Quiet, until_quiet};
 pub use recipe::{Input, RECIPE_NAME, Recipe, Work};
-pub use sum::{file_sum, sparse_sum};
+pub use sum::{file_sum, sparse_sum, sparse_sum_unless};

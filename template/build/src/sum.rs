@@ -5,6 +5,7 @@ use std::{
     io::{self, Read},
     os::unix::fs::FileExt,
     path::Path,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use nix::{
@@ -47,10 +48,18 @@ fn sum(path: &Path) -> io::Result<String> {
 /// # Errors
 /// Returns an error if the file cannot be read.
 pub fn sparse_sum(path: &Path) -> io::Result<String> {
-    sum_of_data(path).map_err(|e| cannot_read(path, &e))
+    sparse_sum_unless(path, &AtomicBool::new(false))
 }
 
-fn sum_of_data(path: &Path) -> io::Result<String> {
+/// As [`sparse_sum`], until `stop` is set: a root image may take many seconds.
+///
+/// # Errors
+/// Returns an error if the file cannot be read, and [`io::ErrorKind::Interrupted`] once `stop` is set.
+pub fn sparse_sum_unless(path: &Path, stop: &AtomicBool) -> io::Result<String> {
+    sum_of_data(path, stop).map_err(|e| cannot_read(path, &e))
+}
+
+fn sum_of_data(path: &Path, stop: &AtomicBool) -> io::Result<String> {
     let file = File::open(path)?;
     let length = file.metadata()?.len();
     let mut hash = Sha256::new();
@@ -58,6 +67,9 @@ fn sum_of_data(path: &Path) -> io::Result<String> {
     let mut block = vec![0; BLOCK];
     let mut at = 0;
     while let Some(data) = next_data(&file, at)? {
+        if stop.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
         at = data - data % BLOCK as u64;
         let n = file.read_at(&mut block, at)?;
         if block[..n].iter().any(|byte| *byte != 0) {
@@ -97,6 +109,8 @@ mod tests {
         assert_eq!(sum(), empty);
         file.as_file().write_at(b"x", 5 << 20).unwrap();
         let one = sum();
+        let stopped = sparse_sum_unless(file.path(), &AtomicBool::new(true)).unwrap_err();
+        assert_eq!(stopped.kind(), io::ErrorKind::Interrupted);
         file.as_file().set_len(1 << 31).unwrap();
         let longer = sum();
         assert!(empty != one && one != longer);

@@ -43,16 +43,19 @@ impl Server {
     /// A server with the blobs of an image at `v2/r/`, tag `latest`.
     pub(crate) fn of(image: &Image) -> Self {
         let server = Self::default();
+        server.add("r", image);
+        server
+    }
+
+    /// Adds the blobs of an image at `v2/NAME/`, tag `latest`.
+    pub(crate) fn add(&self, name: &str, image: &Image) {
         for blob in image.blobs() {
-            let path = format!("/v2/r/blobs/{}", Digest::of(blob));
-            server.set(&path, answer(200, &[], blob));
+            let path = format!("/v2/{name}/blobs/{}", Digest::of(blob));
+            self.set(&path, answer(200, &[], blob));
         }
         let kind = [("Content-Type", MANIFEST)];
-        server.set(
-            "/v2/r/manifests/latest",
-            answer(200, &kind, &image.manifest),
-        );
-        server
+        let path = format!("/v2/{name}/manifests/latest");
+        self.set(&path, answer(200, &kind, &image.manifest));
     }
 
     pub(crate) fn set(&self, path: &str, reply: Reply) {
