@@ -145,8 +145,14 @@ impl Bases {
             turns: Semaphore::new(CONVERSIONS),
             installing: tokio::sync::Mutex::default(),
         }));
+        // Before any build can add one.
+        let all = bases.0.pool.templates().await.into_iter();
+        let has_lost = (bases.0.index).forget_lost(&all.map(|template| template.id).collect());
         let opened = bases.clone();
         tokio::spawn(async move {
+            if has_lost {
+                opened.write().await;
+            }
             let outdated = opened.0.index.retire(&opened.guest().await);
             opened.remove(outdated).await;
             if let Err(why) = opened.parts().await {

@@ -25,7 +25,7 @@ use std::{
 
 use model::clock::unix_ms;
 use pool::{
-    Pool, PoolError, TemplateKind,
+    Pool, PoolError, TemplateInfo, TemplateKind,
     durable::{Durability, read_bounded, replace},
 };
 use tokio::runtime::Handle;
@@ -75,7 +75,8 @@ pub(super) struct Found {
 }
 
 impl Layers {
-    /// Reads the index in `dir`, and removes disks that former builds have left in the pool and that no entry names.
+    /// Reads the index in `dir`, forgets the disks that the pool does not have, and removes disks that former builds have
+    /// left in the pool and that no entry names.
     /// `quota`: space of all disks in bytes. `others`: disks of the pool that are not of builds.
     pub(super) async fn open(
         pool: Pool,
@@ -102,14 +103,19 @@ impl Layers {
             state,
             writing: Mutex::default(),
         }));
-        let orphans = this.orphans(others).await;
-        this.remove(orphans);
+        let all = this.0.pool.templates().await;
+        let ids = all.iter().map(|template| template.id.clone()).collect();
+        let has_lost = this.state().forget_lost(&ids);
+        this.remove(this.orphans(all, others));
+        if has_lost {
+            this.write().await;
+        }
         this
     }
 
     /// The disks of former builds that no entry needs.
-    async fn orphans(&self, others: &BTreeSet<String>) -> BTreeSet<String> {
-        let all = self.0.pool.templates().await.into_iter();
+    fn orphans(&self, all: Vec<TemplateInfo>, others: &BTreeSet<String>) -> BTreeSet<String> {
+        let all = all.into_iter();
         let disks = all.filter(|t| t.kind == TemplateKind::Disk && !others.contains(&t.id));
         let state = self.state();
         let unneeded = disks.filter(|disk| !state.needs(&disk.id));

@@ -13,6 +13,7 @@ mod guests;
 mod http;
 mod limits;
 mod many;
+mod power;
 #[expect(dead_code, reason = "the tests of the server need more of it")]
 #[path = "../server/process.rs"]
 mod process;
@@ -30,6 +31,9 @@ use test_cases::cases;
 fn main() {
     if let Some(state) = std::env::var_os(restarts::KILLED) {
         return restarts::be_killed(state.as_ref());
+    }
+    if let Some(state) = std::env::var_os(power::RECORDED) {
+        return power::be_recorded(state.as_ref());
     }
     let cases = cases! {
         guests::{
@@ -56,6 +60,9 @@ fn main() {
             kvm_hundreds_of_templates_are_listed_completely,
             kvm_templates_of_distinct_roots_are_listed_started_and_limited,
             soak_three_hundred_templates_of_distinct_roots,
+        },
+        power::{
+            kvm_a_power_loss_leaves_the_builds_that_were_answered,
         },
         restarts::{
             kvm_a_killed_server_leaves_nothing_of_an_image,

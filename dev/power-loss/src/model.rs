@@ -100,6 +100,12 @@ impl Tree {
             .collect()
     }
 
+    /// All directories.
+    pub fn dirs(&self) -> impl Iterator<Item = &Path> {
+        let dirs = self.0.iter().filter(|(_, contents)| contents.is_none());
+        dirs.map(|(path, _)| path.as_path())
+    }
+
     /// The contents of a file; `None` if there is no such file.
     #[must_use]
     pub fn file(&self, path: &Path) -> Option<&[u8]> {

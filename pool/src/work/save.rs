@@ -178,7 +178,7 @@ impl SnapshotPlan {
     }
 }
 
-/// Writes to `to` which pages a running VM has written since it was restored.
+/// Writes to `to`, a file of a template, which pages a running VM has written since it was restored.
 pub(crate) fn record_working_set(
     open: Option<UnixStream>,
     dir: &SlotDir,
@@ -186,7 +186,11 @@ pub(crate) fn record_working_set(
 ) -> Result<(), WorkError> {
     control(open, dir, None)?
         .record_working_set(to)
-        .map_err(|e| WorkError::Control("record the working set", e))
+        .map_err(|e| WorkError::Control("record the working set", e))?;
+    let synced = fs::File::open(to).and_then(|file| file.sync_all());
+    synced
+        .and_then(|()| sync_dir(to.parent().unwrap_or(to)))
+        .map_err(|e| WorkError::Io("sync the working set", e))
 }
 
 /// Syncs the files of a snapshot, and its name.

@@ -129,6 +129,14 @@ impl Index {
         }
     }
 
+    /// Forgets the templates that the pool does not have: a crash came between their removal and the next write of the
+    /// index. Returns whether there were any.
+    pub(super) fn forget_lost(&self, present: &BTreeSet<String>) -> bool {
+        let mut entries = self.entries();
+        let lost = entries.extract_if(.., |_, entry| !present.contains(&entry.template));
+        lost.count() > 0
+    }
+
     /// Forgets the least recently used templates that no build holds, until the others take at most `limit` bytes.
     /// Returns those that are to be removed, with those that could not be removed before.
     pub(super) fn trim(&self, limit: u64) -> Vec<String> {
@@ -263,7 +271,11 @@ mod tests {
         assert!(again.has("a"));
         // No build of the former server holds it.
         assert_eq!(again.retire("guest"), Vec::<String>::new());
+        assert!(!again.forget_lost(&again.templates()));
         assert_eq!(again.retire("other"), ["1"]);
+        index.add("b", disk("2"), &build, 1);
+        assert!(index.forget_lost(&BTreeSet::from(["2".to_owned()])));
+        assert!(!index.has("a") && index.has("b"));
         assert!(again.trim(0).is_empty());
     }
 

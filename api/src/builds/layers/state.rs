@@ -190,6 +190,14 @@ impl State {
         }
     }
 
+    /// Forgets the disks of all entries that the pool does not have: a crash came between their removal and the next write
+    /// of the index. Returns whether there were any.
+    pub(super) fn forget_lost(&mut self, present: &BTreeSet<String>) -> bool {
+        let entries = self.index.steps.values_mut();
+        let lost = entries.filter(|entry| entry.has_disk && !present.contains(&entry.disk));
+        lost.map(|entry| entry.has_disk = false).count() > 0
+    }
+
     /// Adds an entry. Beyond the limits, the least recently used entries lose their disks, or go. Returns the disks that
     /// are not needed any more.
     pub(super) fn keep(&mut self, key: Key, entry: StepEntry) -> BTreeSet<String> {

@@ -109,6 +109,16 @@ fn a_disk_that_could_not_be_removed_is_tried_again_with_the_next_step() {
 }
 
 #[test]
+fn disks_that_the_pool_has_lost_are_forgotten() {
+    let mut state = State::new(Index::default(), 100);
+    state.keep(key("1"), entry("a", 10, 1));
+    state.keep(key("2"), entry("b", 10, 2));
+    assert!(state.forget_lost(&set(&["b", "c"])));
+    assert!(!state.needs("a") && state.needs("b"));
+    assert!(!state.forget_lost(&set(&["b"])));
+}
+
+#[test]
 fn the_least_recently_used_disks_go_for_new_ones_unless_a_build_holds_them() {
     let mut state = State::new(Index::default(), 100);
     for (disk, used) in [("a", 1), ("b", 2), ("c", 3)] {
