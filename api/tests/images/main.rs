@@ -12,6 +12,7 @@ mod guests;
 #[path = "../server/http.rs"]
 mod http;
 mod limits;
+mod load;
 mod many;
 mod power;
 #[expect(dead_code, reason = "the tests of the server need more of it")]
@@ -63,6 +64,9 @@ fn main() {
         },
         power::{
             kvm_a_power_loss_leaves_the_builds_that_were_answered,
+        },
+        load::{
+            kvm_starts_while_builds_run_take_little_longer,
         },
         restarts::{
             kvm_a_killed_server_leaves_nothing_of_an_image,

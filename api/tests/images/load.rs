@@ -1,0 +1,238 @@
+//! How long starts take while builds run, compared with the same server without builds. The kinds of load alternate in
+//! blocks of one run, so what else the host does slows down all of them.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    archive::{file, image, pack},
+    process::{Server, until},
+    registry::Registry,
+    world::{PATIENCE, variable},
+};
+
+/// Environment variables of a longer measurement, and their defaults.
+const ROUNDS: (&str, usize) = ("CUBE_LOAD_ROUNDS", 2);
+const STARTS: (&str, usize) = ("CUBE_LOAD_STARTS", 5);
+/// The server that is measured; without it, the one that was compiled with this test.
+const SERVER: &str = "CUBE_LOAD_SERVER";
+/// Of medians. Generous, because few starts on a busy host decide here. docs/templates.md has the command of a measurement.
+const LARGEST_RATIO: f64 = 2.5;
+/// Never ends by itself.
+const SPIN: &str = "echo spinning; while :; do :; done";
+/// CPU and disk in a guest, for as long as a build step typically takes.
+const WORK: &str = "head -c 32M /dev/urandom | tee /home/user/data | sha256sum > /home/user/sum";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Load {
+    Quiet,
+    /// As many builds as may run at once, each of which uses all of its CPU.
+    Spinning,
+    /// One build from a new image: pull, conversion, boots, a step, its disk saved, the snapshot, the working set.
+    Building,
+}
+
+/// One start, from the request to the answer and to the output of the first command.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    created: Duration,
+    first_exec: Duration,
+    is_warm: bool,
+}
+
+type Starts = BTreeMap<Load, Vec<Start>>;
+
+pub(crate) fn kvm_starts_while_builds_run_take_little_longer() {
+    let storage = tempfile::tempdir().unwrap();
+    let registry = Registry::start(storage.path(), "");
+    for warm in ["4:4", "0:0"] {
+        let starts = measure(&registry, warm);
+        print(warm, &starts);
+        for load in [Load::Spinning, Load::Building] {
+            let ratio = ratio(&starts, load, 50);
+            assert!(
+                ratio <= LARGEST_RATIO,
+                "{load:?}, --warm {warm}: {ratio:.2}"
+            );
+        }
+    }
+}
+
+fn measure(registry: &Registry, warm: &str) -> Starts {
+    let converter = variable("CUBE_BIN").join("cube-image");
+    let mirror = format!("{0}=http://{0}", registry.address);
+    let program = std::env::var_os(SERVER);
+    let program = program.unwrap_or_else(|| env!("CARGO_BIN_EXE_cube-api").into());
+    let options = [
+        "--insecure-loopback",
+        "--warm",
+        warm,
+        "--image-mirror",
+        &mirror,
+        "--image-converter",
+        converter.to_str().unwrap(),
+    ];
+    let server = Server::of_program(program.into(), &options);
+    let mut starts = Starts::new();
+    for round in 0..number(ROUNDS) {
+        for load in [Load::Quiet, Load::Spinning, Load::Quiet, Load::Building] {
+            let block = block(&server, registry, load, &format!("{warm} {round}"));
+            starts.entry(load).or_default().extend(block);
+        }
+    }
+    starts
+}
+
+fn block(server: &Server, registry: &Registry, load: Load, round: &str) -> Vec<Start> {
+    let count = number(STARTS);
+    match load {
+        Load::Quiet => (0..count).map(|_| start(server)).collect(),
+        Load::Spinning => {
+            let steps = json!([{"type": "RUN", "args": [SPIN]}]);
+            let options = json!({"fromTemplate": "base", "steps": steps});
+            let builds = ["spin-1", "spin-2"].map(|name| Build::start(server, name, &options));
+            for build in &builds {
+                until("the step runs", || {
+                    build.status().to_string().contains("[stdout]: spinning")
+                });
+            }
+            let starts = (0..count).map(|_| start(server)).collect();
+            for build in &builds {
+                server
+                    .delete(&format!("/templates/{}", build.template))
+                    .expect(204);
+            }
+            until("the machines are gone", || {
+                metric(server, "cube_pool_running") == 0
+            });
+            starts
+        }
+        Load::Building => {
+            // Other contents than in all rounds before: nothing is cached.
+            let line = format!("{round}\n").repeat(100_000);
+            let files = (0..32).map(|n| file(format!("srv/data-{n}"), format!("{n} {line}")));
+            registry.push(&image(&[pack(&files.collect::<Vec<_>>())]));
+            let steps = json!([{"type": "RUN", "args": [WORK], "force": true}]);
+            let from = format!("{}/r", registry.address);
+            let build = Build::start(server, "built", &json!({"fromImage": from, "steps": steps}));
+            let begun = Instant::now();
+            let mut starts = Vec::new();
+            while build.goes_on() {
+                assert!(begun.elapsed() < PATIENCE * 2, "{}", build.status());
+                starts.push(start(server));
+            }
+            assert_eq!(build.status()["status"], "ready", "{}", build.status());
+            starts
+        }
+    }
+}
+
+fn start(server: &Server) -> Start {
+    until("the stock is full", || {
+        metric(server, "cube_pool_warm") >= metric(server, "cube_pool_warm_target")
+    });
+    let begun = Instant::now();
+    let answer = server.ask(&json!({})).expect(201);
+    let created = begun.elapsed();
+    let is_warm = answer.header("x-cube-start") == Some("warm");
+    let sandbox = crate::process::Sandbox::of(&answer.json());
+    assert_eq!(server.sh(&sandbox, "echo ok"), "ok\n");
+    let first_exec = begun.elapsed();
+    server.delete(&sandbox.path("")).expect(204);
+    Start {
+        created,
+        first_exec,
+        is_warm,
+    }
+}
+
+struct Build<'a> {
+    server: &'a Server,
+    template: String,
+    path: String,
+}
+
+impl<'a> Build<'a> {
+    fn start(server: &'a Server, name: &str, options: &Value) -> Self {
+        let request = json!({"name": name, "memoryMB": 256});
+        let requested = server.post("/v3/templates", &request).expect(202).json();
+        let text = |key: &str| requested[key].as_str().unwrap().to_owned();
+        let (template, build) = (text("templateID"), text("buildID"));
+        let path = format!("/templates/{template}/builds/{build}");
+        server.post(&format!("/v2{path}"), options).expect(202);
+        Self {
+            server,
+            template,
+            path,
+        }
+    }
+
+    fn status(&self) -> Value {
+        let status = self
+            .server
+            .get(&format!("{}/status?logsOffset=0", self.path));
+        status.expect(200).json()
+    }
+
+    fn goes_on(&self) -> bool {
+        let status = self.status();
+        status["status"] == "waiting" || status["status"] == "building"
+    }
+}
+
+/// A gauge of the server; zero if it is absent.
+fn metric(server: &Server, name: &str) -> u64 {
+    let text = server.get("/metrics").expect(200).text();
+    let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+    let found = lines.find(|(key, _)| *key == name);
+    found.map_or(0, |(_, value)| value.parse().unwrap())
+}
+
+fn number((name, usual): (&str, usize)) -> usize {
+    std::env::var(name).map_or(usual, |text| text.parse().unwrap())
+}
+
+fn times(starts: &[Start], of: fn(&Start) -> Duration) -> Vec<f64> {
+    let mut times: Vec<_> = starts.iter().map(|s| of(s).as_secs_f64() * 1e3).collect();
+    times.sort_by(f64::total_cmp);
+    times
+}
+
+/// The nearest rank.
+fn quantile(sorted: &[f64], percent: usize) -> f64 {
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted[rank - 1]
+}
+
+fn ratio(starts: &Starts, load: Load, percent: usize) -> f64 {
+    let of = |load| quantile(&times(&starts[&load], |s| s.first_exec), percent);
+    of(load) / of(Load::Quiet)
+}
+
+fn print(warm: &str, starts: &Starts) {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap();
+    println!("--warm {warm}, times in ms, load {}", load.trim());
+    for (load, all) in starts {
+        let warm = all.iter().filter(|s| s.is_warm).count();
+        let of = |of: fn(&Start) -> Duration| {
+            let times = times(all, of);
+            [50, 95].map(|percent| quantile(&times, percent))
+        };
+        let (created, first_exec) = (of(|s| s.created), of(|s| s.first_exec));
+        println!(
+            "{:9} n = {:3}, {warm:3} warm; create P50 {:6.1} P95 {:6.1}; first exec P50 {:6.1} P95 {:6.1}, times {:4.2} and {:4.2}",
+            format!("{load:?}"),
+            all.len(),
+            created[0],
+            created[1],
+            first_exec[0],
+            first_exec[1],
+            ratio(starts, *load, 50),
+            ratio(starts, *load, 95),
+        );
+    }
+}
