@@ -6,7 +6,8 @@
 //!
 //! Failures are findings unless something explains them: the server or the VMM was killed meanwhile, or, for requests to
 //! the agent, the sandbox was paused, killed or reached its deadline. While a pause is under way, answers already call the
-//! sandbox running and its agent not found, so such refusals by the data plane prove nothing.
+//! sandbox running and its agent not found, so such refusals by the data plane prove nothing. While a kill is under way, all
+//! answers call the sandbox absent; if the server is killed before it has recorded the kill, the sandbox goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +16,7 @@ use super::{
     orders::{Open, Order, Orders},
     plan::{Action, AtDeadline, Handle, Image},
     play::{Birth, Call, History, Origin},
-    site::{Miss, Reply},
+    site::{Miss, Reply, Seen},
 };
 
 /// Orders that are followed at once, before a sandbox is given up as not judged.
@@ -97,18 +98,33 @@ pub(super) fn judge(history: &History) -> Verdict {
     verdict
 }
 
-/// The history in which refusals by the data plane during a pause or at a deadline are failures: the action may have begun
-/// before, and go on after a resume.
+/// The history in which two kinds of refusals are failures: those by the data plane during a pause or at a deadline, because
+/// the action may have begun before, and go on after a resume; and those during a kill that was not answered.
 fn without_vain_refusals(history: &History) -> History {
     let hides = |action| matches!(action, Action::Pause(_) | Action::Deadline);
     let mut weighed = history.clone();
     for (call, weighed) in history.calls.iter().zip(&mut weighed.calls) {
         let is_refused = call.outcome == Ok(Reply::NotFound) && is_of_agent(call.action);
-        if is_refused && is_cut(history, call, hides) {
+        let is_absent = matches!(
+            call.outcome,
+            Ok(Reply::NotFound | Reply::State(Seen::Absent))
+        );
+        if (is_refused && is_cut(history, call, hides))
+            || (is_absent && during_lost_kill(history, call))
+        {
             weighed.outcome = Err(Miss::Failed("not found during a change".to_owned()));
         }
     }
     weighed
+}
+
+/// Whether a kill of the same sandbox, which was not answered, overlaps with the call.
+fn during_lost_kill(history: &History, call: &Call) -> bool {
+    let is_lost = |other: &&Call| {
+        other.action == Action::Kill && matches!(other.outcome, Err(Miss::Failed(_)))
+    };
+    let mut kills = history.calls.iter().filter(is_lost);
+    kills.any(|kill| kill.on == call.on && overlap(span(kill), span(call)))
 }
 
 /// Creates and forks that may have made a sandbox whose id no answer names.

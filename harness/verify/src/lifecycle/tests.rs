@@ -255,6 +255,41 @@ fn a_write_that_is_not_found_during_a_pause_may_happen_after_the_resume() {
 }
 
 #[test]
+fn a_kill_that_the_end_of_the_server_undoes_may_have_been_seen() {
+    let pause = Action::Pause(super::plan::Keep::All);
+    for (asked, killed, expected) in [
+        (
+            (Action::Look, Ok(Reply::State(Seen::Absent))),
+            lost(),
+            vec![],
+        ),
+        ((pause, Ok(Reply::NotFound)), lost(), vec![]),
+        (
+            (pause, Ok(Reply::NotFound)),
+            Ok(Reply::Done),
+            vec![Kind::Contradiction],
+        ),
+    ] {
+        let (action, answer) = asked;
+        let mut history = history(&[
+            (Action::Kill, 20, 30, killed),
+            (action, 15, 25, answer),
+            (Action::Resume, 40, 50, Ok(Reply::Conflict)),
+        ]);
+        history.outages.push((26, 39));
+        assert_eq!(kinds(&history), expected, "{action}");
+    }
+    // Before the kill, it is not explained.
+    let mut history = history(&[
+        (Action::Look, 10, 15, Ok(Reply::State(Seen::Absent))),
+        (Action::Kill, 20, 30, lost()),
+        (Action::Resume, 40, 50, Ok(Reply::Conflict)),
+    ]);
+    history.outages.push((26, 39));
+    assert_eq!(kinds(&history), [Kind::Contradiction]);
+}
+
+#[test]
 fn only_a_kill_or_a_change_explains_a_failure() {
     let failed = (READ, 10, 20, lost());
     assert_eq!(
