@@ -118,13 +118,17 @@ fn without_vain_refusals(history: &History) -> History {
     weighed
 }
 
-/// Whether a kill of the same sandbox, which was not answered, overlaps with the call.
+/// Whether the call overlaps with a kill of the same sandbox that the end of the server left unanswered, and was made before
+/// the next server.
 fn during_lost_kill(history: &History, call: &Call) -> bool {
-    let is_lost = |other: &&Call| {
-        other.action == Action::Kill && matches!(other.outcome, Err(Miss::Failed(_)))
+    let is_lost =
+        |kill: &&Call| kill.action == Action::Kill && matches!(kill.outcome, Err(Miss::Failed(_)));
+    let is_undone = |kill: &Call| {
+        let mut outages = history.outages.iter();
+        outages.any(|outage| overlap(*outage, span(kill)) && call.invoked_ns <= outage.1)
     };
     let mut kills = history.calls.iter().filter(is_lost);
-    kills.any(|kill| kill.on == call.on && overlap(span(kill), span(call)))
+    kills.any(|kill| kill.on == call.on && overlap(span(kill), span(call)) && is_undone(kill))
 }
 
 /// Creates and forks that may have made a sandbox whose id no answer names.
