@@ -7,7 +7,7 @@ use crate::{
     DiskSpec, MAX_DISK, PoolError, TemplateDefaults, TemplateInfo, TemplateKind, host,
     message::{Answer, FilesAdded, SandboxRequest, SnapshotFor},
     record::Record,
-    templates::{IMAGE, Origin, Saved, Size},
+    templates::{IMAGE, Origin, Saved, Size, Storage},
     work::{
         copy::CopyPlan,
         disk::{DiskPlan, Layer, bytes_to_copy},
@@ -125,7 +125,13 @@ impl Driver {
         let missing = || PoolError::NoTemplate(reference.to_owned());
         let template = self.templates.find(reference).ok_or_else(missing)?;
         let origin = template.origin_of_copy().ok_or_else(missing)?;
-        let (from, bytes) = (template.dir.clone(), template.info.bytes.0);
+        // The copy has the whole memory.
+        let memory = match &template.storage {
+            Storage::Diff(stored) => stored.header.loaded_bytes,
+            Storage::Whole | Storage::New { .. } => 0,
+        };
+        let bytes = template.info.bytes.0.saturating_add(memory);
+        let from = template.dir.clone();
         self.check_quota_of(bytes)?;
         let drafted = self.templates.draft();
         let (id, home) = drafted.map_err(|e| PoolError::of_disk("copy a template", &e))?;
