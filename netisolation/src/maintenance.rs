@@ -21,6 +21,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 const ADDRESS_INTERVAL: Duration = Duration::from_secs(2);
 /// The next sweep starts at the earliest this multiple of a sweep's duration after the sweep started.
 const SWEEP_PAUSE_FACTOR: u32 = 20;
+/// But at the latest after this time: on a busy host a sweep takes long because others run, and the next one may be needed.
+const SWEEP_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Runs until the other end of `stop` is closed. `records`: the programs' ring buffer.
 pub(crate) fn run(shared: &Shared, records: &OwnedFd, stop: &PipeReader) {
@@ -40,7 +42,8 @@ pub(crate) fn run(shared: &Shared, records: &OwnedFd, stop: &PipeReader) {
         if now >= next_sweep {
             let began = Instant::now();
             shared.sweep();
-            next_sweep = now + SWEEP_INTERVAL.max(began.elapsed() * SWEEP_PAUSE_FACTOR);
+            let pause = began.elapsed() * SWEEP_PAUSE_FACTOR;
+            next_sweep = now + pause.clamp(SWEEP_INTERVAL, SWEEP_PAUSE_MAX);
         }
         if now >= next_sum {
             next_sum = now + SUM_INTERVAL;
