@@ -10,7 +10,6 @@ use nix::sys::{
 use transport::{Key, Reactor, ServerError, Slots};
 
 use super::{
-    freeze::Freezer,
     metrics::Meter,
     process::{child::Process, events::PIECE},
     watch::watcher::Watcher,
@@ -40,7 +39,8 @@ pub(crate) struct Core {
     /// `/dev/null`, opened when the first process without standard input starts.
     pub(crate) null: Option<OwnedFd>,
     pub(crate) meter: Meter,
-    pub(crate) freezer: Option<Freezer>,
+    /// The process that thaws the layer after a limit, while the layer is frozen.
+    pub(crate) thaw_timer: Option<i32>,
     /// SIGTERM or SIGINT was received.
     pub(crate) ending: bool,
 }
@@ -133,7 +133,7 @@ impl Core {
             duties,
             null: None,
             meter: Meter::default(),
-            freezer: None,
+            thaw_timer: None,
             ending: false,
         })
     }

@@ -4,7 +4,6 @@ use std::{
     fs, io,
     os::unix::net::UnixStream,
     path::Path,
-    thread,
     time::{Duration, Instant},
 };
 
@@ -19,12 +18,8 @@ use crate::{durable::private_dir, record::SlotDir};
 /// How long the guest may take to write its caches to the layer: a build step may leave gigabytes.
 const SYNC: Duration = Duration::from_secs(120);
 
-/// How long freezing and pausing a guest may take: half of the time after which a frozen guest thaws by itself.
-const FROZEN: Duration = Duration::from_secs(10);
-/// Time between two requests to freeze.
-const AGAIN: Duration = Duration::from_millis(10);
-/// Timeout of a thaw: an agent that writes to the frozen disk does not answer.
-const THAW: Duration = Duration::from_secs(5);
+/// How long a frozen guest may take to be paused: half of the time after which it thaws by itself.
+const FROZEN: Duration = Duration::from_secs(30);
 
 /// The parts of a VM to save.
 #[derive(Clone, Debug)]
@@ -62,10 +57,7 @@ pub(super) fn save(
         Content::Disk(guest) => {
             let token = guest.token.clone();
             let frozen = pause_with_consistent_disk(&mut control, dir, token, SYNC);
-            Some(frozen.map_err(|e| match control.resume() {
-                Ok(()) => SnapshotFailed::Unchanged(e),
-                Err(_) => SnapshotFailed::Lost(e),
-            })?)
+            Some(frozen.map_err(SnapshotFailed::Unchanged)?)
         }
         Content::Diff | Content::Whole(_) => None,
     };
@@ -137,64 +129,39 @@ pub(super) fn pause_with_consistent_disk(
     timeout: Duration,
 ) -> Result<Frozen, WorkError> {
     // Most is written here, while the guest's programs go on.
-    let mut client = sync(dir, token.clone(), timeout)?;
-    let until = Instant::now() + FROZEN;
-    let frozen = match freeze(&mut client, until) {
-        Ok(true) => Frozen(Some(client)),
-        Ok(false) => {
-            tracing::warn!(
-                dir = %dir.path().display(),
-                "the guest's agent is of an earlier version, which cannot freeze its disk: what programs write now may be damaged in the copy"
-            );
-            Frozen(None)
+    let mut client = sync(dir, token, timeout)?;
+    let since = Instant::now();
+    match client.freeze() {
+        Ok(()) => {}
+        // An agent of an earlier version.
+        Err(ClientError::Refused { status: 404, .. }) => {}
+        Err(error) => return Err(WorkError::Agent("freeze the guest's disk", error)),
+    }
+    let frozen = Frozen(client);
+    let paused = control.pause().map_err(failed);
+    match paused {
+        Ok(()) if since.elapsed() < FROZEN => Ok(frozen),
+        Ok(()) => {
+            let _ = control.resume();
+            frozen.thaw();
+            Err(WorkError::Timeout(FROZEN))
         }
         Err(error) => {
-            // The answer may be missing, and the disk frozen all the same.
-            if let Ok(mut client) = connect_agent(&dir.vsock(), THAW) {
-                client.set_access_token(token);
-                Frozen(Some(client)).thaw();
-            }
-            return Err(error);
-        }
-    };
-    let error = match control.pause().map_err(failed) {
-        Ok(()) if Instant::now() < until => return Ok(frozen),
-        Ok(()) => WorkError::Timeout(FROZEN),
-        Err(error) => error,
-    };
-    if control.resume().is_ok() {
-        frozen.thaw();
-    }
-    Err(error)
-}
-
-/// Freezes the guest's disk. Returns `false` if the agent cannot.
-fn freeze(client: &mut EnvdClient, until: Instant) -> Result<bool, WorkError> {
-    loop {
-        match client.freeze() {
-            Ok(true) => return Ok(true),
-            Ok(false) if Instant::now() < until => thread::sleep(AGAIN),
-            Ok(false) => return Err(WorkError::Timeout(FROZEN)),
-            // An agent of an earlier version.
-            Err(ClientError::Refused { status: 404, .. }) => return Ok(false),
-            Err(error) => return Err(WorkError::Agent("freeze the guest's disk", error)),
+            frozen.thaw();
+            Err(error)
         }
     }
 }
 
-/// A guest whose disk is frozen, if its agent can do that.
+/// A guest whose disk is frozen.
 #[derive(Debug)]
-pub(super) struct Frozen(Option<EnvdClient>);
+pub(super) struct Frozen(EnvdClient);
 
 impl Frozen {
     /// The VM must run.
-    pub(super) fn thaw(self) {
-        let Some(mut client) = self.0 else {
-            return;
-        };
-        client.set_timeout(THAW);
-        if let Err(error) = client.thaw() {
-            tracing::warn!(%error, "cannot thaw a guest's disk: it thaws by itself");
+    pub(super) fn thaw(mut self) {
+        if let Err(error) = self.0.thaw() {
+            tracing::warn!(%error, "cannot thaw a guest's disk: it thaws by itself within a minute");
         }
     }
 }

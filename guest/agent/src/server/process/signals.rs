@@ -3,10 +3,7 @@
 use nix::errno::Errno;
 
 use super::{
-    super::{
-        core::{Core, Job},
-        freeze,
-    },
+    super::core::{Core, Job},
     end,
 };
 use crate::sys;
@@ -32,7 +29,9 @@ fn reap(core: &mut Core) {
         let Some(end) = end::end_event(status) else {
             continue;
         };
-        freeze::ended(core, pid);
+        if core.thaw_timer == Some(pid) {
+            core.thaw_timer = None;
+        }
         let mut all = core.processes.iter();
         let known = all.find(|(_, p)| p.pid == pid && p.status.is_none());
         let known = known.map(|(key, _)| key);
