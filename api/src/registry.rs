@@ -394,42 +394,17 @@ fn token(wanted: Token) -> Result<Option<String>, RegistryError> {
 #[cfg(test)]
 mod tests {
     use model::Bytes;
-    use pool::{MissingLimits, PoolConfig, SandboxLimits, WarmMarks};
+    use pool::{MissingLimits, PoolConfig};
 
     use super::*;
 
     /// A pool without templates and sandboxes.
     async fn empty_pool(state: &std::path::Path) -> Pool {
         let config = PoolConfig {
-            vmm: "/bin/true".into(),
-            state: state.to_owned(),
-            installed_templates: None,
-            images: Vec::new(),
-            warm: WarmMarks::default(),
-            warm_in_use: WarmMarks::default(),
-            warm_spare: WarmMarks::default(),
-            warm_slots: 0,
-            warm_memory: None,
-            template_quota: None,
-            limits: SandboxLimits {
-                memory_overhead: Bytes::mib(64),
-                cpu_weight: 100,
-                cpu_millis: None,
-                pids: 16,
-                io_bytes_per_s: None,
-                layer: None,
-            },
             missing_limits: MissingLimits::Allow,
-            max_sandboxes: 1,
             memory_reserve: Bytes(0),
-            server_memory: None,
             disk_reserve: Bytes(0),
-            max_saved: 1,
-            start_timeout: std::time::Duration::from_secs(30),
-            adopt_timeout: std::time::Duration::from_secs(600),
-            network: None,
-            idle: std::time::Duration::from_secs(600),
-            lifetime_of_note: |_| None,
+            ..PoolConfig::new("/bin/true".into(), state.to_owned())
         };
         let (pool, ..) = Pool::open(config).await.unwrap();
         pool

@@ -69,6 +69,38 @@ pub struct PoolConfig {
     pub lifetime_of_note: fn(&str) -> Option<Lifetime>,
 }
 
+impl PoolConfig {
+    /// A pool without templates, warm slots and a network, for at most 1000 sandboxes and as many paused ones. It keeps
+    /// 512 MiB of memory and 64 MiB of disk space free.
+    #[must_use]
+    pub fn new(vmm: PathBuf, state: PathBuf) -> Self {
+        Self {
+            vmm,
+            state,
+            installed_templates: None,
+            images: Vec::new(),
+            warm: WarmMarks::default(),
+            warm_in_use: WarmMarks::default(),
+            warm_spare: WarmMarks::default(),
+            warm_slots: 0,
+            warm_memory: None,
+            idle: Duration::from_secs(600),
+            limits: SandboxLimits::default(),
+            missing_limits: MissingLimits::Refuse,
+            max_sandboxes: 1000,
+            memory_reserve: Bytes::mib(512),
+            server_memory: None,
+            disk_reserve: Bytes::mib(64),
+            max_saved: 1000,
+            template_quota: None,
+            start_timeout: Duration::from_secs(30),
+            adopt_timeout: Duration::from_secs(600),
+            network: None,
+            lifetime_of_note: |_| None,
+        }
+    }
+}
+
 /// Filling of a template's stock begins below `low` and ends at `high`. Both zero: no warm slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WarmMarks {
@@ -101,6 +133,21 @@ pub struct SandboxLimits {
     /// Maximum space of the writable layer on the host's disk. Beyond it, the guest's writes fail with I/O errors.
     /// `None`: the layer's full size.
     pub layer: Option<Bytes>,
+}
+
+impl Default for SandboxLimits {
+    /// Enough memory and threads for every VMM, the usual weight, and no other limit.
+    fn default() -> Self {
+        Self {
+            memory_overhead: Bytes::mib(64),
+            cpu_weight: 100,
+            cpu_millis: None,
+            // One for each vCPU, plus a margin.
+            pids: 64,
+            io_bytes_per_s: None,
+            layer: None,
+        }
+    }
 }
 
 /// Settings that the pool sends to the agent when a sandbox is created and after each resume.

@@ -27,14 +27,8 @@ use super::{
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
 /// Requests of a key that may arrive at once, as a multiple of its requests per second.
 const BURST: u32 = 2;
-/// Maximum number of threads of a VMM: one for each vCPU, plus a margin.
-const PIDS: u32 = 64;
 /// Warm slots of installed templates, if no option sets them and others do not need the room.
 const WARM: WarmMarks = WarmMarks { low: 2, high: 4 };
-/// How long a template stays loaded, and keeps more warm slots than configured, after its last create.
-const IDLE: Duration = Duration::from_secs(600);
-/// How much memory a VMM may use in addition to guest RAM.
-const MEMORY_OVERHEAD: Bytes = Bytes::mib(64);
 
 /// Smallest value of `--server-memory`.
 const LEAST_SERVER_MEMORY: Bytes = Bytes::mib(64);
@@ -263,22 +257,19 @@ fn check(
         _ => config.max_sandboxes / 2,
     };
     let pool = PoolConfig {
-        vmm,
         images: images(config.images, installed.as_deref())?,
         installed_templates: installed,
-        state: config.state.clone(),
         warm,
         warm_in_use: warm,
         warm_spare,
         warm_slots: config.warm_slots.unwrap_or(warm_slots),
         warm_memory: config.warm_memory,
         limits: SandboxLimits {
-            memory_overhead: MEMORY_OVERHEAD,
             cpu_weight: config.cpu_weight,
             cpu_millis: config.cpu_millis,
-            pids: PIDS,
             io_bytes_per_s: config.io_rate.0.map(|rate| rate.0),
             layer: config.disk_limit,
+            ..SandboxLimits::default()
         },
         missing_limits: if config.allow_missing_limits {
             MissingLimits::Allow
@@ -291,11 +282,8 @@ fn check(
         disk_reserve: config.disk_reserve,
         max_saved: config.max_saved,
         template_quota: config.template_quota,
-        start_timeout: Duration::from_secs(30),
-        adopt_timeout: Duration::from_secs(600),
-        network: None,
-        idle: IDLE,
         lifetime_of_note: api::registry::note::lifetime_of_note,
+        ..PoolConfig::new(vmm, config.state.clone())
     };
     let rate = Rate {
         per_second: config.rate,

@@ -6,8 +6,7 @@ use std::{
     time::Duration,
 };
 
-use model::Bytes;
-use pool::{MissingLimits, PoolConfig, SandboxLimits, WarmMarks};
+use pool::{MissingLimits, PoolConfig, WarmMarks};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -26,38 +25,17 @@ pub(crate) fn variable(name: &str) -> Result<PathBuf, Failure> {
 /// A pool of the installed templates, with `warm` warm slots of each and without a network.
 pub(crate) fn config(state: &Path, warm: u32) -> Result<PoolConfig, Failure> {
     Ok(PoolConfig {
-        vmm: variable("CUBE_BIN")?.join("cube-vmm"),
-        state: state.to_owned(),
         installed_templates: Some(variable("CUBE_ARTIFACTS")?.join("templates")),
+        images: vec![variable("CUBE_ARTIFACTS")?],
         warm: WarmMarks {
             low: warm,
             high: warm,
         },
-        warm_in_use: WarmMarks::default(),
-        warm_spare: WarmMarks::default(),
         warm_slots: if warm == 0 { 0 } else { 1000 },
-        warm_memory: None,
-        template_quota: None,
-        images: vec![variable("CUBE_ARTIFACTS")?],
-        limits: SandboxLimits {
-            memory_overhead: Bytes::mib(64),
-            cpu_weight: 100,
-            cpu_millis: None,
-            pids: 16,
-            io_bytes_per_s: None,
-            layer: None,
-        },
         missing_limits: MissingLimits::Allow,
-        max_sandboxes: 1000,
-        memory_reserve: Bytes::mib(512),
-        server_memory: None,
-        disk_reserve: Bytes::mib(64),
-        max_saved: 1000,
         start_timeout: PATIENCE,
         adopt_timeout: PATIENCE,
-        network: None,
-        idle: Duration::from_secs(600),
-        lifetime_of_note: |_| None,
+        ..PoolConfig::new(variable("CUBE_BIN")?.join("cube-vmm"), state.to_owned())
     })
 }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
-use model::{Bytes, SandboxId, template_file};
+use model::{SandboxId, template_file};
 use pool::{
     CreateSpec, Init, Lifetime, MissingLimits, Pool, PoolConfig, PoolError, Sandbox, SandboxLimits,
     Wake, WarmMarks,
@@ -171,38 +171,22 @@ pub(crate) fn sweep() {
 /// The configuration of a small pool with `warm` warm slots.
 pub(crate) fn config(state: &Path, warm: u32) -> PoolConfig {
     PoolConfig {
-        vmm: variable("CUBE_BIN").join("cube-vmm"),
-        state: state.to_owned(),
         installed_templates: Some(only_base(state)),
+        images: vec![variable("CUBE_ARTIFACTS")],
         warm: WarmMarks {
             low: warm,
             high: warm,
         },
-        warm_in_use: WarmMarks::default(),
-        warm_spare: WarmMarks::default(),
         warm_slots: warm,
-        warm_memory: None,
-        template_quota: None,
-        images: vec![variable("CUBE_ARTIFACTS")],
         limits: SandboxLimits {
-            memory_overhead: Bytes::mib(64),
-            cpu_weight: 100,
-            cpu_millis: None,
             pids: 16,
-            io_bytes_per_s: None,
-            layer: None,
+            ..SandboxLimits::default()
         },
         missing_limits: MissingLimits::Allow,
         max_sandboxes: 200,
-        memory_reserve: Bytes::mib(512),
-        server_memory: None,
-        disk_reserve: Bytes::mib(64),
-        max_saved: 1000,
         start_timeout: PATIENCE,
         adopt_timeout: PATIENCE,
-        network: None,
-        idle: Duration::from_secs(600),
-        lifetime_of_note: |_| None,
+        ..PoolConfig::new(variable("CUBE_BIN").join("cube-vmm"), state.to_owned())
     }
 }
 

@@ -1,11 +1,11 @@
-use std::{fs, sync::Arc, time::Duration};
+use std::{fs, sync::Arc};
 
-use model::{Bytes, SandboxId, template_file};
+use model::{SandboxId, template_file};
 use tokio::sync::mpsc;
 
 use super::*;
 use crate::{
-    FORKS, MissingLimits, PoolConfig, SANDBOXES, SandboxLimits, StateLock, WarmMarks,
+    FORKS, PoolConfig, SANDBOXES, StateLock,
     cgroup::tests::no_groups,
     driver::{Setup, diffs::Storing},
     memory_diff::Header,
@@ -16,40 +16,6 @@ use crate::{
     },
     work::diff::Stored,
 };
-
-fn config(state: &Path) -> PoolConfig {
-    PoolConfig {
-        vmm: state.with_extension("vmm"),
-        state: state.to_owned(),
-        installed_templates: None,
-        warm: WarmMarks::default(),
-        warm_in_use: WarmMarks::default(),
-        warm_spare: WarmMarks::default(),
-        warm_slots: 0,
-        warm_memory: None,
-        template_quota: None,
-        images: Vec::new(),
-        limits: SandboxLimits {
-            memory_overhead: Bytes::mib(64),
-            cpu_weight: 100,
-            cpu_millis: None,
-            pids: 16,
-            io_bytes_per_s: None,
-            layer: None,
-        },
-        missing_limits: MissingLimits::Allow,
-        max_sandboxes: 1,
-        memory_reserve: Bytes(0),
-        server_memory: None,
-        disk_reserve: Bytes(0),
-        max_saved: 1,
-        start_timeout: Duration::from_secs(1),
-        adopt_timeout: Duration::from_secs(1),
-        network: None,
-        idle: Duration::from_secs(600),
-        lifetime_of_note: |_| None,
-    }
-}
 
 /// A driver with one snapshot and without sandboxes, and the id of the snapshot.
 fn driver(root: &Path) -> (Driver, String) {
@@ -68,7 +34,7 @@ fn driver(root: &Path) -> (Driver, String) {
     }
     let found = recover(&sandboxes, &forks, "this boot", &groups, |_| None).unwrap();
     let driver = Driver::new(Setup {
-        config: config(&state),
+        config: PoolConfig::new(state.with_extension("vmm"), state.clone()),
         host_boot_id: "this boot".to_owned(),
         groups: Arc::new(groups),
         templates,
