@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 
 /// A number of bytes. As text it is a whole number and a unit, which spaces may separate: `B`, `KiB`, `MiB`, `GiB`,
 /// `KB`, `MB`, `GB`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(into = "String", try_from = "String")]
 pub struct Bytes(pub u64);
 

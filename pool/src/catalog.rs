@@ -105,8 +105,8 @@ impl Pool {
     }
 
     /// Adds a built template with the files of another built one, without a name. The files are linked, so this takes no
-    /// space and a few milliseconds, and the removal of either template leaves the other whole. The quota of templates
-    /// counts both. When this returns, the template survives a crash of the host.
+    /// space and a few milliseconds, unless the memory is stored as a diff and must be made first. The removal of either
+    /// template leaves the other whole. The quota of templates counts both. When this returns, the template survives a crash of the host.
     ///
     /// # Errors
     /// Returns [`PoolError::NoTemplate`] if there is no such template, or no built one, [`PoolError::TemplateQuota`],

@@ -179,7 +179,7 @@ pub(crate) enum Report {
     Cleaned(SandboxId, std::io::Result<()>),
     /// A template was written to disk or not.
     Published(Published),
-    /// The files of a disk template are in its directory, or an error is the reason why not.
+    /// The files of a template are in its directory, or an error is the reason why not.
     FilesAdded(FilesAdded),
     /// The names of templates were written to disk or not.
     Renamed(Renamed),

@@ -57,7 +57,7 @@ pub struct BuildRecord {
     pub vcpus: u8,
     pub memory: Bytes,
     /// Disk space that sandboxes have at least. Absent in records of former releases.
-    #[serde(default = "none")]
+    #[serde(default)]
     pub min_free_disk: Bytes,
     pub created_unix_ms: u64,
     /// Of the last change of `state`.
@@ -77,10 +77,6 @@ pub enum BuildState {
         template: Option<String>,
     },
     Failed(Reason),
-}
-
-fn none() -> Bytes {
-    Bytes(0)
 }
 
 /// Why a build failed.

@@ -12,7 +12,8 @@ use crate::{
     archive::{file, image, pack},
     process::{Server, until},
     registry::Registry,
-    world::{PATIENCE, variable},
+    served::Build,
+    world::{PATIENCE, quantile, variable},
 };
 
 /// Environment variables of a longer measurement, and their defaults.
@@ -20,8 +21,8 @@ const ROUNDS: (&str, usize) = ("CUBE_LOAD_ROUNDS", 1);
 const STARTS: (&str, usize) = ("CUBE_LOAD_STARTS", 5);
 /// The server that is measured; without it, the one that was compiled with this test.
 const SERVER: &str = "CUBE_LOAD_SERVER";
-/// Of medians. Generous, because few starts decide here, beside other tests: 2.5 was seen. docs/templates.md has the command of a
-/// measurement.
+/// Of medians. Generous, because few starts decide here, beside other tests: 2.5 was seen. docs/templates.md has the
+/// command of a measurement.
 const LARGEST_RATIO: f64 = 5.0;
 /// Never ends by itself.
 const SPIN: &str = "echo spinning; while :; do :; done";
@@ -95,7 +96,8 @@ fn block(server: &Server, registry: &Registry, load: Load, round: &str) -> Vec<S
         Load::Spinning => {
             let steps = json!([{"type": "RUN", "args": [SPIN]}]);
             let options = json!({"fromTemplate": "base", "steps": steps});
-            let builds = ["spin-1", "spin-2"].map(|name| Build::start(server, name, &options));
+            let builds =
+                ["spin-1", "spin-2"].map(|name| Build::start(server, &request(name), &options));
             for build in &builds {
                 until("the step runs", || {
                     build.status().to_string().contains("[stdout]: spinning")
@@ -119,7 +121,8 @@ fn block(server: &Server, registry: &Registry, load: Load, round: &str) -> Vec<S
             registry.push(&image(&[pack(&files.collect::<Vec<_>>())]));
             let steps = json!([{"type": "RUN", "args": [WORK], "force": true}]);
             let from = format!("{}/r", registry.address);
-            let build = Build::start(server, "built", &json!({"fromImage": from, "steps": steps}));
+            let options = json!({"fromImage": from, "steps": steps});
+            let build = Build::start(server, &request("built"), &options);
             let begun = Instant::now();
             let mut starts = Vec::new();
             while build.goes_on() {
@@ -130,6 +133,10 @@ fn block(server: &Server, registry: &Registry, load: Load, round: &str) -> Vec<S
             starts
         }
     }
+}
+
+fn request(name: &str) -> Value {
+    json!({"name": name, "memoryMB": 256})
 }
 
 fn start(server: &Server) -> Start {
@@ -151,40 +158,6 @@ fn start(server: &Server) -> Start {
     }
 }
 
-struct Build<'a> {
-    server: &'a Server,
-    template: String,
-    path: String,
-}
-
-impl<'a> Build<'a> {
-    fn start(server: &'a Server, name: &str, options: &Value) -> Self {
-        let request = json!({"name": name, "memoryMB": 256});
-        let requested = server.post("/v3/templates", &request).expect(202).json();
-        let text = |key: &str| requested[key].as_str().unwrap().to_owned();
-        let (template, build) = (text("templateID"), text("buildID"));
-        let path = format!("/templates/{template}/builds/{build}");
-        server.post(&format!("/v2{path}"), options).expect(202);
-        Self {
-            server,
-            template,
-            path,
-        }
-    }
-
-    fn status(&self) -> Value {
-        let status = self
-            .server
-            .get(&format!("{}/status?logsOffset=0", self.path));
-        status.expect(200).json()
-    }
-
-    fn goes_on(&self) -> bool {
-        let status = self.status();
-        status["status"] == "waiting" || status["status"] == "building"
-    }
-}
-
 /// A gauge of the server; zero if it is absent.
 fn metric(server: &Server, name: &str) -> u64 {
     let text = server.get("/metrics").expect(200).text();
@@ -201,12 +174,6 @@ fn times(starts: &[Start], of: fn(&Start) -> Duration) -> Vec<f64> {
     let mut times: Vec<_> = starts.iter().map(|s| of(s).as_secs_f64() * 1e3).collect();
     times.sort_by(f64::total_cmp);
     times
-}
-
-/// The nearest rank.
-fn quantile(sorted: &[f64], percent: usize) -> f64 {
-    let rank = (sorted.len() * percent).div_ceil(100).max(1);
-    sorted[rank - 1]
 }
 
 fn ratio(starts: &Starts, load: Load, percent: usize) -> f64 {

@@ -19,7 +19,7 @@ use crate::{
     quota::noise,
     served::requested,
     server,
-    world::{PATIENCE, World, config, images, registries, run, sh, variable},
+    world::{PATIENCE, World, config, images, quantile, registries, run, sh, variable},
 };
 
 const TEMPLATES: usize = 300;
@@ -121,8 +121,7 @@ impl<'a> First<'a> {
 
 fn print(what: &str, times: &mut [Duration]) {
     times.sort_unstable();
-    let quantile = |percent: usize| times[(times.len() * percent).div_ceil(100) - 1];
-    let (p50, p95) = (quantile(50), quantile(95));
+    let [p50, p95] = [50, 95].map(|percent| quantile(times, percent));
     found!("{what} (n = {}): P50 {p50:?} P95 {p95:?}", times.len());
 }
 

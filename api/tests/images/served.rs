@@ -34,24 +34,45 @@ fn build_to_its_end(server: &Server, name: &str, from: &str, command: &str) -> V
 
 /// Requests and starts a build, and returns its last status.
 pub(crate) fn requested(server: &Server, request: &Value, start: &Value) -> Value {
-    let requested = server.post("/v3/templates", request).expect(202).json();
-    let text = |key: &str| requested[key].as_str().unwrap().to_owned();
-    let path = format!(
-        "/templates/{}/builds/{}",
-        text("templateID"),
-        text("buildID")
-    );
-    server.post(&format!("/v2{path}"), start).expect(202);
+    let build = Build::start(server, request, start);
     let begun = Instant::now();
-    loop {
-        let status = server.get(&format!("{path}/status?logsOffset=0&limit=100"));
-        let status = status.expect(200).json();
-        // Waiting: queued, until a former build has ended.
-        if status["status"] != "waiting" && status["status"] != "building" {
-            return status;
-        }
-        assert!(begun.elapsed() < PATIENCE * 2, "{status}");
+    while build.goes_on() {
+        assert!(begun.elapsed() < PATIENCE * 2, "{}", build.status());
         std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    build.status()
+}
+
+/// A build that was started.
+pub(crate) struct Build<'a> {
+    server: &'a Server,
+    pub(crate) template: String,
+    path: String,
+}
+
+impl<'a> Build<'a> {
+    pub(crate) fn start(server: &'a Server, request: &Value, start: &Value) -> Self {
+        let requested = server.post("/v3/templates", request).expect(202).json();
+        let text = |key: &str| requested[key].as_str().unwrap().to_owned();
+        let (template, build) = (text("templateID"), text("buildID"));
+        let path = format!("/templates/{template}/builds/{build}");
+        server.post(&format!("/v2{path}"), start).expect(202);
+        Self {
+            server,
+            template,
+            path,
+        }
+    }
+
+    pub(crate) fn status(&self) -> Value {
+        let path = format!("{}/status?logsOffset=0&limit=100", self.path);
+        self.server.get(&path).expect(200).json()
+    }
+
+    pub(crate) fn goes_on(&self) -> bool {
+        let status = self.status();
+        // Waiting: queued, until a former build has ended.
+        status["status"] == "waiting" || status["status"] == "building"
     }
 }
 
@@ -87,7 +108,7 @@ pub(crate) fn kvm_a_template_is_built_from_an_image_by_a_client() {
     let sandbox = server.create(&json!({"templateID": "mine"}));
     let script = "cat /home/user/made /a; echo \"[$A]\"; id -un";
     assert_eq!(server.sh(&sandbox, script).trim_end(), "b\n1[]\nuser");
-    // What steps of root have put there is writable, too; links are not followed.
+    // Files that steps of root have put there are writable as well; links are not followed.
     let script = "cd /usr/local; echo u >> of/root/file; touch new; stat -c %a of/root of/root/file /etc/passwd";
     assert_eq!(server.sh(&sandbox, script), "777\n777\n644\n");
     // The next server finds the image's template.

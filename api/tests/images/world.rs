@@ -14,10 +14,7 @@ use api::builds::{
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
 use model::Bytes;
 use oci_image::registry::{Credentials, Registries};
-use pool::{
-    CreateSpec, Init, Lifetime, MissingLimits, OnClose, Pool, PoolConfig, Sandbox, SandboxLimits,
-    WarmMarks,
-};
+use pool::{CreateSpec, Init, Lifetime, MissingLimits, OnClose, Pool, PoolConfig, Sandbox};
 use tempfile::TempDir;
 
 use crate::{archive::Image, server::Server};
@@ -44,6 +41,11 @@ pub(crate) fn lack() -> Option<String> {
 
 pub(crate) fn variable(name: &str) -> PathBuf {
     std::env::var_os(name).unwrap_or_default().into()
+}
+
+/// The quantile by nearest rank. There must be a value.
+pub(crate) fn quantile<T: Copy>(sorted: &[T], percent: usize) -> T {
+    sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1]
 }
 
 pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
@@ -231,34 +233,13 @@ pub(crate) fn config(state: &Path) -> PoolConfig {
             .unwrap();
     }
     PoolConfig {
-        vmm: variable("CUBE_BIN").join("cube-vmm"),
-        state: state.to_owned(),
         installed_templates: Some(installed),
-        warm: WarmMarks::default(),
-        warm_in_use: WarmMarks::default(),
-        warm_spare: WarmMarks::default(),
-        warm_slots: 0,
-        warm_memory: None,
-        template_quota: None,
         images: vec![variable("CUBE_ARTIFACTS")],
-        limits: SandboxLimits {
-            memory_overhead: Bytes::mib(64),
-            cpu_weight: 100,
-            cpu_millis: None,
-            pids: 16,
-            io_bytes_per_s: None,
-            layer: None,
-        },
         missing_limits: MissingLimits::Allow,
         max_sandboxes: 10,
-        memory_reserve: Bytes::mib(512),
-        server_memory: None,
-        disk_reserve: Bytes::mib(64),
         max_saved: 10,
         start_timeout: PATIENCE,
         adopt_timeout: PATIENCE,
-        network: None,
-        idle: Duration::from_secs(600),
-        lifetime_of_note: |_| None,
+        ..PoolConfig::new(variable("CUBE_BIN").join("cube-vmm"), state.to_owned())
     }
 }

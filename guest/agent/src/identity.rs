@@ -77,6 +77,14 @@ fn cannot<E: Into<std::io::Error>>(what: &'static str) -> impl FnOnce(E) -> Iden
 }
 
 impl Duties {
+    /// The writable layer's directory. `None` outside a guest, or if the kernel mounted the root itself.
+    pub(crate) fn layer(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Machine(machine) => machine.layer(),
+            Self::None => None,
+        }
+    }
+
     /// Checks a request and applies it.
     ///
     /// # Errors

@@ -298,6 +298,8 @@ const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
 const EXT4_IOC_RESIZE_FS: libc::c_ulong = 0x4008_6610;
 /// `FIFREEZE`, `_IOWR('X', 119, int)` of linux/fs.h.
 const FIFREEZE: libc::c_ulong = 0xc004_5877;
+/// `FITHAW`, `_IOWR('X', 120, int)` of linux/fs.h.
+const FITHAW: libc::c_ulong = 0xc004_5878;
 
 /// Adds random bytes to the kernel's pool, credits all of them, and makes the generator derive a new key from the pool
 /// at once (random(4)). `pool` must be /dev/urandom. More than [`MAX_ENTROPY`] bytes are an error.
@@ -319,23 +321,21 @@ pub(crate) fn reseed_kernel(pool: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Er
     Ok(())
 }
 
-/// `FITHAW`, `_IOWR('X', 120, int)` of linux/fs.h.
-const FITHAW: libc::c_ulong = 0xc004_5878;
-
 /// Freezes a file system: writes back its journal and blocks further changes, so that the file system is clean when the
 /// power goes off.
 pub(crate) fn freeze(dir: BorrowedFd<'_>) -> Result<(), Errno> {
-    let unused: c_int = 0;
-    // SAFETY: the request reads at most an int; the argument points to one. For the call only.
-    Errno::result(unsafe { libc::ioctl(dir.as_raw_fd(), FIFREEZE, &raw const unused) })?;
-    Ok(())
+    freeze_or_thaw(dir, FIFREEZE)
 }
 
 /// Ends [`freeze`]. `EINVAL`: the file system is not frozen.
 pub(crate) fn thaw(dir: BorrowedFd<'_>) -> Result<(), Errno> {
+    freeze_or_thaw(dir, FITHAW)
+}
+
+fn freeze_or_thaw(dir: BorrowedFd<'_>, request: libc::c_ulong) -> Result<(), Errno> {
     let unused: c_int = 0;
-    // SAFETY: as in `freeze`.
-    Errno::result(unsafe { libc::ioctl(dir.as_raw_fd(), FITHAW, &raw const unused) })?;
+    // SAFETY: both requests read at most an int; the argument points to one. For the call only.
+    Errno::result(unsafe { libc::ioctl(dir.as_raw_fd(), request, &raw const unused) })?;
     Ok(())
 }
 
@@ -353,8 +353,7 @@ pub(crate) fn thaw_after(dir: BorrowedFd<'_>, limit: Duration) -> Result<i32, Er
                 tv_nsec: 0,
             };
             libc::nanosleep(&raw const limit, ptr::null_mut());
-            let unused: c_int = 0;
-            libc::ioctl(0, FITHAW, &raw const unused);
+            let _ = thaw(BorrowedFd::borrow_raw(0));
             libc::_exit(0);
         }
         Errno::result(pid)

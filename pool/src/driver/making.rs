@@ -59,7 +59,7 @@ impl Driver {
             }),
         };
         match spec {
-            Ok(spec) => self.begin_disk(spec, disk.unwrap_or(Bytes(0)), answer),
+            Ok(spec) => self.begin_disk(spec, disk.unwrap_or_default(), answer),
             Err(e) => drop(answer.send(Err(e))),
         }
     }

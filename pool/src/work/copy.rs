@@ -34,10 +34,12 @@ pub(crate) struct CopyPlan {
 }
 
 impl CopyPlan {
-    /// Links the files and syncs them, so that the names survive a crash of the host. Links suffice, because the files never change.
+    /// Links the files and syncs them, so that they survive a crash of the host. Links suffice, because the files never
+    /// change.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be linked, or the memory cannot be made. The template's directory remains, without a record.
+    /// Returns an error if a file cannot be linked, or the memory cannot be made. The template's directory remains, without
+    /// a record.
     pub(crate) fn run(&self) -> Result<(), PoolError> {
         self.link()
             .map_err(|e| PoolError::of_disk("copy a template", &e))
@@ -66,28 +68,21 @@ impl CopyPlan {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
+    use model::SandboxId;
+
     use super::*;
-    use crate::{TemplateDefaults, TemplateKind, templates::Saved, vmms::VmmId};
+    use crate::{templates::tests::saved, vmms::VmmId, work::diff::tests::restorer};
 
     #[test]
     fn a_copy_has_the_files_of_the_template_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         let [from, home, other] = ["from", "home", "other"].map(|name| dir.path().join(name));
-        let saved = Saved {
-            source: model::SandboxId::from_random([7; 19]),
-            vmm: VmmId::default(),
-            boot: None,
-            defaults: TemplateDefaults::default(),
-        };
         let plan = |home: &PathBuf| CopyPlan {
             id: "id".to_owned(),
             home: home.clone(),
             from: from.clone(),
-            origin: Origin::Saved(TemplateKind::Built, saved.clone()),
-            restorer: Restorer {
-                images: dir.path().to_owned(),
-                reserve: 0,
-            },
+            origin: saved(SandboxId::from_random([7; 19]), VmmId::default()),
+            restorer: restorer(dir.path()),
         };
         for dir in [&from, &home, &other] {
             fs::create_dir(dir).unwrap();

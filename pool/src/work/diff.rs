@@ -285,4 +285,4 @@ pub(crate) fn memory_length(dir: &Path) -> io::Result<u64> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -93,9 +93,8 @@ pub(crate) fn bytes_to_copy(
     layer: &Layer,
     disk: Bytes,
 ) -> Result<u64, String> {
-    let here =
-        fs::metadata(images.dir()).map_err(|e| format!("{}: {e}", images.dir().display()))?;
-    let here = here.dev();
+    let meta = |path: &Path| fs::metadata(path).map_err(|e| format!("{}: {e}", path.display()));
+    let here = meta(images.dir())?.dev();
     let layer = match layer {
         Layer::File(layer) => Some(layer.as_path()),
         // It has no blocks that are worth counting.
@@ -103,7 +102,7 @@ pub(crate) fn bytes_to_copy(
     };
     let mut sum = 0;
     for file in [Some(root), layer].into_iter().flatten() {
-        let meta = fs::metadata(file).map_err(|e| format!("{}: {e}", file.display()))?;
+        let meta = meta(file)?;
         let grows = layer == Some(file) && meta.len() < disk.0;
         if grows || meta.dev() != here {
             sum += allocated(file);

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pool::{DiskSpec, OnClose, PauseMode, Pool, PoolConfig};
+use pool::{DiskSpec, OnClose, PauseMode, Pool, PoolConfig, TemplateInfo};
 
 use super::{
     lifecycle::run,
@@ -46,21 +46,26 @@ async fn until_stored(state: &State, template: &str) {
     .await;
 }
 
+/// Adds a disk template with a root image of its own.
+async fn own_disk(pool: &Pool, state: &State) -> TemplateInfo {
+    let own = state.0.join("root.erofs");
+    if fs::hard_link(root(), &own).is_err() {
+        fs::copy(root(), &own).expect("a copy");
+    }
+    let own = DiskSpec {
+        root: own,
+        ..disk()
+    };
+    pool.add_disk(own).await.expect("a disk template")
+}
+
 pub(crate) fn kvm_a_template_stored_as_a_diff_serves_sandboxes_and_survives_a_restart() {
     run(async {
         let state = State::new();
         let pool = open(&state).await;
         // One with the root image of the installed template, and one with a root image of its own.
         let origin = pool.disk_of("base").await.expect("the disk of base");
-        let own = state.0.join("root.erofs");
-        if fs::hard_link(root(), &own).is_err() {
-            fs::copy(root(), &own).expect("a copy");
-        }
-        let own = DiskSpec {
-            root: own,
-            ..disk()
-        };
-        let own = pool.add_disk(own).await.expect("a disk template");
+        let own = own_disk(&pool, &state).await;
         let mut built = Vec::new();
         for (disk, text) in [(&origin.id, "first"), (&own.id, "second")] {
             let id = publish(&pool, disk, text, &[text]).await;
@@ -121,15 +126,7 @@ pub(crate) fn kvm_the_base_of_a_diff_stays_as_long_as_the_diff() {
     run(async {
         let state = State::new();
         let pool = open(&state).await;
-        let own = state.0.join("root.erofs");
-        if fs::hard_link(root(), &own).is_err() {
-            fs::copy(root(), &own).expect("a copy");
-        }
-        let own = DiskSpec {
-            root: own,
-            ..disk()
-        };
-        let own = pool.add_disk(own).await.expect("a disk template").id;
+        let own = own_disk(&pool, &state).await.id;
         let built = publish(&pool, &own, "first", &["mine"]).await;
         until_stored(&state, &built).await;
         pool.close(OnClose::Kill).await;

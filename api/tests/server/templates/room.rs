@@ -33,14 +33,7 @@ pub(crate) fn kvm_a_template_has_the_free_disk_that_its_build_asks_for() {
         "{message}"
     );
     let answer = server.post("/v3/templates", &ask(6000)).expect(202).json();
-    let text = |key: &str| answer[key].as_str().unwrap().to_owned();
-    let (template, build) = (text("templateID"), text("buildID"));
-    let path = format!("/templates/{template}/builds/{build}");
-    let large = Build {
-        server: &server,
-        template,
-        path,
-    };
+    let large = Build::of(&server, &answer);
     // More than the disk of `base` has.
     let fills = "echo text > /home/user/text; fallocate -l 5G big && rm big";
     let large = large.start(&json!({"steps": [run(fills)]}));

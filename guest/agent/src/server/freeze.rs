@@ -2,7 +2,10 @@
 //!
 //! The layer has no journal, and freed blocks are discarded at once. While files change, the disk may therefore name a
 //! block whose content is gone; only a frozen file system is consistent. This process also writes to the layer, and
-//! would wait for ever if it did so while it alone could thaw it: a child thaws after [`LIMIT`] in any case.
+//! would wait for ever if it did so while it alone could thaw it: a child thaws after [`LIMIT`].
+//!
+//! A freeze waits for writes that have begun, and new writes wait for the freeze. A program that holds a write open, such
+//! as splice(2) from a pipe that stays empty, therefore stops this process and all writers until that write ends.
 
 use std::time::Duration;
 
@@ -13,19 +16,16 @@ use nix::{
 };
 
 use super::core::{Conn, Core};
-use crate::{identity::Duties, sys};
+use crate::sys;
 
-/// How long a layer stays frozen if nobody thaws it. The host pauses the VM well before.
+/// How long a layer stays frozen if nobody thaws it. The host pauses the VM within half of this time.
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[cold]
 pub(crate) fn freeze(core: &mut Core, conn: &mut Conn) {
     end_timer(core);
-    let Duties::Machine(machine) = &core.duties else {
-        return conn.error(501, "only a guest has a layer");
-    };
-    let Some(layer) = machine.layer() else {
-        return conn.error(501, "the guest has no layer");
+    let Some(layer) = core.duties.layer() else {
+        return conn.error(501, "there is no layer");
     };
     let frozen = sys::thaw_after(layer, LIMIT).and_then(|timer| {
         core.thaw_timer = Some(timer);
@@ -47,11 +47,7 @@ pub(crate) fn freeze(core: &mut Core, conn: &mut Conn) {
 #[cold]
 pub(crate) fn thaw(core: &mut Core, conn: &mut Conn) {
     end_timer(core);
-    let thawed = match &core.duties {
-        Duties::Machine(machine) => machine.layer().map_or(Ok(()), sys::thaw),
-        _ => Ok(()),
-    };
-    match thawed {
+    match core.duties.layer().map_or(Ok(()), sys::thaw) {
         // It is not frozen.
         Ok(()) | Err(Errno::EINVAL) => conn.answer(204, "", b""),
         Err(errno) => conn.error(500, &format!("cannot thaw the layer: {errno}")),

@@ -280,16 +280,11 @@ fn a_kill_that_the_end_of_the_server_undoes_may_have_been_seen() {
         assert_eq!(kinds(&history), expected, "{action}");
     }
     // By the next server, or without an end of the server, it is not explained.
-    for (outage, end) in [(Some((26, 30)), 45), (None, 30)] {
+    for (outage, end, looked) in [(Some((26, 30)), 45, 32), (None, 30, 22)] {
         let mut history = history(&[
             (Action::Kill, 20, end, lost()),
             (Action::KillVmm, 19, 21, lost()),
-            (
-                Action::Look,
-                32 - 10 * u64::from(outage.is_none()),
-                35,
-                Ok(Reply::State(Seen::Absent)),
-            ),
+            (Action::Look, looked, 35, Ok(Reply::State(Seen::Absent))),
             (Action::Resume, 40, 50, Ok(Reply::Conflict)),
         ]);
         history.outages.extend(outage);

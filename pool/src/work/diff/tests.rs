@@ -1,14 +1,16 @@
 use std::thread;
 
-use model::MANIFEST_NAME;
+use model::{MANIFEST_NAME, SandboxId};
 use sha2::{Digest, Sha256};
 
 use super::{restore::write_blocks, *};
 use crate::{
-    TemplateDefaults, TemplateKind,
     error::is_full,
     memory_diff::is_zero,
-    templates::{IMAGE, Origin, Saved, tests::image},
+    templates::{
+        IMAGE,
+        tests::{image, saved},
+    },
     vmms::VmmId,
     work::copy::CopyPlan,
 };
@@ -57,7 +59,7 @@ fn plan(dir: &Path, base: Option<&Path>) -> DiffPlan {
     }
 }
 
-fn restorer(images: &Path) -> Restorer {
+pub(crate) fn restorer(images: &Path) -> Restorer {
     Restorer {
         images: images.to_owned(),
         reserve: 0,
@@ -190,17 +192,11 @@ fn a_copy_of_a_template_that_is_stored_as_a_diff_has_the_memory() {
     }
     let home = images.join("copy");
     fs::create_dir(&home).unwrap();
-    let saved = Saved {
-        source: model::SandboxId::from_random([7; 19]),
-        vmm: VmmId::default(),
-        boot: None,
-        defaults: TemplateDefaults::default(),
-    };
     let copy = CopyPlan {
         id: "copy".to_owned(),
         home: home.clone(),
         from: dir,
-        origin: Origin::Saved(TemplateKind::Built, saved),
+        origin: saved(SandboxId::from_random([7; 19]), VmmId::default()),
         restorer: restorer(images),
     };
     copy.run().unwrap();

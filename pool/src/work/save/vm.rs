@@ -131,15 +131,13 @@ pub(super) fn pause_with_consistent_disk(
     // Most is written here, while the guest's programs go on.
     let mut client = sync(dir, token, timeout)?;
     let since = Instant::now();
-    match client.freeze() {
-        Ok(()) => {}
+    let frozen = match client.freeze() {
+        Ok(()) => Frozen(Some(client)),
         // An agent of an earlier version.
-        Err(ClientError::Refused { status: 404, .. }) => {}
+        Err(ClientError::Refused { status: 404, .. }) => Frozen(None),
         Err(error) => return Err(WorkError::Agent("freeze the guest's disk", error)),
-    }
-    let frozen = Frozen(client);
-    let paused = control.pause().map_err(failed);
-    match paused {
+    };
+    match control.pause().map_err(failed) {
         Ok(()) if since.elapsed() < FROZEN => Ok(frozen),
         Ok(()) => {
             let _ = control.resume();
@@ -153,14 +151,14 @@ pub(super) fn pause_with_consistent_disk(
     }
 }
 
-/// A guest whose disk is frozen.
+/// A guest whose disk is frozen. `None`: its agent cannot do that.
 #[derive(Debug)]
-pub(super) struct Frozen(EnvdClient);
+pub(super) struct Frozen(Option<EnvdClient>);
 
 impl Frozen {
     /// The VM must run.
-    pub(super) fn thaw(mut self) {
-        if let Err(error) = self.0.thaw() {
+    pub(super) fn thaw(self) {
+        if let Some(Err(error)) = self.0.map(|mut client| client.thaw()) {
             tracing::warn!(%error, "cannot thaw a guest's disk: it thaws by itself within a minute");
         }
     }
