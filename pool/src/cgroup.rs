@@ -182,6 +182,21 @@ impl Groups {
         }
     }
 
+    /// Gives the group of a VM that was created in the background the CPU weight of a sandbox.
+    ///
+    /// # Errors
+    /// Returns an error if the kernel rejects the weight and [`MissingLimits::Refuse`] is set.
+    pub(crate) fn to_foreground(&self, id: &SandboxId) -> io::Result<()> {
+        let has_cpu = |h: &&Hierarchy| h.controllers.contains(&Controller::Cpu);
+        for h in self.needed().filter(has_cpu) {
+            for (file, value) in self.cpu_settings(h.version) {
+                let file = h.group.join(id.as_str()).join(file);
+                self.held(&file, fs::write(&file, value))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Creates the group of the VM that rebuilds a template. Under contention it gets little CPU time.
     ///
     /// # Errors

@@ -47,7 +47,6 @@ use crate::{
     host,
     lifetime::UnixMs,
     message::{Report, Request, SandboxRequest},
-    policy,
     recover::Leftovers,
     slot::{Effects, Event, Next, Operation, Slot, Stage, Unexpected, decide},
     spec::OnClose,
@@ -261,7 +260,11 @@ impl Driver {
     /// How long to sleep if no message arrives.
     fn timer(&self) -> Duration {
         let fills = self.stopping.closing.is_none() && self.stock.wants_fills(&self.templates);
-        let longest = if fills { policy::QUIET } else { TICK };
+        let longest = if fills {
+            self.stock.look_again_in(host::monotonic_ns())
+        } else {
+            TICK
+        };
         let longest = longest.min(self.adoptions.timer().unwrap_or(longest));
         let due = self.slots.next_due().map(|due| {
             let left = due.saturating_sub(self.clock.now());

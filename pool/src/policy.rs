@@ -15,6 +15,7 @@
 //! that it may write. Layers may later grow beyond what the disk has. While only the reserve is left, new sandboxes and
 //! saves are refused; paused sandboxes may still be resumed.
 
+mod callers;
 mod creates;
 mod need;
 mod places;
@@ -26,6 +27,7 @@ use std::time::Duration;
 
 use crate::WarmMarks;
 
+pub(crate) use callers::Callers;
 pub(crate) use creates::Creates;
 pub(crate) use need::Need;
 pub(crate) use places::{Places, StartFor};
@@ -267,8 +269,8 @@ pub(crate) fn refilling(stock: &Stock) -> bool {
 pub(crate) struct Foreground {
     /// Whether a caller is waiting.
     pub(crate) waiting: bool,
-    /// Time since a caller last asked for a sandbox or got one.
-    pub(crate) quiet_for: Duration,
+    /// How long the first work of the callers is expected to last ([`Callers`]).
+    pub(crate) busy_for: Duration,
     /// Time since the last fill began.
     pub(crate) since_fill: Duration,
     /// Fills under way.
@@ -277,15 +279,12 @@ pub(crate) struct Foreground {
     pub(crate) max_filling: u32,
 }
 
-/// A burst of creates is over when no create has come for this long. A create is usually followed by a first command,
-/// and a fill takes as much CPU time as several such commands.
-pub(crate) const QUIET: Duration = Duration::from_millis(300);
 /// Interval between fills while callers leave no quiet moment.
 pub(crate) const STARVED: Duration = Duration::from_millis(1000);
 
 /// Whether a fill may begin, if there is room for it.
 pub(crate) fn may_fill(foreground: &Foreground) -> bool {
-    let calm = !foreground.waiting && foreground.quiet_for >= QUIET;
+    let calm = !foreground.waiting && foreground.busy_for.is_zero();
     let turn = calm || (foreground.since_fill >= STARVED && foreground.filling == 0);
     turn && foreground.filling < foreground.max_filling
 }
@@ -432,7 +431,7 @@ mod tests {
     fn filling_yields_to_callers_but_does_not_starve() {
         let calm = Foreground {
             waiting: false,
-            quiet_for: QUIET,
+            busy_for: Duration::ZERO,
             since_fill: Duration::ZERO,
             filling: 0,
             max_filling: 2,
@@ -443,6 +442,11 @@ mod tests {
             ..calm
         };
         assert!(!may_fill(&busy));
+        let working = Foreground {
+            busy_for: Duration::from_millis(1),
+            ..calm
+        };
+        assert!(!may_fill(&working));
         let starved = Foreground {
             since_fill: STARVED,
             ..busy

@@ -141,7 +141,7 @@ impl Driver {
         let template = entry.record.template.id.clone();
         let is_use = entry.record.priority == Priority::Normal;
         if is_use {
-            self.stock.yield_to_callers(host::monotonic_ns());
+            self.stock.callers.got(host::monotonic_ns());
         }
         let is_new = matches!(entry.serving, Some(Serving::New(_)));
         // The clone of a build is not a use of its template.

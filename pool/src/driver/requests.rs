@@ -52,7 +52,7 @@ impl Driver {
 
     fn create(&mut self, spec: Box<CreateSpec>, accepted_ns: u64, answer: Answer<Unclaimed>) {
         if spec.priority == Priority::Normal {
-            self.stock.yield_to_callers(accepted_ns);
+            self.stock.callers.asked(accepted_ns);
         }
         let template = match self.templates.find(&spec.template) {
             _ if self.stopping.is_draining => Err(PoolError::Draining),
@@ -264,7 +264,7 @@ impl Driver {
         accepted_ns: u64,
         request: SandboxRequest,
     ) {
-        self.stock.yield_to_callers(host::monotonic_ns());
+        self.stock.callers.asked(host::monotonic_ns());
         if self.stopping.closing.is_some() {
             return request.refuse(PoolError::Draining);
         }
@@ -356,7 +356,7 @@ impl Driver {
         accepted_ns: u64,
         answer: Answer<ForkAnswers>,
     ) {
-        self.stock.yield_to_callers(host::monotonic_ns());
+        self.stock.callers.asked(host::monotonic_ns());
         let checked = specs
             .iter()
             .try_for_each(|spec| check_note(&spec.note))

@@ -10,11 +10,13 @@ use model::SandboxId;
 use super::slots::Slots;
 use crate::{
     PoolConfig, Priority, host,
-    policy::{self, Budget, Foreground},
+    policy::{self, Budget, Callers, Foreground},
     slot::Stage,
     templates::{Memory, Supply, Template, Templates},
 };
 
+/// How often to see whether a fill has become possible although nothing was reported: space on the disk, say.
+const POLL: Duration = Duration::from_millis(300);
 /// Delay of a template's next fill after a first failed fill; it doubles with each further failure.
 const BACKOFF: Duration = Duration::from_millis(500);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
@@ -29,8 +31,8 @@ pub(super) struct Stock {
     parallel: u32,
     /// The warm slots of each template, oldest first.
     warm: BTreeMap<String, VecDeque<SandboxId>>,
-    /// When a caller last requested or got a sandbox, in CLOCK_MONOTONIC.
-    last_foreground_ns: u64,
+    /// The callers, to whom fills yield.
+    pub(super) callers: Callers,
     last_fill_ns: u64,
     /// Whether the budget must be divided anew.
     pub(super) has_changed: bool,
@@ -49,7 +51,7 @@ impl Stock {
             present: Budget::default(),
             parallel,
             warm: BTreeMap::new(),
-            last_foreground_ns: 0,
+            callers: Callers::new(parallel),
             last_fill_ns: 0,
             has_changed: true,
             divided_ns: 0,
@@ -85,11 +87,6 @@ impl Stock {
     pub(super) fn len(&self, template: &str) -> u32 {
         let warm = self.warm.get(template).map_or(0, VecDeque::len);
         u32::try_from(warm).unwrap_or(u32::MAX)
-    }
-
-    /// Records that a caller requested or got a sandbox. Fills then wait for a quiet moment.
-    pub(super) fn yield_to_callers(&mut self, now_ns: u64) {
-        self.last_foreground_ns = now_ns;
     }
 
     /// The warm slots that a template has beyond `most`, oldest first.
@@ -156,12 +153,20 @@ impl Stock {
         let since = |ns: u64| Duration::from_nanos(now_ns.saturating_sub(ns));
         let foreground = Foreground {
             waiting: is_busy || is_queued,
-            quiet_for: since(self.last_foreground_ns),
+            busy_for: self.callers.busy_for(now_ns),
             since_fill: since(self.last_fill_ns),
             filling: slots.count(|stage| stage == Stage::Filling),
             max_filling: self.parallel,
         };
         policy::may_fill(&foreground)
+    }
+
+    /// When a fill may become possible although nothing is reported.
+    pub(super) fn look_again_in(&self, now_ns: u64) -> Duration {
+        match self.callers.busy_for(now_ns) {
+            Duration::ZERO => POLL,
+            busy => busy.min(POLL),
+        }
     }
 
     pub(super) fn fill_begun(&mut self, now_ns: u64) {

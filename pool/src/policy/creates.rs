@@ -1,14 +1,12 @@
 //! The demand for warm slots of one template, learned from its creates.
 //!
-//! A taken slot is replaced after a quiet moment and a fill. This time is the *lead*, and the stock should hold what
+//! A taken slot is replaced by a fill in a quiet moment. This time is the *lead*, and the stock should hold what
 //! callers take until it is full again. `burst` counts creates; it halves with each lead, and begins anew when the stock
 //! is full. `peak` is the largest burst. It holds for half of the time after which an unused template is idle, so that a
 //! burst that comes again finds a slot for each create, and then halves in a quarter of that time, so that the stock of a
 //! template that is used less shrinks slowly.
 
 use std::time::Duration;
-
-use super::QUIET;
 
 /// One create, as [`Decaying`] counts it.
 const ONE: u64 = 1 << 20;
@@ -78,9 +76,7 @@ impl Creates {
     }
 
     fn lead(&self) -> Duration {
-        QUIET
-            .saturating_add(self.fill)
-            .clamp(LEAST_LEAD, LONGEST_LEAD)
+        self.fill.clamp(LEAST_LEAD, LONGEST_LEAD)
     }
 }
 

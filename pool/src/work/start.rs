@@ -22,6 +22,7 @@ use super::{
     save::ForkSnapshot, wall_clock::may_be_late,
 };
 use crate::{
+    Priority,
     cgroup::Groups,
     clock::Reading,
     durable::Durability,
@@ -217,7 +218,12 @@ impl StartPlan {
                 _ => {}
             }
         }
-        self.groups.create(&self.id, self.ram, self.record.priority)
+        let priority = match self.purpose {
+            // Callers' commands go first.
+            Purpose::Wait { .. } => Priority::Background,
+            Purpose::Lease | Purpose::GoOn => self.record.priority,
+        };
+        self.groups.create(&self.id, self.ram, priority)
     }
 
     fn spawn(&mut self) -> Result<Vm, WorkError> {
@@ -291,6 +297,9 @@ impl StartPlan {
                 control
                     .pause()
                     .map_err(|e| WorkError::Control("pause the VM", e))?;
+                self.groups
+                    .to_foreground(&self.id)
+                    .map_err(|e| WorkError::Io("set the sandbox's CPU weight", e))?;
             }
             Purpose::Lease | Purpose::GoOn => {}
         }

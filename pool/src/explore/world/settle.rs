@@ -1,10 +1,12 @@
 //! What the driver does after each event: waiting requests, the queue, the stock.
 
+use std::time::Duration;
+
 use super::{PLACES, Place, Violation, World, violated};
 use crate::{
     policy::{
-        Demand, Foreground, Placement, Places, QUIET, Room, Space, StartFor, Stock, may_fill,
-        place, refilling,
+        Demand, Foreground, Placement, Places, Room, Space, StartFor, Stock, may_fill, place,
+        refilling,
     },
     slot::{Event, FailedBy, Slot, Stage},
 };
@@ -130,8 +132,8 @@ impl World {
         self.refilling = refilling(&stock);
         let foreground = Foreground {
             waiting: self.queued > 0,
-            quiet_for: QUIET,
-            since_fill: QUIET,
+            busy_for: Duration::ZERO,
+            since_fill: Duration::ZERO,
             filling: stock.filling,
             max_filling: 1,
         };
