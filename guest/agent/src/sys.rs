@@ -7,12 +7,20 @@
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     ptr,
     time::Duration,
 };
 
-use nix::errno::Errno;
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, poll},
+    sys::{
+        signal::{Signal, kill},
+        socket::{AddressFamily, SockFlag, SockType, socketpair},
+    },
+    unistd::Pid,
+};
 
 /// Changes settings of the whole process, once at its start.
 pub(crate) fn prepare_process() {
@@ -298,8 +306,6 @@ const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
 const EXT4_IOC_RESIZE_FS: libc::c_ulong = 0x4008_6610;
 /// `FIFREEZE`, `_IOWR('X', 119, int)` of linux/fs.h.
 const FIFREEZE: libc::c_ulong = 0xc004_5877;
-/// `FITHAW`, `_IOWR('X', 120, int)` of linux/fs.h.
-const FITHAW: libc::c_ulong = 0xc004_5878;
 
 /// Adds random bytes to the kernel's pool, credits all of them, and makes the generator derive a new key from the pool
 /// at once (random(4)). `pool` must be /dev/urandom. More than [`MAX_ENTROPY`] bytes are an error.
@@ -321,6 +327,9 @@ pub(crate) fn reseed_kernel(pool: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Er
     Ok(())
 }
 
+/// `FITHAW`, `_IOWR('X', 120, int)` of linux/fs.h.
+const FITHAW: libc::c_ulong = 0xc004_5878;
+
 /// Freezes a file system: writes back its journal and blocks further changes, so that the file system is clean when the
 /// power goes off.
 pub(crate) fn freeze(dir: BorrowedFd<'_>) -> Result<(), Errno> {
@@ -339,25 +348,69 @@ fn freeze_or_thaw(dir: BorrowedFd<'_>, request: libc::c_ulong) -> Result<(), Err
     Ok(())
 }
 
-/// Starts a process that thaws a file system after `limit` and ends. It holds no other descriptor. Returns its PID.
-pub(crate) fn thaw_after(dir: BorrowedFd<'_>, limit: Duration) -> Result<i32, Errno> {
+/// Starts a process that stops all other processes, freezes a file system, sends the result ([`freezer_result`]), and waits
+/// until the returned socket is closed or `limit` has passed. Then it thaws, lets the processes go on and ends. It holds no
+/// other descriptor. Returns its PID and the socket.
+///
+/// A program that holds a write open, such as splice(2) from an empty pipe, would block the freeze, and the freeze all
+/// other writers; a signal interrupts it.
+pub(crate) fn start_freezer(dir: BorrowedFd<'_>, limit: Duration) -> Result<(i32, OwnedFd), Errno> {
+    let (family, kind) = (AddressFamily::Unix, SockType::SeqPacket);
+    let (own, other) = socketpair(family, kind, None, SockFlag::SOCK_CLOEXEC)?;
     // SAFETY: after fork(2) in a process with several threads, the child may only make system calls. This process has
-    // one thread, and the child makes only system calls: it does not return from this block.
+    // one thread, and the child makes only system calls: it does not return from this block. The pointers are to its
+    // locals, for each call only.
     unsafe {
         let pid = libc::fork();
         if pid == 0 {
             libc::dup2(dir.as_raw_fd(), 0);
-            libc::close_range(1, libc::c_uint::MAX, 0);
-            let limit = libc::timespec {
-                tv_sec: limit.as_secs().cast_signed(),
-                tv_nsec: 0,
+            libc::dup2(other.as_raw_fd(), 1);
+            libc::close_range(2, libc::c_uint::MAX, 0);
+            libc::kill(-1, libc::SIGSTOP);
+            let frozen = freeze(BorrowedFd::borrow_raw(0));
+            let result = frozen.map_or_else(|errno| errno as c_int, |()| 0);
+            libc::write(1, (&raw const result).cast(), size_of::<c_int>());
+            let mut end = libc::pollfd {
+                fd: 1,
+                events: libc::POLLIN,
+                revents: 0,
             };
-            libc::nanosleep(&raw const limit, ptr::null_mut());
+            let limit = c_int::try_from(limit.as_millis()).unwrap_or(c_int::MAX);
+            libc::poll(&raw mut end, 1, limit);
             let _ = thaw(BorrowedFd::borrow_raw(0));
+            libc::kill(-1, libc::SIGCONT);
             libc::_exit(0);
         }
-        Errno::result(pid)
+        Ok((Errno::result(pid)?, own))
     }
+}
+
+/// What the freezer has sent. `None`: nothing yet, after this time.
+pub(crate) fn freezer_result(socket: &OwnedFd, wait: Duration) -> Option<Result<(), Errno>> {
+    let mut ready = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+    let wait = u16::try_from(wait.as_millis()).unwrap_or(u16::MAX);
+    match poll(&mut ready, wait) {
+        Ok(0) | Err(Errno::EINTR) => return None,
+        Ok(_) => {}
+        Err(errno) => return Some(Err(errno)),
+    }
+    let mut result = [0; size_of::<c_int>()];
+    match nix::unistd::read(socket, &mut result) {
+        Ok(n) if n == result.len() => match c_int::from_ne_bytes(result) {
+            // EBUSY: a program of the guest has frozen it.
+            0 | libc::EBUSY => Some(Ok(())),
+            errno => Some(Err(Errno::from_raw(errno))),
+        },
+        // It was killed.
+        Ok(_) => Some(Err(Errno::ECHILD)),
+        Err(errno) => Some(Err(errno)),
+    }
+}
+
+/// Lets all stopped processes go on.
+pub(crate) fn continue_all() {
+    // Fails if there is no other process.
+    let _ = kill(Pid::from_raw(-1), Signal::SIGCONT);
 }
 
 /// Grows a mounted ext4 file system to `blocks` blocks.

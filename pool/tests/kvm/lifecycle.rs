@@ -368,6 +368,12 @@ pub(crate) fn kvm_a_disk_without_memory_is_consistent() {
         let pool = open(&state, 0).await;
         let a = pool.create(spec()).await.expect("a sandbox");
         sh(&a, WRITERS).await;
+        // A write (splice(2), number 275) that does not end, which would block a freeze.
+        const HELD: &str = "setsid python3 -c 'import os
+r, w = os.pipe()
+os.splice(r, os.open(\"/root/held\", os.O_CREAT | os.O_WRONLY), 1)' </dev/null >/dev/null 2>&1 &
+            until grep -q ^275 /proc/$!/syscall; do sleep 0.01; done";
+        sh(&a, HELD).await;
         for _ in 0..COPIES {
             let saved = pool.save_disk(&a.id).await.expect("a saved disk");
             check(&state.0.join(format!("templates/{}/image/layer", saved.id)));

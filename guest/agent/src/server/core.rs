@@ -10,6 +10,7 @@ use nix::sys::{
 use transport::{Key, Reactor, ServerError, Slots};
 
 use super::{
+    freeze::Freezer,
     metrics::Meter,
     process::{child::Process, events::PIECE},
     watch::watcher::Watcher,
@@ -39,8 +40,7 @@ pub(crate) struct Core {
     /// `/dev/null`, opened when the first process without standard input starts.
     pub(crate) null: Option<OwnedFd>,
     pub(crate) meter: Meter,
-    /// The process that thaws the layer after a limit, while the layer is frozen.
-    pub(crate) thaw_timer: Option<i32>,
+    pub(crate) freezer: Option<Freezer>,
     /// SIGTERM or SIGINT was received.
     pub(crate) ending: bool,
 }
@@ -133,7 +133,7 @@ impl Core {
             duties,
             null: None,
             meter: Meter::default(),
-            thaw_timer: None,
+            freezer: None,
             ending: false,
         })
     }

@@ -1,63 +1,83 @@
 //! `POST /fsfreeze` and `/fsthaw`: the layer while the host copies it without the guest's memory.
 //!
 //! The layer has no journal, and freed blocks are discarded at once. While files change, the disk may therefore name a
-//! block whose content is gone; only a frozen file system is consistent. This process also writes to the layer, and
-//! would wait for ever if it did so while it alone could thaw it: a child thaws after [`LIMIT`].
-//!
-//! A freeze waits for writes that have begun, and new writes wait for the freeze. A program that holds a write open, such
-//! as splice(2) from a pipe that stays empty, therefore stops this process and all writers until that write ends.
+//! block whose content is gone; only a frozen file system is consistent. A child freezes and thaws it, because both can
+//! block, and so can this process if it writes to the layer meanwhile: the child thaws after [`LIMIT`] in any case.
 
-use std::time::Duration;
-
-use nix::{
-    errno::Errno,
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use std::{os::fd::OwnedFd, time::Duration};
 
 use super::core::{Conn, Core};
 use crate::sys;
 
-/// How long a layer stays frozen if nobody thaws it. The host pauses the VM within half of this time.
-const LIMIT: Duration = Duration::from_secs(60);
+/// How long a layer stays frozen if nobody thaws it. The host pauses the VM well before.
+const LIMIT: Duration = Duration::from_secs(20);
+/// How long a request waits for the child.
+const WAIT: Duration = Duration::from_millis(50);
 
+/// The child that freezes the layer.
+pub(crate) struct Freezer {
+    pid: i32,
+    /// Open until the layer is to be thawed.
+    socket: Option<OwnedFd>,
+    is_frozen: bool,
+}
+
+/// Answers 204 if the layer is frozen, 202 if it is not yet: the request must be repeated.
 #[cold]
 pub(crate) fn freeze(core: &mut Core, conn: &mut Conn) {
-    end_timer(core);
-    let Some(layer) = core.duties.layer() else {
-        return conn.error(501, "there is no layer");
-    };
-    let frozen = sys::thaw_after(layer, LIMIT).and_then(|timer| {
-        core.thaw_timer = Some(timer);
-        match sys::freeze(layer) {
-            // A program of the guest has frozen it.
-            Ok(()) | Err(Errno::EBUSY) => Ok(()),
-            Err(errno) => Err(errno),
-        }
-    });
-    match frozen {
-        Ok(()) => conn.answer(204, "", b""),
-        Err(errno) => {
-            end_timer(core);
-            conn.error(500, &format!("cannot freeze the layer: {errno}"));
+    if core.freezer.is_none() {
+        let Some(layer) = core.duties.layer() else {
+            return conn.error(501, "there is no layer");
+        };
+        match sys::start_freezer(layer, LIMIT) {
+            Ok((pid, socket)) => {
+                core.freezer = Some(Freezer {
+                    pid,
+                    socket: Some(socket),
+                    is_frozen: false,
+                });
+            }
+            Err(errno) => return conn.error(500, &format!("cannot freeze the layer: {errno}")),
         }
     }
+    let Some(freezer) = &mut core.freezer else {
+        return;
+    };
+    let Some(socket) = &freezer.socket else {
+        // The former child still thaws.
+        return conn.answer(202, "", b"");
+    };
+    if !freezer.is_frozen {
+        match sys::freezer_result(socket, WAIT) {
+            None => return conn.answer(202, "", b""),
+            Some(Ok(())) => freezer.is_frozen = true,
+            Some(Err(errno)) => {
+                freezer.socket = None;
+                return conn.error(500, &format!("cannot freeze the layer: {errno}"));
+            }
+        }
+    }
+    conn.answer(204, "", b"");
 }
 
 #[cold]
 pub(crate) fn thaw(core: &mut Core, conn: &mut Conn) {
-    end_timer(core);
-    match core.duties.layer().map_or(Ok(()), sys::thaw) {
-        // It is not frozen.
-        Ok(()) | Err(Errno::EINVAL) => conn.answer(204, "", b""),
-        Err(errno) => conn.error(500, &format!("cannot thaw the layer: {errno}")),
+    if let Some(freezer) = &mut core.freezer {
+        freezer.socket = None;
+        // What the child waits for may need a program that it has stopped.
+        sys::continue_all();
     }
+    conn.answer(204, "", b"");
 }
 
-/// Ends the child, which is reaped like every other. Its pid is not another process's, because only this process reaps,
-/// and forgets the pid first.
-fn end_timer(core: &mut Core) {
-    if let Some(timer) = core.thaw_timer.take() {
-        let _ = kill(Pid::from_raw(timer), Signal::SIGKILL);
+/// Notes that a child has ended. If it was the one that freezes, it may have been killed before it thawed.
+pub(crate) fn ended(core: &mut Core, pid: i32) {
+    if core.freezer.take_if(|freezer| freezer.pid == pid).is_none() {
+        return;
+    }
+    if let Some(layer) = core.duties.layer() {
+        // Fails if it is not frozen.
+        let _ = sys::thaw(layer);
+        sys::continue_all();
     }
 }

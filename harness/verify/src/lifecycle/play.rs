@@ -423,12 +423,7 @@ impl Client<'_> {
             .values()
             .filter_map(|cell| cell.get()?.as_deref());
         let images: Vec<&str> = images.collect();
-        for image in &images {
-            if let (_, Err(miss)) = self.send(|| self.site.remove_snapshot(image)) {
-                let fault = format!("snapshot {image} cannot be removed: {miss:?}");
-                self.history.faults.push(fault);
-            }
-        }
+        self.remove_snapshots(&images);
         let listed = self.list(None);
         let known: BTreeSet<&str> = bindings
             .known()
@@ -450,6 +445,34 @@ impl Client<'_> {
         let leaks = self.site.leaks(&all, &images);
         self.history.faults.extend(leaks);
         self.history.unknown = unknown;
+    }
+
+    /// Removes all of them. A snapshot is refused with a conflict while it is the base of another one.
+    fn remove_snapshots(&mut self, images: &[&str]) {
+        let mut left = images.to_vec();
+        loop {
+            let before = left.len();
+            let mut conflicts = Vec::new();
+            for image in left {
+                match self.send(|| self.site.remove_snapshot(image)) {
+                    (_, Ok(())) => {}
+                    (_, Err(Miss::Conflict)) => conflicts.push(image),
+                    (_, Err(miss)) => {
+                        let fault = format!("snapshot {image} cannot be removed: {miss:?}");
+                        self.history.faults.push(fault);
+                    }
+                }
+            }
+            left = conflicts;
+            if left.is_empty() {
+                return;
+            }
+            if left.len() == before {
+                let fault = format!("snapshots {left:?} are each the base of another one");
+                self.history.faults.push(fault);
+                return;
+            }
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::{
     fs, io,
     os::unix::net::UnixStream,
     path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -18,8 +19,12 @@ use crate::{durable::private_dir, record::SlotDir};
 /// How long the guest may take to write its caches to the layer: a build step may leave gigabytes.
 const SYNC: Duration = Duration::from_secs(120);
 
-/// How long a frozen guest may take to be paused: half of the time after which it thaws by itself.
-const FROZEN: Duration = Duration::from_secs(30);
+/// How long freezing and pausing a guest may take: half of the time after which a frozen guest thaws by itself.
+const FROZEN: Duration = Duration::from_secs(10);
+/// Time between two requests to freeze.
+const AGAIN: Duration = Duration::from_millis(10);
+/// Timeout of a thaw: an agent that writes to the frozen disk does not answer.
+const THAW: Duration = Duration::from_secs(5);
 
 /// The parts of a VM to save.
 #[derive(Clone, Debug)]
@@ -57,7 +62,10 @@ pub(super) fn save(
         Content::Disk(guest) => {
             let token = guest.token.clone();
             let frozen = pause_with_consistent_disk(&mut control, dir, token, SYNC);
-            Some(frozen.map_err(SnapshotFailed::Unchanged)?)
+            Some(frozen.map_err(|e| match control.resume() {
+                Ok(()) => SnapshotFailed::Unchanged(e),
+                Err(_) => SnapshotFailed::Lost(e),
+            })?)
         }
         Content::Diff | Content::Whole(_) => None,
     };
@@ -129,37 +137,64 @@ pub(super) fn pause_with_consistent_disk(
     timeout: Duration,
 ) -> Result<Frozen, WorkError> {
     // Most is written here, while the guest's programs go on.
-    let mut client = sync(dir, token, timeout)?;
-    let since = Instant::now();
-    let frozen = match client.freeze() {
-        Ok(()) => Frozen(Some(client)),
-        // An agent of an earlier version.
-        Err(ClientError::Refused { status: 404, .. }) => Frozen(None),
-        Err(error) => return Err(WorkError::Agent("freeze the guest's disk", error)),
-    };
-    match control.pause().map_err(failed) {
-        Ok(()) if since.elapsed() < FROZEN => Ok(frozen),
-        Ok(()) => {
-            let _ = control.resume();
-            frozen.thaw();
-            Err(WorkError::Timeout(FROZEN))
+    let mut client = sync(dir, token.clone(), timeout)?;
+    let until = Instant::now() + FROZEN;
+    let frozen = match freeze(&mut client, until) {
+        Ok(true) => Frozen(Some(client)),
+        Ok(false) => {
+            tracing::warn!(
+                dir = %dir.path().display(),
+                "the guest's agent is of an earlier version, which cannot freeze its disk: what programs write now may be damaged in the copy"
+            );
+            Frozen(None)
         }
         Err(error) => {
-            frozen.thaw();
-            Err(error)
+            // The answer may be missing, and the disk frozen all the same.
+            if let Ok(mut client) = connect_agent(&dir.vsock(), THAW) {
+                client.set_access_token(token);
+                Frozen(Some(client)).thaw();
+            }
+            return Err(error);
+        }
+    };
+    let error = match control.pause().map_err(failed) {
+        Ok(()) if Instant::now() < until => return Ok(frozen),
+        Ok(()) => WorkError::Timeout(FROZEN),
+        Err(error) => error,
+    };
+    if control.resume().is_ok() {
+        frozen.thaw();
+    }
+    Err(error)
+}
+
+/// Freezes the guest's disk. Returns `false` if the agent cannot.
+fn freeze(client: &mut EnvdClient, until: Instant) -> Result<bool, WorkError> {
+    loop {
+        match client.freeze() {
+            Ok(true) => return Ok(true),
+            Ok(false) if Instant::now() < until => thread::sleep(AGAIN),
+            Ok(false) => return Err(WorkError::Timeout(FROZEN)),
+            // An agent of an earlier version.
+            Err(ClientError::Refused { status: 404, .. }) => return Ok(false),
+            Err(error) => return Err(WorkError::Agent("freeze the guest's disk", error)),
         }
     }
 }
 
-/// A guest whose disk is frozen. `None`: its agent cannot do that.
+/// A guest whose disk is frozen, if its agent can do that.
 #[derive(Debug)]
 pub(super) struct Frozen(Option<EnvdClient>);
 
 impl Frozen {
     /// The VM must run.
     pub(super) fn thaw(self) {
-        if let Some(Err(error)) = self.0.map(|mut client| client.thaw()) {
-            tracing::warn!(%error, "cannot thaw a guest's disk: it thaws by itself within a minute");
+        let Some(mut client) = self.0 else {
+            return;
+        };
+        client.set_timeout(THAW);
+        if let Err(error) = client.thaw() {
+            tracing::warn!(%error, "cannot thaw a guest's disk: it thaws by itself");
         }
     }
 }

@@ -35,15 +35,16 @@ impl<S: Transport> EnvdClient<S> {
         accept(&answer)
     }
 
-    /// Sends `POST /fsfreeze`: the guest writes its layer back and changes nothing on it until [`Self::thaw`], or for a
-    /// minute.
+    /// Sends `POST /fsfreeze`: the guest stops its programs, writes its layer back and changes nothing on it until
+    /// [`Self::thaw`], or for 20 s. Returns `false` if that goes on: the call must be repeated.
     ///
     /// # Errors
     /// Returns [`ClientError::Refused`] if the agent answers with an error (404: its version cannot freeze), and another
-    /// [`ClientError`] if the call fails.
-    pub fn freeze(&mut self) -> Result<(), ClientError> {
+    /// [`ClientError`] if the call fails. The layer may be frozen then.
+    pub fn freeze(&mut self) -> Result<bool, ClientError> {
         let answer = self.request("POST", "/fsfreeze", &[], b"")?;
-        accept(&answer)
+        accept(&answer)?;
+        Ok(answer.status != 202)
     }
 
     /// Sends `POST /fsthaw`.

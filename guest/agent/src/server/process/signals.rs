@@ -3,7 +3,10 @@
 use nix::errno::Errno;
 
 use super::{
-    super::core::{Core, Job},
+    super::{
+        core::{Core, Job},
+        freeze,
+    },
     end,
 };
 use crate::sys;
@@ -29,9 +32,7 @@ fn reap(core: &mut Core) {
         let Some(end) = end::end_event(status) else {
             continue;
         };
-        if core.thaw_timer == Some(pid) {
-            core.thaw_timer = None;
-        }
+        freeze::ended(core, pid);
         let mut all = core.processes.iter();
         let known = all.find(|(_, p)| p.pid == pid && p.status.is_none());
         let known = known.map(|(key, _)| key);
