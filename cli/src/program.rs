@@ -5,23 +5,25 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::{
-    failure::Failure,
-    health,
+    failure::{ATTACHED, Failure, Kind},
+    health, key,
     output::Format,
+    pages, run, sandbox,
     server::{Server, ServerArgs},
+    snapshot, template,
 };
 
 /// MicroVM sandboxes from the command line
 #[derive(Parser, Debug)]
 #[command(name = "cube", version, propagate_version = true, after_help = AFTER)]
-pub struct Cube {
+pub(crate) struct Cube {
     #[command(flatten)]
-    pub server: ServerArgs,
+    pub(crate) server: ServerArgs,
     /// Print JSON: one object with format, kind and items
     #[arg(long, global = true)]
-    pub json: bool,
+    pub(crate) json: bool,
     #[command(subcommand)]
-    pub command: Command,
+    pub(crate) command: Command,
 }
 
 const AFTER: &str = "\
@@ -30,26 +32,43 @@ Exit codes: 0 success · 1 the server refused the request, or the action failed 
 --timeout, 126 if it cannot be run, 127 if it is not found, and 125 if cube itself failed.";
 
 #[derive(Subcommand, Debug)]
-pub enum Command {
+pub(crate) enum Command {
+    /// Run a command in a fresh sandbox, which is gone at the end
+    Run(run::RunArgs),
+    /// Sandboxes that stay until they are killed or reach their end of life
+    #[command(subcommand, visible_alias = "sbx")]
+    Sandbox(Box<sandbox::SandboxCommand>),
+    /// Kept states of sandboxes, from which others are created
+    #[command(subcommand)]
+    Snapshot(snapshot::SnapshotCommand),
+    /// What sandboxes are created from
+    #[command(subcommand, visible_alias = "tpl")]
+    Template(template::TemplateCommand),
+    /// API keys, on the server's host
+    #[command(subcommand)]
+    Key(key::KeyCommand),
     /// The server itself: version of its interface, health, counts
     #[command(subcommand)]
     Server(health::ServerCommand),
     // `doctor` and `quickstart` have their modules here.
+    /// Completions and manual pages
+    #[command(subcommand, hide = true)]
+    Generate(pages::PagesCommand),
 }
 
 /// What every command gets.
-pub struct Context {
-    pub args: ServerArgs,
-    pub format: Format,
+pub(crate) struct Context {
+    pub(crate) args: ServerArgs,
+    pub(crate) format: Format,
 }
 
 impl Context {
-    pub fn server(&self) -> Result<Server, Failure> {
+    pub(crate) fn server(&self) -> Result<Server, Failure> {
         self.args.server()
     }
 }
 
-pub fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let cube = Cube::parse();
     let context = Context {
         args: cube.server,
@@ -59,12 +78,39 @@ pub fn main() -> ExitCode {
             Format::Human
         },
     };
-    let result = match cube.command {
-        Command::Server(command) => health::run(&context, &command),
-    };
+    match cube.command {
+        Command::Run(args) => attached(&context, run::run(&context, &args)),
+        Command::Sandbox(command) => {
+            let result = sandbox::run(&context, &command);
+            if command.is_attached() {
+                attached(&context, result)
+            } else {
+                finished(&context, result.map(drop))
+            }
+        }
+        Command::Snapshot(command) => finished(&context, snapshot::run(&context, &command)),
+        Command::Template(command) => finished(&context, template::run(&context, &command)),
+        Command::Key(command) => finished(&context, key::run(&context, &command)),
+        Command::Generate(command) => finished(&context, pages::run(&command)),
+        Command::Server(command) => finished(&context, health::run(&context, &command)),
+    }
+}
+
+fn finished(context: &Context, result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => report(&context, &failure, failure.kind.code()),
+        Err(failure) => report(context, &failure, failure.kind.code()),
+    }
+}
+
+/// For commands that exit with the code of another one.
+fn attached(context: &Context, result: Result<u8, Failure>) -> ExitCode {
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) if failure.kind == Kind::Usage => {
+            report(context, &failure, failure.kind.code())
+        }
+        Err(failure) => report(context, &failure, ATTACHED),
     }
 }
 

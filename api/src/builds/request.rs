@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use api_types::rest::{BuildStep, ImageRegistry, NewBuild, StartBuild};
+use api_types::rest::{BuildStep, ImageConfig, ImageRegistry, NewBuild, StartBuild};
 use model::{Bytes, MAX_MEMORY, MIN_MEMORY};
 use oci_image::registry::Credentials;
 
@@ -60,6 +60,8 @@ pub struct StartSpec {
     pub steps: Vec<Step>,
     pub start: Option<String>,
     pub ready: Option<String>,
+    /// Only with an image.
+    pub image_config: Option<ImageConfig>,
 }
 
 fn invalid(why: impl Into<String>) -> RequestError {
@@ -197,6 +199,9 @@ pub fn check_start(request: StartBuild) -> Result<StartSpec, RequestError> {
             ));
         }
     };
+    if request.image_config.is_some() && matches!(from, From::Template(_)) {
+        return Err(invalid("imageConfig is for fromImage only"));
+    }
     let steps = request.steps.unwrap_or_default();
     if steps.len() > MAX_STEPS {
         let count = steps.len();
@@ -212,6 +217,7 @@ pub fn check_start(request: StartBuild) -> Result<StartSpec, RequestError> {
         steps: steps.collect::<Result<_, _>>()?,
         start: command("startCmd", request.start_cmd)?,
         ready: command("readyCmd", request.ready_cmd)?,
+        image_config: request.image_config,
     })
 }
 

@@ -54,6 +54,7 @@ impl KeptOrder {
                 steps: Some(spec.steps.iter().map(step).collect()),
                 start_cmd: spec.start.clone(),
                 ready_cmd: spec.ready.clone(),
+                image_config: spec.image_config,
             },
         };
         Ok(serde_json::to_vec(&stored)?)
