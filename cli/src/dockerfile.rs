@@ -19,6 +19,7 @@ use crate::{
 };
 use context::Files;
 use parse::Instruction;
+pub(crate) use words::script;
 
 /// A Dockerfile as the server takes it.
 #[derive(Debug)]

@@ -17,6 +17,7 @@ mod program;
 mod progress;
 mod run;
 mod sandbox;
+mod seed;
 mod server;
 mod snapshot;
 mod template;

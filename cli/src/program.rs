@@ -1,6 +1,6 @@
 //! The command line: all commands, and what each failure exits with.
 
-use std::process::ExitCode;
+use std::{path::Path, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
@@ -8,7 +8,7 @@ use crate::{
     failure::{ATTACHED, Failure, Kind},
     health, key,
     output::Format,
-    pages, run, sandbox,
+    pages, run, sandbox, seed,
     server::{Server, ServerArgs},
     snapshot, template,
 };
@@ -69,6 +69,17 @@ impl Context {
 }
 
 pub(crate) fn main() -> ExitCode {
+    let mut words = std::env::args_os();
+    let name = words.next().unwrap_or_default();
+    if Path::new(&name)
+        .file_name()
+        .is_some_and(|name| name == seed::NAME)
+    {
+        return seed::main(std::iter::once(name).chain(words));
+    }
+    if words.next().is_some_and(|first| first == seed::NAME) {
+        return seed::main(std::iter::once(name).chain(words));
+    }
     let cube = Cube::parse();
     let context = Context {
         args: cube.server,

@@ -10,7 +10,8 @@ use clap::{Args, Subcommand};
 
 use crate::{failure::Failure, program::Context};
 
-pub(crate) use exec::{ExecArgs, ShellArgs, exec, shell};
+use exec::{ExecArgs, ShellArgs, exec, shell};
+pub(crate) use list::{all, info};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum SandboxCommand {

@@ -16,7 +16,7 @@ use crate::{
     server::segment,
 };
 
-pub(crate) use list::{builds, templates};
+pub(crate) use list::{builds, status, templates};
 
 /// The cure for a template that is not there.
 pub(crate) const UNKNOWN: &str = "`cube template list` shows the templates";

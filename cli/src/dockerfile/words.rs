@@ -21,7 +21,7 @@ pub(super) fn command(text: &str) -> Words {
 }
 
 /// A list as a script for a shell.
-pub(super) fn script(words: &[String]) -> String {
+pub(crate) fn script(words: &[String]) -> String {
     let quoted = words
         .iter()
         .map(|word| format!("'{}'", word.replace('\'', r"'\''")));

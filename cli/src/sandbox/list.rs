@@ -100,7 +100,7 @@ fn state(state: SandboxState) -> &'static str {
     }
 }
 
-pub(super) fn info(context: &Context, id: &str) -> Result<(), Failure> {
+pub(crate) fn info(context: &Context, id: &str) -> Result<(), Failure> {
     let mut server = context.server()?;
     let path = format!("/sandboxes/{}", segment(id));
     let mut found: SandboxDetail = server.get(&path).map_err(unknown_sandbox)?;
