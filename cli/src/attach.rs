@@ -71,7 +71,26 @@ pub(crate) struct Order {
     pub(crate) limit: Option<Duration>,
 }
 
-/// Runs a command to its end. Returns the exit code for this program.
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// The exit code for this program.
+    pub(crate) code: u8,
+    /// Whether the connection can be used for further requests.
+    pub(crate) is_reusable: bool,
+}
+
+impl Outcome {
+    /// The stream was not read to its end.
+    pub(crate) fn left(code: u8) -> Self {
+        Self {
+            code,
+            is_reusable: false,
+        }
+    }
+}
+
+/// Runs a command to its end.
 ///
 /// # Errors
 /// Returns a [`Failure`] if the connection is lost, or if the sandbox ends before the command.
@@ -81,7 +100,7 @@ pub(crate) fn attach(
     route: &SandboxRoute,
     order: &Order,
     signals: &Signals,
-) -> Result<u8, Failure> {
+) -> Result<Outcome, Failure> {
     let _lease = Lease::keep(server.another(), route.id.clone());
     let request = start_request(order);
     let user = order.user.as_deref();
@@ -94,7 +113,7 @@ pub(crate) fn attach(
     );
     let mut stream = match stream {
         Ok(stream) => stream,
-        Err(why) => return not_started(&why, route),
+        Err(why) => return not_started(&why, route, signals),
     };
     let pid = stream.pid();
     let _raw = match (order.streams, order.input) {
@@ -110,16 +129,20 @@ pub(crate) fn attach(
         match stream.next_event() {
             Ok(Some(event)) => {
                 if let Err(why) = show(&event) {
-                    return output_lost(&why);
+                    return output_lost(&why).map(Outcome::left);
                 }
                 end = event.end.or(end);
             }
             Ok(None) => break,
-            Err(why) => return cut(&why, route),
+            Err(why) => return cut(&why, route, signals).map(Outcome::left),
         }
     }
     signals.forward_to_none();
-    finished(end)
+    let code = finished(end)?;
+    Ok(Outcome {
+        code,
+        is_reusable: true,
+    })
 }
 
 fn start_request(order: &Order) -> StartRequest {
@@ -161,9 +184,13 @@ fn output_lost(why: &io::Error) -> Result<u8, Failure> {
 }
 
 /// A command that the agent did not start. As in shells, the message goes to standard error and the code says which.
-fn not_started(why: &ClientError, route: &SandboxRoute) -> Result<u8, Failure> {
+fn not_started(
+    why: &ClientError,
+    route: &SandboxRoute,
+    signals: &Signals,
+) -> Result<Outcome, Failure> {
     let ClientError::Refused { code, message, .. } = why else {
-        return cut(why, route);
+        return cut(why, route, signals).map(Outcome::left);
     };
     let status = match code.as_str() {
         "invalid_argument" if message.contains("executable file not found") => NOT_FOUND,
@@ -176,11 +203,15 @@ fn not_started(why: &ClientError, route: &SandboxRoute) -> Result<u8, Failure> {
         }
     };
     eprintln!("cube: {message}");
-    Ok(status)
+    Ok(Outcome::left(status))
 }
 
-fn cut(why: &ClientError, route: &SandboxRoute) -> Result<u8, Failure> {
+fn cut(why: &ClientError, route: &SandboxRoute, signals: &Signals) -> Result<u8, Failure> {
     let id = &route.id;
+    if let Some(code) = signals.received() {
+        // The signal thread has ended the sandbox or the command.
+        return Ok(code);
+    }
     match why {
         ClientError::Refused { code, .. } if code == "deadline_exceeded" => {
             eprintln!("cube: the command took longer than --timeout and was killed");

@@ -4,7 +4,7 @@ use api_types::rest::{NewSandbox, Sandbox};
 use clap::Args;
 
 use crate::{
-    attach::{self, AtEnd, LEASE, Order, Signals},
+    attach::{self, AtEnd, LEASE, Order, Outcome, Signals},
     command_args::{CommandArgs, EgressArgs},
     failure::{Failure, Kind},
     image::{self, ImageArgs, Pull},
@@ -48,15 +48,19 @@ pub(crate) fn run(context: &Context, args: &RunArgs) -> Result<u8, Failure> {
     let id = route.id.clone();
     signals.at_end(AtEnd::KillSandbox(Box::new(server.another()), id.clone()));
     let result = match signals.received() {
-        Some(code) => Ok(code),
+        Some(code) => Ok(Outcome::left(code)),
         None => in_sandbox(&mut server, &route, &order, &signals),
     };
     let killed = server.delete(&format!("/sandboxes/{}", segment(&id)));
-    let code = result?;
-    if let Err(why) = killed {
-        eprintln!("cube: cannot kill sandbox {id}: {why}");
+    let outcome = result?;
+    match killed {
+        // It may have been killed by a signal, or have reached its end of life.
+        Err(why) if why.kind != Kind::NotFound => {
+            eprintln!("cube: cannot kill sandbox {id}: {why}");
+        }
+        Err(_) | Ok(()) => {}
     }
-    Ok(code)
+    Ok(outcome.code)
 }
 
 fn in_sandbox(
@@ -64,11 +68,13 @@ fn in_sandbox(
     route: &SandboxRoute,
     order: &Order,
     signals: &Signals,
-) -> Result<u8, Failure> {
+) -> Result<Outcome, Failure> {
     let mut client = server.agent(route)?;
-    let code = attach::attach(&mut client, server, route, order, signals)?;
-    server.keep(client, route);
-    Ok(code)
+    let outcome = attach::attach(&mut client, server, route, order, signals)?;
+    if outcome.is_reusable {
+        server.keep(client, route);
+    }
+    Ok(outcome)
 }
 
 enum Created {

@@ -9,7 +9,7 @@
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use api_client::endpoint::Wire;
@@ -24,6 +24,8 @@ use crate::server::{SandboxRoute, Server, segment};
 
 /// How long a command has to end after a signal.
 const GRACE: Duration = Duration::from_secs(10);
+/// The same signal within this time is no repetition: a sender may send it to a process and to its group.
+const SAME: Duration = Duration::from_millis(500);
 /// For requests to the agent.
 const ANSWER: Duration = Duration::from_secs(10);
 const ENDING: [Signal; 4] = [
@@ -55,8 +57,8 @@ struct Target {
 struct State {
     at_end: AtEnd,
     target: Option<Target>,
-    /// The first signal that asks the program to end.
-    first: Option<Signal>,
+    /// The first signal that asks the program to end, and when it came.
+    first: Option<(Signal, Instant)>,
 }
 
 /// A handle to the signal thread.
@@ -92,7 +94,9 @@ impl Signals {
 
     /// The exit code of a signal that has come before there was a command to get it.
     pub(crate) fn received(&self) -> Option<u8> {
-        self.state().first.map(status::code_of)
+        self.state()
+            .first
+            .map(|(signal, _)| status::code_of(signal))
     }
 
     /// From now on, signals go to this process. One that has already come goes to it at once.
@@ -108,7 +112,7 @@ impl Signals {
             state.target = Some(target.clone());
             state.first
         };
-        if let Some(signal) = missed {
+        if let Some((signal, _)) = missed {
             let _process_has_ended = target.send(signal, &mut None);
         }
     }
@@ -123,16 +127,18 @@ impl Signals {
 
     fn handle(&self, signal: Signal, connection: &mut Option<EnvdClient<Wire>>) {
         let is_ending = ENDING.contains(&signal);
-        let (target, is_repeated) = {
+        let (target, first) = {
             let mut state = self.state();
-            let is_repeated = is_ending && state.first.is_some();
+            let first = state.first;
             if is_ending {
-                state.first.get_or_insert(signal);
+                state.first.get_or_insert((signal, Instant::now()));
             }
-            (state.target.clone(), is_repeated)
+            (state.target.clone(), first.filter(|_| is_ending))
         };
-        if is_repeated {
-            self.end(signal);
+        match first {
+            Some((former, at)) if former == signal && at.elapsed() < SAME => return,
+            Some(_) => self.end(signal),
+            None => {}
         }
         if is_ending {
             let late = self.clone();

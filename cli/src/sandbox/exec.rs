@@ -45,7 +45,10 @@ pub(crate) fn exec(context: &Context, args: &ExecArgs) -> Result<u8, Failure> {
     let mut client = server.agent(&route)?;
     match signals.received() {
         Some(code) => Ok(code),
-        None => attach::attach(&mut client, &server, &route, &order, &signals),
+        None => {
+            let ended = attach::attach(&mut client, &server, &route, &order, &signals);
+            ended.map(|outcome| outcome.code)
+        }
     }
 }
 
