@@ -82,7 +82,11 @@ pub(crate) fn build(
     let goes_on = |_: &_, _: &_| signals.received().is_none();
     match build::follow(server, &build, &mut display, goes_on)? {
         Ended::Ready => Ok(None),
-        Ended::Left => Ok(signals.received()),
+        Ended::Left => {
+            display.finish();
+            eprintln!("cube: the build goes on; the next run begins with its result");
+            Ok(signals.received())
+        }
         Ended::Failed(reason) => Err(build::failed(&format!("image {image}"), &reason)),
     }
 }

@@ -353,4 +353,43 @@ mod tests {
         };
         assert_eq!(server.server().unwrap_err().kind, Kind::Usage);
     }
+
+    /// What a request to a server that answers so returns.
+    fn answer(text: &'static str) -> Result<serde_json::Value, Failure> {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let peer = std::thread::spawn(move || {
+            use std::io::Write;
+            let (mut stream, _) = listener.accept().unwrap();
+            let _head = stream.read(&mut [0; 4096]).unwrap();
+            stream.write_all(text.as_bytes()).unwrap();
+        });
+        let answer = args(&url, "", "").server().unwrap().get("/x");
+        peer.join().unwrap();
+        answer
+    }
+
+    #[test]
+    fn what_no_server_should_answer_is_a_failure() {
+        let texts = [
+            "",
+            "SSH-2.0-OpenSSH\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n<htm>",
+            "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}",
+        ];
+        for text in texts {
+            let why = answer(text).unwrap_err();
+            assert_eq!(why.kind, Kind::Unreachable, "{text:?}: {why}");
+        }
+        let refused = answer("HTTP/1.1 418 x\r\ncontent-length: 4\r\n\r\nnope").unwrap_err();
+        assert!(refused.message.contains("status 418"), "{refused}");
+        let hostile = answer(
+            "HTTP/1.1 404 x\r\ncontent-length: 39\r\n\r\n{\"code\":404,\"message\":\"\\u001b[31mgone\"}",
+        );
+        let hostile = hostile.unwrap_err();
+        assert!(
+            hostile.kind == Kind::NotFound && !hostile.message.contains('\x1b'),
+            "{hostile:?}"
+        );
+    }
 }

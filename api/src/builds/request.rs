@@ -305,6 +305,23 @@ mod tests {
     }
 
     #[test]
+    fn the_config_of_an_image_needs_an_image() {
+        let request = |from_template: bool| StartBuild {
+            from_image: (!from_template).then(|| "debian".to_owned()),
+            from_template: from_template.then(|| "base".to_owned()),
+            image_config: Some(ImageConfig::Start),
+            ..StartBuild::default()
+        };
+        let spec = check_start(request(false)).unwrap();
+        assert_eq!(spec.image_config, Some(ImageConfig::Start));
+        let why = check_start(request(true)).unwrap_err();
+        assert!(why.to_string().contains("imageConfig"), "{why}");
+        let read = |text| serde_json::from_str::<StartBuild>(text);
+        let read = read(r#"{"fromImage":"a","imageConfig":"defaults"}"#).unwrap();
+        assert_eq!(read.image_config, Some(ImageConfig::Defaults));
+    }
+
+    #[test]
     fn a_tag_in_the_name_counts_as_a_tag() {
         let mut request = named("n:v1");
         request.tags = Some(vec!["v2".to_owned(), "v2".to_owned()]);

@@ -82,7 +82,8 @@ impl World {
             vmm: bin.join("cube-vmm"),
             templates: artifacts.join("templates"),
             warm: 1,
-            domain: None,
+            // Certificates are made for a domain and for this host.
+            domain: (tls == Tls::PrivateAuthority).then(|| "cube.test".to_owned()),
             door,
             tls,
             options,

@@ -119,6 +119,7 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use api_types::rest::ImageConfig;
     use oci_image::registry::Credentials;
     use proptest::prelude::*;
 
@@ -143,6 +144,7 @@ mod tests {
             ],
             start: Some("serve".to_owned()),
             ready: None,
+            image_config: Some(ImageConfig::Start),
         }
     }
 
@@ -165,6 +167,7 @@ mod tests {
         assert!(!KeptOrder::parse(&bytes).unwrap().had_credentials);
         let template = StartSpec {
             from: From::Template("base".to_owned()),
+            image_config: None,
             ..spec()
         };
         let bytes = KeptOrder::render(&template).unwrap();
