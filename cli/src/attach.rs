@@ -173,7 +173,7 @@ fn show(event: &ProcessEvent) -> io::Result<()> {
     }
 }
 
-/// Whoever read the output has gone, or the disk is full.
+/// The reader of the output has gone, or the output cannot be written.
 fn output_lost(why: &io::Error) -> Result<u8, Failure> {
     match why.kind() {
         io::ErrorKind::BrokenPipe => Ok(u8::try_from(BROKEN_PIPE).unwrap_or(ATTACHED)),

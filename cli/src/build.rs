@@ -122,7 +122,7 @@ pub(crate) fn begin_redo(
 pub(crate) enum Ended {
     Ready,
     Failed(StatusReason),
-    /// The caller no longer wants to know. The build goes on.
+    /// The caller stopped following. The build goes on.
     Left,
 }
 
@@ -146,13 +146,14 @@ pub(crate) fn follow(
         let has_more = !info.log_entries.is_empty();
         match info.status {
             // The rest of the log comes first.
-            _ if has_more => continue,
+            BuildStatus::Ready | BuildStatus::Error if has_more => {}
             BuildStatus::Ready => return Ok(Ended::Ready),
             BuildStatus::Error => return Ok(Ended::Failed(reason(info))),
-            BuildStatus::Waiting | BuildStatus::Building => {}
+            BuildStatus::Waiting | BuildStatus::Building => {
+                display.tick();
+                thread::sleep(PERIOD);
+            }
         }
-        display.tick();
-        thread::sleep(PERIOD);
     }
 }
 

@@ -102,7 +102,7 @@ impl Failure {
         json!({"format": FORMAT, "kind": "error", "items": [item]}).to_string()
     }
 
-    /// A failed call, as the person who waits for it needs it.
+    /// A failed call to `to`.
     pub(crate) fn of_call(why: &ClientError, to: &dyn fmt::Display) -> Self {
         match why {
             ClientError::NotReachable { source, .. } => {

@@ -1,21 +1,31 @@
 //! Templates of images for `cube run --image`: one name for each image, so that it is built once.
 
-use api_types::rest::{ImageConfig, NewBuild, StartBuild};
+use std::{thread, time::Duration};
+
+use api_types::rest::{BuildStatus, ImageConfig, NewBuild, StartBuild};
 use clap::{Args, ValueEnum};
 use sha2::{Digest, Sha256};
 
 use crate::{
     attach::Signals,
-    build::{self, Ended, RegistryArgs},
-    failure::Failure,
+    build::{self, Build, Ended, RegistryArgs},
+    failure::{Failure, Kind},
     progress::{Display, Style},
     server::Server,
+    template::builds,
 };
 
 /// Raise it when the same image and options give another template.
 const VERSION: &str = "cube run 1";
 /// Hex digits of the digest in a name.
 const DIGITS: usize = 12;
+/// Part of the reason of a build that a newer one has ended.
+const SUPERSEDED: &str = "superseded by a newer one";
+/// Part of the refusal to start a build that a newer request has ended.
+const NOT_WAITING: &str = "waiting";
+/// Attempts beside other runs of the same image.
+const TRIES: u32 = 10;
+const PERIOD: Duration = Duration::from_millis(200);
 /// Longest readable part of a name.
 const MAX_SHOWN: usize = 60;
 
@@ -77,10 +87,64 @@ pub(crate) fn build(
         image_config: Some(ImageConfig::Defaults),
         ..StartBuild::default()
     };
-    let build = build::begin(server, &new, &order)?;
+    let mut build = join_or_begin(server, &new, &order)?;
     let mut display = Display::new(image, Style::of_stderr());
     let goes_on = |_: &_, _: &_| signals.received().is_none();
-    match build::follow(server, &build, &mut display, goes_on)? {
+    let mut tries = 1..TRIES;
+    loop {
+        let ended = build::follow(server, &build, &mut display, goes_on)?;
+        let is_superseded =
+            matches!(&ended, Ended::Failed(why) if why.message.contains(SUPERSEDED));
+        if !is_superseded || tries.next().is_none() {
+            return finished(image, ended, &mut display, signals);
+        }
+        build = join_or_begin(server, &new, &order)?;
+    }
+}
+
+/// The build of the name that another run waits for, or a new one. A new one would end that of the other.
+fn join_or_begin(
+    server: &mut Server,
+    new: &NewBuild,
+    order: &StartBuild,
+) -> Result<Build, Failure> {
+    let name = new.name.as_deref().unwrap_or_default();
+    let mut tries = 1..TRIES;
+    loop {
+        if let Some(build) = under_way(server, name)? {
+            return Ok(build);
+        }
+        match build::begin(server, new, order) {
+            // Another run has requested a build since this one was requested, and is about to start it.
+            Err(why) if why.message.contains(NOT_WAITING) && tries.next().is_some() => {
+                thread::sleep(PERIOD);
+            }
+            begun => return begun,
+        }
+    }
+}
+
+/// The build of a name that runs or is in the queue.
+fn under_way(server: &mut Server, name: &str) -> Result<Option<Build>, Failure> {
+    let found = match builds(server, name) {
+        Err(why) if why.kind == Kind::NotFound => return Ok(None),
+        found => found?,
+    };
+    let running = found.builds.into_iter();
+    let mut running = running.filter(|build| build.status == BuildStatus::Building);
+    Ok(running.next().map(|running| Build {
+        template_id: found.template_id,
+        build_id: running.build_id,
+    }))
+}
+
+fn finished(
+    image: &str,
+    ended: Ended,
+    display: &mut Display,
+    signals: &Signals,
+) -> Result<Option<u8>, Failure> {
+    match ended {
         Ended::Ready => Ok(None),
         Ended::Left => {
             display.finish();

@@ -56,7 +56,7 @@ pub(crate) enum Command {
     Generate(pages::PagesCommand),
 }
 
-/// What every command gets.
+/// Options that all commands share.
 pub(crate) struct Context {
     pub(crate) args: ServerArgs,
     pub(crate) format: Format,
@@ -132,4 +132,55 @@ fn report(context: &Context, failure: &Failure, code: u8) -> ExitCode {
         Format::Json => eprintln!("{}", failure.to_json(code)),
     }
     ExitCode::from(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent_and_shows_only_what_exists() {
+        Cube::command().debug_assert();
+        let help = Cube::command().render_help().to_string();
+        let shown = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+        let shown = shown.take_while(|line| !line.is_empty());
+        let shown: Vec<_> = shown
+            .filter_map(|line| line.split_whitespace().next())
+            .collect();
+        for hidden in ["generate", "cubemastercli", "volume", "node", "policy"] {
+            assert!(!shown.contains(&hidden), "{hidden}");
+        }
+        for command in ["run", "sandbox", "snapshot", "template", "key", "server"] {
+            assert!(shown.contains(&command), "{command}");
+        }
+    }
+
+    #[test]
+    fn the_words_of_a_command_need_no_separator() {
+        for (line, tail) in [
+            (
+                "cube run -it --image python:3.12 -- python -V",
+                &["python", "-V"][..],
+            ),
+            ("cube run python -V --json", &["python", "-V", "--json"]),
+            ("cube sandbox exec -i id cat -n", &["cat", "-n"]),
+        ] {
+            let cube = Cube::try_parse_from(line.split_whitespace()).unwrap();
+            let debug = format!("{:?}", cube.command);
+            assert!(debug.contains(&format!("command: {tail:?}")), "{debug}");
+        }
+    }
+
+    #[test]
+    fn pages_are_made_of_all_commands() {
+        let dir = tempfile::tempdir().unwrap();
+        pages::run(&pages::PagesCommand::Man {
+            dir: dir.path().to_owned(),
+        })
+        .unwrap();
+        for page in ["cube.1", "cube-run.1", "cube-sandbox-cp.1"] {
+            assert!(dir.path().join(page).exists(), "{page}");
+        }
+    }
 }

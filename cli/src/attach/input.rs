@@ -17,8 +17,8 @@ const FOREVER: Duration = Duration::from_secs(30 * 86_400);
 /// The key ^D, which ends the input of a terminal.
 const END_OF_TRANSMISSION: &[u8] = b"\x04";
 
-/// Starts the thread. It ends with the input, or when the process no longer reads; a failure is no other, since a
-/// process may end before its input, and a lost connection ends the main thread too.
+/// Starts the thread. It ends with the input, or with the process, which may end before its input. A failure is not
+/// reported: a lost connection ends the main thread too.
 pub(super) fn start(route: SandboxRoute, pid: u32, streams: Streams) {
     thread::spawn(move || {
         let _process_has_ended = forward(&route, pid, streams);

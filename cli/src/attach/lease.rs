@@ -28,7 +28,7 @@ impl Lease {
                 duration: i64::try_from(LEASE.as_secs()).ok(),
             };
             while dropped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-                // A failure has no other consequence than that the sandbox may end; the next attempt may succeed.
+                // If all attempts fail, the sandbox ends, and the main thread reports that.
                 let _unreachable = server.send("POST", &path, &body);
             }
         });

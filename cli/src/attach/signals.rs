@@ -70,7 +70,7 @@ impl Signals {
     /// them. Must be called before any other thread is started.
     pub(crate) fn take_over() -> Self {
         let set: SigSet = ENDING.into_iter().chain(OTHERS).collect();
-        // Fails only for a set that is no set.
+        // pthread_sigmask(3) fails only for an invalid operation.
         let _never = set.thread_block();
         let signals = Self(Arc::new(Mutex::new(State {
             at_end: AtEnd::Nothing,

@@ -77,7 +77,7 @@ pub(super) fn copy(context: &Context, args: &CopyArgs) -> Result<(), Failure> {
     };
     let copier = match (from, to) {
         (Place::Here(from), Place::Sandbox(id, to)) => {
-            // Before the server is asked: a mistyped name is the likelier mistake.
+            // Checked first, so that a mistyped name needs no server.
             let found = fs::metadata(&from).map_err(|why| here(&from, &why))?;
             let mut copier = copier(&id)?;
             let to = copier.target_there(&to, &from)?;
@@ -309,7 +309,7 @@ impl Copier {
         match got {
             Ok(_) => self.files += 1,
             Err(why) => {
-                // Half a file is worse than none.
+                // An incomplete file must not be taken for the whole one.
                 let _not_there = fs::remove_file(to);
                 return Err(self.failed(from, &why));
             }

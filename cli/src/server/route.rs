@@ -90,7 +90,7 @@ impl Server {
     }
 
     /// The kept connection as one to a sandbox, if both planes have one address; otherwise a new one. So a command
-    /// that has just been told of its sandbox needs no further connection.
+    /// whose sandbox was just created needs no further connection.
     pub(crate) fn agent(&mut self, route: &SandboxRoute) -> Result<EnvdClient<Wire>, Failure> {
         match self.client.take() {
             Some(client) if route.endpoint == self.control => Ok(route.over(client)),

@@ -220,26 +220,26 @@ pub(crate) fn kvm_a_reader_that_leaves_ends_the_sandbox() {
     assert!((60..=121).contains(&lease), "{lease} s");
 }
 
-/// Compares the median of whole runs of the program with that of the same requests by this process, alternating.
+/// Compares whole runs of the program with the same requests by this process, in turn, each with a warm slot.
 pub(crate) fn kvm_a_run_takes_little_longer_than_the_interface() {
     const ROUNDS: usize = 15;
     let world = World::open();
     let (mut program, mut interface) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        world.is_empty_soon();
+        world.has_warm_slot_soon();
         let started = Instant::now();
         world.run(&["run", "--", "true"]).expect(0);
         program.push(started.elapsed());
-        world.is_empty_soon();
+        world.has_warm_slot_soon();
         let started = Instant::now();
         by_interface(&world);
         interface.push(started.elapsed());
     }
     program.sort();
     interface.sort();
+    test_cases::found!("run, sorted: {program:?}; the same requests: {interface:?}");
     let (program, interface) = (program[ROUNDS / 2], interface[ROUNDS / 2]);
-    test_cases::found!("run: {program:?}; the same requests: {interface:?} (medians of {ROUNDS})");
-    // This host's other work varies by more than the program takes, so the bound is above the goal of 10 ms.
+    // The goal is 10 ms with the release build. This build is not optimized, and other work of this host varies by more.
     assert!(
         program < interface + Duration::from_millis(30),
         "{program:?}, {interface:?}"

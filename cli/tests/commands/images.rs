@@ -2,7 +2,7 @@
 
 use std::{fs, time::Instant};
 
-use crate::world::World;
+use crate::world::{Ran, World};
 
 const IMAGE: &str = "e2bdev/base";
 
@@ -34,8 +34,19 @@ pub(crate) fn kvm_an_image_is_built_once_and_keeps_its_user_and_directory() {
         ("root\n/\n", "")
     );
     test_cases::found!("second run of the image: {:?}", started.elapsed());
+    // Two at once do not end each other's build.
+    let words = ["run", "--image", IMAGE, "--memory", "384", "--", "pwd"];
+    let both = [world.spawn(&words), world.spawn(&words)];
+    for run in both {
+        assert_eq!(
+            Ran::of(&words, run.wait_with_output().unwrap())
+                .expect(0)
+                .stdout,
+            "/\n"
+        );
+    }
     let templates = world.run(&["template", "list", "--json"]).items("template");
-    assert_eq!(templates.len(), 2, "{templates:?}");
+    assert_eq!(templates.len(), 3, "{templates:?}");
     world.is_empty_soon();
 }
 

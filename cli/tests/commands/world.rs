@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use api_types::envd::EnvdClient;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -137,6 +138,20 @@ impl World {
     pub(crate) fn ids(&self) -> Vec<String> {
         let listed = self.run(&["sandbox", "list", "-q"]).expect(0);
         listed.stdout.lines().map(str::to_owned).collect()
+    }
+
+    /// Waits until a warm slot is ready.
+    pub(crate) fn has_warm_slot_soon(&self) {
+        let endpoint = self.server.endpoint();
+        let mut client = EnvdClient::over(endpoint.dial(PATIENCE).unwrap(), PATIENCE);
+        client.set_route(&endpoint.authority(), &[("x-api-key", self.server.key())]);
+        until("there is a warm slot", || {
+            let answer = client.request("GET", "/metrics", &[], b"").unwrap();
+            let text = String::from_utf8(answer.body).unwrap();
+            text.lines().any(|line| line == "cube_pool_warm 1")
+        });
+        // The last sandbox may still be ending.
+        std::thread::sleep(Duration::from_millis(200));
     }
 
     /// Waits until there is no sandbox: a killed one may still end.
