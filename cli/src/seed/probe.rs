@@ -9,7 +9,8 @@ pub(super) fn script(port: u16, path: Option<&str>) -> String {
     let accepted = if path.is_some() { "2" } else { "[1-4]" };
     let path = path.unwrap_or(USUAL_PATH).replace('\'', "%27");
     format!(
-        "exec 3<>/dev/tcp/127.0.0.1/{port} || exit 1
+        "trap '' PIPE
+exec 3<>/dev/tcp/127.0.0.1/{port} || exit 1
 printf 'GET %s HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' '{path}' >&3 2>/dev/null
 IFS= read -r -t 2 line <&3
 case $line in
@@ -35,10 +36,13 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let server = std::thread::spawn(move || {
             let (mut peer, _) = listener.accept().unwrap();
-            let mut request = [0; 512];
-            let length = peer.read(&mut request).unwrap();
+            let (mut request, mut piece) = (Vec::new(), [0; 512]);
+            while !request.ends_with(b"\r\n\r\n") {
+                let length = peer.read(&mut piece).unwrap();
+                request.extend(&piece[..length]);
+            }
             peer.write_all(answer.as_bytes()).unwrap();
-            String::from_utf8_lossy(&request[..length]).into_owned()
+            String::from_utf8(request).unwrap()
         });
         let status = Command::new("/bin/bash")
             .args(["-c", &script(port, path)])

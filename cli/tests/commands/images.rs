@@ -2,7 +2,12 @@
 
 use std::{fs, time::Instant};
 
-use crate::world::{Ran, World};
+use testbed::server::{Door, Tls};
+
+use crate::{
+    registry::{PAGE, PORT, serve},
+    world::{Ran, World, variable},
+};
 
 const IMAGE: &str = "e2bdev/base";
 
@@ -100,4 +105,78 @@ pub(crate) fn kvm_a_dockerfile_becomes_a_template() {
     );
     world.run(&["template", "delete", "mine"]).expect(0);
     world.run(&["template", "info", "mine"]).expect(1);
+}
+
+pub(crate) fn kvm_the_config_of_an_image_is_that_of_its_sandboxes() {
+    let dir = tempfile::tempdir().unwrap();
+    let busybox = variable("CUBE_ARTIFACTS").unwrap().join("guest/busybox");
+    let registry = serve(dir.path(), &busybox);
+    let mirror = format!("{registry}=http://{registry}");
+    let options = [
+        "--image-mirror",
+        &mirror,
+        "--image-exception",
+        "127.0.0.0/8",
+    ];
+    let options = options.map(str::to_owned);
+    let world = World::with_options(Door::Open, Tls::Off, &options);
+    let image = format!("{registry}/r:latest");
+    let port = PORT.to_string();
+    let create = [
+        "cubemastercli",
+        "tpl",
+        "create-from-image",
+        "--image",
+        &image,
+        "--writable-layer-size",
+        "1G",
+        "--probe",
+        &port,
+        "--probe-path",
+        "/page",
+        "--memory",
+        "256",
+        "--alias",
+        "web",
+        "--env",
+        "MORE=a$b",
+    ];
+    let created = world.run(&create).expect(0).stdout;
+    let job = created
+        .lines()
+        .next()
+        .unwrap()
+        .rsplit(' ')
+        .next()
+        .unwrap()
+        .to_owned();
+    let watched = world
+        .run(&["cubemastercli", "tpl", "watch", "--job-id", &job])
+        .expect(0)
+        .stdout;
+    assert!(
+        watched.contains("pull_layers: 1/1") || watched.contains("status: READY"),
+        "{watched}"
+    );
+    // The entry point runs in every sandbox, and commands have the image's user, directory and variables.
+    let script = format!(
+        "id -un; pwd; echo \"$GREETING,$MORE,$PATH\"; busybox wget -qO- http://127.0.0.1:{port}/page"
+    );
+    let ran = world.run(&["run", "--template", "web", "--", "/bin/sh", "-c", &script]);
+    assert_eq!(
+        ran.expect(0).stdout,
+        format!("web\n/srv/www\nit's $HOME,a$b,/opt/own:/bin\n{PAGE}")
+    );
+    // Without the start command.
+    let script = format!("id -un; pwd; busybox wget -qO- http://127.0.0.1:{port}/page");
+    let ran = world.run(&[
+        "run", "--image", &image, "--memory", "256", "--", "/bin/sh", "-c", &script,
+    ]);
+    let ran = ran.expect(1);
+    assert_eq!(ran.stdout, "web\n/srv/www\n");
+    assert!(
+        ran.stderr.contains("1 layers") || ran.stderr.contains("CACHED"),
+        "{}",
+        ran.stderr
+    );
 }

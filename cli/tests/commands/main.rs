@@ -7,6 +7,7 @@
 mod attached;
 mod errors;
 mod images;
+mod registry;
 mod sandboxes;
 mod seed;
 mod world;
@@ -33,6 +34,7 @@ fn main() {
         images::{
             kvm_an_image_is_built_once_and_keeps_its_user_and_directory,
             kvm_a_dockerfile_becomes_a_template,
+            kvm_the_config_of_an_image_is_that_of_its_sandboxes,
         },
         seed::{
             kvm_the_commands_of_the_guides_work,

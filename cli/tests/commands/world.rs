@@ -40,7 +40,7 @@ pub(crate) fn lack() -> Option<String> {
     missing.map(|path| format!("{} is missing", path.display()))
 }
 
-fn variable(name: &str) -> Option<PathBuf> {
+pub(crate) fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from)
 }
 
@@ -57,6 +57,10 @@ impl World {
     }
 
     pub(crate) fn with(door: Door, tls: Tls) -> Self {
+        Self::with_options(door, tls, &[])
+    }
+
+    pub(crate) fn with_options(door: Door, tls: Tls, more: &[String]) -> Self {
         let (artifacts, bin) = (
             variable("CUBE_ARTIFACTS").unwrap(),
             variable("CUBE_BIN").unwrap(),
@@ -69,6 +73,7 @@ impl World {
         let mut options: Vec<String> = ["--network", "none", "--allow-missing-limits"]
             .map(str::to_owned)
             .into();
+        options.extend_from_slice(more);
         let directories = [
             ("--image-converter", bin.join("cube-image")),
             ("--image-userland", artifacts.join("guest")),
