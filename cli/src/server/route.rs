@@ -1,0 +1,126 @@
+//! The way to a sandbox's agent.
+
+use api_client::endpoint::{Endpoint, Wire};
+use api_types::{
+    envd::{ENVD_PORT, EnvdClient},
+    rest::{ConnectSandbox, Sandbox, SandboxDetail, SandboxState},
+};
+
+use super::{ANSWER, DIAL, DataPlane, Server, segment};
+use crate::failure::{Failure, Kind};
+
+/// Longest sandbox id in bytes.
+const MAX_ID: usize = 128;
+/// Lifetime in seconds of a sandbox that a command resumes.
+const RESUMED_S: i64 = 300;
+
+/// A sandbox and how its agent is reached.
+#[derive(Clone)]
+pub(crate) struct SandboxRoute {
+    pub(crate) id: String,
+    token: Option<String>,
+    endpoint: Endpoint,
+}
+
+impl Server {
+    /// The route to a sandbox that the server has just returned.
+    pub(crate) fn route(&self, sandbox: &Sandbox) -> Result<SandboxRoute, Failure> {
+        let (token, domain) = (&sandbox.envd_access_token, &sandbox.domain);
+        self.route_of(&sandbox.sandbox_id, token.as_ref(), domain.as_deref())
+    }
+
+    fn route_of(
+        &self,
+        id: &str,
+        token: Option<&String>,
+        domain: Option<&str>,
+    ) -> Result<SandboxRoute, Failure> {
+        let unexpected = |what: &str| {
+            let to = &self.control;
+            Failure::new(Kind::Unreachable, format!("{to} sent a malformed {what}"))
+        };
+        let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+        if id.is_empty() || id.len() > MAX_ID || !id.bytes().all(is_plain) {
+            return Err(unexpected("sandbox id"));
+        }
+        let is_header = |token: &String| token.bytes().all(|b| b.is_ascii_graphic());
+        if token.is_some_and(|token| !is_header(token)) {
+            return Err(unexpected("access token"));
+        }
+        let endpoint = match &self.data {
+            DataPlane::At(endpoint) => endpoint.clone(),
+            DataPlane::Domain(configured) => {
+                let domain = domain.unwrap_or(configured);
+                Endpoint::parse(&format!("https://{ENVD_PORT}-{id}.{domain}"))?
+            }
+        };
+        Ok(SandboxRoute {
+            id: id.to_owned(),
+            token: token.cloned(),
+            endpoint,
+        })
+    }
+
+    /// Finds a sandbox. A paused one is resumed; the end of a running one stays as it is.
+    pub(crate) fn find(&mut self, id: &str) -> Result<SandboxRoute, Failure> {
+        let path = format!("/sandboxes/{}", segment(id));
+        let found: SandboxDetail = self.get(&path).map_err(unknown_sandbox)?;
+        match found.state {
+            SandboxState::Running => {
+                let (token, domain) = (&found.envd_access_token, &found.domain);
+                self.route_of(&found.sandbox_id, token.as_ref(), domain.as_deref())
+            }
+            SandboxState::Paused => {
+                let body = ConnectSandbox {
+                    timeout: Some(RESUMED_S),
+                    memory: None,
+                };
+                let path = format!("/v2{path}/connect");
+                let sandbox: Sandbox = self.post(&path, &body).map_err(unknown_sandbox)?;
+                self.route(&sandbox)
+            }
+        }
+    }
+
+    /// Takes a connection to a sandbox back, if both planes have one address.
+    pub(crate) fn keep(&mut self, client: EnvdClient<Wire>, route: &SandboxRoute) {
+        if route.endpoint == self.control && !client.is_closing() {
+            self.client = Some(client);
+        }
+    }
+
+    /// The kept connection as one to a sandbox, if both planes have one address; otherwise a new one. So a command
+    /// whose sandbox was just created needs no further connection.
+    pub(crate) fn agent(&mut self, route: &SandboxRoute) -> Result<EnvdClient<Wire>, Failure> {
+        match self.client.take() {
+            Some(client) if route.endpoint == self.control => Ok(route.over(client)),
+            kept => {
+                self.client = kept;
+                route.dial()
+            }
+        }
+    }
+}
+
+/// Adds the cure to the answer for a sandbox that the server does not have.
+pub(crate) fn unknown_sandbox(failure: Failure) -> Failure {
+    failure.if_not_found("`cube sandbox list` shows the sandboxes")
+}
+
+impl SandboxRoute {
+    /// A new connection to the agent.
+    pub(crate) fn dial(&self) -> Result<EnvdClient<Wire>, Failure> {
+        Ok(self.over(EnvdClient::over(self.endpoint.dial(DIAL)?, ANSWER)))
+    }
+
+    fn over(&self, mut client: EnvdClient<Wire>) -> EnvdClient<Wire> {
+        let port = ENVD_PORT.to_string();
+        let headers = [
+            ("e2b-sandbox-id", self.id.as_str()),
+            ("e2b-sandbox-port", &port),
+        ];
+        client.set_route(&self.endpoint.authority(), &headers);
+        client.set_access_token(self.token.clone());
+        client
+    }
+}
