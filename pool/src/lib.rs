@@ -20,6 +20,7 @@
 //! template's programs and the warm-up; its agent is open, but only the pool has had its sockets; and its record says
 //! that it has no owner, so that it ends with this process.
 
+mod account;
 mod catalog;
 mod cgroup;
 mod clock;

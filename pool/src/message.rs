@@ -228,8 +228,6 @@ pub(crate) struct FilesAdded {
     /// The id of the template.
     pub(crate) id: String,
     pub(crate) added: Result<Origin, PoolError>,
-    /// Bytes that were set aside for copies.
-    pub(crate) copies: u64,
     pub(crate) answer: Answer<TemplateInfo>,
 }
 

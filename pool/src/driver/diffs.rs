@@ -92,9 +92,10 @@ impl Driver {
         let Some(template) = self.templates.iter().find(is_due) else {
             return;
         };
-        if self.disks.room_in_background(&self.slots) < template.loaded_bytes {
+        // A diff that is not kept may be nearly as large as the memory.
+        let Ok(room) = self.disks.set_aside(&self.slots, template.loaded_bytes) else {
             return;
-        }
+        };
         let stop = Arc::new(AtomicBool::new(false));
         let plan = DiffPlan {
             id: template.info.id.clone(),
@@ -107,6 +108,7 @@ impl Driver {
         // A thread of its own, because its priority cannot be raised again.
         let begun = thread::Builder::new().spawn(move || {
             let stored = plan.run();
+            drop(room);
             let _ = reporter.send(Report::Stored(plan.id, stored));
         });
         match begun {

@@ -9,6 +9,7 @@ use vmm_control::template::LoadedTemplate;
 use super::copies::{Copies, CopySize};
 use crate::{
     PoolConfig, TemplateInfo,
+    account::{Account, Allowance},
     cgroup::Groups,
     durable::Durability,
     message::{Answer, FilesAdded, Published, Renamed, Report, SnapshotFor},
@@ -38,6 +39,7 @@ pub(super) struct Jobs {
     pub(super) groups: Arc<Groups>,
     pub(super) reporter: mpsc::UnboundedSender<Report>,
     templates: mpsc::UnboundedSender<Work>,
+    account: Account,
     /// All are charged to the server's control group.
     pub(super) copies: Copies,
 }
@@ -47,6 +49,7 @@ impl Jobs {
         config: Arc<PoolConfig>,
         groups: Arc<Groups>,
         reporter: mpsc::UnboundedSender<Report>,
+        account: Account,
     ) -> Self {
         let (templates, queue) = mpsc::unbounded_channel();
         tokio::spawn(in_turn(queue));
@@ -55,6 +58,7 @@ impl Jobs {
             groups,
             reporter,
             templates,
+            account,
             copies: Copies::default(),
         }
     }
@@ -143,7 +147,8 @@ impl Jobs {
     pub(super) fn restorer(&self) -> Restorer {
         Restorer {
             images: self.config.state.join(crate::IMAGES),
-            reserve: self.config.disk_reserve.0,
+            account: self.account.clone(),
+            allowance: Allowance::Beyond(self.config.disk_reserve.0),
         }
     }
 
@@ -281,7 +286,6 @@ impl Jobs {
             Report::FilesAdded(FilesAdded {
                 added: boot.map(|boot| Origin::Disk(plan.size, boot, None)),
                 id: plan.id,
-                copies: plan.copies,
                 answer,
             })
         });
@@ -294,7 +298,6 @@ impl Jobs {
             Report::FilesAdded(FilesAdded {
                 added: linked.map(|()| plan.origin),
                 id: plan.id,
-                copies: 0,
                 answer,
             })
         });

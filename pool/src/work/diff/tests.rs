@@ -5,6 +5,7 @@ use sha2::{Digest, Sha256};
 
 use super::{restore::write_blocks, *};
 use crate::{
+    account::{Account, Allowance},
     error::is_full,
     memory_diff::is_zero,
     templates::{
@@ -62,7 +63,8 @@ fn plan(dir: &Path, base: Option<&Path>) -> DiffPlan {
 pub(crate) fn restorer(images: &Path) -> Restorer {
     Restorer {
         images: images.to_owned(),
-        reserve: 0,
+        account: Account::default(),
+        allowance: Allowance::Beyond(0),
     }
 }
 
@@ -100,14 +102,26 @@ fn memory_comes_back_from_its_diff_and_only_with_its_base() {
 
     // Without room nothing is written, and the diff is not blamed.
     let full = Restorer {
-        reserve: u64::MAX,
+        allowance: Allowance::Beyond(u64::MAX),
         ..restorer.clone()
     };
-    let why = full.restore(&dir).unwrap_err();
-    assert!(
-        is_full(&why) && !why.to_string().contains("backup"),
-        "{why}"
-    );
+    // Another job has set the rest of the disk aside. Unlike a start, a resume is not refused then.
+    let aside = restorer.account.take(u64::MAX / 2, |_| Ok::<_, ()>(()));
+    for full in [&full, &restorer] {
+        let why = full.restore(&dir).unwrap_err();
+        assert!(
+            is_full(&why) && !why.to_string().contains("backup"),
+            "{why}"
+        );
+    }
+    let resume = Restorer {
+        allowance: Allowance::All,
+        ..restorer.clone()
+    };
+    resume.restore(&dir).unwrap();
+    remove_memory(&dir);
+    drop(aside);
+    assert_eq!(restorer.account.aside(), 0, "all was given back");
 
     // Another base of the same length.
     let aside = images.join("aside");
