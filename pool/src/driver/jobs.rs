@@ -12,7 +12,8 @@ use crate::{
     account::{Account, Allowance},
     cgroup::Groups,
     durable::Durability,
-    message::{Answer, FilesAdded, Published, Renamed, Report, SnapshotFor},
+    error::is_full,
+    message::{Answer, FilesAdded, LoadFailed, Published, Renamed, Report, SnapshotFor},
     network,
     record::{Record, SlotDir},
     recover::Leftovers,
@@ -169,10 +170,17 @@ impl Jobs {
         self.copies.begun(size);
         let restorer = self.restorer();
         self.run(move || {
-            let restored = restorer.restore(&dir).map_err(|e| e.to_string());
+            let restored = restorer.restore(&dir).map_err(|e| {
+                let failed = if is_full(&e) {
+                    LoadFailed::NoSpace
+                } else {
+                    LoadFailed::Other
+                };
+                failed(e.to_string())
+            });
             let loaded = restored.and_then(|()| {
-                let loaded = LoadedTemplate::load(&dir);
-                loaded.map(Arc::new).map_err(|e| model::chain(&e))
+                let loaded = LoadedTemplate::load(&dir).map(Arc::new);
+                loaded.map_err(|e| LoadFailed::Other(model::chain(&e)))
             });
             Report::Loaded(template, dir, size, loaded)
         });

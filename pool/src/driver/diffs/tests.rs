@@ -123,3 +123,54 @@ async fn a_memory_file_stays_while_a_start_may_need_it_and_goes_while_others_sta
     let other = driver.another(root.path());
     stays(&mut driver, &other, false);
 }
+
+#[tokio::test]
+async fn a_load_is_tried_again_when_the_disk_has_room_and_not_if_the_diff_is_damaged() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut driver, id) = driver(root.path());
+    let memory = store(&mut driver, &id);
+    let dir = memory.parent().unwrap().to_owned();
+    remove_memory(&dir);
+    let load = async |driver: &mut Driver| {
+        driver.load(&id);
+        let report = driver.reports.recv().await.unwrap();
+        driver.report(report);
+        let template = driver.templates.get_mut(&id).unwrap();
+        (template.supply.refilling, template.supply.loads) = (true, true);
+        template.memory.clone()
+    };
+    let aside = driver.disks.account.take(u64::MAX / 2, |_| Ok::<_, ()>(()));
+    for failures in 1..4 {
+        let now_ns = host::monotonic_ns();
+        let memory = load(&mut driver).await;
+        assert!(matches!(memory, Memory::OnDisk), "{memory:?}");
+        let supply = &driver.templates.get(&id).unwrap().supply;
+        assert_eq!(supply.load_failures, failures);
+        let retry_ns = supply.load_not_before_ns;
+        let pause_ms = (retry_ns - now_ns) / 1_000_000;
+        assert!(pause_ms >= 500 << (failures - 1) && pause_ms < 60_000);
+        let next = |now_ns| driver.stock.next_fills(&driver.templates, false, now_ns);
+        assert!(next(retry_ns - 1).is_empty());
+        assert_eq!(next(retry_ns).len(), 1);
+    }
+    drop(aside);
+    let loaded = load(&mut driver).await;
+    assert!(memory.exists() && !matches!(loaded, Memory::OnDisk));
+    // Huge pages need privileges.
+    if nix::unistd::geteuid().is_root() {
+        assert!(matches!(loaded, Memory::Loaded(_)), "{loaded:?}");
+        let supply = &driver.templates.get(&id).unwrap().supply;
+        assert_eq!(supply.load_failures, 0);
+    }
+
+    remove_memory(&dir);
+    let template = driver.templates.get_mut(&id).unwrap();
+    template.memory = Memory::OnDisk;
+    template.copy = std::sync::Weak::new();
+    drop(loaded);
+    let diff = dir.join(memory_diff::NAME);
+    let bytes = std::fs::read(&diff).unwrap();
+    std::fs::write(&diff, &bytes[..96]).unwrap();
+    let damaged = load(&mut driver).await;
+    assert!(matches!(damaged, Memory::Unloadable), "{damaged:?}");
+}
