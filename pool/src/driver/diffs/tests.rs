@@ -102,7 +102,7 @@ async fn a_memory_file_stays_while_a_start_may_need_it_and_goes_while_others_sta
     let other = driver.another(root.path());
     let memory = store(&mut driver, &id);
     let dir = driver.templates.get(&id).unwrap().dir.clone();
-    let mut stays = |driver: &mut Driver, template: &str, stays: bool| {
+    let stays = |driver: &mut Driver, template: &str, stays: bool| {
         let start = start(driver, template);
         driver.store_diffs();
         assert_eq!(memory.exists(), stays, "{template}");
