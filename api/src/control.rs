@@ -31,7 +31,7 @@ use axum::{
     Router, middleware,
     routing::{MethodFilter, MethodRouter, on},
 };
-use model::SandboxId;
+use model::{Bytes, SandboxId};
 use netisolation::NetEvent;
 use pool::Pool;
 
@@ -65,6 +65,8 @@ pub struct Control {
     pub network: Option<Network>,
     /// Maximum timeout of a sandbox in seconds.
     pub max_timeout_s: u32,
+    /// What a sandbox may write to its disk at most; `None`: the disk's size is the limit.
+    pub disk_limit: Option<Bytes>,
     /// Whether clients use TLS, unless a proxy terminates it.
     pub is_tls: bool,
 }

@@ -6,11 +6,13 @@
 //! ```text
 //! <mount>/cube-<tag>/            memory of all VMs; the tag identifies the state directory
 //!                   <sandbox>/   memory, CPU, processes, disk bandwidth of one VM
-//!         cube-<tag>-server-*/   memory of the server, if that is limited
+//!         cube-<tag>-server-<pid>/             memory of the server, if that is limited
+//!         cube-<tag>-server-<pid>-background/  CPU of the server's programs that sandboxes precede
 //! ```
 //! A VM's group is created before its VMM starts, contains only the VMM process, and is removed after that process has
 //! exited. In version 1, a VM has no group for disk bandwidth unless disk bandwidth is limited.
 
+mod background;
 mod server;
 
 pub(crate) use server::FormerServers;
@@ -371,6 +373,7 @@ impl Groups {
     /// unless a VM is in it.
     pub(crate) fn close(&self) {
         self.leave_as_server();
+        self.close_background();
         self.remove_former_servers();
         for h in &self.hierarchies {
             // Fails while sandboxes keep running for the next server.

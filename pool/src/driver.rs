@@ -145,7 +145,9 @@ impl Driver {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let parallel = u32::try_from(cores).unwrap_or(u32::MAX);
         let config = Arc::new(setup.config);
-        let jobs = Jobs::new(Arc::clone(&config), setup.groups, reporter);
+        let disks = Disks::new(&config);
+        let account = disks.account.clone();
+        let jobs = Jobs::new(Arc::clone(&config), setup.groups, reporter, account);
         let mut pending = Vec::new();
         for (id, entry) in &mut setup.entries {
             match entry.slot.stage {
@@ -179,7 +181,7 @@ impl Driver {
             queue: Queue::new(parallel),
             stock: Stock::new(&config, parallel),
             memory: MemoryLedger::new(&config),
-            disks: Disks::new(&config),
+            disks,
             clock: setup.clock,
             counters: PoolStats::default(),
             forks: 0,
@@ -250,6 +252,7 @@ impl Driver {
                 self.fill();
             }
         }
+        self.disks.publish(&self.slots);
         if !self.stopping.drained.is_empty() && self.is_drained() {
             for drained in self.stopping.drained.drain(..) {
                 let _ = drained.send(());

@@ -20,6 +20,7 @@
 //! template's programs and the warm-up; its agent is open, but only the pool has had its sockets; and its record says
 //! that it has no owner, so that it ends with this process.
 
+mod account;
 mod catalog;
 mod cgroup;
 mod clock;
@@ -104,6 +105,7 @@ const MAX_STATE: usize = 60;
 #[derive(Clone, Debug)]
 pub struct Pool {
     requests: mpsc::Sender<Request>,
+    background: Option<Arc<Path>>,
 }
 
 /// The exclusive right to use a state directory. The kernel releases it when the last copy of the descriptor is closed,
@@ -146,6 +148,7 @@ struct Opened {
     templates: Templates,
     vmms: Vmms,
     found: Found,
+    background: Option<PathBuf>,
 }
 
 impl Opened {
@@ -203,12 +206,14 @@ impl Opened {
         if let Some(memory) = config.server_memory {
             groups.enter_as_server(memory.0)?;
         }
+        let background = groups.open_background(config.server_memory.map(|memory| memory.0))?;
         Ok(Self {
             host_boot_id,
             groups,
             templates,
             vmms,
             found,
+            background,
         })
     }
 }
@@ -294,7 +299,20 @@ impl Pool {
             lock,
         });
         tokio::spawn(driver.run());
-        Ok((Self { requests }, opened.found.recovered, ends))
+        let background = opened.background.map(Arc::from);
+        let pool = Self {
+            requests,
+            background,
+        };
+        Ok((pool, opened.found.recovered, ends))
+    }
+
+    /// The file `cgroup.procs` of a control group whose processes get the CPU when sandboxes do not need it: for programs
+    /// that the caller starts in the background. It exists until the pool is closed. `None` if the host cannot limit CPU
+    /// time.
+    #[must_use]
+    pub fn background(&self) -> Option<&Path> {
+        self.background.as_deref()
     }
 
     /// Makes a sandbox from a warm slot of the template if there is one, otherwise from a new clone. When this returns,

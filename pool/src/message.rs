@@ -191,7 +191,7 @@ pub(crate) enum Report {
         String,
         PathBuf,
         CopySize,
-        Result<Arc<LoadedTemplate>, String>,
+        Result<Arc<LoadedTemplate>, LoadFailed>,
     ),
     /// The memory of the template with this id is stored as a diff, or stays whole.
     Stored(String, std::io::Result<Option<Stored>>),
@@ -223,13 +223,19 @@ pub(crate) struct Published {
 }
 
 /// A template whose files were linked or copied.
+/// Why a template's memory was not loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LoadFailed {
+    /// The memory file could not be made from its diff, because the disk was full. It may not be full later.
+    NoSpace(String),
+    Other(String),
+}
+
 #[derive(Debug)]
 pub(crate) struct FilesAdded {
     /// The id of the template.
     pub(crate) id: String,
     pub(crate) added: Result<Origin, PoolError>,
-    /// Bytes that were set aside for copies.
-    pub(crate) copies: u64,
     pub(crate) answer: Answer<TemplateInfo>,
 }
 

@@ -109,7 +109,10 @@ impl fmt::Debug for Bases {
 
 impl Inner {
     fn client(&self) -> &Client {
-        let make = || Client::new(self.spec.registries.clone(), tls());
+        let make = || {
+            let program = parts::program(&self.spec, self.pool.background());
+            Client::new(self.spec.registries.clone(), tls()).summing_by(program)
+        };
         self.client.get_or_init(make)
     }
 }
@@ -399,7 +402,7 @@ impl Bases {
                 None => parts::open_store(&inner.dir, inner.spec.quota, inner.disk_reserve)?,
             };
             *store = Some(opened.clone());
-            Parts::new(&inner.spec, opened)
+            Parts::new(&inner.spec, opened, inner.pool.background())
         });
         opened.await.map_err(|why| why.to_string())?
     }

@@ -181,13 +181,18 @@ impl Layers {
         result
     }
 
-    /// The template of a build with this key, if the pool still has it.
+    /// A template of a build with this key that the pool still has.
     pub(super) async fn find_built(&self, key: Key) -> Option<HeldTemplate> {
-        let id = self.state().hold_built(key)?;
-        let cache = self.clone();
-        let held = HeldTemplate { id, cache };
-        let found = self.0.pool.template(&held.id).await;
-        found.map(|_present| held)
+        let mut lost = BTreeSet::new();
+        loop {
+            let id = self.state().hold_built(key, &lost)?;
+            let cache = self.clone();
+            let held = HeldTemplate { id, cache };
+            if self.0.pool.template(&held.id).await.is_some() {
+                return Some(held);
+            }
+            lost.insert(held.id.clone());
+        }
     }
 
     /// Removes the template of a finished build from the pool.
@@ -209,7 +214,7 @@ impl Layers {
         self.state().finished(template)
     }
 
-    /// Records a finished build, and forgets those whose templates are gone.
+    /// Records a finished build, which is found by these keys, and forgets those whose templates are gone.
     pub(super) async fn keep_built(&self, keys: &[Key], finished: Finished) {
         // Before the pool's list, which lacks the templates of builds that end meanwhile.
         let mut gone = self.state().all_finished();

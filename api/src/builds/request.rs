@@ -185,6 +185,21 @@ fn min_free_disk(mb: Option<i64>) -> Result<Bytes, RequestError> {
     })
 }
 
+/// Checks that sandboxes can use the free disk space that they are to have. `limit`: what each may write at most.
+///
+/// # Errors
+/// Returns [`RequestError::Invalid`] if the limit is smaller.
+pub fn check_disk_limit(min_free_disk: Bytes, limit: Option<Bytes>) -> Result<(), RequestError> {
+    let Some(limit) = limit.filter(|limit| *limit < min_free_disk) else {
+        return Ok(());
+    };
+    let (asked, most) = (min_free_disk.0 / MIB, limit.0 / MIB);
+    Err(invalid(format!(
+        "minFreeDiskMb is {asked}, but a sandbox of this server may write at most {most} MiB to its disk (--disk-limit): \
+         ask for less, or let the operator raise the limit"
+    )))
+}
+
 /// # Errors
 /// Returns [`RequestError::Invalid`] for a malformed request, and [`RequestError::Unsupported`] for credentials of AWS.
 pub fn check_start(request: StartBuild) -> Result<StartSpec, RequestError> {
@@ -378,6 +393,15 @@ mod tests {
         for wrong in [i64::MIN, -1, 65537, i64::MAX] {
             let message = of(wrong).unwrap_err().to_string();
             assert!(message.ends_with(": use 0 to 65536"), "{message}");
+        }
+        let limit = Some(Bytes::mib(1024));
+        for (free, limit) in [(1024, limit), (0, limit), (65536, None)] {
+            assert_eq!(check_disk_limit(Bytes::mib(free), limit), Ok(()));
+        }
+        let message = check_disk_limit(Bytes::mib(1025), limit).unwrap_err();
+        let message = message.to_string();
+        for part in ["minFreeDiskMb is 1025", "1024 MiB", "--disk-limit"] {
+            assert!(message.contains(part), "{message}");
         }
         for wrong in [i64::MIN, 0, 33] {
             let request = NewBuild {

@@ -72,6 +72,7 @@ async fn create(
     Body(body): Body<NewBuild>,
 ) -> Result<(StatusCode, Json<RequestedBuild>), ApiError> {
     let spec = request::check_new(body)?;
+    request::check_disk_limit(spec.min_free_disk, app.disk_limit)?;
     let (name, tags) = (spec.name.clone(), spec.tags.clone());
     let requested = app.builds.create(spec).await?;
     Ok(accepted(&app, requested, name, tags))
@@ -114,6 +115,9 @@ async fn redo(
     };
     let registry = body.from_image_registry;
     let tag = tag.unwrap_or(request::DEFAULT_TAG);
+    if let Some((former, _)) = template.tagged(tag) {
+        request::check_disk_limit(former.min_free_disk, app.disk_limit)?;
+    }
     let spec = RedoSpec {
         template_id: template.id.clone(),
         tag: tag.to_owned(),

@@ -71,6 +71,7 @@ impl Engine {
         let isolation = config.network.clone();
         let keys = KeyFile::of(&config.state);
         let (state, disk_reserve) = (config.state.clone(), config.disk_reserve);
+        let disk_limit = config.limits.layer;
         let opened = Pool::open_locked(config, lock).await;
         let (pool, recovered, ended) = opened.map_err(ServeError::Pool)?;
         let refused = network.as_ref().map(|network| network.log.clone());
@@ -105,6 +106,7 @@ impl Engine {
             domain: spec.domain.clone(),
             network,
             max_timeout_s: spec.max_timeout_s,
+            disk_limit,
             is_tls: spec.tls.is_some(),
         });
         let proxy = Proxy::new(registry);

@@ -1,7 +1,17 @@
 //! Images that become guests.
 
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::Read,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
 use crate::{
-    archive::{dir, file, image, pack},
+    archive::{dir, file, image, image_by, pack, stored},
     registry::with_password,
     world::{World, images, registries, run, serve, state},
 };
@@ -42,6 +52,38 @@ pub(crate) fn kvm_a_guest_of_a_pulled_image_runs_commands() {
             assert!(!refused.reason().contains("wrong"));
         }
         world.close().await;
+    });
+}
+
+pub(crate) fn kvm_an_image_is_summed_and_converted_in_the_control_group_of_the_background() {
+    run(async {
+        let state = state();
+        let mut noise = vec![0; 32 << 20];
+        let mut random = fs::File::open("/dev/urandom").unwrap();
+        random.read_exact(&mut noise).unwrap();
+        let layers = [pack(&[file("srv/noise", noise)])];
+        let (_server, address) = serve(&image_by(&layers, stored)).await;
+        let spec = images(registries(&[address.parse().unwrap()]));
+        let world = World::open(state.path(), spec).await;
+        let procs = world.pool.background().unwrap().to_owned();
+        let group = procs.parent().unwrap().to_owned();
+        assert_eq!(fs::read_to_string(group.join("cpu.idle")).unwrap(), "1\n");
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&has_ended);
+        let watch = std::thread::spawn(move || {
+            let mut seen = BTreeSet::new();
+            while !ended.load(Ordering::Relaxed) {
+                let pids = fs::read_to_string(&procs).unwrap();
+                seen.extend(pids.lines().map(str::to_owned));
+            }
+            seen
+        });
+        world.ask(&format!("{address}/r")).await.base();
+        has_ended.store(true, Ordering::Relaxed);
+        let seen = watch.join().unwrap();
+        assert_eq!(seen.len(), 2, "one sums the layer, one converts: {seen:?}");
+        world.close().await;
+        assert!(!group.exists());
     });
 }
 

@@ -3,13 +3,14 @@
 
 use std::{
     collections::BTreeMap,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 
 use crate::{
-    archive::{file, image, pack},
+    archive::{file, image, image_by, pack, stored},
     process::{Server, until},
     registry::Registry,
     served::Build,
@@ -21,6 +22,10 @@ const ROUNDS: (&str, usize) = ("CUBE_LOAD_ROUNDS", 1);
 const STARTS: (&str, usize) = ("CUBE_LOAD_STARTS", 5);
 /// The server that is measured; without it, the one that was compiled with this test.
 const SERVER: &str = "CUBE_LOAD_SERVER";
+/// Paths of servers, separated by colons, that are compared with each other. Each has its cube-image beside it.
+const SERVERS: &str = "CUBE_LOAD_SERVERS";
+/// Size of the image that is pulled and converted.
+const IMAGE_MIB: (&str, usize) = ("CUBE_LOAD_IMAGE_MIB", 64);
 /// Of medians. Generous, because few starts decide here, beside other tests: 2.5 was seen. docs/templates.md has the
 /// command of a measurement.
 const LARGEST_RATIO: f64 = 5.0;
@@ -36,6 +41,10 @@ enum Load {
     Spinning,
     /// One build from a new image: pull, conversion, boots, a step, its disk saved, the snapshot, the working set.
     Building,
+    /// A large image is pulled, and its digest computed.
+    Pulling,
+    /// A large image is converted.
+    Converting,
 }
 
 /// One start, from the request to the answer and to the output of the first command.
@@ -64,11 +73,103 @@ pub(crate) fn kvm_starts_while_builds_run_take_little_longer() {
     }
 }
 
+pub(crate) fn kvm_starts_while_an_image_is_pulled_and_converted_take_little_longer() {
+    let storage = tempfile::tempdir_in("/var/tmp").unwrap();
+    let registry = Registry::start(storage.path(), "");
+    let mut noise = vec![0; number(IMAGE_MIB) << 20];
+    let mut random = std::fs::File::open("/dev/urandom").unwrap();
+    std::io::Read::read_exact(&mut random, &mut noise).unwrap();
+    let own = env!("CARGO_BIN_EXE_cube-api").into();
+    let programs = std::env::var_os(SERVERS).unwrap_or(own);
+    for warm in ["4:4", "0:0"] {
+        let mut servers: Vec<_> = std::env::split_paths(&programs)
+            .map(|program| {
+                let converter = match std::env::var_os(SERVERS) {
+                    Some(_) => program.with_file_name("cube-image"),
+                    None => variable("CUBE_BIN").join("cube-image"),
+                };
+                (serve(program, &converter, &registry, warm), Starts::new())
+            })
+            .collect();
+        for round in 0..number(ROUNDS) {
+            // Other contents than in all rounds before: nothing is cached.
+            let first = file("srv/round", format!("{warm} {round}"));
+            let archive = pack(&[first, file("srv/noise", &noise)]);
+            registry.push(&image_by(&[archive], stored));
+            for (server, starts) in &mut servers {
+                let quiet = block(server, &registry, Load::Quiet, "");
+                starts.entry(Load::Quiet).or_default().extend(quiet);
+                import(server, &registry, starts);
+            }
+        }
+        for ((_, starts), program) in servers.iter().zip(std::env::split_paths(&programs)) {
+            println!("{}", program.display());
+            print(warm, starts);
+            for load in [Load::Pulling, Load::Converting] {
+                // A small image may be there before the first start.
+                if starts.contains_key(&load) {
+                    let ratio = ratio(starts, load, 50);
+                    assert!(
+                        ratio <= LARGEST_RATIO,
+                        "{load:?}, --warm {warm}: {ratio:.2}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Starts sandboxes while an image becomes the base of a build.
+fn import(server: &Server, registry: &Registry, starts: &mut Starts) {
+    let options = json!({"fromImage": format!("{}/r", registry.address)});
+    let build = Build::start(server, &request("imported"), &options);
+    let begun = Instant::now();
+    let all = |starts: &Starts| starts.values().map(Vec::len).sum::<usize>();
+    let most = all(starts) + 2 * number(STARTS);
+    loop {
+        let status = build.status().to_string();
+        assert!(begun.elapsed() < PATIENCE * 5, "{status}");
+        if status.contains("Layers extracted") || !build.goes_on() {
+            break;
+        }
+        // On a host whose CPUs are in use, the image may take very long.
+        if all(starts) >= most {
+            break;
+        }
+        let load = if status.contains("Uncompressing") {
+            Load::Converting
+        } else {
+            Load::Pulling
+        };
+        starts.entry(load).or_default().push(start(server));
+    }
+    println!("starts beside the image ended after {:?}", begun.elapsed());
+    assert_ne!(build.status()["status"], "error", "{}", build.status());
+    server
+        .delete(&format!("/templates/{}", build.template))
+        .expect(204);
+    until("the machine is gone", || {
+        metric(server, "cube_pool_running") == 0
+    });
+}
+
 fn measure(registry: &Registry, warm: &str) -> Starts {
     let converter = variable("CUBE_BIN").join("cube-image");
-    let mirror = format!("{0}=http://{0}", registry.address);
     let program = std::env::var_os(SERVER);
     let program = program.unwrap_or_else(|| env!("CARGO_BIN_EXE_cube-api").into());
+    let server = serve(program.into(), &converter, registry, warm);
+    let mut starts = Starts::new();
+    for round in 0..number(ROUNDS) {
+        for load in [Load::Quiet, Load::Spinning, Load::Quiet, Load::Building] {
+            let block = block(&server, registry, load, &format!("{warm} {round}"));
+            starts.entry(load).or_default().extend(block);
+        }
+    }
+    starts
+}
+
+fn serve(program: PathBuf, converter: &Path, registry: &Registry, warm: &str) -> Server {
+    let mirror = format!("{0}=http://{0}", registry.address);
     let options = [
         "--insecure-loopback",
         "--warm",
@@ -78,15 +179,7 @@ fn measure(registry: &Registry, warm: &str) -> Starts {
         "--image-converter",
         converter.to_str().unwrap(),
     ];
-    let server = Server::of_program(program.into(), &options);
-    let mut starts = Starts::new();
-    for round in 0..number(ROUNDS) {
-        for load in [Load::Quiet, Load::Spinning, Load::Quiet, Load::Building] {
-            let block = block(&server, registry, load, &format!("{warm} {round}"));
-            starts.entry(load).or_default().extend(block);
-        }
-    }
-    starts
+    Server::of_program(program, &options)
 }
 
 fn block(server: &Server, registry: &Registry, load: Load, round: &str) -> Vec<Start> {
@@ -132,6 +225,7 @@ fn block(server: &Server, registry: &Registry, load: Load, round: &str) -> Vec<S
             assert_eq!(build.status()["status"], "ready", "{}", build.status());
             starts
         }
+        Load::Pulling | Load::Converting => unreachable!("these are parts of an import"),
     }
 }
 
@@ -192,7 +286,7 @@ fn print(warm: &str, starts: &Starts) {
         };
         let (created, first_exec) = (of(|s| s.created), of(|s| s.first_exec));
         println!(
-            "{:9} n = {:3}, {warm:3} warm; create P50 {:6.1} P95 {:6.1}; first exec P50 {:6.1} P95 {:6.1}, times {:4.2} and {:4.2}",
+            "{:10} n = {:3}, {warm:3} warm; create P50 {:6.1} P95 {:6.1}; first exec P50 {:6.1} P95 {:6.1}, times {:4.2} and {:4.2}",
             format!("{load:?}"),
             all.len(),
             created[0],

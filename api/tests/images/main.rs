@@ -40,6 +40,7 @@ fn main() {
         guests::{
             kvm_a_guest_of_a_pulled_image_runs_commands,
             kvm_a_known_image_needs_its_manifest_only,
+            kvm_an_image_is_summed_and_converted_in_the_control_group_of_the_background,
             kvm_the_default_image_needs_no_registry,
         },
         faults::{
@@ -67,6 +68,7 @@ fn main() {
         },
         load::{
             kvm_starts_while_builds_run_take_little_longer,
+            kvm_starts_while_an_image_is_pulled_and_converted_take_little_longer,
         },
         restarts::{
             kvm_a_killed_server_leaves_nothing_of_an_image,

@@ -61,6 +61,7 @@ fn main() {
             kvm_two_builds_of_one_name_with_different_tags_both_become_ready,
             kvm_a_recipe_that_is_known_by_another_name_needs_no_machine,
             kvm_a_template_has_the_free_disk_that_its_build_asks_for,
+            kvm_a_template_is_not_promised_more_disk_than_its_sandboxes_may_write,
         },
         starts::{
             kvm_a_start_command_that_fails_without_a_ready_command_ends_the_build,

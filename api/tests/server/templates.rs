@@ -4,7 +4,10 @@ mod copies;
 mod room;
 
 pub(crate) use copies::kvm_a_recipe_that_is_known_by_another_name_needs_no_machine;
-pub(crate) use room::kvm_a_template_has_the_free_disk_that_its_build_asks_for;
+pub(crate) use room::{
+    kvm_a_template_has_the_free_disk_that_its_build_asks_for,
+    kvm_a_template_is_not_promised_more_disk_than_its_sandboxes_may_write,
+};
 
 use std::{
     fs,

@@ -82,23 +82,24 @@ impl Groups {
     /// after a reload.
     pub(crate) fn remove_former_servers(&self) -> FormerServers {
         let mut left = FormerServers::Gone;
-        let Some((_, group)) = self.server_group() else {
-            return left;
-        };
-        let (Some(dir), Some(name)) = (group.parent(), self.server_prefix()) else {
-            return left;
-        };
-        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-            let path = entry.path();
-            let is_server = entry.file_name().to_string_lossy().starts_with(&name);
-            if !is_server || path == group {
+        let own = self.background_group();
+        let own = [self.server_group().map(|(_, group)| group), own];
+        for h in &self.hierarchies {
+            let (Some(dir), Some(name)) = (h.group.parent(), prefix(h)) else {
                 continue;
-            }
-            let processes = fs::read_to_string(path.join("cgroup.procs"));
-            if processes.is_ok_and(|pids| !pids.is_empty()) {
-                left = FormerServers::Left;
-            } else if let Err(error) = remove_group(&path) {
-                tracing::warn!(group = %path.display(), %error, "cannot remove the cgroup of a former server");
+            };
+            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+                let path = entry.path();
+                let is_server = entry.file_name().to_string_lossy().starts_with(&name);
+                if !is_server || own.iter().flatten().any(|own| *own == path) {
+                    continue;
+                }
+                let processes = fs::read_to_string(path.join("cgroup.procs"));
+                if processes.is_ok_and(|pids| !pids.is_empty()) {
+                    left = FormerServers::Left;
+                } else if let Err(error) = remove_group(&path) {
+                    tracing::warn!(group = %path.display(), %error, "cannot remove the cgroup of a former server");
+                }
             }
         }
         left
@@ -106,22 +107,27 @@ impl Groups {
 
     /// Version and path of the server's group; `None` if the host has no cgroup controller for memory.
     fn server_group(&self) -> Option<(Version, PathBuf)> {
-        let memory = self.memory()?;
-        let name = format!("{}-{}", self.server_prefix()?, std::process::id());
+        let memory = self.with(Controller::Memory)?;
+        let name = own_name(memory)?;
         Some((memory.version, memory.group.with_file_name(name)))
     }
 
-    /// The beginning of the names of all servers' groups for this state directory.
-    fn server_prefix(&self) -> Option<String> {
-        let name = self.memory()?.group.file_name()?.to_string_lossy();
-        Some(format!("{name}{SUFFIX}"))
-    }
-
-    /// The hierarchy with the memory controller.
-    fn memory(&self) -> Option<&Hierarchy> {
+    /// The hierarchy with a controller.
+    pub(super) fn with(&self, controller: Controller) -> Option<&Hierarchy> {
         let mut all = self.hierarchies.iter();
-        all.find(|h| h.controllers.contains(&Controller::Memory))
+        all.find(|h| h.controllers.contains(&controller))
     }
+}
+
+/// The beginning of the names of all servers' groups for this state directory.
+fn prefix(h: &Hierarchy) -> Option<String> {
+    let name = h.group.file_name()?.to_string_lossy();
+    Some(format!("{name}{SUFFIX}"))
+}
+
+/// The name of this server's group.
+pub(super) fn own_name(h: &Hierarchy) -> Option<String> {
+    Some(format!("{}-{}", prefix(h)?, std::process::id()))
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     PoolStats, Priority, StockStats, TemplateKind, WarmMarks, host,
+    message::LoadFailed,
     policy::{self, Claim, Held, Need},
     slot::Stage,
     templates::{Memory, Template},
@@ -213,16 +214,29 @@ impl Driver {
         &mut self,
         id: &str,
         dir: &Path,
-        loaded: Result<Arc<LoadedTemplate>, String>,
+        loaded: Result<Arc<LoadedTemplate>, LoadFailed>,
     ) {
         match self.templates.get_mut(id).filter(|t| t.dir == dir) {
             Some(template) => {
                 template.memory = match loaded {
                     Ok(copy) => {
+                        template.supply.load_failures = 0;
                         template.copy = Arc::downgrade(&copy);
                         Memory::Loaded(copy)
                     }
-                    Err(why) => {
+                    Err(LoadFailed::NoSpace(why)) => {
+                        let now_ns = host::monotonic_ns();
+                        stock::load_failed(&mut template.supply, now_ns);
+                        let pause_ns = template.supply.load_not_before_ns - now_ns;
+                        tracing::warn!(
+                            template = id,
+                            why,
+                            retry_after_ms = pause_ns / 1_000_000,
+                            "the disk has no room to make the template's memory: its warm slots wait until it has"
+                        );
+                        Memory::OnDisk
+                    }
+                    Err(LoadFailed::Other(why)) => {
                         tracing::warn!(
                             template = id,
                             why,

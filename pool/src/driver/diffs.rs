@@ -20,7 +20,7 @@ use crate::{
     policy,
     slot::Stage,
     templates::{Memory, Storage, Template, bytes_of},
-    work::diff::{DiffPlan, Stored, remove_aside, set_memory_aside},
+    work::diff::{DiffPlan, Stored, remove_aside, remove_draft, set_memory_aside},
 };
 
 /// The job under way.
@@ -51,17 +51,24 @@ impl Storing {
 }
 
 impl Driver {
-    /// Removes memory files that no VM needs, and begins to store the memory of the next template. Does nothing while a start
-    /// waits or is under way, or a template is made from another one: it may need the files.
+    /// Removes memory files that no VM needs, and begins to store the memory of the next template. A busy server does so,
+    /// too: a start makes a memory file that it lacks.
     pub(super) fn store_diffs(&mut self) {
-        if self.publishing > 0
-            || self.stopping.closing.is_some()
-            || !self.adoptions.is_swept()
-            || !self.is_at_rest()
-        {
+        if self.stopping.closing.is_some() || !self.adoptions.is_swept() {
             return;
         }
         let now_ns = host::monotonic_ns();
+        // A template that is made from another one may need its files.
+        if self.publishing == 0 {
+            self.remove_memory_files(now_ns);
+        }
+        self.end_lost_storing();
+        if self.storing.is_none() && self.rebuilding.is_none() {
+            self.store_next(now_ns);
+        }
+    }
+
+    fn remove_memory_files(&self, now_ns: u64) {
         for template in self.templates.iter() {
             if matches!(template.storage, Storage::Diff(_))
                 && !self.is_used(template, now_ns)
@@ -76,9 +83,22 @@ impl Driver {
                 }));
             }
         }
-        if self.storing.is_none() && self.rebuilding.is_none() {
-            self.store_next(now_ns);
+    }
+
+    /// Ends the job under way if its thread has panicked. A thread that ends otherwise has sent its report before, so the
+    /// order of the two conditions matters.
+    fn end_lost_storing(&mut self) {
+        let has_ended = |storing: &Storing| storing.thread.is_finished();
+        if !self.storing.as_ref().is_some_and(has_ended) || !self.reports.is_empty() {
+            return;
         }
+        let id = self.storing.take().map(|storing| storing.template);
+        let id = id.unwrap_or_default();
+        if let Some(template) = self.templates.get(&id) {
+            let dir = template.dir.clone();
+            drop(spawn_blocking(move || remove_draft(&dir)));
+        }
+        self.stored(&id, Err(std::io::Error::other("its thread panicked")));
     }
 
     fn store_next(&mut self, now_ns: u64) {
@@ -89,12 +109,16 @@ impl Driver {
             }
             Storage::Whole | Storage::Diff(_) => false,
         };
-        let Some(template) = self.templates.iter().find(is_due) else {
+        // A diff that is not kept may be nearly as large as the memory. One that does not fit waits, and a smaller one goes
+        // first.
+        let room_for = |template: &Template| {
+            let room = self.disks.set_aside(&self.slots, template.loaded_bytes);
+            room.ok()
+        };
+        let mut due = self.templates.iter().filter(is_due);
+        let Some((template, room)) = due.find_map(|t| Some((t, room_for(t)?))) else {
             return;
         };
-        if self.disks.room_in_background(&self.slots) < template.loaded_bytes {
-            return;
-        }
         let stop = Arc::new(AtomicBool::new(false));
         let plan = DiffPlan {
             id: template.info.id.clone(),
@@ -107,6 +131,7 @@ impl Driver {
         // A thread of its own, because its priority cannot be raised again.
         let begun = thread::Builder::new().spawn(move || {
             let stored = plan.run();
+            drop(room);
             let _ = reporter.send(Report::Stored(plan.id, stored));
         });
         match begun {
@@ -125,14 +150,24 @@ impl Driver {
     fn is_used(&self, template: &Template, now_ns: u64) -> bool {
         let is_loaded = matches!(template.memory, Memory::Loaded(_) | Memory::Loading);
         let maps = |entry: &Entry| {
+            let id = &entry.record.template.id;
             let home = entry.record.lineage.as_ref().and_then(|l| l.home.as_ref());
-            entry.record.template.id == template.info.id
+            *id == template.info.id
                 || home.is_some_and(|home| home.dir == template.dir)
+                || self.may_start_from(entry, &template.dir)
         };
         let has_vm = |entry: &&Entry| !matches!(entry.slot.stage, Stage::Paused(_));
         is_loaded
             || !template.supply.is_memory_idle(now_ns, self.config.idle)
             || self.slots.values().filter(has_vm).any(maps)
+    }
+
+    /// Whether a start is under way whose VM may map the memory in `dir` as a base. Its record does not name the base yet.
+    fn may_start_from(&self, entry: &Entry, dir: &Path) -> bool {
+        let is_starting = !matches!(entry.slot.stage, Stage::Warm) && !entry.slot.is_settled();
+        let of = || self.templates.get(&entry.record.template.id);
+        // That of a fork may have been removed.
+        is_starting && of().is_none_or(|of| of.base.as_deref() == Some(dir))
     }
 
     /// The installed template whose root image the template has, otherwise `base`. Only files in the directory of images
@@ -187,3 +222,6 @@ impl Driver {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

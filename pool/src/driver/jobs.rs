@@ -9,9 +9,11 @@ use vmm_control::template::LoadedTemplate;
 use super::copies::{Copies, CopySize};
 use crate::{
     PoolConfig, TemplateInfo,
+    account::{Account, Allowance},
     cgroup::Groups,
     durable::Durability,
-    message::{Answer, FilesAdded, Published, Renamed, Report, SnapshotFor},
+    error::is_full,
+    message::{Answer, FilesAdded, LoadFailed, Published, Renamed, Report, SnapshotFor},
     network,
     record::{Record, SlotDir},
     recover::Leftovers,
@@ -38,6 +40,7 @@ pub(super) struct Jobs {
     pub(super) groups: Arc<Groups>,
     pub(super) reporter: mpsc::UnboundedSender<Report>,
     templates: mpsc::UnboundedSender<Work>,
+    account: Account,
     /// All are charged to the server's control group.
     pub(super) copies: Copies,
 }
@@ -47,6 +50,7 @@ impl Jobs {
         config: Arc<PoolConfig>,
         groups: Arc<Groups>,
         reporter: mpsc::UnboundedSender<Report>,
+        account: Account,
     ) -> Self {
         let (templates, queue) = mpsc::unbounded_channel();
         tokio::spawn(in_turn(queue));
@@ -55,6 +59,7 @@ impl Jobs {
             groups,
             reporter,
             templates,
+            account,
             copies: Copies::default(),
         }
     }
@@ -143,7 +148,8 @@ impl Jobs {
     pub(super) fn restorer(&self) -> Restorer {
         Restorer {
             images: self.config.state.join(crate::IMAGES),
-            reserve: self.config.disk_reserve.0,
+            account: self.account.clone(),
+            allowance: Allowance::Beyond(self.config.disk_reserve.0),
         }
     }
 
@@ -164,10 +170,17 @@ impl Jobs {
         self.copies.begun(size);
         let restorer = self.restorer();
         self.run(move || {
-            let restored = restorer.restore(&dir).map_err(|e| e.to_string());
+            let restored = restorer.restore(&dir).map_err(|e| {
+                let failed = if is_full(&e) {
+                    LoadFailed::NoSpace
+                } else {
+                    LoadFailed::Other
+                };
+                failed(e.to_string())
+            });
             let loaded = restored.and_then(|()| {
-                let loaded = LoadedTemplate::load(&dir);
-                loaded.map(Arc::new).map_err(|e| model::chain(&e))
+                let loaded = LoadedTemplate::load(&dir).map(Arc::new);
+                loaded.map_err(|e| LoadFailed::Other(model::chain(&e)))
             });
             Report::Loaded(template, dir, size, loaded)
         });
@@ -281,7 +294,6 @@ impl Jobs {
             Report::FilesAdded(FilesAdded {
                 added: boot.map(|boot| Origin::Disk(plan.size, boot, None)),
                 id: plan.id,
-                copies: plan.copies,
                 answer,
             })
         });
@@ -294,7 +306,6 @@ impl Jobs {
             Report::FilesAdded(FilesAdded {
                 added: linked.map(|()| plan.origin),
                 id: plan.id,
-                copies: 0,
                 answer,
             })
         });

@@ -85,15 +85,12 @@ impl Driver {
         };
         let images = self.templates.images().clone();
         let copies = bytes_to_copy(&images, &spec.root, &layer, disk).map_err(failed)?;
-        self.disks.set_aside(&self.slots, copies).map_err(|short| {
+        let room = self.disks.set_aside(&self.slots, copies).map_err(|short| {
             self.counters.refused += 1;
             PoolError::NoSpace(short)
         })?;
         let drafted = self.templates.draft();
-        let (id, home) = drafted.map_err(|e| {
-            self.disks.release(copies);
-            PoolError::of_disk("add a disk template", &e)
-        })?;
+        let (id, home) = drafted.map_err(|e| PoolError::of_disk("add a disk template", &e))?;
         Ok(DiskPlan {
             id,
             home,
@@ -103,7 +100,7 @@ impl Driver {
             disk,
             guest,
             size,
-            copies,
+            _room: room,
         })
     }
 
@@ -146,13 +143,7 @@ impl Driver {
 
     pub(super) fn files_added(&mut self, added: FilesAdded) {
         self.publishing -= 1;
-        let FilesAdded {
-            id,
-            added,
-            copies,
-            answer,
-        } = added;
-        self.disks.release(copies);
+        let FilesAdded { id, added, answer } = added;
         let kept = added.and_then(|origin| self.keep_template(&id, Vec::new(), origin));
         self.publish(&id, kept, answer);
     }

@@ -76,11 +76,12 @@ impl Driver {
             .0
             .saturating_add(self.config.limits.memory_overhead.0);
         let taken = room.reserve.saturating_add(room.promised);
-        let is_short = room.available.saturating_sub(taken) < bytes
-            || self.disks.room_in_background(&self.slots) < bytes;
-        if is_short {
+        if room.available.saturating_sub(taken) < bytes {
             return;
         }
+        let Ok(room) = self.disks.set_aside(&self.slots, bytes) else {
+            return;
+        };
         rebuild.state = RebuildState::Running;
         let stop = Arc::new(AtomicBool::new(false));
         let plan = RebuildPlan {
@@ -99,6 +100,7 @@ impl Driver {
         let begun = thread::Builder::new().spawn(move || {
             let on_vmm = |vm| drop(reporter.send(Report::Rebuilding(vm)));
             let result = plan.run(&on_vmm);
+            drop(room);
             let _ = reporter.send(Report::Rebuilt(plan.id, result));
         });
         if let Err(error) = begun {

@@ -8,7 +8,13 @@ use std::{
 };
 
 use super::{Entry, slots::Slots};
-use crate::{PauseMode, PoolConfig, host, policy::Space, slot::Stage};
+use crate::{
+    PauseMode, PoolConfig,
+    account::{Account, SetAside},
+    host,
+    policy::Space,
+    slot::Stage,
+};
 
 /// Bytes that a running sandbox is expected to write to its layer in addition to what it has already written.
 const LAYER: u64 = 32 << 20;
@@ -42,8 +48,8 @@ pub(super) struct Disks {
     is_one: bool,
     reserve: u64,
     layer_share: u64,
-    /// Bytes that are set aside for files which are being copied into the state directory.
-    copies: u64,
+    /// Space that is set aside for files which jobs write into the state directory.
+    pub(super) account: Account,
     /// Whether a disk had less than its reserve left at the last check.
     is_low: bool,
 }
@@ -57,7 +63,7 @@ impl Disks {
             is_one: device(&config.state) == device(Path::new(crate::SCRATCH)),
             reserve: config.disk_reserve.0,
             layer_share: limit.map_or(LAYER, |limit| limit.0.min(LAYER)),
-            copies: 0,
+            account: Account::default(),
             is_low: false,
         }
     }
@@ -71,20 +77,26 @@ impl Disks {
     pub(super) fn layers(&self, slots: &Slots) -> Space {
         let saved = |entry: &Entry| if self.is_one { to_save(entry) } else { 0 };
         let promised = slots.values().map(|e| self.to_grow(e) + saved(e));
-        let copies = if self.is_one { self.copies } else { 0 };
-        self.space(Path::new(crate::SCRATCH), promised.sum::<u64>() + copies)
+        let aside = if self.is_one { self.account.aside() } else { 0 };
+        let promised = promised.sum::<u64>().saturating_add(aside);
+        self.space(Path::new(crate::SCRATCH), promised)
     }
 
-    /// The disk of snapshots and records.
-    fn snapshots(&self, slots: &Slots) -> Space {
+    /// The disk of snapshots and records. `aside`: bytes of it that are set aside.
+    fn snapshots(&self, slots: &Slots, aside: u64) -> Space {
+        let promised = self.promised(slots).saturating_add(aside);
+        self.space(&self.state, promised)
+    }
+
+    /// Bytes of that disk that sandboxes may yet write.
+    fn promised(&self, slots: &Slots) -> u64 {
         let grown = |entry: &Entry| if self.is_one { self.to_grow(entry) } else { 0 };
-        let promised = slots.values().map(|e| to_save(e) + grown(e));
-        self.space(&self.state, promised.sum::<u64>() + self.copies)
+        slots.values().map(|e| to_save(e) + grown(e)).sum()
     }
 
-    /// Bytes that work in the background may write.
-    pub(super) fn room_in_background(&self, slots: &Slots) -> u64 {
-        self.snapshots(slots).free()
+    /// Lets jobs leave the space that sandboxes may yet write.
+    pub(super) fn publish(&self, slots: &Slots) {
+        self.account.publish(self.promised(slots));
     }
 
     fn space(&self, dir: &Path, promised: u64) -> Space {
@@ -129,25 +141,21 @@ impl Disks {
         };
         let written = host::unlinked_bytes(pid).unwrap_or(0);
         let need = shared.saturating_add(written).saturating_add(BESIDES);
-        self.room_for(slots, need).map(|()| need)
+        self.room_for(slots, need, self.account.aside())
+            .map(|()| need)
     }
 
-    /// Sets space aside for files that are copied into the state directory, until [`Disks::release`].
+    /// Sets space aside for files that a job writes into the state directory.
     ///
     /// # Errors
     /// Returns a description of the shortage if that many bytes are not free.
-    pub(super) fn set_aside(&mut self, slots: &Slots, bytes: u64) -> Result<(), String> {
-        self.room_for(slots, bytes)?;
-        self.copies += bytes;
-        Ok(())
+    pub(super) fn set_aside(&self, slots: &Slots, bytes: u64) -> Result<SetAside, String> {
+        let check = |aside| self.room_for(slots, bytes, aside);
+        self.account.take(bytes, check)
     }
 
-    pub(super) fn release(&mut self, bytes: u64) {
-        self.copies = self.copies.saturating_sub(bytes);
-    }
-
-    fn room_for(&self, slots: &Slots, need: u64) -> Result<(), String> {
-        match self.snapshots(slots).short_of(need) {
+    fn room_for(&self, slots: &Slots, need: u64, aside: u64) -> Result<(), String> {
+        match self.snapshots(slots, aside).short_of(need) {
             Some(short) => Err(format!("{short} at {}", self.state.display())),
             None => Ok(()),
         }
@@ -155,7 +163,10 @@ impl Disks {
 
     /// Logs once when a disk falls below its reserve, and once when both disks are above it again.
     pub(super) fn watch(&mut self, slots: &Slots) {
-        let spaces = [self.snapshots(slots), self.layers(slots)];
+        let spaces = [
+            self.snapshots(slots, self.account.aside()),
+            self.layers(slots),
+        ];
         let is_low = spaces.iter().any(Space::is_low);
         if is_low == self.is_low {
             return;

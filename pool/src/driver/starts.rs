@@ -14,7 +14,9 @@ use super::{
 };
 use crate::{
     CreateSpec, PauseMode, PoolError, Priority, TemplateDefaults, TemplateInfo, TemplateKind,
-    VmmId, host,
+    VmmId,
+    account::Allowance,
+    host,
     message::{Answer, Unclaimed},
     policy::{self, Demand, Lack, Need, Placement, Short, StartFor, Supplied},
     record::{BootFiles, Record, SlotDir},
@@ -292,7 +294,7 @@ impl Driver {
         let mut plan =
             self.start_plan(id, dir, record, source, Purpose::GoOn, NewIdentity::Keep)?;
         // As for layers, a resume is not refused for lack of space.
-        plan.restorer.reserve = 0;
+        plan.restorer.allowance = Allowance::All;
         Ok(StartPlan { timeline, ..plan })
     }
 

@@ -121,7 +121,7 @@ impl Stock {
 
     /// The templates to fill next: those whose stock is being refilled and whose back-off is over, first those with the
     /// fewest warm slots, and spare slots last. One template is loaded at a time (`is_loading`: one is); others that must
-    /// be loaded wait, because clones that start from the disk now would not share the huge pages.
+    /// be loaded wait, also after a load for which the disk had no room, because clones that start from the disk now would not share the huge pages.
     pub(super) fn next_fills<'a>(
         &self,
         templates: &'a Templates,
@@ -130,7 +130,9 @@ impl Stock {
     ) -> Vec<&'a Template> {
         let waits = |t: &Template| match t.memory {
             Memory::Loading => true,
-            Memory::OnDisk => is_loading && t.supply.loads,
+            Memory::OnDisk => {
+                t.supply.loads && (is_loading || now_ns < t.supply.load_not_before_ns)
+            }
             Memory::Loaded(_) | Memory::Unloadable => false,
         };
         let due =
@@ -176,11 +178,20 @@ impl Stock {
 
 /// Counts a failed fill of a template and delays its next fill, longer after each failure.
 pub(super) fn fill_failed(supply: &mut Supply, now_ns: u64) {
+    supply.not_before_ns = back_off(&mut supply.failures, now_ns);
+}
+
+/// Counts a load of a template for which the disk had no room, and delays its next load, longer after each failure.
+pub(super) fn load_failed(supply: &mut Supply, now_ns: u64) {
+    supply.load_not_before_ns = back_off(&mut supply.load_failures, now_ns);
+}
+
+fn back_off(failures: &mut u32, now_ns: u64) -> u64 {
     let delay = BACKOFF
-        .saturating_mul(1 << supply.failures.min(10))
+        .saturating_mul(1 << (*failures).min(10))
         .min(LONGEST_BACKOFF);
-    supply.failures += 1;
-    supply.not_before_ns = now_ns + u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
+    *failures += 1;
+    now_ns + u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Counts the slots that are being filled, by template.

@@ -126,4 +126,4 @@ impl Driver {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -28,6 +28,10 @@ pub(crate) struct Supply {
     pub(crate) failures: u32,
     /// No fill begins before this time (CLOCK_MONOTONIC).
     pub(crate) not_before_ns: u64,
+    /// Number of consecutive loads for which the disk had no room.
+    pub(crate) load_failures: u32,
+    /// No load begins before this time (CLOCK_MONOTONIC).
+    pub(crate) load_not_before_ns: u64,
     /// Creates that a warm slot served, and creates for which a VM was made.
     pub(crate) hits: u64,
     pub(crate) misses: u64,

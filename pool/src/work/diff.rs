@@ -126,13 +126,27 @@ impl DiffPlan {
         }
         file.sync_all()?;
         self.check(draft)?;
-        fs::rename(draft, self.dir.join(memory_diff::NAME))?;
-        sync_dir(&self.dir)?;
+        self.put_in_place(draft, sync_dir)?;
         Ok(Some(Stored {
             bytes: allocated(&self.dir.join(memory_diff::NAME)),
             header,
             base: self.base.clone(),
         }))
+    }
+
+    /// Gives the diff its name. If that is not synced, the diff goes again: the caller keeps no hold on its base, and the
+    /// next server could use neither the diff without its base nor the memory file beside the diff.
+    fn put_in_place(&self, draft: &Path, sync: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
+        let diff = self.dir.join(memory_diff::NAME);
+        fs::rename(draft, &diff)?;
+        sync(&self.dir).or_else(|error| match remove_file(&diff) {
+            Ok(()) => Err(error),
+            // It stays, so its base must stay: the diff counts as stored.
+            Err(stays) => {
+                tracing::error!(template = self.id, %error, %stays, "cannot sync a diff, and cannot remove it");
+                Ok(())
+            }
+        })
     }
 
     /// Makes the memory from the diff once, without writing it, and compares its sum.
@@ -266,6 +280,13 @@ pub(crate) fn set_memory_aside(dir: &Path) -> io::Result<bool> {
         Ok(()) => Ok(true),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(e) => Err(e),
+    }
+}
+
+/// Removes the diff that a thread has not finished.
+pub(crate) fn remove_draft(dir: &Path) {
+    if let Err(error) = remove_file(&dir.join(DRAFTS[0])) {
+        tracing::warn!(dir = %dir.display(), %error, "cannot remove an unfinished diff: the next server tries again");
     }
 }
 

@@ -12,6 +12,7 @@ use template::Recipe;
 
 use crate::{
     PoolError,
+    account::SetAside,
     durable::{allocated, copy, link_or_copy, private_dir, sync_dir, sync_files},
     images::Images,
     record::BootFiles,
@@ -39,8 +40,8 @@ pub(crate) struct DiskPlan {
     pub(crate) disk: Bytes,
     pub(crate) guest: Guest,
     pub(crate) size: Size,
-    /// Bytes that are set aside for copies.
-    pub(crate) copies: u64,
+    /// For copies.
+    pub(crate) _room: SetAside,
 }
 
 impl DiskPlan {

@@ -1,50 +1,33 @@
 //! From a pulled image to a root image in the store, by a confined process for each image.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::{fs::MetadataExt, process::ExitStatusExt},
-    },
+    os::{fd::AsFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
-    time::{Duration, Instant},
-};
-
-use nix::{
-    libc,
-    poll::{PollFd, PollFlags, poll},
-};
-use rustix::{
-    net::{AddressFamily, SocketFlags, SocketType, socketpair},
-    process::{Pid, setpriority_process},
+    process::ExitStatus,
 };
 
 use crate::{
     Pulled,
     digest::Digest,
     limits::Limits,
+    program::{Program, Worker},
     provision::Userland,
     store::{Draft, Lease, Object, Reservation, Store, StoreError},
-    worker::{Order, Part, Reply, confine::Resources, receive, send},
+    worker::{Order, Part, Reply, Task, confine::Resources, send},
 };
 
 /// Part of every image's key. Raise it when the same layers give another image.
 const CONVERTER: &str = "oci-image 2";
-/// The lowest priority, as of nice(1). A process of the normal one gets 68 times as much CPU time.
-const NICE: i32 = 19;
-/// How often the worker's files are measured, in milliseconds.
-const MEASURE_MS: u16 = 50;
 /// How much a worker may write between two measurements, in bytes. Reserved ahead.
 const AHEAD: u64 = 64 << 20;
 
 /// Converts images. Each conversion runs in a process of its own, which sees only the files of its image.
 #[derive(Debug)]
 pub struct Converter {
-    program: PathBuf,
+    program: Program,
     limits: Limits,
-    resources: Resources,
     userland: Option<Programs>,
 }
 
@@ -91,11 +74,17 @@ impl Converter {
     #[must_use]
     pub fn new(program: &Path, limits: Limits, resources: Resources) -> Self {
         Self {
-            program: program.to_owned(),
+            program: Program::new(program, resources),
             limits,
-            resources,
             userland: None,
         }
+    }
+
+    /// Runs the conversions as [`Program::in_group`] does.
+    #[must_use]
+    pub fn in_group(mut self, procs: Option<PathBuf>) -> Self {
+        self.program = self.program.in_group(procs);
+        self
     }
 
     /// Completes images for sandboxes, with the static programs `bash` and `busybox` in a directory.
@@ -161,47 +150,32 @@ impl Converter {
         room: &mut Reservation,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<(), ConvertError> {
-        let mut worker = Worker::start(&self.program)?;
+        let mut worker = self.program.start()?;
         if let Err(error) = self.order(pulled, files, &worker) {
-            return Err(match worker.end(&self.resources) {
-                Some(ended) => ended,
-                None => error,
-            });
+            return Err(worker.end().unwrap_or(error));
         }
-        let deadline = Duration::from_secs(self.resources.deadline_seconds);
-        let begin = Instant::now();
-        loop {
-            let has_ended = worker.has_message();
+        let replied = worker.reply(is_cancelled, || {
             let written: io::Result<u64> = files
                 .iter()
                 .map(|draft| Ok(draft.file().metadata()?.blocks() * 512))
                 .sum();
             room.grow_to(written.map_err(ConvertError::Draft)? + AHEAD)?;
-            if has_ended {
-                break;
-            }
-            if is_cancelled() {
-                return Err(ConvertError::Cancelled);
-            }
-            if begin.elapsed() > deadline {
-                return Err(ConvertError::Deadline(deadline.as_secs()));
-            }
-        }
-        match receive(worker.socket.as_fd()) {
-            Ok((Reply::Done, _)) => Ok(()),
-            Ok((Reply::Refused(text), _)) => Err(ConvertError::Refused(printable(&text))),
-            Err(error) => Err(worker
-                .end(&self.resources)
-                .unwrap_or(ConvertError::Reply(error))),
+            Ok(())
+        });
+        match replied? {
+            Reply::Done => Ok(()),
+            _ => Err(ConvertError::Reply(io::ErrorKind::InvalidData.into())),
         }
     }
 
     fn order(&self, pulled: &Pulled, files: &[Draft], worker: &Worker) -> Result<(), ConvertError> {
         let order = Order {
-            limits: self.limits.clone(),
-            resources: self.resources.clone(),
-            layers: pulled.layers.len(),
-            completes: self.userland.is_some(),
+            resources: self.program.resources.clone(),
+            task: Task::Convert {
+                limits: self.limits.clone(),
+                layers: pulled.layers.len(),
+                completes: self.userland.is_some(),
+            },
         };
         let image = files.last().map(|draft| draft.file().as_fd());
         let mut descriptors = Vec::from_iter(image);
@@ -220,99 +194,5 @@ impl Converter {
             send(socket, &part, &descriptors).map_err(ConvertError::Reply)?;
         }
         Ok(())
-    }
-}
-
-/// Text of a process that may be taken over.
-fn printable(text: &str) -> String {
-    let plain = |c: char| if c.is_control() { '?' } else { c };
-    text.chars().take(2000).map(plain).collect()
-}
-
-/// A process for one image. Dropping it kills and reaps it.
-struct Worker {
-    child: Child,
-    socket: OwnedFd,
-}
-
-impl Worker {
-    fn start(program: &Path) -> Result<Self, ConvertError> {
-        let failed = |source| ConvertError::Start {
-            program: program.to_owned(),
-            source,
-        };
-        let flags = SocketFlags::CLOEXEC;
-        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-        let (socket, theirs) = pair.map_err(io::Error::from).map_err(failed)?;
-        let child = Command::new(program)
-            .env_clear()
-            .current_dir("/")
-            .stdin(theirs)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        let child = child.map_err(failed)?;
-        let worker = Self { child, socket };
-        // Sandboxes go first. The kernel derives the lowest priority of reads and writes from this.
-        if let Some(pid) = Pid::from_raw(worker.child.id().cast_signed()) {
-            let lowered = setpriority_process(Some(pid), NICE);
-            lowered.map_err(io::Error::from).map_err(failed)?;
-        }
-        // If memory runs short, the kernel ends the worker and not the server, whose cgroup it is in.
-        let adjustment = format!("/proc/{}/oom_score_adj", worker.child.id());
-        fs::write(adjustment, "1000").map_err(failed)?;
-        Ok(worker)
-    }
-
-    /// Waits for a message or the end of the process, but not longer than [`MEASURE_MS`].
-    fn has_message(&self) -> bool {
-        let mut sources = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        // A signal handler of the server may interrupt the call.
-        poll(&mut sources, MEASURE_MS).is_ok_and(|ready| ready > 0)
-    }
-
-    /// How the process ended, if it did so with an error. Kills it if it still runs.
-    fn end(&mut self, resources: &Resources) -> Option<ConvertError> {
-        // The socket of a process closes shortly before the process can be waited for.
-        let begin = Instant::now();
-        while self.child.try_wait().ok()?.is_none() && begin.elapsed() < Duration::from_secs(5) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        // Harmless after its end.
-        let _ = self.child.kill();
-        let status = self.child.wait().ok()?;
-        match status.signal() {
-            None if status.success() => None,
-            Some(libc::SIGXCPU) => Some(ConvertError::Cpu(resources.cpu_seconds)),
-            Some(libc::SIGKILL) => Some(ConvertError::Killed),
-            // Rust aborts when an allocation fails. A panic sends a reply first.
-            Some(libc::SIGABRT) => Some(ConvertError::Memory(resources.memory)),
-            _ => Some(ConvertError::Ended(status)),
-        }
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // Harmless after its end.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_worker_has_the_lowest_priority_and_is_killed_first() {
-        // It waits for its standard input, as the converter does.
-        let worker = Worker::start(Path::new("/bin/cat")).unwrap();
-        let read = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", worker.child.id()));
-        let stat = read("stat").unwrap();
-        let (_, fields) = stat.rsplit_once(") ").unwrap();
-        // proc(5): the 19th field; the text begins with the third.
-        assert_eq!(fields.split(' ').nth(16), Some("19"), "{stat}");
-        assert_eq!(read("oom_score_adj").unwrap().trim(), "1000");
     }
 }

@@ -1,6 +1,6 @@
 //! SHA-256 digests as OCI writes them: `sha256:` and 64 lower-case hex digits.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, fs::File, io, os::unix::fs::FileExt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -24,6 +24,27 @@ impl Digest {
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
+    }
+
+    /// Reads the file from its beginning, wherever its descriptor is.
+    ///
+    /// # Errors
+    /// Returns the error of a read.
+    pub fn of_file(file: &File) -> io::Result<Self> {
+        let mut hasher = Hasher::default();
+        let mut buffer = vec![0; 256 << 10];
+        let mut at = 0;
+        loop {
+            match file.read_at(&mut buffer, at) {
+                Ok(0) => return Ok(hasher.finish()),
+                Ok(read) => {
+                    hasher.update(&buffer[..read]);
+                    at += read as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// The 64 hex digits without the prefix: the name of a file in the store.

@@ -16,6 +16,7 @@ pub mod erofs;
 pub mod fuzz;
 mod limits;
 pub mod manifest;
+mod program;
 pub mod provision;
 pub mod reference;
 pub mod registry;
@@ -28,6 +29,7 @@ pub mod worker;
 
 pub use convert::{ConvertError, Converter};
 pub use limits::Limits;
+pub use program::Program;
 pub use registry::{Client, Layer, PullError, Pulled, Registries};
 pub use source::{Source, Unpacked};
 pub use store::Store;

@@ -28,7 +28,7 @@ use std::{
 
 use nix::sys::statvfs::statvfs;
 
-use crate::digest::{Digest, Hasher};
+use crate::digest::Digest;
 
 /// A store that this process owns. A handle: clones share the store.
 #[derive(Clone, Debug)]
@@ -211,7 +211,6 @@ impl Store {
             path,
             file,
             reservation,
-            hasher: Hasher::default(),
             written: 0,
         })
     }
@@ -396,7 +395,6 @@ pub struct Draft {
     path: PathBuf,
     file: File,
     reservation: Reservation,
-    hasher: Hasher,
     written: u64,
 }
 
@@ -411,7 +409,6 @@ impl Draft {
         self.file
             .write_all(bytes)
             .map_err(failed("write", &self.path))?;
-        self.hasher.update(bytes);
         self.written += bytes.len() as u64;
         Ok(())
     }
@@ -423,7 +420,6 @@ impl Draft {
     pub fn restart(&mut self) -> Result<(), StoreError> {
         let cut = self.file.set_len(0).and_then(|()| self.file.rewind());
         cut.map_err(failed("cut", &self.path))?;
-        self.hasher = Hasher::default();
         self.written = 0;
         Ok(())
     }
@@ -444,22 +440,39 @@ impl Draft {
     ///
     /// # Errors
     /// Returns an error if they do not, or a file operation fails.
-    pub fn finish_blob(mut self, digest: Digest, size: u64) -> Result<Lease, StoreError> {
+    pub fn finish_blob(self, digest: Digest, size: u64) -> Result<Lease, StoreError> {
+        let path = self.path.clone();
+        self.finish_blob_by(digest, size, |file| {
+            Digest::of_file(file).map_err(failed("read", &path))
+        })
+    }
+
+    /// As [`Draft::finish_blob`]; `sum` computes the digest of the file.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Draft::finish_blob`] and of `sum`.
+    pub fn finish_blob_by<E: From<StoreError>>(
+        self,
+        digest: Digest,
+        size: u64,
+        sum: impl FnOnce(&File) -> Result<Digest, E>,
+    ) -> Result<Lease, E> {
         if self.written != size {
+            let (wanted, found) = (size, self.written);
             return Err(StoreError::Size {
                 digest,
-                wanted: size,
-                found: self.written,
-            });
-        }
-        let found = std::mem::take(&mut self.hasher).finish();
-        if found != digest {
-            return Err(StoreError::Digest {
-                wanted: digest,
+                wanted,
                 found,
-            });
+            }
+            .into());
         }
-        self.finish(Object::Blob(digest))
+        // Not this descriptor, which may write.
+        let file = File::open(&self.path).map_err(failed("open", &self.path))?;
+        let (wanted, found) = (digest, sum(&file)?);
+        if found != wanted {
+            return Err(StoreError::Digest { wanted, found }.into());
+        }
+        Ok(self.finish(Object::Blob(digest))?)
     }
 
     /// Moves an image to its place.

@@ -4,6 +4,8 @@
 //! Converter ── Order: image, bash, busybox ─► worker   then the worker confines itself
 //!           ── Part: layer, draft ──────────►          once for each layer
 //!           ◄──────────────────────── Reply ──
+//! Program   ── Order: blob ─────────────────► worker   then the worker confines itself, and reads the blob
+//!           ◄──────────────────────── Reply ──
 //! ```
 //! The worker gets descriptors and opens nothing. Each message is one packet of JSON with its descriptors.
 
@@ -37,13 +39,22 @@ const MAX_MESSAGE: usize = 16 << 10;
 /// Limit for the length of an error in a reply, in characters.
 const MAX_ERROR: usize = 2000;
 
-/// What to do, with the descriptors of the image to write and, if `completes`, of bash and busybox.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Order {
-    pub(crate) limits: Limits,
     pub(crate) resources: Resources,
-    pub(crate) layers: usize,
-    pub(crate) completes: bool,
+    pub(crate) task: Task,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Task {
+    /// Make an image. With the descriptors of the image to write and, if `completes`, of bash and busybox.
+    Convert {
+        limits: Limits,
+        layers: usize,
+        completes: bool,
+    },
+    /// Compute the SHA-256 of the file whose descriptor follows.
+    Sum,
 }
 
 /// One layer, with the descriptors of its blob and of the empty file for the unpacked layer.
@@ -57,6 +68,7 @@ pub(crate) struct Part {
 pub(crate) enum Reply {
     /// The image is written.
     Done,
+    Sum(Digest),
     /// The reason, for people.
     Refused(String),
 }
@@ -72,7 +84,7 @@ pub fn main() -> ExitCode {
         let _ = send(io::stdin().as_fd(), &Reply::Refused(text), &[]);
     }));
     let reply = match run(io::stdin().as_fd()) {
-        Ok(()) => Reply::Done,
+        Ok(reply) => reply,
         Err(error) => Reply::Refused(error.chars().take(MAX_ERROR).collect()),
     };
     match send(io::stdin().as_fd(), &reply, &[]) {
@@ -81,29 +93,41 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run(socket: BorrowedFd<'_>) -> Result<(), String> {
+fn run(socket: BorrowedFd<'_>) -> Result<Reply, String> {
     let (order, mut files): (Order, _) = receive(socket).map_err(text)?;
     let mut next = || files.pop_front().ok_or("a descriptor is missing");
-    let out = next()?;
-    let userland = if order.completes {
+    let file = next()?;
+    let Task::Convert {
+        limits,
+        layers,
+        completes,
+    } = order.task
+    else {
+        confine::confine(&order.resources).map_err(|error| chain(&error))?;
+        let sum = Digest::of_file(&file);
+        return sum
+            .map(Reply::Sum)
+            .map_err(|error| format!("cannot read the file: {error}"));
+    };
+    let userland = if completes {
         Some(Userland::of_files(&next()?, &next()?).map_err(text)?)
     } else {
         None
     };
     confine::confine(&order.resources).map_err(|error| chain(&error))?;
-    let mut layers = Vec::new();
-    for _ in 0..order.layers {
+    let mut parts = Vec::new();
+    for _ in 0..layers {
         let (part, mut files): (Part, _) = receive(socket).map_err(text)?;
         let mut next = || files.pop_front().ok_or("a descriptor is missing");
-        layers.push(Layer {
+        parts.push(Layer {
             blob: next()?,
             unpacked: next()?,
             compression: part.compression,
             diff_id: part.diff_id,
         });
     }
-    let done = assemble(layers, &out, &order.limits, userland.as_ref());
-    done.map_err(|error| chain(&error))
+    let done = assemble(parts, &file, &limits, userland.as_ref());
+    done.map(|()| Reply::Done).map_err(|error| chain(&error))
 }
 
 fn text(error: io::Error) -> String {

@@ -8,7 +8,7 @@ use std::{
 
 use model::Bytes;
 use oci_image::{
-    ConvertError, Converter, Limits, Pulled, Resources, Store,
+    ConvertError, Converter, Limits, Program, Pulled, Resources, Store,
     store::{Lease, StoreError},
 };
 use tokio::task::spawn_blocking;
@@ -29,7 +29,11 @@ pub(super) struct Parts {
 impl Parts {
     /// # Errors
     /// Returns a message that names what is missing.
-    pub(super) fn new(spec: &ImagesSpec, store: Store) -> Result<Self, String> {
+    pub(super) fn new(
+        spec: &ImagesSpec,
+        store: Store,
+        background: Option<&Path>,
+    ) -> Result<Self, String> {
         if !spec.converter.is_file() {
             return Err(format!(
                 "this server cannot build from images: there is no cube-image at {}; the operator installs it with \
@@ -37,11 +41,8 @@ impl Parts {
                 spec.converter.display()
             ));
         }
-        let resources = Resources {
-            memory: spec.memory.0,
-            ..Resources::default()
-        };
-        let converter = Converter::new(&spec.converter, LIMITS.clone(), resources);
+        let converter = Converter::new(&spec.converter, LIMITS.clone(), resources(spec));
+        let converter = converter.in_group(background.map(Path::to_owned));
         let converter = converter.with_userland(&spec.userland).map_err(|error| {
             format!(
                 "this server cannot build from images: cannot read the programs bash and busybox in {}: {error}; the \
@@ -70,6 +71,18 @@ impl Parts {
         spawn_blocking(work)
             .await
             .unwrap_or(Err(ConvertError::Cancelled))
+    }
+}
+
+/// `cube-image` for sums, in the control group for work in the background.
+pub(super) fn program(spec: &ImagesSpec, background: Option<&Path>) -> Program {
+    Program::new(&spec.converter, resources(spec)).in_group(background.map(Path::to_owned))
+}
+
+fn resources(spec: &ImagesSpec) -> Resources {
+    Resources {
+        memory: spec.memory.0,
+        ..Resources::default()
     }
 }
 

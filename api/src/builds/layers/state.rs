@@ -26,7 +26,7 @@ pub(super) const MAX_INDEX: usize = 64 << 20;
 pub(super) struct Index {
     format: u32,
     pub(super) steps: BTreeMap<Key, StepEntry>,
-    /// Ids of templates by the keys of their builds.
+    /// Ids of templates by the keys of their builds: for each key the newest template that does not share it as a copy.
     built: BTreeMap<Key, String>,
     /// By id. Several templates may be of builds with one key.
     finished: BTreeMap<String, Finished>,
@@ -56,6 +56,9 @@ pub(in crate::builds) struct Finished {
     pub(in crate::builds) template: String,
     pub(in crate::builds) settings: Settings,
     pub(in crate::builds) start_up: StartUp,
+    /// The keys of its build. None in files of former releases.
+    #[serde(default)]
+    pub(in crate::builds) keys: Vec<Key>,
 }
 
 /// The start and ready commands, which run before the memory of a template is taken.
@@ -90,6 +93,13 @@ impl Index {
             return Err(io::Error::other(text));
         }
         Ok(serde_json::from_slice(bytes)?)
+    }
+
+    /// The finished templates whose builds have this key.
+    fn all_with(&self, key: Key) -> Vec<String> {
+        let has = |finished: &&Finished| finished.keys.contains(&key);
+        let all = self.finished.values().filter(has);
+        all.map(|finished| finished.template.clone()).collect()
     }
 
     /// # Errors
@@ -144,12 +154,13 @@ impl State {
         (!self.needs(disk)).then(|| disk.to_owned())
     }
 
-    /// The template of a build with this key, which is then held. `None` also while it is being removed.
-    pub(super) fn hold_built(&mut self, key: Key) -> Option<String> {
-        let template = self.index.built.get(&key)?.clone();
-        if self.leaving.contains(&template) {
-            return None;
-        }
+    /// A template of a build with this key, which is then held. `lost`: templates that the pool does not have. `None` also
+    /// while the only one is being removed.
+    pub(super) fn hold_built(&mut self, key: Key, lost: &BTreeSet<String>) -> Option<String> {
+        let first = self.index.built.get(&key)?.clone();
+        let is_there = |id: &String| !self.leaving.contains(id) && !lost.contains(id);
+        let others = self.index.all_with(key);
+        let template = [first].into_iter().chain(others).find(is_there)?;
         self.hold(&template);
         Some(template)
     }
@@ -242,11 +253,18 @@ impl State {
         self.index.finished.keys().cloned().collect()
     }
 
-    /// Adds a finished build with its keys. `gone`: templates that the pool has no more.
+    /// Adds a finished build, which is found by these keys from now on. `gone`: templates that the pool has no more.
     pub(super) fn keep_built(&mut self, keys: &[Key], built: Finished, gone: &BTreeSet<String>) {
         let index = &mut self.index;
         index.finished.retain(|id, _| !gone.contains(id));
-        index.built.retain(|_, id| !gone.contains(id));
+        // The keys of a lost template go to another one that has them.
+        let lost = index.built.iter().filter(|(_, id)| gone.contains(*id));
+        for key in lost.map(|(key, _)| *key).collect::<Vec<_>>() {
+            match index.all_with(key).pop() {
+                Some(heir) => index.built.insert(key, heir),
+                None => index.built.remove(&key),
+            };
+        }
         for key in keys {
             index.built.insert(*key, built.template.clone());
         }

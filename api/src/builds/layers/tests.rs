@@ -30,6 +30,7 @@ fn finished(template: &str, start: &str) -> Finished {
             start: Some(start.to_owned()),
             ready: None,
         },
+        keys: Vec::new(),
     }
 }
 
@@ -41,10 +42,14 @@ fn builds_with_one_key_have_an_entry_for_each_of_their_templates() {
     state.keep_built(&[key("b")], second.clone(), &set(&[]));
     assert_eq!(state.finished("t1"), Some(first));
     assert_eq!(state.finished("t2"), Some(second));
-    assert_eq!(state.hold_built(key("b")).as_deref(), Some("t2"));
+    assert_eq!(state.hold_built(key("b"), &set(&[])).as_deref(), Some("t2"));
     state.keep_built(&[key("c")], finished("t3", "y"), &set(&["t2"]));
     assert_eq!(state.all_finished(), set(&["t1", "t3"]));
-    assert_eq!(state.hold_built(key("b")), None, "its template is gone");
+    assert_eq!(
+        state.hold_built(key("b"), &set(&[])),
+        None,
+        "its template is gone"
+    );
 }
 
 #[test]
@@ -53,16 +58,66 @@ fn a_template_that_a_build_has_found_is_not_removed_and_one_that_is_removed_is_n
     let keys = [key("own"), key("shared")];
     state.keep_built(&keys, finished("t", "x"), &set(&[]));
     for key in keys {
-        assert_eq!(state.hold_built(key).as_deref(), Some("t"));
+        assert_eq!(state.hold_built(key, &set(&[])).as_deref(), Some("t"));
     }
     state.release("t");
     assert!(!state.begin_removal("t"), "one build still holds it");
     state.release("t");
     assert!(state.begin_removal("t"));
-    assert_eq!(state.hold_built(keys[0]), None);
+    assert_eq!(state.hold_built(keys[0], &set(&[])), None);
     // The pool has refused the removal: a sandbox needs the template.
     state.end_removal("t");
-    assert_eq!(state.hold_built(keys[0]).as_deref(), Some("t"));
+    assert_eq!(state.hold_built(keys[0], &set(&[])).as_deref(), Some("t"));
+}
+
+#[test]
+fn a_key_that_a_template_and_its_copies_share_is_lost_with_the_last_of_them() {
+    let [first, second, third] = ["t1", "t2", "t3"].map(|id| Finished {
+        keys: vec![key(id), key("shared")],
+        ..finished(id, "x")
+    });
+    let mut state = State::new(Index::default(), 100);
+    let none = set(&[]);
+    state.keep_built(&[key("t1"), key("shared")], first, &none);
+    state.keep_built(&[key("t2")], second, &none);
+    state.keep_built(&[key("t3")], third, &none);
+    let bytes = state.index.render(MAX_INDEX).unwrap();
+    let mut state = State::new(Index::parse(&bytes).unwrap(), 100);
+    // As the pool has these templates, and no others.
+    let found = |state: &mut State, present: &[&str]| {
+        let lost = state.all_finished();
+        let lost = lost.difference(&set(present)).cloned().collect();
+        let id = state.hold_built(key("shared"), &lost)?;
+        state.release(&id);
+        Some(id)
+    };
+    let gone = |state: &mut State, id: &str| {
+        state.keep_built(&[], finished("other", "y"), &set(&[id]));
+    };
+    // A copy does not take the key along.
+    assert_eq!(found(&mut state, &["t1", "t3"]).as_deref(), Some("t1"));
+    gone(&mut state, "t2");
+    assert_eq!(found(&mut state, &["t1", "t3"]).as_deref(), Some("t1"));
+    assert_eq!(state.hold_built(key("t2"), &none), None);
+    // While the first is being removed, and after that, the other copy has it.
+    assert!(state.begin_removal("t1"));
+    assert_eq!(found(&mut state, &["t1", "t3"]).as_deref(), Some("t3"));
+    state.end_removal("t1");
+    assert_eq!(found(&mut state, &["t3"]).as_deref(), Some("t3"));
+    gone(&mut state, "t1");
+    assert_eq!(found(&mut state, &["t3"]).as_deref(), Some("t3"));
+    gone(&mut state, "t3");
+    assert_eq!(state.hold_built(key("shared"), &none), None);
+}
+
+#[test]
+fn an_index_of_a_former_release_has_no_keys_of_templates() {
+    let mut state = State::new(Index::default(), 100);
+    state.keep_built(&[key("b")], finished("t", "x"), &set(&[]));
+    let text = String::from_utf8(state.index.render(MAX_INDEX).unwrap()).unwrap();
+    let former = text.replacen(",\"keys\":[]", "", 1);
+    assert_ne!(former, text);
+    assert_eq!(Index::parse(former.as_bytes()).unwrap(), state.index);
 }
 
 #[test]

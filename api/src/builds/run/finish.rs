@@ -103,7 +103,10 @@ impl Build<'_> {
                 );
             });
             let (settings, start_up) = (reached.settings.clone(), start_up.clone());
-            self.keep(&copied.ok()?.id, settings, start_up, keys).await
+            // Builds of others go on to find the template that was copied.
+            let found_by = [keys.own];
+            self.keep(&copied.ok()?.id, settings, start_up, (keys, &found_by))
+                .await
         } else {
             return None;
         };
@@ -112,21 +115,21 @@ impl Build<'_> {
         Some(built)
     }
 
-    /// Records a template that no other build has.
+    /// Records a template that no other build has, with its keys and those by which it is found.
     async fn keep(
         &self,
         template: &str,
         settings: Settings,
         start_up: StartUp,
-        keys: Keys,
+        (keys, found_by): (Keys, &[Key]),
     ) -> Built {
         let finished = Finished {
             template: template.to_owned(),
             settings,
             start_up,
+            keys: vec![keys.own, keys.shared],
         };
-        let keys = [keys.own, keys.shared];
-        self.executor.layers.keep_built(&keys, finished).await;
+        self.executor.layers.keep_built(found_by, finished).await;
         Built {
             template: template.to_owned(),
             held: None,
@@ -147,6 +150,8 @@ impl Build<'_> {
         let template = published.map_err(failed(at))?;
         self.record_working_set(&template, &reached.settings).await;
         let settings = reached.settings.clone();
+        let found_by = [keys.own, keys.shared];
+        let keys = (keys, found_by.as_slice());
         Ok(self.keep(&template, settings, start_up, keys).await)
     }
 

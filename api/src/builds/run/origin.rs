@@ -277,6 +277,7 @@ mod tests {
             template: "id".to_owned(),
             settings: Settings::default(),
             start_up: StartUp::Nothing,
+            keys: Vec::new(),
         };
         let kept = recorded(&built, "id", Some(finished.clone()));
         assert_eq!(kept, Ok(Some(finished)));

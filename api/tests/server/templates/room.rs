@@ -52,3 +52,15 @@ pub(crate) fn kvm_a_template_has_the_free_disk_that_its_build_asks_for() {
     let (size, free) = sizes(&server, "small", &small.template);
     assert!(size == 4096 && free < 4096, "{size} {free}");
 }
+
+pub(crate) fn kvm_a_template_is_not_promised_more_disk_than_its_sandboxes_may_write() {
+    let options = ["--insecure-loopback", "--warm", "0:0"];
+    let server = Server::with(&[options.as_slice(), &["--disk-limit", "1GiB"]].concat());
+    let ask = |free_mb: u64| json!({"name": "large", "memoryMB": 256, "minFreeDiskMb": free_mb});
+    let refused = server.post("/v3/templates", &ask(1025)).expect(400).json();
+    let message = refused["message"].as_str().unwrap();
+    for part in ["minFreeDiskMb is 1025", "1024 MiB", "--disk-limit"] {
+        assert!(message.contains(part), "{message}");
+    }
+    server.post("/v3/templates", &ask(1024)).expect(202);
+}

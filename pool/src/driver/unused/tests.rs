@@ -1,4 +1,4 @@
-use std::{fs, sync::Arc};
+use std::{fs, sync::Arc, time::Duration};
 
 use model::{SandboxId, template_file};
 use tokio::sync::mpsc;
@@ -17,8 +17,8 @@ use crate::{
     work::diff::Stored,
 };
 
-/// A driver with one snapshot and without sandboxes, and the id of the snapshot.
-fn driver(root: &Path) -> (Driver, String) {
+/// A driver with one snapshot and without sandboxes, and the id of the snapshot. Nothing stays in use for any time.
+pub(in crate::driver) fn driver(root: &Path) -> (Driver, String) {
     let (state, installed) = (root.join("s"), root.join("i"));
     fs::create_dir_all(&installed).unwrap();
     let mut templates = opened(&state, &installed);
@@ -34,7 +34,10 @@ fn driver(root: &Path) -> (Driver, String) {
     }
     let found = recover(&sandboxes, &forks, "this boot", &groups, |_| None).unwrap();
     let driver = Driver::new(Setup {
-        config: PoolConfig::new(state.with_extension("vmm"), state.clone()),
+        config: PoolConfig {
+            idle: Duration::ZERO,
+            ..PoolConfig::new(state.with_extension("vmm"), state.clone())
+        },
         host_boot_id: "this boot".to_owned(),
         groups: Arc::new(groups),
         templates,
@@ -48,6 +51,30 @@ fn driver(root: &Path) -> (Driver, String) {
         lock: StateLock::take(&state).unwrap(),
     });
     (driver, id)
+}
+
+impl Driver {
+    /// Adds another snapshot.
+    pub(in crate::driver) fn another(&mut self, root: &Path) -> String {
+        let mut vmms = vmms(&root.join("s"));
+        let (id, dir) = self.templates.draft().unwrap();
+        image(&dir.join("image"), None);
+        let origin = saved(SandboxId::from_random([8; 19]), vmms.current().clone());
+        keep(&mut self.templates, &mut vmms, &id, Vec::new(), origin, 1);
+        id
+    }
+}
+
+/// What a thread that panics leaves of a template's diff.
+pub(in crate::driver) fn draft(driver: &Driver, id: &str) -> PathBuf {
+    let draft = driver
+        .templates
+        .get(id)
+        .unwrap()
+        .dir
+        .join("memory.diff.new");
+    fs::write(&draft, "").unwrap();
+    draft
 }
 
 /// Removes what is not used, as after a change of the templates.

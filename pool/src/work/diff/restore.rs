@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::{BLOCK, DRAFTS, base_is_missing, create, cure, part, sum_of_memory};
 use crate::{
+    account::{Account, Allowance},
     durable::remove_file,
     error::is_full,
     host,
@@ -24,8 +25,9 @@ use crate::{
 pub(crate) struct Restorer {
     /// The directory of images, which has the bases.
     pub(crate) images: PathBuf,
-    /// Bytes of the disk that stay free.
-    pub(crate) reserve: u64,
+    /// The memory file takes its space from it while it is written.
+    pub(crate) account: Account,
+    pub(crate) allowance: Allowance,
 }
 
 impl Restorer {
@@ -71,14 +73,10 @@ impl Restorer {
     fn make(&self, dir: &Path, diff: &mut File, draft: &Path) -> io::Result<()> {
         diff.seek(SeekFrom::Start(0))?;
         let header = Header::read(diff)?;
-        let need = header.loaded_bytes.saturating_add(self.reserve);
-        let free = host::disk_free(dir).unwrap_or(u64::MAX);
-        if free < need {
-            return Err(io::Error::new(
-                io::ErrorKind::StorageFull,
-                format!("its memory needs {need} bytes, the reserve included, and {free} are free"),
-            ));
-        }
+        let room = self
+            .account
+            .take_on(dir, header.loaded_bytes, self.allowance)
+            .map_err(|e| io::Error::new(e.kind(), format!("no room for its memory: {e}")))?;
         let base = header
             .base
             .map(|base| self.images.join(host::hex(&base)).join(MEMORY));
@@ -93,6 +91,7 @@ impl Restorer {
         let sum = unpack_all(diff, &header, base.transpose()?.as_ref(), |at, memory| {
             write_blocks(&to, at, memory)
         })?;
+        drop(room);
         if sum == sum_of_memory(dir)? {
             Ok(())
         } else {

@@ -5,6 +5,7 @@ use sha2::{Digest, Sha256};
 
 use super::{restore::write_blocks, *};
 use crate::{
+    account::{Account, Allowance},
     error::is_full,
     memory_diff::is_zero,
     templates::{
@@ -16,7 +17,7 @@ use crate::{
 };
 
 /// Memory of a bit more than two chunks, with a hole, pages of its own, and pages that the base has elsewhere.
-fn memory(seed: u8, shift: usize) -> Vec<u8> {
+pub(crate) fn memory(seed: u8, shift: usize) -> Vec<u8> {
     let mut bytes = vec![0; 2 * CHUNK + 3 * memory_diff::PAGE];
     let last = bytes.len() / memory_diff::PAGE - 1;
     for page in (0..700).chain([last - shift]) {
@@ -31,6 +32,14 @@ fn memory(seed: u8, shift: usize) -> Vec<u8> {
 fn template(images: &Path, name: &str, memory: &[u8]) -> PathBuf {
     let dir = images.join(name);
     image(&dir, None);
+    with_memory(&dir, memory);
+    let place = images.join(sum_of_manifest(&dir).unwrap());
+    fs::rename(dir, &place).unwrap();
+    place
+}
+
+/// Gives a template this memory, and its manifest the sum.
+pub(crate) fn with_memory(dir: &Path, memory: &[u8]) {
     let mut hash = Sha256::new();
     for (number, block) in memory.chunks(BLOCK).enumerate() {
         if !is_zero(block) {
@@ -45,12 +54,9 @@ fn template(images: &Path, name: &str, memory: &[u8]) -> PathBuf {
     let file = File::create(dir.join(MEMORY)).unwrap();
     file.set_len(memory.len() as u64).unwrap();
     write_blocks(&file, 0, memory).unwrap();
-    let place = images.join(sum_of_manifest(&dir).unwrap());
-    fs::rename(dir, &place).unwrap();
-    place
 }
 
-fn plan(dir: &Path, base: Option<&Path>) -> DiffPlan {
+pub(crate) fn plan(dir: &Path, base: Option<&Path>) -> DiffPlan {
     DiffPlan {
         id: "one".to_owned(),
         dir: dir.to_owned(),
@@ -62,11 +68,12 @@ fn plan(dir: &Path, base: Option<&Path>) -> DiffPlan {
 pub(crate) fn restorer(images: &Path) -> Restorer {
     Restorer {
         images: images.to_owned(),
-        reserve: 0,
+        account: Account::default(),
+        allowance: Allowance::Beyond(0),
     }
 }
 
-fn remove_memory(dir: &Path) {
+pub(crate) fn remove_memory(dir: &Path) {
     assert!(set_memory_aside(dir).unwrap());
     remove_aside(dir).unwrap();
     assert!(!set_memory_aside(dir).unwrap());
@@ -100,14 +107,26 @@ fn memory_comes_back_from_its_diff_and_only_with_its_base() {
 
     // Without room nothing is written, and the diff is not blamed.
     let full = Restorer {
-        reserve: u64::MAX,
+        allowance: Allowance::Beyond(u64::MAX),
         ..restorer.clone()
     };
-    let why = full.restore(&dir).unwrap_err();
-    assert!(
-        is_full(&why) && !why.to_string().contains("backup"),
-        "{why}"
-    );
+    // Another job has set the rest of the disk aside. Unlike a start, a resume is not refused then.
+    let aside = restorer.account.take(u64::MAX / 2, |_| Ok::<_, ()>(()));
+    for full in [&full, &restorer] {
+        let why = full.restore(&dir).unwrap_err();
+        assert!(
+            is_full(&why) && !why.to_string().contains("backup"),
+            "{why}"
+        );
+    }
+    let resume = Restorer {
+        allowance: Allowance::All,
+        ..restorer.clone()
+    };
+    resume.restore(&dir).unwrap();
+    remove_memory(&dir);
+    drop(aside);
+    assert_eq!(restorer.account.aside(), 0, "all was given back");
 
     // Another base of the same length.
     let aside = images.join("aside");
@@ -177,6 +196,27 @@ fn a_diff_that_is_not_smaller_or_not_right_is_not_kept() {
     assert!(is_whole(&other) && !other.join(DRAFTS[0]).exists());
     restorer(images).restore(&other).unwrap();
     assert!(is_whole(&other));
+}
+
+#[test]
+fn a_diff_whose_name_is_not_synced_goes_or_keeps_its_base() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = template(root.path(), "one", &memory(2, 5));
+    let (draft, diff) = (dir.join(DRAFTS[0]), dir.join(memory_diff::NAME));
+    let plan = plan(&dir, None);
+    fs::write(&draft, "").unwrap();
+    let failed = |_: &Path| Err(io::Error::other("broken disk"));
+    let why = plan.put_in_place(&draft, failed).unwrap_err();
+    assert_eq!(why.to_string(), "broken disk");
+    assert!(!diff.exists() && !draft.exists() && dir.join(MEMORY).exists());
+    // A directory in its place cannot be removed as a file. Then the diff counts, and its base with it.
+    fs::write(&draft, "").unwrap();
+    let stays = |_: &Path| {
+        fs::remove_file(&diff)?;
+        fs::create_dir(&diff)?;
+        Err(io::Error::other("broken disk"))
+    };
+    plan.put_in_place(&draft, stays).unwrap();
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Pulls an image: manifest, config and layers into the store.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering},
+};
 
 use hyper::{
     StatusCode,
@@ -17,11 +20,13 @@ use super::{
 };
 use crate::{
     config::{Config, ConfigError, MAX_CONFIG},
+    convert::ConvertError,
     digest::Digest,
     limits::Limits,
     manifest::{
         ACCEPTED, Compression, Descriptor, Document, MAX_MANIFEST, Manifest, ManifestError,
     },
+    program::Program,
     reference::Reference,
     store::{Draft, Lease, Object, Store, StoreError},
 };
@@ -31,10 +36,14 @@ const PARALLEL: usize = 3;
 /// How often a blob is requested if connections break or stall.
 const ATTEMPTS: usize = 3;
 
+/// Blobs of at least this size are summed by a process of their own, if there is a program for it.
+const LARGE: u64 = 1 << 20;
+
 /// Pulls images.
 pub struct Client {
     registries: Registries,
     connector: Connector,
+    program: Option<Program>,
 }
 
 /// An image whose parts are in the store.
@@ -131,6 +140,8 @@ pub enum PullError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Store(#[from] StoreError),
+    #[error("cannot compute the digest of a blob")]
+    Sum(#[source] ConvertError),
 }
 
 impl PullError {
@@ -151,6 +162,16 @@ impl Client {
         Self {
             registries,
             connector,
+            program: None,
+        }
+    }
+
+    /// Sums large blobs by processes of this program instead of threads of this process.
+    #[must_use]
+    pub fn summing_by(self, program: Program) -> Self {
+        Self {
+            program: Some(program),
+            ..self
         }
     }
 
@@ -216,6 +237,7 @@ impl Client {
             reference,
             store,
             follow,
+            program: self.program.as_ref(),
         };
         let (digest, manifest) = pull.manifest().await?;
         manifest.check(limits)?;
@@ -254,6 +276,17 @@ struct Pull<'a> {
     reference: &'a Reference,
     store: &'a Store,
     follow: &'a dyn Follow,
+    program: Option<&'a Program>,
+}
+
+/// Ends a sum when the pull that needs it ends.
+#[derive(Default)]
+struct Stop(Arc<AtomicBool>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Pull<'_> {
@@ -352,10 +385,19 @@ impl Pull<'_> {
                 Ok(()) => break,
             }
         }
-        // Syncing a large file blocks for long.
+        // Summing and syncing a large file block for long.
         let (digest, size) = (wanted.digest, wanted.size);
-        let finish = tokio::task::spawn_blocking(move || draft.finish_blob(digest, size));
-        Ok(finish.await.map_err(|_| PullError::Panic)??)
+        let program = self.program.filter(|_| size >= LARGE).cloned();
+        let stop = Stop::default();
+        let is_stopped = Arc::clone(&stop.0);
+        let finish = tokio::task::spawn_blocking(move || match program {
+            Some(program) => draft.finish_blob_by(digest, size, |file| {
+                let sum = program.sum(file, &|| is_stopped.load(Ordering::Relaxed));
+                sum.map_err(PullError::Sum)
+            }),
+            None => Ok(draft.finish_blob(digest, size)?),
+        });
+        finish.await.map_err(|_| PullError::Panic)?
     }
 
     async fn try_blob(&self, wanted: &Descriptor, draft: &mut Draft) -> Result<(), PullError> {

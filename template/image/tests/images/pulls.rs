@@ -2,18 +2,19 @@
 
 use std::{
     net::SocketAddr,
+    path::Path,
     time::{Duration, Instant},
 };
 
 use oci_image::{
-    Client, Limits, PullError, Pulled, Registries, Store,
+    Client, ConvertError, Limits, Program, PullError, Pulled, Registries, Resources, Store,
     digest::Digest,
     registry::{Credentials, HttpError, tls},
     store::StoreError,
 };
 
 use crate::{
-    archive::{Image, MANIFEST, file, image, pack},
+    archive::{Image, MANIFEST, file, image, image_by, pack, stored},
     server::{Reply, Server, answer},
 };
 
@@ -70,6 +71,43 @@ async fn pull(server: &Server) -> Result<Pulled, PullError> {
 /// Path of the first layer's blob.
 fn layer(image: &Image) -> String {
     format!("/v2/r/blobs/{}", Digest::of(&image.layers[0]))
+}
+
+#[tokio::test]
+async fn large_blobs_are_summed_by_the_program_in_its_control_group() {
+    let noise: Vec<u8> = (0..500_000_u32).flat_map(u32::to_le_bytes).collect();
+    let image = image_by(&[pack(&[file("a", noise)])], stored);
+    let server = Server::of(&image);
+    let address = server.start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("store"), 1 << 30).unwrap();
+    let reference = format!("{address}/r").parse().unwrap();
+    let procs = dir.path().join("cgroup.procs");
+    let pull = async |program: &str| {
+        let program = Program::new(Path::new(program), Resources::default());
+        let program = program.in_group(Some(procs.clone()));
+        let client = Client::new(registries(address), tls()).summing_by(program);
+        let limits = Limits::default();
+        client.pull(&reference, None, &store, &limits).await
+    };
+    let error = pull("/bin/false").await.unwrap_err();
+    let of_program = matches!(error, PullError::Sum(ConvertError::Ended(_)));
+    assert!(of_program, "{error}");
+    // The same number of other bytes.
+    let program = env!("CARGO_BIN_EXE_cube-image");
+    let mut other = image.layers[0].clone();
+    other[1 << 20] ^= 1;
+    server.set(&layer(&image), answer(200, &[], &other));
+    let error = pull(program).await.unwrap_err();
+    let is_found = matches!(error, PullError::Store(StoreError::Digest { .. }));
+    assert!(is_found, "{error}");
+    server.set(&layer(&image), answer(200, &[], &image.layers[0]));
+    std::fs::remove_file(&procs).unwrap();
+    let pulled = pull(program).await.unwrap();
+    let blob = std::fs::read(pulled.layers[0].blob.path()).unwrap();
+    assert!(blob == image.layers[0]);
+    let pid: u32 = std::fs::read_to_string(&procs).unwrap().parse().unwrap();
+    assert_ne!(pid, std::process::id());
 }
 
 #[tokio::test]
