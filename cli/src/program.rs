@@ -17,19 +17,20 @@ use crate::{
 #[derive(Parser, Debug)]
 #[command(name = "cube", version, propagate_version = true, after_help = AFTER)]
 pub(crate) struct Cube {
-    #[command(flatten)]
-    pub(crate) server: ServerArgs,
     /// Print JSON: one object with format, kind and items
     #[arg(long, global = true)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
 const AFTER: &str = "\
-Exit codes: 0 success · 1 the server refused the request, or the action failed · 2 usage · 6 this host lacks something · \
-7 no server answers. `run`, `exec` and `shell` exit with the command's code: 128+n if signal n ended it, 124 after \
---timeout, 126 if it cannot be run, 127 if it is not found, and 125 if cube itself failed.";
+Exit codes: 0 success, 1 the server refused the request, or the action failed, 2 usage,
+6 this host lacks something, 7 no server answers. `run`, `exec` and `shell` exit with the
+command's code: 128+n if signal n ended it, 124 after --timeout, 126 if it cannot be run,
+127 if it is not found, and 125 if cube itself failed.";
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {

@@ -26,11 +26,11 @@ struct Seed {
     /// Port of the server, with --address
     #[arg(long, global = true, default_value_t = 3000)]
     port: u16,
-    #[command(flatten)]
-    server: ServerArgs,
     /// Print JSON
     #[arg(long, global = true)]
     json: bool,
+    #[command(flatten)]
+    server: ServerArgs,
     #[command(subcommand)]
     command: SeedCommand,
 }

@@ -163,7 +163,6 @@ impl CreateArgs {
         }
         let words = [&self.cmd[..], &self.arg].concat();
         let env = self.env.iter().map(|pair| match pair.split_once('=') {
-            // The server expands `$`, `\`, `"` and backquotes, as Docker does in ENV.
             Some((name, value)) => Ok([name.to_owned(), escaped(value)]),
             None => Err(Failure::usage(format!("--env {pair}: write NAME=VALUE"))),
         });
@@ -210,8 +209,10 @@ impl CreateArgs {
     }
 }
 
+/// A value for ENV, in which the server expands variables and leaves everything else as it is. No character escapes a
+/// dollar sign there, so each becomes the default of a variable that does not exist.
 fn escaped(value: &str) -> String {
-    value.replace('$', r"\$")
+    value.replace('$', "${CUBE_NONE-$}")
 }
 
 /// `1G`, `512M`, `2Gi`, `1024MB`: in MiB.
@@ -240,6 +241,17 @@ fn size_mib(text: &str) -> Result<u64, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_of_variables_are_not_expanded() {
+        let value = "a$b ${HOME} $$ $(id) $";
+        let script = format!("printf %s \"{}\"", escaped(value));
+        let output = std::process::Command::new("/bin/bash")
+            .args(["-c", &script])
+            .output()
+            .unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), value);
+    }
 
     #[test]
     fn sizes_have_units() {
