@@ -7,7 +7,6 @@
 pub mod api;
 pub mod artifacts;
 pub mod chart;
-pub mod endpoint;
 pub mod exit;
 pub mod leftovers;
 pub mod quantile;
@@ -15,3 +14,5 @@ pub mod random;
 pub mod server;
 pub mod world;
 pub mod xml;
+
+pub use api_client::endpoint;

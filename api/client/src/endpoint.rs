@@ -7,6 +7,7 @@ use std::{
     fmt,
     io::{self, Read, Write},
     net::{TcpStream, ToSocketAddrs},
+    path::{Path, PathBuf},
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
@@ -157,23 +158,67 @@ impl Endpoint {
     }
 }
 
-/// The TLS configuration of the process. It trusts the certificate authorities of the system, or the authorities in
-/// `$SSL_CERT_FILE` if that is set.
+/// A file of certificate authorities cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TrustError {
+    #[error("{path} contains no certificate in PEM format")]
+    Empty { path: PathBuf },
+    #[error("cannot read the certificate authority {path}")]
+    Unreadable {
+        path: PathBuf,
+        #[source]
+        source: rustls_native_certs::Error,
+    },
+    /// TLS could not be configured, or a connection was opened before.
+    #[error("cannot configure TLS: {0}")]
+    Config(String),
+}
+
+/// The TLS configuration of the process.
+static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
+
+/// Trusts the authorities in a PEM file, and no others, in all connections of this process. Must be called before the
+/// first of them.
+///
+/// # Errors
+/// Returns [`TrustError`] if the file has no authority, or if it is too late.
+pub fn trust_only(path: &Path) -> Result<(), TrustError> {
+    let path = path.to_owned();
+    let mut found = rustls_native_certs::load_certs_from_paths(Some(&path), None);
+    if let Some(source) = found.errors.pop() {
+        return Err(TrustError::Unreadable { path, source });
+    }
+    if found.certs.is_empty() {
+        return Err(TrustError::Empty { path });
+    }
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(found.certs);
+    let config = config_of(roots).map_err(|why| TrustError::Config(why.to_string()))?;
+    let late = |_| TrustError::Config("a connection was opened before".to_owned());
+    CONFIG.set(config).map_err(late)
+}
+
+/// The TLS configuration of the process. It trusts the authorities of [`trust_only`], or else those in
+/// `$SSL_CERT_FILE`, or else those of the system.
 fn tls_config() -> Result<Arc<ClientConfig>, rustls::Error> {
-    static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
     if let Some(config) = CONFIG.get() {
         return Ok(Arc::clone(config));
     }
     let mut roots = RootCertStore::empty();
     // Certificates that cannot be read or parsed are skipped, so their authorities are not trusted.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let config = config_of(roots)?;
+    Ok(Arc::clone(CONFIG.get_or_init(|| config)))
+}
+
+fn config_of(roots: RootCertStore) -> Result<Arc<ClientConfig>, rustls::Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Arc::clone(CONFIG.get_or_init(|| Arc::new(config))))
+    Ok(Arc::new(config))
 }
 
 /// A connection.

@@ -1,0 +1,180 @@
+//! Answers for people (tables with stable columns) and for programs (`--json`).
+//!
+//! Every command with `--json` prints one object: `{"format":1,"kind":K,"items":[…]}`. Items have the names of E2B's
+//! interface. Data goes to standard output, everything else to standard error.
+
+use std::io::{self, Write};
+
+use api_types::envd::Timestamp;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+
+/// Version of the JSON shape.
+pub const FORMAT: u32 = 1;
+
+/// How a command prints what it has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    Human,
+    Json,
+}
+
+impl Format {
+    /// Prints a list: JSON items, or a table with these columns. A table without rows has its header only.
+    pub fn list<T: Serialize>(
+        self,
+        kind: &str,
+        items: &[T],
+        columns: &[&str],
+        row: impl Fn(&T) -> Vec<String>,
+    ) -> Result<(), Failure> {
+        match self {
+            Self::Json => self.json(kind, items),
+            Self::Human => {
+                let rows: Vec<_> = items.iter().map(row).collect();
+                print(&table(columns, &rows))
+            }
+        }
+    }
+
+    /// Prints the properties of one thing: a JSON item, or lines with a name and a value.
+    pub fn properties<T: Serialize>(
+        self,
+        kind: &str,
+        item: &T,
+        lines: &[(&str, String)],
+    ) -> Result<(), Failure> {
+        match self {
+            Self::Json => self.json(kind, std::slice::from_ref(item)),
+            Self::Human => print(&properties(lines)),
+        }
+    }
+
+    /// Prints the result of an action: a JSON item, or text.
+    pub fn done(self, kind: &str, item: &Value, text: &str) -> Result<(), Failure> {
+        match self {
+            Self::Json => self.json(kind, std::slice::from_ref(item)),
+            Self::Human if text.is_empty() => Ok(()),
+            Self::Human => print(&format!("{text}\n")),
+        }
+    }
+
+    fn json<T: Serialize>(self, kind: &str, items: &[T]) -> Result<(), Failure> {
+        let items = serde_json::to_value(items)
+            .map_err(|why| Failure::refused(format!("the answer has no JSON form: {why}")))?;
+        let answer = json!({"format": FORMAT, "kind": kind, "items": items});
+        print(&format!("{answer}\n"))
+    }
+}
+
+/// Writes to standard output. A reader that has gone ends the program quietly, as SIGPIPE would.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.map_err(|why| match why.kind() {
+        io::ErrorKind::BrokenPipe => std::process::exit(BROKEN_PIPE),
+        _ => Failure::host(format!("cannot write to standard output: {why}")),
+    })
+}
+
+/// The exit code of a program that SIGPIPE ended, as shells show it.
+pub const BROKEN_PIPE: i32 = 128 + 13;
+
+/// A table whose columns are as wide as their longest cell. The last one has no padding.
+fn table(columns: &[&str], rows: &[Vec<String>]) -> String {
+    let header: Vec<_> = columns.iter().map(|name| (*name).to_owned()).collect();
+    let rows = std::iter::once(&header).chain(rows);
+    let width = |at: usize| {
+        let cells = rows.clone().filter_map(|row| row.get(at));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<_> = (0..columns.len()).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let padding = width - cell.chars().count() + 2;
+            line.push_str(cell);
+            line.extend(std::iter::repeat_n(' ', padding));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn properties(lines: &[(&str, String)]) -> String {
+    let widest = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let lines = lines.iter().filter(|(_, value)| !value.is_empty());
+    let lines = lines.map(|(name, value)| {
+        let name = format!("{name}:");
+        format!("{name:<width$}{value}\n", width = widest + 2)
+    });
+    lines.collect()
+}
+
+/// Whole seconds in UTC, or `-` for none.
+pub fn time(at: Option<Timestamp>) -> String {
+    at.map_or("-".to_owned(), |at| {
+        let text = at.to_string();
+        match text.split_once('.') {
+            Some((seconds, _)) => format!("{seconds}Z"),
+            None => text,
+        }
+    })
+}
+
+/// A size in bytes with three digits, in powers of 1024.
+pub fn bytes(n: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut unit = 0;
+    let mut scale = 1_u64;
+    while n / scale >= 1024 && unit + 1 < units.len() {
+        scale *= 1024;
+        unit += 1;
+    }
+    let tenths = (u128::from(n) * 10 + u128::from(scale) / 2) / u128::from(scale);
+    let name = units.get(unit).copied().unwrap_or("B");
+    if unit == 0 || tenths >= 100 {
+        format!("{} {name}", (tenths + 5) / 10)
+    } else {
+        format!("{}.{} {name}", tenths / 10, tenths % 10)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_lines_have_no_trailing_blanks() {
+        let rows = [
+            vec!["a".to_owned(), "running".to_owned()],
+            vec!["longer".to_owned(), String::new()],
+        ];
+        let text = table(&["ID", "STATE"], &rows);
+        assert_eq!(text, "ID      STATE\na       running\nlonger\n");
+        assert_eq!(table(&["ID"], &[]), "ID\n");
+    }
+
+    #[test]
+    fn properties_without_a_value_are_left_out() {
+        let lines = [("id", "x".to_owned()), ("domain", String::new())];
+        assert_eq!(properties(&lines), "id:     x\n");
+    }
+
+    #[test]
+    fn sizes_have_binary_units() {
+        for (n, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1536, "1.5 KiB"),
+            (10 << 20, "10 MiB"),
+            (3_328_599_654, "3.1 GiB"),
+        ] {
+            assert_eq!(bytes(n), text);
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! The server that a command talks to: its address, the key, and requests to its control plane.
+
+mod path;
+mod route;
+
+use std::{path::PathBuf, time::Duration};
+
+use api_client::endpoint::{Endpoint, Wire, trust_only};
+use api_types::{
+    envd::{ClientError, EnvdClient, HttpAnswer},
+    rest::RestError,
+};
+use clap::Args;
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::failure::{Failure, Kind};
+
+pub use path::segment;
+pub use route::SandboxRoute;
+
+/// Address of a server on this host.
+const DEFAULT_URL: &str = "http://127.0.0.1:3000";
+/// For a connection to be accepted.
+const DIAL: Duration = Duration::from_secs(10);
+/// For an answer. A create waits for room up to a minute.
+const ANSWER: Duration = Duration::from_secs(120);
+
+/// Options of all commands that talk to a server.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Server")]
+pub struct ServerArgs {
+    /// URL of the server [default: http://127.0.0.1:3000]
+    #[arg(long, global = true, env = "E2B_API_URL", hide_env_values = true)]
+    pub url: Option<String>,
+    /// API key; a server started with --insecure-loopback needs none
+    #[arg(long, global = true, env = "E2B_API_KEY", hide_env_values = true)]
+    pub key: Option<String>,
+    /// URL at which sandboxes are reached, if it is not that of the server
+    #[arg(
+        long,
+        global = true,
+        env = "E2B_SANDBOX_URL",
+        value_name = "URL",
+        hide_env_values = true
+    )]
+    pub sandbox_url: Option<String>,
+    /// Domain of the server (api.DOMAIN) and of its sandboxes, used without --url
+    #[arg(long, global = true, env = "E2B_DOMAIN", hide_env_values = true)]
+    pub domain: Option<String>,
+    /// PEM file with the only certificate authority to trust; without it, SSL_CERT_FILE or the system's
+    #[arg(long, global = true, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+}
+
+/// Where requests to sandboxes go.
+#[derive(Clone, Debug)]
+enum DataPlane {
+    /// To one address, which routes by headers.
+    At(Endpoint),
+    /// To a host name of each sandbox.
+    Domain(String),
+}
+
+/// A server. It keeps one connection, and opens another one when that has ended.
+#[derive(Debug)]
+pub struct Server {
+    control: Endpoint,
+    data: DataPlane,
+    key: Option<String>,
+    client: Option<EnvdClient<Wire>>,
+}
+
+/// Empty variables and options count as absent.
+fn given(text: Option<&String>) -> Option<&str> {
+    text.map(|text| text.trim()).filter(|text| !text.is_empty())
+}
+
+impl ServerArgs {
+    /// Checks the options. Opens no connection.
+    pub fn server(&self) -> Result<Server, Failure> {
+        if let Some(path) = &self.ca {
+            trust_only(path)?;
+        }
+        let (url, domain) = (given(self.url.as_ref()), given(self.domain.as_ref()));
+        let control = match (url, domain) {
+            (Some(url), _) => Endpoint::parse(url)?,
+            (None, Some(domain)) => Endpoint::parse(&format!("https://api.{domain}"))?,
+            (None, None) => Endpoint::parse(DEFAULT_URL)?,
+        };
+        let data = match (given(self.sandbox_url.as_ref()), url, domain) {
+            (Some(at), ..) => DataPlane::At(Endpoint::parse(at)?),
+            (None, None, Some(domain)) => DataPlane::Domain(domain.to_owned()),
+            (None, ..) => DataPlane::At(control.clone()),
+        };
+        let key = given(self.key.as_ref()).map(str::to_owned);
+        if key
+            .iter()
+            .any(|key| !key.bytes().all(|b| b.is_ascii_graphic()))
+        {
+            return Err(Failure::usage(
+                "the key has characters that no key has: check --key or E2B_API_KEY",
+            ));
+        }
+        Ok(Server {
+            control,
+            data,
+            key,
+            client: None,
+        })
+    }
+}
+
+impl Server {
+    /// The same server, with a connection of its own.
+    pub fn another(&self) -> Self {
+        Self {
+            control: self.control.clone(),
+            data: self.data.clone(),
+            key: self.key.clone(),
+            client: None,
+        }
+    }
+
+    pub fn url(&self) -> String {
+        self.control.to_string()
+    }
+
+    pub fn get<A: DeserializeOwned>(&mut self, path: &str) -> Result<A, Failure> {
+        self.read("GET", path, b"")
+    }
+
+    pub fn post<A: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<A, Failure> {
+        self.read("POST", path, &to_json(body)?)
+    }
+
+    /// A request whose answer has no body that matters.
+    pub fn send(&mut self, method: &str, path: &str, body: &impl Serialize) -> Result<(), Failure> {
+        let body = to_json(body)?;
+        self.succeed(method, path, &body).map(drop)
+    }
+
+    pub fn delete(&mut self, path: &str) -> Result<(), Failure> {
+        self.succeed("DELETE", path, b"").map(drop)
+    }
+
+    /// All elements of a list that the server returns in pages.
+    pub fn pages<T: DeserializeOwned>(&mut self, path: &str) -> Result<Vec<T>, Failure> {
+        let (mut all, mut next) = (Vec::new(), String::new());
+        let joint = if path.contains('?') { '&' } else { '?' };
+        loop {
+            let token = segment(&next);
+            let answer = self.succeed("GET", &format!("{path}{joint}nextToken={token}"), b"")?;
+            let page: Vec<T> = self.parse(&answer.body)?;
+            let is_last = page.is_empty();
+            all.extend(page);
+            match answer.header("x-next-token") {
+                Some(token) if !token.is_empty() && !is_last => next = token.to_owned(),
+                _ => return Ok(all),
+            }
+        }
+    }
+
+    fn read<A: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<A, Failure> {
+        let answer = self.succeed(method, path, body)?;
+        self.parse(&answer.body)
+    }
+
+    fn parse<A: DeserializeOwned>(&self, body: &[u8]) -> Result<A, Failure> {
+        serde_json::from_slice(body).map_err(|why| {
+            let to = &self.control;
+            Failure::new(
+                Kind::Unreachable,
+                format!("{to} sent an unexpected answer: {why}"),
+            )
+            .with_cure("is this the URL of a server with E2B's interface?")
+        })
+    }
+
+    /// A request that must be answered with a status of success.
+    pub fn succeed(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<HttpAnswer, Failure> {
+        let answer = self.request(method, path, body)?;
+        match answer.status {
+            200..300 => Ok(answer),
+            status => Err(self.refusal(status, &answer)),
+        }
+    }
+
+    /// A request with whatever answer. If a kept connection has ended, reading is tried again on a new one.
+    pub fn request(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<HttpAnswer, Failure> {
+        let is_kept = self.client.is_some();
+        match self.try_request(method, path, body)? {
+            Err(ClientError::NotReachable { .. }) if is_kept && method != "POST" => {
+                let again = self.try_request(method, path, body)?;
+                again.map_err(|why| Failure::of_call(&why, &self.control))
+            }
+            answer => answer.map_err(|why| Failure::of_call(&why, &self.control)),
+        }
+    }
+
+    fn try_request(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<Result<HttpAnswer, ClientError>, Failure> {
+        let mut client = self.connection()?;
+        let key = self.key.as_deref().map(|key| ("x-api-key", key));
+        let route: Vec<_> = key.into_iter().collect();
+        client.set_route(&self.control.authority(), &route);
+        client.set_access_token(None);
+        client.set_timeout(ANSWER);
+        let json = [("content-type", "application/json")];
+        let headers: &[_] = if body.is_empty() { &[] } else { &json };
+        let answer = client.request(method, path, headers, body);
+        if answer.is_ok() && !client.is_closing() {
+            self.client = Some(client);
+        }
+        Ok(answer)
+    }
+
+    /// The kept connection, or a new one.
+    fn connection(&mut self) -> Result<EnvdClient<Wire>, Failure> {
+        match self.client.take() {
+            Some(client) => Ok(client),
+            None => Ok(EnvdClient::over(self.control.dial(DIAL)?, ANSWER)),
+        }
+    }
+
+    fn refusal(&self, status: u16, answer: &HttpAnswer) -> Failure {
+        let message = serde_json::from_slice::<RestError>(&answer.body);
+        let message = message.map_or_else(
+            |_| format!("{} answered with status {status}", self.control),
+            |error| api_types::guest_text(&error.message),
+        );
+        let failure = Failure::refused(message);
+        match (status, &self.key) {
+            (401, None) => failure.with_cure(
+                "set a key with --key or E2B_API_KEY; `cube-api key new NAME` makes one on the server's host",
+            ),
+            (401 | 403, Some(_)) => failure.with_cure(
+                "check --key or E2B_API_KEY; on the server's host, `cube-api key list` shows keys and their scopes",
+            ),
+            (404, _) => Failure {
+                kind: Kind::Refused,
+                ..failure
+            },
+            _ => failure,
+        }
+    }
+}
+
+fn to_json(body: &impl Serialize) -> Result<Vec<u8>, Failure> {
+    serde_json::to_vec(body)
+        .map_err(|why| Failure::usage(format!("the request has no JSON form: {why}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(url: &str, sandbox_url: &str, domain: &str) -> ServerArgs {
+        ServerArgs {
+            url: Some(url.to_owned()),
+            sandbox_url: Some(sandbox_url.to_owned()),
+            domain: Some(domain.to_owned()),
+            ..ServerArgs::default()
+        }
+    }
+
+    #[test]
+    fn addresses_are_found_as_the_sdks_find_them() {
+        let found = |url, sandbox_url, domain| {
+            let server = args(url, sandbox_url, domain).server().unwrap();
+            let data = match &server.data {
+                DataPlane::At(at) => at.to_string(),
+                DataPlane::Domain(domain) => format!("*.{domain}"),
+            };
+            (server.url(), data)
+        };
+        let text = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        assert_eq!(found("", "", ""), text(DEFAULT_URL, DEFAULT_URL));
+        assert_eq!(
+            found("http://a:1", "", "x.y"),
+            text("http://a:1", "http://a:1")
+        );
+        assert_eq!(
+            found("", "", "x.y:8443"),
+            text("https://api.x.y:8443", "*.x.y:8443")
+        );
+        assert_eq!(
+            found("http://a:1", "http://b", "x"),
+            text("http://a:1", "http://b")
+        );
+    }
+
+    #[test]
+    fn a_key_with_a_line_end_is_refused() {
+        let server = ServerArgs {
+            key: Some("a\nb".to_owned()),
+            ..ServerArgs::default()
+        };
+        assert_eq!(server.server().unwrap_err().kind, Kind::Usage);
+    }
+}
