@@ -5,9 +5,11 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::{
+    doctor,
     failure::Failure,
     health,
     output::Format,
+    quickstart,
     server::{Server, ServerArgs},
 };
 
@@ -34,7 +36,10 @@ pub enum Command {
     /// The server itself: version of its interface, health, counts
     #[command(subcommand)]
     Server(health::ServerCommand),
-    // `doctor` and `quickstart` have their modules here.
+    /// What this host lacks for a server, each with its cure
+    Doctor(doctor::DoctorArgs),
+    /// From an installed package to a first sandbox, with the variables for clients
+    Quickstart(quickstart::QuickstartArgs),
 }
 
 /// What every command gets.
@@ -61,6 +66,8 @@ pub fn main() -> ExitCode {
     };
     let result = match cube.command {
         Command::Server(command) => health::run(&context, &command),
+        Command::Doctor(args) => doctor::run(&context, &args),
+        Command::Quickstart(args) => quickstart::run(&context, &args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Any text does for a server without keys.
-const ANY_KEY: &str = "dummy";
+/// Any text does for a server without keys; some versions of the SDKs accept only keys of E2B's form.
+const ANY_KEY: &str = "e2b_00";
 
 /// A line for a shell. The SDKs for Python and JavaScript and the command `cube` read the same variables. `addresses`:
 /// those that the server listens on. `domain`: that of the sandboxes' names. `is_open`: requests need no key.
@@ -56,7 +56,7 @@ mod tests {
         };
         assert_eq!(
             of(&["127.0.0.1:3000"], false, None, true),
-            "export E2B_API_URL=http://127.0.0.1:3000 E2B_SANDBOX_URL=http://127.0.0.1:3000 E2B_API_KEY=dummy"
+            "export E2B_API_URL=http://127.0.0.1:3000 E2B_SANDBOX_URL=http://127.0.0.1:3000 E2B_API_KEY=e2b_00"
         );
         let keyed = of(
             &["10.1.2.3:80", "0.0.0.0:3000"],

@@ -118,7 +118,10 @@ async fn an_upgraded_connection_keeps_its_permit() {
         connections: 1,
         ..api::listen::Limits::default()
     };
-    let setup = Setup { limits, tls: false };
+    let setup = Setup {
+        limits,
+        ..Setup::default()
+    };
     let world = World::with(setup).await;
     let program = Program::start(async |mut wire| {
         wire.request_head().await;

@@ -24,7 +24,7 @@ pub(crate) struct StaticBinaries {
 pub(crate) const STATIC: &str = "-C target-feature=+crt-static -C relocation-model=static";
 
 /// The release binaries that cargo builds for the host, beside [`PROBE`].
-pub(crate) const PROGRAMS: [&str; 4] = ["cube-vmm", "cube-bench", "cube-api", "cube-image"];
+pub(crate) const PROGRAMS: [&str; 5] = ["cube", "cube-vmm", "cube-bench", "cube-api", "cube-image"];
 pub(crate) const PROBE: &str = "cube-netprobe";
 /// The commit and the hashes of these programs, in a file beside them.
 pub(crate) const BUILD_RECORD: &str = "build.json";
@@ -90,7 +90,14 @@ pub(crate) fn build_host(
             .env("RUSTFLAGS", STATIC)
             .args(["build", "--release", "--target", TARGET])
             .args(["--package", "vmm", "--package", "harness"])
-            .args(["--package", "api", "--package", "oci-image"]);
+            .args([
+                "--package",
+                "api",
+                "--package",
+                "oci-image",
+                "--package",
+                "cli",
+            ]);
         tool::run(&mut cargo, log)
     })?;
     let built = workspace.target()?.join(TARGET).join("release");

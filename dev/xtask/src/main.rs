@@ -19,6 +19,7 @@ mod hvm;
 mod isolation;
 mod mutate;
 mod mutate_confinement;
+mod package;
 mod smoke;
 
 mod prepare;
@@ -53,6 +54,7 @@ mod tool;
 #[cfg(test)]
 mod repository;
 
+use binaries::HostBinaries;
 use prepare::Freshness;
 use progress::Progress;
 use tiers::Tier;
@@ -122,6 +124,9 @@ enum Task {
         /// Level of the compression, 1 to 19: a package for a test need not be small [default: 19]
         #[arg(long, value_parser = clap::value_parser!(u8).range(1..=19))]
         level: Option<u8>,
+        /// Directory with release binaries that were built before [default: build them]
+        #[arg(long)]
+        binaries: Option<PathBuf>,
     },
     /// Build everything and one of the optional templates.
     Template {
@@ -229,8 +234,15 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Prepare { refresh } => {
             prepare::all(&workspace, progress, freshness(refresh))?;
         }
-        Task::Dist { version, level } => {
-            let binaries = prepare::without_templates(&workspace, progress)?;
+        Task::Dist {
+            version,
+            level,
+            binaries,
+        } => {
+            let binaries = match binaries {
+                Some(dir) => HostBinaries { dir },
+                None => prepare::without_templates(&workspace, progress)?,
+            };
             let version = version.unwrap_or_else(|| dist::version().to_owned());
             dist::build(&workspace, &binaries, &version, level, progress)?;
         }
