@@ -53,7 +53,7 @@ boot() {
 	cp "$old" "$run/packages/old.deb"
 	cp "$new" "$run/packages/new.deb"
 	SYSTEMD_NSPAWN_API_VFS_WRITABLE=1 setsid systemd-nspawn --quiet --register=no --keep-unit --directory="$run" \
-		--machine="$machine" --private-network --capability=all --bind=/dev/kvm --bind=/dev/net/tun --boot \
+		--machine="$machine" --private-network --capability=all --system-call-filter="bpf perf_event_open" --bind=/dev/kvm --bind=/dev/net/tun --boot \
 		</dev/null >"$dir/console.log" 2>&1 &
 	nspawn=$!
 	for _ in $(seq 100); do
