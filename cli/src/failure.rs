@@ -10,9 +10,11 @@ use crate::output::FORMAT;
 
 /// The kind of a failure, which decides the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// The server refused the request, or an action failed.
     Refused,
+    /// The server does not have what the request names.
+    NotFound,
     /// The command line is wrong.
     Usage,
     /// This host lacks something that the command needs, for example a file or a terminal.
@@ -23,9 +25,9 @@ pub enum Kind {
 
 impl Kind {
     /// The exit code of commands. `cube run` and the like exit with [`ATTACHED`] instead.
-    pub fn code(self) -> u8 {
+    pub(crate) fn code(self) -> u8 {
         match self {
-            Self::Refused => 1,
+            Self::Refused | Self::NotFound => 1,
             Self::Usage => 2,
             Self::UnsuitableHost => 6,
             Self::Unreachable => 7,
@@ -34,16 +36,16 @@ impl Kind {
 }
 
 /// Exit code of `run`, `exec` and `shell` if they fail themselves, so that no code of the command can be meant.
-pub const ATTACHED: u8 = 125;
+pub(crate) const ATTACHED: u8 = 125;
 
 /// A failure for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    pub kind: Kind,
+pub(crate) struct Failure {
+    pub(crate) kind: Kind,
     /// What failed, with which values, and why. In lower case.
-    pub message: String,
+    pub(crate) message: String,
     /// What to do about it. Absent if the message says it, or if nothing is known.
-    pub cure: Option<String>,
+    pub(crate) cure: Option<String>,
 }
 
 impl std::error::Error for Failure {}
@@ -59,7 +61,7 @@ impl fmt::Display for Failure {
 }
 
 impl Failure {
-    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self {
             kind,
             message: message.into(),
@@ -67,32 +69,41 @@ impl Failure {
         }
     }
 
-    pub fn refused(message: impl Into<String>) -> Self {
+    pub(crate) fn refused(message: impl Into<String>) -> Self {
         Self::new(Kind::Refused, message)
     }
 
-    pub fn usage(message: impl Into<String>) -> Self {
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self::new(Kind::Usage, message)
     }
 
-    pub fn host(message: impl Into<String>) -> Self {
+    pub(crate) fn host(message: impl Into<String>) -> Self {
         Self::new(Kind::UnsuitableHost, message)
     }
 
     #[must_use]
-    pub fn with_cure(mut self, cure: impl Into<String>) -> Self {
+    pub(crate) fn with_cure(mut self, cure: impl Into<String>) -> Self {
         self.cure = Some(cure.into());
         self
     }
 
+    /// Adds a cure if the server does not have what was named.
+    #[must_use]
+    pub(crate) fn if_not_found(self, cure: &str) -> Self {
+        match (self.kind, &self.cure) {
+            (Kind::NotFound, None) => self.with_cure(cure),
+            _ => self,
+        }
+    }
+
     /// One line of JSON in the shape of all answers.
-    pub fn to_json(&self, code: u8) -> String {
+    pub(crate) fn to_json(&self, code: u8) -> String {
         let item = json!({"message": self.message, "cure": self.cure, "exitCode": code});
         json!({"format": FORMAT, "kind": "error", "items": [item]}).to_string()
     }
 
-    /// A failed call, as the person who waits for it needs it.
-    pub fn of_call(why: &ClientError, to: &dyn fmt::Display) -> Self {
+    /// A failed call to `to`.
+    pub(crate) fn of_call(why: &ClientError, to: &dyn fmt::Display) -> Self {
         match why {
             ClientError::NotReachable { source, .. } => {
                 let text = model::chain(why);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::{failure::Failure, program::Context};
 
 #[derive(Subcommand, Debug)]
-pub enum ServerCommand {
+pub(crate) enum ServerCommand {
     /// Whether the server answers; needs no key
     Health,
     /// Address, interface, and how many sandboxes and templates there are
@@ -28,7 +28,7 @@ struct Info {
     version: String,
 }
 
-pub fn run(context: &Context, command: &ServerCommand) -> Result<(), Failure> {
+pub(crate) fn run(context: &Context, command: &ServerCommand) -> Result<(), Failure> {
     let mut server = context.server()?;
     server.succeed("GET", "/health", b"")?;
     let url = server.url();

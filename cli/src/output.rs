@@ -12,18 +12,18 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 
 /// Version of the JSON shape.
-pub const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 1;
 
 /// How a command prints what it has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub(crate) enum Format {
     Human,
     Json,
 }
 
 impl Format {
     /// Prints a list: JSON items, or a table with these columns. A table without rows has its header only.
-    pub fn list<T: Serialize>(
+    pub(crate) fn list<T: Serialize>(
         self,
         kind: &str,
         items: &[T],
@@ -40,7 +40,7 @@ impl Format {
     }
 
     /// Prints the properties of one thing: a JSON item, or lines with a name and a value.
-    pub fn properties<T: Serialize>(
+    pub(crate) fn properties<T: Serialize>(
         self,
         kind: &str,
         item: &T,
@@ -53,7 +53,7 @@ impl Format {
     }
 
     /// Prints the result of an action: a JSON item, or text.
-    pub fn done(self, kind: &str, item: &Value, text: &str) -> Result<(), Failure> {
+    pub(crate) fn done(self, kind: &str, item: &Value, text: &str) -> Result<(), Failure> {
         match self {
             Self::Json => self.json(kind, std::slice::from_ref(item)),
             Self::Human if text.is_empty() => Ok(()),
@@ -70,7 +70,7 @@ impl Format {
 }
 
 /// Writes to standard output. A reader that has gone ends the program quietly, as SIGPIPE would.
-pub fn print(text: &str) -> Result<(), Failure> {
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     written.map_err(|why| match why.kind() {
@@ -80,7 +80,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
 }
 
 /// The exit code of a program that SIGPIPE ended, as shells show it.
-pub const BROKEN_PIPE: i32 = 128 + 13;
+pub(crate) const BROKEN_PIPE: i32 = 128 + 13;
 
 /// A table whose columns are as wide as their longest cell. The last one has no padding.
 fn table(columns: &[&str], rows: &[Vec<String>]) -> String {
@@ -116,7 +116,7 @@ fn properties(lines: &[(&str, String)]) -> String {
 }
 
 /// Whole seconds in UTC, or `-` for none.
-pub fn time(at: Option<Timestamp>) -> String {
+pub(crate) fn time(at: Option<Timestamp>) -> String {
     at.map_or("-".to_owned(), |at| {
         let text = at.to_string();
         match text.split_once('.') {
@@ -127,7 +127,7 @@ pub fn time(at: Option<Timestamp>) -> String {
 }
 
 /// A size in bytes with three digits, in powers of 1024.
-pub fn bytes(n: u64) -> String {
+pub(crate) fn bytes(n: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut unit = 0;
     let mut scale = 1_u64;

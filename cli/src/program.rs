@@ -1,29 +1,30 @@
 //! The command line: all commands, and what each failure exits with.
 
-use std::process::ExitCode;
+use std::{path::Path, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
 use crate::{
     doctor,
-    failure::Failure,
-    health,
+    failure::{ATTACHED, Failure, Kind},
+    health, key,
     output::Format,
-    quickstart,
+    pages, quickstart, run, sandbox, seed,
     server::{Server, ServerArgs},
+    snapshot, template,
 };
 
 /// MicroVM sandboxes from the command line
 #[derive(Parser, Debug)]
 #[command(name = "cube", version, propagate_version = true, after_help = AFTER)]
-pub struct Cube {
+pub(crate) struct Cube {
     #[command(flatten)]
-    pub server: ServerArgs,
+    pub(crate) server: ServerArgs,
     /// Print JSON: one object with format, kind and items
     #[arg(long, global = true)]
-    pub json: bool,
+    pub(crate) json: bool,
     #[command(subcommand)]
-    pub command: Command,
+    pub(crate) command: Command,
 }
 
 const AFTER: &str = "\
@@ -32,7 +33,21 @@ Exit codes: 0 success · 1 the server refused the request, or the action failed 
 --timeout, 126 if it cannot be run, 127 if it is not found, and 125 if cube itself failed.";
 
 #[derive(Subcommand, Debug)]
-pub enum Command {
+pub(crate) enum Command {
+    /// Run a command in a fresh sandbox, which is gone at the end
+    Run(run::RunArgs),
+    /// Sandboxes that stay until they are killed or reach their end of life
+    #[command(subcommand, visible_alias = "sbx")]
+    Sandbox(Box<sandbox::SandboxCommand>),
+    /// Kept states of sandboxes, from which others are created
+    #[command(subcommand)]
+    Snapshot(snapshot::SnapshotCommand),
+    /// What sandboxes are created from
+    #[command(subcommand, visible_alias = "tpl")]
+    Template(template::TemplateCommand),
+    /// API keys, on the server's host
+    #[command(subcommand)]
+    Key(key::KeyCommand),
     /// The server itself: version of its interface, health, counts
     #[command(subcommand)]
     Server(health::ServerCommand),
@@ -40,21 +55,35 @@ pub enum Command {
     Doctor(doctor::DoctorArgs),
     /// From an installed package to a first sandbox, with the variables for clients
     Quickstart(quickstart::QuickstartArgs),
+    /// Completions and manual pages
+    #[command(subcommand, hide = true)]
+    Generate(pages::PagesCommand),
 }
 
-/// What every command gets.
-pub struct Context {
-    pub args: ServerArgs,
-    pub format: Format,
+/// Options that all commands share.
+pub(crate) struct Context {
+    pub(crate) args: ServerArgs,
+    pub(crate) format: Format,
 }
 
 impl Context {
-    pub fn server(&self) -> Result<Server, Failure> {
+    pub(crate) fn server(&self) -> Result<Server, Failure> {
         self.args.server()
     }
 }
 
-pub fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
+    let mut words = std::env::args_os();
+    let name = words.next().unwrap_or_default();
+    if Path::new(&name)
+        .file_name()
+        .is_some_and(|name| name == seed::NAME)
+    {
+        return seed::main(std::iter::once(name).chain(words));
+    }
+    if words.next().is_some_and(|first| first == seed::NAME) {
+        return seed::main(std::iter::once(name).chain(words));
+    }
     let cube = Cube::parse();
     let context = Context {
         args: cube.server,
@@ -64,14 +93,41 @@ pub fn main() -> ExitCode {
             Format::Human
         },
     };
-    let result = match cube.command {
-        Command::Server(command) => health::run(&context, &command),
-        Command::Doctor(args) => doctor::run(&context, &args),
-        Command::Quickstart(args) => quickstart::run(&context, &args),
-    };
+    match cube.command {
+        Command::Run(args) => attached(&context, run::run(&context, &args)),
+        Command::Sandbox(command) => {
+            let result = sandbox::run(&context, &command);
+            if command.is_attached() {
+                attached(&context, result)
+            } else {
+                finished(&context, result.map(drop))
+            }
+        }
+        Command::Snapshot(command) => finished(&context, snapshot::run(&context, &command)),
+        Command::Template(command) => finished(&context, template::run(&context, &command)),
+        Command::Key(command) => finished(&context, key::run(&context, &command)),
+        Command::Generate(command) => finished(&context, pages::run(&command)),
+        Command::Server(command) => finished(&context, health::run(&context, &command)),
+        Command::Doctor(args) => finished(&context, doctor::run(&context, &args)),
+        Command::Quickstart(args) => finished(&context, quickstart::run(&context, &args)),
+    }
+}
+
+fn finished(context: &Context, result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => report(&context, &failure, failure.kind.code()),
+        Err(failure) => report(context, &failure, failure.kind.code()),
+    }
+}
+
+/// For commands that exit with the code of another one.
+fn attached(context: &Context, result: Result<u8, Failure>) -> ExitCode {
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) if failure.kind == Kind::Usage => {
+            report(context, &failure, failure.kind.code())
+        }
+        Err(failure) => report(context, &failure, ATTACHED),
     }
 }
 
@@ -82,4 +138,55 @@ fn report(context: &Context, failure: &Failure, code: u8) -> ExitCode {
         Format::Json => eprintln!("{}", failure.to_json(code)),
     }
     ExitCode::from(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent_and_shows_only_what_exists() {
+        Cube::command().debug_assert();
+        let help = Cube::command().render_help().to_string();
+        let shown = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+        let shown = shown.take_while(|line| !line.is_empty());
+        let shown: Vec<_> = shown
+            .filter_map(|line| line.split_whitespace().next())
+            .collect();
+        for hidden in ["generate", "cubemastercli", "volume", "node", "policy"] {
+            assert!(!shown.contains(&hidden), "{hidden}");
+        }
+        for command in ["run", "sandbox", "snapshot", "template", "key", "server"] {
+            assert!(shown.contains(&command), "{command}");
+        }
+    }
+
+    #[test]
+    fn the_words_of_a_command_need_no_separator() {
+        for (line, tail) in [
+            (
+                "cube run -it --image python:3.12 -- python -V",
+                &["python", "-V"][..],
+            ),
+            ("cube run python -V --json", &["python", "-V", "--json"]),
+            ("cube sandbox exec -i id cat -n", &["cat", "-n"]),
+        ] {
+            let cube = Cube::try_parse_from(line.split_whitespace()).unwrap();
+            let debug = format!("{:?}", cube.command);
+            assert!(debug.contains(&format!("command: {tail:?}")), "{debug}");
+        }
+    }
+
+    #[test]
+    fn pages_are_made_of_all_commands() {
+        let dir = tempfile::tempdir().unwrap();
+        pages::run(&pages::PagesCommand::Man {
+            dir: dir.path().to_owned(),
+        })
+        .unwrap();
+        for page in ["cube.1", "cube-run.1", "cube-sandbox-cp.1"] {
+            assert!(dir.path().join(page).exists(), "{page}");
+        }
+    }
 }

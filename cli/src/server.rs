@@ -3,7 +3,7 @@
 mod path;
 mod route;
 
-use std::{path::PathBuf, time::Duration};
+use std::{io::Read, path::PathBuf, time::Duration};
 
 use api_client::endpoint::{Endpoint, Wire, trust_only};
 use api_types::{
@@ -15,8 +15,8 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::failure::{Failure, Kind};
 
-pub use path::segment;
-pub use route::SandboxRoute;
+pub(crate) use path::segment;
+pub(crate) use route::{SandboxRoute, unknown_sandbox};
 
 /// Address of a server on this host.
 const DEFAULT_URL: &str = "http://127.0.0.1:3000";
@@ -24,17 +24,19 @@ const DEFAULT_URL: &str = "http://127.0.0.1:3000";
 const DIAL: Duration = Duration::from_secs(10);
 /// For an answer. A create waits for room up to a minute.
 const ANSWER: Duration = Duration::from_secs(120);
+/// For the files of one COPY.
+const UPLOAD: Duration = Duration::from_secs(3600);
 
 /// Options of all commands that talk to a server.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Server")]
-pub struct ServerArgs {
+pub(crate) struct ServerArgs {
     /// URL of the server [default: http://127.0.0.1:3000]
     #[arg(long, global = true, env = "E2B_API_URL", hide_env_values = true)]
-    pub url: Option<String>,
+    pub(crate) url: Option<String>,
     /// API key; a server started with --insecure-loopback needs none
     #[arg(long, global = true, env = "E2B_API_KEY", hide_env_values = true)]
-    pub key: Option<String>,
+    pub(crate) key: Option<String>,
     /// URL at which sandboxes are reached, if it is not that of the server
     #[arg(
         long,
@@ -43,13 +45,13 @@ pub struct ServerArgs {
         value_name = "URL",
         hide_env_values = true
     )]
-    pub sandbox_url: Option<String>,
+    pub(crate) sandbox_url: Option<String>,
     /// Domain of the server (api.DOMAIN) and of its sandboxes, used without --url
     #[arg(long, global = true, env = "E2B_DOMAIN", hide_env_values = true)]
-    pub domain: Option<String>,
+    pub(crate) domain: Option<String>,
     /// PEM file with the only certificate authority to trust; without it, SSL_CERT_FILE or the system's
     #[arg(long, global = true, value_name = "FILE")]
-    pub ca: Option<PathBuf>,
+    pub(crate) ca: Option<PathBuf>,
 }
 
 /// Where requests to sandboxes go.
@@ -63,7 +65,7 @@ enum DataPlane {
 
 /// A server. It keeps one connection, and opens another one when that has ended.
 #[derive(Debug)]
-pub struct Server {
+pub(crate) struct Server {
     control: Endpoint,
     data: DataPlane,
     key: Option<String>,
@@ -77,7 +79,7 @@ fn given(text: Option<&String>) -> Option<&str> {
 
 impl ServerArgs {
     /// Checks the options. Opens no connection.
-    pub fn server(&self) -> Result<Server, Failure> {
+    pub(crate) fn server(&self) -> Result<Server, Failure> {
         if let Some(path) = &self.ca {
             trust_only(path)?;
         }
@@ -112,7 +114,7 @@ impl ServerArgs {
 
 impl Server {
     /// The same server, with a connection of its own.
-    pub fn another(&self) -> Self {
+    pub(crate) fn another(&self) -> Self {
         Self {
             control: self.control.clone(),
             data: self.data.clone(),
@@ -121,15 +123,15 @@ impl Server {
         }
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         self.control.to_string()
     }
 
-    pub fn get<A: DeserializeOwned>(&mut self, path: &str) -> Result<A, Failure> {
+    pub(crate) fn get<A: DeserializeOwned>(&mut self, path: &str) -> Result<A, Failure> {
         self.read("GET", path, b"")
     }
 
-    pub fn post<A: DeserializeOwned>(
+    pub(crate) fn post<A: DeserializeOwned>(
         &mut self,
         path: &str,
         body: &impl Serialize,
@@ -138,17 +140,48 @@ impl Server {
     }
 
     /// A request whose answer has no body that matters.
-    pub fn send(&mut self, method: &str, path: &str, body: &impl Serialize) -> Result<(), Failure> {
+    pub(crate) fn send(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<(), Failure> {
         let body = to_json(body)?;
         self.succeed(method, path, &body).map(drop)
     }
 
-    pub fn delete(&mut self, path: &str) -> Result<(), Failure> {
+    pub(crate) fn delete(&mut self, path: &str) -> Result<(), Failure> {
         self.succeed("DELETE", path, b"").map(drop)
     }
 
+    /// Sends a file to a URL that the server gave and that carries its own authority: without the key.
+    pub(crate) fn put(&self, url: &str, from: &mut impl Read, length: u64) -> Result<(), Failure> {
+        let malformed = || {
+            let to = &self.control;
+            Failure::new(
+                Kind::Unreachable,
+                format!("{to} sent a malformed URL for files"),
+            )
+        };
+        let after = url.find("://").map(|at| at + 3).ok_or_else(malformed)?;
+        let slash = url[after..].find('/').ok_or_else(malformed)?;
+        let (origin, target) = url.split_at(after + slash);
+        if !target.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(malformed());
+        }
+        let endpoint = Endpoint::parse(origin)?;
+        let mut client = EnvdClient::over(endpoint.dial(DIAL)?, UPLOAD);
+        client.set_route(&endpoint.authority(), &[]);
+        let sent = client.send_stream("PUT", target, &[], from, length);
+        let answer = sent.map_err(|why| Failure::of_call(&why, &endpoint))?;
+        match answer.status {
+            200..300 => Ok(()),
+            status => Err(self.refusal(status, &answer)),
+        }
+    }
+
     /// All elements of a list that the server returns in pages.
-    pub fn pages<T: DeserializeOwned>(&mut self, path: &str) -> Result<Vec<T>, Failure> {
+    pub(crate) fn pages<T: DeserializeOwned>(&mut self, path: &str) -> Result<Vec<T>, Failure> {
         let (mut all, mut next) = (Vec::new(), String::new());
         let joint = if path.contains('?') { '&' } else { '?' };
         loop {
@@ -186,7 +219,7 @@ impl Server {
     }
 
     /// A request that must be answered with a status of success.
-    pub fn succeed(
+    pub(crate) fn succeed(
         &mut self,
         method: &str,
         path: &str,
@@ -200,7 +233,7 @@ impl Server {
     }
 
     /// A request with whatever answer. If a kept connection has ended, reading is tried again on a new one.
-    pub fn request(
+    pub(crate) fn request(
         &mut self,
         method: &str,
         path: &str,
@@ -260,7 +293,7 @@ impl Server {
                 "check --key or E2B_API_KEY; on the server's host, `cube-api key list` shows keys and their scopes",
             ),
             (404, _) => Failure {
-                kind: Kind::Refused,
+                kind: Kind::NotFound,
                 ..failure
             },
             _ => failure,
@@ -319,5 +352,44 @@ mod tests {
             ..ServerArgs::default()
         };
         assert_eq!(server.server().unwrap_err().kind, Kind::Usage);
+    }
+
+    /// What a request to a server that answers so returns.
+    fn answer(text: &'static str) -> Result<serde_json::Value, Failure> {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let peer = std::thread::spawn(move || {
+            use std::io::Write;
+            let (mut stream, _) = listener.accept().unwrap();
+            let _head = stream.read(&mut [0; 4096]).unwrap();
+            stream.write_all(text.as_bytes()).unwrap();
+        });
+        let answer = args(&url, "", "").server().unwrap().get("/x");
+        peer.join().unwrap();
+        answer
+    }
+
+    #[test]
+    fn what_no_server_should_answer_is_a_failure() {
+        let texts = [
+            "",
+            "SSH-2.0-OpenSSH\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n<htm>",
+            "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}",
+        ];
+        for text in texts {
+            let why = answer(text).unwrap_err();
+            assert_eq!(why.kind, Kind::Unreachable, "{text:?}: {why}");
+        }
+        let refused = answer("HTTP/1.1 418 x\r\ncontent-length: 4\r\n\r\nnope").unwrap_err();
+        assert!(refused.message.contains("status 418"), "{refused}");
+        let hostile = answer(
+            "HTTP/1.1 404 x\r\ncontent-length: 39\r\n\r\n{\"code\":404,\"message\":\"\\u001b[31mgone\"}",
+        );
+        let hostile = hostile.unwrap_err();
+        assert!(
+            hostile.kind == Kind::NotFound && !hostile.message.contains('\x1b'),
+            "{hostile:?}"
+        );
     }
 }

@@ -124,12 +124,14 @@ pub(crate) fn init_request(identity: &NewIdentity, record: &Record) -> io::Resul
         }
         NewIdentity::Keep => (None, None),
     };
+    let mut env_vars = record.defaults.env.clone();
+    env_vars.extend(record.init.env_vars.clone());
     Ok(InitRequest {
         hostname,
         machine_id,
         entropy: Some(host::hex(&host::random::<32>()?)),
         timestamp: Some(Timestamp::from_unix_ns(host::unix_ns())),
-        env_vars: record.init.env_vars.clone(),
+        env_vars,
         // An empty token removes any token that the guest still requires from its template or snapshot.
         access_token: Some(record.init.access_token.clone().unwrap_or_default()),
         network: Some(record.tap.is_some()),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use api_types::rest::{BuildStep, ImageRegistry, NewBuild, StartBuild};
+use api_types::rest::{BuildStep, ImageConfig, ImageRegistry, NewBuild, StartBuild};
 use model::{Bytes, MAX_MEMORY, MIN_MEMORY};
 use oci_image::registry::Credentials;
 
@@ -60,6 +60,8 @@ pub struct StartSpec {
     pub steps: Vec<Step>,
     pub start: Option<String>,
     pub ready: Option<String>,
+    /// Only with an image.
+    pub image_config: Option<ImageConfig>,
 }
 
 fn invalid(why: impl Into<String>) -> RequestError {
@@ -197,6 +199,9 @@ pub fn check_start(request: StartBuild) -> Result<StartSpec, RequestError> {
             ));
         }
     };
+    if request.image_config.is_some() && matches!(from, From::Template(_)) {
+        return Err(invalid("imageConfig is for fromImage only"));
+    }
     let steps = request.steps.unwrap_or_default();
     if steps.len() > MAX_STEPS {
         let count = steps.len();
@@ -212,6 +217,7 @@ pub fn check_start(request: StartBuild) -> Result<StartSpec, RequestError> {
         steps: steps.collect::<Result<_, _>>()?,
         start: command("startCmd", request.start_cmd)?,
         ready: command("readyCmd", request.ready_cmd)?,
+        image_config: request.image_config,
     })
 }
 
@@ -296,6 +302,23 @@ mod tests {
             from_image: Some("debian".to_owned()),
             ..StartBuild::default()
         }
+    }
+
+    #[test]
+    fn the_config_of_an_image_needs_an_image() {
+        let request = |from_template: bool| StartBuild {
+            from_image: (!from_template).then(|| "debian".to_owned()),
+            from_template: from_template.then(|| "base".to_owned()),
+            image_config: Some(ImageConfig::Start),
+            ..StartBuild::default()
+        };
+        let spec = check_start(request(false)).unwrap();
+        assert_eq!(spec.image_config, Some(ImageConfig::Start));
+        let why = check_start(request(true)).unwrap_err();
+        assert!(why.to_string().contains("imageConfig"), "{why}");
+        let read = |text| serde_json::from_str::<StartBuild>(text);
+        let read = read(r#"{"fromImage":"a","imageConfig":"defaults"}"#).unwrap();
+        assert_eq!(read.image_config, Some(ImageConfig::Defaults));
     }
 
     #[test]

@@ -20,7 +20,7 @@ mod stages;
 
 use std::{path::PathBuf, time::Duration};
 
-use api_types::rest::LogLevel;
+use api_types::rest::{ImageConfig, LogLevel};
 use model::Bytes;
 use netisolation::{DefaultEgress, Policy};
 use oci_image::registry::Credentials;
@@ -56,6 +56,7 @@ pub struct Order {
     pub steps: Vec<Step>,
     pub start: Option<String>,
     pub ready: Option<String>,
+    pub image_config: Option<ImageConfig>,
     /// Run all steps, whatever the cache has.
     pub force: bool,
     /// Not used: a guest has the CPUs of the template or image that the build begins with.

@@ -13,8 +13,11 @@ pub(super) struct Settings {
     pub(super) user: String,
     /// An absolute path. `None`: the user's home.
     pub(super) workdir: Option<String>,
-    /// For later steps and the start command. Sandboxes do not get it.
+    /// For later steps and the start command.
     pub(super) env: BTreeMap<String, String>,
+    /// Whether sandboxes get `env` too. E2B's do not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) is_env_exported: bool,
 }
 
 impl Default for Settings {
@@ -23,6 +26,7 @@ impl Default for Settings {
             user: DEFAULT_USER.to_owned(),
             workdir: None,
             env: BTreeMap::new(),
+            is_env_exported: false,
         }
     }
 }

@@ -27,6 +27,7 @@ fn order(command: &str) -> Order {
         }],
         start: None,
         ready: None,
+        image_config: None,
         force: false,
         vcpus: 1,
         memory: Bytes::mib(256),

@@ -12,8 +12,8 @@ mod template;
 
 pub use build::{
     AssignTags, AssignedTags, BuildInfo, BuildLogEntry, BuildLogs, BuildStatus, BuildStep,
-    DeleteTags, FileUpload, ImageRegistry, NewBuild, RedoTemplate, RequestedBuild, StartBuild,
-    StatusReason,
+    DeleteTags, FileUpload, ImageConfig, ImageRegistry, NewBuild, RedoTemplate, RequestedBuild,
+    StartBuild, StatusReason,
 };
 pub use error::RestError;
 pub use network::{NetworkConfig, NetworkUpdate};

@@ -10,6 +10,6 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'~');
 
 /// Text as one segment of a path, or as a value of a query.
-pub fn segment(text: &str) -> String {
+pub(crate) fn segment(text: &str) -> String {
     utf8_percent_encode(text, ESCAPED).to_string()
 }

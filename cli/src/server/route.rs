@@ -1,11 +1,9 @@
 //! The way to a sandbox's agent.
 
-use std::time::Duration;
-
 use api_client::endpoint::{Endpoint, Wire};
 use api_types::{
     envd::{ENVD_PORT, EnvdClient},
-    rest::{ConnectSandbox, Sandbox},
+    rest::{ConnectSandbox, Sandbox, SandboxDetail, SandboxState},
 };
 
 use super::{ANSWER, DIAL, DataPlane, Server, segment};
@@ -13,62 +11,87 @@ use crate::failure::{Failure, Kind};
 
 /// Longest sandbox id in bytes.
 const MAX_ID: usize = 128;
+/// Lifetime in seconds of a sandbox that a command resumes.
+const RESUMED_S: i64 = 300;
 
 /// A sandbox and how its agent is reached.
 #[derive(Clone)]
-pub struct SandboxRoute {
-    pub id: String,
+pub(crate) struct SandboxRoute {
+    pub(crate) id: String,
     token: Option<String>,
     endpoint: Endpoint,
 }
 
 impl Server {
     /// The route to a sandbox that the server has just returned.
-    pub fn route(&self, sandbox: &Sandbox) -> Result<SandboxRoute, Failure> {
+    pub(crate) fn route(&self, sandbox: &Sandbox) -> Result<SandboxRoute, Failure> {
+        let (token, domain) = (&sandbox.envd_access_token, &sandbox.domain);
+        self.route_of(&sandbox.sandbox_id, token.as_ref(), domain.as_deref())
+    }
+
+    fn route_of(
+        &self,
+        id: &str,
+        token: Option<&String>,
+        domain: Option<&str>,
+    ) -> Result<SandboxRoute, Failure> {
         let unexpected = |what: &str| {
             let to = &self.control;
             Failure::new(Kind::Unreachable, format!("{to} sent a malformed {what}"))
         };
-        let id = &sandbox.sandbox_id;
         let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
         if id.is_empty() || id.len() > MAX_ID || !id.bytes().all(is_plain) {
             return Err(unexpected("sandbox id"));
         }
-        let token = sandbox.envd_access_token.clone();
-        if token
-            .iter()
-            .any(|token| !token.bytes().all(|b| b.is_ascii_graphic()))
-        {
+        let is_header = |token: &String| token.bytes().all(|b| b.is_ascii_graphic());
+        if token.is_some_and(|token| !is_header(token)) {
             return Err(unexpected("access token"));
         }
         let endpoint = match &self.data {
             DataPlane::At(endpoint) => endpoint.clone(),
-            DataPlane::Domain(domain) => {
-                let domain = sandbox.domain.as_deref().unwrap_or(domain);
+            DataPlane::Domain(configured) => {
+                let domain = domain.unwrap_or(configured);
                 Endpoint::parse(&format!("https://{ENVD_PORT}-{id}.{domain}"))?
             }
         };
         Ok(SandboxRoute {
-            id: id.clone(),
-            token,
+            id: id.to_owned(),
+            token: token.cloned(),
             endpoint,
         })
     }
 
-    /// Finds a sandbox, and resumes it if it is paused. `lifetime` is the least time that it then has left.
-    pub fn connect(&mut self, id: &str, lifetime: Duration) -> Result<SandboxRoute, Failure> {
-        let body = ConnectSandbox {
-            timeout: Some(i64::try_from(lifetime.as_secs()).unwrap_or(i64::MAX)),
-            memory: None,
-        };
-        let path = format!("/v2/sandboxes/{}/connect", segment(id));
-        let sandbox: Sandbox = self.post(&path, &body).map_err(unknown_sandbox)?;
-        self.route(&sandbox)
+    /// Finds a sandbox. A paused one is resumed; the end of a running one stays as it is.
+    pub(crate) fn find(&mut self, id: &str) -> Result<SandboxRoute, Failure> {
+        let path = format!("/sandboxes/{}", segment(id));
+        let found: SandboxDetail = self.get(&path).map_err(unknown_sandbox)?;
+        match found.state {
+            SandboxState::Running => {
+                let (token, domain) = (&found.envd_access_token, &found.domain);
+                self.route_of(&found.sandbox_id, token.as_ref(), domain.as_deref())
+            }
+            SandboxState::Paused => {
+                let body = ConnectSandbox {
+                    timeout: Some(RESUMED_S),
+                    memory: None,
+                };
+                let path = format!("/v2{path}/connect");
+                let sandbox: Sandbox = self.post(&path, &body).map_err(unknown_sandbox)?;
+                self.route(&sandbox)
+            }
+        }
+    }
+
+    /// Takes a connection to a sandbox back, if both planes have one address.
+    pub(crate) fn keep(&mut self, client: EnvdClient<Wire>, route: &SandboxRoute) {
+        if route.endpoint == self.control && !client.is_closing() {
+            self.client = Some(client);
+        }
     }
 
     /// The kept connection as one to a sandbox, if both planes have one address; otherwise a new one. So a command
-    /// that has just been told of its sandbox needs no further connection.
-    pub fn agent(&mut self, route: &SandboxRoute) -> Result<EnvdClient<Wire>, Failure> {
+    /// whose sandbox was just created needs no further connection.
+    pub(crate) fn agent(&mut self, route: &SandboxRoute) -> Result<EnvdClient<Wire>, Failure> {
         match self.client.take() {
             Some(client) if route.endpoint == self.control => Ok(route.over(client)),
             kept => {
@@ -80,20 +103,13 @@ impl Server {
 }
 
 /// Adds the cure to the answer for a sandbox that the server does not have.
-pub fn unknown_sandbox(failure: Failure) -> Failure {
-    match &failure.cure {
-        None if failure.message.contains("not found")
-            || failure.message.contains("does not exist") =>
-        {
-            failure.with_cure("`cube sandbox list` shows the sandboxes")
-        }
-        _ => failure,
-    }
+pub(crate) fn unknown_sandbox(failure: Failure) -> Failure {
+    failure.if_not_found("`cube sandbox list` shows the sandboxes")
 }
 
 impl SandboxRoute {
     /// A new connection to the agent.
-    pub fn dial(&self) -> Result<EnvdClient<Wire>, Failure> {
+    pub(crate) fn dial(&self) -> Result<EnvdClient<Wire>, Failure> {
         Ok(self.over(EnvdClient::over(self.endpoint.dial(DIAL)?, ANSWER)))
     }
 

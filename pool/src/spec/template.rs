@@ -1,6 +1,6 @@
 //! Types of the pool's interface that describe templates.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use model::{Bytes, SandboxId};
 use serde::{Deserialize, Serialize};
@@ -47,6 +47,9 @@ pub struct TemplateDefaults {
     /// The working directory of processes whose request names none.
     #[serde(default)]
     pub workdir: Option<String>,
+    /// Variables of all processes; those of a create take precedence.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
 }
 
 /// A template.

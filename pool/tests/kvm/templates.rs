@@ -407,6 +407,7 @@ pub(crate) async fn publish(pool: &Pool, base: &str, text: &str, names: &[&str])
     let defaults = TemplateDefaults {
         user: Some("root".into()),
         workdir: Some("/tmp".into()),
+        env: [("CUBE_OF_TEMPLATE".to_owned(), "1".to_owned())].into(),
     };
     let names = names.iter().map(ToString::to_string).collect();
     let built = pool

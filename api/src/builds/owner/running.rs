@@ -134,6 +134,7 @@ impl<M: Machinery> Owner<M> {
             steps: spec.steps,
             start: spec.start,
             ready: spec.ready,
+            image_config: spec.image_config,
             force: spec.force,
             vcpus: build.vcpus,
             memory: build.memory,

@@ -1,6 +1,9 @@
 //! The end of a build: the last disk is booted, the start command runs, and the machine becomes a template.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use api_types::rest::LogLevel;
 use pool::{TemplateDefaults, Work};
@@ -51,6 +54,7 @@ impl Build<'_> {
     /// The commands of the order, or else those of the template that the build begins with.
     pub(super) fn start_up(&self, origin: &Origin) -> StartUp {
         let (start, ready) = (self.order.start.clone(), self.order.ready.clone());
+        let start = start.or_else(|| origin.image.as_ref()?.start.clone());
         match (&start, &ready) {
             (None, None) => origin.start_up.clone(),
             _ => StartUp::Author { start, ready },
@@ -165,6 +169,11 @@ impl Build<'_> {
         let defaults = TemplateDefaults {
             user: Some(settings.user.clone()),
             workdir: settings.workdir.clone(),
+            env: if settings.is_env_exported {
+                settings.env.clone()
+            } else {
+                BTreeMap::new()
+            },
         };
         let pool = &self.executor.pool;
         let mut publish = std::pin::pin!(pool.publish(&machine.id, Vec::new(), defaults));

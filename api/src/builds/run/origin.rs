@@ -1,5 +1,7 @@
 //! What a build begins with.
 
+use api_types::rest::ImageConfig;
+use oci_image::config::Defaults;
 use pool::{PoolError, Recipe, TemplateInfo, TemplateKind};
 
 use super::{Build, CANCELLED, Failure, failed};
@@ -18,7 +20,47 @@ pub(super) struct Origin {
     pub(super) start_up: StartUp,
     /// Whether there may be no account for the user of sandboxes.
     pub(super) lacks_user: bool,
+    /// What the order takes from an image's config.
+    pub(super) image: Option<FromConfig>,
     source: Source,
+}
+
+/// What a build takes from an image's config.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct FromConfig {
+    /// As a USER step has it.
+    pub(super) user: String,
+    pub(super) workdir: String,
+    /// Entrypoint and command as a script. `None`: there is none, or the order has one of its own.
+    pub(super) start: Option<String>,
+}
+
+/// Largest sum of the variables that every sandbox gets, in bytes, as for those of a create.
+const MAX_EXPORTED: usize = 256 << 10;
+
+impl FromConfig {
+    fn of(config: ImageConfig, defaults: &Defaults) -> Result<Self, String> {
+        let env = defaults.env.iter().map(|(n, v)| n.len() + v.len());
+        if env.sum::<usize>() > MAX_EXPORTED {
+            return Err(format!(
+                "the image's variables have more than {MAX_EXPORTED} bytes, too many to give them to sandboxes"
+            ));
+        }
+        let command: Vec<_> = (defaults.entrypoint.iter().chain(&defaults.cmd))
+            .map(|word| quoted(word))
+            .collect();
+        let runs = config == ImageConfig::Start && !command.is_empty();
+        Ok(Self {
+            user: defaults.user.clone().unwrap_or_else(|| "root".to_owned()),
+            workdir: defaults.workdir.clone().unwrap_or_else(|| "/".to_owned()),
+            start: runs.then(|| format!("exec {}", command.join(" "))),
+        })
+    }
+}
+
+/// A word that a shell takes as it is.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// Where the first disk comes from.
@@ -51,14 +93,23 @@ impl Build<'_> {
         let (bases, credentials) = (&self.executor.bases, self.order.registry.clone());
         let base = bases.of_image(reference, credentials, self.log, &self.cancel);
         let base = base.await?;
+        let config = self.order.image_config;
+        let image = config.map(|config| FromConfig::of(config, &base.defaults));
+        let image = image.transpose()?;
         Ok(Origin {
-            key: Key::of(&["image", &base.key]),
+            // Disks of the same image differ in the settings that are kept with them.
+            key: match &image {
+                None => Key::of(&["image", &base.key]),
+                Some(_) => Key::of(&["image", &base.key, "config"]),
+            },
             settings: Settings {
                 env: base.defaults.env.into_iter().collect(),
+                is_env_exported: image.is_some(),
                 ..Settings::default()
             },
             start_up: StartUp::Nothing,
             lacks_user: true,
+            image,
             source: Source::Disk(base.template),
         })
     }
@@ -80,6 +131,7 @@ impl Build<'_> {
             settings,
             start_up,
             lacks_user: false,
+            image: None,
             source: match template.kind {
                 TemplateKind::Snapshot => Source::Snapshot(id),
                 TemplateKind::Installed | TemplateKind::Built | TemplateKind::Disk => {
@@ -185,6 +237,33 @@ mod tests {
             vmm: None,
             bytes: Bytes(0),
         }
+    }
+
+    #[test]
+    fn the_config_of_an_image_becomes_a_user_a_directory_and_a_script() {
+        let text = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let defaults = Defaults {
+            entrypoint: text(&["/entry point"]),
+            cmd: text(&["it's", "$HOME"]),
+            user: Some("1000:1000".to_owned()),
+            ..Defaults::default()
+        };
+        let start = FromConfig::of(ImageConfig::Start, &defaults).unwrap();
+        let script = r"exec '/entry point' 'it'\''s' '$HOME'";
+        assert_eq!(start.start.as_deref(), Some(script));
+        assert_eq!(
+            (start.user.as_str(), start.workdir.as_str()),
+            ("1000:1000", "/")
+        );
+        let only = FromConfig::of(ImageConfig::Defaults, &defaults).unwrap();
+        assert_eq!(only.start, None);
+        let none = FromConfig::of(ImageConfig::Start, &Defaults::default()).unwrap();
+        assert_eq!((none.user.as_str(), none.start), ("root", None));
+        let large = Defaults {
+            env: vec![("A".to_owned(), "x".repeat(MAX_EXPORTED))],
+            ..Defaults::default()
+        };
+        assert!(FromConfig::of(ImageConfig::Defaults, &large).is_err());
     }
 
     #[test]

@@ -28,7 +28,8 @@ pub(super) struct Reached {
 }
 
 impl Build<'_> {
-    /// The steps in order. Images get the user of E2B's sandboxes first; templates have one.
+    /// The steps in order. Images get the user of E2B's sandboxes first; templates have one. What the order takes from an
+    /// image's config follows.
     pub(super) fn stages(&self, origin: &Origin) -> Vec<Stage> {
         let user = Step {
             kind: StepKind::User,
@@ -39,11 +40,26 @@ impl Build<'_> {
         let user = origin
             .lacks_user
             .then_some((At::Base, "base".to_owned(), user));
+        let base = |kind, word: &String| {
+            let step = Step {
+                kind,
+                args: vec![word.clone()],
+                files: None,
+                force: false,
+            };
+            (At::Base, "base".to_owned(), step)
+        };
+        let config = origin.image.iter().flat_map(|image| {
+            [
+                base(StepKind::User, &image.user),
+                base(StepKind::Workdir, &image.workdir),
+            ]
+        });
         let count = self.order.steps.len();
         let steps = self.order.steps.iter().zip(1..);
         let steps =
             steps.map(|(step, n)| (At::Step(n), format!("builder {n}/{count}"), step.clone()));
-        let stages = user.into_iter().chain(steps);
+        let stages = user.into_iter().chain(config).chain(steps);
         let stage = |(at, prefix, step)| Stage { at, prefix, step };
         stages.map(stage).collect()
     }

@@ -54,6 +54,7 @@ impl KeptOrder {
                 steps: Some(spec.steps.iter().map(step).collect()),
                 start_cmd: spec.start.clone(),
                 ready_cmd: spec.ready.clone(),
+                image_config: spec.image_config,
             },
         };
         Ok(serde_json::to_vec(&stored)?)
@@ -118,6 +119,7 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use api_types::rest::ImageConfig;
     use oci_image::registry::Credentials;
     use proptest::prelude::*;
 
@@ -142,6 +144,7 @@ mod tests {
             ],
             start: Some("serve".to_owned()),
             ready: None,
+            image_config: Some(ImageConfig::Start),
         }
     }
 
@@ -164,6 +167,7 @@ mod tests {
         assert!(!KeptOrder::parse(&bytes).unwrap().had_credentials);
         let template = StartSpec {
             from: From::Template("base".to_owned()),
+            image_config: None,
             ..spec()
         };
         let bytes = KeptOrder::render(&template).unwrap();

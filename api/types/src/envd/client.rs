@@ -137,7 +137,7 @@ impl<S: Transport> EnvdClient<S> {
     }
 
     /// Sets the `Host` header and additional headers of later requests, for proxies that route by these headers. The
-    /// values must not contain line ends. Tunnels and streamed input do not send these headers.
+    /// values must not contain line ends. Tunnels do not send these headers.
     pub fn set_route(&mut self, authority: &str, headers: &[(&str, &str)]) {
         self.authority = authority.to_owned();
         self.headers = headers

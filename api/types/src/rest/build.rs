@@ -59,6 +59,20 @@ pub struct StartBuild {
     pub steps: Option<Vec<BuildStep>>,
     pub start_cmd: Option<String>,
     pub ready_cmd: Option<String>,
+    /// What the build takes from the config of `from_image` besides its variables. Not part of E2B's interface. Absent:
+    /// nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_config: Option<ImageConfig>,
+}
+
+/// The part of an image's config that a build uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ImageConfig {
+    /// USER and WORKDIR are those of the first step and of sandboxes, whose processes also get the variables.
+    Defaults,
+    /// The same, and ENTRYPOINT with CMD is the start command if the build has none.
+    Start,
 }
 
 /// Body of `POST /templates/{id}/redo`, which is not part of E2B's interface.

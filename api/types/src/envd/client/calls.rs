@@ -1,6 +1,10 @@
 //! Requests with a complete answer, as opposed to streams.
 
-use std::{fs::File, io::Read, os::unix::net::UnixStream};
+use std::{
+    fs::File,
+    io::{Read, Write},
+    os::unix::net::UnixStream,
+};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Serialize, de::DeserializeOwned};
@@ -9,6 +13,7 @@ use super::{
     ClientError, EnvdClient,
     answer::{HttpAnswer, accept, refused},
     deadline::Deadline,
+    exec::basic,
     protocol,
 };
 use crate::envd::{InitRequest, Metrics, Transport, WriteInfo};
@@ -88,11 +93,35 @@ impl<S: Transport> EnvdClient<S> {
         method: &str,
         message: &Q,
     ) -> Result<A, ClientError> {
+        self.call_with(method, message, None)
+    }
+
+    /// Like [`Self::call`], as a user of the guest.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::call`].
+    pub fn call_as<Q: Serialize, A: DeserializeOwned>(
+        &mut self,
+        user: &str,
+        method: &str,
+        message: &Q,
+    ) -> Result<A, ClientError> {
+        self.call_with(method, message, Some(basic(user)))
+    }
+
+    fn call_with<Q: Serialize, A: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        message: &Q,
+        authorization: Option<String>,
+    ) -> Result<A, ClientError> {
         let body = serde_json::to_vec(message).map_err(protocol)?;
-        let headers = [
+        let mut headers = vec![
             ("content-type", "application/json"),
             ("connect-protocol-version", "1"),
         ];
+        let user = authorization.as_deref();
+        headers.extend(user.map(|user| ("authorization", user)));
         let answer = self.request("POST", &format!("/{method}"), &headers, &body)?;
         accept(&answer)?;
         serde_json::from_slice(&answer.body).map_err(protocol)
@@ -127,6 +156,39 @@ impl<S: Transport> EnvdClient<S> {
         Ok(())
     }
 
+    /// Sends `GET /files` and writes the file to `to`, whatever its size. Returns its length.
+    ///
+    /// # Errors
+    /// Returns [`ClientError::Refused`] if the agent answers with an error, [`ClientError::NotReachable`] if `to` cannot
+    /// be written, and another [`ClientError`] if the call fails.
+    pub fn download(
+        &mut self,
+        path: &str,
+        to: &mut impl Write,
+        user: Option<&str>,
+    ) -> Result<u64, ClientError> {
+        let deadline = Deadline::after(self.timeout);
+        self.send_request("GET", &files_target(path, user), &[], b"", deadline)?;
+        let mut head = self.connection.read_head(deadline)?;
+        if head.status != 200 {
+            return Err(refused(&self.connection.collect(head, deadline)?));
+        }
+        let (mut piece, mut length) = (Vec::with_capacity(PIECE), 0);
+        while self
+            .connection
+            .read_body(&mut head.body, &mut piece, deadline)?
+        {
+            to.write_all(&piece)
+                .map_err(|source| ClientError::NotReachable {
+                    doing: "writing the file",
+                    source,
+                })?;
+            length += piece.len() as u64;
+            piece.clear();
+        }
+        Ok(length)
+    }
+
     /// Sends `POST /files` with the content of a file of this host, whatever its size.
     ///
     /// # Errors
@@ -138,24 +200,53 @@ impl<S: Transport> EnvdClient<S> {
         mut file: File,
         user: Option<&str>,
     ) -> Result<(), ClientError> {
-        let deadline = Deadline::after(self.timeout);
-        let unread = |source| ClientError::NotReachable {
-            doing: "reading the file",
-            source,
-        };
-        let mut left = file.metadata().map_err(unread)?.len();
+        let length = file.metadata().map_err(unread)?.len();
+        self.upload(path, &mut file, length, user)
+    }
+
+    /// Sends `POST /files` with the first `length` bytes of `from`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::upload_file`].
+    pub fn upload(
+        &mut self,
+        path: &str,
+        from: &mut impl Read,
+        length: u64,
+        user: Option<&str>,
+    ) -> Result<(), ClientError> {
         let raw = [("content-type", "application/octet-stream")];
-        self.send_head("POST", &files_target(path, user), &raw, left, b"", deadline)?;
+        let target = files_target(path, user);
+        accept(&self.send_stream("POST", &target, &raw, from, length)?)
+    }
+
+    /// Sends a request whose body is the first `length` bytes of `from`, and reads the complete answer, whatever its
+    /// status.
+    ///
+    /// # Errors
+    /// Returns [`ClientError::NotReachable`] if `from` cannot be read, and another [`ClientError`] except
+    /// [`ClientError::Refused`] if the call fails.
+    pub fn send_stream(
+        &mut self,
+        method: &str,
+        target: &str,
+        headers: &[(&str, &str)],
+        from: &mut impl Read,
+        length: u64,
+    ) -> Result<HttpAnswer, ClientError> {
+        let deadline = Deadline::after(self.timeout);
+        let mut left = length;
+        self.send_head(method, target, headers, left, b"", deadline)?;
         let mut piece = vec![0; PIECE];
         while left > 0 {
             let most = usize::try_from(left).map_or(PIECE, |left| left.min(PIECE));
             let part = piece.get_mut(..most).unwrap_or_default();
-            file.read_exact(part).map_err(unread)?;
+            from.read_exact(part).map_err(unread)?;
             self.connection.send(&[part], deadline)?;
             left -= most as u64;
         }
         let head = self.connection.read_head(deadline)?;
-        accept(&self.connection.collect(head, deadline)?)
+        self.connection.collect(head, deadline)
     }
 
     /// Turns the connection into a stream to a TCP port on the guest's loopback interface.
@@ -233,18 +324,31 @@ impl<S: Transport> EnvdClient<S> {
         first: &[u8],
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        let mut head = format!("{method} {target} HTTP/1.1\r\nhost: {}\r\n", self.authority);
-        let token = self.token.as_deref().map(|token| ("x-access-token", token));
-        let route = self.headers.iter().map(|(n, v)| (n.as_str(), v.as_str()));
-        for (name, value) in headers.iter().copied().chain(route).chain(token) {
-            head.extend([name, ": ", value, "\r\n"]);
-        }
+        let mut head = self.head(method, target, headers);
         if method != "GET" {
             head.extend(["content-length: ", &len.to_string(), "\r\n"]);
         }
         head.push_str("\r\n");
         self.connection.begin()?;
         self.connection.send(&[head.as_bytes(), first], deadline)
+    }
+
+    /// The head of a request, without the headers of its body's length and without its end.
+    pub(super) fn head(&self, method: &str, target: &str, headers: &[(&str, &str)]) -> String {
+        let mut head = format!("{method} {target} HTTP/1.1\r\nhost: {}\r\n", self.authority);
+        let token = self.token.as_deref().map(|token| ("x-access-token", token));
+        let route = self.headers.iter().map(|(n, v)| (n.as_str(), v.as_str()));
+        for (name, value) in headers.iter().copied().chain(route).chain(token) {
+            head.extend([name, ": ", value, "\r\n"]);
+        }
+        head
+    }
+}
+
+fn unread(source: std::io::Error) -> ClientError {
+    ClientError::NotReachable {
+        doing: "reading the file",
+        source,
     }
 }
 

@@ -235,7 +235,8 @@ impl<S: Transport> ExecStream<'_, S> {
     }
 }
 
-fn basic(user: &str) -> String {
+/// The `Authorization` that names a user of the guest.
+pub(super) fn basic(user: &str) -> String {
     let mut value = b"Basic ".to_vec();
     Blob::encode_into(format!("{user}:").as_bytes(), &mut value);
     String::from_utf8(value).unwrap_or_default()

@@ -1,6 +1,6 @@
 //! `process.Process/StreamInput`: a streamed request.
 
-use std::time::Duration;
+use std::{os::unix::net::UnixStream, time::Duration};
 
 use serde::de::IgnoredAny;
 
@@ -12,18 +12,19 @@ use super::{
     protocol,
 };
 use crate::envd::{
-    ConnectRequest, ProcessInput, ProcessSelector, StreamInputData, StreamInputRequest, frame,
+    ConnectRequest, ProcessInput, ProcessSelector, StreamInputData, StreamInputRequest, Transport,
+    frame,
 };
 
 /// A call in progress. If this value is dropped without [`InputStream::finish`] or [`InputStream::answer`], the
 /// connection cannot be used any more.
 #[derive(Debug)]
-pub struct InputStream<'a> {
-    client: &'a mut EnvdClient,
+pub struct InputStream<'a, S = UnixStream> {
+    client: &'a mut EnvdClient<S>,
     deadline: Deadline,
 }
 
-impl EnvdClient {
+impl<S: Transport> EnvdClient<S> {
     /// Starts to stream input to a process. The agent ends the call after `connect_timeout`, the client after
     /// `timeout`.
     ///
@@ -35,19 +36,16 @@ impl EnvdClient {
         process: &ProcessSelector,
         connect_timeout: Option<Duration>,
         timeout: Duration,
-    ) -> Result<InputStream<'_>, ClientError> {
+    ) -> Result<InputStream<'_, S>, ClientError> {
         let deadline = Deadline::after(timeout);
-        let mut head = String::from(
-            "POST /process.Process/StreamInput HTTP/1.1\r\nhost: guest\r\n\
-             content-type: application/connect+json\r\nconnect-protocol-version: 1\r\n\
-             transfer-encoding: chunked\r\n",
-        );
-        if let Some(after) = connect_timeout {
-            head.push_str(&format!("connect-timeout-ms: {}\r\n", after.as_millis()));
-        }
-        if let Some(token) = &self.token {
-            head.push_str(&format!("x-access-token: {token}\r\n"));
-        }
+        let mut headers = vec![
+            ("content-type", "application/connect+json"),
+            ("connect-protocol-version", "1"),
+            ("transfer-encoding", "chunked"),
+        ];
+        let after = connect_timeout.map(|after| after.as_millis().to_string());
+        headers.extend(after.iter().map(|ms| ("connect-timeout-ms", ms.as_str())));
+        let mut head = self.head("POST", "/process.Process/StreamInput", &headers);
         head.push_str("\r\n");
         self.connection.begin()?;
         self.connection.send(&[head.as_bytes()], deadline)?;
@@ -66,7 +64,7 @@ impl EnvdClient {
     }
 }
 
-impl InputStream<'_> {
+impl<S: Transport> InputStream<'_, S> {
     /// Sends input.
     ///
     /// # Errors

@@ -1,0 +1,192 @@
+//! Dockerfiles: read here and sent as the steps of a build, as the SDKs do. The server never sees the file.
+//!
+//! Supported are FROM, RUN, COPY, ADD of local files, ENV, ARG with a default, WORKDIR, USER, ENTRYPOINT and CMD. What
+//! only describes a container (EXPOSE, LABEL, HEALTHCHECK, …) is left out. Everything else is refused by name, since a
+//! build that silently differs from Docker's is worse than none.
+
+mod archive;
+mod context;
+mod parse;
+mod words;
+
+use std::{fs, path::Path};
+
+use api_types::rest::{BuildStep, FileUpload};
+
+use crate::{
+    failure::Failure,
+    server::{Server, segment},
+};
+use context::Files;
+use parse::Instruction;
+pub(crate) use words::script;
+
+/// A Dockerfile as the server takes it.
+#[derive(Debug)]
+pub(crate) struct Recipe {
+    pub(crate) image: String,
+    pub(crate) steps: Vec<BuildStep>,
+    /// ENTRYPOINT and CMD.
+    pub(crate) start: Option<String>,
+    uploads: Vec<Files>,
+}
+
+/// Reads a Dockerfile and finds the files that it copies. `context`: by default the directory of the file.
+pub(crate) fn read(file: &Path, context: Option<&Path>) -> Result<Recipe, Failure> {
+    let text = fs::read_to_string(file)
+        .map_err(|why| Failure::host(format!("{}: {why}", file.display())))?;
+    let beside = file.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let context = context.or(beside).unwrap_or(Path::new("."));
+    let at_line = |line: usize, why: String| {
+        Failure::usage(format!("{}, line {line}: {why}", file.display()))
+    };
+    let instructions = parse::parse(&text).map_err(|(line, why)| at_line(line, why))?;
+    let mut recipe = Recipe {
+        image: String::new(),
+        steps: Vec::new(),
+        start: None,
+        uploads: Vec::new(),
+    };
+    let (mut entrypoint, mut cmd) = (None, None);
+    for (line, instruction) in instructions {
+        match instruction {
+            Instruction::From(image) if recipe.image.is_empty() => recipe.image = image,
+            Instruction::From(_) => {
+                return Err(at_line(line, "several stages are not supported".to_owned())
+                    .with_cure("build the former stages before, and COPY their files"));
+            }
+            _ if recipe.image.is_empty() => {
+                return Err(at_line(line, "the file must begin with FROM".to_owned()));
+            }
+            Instruction::Step(kind, args) => recipe.steps.push(step(kind, args, None)),
+            Instruction::Copy {
+                from,
+                to,
+                owner,
+                mode,
+            } => {
+                for source in from {
+                    let files = context::find(context, &source, &to);
+                    let files = files.map_err(|why| at_line(line, why))?;
+                    let args = vec![source, to.clone(), owner.clone(), mode.clone()];
+                    recipe
+                        .steps
+                        .push(step("COPY", args, Some(files.hash.clone())));
+                    recipe.uploads.push(files);
+                }
+            }
+            Instruction::Entrypoint(command) => entrypoint = Some(command),
+            Instruction::Cmd(command) => cmd = Some(command),
+        }
+    }
+    if recipe.image.is_empty() {
+        return Err(at_line(1, "there is no FROM".to_owned()));
+    }
+    recipe.start = words::start(entrypoint, cmd);
+    Ok(recipe)
+}
+
+fn step(kind: &str, args: Vec<String>, files_hash: Option<String>) -> BuildStep {
+    BuildStep {
+        kind: kind.to_owned(),
+        args: Some(args),
+        files_hash,
+        force: None,
+    }
+}
+
+impl Recipe {
+    /// Uploads the files that the server does not have.
+    pub(crate) fn upload(&self, server: &mut Server, template: &str) -> Result<(), Failure> {
+        for files in &self.uploads {
+            let path = format!("/templates/{}/files/{}", segment(template), files.hash);
+            let place: FileUpload = server.get(&path)?;
+            if !place.present {
+                let (mut archive, length) = archive::pack(files).map_err(|why| {
+                    Failure::host(format!("cannot pack the files of COPY: {why}"))
+                })?;
+                server.put(&place.url, &mut archive, length)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recipe(text: &str, files: &[&str]) -> Result<Recipe, Failure> {
+        let dir = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = dir.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, file).unwrap();
+        }
+        let file = dir.path().join("Dockerfile");
+        fs::write(&file, text).unwrap();
+        read(&file, None)
+    }
+
+    #[test]
+    fn a_usual_file_becomes_steps_and_a_start_command() {
+        let text = "\
+# syntax=docker/dockerfile:1
+ARG TAG=3.12
+FROM python:${TAG} AS app
+ENV A=1 B=\"two words\"
+WORKDIR /app
+COPY --chown=app:app --chmod=755 *.py src /app/
+RUN pip install flask && \\
+    # a comment between lines
+    echo done
+EXPOSE 80
+USER app
+ENTRYPOINT [\"python\", \"it's.py\"]
+CMD [\"--port\", \"80\"]
+";
+        let recipe = recipe(text, &["a.py", "b.py", "src/c", "no.txt"]).unwrap();
+        assert_eq!(recipe.image, "python:3.12");
+        let steps: Vec<_> = recipe
+            .steps
+            .iter()
+            .map(|s| format!("{} {}", s.kind, s.args.as_ref().unwrap().join("|")))
+            .collect();
+        assert_eq!(
+            steps,
+            [
+                "ENV A|1|B|two words",
+                "WORKDIR /app",
+                "COPY *.py|/app/|app:app|755",
+                "COPY src|/app/|app:app|755",
+                "RUN pip install flask && echo done",
+                "USER app",
+            ]
+        );
+        assert_eq!(
+            recipe.start.as_deref(),
+            Some(r"'python' 'it'\''s.py' '--port' '80'")
+        );
+        assert_eq!(recipe.uploads.len(), 2);
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_with_its_line() {
+        for (text, line) in [
+            ("FROM a\nFROM b", "line 2"),
+            ("RUN a", "line 1"),
+            ("FROM a\n\nCOPY --from=x a b", "line 3"),
+            ("FROM a\nRUN --mount=type=cache,target=/x y", "line 2"),
+            ("FROM a\nADD https://x/y /z", "line 2"),
+            ("FROM a\nCOPY missing /z", "line 2"),
+            ("FROM a\nCOPY ../x /z", "line 2"),
+            ("FROM a\nSHELL [\"x\"]", "line 2"),
+            ("FROM a\nNONSENSE x", "line 2"),
+            ("FROM a\nCOPY onlyone", "line 2"),
+            ("", "line 1"),
+        ] {
+            let why = recipe(text, &[]).unwrap_err();
+            assert!(why.message.contains(line), "{text:?}: {why}");
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! Files of a COPY: which ones there are, and the hash by which the server recognizes them.
+
+use std::{
+    fs,
+    io::{self, Read},
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use sha2::{Digest, Sha256};
+
+/// Most files of one COPY.
+const MAX_FILES: usize = 200_000;
+const PIECE: usize = 256 << 10;
+
+/// The files of a COPY.
+#[derive(Debug)]
+pub(super) struct Files {
+    /// 64 hex digits, of the source, the destination, and of names, modes and contents.
+    pub(super) hash: String,
+    pub(super) root: PathBuf,
+    /// Relative to `root`, sorted. Directories precede what they contain.
+    pub(super) paths: Vec<PathBuf>,
+}
+
+/// Finds what a source of a COPY names in a directory. What `.dockerignore` names is left out.
+pub(super) fn find(root: &Path, source: &str, to: &str) -> Result<Files, String> {
+    let pattern = source
+        .trim_start_matches("./")
+        .trim_start_matches('/')
+        .trim_end_matches('/');
+    let parts: Vec<_> = pattern
+        .split('/')
+        .filter(|part| !part.is_empty() && *part != ".")
+        .collect();
+    if parts.contains(&"..") {
+        return Err(format!("{source} is outside of the directory of the build"));
+    }
+    let ignored = Ignored::read(root).map_err(|why| format!(".dockerignore: {why}"))?;
+    let mut paths = Vec::new();
+    let failed = |why: io::Error| format!("{source}: {why}");
+    matching(root, Path::new(""), &parts, &ignored, &mut paths).map_err(failed)?;
+    if paths.is_empty() {
+        return Err(format!(
+            "{source} does not exist in {}, or is ignored",
+            root.display()
+        ));
+    }
+    paths.sort();
+    paths.dedup();
+    let hash = hash(root, source, to, &paths).map_err(failed)?;
+    Ok(Files {
+        hash,
+        root: root.to_owned(),
+        paths,
+    })
+}
+
+/// Adds what matches the rest of a pattern below a directory.
+fn matching(
+    root: &Path,
+    dir: &Path,
+    parts: &[&str],
+    ignored: &Ignored,
+    found: &mut Vec<PathBuf>,
+) -> io::Result<()> {
+    let Some((part, rest)) = parts.split_first() else {
+        return whole(root, dir, ignored, found);
+    };
+    for name in names(&root.join(dir))? {
+        let path = dir.join(&name);
+        if !matches(part.as_bytes(), name.as_bytes()) || ignored.has(&path) {
+            continue;
+        }
+        if rest.is_empty() {
+            whole(root, &path, ignored, found)?;
+        } else if fs::metadata(root.join(&path))?.is_dir() {
+            matching(root, &path, rest, ignored, found)?;
+        }
+    }
+    Ok(())
+}
+
+/// Adds an entry and everything in it.
+fn whole(root: &Path, path: &Path, ignored: &Ignored, found: &mut Vec<PathBuf>) -> io::Result<()> {
+    if found.len() >= MAX_FILES {
+        return Err(io::Error::other(format!("more than {MAX_FILES} files")));
+    }
+    if !path.as_os_str().is_empty() {
+        found.push(path.to_owned());
+    }
+    if fs::symlink_metadata(root.join(path))?.is_dir() {
+        for name in names(&root.join(path))? {
+            let inside = path.join(name);
+            if !ignored.has(&inside) {
+                whole(root, &inside, ignored, found)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn names(dir: &Path) -> io::Result<Vec<std::ffi::OsString>> {
+    let entries = fs::read_dir(dir)?;
+    entries.map(|entry| Ok(entry?.file_name())).collect()
+}
+
+/// Whether a name matches a pattern with `*` and `?`.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    match (pattern.split_first(), name.split_first()) {
+        (None, None) => true,
+        (Some((b'*', rest)), _) => {
+            matches(rest, name)
+                || name
+                    .split_first()
+                    .is_some_and(|(_, tail)| matches(pattern, tail))
+        }
+        (Some((b'?', rest)), Some((_, tail))) => matches(rest, tail),
+        (Some((a, rest)), Some((b, tail))) if a == b => matches(rest, tail),
+        _ => false,
+    }
+}
+
+/// The patterns of `.dockerignore`, and whether each takes back what others name.
+#[derive(Debug, Default)]
+struct Ignored(Vec<(Vec<String>, bool)>);
+
+impl Ignored {
+    fn read(root: &Path) -> io::Result<Self> {
+        match fs::read_to_string(root.join(".dockerignore")) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            text => Ok(Self::parse(&text?)),
+        }
+    }
+
+    fn parse(text: &str) -> Self {
+        let lines = text.lines().map(str::trim);
+        let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let patterns = lines.map(|line| {
+            let (line, takes_back) = match line.strip_prefix('!') {
+                Some(rest) => (rest, true),
+                None => (line, false),
+            };
+            let parts = line
+                .split('/')
+                .filter(|part| !part.is_empty() && *part != ".");
+            (parts.map(str::to_owned).collect(), takes_back)
+        });
+        Self(patterns.collect())
+    }
+
+    /// The last pattern that matches decides. A pattern also stands for everything below what it names.
+    fn has(&self, path: &Path) -> bool {
+        let parts: Vec<_> = path.iter().map(OsStrExt::as_bytes).collect();
+        let last = self
+            .0
+            .iter()
+            .rev()
+            .find(|(pattern, _)| names_path(pattern, &parts));
+        last.is_some_and(|(_, takes_back)| !takes_back)
+    }
+}
+
+fn names_path(pattern: &[String], path: &[&[u8]]) -> bool {
+    match pattern.split_first() {
+        None => true,
+        Some((first, rest)) if first == "**" => {
+            (0..=path.len())
+                .any(|skipped| names_path(rest, path.get(skipped..).unwrap_or_default()))
+                && !path.is_empty()
+        }
+        Some((first, rest)) => path
+            .split_first()
+            .is_some_and(|(name, tail)| matches(first.as_bytes(), name) && names_path(rest, tail)),
+    }
+}
+
+fn hash(root: &Path, source: &str, to: &str, paths: &[PathBuf]) -> io::Result<String> {
+    let mut hash = Sha256::new();
+    hash.update(format!("COPY {source} {to}"));
+    let mut piece = vec![0; PIECE];
+    for path in paths {
+        let full = root.join(path);
+        let found = fs::symlink_metadata(&full)?;
+        hash.update(path.as_os_str().as_bytes());
+        hash.update(format!("\0{} {}\0", found.mode(), found.len()));
+        if found.is_symlink() {
+            hash.update(fs::read_link(&full)?.as_os_str().as_bytes());
+        } else if found.is_file() {
+            let mut file = fs::File::open(&full)?;
+            loop {
+                let read = file.read(&mut piece)?;
+                if read == 0 {
+                    break;
+                }
+                hash.update(piece.get(..read).unwrap_or_default());
+            }
+        }
+    }
+    Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_match_patterns() {
+        for (pattern, name, is_match) in [
+            ("*.py", "a.py", true),
+            ("*.py", "a.pyc", false),
+            ("a?c", "abc", true),
+            ("*", "", true),
+            ("a*b*c", "axbxc", true),
+            ("a*b*c", "axb", false),
+        ] {
+            assert_eq!(
+                matches(pattern.as_bytes(), name.as_bytes()),
+                is_match,
+                "{pattern} {name}"
+            );
+        }
+    }
+
+    #[test]
+    fn ignored_are_what_the_last_pattern_names() {
+        let ignored = Ignored::parse("# c\nnode_modules\n**/*.log\n!keep.log\nsub/*.txt\n");
+        for (path, is_ignored) in [
+            ("node_modules/x/y", true),
+            ("a/node_modules", false),
+            ("x.log", true),
+            ("a/b/x.log", true),
+            ("keep.log", false),
+            ("sub/a.txt", true),
+            ("a.txt", false),
+        ] {
+            assert_eq!(ignored.has(Path::new(path)), is_ignored, "{path}");
+        }
+    }
+
+    #[test]
+    fn the_hash_changes_with_content_and_destination() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a"), "1").unwrap();
+        let first = find(dir.path(), "a", "/x").unwrap().hash;
+        assert_eq!(
+            find(dir.path(), "./a", "/x").unwrap().paths,
+            [PathBuf::from("a")]
+        );
+        assert_ne!(find(dir.path(), "a", "/y").unwrap().hash, first);
+        fs::write(dir.path().join("a"), "2").unwrap();
+        assert_ne!(find(dir.path(), "a", "/x").unwrap().hash, first);
+        assert_eq!(first.len(), 64);
+    }
+}

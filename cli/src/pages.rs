@@ -1,0 +1,36 @@
+//! Shell completions and manual pages, made from the definition of the command line. For packages; not shown in help.
+
+use std::{fs, io, path::PathBuf};
+
+use clap::{CommandFactory, Subcommand};
+use clap_complete::Shell;
+
+use crate::{failure::Failure, program::Cube};
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum PagesCommand {
+    /// Print the completions of a shell
+    Completions {
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Write a manual page for each command
+    Man {
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
+}
+
+pub(crate) fn run(command: &PagesCommand) -> Result<(), Failure> {
+    let mut cube = Cube::command();
+    match command {
+        PagesCommand::Completions { shell } => {
+            clap_complete::generate(*shell, &mut cube, "cube", &mut io::stdout());
+            Ok(())
+        }
+        PagesCommand::Man { dir } => {
+            let made = fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(cube, dir));
+            made.map_err(|why| Failure::host(format!("{}: {why}", dir.display())))
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! The progress of a build: what its log says, as a line that is redrawn on a terminal and as plain lines elsewhere.
+
+use std::{
+    io::{self, Write},
+    time::{Duration, Instant},
+};
+
+use api_types::{guest_text, rest::BuildLogEntry};
+
+use crate::{attach::is_terminal, output::bytes};
+
+/// Between two redraws of the line.
+const REDRAW: Duration = Duration::from_millis(100);
+/// Width of the bar in characters.
+const BAR: usize = 20;
+/// Erases the line and returns to its start (ECMA-48, 8.3.41).
+const ERASE: &str = "\r\x1b[2K";
+
+/// What a build does at the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    /// In the queue.
+    #[default]
+    Waiting,
+    /// The layers of its image are downloaded.
+    Pulling,
+    /// They become a root image.
+    Converting,
+    /// Its steps run.
+    Building,
+    /// The start command, the ready command, the snapshot.
+    Finalizing,
+}
+
+impl Phase {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Pulling => "pulling",
+            Self::Converting => "converting",
+            Self::Building => "building",
+            Self::Finalizing => "finalizing",
+        }
+    }
+}
+
+/// Finished and all parts of something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Count {
+    pub(crate) done: u64,
+    /// 0: unknown.
+    pub(crate) all: u64,
+}
+
+/// What the log of a build says. A fold over its entries.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    pub(crate) phase: Phase,
+    pub(crate) layers: Count,
+    pub(crate) bytes: Count,
+    pub(crate) steps: Count,
+}
+
+impl Progress {
+    /// Takes an entry of the log. Texts that are not known change nothing.
+    pub(crate) fn add(&mut self, message: &str) {
+        let (message, is_cached) = match message.strip_prefix("CACHED ") {
+            Some(rest) => (rest, true),
+            None => (message, false),
+        };
+        if let Some(rest) = message.strip_prefix("Base Docker image size: ") {
+            self.advance(Phase::Pulling);
+            if let Some((size, layers)) = rest.split_once(" in ") {
+                self.bytes.all = size_of(size);
+                self.layers.all = first_number(layers);
+            }
+        } else if let Some(rest) = layer_of(message, is_cached) {
+            self.layers.done += 1;
+            let size = rest.split_once(' ').map_or(0, |(_, size)| size_of(size));
+            self.bytes.done = self.bytes.done.saturating_add(size);
+        } else if message.starts_with("Uncompressing ") {
+            self.advance(Phase::Converting);
+        } else if let Some(rest) = message.strip_prefix("[builder ") {
+            self.advance(Phase::Building);
+            let numbers = rest.split_once(']').map_or("", |(numbers, _)| numbers);
+            if let Some((done, all)) = numbers.split_once('/') {
+                self.steps = Count {
+                    done: first_number(done),
+                    all: first_number(all),
+                };
+            }
+        } else if message.starts_with("[finalize]") {
+            self.advance(Phase::Finalizing);
+        }
+    }
+
+    fn advance(&mut self, phase: Phase) {
+        self.phase = self.phase.max(phase);
+    }
+
+    /// Of the phase, in percent. `None`: unknown.
+    fn percent(&self) -> Option<u64> {
+        let count = match self.phase {
+            Phase::Pulling => self.bytes,
+            Phase::Building => self.steps,
+            Phase::Waiting | Phase::Converting | Phase::Finalizing => return None,
+        };
+        let percent = count.done.saturating_mul(100).checked_div(count.all)?;
+        Some(percent.min(100))
+    }
+
+    fn line(&self, name: &str, elapsed: Duration) -> String {
+        let detail = match self.phase {
+            Phase::Pulling => format!(
+                "  {}/{} layers  {} of {}",
+                self.layers.done,
+                self.layers.all,
+                bytes(self.bytes.done),
+                bytes(self.bytes.all)
+            ),
+            Phase::Building => format!("  step {}/{}", self.steps.done, self.steps.all),
+            Phase::Waiting | Phase::Converting | Phase::Finalizing => String::new(),
+        };
+        let bar = self.percent().map_or(String::new(), |percent| {
+            let filled = usize::try_from(percent).unwrap_or(0) * BAR / 100;
+            format!("  [{}{}]", "#".repeat(filled), "-".repeat(BAR - filled))
+        });
+        let (phase, seconds) = (self.phase.name(), elapsed.as_secs());
+        format!("{name}  {phase}{bar}{detail}  {seconds} s")
+    }
+}
+
+/// `Pulled layer DIGEST SIZE`, or `CACHED layer DIGEST SIZE`: the part after `layer`.
+fn layer_of(message: &str, is_cached: bool) -> Option<&str> {
+    let prefix = if is_cached { "layer " } else { "Pulled layer " };
+    message.strip_prefix(prefix)
+}
+
+fn first_number(text: &str) -> u64 {
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    text.get(..digits).and_then(|d| d.parse().ok()).unwrap_or(0)
+}
+
+/// Bytes of `83 MB`, `1.4 GB`, in powers of 1000.
+fn size_of(text: &str) -> u64 {
+    let Some((number, unit)) = text.trim().split_once(' ') else {
+        return 0;
+    };
+    let scale = match unit {
+        "kB" => 1000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        _ => 1,
+    };
+    let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));
+    let whole = first_number(whole).saturating_mul(scale);
+    whole.saturating_add(first_number(tenths).min(9) * scale / 10)
+}
+
+/// Shows the progress of one build on standard error.
+#[derive(Debug)]
+pub(crate) struct Display {
+    name: String,
+    style: Style,
+    started: Instant,
+    drawn: Option<Instant>,
+    progress: Progress,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Style {
+    /// One line that is redrawn.
+    Bar,
+    /// Each entry of the log.
+    Lines,
+    Nothing,
+}
+
+impl Style {
+    /// Of standard error: a bar on a terminal.
+    pub(crate) fn of_stderr() -> Self {
+        if is_terminal(io::stderr()) {
+            Self::Bar
+        } else {
+            Self::Lines
+        }
+    }
+}
+
+impl Display {
+    pub(crate) fn new(name: &str, style: Style) -> Self {
+        Self {
+            name: name.to_owned(),
+            style,
+            started: Instant::now(),
+            drawn: None,
+            progress: Progress::default(),
+        }
+    }
+
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    pub(crate) fn add(&mut self, entry: &BuildLogEntry) {
+        self.progress.add(&entry.message);
+        if self.style == Style::Lines {
+            let step = entry.step.as_deref().unwrap_or("-");
+            eprintln!("{}  {step}  {}", self.name, guest_text(&entry.message));
+        }
+    }
+
+    /// Redraws the bar, if it is time.
+    pub(crate) fn tick(&mut self) {
+        let is_due = self.drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW);
+        if self.style == Style::Bar && is_due {
+            let line = self.progress.line(&self.name, self.started.elapsed());
+            write_error(&format!("{ERASE}{line}"));
+            self.drawn = Some(Instant::now());
+        }
+    }
+
+    /// Removes the bar.
+    pub(crate) fn finish(&mut self) {
+        if self.drawn.take().is_some() {
+            write_error(ERASE);
+        }
+    }
+}
+
+impl Drop for Display {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// Counts the bytes of files that are copied, and shows them on a terminal.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    name: String,
+    style: Style,
+    started: Instant,
+    drawn: Option<Instant>,
+    bytes: Count,
+}
+
+impl Transfer {
+    pub(crate) fn new(name: &str) -> Self {
+        let style = match Style::of_stderr() {
+            Style::Bar => Style::Bar,
+            Style::Lines | Style::Nothing => Style::Nothing,
+        };
+        Self {
+            name: name.to_owned(),
+            style,
+            started: Instant::now(),
+            drawn: None,
+            bytes: Count::default(),
+        }
+    }
+
+    /// A file of `size` bytes that is read or written now.
+    pub(crate) fn file<F>(&mut self, file: F, size: u64) -> Counted<'_, F> {
+        self.bytes.all = self.bytes.all.saturating_add(size);
+        Counted {
+            transfer: self,
+            file,
+        }
+    }
+
+    fn add(&mut self, bytes_more: usize) {
+        self.bytes.done = self.bytes.done.saturating_add(bytes_more as u64);
+        let is_due = self.drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW);
+        if self.style == Style::Bar && is_due {
+            let Count { done, all } = self.bytes;
+            let (done, all) = (bytes(done), bytes(all));
+            let seconds = self.started.elapsed().as_secs();
+            write_error(&format!(
+                "{ERASE}{}  {done} of {all}  {seconds} s",
+                self.name
+            ));
+            self.drawn = Some(Instant::now());
+        }
+    }
+
+    /// Removes the line. Returns the number of bytes.
+    pub(crate) fn finish(&mut self) -> u64 {
+        if self.drawn.take().is_some() {
+            write_error(ERASE);
+        }
+        self.bytes.done
+    }
+}
+
+/// A file whose bytes are counted.
+#[derive(Debug)]
+pub(crate) struct Counted<'a, F> {
+    transfer: &'a mut Transfer,
+    file: F,
+}
+
+impl<F: io::Read> io::Read for Counted<'_, F> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(buf)?;
+        self.transfer.add(read);
+        Ok(read)
+    }
+}
+
+impl<F: Write> Write for Counted<'_, F> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(buf)?;
+        self.transfer.add(written);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Progress that cannot be shown is no reason to fail.
+fn write_error(text: &str) {
+    let mut err = io::stderr().lock();
+    let _not_shown = err.write_all(text.as_bytes()).and_then(|()| err.flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(messages: &[&str]) -> Progress {
+        let mut progress = Progress::default();
+        for message in messages {
+            progress.add(message);
+        }
+        progress
+    }
+
+    #[test]
+    fn the_log_of_a_build_tells_its_phase_layers_and_steps() {
+        let pull = [
+            "[base] FROM python:3.12 [k]",
+            "Base Docker image size: 390 MB in 3 layers",
+            "CACHED layer sha256:aa 49 MB",
+            "Pulled layer sha256:bb 1.4 GB",
+        ];
+        let progress = after(&pull);
+        assert_eq!(progress.phase, Phase::Pulling);
+        assert_eq!(progress.layers, Count { done: 2, all: 3 });
+        assert_eq!(
+            progress.bytes,
+            Count {
+                done: 1_449_000_000,
+                all: 390_000_000
+            }
+        );
+        assert_eq!(progress.percent(), Some(100));
+        let steps = ["CACHED [builder 1/4] RUN a [k]", "[builder 2/4] RUN b [k]"];
+        let progress = after(&[&pull[..], &["Uncompressing 3 layers"], &steps].concat());
+        assert_eq!(
+            (progress.phase, progress.percent()),
+            (Phase::Building, Some(50))
+        );
+        let progress = after(&["[finalize] Finalizing template build [k]", "Pulled layer"]);
+        assert_eq!(
+            (progress.phase, progress.percent()),
+            (Phase::Finalizing, None)
+        );
+    }
+
+    #[test]
+    fn the_line_has_a_bar_where_a_share_is_known() {
+        let progress = after(&[
+            "Base Docker image size: 4.0 kB in 2 layers",
+            "Pulled layer d 1.0 kB",
+        ]);
+        assert_eq!(
+            progress.line("x", Duration::from_secs(7)),
+            "x  pulling  [#####---------------]  1/2 layers  1000 B of 3.9 KiB  7 s"
+        );
+        assert_eq!(
+            Progress::default().line("x", Duration::ZERO),
+            "x  waiting  0 s"
+        );
+    }
+
+    #[test]
+    fn hostile_numbers_do_no_harm() {
+        for text in [
+            "",
+            "x",
+            "99999999999999999999 GB",
+            "18446744073709551615 GB",
+            "1.99 MB",
+        ] {
+            let _any = size_of(text);
+        }
+        let progress = after(&[
+            "Base Docker image size: 0 B in 0 layers",
+            "Pulled layer d 5 GB",
+        ]);
+        assert_eq!(progress.percent(), None);
+    }
+}

@@ -1,0 +1,352 @@
+//! `cube sandbox cp`: files and directories, both ways.
+//!
+//! What a sandbox lists is not trusted: a name that is not one component of a path is refused, links are never made
+//! here, and no file is written through a link.
+
+mod plan;
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use api_client::endpoint::Wire;
+use api_types::envd::{
+    ClientError, EntryInfo, EntryResponse, EnvdClient, ExecRequest, FileType, ListDirRequest,
+    ListDirResponse, PathRequest,
+};
+use clap::Args;
+use serde_json::json;
+
+use crate::{failure::Failure, program::Context, progress::Transfer, server::SandboxRoute};
+use plan::{Place, component};
+
+/// For one file.
+const PER_FILE: Duration = Duration::from_secs(6 * 3600);
+/// Limits for the tree of a sandbox.
+const MAX_ENTRIES: u64 = 1_000_000;
+const MAX_DEPTH: usize = 200;
+/// Files whose modes are set by one command.
+const MODES_AT_ONCE: usize = 200;
+const EXECUTABLE: u32 = 0o111;
+
+#[derive(Args, Debug)]
+pub(crate) struct CopyArgs {
+    /// A path here, or ID:PATH in a sandbox
+    #[arg(value_name = "FROM")]
+    from: String,
+    /// The other one; an existing directory gets a copy inside it
+    #[arg(value_name = "TO")]
+    to: String,
+    /// User in the sandbox, who owns what is written there [default: that of the template]
+    #[arg(short, long, value_name = "NAME")]
+    user: Option<String>,
+}
+
+/// A copy under way.
+struct Copier {
+    client: EnvdClient<Wire>,
+    route: SandboxRoute,
+    user: Option<String>,
+    transfer: Transfer,
+    files: u64,
+    entries: u64,
+    /// Paths in the sandbox that have to become executable.
+    executables: Vec<String>,
+}
+
+pub(super) fn copy(context: &Context, args: &CopyArgs) -> Result<(), Failure> {
+    let (from, to) = (Place::parse(&args.from), Place::parse(&args.to));
+    let mut server = context.server()?;
+    let mut copier = |id: &str| -> Result<Copier, Failure> {
+        let route = server.find(id)?;
+        let mut client = server.agent(&route)?;
+        client.set_timeout(PER_FILE);
+        Ok(Copier {
+            client,
+            route,
+            user: args.user.clone(),
+            transfer: Transfer::new(&args.from),
+            files: 0,
+            entries: 0,
+            executables: Vec::new(),
+        })
+    };
+    let copier = match (from, to) {
+        (Place::Here(from), Place::Sandbox(id, to)) => {
+            // Checked first, so that a mistyped name needs no server.
+            let found = fs::metadata(&from).map_err(|why| here(&from, &why))?;
+            let mut copier = copier(&id)?;
+            let to = copier.target_there(&to, &from)?;
+            if found.is_dir() {
+                copier.put_dir(&from, &to, 0)?;
+            } else {
+                copier.put_file(&from, &to)?;
+            }
+            copier.set_modes()?;
+            copier
+        }
+        (Place::Sandbox(id, from), Place::Here(to)) => {
+            let mut copier = copier(&id)?;
+            let entry = copier.stat(&from)?.ok_or_else(|| {
+                Failure::refused(format!("{from} does not exist in sandbox {id}"))
+            })?;
+            let to = target_here(&to, &entry)?;
+            match entry.kind {
+                FileType::Directory => copier.get_dir(&from, &to, 0)?,
+                FileType::File | FileType::Symlink | FileType::Unspecified => {
+                    copier.get_file(&from, &to, entry.mode, entry.size)?;
+                }
+            }
+            copier
+        }
+        (Place::Here(_), Place::Here(_)) => {
+            return Err(Failure::usage("neither place is in a sandbox")
+                .with_cure("write ID:PATH for a path in a sandbox"));
+        }
+        (Place::Sandbox(..), Place::Sandbox(..)) => {
+            return Err(Failure::usage("both places are in sandboxes")
+                .with_cure("copy to this host first, and from here to the other sandbox"));
+        }
+    };
+    copier.finish(context)
+}
+
+fn here(path: &Path, why: &io::Error) -> Failure {
+    Failure::host(format!("{}: {why}", path.display()))
+}
+
+/// The place of a copy here: inside of an existing directory, by the name of what is copied.
+fn target_here(to: &Path, entry: &EntryInfo) -> Result<PathBuf, Failure> {
+    if !to.is_dir() {
+        return Ok(to.to_owned());
+    }
+    if entry.name == "/" || entry.name.is_empty() {
+        return Ok(to.to_owned());
+    }
+    Ok(to.join(component(&entry.name)?))
+}
+
+impl Copier {
+    fn failed(&self, path: &str, why: &ClientError) -> Failure {
+        let id = &self.route.id;
+        match why {
+            ClientError::Refused { message, .. } => {
+                Failure::refused(format!("{path} in sandbox {id}: {message}"))
+            }
+            ClientError::NotReachable { .. }
+            | ClientError::Timeout(_)
+            | ClientError::Protocol(_) => Failure::of_call(why, &format!("sandbox {id}")),
+        }
+    }
+
+    fn call<A: serde::de::DeserializeOwned>(
+        &mut self,
+        method: &str,
+        path: &str,
+        message: &impl serde::Serialize,
+    ) -> Result<Option<A>, Failure> {
+        let user = self.user.clone();
+        let answer = match &user {
+            None => self.client.call(method, message),
+            Some(user) => self.client.call_as(user, method, message),
+        };
+        match answer {
+            Ok(answer) => Ok(Some(answer)),
+            Err(ClientError::Refused { status: 404, .. }) => Ok(None),
+            Err(why) => Err(self.failed(path, &why)),
+        }
+    }
+
+    /// The entry at a path in the sandbox. `None`: there is none.
+    fn stat(&mut self, path: &str) -> Result<Option<EntryInfo>, Failure> {
+        let request = PathRequest {
+            path: path.to_owned(),
+        };
+        let answer = self.call::<EntryResponse>("filesystem.Filesystem/Stat", path, &request)?;
+        Ok(answer.and_then(|answer| answer.entry))
+    }
+
+    /// The place of a copy in the sandbox: inside of an existing directory, by the name of what is copied.
+    fn target_there(&mut self, to: &str, from: &Path) -> Result<String, Failure> {
+        let name = fs::canonicalize(from).map_err(|why| here(from, &why))?;
+        let name = name
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let found = self.stat(to)?;
+        let is_dir = found.is_some_and(|entry| entry.kind == FileType::Directory);
+        if is_dir || to.is_empty() || to.ends_with('/') {
+            return Ok(join(to, &name));
+        }
+        Ok(to.to_owned())
+    }
+
+    fn put_dir(&mut self, from: &Path, to: &str, depth: usize) -> Result<(), Failure> {
+        check_depth(to, depth)?;
+        let request = PathRequest {
+            path: to.to_owned(),
+        };
+        if self.stat(to)?.is_none() {
+            self.call::<EntryResponse>("filesystem.Filesystem/MakeDir", to, &request)?;
+        }
+        let mut entries = fs::read_dir(from)
+            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+            .map_err(|why| here(from, &why))?;
+        entries.sort_by_key(fs::DirEntry::file_name);
+        for entry in entries {
+            let path = entry.path();
+            let Some(name) = entry.file_name().to_str().map(str::to_owned) else {
+                return Err(Failure::host(format!(
+                    "{}: the name is not UTF-8",
+                    path.display()
+                )));
+            };
+            let inside = join(to, &name);
+            let kind = entry.file_type().map_err(|why| here(&path, &why))?;
+            match fs::metadata(&path) {
+                Ok(found) if found.is_file() => self.put_file(&path, &inside)?,
+                Ok(found) if found.is_dir() && !kind.is_symlink() => {
+                    self.put_dir(&path, &inside, depth + 1)?;
+                }
+                _ => skip(&path.display().to_string()),
+            }
+        }
+        Ok(())
+    }
+
+    fn put_file(&mut self, from: &Path, to: &str) -> Result<(), Failure> {
+        let file = File::open(from).map_err(|why| here(from, &why))?;
+        let found = file.metadata().map_err(|why| here(from, &why))?;
+        let user = self.user.clone();
+        let mut counted = self.transfer.file(file, found.len());
+        let sent = self
+            .client
+            .upload(to, &mut counted, found.len(), user.as_deref());
+        sent.map_err(|why| self.failed(to, &why))?;
+        self.files += 1;
+        if found.permissions().mode() & EXECUTABLE != 0 {
+            self.executables.push(to.to_owned());
+            if self.executables.len() >= MODES_AT_ONCE {
+                self.set_modes()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The interface writes files with mode 0644.
+    fn set_modes(&mut self) -> Result<(), Failure> {
+        let paths = std::mem::take(&mut self.executables);
+        let Some(first) = paths.first() else {
+            return Ok(());
+        };
+        let mut args = vec!["+x", "--"];
+        args.extend(paths.iter().map(String::as_str));
+        let request = ExecRequest {
+            user: self.user.clone(),
+            ..ExecRequest::new("chmod", &args)
+        };
+        let done = self.client.exec(&request, PER_FILE);
+        let done = done.map_err(|why| self.failed(first, &why))?;
+        if done.exit_code != 0 {
+            let why = api_types::guest_text(&String::from_utf8_lossy(&done.stderr));
+            return Err(Failure::refused(format!(
+                "cannot make {first} executable: {why}"
+            )));
+        }
+        Ok(())
+    }
+
+    fn get_dir(&mut self, from: &str, to: &Path, depth: usize) -> Result<(), Failure> {
+        check_depth(from, depth)?;
+        match fs::create_dir(to) {
+            Err(why) if why.kind() == io::ErrorKind::AlreadyExists && is_real_dir(to) => {}
+            made => made.map_err(|why| here(to, &why))?,
+        }
+        let request = ListDirRequest {
+            path: from.to_owned(),
+            depth: 1,
+        };
+        let method = "filesystem.Filesystem/ListDir";
+        let listed = self.call::<ListDirResponse>(method, from, &request)?;
+        for entry in listed.unwrap_or_default().entries {
+            self.entries += 1;
+            if self.entries > MAX_ENTRIES {
+                return Err(Failure::refused(format!(
+                    "{from} has more than {MAX_ENTRIES} entries"
+                )));
+            }
+            let name = component(&entry.name)?;
+            let (inside, path) = (join(from, name), to.join(name));
+            match (entry.kind, &entry.symlink_target) {
+                (FileType::Directory, None) => self.get_dir(&inside, &path, depth + 1)?,
+                (FileType::File, _) => self.get_file(&inside, &path, entry.mode, entry.size)?,
+                (FileType::Directory, Some(_)) | (FileType::Symlink | FileType::Unspecified, _) => {
+                    skip(&inside)
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn get_file(&mut self, from: &str, to: &Path, mode: u32, size: i64) -> Result<(), Failure> {
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .custom_flags(nix::libc::O_NOFOLLOW)
+            .mode(0o644 | (mode & EXECUTABLE))
+            .open(to)
+            .map_err(|why| here(to, &why))?;
+        let user = self.user.clone();
+        let mut counted = self.transfer.file(file, u64::try_from(size).unwrap_or(0));
+        let got = self.client.download(from, &mut counted, user.as_deref());
+        drop(counted);
+        match got {
+            Ok(_) => self.files += 1,
+            Err(why) => {
+                // An incomplete file must not be taken for the whole one.
+                let _not_there = fs::remove_file(to);
+                return Err(self.failed(from, &why));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, context: &Context) -> Result<(), Failure> {
+        let bytes = self.transfer.finish();
+        let item = json!({"files": self.files, "bytes": bytes});
+        context.format.done("copy", &item, "")
+    }
+}
+
+fn is_real_dir(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
+}
+
+fn check_depth(path: &str, depth: usize) -> Result<(), Failure> {
+    if depth <= MAX_DEPTH {
+        return Ok(());
+    }
+    Err(Failure::refused(format!(
+        "{path} is more than {MAX_DEPTH} directories deep"
+    )))
+}
+
+fn skip(path: &str) {
+    let path = api_types::guest_text(path);
+    eprintln!(
+        "cube: {path} is not copied: it is neither a file nor a directory, or a link to a directory"
+    );
+}
+
+fn join(dir: &str, name: &str) -> String {
+    match dir {
+        "" => name.to_owned(),
+        dir => format!("{}/{name}", dir.trim_end_matches('/')),
+    }
+}

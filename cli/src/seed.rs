@@ -1,0 +1,157 @@
+//! `cubemastercli`: the command line of CubeSandbox's guides, for readers who type it as they know it. It is this program
+//! under that name (a link), or `cube cubemastercli …`. Flags that mean nothing here are accepted and named.
+
+mod create;
+mod job;
+mod probe;
+mod sandboxes;
+mod templates;
+
+use std::{ffi::OsString, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+use crate::{failure::Failure, output::Format, program::Context, server::ServerArgs};
+
+/// The name under which the program is this command line.
+pub(crate) const NAME: &str = "cubemastercli";
+
+/// Templates and sandboxes, with the words of CubeSandbox's guides
+#[derive(Parser, Debug)]
+#[command(name = NAME, version)]
+struct Seed {
+    /// Host of the server [default: that of --url or E2B_API_URL]
+    #[arg(long, global = true, env = "CUBEMASTER_ADDR", hide_env_values = true)]
+    address: Option<String>,
+    /// Port of the server, with --address
+    #[arg(long, global = true, default_value_t = 3000)]
+    port: u16,
+    #[command(flatten)]
+    server: ServerArgs,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: SeedCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum SeedCommand {
+    /// Templates
+    #[command(subcommand, visible_alias = "template")]
+    Tpl(templates::TplCommand),
+    /// List sandboxes
+    List(sandboxes::ListArgs),
+    /// Show a sandbox
+    Info {
+        /// Id of the sandbox
+        #[arg(long = "sandboxid", visible_alias = "sandbox-id", value_name = "ID")]
+        sandbox_id: String,
+    },
+    /// Sandboxes
+    #[command(subcommand)]
+    Sandbox(sandboxes::SandboxCommand),
+    /// Sandboxes, by their older name
+    #[command(subcommand)]
+    Cubebox(sandboxes::SandboxCommand),
+    /// Snapshots
+    #[command(subcommand)]
+    Snapshot(sandboxes::SnapshotCommand),
+}
+
+/// Runs the command line of these words, of which the first is the program's name.
+pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
+    let seed = Seed::parse_from(words);
+    match run(&seed) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::from(failure.kind.code())
+        }
+    }
+}
+
+fn run(seed: &Seed) -> Result<(), Failure> {
+    let mut args = seed.server.clone();
+    if let Some(address) = seed
+        .address
+        .as_deref()
+        .filter(|address| !address.is_empty())
+    {
+        args.url = Some(url_of(address, seed.port));
+    }
+    let format = if seed.json {
+        Format::Json
+    } else {
+        Format::Human
+    };
+    let context = Context { args, format };
+    match &seed.command {
+        SeedCommand::Tpl(command) => templates::run(&context, command),
+        SeedCommand::List(args) => sandboxes::list(&context, args),
+        SeedCommand::Info { sandbox_id } => sandboxes::info(&context, sandbox_id),
+        SeedCommand::Sandbox(command) | SeedCommand::Cubebox(command) => {
+            sandboxes::run(&context, command)
+        }
+        SeedCommand::Snapshot(command) => sandboxes::snapshots(&context, command),
+    }
+}
+
+/// `HOST`, `HOST:PORT` or a URL.
+fn url_of(address: &str, port: u16) -> String {
+    if address.contains("://") {
+        return address.to_owned();
+    }
+    let has_port = address.rsplit_once(':').is_some_and(|(host, port)| {
+        !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) && !host.contains(':')
+    });
+    if has_port {
+        format!("http://{address}")
+    } else {
+        format!("http://{address}:{port}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn addresses_have_the_port_unless_they_name_one() {
+        assert_eq!(url_of("a", 8089), "http://a:8089");
+        assert_eq!(url_of("a:1", 8089), "http://a:1");
+        assert_eq!(url_of("https://a", 8089), "https://a");
+    }
+
+    #[test]
+    fn the_commands_of_the_guides_are_accepted() {
+        Seed::command().debug_assert();
+        for line in [
+            "tpl create-from-image --image x --writable-layer-size 1G --expose-port 49999 --expose-port 49983 --probe 49999",
+            "template create-from-image --image x --writable-layer-size 1G --cpu 2000 --memory 2000 --cmd a --arg b \
+             --env A=B --dns 1.1.1.1 --with-cube-ca --allow-internet-access --no-wait --json",
+            "tpl watch --job-id j",
+            "tpl list -o wide",
+            "tpl info t",
+            "tpl status j",
+            "tpl delete --template-id t",
+            "tpl delete t",
+            "tpl redo --template-id t --failed-only",
+            "tpl set-alias --template-id t --alias a",
+            "tpl commit --sandbox-id s",
+            "tpl render t",
+            "sandbox list",
+            "sandbox kill --sandbox-id s",
+            "cubebox destroy s",
+            "list --all -q --wide",
+            "info --sandboxid s",
+            "snapshot create --sandbox-id s",
+            "--address h --port 8089 list",
+        ] {
+            let words = [NAME].into_iter().chain(line.split_whitespace());
+            let parsed = Seed::try_parse_from(words);
+            assert!(parsed.is_ok(), "{line}: {parsed:?}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Builds as jobs of the guides: a job's id is the build's, and its lines have the guides' names.
+
+use std::time::Duration;
+
+use api_types::rest::{BuildInfo, BuildStatus};
+use serde_json::{Value, json};
+
+use crate::{
+    build::{Build, Ended, failed, follow},
+    failure::Failure,
+    output::print,
+    progress::{Display, Phase, Progress, Style},
+    server::Server,
+    template::{builds, templates},
+};
+
+/// A job as the guides show it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Job {
+    pub(super) job_id: String,
+    pub(super) template_id: String,
+    pub(super) status: &'static str,
+    pub(super) phase: &'static str,
+    pub(super) percent: u64,
+    layers: Option<(u64, u64)>,
+    /// Of image, steps and commands; empty until the build reaches its end.
+    fingerprint: String,
+    /// Of the root image.
+    artifact: String,
+}
+
+impl Job {
+    pub(super) fn new(build: &Build) -> Self {
+        Self {
+            job_id: build.build_id.clone(),
+            template_id: build.template_id.clone(),
+            status: "PENDING",
+            phase: "PULLING",
+            ..Self::default()
+        }
+    }
+
+    /// Takes a state of the build.
+    fn update(&mut self, info: &BuildInfo, progress: &Progress) {
+        for entry in &info.log_entries {
+            let key = entry
+                .message
+                .rsplit_once('[')
+                .map(|(_, key)| key.trim_end_matches(']'));
+            let key = key.unwrap_or_default().to_owned();
+            if entry.message.contains("[base] FROM ") {
+                self.artifact = key;
+            } else if entry.message.contains("[finalize] ") {
+                self.fingerprint = key;
+            }
+        }
+        (self.phase, self.percent) = match progress.phase {
+            Phase::Waiting => ("PULLING", 0),
+            Phase::Pulling => {
+                let (done, all) = (progress.bytes.done, progress.bytes.all);
+                let part = done.saturating_mul(50).checked_div(all).unwrap_or(0);
+                ("PULLING", part.min(50))
+            }
+            Phase::Converting => ("BUILDING", 50),
+            Phase::Building => ("BUILDING", 60),
+            Phase::Finalizing => ("DISTRIBUTING", 80),
+        };
+        let layers = progress.layers;
+        self.layers = (layers.all > 0).then_some((layers.done, layers.all));
+        self.status = match info.status {
+            BuildStatus::Waiting => "PENDING",
+            BuildStatus::Building => "RUNNING",
+            BuildStatus::Ready => {
+                (self.phase, self.percent) = ("READY", 100);
+                "READY"
+            }
+            BuildStatus::Error => "FAILED",
+        };
+    }
+
+    /// The lines of a job that has begun.
+    pub(super) fn begun(&self) -> String {
+        format!(
+            "job_id:      {}\ntemplate_id: {}\nattempt_no:  1\nartifact_id:\nstatus:      {}\nphase:       {}\n\
+             progress:    {}%\n",
+            self.job_id, self.template_id, self.status, self.phase, self.percent
+        )
+    }
+
+    /// The line of a change.
+    fn line(&self) -> String {
+        let (status, phase, percent) = (self.status, self.phase, self.percent);
+        let layers = self.layers.map_or(String::new(), |(done, all)| {
+            format!("  pull_layers: {done}/{all}")
+        });
+        format!("status: {status}  phase: {phase}  progress: {percent}%{layers}\n")
+    }
+
+    /// The lines of a job that has succeeded.
+    fn ready(&self) -> String {
+        format!(
+            "status: READY\nphase: READY\nprogress: 100%\ndistribution: 1/1 ready, 0 failed\n\
+             template_spec_fingerprint: {}\nartifact_status: READY\nartifact_sha256: {}\ntemplate_status: READY\n",
+            self.fingerprint, self.artifact
+        )
+    }
+
+    pub(super) fn to_json(&self) -> Value {
+        let (done, all) = self.layers.unwrap_or_default();
+        let is_ready = self.status == "READY";
+        json!({
+            "job_id": self.job_id, "template_id": self.template_id, "attempt_no": 1, "artifact_id": "",
+            "status": self.status, "phase": self.phase, "progress": self.percent,
+            "pull_completed_layers": done, "pull_total_layers": all, "expected_node_count": 1,
+            "ready_node_count": u8::from(is_ready), "failed_node_count": u8::from(self.status == "FAILED"),
+            "template_spec_fingerprint": self.fingerprint, "artifact": {"sha256": self.artifact},
+            "template_status": if is_ready { "READY" } else { "PENDING" },
+        })
+    }
+}
+
+/// The build of a job. A template's list names one of its builds; others are found in its details.
+pub(super) fn find(server: &mut Server, job_id: &str) -> Result<Build, Failure> {
+    let all = templates(server)?;
+    let named = all.iter().find(|template| template.build_id == job_id);
+    if let Some(template) = named {
+        return Ok(Build {
+            template_id: template.template_id.clone(),
+            build_id: job_id.to_owned(),
+        });
+    }
+    for template in all.iter().filter(|template| template.build_count > 1) {
+        let found = builds(server, &template.template_id)?;
+        if found.builds.iter().any(|build| build.build_id == job_id) {
+            return Ok(Build {
+                template_id: template.template_id.clone(),
+                build_id: job_id.to_owned(),
+            });
+        }
+    }
+    Err(
+        Failure::refused(format!("job {job_id} was not found")).with_cure(
+            "`cubemastercli tpl list` shows templates; a removed template takes its jobs along",
+        ),
+    )
+}
+
+/// Reads a job as it is now.
+pub(super) fn status(server: &mut Server, build: &Build) -> Result<Job, Failure> {
+    let (mut job, mut progress, mut offset) = (Job::new(build), Progress::default(), 0);
+    loop {
+        let info = build.status(server, offset)?;
+        offset += info.log_entries.len();
+        for entry in &info.log_entries {
+            progress.add(&entry.message);
+        }
+        job.update(&info, &progress);
+        if info.log_entries.is_empty() {
+            return Ok(job);
+        }
+    }
+}
+
+/// What a watcher prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shown {
+    Lines,
+    /// Only the last state.
+    Json,
+}
+
+/// Follows a job to its end.
+pub(super) fn watch(server: &mut Server, build: &Build, shown: Shown) -> Result<(), Failure> {
+    let (mut job, mut last) = (Job::new(build), String::new());
+    let mut display = Display::new(&build.build_id, Style::Nothing);
+    let ended = follow(server, build, &mut display, |info, display| {
+        job.update(info, display.progress());
+        let line = job.line();
+        let is_new = line != last && !matches!(info.status, BuildStatus::Ready);
+        if shown == Shown::Lines && is_new {
+            last.clone_from(&line);
+            // A reader that has gone ends the program.
+            return print(&line).is_ok();
+        }
+        true
+    })?;
+    if shown == Shown::Json {
+        print(&format!("{}\n", json!({"job": job.to_json()})))?;
+    }
+    match ended {
+        Ended::Ready if shown == Shown::Lines => print(&job.ready()),
+        Ended::Ready | Ended::Left => Ok(()),
+        Ended::Failed(reason) => Err(failed(&format!("template {}", build.template_id), &reason)),
+    }
+}
+
+/// Waits a moment for a job that has nothing to do, because the same template was built before.
+pub(super) fn settle(server: &mut Server, build: &Build) -> Result<Job, Failure> {
+    const TRIES: u32 = 10;
+    let mut job = status(server, build)?;
+    for _ in 0..TRIES {
+        if !matches!(job.status, "PENDING" | "RUNNING") || job.layers.is_some() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        job = status(server, build)?;
+    }
+    Ok(job)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job() -> Job {
+        Job::new(&Build {
+            template_id: "t1".to_owned(),
+            build_id: "b1".to_owned(),
+        })
+    }
+
+    #[test]
+    fn lines_are_those_of_the_guides() {
+        assert_eq!(
+            job().begun(),
+            "job_id:      b1\ntemplate_id: t1\nattempt_no:  1\nartifact_id:\nstatus:      PENDING\nphase:       PULLING\n\
+             progress:    0%\n"
+        );
+        let mut progress = Progress::default();
+        progress.add("Base Docker image size: 10 MB in 7 layers");
+        progress.add("Pulled layer sha256:a 5.0 MB");
+        let mut job = job();
+        let info = |status, log_entries| BuildInfo {
+            template_id: "t1".to_owned(),
+            build_id: "b1".to_owned(),
+            status,
+            logs: Vec::new(),
+            log_entries,
+            reason: None,
+        };
+        job.update(&info(BuildStatus::Building, Vec::new()), &progress);
+        let line = "status: RUNNING  phase: PULLING  progress: 25%  pull_layers: 1/7\n";
+        assert_eq!(job.line(), line);
+        job.update(&info(BuildStatus::Ready, Vec::new()), &progress);
+        assert!(job.ready().contains("distribution: 1/1 ready, 0 failed\n"));
+        assert_eq!(job.to_json()["template_status"], "READY");
+    }
+}

@@ -1,0 +1,78 @@
+//! Failures: the cause, the cure, the exit code.
+
+use serde_json::Value;
+use testbed::server::{Door, Tls, free_port};
+
+use crate::world::{Ran, World, bare};
+
+pub(crate) fn kvm_failures_name_the_cause_and_the_cure() {
+    let nothing = format!("http://127.0.0.1:{}", free_port().unwrap());
+    let words = ["--url", &nothing, "sandbox", "list"];
+    let ran = Ran::of(&words, bare(&words).output().unwrap()).expect(7);
+    assert!(
+        ran.stderr.contains("cannot connect") && ran.stderr.contains("cube-api serve"),
+        "{}",
+        ran.stderr
+    );
+    let words = ["--url", "localhost", "sandbox", "list"];
+    Ran::of(&words, bare(&words).output().unwrap()).expect(2);
+
+    let world = World::with(Door::Locked, Tls::Off);
+    let url = world.server.endpoint().to_string();
+    let without = |words: &[&str]| {
+        Ran::of(
+            words,
+            bare(words).env("E2B_API_URL", &url).output().unwrap(),
+        )
+    };
+    let ran = without(&["sandbox", "list"]).expect(1);
+    assert!(ran.stderr.contains("cube-api key new"), "{}", ran.stderr);
+    let ran = without(&["--key", "e2b_wrong", "sandbox", "list"]).expect(1);
+    assert!(ran.stderr.contains("cube-api key list"), "{}", ran.stderr);
+    without(&["server", "health"]).expect(0);
+    world.run(&["run", "--", "true"]).expect(0);
+
+    let ran = world
+        .run(&["run", "--template", "nope", "--", "true"])
+        .expect(125);
+    assert!(ran.stderr.contains("\"nope\"") && ran.stderr.contains("cube template list"));
+    let ran = world
+        .run(&["run", "--image", "127.0.0.1:1/x", "--", "true"])
+        .expect(125);
+    assert!(ran.stderr.contains("127.0.0.1:1/x"), "{}", ran.stderr);
+    let ran = world.run(&["--json", "sandbox", "info", "nope"]).expect(1);
+    let error: Value = serde_json::from_str(&ran.stderr).unwrap();
+    assert_eq!(
+        (&error["kind"], &error["items"][0]["exitCode"]),
+        (&"error".into(), &1.into())
+    );
+    assert!(
+        error["items"][0]["cure"]
+            .as_str()
+            .unwrap()
+            .contains("cube sandbox list")
+    );
+}
+
+pub(crate) fn kvm_a_server_with_tls_needs_a_trusted_certificate() {
+    let world = World::with(Door::Locked, Tls::PrivateAuthority);
+    let ran = world.run(&["sandbox", "list"]).expect(7);
+    assert!(ran.stderr.contains("--ca"), "{}", ran.stderr);
+    let authority = world.server.authority();
+    let authority = authority.to_str().unwrap();
+    let words = ["--ca", authority, "run", "-i", "--", "cat"];
+    assert_eq!(
+        world.run_with(&words, b"over tls").expect(0).stdout,
+        "over tls"
+    );
+    let words = ["run", "--", "echo", "over tls"];
+    let output = world
+        .cube(&words)
+        .env("SSL_CERT_FILE", authority)
+        .output()
+        .unwrap();
+    assert_eq!(Ran::of(&words, output).line(), "over tls");
+    world
+        .run(&["--ca", "/nowhere", "sandbox", "list"])
+        .expect(6);
+}

@@ -1,0 +1,230 @@
+//! `cube sandbox`, `cube snapshot`.
+
+use std::{fs, os::unix::fs::PermissionsExt};
+
+use nix::sys::signal::Signal;
+
+use crate::world::{World, signal, until};
+
+pub(crate) fn kvm_a_sandbox_is_created_used_and_killed() {
+    let world = World::open();
+    let words = [
+        "sandbox",
+        "create",
+        "--metadata",
+        "who=a b",
+        "--env",
+        "X=1",
+        "--timeout",
+        "10m",
+    ];
+    let id = world.run(&words).line();
+    let other = world.sandbox();
+    let listed = world
+        .run(&["sandbox", "list", "--metadata", "who=a b"])
+        .expect(0)
+        .stdout;
+    assert!(
+        listed.starts_with("ID") && listed.contains(&id) && !listed.contains(&other),
+        "{listed}"
+    );
+    let ran = world.run_with(
+        &[
+            "sandbox",
+            "exec",
+            "-i",
+            &id,
+            "--",
+            "sh",
+            "-c",
+            "echo $X; cat",
+        ],
+        b"in",
+    );
+    assert_eq!(ran.expect(0).stdout, "1\nin");
+    world
+        .run(&["sandbox", "exec", &id, "--", "false"])
+        .expect(1);
+    let info = world.run(&["sandbox", "info", &id]).expect(0).stdout;
+    assert!(
+        info.contains("running") && info.contains("who=a b"),
+        "{info}"
+    );
+    let item = &world
+        .run(&["sandbox", "info", &id, "--json"])
+        .items("sandbox")[0];
+    assert_eq!(
+        (item["sandboxID"].as_str(), &item["envdAccessToken"]),
+        (Some(id.as_str()), &serde_json::Value::Null)
+    );
+    assert!(
+        !world
+            .run(&["sandbox", "logs", &id])
+            .expect(0)
+            .stdout
+            .is_empty()
+    );
+    until("there are figures", || {
+        !world
+            .run(&["sandbox", "metrics", &id, "--json"])
+            .items("metric")
+            .is_empty()
+    });
+    assert_eq!(world.run(&["sandbox", "timeout", &id, "20m"]).line(), id);
+    assert_eq!(world.run(&["sandbox", "kill", &id]).line(), id);
+    let again = world.run(&["sandbox", "kill", &id]).expect(1);
+    assert!(again.stderr.contains("was not found") && again.stderr.contains("cube sandbox list"));
+    world.run(&["sandbox", "kill", "--all"]).expect(0);
+    world.is_empty_soon();
+}
+
+pub(crate) fn kvm_a_sandbox_is_paused_resumed_forked_and_kept() {
+    let world = World::open();
+    let id = world.sandbox();
+    let exec = |id: &str, script: &str| {
+        world
+            .run(&["sandbox", "exec", id, "--", "sh", "-c", script])
+            .expect(0)
+            .stdout
+    };
+    exec(&id, "echo kept > /dev/shm/f");
+    world.run(&["sandbox", "pause", &id]).expect(0);
+    assert!(
+        world
+            .run(&["sandbox", "list", "--state", "paused"])
+            .expect(0)
+            .stdout
+            .contains(&id)
+    );
+    let twice = world.run(&["sandbox", "pause", &id]).expect(1);
+    assert!(twice.stderr.contains("paused"), "{}", twice.stderr);
+    assert_eq!(world.run(&["sandbox", "resume", &id]).line(), id);
+    assert_eq!(exec(&id, "cat /dev/shm/f"), "kept\n");
+    // A command resumes a paused sandbox.
+    world.run(&["sandbox", "pause", &id]).expect(0);
+    assert_eq!(exec(&id, "cat /dev/shm/f"), "kept\n");
+    let forks = world
+        .run(&["sandbox", "fork", "-n", "2", &id])
+        .expect(0)
+        .stdout;
+    assert_eq!(forks.lines().count(), 2, "{forks}");
+    for fork in forks.lines() {
+        assert_eq!(exec(fork, "cat /dev/shm/f"), "kept\n");
+    }
+    let snapshot = world
+        .run(&["snapshot", "create", &id, "--name", "kept:v1"])
+        .line();
+    assert!(
+        world
+            .run(&["snapshot", "list"])
+            .expect(0)
+            .stdout
+            .contains("kept:v1")
+    );
+    let from = world.run(&["run", "--template", "kept:v1", "--", "cat", "/dev/shm/f"]);
+    assert_eq!(from.line(), "kept");
+    assert_eq!(
+        world.run(&["snapshot", "delete", &snapshot]).line(),
+        snapshot
+    );
+    world.run(&["sandbox", "kill", "--all"]).expect(0);
+    world.is_empty_soon();
+}
+
+pub(crate) fn kvm_files_and_directories_are_copied_both_ways() {
+    let world = World::open();
+    let id = world.sandbox();
+    let dir = world.dir.path().join("files");
+    let (tree, back) = (dir.join("tree"), dir.join("back"));
+    fs::create_dir_all(tree.join("inner/empty")).unwrap();
+    let large: Vec<u8> = (0..10_000_000_u32)
+        .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    fs::write(tree.join("large"), &large).unwrap();
+    fs::write(tree.join("inner/run.sh"), "#!/bin/sh\necho ran\n").unwrap();
+    fs::set_permissions(tree.join("inner/run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::symlink("/etc", tree.join("link")).unwrap();
+    let text = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let there = |path: &str| format!("{id}:{path}");
+
+    // A file to a name, and into a directory.
+    world
+        .run(&[
+            "sandbox",
+            "cp",
+            &text(&tree.join("large")),
+            &there("/tmp/copy"),
+        ])
+        .expect(0);
+    world
+        .run(&["sandbox", "cp", &there("/tmp/copy"), &text(&back)])
+        .expect(0);
+    assert_eq!(fs::read(&back).unwrap(), large);
+    world
+        .run(&["sandbox", "cp", &text(&tree.join("large")), &there("/tmp")])
+        .expect(0);
+    let sizes = world.run(&[
+        "sandbox",
+        "exec",
+        &id,
+        "--",
+        "stat",
+        "-c",
+        "%s",
+        "/tmp/large",
+    ]);
+    assert_eq!(sizes.line(), "10000000");
+
+    // A directory, with the modes of programs. Links to directories are not followed.
+    let put = world.run(&["--json", "sandbox", "cp", &text(&tree), &there("/tmp/put")]);
+    assert!(put.stderr.contains("link"), "{}", put.stderr);
+    assert_eq!(put.items("copy")[0]["files"], 2);
+    assert_eq!(
+        world
+            .run(&["sandbox", "exec", &id, "--", "/tmp/put/inner/run.sh"])
+            .line(),
+        "ran"
+    );
+    let script =
+        "test -d /tmp/put/inner/empty && ln -s /etc /tmp/put/out && ln -s large /tmp/put/same";
+    world
+        .run(&["sandbox", "exec", &id, "--", "sh", "-c", script])
+        .expect(0);
+    let got = dir.join("got");
+    world
+        .run(&["sandbox", "cp", &there("/tmp/put"), &text(&got)])
+        .expect(0);
+    assert_eq!(fs::read(got.join("large")).unwrap(), large);
+    assert_eq!(fs::read(got.join("same")).unwrap(), large);
+    let mode = fs::metadata(got.join("inner/run.sh"))
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o111, 0o111);
+    assert!(got.join("inner/empty").is_dir() && !got.join("out").exists());
+
+    let missing = world
+        .run(&["sandbox", "cp", &there("/nowhere"), "."])
+        .expect(1);
+    assert!(missing.stderr.contains("/nowhere"), "{}", missing.stderr);
+    world.run(&["sandbox", "cp", "a", "b"]).expect(2);
+    world
+        .run(&["sandbox", "cp", "/no/such/file", &there("/tmp")])
+        .expect(6);
+}
+
+pub(crate) fn kvm_exec_ends_its_command_with_a_signal_and_leaves_the_sandbox() {
+    let world = World::open();
+    let id = world.sandbox();
+    let child = world.spawn(&["sandbox", "exec", &id, "--", "sleep", "12345"]);
+    let runs = || {
+        let script = "cat /proc/[0-9]*/comm | grep -cx sleep; true";
+        let count = world.run(&["sandbox", "exec", &id, "--", "sh", "-c", script]);
+        count.line() != "0"
+    };
+    until("the command runs", runs);
+    signal(&child, Signal::SIGINT);
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+    until("the command has ended", || !runs());
+    assert_eq!(world.ids(), [id]);
+}

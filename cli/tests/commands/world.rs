@@ -1,0 +1,243 @@
+//! A server under test, and runs of `cube` against it.
+
+use std::{
+    fs::File,
+    io::Write,
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use api_types::envd::EnvdClient;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+use tempfile::TempDir;
+use testbed::server::{Door, LocalServer, ServerSpec, Tls};
+
+/// Timeout of every wait; generous, for busy hosts.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The first requirement of these tests that this host does not meet, if any.
+pub(crate) fn lack() -> Option<String> {
+    if let Err(why) = File::options().read(true).write(true).open("/dev/kvm") {
+        return Some(format!("/dev/kvm cannot be opened: {why}"));
+    }
+    if !nix::unistd::geteuid().is_root() {
+        return Some("this needs root".into());
+    }
+    let (Some(artifacts), Some(bin)) = (variable("CUBE_ARTIFACTS"), variable("CUBE_BIN")) else {
+        return Some("CUBE_ARTIFACTS or CUBE_BIN is not set (run `cargo xtask test`)".into());
+    };
+    let needed = [
+        artifacts.join("templates/base"),
+        bin.join("cube-vmm"),
+        bin.join("cube-api"),
+    ];
+    let missing = needed.into_iter().find(|path| !path.exists());
+    missing.map(|path| format!("{} is missing", path.display()))
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from)
+}
+
+/// A server and its directory. When dropped, it ends with its sandboxes.
+pub(crate) struct World {
+    pub(crate) server: LocalServer,
+    pub(crate) dir: TempDir,
+}
+
+impl World {
+    /// A server that needs no key.
+    pub(crate) fn open() -> Self {
+        Self::with(Door::Open, Tls::Off)
+    }
+
+    pub(crate) fn with(door: Door, tls: Tls) -> Self {
+        let (artifacts, bin) = (
+            variable("CUBE_ARTIFACTS").unwrap(),
+            variable("CUBE_BIN").unwrap(),
+        );
+        // The path is short because unix socket addresses are limited to 108 bytes.
+        let dir = tempfile::Builder::new()
+            .prefix("cli")
+            .tempdir_in("/tmp")
+            .unwrap();
+        let mut options: Vec<String> = ["--network", "none", "--allow-missing-limits"]
+            .map(str::to_owned)
+            .into();
+        let directories = [
+            ("--image-converter", bin.join("cube-image")),
+            ("--image-userland", artifacts.join("guest")),
+            ("--images", artifacts.join("guest")),
+            ("--images", artifacts.join("stages")),
+        ];
+        for (option, path) in directories {
+            options.extend([option.to_owned(), path.display().to_string()]);
+        }
+        let spec = ServerSpec {
+            program: bin.join("cube-api"),
+            vmm: bin.join("cube-vmm"),
+            templates: artifacts.join("templates"),
+            warm: 1,
+            // Certificates are made for a domain and for this host.
+            domain: (tls == Tls::PrivateAuthority).then(|| "cube.test".to_owned()),
+            door,
+            tls,
+            options,
+        };
+        let server = LocalServer::start(dir.path(), spec).unwrap();
+        Self { server, dir }
+    }
+
+    /// `cube` with these words, for this server, without this host's variables.
+    pub(crate) fn cube(&self, words: &[&str]) -> Command {
+        let mut cube = bare(words);
+        cube.env("E2B_API_URL", self.server.endpoint().to_string())
+            .env("E2B_API_KEY", self.server.key());
+        cube
+    }
+
+    /// Runs to the end without input.
+    pub(crate) fn run(&self, words: &[&str]) -> Ran {
+        Ran::of(
+            words,
+            self.cube(words).stdin(Stdio::null()).output().unwrap(),
+        )
+    }
+
+    /// Runs to the end with this input.
+    pub(crate) fn run_with(&self, words: &[&str], input: &[u8]) -> Ran {
+        let mut child = self.spawn(words);
+        let mut stdin = child.stdin.take().unwrap();
+        let input = input.to_vec();
+        let writer = std::thread::spawn(move || stdin.write_all(&input));
+        let output = child.wait_with_output().unwrap();
+        writer.join().unwrap().unwrap();
+        Ran::of(words, output)
+    }
+
+    pub(crate) fn spawn(&self, words: &[&str]) -> Child {
+        self.cube(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    /// A sandbox that lives for five minutes.
+    pub(crate) fn sandbox(&self) -> String {
+        self.run(&["sandbox", "create"]).line()
+    }
+
+    /// The ids of all sandboxes.
+    pub(crate) fn ids(&self) -> Vec<String> {
+        let listed = self.run(&["sandbox", "list", "-q"]).expect(0);
+        listed.stdout.lines().map(str::to_owned).collect()
+    }
+
+    /// Waits until a warm slot is ready.
+    pub(crate) fn has_warm_slot_soon(&self) {
+        let endpoint = self.server.endpoint();
+        let mut client = EnvdClient::over(endpoint.dial(PATIENCE).unwrap(), PATIENCE);
+        client.set_route(&endpoint.authority(), &[("x-api-key", self.server.key())]);
+        until("there is a warm slot", || {
+            let answer = client.request("GET", "/metrics", &[], b"").unwrap();
+            let text = String::from_utf8(answer.body).unwrap();
+            text.lines().any(|line| line == "cube_pool_warm 1")
+        });
+        // The last sandbox may still be ending.
+        std::thread::sleep(Duration::from_millis(200));
+    }
+
+    /// Waits until there is no sandbox: a killed one may still end.
+    pub(crate) fn is_empty_soon(&self) {
+        until("no sandbox is left", || self.ids().is_empty());
+    }
+}
+
+/// `cube` with these words, without this host's variables.
+pub(crate) fn bare(words: &[&str]) -> Command {
+    let mut cube = Command::new(env!("CARGO_BIN_EXE_cube"));
+    cube.args(words);
+    for variable in [
+        "E2B_API_URL",
+        "E2B_API_KEY",
+        "E2B_SANDBOX_URL",
+        "E2B_DOMAIN",
+        "SSL_CERT_FILE",
+    ] {
+        cube.env_remove(variable);
+    }
+    cube
+}
+
+/// A run that has ended.
+pub(crate) struct Ran {
+    words: String,
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ran {
+    pub(crate) fn of(words: &[&str], output: Output) -> Self {
+        Self {
+            words: words.join(" "),
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn expect(self, code: i32) -> Self {
+        let Self {
+            words,
+            stdout,
+            stderr,
+            ..
+        } = &self;
+        assert_eq!(self.code, code, "cube {words}\n{stdout}\n{stderr}");
+        self
+    }
+
+    /// The only line of a command that succeeds.
+    #[track_caller]
+    pub(crate) fn line(self) -> String {
+        let ran = self.expect(0);
+        assert_eq!(ran.stdout.lines().count(), 1, "{}", ran.stdout);
+        ran.stdout.trim().to_owned()
+    }
+
+    /// The items of a command with `--json` that succeeds.
+    #[track_caller]
+    pub(crate) fn items(self, kind: &str) -> Vec<Value> {
+        let ran = self.expect(0);
+        let answer: Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!(
+            (answer["format"].as_u64(), &answer["kind"]),
+            (Some(1), &kind.into())
+        );
+        answer["items"].as_array().unwrap().clone()
+    }
+}
+
+pub(crate) fn signal(child: &Child, signal: Signal) {
+    let pid = i32::try_from(child.id()).unwrap();
+    kill(Pid::from_raw(pid), signal).unwrap();
+}
+
+/// Waits until a condition holds.
+#[track_caller]
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "timed out: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
