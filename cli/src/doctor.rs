@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::{failure::Failure, program::Context};
 
 #[derive(Args, Debug)]
-pub struct DoctorArgs {
+pub(crate) struct DoctorArgs {
     /// State directory of the server
     #[arg(long, value_name = "DIR", default_value = "/var/lib/cube")]
     state: std::path::PathBuf,
@@ -72,7 +72,7 @@ impl Finding {
 
 /// # Errors
 /// Returns a [`Failure`] after the findings are printed if something that a server needs is missing.
-pub fn run(context: &Context, args: &DoctorArgs) -> Result<(), Failure> {
+pub(crate) fn run(context: &Context, args: &DoctorArgs) -> Result<(), Failure> {
     let mut findings = host::findings(&args.state);
     findings.extend(service::findings(context, &args.state)?);
     let columns = ["RESULT", "CHECK", "FOUND"];

@@ -18,7 +18,7 @@ const START: Duration = Duration::from_secs(300);
 const STEP: Duration = Duration::from_millis(200);
 
 #[derive(Args, Debug)]
-pub struct QuickstartArgs {
+pub(crate) struct QuickstartArgs {
     /// State directory of the server
     #[arg(long, value_name = "DIR", default_value = "/var/lib/cube")]
     state: std::path::PathBuf,
@@ -26,7 +26,7 @@ pub struct QuickstartArgs {
 
 /// # Errors
 /// Returns a [`Failure`] that names the step.
-pub fn run(context: &Context, args: &QuickstartArgs) -> Result<(), Failure> {
+pub(crate) fn run(context: &Context, args: &QuickstartArgs) -> Result<(), Failure> {
     let mut server = context.server()?;
     ensure_running(&mut server)?;
     let key = key_for(&mut server, &args.state)?;
