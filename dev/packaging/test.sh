@@ -99,7 +99,7 @@ key=$(inside cube-api key new test)
 first_output() { for _ in $(seq 20); do output && return; sleep 0.1; done; return 1; }
 check first-output "" first_output
 first=$(since "$began")
-if [ -s "$dir/check.log" ] && at_most "$first" 60; then
+if grep -q "hello from a sandbox" "$dir/check.log" && at_most "$first" 60; then
 	pass install-time "apt-get $installed s; to the first sandbox's output $first s (goal 60), template included"
 else
 	fail install-time "to the first sandbox's output $first s (goal 60)"
