@@ -58,7 +58,24 @@ impl Tree<'_> {
             0o644,
         )?;
         self.documents(&root.join("usr/share/doc/cube"))?;
+        self.pages(&lib.join("bin/cube"), &root.join("usr/share"))?;
         self.control(root)
+    }
+
+    /// The manual pages and the completions of `cube`, which it writes itself.
+    fn pages(&self, cube: &Path, share: &Path) -> Result<()> {
+        let mut man = Command::new(cube);
+        man.args(["generate", "man"]).arg(share.join("man/man1"));
+        tool::run(&mut man, self.log)?;
+        for (shell, file) in [
+            ("bash", "bash-completion/completions/cube"),
+            ("zsh", "zsh/vendor-completions/_cube"),
+            ("fish", "fish/vendor_completions.d/cube.fish"),
+        ] {
+            let text = tool::output(Command::new(cube).args(["generate", "completions", shell]))?;
+            self.write(&share.join(file), &text, 0o644)?;
+        }
+        Ok(())
     }
 
     pub(super) fn archive(&self, root: &Path) -> Result<()> {
