@@ -73,8 +73,7 @@ traces() {
 		find /etc/systemd /lib/systemd /var/lib/systemd -name "*cube*"; find /sys/fs/bpf; ls /sys/class/net; ps -eo comm | grep "^cube"
 		ls /etc /var/lib /tmp | grep -v -e "^ld.so.cache"; ls /var/lib/dpkg/info/cube.* 2>/dev/null' |
 		grep -v -e systemd-private
-	# The machine sees the cgroups of the host, and those of other servers on it. Those of a server have device and inode of
-	# its state directory in their names.
+	# The machine sees the cgroups of the host, and those of other servers on it. Those of one server begin with one name.
 	find /sys/fs/cgroup -maxdepth 2 -name "${groups:-cube-none}*"
 }
 
@@ -97,7 +96,8 @@ began=$(now)
 check install "" inside apt-get install --yes --no-install-recommends /packages/old.deb
 installed=$(since "$began")
 cp "$dir/check.log" "$dir/install.log"
-groups=$(inside stat --format='%d %i' /var/lib/cube | { read -r device inode && printf 'cube-%x-%x' "$device" "$inode"; })
+groups=$(inside sh -c 'cat /proc/$(systemctl show --property MainPID --value cube-api)/cgroup' |
+	sed -n 's#.*/\(cube-[0-9a-f]*-[0-9a-f]*\)-server-.*#\1#p' | head -n 1)
 key=$(inside cube-api key new test)
 # The server looks at its keys every half second.
 first_output() { for _ in $(seq 20); do output && return; sleep 0.1; done; return 1; }
