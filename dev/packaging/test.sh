@@ -74,7 +74,7 @@ traces() {
 		ls /etc /var/lib /tmp | grep -v -e "^ld.so.cache"; ls /var/lib/dpkg/info/cube.* 2>/dev/null' |
 		grep -v -e systemd-private
 	# The machine sees the cgroups of the host, and those of other servers on it. Those of one server begin with one name.
-	find /sys/fs/cgroup -maxdepth 2 -name "${groups:-cube-none}*"
+	inside find /sys/fs/cgroup -maxdepth 2 -name "${groups:-cube-none}*"
 }
 
 finish() {
@@ -113,7 +113,7 @@ exposure=$(inside systemd-analyze security --no-pager cube-api.service 2>/dev/nu
 pass exposure "${exposure#→ }"
 inside journalctl -u cube-api --no-pager -o cat >"$dir/journal.log"
 # Otherwise the comparison at the end would find nothing.
-check cgroups "$groups" sh -c 'ls -d /sys/fs/cgroup/memory/"$1" 2>/dev/null || ls -d /sys/fs/cgroup/"$1"' sh "$groups"
+check cgroups "$groups" inside sh -c 'ls -d /sys/fs/cgroup/memory/"$1" 2>/dev/null || ls -d /sys/fs/cgroup/"$1"' sh "$groups"
 check exports "$(grep -o 'export E2B_API_URL.*' "$dir/journal.log" | tail -n 1)" grep -q 'export E2B_API_URL=http://127.0.0.1:3000' "$dir/journal.log"
 check doctor "" inside cube doctor
 
