@@ -6,6 +6,8 @@ mod exit;
 mod images;
 mod key;
 mod network;
+mod options_file;
+mod prepare;
 mod reload;
 mod serve;
 mod template;
@@ -33,6 +35,12 @@ struct Arguments {
 enum Command {
     /// Serve until SIGTERM or SIGINT; by default, sandboxes keep running for the next server
     Serve(Box<serve::ServeConfig>),
+    /// Link the installed files of the guest below the state directory, and make the template `base` unless it exists;
+    /// takes the options of `serve`
+    Prepare(Box<serve::ServeConfig>),
+    /// End all sandboxes that a stopped server has left running, and remove their network and cgroups; takes the options
+    /// of `serve`
+    End(Box<serve::ServeConfig>),
     /// Replace the running server by a new process of the program that is installed now; prints its process id
     Reload(reload::ReloadConfig),
     /// Create, list and revoke API keys; a running server picks up changes
@@ -47,9 +55,14 @@ enum Command {
 }
 
 pub(crate) fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = match options_file::expand(std::env::args_os()) {
+        Ok(arguments) => Arguments::parse_from(arguments),
+        Err(failure) => return report(&failure),
+    };
     let result = match arguments.command {
         Command::Serve(config) => serve::run(*config),
+        Command::Prepare(config) => prepare::run(&config),
+        Command::End(config) => serve::end(*config),
         Command::Reload(config) => reload::run(&config),
         Command::Key(command) => key::run(command),
         Command::Template(command) => template::run(command),
@@ -57,11 +70,13 @@ pub(crate) fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("cube-api: {failure}");
-            ExitCode::from(failure.code())
-        }
+        Err(failure) => report(&failure),
     }
+}
+
+fn report(failure: &Failure) -> ExitCode {
+    eprintln!("cube-api: {failure}");
+    ExitCode::from(failure.code())
 }
 
 /// A failure whose message consists of the error and its causes.

@@ -16,6 +16,7 @@
 //! - A connection to one VM is never used for another.
 
 mod access;
+mod by_path;
 mod connections;
 mod cors;
 mod exchange;
@@ -41,6 +42,7 @@ use hyper::body::{Body as _, Incoming};
 use hyper::upgrade::OnUpgrade;
 use model::SandboxId;
 
+pub use by_path::{ByPath, Origin, by_path, isolate};
 pub use connections::IN_FLIGHT_MAX;
 pub use refusal::{Form, Refusal};
 pub use routes::Routes;

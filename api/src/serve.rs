@@ -12,6 +12,7 @@
 //! connections. A process that was started for this purpose gets lock and sockets from its predecessor.
 
 mod engine;
+mod exports;
 mod reload;
 
 use std::{
@@ -41,7 +42,7 @@ use crate::{
     network::{NetworkError, NetworkSpec},
     proxy::Hosts,
     systemd::{self, State},
-    tls::{self, TlsError},
+    tls::{self, Renewal, TlsError},
 };
 use engine::Engine;
 use reload::{Failed, Reloader, finish};
@@ -223,11 +224,25 @@ pub async fn run(mut spec: ServeSpec, predecessor: Option<Predecessor>) -> Resul
     }
 }
 
+/// Ends all sandboxes that a stopped server has left running, and removes their network and their cgroups. Paused
+/// sandboxes, snapshots and templates stay.
+///
+/// # Errors
+/// Returns [`ServeError`] if the state directory is in use or cannot be opened.
+pub async fn end(spec: &ServeSpec) -> Result<(), ServeError> {
+    let start = Start::new(spec)?;
+    let lock = lock(&spec.pool.state).await?;
+    let (engine, backend) = Engine::open(spec, lock, start.authenticator, None).await?;
+    drop(backend);
+    close(engine, OnClose::Kill).await;
+    Ok(())
+}
+
 /// What a server has before it needs anything that only one process can have.
 struct Start {
     program: PathBuf,
     signals: Signals,
-    tls: Option<Arc<rustls::ServerConfig>>,
+    tls: Option<(Arc<rustls::ServerConfig>, Renewal)>,
     authenticator: Arc<Authenticator>,
     limits: Limits,
 }
@@ -307,8 +322,13 @@ impl Start {
         } else {
             hosts
         };
-        for address in sockets.addresses().unwrap_or_default() {
+        let addresses = sockets.addresses().unwrap_or_default();
+        for address in &addresses {
             info!(%address, tls = spec.tls.is_some(), "serving");
+        }
+        let (domain, is_open) = (spec.domain.as_deref(), self.authenticator.is_open());
+        if let Some(variables) = exports::exports(&addresses, spec.tls.is_some(), domain, is_open) {
+            info!("for Python, JavaScript and `cube`: {variables}");
         }
         let dispatch = Dispatch::new(hosts, backend);
         let reloader = Reloader {
@@ -318,7 +338,11 @@ impl Start {
             authenticator: &self.authenticator,
             gate: dispatch.gate(),
         };
-        let mut server = Server::new(dispatch, self.tls, self.limits);
+        let tls = self.tls.map(|(config, renewal)| {
+            tokio::spawn(renewal.watch());
+            config
+        });
+        let mut server = Server::new(dispatch, tls, self.limits);
         let mut reloads = server.take_reloads();
         let mut signals = self.signals;
         let mut engine = Some(engine);

@@ -1,6 +1,8 @@
-//! TLS configuration of the listener: certificate chain and key in PEM files; ALPN offers HTTP/2 and HTTP/1.1.
+//! TLS configuration of the listener: certificate chain and key in PEM files; ALPN offers HTTP/2 and HTTP/1.1. A renewed
+//! certificate is used for new connections without a restart ([`Renewal`]).
 
 pub mod ca;
+mod renewal;
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -12,6 +14,9 @@ use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+
+pub use renewal::Renewal;
 
 /// Why the certificate chain or the private key cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -53,12 +58,24 @@ pub enum TlsError {
     Unusable(#[source] rustls::Error),
 }
 
-/// Loads a certificate chain, leaf first, and its key.
+/// Loads a certificate chain, leaf first, and its key. The configuration uses them until the [`Renewal`] replaces them.
 ///
 /// # Errors
 /// Returns [`TlsError::Exposed`] if other users can access the key, and another [`TlsError`] if a file cannot be read
 /// or the two do not match.
-pub fn load(certificates: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
+pub fn load(certificates: &Path, key: &Path) -> Result<(Arc<ServerConfig>, Renewal), TlsError> {
+    let renewal = Renewal::begin(certificates, key)?;
+    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(TlsError::Unusable)?
+        .with_no_client_auth()
+        .with_cert_resolver(renewal.current());
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok((Arc::new(config), renewal))
+}
+
+/// Reads the files and checks that they belong together.
+fn certified(certificates: &Path, key: &Path) -> Result<CertifiedKey, TlsError> {
     let unreadable = |what, path: &Path| {
         let path = path.to_owned();
         move |source| TlsError::Read { what, path, source }
@@ -71,14 +88,7 @@ pub fn load(certificates: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsErr
     }
     let key = PrivateKeyDer::from_pem_reader(BufReader::new(open_key(key)?))
         .map_err(unreadable("a private key", key))?;
-    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(TlsError::Unusable)?
-        .with_no_client_auth()
-        .with_single_cert(chain, key)
-        .map_err(TlsError::Unusable)?;
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(Arc::new(config))
+    CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(TlsError::Unusable)
 }
 
 /// Opens a private key, which must belong to root or to the server's user and be accessible to its owner only. The

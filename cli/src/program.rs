@@ -5,10 +5,11 @@ use std::{path::Path, process::ExitCode};
 use clap::{Parser, Subcommand};
 
 use crate::{
+    doctor,
     failure::{ATTACHED, Failure, Kind},
     health, key,
     output::Format,
-    pages, run, sandbox, seed,
+    pages, quickstart, run, sandbox, seed,
     server::{Server, ServerArgs},
     snapshot, template,
 };
@@ -51,7 +52,10 @@ pub(crate) enum Command {
     /// The server itself: version of its interface, health, counts
     #[command(subcommand)]
     Server(health::ServerCommand),
-    // `doctor` and `quickstart` have their modules here.
+    /// What this host lacks for a server, each with its cure
+    Doctor(doctor::DoctorArgs),
+    /// From an installed package to a first sandbox, with the variables for clients
+    Quickstart(quickstart::QuickstartArgs),
     /// Completions and manual pages
     #[command(subcommand, hide = true)]
     Generate(pages::PagesCommand),
@@ -105,6 +109,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Key(command) => finished(&context, key::run(&context, &command)),
         Command::Generate(command) => finished(&context, pages::run(&command)),
         Command::Server(command) => finished(&context, health::run(&context, &command)),
+        Command::Doctor(args) => finished(&context, doctor::run(&context, &args)),
+        Command::Quickstart(args) => finished(&context, quickstart::run(&context, &args)),
     }
 }
 

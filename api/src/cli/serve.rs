@@ -34,14 +34,17 @@ const WARM: WarmMarks = WarmMarks { low: 2, high: 4 };
 const LEAST_SERVER_MEMORY: Bytes = Bytes::mib(64);
 
 #[derive(Args)]
+#[command(
+    after_help = "--config FILE stands for the options in FILE, one per line: `max-sandboxes = 64`."
+)]
 pub(super) struct ServeConfig {
     /// Address to listen on; repeat for more [default: the sockets that systemd passes, or 127.0.0.1:3000]
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<SocketAddr>,
     /// Directory for everything that outlives the server: keys, sandboxes, snapshots
     #[arg(long, value_name = "DIR", default_value = STATE)]
-    state: PathBuf,
-    /// Directory of templates [default: ../templates beside this program]
+    pub(super) state: PathBuf,
+    /// Directory of templates [default: ../templates beside this program, or installed/templates in the state directory]
     #[arg(long, value_name = "DIR")]
     templates: Option<PathBuf>,
     /// Further directory of root images and base memory that templates may refer to; repeat for more
@@ -50,7 +53,7 @@ pub(super) struct ServeConfig {
     images: Vec<PathBuf>,
     /// Path of cube-vmm [default: beside this program]
     #[arg(long, value_name = "FILE")]
-    vmm: Option<PathBuf>,
+    pub(super) vmm: Option<PathBuf>,
     /// Domain of the sandboxes' host names, with its port unless that is 443; returned to clients
     #[arg(long)]
     domain: Option<String>,
@@ -201,6 +204,19 @@ pub(super) fn run(config: ServeConfig) -> Result<(), Failure> {
     })
 }
 
+/// Ends all sandboxes that a stopped server has left running.
+pub(super) fn end(config: ServeConfig) -> Result<(), Failure> {
+    log_as(config.log);
+    let unsuitable = |why: &dyn std::error::Error| failure(Failure::UnsuitableHost, why);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|why| unsuitable(&why))?;
+    let program = std::env::current_exe().map_err(|why| unsuitable(&why))?;
+    let spec = check(config, &program, Vec::new())?;
+    runtime.block_on(async { serve::end(&spec).await.map_err(|why| ended(&why)) })
+}
+
 fn log_as(log: Log) {
     let filter = EnvFilter::try_from_env("CUBE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt()
@@ -244,7 +260,7 @@ fn check(
     let max_timeout_s = u32::try_from(config.max_timeout.as_secs());
     let max_timeout_s = max_timeout_s
         .map_err(|_| Failure::Usage("--max-timeout is too long: use at most 136 years".into()))?;
-    let installed = templates(config.templates, beside)?;
+    let installed = templates(config.templates, beside, &config.state)?;
     let server_memory = server_memory(config.server_memory)?;
     let from_images = (config.registries).spec(beside, installed.as_deref(), server_memory);
     let from_images = from_images.map_err(Failure::Usage)?;
@@ -364,8 +380,12 @@ pub(super) fn block(text: &str) -> Result<IpNet, String> {
         .ok_or_else(|| format!("{text:?} is neither an address nor a CIDR block: write it like 10.1.2.3 or fd00::/8"))
 }
 
-/// The directory `named`, which must exist. If no directory is named: the default directory, if it exists.
-fn templates(named: Option<PathBuf>, beside: &Path) -> Result<Option<PathBuf>, Failure> {
+/// The directory `named`, which must exist. If no directory is named: the first default directory that exists.
+fn templates(
+    named: Option<PathBuf>,
+    beside: &Path,
+    state: &Path,
+) -> Result<Option<PathBuf>, Failure> {
     match named {
         Some(dir) if dir.is_dir() => Ok(Some(dir)),
         Some(dir) => Err(Failure::Usage(format!(
@@ -373,8 +393,10 @@ fn templates(named: Option<PathBuf>, beside: &Path) -> Result<Option<PathBuf>, F
             dir.display()
         ))),
         None => {
-            let usual = beside.join("../templates");
-            Ok(usual.canonicalize().ok().filter(|dir| dir.is_dir()))
+            let prepared = super::prepare::installed(state).join("templates");
+            let usual = [beside.join("../templates"), prepared];
+            let usual = usual.iter().filter_map(|dir| dir.canonicalize().ok());
+            Ok(usual.into_iter().find(|dir| dir.is_dir()))
         }
     }
 }

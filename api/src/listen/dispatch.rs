@@ -15,7 +15,10 @@ use hyper_util::service::TowerToHyperService;
 use super::forward;
 use super::gate::{Gate, Passage, Recipient};
 use super::limits::BODY_PAUSE;
-use crate::proxy::{Destination, Form, Hosts, Proxy, Refusal, Routes, Target, Upload, host};
+use crate::proxy::{
+    Destination, Form, Hosts, Origin, Proxy, Refusal, Routes, Target, Upload, by_path, host,
+    isolate,
+};
 
 /// Routes each request. Cheap to clone: every request gets a clone.
 #[derive(Debug)]
@@ -114,8 +117,12 @@ impl<R: Routes> Dispatch<R> {
         let host = host(request.uri(), request.headers())?;
         let target = self.hosts.target(request.uri(), request.headers());
         let operation = signed_operation(&request);
+        let by_path = match target {
+            Ok(Target::Control) => by_path(request.uri()),
+            Ok(_) | Err(_) => None,
+        };
         let passage = match target {
-            Ok(Target::Control) if operation.is_none() => Passage::Control,
+            Ok(Target::Control) if operation.is_none() && by_path.is_none() => Passage::Control,
             Ok(_) | Err(_) => Passage::Traffic,
         };
         let (recipient, ticket) = self.gate.pass(passage).await;
@@ -127,6 +134,24 @@ impl<R: Routes> Dispatch<R> {
                 return Ok(Answered::Successor(response));
             }
         };
+        if let Some(found) = by_path {
+            let found = found?;
+            let to = Destination {
+                id: found.id,
+                port: found.port,
+                host,
+            };
+            let mut request = request;
+            *request.uri_mut() = found.uri;
+            let mut response = self.sandbox(&backend, request, &to, held, ticket).await?;
+            let origin = if self.hosts.are_strict() {
+                Origin::Opaque
+            } else {
+                Origin::Shared
+            };
+            isolate(response.headers_mut(), origin);
+            return Ok(Answered::Sandbox(response));
+        }
         let to = match (target?, operation) {
             (Target::Sandbox { id, port }, _) => Destination { id, port, host },
             (Target::Control, None) => {
@@ -147,14 +172,25 @@ impl<R: Routes> Dispatch<R> {
                 Destination { id, port, host }
             }
         };
+        let response = self.sandbox(&backend, request, &to, held, ticket).await?;
+        Ok(Answered::Sandbox(response))
+    }
+
+    async fn sandbox(
+        &self,
+        backend: &Backend<R>,
+        request: Request<Upload>,
+        to: &Destination,
+        held: impl Send + 'static,
+        ticket: impl Send,
+    ) -> Result<Response<Body>, Refusal> {
         // A request body with a known length is an upload; a body without a known length may be an interactive stream
         // that pauses.
         let request = match request.body().size_hint().exact() {
             Some(_) => request.map(|body| body.with_patience(self.body_pause)),
             None => request,
         };
-        let response = backend.proxy.pass(request, &to, held, ticket).await?;
-        Ok(Answered::Sandbox(response))
+        backend.proxy.pass(request, to, held, ticket).await
     }
 
     async fn control(

@@ -3,7 +3,7 @@
 //! ```text
 //! Host = <port>-<id>.<domain>             ─► that port of that sandbox; headers are ignored
 //! other Host, E2b-Sandbox-Id and -Port    ─► the sandbox and port in the headers
-//! other Host, neither header              ─► the control plane
+//! other Host, neither header              ─► the control plane, unless the path names a sandbox (`by_path`)
 //! ```
 //! If a domain is configured, every single label below it must be `<port>-<id>`, except `api` and `sandbox`. Otherwise,
 //! a label is treated as `<port>-<id>` if it starts with digits and a hyphen.
@@ -78,7 +78,12 @@ impl Hosts {
         self
     }
 
-    /// Determines the recipient of a request.
+    #[must_use]
+    pub fn are_strict(&self) -> bool {
+        self.strict
+    }
+
+    /// Determines the recipient of a request, unless its path names one.
     ///
     /// # Errors
     /// Returns [`TargetError`] if the request names a sandbox incorrectly.
@@ -191,7 +196,7 @@ fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a st
         .filter(|value| !value.is_empty()))
 }
 
-fn parse_port(text: &str) -> Result<u16, TargetError> {
+pub(super) fn parse_port(text: &str) -> Result<u16, TargetError> {
     match (is_digits(text), text.parse()) {
         (true, Ok(port)) if port != 0 => Ok(port),
         _ => Err(TargetError::Port),

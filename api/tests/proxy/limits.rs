@@ -12,7 +12,10 @@ const SHORT: Duration = Duration::from_millis(200);
 const ENVD: u16 = 49_983;
 
 async fn limited(limits: Limits) -> World {
-    let setup = Setup { limits, tls: false };
+    let setup = Setup {
+        limits,
+        ..Setup::default()
+    };
     World::with_guest(setup, async |_| {}).await
 }
 
@@ -56,7 +59,10 @@ async fn a_silent_connection_is_closed_and_a_busy_one_is_kept() {
         head_read: SHORT,
         ..Limits::default()
     };
-    let setup = Setup { limits, tls: false };
+    let setup = Setup {
+        limits,
+        ..Setup::default()
+    };
     let world = World::with_guest(setup, async |mut client| {
         use tokio::io::AsyncWriteExt;
         client.write_all(b"OK 1\n").await.unwrap();
@@ -123,7 +129,10 @@ fn resident_kib() -> u64 {
 
 /// A server with a sandbox that reads requests and never answers.
 async fn patient(limits: Limits) -> World {
-    let setup = Setup { limits, tls: false };
+    let setup = Setup {
+        limits,
+        ..Setup::default()
+    };
     World::with_guest(setup, async |mut client| {
         use tokio::io::AsyncWriteExt;
         client.write_all(b"OK 1\n").await.ok();
@@ -286,7 +295,10 @@ async fn a_stalled_upload_is_given_up() {
         body_pause: SHORT,
         ..Limits::default()
     };
-    let setup = Setup { limits, tls: false };
+    let setup = Setup {
+        limits,
+        ..Setup::default()
+    };
     let world = World::with(setup).await;
     let length = "Content-Length: 100\r\n";
     let mut wire = Wire::connect(world.address).await;
@@ -314,7 +326,11 @@ async fn a_handshake_that_takes_too_long_is_cut_off() {
         handshake: SHORT,
         ..Limits::default()
     };
-    let setup = Setup { limits, tls: true };
+    let setup = Setup {
+        limits,
+        tls: true,
+        ..Setup::default()
+    };
     let world = World::with_guest(setup, async |_| {}).await;
     assert!(Wire::connect(world.address).await.is_closed().await);
 }
@@ -359,7 +375,10 @@ async fn stopping_closes_connections_after_the_drain_time() {
         drain: SHORT,
         ..Limits::default()
     };
-    let setup = Setup { limits, tls: false };
+    let setup = Setup {
+        limits,
+        ..Setup::default()
+    };
     let mut world = World::with_guest(setup, async |mut client| {
         use tokio::io::AsyncWriteExt;
         client.write_all(b"OK 1\n").await.unwrap();
@@ -416,7 +435,10 @@ async fn a_client_that_reads_nothing_is_disconnected() {
         write_pause: SHORT,
         ..Limits::default()
     };
-    let setup = Setup { limits, tls: false };
+    let setup = Setup {
+        limits,
+        ..Setup::default()
+    };
     let (ended, mut has_ended) = tokio::sync::mpsc::channel(1);
     let world = World::with_guest(setup, move |mut client| {
         let ended = ended.clone();

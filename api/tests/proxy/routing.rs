@@ -45,6 +45,135 @@ async fn a_sandbox_is_reached_by_headers_by_host_and_by_signature() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_is_reached_by_a_path_of_the_control_plane() {
+    let world = World::new().await;
+    let mut wire = Wire::connect(world.address).await;
+    let host = "Host: 127.0.0.1\r\n";
+    let to = |port: u16, path: &str| format!("/sandbox/{}/{port}{path}", world.id);
+    let reply = wire
+        .ask(&format!("GET {}", to(ENVD, "/health")), host)
+        .await;
+    assert_eq!(reply.status, 204);
+    // The program receives the rest of the path as the client spelled it.
+    for (path, expected) in [
+        (
+            "/a%2Fb/../%20?c=%2F",
+            "GET /a%2Fb/../%20?c=%2F HTTP/1.1\r\n",
+        ),
+        ("?c", "GET /?c HTTP/1.1\r\n"),
+        ("", "GET / HTTP/1.1\r\n"),
+    ] {
+        let program = Program::mirror().await;
+        let reply = wire
+            .ask(&format!("GET {}", to(program.port, path)), host)
+            .await;
+        assert_eq!(reply.status, 200);
+        assert!(reply.text().starts_with(expected), "{}", reply.text());
+        assert_eq!(reply.field("content-security-policy"), None);
+    }
+    // A body arrives whole, by HTTP on the control plane's own name too.
+    let path = world.dir.path().join("by-path");
+    let query = format!("/files?path={}&signature=v1_any", path.display());
+    std::fs::write(&path, "content").unwrap();
+    let reply = wire
+        .ask(
+            &format!("GET {}", to(ENVD, &query)),
+            "Host: api.e2b.test\r\n",
+        )
+        .await;
+    assert_eq!((reply.status, reply.text()), (200, "content"));
+    // A sandbox that the host or the headers name gets such a path itself.
+    let program = Program::mirror().await;
+    let reply = wire.ask("GET /sandbox/x/1", &world.to(program.port)).await;
+    assert!(
+        reply.text().starts_with("GET /sandbox/x/1 HTTP/1.1"),
+        "{}",
+        reply.text()
+    );
+    for (path, message) in [
+        ("/sandbox/x/80/", "Invalid sandbox ID".to_owned()),
+        (&to(0, "/"), "Invalid sandbox port".to_owned()),
+    ] {
+        let reply = wire.ask(&format!("GET {path}"), host).await;
+        let expected = serde_json::json!({"message": message, "code": 400});
+        assert_eq!((reply.status, reply.json()), (400, expected), "{path}");
+    }
+    for path in ["/sandbox/", "//sandbox/x/80/", "/%73andbox/x/80"] {
+        let reply = wire.ask(&format!("GET {path}"), host).await;
+        assert_eq!(
+            (reply.status, reply.text()),
+            (404, "no such route"),
+            "{path}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn internal_routes_and_tokens_are_checked_behind_the_path_too() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&asked);
+    let world = World::with_guest(Setup::default(), move |_| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        async {}
+    })
+    .await;
+    world.table.set(Route {
+        traffic_token: Some("traffic".into()),
+        envd_token: Some("access".into()),
+        ..world.route()
+    });
+    let mut wire = Wire::connect(world.address).await;
+    let host = "Host: localhost\r\n";
+    for (path, status) in [
+        ("49983/init", 404),
+        ("49983//init", 404),
+        ("49983/%69nit", 404),
+        ("49983/%2569nit", 404),
+        ("49983/x/%2e%2e/freeze", 404),
+        ("49983/UPGRADE/", 404),
+        ("49983/init?x", 404),
+        ("80/", 403),
+        ("49999/execute", 403),
+    ] {
+        let path = format!("/sandbox/{}/{path}", world.id);
+        let reply = wire.post(&path, host, b"{}").await;
+        assert_eq!(reply.status, status, "{path}");
+    }
+    let traffic = format!("{host}E2b-Traffic-Access-Token: traffic\r\n");
+    let path = format!("/sandbox/{}/49999/%65xecute", world.id);
+    assert_eq!(wire.post(&path, &traffic, b"{}").await.status, 401);
+    assert_eq!(asked.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_keys_pages_behind_a_path_get_an_origin_of_their_own() {
+    let world = World::with(Setup {
+        strict: true,
+        ..Setup::default()
+    })
+    .await;
+    let program = Program::start(async |mut wire| {
+        wire.request_head().await;
+        wire.send("HTTP/1.1 200 OK\r\nService-Worker-Allowed: /\r\nContent-Length: 2\r\n\r\nhi")
+            .await;
+        wire.is_closed().await;
+    })
+    .await;
+    let mut wire = Wire::connect(world.address).await;
+    let target = format!("GET /sandbox/{}/{}/", world.id, program.port);
+    let reply = wire.ask(&target, "Host: 127.0.0.1\r\n").await;
+    assert_eq!((reply.status, reply.text()), (200, "hi"));
+    let policy = reply.field("content-security-policy").unwrap();
+    assert!(
+        policy.starts_with("sandbox ") && !policy.contains("same-origin"),
+        "{policy}"
+    );
+    assert_eq!(reply.field("service-worker-allowed"), None);
+    let reply = wire.ask(&target, "Host: rebound.example\r\n").await;
+    assert_eq!(reply.status, 400);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_ended_sandbox_and_a_closed_port_have_different_answers() {
     let mut world = World::new().await;
     let mut wire = Wire::connect(world.address).await;

@@ -66,7 +66,11 @@ async fn a_connection_without_a_request_after_its_handshake_is_closed() {
         head_read: Duration::from_millis(200),
         ..Limits::default()
     };
-    let setup = Setup { limits, tls: true };
+    let setup = Setup {
+        limits,
+        tls: true,
+        ..Setup::default()
+    };
     let world = World::with_guest(setup, async |_| {}).await;
     for protocols in [&["http/1.1"], &["h2"]] {
         let stream = shake(&world, "localhost", protocols).await.unwrap();

@@ -56,6 +56,28 @@ async fn each_direction_of_an_upgraded_connection_ends_independently() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_connection_behind_a_path_is_upgraded() {
+    let world = World::new().await;
+    let program = Program::start(async |mut wire| {
+        let head = wire.request_head().await;
+        assert!(head.starts_with("GET /ws?a HTTP/1.1\r\n"), "{head}");
+        wire.send(format!("{SWITCH}hello")).await;
+        assert_eq!(wire.rest().await, b"last");
+        wire.stream.shutdown().await.unwrap();
+    })
+    .await;
+    let mut wire = Wire::connect(world.address).await;
+    let (id, port) = (&world.id, program.port);
+    let target = format!("GET /sandbox/{id}/{port}/ws?a HTTP/1.1\r\nHost: localhost\r\n");
+    wire.send(format!("{target}{UPGRADE}\r\n")).await;
+    assert_eq!(wire.head().await.status, 101);
+    assert_eq!(wire.exactly(5).await.unwrap(), b"hello");
+    wire.send("last").await;
+    wire.stream.shutdown().await.unwrap();
+    assert_eq!(wire.rest().await, b"");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_direction_to_the_client_may_end_first() {
     let world = World::new().await;
     let program = Program::start(async |mut wire| {
@@ -96,7 +118,10 @@ async fn an_upgraded_connection_keeps_its_permit() {
         connections: 1,
         ..api::listen::Limits::default()
     };
-    let setup = Setup { limits, tls: false };
+    let setup = Setup {
+        limits,
+        ..Setup::default()
+    };
     let world = World::with(setup).await;
     let program = Program::start(async |mut wire| {
         wire.request_head().await;

@@ -228,6 +228,8 @@ pub(crate) struct World {
 pub(crate) struct Setup {
     pub(crate) limits: Limits,
     pub(crate) tls: bool,
+    /// Whether host names are checked as by a server without keys.
+    pub(crate) strict: bool,
 }
 
 /// Replaces the routes of the control plane.
@@ -279,10 +281,11 @@ impl World {
         let table = Table::default();
         let id = SandboxId::from_random([1; 19]);
         let hosts = Hosts::new(Some("e2b.test"));
+        let hosts = if setup.strict { hosts.strict() } else { hosts };
         let dispatch = Dispatch::new(hosts, Backend::new(Proxy::new(table.clone()), control()));
         let tls = setup.tls.then(|| {
             let files = api::tls::ca::init(&dir.path().join("ca"), "e2b.test").unwrap();
-            api::tls::load(&files.certificate, &files.key).unwrap()
+            api::tls::load(&files.certificate, &files.key).unwrap().0
         });
         let listeners = bind(&["127.0.0.1:0".parse().unwrap()]).await.unwrap();
         let address = listeners[0].local_addr().unwrap();

@@ -24,8 +24,10 @@ pub(crate) struct StaticBinaries {
 pub(crate) const STATIC: &str = "-C target-feature=+crt-static -C relocation-model=static";
 
 /// The release binaries that cargo builds for the host, beside [`PROBE`].
-const PROGRAMS: [&str; 4] = ["cube-vmm", "cube-bench", "cube-api", "cube-image"];
-const PROBE: &str = "cube-netprobe";
+pub(crate) const PROGRAMS: [&str; 5] = ["cube", "cube-vmm", "cube-bench", "cube-api", "cube-image"];
+pub(crate) const PROBE: &str = "cube-netprobe";
+/// The commit and the hashes of these programs, in a file beside them.
+pub(crate) const BUILD_RECORD: &str = "build.json";
 
 /// The directory that contains [`PROGRAMS`] and [`PROBE`].
 #[derive(Debug, Clone)]
@@ -88,7 +90,14 @@ pub(crate) fn build_host(
             .env("RUSTFLAGS", STATIC)
             .args(["build", "--release", "--target", TARGET])
             .args(["--package", "vmm", "--package", "harness"])
-            .args(["--package", "api", "--package", "oci-image"]);
+            .args([
+                "--package",
+                "api",
+                "--package",
+                "oci-image",
+                "--package",
+                "cli",
+            ]);
         tool::run(&mut cargo, log)
     })?;
     let built = workspace.target()?.join(TARGET).join("release");
@@ -139,7 +148,7 @@ fn record_build(workspace: &Workspace, dir: &Path) -> Result<()> {
         "dirty_tree": changed.map(|text| !text.is_empty()),
         "programs": programs,
     });
-    let path = dir.join("build.json");
+    let path = dir.join(BUILD_RECORD);
     std::fs::write(&path, serde_json::to_vec_pretty(&record)?)
         .with_context(|| format!("cannot write {}", path.display()))
 }

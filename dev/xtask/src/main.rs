@@ -19,6 +19,7 @@ mod hvm;
 mod isolation;
 mod mutate;
 mod mutate_confinement;
+mod package;
 mod smoke;
 
 mod prepare;
@@ -26,6 +27,8 @@ mod workspace;
 
 mod archive;
 mod host;
+
+mod dist;
 
 mod binaries;
 mod guest_dir;
@@ -51,6 +54,7 @@ mod tool;
 #[cfg(test)]
 mod repository;
 
+use binaries::HostBinaries;
 use prepare::Freshness;
 use progress::Progress;
 use tiers::Tier;
@@ -111,6 +115,18 @@ enum Task {
         /// Fetch the kernel and the root image again, even if their recipes have not changed.
         #[arg(long)]
         refresh: bool,
+    },
+    /// Build everything, and a Debian package and an archive of it in target/cube/dist.
+    Dist {
+        /// Version of the package [default: that of the workspace]
+        #[arg(long)]
+        version: Option<String>,
+        /// Level of the compression, 1 to 19: a package for a test need not be small [default: 19]
+        #[arg(long, value_parser = clap::value_parser!(u8).range(1..=19))]
+        level: Option<u8>,
+        /// Directory with release binaries that were built before [default: build them]
+        #[arg(long)]
+        binaries: Option<PathBuf>,
     },
     /// Build everything and one of the optional templates.
     Template {
@@ -217,6 +233,18 @@ fn run(task: Task) -> Result<ExitCode> {
         }
         Task::Prepare { refresh } => {
             prepare::all(&workspace, progress, freshness(refresh))?;
+        }
+        Task::Dist {
+            version,
+            level,
+            binaries,
+        } => {
+            let binaries = match binaries {
+                Some(dir) => HostBinaries { dir },
+                None => prepare::without_templates(&workspace, progress)?,
+            };
+            let version = version.unwrap_or_else(|| dist::version().to_owned());
+            dist::build(&workspace, &binaries, &version, level, progress)?;
         }
         Task::Template {
             name: OptionalTemplate::CodeInterpreter,

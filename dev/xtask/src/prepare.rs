@@ -88,6 +88,13 @@ pub(crate) fn all(
     preparation.all()
 }
 
+/// Builds everything except templates. This needs no KVM.
+pub(crate) fn without_templates(workspace: &Workspace, progress: Progress) -> Result<HostBinaries> {
+    host::check_system()?;
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    Preparation::begin(workspace, progress, Freshness::Keep)?.without_templates()
+}
+
 /// Builds everything and the template `code-interpreter-v1`.
 pub(crate) fn code_interpreter(workspace: &Workspace, progress: Progress) -> Result<HostBinaries> {
     host::check_system()?;
@@ -252,10 +259,14 @@ impl<'a> Preparation<'a> {
         Ok(())
     }
 
-    fn all(&self) -> Result<HostBinaries> {
+    fn without_templates(&self) -> Result<HostBinaries> {
         self.images()?;
         let log = self.store.log("host-binaries")?;
-        let host_binaries = binaries::build_host(self.workspace, self.progress, &log)?;
+        binaries::build_host(self.workspace, self.progress, &log)
+    }
+
+    fn all(&self) -> Result<HostBinaries> {
+        let host_binaries = self.without_templates()?;
         template::build(&self.store, self.workspace, &host_binaries.vmm())?;
         Ok(host_binaries)
     }

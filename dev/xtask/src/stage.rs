@@ -190,7 +190,7 @@ fn swap_in(out: &Path, to: &Path) -> Result<()> {
     remove_tree(out)
 }
 
-fn remove_tree(path: &Path) -> Result<()> {
+pub(crate) fn remove_tree(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot remove {}", path.display()))

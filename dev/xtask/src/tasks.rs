@@ -11,7 +11,7 @@ use crate::{
     EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, binaries, conformance, dependencies, fuzz, host,
     hvm::{self, Work},
     isolation::Prover,
-    prepare,
+    package, prepare,
     prepare::Freshness,
     progress::Progress,
     smoke, soak,
@@ -146,6 +146,9 @@ pub(crate) fn test(
     }
     if plan.run.contains(&Tier::Bench) {
         outcome = outcome.and(smoke::run(workspace, &environment)?);
+    }
+    if plan.run.contains(&Tier::Package) {
+        outcome = outcome.and(package::run(workspace, &environment, progress)?);
     }
     Ok(conclude(&outcome, &plan))
 }

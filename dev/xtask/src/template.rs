@@ -1,11 +1,10 @@
-//! The template `base`: a snapshot of a booted guest that has already run the commands that users run first, so that
-//! clones share a warm page cache. The crate `template` builds it.
+//! The template `base`, as a build stage. The crate `template` has its recipe and builds it.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
-use model::{Bytes, GuestPaths, MadeBy, template_file};
-use template::{Builder, Limits, Recipe, Work, file_sum};
+use model::GuestPaths;
+use template::{Builder, Limits, Recipe};
 
 use crate::{
     guest_dir, initramfs, layer, root_image,
@@ -14,30 +13,10 @@ use crate::{
 };
 
 const PLACE: &str = "templates/base";
-/// Guest memory: E2B's default for a sandbox.
-const MEMORY: Bytes = Bytes::mib(512);
-/// Runs of each warm-up command: the first fills the page cache, the second touches the memory that a warm run needs.
-const WARM_UP_RUNS: usize = 2;
-const PROBE: [&str; 1] = ["/usr/local/bin/probe"];
-/// The commands that users run first.
-pub(crate) const WARM_UP: [&[&str]; 6] = [
-    &PROBE,
-    &["/bin/bash", "-lc", "true"],
-    &["/usr/bin/python3", "-c", "print(1)"],
-    &["/usr/bin/node", "-e", "0"],
-    &["/usr/bin/git", "--version"],
-    &["/usr/bin/curl", "--version"],
-];
-
 /// Builds the template unless it is up to date.
 pub(crate) fn build(store: &Store, workspace: &Workspace, vmm: &Path) -> Result<Built> {
     let guest = workspace.guest();
-    let runs = WARM_UP.iter().flat_map(|argv| [argv; WARM_UP_RUNS]);
-    let recipe = Recipe {
-        warm_up: runs.map(|argv| Work::run(argv)).collect(),
-        first: vec![Work::run(&PROBE)],
-        ..Recipe::of(&guest_paths(&guest), MEMORY)?
-    };
+    let recipe = template::base(&guest_paths(&guest))?;
     let key = stage::Recipe::new("template")
         .text("recipe", &serde_json::to_string(&recipe)?)
         .path("manifest", &guest.join(guest_dir::MANIFEST))?
@@ -81,26 +60,13 @@ pub(crate) fn make(
             report.quiet
         );
     }
-    add_maker(out, vmm)
+    template::add_maker(out, vmm).with_context(|| format!("cannot add {}", vmm.display()))
 }
 
 fn append(log: &Path, line: &str) -> Result<()> {
     use std::io::Write;
     let mut file = fs::File::options().append(true).open(log)?;
     Ok(file.write_all(line.as_bytes())?)
-}
-
-/// Adds the VMM that made the template, and its name: after an upgrade, the pool starts the template's clones with it.
-fn add_maker(template: &Path, vmm: &Path) -> Result<()> {
-    let made_by = MadeBy {
-        vmm_sha256: file_sum(vmm)?,
-    };
-    let text = serde_json::to_string_pretty(&made_by)?;
-    fs::write(template.join(template_file::MADE_BY), text)?;
-    let carried = template.join("cube-vmm");
-    fs::hard_link(vmm, &carried)
-        .or_else(|_| fs::copy(vmm, &carried).map(drop))
-        .with_context(|| format!("cannot copy {}", vmm.display()))
 }
 
 pub(crate) fn guest_paths(guest: &Path) -> GuestPaths {

@@ -39,6 +39,9 @@ pub(crate) enum Tier {
     E2b,
     /// Needs /dev/kvm. Runs the smoke scenario, and compares the figures of the documents with the published runs.
     Bench,
+    /// Needs /dev/kvm, mmdebstrap, systemd-nspawn and curl; runs only if it is named. Installs, upgrades and purges the
+    /// package in a fresh Debian.
+    Package,
 }
 
 impl std::fmt::Display for Tier {
@@ -68,7 +71,12 @@ impl Tier {
     pub(crate) fn needs_kvm(self) -> bool {
         match self {
             Self::Unit | Self::Net | Self::Image | Self::Hvm | Self::Fuzz => false,
-            Self::Kvm | Self::Interpreter | Self::Isolation | Self::E2b | Self::Bench => true,
+            Self::Kvm
+            | Self::Interpreter
+            | Self::Isolation
+            | Self::E2b
+            | Self::Bench
+            | Self::Package => true,
         }
     }
 
@@ -76,14 +84,22 @@ impl Tier {
     pub(crate) fn runs_under_cargo(self) -> bool {
         match self {
             Self::Unit | Self::Net | Self::Image | Self::Kvm | Self::Interpreter => true,
-            Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b | Self::Bench => false,
+            Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b | Self::Bench | Self::Package => {
+                false
+            }
         }
     }
 
     /// The prefix of the names of this tier's tests. `None` if the names have no prefix or are not cargo tests.
     fn prefix(self) -> Option<&'static str> {
         match self {
-            Self::Unit | Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b | Self::Bench => None,
+            Self::Unit
+            | Self::Hvm
+            | Self::Fuzz
+            | Self::Isolation
+            | Self::E2b
+            | Self::Bench
+            | Self::Package => None,
             Self::Net => Some("net_"),
             Self::Image => Some("image_"),
             Self::Kvm => Some("kvm_"),

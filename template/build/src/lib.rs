@@ -12,12 +12,14 @@
 //! [`Builder::build`] a directory of its own, and renames it when the build has succeeded.
 
 mod agent;
+mod base;
 mod build;
 mod error;
 mod quiet;
 mod recipe;
 mod sum;
 
+pub use base::{WARM_UP, add_maker, base};
 pub use build::{Builder, Limits, Report, files_of};
 pub use error::{BuildError, Cause, Step};
 pub use quiet::{Quiet, until_quiet};

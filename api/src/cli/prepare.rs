@@ -1,0 +1,243 @@
+//! `cube-api prepare`: what a server needs before its first start, from the files that were installed beside this program.
+//!
+//! ```text
+//! <beside>/../guest/              kernel, initramfs, root image, layer (as an archive), static programs
+//! <state>/installed/guest/        the same files, as links
+//! <state>/installed/templates/    base
+//! ```
+//! The files are below the state directory, because the pool keeps links to those that sandboxes use, and links end at
+//! file systems. Each file is replaced by one rename: a running server goes on with the former one, and the next one
+//! rebuilds the template from the new ones.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+use api::serve::open_state;
+use model::{GuestPaths, MANIFEST_NAME};
+use template::{Builder, Limits};
+
+use super::{Failure, failure, serve::ServeConfig};
+
+/// Names of the files that are linked.
+const FILES: [&str; 5] = ["vmlinux", "initramfs.cpio", "base.erofs", "bash", "busybox"];
+const LAYER: &str = "layer.ext4";
+/// The layer, whose holes a package cannot contain.
+const LAYER_ARCHIVE: &str = "layer.tar.gz";
+const BASE: &str = "base";
+
+/// Where `prepare` keeps the files of the installation, and `serve` finds them.
+pub(super) fn installed(state: &Path) -> PathBuf {
+    state.join("installed")
+}
+
+pub(super) fn run(config: &ServeConfig) -> Result<(), Failure> {
+    let program = std::env::current_exe();
+    let program = program.map_err(|why| failure(Failure::UnsuitableHost, &why))?;
+    let beside = program.parent().unwrap_or(Path::new("/"));
+    let vmm = config.vmm.clone();
+    let vmm = vmm.unwrap_or_else(|| beside.join("cube-vmm"));
+    open_state(&config.state).map_err(|why| failure(Failure::UnsuitableHost, &why))?;
+    let installed = installed(&config.state);
+    let guest = installed.join("guest");
+    publish_all(&beside.join("../guest"), &guest).map_err(|why| {
+        Failure::UnsuitableHost(format!("cannot prepare {}: {why}", guest.display()))
+    })?;
+    let template = installed.join("templates").join(BASE);
+    if template.join(MANIFEST_NAME).is_file() {
+        eprintln!("cube-api: template {BASE} exists: {}", template.display());
+        return Ok(());
+    }
+    build(&guest, &vmm, &template)
+}
+
+/// Brings all files of the guest from `from` to `to`.
+fn publish_all(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for name in FILES {
+        publish(&from.join(name), &to.join(name))?;
+    }
+    unpack_layer(&from.join(LAYER_ARCHIVE), to)
+}
+
+/// Links the file `from` to the name `to`, or copies it to another file system, unless this has been done.
+fn publish(from: &Path, to: &Path) -> io::Result<()> {
+    let source = fs::metadata(from).map_err(|why| named(from, &why))?;
+    let is_same = |present: &fs::Metadata| {
+        let is_link = (present.dev(), present.ino()) == (source.dev(), source.ino());
+        let is_copy = present.dev() != source.dev()
+            && present.len() == source.len()
+            && present.modified().ok() == source.modified().ok();
+        is_link || is_copy
+    };
+    if fs::metadata(to).is_ok_and(|present| is_same(&present)) {
+        return Ok(());
+    }
+    let new = to.with_extension("new");
+    remove(&new)?;
+    match fs::hard_link(from, &new) {
+        Err(why) if why.kind() == io::ErrorKind::CrossesDevices => {
+            fs::copy(from, &new)
+                .and_then(|_| File::open(&new)?.set_modified(source.modified()?))
+                .map_err(|why| named(from, &why))?;
+        }
+        linked => linked.map_err(|why| named(from, &why))?,
+    }
+    fs::rename(&new, to)
+}
+
+/// Unpacks the layer into the directory `to`, unless this has been done with this archive.
+fn unpack_layer(archive: &Path, to: &Path) -> io::Result<()> {
+    let stamp = to.join("layer.stamp");
+    let current = template::file_sum(archive)?;
+    let layer = to.join(LAYER);
+    if layer.is_file() && fs::read_to_string(&stamp).is_ok_and(|sum| sum == current) {
+        return Ok(());
+    }
+    let new = to.join("layer.new");
+    fs::create_dir_all(&new)?;
+    let tar = Command::new("tar")
+        .args([
+            "--extract",
+            "--sparse",
+            "--gzip",
+            "--no-same-owner",
+            "--file",
+        ])
+        .arg(archive)
+        .arg("--directory")
+        .arg(&new)
+        .arg(LAYER)
+        .status();
+    let status = tar.map_err(|why| named(Path::new("tar"), &why))?;
+    if !status.success() {
+        let why = format!("tar cannot unpack {}: {status}", archive.display());
+        return Err(io::Error::other(why));
+    }
+    fs::rename(new.join(LAYER), &layer)?;
+    fs::remove_dir_all(&new)?;
+    fs::write(&stamp, current)
+}
+
+/// Builds the template `base` in `dir`, which exists once the template is complete.
+fn build(guest: &Path, vmm: &Path, dir: &Path) -> Result<(), Failure> {
+    let began = Instant::now();
+    eprintln!("cube-api: making the template {BASE}: boot, warm-up, snapshot (about 10 s)");
+    let parent = dir.parent().unwrap_or(Path::new("/"));
+    let io =
+        |why: io::Error| Failure::UnsuitableHost(format!("cannot make {}: {why}", dir.display()));
+    let new = guest.with_file_name(".new");
+    fs::create_dir_all(parent).map_err(io)?;
+    fs::remove_dir_all(&new)
+        .or_else(|why| match why.kind() {
+            io::ErrorKind::NotFound => Ok(()),
+            _ => Err(why),
+        })
+        .map_err(io)?;
+    fs::create_dir(&new).map_err(io)?;
+    let recipe = template::base(&GuestPaths {
+        kernel: guest.join("vmlinux"),
+        initrd: guest.join("initramfs.cpio"),
+        root: guest.join("base.erofs"),
+        layer: guest.join(LAYER),
+    });
+    let recipe = recipe.map_err(io)?;
+    let (log, out) = (new.join("vmm.log"), new.join(BASE));
+    let builder = Builder {
+        vmm,
+        run: &new,
+        log: &log,
+        limits: Limits::default(),
+    };
+    let built = builder.build(&recipe, None, &out, &|_| Ok(()));
+    let report = built.map_err(|error| {
+        let console = error.console.join("\n");
+        let why = model::chain(&error);
+        Failure::UnsuitableHost(format!(
+            "cannot make the template {BASE}: {why}\nlast lines of the guest's console:\n{console}\n\
+             `cube doctor` checks what the host lacks"
+        ))
+    })?;
+    template::add_maker(&out, vmm).map_err(io)?;
+    fs::rename(&out, dir).map_err(io)?;
+    fs::remove_dir_all(&new).map_err(io)?;
+    let seconds = began.elapsed().as_secs_f32();
+    eprintln!(
+        "cube-api: template {BASE} is ready after {seconds:.1} s; the guest was {}",
+        report.quiet
+    );
+    Ok(())
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
+        _ => Ok(()),
+    }
+}
+
+fn named(path: &Path, why: &io::Error) -> io::Error {
+    io::Error::new(why.kind(), format!("{}: {why}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inode(path: &Path) -> u64 {
+        fs::metadata(path).unwrap().ino()
+    }
+
+    #[test]
+    fn files_are_links_which_follow_an_upgrade_and_leave_the_former_file_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        fs::create_dir(&from).unwrap();
+        for name in FILES {
+            fs::write(from.join(name), name).unwrap();
+        }
+        let layer = dir.path().join(LAYER);
+        File::create(&layer).unwrap().set_len(1 << 30).unwrap();
+        let pack = || {
+            let tar = Command::new("tar")
+                .args(["--create", "--sparse", "--gzip", "--file"])
+                .arg(from.join(LAYER_ARCHIVE))
+                .arg("--directory")
+                .args([dir.path(), Path::new(LAYER)])
+                .status();
+            assert!(tar.unwrap().success());
+        };
+        pack();
+        publish_all(&from, &to).unwrap();
+        for name in FILES {
+            assert_eq!(inode(&from.join(name)), inode(&to.join(name)));
+        }
+        let meta = fs::metadata(to.join(LAYER)).unwrap();
+        assert_eq!((meta.len(), meta.blocks()), (1 << 30, 0), "it has holes");
+
+        // Nothing changes without an upgrade.
+        let before = inode(&to.join(LAYER));
+        publish_all(&from, &to).unwrap();
+        assert_eq!(inode(&to.join(LAYER)), before);
+
+        // As dpkg does: a new file under the same name.
+        let used = File::open(to.join("vmlinux")).unwrap();
+        fs::write(from.join("x"), "newer").unwrap();
+        fs::rename(from.join("x"), from.join("vmlinux")).unwrap();
+        fs::write(&layer, "other").unwrap();
+        pack();
+        publish_all(&from, &to).unwrap();
+        assert_eq!(fs::read_to_string(to.join("vmlinux")).unwrap(), "newer");
+        assert_eq!(io::read_to_string(used).unwrap(), "vmlinux");
+        assert_eq!(fs::read_to_string(to.join(LAYER)).unwrap(), "other");
+
+        fs::remove_file(from.join("bash")).unwrap();
+        let why = publish_all(&from, &to).unwrap_err().to_string();
+        assert!(why.contains("from/bash"), "{why}");
+    }
+}

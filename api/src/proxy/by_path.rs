@@ -1,0 +1,182 @@
+//! Requests that name their sandbox in the path, for hosts without wildcard names:
+//! `/sandbox/<id>/<port>/<path>` is `<path>` on that port. Performs no I/O.
+//!
+//! Only the plain spelling of the prefix is recognized; every other one is a path of the control plane, which has none
+//! below `/sandbox/`. All rules for paths within sandboxes apply to what follows the prefix.
+//!
+//! Pages of all sandboxes have the origin of the control plane. A server without keys takes requests of its own origin
+//! for those of its user, so its answers from sandboxes give their pages an origin of their own ([`isolate`]).
+
+use axum::http::uri::PathAndQuery;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
+use model::SandboxId;
+
+use super::TargetError;
+use super::target::parse_port;
+
+const PREFIX: &str = "/sandbox/";
+/// A page with this policy has an opaque origin, which the control plane refuses.
+const OPAQUE: HeaderValue = HeaderValue::from_static(
+    "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts",
+);
+/// Extends the paths for which a page's service worker answers, here to those of other sandboxes.
+const WORKER_SCOPE: HeaderName = HeaderName::from_static("service-worker-allowed");
+
+/// The sandbox and the port that a path names, and the request target within the sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ByPath {
+    pub id: SandboxId,
+    pub port: u16,
+    pub uri: Uri,
+}
+
+/// Reads the path. `None`: it names no sandbox.
+pub fn by_path(uri: &Uri) -> Option<Result<ByPath, TargetError>> {
+    let named = uri.path().strip_prefix(PREFIX)?;
+    (!named.is_empty()).then(|| read(named, uri))
+}
+
+fn read(named: &str, uri: &Uri) -> Result<ByPath, TargetError> {
+    let (id, rest) = named.split_once('/').unwrap_or((named, ""));
+    let id = id.parse().map_err(|_| TargetError::SandboxId)?;
+    let end = rest.find('/').unwrap_or(rest.len());
+    let (port, path) = rest.split_at(end);
+    let port = parse_port(port)?;
+    let path = if path.is_empty() { "/" } else { path };
+    let target = match uri.query() {
+        Some(query) => format!("{path}?{query}"),
+        None => path.to_owned(),
+    };
+    let mut parts = uri.clone().into_parts();
+    let target = PathAndQuery::try_from(target).map_err(|_| TargetError::Host)?;
+    parts.path_and_query = Some(target);
+    let uri = Uri::from_parts(parts).map_err(|_| TargetError::Host)?;
+    Ok(ByPath { id, port, uri })
+}
+
+/// Whether pages of sandboxes may have the origin of the control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The control plane needs keys, which pages do not have.
+    Shared,
+    Opaque,
+}
+
+/// Restricts what an answer of a sandbox may do in the browser beyond the sandbox's own paths.
+pub fn isolate(headers: &mut HeaderMap, origin: Origin) {
+    headers.remove(WORKER_SCOPE);
+    if origin == Origin::Opaque {
+        // Policies of the sandbox's own stay in force: browsers enforce all of them.
+        headers.append(header::CONTENT_SECURITY_POLICY, OPAQUE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ID: &str = "iabcdefghij012345678";
+
+    fn found(uri: &str) -> Option<Result<(u16, String), TargetError>> {
+        let found = by_path(&uri.parse().unwrap())?;
+        Some(found.map(|found| {
+            assert_eq!(found.id.as_str(), ID);
+            (found.port, found.uri.to_string())
+        }))
+    }
+
+    #[test]
+    fn the_path_names_sandbox_and_port() {
+        for (path, port, expected) in [
+            ("80", 80, "/"),
+            ("80/", 80, "/"),
+            ("8080/a/b?c=/d", 8080, "/a/b?c=/d"),
+            ("80?q", 80, "/?q"),
+            ("80//a", 80, "//a"),
+            // Nothing within the sandbox's path is decoded or normalized.
+            ("49983/%2e%2e/%69nit", 49983, "/%2e%2e/%69nit"),
+            ("80/../81/x", 80, "/../81/x"),
+            ("80/sandbox/x/y", 80, "/sandbox/x/y"),
+        ] {
+            let uri = format!("/sandbox/{ID}/{path}");
+            assert_eq!(found(&uri), Some(Ok((port, expected.to_owned()))), "{uri}");
+        }
+        let absolute = format!("https://e2b.test/sandbox/{ID}/1/x");
+        assert_eq!(
+            found(&absolute),
+            Some(Ok((1, "https://e2b.test/x".to_owned())))
+        );
+    }
+
+    #[test]
+    fn other_paths_are_the_control_planes() {
+        for path in [
+            "/",
+            "*",
+            "/sandbox",
+            "/sandbox/",
+            "/sandboxes",
+            "/sandboxes/x/y",
+            "//sandbox/x/80",
+            "/Sandbox/x/80",
+            "/%73andbox/x/80",
+            "/x/../sandbox/x/80",
+        ] {
+            assert_eq!(by_path(&path.parse().unwrap()), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn an_incorrect_name_is_refused() {
+        for (path, error) in [
+            ("x/80/", TargetError::SandboxId),
+            ("/80", TargetError::SandboxId),
+            ("iabcdefghij012345678%2f80/", TargetError::SandboxId),
+            (ID, TargetError::Port),
+            ("iabcdefghij012345678/", TargetError::Port),
+            ("iabcdefghij012345678//80", TargetError::Port),
+            ("iabcdefghij012345678/0/", TargetError::Port),
+            ("iabcdefghij012345678/65536/", TargetError::Port),
+            ("iabcdefghij012345678/8%30/", TargetError::Port),
+            ("iabcdefghij012345678/+80", TargetError::Port),
+        ] {
+            assert_eq!(
+                found(&format!("/sandbox/{path}")),
+                Some(Err(error)),
+                "{path}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_page_gets_an_origin_of_its_own_from_a_server_without_keys() {
+        let mut headers = HeaderMap::new();
+        headers.append(
+            "content-security-policy",
+            HeaderValue::from_static("img-src *"),
+        );
+        headers.insert("service-worker-allowed", HeaderValue::from_static("/"));
+        isolate(&mut headers, Origin::Shared);
+        assert_eq!(headers.len(), 1);
+        isolate(&mut headers, Origin::Opaque);
+        let policies: Vec<_> = headers.get_all("content-security-policy").iter().collect();
+        assert_eq!(policies, ["img-src *", OPAQUE.to_str().unwrap()]);
+        assert!(!OPAQUE.to_str().unwrap().contains("allow-same-origin"));
+    }
+
+    proptest! {
+        #[test]
+        fn every_target_survives(path in "(/[!-~&&[^?#/]]{0,8}){0,4}", query in proptest::option::of("[!-~&&[^#]]{0,8}"), port in 1..=u16::MAX) {
+            let rest = match query {
+                Some(query) => format!("{path}?{query}"),
+                None => path.clone(),
+            };
+            if let Ok(uri) = format!("/sandbox/{ID}/{port}{rest}").parse::<Uri>() {
+                let found = by_path(&uri).unwrap().unwrap();
+                let expected = if path.is_empty() { format!("/{rest}") } else { rest };
+                prop_assert_eq!((found.port, found.uri.to_string()), (port, expected));
+            }
+        }
+    }
+}

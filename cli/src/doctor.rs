@@ -1,0 +1,101 @@
+//! `cube doctor`: what this host lacks for a server, each with its cure.
+//!
+//! The checks repeat what the server and the VMM check when they start, in words for a person, and change nothing. They
+//! read /proc, /sys and the files of the installation; only the VMM's own probe starts a program.
+
+mod host;
+mod service;
+
+pub(crate) use host::beside;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::{failure::Failure, program::Context};
+
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// State directory of the server
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/cube")]
+    state: std::path::PathBuf,
+}
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Ok,
+    /// A server runs without it, with less.
+    Warning,
+    /// A server with the usual options does not run.
+    Missing,
+}
+
+/// The result of one check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Finding {
+    check: &'static str,
+    verdict: Verdict,
+    /// What was found.
+    found: String,
+    /// What to do. `None` if nothing is to be done.
+    cure: Option<String>,
+}
+
+impl Finding {
+    fn ok(check: &'static str, found: impl Into<String>) -> Self {
+        Self {
+            check,
+            verdict: Verdict::Ok,
+            found: found.into(),
+            cure: None,
+        }
+    }
+
+    fn missing(check: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self {
+            check,
+            verdict: Verdict::Missing,
+            found: found.into(),
+            cure: Some(cure.into()),
+        }
+    }
+
+    /// As [`Finding::missing`], for something that a server runs without.
+    fn warning(check: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self {
+            verdict: Verdict::Warning,
+            ..Self::missing(check, found, cure)
+        }
+    }
+}
+
+/// # Errors
+/// Returns a [`Failure`] after the findings are printed if something that a server needs is missing.
+pub(crate) fn run(context: &Context, args: &DoctorArgs) -> Result<(), Failure> {
+    let mut findings = host::findings(&args.state);
+    findings.extend(service::findings(context, &args.state)?);
+    let columns = ["RESULT", "CHECK", "FOUND"];
+    context.format.list("findings", &findings, &columns, row)?;
+    let missing = |found: &&Finding| found.verdict == Verdict::Missing;
+    match findings.iter().filter(missing).count() {
+        0 => Ok(()),
+        count => Err(
+            Failure::host(format!("{count} of {} checks failed", findings.len()))
+                .with_cure("cure the lines that begin with MISSING, then run `cube doctor` again"),
+        ),
+    }
+}
+
+fn row(finding: &Finding) -> Vec<String> {
+    let result = match finding.verdict {
+        Verdict::Ok => "ok",
+        Verdict::Warning => "warning",
+        Verdict::Missing => "MISSING",
+    };
+    let found = match &finding.cure {
+        Some(cure) => format!("{}: {cure}", finding.found),
+        None => finding.found.clone(),
+    };
+    vec![result.to_owned(), finding.check.to_owned(), found]
+}

@@ -1,0 +1,164 @@
+#!/bin/bash
+# The tier `package`: installs, upgrades, removes and purges the package in a fresh Debian with a systemd of its own.
+#
+#   test.sh OLD.deb NEW.deb DIR [SUITE]
+#
+# DIR keeps the fresh root for the next run. Needs root, KVM, mmdebstrap, curl and systemd-nspawn (package
+# systemd-container). Each check prints a line on standard output: `pass NAME: FIGURES` or `FAIL NAME: …`.
+set -u
+
+old=$(realpath "$1") new=$(realpath "$2") dir=$3 suite=${4:-bookworm}
+root=$dir/$suite run=$dir/run
+machine=cube-package-$$
+failures=0
+
+pass() { echo "pass $1: ${2:-}"; }
+fail() { echo "FAIL $1: ${2:-}"; failures=$((failures + 1)); }
+# check NAME FIGURES COMMAND…
+check() {
+	local name=$1 figures=$2
+	shift 2
+	if "$@" >"$dir/check.log" 2>&1; then
+		pass "$name" "$figures"
+	else
+		fail "$name" "$* → $(tail -n 5 "$dir/check.log" | tr '\n' ' ')"
+	fi
+}
+now() { date +%s.%N; }
+since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.1f", b - a }'; }
+at_most() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a <= b) }'; }
+
+# A command in the machine.
+inside() { nsenter -t "$init" -a -- env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"; }
+# A request to the server: METHOD PATH [BODY].
+ask() {
+	nsenter -t "$init" -n -- curl --silent --show-error --fail --max-time 60 --request "$1" \
+		--header "X-API-Key: ${key:-none}" --header 'Content-Type: application/json' ${3:+--data "$3"} "http://127.0.0.1:3000$2"
+}
+field() { sed -n "s/.*\"$1\":\"\([^\"]*\)\".*/\1/p"; }
+output() { inside env E2B_API_KEY="$key" cube run --template base -- /bin/echo hello from a sandbox; }
+
+fresh_root() {
+	[ -e "$root.done" ] && return
+	rm -rf "$root"
+	mmdebstrap --mode=root --variant=minbase --include=systemd,systemd-sysv,dbus,ca-certificates,procps,iproute2 \
+		"$suite" "$root" >"$dir/mmdebstrap.log" 2>&1 || { tail -n 5 "$dir/mmdebstrap.log" >&2; exit 1; }
+	touch "$root.done"
+}
+
+boot() {
+	rm -rf "$run"
+	cp -a "$root" "$run"
+	mkdir "$run/packages"
+	cp "$old" "$run/packages/old.deb"
+	cp "$new" "$run/packages/new.deb"
+	SYSTEMD_NSPAWN_API_VFS_WRITABLE=1 setsid systemd-nspawn --quiet --register=no --keep-unit --directory="$run" \
+		--machine="$machine" --private-network --capability=all --system-call-filter="bpf perf_event_open" --bind=/dev/kvm --bind=/dev/net/tun --boot \
+		</dev/null >"$dir/console.log" 2>&1 &
+	nspawn=$!
+	for _ in $(seq 100); do
+		sleep 0.2
+		init=$(pgrep -P "$nspawn" | head -n 1)
+		[ -n "$init" ] && inside systemctl is-system-running 2>/dev/null | grep -qE 'running|degraded' && break
+	done
+	# As on a host: the machine's systemd found these read-only or absent.
+	inside sh -c 'for c in memory cpu pids blkio devices; do
+			[ ! -d /sys/fs/cgroup/$c ] || mount -o remount,rw,bind /sys/fs/cgroup/$c; done
+		mkdir -p /sys/fs/bpf && mount -t bpf bpf /sys/fs/bpf' || fail boot "the machine has no writable cgroups or no bpffs"
+}
+
+# What an installation may leave: accounts, files, cgroups, eBPF pins, interfaces, processes.
+traces() {
+	inside sh -c 'getent passwd; getent group; ls -d /var/lib/cube* /etc/cube* /run/cube* /usr/lib/cube /usr/bin/cube* 2>/dev/null
+		find /etc/systemd /lib/systemd /var/lib/systemd -name "*cube*"; find /sys/fs/bpf; ls /sys/class/net; ps -eo comm | grep "^cube"
+		ls /etc /var/lib /tmp | grep -v -e "^ld.so.cache"; ls /var/lib/dpkg/info/cube.* 2>/dev/null' |
+		grep -v -e systemd-private
+	# The machine sees the cgroups of the host, and those of other servers on it. Those of one server begin with one name.
+	inside find /sys/fs/cgroup -maxdepth 2 -name "${groups:-cube-none}*"
+}
+
+finish() {
+	[ -n "${init:-}" ] && kill -s RTMIN+4 "$init" 2>/dev/null
+	for _ in $(seq 50); do kill -0 "${nspawn:-0}" 2>/dev/null || break; sleep 0.2; done
+	kill -9 "${nspawn:-0}" 2>/dev/null
+	rm -rf "$run"
+}
+
+mkdir -p "$dir"
+fresh_root
+trap finish EXIT
+boot
+traces >"$dir/before"
+
+# Install, first output. With the files in the page cache, as after a download.
+cat "$old" >/dev/null
+began=$(now)
+check install "" inside apt-get install --yes --no-install-recommends /packages/old.deb
+installed=$(since "$began")
+cp "$dir/check.log" "$dir/install.log"
+groups=$(inside sh -c 'cat /proc/$(systemctl show --property MainPID --value cube-api)/cgroup' |
+	sed -n 's#.*/\(cube-[0-9a-f]*-[0-9a-f]*\)-server-.*#\1#p' | head -n 1)
+key=$(inside cube-api key new test)
+# The server looks at its keys every half second.
+first_output() { for _ in $(seq 20); do output && return; sleep 0.1; done; return 1; }
+check first-output "" first_output
+first=$(since "$began")
+if grep -q "hello from a sandbox" "$dir/check.log" && at_most "$first" 60; then
+	pass install-time "apt-get $installed s; to the first sandbox's output $first s (goal 60), template included"
+else
+	fail install-time "to the first sandbox's output $first s (goal 60)"
+fi
+check service "" inside systemctl is-active cube-api.service cube-api.socket
+exposure=$(inside systemd-analyze security --no-pager cube-api.service 2>/dev/null | tail -n 1)
+pass exposure "${exposure#→ }"
+inside journalctl -u cube-api --no-pager -o cat >"$dir/journal.log"
+# Otherwise the comparison at the end would find nothing.
+check cgroups "$groups" inside sh -c 'ls -d /sys/fs/cgroup/memory/"$1" 2>/dev/null || ls -d /sys/fs/cgroup/"$1"' sh "$groups"
+check exports "$(grep -o 'export E2B_API_URL.*' "$dir/journal.log" | tail -n 1)" grep -q 'export E2B_API_URL=http://127.0.0.1:3000' "$dir/journal.log"
+check doctor "" inside cube doctor
+
+# A sandbox that runs, one that is paused, and a template, over an upgrade.
+running=$(ask POST /sandboxes '{"templateID":"base","timeout":3600}' | field sandboxID)
+paused=$(ask POST /sandboxes '{"templateID":"base","timeout":3600}' | field sandboxID)
+ask POST "/sandboxes/$paused/pause" >/dev/null
+snapshot=$(ask POST "/sandboxes/$running/snapshots" '{"name":"kept"}' | field snapshotID)
+[ -n "$running" ] && [ -n "$paused" ] && [ -n "$snapshot" ] || fail sandboxes "running $running, paused $paused, snapshot $snapshot"
+check restart "" inside systemctl restart cube-api.service
+check running-after-restart "" ask GET "/sandboxes/$running"
+server=$(inside systemctl show --property MainPID --value cube-api.service)
+began=$(now)
+check upgrade "" inside apt-get install --yes --no-install-recommends /packages/new.deb
+pass upgrade-time "$(since "$began") s"
+after=$(inside systemctl show --property MainPID --value cube-api.service)
+check upgraded "process $server was replaced by $after" test "$server" != "$after"
+check version "" inside sh -c 'dpkg-query -W -f "\${Version}" cube | grep -qx "$1" && [ "$(readlink /proc/$2/exe)" = /usr/lib/cube/bin/cube-api ]' sh \
+	"$(dpkg-deb --field "$new" Version)" "$after"
+check running-after-upgrade "" ask GET "/sandboxes/$running"
+check paused-after-upgrade "" ask POST "/sandboxes/$paused/resume" '{}'
+check template-after-upgrade "" ask POST /sandboxes "{\"templateID\":\"$snapshot\",\"timeout\":60}"
+check output-after-upgrade "" output
+
+# Remove and install again: the template exists.
+check remove "" inside apt-get remove --yes cube
+check no-vm-after-remove "" inside sh -c '! ps -eo comm | grep "^cube"'
+check state-after-remove "" inside test -d /var/lib/cube/installed/templates/base
+began=$(now)
+check reinstall "" inside apt-get install --yes --no-install-recommends /packages/new.deb
+check output-again "" output
+again=$(since "$began")
+if at_most "$again" 10; then
+	pass reinstall-time "to the first sandbox's output $again s (goal 10), with the template"
+else
+	fail reinstall-time "to the first sandbox's output $again s (goal 10)"
+fi
+
+began=$(now)
+check purge "" inside apt-get purge --yes cube
+pass purge-time "$(since "$began") s"
+traces >"$dir/after"
+if diff "$dir/before" "$dir/after" >"$dir/left"; then
+	pass nothing-left
+else
+	fail nothing-left "$(tr '\n' ' ' <"$dir/left")"
+fi
+[ $failures -eq 0 ]

@@ -1,0 +1,141 @@
+//! `cargo xtask dist`: a Debian package and a relocatable archive from what `prepare` builds.
+//!
+//! ```text
+//! package                                        archive
+//! /usr/lib/cube/bin/        programs             bin/
+//! /usr/lib/cube/guest/      kernel, images       guest/
+//! /usr/lib/systemd/system/  units                share/
+//! /etc/cube/server.conf     options              share/
+//! /usr/bin/                 links to programs
+//! ```
+//! The programs are static, so they run on any Debian. The template `base` is not included: it holds the CPU state of the
+//! host that made it; `cube-api prepare` makes it.
+
+mod tree;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use model::Bytes;
+
+use crate::{
+    binaries::HostBinaries, progress::Progress, stage::remove_tree, tool, workspace::Workspace,
+};
+use tree::Tree;
+
+/// Largest package that is published.
+const MOST: Bytes = Bytes::mib(120);
+/// The root image dominates the package. Level 19 takes minutes and unpacks at several hundred MB/s; xz would take as long
+/// and unpack ten times slower. dpkg reads zstd since Debian 12.
+const ZSTD_LEVEL: &str = "19";
+
+/// The finished files.
+#[derive(Debug)]
+pub(crate) struct Dist {
+    pub(crate) package: PathBuf,
+    pub(crate) archive: PathBuf,
+}
+
+/// Builds both files in `target/cube/dist`. `level`: of zstd, 1 to 19; a test does not need a small package.
+pub(crate) fn build(
+    workspace: &Workspace,
+    binaries: &HostBinaries,
+    version: &str,
+    level: Option<u8>,
+    progress: Progress,
+) -> Result<Dist> {
+    ensure!(
+        version.starts_with(|c: char| c.is_ascii_digit())
+            && (version.chars()).all(|c| c.is_ascii_alphanumeric() || ".+~".contains(c)),
+        "{version:?} is not a version of a Debian package: use digits, letters, `.`, `+` and `~`"
+    );
+    let level = level.map_or(ZSTD_LEVEL.to_owned(), |level| level.to_string());
+    let out = workspace.artifacts().join("dist");
+    fs::create_dir_all(&out)?;
+    let log = workspace.artifacts().join("log/dist.log");
+    fs::write(&log, "")?;
+    let epoch = commit_time(workspace)?;
+    let dist = Dist {
+        package: out.join(format!("cube_{version}_amd64.deb")),
+        archive: out.join(format!("cube-{version}-amd64.tar.zst")),
+    };
+    let work = out.join("tree");
+    remove_tree(&work)?;
+    let tree = Tree {
+        workspace,
+        binaries,
+        version,
+        log: &log,
+    };
+    progress.stage("package", || {
+        let root = work.join("package");
+        tree.package(&root)?;
+        let mut dpkg = Command::new("dpkg-deb");
+        dpkg.env("SOURCE_DATE_EPOCH", &epoch)
+            .args(["--build", "--root-owner-group", "-Zzstd"])
+            .arg(format!("-z{level}"))
+            .arg(&root)
+            .arg(&dist.package);
+        tool::run(&mut dpkg, &log)
+    })?;
+    progress.stage("archive", || {
+        let name = format!("cube-{version}-amd64");
+        tree.archive(&work.join(&name))?;
+        let mut tar = Command::new("tar");
+        tar.args([
+            "--create",
+            "--sort=name",
+            "--owner=0",
+            "--group=0",
+            "--numeric-owner",
+        ])
+        .arg(format!("--mtime=@{epoch}"))
+        .arg(format!("--use-compress-program=zstd -q -T0 -{level}"))
+        .arg("--file")
+        .arg(&dist.archive)
+        .arg("--directory")
+        .arg(&work)
+        .arg(&name);
+        tool::run(&mut tar, &log)
+    })?;
+    remove_tree(&work)?;
+    for file in [&dist.package, &dist.archive] {
+        let size = Bytes(fs::metadata(file)?.len());
+        progress.line(&format!("{}: {} MiB", file.display(), size.0 >> 20));
+        ensure!(
+            size <= MOST || level != ZSTD_LEVEL,
+            "{} has {size}: more than {MOST}",
+            file.display()
+        );
+    }
+    Ok(dist)
+}
+
+/// The time of the commit, for files whose own times would differ from build to build.
+fn commit_time(workspace: &Workspace) -> Result<String> {
+    let mut git = Command::new("git");
+    git.arg("-C").arg(workspace.root());
+    let text = tool::output(git.args(["log", "-1", "--format=%ct"]));
+    let text = text.context("a package has the time of its commit: build it in a checkout")?;
+    Ok(text.trim().to_owned())
+}
+
+/// The version of the workspace.
+pub(crate) fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
+
+/// Copies a file, or links it if both names are on one file system.
+fn place(from: &Path, to: &Path) -> Result<()> {
+    let failed = || format!("cannot place {} at {}", from.display(), to.display());
+    if let Some(parent) = to.parent() {
+        fs::create_dir_all(parent).with_context(failed)?;
+    }
+    fs::hard_link(from, to)
+        .or_else(|_| fs::copy(from, to).map(drop))
+        .with_context(failed)
+}

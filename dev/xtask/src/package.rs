@@ -1,0 +1,72 @@
+//! The tier `package`: builds two versions of the package and runs `dev/packaging/test.sh` with them. Each line of the
+//! script that begins with `pass` or `FAIL` counts as a test.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    binaries::HostBinaries,
+    dist,
+    progress::Progress,
+    tiers::{Counts, Outcome, TestEnvironment},
+    workspace::Workspace,
+};
+
+const NAME: &str = "package";
+/// Unpacking takes about as long as with the level of a release, and packing seconds instead of minutes.
+const LEVEL: u8 = 3;
+
+pub(crate) fn run(
+    workspace: &Workspace,
+    environment: &TestEnvironment,
+    progress: Progress,
+) -> Result<Outcome> {
+    let dir = environment.binaries.clone();
+    let binaries = HostBinaries {
+        dir: dir.context("the release binaries were not built")?,
+    };
+    let build = |suffix: &str| {
+        let version = format!("{}{suffix}", dist::version());
+        dist::build(workspace, &binaries, &version, Some(LEVEL), progress)
+    };
+    let (old, new) = (build("~test1")?, build("~test2")?);
+    let done = Command::new(workspace.root().join("dev/packaging/test.sh"))
+        .args([&old.package, &new.package])
+        .arg(workspace.artifacts().join("package"))
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start dev/packaging/test.sh")?;
+    let text = String::from_utf8_lossy(&done.stdout);
+    // Standard output is reserved for the summary of all tiers.
+    eprint!("{text}");
+    for dist in [old, new] {
+        std::fs::remove_file(dist.package)?;
+        std::fs::remove_file(dist.archive)?;
+    }
+    Ok(Outcome::of(NAME, done.status, counts(&text)))
+}
+
+fn counts(text: &str) -> Counts {
+    let of = |word: &str| {
+        let lines = text.lines().filter(|line| line.starts_with(word));
+        lines.count() as u64
+    };
+    Counts {
+        passed: of("pass "),
+        failed: of("FAIL "),
+        skipped: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_script_are_counted() {
+        let found = counts("pass install: 9 s\nFAIL purge: left\n  FAIL x\npassed\n");
+        assert_eq!((found.passed, found.failed), (1, 1));
+    }
+}
