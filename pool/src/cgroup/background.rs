@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Controller, Groups, Hierarchy, Version, make, remove_group, server::own_name};
+use super::{
+    BACKGROUND_WEIGHT, Controller, Groups, Hierarchy, SHARES, Version, WEIGHT, make, remove_group,
+    server::own_name,
+};
 
 impl Groups {
     /// Creates the group. `memory`: what its programs may use, in bytes. In version 1 it limits no memory, and the
@@ -21,7 +24,7 @@ impl Groups {
             return Ok(None);
         };
         self.held(&group, make(&group))?;
-        let (file, value) = lowest(&group, h.version);
+        let (file, value) = low(h.version);
         self.held(&group.join(file), fs::write(group.join(file), value))?;
         let memory = memory.filter(|_| h.controllers.contains(&Controller::Memory));
         if let (Version::Two, Some(bytes)) = (h.version, memory) {
@@ -49,15 +52,12 @@ impl Groups {
     }
 }
 
-/// The setting with which a group gets the CPU when no other one needs it. Without `cpu.idle` (Linux 5.15), the least
-/// weight.
-fn lowest(group: &Path, version: Version) -> (&'static str, &'static str) {
-    if group.join("cpu.idle").exists() {
-        return ("cpu.idle", "1");
-    }
+/// A tenth of the weight of all sandboxes together: `cpu.idle` would leave nothing on a busy host, and an image is awaited.
+fn low(version: Version) -> (&'static str, String) {
+    let weight = u64::from(BACKGROUND_WEIGHT);
     match version {
-        Version::One => ("cpu.shares", "2"),
-        Version::Two => ("cpu.weight", "1"),
+        Version::One => ("cpu.shares", (weight * SHARES / WEIGHT).to_string()),
+        Version::Two => ("cpu.weight", weight.to_string()),
     }
 }
 
@@ -69,10 +69,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_group_of_the_background_is_beside_the_pools_and_has_the_lowest_weight() {
+    fn the_group_of_the_background_is_beside_the_pools_and_has_a_low_weight() {
         for (version, weight, value, memory) in [
-            (Version::One, "cpu.shares", "2", None),
-            (Version::Two, "cpu.weight", "1", Some("7")),
+            (Version::One, "cpu.shares", "102", None),
+            (Version::Two, "cpu.weight", "10", Some("7")),
         ] {
             let dir = tempfile::tempdir().unwrap();
             let mut groups = groups(version);
@@ -84,10 +84,6 @@ mod tests {
             assert_eq!(procs, Some(own.join("cgroup.procs")));
             assert_eq!(read(weight).as_deref(), Some(value));
             assert_eq!(read("memory.max").as_deref(), memory);
-            // A kernel with the setting.
-            fs::write(own.join("cpu.idle"), "0").unwrap();
-            groups.open_background(None).unwrap();
-            assert_eq!(read("cpu.idle").as_deref(), Some("1"));
             // That of a former server is removed, this server's stays.
             let former = dir.path().join("cube-a-server-1-background");
             fs::create_dir(&former).unwrap();
