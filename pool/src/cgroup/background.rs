@@ -2,10 +2,7 @@
 //! and sum images. It is beside the pool's group, because weights count among the children of one group only: whatever
 //! the niceness of a process in the server's group, in version 2 that group as a whole has the weight of all sandboxes.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, path::PathBuf};
 
 use super::{
     BACKGROUND_WEIGHT, Controller, Groups, Hierarchy, SHARES, Version, WEIGHT, make, remove_group,
