@@ -7,7 +7,8 @@
 //! Failures are findings unless something explains them: the server or the VMM was killed meanwhile, or, for requests to
 //! the agent, the sandbox was paused, killed or reached its deadline. While a pause is under way, answers already call the
 //! sandbox running and its agent not found, so such refusals by the data plane prove nothing. While a kill is under way, all
-//! answers call the sandbox absent; if the server is killed before it has recorded the kill, the sandbox goes on.
+//! answers call the sandbox absent; if the server is killed before it has recorded the kill, the sandbox goes on. A write
+//! that the end of its sandbox interrupts is not found either, although a fork made just before may have its value.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,10 +99,12 @@ pub(super) fn judge(history: &History) -> Verdict {
     verdict
 }
 
-/// The history in which two kinds of refusals are failures: those by the data plane during a pause or at a deadline, because
-/// the action may have begun before, and go on after a resume; and those during a kill that was not answered.
+/// The history in which three kinds of refusals are failures: those by the data plane during a pause or at a deadline,
+/// because the action may have begun before, and go on after a resume; those of writes during the end of the sandbox, because
+/// the write may have begun before; and those during a kill that was not answered.
 fn without_vain_refusals(history: &History) -> History {
     let hides = |action| matches!(action, Action::Pause(_) | Action::Deadline);
+    let ends = |action| matches!(action, Action::Kill | Action::KillVmm);
     let mut weighed = history.clone();
     for (call, weighed) in history.calls.iter().zip(&mut weighed.calls) {
         let is_refused = call.outcome == Ok(Reply::NotFound) && is_of_agent(call.action);
@@ -109,7 +112,9 @@ fn without_vain_refusals(history: &History) -> History {
             call.outcome,
             Ok(Reply::NotFound | Reply::State(Seen::Absent))
         );
+        let is_write = matches!(call.action, Action::Write(..));
         if (is_refused && is_cut(history, call, hides))
+            || (is_refused && is_write && is_cut(history, call, ends))
             || (is_absent && during_lost_kill(history, call))
         {
             weighed.outcome = Err(Miss::Failed("not found during a change".to_owned()));
@@ -361,15 +366,17 @@ fn contradiction(history: &History, birth: &Birth, wrong: &Call) -> String {
         Origin::Snapshot(image) => format!("snapshot {}", image.0),
         Origin::Fork(of) => of.to_string(),
     };
-    let ms = |ns: u64| ns.saturating_sub(birth.invoked_ns) as f64 / 1e6;
+    let ms = |ns: u64| (ns as f64 - birth.invoked_ns as f64) / 1e6;
     text += &format!("\n    {:>8.1} ms  made from {from}", 0.0);
-    let of_it = history.calls.iter().filter(|call| call.on == birth.to);
+    let is_of_it = |call: &&Call| call.on == birth.to || Origin::Fork(call.on) == birth.from;
+    let of_it = history.calls.iter().filter(is_of_it);
     for call in of_it.filter(|call| call.invoked_ns <= wrong.returned_ns) {
         text += &format!(
-            "\n    {:>8.1} to {:.1} ms  client {}: {}: {:?}",
+            "\n    {:>8.1} to {:.1} ms  client {}: {}: {}: {:?}",
             ms(call.invoked_ns),
             ms(call.returned_ns),
             call.client,
+            call.on,
             call.action,
             call.outcome
         );

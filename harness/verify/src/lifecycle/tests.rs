@@ -255,6 +255,38 @@ fn a_write_that_is_not_found_during_a_pause_may_happen_after_the_resume() {
 }
 
 #[test]
+fn a_write_that_is_not_found_during_a_kill_may_be_in_a_fork() {
+    let fork = (Action::Fork(Handle(1)), 16, 40, Ok(Reply::Done));
+    for (value, written, killed, expected) in [
+        (5, 10, 15, false),
+        (0, 10, 15, false),
+        (6, 10, 15, true),
+        // The write was refused before the kill began.
+        (5, 10, 25, true),
+        // A request after the kill finds nothing, and leaves nothing.
+        (5, 31, 15, true),
+    ] {
+        let mut history = history(&[
+            (WRITE, written, written + 10, Ok(Reply::NotFound)),
+            (Action::Kill, killed, 30, Ok(Reply::Done)),
+            fork.clone(),
+            (READ, 50, 51, Ok(Reply::Value(value))),
+        ]);
+        history.calls[3].on = Handle(1);
+        history.births.push(Birth {
+            to: Handle(1),
+            from: Origin::Fork(Handle(0)),
+            invoked_ns: 16,
+            returned_ns: 40,
+            ..history.births[0].clone()
+        });
+        let found = kinds(&history);
+        let is_found = found.contains(&Kind::Contradiction);
+        assert_eq!(is_found, expected, "{value} {written} {killed}: {found:?}");
+    }
+}
+
+#[test]
 fn a_kill_that_the_end_of_the_server_undoes_may_have_been_seen() {
     let pause = Action::Pause(super::plan::Keep::All);
     for (asked, killed, expected) in [
