@@ -7,7 +7,7 @@ use api_types::envd::ENVD_PORT;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
-use axum::http::{HeaderMap, Method, Request, Response, Version, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, Version, header};
 use hyper::body::{Body as _, Incoming};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
@@ -152,7 +152,9 @@ impl<R: Routes> Dispatch<R> {
             isolate(response.headers_mut(), origin);
             return Ok(Answered::Sandbox(response));
         }
-        let to = match (target?, operation) {
+        let target = target?;
+        let is_signed = operation.is_some() && matches!(target, Target::Control);
+        let to = match (target, operation) {
             (Target::Sandbox { id, port }, _) => Destination { id, port, host },
             (Target::Control, None) => {
                 if is_build_upload(&request) {
@@ -172,7 +174,20 @@ impl<R: Routes> Dispatch<R> {
                 Destination { id, port, host }
             }
         };
-        let response = self.sandbox(&backend, request, &to, held, ticket).await?;
+        let is_download = is_signed && request.method() == Method::GET;
+        let mut response = self.sandbox(&backend, request, &to, held, ticket).await?;
+        if is_signed {
+            // The agent answers, but it is the guest's, and the origin is that of the control plane.
+            isolate(response.headers_mut(), Origin::Opaque);
+            let is_file = is_download && response.status().is_success();
+            let headers = response.headers_mut();
+            let nosniff = HeaderValue::from_static("nosniff");
+            headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
+            if is_file {
+                let bytes = HeaderValue::from_static("application/octet-stream");
+                headers.insert(header::CONTENT_TYPE, bytes);
+            }
+        }
         Ok(Answered::Sandbox(response))
     }
 

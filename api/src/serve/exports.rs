@@ -16,7 +16,7 @@ pub(super) fn exports(
     let key = if is_open {
         format!("E2B_API_KEY={ANY_KEY}")
     } else {
-        "E2B_API_KEY=e2b_… (`cube-api key new NAME` prints one)".to_owned()
+        "E2B_API_KEY=e2b_… # cube-api key new NAME prints one".to_owned()
     };
     // With a domain and TLS, the SDKs find everything by names, if DNS resolves them.
     if let (true, Some(domain)) = (is_tls, domain) {

@@ -24,7 +24,8 @@ pub struct Renewal {
     seen: [Stamp; 2],
 }
 
-/// Identifies one version of a file: each replacement changes inode or time. `None`: it cannot be examined.
+/// Identifies one version of a file: each replacement or change of mode and owner changes inode or ctime. `None`: it cannot
+/// be examined.
 type Stamp = Option<(u64, i64, i64)>;
 
 /// The certificate for new connections.
@@ -93,12 +94,14 @@ impl Renewal {
 fn stamps(certificates: &Path, key: &Path) -> [Stamp; 2] {
     [certificates, key].map(|path| {
         let meta = fs::metadata(path).ok()?;
-        Some((meta.ino(), meta.mtime(), meta.mtime_nsec()))
+        Some((meta.ino(), meta.ctime(), meta.ctime_nsec()))
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::super::ca;
     use super::*;
 
@@ -123,6 +126,12 @@ mod tests {
         fs::rename(&new.key, &old.key).unwrap();
         assert!(renewal.renew().unwrap());
         assert_ne!(in_use(&renewal), first);
+        // The cure of a key that others can read is a change of its mode.
+        let mode = |mode| fs::set_permissions(&old.key, fs::Permissions::from_mode(mode)).unwrap();
+        mode(0o644);
+        assert!(renewal.renew().is_err());
+        mode(0o600);
+        assert!(renewal.renew().unwrap());
         // Files that are gone change nothing, and count as seen.
         let second = in_use(&renewal);
         fs::remove_file(&old.key).unwrap();

@@ -74,8 +74,15 @@ fn matching(
         }
         if rest.is_empty() {
             whole(root, &path, ignored, found)?;
-        } else if fs::metadata(root.join(&path))?.is_dir() {
+            continue;
+        }
+        let kind = fs::symlink_metadata(root.join(&path))?;
+        if kind.is_dir() {
             matching(root, &path, rest, ignored, found)?;
+        } else if kind.is_symlink() {
+            // It may lead out of the directory of the build, to files that nobody meant to upload.
+            let why = format!("{} is a link: name the directory itself", path.display());
+            return Err(io::Error::other(why));
         }
     }
     Ok(())
@@ -236,6 +243,20 @@ mod tests {
         ] {
             assert_eq!(ignored.has(Path::new(path)), is_ignored, "{path}");
         }
+    }
+
+    #[test]
+    fn a_link_leads_nowhere() {
+        let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(outside.path().join("secret"), "s").unwrap();
+        std::os::unix::fs::symlink(outside.path(), dir.path().join("link")).unwrap();
+        for source in ["link/secret", "link/*", "*/secret"] {
+            let why = find(dir.path(), source, "/x").unwrap_err();
+            assert!(why.contains("is a link"), "{why}");
+        }
+        // The link itself is copied as one.
+        let found = find(dir.path(), "link", "/x").unwrap();
+        assert_eq!(found.paths, [PathBuf::from("link")]);
     }
 
     #[test]

@@ -222,6 +222,10 @@ impl Copier {
     fn put_file(&mut self, from: &Path, to: &str) -> Result<(), Failure> {
         let file = File::open(from).map_err(|why| here(from, &why))?;
         let found = file.metadata().map_err(|why| here(from, &why))?;
+        if !found.is_file() {
+            // Its length is not known before it is read.
+            return Err(Failure::host(format!("{} is not a file", from.display())));
+        }
         let user = self.user.clone();
         let mut counted = self.transfer.file(file, found.len());
         let sent = self
@@ -293,27 +297,29 @@ impl Copier {
         Ok(())
     }
 
+    /// A file takes the place of one that is there when it is complete.
     fn get_file(&mut self, from: &str, to: &Path, mode: u32, size: i64) -> Result<(), Failure> {
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .custom_flags(nix::libc::O_NOFOLLOW)
-            .mode(0o644 | (mode & EXECUTABLE))
-            .open(to)
-            .map_err(|why| here(to, &why))?;
+        let target = Target::of(to).map_err(|why| here(to, &why))?;
+        let mut options = OpenOptions::new();
+        options.write(true).custom_flags(nix::libc::O_NOFOLLOW);
+        if let Target::Draft(_) = &target {
+            options.create_new(true).mode(0o644 | (mode & EXECUTABLE));
+        }
+        let path = target.path(to);
+        let file = options.open(path).map_err(|why| here(path, &why))?;
         let user = self.user.clone();
         let mut counted = self.transfer.file(file, u64::try_from(size).unwrap_or(0));
         let got = self.client.download(from, &mut counted, user.as_deref());
         drop(counted);
-        match got {
-            Ok(_) => self.files += 1,
-            Err(why) => {
-                // An incomplete file must not be taken for the whole one.
-                let _not_there = fs::remove_file(to);
-                return Err(self.failed(from, &why));
+        if let Target::Draft(draft) = &target {
+            if let Err(why) = &got {
+                let _not_there = fs::remove_file(draft);
+                return Err(self.failed(from, why));
             }
+            fs::rename(draft, to).map_err(|why| here(to, &why))?;
         }
+        got.map_err(|why| self.failed(from, &why))?;
+        self.files += 1;
         Ok(())
     }
 
@@ -321,6 +327,36 @@ impl Copier {
         let bytes = self.transfer.finish();
         let item = json!({"files": self.files, "bytes": bytes});
         context.format.done("copy", &item, "")
+    }
+}
+
+/// Where a download is written.
+enum Target {
+    /// A new file beside the target, whose name it gets in the end.
+    Draft(PathBuf),
+    /// The target itself, which is there and no file: a device or a pipe.
+    Itself,
+}
+
+impl Target {
+    fn of(to: &Path) -> io::Result<Self> {
+        match fs::symlink_metadata(to) {
+            Ok(found) if found.is_symlink() => Err(io::Error::other("it is a link")),
+            Ok(found) if !found.is_file() => Ok(Self::Itself),
+            Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
+            Ok(_) | Err(_) => {
+                let name = to.file_name().unwrap_or_default().to_string_lossy();
+                let draft = format!(".{name}.cube-{}", std::process::id());
+                Ok(Self::Draft(to.with_file_name(draft)))
+            }
+        }
+    }
+
+    fn path<'a>(&'a self, to: &'a Path) -> &'a Path {
+        match self {
+            Self::Draft(draft) => draft,
+            Self::Itself => to,
+        }
     }
 }
 
