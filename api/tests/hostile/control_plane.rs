@@ -53,7 +53,7 @@ fn floods_in_first_answers_are_bounded_and_do_not_slow_neighbours() {
     );
     // The pool and the request log one line each for a failed start. Each life of a neighbour logs two lines, and there
     // are nine lives in each of two measurements.
-    server.check_log(20 + 2 * ROUNDS * FLOODS.len() + 2 * 2 * 9);
+    server.check_log(24 + 2 * ROUNDS * FLOODS.len() + 2 * 2 * 9);
 }
 
 fn is_refused(server: &Server, conduct: &str) {
@@ -98,5 +98,5 @@ fn data_after_the_end_of_a_stream_is_not_read() {
         let listed = server.get(&format!("/sandboxes/{id}")).expect(200).json();
         assert_eq!(listed["state"], "running");
     }
-    server.check_log(20 + 4 * ids.len() + 2 * 2 * 9);
+    server.check_log(24 + 4 * ids.len() + 2 * 2 * 9);
 }

@@ -407,14 +407,15 @@ pub(crate) fn kvm_a_new_process_killed_at_any_moment_leaves_a_server_or_a_clean_
             let reload = scope.spawn(|| server.reload());
             let is_new = |pid: &u32| *pid != old;
             let state = server.state.path();
+            // A search takes as long as a good part of a handover on an idle host, so it is made once.
+            let mut new = Vec::new();
             until("the new process has started", || {
-                reload.is_finished() || find_servers(state).iter().any(is_new)
+                let is_last = reload.is_finished();
+                new = find_servers(state).into_iter().filter(is_new).collect();
+                is_last || !new.is_empty()
             });
-            thread::sleep(Duration::from_millis(round * 40));
-            find_servers(state)
-                .into_iter()
-                .filter(is_new)
-                .for_each(kill);
+            thread::sleep(Duration::from_millis(round * 20));
+            new.into_iter().for_each(kill);
             reload.join().unwrap()
         });
         if outcome.is_err() {
