@@ -70,9 +70,9 @@ fn publish(from: &Path, to: &Path) -> io::Result<()> {
     let source = fs::metadata(from).map_err(|why| named(from, &why))?;
     let is_same = |present: &fs::Metadata| {
         let is_link = (present.dev(), present.ino()) == (source.dev(), source.ino());
-        let is_copy = present.dev() != source.dev()
-            && present.len() == source.len()
-            && present.modified().ok() == source.modified().ok();
+        // A unit's state directory is a mount of its own, to which no link leads although it is the same device.
+        let is_copy =
+            present.len() == source.len() && present.modified().ok() == source.modified().ok();
         is_link || is_copy
     };
     if fs::metadata(to).is_ok_and(|present| is_same(&present)) {
@@ -83,7 +83,11 @@ fn publish(from: &Path, to: &Path) -> io::Result<()> {
     match fs::hard_link(from, &new) {
         Err(why) if why.kind() == io::ErrorKind::CrossesDevices => {
             fs::copy(from, &new)
-                .and_then(|_| File::open(&new)?.set_modified(source.modified()?))
+                .and_then(|_| {
+                    let copy = File::open(&new)?;
+                    copy.set_modified(source.modified()?)?;
+                    copy.sync_all()
+                })
                 .map_err(|why| named(from, &why))?;
         }
         linked => linked.map_err(|why| named(from, &why))?,

@@ -145,15 +145,17 @@ impl World {
         listed.stdout.lines().map(str::to_owned).collect()
     }
 
-    /// Waits until a warm slot is ready.
+    /// Waits until each template has its warm slot.
     pub(crate) fn has_warm_slot_soon(&self) {
         let endpoint = self.server.endpoint();
         let mut client = EnvdClient::over(endpoint.dial(PATIENCE).unwrap(), PATIENCE);
         client.set_route(&endpoint.authority(), &[("x-api-key", self.server.key())]);
-        until("there is a warm slot", || {
+        let templates = variable("CUBE_ARTIFACTS").unwrap().join("templates");
+        let warm = format!("cube_pool_warm {}", templates.read_dir().unwrap().count());
+        until("there are warm slots", || {
             let answer = client.request("GET", "/metrics", &[], b"").unwrap();
             let text = String::from_utf8(answer.body).unwrap();
-            text.lines().any(|line| line == "cube_pool_warm 1")
+            text.lines().any(|line| line == warm)
         });
         // The last sandbox may still be ending.
         std::thread::sleep(Duration::from_millis(200));
