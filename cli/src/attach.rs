@@ -42,7 +42,7 @@ const NOT_FOUND: u8 = 127;
 /// Longest time of a command, longer than any sandbox lives.
 const FOREVER: Duration = Duration::from_secs(30 * 86_400);
 
-/// What standard input of the command is.
+/// The command's standard input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
     /// /dev/null
@@ -51,7 +51,7 @@ pub(crate) enum Input {
     Stream,
 }
 
-/// What the command's streams are.
+/// The command's output streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Streams {
     Pipes,

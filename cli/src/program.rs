@@ -43,7 +43,7 @@ pub(crate) enum Command {
     /// Kept states of sandboxes, from which others are created
     #[command(subcommand)]
     Snapshot(snapshot::SnapshotCommand),
-    /// What sandboxes are created from
+    /// Templates, from which sandboxes are created
     #[command(subcommand, visible_alias = "tpl")]
     Template(template::TemplateCommand),
     /// API keys, on the server's host
@@ -52,7 +52,7 @@ pub(crate) enum Command {
     /// The server itself: version of its interface, health, counts
     #[command(subcommand)]
     Server(health::ServerCommand),
-    /// What this host lacks for a server, each with its cure
+    /// Check this host, and name the cure for everything that is missing
     Doctor(doctor::DoctorArgs),
     /// From an installed package to a first sandbox, with the variables for clients
     Quickstart(quickstart::QuickstartArgs),

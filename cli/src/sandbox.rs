@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use crate::{failure::Failure, program::Context};
 
 use exec::{ExecArgs, ShellArgs, exec, shell};
-pub(crate) use list::{all, info};
+pub(crate) use list::{all, info, print_ids};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum SandboxCommand {

@@ -1,7 +1,7 @@
 //! A pool with images, and builds that ask for them.
 
 use std::{
-    fs::{self, File},
+    fs,
     path::{Path, PathBuf},
     time::{Duration, Instant, UNIX_EPOCH},
 };
@@ -22,21 +22,17 @@ use crate::{archive::Image, server::Server};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) fn lack() -> Option<String> {
-    if let Err(why) = File::options().read(true).write(true).open("/dev/kvm") {
-        return Some(format!("/dev/kvm cannot be opened: {why}"));
-    }
-    if !nix::unistd::geteuid().is_root() {
-        return Some("this needs root".into());
-    }
-    let needed = [
-        variable("CUBE_ARTIFACTS").join("templates/base"),
-        variable("CUBE_ARTIFACTS").join("guest/busybox"),
-        variable("CUBE_BIN").join("cube-vmm"),
-        variable("CUBE_BIN").join("cube-image"),
-        "/usr/bin/docker-registry".into(),
-    ];
-    let missing = needed.into_iter().find(|path| !path.exists());
-    missing.map(|path| format!("{} is missing (run `cargo xtask test`)", path.display()))
+    let registry = Path::new("/usr/bin/docker-registry");
+    let lack = test_cases::lack_for_vms(&[
+        ("CUBE_ARTIFACTS", "templates/base"),
+        ("CUBE_ARTIFACTS", "guest/busybox"),
+        ("CUBE_BIN", "cube-vmm"),
+        ("CUBE_BIN", "cube-image"),
+    ]);
+    lack.or_else(|| {
+        (!registry.exists())
+            .then(|| format!("{} is missing (run `cargo xtask test`)", registry.display()))
+    })
 }
 
 pub(crate) fn variable(name: &str) -> PathBuf {

@@ -1,7 +1,7 @@
 //! Clients that attempt request smuggling, and guests that violate the protocol.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -14,13 +14,7 @@ const ENVD: u16 = 49_983;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ambiguous_requests_are_not_forwarded() {
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&asked);
-    let world = World::with_guest(Setup::default(), move |_| {
-        counter.fetch_add(1, Ordering::Relaxed);
-        async {}
-    })
-    .await;
+    let (world, asked) = World::counting().await;
     let to = world.to(80);
     let smuggled = format!("GET /admin HTTP/1.1\r\n{to}\r\n");
     for framing in [
@@ -159,6 +153,26 @@ async fn an_invalid_response_of_a_guest_is_a_bad_gateway() {
         assert_eq!(reply.json()["code"], 502);
         // The server still works.
         assert_eq!(wire.ask("GET /control", "Host: x\r\n").await.status, 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signed_url_yields_neither_a_page_nor_a_script_of_the_servers_origin() {
+    for kind in ["text/html", "text/javascript"] {
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nService-Worker-Allowed: /\r\nContent-Length: 2\r\n\r\nhi"
+        );
+        let world = World::with_guest(Setup::default(), saying(answer.into())).await;
+        let mut wire = Wire::connect(world.address).await;
+        let target = "GET /files?path=x&signature=v1_read";
+        let reply = wire.ask(target, "Host: 127.0.0.1\r\n").await;
+        assert_eq!((reply.status, reply.text()), (200, "hi"));
+        let bytes = Some("application/octet-stream");
+        assert_eq!(reply.field("content-type"), bytes, "{kind}");
+        assert_eq!(reply.field("x-content-type-options"), Some("nosniff"));
+        let policy = reply.field("content-security-policy").unwrap();
+        assert!(policy.starts_with("sandbox "), "{policy}");
+        assert_eq!(reply.field("service-worker-allowed"), None);
     }
 }
 

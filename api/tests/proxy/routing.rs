@@ -110,13 +110,7 @@ async fn a_sandbox_is_reached_by_a_path_of_the_control_plane() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn internal_routes_and_tokens_are_checked_behind_the_path_too() {
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&asked);
-    let world = World::with_guest(Setup::default(), move |_| {
-        counter.fetch_add(1, Ordering::Relaxed);
-        async {}
-    })
-    .await;
+    let (world, asked) = World::counting().await;
     world.table.set(Route {
         traffic_token: Some("traffic".into()),
         envd_token: Some("access".into()),
@@ -253,13 +247,7 @@ async fn a_failed_resume_is_answered_with_a_retry_time() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn internal_routes_of_the_agent_are_not_forwarded() {
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&asked);
-    let world = World::with_guest(Setup::default(), move |_| {
-        counter.fetch_add(1, Ordering::Relaxed);
-        async {}
-    })
-    .await;
+    let (world, asked) = World::counting().await;
     let mut wire = Wire::connect(world.address).await;
     for path in [
         "/init",

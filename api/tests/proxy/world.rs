@@ -275,6 +275,17 @@ impl World {
         world
     }
 
+    /// Starts a server whose guest only counts connections.
+    pub(crate) async fn counting() -> (Self, Arc<AtomicUsize>) {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&asked);
+        let world = Self::with_guest(Setup::default(), move |_| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            async {}
+        });
+        (world.await, asked)
+    }
+
     async fn without_agent(setup: Setup) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();

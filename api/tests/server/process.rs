@@ -1,7 +1,7 @@
 //! A running `cube-api`, and helpers for requests to it.
 
 use std::{
-    fs::{File, Permissions},
+    fs::Permissions,
     net::{SocketAddr, TcpListener, TcpStream},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -30,18 +30,10 @@ pub(crate) const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")
 
 /// The first requirement of these tests that this host does not meet, if any.
 pub(crate) fn lack() -> Option<String> {
-    if let Err(why) = File::options().read(true).write(true).open("/dev/kvm") {
-        return Some(format!("/dev/kvm cannot be opened: {why}"));
-    }
-    if !nix::unistd::geteuid().is_root() {
-        return Some("this needs root".into());
-    }
-    let (Some(artifacts), Some(bin)) = (variable("CUBE_ARTIFACTS"), variable("CUBE_BIN")) else {
-        return Some("CUBE_ARTIFACTS or CUBE_BIN is not set (run `cargo xtask test`)".into());
-    };
-    let needed = [artifacts.join("templates/base"), bin.join("cube-vmm")];
-    let missing = needed.into_iter().find(|path| !path.exists());
-    missing.map(|path| format!("{} is missing", path.display()))
+    test_cases::lack_for_vms(&[
+        ("CUBE_ARTIFACTS", "templates/base"),
+        ("CUBE_BIN", "cube-vmm"),
+    ])
 }
 
 fn variable(name: &str) -> Option<PathBuf> {

@@ -11,7 +11,7 @@ use api_types::rest::RefreshRequest;
 
 use crate::server::{Server, segment};
 
-/// What a sandbox has left to live after each prolongation.
+/// The remaining life of a sandbox after each prolongation.
 pub(crate) const LEASE: Duration = Duration::from_secs(120);
 /// Between two prolongations: two may fail.
 const PERIOD: Duration = Duration::from_secs(40);

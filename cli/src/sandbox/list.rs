@@ -38,15 +38,17 @@ pub(crate) fn all(server: &mut Server, query: &str) -> Result<Vec<ListedSandbox>
     server.pages(&format!("/v2/sandboxes?limit=100{query}"))
 }
 
+/// Prints the ids, one a line.
+pub(crate) fn print_ids(found: &[ListedSandbox]) -> Result<(), Failure> {
+    let ids = found.iter().map(|s| format!("{}\n", s.sandbox_id));
+    print(&ids.collect::<String>())
+}
+
 pub(super) fn list(context: &Context, args: &ListArgs) -> Result<(), Failure> {
     let mut server = context.server()?;
     let found = all(&mut server, &args.query()?)?;
     if args.quiet {
-        let ids: String = found
-            .iter()
-            .map(|s| format!("{}\n", s.sandbox_id))
-            .collect();
-        return print(&ids);
+        return print_ids(&found);
     }
     context.format.list("sandbox", &found, &COLUMNS, row)
 }

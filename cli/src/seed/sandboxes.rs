@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{
     failure::Failure,
-    output::{print, time},
+    output::time,
     program::Context,
     sandbox,
     server::{segment, unknown_sandbox},
@@ -102,11 +102,7 @@ pub(super) fn run(context: &Context, command: &SandboxCommand) -> Result<(), Fai
 pub(super) fn list(context: &Context, args: &ListArgs) -> Result<(), Failure> {
     let found = sandbox::all(&mut context.server()?, "")?;
     if args.quiet {
-        let ids: String = found
-            .iter()
-            .map(|s| format!("{}\n", s.sandbox_id))
-            .collect();
-        return print(&ids);
+        return sandbox::print_ids(&found);
     }
     context.format.list("sandbox", &found, &COLUMNS, row)
 }

@@ -160,6 +160,12 @@ pub(crate) fn kvm_files_and_directories_are_copied_both_ways() {
         .run(&["sandbox", "cp", &there("/tmp/copy"), &text(&back)])
         .expect(0);
     assert_eq!(fs::read(&back).unwrap(), large);
+    // A copy that fails leaves what is there, and nothing beside it.
+    let unreadable = ["sandbox", "cp", &there("/proc/1/mem"), &text(&back)];
+    // The agent has begun an answer, and cuts it.
+    world.run(&unreadable).expect(7);
+    assert_eq!(fs::read(&back).unwrap(), large);
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 2);
     world
         .run(&["sandbox", "cp", &text(&tree.join("large")), &there("/tmp")])
         .expect(0);

@@ -1,7 +1,6 @@
 //! A server under test, and runs of `cube` against it.
 
 use std::{
-    fs::File,
     io::Write,
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
@@ -22,22 +21,11 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The first requirement of these tests that this host does not meet, if any.
 pub(crate) fn lack() -> Option<String> {
-    if let Err(why) = File::options().read(true).write(true).open("/dev/kvm") {
-        return Some(format!("/dev/kvm cannot be opened: {why}"));
-    }
-    if !nix::unistd::geteuid().is_root() {
-        return Some("this needs root".into());
-    }
-    let (Some(artifacts), Some(bin)) = (variable("CUBE_ARTIFACTS"), variable("CUBE_BIN")) else {
-        return Some("CUBE_ARTIFACTS or CUBE_BIN is not set (run `cargo xtask test`)".into());
-    };
-    let needed = [
-        artifacts.join("templates/base"),
-        bin.join("cube-vmm"),
-        bin.join("cube-api"),
-    ];
-    let missing = needed.into_iter().find(|path| !path.exists());
-    missing.map(|path| format!("{} is missing", path.display()))
+    test_cases::lack_for_vms(&[
+        ("CUBE_ARTIFACTS", "templates/base"),
+        ("CUBE_BIN", "cube-vmm"),
+        ("CUBE_BIN", "cube-api"),
+    ])
 }
 
 pub(crate) fn variable(name: &str) -> Option<PathBuf> {

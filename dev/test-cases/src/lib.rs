@@ -4,6 +4,13 @@
 //!
 //! The test program has `harness = false` in its manifest and accepts libtest's arguments.
 
+use std::{
+    env,
+    fs::{self, File},
+    os::unix::fs::MetadataExt,
+    path::PathBuf,
+};
+
 use libtest_mimic::{Arguments, Failed, Trial};
 
 pub use libtest_mimic::Conclusion;
@@ -33,6 +40,30 @@ macro_rules! found {
     ($($arguments:tt)*) => {
         eprintln!("{}{}", $crate::FOUND, format_args!($($arguments)*))
     };
+}
+
+/// The first requirement of tests with VMs that this host does not meet, if any. `built`: files that `cargo xtask test`
+/// makes, each below the directory that an environment variable names.
+#[must_use]
+pub fn lack_for_vms(built: &[(&str, &str)]) -> Option<String> {
+    if let Err(why) = File::options().read(true).write(true).open("/dev/kvm") {
+        return Some(format!("/dev/kvm cannot be opened: {why}"));
+    }
+    // The owner of this directory is the effective user.
+    if !fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0) {
+        return Some("this needs root".to_owned());
+    }
+    for (variable, file) in built {
+        let Some(dir) = env::var_os(variable) else {
+            return Some(format!("{variable} is not set (run `cargo xtask test`)"));
+        };
+        let path = PathBuf::from(dir).join(file);
+        if !path.exists() {
+            let path = path.display();
+            return Some(format!("{path} is missing (run `cargo xtask test`)"));
+        }
+    }
+    None
 }
 
 /// Runs the cases that the command line selects. `lack` returns what this host lacks for the case of that name, or

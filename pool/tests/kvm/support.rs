@@ -1,8 +1,7 @@
 //! Checks of the host, state directories, and commands in sandboxes.
 
 use std::{
-    env,
-    fs::{self, File},
+    env, fs,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant, UNIX_EPOCH},
@@ -33,22 +32,10 @@ const PREFIX: &str = "cube-pool-";
 
 /// Returns why the tests cannot run on this host; `None` if they can.
 pub(crate) fn lack() -> Option<String> {
-    if let Err(e) = File::options().read(true).write(true).open("/dev/kvm") {
-        return Some(format!("/dev/kvm cannot be opened: {e}"));
-    }
-    for (variable, file) in [
+    test_cases::lack_for_vms(&[
         ("CUBE_ARTIFACTS", "templates/base/manifest.json"),
         ("CUBE_BIN", "cube-vmm"),
-    ] {
-        let Some(dir) = env::var_os(variable) else {
-            return Some(format!("{variable} is not set (run `cargo xtask test`)"));
-        };
-        let path = PathBuf::from(dir).join(file);
-        if !path.exists() {
-            return Some(format!("{} is missing", path.display()));
-        }
-    }
-    (!nix::unistd::geteuid().is_root()).then(|| "they need root".to_owned())
+    ])
 }
 
 pub(crate) fn variable(name: &str) -> PathBuf {

@@ -9,7 +9,7 @@ use std::{os::fd::OwnedFd, time::Duration};
 use super::core::{Conn, Core};
 use crate::sys;
 
-/// How long a layer stays frozen if nobody thaws it. The host pauses the VM well before.
+/// How long a layer stays frozen if nobody thaws it. The host pauses the VM long before that.
 const LIMIT: Duration = Duration::from_secs(20);
 /// How long a request waits for the child.
 const WAIT: Duration = Duration::from_millis(50);
@@ -64,7 +64,7 @@ pub(crate) fn freeze(core: &mut Core, conn: &mut Conn) {
 pub(crate) fn thaw(core: &mut Core, conn: &mut Conn) {
     if let Some(freezer) = &mut core.freezer {
         freezer.socket = None;
-        // What the child waits for may need a program that it has stopped.
+        // The child may be waiting for a write of a program that it has stopped.
         sys::continue_all();
     }
     conn.answer(204, "", b"");
