@@ -167,13 +167,26 @@ impl Multipart {
             } else if self.matched > 0 {
                 return Found::Prefix(std::mem::take(&mut self.matched));
             } else {
-                let len = input.iter().position(|b| *b == b'\r');
-                let (data, rest) = input.split_at(len.unwrap_or(input.len()));
+                let (data, rest) = input.split_at(self.next_delimiter(input));
                 *input = rest;
                 return Found::Data(data);
             }
         }
         self.read_line(input)
+    }
+
+    /// Number of bytes of `input` before a delimiter, or before the beginning of one at the end of `input`. Data is
+    /// written in pieces as long as these: binary data has a carriage return every 256 bytes.
+    fn next_delimiter(&self, input: &[u8]) -> usize {
+        let returns = input.iter().enumerate().filter(|(_, byte)| **byte == b'\r');
+        let begins = |rest: &[u8]| {
+            let mut pairs = rest.iter().zip(&self.delimiter);
+            pairs.all(|(byte, wanted)| byte == wanted)
+        };
+        let mut places = returns.map(|(at, _)| at);
+        places
+            .find(|at| begins(input.get(*at..).unwrap_or_default()))
+            .unwrap_or(input.len())
     }
 
     /// Reads the rest of a delimiter's line. Unless it is two hyphens, or optional blanks and CRLF, the delimiter
@@ -306,6 +319,22 @@ mod tests {
         let read = read("b", &body("b", &parts), &[]).unwrap();
         let wanted = [(Some("/a".into()), data), (Some("/b".into()), Vec::new())];
         assert_eq!(read, wanted);
+    }
+
+    #[test]
+    fn carriage_returns_do_not_cut_data_into_pieces() {
+        let body = b"--b\r\n\r\n1\r2\r\n3\r\n--x4\r\n--b--";
+        let mut reader = Multipart::new("b").unwrap();
+        let mut rest = body.as_slice();
+        let mut pieces = Vec::new();
+        loop {
+            match reader.step(&mut rest).unwrap() {
+                Event::More => break,
+                Event::Data(data) => pieces.push(data.to_vec()),
+                Event::Part(_) | Event::PartEnd => {}
+            }
+        }
+        assert_eq!(pieces, [b"1\r2\r\n3\r\n--x4"]);
     }
 
     #[test]
