@@ -1,13 +1,15 @@
 #!/bin/bash
 # The tier `package`: installs, upgrades, removes and purges the package in a fresh Debian with a systemd of its own.
 #
-#   test.sh OLD.deb NEW.deb DIR [SUITE]
+#   test.sh OLD.deb NEW.deb DIR [SESSION…]
 #
-# DIR keeps the fresh root for the next run. Needs root, KVM, mmdebstrap, curl and systemd-nspawn (package
+# DIR keeps the fresh root for the next run. The variable SUITE names another Debian than bookworm. SESSION: a directory with
+# steps of a document (dev/xtask/src/blocks/session.rs), which run in the machine after the purge. Needs root, KVM, mmdebstrap, curl and systemd-nspawn (package
 # systemd-container). Each check prints a line on standard output: `pass NAME: FIGURES` or `FAIL NAME: …`.
 set -u
 
-old=$(realpath "$1") new=$(realpath "$2") dir=$3 suite=${4:-bookworm}
+old=$(realpath "$1") new=$(realpath "$2") dir=$3 suite=${SUITE:-bookworm}
+shift 3
 root=$dir/$suite run=$dir/run
 machine=cube-package-$$
 failures=0
@@ -161,4 +163,14 @@ if diff "$dir/before" "$dir/after" >"$dir/left"; then
 else
 	fail nothing-left "$(tr '\n' ' ' <"$dir/left")"
 fi
+
+# The documents, in the same machine. apt is asked nothing: there is no network from which it could install more.
+inside sh -c 'printf "APT::Get::Assume-Yes 1;\nAPT::Install-Recommends 0;\n" >/etc/apt/apt.conf.d/documents'
+for session in "$@"; do
+	cp -a "$session" "$run/session"
+	inside sh -c 'cd /session && bash session.sh'
+	rm -rf "$session/out"
+	cp -a "$run/session/out" "$session/out"
+	rm -rf "$run/session"
+done
 [ $failures -eq 0 ]

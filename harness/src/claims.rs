@@ -2,13 +2,15 @@
 //!
 //! `claims.toml` lists, for each quoted text, the run in `results/` and the key of each figure in that run's report. The
 //! report is computed again from the raw events, so a change of the statistics that changes a published figure is
-//! found too. In the figures of README.md, every number of the column "measured" must be in the list, and so must every
-//! number of milliseconds or megabytes in its text; the report that it shows must be that of its run. In docs/*.md, so must
-//! every such number of a sentence or a row that names a run.
+//! found too. In the figures of README.md and docs/figures.md, every number of the column "measured" must be in the list,
+//! a figure beyond its goal must be marked as missed, and every number of milliseconds or megabytes in their text must be
+//! in the list. In docs/*.md, so must every such number of a sentence or a row that names a run. A report that a document
+//! shows must be that of its run.
 
 mod cited;
 mod drift;
 mod excerpt;
+mod goals;
 mod write;
 
 use std::{
@@ -31,8 +33,8 @@ use crate::{
 
 /// Name of the list in the root of the repository.
 pub const CLAIMS_FILE: &str = "claims.toml";
-/// The document whose figures must all be in the list, and the marks around them.
-const COVERED: &str = "README.md";
+/// The documents whose figures must all be in the list, and the marks around them.
+const COVERED: [&str; 2] = ["README.md", "docs/figures.md"];
 const BEGIN: &str = "<!-- figures -->";
 const END: &str = "<!-- /figures -->";
 
@@ -45,9 +47,9 @@ struct Claims {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Claim {
-    /// Document, relative to the root.
-    file: String,
-    /// Text of the document that contains the figures.
+    /// Documents, relative to the root.
+    files: Vec<String>,
+    /// Text of each of these documents that contains the figures.
     text: String,
     /// Directory in `results/`.
     run: String,
@@ -74,6 +76,17 @@ struct Figure {
 
 fn one() -> f64 {
     1.0
+}
+
+impl Claim {
+    fn is_of(&self, document: &str) -> bool {
+        self.files.iter().any(|file| file == document)
+    }
+
+    /// The documents, for messages.
+    fn place(&self) -> String {
+        self.files.join(", ")
+    }
 }
 
 /// Result of the comparison.
@@ -121,26 +134,33 @@ pub fn verify(root: &Path) -> Result<Checked, ClaimsError> {
             let report = report(&root.join("results").join(&claim.run))?;
             reports.insert(claim.run.clone(), report);
         }
-        let document = read(&root.join(&claim.file))?;
-        if !document.contains(&claim.text) {
-            checked.wrong.push(format!(
-                "{}: the text {:?} is in {CLAIMS_FILE} and not in the document",
-                claim.file, claim.text
-            ));
+        for file in &claim.files {
+            if !read(&root.join(file))?.contains(&claim.text) {
+                checked.wrong.push(format!(
+                    "{file}: the text {:?} is in {CLAIMS_FILE} and not in the document",
+                    claim.text
+                ));
+            }
         }
         for figure in &claim.values {
             checked.figures += 1;
             let wrong = figure.compare(claim, &reports[&claim.run]);
             checked.wrong.extend(
-                wrong.map(|why| format!("{}: {:?}: {why} ({})", claim.file, claim.text, claim.run)),
+                wrong.map(|why| {
+                    format!("{}: {:?}: {why} ({})", claim.place(), claim.text, claim.run)
+                }),
             );
         }
     }
-    let covered = read(&root.join(COVERED))?;
     checked.wrong.extend(cited::missing(root, &claims)?);
-    checked.wrong.extend(uncovered(&covered, &claims));
-    checked.wrong.extend(uncovered_text(&covered, &claims));
-    checked.wrong.extend(excerpt::differing(root, &covered)?);
+    for name in COVERED {
+        let covered = read(&root.join(name))?;
+        checked.wrong.extend(uncovered(name, &covered, &claims));
+        checked
+            .wrong
+            .extend(uncovered_text(name, &covered, &claims));
+    }
+    checked.wrong.extend(excerpt::differing(root)?);
     Ok(checked)
 }
 
@@ -206,48 +226,81 @@ impl Figure {
     }
 }
 
-/// A sentence for each number in the figures of a document that no claim contains.
-fn uncovered(document: &str, claims: &Claims) -> Vec<String> {
+/// A row of figures.
+struct Row<'a> {
+    measured: Vec<&'a str>,
+    /// Empty if there is none.
+    goal: &'a str,
+}
+
+/// The rows between the marks of a document that are measured in a run. The third column is a goal, unless the heading of
+/// the table gives it another name: then it is measured too.
+fn figures(document: &str) -> Vec<Row<'_>> {
     let figures = document.split_once(BEGIN).map_or("", |(_, after)| after);
     let figures = figures
         .split_once(END)
         .map_or(figures, |(before, _)| before);
-    let mut missing = Vec::new();
-    if figures.is_empty() {
-        missing.push(format!(
-            "{COVERED} has no figures between {BEGIN} and {END}"
-        ));
-    }
-    for row in figures.lines().filter(|line| line.starts_with('|')) {
-        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        let (Some(measured), Some(run)) = (cells.get(2), cells.get(4)) else {
+    let mut rows = Vec::new();
+    let mut has_goals = true;
+    for line in figures.lines().filter(|line| line.starts_with('|')) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [_, _, first, second, run, ..] = cells[..] else {
             continue;
         };
-        if !run.contains("core-") && *run != "the same" {
-            continue;
+        if run.starts_with("run in") {
+            has_goals = second == "goal";
+        } else if run.contains("core-") || run == "the same" {
+            let (measured, goal) = if has_goals {
+                (vec![first], second)
+            } else {
+                (vec![first, second], "")
+            };
+            rows.push(Row { measured, goal });
         }
-        let mut rest: Vec<&str> = numbers(measured);
-        let of_row = claims
-            .claims
-            .iter()
-            .filter(|claim| claim.file == COVERED && measured.contains(&claim.text));
-        for figure in of_row.flat_map(|claim| &claim.values) {
-            if let Some(place) = rest.iter().position(|number| *number == figure.printed) {
-                rest.remove(place);
+    }
+    rows
+}
+
+/// A sentence for each number in the figures of a document that no claim contains, and for each figure that is beyond its
+/// goal and not marked as missed, or the other way round.
+fn uncovered(name: &str, document: &str, claims: &Claims) -> Vec<String> {
+    let rows = figures(document);
+    let mut missing = Vec::new();
+    if rows.is_empty() {
+        missing.push(format!("{name} has no figures between {BEGIN} and {END}"));
+    }
+    for row in rows {
+        for measured in &row.measured {
+            for number in unlisted(name, measured, claims) {
+                missing.push(format!(
+                    "{name}: {number} in {measured:?} is not in {CLAIMS_FILE}"
+                ));
             }
-        }
-        for number in rest {
-            missing.push(format!(
-                "{COVERED}: {number} in {measured:?} is not in {CLAIMS_FILE}"
-            ));
+            let wrong = goals::wrong(measured, row.goal);
+            missing.extend(wrong.map(|why| format!("{name}: {why}")));
         }
     }
     missing
 }
 
+/// The numbers of a cell that no claim of the document contains.
+fn unlisted<'a>(name: &str, measured: &'a str, claims: &Claims) -> Vec<&'a str> {
+    let mut rest = numbers(measured);
+    let of_cell = claims
+        .claims
+        .iter()
+        .filter(|claim| claim.is_of(name) && measured.contains(&claim.text));
+    for figure in of_cell.flat_map(|claim| &claim.values) {
+        if let Some(place) = rest.iter().position(|number| *number == figure.printed) {
+            rest.remove(place);
+        }
+    }
+    rest
+}
+
 /// A sentence for each number of milliseconds or megabytes in the text of a document, outside of its figures and of
 /// blocks of code, that no claim contains.
-fn uncovered_text(document: &str, claims: &Claims) -> Vec<String> {
+fn uncovered_text(name: &str, document: &str, claims: &Claims) -> Vec<String> {
     let mut is_code = false;
     let mut is_figures = false;
     let mut missing = Vec::new();
@@ -258,11 +311,11 @@ fn uncovered_text(document: &str, claims: &Claims) -> Vec<String> {
             continue;
         }
         for figure in with_units(line) {
-            let of_line = |claim: &&Claim| claim.file == COVERED && line.contains(&claim.text);
+            let of_line = |claim: &&Claim| claim.is_of(name) && line.contains(&claim.text);
             let mut listed = claims.claims.iter().filter(of_line);
             if !listed.any(|claim| claim.values.iter().any(|value| value.printed == figure)) {
                 missing.push(format!(
-                    "{COVERED}: {figure} in {line:?} is not in {CLAIMS_FILE}"
+                    "{name}: {figure} in {line:?} is not in {CLAIMS_FILE}"
                 ));
             }
         }
@@ -310,7 +363,7 @@ mod tests {
         );
         let none = Claims { claims: Vec::new() };
         let text = "It takes 2.3 ms.\n```\nprints 9 ms\n```\n";
-        let missing = uncovered_text(text, &none);
+        let missing = uncovered_text("README.md", text, &none);
         assert_eq!(missing.len(), 1, "{missing:?}");
         assert!(missing[0].contains("2.3"));
     }

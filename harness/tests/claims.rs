@@ -21,6 +21,15 @@ fn root() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// Writes the list, and one text as each of the documents with figures.
+fn write_documents(dir: &Path, text: &str, list: &str) {
+    fs::create_dir_all(dir.join("docs")).unwrap();
+    for name in ["README.md", "docs/figures.md"] {
+        fs::write(dir.join(name), text).unwrap();
+    }
+    fs::write(dir.join("claims.toml"), list).unwrap();
+}
+
 #[test]
 fn every_published_figure_is_that_of_its_run() {
     let checked = claims::verify(&root()).unwrap();
@@ -32,25 +41,27 @@ fn every_published_figure_is_that_of_its_run() {
 fn a_figure_changed_by_hand_is_found() {
     let dir = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(root().join("results"), dir.path().join("results")).unwrap();
-    let wrong = |measured: &str, text: &str, printed: &str| {
+    let wrong_with = |measured: &str, goal: &str, text: &str, printed: &str| {
         let run = "code-interpreter-ring3-2core-20261122";
         let readme = format!(
-            "<!-- figures -->\n| a | {measured} | | `{run}` |\n<!-- /figures -->\n| b | 7 | | `{run}` |\n"
+            "<!-- figures -->\n| a | {measured} | {goal} | `{run}` |\n<!-- /figures -->\n| b | 7 | | `{run}` |\n"
         );
         let claims = format!(
-            "[[claims]]\nfile = \"README.md\"\ntext = \"{text}\"\nrun = \"{run}\"\n\
+            "[[claims]]\nfiles = [\"README.md\", \"docs/figures.md\"]\ntext = \"{text}\"\nrun = \"{run}\"\n\
              values = [{{ printed = \"{printed}\", key = \"/phases/first_exec/p50_ms\" }}]\n"
         );
-        fs::write(dir.path().join("README.md"), readme).unwrap();
-        fs::write(dir.path().join("claims.toml"), claims).unwrap();
+        write_documents(dir.path(), &readme, &claims);
         claims::verify(dir.path()).unwrap().wrong.join("\n")
     };
+    let wrong = |measured: &str, text: &str, printed: &str| wrong_with(measured, "", text, printed);
     assert_eq!(wrong("2.3 ms", "2.3 ms", "2.3"), "");
     // In the document only: the listed text is gone, and the new figure is not listed.
     let in_document = wrong("1.9 ms", "2.3 ms", "2.3");
     assert!(in_document.contains("not in the document"), "{in_document}");
-    let unlisted = "README.md: 1.9 in \"1.9 ms\" is not in claims.toml";
-    assert!(in_document.contains(unlisted), "{in_document}");
+    for file in ["README.md", "docs/figures.md"] {
+        let unlisted = format!("{file}: 1.9 in \"1.9 ms\" is not in claims.toml");
+        assert!(in_document.contains(&unlisted), "{in_document}");
+    }
     // In both: the run disagrees.
     let in_both = wrong("1.9 ms", "1.9 ms", "1.9");
     assert!(
@@ -63,6 +74,18 @@ fn a_figure_changed_by_hand_is_found() {
         beside.contains("3.3 in \"2.3 / 3.3 ms\" is not in"),
         "{beside}"
     );
+    // A miss that is not marked.
+    let missed = wrong_with("2.3 ms", "2 ms", "2.3 ms", "2.3");
+    assert!(missed.contains("misses the goal"), "{missed}");
+}
+
+#[test]
+fn a_document_that_lost_its_figures_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    write_documents(dir.path(), "No figures.\n", "claims = []\n");
+    let wrong = claims::verify(dir.path()).unwrap().wrong;
+    assert_eq!(wrong.len(), 2, "{wrong:?}");
+    assert!(wrong[1].starts_with("docs/figures.md has no figures"));
 }
 
 #[test]
@@ -72,16 +95,17 @@ fn the_figures_of_a_document_are_written_from_its_runs() {
     let run = "code-interpreter-ring3-2core-20261122";
     let readme = format!("<!-- figures -->\n| a | 1.9 / 3.3 ms | | `{run}` |\n<!-- /figures -->\n");
     let claims = format!(
-        "# A comment stays.\n\n[[claims]]\nfile = \"README.md\"\ntext = \"1.9 / 3.3 ms\"\nrun = \"{run}\"\nvalues = [\n    \
+        "# A comment stays.\n\n[[claims]]\nfiles = [\"README.md\", \"docs/figures.md\"]\ntext = \"1.9 / 3.3 ms\"\nrun = \"{run}\"\nvalues = [\n    \
          {{ printed = \"1.9\", key = \"/phases/first_exec/p50_ms\" }},\n    \
          {{ printed = \"3.3\", key = \"/phases/first_exec/p95_ms\" }},\n]\n"
     );
-    fs::write(dir.path().join("README.md"), readme).unwrap();
-    fs::write(dir.path().join("claims.toml"), claims).unwrap();
+    write_documents(dir.path(), &readme, &claims);
     assert_eq!(claims::verify(dir.path()).unwrap().wrong.len(), 1);
     assert_eq!(claims::write(dir.path()).unwrap(), 1);
-    let written = fs::read_to_string(dir.path().join("README.md")).unwrap();
-    assert!(written.contains("| 2.3 / 3.3 ms |"), "{written}");
+    for file in ["README.md", "docs/figures.md"] {
+        let written = fs::read_to_string(dir.path().join(file)).unwrap();
+        assert!(written.contains("| 2.3 / 3.3 ms |"), "{file}: {written}");
+    }
     let list = fs::read_to_string(dir.path().join("claims.toml")).unwrap();
     assert!(list.starts_with("# A comment stays."), "{list}");
     assert!(
@@ -94,15 +118,21 @@ fn the_figures_of_a_document_are_written_from_its_runs() {
 #[test]
 fn the_shown_report_is_that_of_its_run() {
     let dir = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(root().join("results"), dir.path().join("results")).unwrap();
-    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let page = "docs/reading-reports.md";
+    let text = fs::read_to_string(root().join(page)).unwrap();
     let shown = "memory of one more clone: 3.862 MB";
-    assert!(readme.contains(shown));
-    let changed = readme.replace(shown, "memory of one more clone: 2.838 MB");
-    fs::write(dir.path().join("README.md"), changed).unwrap();
-    for file in ["claims.toml", "docs"] {
+    assert!(text.contains(shown));
+    fs::create_dir(dir.path().join("docs")).unwrap();
+    for file in ["results", "claims.toml", "README.md"] {
         std::os::unix::fs::symlink(root().join(file), dir.path().join(file)).unwrap();
     }
+    for entry in fs::read_dir(root().join("docs")).unwrap() {
+        let name = Path::new("docs").join(entry.unwrap().file_name());
+        std::os::unix::fs::symlink(root().join(&name), dir.path().join(&name)).unwrap();
+    }
+    fs::remove_file(dir.path().join(page)).unwrap();
+    let changed = text.replace(shown, "memory of one more clone: 2.838 MB");
+    fs::write(dir.path().join(page), changed).unwrap();
     let wrong = claims::verify(dir.path()).unwrap().wrong;
     assert_eq!(wrong.len(), 1, "{wrong:?}");
     assert!(wrong[0].contains("2.838 MB"), "{wrong:?}");
@@ -147,11 +177,10 @@ fn a_published_run_is_measured_again_and_a_drift_is_found() {
     let p50 = figure("/phases/first_exec/p50_ms");
     let readme = format!("<!-- figures -->\n| a | {p50} ms | | `{RUN}` |\n<!-- /figures -->\n");
     let list = format!(
-        "[[claims]]\nfile = \"README.md\"\ntext = \"{p50} ms\"\nrun = \"{RUN}\"\n\
+        "[[claims]]\nfiles = [\"README.md\", \"docs/figures.md\"]\ntext = \"{p50} ms\"\nrun = \"{RUN}\"\n\
          values = [{{ printed = \"{p50}\", key = \"/phases/first_exec/p50_ms\" }}]\n"
     );
-    fs::write(stage.dir.path().join("README.md"), readme).unwrap();
-    fs::write(stage.dir.path().join("claims.toml"), list).unwrap();
+    write_documents(stage.dir.path(), &readme, &list);
     let again = |vmm: &Path, only: &[&str]| -> Output {
         Command::new(env!("CARGO_BIN_EXE_cube-bench"))
             .args(["verify-claims", "--rerun"])

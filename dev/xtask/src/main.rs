@@ -8,6 +8,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+mod blocks;
 mod conformance;
 mod soak;
 mod tasks;
@@ -92,6 +93,12 @@ enum Task {
         /// Arguments passed on to `cube-bench verify e2b`.
         #[arg(last = true)]
         arguments: Vec<String>,
+    },
+    /// List the blocks of commands in the documents, and the tier that runs each.
+    Blocks {
+        /// Run those of the tier `e2b`, with the programs and SDKs that target/cube has.
+        #[arg(long)]
+        run: bool,
     },
     /// Install the official SDKs below target/cube/sdk.
     Sdks,
@@ -197,6 +204,11 @@ fn run(task: Task) -> Result<ExitCode> {
         } => return tasks::bench(&workspace, &scenario, &arguments, progress),
         Task::Test { tiers } => return tasks::test(&workspace, &tiers, progress),
         Task::Verify { arguments } => return tasks::verify(&workspace, &arguments, progress),
+        Task::Blocks { run: false } => {
+            println!("{}", blocks::Blocks::load(&workspace)?.list());
+            return Ok(ExitCode::SUCCESS);
+        }
+        Task::Blocks { run: true } => return tasks::blocks(&workspace),
         Task::Sdks => prepare::sdks(&workspace, progress)?,
         Task::Peers => prepare::peers(&workspace, progress)?,
         Task::Hvm { confinement } => {

@@ -1,5 +1,6 @@
 //! The tier `package`: builds two versions of the package and runs `dev/packaging/test.sh` with them. Each line of the
-//! script that begins with `pass` or `FAIL` counts as a test.
+//! script that begins with `pass` or `FAIL` counts as a test, and so does each step of the documents' blocks for this tier,
+//! which the script runs in the machine at its end.
 
 use std::process::{Command, Stdio};
 
@@ -7,9 +8,10 @@ use anyhow::{Context, Result};
 
 use crate::{
     binaries::HostBinaries,
+    blocks::{Blocks, Session},
     dist,
     progress::Progress,
-    tiers::{Counts, Outcome, TestEnvironment},
+    tiers::{Counts, Outcome, TestEnvironment, Tier},
     workspace::Workspace,
 };
 
@@ -31,9 +33,19 @@ pub(crate) fn run(
         dist::build(workspace, &binaries, &version, Some(LEVEL), progress)
     };
     let (old, new) = (build("~test1")?, build("~test2")?);
+    let documents = Blocks::load(workspace)?;
+    let mut sessions = Vec::new();
+    for group in documents.of_tier(Tier::Package) {
+        let session = Session::create(workspace, &group)?;
+        // The name that the document gives to the package.
+        let name = format!("work/cube_{}_amd64.deb", dist::version());
+        std::fs::hard_link(&new.package, session.dir.join(name))?;
+        sessions.push(session);
+    }
     let done = Command::new(workspace.root().join("dev/packaging/test.sh"))
         .args([&old.package, &new.package])
         .arg(workspace.artifacts().join("package"))
+        .args(sessions.iter().map(|session| &session.dir))
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()
@@ -45,7 +57,11 @@ pub(crate) fn run(
         std::fs::remove_file(dist.package)?;
         std::fs::remove_file(dist.archive)?;
     }
-    Ok(Outcome::of(NAME, done.status, counts(&text)))
+    let mut outcome = Outcome::of(NAME, done.status, counts(&text));
+    for session in sessions {
+        outcome = outcome.and(session.judge()?);
+    }
+    Ok(outcome)
 }
 
 fn counts(text: &str) -> Counts {

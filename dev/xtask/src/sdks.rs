@@ -27,7 +27,7 @@ use crate::{
 const PYTHON: [&str; 2] = ["2.63.0", "2.45.1"];
 const JS: [&str; 2] = ["2.51.0", "2.45.0"];
 const CLI: &str = "2.19.0";
-const NODE: &str = "sdk/node";
+pub(crate) const NODE: &str = "sdk/node";
 /// Guides whose programs are cases of the suite.
 const GUIDES: [&str; 2] = ["quickstart.md", "interpreter.md"];
 /// Debian's Python, not another one that may come first in PATH.
@@ -56,6 +56,16 @@ pub(crate) fn build(store: &Store, workspace: &Workspace) -> Result<()> {
     let place = format!("sdk/cli-{CLI}");
     sources.node(store, &place, &format!("cli/cli-{CLI}"), &node)?;
     sources.copy_suite("cli", &place)
+}
+
+/// Place of the newest SDK for Python, relative to the artifacts.
+pub(crate) fn newest_python() -> String {
+    format!("sdk/python-{}", PYTHON[0])
+}
+
+/// Place of the newest SDK for JavaScript, relative to the artifacts.
+pub(crate) fn newest_js() -> String {
+    format!("sdk/js-{}", JS[0])
 }
 
 /// Directories of the suite, and the destination of the SDKs.
@@ -141,7 +151,7 @@ impl Sources {
 }
 
 /// A link in the virtual environment to the wheel's Node, whose real path contains the version of Python.
-const NODE_LINK: &str = "node";
+pub(crate) const NODE_LINK: &str = "node";
 
 /// Creates [`NODE_LINK`].
 fn link_node(environment: &Path) -> Result<()> {
@@ -159,7 +169,7 @@ fn link_node(environment: &Path) -> Result<()> {
     )
 }
 
-fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;

@@ -10,18 +10,40 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use crate::{
+    blocks::Blocks,
     tiers::{Counts, Outcome, TestEnvironment},
     workspace::Workspace,
 };
 
 /// Takes seconds.
 const SCENARIO: &str = "scenarios/00-smoke.toml";
+/// The second part, as documents name it.
+pub(crate) const CLAIMS: &str = "target/cube/bin/cube-bench verify-claims";
 
-/// Runs both parts.
+/// Runs both parts, and reads the scenarios that documents run.
 pub(crate) fn run(workspace: &Workspace, environment: &TestEnvironment) -> Result<Outcome> {
     let binaries = environment.binaries.as_deref();
     let binaries = binaries.context("the release binaries were not built")?;
-    Ok(smoke(workspace, binaries)?.and(claims(workspace, binaries)?))
+    let mut outcome = smoke(workspace, binaries)?.and(claims(workspace, binaries)?);
+    for scenario in Blocks::load(workspace)?.scenarios() {
+        outcome = outcome.and(plan(workspace, binaries, &scenario)?);
+    }
+    Ok(outcome)
+}
+
+/// Whether a scenario can be planned: its run takes minutes, and has the same code as the smoke scenario.
+fn plan(workspace: &Workspace, binaries: &Path, scenario: &Path) -> Result<Outcome> {
+    let done = bench(workspace, binaries)
+        .arg("plan")
+        .arg(scenario)
+        .output()
+        .context("cannot start cube-bench")?;
+    let counts = Counts {
+        passed: u64::from(done.status.success()),
+        ..Counts::default()
+    };
+    eprintln!("plan of {}: {}", scenario.display(), done.status);
+    Ok(judge("cube-bench plan", &done, counts))
 }
 
 fn smoke(workspace: &Workspace, binaries: &Path) -> Result<Outcome> {

@@ -8,7 +8,8 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, binaries, conformance, dependencies, fuzz, host,
+    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, binaries, blocks, conformance, dependencies, fuzz,
+    host,
     hvm::{self, Work},
     isolation::Prover,
     package, prepare,
@@ -107,6 +108,7 @@ pub(crate) fn test(
     for (tier, lack) in &plan.skipped {
         progress.line(&format!("tier {tier} will be skipped: {lack}"));
     }
+    progress.line(&blocks::Blocks::load(workspace)?.summary());
     let environment = prepare_for(workspace, &plan.run, progress)?;
     lint(workspace, progress)?;
     let mut outcome = dependencies::check(workspace, progress)?;
@@ -144,6 +146,9 @@ pub(crate) fn test(
             outcome = outcome.and(cells);
         }
     }
+    if plan.run.contains(&Tier::E2b) {
+        outcome = outcome.and(blocks::run(workspace, &environment)?);
+    }
     if plan.run.contains(&Tier::Bench) {
         outcome = outcome.and(smoke::run(workspace, &environment)?);
     }
@@ -176,6 +181,18 @@ pub(crate) fn hvm(workspace: &Workspace, progress: Progress, work: &Work) -> Res
         skipped: Vec::new(),
     };
     Ok(conclude(&outcome, &plan))
+}
+
+/// Runs the documents' blocks of the tier `e2b` without building anything.
+pub(crate) fn blocks(workspace: &Workspace) -> Result<ExitCode> {
+    let environment = TestEnvironment {
+        artifacts: workspace.artifacts(),
+        binaries: Some(workspace.artifacts().join("bin")),
+        later_vmms: None,
+    };
+    let outcome = blocks::run(workspace, &environment)?;
+    println!("{}", outcome.counts);
+    Ok(crate::success_or_bug(outcome.success))
 }
 
 /// Runs the tier `soak`.

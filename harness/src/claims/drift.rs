@@ -72,7 +72,7 @@ fn compare(claims: &[Claim], published: &Value, again: &Value) -> Drift {
             let Some(pointer) = interval_of(key) else {
                 continue;
             };
-            let name = format!("{}: {:?}: {key}", claim.file, claim.text);
+            let name = format!("{}: {:?}: {key}", claim.place(), claim.text);
             let is_ratio = key.ends_with("/ratio");
             let both = interval(published, &pointer).zip(interval(again, &pointer));
             match both {
@@ -113,7 +113,7 @@ mod tests {
     use serde_json::json;
 
     fn claims() -> Vec<Claim> {
-        let text = "[[claims]]\nfile = \"R\"\ntext = \"2 ms\"\nrun = \"r\"\n\
+        let text = "[[claims]]\nfiles = [\"R\"]\ntext = \"2 ms\"\nrun = \"r\"\n\
                     values = [{ printed = \"2\", key = \"/a/p50_ms\" }]\n";
         toml::from_str::<super::super::Claims>(text).unwrap().claims
     }

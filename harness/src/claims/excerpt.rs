@@ -1,16 +1,31 @@
-//! The shortened report that a document shows.
+//! The shortened reports that documents show.
 
 use std::path::Path;
 
-use super::{COVERED, ClaimsError};
+use super::{
+    ClaimsError,
+    cited::{DOCS, names},
+    read,
+};
 use crate::{report::terminal, session::RecordedRun};
 
 /// Text before the name of the run whose report is shown in the next block of code.
 const SHOWS: &str = "Shortened report of a published run (`results/";
 
-/// A sentence for each line of the shown report that is not in the report of its run. Lines of dots stand for lines that
+/// A sentence for each line of a report in `docs/` that is not in the report of its run. Lines of dots stand for lines that
 /// were left out.
-pub(super) fn differing(root: &Path, document: &str) -> Result<Vec<String>, ClaimsError> {
+pub(super) fn differing(root: &Path) -> Result<Vec<String>, ClaimsError> {
+    let mut differing = Vec::new();
+    for name in names(&root.join(DOCS))? {
+        if name.ends_with(".md") {
+            let file = format!("{DOCS}/{name}");
+            differing.extend(of_document(root, &file, &read(&root.join(&file))?)?);
+        }
+    }
+    Ok(differing)
+}
+
+fn of_document(root: &Path, file: &str, document: &str) -> Result<Vec<String>, ClaimsError> {
     let Some((_, after)) = document.split_once(SHOWS) else {
         return Ok(Vec::new());
     };
@@ -24,6 +39,6 @@ pub(super) fn differing(root: &Path, document: &str) -> Result<Vec<String>, Clai
     let lines = shown.lines().map(str::trim_end);
     let missing = lines.filter(|line| line.trim() != "…" && !report.contains(line));
     Ok(missing
-        .map(|line| format!("{COVERED}: the report of {run} has no line {line:?}"))
+        .map(|line| format!("{file}: the report of {run} has no line {line:?}"))
         .collect())
 }

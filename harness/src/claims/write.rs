@@ -23,11 +23,13 @@ pub fn write(root: &Path) -> Result<usize, ClaimsError> {
             continue;
         }
         changed += figures.len();
-        if !documents.contains_key(claim.file.as_str()) {
-            documents.insert(&claim.file, read(&root.join(&claim.file))?);
-        }
-        if let Some(document) = documents.get_mut(claim.file.as_str()) {
-            *document = document.replace(&claim.text, &text);
+        for file in &claim.files {
+            if !documents.contains_key(file.as_str()) {
+                documents.insert(file, read(&root.join(file))?);
+            }
+            if let Some(document) = documents.get_mut(file.as_str()) {
+                *document = document.replace(&claim.text, &text);
+            }
         }
         list = in_list(&list, claim, &text, &figures);
     }
@@ -68,8 +70,8 @@ fn renewed<'a>(claim: &'a Claim, report: &Value) -> (String, Vec<(&'a Figure, St
 fn in_list(list: &str, claim: &Claim, text: &str, figures: &[(&Figure, String)]) -> String {
     let mut blocks: Vec<String> = list.split("[[claims]]").map(str::to_owned).collect();
     let head = format!("text = {:?}\nrun = {:?}", claim.text, claim.run);
-    let file = format!("file = {:?}", claim.file);
-    let is_own = |block: &&mut String| block.contains(&head) && block.contains(&file);
+    let files = format!("files = {:?}", claim.files);
+    let is_own = |block: &&mut String| block.contains(&head) && block.contains(&files);
     if let Some(block) = blocks.iter_mut().find(is_own) {
         *block = block.replacen(&head, &format!("text = {text:?}\nrun = {:?}", claim.run), 1);
         for (figure, now) in figures {

@@ -37,6 +37,8 @@ fn read(root: &Path, name: &str) -> String {
 fn guides(root: &Path) -> Vec<String> {
     let top = [
         "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
         "SECURITY.md",
         "SPECIFICATION.md",
         "ARCHITECTURE.md",
@@ -105,6 +107,8 @@ fn is_placeholder(component: &str) -> bool {
         && stem.chars().all(|c| c.is_ascii_uppercase() || c == '-')
         && ![
             "README",
+            "CONTRIBUTING",
+            "CHANGELOG",
             "SECURITY",
             "HOURS",
             "ARCHITECTURE",

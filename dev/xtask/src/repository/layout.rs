@@ -6,7 +6,7 @@ use super::sources::{entries, file_name, visible_dirs};
 use crate::workspace::Workspace;
 
 const MOST_DIRS: usize = 16;
-const MOST_FILES: usize = 10;
+const MOST_FILES: usize = 12;
 /// Folders that contain crates. Each crate is described in its own README or in the README of its folder.
 const GROUPS: [&str; 7] = [
     "guest",

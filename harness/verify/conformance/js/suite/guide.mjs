@@ -7,7 +7,7 @@ import { ok, same } from './case.mjs'
 
 function program(guide) {
   const text = fs.readFileSync(path.join(import.meta.dirname, guide), 'utf8')
-  const found = text.match(/```js\n([\s\S]*?)```[\s\S]*?```text\n([\s\S]*?)```/)
+  const found = text.match(/```js[^\n]*\n([\s\S]*?)```[\s\S]*?```text\n([\s\S]*?)```/)
   ok(found, 'there is no program')
   return found.slice(1)
 }

@@ -15,7 +15,7 @@ GUIDES = pathlib.Path(__file__).parent.parent
 
 def program(guide: str) -> tuple[str, str]:
     """The program in a guide, and its documented output."""
-    found = re.search(r"```python\n(.*?)```.*?```text\n(.*?)```", (GUIDES / guide).read_text(), re.DOTALL)
+    found = re.search(r"```python[^\n]*\n(.*?)```.*?```text\n(.*?)```", (GUIDES / guide).read_text(), re.DOTALL)
     assert found, f"{guide} has no program"
     return found[1], found[2]
 
