@@ -21,7 +21,13 @@ use api_types::envd::{
 use clap::Args;
 use serde_json::json;
 
-use crate::{failure::Failure, program::Context, progress::Transfer, server::SandboxRoute};
+use crate::{
+    attach::Lease,
+    failure::Failure,
+    program::Context,
+    progress::Transfer,
+    server::SandboxRoute,
+};
 use plan::{Place, component};
 
 /// For one file.
@@ -48,6 +54,7 @@ pub(crate) struct CopyArgs {
 
 /// A copy under way.
 struct Copier {
+    _lease: Lease,
     client: EnvdClient<Wire>,
     route: SandboxRoute,
     user: Option<String>,
@@ -66,6 +73,7 @@ pub(super) fn copy(context: &Context, args: &CopyArgs) -> Result<(), Failure> {
         let mut client = server.agent(&route)?;
         client.set_timeout(PER_FILE);
         Ok(Copier {
+            _lease: Lease::keep(server.another(), route.id.clone()),
             client,
             route,
             user: args.user.clone(),

@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 
 use nix::sys::signal::Signal;
 
-use crate::world::{World, signal, until};
+use crate::world::{World, seconds, signal, until};
 
 pub(crate) fn kvm_a_sandbox_is_created_used_and_killed() {
     let world = World::open();
@@ -129,6 +129,37 @@ pub(crate) fn kvm_a_sandbox_is_paused_resumed_forked_and_kept() {
     );
     world.run(&["sandbox", "kill", "--all"]).expect(0);
     world.is_empty_soon();
+}
+
+pub(crate) fn kvm_a_sandbox_lives_as_long_as_it_is_used_and_a_paused_one_stays_paused() {
+    let world = World::open();
+    let short = || world.run(&["sandbox", "create", "--timeout", "3s"]).line();
+    let left_s = |id: &str| {
+        let item = &world
+            .run(&["--json", "sandbox", "info", id])
+            .items("sandbox")[0];
+        seconds(&item["endAt"]) - seconds(&item["startedAt"])
+    };
+    let id = short();
+    world
+        .run(&["sandbox", "exec", &id, "--", "sleep", "5"])
+        .expect(0);
+    let id = short();
+    let there = format!("{id}:/tmp/copy");
+    world
+        .run(&["sandbox", "cp", "/etc/passwd", &there])
+        .expect(0);
+    assert!(left_s(&id) >= 100, "{}", left_s(&id));
+
+    let id = short();
+    world.run(&["sandbox", "pause", &id]).expect(0);
+    world.run(&["sandbox", "exec", &id, "true"]).expect(0);
+    world.run(&["sandbox", "timeout", &id, "1s"]).expect(0);
+    until("the sandbox is paused again", || {
+        let listed = world.run(&["sandbox", "list", "--state", "paused"]);
+        listed.expect(0).stdout.contains(&id)
+    });
+    world.run(&["sandbox", "kill", "--all"]).expect(0);
 }
 
 pub(crate) fn kvm_files_and_directories_are_copied_both_ways() {
