@@ -15,6 +15,8 @@ pub(crate) enum Kind {
     Refused,
     /// The server does not have what the request names.
     NotFound,
+    /// The server needs a key, and none was given.
+    NoKey,
     /// The command line is wrong.
     Usage,
     /// This host lacks something that the command needs, for example a file or a terminal.
@@ -27,7 +29,7 @@ impl Kind {
     /// The exit code of commands. `cube run` and the like exit with [`ATTACHED`] instead.
     pub(crate) fn code(self) -> u8 {
         match self {
-            Self::Refused | Self::NotFound => 1,
+            Self::Refused | Self::NotFound | Self::NoKey => 1,
             Self::Usage => 2,
             Self::UnsuitableHost => 6,
             Self::Unreachable => 7,
