@@ -56,7 +56,8 @@ pub(crate) fn run(context: &Context, args: &QuickstartArgs) -> Result<(), Failur
         .collect();
     let item =
         json!({"variables": variables, "output": output, "milliseconds": took.as_secs_f64() * 1e3});
-    context.format.done("quickstart", &item, &text)?;
+    let lines: Vec<_> = text.lines().collect();
+    context.format.lines("quickstart", &item, &lines)?;
     if context.format == Format::Human {
         eprintln!("cube: the key is shown once; `cube-api key revoke {KEY}` ends it");
     }

@@ -31,6 +31,14 @@ pub fn guest_text(text: &str) -> String {
     shown
 }
 
+/// Escapes characters as [`guest_text`] does, in text of any length.
+#[must_use]
+pub fn one_line(text: &str) -> String {
+    let mut shown = String::new();
+    text.chars().for_each(|c| Escape::of(c).push_to(&mut shown));
+    shown
+}
+
 /// A character in its sanitized form.
 enum Escape {
     Plain(char),
@@ -92,6 +100,9 @@ mod tests {
             let hidden = ['\u{2028}', '\u{2029}', '\u{202e}', '\u{200b}'];
             prop_assert!(!shown.contains(hidden));
             prop_assert_eq!(guest_text(&shown), shown);
+            let line = one_line(&text);
+            prop_assert!(!line.contains(char::is_control) && !line.contains(hidden));
+            prop_assert_eq!(one_line(&line), line);
         }
     }
 }
