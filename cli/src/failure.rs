@@ -3,7 +3,10 @@
 use std::fmt;
 
 use api_client::endpoint::{BadUrl, DialError, TrustError};
-use api_types::envd::ClientError;
+use api_types::{
+    envd::{ClientError, CutAnswer},
+    one_line,
+};
 use serde_json::json;
 
 use crate::output::FORMAT;
@@ -54,9 +57,9 @@ impl std::error::Error for Failure {}
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
+        f.write_str(&one_line(&self.message))?;
         match &self.cure {
-            Some(cure) => write!(f, "\n  {cure}"),
+            Some(cure) => write!(f, "\n  {}", one_line(cure)),
             None => Ok(()),
         }
     }
@@ -108,6 +111,14 @@ impl Failure {
     pub(crate) fn of_call(why: &ClientError, to: &dyn fmt::Display) -> Self {
         match why {
             ClientError::NotReachable { source, .. } => {
+                let inner = source.get_ref().and_then(|inner| inner.downcast_ref());
+                if let Some(CutAnswer { received, expected }) = inner {
+                    let of = expected.map_or(String::new(), |all| format!(" of {all}"));
+                    let text = format!("the answer of {to} ended after {received}{of} bytes");
+                    return Self::refused(text).with_cure(
+                        "it was cut there: what is read may be unreadable or have changed, or the server or sandbox ended",
+                    );
+                }
                 let text = model::chain(why);
                 let failure = Self::new(Kind::Unreachable, format!("{to} does not answer: {text}"));
                 if is_untrusted(&source.to_string()) {

@@ -393,13 +393,17 @@ mod tests {
         let texts = [
             "",
             "SSH-2.0-OpenSSH\r\n",
-            "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}",
             "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n<htm>",
         ];
         for text in texts {
             let why = answer(text).unwrap_err();
             assert_eq!(why.kind, Kind::Unreachable, "{text:?}: {why}");
         }
+        let cut = answer("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}").unwrap_err();
+        assert!(
+            cut.kind == Kind::Refused && cut.message.ends_with("ended after 2 of 9 bytes"),
+            "{cut}"
+        );
         let refused = answer("HTTP/1.1 418 x\r\ncontent-length: 4\r\n\r\nnope").unwrap_err();
         assert!(refused.message.contains("status 418"), "{refused}");
         let hostile = answer(

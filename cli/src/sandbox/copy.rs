@@ -22,7 +22,7 @@ use clap::Args;
 use serde_json::json;
 
 use crate::{
-    attach::Lease,
+    attach::{Draft, Lease},
     failure::Failure,
     program::Context,
     progress::Transfer,
@@ -55,6 +55,7 @@ pub(crate) struct CopyArgs {
 /// A copy under way.
 struct Copier {
     _lease: Lease,
+    draft: Draft,
     client: EnvdClient<Wire>,
     route: SandboxRoute,
     user: Option<String>,
@@ -66,6 +67,7 @@ struct Copier {
 }
 
 pub(super) fn copy(context: &Context, args: &CopyArgs) -> Result<(), Failure> {
+    let draft = Draft::guarded();
     let (from, to) = (Place::parse(&args.from), Place::parse(&args.to));
     let mut server = context.server()?;
     let mut copier = |id: &str| -> Result<Copier, Failure> {
@@ -74,6 +76,7 @@ pub(super) fn copy(context: &Context, args: &CopyArgs) -> Result<(), Failure> {
         client.set_timeout(PER_FILE);
         Ok(Copier {
             _lease: Lease::keep(server.another(), route.id.clone()),
+            draft: draft.clone(),
             client,
             route,
             user: args.user.clone(),
@@ -314,6 +317,9 @@ impl Copier {
             options.create_new(true).mode(0o644 | (mode & EXECUTABLE));
         }
         let path = target.path(to);
+        if let Target::Draft(draft) = &target {
+            self.draft.is(Some(draft));
+        }
         let file = options.open(path).map_err(|why| here(path, &why))?;
         let user = self.user.clone();
         let mut counted = self.transfer.file(file, u64::try_from(size).unwrap_or(0));
@@ -325,6 +331,7 @@ impl Copier {
                 return Err(self.failed(from, why));
             }
             fs::rename(draft, to).map_err(|why| here(to, &why))?;
+            self.draft.is(None);
         }
         got.map_err(|why| self.failed(from, &why))?;
         self.files += 1;

@@ -194,7 +194,8 @@ pub(crate) fn kvm_files_and_directories_are_copied_both_ways() {
     // A copy that fails leaves what is there, and nothing beside it.
     let unreadable = ["sandbox", "cp", &there("/proc/1/mem"), &text(&back)];
     // The agent has begun an answer, and cuts it.
-    world.run(&unreadable).expect(7);
+    let cut = world.run(&unreadable);
+    assert!(matches!(cut.code, 1 | 7), "{}", cut.stderr);
     assert_eq!(fs::read(&back).unwrap(), large);
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 2);
     world
