@@ -19,6 +19,7 @@ check() {
 	local name=$1 figures=$2
 	shift 2
 	if "$@" >"$dir/check.log" 2>&1; then
+		cp "$dir/check.log" "$dir/$name.log"
 		pass "$name" "$figures"
 	else
 		fail "$name" "$* → $(tail -n 5 "$dir/check.log" | tr '\n' ' ')"
@@ -95,7 +96,6 @@ cat "$old" >/dev/null
 began=$(now)
 check install "" inside apt-get install --yes --no-install-recommends /packages/old.deb
 installed=$(since "$began")
-cp "$dir/check.log" "$dir/install.log"
 groups=$(inside sh -c 'cat /proc/$(systemctl show --property MainPID --value cube-api)/cgroup' |
 	sed -n 's#.*/\(cube-[0-9a-f]*-[0-9a-f]*\)-server-.*#\1#p' | head -n 1)
 key=$(inside cube-api key new test)
@@ -152,9 +152,14 @@ else
 	fail reinstall-time "to the first sandbox's output $again s (goal 10)"
 fi
 
+# A process that the removal did not end is named.
+inside sh -c 'cp /bin/sleep /tmp/cube-vmm && setsid /tmp/cube-vmm 1000 </dev/null >/dev/null 2>&1 & sleep 0.2; rm /tmp/cube-vmm'
 began=$(now)
 check purge "" inside apt-get purge --yes cube
 pass purge-time "$(since "$began") s"
+stray=$(inside sh -c 'grep -slx cube-vmm /proc/[0-9]*/comm | tr -dc "0-9\n"')
+check purge-names-what-is-left "$stray" grep -q "kill -9 $stray" "$dir/purge.log"
+inside kill -9 "$stray"
 traces >"$dir/after"
 if diff "$dir/before" "$dir/after" >"$dir/left"; then
 	pass nothing-left
