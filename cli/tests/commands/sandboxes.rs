@@ -241,6 +241,19 @@ pub(crate) fn kvm_files_and_directories_are_copied_both_ways() {
     assert_eq!(mode & 0o111, 0o111);
     assert!(got.join("inner/empty").is_dir() && !got.join("out").exists());
 
+    // A signal leaves no part of a file.
+    let grow = [
+        "sandbox", "exec", &id, "--", "truncate", "-s", "3G", "/tmp/big",
+    ];
+    world.run(&grow).expect(0);
+    let (big, entries) = (dir.join("big"), || fs::read_dir(&dir).unwrap().count());
+    let before = entries();
+    let child = world.spawn(&["sandbox", "cp", &there("/tmp/big"), &text(&big)]);
+    until("the copy has begun", || entries() > before);
+    signal(&child, Signal::SIGTERM);
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(143));
+    assert!(entries() == before && !big.exists());
+
     let missing = world
         .run(&["sandbox", "cp", &there("/nowhere"), "."])
         .expect(1);
