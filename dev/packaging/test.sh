@@ -152,6 +152,19 @@ else
 	fail reinstall-time "to the first sandbox's output $again s (goal 10)"
 fi
 
+# Another state directory is refused with the cure, and then used by all commands.
+end='systemctl stop cube-api.service; cube-api end --config /etc/cube/server.conf'
+inside sh -c "$end" 2>/dev/null
+inside sh -c 'mkdir -m 700 /srv/cube; echo "state = /srv/cube" >>/etc/cube/server.conf; systemctl restart cube-api.service' 2>/dev/null
+check state-refused "" inside sh -c 'journalctl -u cube-api -n 20 -o cat | grep "write .ReadWritePaths=/srv/cube"'
+unit=/etc/systemd/system/cube-api.service.d
+inside sh -c 'mkdir $1; printf "[Service]\nReadWritePaths=/srv/cube\n" >$1/state.conf; systemctl daemon-reload; systemctl reset-failed' sh $unit
+check state-elsewhere "" inside systemctl restart cube-api.service
+check state-reload "" inside systemctl reload cube-api.service
+check state-key "" inside sh -c 'cube key new other && grep other /srv/cube/keys.json && cube quickstart'
+inside sh -c "$end" 2>/dev/null
+inside sh -c 'sed -i "/^state/d" /etc/cube/server.conf; systemctl restart cube-api.service; rm -r /srv/cube $1; systemctl daemon-reload' sh $unit
+
 # A process that the removal did not end is named.
 inside sh -c 'cp /bin/sleep /tmp/cube-vmm && setsid /tmp/cube-vmm 1000 </dev/null >/dev/null 2>&1 & sleep 0.2; rm /tmp/cube-vmm'
 began=$(now)

@@ -46,11 +46,19 @@ pub(super) fn run(config: &ServeConfig) -> Result<(), Failure> {
     let beside = program.parent().unwrap_or(Path::new("/"));
     let vmm = config.vmm.clone();
     let vmm = vmm.unwrap_or_else(|| beside.join("cube-vmm"));
-    open_state(&config.state).map_err(|why| unopened(&config.state, &why))?;
+    let failed = |text, kind| below_state(&config.state, text, kind);
+    open_state(&config.state).map_err(|why| {
+        let kind = match &why {
+            StateError::Io { source, .. } => source.kind(),
+            StateError::Open { .. } => io::ErrorKind::Other,
+        };
+        failed(model::chain(&why), kind)
+    })?;
     let installed = installed(&config.state);
     let guest = installed.join("guest");
     publish_all(&beside.join("../guest"), &guest).map_err(|why| {
-        Failure::UnsuitableHost(format!("cannot prepare {}: {why}", guest.display()))
+        let text = format!("cannot prepare {}: {why}", guest.display());
+        failed(text, why.kind())
     })?;
     let template = installed.join("templates").join(BASE);
     if template.join(MANIFEST_NAME).is_file() {
@@ -60,17 +68,15 @@ pub(super) fn run(config: &ServeConfig) -> Result<(), Failure> {
     build(&guest, &vmm, &template)
 }
 
-/// The packaged unit may write to one state directory only. For all others, its file systems are read-only.
-fn unopened(state: &Path, why: &StateError) -> Failure {
-    let (text, dir) = (model::chain(why), state.display());
-    let is_read_only = matches!(why, StateError::Io { source, .. } if source.kind() == io::ErrorKind::ReadOnlyFilesystem);
-    Failure::UnsuitableHost(if is_read_only {
-        format!(
+/// A failure below the state directory. For the packaged unit, all other directories are on read-only file systems.
+fn below_state(state: &Path, text: String, kind: io::ErrorKind) -> Failure {
+    let dir = state.display();
+    Failure::UnsuitableHost(match kind {
+        io::ErrorKind::ReadOnlyFilesystem => format!(
             "{text}\nthe service may write to {STATE_DIR} only: `mkdir -m 700 {dir}`, then `systemctl edit cube-api`, and \
              below [Service] write `ReadWritePaths={dir}` (in /home, also `ProtectHome=no`)"
-        )
-    } else {
-        text
+        ),
+        _ => text,
     })
 }
 
@@ -322,14 +328,10 @@ mod tests {
 
     #[test]
     fn a_state_directory_that_the_unit_may_not_write_to_is_refused_with_the_cure() {
-        let unopened = |kind: io::ErrorKind| {
-            let path = PathBuf::from("/srv/cube");
-            let source = kind.into();
-            unopened(Path::new("/srv/cube"), &StateError::Io { path, source }).to_string()
-        };
-        let why = unopened(io::ErrorKind::ReadOnlyFilesystem);
+        let text = |kind| below_state(Path::new("/srv/cube"), "x".to_owned(), kind).to_string();
+        let why = text(io::ErrorKind::ReadOnlyFilesystem);
         assert!(why.contains("`ReadWritePaths=/srv/cube`"), "{why}");
-        assert!(!unopened(io::ErrorKind::NotFound).contains("ReadWritePaths"));
+        assert_eq!(text(io::ErrorKind::NotFound), "x");
     }
 
     #[test]
