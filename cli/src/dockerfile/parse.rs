@@ -181,7 +181,7 @@ fn instruction(
             Ok(None)
         }
         "RUN" if rest.starts_with("--") => Err(format!(
-            "RUN has an option ({}), which is not supported",
+            "RUN has an option ({}), which is not supported: leave it out",
             rest.split_whitespace().next().unwrap_or_default()
         )),
         "RUN" => {
@@ -207,7 +207,11 @@ fn instruction(
         "ENTRYPOINT" => Ok(Some(Instruction::Entrypoint(words::command(rest)))),
         "CMD" => Ok(Some(Instruction::Cmd(words::command(rest)))),
         "EXPOSE" | "LABEL" | "MAINTAINER" | "VOLUME" | "HEALTHCHECK" | "STOPSIGNAL" => Ok(None),
-        other => Err(format!("{other} is not supported")),
+        "SHELL" => {
+            let why = "commands run in bash: leave it out, and write what it sets into RUN (`set -o pipefail`)";
+            Err(format!("SHELL is not supported: {why}"))
+        }
+        other => Err(format!("{other} is not supported: leave it out")),
     }
 }
 
@@ -263,7 +267,11 @@ fn copy(name: &str, rest: &str, variables: &Variables) -> Result<Instruction, St
             Some(("chown", value)) => owner = for_server(value)?,
             Some(("chmod", value)) => mode = for_server(value)?,
             None if option == "link" => {}
-            _ => return Err(format!("{name} --{option} is not supported")),
+            Some(("from", _)) => {
+                let cure = "build what it names before, and COPY the files of this host";
+                return Err(format!("{name} --{option} is not supported: {cure}"));
+            }
+            _ => return Err(format!("{name} --{option} is not supported: leave it out")),
         }
         rest = after.trim_start();
     }
