@@ -66,8 +66,10 @@ pub(crate) fn run(context: &Context, args: &QuickstartArgs) -> Result<(), Failur
 
 /// Starts the installed service if no server answers.
 fn ensure_running(server: &mut Server) -> Result<(), Failure> {
-    if server.succeed("GET", "/health", b"").is_ok() {
-        return Ok(());
+    match server.succeed("GET", "/health", b"") {
+        Ok(_) => return Ok(()),
+        Err(why) if !server.is_local() => return Err(why),
+        Err(_) => {}
     }
     let url = server.url();
     if !Path::new("/run/systemd/system").is_dir() {
@@ -235,6 +237,16 @@ mod tests {
         // There is no `cube-api` beside a test.
         let why = key_at(401, None).unwrap_err();
         assert!(why.message.contains("cannot run"), "{why}");
+    }
+
+    #[test]
+    fn a_server_of_another_host_is_not_started_here() {
+        let args = ServerArgs {
+            url: Some("http://cube.invalid:1".to_owned()),
+            ..ServerArgs::default()
+        };
+        let why = ensure_running(&mut args.server().unwrap()).unwrap_err();
+        assert_eq!(why.kind, Kind::Unreachable, "{why}");
     }
 
     #[test]
