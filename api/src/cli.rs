@@ -18,9 +18,6 @@ use clap::{Parser, Subcommand};
 
 use exit::Failure;
 
-/// Default state directory of the server.
-const STATE: &str = "/var/lib/cube";
-
 #[derive(Parser)]
 #[command(
     version,
@@ -42,7 +39,7 @@ enum Command {
     /// of `serve`
     End(Box<serve::ServeConfig>),
     /// Replace the running server by a new process of the program that is installed now; prints its process id
-    Reload(reload::ReloadConfig),
+    Reload(options_file::StateDir),
     /// Create, list and revoke API keys; a running server picks up changes
     #[command(subcommand)]
     Key(key::KeyCommand),
@@ -63,7 +60,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Serve(config) => serve::run(*config),
         Command::Prepare(config) => prepare::run(&config),
         Command::End(config) => serve::end(*config),
-        Command::Reload(config) => reload::run(&config),
+        Command::Reload(state) => reload::run(state),
         Command::Key(command) => key::run(command),
         Command::Template(command) => template::run(command),
         Command::Ca(command) => ca::run(&command),

@@ -32,7 +32,7 @@ use crate::{
 };
 
 pub(crate) use lease::{LEASE, Lease};
-pub(crate) use signals::{AtEnd, Signals};
+pub(crate) use signals::{AtEnd, Draft, Signals};
 pub(crate) use terminal::{is_terminal, size};
 
 /// Of a command whose time is over, as timeout(1) has it.

@@ -1,12 +1,13 @@
 //! Dockerfiles: read here and sent as the steps of a build, as the SDKs do. The server never sees the file.
 //!
-//! Supported are FROM, RUN, COPY, ADD of local files, ENV, ARG with a default, WORKDIR, USER, ENTRYPOINT and CMD. What
+//! Supported are FROM, RUN, COPY, ADD of local files, ENV, ARG, WORKDIR, USER, ENTRYPOINT and CMD. What
 //! only describes a container (EXPOSE, LABEL, HEALTHCHECK, …) is left out. Everything else is refused by name, since a
 //! build that silently differs from Docker's is worse than none.
 
 mod archive;
 mod context;
 mod parse;
+mod variables;
 mod words;
 
 use std::{fs, path::Path};
@@ -159,7 +160,7 @@ CMD [\"--port\", \"80\"]
                 "WORKDIR /app",
                 "COPY *.py|/app/|app:app|755",
                 "COPY src|/app/|app:app|755",
-                "RUN pip install flask && echo done",
+                "RUN pip install flask &&     echo done",
                 "USER app",
             ]
         );
@@ -183,6 +184,11 @@ CMD [\"--port\", \"80\"]
             ("FROM a\nSHELL [\"x\"]", "line 2"),
             ("FROM a\nNONSENSE x", "line 2"),
             ("FROM a\nCOPY onlyone", "line 2"),
+            ("FROM a\nADD x.tar.gz /x", "line 2"),
+            ("FROM a\n\nENV A=${B#c}", "line 3"),
+            ("FROM a\nCOPY $NONE /x", "line 2"),
+            ("FROM --platform=linux/arm64 a", "line 1"),
+            ("# escape=`\nFROM a", "line 1"),
             ("", "line 1"),
         ] {
             let why = recipe(text, &[]).unwrap_err();

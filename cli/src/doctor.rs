@@ -1,23 +1,33 @@
 //! `cube doctor`: what this host lacks for a server, each with its cure.
 //!
-//! The checks repeat what the server and the VMM check when they start, in words for a person, and change nothing. They
-//! read /proc, /sys and the files of the installation; only the VMM's own probe starts a program.
+//! The checks repeat what the server and the VMM check when they start, in words for a person, and change nothing: a
+//! server that systemd would start for a connection is not connected to. They read /proc, /sys and the files of the
+//! installation; only the VMM's own probe and systemctl are started.
 
 mod host;
+mod options;
 mod service;
 
 pub(crate) use host::beside;
 
+use std::path::PathBuf;
+
 use clap::Args;
+use model::OPTIONS_FILE;
 use serde::Serialize;
+
+use options::Options;
 
 use crate::{failure::Failure, program::Context};
 
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// State directory of the server
-    #[arg(long, value_name = "DIR", default_value = "/var/lib/cube")]
-    state: std::path::PathBuf,
+    /// State directory of the server [default: that of its options file]
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// Options file of the server
+    #[arg(long, value_name = "FILE", default_value = OPTIONS_FILE)]
+    config: PathBuf,
 }
 
 /// How a check ended.
@@ -73,8 +83,11 @@ impl Finding {
 /// # Errors
 /// Returns a [`Failure`] after the findings are printed if something that a server needs is missing.
 pub(crate) fn run(context: &Context, args: &DoctorArgs) -> Result<(), Failure> {
-    let mut findings = host::findings(&args.state);
-    findings.extend(service::findings(context, &args.state)?);
+    let (options, unusable) = Options::load(args);
+    let mut findings = host::findings(&options.state);
+    findings.extend(service::findings(context, &options)?);
+    let findings = unusable.into_iter().chain(findings);
+    let findings: Vec<_> = findings.map(|found| options.applied(found)).collect();
     let columns = ["RESULT", "CHECK", "FOUND"];
     context.format.list("findings", &findings, &columns, row)?;
     let missing = |found: &&Finding| found.verdict == Verdict::Missing;

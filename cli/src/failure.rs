@@ -3,7 +3,10 @@
 use std::fmt;
 
 use api_client::endpoint::{BadUrl, DialError, TrustError};
-use api_types::envd::ClientError;
+use api_types::{
+    envd::{ClientError, CutAnswer},
+    one_line,
+};
 use serde_json::json;
 
 use crate::output::FORMAT;
@@ -15,6 +18,8 @@ pub(crate) enum Kind {
     Refused,
     /// The server does not have what the request names.
     NotFound,
+    /// The server needs a key, and none was given.
+    NoKey,
     /// The command line is wrong.
     Usage,
     /// This host lacks something that the command needs, for example a file or a terminal.
@@ -27,7 +32,7 @@ impl Kind {
     /// The exit code of commands. `cube run` and the like exit with [`ATTACHED`] instead.
     pub(crate) fn code(self) -> u8 {
         match self {
-            Self::Refused | Self::NotFound => 1,
+            Self::Refused | Self::NotFound | Self::NoKey => 1,
             Self::Usage => 2,
             Self::UnsuitableHost => 6,
             Self::Unreachable => 7,
@@ -52,9 +57,9 @@ impl std::error::Error for Failure {}
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
+        f.write_str(&one_line(&self.message))?;
         match &self.cure {
-            Some(cure) => write!(f, "\n  {cure}"),
+            Some(cure) => write!(f, "\n  {}", one_line(cure)),
             None => Ok(()),
         }
     }
@@ -106,6 +111,14 @@ impl Failure {
     pub(crate) fn of_call(why: &ClientError, to: &dyn fmt::Display) -> Self {
         match why {
             ClientError::NotReachable { source, .. } => {
+                let inner = source.get_ref().and_then(|inner| inner.downcast_ref());
+                if let Some(CutAnswer { received, expected }) = inner {
+                    let of = expected.map_or(String::new(), |all| format!(" of {all}"));
+                    let text = format!("the answer of {to} ended after {received}{of} bytes");
+                    return Self::refused(text).with_cure(
+                        "it was cut there: what is read may be unreadable or have changed, or the server or sandbox ended",
+                    );
+                }
                 let text = model::chain(why);
                 let failure = Self::new(Kind::Unreachable, format!("{to} does not answer: {text}"));
                 if is_untrusted(&source.to_string()) {

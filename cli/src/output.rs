@@ -2,10 +2,12 @@
 //!
 //! Every command with `--json` prints one object: `{"format":1,"kind":K,"items":[…]}`. Items have the names of E2B's
 //! interface. Data goes to standard output, everything else to standard error.
+//!
+//! Texts of servers are not trusted: what a person reads has no control characters but the ends of its lines.
 
 use std::io::{self, Write};
 
-use api_types::envd::Timestamp;
+use api_types::{envd::Timestamp, one_line};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -33,7 +35,7 @@ impl Format {
         match self {
             Self::Json => self.json(kind, items),
             Self::Human => {
-                let rows: Vec<_> = items.iter().map(row).collect();
+                let rows: Vec<_> = items.iter().map(|item| cells(&row(item))).collect();
                 print(&table(columns, &rows))
             }
         }
@@ -52,25 +54,45 @@ impl Format {
         }
     }
 
-    /// Prints the result of an action: a JSON item, or text.
-    pub(crate) fn done(self, kind: &str, item: &Value, text: &str) -> Result<(), Failure> {
+    /// Prints the result of an action: a JSON item, or a line.
+    pub(crate) fn done(self, kind: &str, item: &Value, line: &str) -> Result<(), Failure> {
+        match self {
+            Self::Human if line.is_empty() => Ok(()),
+            _ => self.lines(kind, item, &[line]),
+        }
+    }
+
+    /// As [`Self::done`], for several lines.
+    pub(crate) fn lines(self, kind: &str, item: &Value, lines: &[&str]) -> Result<(), Failure> {
         match self {
             Self::Json => self.json(kind, std::slice::from_ref(item)),
-            Self::Human if text.is_empty() => Ok(()),
-            Self::Human => print(&format!("{text}\n")),
+            Self::Human => {
+                let lines = lines.iter().map(|line| format!("{}\n", one_line(line)));
+                print(&lines.collect::<String>())
+            }
         }
     }
 
     fn json<T: Serialize>(self, kind: &str, items: &[T]) -> Result<(), Failure> {
         let items = serde_json::to_value(items)
             .map_err(|why| Failure::refused(format!("the answer has no JSON form: {why}")))?;
-        let answer = json!({"format": FORMAT, "kind": kind, "items": items});
-        print(&format!("{answer}\n"))
+        print_json(&json!({"format": FORMAT, "kind": kind, "items": items}))
     }
 }
 
-/// Writes to standard output. A reader that has gone ends the program quietly, as SIGPIPE would.
+/// Writes lines for a person to standard output.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let lines = text.split('\n').map(one_line);
+    write(&lines.collect::<Vec<_>>().join("\n"))
+}
+
+/// Writes a line of JSON to standard output.
+pub(crate) fn print_json(value: &Value) -> Result<(), Failure> {
+    write(&format!("{value}\n"))
+}
+
+/// A reader that has gone ends the program quietly, as SIGPIPE would.
+fn write(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     written.map_err(|why| match why.kind() {
@@ -81,6 +103,10 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 
 /// The exit code of a program that SIGPIPE ended, as shells show it.
 pub(crate) const BROKEN_PIPE: i32 = 128 + 13;
+
+fn cells(row: &[String]) -> Vec<String> {
+    row.iter().map(|cell| one_line(cell)).collect()
+}
 
 /// A table whose columns are as wide as their longest cell. The last one has no padding.
 fn table(columns: &[&str], rows: &[Vec<String>]) -> String {
@@ -110,7 +136,7 @@ fn properties(lines: &[(&str, String)]) -> String {
     let lines = lines.iter().filter(|(_, value)| !value.is_empty());
     let lines = lines.map(|(name, value)| {
         let name = format!("{name}:");
-        format!("{name:<width$}{value}\n", width = widest + 2)
+        format!("{name:<width$}{}\n", one_line(value), width = widest + 2)
     });
     lines.collect()
 }
@@ -124,24 +150,6 @@ pub(crate) fn time(at: Option<Timestamp>) -> String {
             None => text,
         }
     })
-}
-
-/// A size in bytes with three digits, in powers of 1024.
-pub(crate) fn bytes(n: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut unit = 0;
-    let mut scale = 1_u64;
-    while n / scale >= 1024 && unit + 1 < units.len() {
-        scale *= 1024;
-        unit += 1;
-    }
-    let tenths = (u128::from(n) * 10 + u128::from(scale) / 2) / u128::from(scale);
-    let name = units.get(unit).copied().unwrap_or("B");
-    if unit == 0 || tenths >= 100 {
-        format!("{} {name}", (tenths + 5) / 10)
-    } else {
-        format!("{}.{} {name}", tenths / 10, tenths % 10)
-    }
 }
 
 #[cfg(test)]
@@ -163,18 +171,16 @@ mod tests {
     fn properties_without_a_value_are_left_out() {
         let lines = [("id", "x".to_owned()), ("domain", String::new())];
         assert_eq!(properties(&lines), "id:     x\n");
+        let hostile = [("id", "\x1b[2J\nstate: running".to_owned())];
+        assert_eq!(properties(&hostile), "id: \\u{1b}[2J\\nstate: running\n");
     }
 
     #[test]
-    fn sizes_have_binary_units() {
-        for (n, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1536, "1.5 KiB"),
-            (10 << 20, "10 MiB"),
-            (3_328_599_654, "3.1 GiB"),
-        ] {
-            assert_eq!(bytes(n), text);
-        }
+    fn texts_of_a_server_stay_in_their_place() {
+        let hostile = "\x1b[2Jx\nforged  running\u{9b}";
+        let shown = r"\u{1b}[2Jx\nforged  running\u{9b}";
+        assert_eq!(cells(&[hostile.to_owned()]), [shown]);
+        let failure = Failure::refused(hostile).with_cure(hostile);
+        assert_eq!(failure.to_string(), format!("{shown}\n  {shown}"));
     }
 }

@@ -7,7 +7,9 @@ use std::{
 
 use api_types::{guest_text, rest::BuildLogEntry};
 
-use crate::{attach::is_terminal, output::bytes};
+use model::Bytes;
+
+use crate::attach::is_terminal;
 
 /// Between two redraws of the line.
 const REDRAW: Duration = Duration::from_millis(100);
@@ -115,8 +117,8 @@ impl Progress {
                 "  {}/{} layers  {} of {}",
                 self.layers.done,
                 self.layers.all,
-                bytes(self.bytes.done),
-                bytes(self.bytes.all)
+                Bytes(self.bytes.done).rounded(),
+                Bytes(self.bytes.all).rounded()
             ),
             Phase::Building => format!("  step {}/{}", self.steps.done, self.steps.all),
             Phase::Waiting | Phase::Converting | Phase::Finalizing => String::new(),
@@ -143,12 +145,15 @@ fn first_number(text: &str) -> u64 {
     text.get(..digits).and_then(|d| d.parse().ok()).unwrap_or(0)
 }
 
-/// Bytes of `83 MB`, `1.4 GB`, in powers of 1000.
+/// Bytes of `83 MiB`, or of `1.4 GB` as other servers have it.
 fn size_of(text: &str) -> u64 {
     let Some((number, unit)) = text.trim().split_once(' ') else {
         return 0;
     };
     let scale = match unit {
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
         "kB" => 1000,
         "MB" => 1_000_000,
         "GB" => 1_000_000_000,
@@ -208,7 +213,8 @@ impl Display {
         self.progress.add(&entry.message);
         if self.style == Style::Lines {
             let step = entry.step.as_deref().unwrap_or("-");
-            eprintln!("{}  {step}  {}", self.name, guest_text(&entry.message));
+            let (step, message) = (guest_text(step), guest_text(&entry.message));
+            eprintln!("{}  {step}  {message}", self.name);
         }
     }
 
@@ -275,7 +281,7 @@ impl Transfer {
         let is_due = self.drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW);
         if self.style == Style::Bar && is_due {
             let Count { done, all } = self.bytes;
-            let (done, all) = (bytes(done), bytes(all));
+            let (done, all) = (Bytes(done).rounded(), Bytes(all).rounded());
             let seconds = self.started.elapsed().as_secs();
             write_error(&format!(
                 "{ERASE}{}  {done} of {all}  {seconds} s",

@@ -70,6 +70,8 @@ pub(crate) struct Server {
     data: DataPlane,
     key: Option<String>,
     client: Option<EnvdClient<Wire>>,
+    /// For an answer.
+    patience: Duration,
 }
 
 /// Empty variables and options count as absent.
@@ -108,6 +110,7 @@ impl ServerArgs {
             data,
             key,
             client: None,
+            patience: ANSWER,
         })
     }
 }
@@ -120,11 +123,27 @@ impl Server {
             data: self.data.clone(),
             key: self.key.clone(),
             client: None,
+            patience: self.patience,
         }
+    }
+
+    /// The same server, whose answers must come within this time.
+    pub(crate) fn within(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     pub(crate) fn url(&self) -> String {
         self.control.to_string()
+    }
+
+    /// Whether the server's address belongs to this host only.
+    pub(crate) fn is_local(&self) -> bool {
+        self.control.is_loopback()
+    }
+
+    /// Whether a program accepts connections at the server's address.
+    pub(crate) fn is_listening(&self) -> bool {
+        self.control.dial(DIAL).is_ok()
     }
 
     pub(crate) fn get<A: DeserializeOwned>(&mut self, path: &str) -> Result<A, Failure> {
@@ -260,7 +279,7 @@ impl Server {
         let route: Vec<_> = key.into_iter().collect();
         client.set_route(&self.control.authority(), &route);
         client.set_access_token(None);
-        client.set_timeout(ANSWER);
+        client.set_timeout(self.patience);
         let json = [("content-type", "application/json")];
         let headers: &[_] = if body.is_empty() { &[] } else { &json };
         let answer = client.request(method, path, headers, body);
@@ -286,7 +305,7 @@ impl Server {
         );
         let failure = Failure::refused(message);
         match (status, &self.key) {
-            (401, None) => failure.with_cure(
+            (401, None) => Failure::new(Kind::NoKey, failure.message).with_cure(
                 "set a key with --key or E2B_API_KEY; `cube-api key new NAME` makes one on the server's host",
             ),
             (401 | 403, Some(_)) => failure.with_cure(
@@ -375,12 +394,16 @@ mod tests {
             "",
             "SSH-2.0-OpenSSH\r\n",
             "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n<htm>",
-            "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}",
         ];
         for text in texts {
             let why = answer(text).unwrap_err();
             assert_eq!(why.kind, Kind::Unreachable, "{text:?}: {why}");
         }
+        let cut = answer("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}").unwrap_err();
+        assert!(
+            cut.kind == Kind::Refused && cut.message.ends_with("ended after 2 of 9 bytes"),
+            "{cut}"
+        );
         let refused = answer("HTTP/1.1 418 x\r\ncontent-length: 4\r\n\r\nnope").unwrap_err();
         assert!(refused.message.contains("status 418"), "{refused}");
         let hostile = answer(

@@ -10,7 +10,6 @@ use serde_json::json;
 use crate::{
     build::{Build, RegistryArgs, begin_redo, until_ready},
     failure::Failure,
-    output::print,
     program::Context,
     progress::Style,
     server::segment,
@@ -113,11 +112,6 @@ fn built(context: &Context, build: &Build, is_detached: bool) -> Result<(), Fail
     let item = json!({
         "templateID": build.template_id, "buildID": build.build_id, "status": status,
     });
-    if context.format == crate::output::Format::Json {
-        return context.format.done("build", &item, "");
-    }
-    print(&format!(
-        "{}  {}  {status}\n",
-        build.template_id, build.build_id
-    ))
+    let line = format!("{}  {}  {status}", build.template_id, build.build_id);
+    context.format.done("build", &item, &line)
 }

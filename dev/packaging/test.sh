@@ -21,6 +21,7 @@ check() {
 	local name=$1 figures=$2
 	shift 2
 	if "$@" >"$dir/check.log" 2>&1; then
+		cp "$dir/check.log" "$dir/$name.log"
 		pass "$name" "$figures"
 	else
 		fail "$name" "$* → $(tail -n 5 "$dir/check.log" | tr '\n' ' ')"
@@ -97,7 +98,6 @@ cat "$old" >/dev/null
 began=$(now)
 check install "" inside apt-get install --yes --no-install-recommends /packages/old.deb
 installed=$(since "$began")
-cp "$dir/check.log" "$dir/install.log"
 groups=$(inside sh -c 'cat /proc/$(systemctl show --property MainPID --value cube-api)/cgroup' |
 	sed -n 's#.*/\(cube-[0-9a-f]*-[0-9a-f]*\)-server-.*#\1#p' | head -n 1)
 key=$(inside cube-api key new test)
@@ -154,9 +154,27 @@ else
 	fail reinstall-time "to the first sandbox's output $again s (goal 10)"
 fi
 
+# Another state directory is refused with the cure, and then used by all commands.
+end='systemctl stop cube-api.service; cube-api end --config /etc/cube/server.conf'
+inside sh -c "$end" 2>/dev/null
+inside sh -c 'mkdir -m 700 /srv/cube; echo "state = /srv/cube" >>/etc/cube/server.conf; systemctl restart cube-api.service' 2>/dev/null
+check state-refused "" inside sh -c 'journalctl -u cube-api -n 20 -o cat | grep "write .ReadWritePaths=/srv/cube"'
+unit=/etc/systemd/system/cube-api.service.d
+inside sh -c 'mkdir $1; printf "[Service]\nReadWritePaths=/srv/cube\n" >$1/state.conf; systemctl daemon-reload; systemctl reset-failed' sh $unit
+check state-elsewhere "" inside systemctl restart cube-api.service
+check state-reload "" inside systemctl reload cube-api.service
+check state-key "" inside sh -c 'cube key new other && grep other /srv/cube/keys.json && cube quickstart'
+inside sh -c "$end" 2>/dev/null
+inside sh -c 'sed -i "/^state/d" /etc/cube/server.conf; systemctl restart cube-api.service; rm -r /srv/cube $1; systemctl daemon-reload' sh $unit
+
+# A process that the removal did not end is named.
+inside sh -c 'cp /bin/sleep /tmp/cube-vmm && setsid /tmp/cube-vmm 1000 </dev/null >/dev/null 2>&1 & sleep 0.2; rm /tmp/cube-vmm'
 began=$(now)
 check purge "" inside apt-get purge --yes cube
 pass purge-time "$(since "$began") s"
+stray=$(inside sh -c 'grep -slx cube-vmm /proc/[0-9]*/comm | tr -dc "0-9\n"')
+check purge-names-what-is-left "$stray" grep -q "kill -9 $stray" "$dir/purge.log"
+inside kill -9 "$stray"
 traces >"$dir/after"
 if diff "$dir/before" "$dir/after" >"$dir/left"; then
 	pass nothing-left

@@ -1,10 +1,11 @@
 //! Vocabulary that several crates share: sizes, start phases, the specification of a VM, the identity of a clone,
-//! the manifest of a template, and a line of /proc/PID/stat. The only system call is in [`clock`]; nothing here does I/O.
+//! the manifest of a template, the server's options file, and a line of /proc/PID/stat. The only system call is in [`clock`]; nothing here does I/O.
 
 mod chain;
 pub mod clock;
 pub mod guest;
 mod identity;
+mod options;
 mod phase;
 mod process;
 mod sandbox;
@@ -14,6 +15,7 @@ mod template;
 
 pub use chain::chain;
 pub use identity::{EntropySeed, Identity};
+pub use options::{BadOption, OPTIONS_FILE, STATE_DIR, options};
 pub use phase::{StartPhase, Timeline};
 pub use process::ProcessStat;
 pub use sandbox::{SandboxId, SandboxIdError};

@@ -39,6 +39,19 @@ impl Bytes {
     pub const fn mib(n: u64) -> Self {
         Self(n << 20)
     }
+
+    /// For people: two or three digits and a binary unit, such as `1.5 KiB` and `390 MiB`.
+    #[must_use]
+    pub fn rounded(self) -> String {
+        let units = UNITS.iter().filter(|(name, _)| name.contains('i'));
+        let (name, unit) = (units.copied().find(|(_, unit)| self.0 >= *unit)).unwrap_or(("B", 1));
+        let tenths = (u128::from(self.0) * 10 + u128::from(unit) / 2) / u128::from(unit);
+        if unit == 1 || tenths >= 100 {
+            format!("{} {name}", (tenths + 5) / 10)
+        } else {
+            format!("{}.{} {name}", tenths / 10, tenths % 10)
+        }
+    }
 }
 
 impl FromStr for Bytes {
@@ -103,6 +116,20 @@ mod tests {
             "99999999999GiB".parse::<Bytes>(),
             Err(SizeError::TooLarge(_))
         ));
+    }
+
+    #[test]
+    fn rounded_sizes_have_binary_units() {
+        for (n, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1536, "1.5 KiB"),
+            (10 << 20, "10 MiB"),
+            (3_328_599_654, "3.1 GiB"),
+            (u64::MAX, "17179869184 GiB"),
+        ] {
+            assert_eq!(Bytes(n).rounded(), text);
+        }
     }
 
     proptest! {

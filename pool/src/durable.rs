@@ -98,7 +98,10 @@ pub fn sync_dir(dir: &Path) -> io::Result<()> {
 }
 
 /// Syncs every regular file in a directory, and the directory. Ignores sub-directories.
-pub(crate) fn sync_files(dir: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// Returns the errors of reading the directory, and of opening and syncing its files.
+pub fn sync_files(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
         if path.is_file() {

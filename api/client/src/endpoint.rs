@@ -6,7 +6,7 @@
 use std::{
     fmt,
     io::{self, Read, Write},
-    net::{TcpStream, ToSocketAddrs},
+    net::{IpAddr, TcpStream, ToSocketAddrs},
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
@@ -111,6 +111,13 @@ impl Endpoint {
             (true, 443) | (false, 80) => host,
             (_, port) => format!("{host}:{port}"),
         }
+    }
+
+    /// Whether the host is a loopback address, or `localhost`.
+    #[must_use]
+    pub fn is_loopback(&self) -> bool {
+        let address = self.host.parse::<IpAddr>();
+        self.host == "localhost" || address.is_ok_and(|address| address.is_loopback())
     }
 
     /// Opens a connection. With `https`, the TLS handshake follows with the first read or write.
@@ -306,6 +313,15 @@ mod tests {
         ] {
             assert!(Endpoint::parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn loopback_addresses_are_of_this_host() {
+        let is_loopback = |url: &str| Endpoint::parse(url).unwrap().is_loopback();
+        for url in ["http://127.0.0.2:1", "https://[::1]", "http://localhost"] {
+            assert!(is_loopback(url), "{url}");
+        }
+        assert!(!is_loopback("http://10.0.0.1") && !is_loopback("http://127.0.0.1.example"));
     }
 
     #[test]

@@ -1,14 +1,12 @@
 //! `cube-api key`: manages the key file.
 
-use std::path::PathBuf;
-
 use api::{
     auth::{KeyError, KeyFile, KeyRecord, Scope, now_unix_s},
     serve::{StateError, open_state},
 };
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 
-use super::{Failure, STATE, failure};
+use super::{Failure, failure, options_file::StateDir};
 
 #[derive(Subcommand)]
 pub(super) enum KeyCommand {
@@ -20,35 +18,26 @@ pub(super) enum KeyCommand {
         #[arg(long = "scope", value_name = "SCOPE")]
         scopes: Vec<Scope>,
         #[command(flatten)]
-        state: State,
+        state: StateDir,
     },
     /// List all keys: id, creation, state, scopes and name
     List {
         #[command(flatten)]
-        state: State,
+        state: StateDir,
     },
     /// Revoke a key by its id, or by its name if that is unique
     Revoke {
         /// Id or name, as listed by `key list`
         key: String,
         #[command(flatten)]
-        state: State,
+        state: StateDir,
     },
 }
 
-#[derive(Args)]
-pub(super) struct State {
-    /// State directory of the server
-    #[arg(long, value_name = "DIR", default_value = STATE)]
-    state: PathBuf,
-}
-
-impl State {
-    fn keys(&self) -> Result<KeyFile, Failure> {
-        open_state(&self.state)
-            .map_err(|why: StateError| failure(Failure::UnsuitableHost, &why))?;
-        Ok(KeyFile::of(&self.state))
-    }
+fn keys(state: StateDir) -> Result<KeyFile, Failure> {
+    let path = state.find()?;
+    open_state(&path).map_err(|why: StateError| failure(Failure::UnsuitableHost, &why))?;
+    Ok(KeyFile::of(&path))
 }
 
 pub(super) fn run(command: KeyCommand) -> Result<(), Failure> {
@@ -59,17 +48,17 @@ pub(super) fn run(command: KeyCommand) -> Result<(), Failure> {
             state,
         } => {
             let scopes = if scopes.is_empty() { usual() } else { scopes };
-            let key = state.keys()?.add(&name, scopes, now_unix_s());
+            let key = keys(state)?.add(&name, scopes, now_unix_s());
             println!("{}", key.map_err(|why| refused(&why))?);
         }
         KeyCommand::List { state } => {
-            let keys = state.keys()?.read().map_err(|why| refused(&why))?;
+            let keys = keys(state)?.read().map_err(|why| refused(&why))?;
             for key in &keys {
                 println!("{}", line(key));
             }
         }
         KeyCommand::Revoke { key, state } => {
-            let revoked = state.keys()?.revoke(&key, now_unix_s());
+            let revoked = keys(state)?.revoke(&key, now_unix_s());
             let revoked = revoked.map_err(|why| refused(&why))?;
             eprintln!("revoked {}", line(&revoked));
         }

@@ -1,34 +1,41 @@
-//! The options file of `cube-api serve --config FILE`: one option of the command per line, without its dashes.
+//! The options file of `cube-api serve --config FILE`, whose lines [`model::options`] reads.
 //!
-//! ```text
-//! # A comment.
-//! max-sandboxes = 64
-//! insecure-loopback
-//! ```
 //! The lines stand in the command line in the place of `--config FILE`, so a reload, which repeats the command line, reads
-//! the file anew.
+//! the file anew. Commands that need the state directory only take it from the same file ([`StateDir`]).
 
 use std::{
     ffi::OsString,
     fs::File,
-    io::Read,
+    io::{self, Read},
     path::{Path, PathBuf},
 };
+
+use clap::Args;
+use model::{BadOption, OPTIONS_FILE, STATE_DIR, options};
 
 use super::Failure;
 
 const OPTION: &str = "--config";
+/// The commands that take all options.
+const COMMANDS: [&str; 3] = ["serve", "prepare", "end"];
 const MAX_FILE: u64 = 1 << 20;
 
-/// Replaces `--config FILE` by the options in the file.
+/// Replaces `--config FILE` by the options in the file, for the commands that take all of them.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or a line is no option.
 pub(super) fn expand(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<Vec<OsString>, Failure> {
-    let mut expanded = Vec::new();
     let mut arguments = arguments.into_iter();
+    let mut expanded: Vec<_> = arguments.by_ref().take(2).collect();
+    if !COMMANDS
+        .iter()
+        .any(|name| expanded.get(1).is_some_and(|word| word == name))
+    {
+        expanded.extend(arguments);
+        return Ok(expanded);
+    }
     while let Some(argument) = arguments.next() {
         let text = argument.to_str().unwrap_or_default();
         let file = if text == OPTION {
@@ -40,51 +47,70 @@ pub(super) fn expand(
             expanded.push(argument);
             continue;
         };
-        expanded.extend(read(&PathBuf::from(file))?);
+        let path = PathBuf::from(file);
+        let text = read(&path).map_err(|why| unreadable(&path, &why))?;
+        let options = options(&text).map_err(|why| malformed(&path, &why))?;
+        expanded.extend(options.iter().map(|(name, value)| match value {
+            Some(value) => format!("--{name}={value}").into(),
+            None => format!("--{name}").into(),
+        }));
     }
     Ok(expanded)
 }
 
-fn read(path: &Path) -> Result<Vec<OsString>, Failure> {
-    let mut text = String::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_FILE).read_to_string(&mut text));
-    read.map_err(|why| Failure::Usage(format!("{OPTION} {}: {why}", path.display())))?;
-    let mut options = Vec::new();
-    for (number, line) in text.lines().enumerate() {
-        let option = option(line).map_err(|why| {
-            let at = format!("{}, line {}", path.display(), number + 1);
-            Failure::Usage(format!("{at}: {why}"))
-        })?;
-        options.extend(option.map(OsString::from));
-    }
-    Ok(options)
+/// The state directory of commands that need no other option.
+#[derive(Args)]
+pub(super) struct StateDir {
+    /// State directory of the server [default: that of the options file]
+    #[arg(long, value_name = "DIR", conflicts_with = "config")]
+    state: Option<PathBuf>,
+    /// Options file of the server, whose line `state = DIR` counts [default: /etc/cube/server.conf if it exists]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
 }
 
-/// The option in a line. `None`: the line is empty or a comment.
-fn option(line: &str) -> Result<Option<String>, String> {
-    let line = line.trim();
-    if line.is_empty() || line.starts_with('#') {
-        return Ok(None);
+impl StateDir {
+    /// # Errors
+    /// Returns an error if the options file cannot be read or a line is no option.
+    pub(super) fn find(self) -> Result<PathBuf, Failure> {
+        self.find_with(Path::new(OPTIONS_FILE))
     }
-    let (name, value) = match line.split_once('=') {
-        Some((name, value)) => (name.trim(), Some(value.trim())),
-        None => (line, None),
-    };
-    let is_name = name.starts_with(|c: char| c.is_ascii_lowercase())
-        && (name.chars()).all(|c| c.is_ascii_lowercase() || c == '-');
-    if !is_name || name == "config" {
-        return Err(format!(
-            "{line:?} is not an option: write `name = value` as in `max-sandboxes = 64`, or the name alone if it has no value"
-        ));
+
+    fn find_with(self, usual: &Path) -> Result<PathBuf, Failure> {
+        if let Some(state) = self.state {
+            return Ok(state);
+        }
+        let path = self.config.as_deref().unwrap_or(usual);
+        let text = match read(path) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound && self.config.is_none() => {
+                String::new()
+            }
+            text => text.map_err(|why| unreadable(path, &why))?,
+        };
+        let options = options(&text).map_err(|why| malformed(path, &why))?;
+        let state = options.iter().find(|(name, _)| *name == "state");
+        let state = state.and_then(|(_, value)| *value);
+        Ok(state.unwrap_or(STATE_DIR).into())
     }
-    Ok(Some(match value {
-        Some(value) => format!("--{name}={value}"),
-        None => format!("--{name}"),
-    }))
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    io::read_to_string(File::open(path)?.take(MAX_FILE))
+}
+
+fn unreadable(path: &Path, why: &io::Error) -> Failure {
+    Failure::Usage(format!("{OPTION} {}: {why}", path.display()))
+}
+
+fn malformed(path: &Path, why: &BadOption) -> Failure {
+    Failure::Usage(format!("{}, {why}", path.display()))
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
+    use super::super::{Arguments, Command, key::KeyCommand};
     use super::*;
 
     fn expanded(arguments: &[&str]) -> Result<Vec<String>, String> {
@@ -97,56 +123,97 @@ mod tests {
     fn the_lines_of_the_file_stand_in_its_place() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("server.conf");
-        let text = "# comment\n\n  max-sandboxes = 64\ninsecure-loopback\nimage-mirror = a=http://b?c=d\ndomain=\n";
-        std::fs::write(&path, text).unwrap();
+        std::fs::write(&path, "max-sandboxes = 64\ninsecure-loopback\n").unwrap();
         let name = path.to_str().unwrap();
-        let options = [
+        let expected = [
+            "x",
+            "serve",
             "--max-sandboxes=64",
             "--insecure-loopback",
-            "--image-mirror=a=http://b?c=d",
-            "--domain=",
+            "--rate",
         ];
-        let expected: Vec<_> = ["serve"]
-            .iter()
-            .chain(&options)
-            .chain(&["--rate"])
-            .collect();
         assert_eq!(
-            expanded(&["serve", "--config", name, "--rate"]).unwrap(),
-            expected.iter().map(ToString::to_string).collect::<Vec<_>>()
+            expanded(&["x", "serve", "--config", name, "--rate"]).unwrap(),
+            expected
         );
         let joined = format!("--config={name}");
-        assert_eq!(expanded(&[&joined]).unwrap(), options);
+        assert_eq!(expanded(&["x", "serve", &joined]).unwrap(), expected[..4]);
+        std::fs::write(&path, "rate = 1\n--rate 5\n").unwrap();
+        let why = expanded(&["x", "serve", "--config", name]).unwrap_err();
+        assert!(why.contains("server.conf, line 2: \"--rate 5\""), "{why}");
+        let why = expanded(&["x", "end", "--config", "/no/such/file"]).unwrap_err();
+        assert!(why.contains("/no/such/file"), "{why}");
+        let why = expanded(&["x", "prepare", "--config"]).unwrap_err();
+        assert!(why.contains("path of a file"), "{why}");
+    }
+
+    fn state_of(line: &str) -> PathBuf {
+        let words = line.split_whitespace().map(OsString::from);
+        match Arguments::try_parse_from(expand(words).unwrap())
+            .unwrap()
+            .command
+        {
+            Command::Serve(config) | Command::Prepare(config) | Command::End(config) => {
+                config.state
+            }
+            Command::Reload(state)
+            | Command::Key(KeyCommand::New { state, .. })
+            | Command::Key(KeyCommand::List { state })
+            | Command::Key(KeyCommand::Revoke { state, .. }) => {
+                state.find_with(Path::new("/no/such/file")).unwrap()
+            }
+            Command::Template(_) | Command::Ca(_) => panic!("{line}"),
+        }
     }
 
     #[test]
-    fn a_line_that_is_no_option_is_refused_by_its_number() {
+    fn all_commands_of_the_packaged_unit_use_the_state_directory_of_its_options() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("server.conf");
-        for wrong in [
-            "--rate 5",
-            "max sandboxes = 1",
-            "= 5",
-            "config = /x",
-            "-v",
-            "Rate = 1",
-        ] {
-            std::fs::write(&path, format!("rate = 1\n{wrong}\n")).unwrap();
-            let why = expanded(&["--config", path.to_str().unwrap()]).unwrap_err();
-            assert!(
-                why.contains("server.conf, line 2") && why.contains(wrong),
-                "{why}"
-            );
+        std::fs::write(&path, "rate = 5\nstate = /srv/cube\n").unwrap();
+        let path = path.to_str().unwrap();
+        let unit = include_str!("../../../dev/packaging/cube-api.service");
+        let lines = unit
+            .lines()
+            .filter_map(|line| line.strip_prefix("Exec")?.split_once('='));
+        let lines: Vec<_> = lines.map(|(_, command)| command).collect();
+        assert!(lines.len() >= 4, "{lines:?}");
+        let own = [
+            "cube-api key new n --config C",
+            "cube-api key list --config C",
+            "cube-api key revoke n --config C",
+        ];
+        for line in lines.into_iter().chain(own) {
+            let line = line
+                .replace(OPTIONS_FILE, path)
+                .replace(" C", &format!(" {path}"));
+            assert_eq!(state_of(&line), Path::new("/srv/cube"), "{line}");
         }
-        assert!(
-            expanded(&["--config", "/no/such/file"])
-                .unwrap_err()
-                .contains("/no/such/file")
-        );
-        assert!(
-            expanded(&["--config"])
-                .unwrap_err()
-                .contains("path of a file")
-        );
+    }
+
+    #[test]
+    fn the_state_directory_is_that_of_the_options_file_unless_it_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let usual = dir.path().join("server.conf");
+        let find = |state: Option<&str>| {
+            let state = state.map(PathBuf::from);
+            StateDir {
+                state,
+                config: None,
+            }
+            .find_with(&usual)
+            .unwrap()
+        };
+        assert_eq!(find(None), Path::new(STATE_DIR));
+        std::fs::write(&usual, "state = /srv/cube\n").unwrap();
+        assert_eq!(find(None), Path::new("/srv/cube"));
+        assert_eq!(find(Some("/x")), Path::new("/x"));
+        let config = Some(dir.path().join("absent"));
+        let absent = StateDir {
+            state: None,
+            config,
+        }
+        .find_with(&usual);
+        assert!(absent.unwrap_err().to_string().contains("absent"));
     }
 }

@@ -7,7 +7,8 @@
 //! ```
 //! The files are below the state directory, because the pool keeps links to those that sandboxes use, and links end at
 //! file systems. Each file is replaced by one rename: a running server goes on with the former one, and the next one
-//! rebuilds the template from the new ones.
+//! rebuilds the template from the new ones. Files are synced before they get their names, so a power loss leaves each of
+//! them, and the template, whole or absent.
 
 use std::{
     fs::{self, File},
@@ -18,8 +19,9 @@ use std::{
     time::Instant,
 };
 
-use api::serve::open_state;
-use model::{GuestPaths, MANIFEST_NAME};
+use api::serve::{StateError, open_state};
+use model::{GuestPaths, MANIFEST_NAME, STATE_DIR};
+use pool::durable::{Durability, replace, sync_dir, sync_files};
 use template::{Builder, Limits};
 
 use super::{Failure, failure, serve::ServeConfig};
@@ -29,6 +31,8 @@ const FILES: [&str; 5] = ["vmlinux", "initramfs.cpio", "base.erofs", "bash", "bu
 const LAYER: &str = "layer.ext4";
 /// The layer, whose holes a package cannot contain.
 const LAYER_ARCHIVE: &str = "layer.tar.gz";
+/// The sum of the archive from which the layer was unpacked.
+const STAMP: &str = "layer.stamp";
 const BASE: &str = "base";
 
 /// Where `prepare` keeps the files of the installation, and `serve` finds them.
@@ -42,11 +46,19 @@ pub(super) fn run(config: &ServeConfig) -> Result<(), Failure> {
     let beside = program.parent().unwrap_or(Path::new("/"));
     let vmm = config.vmm.clone();
     let vmm = vmm.unwrap_or_else(|| beside.join("cube-vmm"));
-    open_state(&config.state).map_err(|why| failure(Failure::UnsuitableHost, &why))?;
+    let failed = |text, kind| below_state(&config.state, text, kind);
+    open_state(&config.state).map_err(|why| {
+        let kind = match &why {
+            StateError::Io { source, .. } => source.kind(),
+            StateError::Open { .. } => io::ErrorKind::Other,
+        };
+        failed(model::chain(&why), kind)
+    })?;
     let installed = installed(&config.state);
     let guest = installed.join("guest");
     publish_all(&beside.join("../guest"), &guest).map_err(|why| {
-        Failure::UnsuitableHost(format!("cannot prepare {}: {why}", guest.display()))
+        let text = format!("cannot prepare {}: {why}", guest.display());
+        failed(text, why.kind())
     })?;
     let template = installed.join("templates").join(BASE);
     if template.join(MANIFEST_NAME).is_file() {
@@ -54,6 +66,18 @@ pub(super) fn run(config: &ServeConfig) -> Result<(), Failure> {
         return Ok(());
     }
     build(&guest, &vmm, &template)
+}
+
+/// A failure below the state directory. For the packaged unit, all other directories are on read-only file systems.
+fn below_state(state: &Path, text: String, kind: io::ErrorKind) -> Failure {
+    let dir = state.display();
+    Failure::UnsuitableHost(match kind {
+        io::ErrorKind::ReadOnlyFilesystem => format!(
+            "{text}\nthe service may write to {STATE_DIR} only: `mkdir -m 700 {dir}`, then `systemctl edit cube-api`, and \
+             below [Service] write `ReadWritePaths={dir}` (in /home, also `ProtectHome=no`)"
+        ),
+        _ => text,
+    })
 }
 
 /// Brings all files of the guest from `from` to `to`.
@@ -97,7 +121,7 @@ fn publish(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Unpacks the layer into the directory `to`, unless this has been done with this archive.
 fn unpack_layer(archive: &Path, to: &Path) -> io::Result<()> {
-    let stamp = to.join("layer.stamp");
+    let stamp = to.join(STAMP);
     let current = template::file_sum(archive)?;
     let layer = to.join(LAYER);
     if layer.is_file() && fs::read_to_string(&stamp).is_ok_and(|sum| sum == current) {
@@ -123,9 +147,21 @@ fn unpack_layer(archive: &Path, to: &Path) -> io::Result<()> {
         let why = format!("tar cannot unpack {}: {status}", archive.display());
         return Err(io::Error::other(why));
     }
+    sync_files(&new)?;
+    // The stamp, if there is one, is that of the former layer.
+    remove(&stamp)?;
+    sync_dir(to)?;
     fs::rename(new.join(LAYER), &layer)?;
     fs::remove_dir_all(&new)?;
-    fs::write(&stamp, current)
+    sync_dir(to)?;
+    replace(to, STAMP, current.as_bytes(), Durability::Host)
+}
+
+/// Gives a template that was built in the directory `out` its name.
+fn keep(out: &Path, dir: &Path) -> io::Result<()> {
+    sync_files(out)?;
+    fs::rename(out, dir)?;
+    sync_dir(dir.parent().unwrap_or(dir))
 }
 
 /// Builds the template `base` in `dir`, which exists once the template is complete.
@@ -168,7 +204,7 @@ fn build(guest: &Path, vmm: &Path, dir: &Path) -> Result<(), Failure> {
         ))
     })?;
     template::add_maker(&out, vmm).map_err(io)?;
-    fs::rename(&out, dir).map_err(io)?;
+    keep(&out, dir).map_err(io)?;
     fs::remove_dir_all(&new).map_err(io)?;
     let seconds = began.elapsed().as_secs_f32();
     eprintln!(
@@ -191,10 +227,111 @@ fn named(path: &Path, why: &io::Error) -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use power_loss::Recording;
+
     use super::*;
+
+    const RECORDED: &str = "CUBE_TEST_PREPARE";
+
+    /// Packs the file `layer.ext4` of a directory.
+    fn pack(dir: &Path, archive: &Path) {
+        let tar = Command::new("tar")
+            .args(["--create", "--sparse", "--gzip", "--file"])
+            .arg(archive)
+            .arg("--directory")
+            .args([dir, Path::new(LAYER)])
+            .status();
+        assert!(tar.unwrap().success());
+    }
+
+    /// The recorded program: prepares the files, and gives a template its name.
+    #[test]
+    fn recorded() {
+        let Some(dir) = std::env::var_os(RECORDED).map(PathBuf::from) else {
+            return;
+        };
+        let (guest, new) = (dir.join("state/guest"), dir.join("state/new"));
+        publish_all(&dir.join("from"), &guest).unwrap();
+        fs::create_dir(&new).unwrap();
+        fs::create_dir(dir.join("state/templates")).unwrap();
+        for name in [MANIFEST_NAME, "memory"] {
+            fs::write(new.join(name), "whole").unwrap();
+        }
+        sync_dir(&dir.join("state")).unwrap();
+        keep(&new, &dir.join("state/templates").join(BASE)).unwrap();
+        fs::write(dir.join("marks"), "kept").unwrap();
+    }
+
+    #[test]
+    fn a_power_loss_leaves_the_template_and_the_layer_whole_or_absent() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let (from, state, trace) = (root.join("from"), root.join("state"), root.join("trace"));
+        fs::create_dir(&from).unwrap();
+        fs::create_dir(&state).unwrap();
+        for name in FILES {
+            fs::write(from.join(name), name).unwrap();
+        }
+        fs::write(root.join(LAYER), "layer").unwrap();
+        pack(&root, &from.join(LAYER_ARCHIVE));
+        let status = Command::new("strace")
+            .args(power_loss::TRACED)
+            .arg("-o")
+            .arg(&trace)
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "cli::prepare::tests::recorded"])
+            .env(RECORDED, &root)
+            .status()
+            .expect("strace: apt-get install strace");
+        assert!(status.success());
+        let trace = fs::read_to_string(trace).unwrap();
+        let sum = template::file_sum(&from.join(LAYER_ARCHIVE)).unwrap();
+        let recording = Recording::new(&trace, &state, &root.join("marks")).unwrap();
+        let crashes = recording.crashes();
+        assert!(crashes.len() > 10, "{}", crashes.len());
+        for crash in crashes {
+            let files = crash.tree.files(Path::new("templates/base"));
+            let is_whole = files.len() == 2 && files.values().all(|bytes| bytes == b"whole");
+            assert!(files.is_empty() || is_whole, "{}", crash.tree);
+            assert!(
+                is_whole || recording.marks(crash.at).is_empty(),
+                "{}",
+                crash.tree
+            );
+            let stamp = crash.tree.file(Path::new("guest/layer.stamp"));
+            assert!(
+                stamp.is_none_or(|stamp| stamp == sum.as_bytes()),
+                "{}",
+                crash.tree
+            );
+        }
+        // tar, which writes the layer, is not traced.
+        let layer = state.join("guest/layer.new").join(LAYER);
+        let hex: String = layer
+            .to_str()
+            .unwrap()
+            .bytes()
+            .map(|b| format!("\\x{b:02x}"))
+            .collect();
+        let at = |call: &str| {
+            trace
+                .lines()
+                .position(|line| line.contains(call) && line.contains(&hex))
+        };
+        let (synced, named) = (at("fsync("), at("rename("));
+        assert!(synced.is_some() && synced < named, "{synced:?} {named:?}");
+    }
 
     fn inode(path: &Path) -> u64 {
         fs::metadata(path).unwrap().ino()
+    }
+
+    #[test]
+    fn a_state_directory_that_the_unit_may_not_write_to_is_refused_with_the_cure() {
+        let text = |kind| below_state(Path::new("/srv/cube"), "x".to_owned(), kind).to_string();
+        let why = text(io::ErrorKind::ReadOnlyFilesystem);
+        assert!(why.contains("`ReadWritePaths=/srv/cube`"), "{why}");
+        assert_eq!(text(io::ErrorKind::NotFound), "x");
     }
 
     #[test]
@@ -207,15 +344,7 @@ mod tests {
         }
         let layer = dir.path().join(LAYER);
         File::create(&layer).unwrap().set_len(1 << 30).unwrap();
-        let pack = || {
-            let tar = Command::new("tar")
-                .args(["--create", "--sparse", "--gzip", "--file"])
-                .arg(from.join(LAYER_ARCHIVE))
-                .arg("--directory")
-                .args([dir.path(), Path::new(LAYER)])
-                .status();
-            assert!(tar.unwrap().success());
-        };
+        let pack = || pack(dir.path(), &from.join(LAYER_ARCHIVE));
         pack();
         publish_all(&from, &to).unwrap();
         for name in FILES {

@@ -1,26 +1,19 @@
 //! `cube-api reload`: asks a running server to let a new process take over, and waits for the outcome.
 
-use std::{io, path::PathBuf};
+use std::io;
 
 use api::listen::ask_reload;
-use clap::Args;
 
-use super::{Failure, STATE, failure};
+use super::{Failure, failure, options_file::StateDir};
 
-#[derive(Args)]
-pub(super) struct ReloadConfig {
-    /// State directory of the server
-    #[arg(long, value_name = "DIR", default_value = STATE)]
-    state: PathBuf,
-}
-
-pub(super) fn run(config: &ReloadConfig) -> Result<(), Failure> {
+pub(super) fn run(state: StateDir) -> Result<(), Failure> {
+    let path = state.find()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|why| failure(Failure::UnsuitableHost, &why))?;
-    let state = config.state.display();
-    match runtime.block_on(ask_reload(&config.state)) {
+    let state = path.display();
+    match runtime.block_on(ask_reload(&path)) {
         Ok(Ok(pid)) => {
             println!("{pid}");
             Ok(())

@@ -15,13 +15,11 @@ use api::{
 };
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
-use model::Bytes;
+use model::{Bytes, STATE_DIR};
 use pool::{MissingLimits, OnClose, PoolConfig, SandboxLimits, WarmMarks};
 use tracing_subscriber::EnvFilter;
 
-use super::{
-    Failure, STATE, ceiling::Ceiling, failure, images::ImageOptions, network::NetworkOptions,
-};
+use super::{Failure, ceiling::Ceiling, failure, images::ImageOptions, network::NetworkOptions};
 
 /// The address to listen on if none is named.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
@@ -42,7 +40,7 @@ pub(super) struct ServeConfig {
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<SocketAddr>,
     /// Directory for everything that outlives the server: keys, sandboxes, snapshots
-    #[arg(long, value_name = "DIR", default_value = STATE)]
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
     pub(super) state: PathBuf,
     /// Directory of templates [default: ../templates beside this program, or installed/templates in the state directory]
     #[arg(long, value_name = "DIR")]

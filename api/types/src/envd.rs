@@ -19,8 +19,8 @@ mod transport;
 
 pub use chunked::{ChunkError, ChunkedDecoder, Decoded};
 pub use client::{
-    AnswerLimits, ClientError, EnvdClient, ExecOutput, ExecRequest, ExecStream, HttpAnswer,
-    InputStream, MAX_EXEC_OUTPUT, Tunnel, WatchStream,
+    AnswerLimits, ClientError, CutAnswer, EnvdClient, ExecOutput, ExecRequest, ExecStream,
+    HttpAnswer, InputStream, MAX_EXEC_OUTPUT, Tunnel, WatchStream,
 };
 pub use error::{ConnectCode, ConnectError, EndStream, ErrorBody};
 pub use filesystem::{

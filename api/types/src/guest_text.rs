@@ -31,6 +31,14 @@ pub fn guest_text(text: &str) -> String {
     shown
 }
 
+/// Escapes characters as [`guest_text`] does, in text of any length.
+#[must_use]
+pub fn one_line(text: &str) -> String {
+    let mut shown = String::new();
+    text.chars().for_each(|c| Escape::of(c).push_to(&mut shown));
+    shown
+}
+
 /// A character in its sanitized form.
 enum Escape {
     Plain(char),
@@ -77,6 +85,9 @@ mod tests {
             guest_text("\u{202e}\u{2028}\u{200b}"),
             "\\u{202e}\\u{2028}\\u{200b}"
         );
+        let text = format!("{}\n\u{9b}\u{202e}", "x".repeat(1000));
+        let shown = format!("{}\\n\\u{{9b}}\\u{{202e}}", "x".repeat(1000));
+        assert_eq!((one_line(&text), one_line(&shown)), (shown.clone(), shown));
         let exact = "é".repeat(GUEST_TEXT_MAX);
         assert_eq!(guest_text(&exact), exact);
         let long = guest_text(&"x".repeat(1 << 20));

@@ -7,4 +7,4 @@ pub mod envd;
 mod guest_text;
 pub mod rest;
 
-pub use guest_text::{GUEST_TEXT_MAX, guest_text};
+pub use guest_text::{GUEST_TEXT_MAX, guest_text, one_line};

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use api_types::envd::{Blob, CloseStdinRequest, Empty, ProcessInput, ProcessSelector};
+use api_types::{
+    envd::{Blob, CloseStdinRequest, Empty, ProcessInput, ProcessSelector},
+    one_line,
+};
 
 use super::Streams;
 use crate::server::SandboxRoute;
@@ -17,11 +20,18 @@ const FOREVER: Duration = Duration::from_secs(30 * 86_400);
 /// The key ^D, which ends the input of a terminal.
 const END_OF_TRANSMISSION: &[u8] = b"\x04";
 
-/// Starts the thread. It ends with the input, or with the process, which may end before its input. A failure is not
-/// reported: a lost connection ends the main thread too.
+/// How long the main thread may take to exit after a process that ends before its input.
+const EXITS: Duration = Duration::from_secs(1);
+
+/// Starts the thread. It ends with the input, or with the process, which may end before its input. It reports other
+/// failures: the process goes on without its input.
 pub(super) fn start(route: SandboxRoute, pid: u32, streams: Streams) {
     thread::spawn(move || {
-        let _process_has_ended = forward(&route, pid, streams);
+        if let Err(why) = forward(&route, pid, streams) {
+            thread::sleep(EXITS);
+            let why = one_line(&model::chain(why.as_ref()));
+            eprintln!("cube: the rest of standard input does not reach the command: {why}");
+        }
     });
 }
 
@@ -41,8 +51,11 @@ fn forward(
     loop {
         let read = match input.read(&mut piece) {
             Err(why) if why.kind() == io::ErrorKind::Interrupted => continue,
-            // The terminal has gone: as the end of input.
-            read => read.unwrap_or(0),
+            Err(why) => {
+                eprintln!("cube: cannot read standard input, the command's input ends here: {why}");
+                0
+            }
+            Ok(read) => read,
         };
         if read == 0 {
             break;

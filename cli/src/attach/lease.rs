@@ -1,5 +1,5 @@
-//! Prolongs a sandbox's life as long as a command is attached to it. So a sandbox has no fixed end while it is used,
-//! and ends soon after a program that was killed.
+//! Prolongs a sandbox's life as long as a command or a copy uses it. So a sandbox has no fixed end while it is used,
+//! and ends soon after a program that was killed. When it begins, the sandbox has [`LEASE`] already.
 
 use std::{
     sync::mpsc::{self, RecvTimeoutError, Sender},

@@ -1,4 +1,5 @@
-//! Signals of this program. They are blocked in all threads, and one thread waits for them.
+//! Signals of this program. They are blocked in all threads, and one thread waits for them. Those that are ignored when
+//! the program starts, as by nohup(1), stay ignored.
 //!
 //! ```text
 //! before the command runs   INT, TERM, HUP, QUIT: remembered; the main thread asks with [`Signals::received`]
@@ -7,6 +8,8 @@
 //! ```
 
 use std::{
+    fs,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -69,9 +72,7 @@ impl Signals {
     /// Blocks the signals in this thread, and so in all that it starts later, and starts the thread that waits for
     /// them. Must be called before any other thread is started.
     pub(crate) fn take_over() -> Self {
-        let set: SigSet = ENDING.into_iter().chain(OTHERS).collect();
-        // pthread_sigmask(3) fails only for an invalid operation.
-        let _never = set.thread_block();
+        let set = block(ENDING.into_iter().chain(OTHERS));
         let signals = Self(Arc::new(Mutex::new(State {
             at_end: AtEnd::Nothing,
             target: None,
@@ -178,6 +179,54 @@ impl Signals {
     }
 }
 
+/// Blocks those of these signals that are not ignored.
+fn block(signals: impl Iterator<Item = Signal>) -> SigSet {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let set: SigSet = signals
+        .filter(|signal| !is_ignored(&status, *signal))
+        .collect();
+    // pthread_sigmask(3) fails only for an invalid operation.
+    let _never = set.thread_block();
+    set
+}
+
+/// Whether the program of /proc/PID/status ignores a signal.
+fn is_ignored(status: &str, signal: Signal) -> bool {
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    mask.unwrap_or(0) >> (signal as u32 - 1) & 1 == 1
+}
+
+/// An incomplete file, which a signal removes when it ends the program.
+#[derive(Clone, Default)]
+pub(crate) struct Draft(Arc<Mutex<Option<PathBuf>>>);
+
+impl Draft {
+    /// Must be called before any other thread is started.
+    pub(crate) fn guarded() -> Self {
+        let (set, draft) = (block(ENDING.into_iter()), Self::default());
+        let of_thread = draft.clone();
+        thread::spawn(move || {
+            if let Ok(signal) = set.wait() {
+                let path = of_thread.path();
+                if let Some(path) = path.as_deref() {
+                    let _complete_by_now = fs::remove_file(path);
+                }
+                std::process::exit(i32::from(status::code_of(signal)));
+            }
+        });
+        draft
+    }
+
+    pub(crate) fn is(&self, path: Option<&Path>) {
+        *self.path() = path.map(Path::to_owned);
+    }
+
+    fn path(&self) -> MutexGuard<'_, Option<PathBuf>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Target {
     fn send(
         &self,
@@ -244,5 +293,17 @@ impl Target {
             pid: Some(self.pid),
             tag: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_those_of_the_mask() {
+        let status = "SigBlk:\tffffffffffffffff\nSigIgn:\t0000000000001001\n";
+        assert!(is_ignored(status, Signal::SIGHUP) && is_ignored(status, Signal::SIGPIPE));
+        assert!(!is_ignored(status, Signal::SIGINT) && !is_ignored("", Signal::SIGHUP));
     }
 }

@@ -36,6 +36,9 @@ pub(super) fn find(root: &Path, source: &str, to: &str) -> Result<Files, String>
     if parts.contains(&"..") {
         return Err(format!("{source} is outside of the directory of the build"));
     }
+    if let Some(why) = unsupported(pattern) {
+        return Err(format!("{source} has {why}"));
+    }
     let ignored = Ignored::read(root).map_err(|why| format!(".dockerignore: {why}"))?;
     let mut paths = Vec::new();
     let failed = |why: io::Error| format!("{source}: {why}");
@@ -69,7 +72,7 @@ fn matching(
     };
     for name in names(&root.join(dir))? {
         let path = dir.join(&name);
-        if !matches(part.as_bytes(), name.as_bytes()) || ignored.has(&path) {
+        if !matches(part.as_bytes(), name.as_bytes()) || ignored.has_all(&path) {
             continue;
         }
         if rest.is_empty() {
@@ -79,7 +82,7 @@ fn matching(
         let kind = fs::symlink_metadata(root.join(&path))?;
         if kind.is_dir() {
             matching(root, &path, rest, ignored, found)?;
-        } else if kind.is_symlink() {
+        } else if kind.is_symlink() && !ignored.has(&path) {
             // It may lead out of the directory of the build, to files that nobody meant to upload.
             let why = format!("{} is a link: name the directory itself", path.display());
             return Err(io::Error::other(why));
@@ -88,21 +91,25 @@ fn matching(
     Ok(())
 }
 
-/// Adds an entry and everything in it.
+/// Adds an entry and everything in it. An ignored directory is there if something in it is not ignored.
 fn whole(root: &Path, path: &Path, ignored: &Ignored, found: &mut Vec<PathBuf>) -> io::Result<()> {
     if found.len() >= MAX_FILES {
         return Err(io::Error::other(format!("more than {MAX_FILES} files")));
     }
-    if !path.as_os_str().is_empty() {
+    let (before, is_root) = (found.len(), path.as_os_str().is_empty());
+    if !is_root {
         found.push(path.to_owned());
     }
     if fs::symlink_metadata(root.join(path))?.is_dir() {
         for name in names(&root.join(path))? {
             let inside = path.join(name);
-            if !ignored.has(&inside) {
+            if !ignored.has_all(&inside) {
                 whole(root, &inside, ignored, found)?;
             }
         }
+    }
+    if !is_root && found.len() == before + 1 && ignored.has(path) {
+        found.pop();
     }
     Ok(())
 }
@@ -110,6 +117,13 @@ fn whole(root: &Path, path: &Path, ignored: &Ignored, found: &mut Vec<PathBuf>) 
 fn names(dir: &Path) -> io::Result<Vec<std::ffi::OsString>> {
     let entries = fs::read_dir(dir)?;
     entries.map(|entry| Ok(entry?.file_name())).collect()
+}
+
+/// What a pattern has that [`matches`] does not read as Docker does.
+fn unsupported(pattern: &str) -> Option<&'static str> {
+    pattern
+        .contains(['[', '\\'])
+        .then_some("[ or \\, which is not supported: write * or ? for the characters")
 }
 
 /// Whether a name matches a pattern with `*` and `?`.
@@ -136,14 +150,17 @@ impl Ignored {
     fn read(root: &Path) -> io::Result<Self> {
         match fs::read_to_string(root.join(".dockerignore")) {
             Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
-            text => Ok(Self::parse(&text?)),
+            text => Self::parse(&text?).map_err(io::Error::other),
         }
     }
 
-    fn parse(text: &str) -> Self {
-        let lines = text.lines().map(str::trim);
-        let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-        let patterns = lines.map(|line| {
+    fn parse(text: &str) -> Result<Self, String> {
+        let lines = text.lines().map(str::trim).zip(1..);
+        let lines = lines.filter(|(line, _)| !line.is_empty() && !line.starts_with('#'));
+        let patterns = lines.map(|(line, number)| {
+            if let Some(why) = unsupported(line) {
+                return Err(format!("line {number} has {why}"));
+            }
             let (line, takes_back) = match line.strip_prefix('!') {
                 Some(rest) => (rest, true),
                 None => (line, false),
@@ -151,9 +168,9 @@ impl Ignored {
             let parts = line
                 .split('/')
                 .filter(|part| !part.is_empty() && *part != ".");
-            (parts.map(str::to_owned).collect(), takes_back)
+            Ok((parts.map(str::to_owned).collect(), takes_back))
         });
-        Self(patterns.collect())
+        Ok(Self(patterns.collect::<Result<_, _>>()?))
     }
 
     /// The last pattern that matches decides. A pattern also stands for everything below what it names.
@@ -165,6 +182,11 @@ impl Ignored {
             .rev()
             .find(|(pattern, _)| names_path(pattern, &parts));
         last.is_some_and(|(_, takes_back)| !takes_back)
+    }
+
+    /// Whether an entry is ignored with everything that may be in it.
+    fn has_all(&self, path: &Path) -> bool {
+        self.has(path) && !self.0.iter().any(|(_, takes_back)| *takes_back)
     }
 }
 
@@ -231,7 +253,8 @@ mod tests {
 
     #[test]
     fn ignored_are_what_the_last_pattern_names() {
-        let ignored = Ignored::parse("# c\nnode_modules\n**/*.log\n!keep.log\nsub/*.txt\n");
+        let ignored =
+            Ignored::parse("# c\nnode_modules\n**/*.log\n!keep.log\nsub/*.txt\n").unwrap();
         for (path, is_ignored) in [
             ("node_modules/x/y", true),
             ("a/node_modules", false),
@@ -243,6 +266,25 @@ mod tests {
         ] {
             assert_eq!(ignored.has(Path::new(path)), is_ignored, "{path}");
         }
+        assert!(Ignored::parse("a\n[ab]").unwrap_err().contains("line 2"));
+    }
+
+    #[test]
+    fn what_is_taken_back_below_an_ignored_directory_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["a/b/keep", "a/b/drop", "a/c/drop", "d"] {
+            let path = dir.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        fs::write(dir.path().join(".dockerignore"), "*\n!a/b/keep\n").unwrap();
+        let found = |source: &str| find(dir.path(), source, "/x").map(|files| files.paths);
+        let kept = ["a", "a/b", "a/b/keep"].map(PathBuf::from);
+        for source in [".", "a", "*"] {
+            assert_eq!(found(source).unwrap(), kept, "{source}");
+        }
+        assert_eq!(found("a/b").unwrap(), kept[1..]);
+        assert!(found("d").is_err() && found("a/c").is_err());
     }
 
     #[test]

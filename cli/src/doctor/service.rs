@@ -1,12 +1,19 @@
 //! The installation and the server: files, address, template.
 
-use std::{io, net::TcpStream, path::Path, time::Duration};
+use std::{io, path::Path, process::Command, time::Duration};
 
-use super::{Finding, host::beside};
-use crate::{failure::Failure, program::Context};
+use super::{Finding, host::beside, options::Options};
+use crate::{
+    failure::Failure,
+    program::Context,
+    server::{Server, ServerArgs},
+};
 
 /// Address of an installed server.
 const ADDRESS: &str = "127.0.0.1:3000";
+/// For an answer: a program that is no server may send none.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOG: &str = "`journalctl -u cube-api`";
 /// Files that an installation has beside its programs.
 const FILES: [&str; 5] = [
     "cube-api",
@@ -15,10 +22,65 @@ const FILES: [&str; 5] = [
     "../guest/initramfs.cpio",
     "../guest/base.erofs",
 ];
-const DIAL: Duration = Duration::from_secs(2);
 
-pub(super) fn findings(context: &Context, state: &Path) -> Result<Vec<Finding>, Failure> {
-    Ok(vec![files(), template(state), server(context)?])
+pub(super) fn findings(context: &Context, options: &Options) -> Result<Vec<Finding>, Failure> {
+    let unit = Unit::find();
+    let address = unit.as_ref().map(|unit| &unit.address);
+    let address = address
+        .or(options.listen.as_ref())
+        .map_or(ADDRESS, String::as_str);
+    let scheme = if options.has_tls { "https" } else { "http" };
+    let mut args = context.args.clone();
+    if args.url.is_none() && args.domain.is_none() {
+        args.url = Some(format!("{scheme}://{}", reachable(address)));
+    }
+    let server = server(&args, unit.as_ref(), look)?;
+    Ok(vec![files(), template(&options.state), server])
+}
+
+/// An address of this host at which a server that listens there is reached.
+fn reachable(address: &str) -> String {
+    address
+        .replace("0.0.0.0:", "127.0.0.1:")
+        .replace("[::]:", "[::1]:")
+}
+
+/// The socket of the installed server, which systemd holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Unit {
+    address: String,
+    /// State of the service: `active`, `inactive`, `failed`, …
+    service: String,
+}
+
+impl Unit {
+    /// `None`: systemd holds no socket of the server.
+    fn find() -> Option<Self> {
+        let mut systemctl = Command::new("systemctl");
+        systemctl.args([
+            "show",
+            "--property=ActiveState,Listen",
+            "cube-api.socket",
+            "cube-api.service",
+        ]);
+        let output = systemctl.output().ok()?;
+        Self::read(&String::from_utf8_lossy(&output.stdout))
+    }
+
+    /// Properties of the socket, an empty line, those of the service.
+    fn read(shown: &str) -> Option<Self> {
+        let (socket, service) = shown.split_once("\n\n")?;
+        let of = |unit: &'_ str, name: &str| {
+            let mut lines = unit.lines();
+            lines.find_map(|line| Some(line.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
+        };
+        let listen =
+            of(socket, "Listen").filter(|_| of(socket, "ActiveState").as_deref() == Some("active"));
+        Some(Self {
+            address: listen?.split_whitespace().next()?.to_owned(),
+            service: of(service, "ActiveState")?,
+        })
+    }
 }
 
 fn files() -> Finding {
@@ -53,31 +115,116 @@ fn template(state: &Path) -> Finding {
     }
 }
 
-/// Whether the server answers, or may have its address.
-fn server(context: &Context) -> Result<Finding, Failure> {
-    let mut server = context.server()?;
-    let url = server.url();
-    if server.succeed("GET", "/health", b"").is_ok() {
-        return Ok(Finding::ok("server", format!("{url} answers")));
+/// What a look at an address has found.
+enum Look {
+    Answers,
+    /// A program listens there, and does not answer as a server does.
+    Another(Failure),
+    Nothing(Failure),
+}
+
+fn look(server: &mut Server) -> Look {
+    match server.succeed("GET", "/health", b"") {
+        Ok(_) => Look::Answers,
+        Err(why) if server.is_listening() => Look::Another(why),
+        Err(why) => Look::Nothing(why),
     }
-    let Ok(address) = ADDRESS.parse() else {
-        return Ok(Finding::warning(
+}
+
+/// Whether the server answers. Connects to it only if that starts nothing.
+fn server(
+    args: &ServerArgs,
+    unit: Option<&Unit>,
+    look: impl FnOnce(&mut Server) -> Look,
+) -> Result<Finding, Failure> {
+    let mut server = args.server()?.within(PATIENCE);
+    let url = server.url();
+    let of_unit = unit.filter(|unit| url.ends_with(&format!("//{}", reachable(&unit.address))));
+    if let Some(unit) = of_unit {
+        let waits = format!(
+            "systemd listens at {url}, and the service is {}",
+            unit.service
+        );
+        match unit.service.as_str() {
+            "inactive" => {
+                return Ok(Finding::ok(
+                    "server",
+                    format!("{waits}: the first request starts it"),
+                ));
+            }
+            "active" | "reloading" => {}
+            _ => return Ok(Finding::missing("server", waits, format!("see {LOG}"))),
+        }
+    }
+    Ok(match look(&mut server) {
+        Look::Answers => Finding::ok("server", format!("{url} answers")),
+        Look::Another(Failure {
+            message,
+            cure: Some(cure),
+            ..
+        }) => Finding::warning("server", message, cure),
+        Look::Another(why) if of_unit.is_some() => {
+            Finding::missing("server", why.message, format!("see {LOG}"))
+        }
+        Look::Another(why) => Finding::missing(
             "server",
-            format!("{url} does not answer"),
-            "start it",
-        ));
-    };
-    Ok(match TcpStream::connect_timeout(&address, DIAL) {
-        Ok(_) => Finding::missing(
-            "server",
-            format!("{url} does not answer, and a program listens on {ADDRESS}"),
-            "see `ss -ltnp 'sport = :3000'` and `journalctl -u cube-api`; give the server another address: systemctl edit \
-             cube-api.socket",
+            format!("a program listens there: {}", why.message),
+            "`ss -ltnp` names it; end it, or give the server another address: systemctl edit cube-api.socket",
         ),
-        Err(_) => Finding::warning(
+        Look::Nothing(why) => Finding::warning(
             "server",
-            format!("{url} does not answer; {ADDRESS} is free"),
-            "systemctl start cube-api, then `journalctl -u cube-api` if it does not start",
+            why.message,
+            format!("systemctl start cube-api, then {LOG} if it does not start"),
         ),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::{super::Verdict, *};
+
+    const SOCKET: &str = "Listen=127.0.0.1:3000 (Stream)\nActiveState=active\n\nActiveState=";
+
+    fn at(url: &str) -> ServerArgs {
+        ServerArgs {
+            url: Some(url.to_owned()),
+            ..ServerArgs::default()
+        }
+    }
+
+    #[test]
+    fn a_server_that_a_connection_would_start_is_left_alone() {
+        let args = at("http://127.0.0.1:3000");
+        for (state, verdict) in [("inactive", Verdict::Ok), ("failed", Verdict::Missing)] {
+            let unit = Unit::read(&format!("{SOCKET}{state}\n"));
+            let found = server(&args, unit.as_ref(), |_| panic!("it was looked at")).unwrap();
+            assert_eq!(found.verdict, verdict);
+            assert!(found.found.contains(state), "{found:?}");
+        }
+        let unit = Unit::read(&format!("{SOCKET}active\n"));
+        let found = server(&args, unit.as_ref(), |_| Look::Answers).unwrap();
+        assert_eq!(found.verdict, Verdict::Ok);
+        assert_eq!(
+            Unit::read("Listen=\nActiveState=inactive\n\nActiveState=inactive"),
+            None
+        );
+        assert_eq!(Unit::read(""), None);
+        assert_eq!(reachable("0.0.0.0:8443"), "127.0.0.1:8443");
+    }
+
+    #[test]
+    fn another_program_at_the_address_is_told_from_none() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let args = at(&format!("http://{}", listener.local_addr().unwrap()));
+        let peer = std::thread::spawn(move || listener.incoming().take(2).for_each(drop));
+        let found = server(&args, None, look).unwrap();
+        assert_eq!(found.verdict, Verdict::Missing, "{found:?}");
+        assert!(found.found.contains("a program listens"), "{found:?}");
+        peer.join().unwrap();
+        let found = server(&args, None, look).unwrap();
+        assert_eq!(found.verdict, Verdict::Warning, "{found:?}");
+        assert!(found.found.contains("cannot connect"), "{found:?}");
+    }
 }

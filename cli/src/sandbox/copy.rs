@@ -21,7 +21,13 @@ use api_types::envd::{
 use clap::Args;
 use serde_json::json;
 
-use crate::{failure::Failure, program::Context, progress::Transfer, server::SandboxRoute};
+use crate::{
+    attach::{Draft, Lease},
+    failure::Failure,
+    program::Context,
+    progress::Transfer,
+    server::SandboxRoute,
+};
 use plan::{Place, component};
 
 /// For one file.
@@ -48,6 +54,8 @@ pub(crate) struct CopyArgs {
 
 /// A copy under way.
 struct Copier {
+    _lease: Lease,
+    draft: Draft,
     client: EnvdClient<Wire>,
     route: SandboxRoute,
     user: Option<String>,
@@ -59,6 +67,7 @@ struct Copier {
 }
 
 pub(super) fn copy(context: &Context, args: &CopyArgs) -> Result<(), Failure> {
+    let draft = Draft::guarded();
     let (from, to) = (Place::parse(&args.from), Place::parse(&args.to));
     let mut server = context.server()?;
     let mut copier = |id: &str| -> Result<Copier, Failure> {
@@ -66,6 +75,8 @@ pub(super) fn copy(context: &Context, args: &CopyArgs) -> Result<(), Failure> {
         let mut client = server.agent(&route)?;
         client.set_timeout(PER_FILE);
         Ok(Copier {
+            _lease: Lease::keep(server.another(), route.id.clone()),
+            draft: draft.clone(),
             client,
             route,
             user: args.user.clone(),
@@ -306,6 +317,9 @@ impl Copier {
             options.create_new(true).mode(0o644 | (mode & EXECUTABLE));
         }
         let path = target.path(to);
+        if let Target::Draft(draft) = &target {
+            self.draft.is(Some(draft));
+        }
         let file = options.open(path).map_err(|why| here(path, &why))?;
         let user = self.user.clone();
         let mut counted = self.transfer.file(file, u64::try_from(size).unwrap_or(0));
@@ -317,6 +331,7 @@ impl Copier {
                 return Err(self.failed(from, why));
             }
             fs::rename(draft, to).map_err(|why| here(to, &why))?;
+            self.draft.is(None);
         }
         got.map_err(|why| self.failed(from, &why))?;
         self.files += 1;

@@ -1,6 +1,9 @@
 //! `cube sandbox list` and `info`.
 
-use api_types::rest::{ListedSandbox, OnTimeout, SandboxDetail, SandboxState};
+use api_types::{
+    one_line,
+    rest::{ListedSandbox, OnTimeout, SandboxDetail, SandboxState},
+};
 use clap::{Args, ValueEnum};
 
 use crate::{
@@ -40,7 +43,9 @@ pub(crate) fn all(server: &mut Server, query: &str) -> Result<Vec<ListedSandbox>
 
 /// Prints the ids, one a line.
 pub(crate) fn print_ids(found: &[ListedSandbox]) -> Result<(), Failure> {
-    let ids = found.iter().map(|s| format!("{}\n", s.sandbox_id));
+    let ids = found
+        .iter()
+        .map(|s| format!("{}\n", one_line(&s.sandbox_id)));
     print(&ids.collect::<String>())
 }
 

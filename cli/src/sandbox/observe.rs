@@ -5,10 +5,11 @@ use api_types::{
     rest::{LogLevel, SandboxLogs, SandboxMetric},
 };
 use clap::Args;
+use model::Bytes;
 
 use crate::{
     failure::Failure,
-    output::{bytes, print, time},
+    output::{print, time},
     program::Context,
     server::{segment, unknown_sandbox},
 };
@@ -63,11 +64,15 @@ pub(super) fn metrics(context: &Context, id: &str) -> Result<(), Failure> {
             time(Some(metric.timestamp)),
             metric.cpu_count.to_string(),
             format!("{:.1} %", metric.cpu_used_pct),
-            format!("{} of {}", bytes(metric.mem_used), bytes(metric.mem_total)),
             format!(
                 "{} of {}",
-                bytes(metric.disk_used),
-                bytes(metric.disk_total)
+                Bytes(metric.mem_used).rounded(),
+                Bytes(metric.mem_total).rounded()
+            ),
+            format!(
+                "{} of {}",
+                Bytes(metric.disk_used).rounded(),
+                Bytes(metric.disk_total).rounded()
             ),
         ]
     })

@@ -15,7 +15,7 @@ use crate::{
     attach::is_terminal,
     build::{RegistryArgs, begin},
     failure::Failure,
-    output::{Format, print},
+    output::{Format, print, print_json},
     program::Context,
 };
 
@@ -131,7 +131,7 @@ pub(super) fn create(context: &Context, args: &CreateArgs) -> Result<(), Failure
 pub(super) fn show(context: &Context, job: &Job) -> Result<(), Failure> {
     match context.format {
         Format::Human => print(&job.begun()),
-        Format::Json => print(&format!("{}\n", json!({"job": job.to_json()}))),
+        Format::Json => print_json(&json!({"job": job.to_json()})),
     }
 }
 

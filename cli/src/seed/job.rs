@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use api_types::rest::{BuildInfo, BuildStatus};
+use api_types::{
+    one_line,
+    rest::{BuildInfo, BuildStatus},
+};
 use serde_json::{Value, json};
 
 use crate::{
     build::{Build, Ended, failed, follow},
     failure::Failure,
-    output::print,
+    output::{print, print_json},
     progress::{Display, Phase, Progress, Style},
     server::Server,
     template::{builds, templates},
@@ -83,7 +86,11 @@ impl Job {
         format!(
             "job_id:      {}\ntemplate_id: {}\nattempt_no:  1\nartifact_id:\nstatus:      {}\nphase:       {}\n\
              progress:    {}%\n",
-            self.job_id, self.template_id, self.status, self.phase, self.percent
+            one_line(&self.job_id),
+            one_line(&self.template_id),
+            self.status,
+            self.phase,
+            self.percent
         )
     }
 
@@ -185,7 +192,7 @@ pub(super) fn watch(server: &mut Server, build: &Build, shown: Shown) -> Result<
         true
     })?;
     if shown == Shown::Json {
-        print(&format!("{}\n", json!({"job": job.to_json()})))?;
+        print_json(&json!({"job": job.to_json()}))?;
     }
     match ended {
         Ended::Ready if shown == Shown::Lines => print(&job.ready()),

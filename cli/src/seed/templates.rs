@@ -249,7 +249,7 @@ fn commit(context: &Context, sandbox: &str, alias: Option<String>) -> Result<(),
     match context.format {
         Format::Human => print(&format!(
             "template_id: {}\nstatus:      READY\n",
-            made.snapshot_id
+            api_types::one_line(&made.snapshot_id)
         )),
         Format::Json => Format::Json.properties("template", &made, &[]),
     }

@@ -3,16 +3,17 @@
 use api_client::endpoint::{Endpoint, Wire};
 use api_types::{
     envd::{ENVD_PORT, EnvdClient},
-    rest::{ConnectSandbox, Sandbox, SandboxDetail, SandboxState},
+    rest::{RefreshRequest, ResumeRequest, Sandbox, SandboxDetail, SandboxState},
 };
 
 use super::{ANSWER, DIAL, DataPlane, Server, segment};
-use crate::failure::{Failure, Kind};
+use crate::{
+    attach::LEASE,
+    failure::{Failure, Kind},
+};
 
 /// Longest sandbox id in bytes.
 const MAX_ID: usize = 128;
-/// Lifetime in seconds of a sandbox that a command resumes.
-const RESUMED_S: i64 = 300;
 
 /// A sandbox and how its agent is reached.
 #[derive(Clone)]
@@ -61,22 +62,28 @@ impl Server {
         })
     }
 
-    /// Finds a sandbox. A paused one is resumed; the end of a running one stays as it is.
+    /// Finds a sandbox that a command will use for [`LEASE`] at least. A paused one is resumed, and paused again at its
+    /// end: nothing is lost if this program is killed.
     pub(crate) fn find(&mut self, id: &str) -> Result<SandboxRoute, Failure> {
         let path = format!("/sandboxes/{}", segment(id));
         let found: SandboxDetail = self.get(&path).map_err(unknown_sandbox)?;
+        let lease = i64::try_from(LEASE.as_secs()).ok();
         match found.state {
             SandboxState::Running => {
+                let body = RefreshRequest { duration: lease };
+                let refreshed = self.send("POST", &format!("{path}/refreshes"), &body);
+                refreshed.map_err(unknown_sandbox)?;
                 let (token, domain) = (&found.envd_access_token, &found.domain);
                 self.route_of(&found.sandbox_id, token.as_ref(), domain.as_deref())
             }
             SandboxState::Paused => {
-                let body = ConnectSandbox {
-                    timeout: Some(RESUMED_S),
+                let body = ResumeRequest {
+                    timeout: lease,
+                    auto_pause: Some(true),
                     memory: None,
                 };
-                let path = format!("/v2{path}/connect");
-                let sandbox: Sandbox = self.post(&path, &body).map_err(unknown_sandbox)?;
+                let sandbox = self.post(&format!("{path}/resume"), &body);
+                let sandbox: Sandbox = sandbox.map_err(unknown_sandbox)?;
                 self.route(&sandbox)
             }
         }

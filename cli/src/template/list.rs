@@ -134,8 +134,9 @@ fn line(entry: &BuildLogEntry) -> String {
     let at: Timestamp = entry.timestamp;
     let step = entry.step.as_deref().unwrap_or("-");
     format!(
-        "{}  {step:<8}  {}\n",
+        "{}  {:<8}  {}\n",
         time(Some(at)),
+        guest_text(step),
         guest_text(&entry.message)
     )
 }

@@ -51,7 +51,8 @@ pub(super) fn untag(context: &Context, args: &UntagArgs) -> Result<(), Failure> 
         .send("DELETE", "/templates/tags", &request);
     sent.map_err(|why| why.if_not_found(UNKNOWN))?;
     let item = json!({"template": args.name, "removed": args.tags});
-    context.format.done("tag", &item, &args.tags.join("\n"))
+    let lines: Vec<_> = args.tags.iter().map(String::as_str).collect();
+    context.format.lines("tag", &item, &lines)
 }
 
 pub(super) fn list(context: &Context, template: &str) -> Result<(), Failure> {

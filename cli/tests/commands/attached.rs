@@ -3,8 +3,9 @@
 use std::{
     fs::File,
     io::{BufRead, BufReader, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
     os::fd::AsFd,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -13,7 +14,7 @@ use nix::{pty::openpty, sys::signal::Signal};
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
 
-use crate::world::{PATIENCE, World, signal};
+use crate::world::{PATIENCE, Ran, World, piped, seconds, signal};
 
 const LOOP: &str = "echo ready; while :; do sleep 0.05; done";
 
@@ -34,7 +35,23 @@ pub(crate) fn kvm_a_command_has_its_streams_and_its_exit_code() {
         ""
     );
     // A command that ends before its input.
-    world.run(&["run", "-i", "--", "true"]).expect(0);
+    let all = world.run_with(&["run", "-i", "--", "true"], b"").expect(0);
+    assert_eq!(all.stderr, "");
+    // Input that is lost is reported.
+    let words = ["run", "-i", "--", "sleep", "3"];
+    let mut lost = world.cube(&words);
+    lost.env("E2B_API_URL", without_input(&world));
+    let lost = piped(&mut lost).wait_with_output().unwrap();
+    let lost = Ran::of(&words, lost).expect(0);
+    assert!(lost.stderr.contains("standard input"), "{}", lost.stderr);
+    let mut dir = world.cube(&["run", "-i", "--", "cat"]);
+    let dir = dir.stdin(File::open("/tmp").unwrap()).output().unwrap();
+    let dir = Ran::of(&["run", "-i", "cat"], dir).expect(0);
+    assert!(
+        dir.stderr.contains("cannot read standard input"),
+        "{}",
+        dir.stderr
+    );
     let words = [
         "run",
         "-e",
@@ -50,6 +67,33 @@ pub(crate) fn kvm_a_command_has_its_streams_and_its_exit_code() {
     ];
     assert_eq!(world.run(&words).line(), "b c /tmp root");
     world.is_empty_soon();
+}
+
+/// The URL of a proxy that cuts connections for input.
+fn without_input(world: &World) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let server = world.server.endpoint().authority();
+    let pass = |mut from: TcpStream, mut to: TcpStream| {
+        std::thread::spawn(move || {
+            let mut piece = [0; 65536];
+            while let Ok(read @ 1..) = from.read(&mut piece) {
+                let is_input = piece[..read].windows(11).any(|part| part == b"StreamInput");
+                if is_input || to.write_all(&piece[..read]).is_err() {
+                    break;
+                }
+            }
+            let _ends = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+        });
+    };
+    std::thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let server = TcpStream::connect(&server).unwrap();
+            pass(client.try_clone().unwrap(), server.try_clone().unwrap());
+            pass(server, client);
+        }
+    });
+    url
 }
 
 pub(crate) fn kvm_exit_codes_are_those_of_shells() {
@@ -80,7 +124,11 @@ pub(crate) fn kvm_exit_codes_are_those_of_shells() {
 
 /// Starts a command that prints `ready`.
 fn ready(world: &World, words: &[&str]) -> (Child, BufReader<std::process::ChildStdout>) {
-    let mut child = world.spawn(words);
+    ready_child(world.cube(words))
+}
+
+fn ready_child(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut child = piped(&mut command);
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     out.read_line(&mut line).unwrap();
@@ -116,6 +164,25 @@ pub(crate) fn kvm_signals_reach_the_command_and_its_sandbox_ends() {
         signal(&child, number);
         assert_eq!(code_of(child), 128 + number as i32, "{name}");
     }
+    // As nohup(1) starts it.
+    let words = [
+        "-c",
+        "trap '' HUP; exec \"$@\"",
+        "sh",
+        env!("CARGO_BIN_EXE_cube"),
+        "run",
+        "-i",
+        "sh",
+    ];
+    let mut child = world.program("sh", &words);
+    child.args(["-c", "echo ready; read -r word; exit 6"]);
+    let (mut child, mut out) = ready_child(child);
+    let mut input = child.stdin.take().unwrap();
+    signal(&child, Signal::SIGHUP);
+    std::thread::sleep(Duration::from_millis(300));
+    input.write_all(b"go\n").unwrap();
+    out.read_to_string(&mut String::new()).unwrap();
+    assert_eq!(code_of(child), 6);
     let script = format!("trap 'exit 5' USR1; {LOOP}");
     let (child, _out) = ready(&world, &["run", "--", "sh", "-c", &script]);
     signal(&child, Signal::SIGUSR1);
@@ -202,21 +269,10 @@ pub(crate) fn kvm_a_reader_that_leaves_ends_the_sandbox() {
     child.kill().unwrap();
     child.wait().unwrap();
     let left = world.run(&["--json", "sandbox", "list"]).items("sandbox");
-    let text = |item: &Value, key: &str| item[key].as_str().unwrap().to_owned();
     let [left] = left.as_slice() else {
         panic!("{left:?}");
     };
-    let seconds = |at: &str| {
-        let output = std::process::Command::new("date")
-            .args(["-d", at, "+%s"])
-            .output();
-        String::from_utf8(output.unwrap().stdout)
-            .unwrap()
-            .trim()
-            .parse::<i64>()
-            .unwrap()
-    };
-    let lease = seconds(&text(left, "endAt")) - seconds(&text(left, "startedAt"));
+    let lease = seconds(&left["endAt"]) - seconds(&left["startedAt"]);
     assert!((60..=121).contains(&lease), "{lease} s");
 }
 

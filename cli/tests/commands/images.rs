@@ -66,7 +66,8 @@ pub(crate) fn kvm_a_dockerfile_becomes_a_template() {
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join("greet.txt"), "hello").unwrap();
     let text = format!(
-        "FROM {IMAGE}\nENV WHO=world\nWORKDIR /srv\nCOPY greet.txt .\nRUN echo \"$(cat greet.txt) $WHO\" > all\n"
+        "FROM {IMAGE}\nARG NAME=all DIR=/s\nENV WHO=world COST='$5' P=/x:$PATH\nWORKDIR ${{DIR}}rv\nCOPY greet.txt .\n\
+         RUN echo \"$(cat greet.txt) $WHO\" > $NAME\\\n.txt\n"
     );
     fs::write(dir.join("Dockerfile"), text).unwrap();
     let file = dir.join("Dockerfile").to_str().unwrap().to_owned();
@@ -82,9 +83,10 @@ pub(crate) fn kvm_a_dockerfile_becomes_a_template() {
         "--",
         "sh",
         "-c",
-        "cat all; echo $WHO; pwd",
+        "cat all.txt; echo $WHO $COST ${NAME-none}; test $P = /x:$PATH && pwd",
     ]);
-    assert_eq!(ran.expect(0).stdout, "hello world\nworld\n/srv\n");
+    let shown = ran.expect(0).stdout;
+    assert_eq!(shown, "hello world\nworld $5 none\n/srv\n");
     let tagged = world
         .run(&["template", "tag", "mine:v1", "stable"])
         .expect(0);

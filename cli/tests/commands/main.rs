@@ -28,6 +28,7 @@ fn main() {
         sandboxes::{
             kvm_a_sandbox_is_created_used_and_killed,
             kvm_a_sandbox_is_paused_resumed_forked_and_kept,
+            kvm_a_sandbox_lives_as_long_as_it_is_used_and_a_paused_one_stays_paused,
             kvm_files_and_directories_are_copied_both_ways,
             kvm_exec_ends_its_command_with_a_signal_and_leaves_the_sandbox,
         },

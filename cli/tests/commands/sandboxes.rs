@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 
 use nix::sys::signal::Signal;
 
-use crate::world::{World, signal, until};
+use crate::world::{World, seconds, signal, until};
 
 pub(crate) fn kvm_a_sandbox_is_created_used_and_killed() {
     let world = World::open();
@@ -131,6 +131,37 @@ pub(crate) fn kvm_a_sandbox_is_paused_resumed_forked_and_kept() {
     world.is_empty_soon();
 }
 
+pub(crate) fn kvm_a_sandbox_lives_as_long_as_it_is_used_and_a_paused_one_stays_paused() {
+    let world = World::open();
+    let short = || world.run(&["sandbox", "create", "--timeout", "3s"]).line();
+    let left_s = |id: &str| {
+        let item = &world
+            .run(&["--json", "sandbox", "info", id])
+            .items("sandbox")[0];
+        seconds(&item["endAt"]) - seconds(&item["startedAt"])
+    };
+    let id = short();
+    world
+        .run(&["sandbox", "exec", &id, "--", "sleep", "5"])
+        .expect(0);
+    let id = short();
+    let there = format!("{id}:/tmp/copy");
+    world
+        .run(&["sandbox", "cp", "/etc/passwd", &there])
+        .expect(0);
+    assert!(left_s(&id) >= 100, "{}", left_s(&id));
+
+    let id = short();
+    world.run(&["sandbox", "pause", &id]).expect(0);
+    world.run(&["sandbox", "exec", &id, "true"]).expect(0);
+    world.run(&["sandbox", "timeout", &id, "1s"]).expect(0);
+    until("the sandbox is paused again", || {
+        let listed = world.run(&["sandbox", "list", "--state", "paused"]);
+        listed.expect(0).stdout.contains(&id)
+    });
+    world.run(&["sandbox", "kill", "--all"]).expect(0);
+}
+
 pub(crate) fn kvm_files_and_directories_are_copied_both_ways() {
     let world = World::open();
     let id = world.sandbox();
@@ -163,7 +194,8 @@ pub(crate) fn kvm_files_and_directories_are_copied_both_ways() {
     // A copy that fails leaves what is there, and nothing beside it.
     let unreadable = ["sandbox", "cp", &there("/proc/1/mem"), &text(&back)];
     // The agent has begun an answer, and cuts it.
-    world.run(&unreadable).expect(7);
+    let cut = world.run(&unreadable);
+    assert!(matches!(cut.code, 1 | 7), "{}", cut.stderr);
     assert_eq!(fs::read(&back).unwrap(), large);
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 2);
     world
@@ -208,6 +240,19 @@ pub(crate) fn kvm_files_and_directories_are_copied_both_ways() {
         .mode();
     assert_eq!(mode & 0o111, 0o111);
     assert!(got.join("inner/empty").is_dir() && !got.join("out").exists());
+
+    // A signal leaves no part of a file.
+    let grow = [
+        "sandbox", "exec", &id, "--", "truncate", "-s", "3G", "/tmp/big",
+    ];
+    world.run(&grow).expect(0);
+    let (big, entries) = (dir.join("big"), || fs::read_dir(&dir).unwrap().count());
+    let before = entries();
+    let child = world.spawn(&["sandbox", "cp", &there("/tmp/big"), &text(&big)]);
+    until("the copy has begun", || entries() > before);
+    signal(&child, Signal::SIGTERM);
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(143));
+    assert!(entries() == before && !big.exists());
 
     let missing = world
         .run(&["sandbox", "cp", &there("/nowhere"), "."])

@@ -88,7 +88,12 @@ impl World {
 
     /// `cube` with these words, for this server, without this host's variables.
     pub(crate) fn cube(&self, words: &[&str]) -> Command {
-        let mut cube = bare(words);
+        self.program(env!("CARGO_BIN_EXE_cube"), words)
+    }
+
+    /// A program that may start `cube`.
+    pub(crate) fn program(&self, name: &str, words: &[&str]) -> Command {
+        let mut cube = cleared(name, words);
         cube.env("E2B_API_URL", self.server.endpoint().to_string())
             .env("E2B_API_KEY", self.server.key());
         cube
@@ -114,12 +119,7 @@ impl World {
     }
 
     pub(crate) fn spawn(&self, words: &[&str]) -> Child {
-        self.cube(words)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
+        piped(&mut self.cube(words))
     }
 
     /// A sandbox that lives for five minutes.
@@ -157,7 +157,17 @@ impl World {
 
 /// `cube` with these words, without this host's variables.
 pub(crate) fn bare(words: &[&str]) -> Command {
-    let mut cube = Command::new(env!("CARGO_BIN_EXE_cube"));
+    cleared(env!("CARGO_BIN_EXE_cube"), words)
+}
+
+/// Starts a command with pipes.
+pub(crate) fn piped(command: &mut Command) -> Child {
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn cleared(program: &str, words: &[&str]) -> Command {
+    let mut cube = Command::new(program);
     cube.args(words);
     for variable in [
         "E2B_API_URL",
@@ -220,6 +230,13 @@ impl Ran {
         );
         answer["items"].as_array().unwrap().clone()
     }
+}
+
+/// A time of an item, in seconds since 1970.
+pub(crate) fn seconds(at: &Value) -> i64 {
+    let at = humantime::parse_rfc3339(at.as_str().unwrap()).unwrap();
+    let since = at.duration_since(std::time::UNIX_EPOCH).unwrap();
+    i64::try_from(since.as_secs()).unwrap()
 }
 
 pub(crate) fn signal(child: &Child, signal: Signal) {

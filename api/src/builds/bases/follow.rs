@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use api_types::rest::LogLevel;
+use model::Bytes;
 use oci_image::{
     Converter,
     digest::Digest,
@@ -48,7 +49,7 @@ impl Follow for Follower<'_> {
         if is_known {
             return Need::Config;
         }
-        let size = size(bytes);
+        let size = Bytes(bytes).rounded();
         note(
             self.asker,
             &format!("Base Docker image size: {size} in {layers} layers"),
@@ -62,7 +63,10 @@ impl Follow for Follower<'_> {
             Origin::Store => "CACHED layer",
             Origin::Registry => "Pulled layer",
         };
-        note(self.asker, &format!("{prefix} {digest} {}", size(bytes)));
+        note(
+            self.asker,
+            &format!("{prefix} {digest} {}", Bytes(bytes).rounded()),
+        );
     }
 }
 
@@ -83,46 +87,4 @@ pub(super) fn announce(asker: Asker<'_>, key: &str, is_cached: bool) {
 
 pub(super) fn note(asker: Asker<'_>, text: &str) {
     asker.log.push(LogLevel::Info, At::Base, text);
-}
-
-/// `83 MB`, `1.4 GB`: in powers of 1000, as Docker and E2B write sizes.
-fn size(bytes: u64) -> String {
-    let mut unit = 1;
-    let mut names = ["B", "kB", "MB", "GB"].into_iter();
-    let mut name = names.next().unwrap_or_default();
-    for larger in names {
-        if bytes < unit * 1000 {
-            break;
-        }
-        unit *= 1000;
-        name = larger;
-    }
-    // In tenths, rounded.
-    let tenths = (u128::from(bytes) * 10 + u128::from(unit) / 2) / u128::from(unit);
-    if unit == 1 || tenths >= 100 {
-        format!("{} {name}", (tenths + 5) / 10)
-    } else {
-        format!("{}.{} {name}", tenths / 10, tenths % 10)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::size;
-
-    #[test]
-    fn sizes_are_written_as_by_docker() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (999, "999 B"),
-            (1000, "1.0 kB"),
-            (9_949, "9.9 kB"),
-            (9_950, "10 kB"),
-            (48_500_000, "49 MB"),
-            (1_390_000_000, "1.4 GB"),
-            (u64::MAX, "18446744074 GB"),
-        ] {
-            assert_eq!(size(bytes), text);
-        }
-    }
 }

@@ -16,7 +16,7 @@ mod watch;
 
 use std::{io, os::unix::net::UnixStream, path::Path, time::Duration};
 
-pub use answer::HttpAnswer;
+pub use answer::{CutAnswer, HttpAnswer};
 pub use calls::Tunnel;
 use connection::Connection;
 use deadline::Deadline;
@@ -250,5 +250,24 @@ mod tests {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let mut client = EnvdClient::over(ours, Duration::from_millis(50));
         assert!(matches!(client.health(), Err(ClientError::Timeout(_))));
+    }
+
+    #[test]
+    fn an_answer_that_is_cut_has_its_length_as_the_cause() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let peer = std::thread::spawn(move || {
+            let read = theirs.read(&mut [0; 4096]).unwrap();
+            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nab";
+            theirs.write_all(answer).unwrap();
+            read
+        });
+        let mut file = Vec::new();
+        let cut = EnvdClient::over(ours, PATIENCE).download("/x", &mut file, None);
+        assert!(peer.join().unwrap() > 0);
+        let Err(ClientError::NotReachable { source, .. }) = cut else {
+            panic!("{cut:?}");
+        };
+        assert_eq!(source.to_string(), "the answer ended after 2 of 9 bytes");
+        assert_eq!(file, b"ab");
     }
 }

@@ -1,5 +1,7 @@
 //! Complete answers, and the errors that they contain.
 
+use std::io;
+
 use super::{ClientError, protocol};
 use crate::{
     envd::{ConnectError, ErrorBody},
@@ -22,6 +24,37 @@ impl HttpAnswer {
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(n, _)| n == name);
         found.map(|(_, value)| value.as_str())
+    }
+}
+
+/// An answer that ended before it was complete, which [`ClientError::NotReachable`] has as its source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the answer ended after {received}{} bytes", of(*expected))]
+pub struct CutAnswer {
+    /// Bytes of the body.
+    pub received: u64,
+    /// The length that the head announced, if it did.
+    pub expected: Option<u64>,
+}
+
+fn of(expected: Option<u64>) -> String {
+    expected.map_or(String::new(), |expected| format!(" of {expected}"))
+}
+
+impl CutAnswer {
+    /// The error of a body of which this has been received.
+    pub(super) fn error(self, error: ClientError) -> ClientError {
+        let is_end = |source: &io::Error| {
+            use io::ErrorKind::{ConnectionReset, UnexpectedEof};
+            matches!(source.kind(), UnexpectedEof | ConnectionReset)
+        };
+        match error {
+            ClientError::NotReachable { doing, source } if is_end(&source) => {
+                let source = io::Error::new(source.kind(), self);
+                ClientError::NotReachable { doing, source }
+            }
+            other => other,
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
     ClientError, EnvdClient,
-    answer::{HttpAnswer, accept, refused},
+    answer::{CutAnswer, HttpAnswer, accept, refused},
     deadline::Deadline,
     exec::basic,
     protocol,
@@ -175,10 +175,18 @@ impl<S: Transport> EnvdClient<S> {
             return Err(refused(&self.connection.collect(head, deadline)?));
         }
         let (mut piece, mut length) = (Vec::with_capacity(PIECE), 0);
-        while self
-            .connection
-            .read_body(&mut head.body, &mut piece, deadline)?
-        {
+        let expected = head.body.length();
+        loop {
+            let more = self
+                .connection
+                .read_body(&mut head.body, &mut piece, deadline);
+            let cut = CutAnswer {
+                received: length,
+                expected,
+            };
+            if !more.map_err(|why| cut.error(why))? {
+                break;
+            }
             to.write_all(&piece)
                 .map_err(|source| ClientError::NotReachable {
                     doing: "writing the file",

@@ -1,6 +1,9 @@
 //! Incremental parsing of HTTP/1.1 answers: heads and bodies.
 
-use super::{ClientError, HttpAnswer, connection::Connection, deadline::Deadline, protocol};
+use super::{
+    ClientError, HttpAnswer, answer::CutAnswer, connection::Connection, deadline::Deadline,
+    protocol,
+};
 use crate::envd::{ChunkedDecoder, Decoded, Transport};
 
 /// Length limit of an answer head in bytes, including preceding interim answers.
@@ -26,6 +29,16 @@ impl Head {
     fn announces_close(&self) -> bool {
         let mut headers = self.headers.iter();
         headers.any(|(name, value)| name == "connection" && value.eq_ignore_ascii_case("close"))
+    }
+}
+
+impl Body {
+    /// The length that the head announced.
+    pub(super) fn length(&self) -> Option<u64> {
+        match self {
+            Self::Length(length) => Some(*length),
+            Self::Chunked(_) | Self::UntilClose => None,
+        }
     }
 }
 
@@ -77,8 +90,13 @@ impl<S: Transport> Connection<S> {
         {
             return Err(too_long());
         }
-        let mut body = Vec::new();
-        while self.read_body(&mut head.body, &mut body, deadline)? {
+        let (mut body, expected) = (Vec::new(), head.body.length());
+        loop {
+            let more = self.read_body(&mut head.body, &mut body, deadline);
+            let received = body.len() as u64;
+            if !more.map_err(|why| CutAnswer { received, expected }.error(why))? {
+                break;
+            }
             if body.len() > most {
                 return Err(too_long());
             }
