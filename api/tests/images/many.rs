@@ -27,8 +27,9 @@ const LISTS: usize = 200;
 /// Number of templates of distinct roots in the tier kvm.
 const FEW: usize = 4;
 const MEMORY: Bytes = Bytes::mib(256);
-/// Space of the programs in each root image.
-const PROGRAMS: usize = 5_771_264;
+/// Space of inodes and directories in each root image: three blocks.
+const INODES: usize = 3 * BLOCK;
+const BLOCK: usize = 4096;
 /// While an image is made, its layer and 64 MiB more are set aside. So there is room for the last one, and for no further
 /// one.
 const BESIDES: usize = 72 << 20;
@@ -188,6 +189,16 @@ async fn until_stored(world: &World, state: &Path, count: usize) {
     }
 }
 
+/// Space of the programs that every root image of these gets.
+fn programs() -> usize {
+    let guest = variable("CUBE_ARTIFACTS").join("guest");
+    let space = |name: &&str| {
+        let size = fs::metadata(guest.join(name)).unwrap().len();
+        usize::try_from(size).unwrap().next_multiple_of(BLOCK)
+    };
+    ["bash", "busybox"].iter().map(space).sum()
+}
+
 /// Makes templates `many-1` and so on, each of an image of its own, and waits until their memory and that of `many-0` is
 /// stored as diffs. Returns their ids.
 async fn publish(state: &Path, count: usize) -> Vec<String> {
@@ -197,7 +208,7 @@ async fn publish(state: &Path, count: usize) -> Vec<String> {
     // The images together are more than half of the quota.
     let noise_times = ((96 << 20) / (count - 1)).max(4 << 20).div_ceil(16 << 10);
     let layer = noise_times * (16 << 10);
-    let quota = (count - 1) * (PROGRAMS + layer) + layer + BESIDES;
+    let quota = (count - 1) * (programs() + INODES + layer) + layer + BESIDES;
     let image_of = |n: usize| {
         let noise = noise(n as u64).repeat(noise_times);
         let files = [file("which", n.to_string()), file("noise", noise)];
