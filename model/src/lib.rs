@@ -1,5 +1,6 @@
 //! Vocabulary that several crates share: sizes, start phases, the specification of a VM, the identity of a clone,
-//! the manifest of a template, the server's options file, and a line of /proc/PID/stat. The only system call is in [`clock`]; nothing here does I/O.
+//! the manifest of a template, the server's options file, and a line of /proc/PID/stat. The only system call is in
+//! [`clock`]; nothing here does I/O.
 
 mod chain;
 pub mod clock;

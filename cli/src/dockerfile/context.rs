@@ -119,7 +119,7 @@ fn names(dir: &Path) -> io::Result<Vec<std::ffi::OsString>> {
     entries.map(|entry| Ok(entry?.file_name())).collect()
 }
 
-/// What a pattern has that [`matches`] does not read as Docker does.
+/// The part of a pattern that [`matches`] cannot read as Docker does, with the cure.
 fn unsupported(pattern: &str) -> Option<&'static str> {
     pattern
         .contains(['[', '\\'])

@@ -94,7 +94,7 @@ fn continued(line: &str) -> (&str, bool) {
 /// `<<EOF` in a command of RUN.
 struct Heredoc {
     end: String,
-    /// `<<-`: tabs at the begin of lines do not count.
+    /// `<<-`: tabs at the beginning of lines do not count.
     strips_tabs: bool,
     /// Whether the command consists of the lines only.
     is_alone: bool,

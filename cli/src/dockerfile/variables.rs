@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::words::Word;
+use super::words::{self, Word};
 
 /// What BuildKit sets for `ARG NAME` without a value, and in FROM.
 const PLATFORM: [(&str, &str); 6] = [
@@ -98,9 +98,7 @@ impl Variables {
             .filter(|name| !self.envs.contains_key(*name))
             .map(|name| {
                 let value = Word::variable(name).for_server(self);
-                let value = value.replace('\\', r"\\").replace('"', "\\\"");
-                let value = value.replace('`', "\\`").replace("$(", "\\$(");
-                format!(" {name}=\"{value}\"")
+                format!(" {name}={}", words::in_quotes(&value))
             });
         match exports.collect::<String>() {
             none if none.is_empty() => command,

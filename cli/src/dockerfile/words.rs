@@ -35,6 +35,13 @@ pub(crate) fn script(words: &[String]) -> String {
     quoted.collect::<Vec<_>>().join(" ")
 }
 
+/// A text in double quotes for a shell, which expands its variables and nothing else; so the server writes it too.
+pub(super) fn in_quotes(text: &str) -> String {
+    let text = text.replace('\\', r"\\").replace('"', "\\\"");
+    let text = text.replace('`', "\\`").replace("$(", "\\$(");
+    format!("\"{text}\"")
+}
+
 /// What a container would run. With an ENTRYPOINT in shell form, CMD counts for nothing, as with Docker.
 pub(super) fn start(entrypoint: Option<Command>, cmd: Option<Command>) -> Option<String> {
     let text = |words| match words {
@@ -333,13 +340,8 @@ mod tests {
 
     /// What a shell makes of the text as the server passes it to one.
     fn expanded(text: &str, envs: &[(&str, &str)]) -> String {
-        let escaped = text
-            .replace('\\', r"\\")
-            .replace('"', "\\\"")
-            .replace('`', "\\`")
-            .replace("$(", "\\$(");
         let output = std::process::Command::new("bash")
-            .args(["-c", &format!("printf %s \"{escaped}\""), "bash"])
+            .args(["-c", &format!("printf %s {}", in_quotes(text)), "bash"])
             .env_clear()
             .envs(envs.iter().copied())
             .output()

@@ -20,22 +20,18 @@ impl Options {
     /// Reads the options file. One that is absent sets nothing; one that cannot be used is a finding.
     pub(super) fn load(args: &DoctorArgs) -> (Self, Option<Finding>) {
         let shown = args.config.display();
-        let wrong = |found: String, cure: &str| Some(Finding::missing("options", found, cure));
-        let (text, finding) = match fs::read_to_string(&args.config) {
-            Err(why) if why.kind() == io::ErrorKind::NotFound => (String::new(), None),
-            Err(why) => (
-                String::new(),
-                wrong(format!("{shown}: {why}"), "run as root"),
-            ),
+        let unusable = |found: String, cure: &str| {
+            let finding = Finding::missing("options", found, cure);
+            (Self::of(&[]), Some(finding))
+        };
+        let (mut options, finding) = match fs::read_to_string(&args.config) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => (Self::of(&[]), None),
+            Err(why) => unusable(format!("{shown}: {why}"), "run as root"),
             Ok(text) => match model::options(&text) {
-                Err(why) => (
-                    String::new(),
-                    wrong(format!("{shown}, {why}"), "correct the line"),
-                ),
-                Ok(_) => (text, None),
+                Err(why) => unusable(format!("{shown}, {why}"), "correct the line"),
+                Ok(lines) => (Self::of(&lines), None),
             },
         };
-        let mut options = Self::of(&model::options(&text).unwrap_or_default());
         if let Some(state) = &args.state {
             options.state.clone_from(state);
         }

@@ -115,7 +115,7 @@ fn template(state: &Path) -> Finding {
     }
 }
 
-/// What a look at an address has found.
+/// The result of looking at an address.
 enum Look {
     Answers,
     /// A program listens there, and does not answer as a server does.

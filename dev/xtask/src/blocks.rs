@@ -1,9 +1,9 @@
 //! Blocks of commands in the documents, and the tiers that run them.
 //!
-//! The info string of a block names its language, the tier that runs it, and how it ends, unless with exit code 0: `sh e2b`,
-//! `console package`, `python e2b`, `sh e2b server`, `sh e2b measures`. The blocks of one document and tier run in their order, in one environment, as a reader
-//! types them ([`session`]). In README and the quickstart every block must name such a tier; elsewhere, a block may, and
-//! the others are counted.
+//! The info string of a block names its language, the tier that runs it, and how it ends if not with exit code 0:
+//! `sh e2b`, `console package`, `python e2b`, `sh e2b server`, `sh e2b measures`. The blocks of one document and tier run
+//! in their order, in one environment, as a reader types them ([`session`]). In README and the quickstart every block must
+//! name such a tier; elsewhere a block may, and the others are counted.
 //!
 //! A tier runs what is written, with two exceptions, both checked by [`check`]: the commands `cargo xtask …` of a block,
 //! because the tier itself is such a command and has run the same code ([`covered`]); and the blocks of the tier `bench`,

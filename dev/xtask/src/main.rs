@@ -46,6 +46,7 @@ mod userland;
 
 mod bzimage;
 mod cpio;
+mod markdown;
 mod modules;
 mod mounts;
 mod progress;

@@ -2,9 +2,12 @@
 
 use clap::ValueEnum;
 
-use crate::tiers::Tier;
+use crate::{
+    markdown::{CodeBlock, code_blocks},
+    tiers::Tier,
+};
 
-/// What a block is written in.
+/// The language of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Language {
     /// Commands.
@@ -92,7 +95,7 @@ pub(super) fn exchanges(text: &str) -> Vec<(String, String)> {
     exchanges
 }
 
-/// What was found in a document.
+/// The blocks of a document.
 #[derive(Debug, Default)]
 pub(super) struct Document {
     pub(super) blocks: Vec<Block>,
@@ -107,7 +110,7 @@ impl Document {
         let mut document = Self::default();
         // Whether the block before is one to which an output can belong.
         let mut is_program = false;
-        for fence in fences(text) {
+        for fence in code_blocks(text) {
             let place = format!("{name}:{}", fence.line);
             let words: Vec<&str> = fence.info.split_whitespace().collect();
             let language = match words.first().copied() {
@@ -163,7 +166,7 @@ impl Document {
     }
 
     /// A block `text` is the output of the block before it; elsewhere than after a block that is run, it is unmarked.
-    fn output(&mut self, fence: &Fence, is_program: bool) {
+    fn output(&mut self, fence: &CodeBlock, is_program: bool) {
         match self.blocks.last_mut() {
             Some(block) if is_program => block.prints = Some(fence.text.clone()),
             Some(_) | None => self
@@ -171,36 +174,6 @@ impl Document {
                 .push(format!("line {}: output of no program", fence.line)),
         }
     }
-}
-
-struct Fence {
-    line: usize,
-    info: String,
-    text: String,
-}
-
-fn fences(text: &str) -> Vec<Fence> {
-    let mut fences = Vec::new();
-    let mut open: Option<Fence> = None;
-    for (index, line) in text.lines().enumerate() {
-        match (open.take(), line.strip_prefix("```")) {
-            (None, Some(info)) => {
-                open = Some(Fence {
-                    line: index + 1,
-                    info: info.to_owned(),
-                    text: String::new(),
-                });
-            }
-            (Some(fence), Some(_)) => fences.push(fence),
-            (Some(mut fence), None) => {
-                fence.text.push_str(line);
-                fence.text.push('\n');
-                open = Some(fence);
-            }
-            (None, None) => {}
-        }
-    }
-    fences
 }
 
 #[cfg(test)]

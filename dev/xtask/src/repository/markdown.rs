@@ -1,5 +1,7 @@
 //! Reads code spans, code blocks, tables and links from Markdown, as far as this repository's documents use them.
 
+use crate::markdown::{is_fence, numbered};
+
 /// A piece of text and the line in which it begins, counted from 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Located {
@@ -85,21 +87,6 @@ fn prose(document: &str) -> impl Iterator<Item = (usize, &str)> {
     numbered(document)
         .filter(|(_, text, in_block)| !in_block && !is_fence(text))
         .map(|(line, text, _)| (line, text))
-}
-
-/// Lines with their numbers, and whether each is inside a code block.
-fn numbered(document: &str) -> impl Iterator<Item = (usize, &str, bool)> {
-    let mut in_block = false;
-    document.lines().enumerate().map(move |(index, text)| {
-        if is_fence(text) {
-            in_block = !in_block;
-        }
-        (index + 1, text, in_block)
-    })
-}
-
-fn is_fence(line: &str) -> bool {
-    line.trim_start().starts_with("```")
 }
 
 #[cfg(test)]
