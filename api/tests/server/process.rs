@@ -409,12 +409,20 @@ fn free_address() -> SocketAddr {
 }
 
 /// Waits for a condition; panics with its name after the timeout.
-pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+pub(crate) fn until(what: &str, condition: impl FnMut() -> bool) {
+    assert!(happens(PATIENCE, condition), "never: {what}");
+}
+
+/// Whether a condition becomes true within this time.
+pub(crate) fn happens(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + timeout;
     while !condition() {
-        assert!(Instant::now() < deadline, "never: {what}");
+        if Instant::now() >= deadline {
+            return false;
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
+    true
 }
 
 /// The answer of a create request.

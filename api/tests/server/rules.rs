@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{
     http,
-    process::{JSON, Sandbox, Server, until},
+    process::{JSON, Sandbox, Server, happens, until},
 };
 
 pub(crate) fn kvm_wrong_requests_are_told_in_json() {
@@ -155,7 +155,13 @@ pub(crate) fn kvm_a_page_of_another_origin_changes_nothing() {
 pub(crate) fn kvm_a_create_that_nobody_waits_for_leaves_nothing() {
     let server = Server::open();
     let body = json!({"templateID": "base", "timeout": 300}).to_string();
-    for _ in 0..4 {
+    let metrics = || server.get("/metrics").expect(200).text();
+    let started = || count(&metrics(), "cube_pool_warm_misses_total");
+    // A server that has not read the request when its client disconnects does not start a sandbox: then the next client
+    // waits longer. If it waits too long, it is answered.
+    let mut patience = Duration::from_millis(5);
+    while started() < 4 {
+        let before = started();
         let stream = http::open(
             server.address,
             "POST",
@@ -163,27 +169,32 @@ pub(crate) fn kvm_a_create_that_nobody_waits_for_leaves_nothing() {
             &JSON,
             body.as_bytes(),
         );
-        // Long enough for the server to read the request, usually too short for it to answer.
-        stream
-            .set_read_timeout(Some(Duration::from_millis(5)))
-            .unwrap();
+        stream.set_read_timeout(Some(patience)).unwrap();
         let _ = stream.peek(&mut [0]);
         drop(stream);
+        if !happens(Duration::from_secs(1), || started() > before) {
+            patience *= 2;
+        }
     }
+    assert!(
+        answered(&metrics()) < started(),
+        "no client went away early"
+    );
     until("every abandoned sandbox has ended", || {
-        let text = server.get("/metrics").expect(200).text();
-        let count = |name: &str| -> u64 {
-            let line = text.lines().find_map(|l| l.strip_prefix(name)).unwrap();
-            line.trim().parse().unwrap()
-        };
-        let started = count("cube_pool_warm_misses_total");
-        started == 4 && count("cube_pool_running") == answered(&text)
+        let text = metrics();
+        count(&text, "cube_pool_running") == answered(&text)
     });
 }
 
+/// The value of a metric without labels.
+fn count(metrics: &str, name: &str) -> u64 {
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap().trim().parse().unwrap()
+}
+
 /// Number of create requests that the server answered before it noticed that the client had disconnected.
-fn answered(text: &str) -> u64 {
-    let line = text.lines().find_map(|line| {
+fn answered(metrics: &str) -> u64 {
+    let line = metrics.lines().find_map(|line| {
         line.strip_prefix(
             "cube_api_requests_total{method=\"POST\",route=\"/v2/sandboxes\",status=\"201\"}",
         )

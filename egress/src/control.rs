@@ -1,0 +1,160 @@
+//! Messages between `cube-api`, which knows sandboxes, rules and secrets, and `cube-egress`, which knows none of them until
+//! it asks. They travel over a connected Unix stream socket, the proxy's standard input, as one JSON object in each line.
+//!
+//! The proxy asks for each flow and for the headers of each request. It therefore keeps no secret longer than a request
+//! takes, and a change of a rule or of a secret applies to the next request.
+
+use std::{fmt, net::SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+/// Descriptor number of the listening socket that the proxy inherits. It is bound to the resolver's device, so only
+/// guests can reach it.
+pub const LISTENER: i32 = 3;
+/// Maximum length of a message in bytes, including the newline. A longer one ends the connection.
+pub const MAX_MESSAGE: usize = 1 << 20;
+
+/// From `cube-api` to the proxy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToProxy {
+    /// The first message. The proxy accepts no connection before it.
+    Start { authority: Authority },
+    /// The answer to [`ToServer::Flow`]. `None`: there is no such flow any more, or its sandbox has ended.
+    Flow { id: u64, flow: Option<Flow> },
+    /// The answer to [`ToServer::Rule`].
+    Rule { id: u64, outcome: RuleOutcome },
+    /// Ends all connections of a sandbox: it has ended, or its policy has changed.
+    Cut { sandbox: String },
+}
+
+/// From the proxy to `cube-api`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToServer {
+    /// Whose connection is this, and where does it lead? `peer` is the address from which it was accepted.
+    Flow { id: u64, peer: SocketAddr },
+    /// The rule of a sandbox for a host name (lower case, without trailing dot). With `headers`, the answer contains their
+    /// values; otherwise only whether there is a rule.
+    Rule {
+        id: u64,
+        sandbox: String,
+        host: String,
+        headers: bool,
+    },
+    /// A request or connection that has ended or was refused. There is no answer.
+    Call(Call),
+}
+
+/// The certificate authority of this server, in PEM.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Authority {
+    pub certificate: String,
+    pub key: String,
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Authority")
+    }
+}
+
+/// A flow that the eBPF programs handed to the proxy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flow {
+    pub sandbox: String,
+    /// Where the guest connected to. The programs have already judged this address, and the proxy connects to no other.
+    pub remote: SocketAddr,
+    /// The names under which the resolver answered this address to the sandbox, in lower case.
+    pub names: Vec<String>,
+    /// The sandbox's rules by address allow `remote` too: a connection with another name passes, unread.
+    pub admitted_by_address: bool,
+}
+
+/// What a sandbox's rules say about a host.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum RuleOutcome {
+    /// No rule: connections pass unread.
+    None,
+    /// Headers that replace those of the same names (case-insensitive) in the request.
+    Headers {
+        /// The rule's key: `api.example.com` or `*.example.com`.
+        rule: String,
+        /// Names and values. Empty if only the rule's existence was asked for.
+        headers: Vec<(String, String)>,
+        /// Names of the secrets in the values.
+        secrets: Vec<String>,
+    },
+    /// The headers cannot be made, for example because a secret was deleted. The request fails with 502 and this text.
+    Failed { rule: String, reason: String },
+}
+
+/// Values are not shown: they contain secrets.
+impl fmt::Debug for RuleOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("None"),
+            Self::Headers { rule, secrets, .. } => f
+                .debug_struct("Headers")
+                .field("rule", rule)
+                .field("secrets", secrets)
+                .finish_non_exhaustive(),
+            Self::Failed { rule, reason } => f
+                .debug_struct("Failed")
+                .field("rule", rule)
+                .field("reason", reason)
+                .finish(),
+        }
+    }
+}
+
+/// One ruled request, one spliced connection, or one refusal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    pub sandbox: String,
+    /// When it began, in milliseconds since the Unix epoch.
+    pub time_ms: u64,
+    pub duration_ms: u64,
+    pub remote: SocketAddr,
+    /// The host name in TLS or HTTP, at most 255 bytes. `None` if there was none.
+    pub name: Option<String>,
+    /// Method and path without the query, if the proxy has read the request. At most 1024 bytes.
+    pub method: Option<String>,
+    pub path: Option<String>,
+    /// Status of the answer to the guest.
+    pub status: Option<u16>,
+    /// Bytes of bodies, or of the connection if it was not read.
+    pub bytes_out: u64,
+    pub bytes_in: u64,
+    /// The rule's key.
+    pub rule: Option<String>,
+    /// Names of the secrets that were used.
+    pub secrets: Vec<String>,
+    /// Why it was refused. `None`: it was not.
+    pub refused: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_not_shown_by_debug() {
+        let outcome = RuleOutcome::Headers {
+            rule: "api.test".to_owned(),
+            headers: vec![("x-api-key".to_owned(), "hunter2".to_owned())],
+            secrets: vec!["key".to_owned()],
+        };
+        let authority = Authority {
+            certificate: "hunter2".to_owned(),
+            key: "hunter2".to_owned(),
+        };
+        let start = ToProxy::Start { authority };
+        let answer = ToProxy::Rule { id: 1, outcome };
+        assert!(!format!("{start:?} {answer:?}").contains("hunter2"));
+        let text = serde_json::to_string(&answer).unwrap();
+        let read: ToProxy = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, answer);
+    }
+}
