@@ -32,7 +32,7 @@ pub fn write_gs_base(base: u64) {
     unsafe { asm!("wrgsbase {}", in(reg) base, options(nomem, nostack, preserves_flags)) };
 }
 
-fn read_fs_base() -> u64 {
+pub fn read_fs_base() -> u64 {
     let base;
     unsafe { asm!("rdfsbase {}", out(reg) base, options(nomem, nostack, preserves_flags)) };
     base

@@ -17,6 +17,7 @@ mod exceptions;
 mod gate;
 mod hypercall;
 mod log;
+mod operand;
 mod pagefault;
 mod pagetable;
 mod state;

@@ -1,15 +1,17 @@
-//! Page faults. Reading CR2 is privileged, so the monitor reads it through the gate.
+//! Page faults. Reading CR2 is privileged and slow, so the address is found by other means if possible ([`operand`]).
 
 use crate::{
     exceptions::bounce_vector,
-    gate,
+    gate, operand,
     pagetable::{self, Repair},
     state::{Frame, entry, poke},
 };
 
-const PRESENT: u64 = 1;
-const WRITE: u64 = 2;
-const USER: u64 = 4;
+/// Bits of the error code.
+pub const PRESENT: u64 = 1;
+pub const WRITE: u64 = 2;
+pub const USER: u64 = 4;
+pub const FETCH: u64 = 16;
 const VECTOR: u64 = 14;
 /// Offset of `arch.cr2` in vcpu_info.
 const CR2_IN_VCPU_INFO: u64 = 16;
@@ -17,7 +19,7 @@ const CR2_IN_VCPU_INFO: u64 = 16;
 /// Repairs faults of the guest kernel that [`pagetable::repair`] can repair. Delivers all others to the guest, with CR2
 /// where Xen puts it.
 pub fn handle(frame: &mut Frame) {
-    let address = gate::read_cr2();
+    let address = operand::fault_address(frame).unwrap_or_else(gate::read_cr2);
     if entry().user_mode == 0 {
         if frame.error & PRESENT != 0
             && (address as i64) < 0

@@ -5,6 +5,7 @@
 use crate::{
     gate,
     layout::{L4_SLOT, offset},
+    pagefault::{FETCH, PRESENT, WRITE},
     state::{cr3, direct, peek, poke, rest, shared},
 };
 
@@ -14,6 +15,7 @@ pub const U: u64 = 1 << 2;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
 const LARGE: u64 = 1 << 7;
+const NX: u64 = 1 << 63;
 const FRAME: u64 = 0x000f_ffff_ffff_f000;
 /// The guest kernel's map of all RAM (Documentation/arch/x86/x86_64/mm.rst).
 const DIRECT_MAP: core::ops::Range<u64> = 0xffff_8880_0000_0000..0xffff_c880_0000_0000;
@@ -63,6 +65,45 @@ pub fn leaf(va: u64) -> Option<u64> {
         table = value;
     }
     Some(entry_at(table, va >> 12 & 511))
+}
+
+/// What the current tables allow at an address: P, RW and U if all levels have them, NX if one has it. 0 if no page is
+/// mapped. `None` if a table is not in guest RAM.
+fn rights(va: u64) -> Option<u64> {
+    let (mut table, mut all, mut nx) = (cr3(), P | RW | U, 0);
+    for level in [39, 30, 21, 12] {
+        let value = peek::<u64>(entry_at(table, va >> level & 511));
+        if value & P == 0 {
+            return Some(0);
+        }
+        all &= value;
+        nx |= value & NX;
+        if level == 12 || value & LARGE != 0 {
+            break;
+        }
+        if !is_ram(value & FRAME) {
+            return None;
+        }
+        table = value;
+    }
+    Some(all | nx)
+}
+
+/// Whether a page is mapped at an address.
+pub fn is_mapped(va: u64) -> bool {
+    rights(va).is_some_and(|rights| rights != 0)
+}
+
+/// Whether the tables refuse an access at an address with this error code.
+pub fn refuses(va: u64, error: u64) -> bool {
+    let Some(rights) = rights(va) else {
+        return false;
+    };
+    if error & PRESENT == 0 || rights == 0 {
+        return error & PRESENT == 0 && rights == 0;
+    }
+    let write = error & WRITE != 0 && rights & RW == 0;
+    rights & U == 0 || write || error & FETCH != 0 && rights & NX != 0
 }
 
 /// The hypercall `update_va_mapping`. Returns false if the address has no L1 entry. When a page becomes a page table,

@@ -35,6 +35,80 @@ static void catch(int signo, int flags) {
         CHECK((uintptr_t)seen.si_addr == (uintptr_t)(address), "address %p", seen.si_addr);          \
     } while (0)
 
+// One access at `q + OFFSET`, in a page that allows none, by each kind of instruction. The guest's hypervisor finds the
+// address from the instruction.
+static void operands(char *q) {
+#define AT(offset, ...)                                                                              \
+    EXPECT(SIGSEGV, SEGV_ACCERR, q + (offset), asm volatile(__VA_ARGS__ : "memory", "cc", "rax", "rdx"))
+    const uint64_t two = 2;
+    AT(0, "mov (%0), %%al" ::"r"(q));
+    AT(9, "mov 9(%0), %%rax" ::"r"(q));
+    AT(1016, "mov 1000(%0,%1,8), %%eax" ::"r"(q), "r"(two));
+    AT(2, "mov (%0,%1), %%ax" ::"r"(q), "r"(two));
+    AT(16, "mov (,%0,8), %%rax" ::"r"((uint64_t)q / 8 + 2));
+    AT(24, "movq $5, 24(%0)" ::"r"(q));
+    AT(26, "movw $5, 26(%0)" ::"r"(q));
+    AT(27, "movb $5, 27(%0)" ::"r"(q));
+    AT(32, "mov %%rax, 32(%0)" ::"r"(q));
+    AT(33, "mov 33(%0), %%rax; mov %%rax, (%0)" ::"r"(q));
+    AT(36, "movzbl 36(%0), %%eax" ::"r"(q));
+    AT(37, "movsbq 37(%0), %%rax" ::"r"(q));
+    AT(38, "movslq 38(%0), %%rax" ::"r"(q));
+    AT(40, "add %%rax, 40(%0)" ::"r"(q));
+    AT(41, "cmpb $1, 41(%0)" ::"r"(q));
+    AT(42, "testl $1, 42(%0)" ::"r"(q));
+    AT(43, "notq 43(%0)" ::"r"(q));
+    AT(44, "shlq $3, 44(%0)" ::"r"(q));
+    AT(45, "imul $100, 45(%0), %%eax" ::"r"(q));
+    AT(46, "divq 46(%0)" ::"r"(q));
+    AT(47, "incl 47(%0)" ::"r"(q));
+    AT(48, "lock cmpxchg %%rdx, 48(%0)" ::"r"(q));
+    AT(56, "lock xadd %%rax, 56(%0)" ::"r"(q));
+    AT(64, "xchg %%rax, 64(%0)" ::"r"(q));
+    AT(80, "btl $3, 80(%0)" ::"r"(q));
+    AT(88, "lock bts %1, 80(%0)" ::"r"(q), "r"(64UL));
+    AT(81, "sete 81(%0)" ::"r"(q));
+    AT(82, "cmove 82(%0), %%rax" ::"r"(q));
+    AT(84, "crc32q 84(%0), %%rax" ::"r"(q));
+    AT(96, "movups 96(%0), %%xmm0" ::"r"(q));
+    AT(113, "movdqu %%xmm0, 113(%0)" ::"r"(q));
+    AT(128, "movsd %%xmm0, 128(%0)" ::"r"(q));
+    AT(144, "pshufb 144(%0), %%xmm0" ::"r"(q));
+    AT(160, "palignr $4, 160(%0), %%xmm0" ::"r"(q));
+    AT(176, "fldl 176(%0)" ::"r"(q));
+    AT(184, "push 184(%0)" ::"r"(q));
+    AT(192, "call *192(%0)" ::"r"(q));
+    AT(200, "jmp *200(%0)" ::"r"(q));
+    AT(256, "xsave 256(%0)" ::"r"(q));
+    AT(300, "movsb" ::"S"(q + 300), "D"(q - PAGE));
+    AT(301, "movsq" ::"S"(q - PAGE), "D"(q + 301));
+    AT(302, "lodsl" ::"S"(q + 302));
+    AT(303, "cmpsb" ::"S"(q - PAGE), "D"(q + 303));
+    AT(304, "cmpsb" ::"S"(q + 304), "D"(q - PAGE));
+    AT(305, "scasb" ::"D"(q + 305));
+    AT(0, "rep movsb" ::"S"(q - 10), "D"(q - PAGE), "c"(100UL));
+    AT(0, "rep stosq" ::"D"(q - 16), "c"(100UL));
+    AT(0, "mov -3(%0), %%rax" ::"r"(q));
+    AT(0, "movups %%xmm0, -1(%0)" ::"r"(q));
+    AT(-8 + 16, "mov %0, %%rsp; push %%rax" ::"r"(q + 16));
+    AT(320, "mov %0, %%rsp; pop %%rax" ::"r"(q + 320));
+    AT(328, "mov %0, %%rsp; ret" ::"r"(q + 328));
+    AT(8, "mov %0, %%rsp; call 1f; 1:" ::"r"(q + 16));
+    if (__builtin_cpu_supports("avx2")) {
+        AT(345, "vmovdqu 345(%0), %%ymm0; vzeroupper" ::"r"(q));
+        AT(400, "vpcmpeqb 400(%0), %%ymm0, %%ymm1; vzeroupper" ::"r"(q));
+        AT(432, "vmovdqu %%ymm0, 432(%0); vzeroupper" ::"r"(q));
+        AT(0, "vmovdqu -5(%0), %%ymm0; vzeroupper" ::"r"(q));
+        AT(464, "vpbroadcastb 464(%0), %%ymm0; vzeroupper" ::"r"(q));
+        AT(480, "vpxor %%ymm1, %%ymm1, %%ymm1; vpcmpeqd %%ymm2, %%ymm2, %%ymm2;"
+                "vpgatherdd %%ymm2, 480(%0,%%ymm1), %%ymm0; vzeroupper" ::"r"(q));
+    }
+    // The thread's segment.
+    uint64_t base;
+    asm("mov %%fs:0, %0" : "=r"(base));
+    AT(496, "mov %%fs:(%0), %%rax" ::"r"(q + 496 - base));
+}
+
 static int recurse(int n) {
     volatile char pad[4096];
     pad[0] = n;
@@ -130,6 +204,8 @@ int main(int argc, char **argv) {
     stack_t stack = {.ss_sp = alternate, .ss_size = sizeof alternate};
     CHECK(sigaltstack(&stack, NULL) == 0);
     catch(SIGSEGV, SA_ONSTACK);
+    CHECK(mprotect(p + 12 * PAGE, PAGE, PROT_NONE) == 0);
+    operands(p + 12 * PAGE);
     for (int i = 0; i < 3; i++) {
         seen.si_signo = 0;
         if (sigsetjmp(back, 1) == 0)
