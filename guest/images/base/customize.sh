@@ -20,6 +20,15 @@ install -d -m 0777 "$tree/code"
 sed -i 's/"$(id -u)" -eq 0/"${EUID:-$(id -u)}" -eq 0/' "$tree/etc/profile"
 grep -q EUID "$tree/etc/profile"
 
+# /bin/bash is Debian's static build of the same version: without a dynamic linker it starts in half the time, which each
+# command pays. It lacks only loadable builtins (`enable -f`); /bin/bash.dynamic has them.
+chroot "$tree" dpkg-divert --quiet --local --rename --divert /bin/bash.dynamic /bin/bash
+ln "$tree/bin/bash-static" "$tree/bin/bash"
+
+# A process for it in each login shell of root, also without a terminal.
+sed -i 's/^mesg n .*/[ ! -t 0 ] || &/' "$tree/root/.profile"
+grep -q -- '-t 0' "$tree/root/.profile"
+
 # pip may install into the system's Python: a sandbox is discarded after use.
 rm -f "$tree"/usr/lib/python3.*/EXTERNALLY-MANAGED
 
