@@ -43,13 +43,27 @@ const ENVIRONMENT: &str = "HOME=/root USER=root LOGNAME=root LANG=C.UTF-8 \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     MPLCONFIGDIR=/usr/local/share/matplotlib";
 
-/// The inputs of the template.
+/// The inputs of the root image.
 #[derive(Debug)]
-pub(crate) struct Parts<'a> {
+pub(crate) struct Sources<'a> {
     pub(crate) store: &'a Store,
     pub(crate) workspace: &'a Workspace,
     pub(crate) root: RootRecipe<'a>,
     pub(crate) kernel: Kernel,
+}
+
+impl Sources<'_> {
+    /// Builds the root image and downloads the wheels of the tests, unless they are up to date.
+    pub(crate) fn build(&self) -> Result<Built> {
+        image::kernel_wheels(self)?;
+        image::build(self)
+    }
+}
+
+/// The inputs of the template.
+#[derive(Debug)]
+pub(crate) struct Parts<'a> {
+    pub(crate) sources: Sources<'a>,
     /// The static binary of the interpreter's server.
     pub(crate) server: PathBuf,
     pub(crate) vmm: PathBuf,
@@ -57,7 +71,10 @@ pub(crate) struct Parts<'a> {
 
 impl Parts<'_> {
     fn hosts(&self) -> PathBuf {
-        self.workspace.root().join("guest/interpreter/hosts")
+        self.sources
+            .workspace
+            .root()
+            .join("guest/interpreter/hosts")
     }
 }
 
@@ -76,11 +93,13 @@ const ANSWER: &str = r#""text":"2""#;
 
 /// Builds the template unless it is up to date.
 pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
-    let image = image::build(parts)?;
-    image::kernel_wheels(parts)?;
+    let Sources {
+        store, workspace, ..
+    } = &parts.sources;
+    let image = parts.sources.build()?;
     let paths = GuestPaths {
         root: image.dir.join(image::FILE),
-        ..templates::guest_paths(&parts.workspace.guest())
+        ..templates::guest_paths(&workspace.guest())
     };
     let recipe = recipe(&paths)?;
     let key = stage::Recipe::new("code-interpreter")
@@ -88,9 +107,9 @@ pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
         .stage("root image", &image)
         .path("hosts", &parts.hosts())?
         .path("server", &parts.server)?
-        .path("guest", &parts.workspace.guest().join(guest_dir::MANIFEST))?
+        .path("guest", &workspace.guest().join(guest_dir::MANIFEST))?
         .path("vmm", &parts.vmm)?;
-    parts.store.build(&key, PLACE, |out, log| {
+    store.build(&key, PLACE, |out, log| {
         let files = tempfile::tempdir()?;
         collect(parts, files.path(), log)?;
         templates::make(&recipe, Some(files.path()), &parts.vmm, out, log)?;

@@ -10,7 +10,7 @@ use crate::{
     archive::{self, Suite},
     binaries::{self, HostBinaries},
     guest_dir, guest_module, host, initramfs,
-    interpreter::{self, Parts},
+    interpreter::{self, Parts, Sources},
     kernel::{self, Kernel},
     layer,
     progress::Progress,
@@ -101,20 +101,20 @@ pub(crate) fn code_interpreter(workspace: &Workspace, progress: Progress) -> Res
     host::check_kvm()?;
     let _lock = lock(&workspace.artifacts(), progress)?;
     let preparation = Preparation::begin(workspace, progress, Freshness::Keep)?;
-    let host_binaries = preparation.all()?;
-    let log = preparation.store.log("interpreter")?;
+    let (host_binaries, server) = preparation.beside(
+        |progress| {
+            let host_binaries = preparation.programs(progress)?;
+            let log = preparation.store.log("interpreter")?;
+            let (package, program) = ("interpreter", "cube-interpreter");
+            let server = binaries::build_guest(workspace, progress, package, program, &log)?;
+            Ok((host_binaries, server))
+        },
+        || preparation.sources()?.build().map(drop),
+    )?;
+    preparation.template(&host_binaries)?;
     let parts = Parts {
-        store: &preparation.store,
-        workspace,
-        root: preparation.root_recipe(),
-        kernel: preparation.kernel()?,
-        server: binaries::build_guest(
-            workspace,
-            progress,
-            "interpreter",
-            "cube-interpreter",
-            &log,
-        )?,
+        sources: preparation.sources()?,
+        server,
         vmm: host_binaries.vmm(),
     };
     interpreter::build(&parts)?;
@@ -260,15 +260,48 @@ impl<'a> Preparation<'a> {
     }
 
     fn without_templates(&self) -> Result<HostBinaries> {
-        self.images()?;
-        let log = self.store.log("host-binaries")?;
-        binaries::build_host(self.workspace, self.progress, &log)
+        self.beside(|progress| self.programs(progress), || Ok(()))
     }
 
     fn all(&self) -> Result<HostBinaries> {
         let host_binaries = self.without_templates()?;
-        template::build(&self.store, self.workspace, &host_binaries.vmm())?;
+        self.template(&host_binaries)?;
         Ok(host_binaries)
+    }
+
+    fn template(&self, host_binaries: &HostBinaries) -> Result<()> {
+        template::build(&self.store, self.workspace, &host_binaries.vmm()).map(drop)
+    }
+
+    /// Builds programs beside the images and `further` ones: fetching and unpacking packages leaves most of a core idle.
+    fn beside<T: Send>(
+        &self,
+        programs: impl FnOnce(Progress) -> Result<T> + Send,
+        further: impl FnOnce() -> Result<()>,
+    ) -> Result<T> {
+        std::thread::scope(|scope| {
+            let programs = scope.spawn(|| programs(self.progress.beside()));
+            let images = self.images().and_then(|()| further());
+            if let Err(error) = &images {
+                (self.progress).line(&format!("{error:#}; waiting for the build of the programs"));
+            }
+            let programs = programs.join().map_err(std::panic::resume_unwind)?;
+            images.and(programs)
+        })
+    }
+
+    fn programs(&self, progress: Progress) -> Result<HostBinaries> {
+        let log = self.store.log("host-binaries")?;
+        binaries::build_host(self.workspace, progress, &log)
+    }
+
+    fn sources(&self) -> Result<Sources<'_>> {
+        Ok(Sources {
+            store: &self.store,
+            workspace: self.workspace,
+            root: self.root_recipe(),
+            kernel: self.kernel()?,
+        })
     }
 
     fn images(&self) -> Result<()> {

@@ -27,6 +27,14 @@ impl Progress {
         }
     }
 
+    /// The form for stages beside others: a terminal shows one spinner.
+    pub(crate) fn beside(self) -> Self {
+        match self {
+            Self::Terminal => Self::Lines,
+            other => other,
+        }
+    }
+
     #[cfg(test)]
     pub(crate) fn silent() -> Self {
         Self::Silent

@@ -4,7 +4,7 @@ use std::{path::Path, process::Command};
 
 use anyhow::Result;
 
-use super::Parts;
+use super::Sources;
 use crate::{
     root_image,
     stage::{Built, Recipe},
@@ -34,23 +34,25 @@ const PYTHON: [&str; 12] = [
 ];
 
 /// Builds the image unless it is up to date.
-pub(super) fn build(parts: &Parts<'_>) -> Result<Built> {
-    let recipe_dir = parts.workspace.recipe("code-interpreter");
-    let wheels = wheels(parts, WHEELS, &recipe_dir.join("requirements.txt"))?;
+pub(super) fn build(sources: &Sources<'_>) -> Result<Built> {
+    let recipe_dir = sources.workspace.recipe("code-interpreter");
+    let wheels = wheels(sources, WHEELS, &recipe_dir.join("requirements.txt"))?;
     let recipe = Recipe::new("code-interpreter-image")
         .text("form", "1")
-        .text("release of Debian", parts.root.codename)
-        .text("sources", &parts.root.sources())
-        .stage("kernel", &parts.kernel.built)
+        .text("release of Debian", sources.root.codename)
+        .text("sources", &sources.root.sources())
+        .stage("kernel", &sources.kernel.built)
         .stage("wheels", &wheels)
-        .path("base", &parts.workspace.recipe("base"))?
-        .path("probe", &parts.workspace.recipe("probe"))?
-        .path("modules", &parts.root.root_modules())?
+        .path("base", &sources.workspace.recipe("base"))?
+        .path("probe", &sources.workspace.recipe("probe"))?
+        .path("modules", &sources.root.root_modules())?
         .path("recipe", &recipe_dir)?;
     let packages = read_list(&recipe_dir.join("packages.txt"))?;
-    parts.store.build(&recipe, PLACE, |out, log| {
+    sources.store.build(&recipe, PLACE, |out, log| {
         let tree = out.join("tree");
-        parts.root.unpack(&parts.kernel, &packages, &tree, log)?;
+        sources
+            .root
+            .unpack(&sources.kernel, &packages, &tree, log)?;
         root_image::take_package_list(&tree, out)?;
         tool::run(
             Command::new("sh")
@@ -64,18 +66,18 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Built> {
 }
 
 /// Downloads the wheels that the tests of Jupyter kernels install in a clone.
-pub(super) fn kernel_wheels(parts: &Parts<'_>) -> Result<Built> {
+pub(super) fn kernel_wheels(sources: &Sources<'_>) -> Result<Built> {
     let list = "guest/interpreter/tests/kernel-requirements.txt";
-    wheels(parts, KERNEL_WHEELS, &parts.workspace.root().join(list))
+    wheels(sources, KERNEL_WHEELS, &sources.workspace.root().join(list))
 }
 
 /// Downloads the wheels of a requirements file. pip checks each against the hash in the file.
-fn wheels(parts: &Parts<'_>, place: &'static str, requirements: &Path) -> Result<Built> {
+fn wheels(sources: &Sources<'_>, place: &'static str, requirements: &Path) -> Result<Built> {
     let name = place.trim_start_matches("stages/");
     let recipe = Recipe::new(name)
         .text("for", &PYTHON.join(" "))
         .path("requirements", requirements)?;
-    parts.store.build(&recipe, place, |out, log| {
+    sources.store.build(&recipe, place, |out, log| {
         // Debian's Python, not another one that may come first in PATH.
         let mut pip = Command::new("/usr/bin/python3");
         pip.args(["-m", "pip", "download", "--quiet", "--no-deps"])
