@@ -428,8 +428,7 @@ fn net_a_new_policy_cuts_a_handed_flow_in_both_directions_or_keeps_it() {
             );
             let refused = |direction| loop {
                 let event = world.event();
-                if event.direction == direction {
-                    assert_eq!(event.reason, Reason::Policy);
+                if (event.direction, event.reason) == (direction, Reason::Policy) {
                     break event;
                 }
             };
@@ -689,11 +688,11 @@ fn net_a_handed_flow_ends_with_a_successor_that_cannot_continue_it() {
             handed(&guest, &syn(PEER4, 5000, 443));
             server.kill().unwrap();
             server.wait().unwrap();
-            if has_proxy {
-                // Without its device and with its place taken, the successor has another address.
+            // Without its device and with its place taken, the successor has another address.
+            let _taken = has_proxy.then(|| {
                 command(&["link", "del", "cubedns1"]);
-                command(&["link", "add", "cubedns1", "type", "dummy"]);
-            }
+                device::tap("cubedns1").unwrap()
+            });
             let (successor, _events) = Isolation::open(&IsolationConfig {
                 proxy: has_proxy,
                 ..config
