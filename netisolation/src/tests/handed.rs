@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use model::guest;
+use model::{SandboxId, guest};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{
@@ -441,6 +441,11 @@ fn net_a_new_policy_cuts_a_handed_flow_in_both_directions_or_keeps_it() {
                 (after.packets_out, after.packets_in),
                 (before.packets_out, before.packets_in)
             );
+            // The flow belongs to no later sandbox.
+            let next = SandboxId::from_random([201; 19]);
+            let confined = world.isolation.confine(guest.index, &next, &named());
+            confined.unwrap();
+            assert_eq!(world.isolation.handed(address), None);
             world.isolation.release(guest.index);
             assert_eq!(world.isolation.handed(address), None);
             world.events.try_iter().for_each(drop);
