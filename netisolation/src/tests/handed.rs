@@ -598,6 +598,7 @@ fn net_a_connection_of_a_former_sandbox_exchanges_nothing_with_the_next_one() {
             let stack = Stack::new(&first, 0);
             let _of_first = open(&stack, SocketAddr::new(ip(peer), 443));
             let (mut stale, address) = proxy.accept();
+            let address = SocketAddr::new(address.ip().to_canonical(), address.port());
             drop(stack);
             let index = first.index;
             world.isolation.discard(index);
