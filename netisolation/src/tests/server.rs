@@ -5,7 +5,7 @@ use std::{
     io::{IoSlice, IoSliceMut, Read},
     net::TcpListener,
     os::{
-        fd::AsRawFd,
+        fd::{AsFd, AsRawFd},
         unix::net::{UnixListener, UnixStream},
     },
     process::{Child, Command, Stdio},
@@ -13,7 +13,7 @@ use std::{
 };
 
 use nix::{
-    cmsg_space,
+    cmsg_space, libc,
     sys::socket::{ControlMessage, MsgFlags, recvmsg, sendmsg},
 };
 
@@ -21,7 +21,7 @@ use super::{
     sys,
     world::{Guest, PEER4, config, eventually, ip},
 };
-use crate::{Isolation, IsolationConfig, Policy, TapIndex, enforcement::Enforcement};
+use crate::{Isolation, IsolationConfig, Policy, TapIndex, enforcement::Enforcement, reset};
 
 /// Environment variables of the server process: the path of its socket, its instance name, the size of its stock, the
 /// policy of its sandbox in JSON, and, if it has a proxy, the name for which `PEER4` is pinned.
@@ -94,6 +94,11 @@ fn server_process_for_the_tests_that_kill_it() {
     let tap = isolation.take().unwrap();
     let is_full = |maps: &mut Enforcement| maps.taps.ready_count() == stock as usize;
     eventually("the stock is full", || isolation.inspect(is_full));
+    // A server that is killed before leaves a TAP that no VMM's end removes, only a release.
+    let flags = || reset::sys::tap_flags(tap.fd.as_fd()).unwrap();
+    eventually("the TAP ends with its VMM", || {
+        libc::c_int::from(flags()) & libc::IFF_PERSIST == 0
+    });
     let sandbox = model::SandboxId::from_random([9; 19]);
     isolation.confine(tap.index, &sandbox, &policy).unwrap();
     let mut fds = vec![tap.fd.as_raw_fd()];
