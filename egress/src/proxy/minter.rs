@@ -180,14 +180,14 @@ fn subject(mut bytes: &[u8]) -> Option<DistinguishedName> {
         };
         let (object, text) = element(pair, OBJECT)?;
         let kind = DnType::from_oid(&arcs(object)?);
-        let value = match text.first()? {
-            &UTF8 => {
+        let value = match *text.first()? {
+            UTF8 => {
                 let (text, []) = element(text, UTF8)? else {
                     return None;
                 };
                 DnValue::Utf8String(String::from_utf8(text.to_vec()).ok()?)
             }
-            &PRINTABLE => {
+            PRINTABLE => {
                 let (text, []) = element(text, PRINTABLE)? else {
                     return None;
                 };

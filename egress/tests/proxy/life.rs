@@ -196,7 +196,7 @@ async fn slow_heads_and_handshakes_end() {
 /// Connections that are refused on sight, so that each makes a record without a question.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn records_that_do_not_fit_are_counted() {
-    const RECORDS: u64 = 6000;
+    const RECORDS: usize = 6000;
     let (world, _origin, _) = world(&["--sandbox-requests", "1000000"]).await;
     let plain = Origin::plain().await;
     let guest = world.guest_by_address(plain.address, &["api.test"]);
@@ -217,28 +217,24 @@ async fn records_that_do_not_fit_are_counted() {
         writer.write_all(request.as_bytes()).await.unwrap();
     }
     let limit = Instant::now() + Duration::from_secs(60);
-    while plain.seen().len() < RECORDS as usize {
+    while plain.seen().len() < RECORDS {
         assert!(Instant::now() < limit);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     drop(held);
     writer.shutdown().await.unwrap();
     reading.await.unwrap().unwrap();
+    let all = RECORDS as u64 + 2;
     // The count of lost records follows the next record.
     let mut stream = connect(&world, guest).await;
     stream.write_all(first.as_bytes()).await.unwrap();
     let limit = Instant::now() + Duration::from_secs(20);
-    while world.counted() < RECORDS + 2 {
-        assert!(
-            Instant::now() < limit,
-            "{} of {}",
-            world.counted(),
-            RECORDS + 2
-        );
+    while world.counted() < all {
+        assert!(Instant::now() < limit, "{} of {}", world.counted(), all);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(world.lost() > 1000, "{}", world.lost());
-    assert_eq!(world.counted(), RECORDS + 2);
+    assert_eq!(world.counted(), all);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -91,6 +91,7 @@ async fn a_flow_that_an_address_admits_speaks_anything() {
         assert_eq!(exchange(stream, b"").await, text);
     }
     // A name with a rule is read, and other names of that connection get no header.
+    world.rule("else.test", SECRET);
     let guest = world.guest_by_address(origin.address, &["api.test"]);
     let mut sender = http1(connect(&world, guest).await).await;
     for host in ["api.test", "else.test"] {
