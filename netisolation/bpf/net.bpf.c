@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 /* The data path between guests and uplinks; docs/network.md explains it.
  *
- * from_guest      on every TAP: answers a frame, redirects it to the resolver, to the proxy or to an uplink, or drops it
+ * from_guest      on every TAP: answers a frame, redirects it to the resolver, the proxy or an uplink, or drops it
  * from_wire       on every uplink: redirects replies to guests' flows; leaves all other packets to the host
- * from_resolver   on the egress of the resolver's device: redirects answers of the resolver and of the proxy to guests and
- *                 drops everything else */
+ * from_resolver   on the egress of the resolver's device: redirects answers of the resolver and of the proxy to guests
+ *                 and drops everything else */
 #include "icmp_error.h"
 #include "maps.h"
 #include "neighbour.h"
@@ -97,14 +97,14 @@ INLINE struct rule *rule_for(__u32 number, const struct address *address)
 	return rule && is_v4(address) && rule->prefix < 96 ? 0 : rule;
 }
 
-/* Whether the proxy can check the name in a packet's flow: TLS and HTTP at their ports, and QUIC, which it would refuse. */
+/* Whether a packet's flow contains names that the proxy checks: TLS and HTTP, and QUIC, to which it does not speak. */
 INLINE long has_checked_name(const struct packet *p, __u16 port)
 {
 	return (p->protocol == IPPROTO_TCP && (port == 443 || port == 80)) || (p->protocol == IPPROTO_UDP && port == 443);
 }
 
-/* Evaluates the policy for a packet: returns PASS, HANDED, or the reason to refuse the packet. `open`: the packet belongs
- * to an open flow, so an expired name pin still allows its address. */
+/* Evaluates the policy for a packet: returns PASS, HANDED, or the reason to refuse the packet. `open`: the packet
+ * belongs to an open flow, so an expired name pin still allows its address. */
 FUNCTION int evaluate(struct packet *p, __u32 index, __u8 outward, __u8 open)
 {
 	struct tap *tap = bpf_map_lookup_elem(&taps, &index);
@@ -164,8 +164,8 @@ INLINE __u32 mix(__u32 x)
 
 /* Adds an entry to `wires` that reserves a free port of the local address for a remote end, one of `ports` ports.
  * Returns the port in network byte order, or 0 if every port that was tried is in use. Three quarters of the ports are
- * common to all sandboxes. Of the other ports, each sandbox tries about an eighth, selected by the sandbox and the remote
- * end, so that one sandbox cannot use up the ports that others need for the same remote end. */
+ * common to all sandboxes. Of the other ports, each sandbox tries about an eighth, selected by the sandbox and the
+ * remote end, so that one sandbox cannot use up the ports that others need for the same remote end. */
 FUNCTION int take_port(struct wire_key *wire, const struct flow_key *key, __u32 first, __u32 ports)
 {
 	if (!wire || !key || ports < 4)

@@ -131,8 +131,8 @@ impl Enforcement {
         self.verify_or_close(index, applied)
     }
 
-    /// Replaces the policy of a sandbox. If writing fails, the old policy stays in force, without the pins of names that
-    /// only it allows; if only the verification fails, the new policy was written.
+    /// Replaces the policy of a sandbox. If writing fails, the old policy stays in force, without the pins of names
+    /// that only it allows; if only the verification fails, the new policy was written.
     pub(crate) fn update(&mut self, index: u32, policy: &Policy) -> Result<(), IsolationError> {
         let attachment = self.taps.get(index)?;
         let tenure = attachment.entry.tenure;

@@ -39,8 +39,8 @@ pub(crate) struct Swept {
 }
 
 impl FlowMaps {
-    /// The key and the tenure of the flow that is on the wire between these ends, if it was handed to the proxy there, and
-    /// the listener has answered.
+    /// The key and the tenure of the flow that is on the wire between these ends, if it was handed to the proxy there,
+    /// and the listener has answered.
     pub(crate) fn find_handed(&self, wire: &WireKey) -> Option<(FlowKey, u32)> {
         let key = self.wires.get(wire, 0).ok()?;
         let flow = self.flows.get(&key, 0).ok()?;

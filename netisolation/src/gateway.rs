@@ -1,9 +1,9 @@
 //! The resolver's device, its sockets, and the proxy's listener.
 //!
 //! The programs redirect DNS queries and handed flows to one address on a device that nothing else uses; the source
-//! address identifies the TAP that sent them. The device is itself a TAP, but its descriptor is never read: the program on its
-//! egress redirects every answer to the guest. The device is persistent and is removed when the last server of the
-//! instance ends, so that a killed server's successor has the same device, and with it the same programs.
+//! address identifies the TAP that sent them. The device is itself a TAP, but its descriptor is never read: the program
+//! on its egress redirects every answer to the guest. The device is persistent and is removed when the last server of
+//! the instance ends, so that a killed server's successor has the same device, and with it the same programs.
 
 use std::{
     io,
@@ -82,7 +82,8 @@ impl ResolverSockets {
         })
     }
 
-    /// The port of the resolver's sockets, if they are bound to this device and of the family that a new pair would have.
+    /// The port of the resolver's sockets, if they are bound to this device and of the family that a new pair would
+    /// have.
     fn port_on(&self, device: &str, v6: bool) -> Option<u16> {
         let (udp, tcp) = (self.udp.local_addr().ok()?, self.tcp.local_addr().ok()?);
         let fits = is_on(&self.udp, device)
@@ -93,7 +94,8 @@ impl ResolverSockets {
     }
 }
 
-/// Whether a socket is bound to a device. The kernel looks the name up, so that of a device that was replaced is not found.
+/// Whether a socket is bound to a device. The kernel looks the name up, so that of a device that was replaced is not
+/// found.
 fn is_on(socket: &impl AsFd, device: &str) -> bool {
     let name = getsockopt(&socket.as_fd(), sockopt::BindToDevice).unwrap_or_default();
     name.as_encoded_bytes().split(|byte| *byte == 0).next() == Some(device.as_bytes())

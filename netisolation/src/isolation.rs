@@ -64,9 +64,9 @@ impl fmt::Debug for Isolation {
 
 impl Isolation {
     /// Takes over the programs, the maps and the ready TAPs of a predecessor, as far as they are of the same build and
-    /// settings, makes the others, and removes the leftovers of other predecessors. A predecessor's TAPs whose VMs still
-    /// run are kept; each must be passed to [`Isolation::adopt`] or [`Isolation::release`]. Also returns the queue of
-    /// refusal events.
+    /// settings, makes the others, and removes the leftovers of other predecessors. A predecessor's TAPs whose VMs
+    /// still run are kept; each must be passed to [`Isolation::adopt`] or [`Isolation::release`]. Also returns the
+    /// queue of refusal events.
     ///
     /// # Errors
     /// Returns [`IsolationError::Unsuitable`] if the host, an uplink or the configuration does not allow isolation, or
@@ -76,7 +76,8 @@ impl Isolation {
     }
 
     /// As [`Isolation::open`], and uses the sockets of the predecessor ([`Isolation::resolver_sockets`]) if they still
-    /// fit. DNS queries and connections for the proxy that arrived since the predecessor stopped are then waiting in them.
+    /// fit. DNS queries and connections for the proxy that arrived since the predecessor stopped are then waiting in
+    /// them.
     ///
     /// # Errors
     /// Returns the errors of [`Isolation::open`].
@@ -164,9 +165,10 @@ impl Isolation {
     ///
     /// # Errors
     /// Returns an error under the conditions of [`Isolation::confine`], and [`IsolationError::Unknown`] if the TAP has
-    /// no sandbox. If the new policy cannot be written, the old one stays in force. If the verification after the write
-    /// fails, with [`IsolationError::Mismatch`] or [`IsolationError::System`], the new policy was written. After a
-    /// mismatch, the TAP must be released: another program has changed the kernel's state.
+    /// no sandbox. If the new policy cannot be written, the old one stays in force, but names that only the old one
+    /// allows must be queried again. If the verification after the write fails, with [`IsolationError::Mismatch`] or
+    /// [`IsolationError::System`], the new policy was written. After a mismatch, the TAP must be released: another
+    /// program has changed the kernel's state.
     pub fn update(&self, index: TapIndex, policy: &Policy) -> Result<(), IsolationError> {
         self.with(|owner| owner.update(index.0, policy))
     }
@@ -224,8 +226,8 @@ impl Isolation {
     }
 
     /// The sockets that receive the DNS queries of all sandboxes, and the proxy's listener. They are bound to a device
-    /// that only guests can reach. Each call duplicates the same sockets. They are initially blocking; changing the mode
-    /// of one duplicate changes it for all.
+    /// that only guests can reach. Each call duplicates the same sockets. They are initially blocking; changing the
+    /// mode of one duplicate changes it for all.
     ///
     /// # Errors
     /// Returns an error if a descriptor cannot be duplicated.
@@ -233,12 +235,12 @@ impl Isolation {
         self.0.shared.gateway.sockets()
     }
 
-    /// The socket that accepts the flows that are handed to the proxy. Only guests can reach it. Each call duplicates the
-    /// same socket, which stays open as long as this handle: while no process accepts from it, connections wait.
+    /// The socket that accepts the flows that are handed to the proxy. Only guests can reach it. Each call duplicates
+    /// the same socket, which stays open as long as this handle: while no process accepts from it, connections wait.
     ///
     /// # Errors
-    /// Returns [`io::ErrorKind::Unsupported`] without [`IsolationConfig::proxy`], or an error if the descriptor cannot be
-    /// duplicated.
+    /// Returns [`io::ErrorKind::Unsupported`] without [`IsolationConfig::proxy`], or an error if the descriptor cannot
+    /// be duplicated.
     pub fn proxy_listener(&self) -> io::Result<TcpListener> {
         self.0.shared.gateway.proxy_listener()
     }

@@ -2,8 +2,8 @@
 //!
 //! The programs read one entry for each address ([`crate::layout::Pin`]): the latest expiry and the marks of all its
 //! names, and the last name. The other names, each with its own expiry, are only in this process, for the proxy
-//! ([`crate::HandedFlow`]). A successor thus begins with the last name of each address, and learns others when the guest
-//! queries them again.
+//! ([`crate::HandedFlow`]). A successor thus begins with the last name of each address, and learns others when the
+//! guest queries them again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -264,8 +264,8 @@ fn key(tap: u32, address: IpAddr) -> PinKey {
     }
 }
 
-/// Changes pins by `keep`, and writes the changes to the map. Removes the pins that `keep` rejects, and those that cannot
-/// be written, both from the map and from `pins`.
+/// Changes pins by `keep`, and writes the changes to the map. Removes the pins that `keep` rejects, and those that
+/// cannot be written, both from the map and from `pins`.
 fn retain(
     map: &mut HashMap<MapData, PinKey, Pin>,
     tap: u32,

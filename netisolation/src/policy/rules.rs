@@ -18,8 +18,8 @@ pub struct Policy {
     /// Names that the sandbox may resolve. It may reach the answered addresses even if `rules` deny them, but not if
     /// they are forbidden. New flows are allowed for the TTL of the answer, at least 60 s and at most 1 h.
     pub names: Vec<NamePattern>,
-    /// Names with header rules: TCP flows to ports 80 and 443 of the answered addresses go to the proxy, even if `rules`
-    /// allow the addresses. These names open nothing: `rules` or `names` must allow the flow.
+    /// Names with header rules: TCP flows to ports 80 and 443 of the answered addresses go to the proxy, even if
+    /// `rules` allow the addresses. These names open nothing: `rules` or `names` must allow the flow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ruled: Vec<NamePattern>,
     /// Upstream DNS servers for this sandbox. Empty: the operator's servers.
@@ -85,8 +85,8 @@ impl Policy {
         rule.is_some_and(|rule| rule.action != RuleAction::Deny)
     }
 
-    /// Whether the rules allow TCP connections to `remote`. As in the eBPF programs, the longest matching prefix decides,
-    /// and only its services count. Ignores `names` and forbidden ranges.
+    /// Whether the rules allow TCP connections to `remote`. As in the eBPF programs, the longest matching prefix
+    /// decides, and only its services count. Ignores `names` and forbidden ranges.
     #[must_use]
     pub fn allows_tcp(&self, remote: SocketAddr) -> bool {
         let covers = |access: &Access| {
@@ -105,8 +105,8 @@ impl Policy {
     }
 
     /// How the resolver treats a query for `name`, which must be lower case without a trailing dot. If a rule for
-    /// `0.0.0.0/0` or `::/0` allows any service at all, every name is answered, and those with header rules are pinned, so
-    /// that their flows can be recognized.
+    /// `0.0.0.0/0` or `::/0` allows any service at all, every name is answered, and those with header rules are pinned,
+    /// so that their flows can be recognized.
     #[must_use]
     pub fn naming(&self, name: &str) -> Naming {
         let allows_internet = |rule: &Rule| {

@@ -1,5 +1,5 @@
-//! Flows that are handed to the proxy. The test is the proxy, and the guest has either the network stack of Linux or sends
-//! single frames.
+//! Flows that are handed to the proxy. The test is the proxy, and the guest has either the network stack of Linux or
+//! sends single frames.
 
 use std::{
     collections::BTreeMap,

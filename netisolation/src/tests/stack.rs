@@ -1,5 +1,5 @@
-//! A guest with the network stack of Linux: a TAP in a network namespace of its own, whose frames are copied to and from the
-//! sandbox's TAP with their offload headers.
+//! A guest with the network stack of Linux: a TAP in a network namespace of its own, whose frames are copied to and
+//! from the sandbox's TAP with their offload headers.
 
 use std::{
     fs,
