@@ -44,6 +44,8 @@ pub enum ToServer {
     },
     /// A request or connection that has ended or was refused. There is no answer.
     Call(Call),
+    /// So many calls were not sent, because the proxy's queue was full.
+    Lost { calls: u64 },
 }
 
 /// The certificate authority of this server, in PEM.
@@ -109,7 +111,7 @@ impl fmt::Debug for RuleOutcome {
     }
 }
 
-/// One ruled request, one spliced connection, or one refusal.
+/// One request that the proxy has read, one spliced connection, or one refusal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
     pub sandbox: String,

@@ -7,6 +7,8 @@ use netisolation::{DefaultEgress, forbidden};
 
 use crate::builds::{grant::Authority, request, store};
 
+use crate::network::Rewriting;
+
 use super::{EgressConfig, network, paging::Page, query::Query};
 
 /// Runs one fuzz input: the first byte selects the parser that gets the other bytes.
@@ -52,6 +54,7 @@ fn check_options(options: &NetworkConfig) {
         let egress = EgressConfig {
             default,
             exceptions: Vec::new(),
+            rewriting: Rewriting::On,
         };
         for access in [None, Some(false), Some(true)] {
             let Ok(policy) = network::policy_of(options, access, &egress) else {

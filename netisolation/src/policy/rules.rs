@@ -18,6 +18,9 @@ pub struct Policy {
     /// Names that the sandbox may resolve. It may reach the answered addresses even if `rules` deny them, but not if
     /// they are forbidden. New flows are allowed for the TTL of the answer, at least 60 s and at most 1 h.
     pub names: Vec<NamePattern>,
+    /// Names whose requests are rewritten by the egress proxy. They open nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ruled: Vec<NamePattern>,
     /// Upstream DNS servers for this sandbox. Empty: the operator's servers.
     pub dns_servers: Vec<SocketAddr>,
     /// Bandwidth limit in bytes per second, for each direction, in addition to the host's limit. `None`: only the

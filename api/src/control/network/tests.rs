@@ -30,6 +30,7 @@ fn reaches(network: &NetworkConfig, allow: Option<bool>, default: DefaultEgress,
     let egress = EgressConfig {
         default,
         exceptions: Vec::new(),
+        rewriting: Rewriting::Off,
     };
     let policy = policy_of(network, allow, &egress).unwrap();
     policy.allows(to.parse().unwrap())
@@ -153,6 +154,7 @@ fn dns_servers_are_addresses_that_sandboxes_may_reach() {
             block: "10.0.0.2/32".parse().unwrap(),
             access: Vec::new(),
         }],
+        rewriting: Rewriting::Off,
     };
     let policy = policy_of(&servers(&["10.0.0.2", "2600::53"]), None, &egress).unwrap();
     let expected: Vec<SocketAddr> = ["10.0.0.2:53", "[2600::53]:53"]
@@ -250,7 +252,7 @@ proptest! {
             deny_out: Some(deny.clone()),
             ..NetworkConfig::default()
         };
-        let egress = EgressConfig { default, exceptions: Vec::new() };
+        let egress = EgressConfig { default, exceptions: Vec::new(), rewriting: Rewriting::Off };
         let policy = policy_of(&network, source, &egress).unwrap();
         let addresses = (0..16u8).flat_map(|n| [format!("8.8.8.{n}"), format!("2600::{n:x}")]);
         for to in addresses.chain(["9.9.9.9".into(), "2a00::1".into()]) {
