@@ -16,7 +16,7 @@ const CONCURRENT: usize = 256;
 /// Answers that wait for the socket.
 const WAITING: usize = 256;
 /// How long the proxy may leave an answer unread.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 10_000 });
 
 /// Why a conversation ended.
 #[derive(Debug, thiserror::Error)]

@@ -170,7 +170,13 @@ fn unsupported_options_are_refused_by_name() {
         ..NetworkConfig::default()
     };
     let rules = NetworkConfig {
-        rules: Some([("a.test".to_owned(), serde_json::json!([]))].into()),
+        rules: Some(
+            [(
+                "a.test".to_owned(),
+                serde_json::json!([{"transform": {"headers": {"a": "b"}}}]),
+            )]
+            .into(),
+        ),
         ..NetworkConfig::default()
     };
     let ports = NetworkConfig {
@@ -185,6 +191,29 @@ fn unsupported_options_are_refused_by_name() {
         assert_eq!(status(&network, None), 501);
         assert!(message_of(&network).contains(option));
     }
+}
+
+#[test]
+fn rules_name_what_is_ruled_and_open_nothing() {
+    let egress = EgressConfig {
+        rewriting: Rewriting::On,
+        ..EgressConfig::default()
+    };
+    let rule = serde_json::json!([{"transform": {"headers": {"a": "${e2b.secrets.KEY}"}}}]);
+    let with = |host: &str, rule: &serde_json::Value| NetworkConfig {
+        rules: Some([(host.to_owned(), rule.clone())].into()),
+        ..NetworkConfig::default()
+    };
+    let policy = policy_of(&with("*.A.test", &rule), None, &egress).unwrap();
+    assert_eq!(policy.ruled, ["*.a.test".parse().unwrap()]);
+    assert_eq!(policy.naming("b.a.test"), Naming::Refused);
+    let wrong = policy_of(&with("a.test:1", &rule), None, &egress).unwrap_err();
+    assert_eq!(wrong.status(), 400);
+    let identity =
+        serde_json::json!([{"transform": {"headers": {"a": "${e2b.identity.tokens.b}"}}}]);
+    let later = policy_of(&with("a.test", &identity), None, &egress).unwrap_err();
+    assert_eq!(later.status(), 501);
+    assert!(later.to_string().contains("e2b.identity"), "{later}");
 }
 
 #[test]

@@ -151,7 +151,7 @@ async fn messages_that_are_too_long_or_not_of_the_protocol_end_the_session() {
     assert!(matches!(why, SessionError::Closed), "{why:?}");
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_proxy_that_does_not_read_ends_the_session() {
     let mut proxy = start().await;
     let peer = ([198, 18, 0, 1], 1).into();
