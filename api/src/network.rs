@@ -123,6 +123,7 @@ pub(crate) async fn open(
         max_taps: max_sandboxes.saturating_add(SPARE),
         max_flows: MAX_FLOWS,
         bytes_per_s: spec.bytes_per_s,
+        proxy: false,
     };
     let opened = tokio::task::spawn_blocking(move || Isolation::open_with(&config, sockets)).await;
     let (isolation, events) = opened.map_err(|e| NetworkError::Lost(e.to_string()))??;

@@ -23,11 +23,13 @@ struct mac {
 /* Constants that the loader sets before it loads the programs. */
 struct settings {
 	struct address guest4, guest6, gateway4, gateway6;
-	struct address resolver4, resolver6; /* queries of TAP i come from resolver + i; zero: none */
+	struct address resolver4, resolver6; /* queries and handed flows of TAP i come from resolver + i; zero: none */
 	__u32 resolver_ifindex;
 	__u32 route_ifindex; /* the device from which routes are looked up */
 	__u16 resolver_port;
+	__u16 proxy_port; /* of the proxy's listener at the resolver's address; 0: no flow is handed to it */
 	__u16 first_port, ports; /* this server's range of ports on the wire, host byte order */
+	__u16 zero;
 	struct mac guest_mac, gateway_mac, resolver_mac;
 };
 
@@ -76,7 +78,7 @@ struct rule {
 
 enum verdict { DENY = 1, ALLOW = 2, FORBIDDEN = 3, HOST = 4 };
 
-/* A name pin: an address that the resolver answered to a TAP's sandbox for a name that the policy allows. */
+/* A name pin: an address that the resolver answered to a TAP's sandbox for a name in the policy. */
 struct pin_key {
 	__u32 tap;
 	struct address address;
@@ -85,9 +87,13 @@ struct pin_key {
 struct pin {
 	__u64 expires; /* CLOCK_MONOTONIC, nanoseconds */
 	__u32 tenure;
-	__u32 zero;
-	char name[NAME_MAX_BYTES];
+	__u32 marks; /* of `enum pin_mark` */
+	char name[NAME_MAX_BYTES]; /* the last one, if several names have this address */
 };
+
+/* ADMITS: the policy allows the name, so the address may be reached without a rule.
+ * RULED: the name has header rules, so flows to the address are handed to the proxy even if a rule allows it. */
+enum pin_mark { ADMITS = 1, RULED = 2 };
 
 /* A flow as the guest sees it. For ICMP echo, `port` is the identifier. */
 struct flow_key {
@@ -99,7 +105,8 @@ struct flow_key {
 	__u8 zero[3];
 };
 
-/* A flow as it is on the wire: with the uplink's address and port. */
+/* A flow as it is on the wire: with the uplink's address and port. A handed flow is between the resolver's address plus
+ * the TAP's number, and the proxy's listener. */
 struct wire_key {
 	struct address local;
 	struct address remote;
@@ -116,7 +123,8 @@ struct flow {
 	__u32 tenure;
 	__u16 port; /* on the wire */
 	__u16 marks; /* of `enum mark` */
-	__u32 zero;
+	__u16 handed; /* port of the proxy to which the flow is handed; 0: it leaves by an uplink */
+	__u16 zero;
 	struct address local;
 };
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 /* The data path between guests and uplinks; docs/network.md explains it.
  *
- * from_guest      on every TAP: answers a frame, redirects it to the resolver or to an uplink, or drops it
+ * from_guest      on every TAP: answers a frame, redirects it to the resolver, to the proxy or to an uplink, or drops it
  * from_wire       on every uplink: redirects replies to guests' flows; leaves all other packets to the host
- * from_resolver   on the egress of the resolver's device: redirects answers to guests and drops everything else */
+ * from_resolver   on the egress of the resolver's device: redirects answers of the resolver and of the proxy to guests and
+ *                 drops everything else */
 #include "icmp_error.h"
 #include "maps.h"
 #include "neighbour.h"
@@ -17,6 +18,11 @@ char terms[] SEC("license") = "GPL";
 #define RECORDS_PER_S 100
 #define COMMON_TRIES 32
 #define OWN_TRIES 32
+/* Ports of handed flows. They need not differ from those of other sandboxes, because the addresses do. */
+#define FIRST_HANDED_PORT 1024
+#define HANDED_PORTS 64000
+/* The verdict on a flow that the policy allows and that goes to the proxy. The other verdicts are in `enum reason`. */
+#define HANDED (-1)
 #define COUNT(counter, n) __sync_fetch_and_add(&(counter), (n))
 
 /* Takes `cost` from a token bucket that holds at most `burst`; both are in nanoseconds of refill time. Returns 0 if the
@@ -91,8 +97,14 @@ INLINE struct rule *rule_for(__u32 number, const struct address *address)
 	return rule && is_v4(address) && rule->prefix < 96 ? 0 : rule;
 }
 
-/* Evaluates the policy for a packet: returns PASS, or the reason to refuse the packet. `open`: the packet belongs to an
- * open flow, so an expired name pin still allows its address. */
+/* Whether the proxy can check the name in a packet's flow: TLS and HTTP at their ports, and QUIC, which it would refuse. */
+INLINE long has_checked_name(const struct packet *p, __u16 port)
+{
+	return (p->protocol == IPPROTO_TCP && (port == 443 || port == 80)) || (p->protocol == IPPROTO_UDP && port == 443);
+}
+
+/* Evaluates the policy for a packet: returns PASS, HANDED, or the reason to refuse the packet. `open`: the packet belongs
+ * to an open flow, so an expired name pin still allows its address. */
 FUNCTION int evaluate(struct packet *p, __u32 index, __u8 outward, __u8 open)
 {
 	struct tap *tap = bpf_map_lookup_elem(&taps, &index);
@@ -109,20 +121,29 @@ FUNCTION int evaluate(struct packet *p, __u32 index, __u8 outward, __u8 open)
 	if (rule && (rule->verdict == FORBIDDEN || !covers(rule, p, port)))
 		return FORBIDDEN_RANGE;
 	struct pin *pin = bpf_map_lookup_elem(&pins, &pin_key);
-	if (pin && pin->tenure == tap->tenure && (open || pin->expires > bpf_ktime_get_ns()))
+	__u32 marks = pin && pin->tenure == tap->tenure && (open || pin->expires > bpf_ktime_get_ns()) ? pin->marks : 0;
+	long checked = set()->proxy_port && has_checked_name(p, port);
+	if ((marks & ADMITS) && !checked)
 		return PASS;
 	rule = rule_for((__u32)tap->policy, remote);
-	return rule && rule->verdict == ALLOW && covers(rule, p, port) ? PASS : POLICY;
+	long allowed = rule && rule->verdict == ALLOW && covers(rule, p, port);
+	if (!allowed && !(marks & ADMITS))
+		return POLICY;
+	if (!checked || (allowed && !(marks & RULED)))
+		return PASS;
+	return p->protocol == IPPROTO_TCP ? HANDED : POLICY;
 }
 
 /* Evaluates an open flow again if the policy has changed since the flow was last allowed. Returns PASS, or the reason
- * to refuse the packet. */
+ * to refuse the packet. A flow that would now be handed to the proxy, but was not, is refused. */
 INLINE long still_allowed(struct flow *flow, struct tap *tap, struct packet *p, __u32 index, __u8 outward)
 {
 	__u64 policy = tap->policy;
 	if (flow->policy == policy)
 		return PASS;
 	long reason = evaluate(p, index, outward, 1);
+	if (reason == HANDED)
+		reason = flow->handed ? PASS : POLICY;
 	if (!reason)
 		flow->policy = policy;
 	return reason;
@@ -141,29 +162,41 @@ INLINE __u32 mix(__u32 x)
 	return x ^ x >> 16;
 }
 
-/* Adds an entry to `wires` that reserves a free port of the uplink's address for a remote end. Returns the port in
- * network byte order, or 0 if every port that was tried is in use. Three quarters of the ports are common to all
- * sandboxes. Of the other ports, each sandbox tries about an eighth, selected by the sandbox and the remote end, so
- * that one sandbox cannot use up the ports that others need for the same remote end. */
-FUNCTION int take_port(struct wire_key *wire, const struct flow_key *key)
+/* Adds an entry to `wires` that reserves a free port of the local address for a remote end, one of `ports` ports.
+ * Returns the port in network byte order, or 0 if every port that was tried is in use. Three quarters of the ports are
+ * common to all sandboxes. Of the other ports, each sandbox tries about an eighth, selected by the sandbox and the remote
+ * end, so that one sandbox cannot use up the ports that others need for the same remote end. */
+FUNCTION int take_port(struct wire_key *wire, const struct flow_key *key, __u32 first, __u32 ports)
 {
-	if (!wire || !key || set()->ports < 4)
+	if (!wire || !key || ports < 4)
 		return 0;
-	__u32 kept = set()->ports / 4, common = set()->ports - kept, own = kept / 8 + 8, at = bpf_get_prandom_u32();
+	__u32 kept = ports / 4, common = ports - kept, own = kept / 8 + 8, at = bpf_get_prandom_u32();
 	__u32 seed = mix(key->tap ^ mix(key->remote_port ^ key->protocol << 16 ^ mix(key->remote.word[3])));
 	seed ^= mix(key->remote.word[0] ^ mix(key->remote.word[1] ^ mix(key->remote.word[2])));
 	for (int i = 0; i < COMMON_TRIES + OWN_TRIES; i++) {
 		__u32 place = i < COMMON_TRIES ? (at + i * 97) % common : common + mix(seed + (at + i) % own) % kept;
-		wire->port = htons(set()->first_port + place);
+		wire->port = htons(first + place);
 		if (!bpf_map_update_elem(&wires, wire, key, BPF_NOEXIST))
 			return wire->port;
 	}
 	return 0;
 }
 
-/* Opens a flow that `policy` has allowed. Returns PASS, or the reason to refuse the packet. If the policy has changed
- * in the meantime, the flow's next packet is evaluated against the new policy. */
-FUNCTION int open_flow(struct packet *p, const struct flow_key *key, const struct address *local, __u64 policy)
+/* The address of the resolver's and the proxy's sockets. */
+INLINE struct address socket_address(const struct packet *p)
+{
+	return pick(p->family == 4, &set()->resolver4, &set()->resolver6);
+}
+
+/* The last word of an address, plus a number. */
+INLINE __u32 plus(__u32 word, __u32 number)
+{
+	return htonl(htonl(word) + number);
+}
+
+/* Opens a flow that `policy` has allowed. `handed`: the proxy's port, or 0. Returns PASS, or the reason to refuse the
+ * packet. If the policy has changed in the meantime, the flow's next packet is evaluated against the new policy. */
+FUNCTION int open_flow(struct packet *p, const struct flow_key *key, const struct address *local, __u64 policy, __u16 handed)
 {
 	if (!p || !key || !local)
 		return INTERNAL;
@@ -178,8 +211,18 @@ FUNCTION int open_flow(struct packet *p, const struct flow_key *key, const struc
 		return FLOWS;
 	struct wire_key wire = {
 		.local = *local, .remote = key->remote, .remote_port = key->remote_port, .protocol = key->protocol};
-	struct flow flow = {.seen = bpf_ktime_get_ns(), .tap = index, .tenure = tap->tenure, .policy = policy, .local = *local};
-	flow.port = take_port(&wire, key);
+	struct flow flow = {
+		.seen = bpf_ktime_get_ns(), .tap = index, .tenure = tap->tenure, .policy = policy, .handed = handed, .local = *local};
+	if (handed) {
+		wire.remote.word[0] = local->word[0];
+		wire.remote.word[1] = local->word[1];
+		wire.remote.word[2] = local->word[2];
+		wire.remote.word[3] = plus(local->word[3], -index);
+		wire.remote_port = handed;
+		flow.port = take_port(&wire, key, FIRST_HANDED_PORT, HANDED_PORTS);
+	} else {
+		flow.port = take_port(&wire, key, set()->first_port, set()->ports);
+	}
 	if (!flow.port)
 		return FLOWS;
 	if (bpf_map_update_elem(&flows, key, &flow, BPF_NOEXIST)) {
@@ -239,7 +282,32 @@ INLINE void mark(struct flow *flow, __u16 marks)
 		flow->marks |= marks;
 }
 
-/* Sends a packet to an uplink. Returns PASS and sets `action`, or returns the reason to refuse the packet. */
+/* Redirects a packet of TAP `index` to a socket on the resolver's device: from the address that identifies the TAP and
+ * `port`, to `to_port`. Returns the action, or -1 on failure. */
+FUNCTION int enter(struct __sk_buff *skb, const struct packet *p, __u32 index, __u16 port, __u16 to_port)
+{
+	if (!p)
+		return -1;
+	struct address resolver = socket_address(p), peer = resolver;
+	struct mac mac = set()->resolver_mac;
+	peer.word[3] = plus(peer.word[3], index);
+	if (translate(skb, p, SOURCE, &peer, port) || translate(skb, p, DESTINATION, &resolver, to_port) ||
+	    bpf_skb_store_bytes(skb, 0, &mac, sizeof(mac), 0))
+		return -1;
+	return bpf_redirect(set()->resolver_ifindex, BPF_F_INGRESS);
+}
+
+/* Looks up the way of a packet of a flow that goes to an uplink. Returns PASS, or the reason to refuse the packet. */
+INLINE long find_way(struct __sk_buff *skb, struct packet *p, struct bpf_fib_lookup *fib, struct address *local)
+{
+	long reason = route(skb, p, fib, local);
+	/* Size of the packet, or of each segment if the host will segment it. */
+	__u32 size = skb->gso_size ? p->l4 - ETH_HLEN + p->tcp_len + skb->gso_size : skb->len - ETH_HLEN;
+	return !reason && size > fib->mtu_result ? NO_ROUTE : reason;
+}
+
+/* Sends a packet to an uplink, or to the proxy. Returns PASS and sets `action`, or returns the reason to refuse the
+ * packet. */
 INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, long *action)
 {
 	struct flow_key key = {
@@ -253,23 +321,27 @@ INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, s
 	if (flow && (flow->tap != index || flow->tenure != tap->tenure))
 		return INTERNAL;
 	long reason = flow ? still_allowed(flow, tap, p, index, 1) : evaluate(p, index, 1, 0);
-	if (reason)
+	if (reason && reason != HANDED)
 		return reason;
+	__u16 handed = flow ? flow->handed : reason == HANDED ? set()->proxy_port : 0;
 	if (!flow && !begins)
 		return UNSOLICITED;
 	if (p->ttl <= 1)
 		return NO_ROUTE;
-	reason = route(skb, p, &fib, &local);
+	if (handed) {
+		local = socket_address(p);
+		local.word[3] = plus(local.word[3], index);
+		/* A server without a proxy, or with another address or port, took the flow over. */
+		if (handed != set()->proxy_port || (flow && !same(&flow->local, &local)))
+			return POLICY;
+	}
+	reason = handed ? PASS : find_way(skb, p, &fib, &local);
 	if (reason)
 		return reason;
-	/* Size of the packet, or of each segment if the host will segment it. */
-	__u32 size = skb->gso_size ? p->l4 - ETH_HLEN + p->tcp_len + skb->gso_size : skb->len - ETH_HLEN;
-	if (size > fib.mtu_result)
-		return NO_ROUTE;
 	if (!within_rate(&state->out_due, tap->bytes_per_s, skb->len))
 		return BANDWIDTH;
 	if (!flow) {
-		reason = open_flow(p, &key, &local, policy);
+		reason = open_flow(p, &key, &local, policy, handed);
 		if (reason)
 			return reason;
 		flow = bpf_map_lookup_elem(&flows, &key);
@@ -283,37 +355,33 @@ INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, s
 	local = flow->local;
 	__u16 port = flow->port;
 	/* The entry may have been removed, and its memory reused, while it was read. */
-	if (flow->tap != index)
+	if (flow->tap != index || flow->handed != handed)
 		return INTERNAL;
 	COUNT(state->packets_out, 1);
 	COUNT(state->bytes_out, skb->len);
+	if (handed) {
+		*action = enter(skb, p, index, port, handed);
+		return *action < 0 ? INTERNAL : PASS;
+	}
 	if (fit_segments(skb, p, fib.ifindex) || decrement_ttl(skb, p) || translate(skb, p, SOURCE, &local, port))
 		return INTERNAL;
 	*action = leave(&fib);
 	return PASS;
 }
 
-/* Redirects a query to the resolver's socket, with a source address that identifies the TAP. Returns PASS and sets
- * `action`, or returns the reason to refuse the packet. */
+/* Redirects a query to the resolver's socket. Returns PASS and sets `action`, or returns the reason to refuse the
+ * packet. */
 INLINE long to_resolver(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, long *action)
 {
-	struct address resolver = pick(p->family == 4, &set()->resolver4, &set()->resolver6), peer;
+	struct address resolver = socket_address(p);
 	if (!tap->tenure || !tap->policy || !set()->resolver_port || absent(&resolver))
 		return POLICY;
 	if (!within_rate(&state->out_due, tap->bytes_per_s, skb->len))
 		return BANDWIDTH;
 	COUNT(state->packets_out, 1);
 	COUNT(state->bytes_out, skb->len);
-	peer = resolver;
-	peer.word[3] = htonl(htonl(resolver.word[3]) + index);
-	if (translate(skb, p, SOURCE, &peer, p->source_port) ||
-	    translate(skb, p, DESTINATION, &resolver, set()->resolver_port))
-		return INTERNAL;
-	struct mac mac = set()->resolver_mac;
-	if (bpf_skb_store_bytes(skb, 0, &mac, sizeof(mac), 0))
-		return INTERNAL;
-	*action = bpf_redirect(set()->resolver_ifindex, BPF_F_INGRESS);
-	return PASS;
+	*action = enter(skb, p, index, p->source_port, set()->resolver_port);
+	return *action < 0 ? INTERNAL : PASS;
 }
 
 /* Sends an IP packet with the guest's source address to the resolver or to an uplink. Returns PASS and sets `action`,
@@ -377,10 +445,11 @@ INLINE long deliver(struct __sk_buff *skb, struct tap *tap, struct state *state)
 	return bpf_redirect(tap->ifindex, 0);
 }
 
-/* Handles a packet of the flow `key`, or with `error`, an ICMP error about that flow. `reason` is the result of
- * parsing. Returns PASS and sets `action`, or returns the reason to refuse the packet. */
-INLINE long inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wire, struct flow_key *key, long error,
-		  long reason, long *action)
+/* Handles a packet of the flow `key`, or with `error`, an ICMP error about that flow. `handed`: the proxy's port if the
+ * packet comes from the proxy, or 0. `reason` is the result of parsing. Returns PASS and sets `action`, or returns the
+ * reason to refuse the packet. */
+INLINE long inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wire, struct flow_key *key, __u16 handed,
+		  long error, long reason, long *action)
 {
 	__u32 index = key->tap;
 	struct tap *tap = bpf_map_lookup_elem(&taps, &index);
@@ -390,9 +459,13 @@ INLINE long inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wir
 		return INTERNAL;
 	if (!flow || flow->tap != index || flow->tenure != tap->tenure || flow->port != wire->port)
 		return UNSOLICITED;
-	/* The policy is evaluated for the flow that an error quotes, not for the error's sender, which may be any router. */
-	struct packet about = {.source = wire->remote, .source_port = wire->remote_port, .protocol = wire->protocol, .family = p->family};
-	reason = error ? still_allowed(flow, tap, &about, index, 0) : reason ?: still_allowed(flow, tap, p, index, 0);
+	/* Only the proxy answers a handed flow, and it answers no other. */
+	if (flow->handed != handed)
+		return UNSOLICITED;
+	/* The policy is evaluated for the flow's remote end, not for the sender, which may be the proxy, or any router. */
+	struct packet about = {.source = key->remote, .source_port = key->remote_port, .protocol = key->protocol, .family = p->family};
+	reason = error ? PASS : reason;
+	reason = reason ?: still_allowed(flow, tap, &about, index, 0);
 	if (reason)
 		return reason;
 	if (p->ttl <= 1)
@@ -403,7 +476,9 @@ INLINE long inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wir
 		struct address guest = pick(p->family == 4, &set()->guest4, &set()->guest6);
 		flow->seen = bpf_ktime_get_ns();
 		mark(flow, REPLIED | (p->tcp_flags & RST ? RESET : 0) | (p->tcp_flags & FIN ? FIN_IN : 0));
-		if (fit_segments(skb, p, skb->ifindex) || translate(skb, p, DESTINATION, &guest, key->port))
+		if (handed ? translate(skb, p, SOURCE, &key->remote, key->remote_port) : fit_segments(skb, p, skb->ifindex))
+			return INTERNAL;
+		if (translate(skb, p, DESTINATION, &guest, key->port))
 			return INTERNAL;
 	} else if (translate_error(skb, p, wire, key->port)) {
 		return INTERNAL;
@@ -412,6 +487,14 @@ INLINE long inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wir
 		return INTERNAL;
 	*action = deliver(skb, tap, state);
 	return PASS;
+}
+
+/* The key of a packet that arrived, in `wires`. */
+INLINE struct wire_key wire_of(const struct packet *p)
+{
+	return (struct wire_key){
+		.local = p->destination, .remote = p->source, .port = p->destination_port, .remote_port = p->source_port,
+		.protocol = p->protocol};
 }
 
 SEC("classifier") int from_wire(struct __sk_buff *skb)
@@ -426,11 +509,7 @@ SEC("classifier") int from_wire(struct __sk_buff *skb)
 	if (!error) {
 		if (!p.ports)
 			return TCX_NEXT;
-		wire.local = p.destination;
-		wire.remote = p.source;
-		wire.port = p.destination_port;
-		wire.remote_port = p.source_port;
-		wire.protocol = p.protocol;
+		wire = wire_of(&p);
 	}
 	__u16 port = ntohs(wire.port);
 	if (port < FIRST_PORT)
@@ -440,14 +519,34 @@ SEC("classifier") int from_wire(struct __sk_buff *skb)
 		return TCX_NEXT;
 	struct flow_key key = *known;
 	long action = TCX_DROP;
-	reason = inward(skb, &p, &wire, &key, error, reason, &action);
+	reason = inward(skb, &p, &wire, &key, 0, error, reason, &action);
 	return reason ? refuse(&p, key.tap, reason, IN) : action;
+}
+
+/* Handles a segment of the proxy. */
+INLINE int from_proxy(struct __sk_buff *skb, struct packet *p)
+{
+	struct wire_key wire = wire_of(p);
+	struct flow_key *known = bpf_map_lookup_elem(&wires, &wire);
+	if (!known)
+		return TCX_DROP;
+	struct flow_key key = *known;
+	long action = TCX_DROP, reason = inward(skb, p, &wire, &key, set()->proxy_port, 0, PASS, &action);
+	if (!reason)
+		return action;
+	p->source = key.remote;
+	p->source_port = key.remote_port;
+	return refuse(p, key.tap, reason, IN);
 }
 
 SEC("classifier") int from_resolver(struct __sk_buff *skb)
 {
 	struct packet p = {};
-	if (parse(skb, &p) || ICMP_ANY(&p) || p.source_port != set()->resolver_port)
+	if (parse(skb, &p) || ICMP_ANY(&p))
+		return TCX_DROP;
+	if (p.source_port == set()->proxy_port)
+		return from_proxy(skb, &p);
+	if (p.source_port != set()->resolver_port)
 		return TCX_DROP;
 	struct address resolver = pick(p.family == 4, &set()->resolver4, &set()->resolver6), guest = pick(p.family == 4, &set()->guest4, &set()->guest6);
 	struct address gateway = pick(p.family == 4, &set()->gateway4, &set()->gateway6);

@@ -28,6 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         max_taps: 2 * taps,
         max_flows: 1024,
         bytes_per_s: None,
+        proxy: false,
     };
     let (isolation, _events) = Isolation::open(&config)?;
     let all = measure("take (new TAP)", taps, |_| isolation.take())?;

@@ -31,6 +31,9 @@ pub struct IsolationConfig {
     /// Bandwidth limit per sandbox in bytes per second, for each direction; a policy can only lower it. `None`:
     /// unlimited.
     pub bytes_per_s: Option<u64>,
+    /// Whether TCP flows to ports 80 and 443 that only a name allows, or whose name has header rules, go to a proxy
+    /// ([`crate::Isolation::proxy_listener`]) instead of an uplink. Without a proxy that accepts them, they wait or fail.
+    pub proxy: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -74,6 +74,7 @@ pub(crate) struct Datapath {
     /// The kernel's ids of the programs, which [`crate::verify`] compares with the attached programs.
     pub(crate) from_guest_id: u32,
     pub(crate) from_wire_id: u32,
+    pub(crate) from_resolver_id: u32,
 }
 
 /// All maps except the flow maps ([`FlowMaps`]).
@@ -123,6 +124,7 @@ impl Datapath {
                 .id())
         };
         let (from_guest_id, from_wire_id) = (id("from_guest")?, id("from_wire")?);
+        let from_resolver_id = id("from_resolver")?;
         let hash = |name| map(&maps_dir, name).map(Map::HashMap);
         let array = |name| map(&maps_dir, name).map(Map::Array);
         let maps = Maps {
@@ -145,6 +147,7 @@ impl Datapath {
             programs,
             from_guest_id,
             from_wire_id,
+            from_resolver_id,
         };
         Ok((datapath, maps))
     }

@@ -2,7 +2,7 @@
 //! or adopted. Composes the parts that own the maps.
 
 use std::{
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, mpsc::SyncSender},
     time::Duration,
 };
@@ -16,8 +16,9 @@ use crate::{
     device::{self, Device},
     error::{IsolationError, system},
     event::{Counters, NetEvent},
-    layout::State,
-    name_pins::NamePins,
+    handed::HandedFlow,
+    layout::{FlowKey, State},
+    name_pins::{NamePins, PinnedName},
     policies::Policies,
     policy::{Naming, Policy},
     refusals::{Refusals, total_refused},
@@ -33,6 +34,8 @@ pub(crate) struct Enforcement {
     pub(crate) policies: Policies,
     pub(crate) pins: NamePins,
     uplinks: UplinkSet,
+    /// Index and name of the resolver's device.
+    resolver: Option<(u32, String)>,
     pub(crate) refusals: Refusals,
 }
 
@@ -50,6 +53,7 @@ impl Enforcement {
             policies: Policies::new(maps.rules, config),
             pins: NamePins::new(maps.pins),
             uplinks: UplinkSet::new(maps.uplinks),
+            resolver: None,
             refusals: Refusals::new(maps.records, maps.refusals, events),
         };
         enforcement.take_over()?;
@@ -63,6 +67,7 @@ impl Enforcement {
         uplinks: &Uplinks,
     ) -> Result<(), IsolationError> {
         self.datapath.attach_resolver(resolver_device)?;
+        self.resolver = Some((resolver_device.index, resolver_device.name.clone()));
         self.uplinks.attach(uplinks, &self.datapath)?;
         self.refresh_addresses()
     }
@@ -121,23 +126,25 @@ impl Enforcement {
         if tenure == 0 {
             return self.confine(index, sandbox, policy);
         }
+        self.pins.apply_policy(index, policy, monotonic_ns());
         let applied = self.apply(index, sandbox, policy, tenure);
-        self.pins
-            .retain_names(index, |name| policy.matches_name(name));
         self.verify_or_close(index, applied)
     }
 
-    /// Replaces the policy of a sandbox. If writing fails, the old policy stays in force; if only the verification
-    /// fails, the new policy was written.
+    /// Replaces the policy of a sandbox. If writing fails, the old policy stays in force, without the pins of names that
+    /// only it allows; if only the verification fails, the new policy was written.
     pub(crate) fn update(&mut self, index: u32, policy: &Policy) -> Result<(), IsolationError> {
         let attachment = self.taps.get(index)?;
         let tenure = attachment.entry.tenure;
-        let Some((sandbox, _)) = attachment.sandbox.clone() else {
+        let Some((sandbox, former)) = attachment.sandbox.clone() else {
             return Err(IsolationError::Unknown(TapIndex(index)));
         };
-        self.apply(index, &sandbox, policy, tenure)?;
-        self.pins
-            .retain_names(index, |name| policy.matches_name(name));
+        // An open flow is evaluated once for each policy, and must then find the pins of the new one.
+        self.pins.apply_policy(index, policy, monotonic_ns());
+        if let Err(error) = self.apply(index, &sandbox, policy, tenure) {
+            self.pins.apply_policy(index, &former, monotonic_ns());
+            return Err(error);
+        }
         self.verify(index)
     }
 
@@ -181,7 +188,9 @@ impl Enforcement {
             datapath: &self.datapath,
             taps: &self.taps,
             rules: &self.policies.rules,
+            pins: &self.pins,
             uplinks: &self.uplinks,
+            resolver: self.resolver.as_ref(),
         };
         let outcome = expected.check(index);
         if matches!(outcome, Err(IsolationError::Mismatch { .. })) {
@@ -217,14 +226,32 @@ impl Enforcement {
         name: &str,
         ttl: Duration,
     ) -> Result<(), IsolationError> {
-        let expires = monotonic_ns().saturating_add(nanoseconds(ttl));
+        let now = monotonic_ns();
         let attachment = self.taps.get(index)?;
-        let current = attachment.sandbox.as_ref().filter(|(id, _)| id == sandbox);
-        if !current.is_some_and(|(_, policy)| policy.naming(name) == Naming::Pinned) {
-            return Err(IsolationError::Unknown(TapIndex(index)));
-        }
         let tenure = attachment.entry.tenure;
-        self.pins.pin(index, tenure, address, name, expires)
+        let current = attachment.sandbox.as_ref().filter(|(id, _)| id == sandbox);
+        let Some((_, policy)) = current.filter(|(_, p)| p.naming(name) == Naming::Pinned) else {
+            return Err(IsolationError::Unknown(TapIndex(index)));
+        };
+        let name = PinnedName::new(name, policy, now.saturating_add(nanoseconds(ttl)));
+        self.pins.pin(index, tenure, address, name, now)
+    }
+
+    /// The flow with this key, if its sandbox still has the TAP. `tenure`: the flow's.
+    pub(crate) fn handed(&self, key: &FlowKey, tenure: u32) -> Option<HandedFlow> {
+        let attachment = self.taps.get(key.tap).ok()?;
+        if attachment.entry.tenure != tenure {
+            return None;
+        }
+        let (sandbox, policy) = attachment.sandbox.as_ref()?;
+        let address = key.remote.ip();
+        let remote = SocketAddr::new(address, u16::from_be(key.remote_port));
+        Some(HandedFlow {
+            sandbox: sandbox.clone(),
+            remote,
+            names: self.pins.names_of(key.tap, address, monotonic_ns()),
+            admitted_by_address: policy.allows_tcp(remote),
+        })
     }
 
     pub(crate) fn counters(&mut self, index: u32) -> Result<Counters, IsolationError> {

@@ -39,6 +39,14 @@ pub(crate) struct Swept {
 }
 
 impl FlowMaps {
+    /// The key and the tenure of the flow that is on the wire between these ends, if it was handed to the proxy there.
+    pub(crate) fn find_handed(&self, wire: &WireKey) -> Option<(FlowKey, u32)> {
+        let key = self.wires.get(wire, 0).ok()?;
+        let flow = self.flows.get(&key, 0).ok()?;
+        let is_same = flow.handed == wire.remote_port && wire_key(&key, &flow) == *wire;
+        is_same.then_some((key, flow.tenure))
+    }
+
     /// Checks every flow, and removes it if its idle timeout has passed or its tenure is not the TAP's current one.
     /// `now`: CLOCK_MONOTONIC in nanoseconds.
     pub(crate) fn sweep(&mut self, now: u64) -> Swept {
@@ -85,12 +93,17 @@ fn idle_timeout(protocol: u8, marks: u16) -> Duration {
     }
 }
 
+/// The flow's key on the wire. The local address of a handed flow is that of its other end, plus the TAP's number.
 fn wire_key(key: &FlowKey, flow: &Flow) -> WireKey {
+    let (remote, remote_port) = match flow.handed {
+        0 => (key.remote, key.remote_port),
+        port => (flow.local.before(key.tap), port),
+    };
     WireKey {
         local: flow.local,
-        remote: key.remote,
+        remote,
         port: flow.port,
-        remote_port: key.remote_port,
+        remote_port,
         protocol: key.protocol,
         zero: [0; 3],
     }

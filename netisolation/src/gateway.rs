@@ -1,7 +1,7 @@
-//! The resolver's device and sockets.
+//! The resolver's device, its sockets, and the proxy's listener.
 //!
-//! The programs redirect DNS queries to one address on a device that nothing else uses; the source address of a query
-//! identifies the TAP that sent it. The device is itself a TAP, but its descriptor is never read: the program on its
+//! The programs redirect DNS queries and handed flows to one address on a device that nothing else uses; the source
+//! address identifies the TAP that sent them. The device is itself a TAP, but its descriptor is never read: the program on its
 //! egress redirects every answer to the guest. The device is persistent and is removed when the last server of the
 //! instance ends, so that a killed server's successor has the same device, and with it the same programs.
 
@@ -11,13 +11,15 @@ use std::{
         IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, TcpListener, UdpSocket,
     },
     os::fd::{AsFd, AsRawFd, OwnedFd},
+    thread,
+    time::{Duration, Instant},
 };
 
 use nix::{
     libc,
     sys::socket::{
         AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrLike, bind,
-        getsockname, getsockopt, listen, setsockopt, socket, sockopt,
+        getsockopt, listen, setsockopt, socket, sockopt,
     },
 };
 
@@ -25,7 +27,7 @@ use crate::{
     config::MAX_TAPS,
     device::{self, Device},
     error::{IsolationError, system, unsuitable},
-    layout::{Address, wire_port},
+    layout::{Address, WireKey, wire_port},
 };
 
 /// Maximum number of servers in one network namespace. The server in the first slot has most of the ports.
@@ -35,6 +37,14 @@ const NAME: &str = "cubedns";
 /// The sockets' port if it is free. Neither flows nor the host's ephemeral ports reach it. It is always the same one,
 /// because it is a setting of the programs.
 const PORT: u16 = 65535;
+/// The port of the proxy's listener, under the same conditions.
+const PROXY_PORT: u16 = 65534;
+/// How long to wait for [`PROXY_PORT`]: a killed server's proxy closes its listener when it notices that the server has
+/// ended.
+const PROXY_PORT_TIMEOUT: Duration = Duration::from_secs(2);
+const PROXY_PORT_PAUSE: Duration = Duration::from_millis(5);
+/// Connections that wait for the proxy, at most. The kernel lowers the number to `net.core.somaxconn`.
+const PROXY_BACKLOG: i32 = 4096;
 /// The lowest port that flows use on the wire. `bpf/layout.h` has the same number.
 const FIRST_PORT: u16 = 61000;
 const PORTS_OF_FIRST: u16 = 3000;
@@ -45,12 +55,14 @@ const PREFIX6: u32 = 96;
 /// Size of the buffer in which datagrams wait while no process reads them, in bytes: several thousand queries.
 const QUEUE: usize = 4 << 20;
 
-/// The sockets that receive the DNS queries of all sandboxes. A server can pass them to its successor; queries that
-/// arrive meanwhile wait in them.
+/// The sockets that receive the DNS queries of all sandboxes and the flows that are handed to the proxy. A server can
+/// pass them to its successor; queries and connections that arrive meanwhile wait in them.
 #[derive(Debug)]
 pub struct ResolverSockets {
     pub udp: UdpSocket,
     pub tcp: TcpListener,
+    /// The proxy's listener. `None` without [`crate::IsolationConfig::proxy`].
+    pub proxy: Option<TcpListener>,
 }
 
 impl ResolverSockets {
@@ -62,23 +74,29 @@ impl ResolverSockets {
         Ok(Self {
             udp: self.udp.try_clone()?,
             tcp: self.tcp.try_clone()?,
+            proxy: self
+                .proxy
+                .as_ref()
+                .map(TcpListener::try_clone)
+                .transpose()?,
         })
     }
 
-    /// The port of both sockets, if they are bound to this device and of the family that a new pair would have.
+    /// The port of the resolver's sockets, if they are bound to this device and of the family that a new pair would have.
     fn port_on(&self, device: &str, v6: bool) -> Option<u16> {
         let (udp, tcp) = (self.udp.local_addr().ok()?, self.tcp.local_addr().ok()?);
-        let is_on_device = |socket: &dyn AsFd| {
-            // The kernel looks the name up, so the name of a device that was replaced is not found.
-            let name = getsockopt(&socket.as_fd(), sockopt::BindToDevice).unwrap_or_default();
-            name.as_encoded_bytes().split(|byte| *byte == 0).next() == Some(device.as_bytes())
-        };
-        let fits = is_on_device(&self.udp)
-            && is_on_device(&self.tcp)
+        let fits = is_on(&self.udp, device)
+            && is_on(&self.tcp, device)
             && udp.port() == tcp.port()
             && (udp.is_ipv6(), tcp.is_ipv6()) == (v6, v6);
         fits.then_some(udp.port())
     }
+}
+
+/// Whether a socket is bound to a device. The kernel looks the name up, so that of a device that was replaced is not found.
+fn is_on(socket: &impl AsFd, device: &str) -> bool {
+    let name = getsockopt(&socket.as_fd(), sockopt::BindToDevice).unwrap_or_default();
+    name.as_encoded_bytes().split(|byte| *byte == 0).next() == Some(device.as_bytes())
 }
 
 #[derive(Debug)]
@@ -88,8 +106,10 @@ pub(crate) struct Gateway {
     pub(crate) address4: Ipv4Addr,
     /// `None` on a host without IPv6.
     address6: Option<Ipv6Addr>,
-    /// The sockets' port.
+    /// The port of the resolver's sockets.
     port: u16,
+    /// The port of the proxy's listener. 0: there is none.
+    proxy_port: u16,
     /// The ports of this server's flows.
     pub(crate) first_port: u16,
     pub(crate) ports: u16,
@@ -99,20 +119,21 @@ pub(crate) struct Gateway {
 impl Gateway {
     /// Takes over a predecessor's device, or creates one in the first free slot of this namespace. `former`: indices of
     /// the devices that predecessors of this instance had. `passed`: sockets of the predecessor, which are used if they
-    /// belong to the device.
+    /// belong to the device. `has_proxy`: opens the proxy's listener, too.
     pub(crate) fn open(
         former: &[u32],
         mut passed: Option<ResolverSockets>,
+        has_proxy: bool,
     ) -> Result<Self, IsolationError> {
         check_ports()?;
         for (device, slot) in former.iter().filter_map(|ifindex| reopen(*ifindex)) {
-            if let Ok(gateway) = Self::set_up(device, slot, &mut passed) {
+            if let Ok(gateway) = Self::set_up(device, slot, &mut passed, has_proxy) {
                 return Ok(gateway);
             }
         }
         for slot in 0..SLOTS {
             match create(&format!("{NAME}{slot}")) {
-                Ok(device) => return Self::set_up(device, slot, &mut passed),
+                Ok(device) => return Self::set_up(device, slot, &mut passed, has_proxy),
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(e) => return Err(system("create the resolver's device", e)),
             }
@@ -127,6 +148,7 @@ impl Gateway {
         device: Device,
         slot: u32,
         passed: &mut Option<ResolverSockets>,
+        has_proxy: bool,
     ) -> Result<Self, IsolationError> {
         let name = device.name.clone();
         let address4 = Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 1).to_bits() + (slot << 12));
@@ -136,8 +158,15 @@ impl Gateway {
         let address6 = device::has_ipv6().then_some(v6);
         configure(&device, address4, address6).map_err(|e| system(format!("set up {name}"), e))?;
         let mac = device::hardware_address(&name).map_err(|e| system(format!("read {name}"), e))?;
-        let (sockets, port) = sockets(&name, address6.is_some(), passed)
+        let former = passed.as_mut().and_then(|passed| passed.proxy.take());
+        let (mut sockets, port) = sockets(&name, address6.is_some(), passed)
             .map_err(|e| system(format!("bind the resolver's sockets to {name}"), e))?;
+        let mut proxy_port = 0;
+        if has_proxy {
+            let (listener, port) = proxy_listener(&name, address6.is_some(), former)
+                .map_err(|e| system(format!("bind the proxy's listener to {name}"), e))?;
+            (sockets.proxy, proxy_port) = (Some(listener), port);
+        }
         let later = u16::try_from(slot).unwrap_or(0).saturating_sub(1);
         let (first_port, ports) = match slot {
             0 => (FIRST_PORT, PORTS_OF_FIRST),
@@ -152,6 +181,7 @@ impl Gateway {
             address4,
             address6,
             port,
+            proxy_port,
             first_port,
             ports,
             sockets,
@@ -170,6 +200,30 @@ impl Gateway {
     /// Duplicates the sockets; they share their queues with the originals.
     pub(crate) fn sockets(&self) -> io::Result<ResolverSockets> {
         self.sockets.try_clone()
+    }
+
+    /// Duplicates the proxy's listener.
+    pub(crate) fn proxy_listener(&self) -> io::Result<TcpListener> {
+        match &self.sockets.proxy {
+            Some(listener) => listener.try_clone(),
+            None => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// The key in `wires` of a flow that the proxy's listener accepted from `peer`.
+    pub(crate) fn wire_of(&self, peer: SocketAddr) -> Option<WireKey> {
+        let (local, remote) = match peer.ip().to_canonical() {
+            IpAddr::V4(v4) => (v4.into(), self.address4.into()),
+            IpAddr::V6(v6) => (v6.into(), self.address6?.into()),
+        };
+        Some(WireKey {
+            local,
+            remote,
+            port: wire_port(peer.port()),
+            remote_port: self.program_proxy_port(),
+            protocol: 6,
+            zero: [0; 3],
+        })
     }
 
     /// The number of the TAP that a peer address identifies. The TAP may not exist.
@@ -192,6 +246,11 @@ impl Gateway {
     /// The programs' `settings.resolver_port`.
     pub(crate) fn program_port(&self) -> u16 {
         wire_port(self.port)
+    }
+
+    /// The programs' `settings.proxy_port`: zero without a proxy.
+    pub(crate) fn program_proxy_port(&self) -> u16 {
+        wire_port(self.proxy_port)
     }
 }
 
@@ -266,20 +325,50 @@ fn sockets(
     }
     let tcp = bound(device, SockType::Stream, v6, PORT)
         .or_else(|_| bound(device, SockType::Stream, v6, 0))?;
-    let port = if v6 {
-        getsockname::<SockaddrIn6>(tcp.as_raw_fd())?.port()
-    } else {
-        getsockname::<SockaddrIn>(tcp.as_raw_fd())?.port()
-    };
-    listen(&tcp, Backlog::new(512)?)?;
+    let tcp = listening(tcp, 512)?;
+    let port = tcp.local_addr()?.port();
     let udp = bound(device, SockType::Datagram, v6, port)?;
     // Without the capability, the kernel's default remains.
     let _default = setsockopt(&udp, sockopt::RcvBufForce, &QUEUE);
     let sockets = ResolverSockets {
         udp: udp.into(),
-        tcp: tcp.into(),
+        tcp,
+        proxy: None,
     };
     Ok((sockets, port))
+}
+
+/// The former listener if it belongs to the device; otherwise, a new one. Returns the listener and its port.
+fn proxy_listener(
+    device: &str,
+    v6: bool,
+    former: Option<TcpListener>,
+) -> io::Result<(TcpListener, u16)> {
+    if let Some(former) = former
+        && let Ok(address) = former.local_addr()
+        && is_on(&former, device)
+        && address.is_ipv6() == v6
+    {
+        return Ok((former, address.port()));
+    }
+    let deadline = Instant::now() + PROXY_PORT_TIMEOUT;
+    let socket = loop {
+        match bound(device, SockType::Stream, v6, PROXY_PORT) {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                thread::sleep(PROXY_PORT_PAUSE);
+            }
+            Err(_) => break bound(device, SockType::Stream, v6, 0)?,
+            Ok(socket) => break socket,
+        }
+    };
+    let listener = listening(socket, PROXY_BACKLOG)?;
+    let port = listener.local_addr()?.port();
+    Ok((listener, port))
+}
+
+fn listening(socket: OwnedFd, backlog: i32) -> io::Result<TcpListener> {
+    listen(&socket, Backlog::new(backlog)?)?;
+    Ok(socket.into())
 }
 
 fn bound(device: &str, kind: SockType, v6: bool, port: u16) -> io::Result<OwnedFd> {

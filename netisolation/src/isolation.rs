@@ -3,7 +3,7 @@
 use std::{
     fmt,
     io::{self, PipeWriter},
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, TcpListener},
     os::fd::AsFd,
     sync::{
         Arc,
@@ -24,6 +24,7 @@ use crate::{
     error::{IsolationError, system},
     event::{Counters, NetEvent},
     gateway::{Gateway, ResolverSockets},
+    handed::HandedFlow,
     host,
     layout::Settings,
     maintenance,
@@ -75,7 +76,7 @@ impl Isolation {
     }
 
     /// As [`Isolation::open`], and uses the sockets of the predecessor ([`Isolation::resolver_sockets`]) if they still
-    /// fit. DNS queries that arrived since the predecessor stopped are then waiting in them.
+    /// fit. DNS queries and connections for the proxy that arrived since the predecessor stopped are then waiting in them.
     ///
     /// # Errors
     /// Returns the errors of [`Isolation::open`].
@@ -86,11 +87,11 @@ impl Isolation {
         host::check()?;
         config.check()?;
         let dir = InstanceDir::open(&config.pins, &config.instance)?;
-        let gateway = Gateway::open(&dir.resolvers(), sockets)?;
+        let gateway = Gateway::open(&dir.resolvers(), sockets, config.proxy)?;
         let (events, receiver) = sync_channel(EVENT_QUEUE);
         let settings = settings(&gateway, uplink::routing_device()?);
         let (datapath, maps) = Datapath::load(dir, &settings, Sizes::of(config))?;
-        let mut flows = datapath.flow_maps()?;
+        let (mut flows, handed) = (datapath.flow_maps()?, datapath.flow_maps()?);
         let mut enforcement = Enforcement::new(config, datapath, maps, events)?;
         enforcement.attach(&gateway.device, &config.uplinks)?;
         gateway.set_persistent(true)?;
@@ -103,7 +104,7 @@ impl Isolation {
             stock.add_new(index);
         }
         let owner = Owner::new(enforcement, stock);
-        let shared = Arc::new(Shared::new(owner, flows, gateway));
+        let shared = Arc::new(Shared::new(owner, flows, handed, gateway));
         let (stopped, stop) = io::pipe().map_err(|e| system("create a pipe", e))?;
         let (maintained, replenished) = (Arc::clone(&shared), Arc::clone(&shared));
         let threads = vec![
@@ -222,14 +223,35 @@ impl Isolation {
         self.with(|owner| owner.pin(index.0, sandbox, address, name, ttl))
     }
 
-    /// The sockets that receive the DNS queries of all sandboxes. They are bound to a device that only guests can
-    /// reach. Each call duplicates the same two sockets. They are initially blocking; changing the mode of one
-    /// duplicate changes it for all.
+    /// The sockets that receive the DNS queries of all sandboxes, and the proxy's listener. They are bound to a device
+    /// that only guests can reach. Each call duplicates the same sockets. They are initially blocking; changing the mode
+    /// of one duplicate changes it for all.
     ///
     /// # Errors
     /// Returns an error if a descriptor cannot be duplicated.
     pub fn resolver_sockets(&self) -> io::Result<ResolverSockets> {
         self.0.shared.gateway.sockets()
+    }
+
+    /// The socket that accepts the flows that are handed to the proxy. Only guests can reach it. Each call duplicates the
+    /// same socket, which stays open as long as this handle: while no process accepts from it, connections wait.
+    ///
+    /// # Errors
+    /// Returns [`io::ErrorKind::Unsupported`] without [`IsolationConfig::proxy`], or an error if the descriptor cannot be
+    /// duplicated.
+    pub fn proxy_listener(&self) -> io::Result<TcpListener> {
+        self.0.shared.gateway.proxy_listener()
+    }
+
+    /// The flow that was accepted from [`Isolation::proxy_listener`] with this peer address. `None` if there is no such
+    /// flow any more, its sandbox has ended, or a predecessor's sandbox was not passed to [`Isolation::adopt`] yet
+    /// ([`Isolation::awaits_adoption`] accepts this address, too). The connection must then be closed.
+    #[must_use]
+    pub fn handed(&self, peer: SocketAddr) -> Option<HandedFlow> {
+        let shared = &self.0.shared;
+        let wire = shared.gateway.wire_of(peer)?;
+        let (key, tenure) = shared.handed.find_handed(&wire)?;
+        self.with(|owner| owner.handed(&key, tenure))
     }
 
     /// The TAP, sandbox and policy behind a peer address of [`Isolation::resolver_sockets`]. `None` if the address does
@@ -309,8 +331,10 @@ fn settings(gateway: &Gateway, route_ifindex: u32) -> Settings {
         resolver_ifindex: gateway.device.index,
         route_ifindex,
         resolver_port: gateway.program_port(),
+        proxy_port: gateway.program_proxy_port(),
         first_port: gateway.first_port,
         ports: gateway.ports,
+        zero: 0,
         guest_mac: guest::MAC,
         gateway_mac: guest::GATEWAY_MAC,
         resolver_mac: gateway.mac,

@@ -29,9 +29,11 @@ pub(crate) struct Settings {
     pub(crate) resolver_ifindex: u32,
     pub(crate) route_ifindex: u32,
     pub(crate) resolver_port: u16,
+    pub(crate) proxy_port: u16,
     /// In host byte order, like `ports`.
     pub(crate) first_port: u16,
     pub(crate) ports: u16,
+    pub(crate) zero: u16,
     pub(crate) guest_mac: [u8; 6],
     pub(crate) gateway_mac: [u8; 6],
     pub(crate) resolver_mac: [u8; 6],
@@ -112,8 +114,13 @@ pub(crate) struct PinKey {
 pub(crate) struct Pin {
     pub(crate) expires: u64,
     pub(crate) tenure: u32,
-    pub(crate) zero: u32,
+    pub(crate) marks: u32,
     pub(crate) name: [u8; NAME],
+}
+
+pub(crate) mod pin_mark {
+    pub(crate) const ADMITS: u32 = 1;
+    pub(crate) const RULED: u32 = 2;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +154,8 @@ pub(crate) struct Flow {
     pub(crate) tenure: u32,
     pub(crate) port: u16,
     pub(crate) marks: u16,
-    pub(crate) zero: u32,
+    pub(crate) handed: u16,
+    pub(crate) zero: u16,
     pub(crate) local: Address,
 }
 
@@ -222,7 +230,7 @@ impl Record {
 }
 
 impl Pin {
-    pub(crate) fn new(expires: u64, tenure: u32, text: &str) -> Self {
+    pub(crate) fn new(expires: u64, tenure: u32, marks: u32, text: &str) -> Self {
         let mut name = [0; NAME];
         // Domain names have at most 253 bytes, so the last byte stays zero.
         for (to, from) in name.iter_mut().zip(text.bytes().take(NAME - 1)) {
@@ -231,7 +239,7 @@ impl Pin {
         Self {
             expires,
             tenure,
-            zero: 0,
+            marks,
             name,
         }
     }
@@ -249,6 +257,12 @@ impl Address {
 
     pub(crate) fn is_v4(self) -> bool {
         self.ip().is_ipv4()
+    }
+
+    /// The address that is lower by `distance`.
+    pub(crate) fn before(self, distance: u32) -> Self {
+        let bits = u128::from_be_bytes(self.0);
+        Self(bits.wrapping_sub(distance.into()).to_be_bytes())
     }
 }
 

@@ -2,9 +2,10 @@
 //! `README.md` in this crate lists its parts.
 //!
 //! Every sandbox has a TAP with one eBPF program on it, and all guests have the same addresses. The program answers a
-//! frame from the guest (ARP, neighbour discovery), redirects it to the resolver (port 53 of the gateway), sends it out
-//! of an uplink with the host's address, or drops and counts it. It passes nothing to the host's network stack. Frames
-//! reach a guest only if they belong to a flow that the guest opened.
+//! frame from the guest (ARP, neighbour discovery), redirects it to the resolver (port 53 of the gateway) or to the proxy
+//! (flows whose name must be checked), sends it out of an uplink with the host's address, or drops and counts it. It
+//! passes nothing else to the host's network stack. Frames reach a guest only if they belong to a flow that the guest
+//! opened.
 //!
 //! What must never happen: a guest runs on a TAP that was not verified; a frame passes because a map is full, a program
 //! is missing, or this process has died.
@@ -23,6 +24,7 @@ mod flows;
 #[doc(hidden)]
 pub mod fuzz;
 mod gateway;
+mod handed;
 mod host;
 mod isolation;
 mod kfuncs;
@@ -52,6 +54,7 @@ pub use config::{IsolationConfig, Uplinks};
 pub use error::IsolationError;
 pub use event::{Counters, Direction, NetEvent, Protocol, Reason};
 pub use gateway::ResolverSockets;
+pub use handed::HandedFlow;
 pub use isolation::Isolation;
 pub use log::{EventLog, LogError, LogFile, Subscriber};
 pub use policy::{

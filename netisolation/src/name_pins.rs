@@ -1,31 +1,67 @@
-//! Name pins: addresses that a sandbox may reach because the resolver answered them for an allowed name.
+//! Name pins: addresses that the resolver answered to a sandbox, with the names for which it answered them.
+//!
+//! The programs read one entry for each address ([`crate::layout::Pin`]): the latest expiry and the marks of all its
+//! names, and the last name. The other names, each with its own expiry, are only in this process, for the proxy
+//! ([`crate::HandedFlow`]). A successor thus begins with the last name of each address, and learns others when the guest
+//! queries them again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    time::Duration,
 };
 
 use aya::maps::{HashMap, MapData};
 
 use crate::{
+    clock::nanoseconds,
     error::{IsolationError, system},
-    layout::{Pin, PinKey},
+    layout::{Pin, PinKey, pin_mark},
+    policy::{Naming, Policy},
 };
 
 /// Maximum number of pinned addresses per sandbox.
 const MAX_PINS: usize = 1024;
+/// Maximum number of names of one address, and of all addresses of a sandbox. At either limit, a further name replaces
+/// the name of its address that expires first; the first name of an address always has room.
+const MAX_NAMES_OF_ADDRESS: usize = 64;
+const MAX_NAMES: usize = 4096;
+/// How long a name of a flow can be read after its expiry: the proxy asks for it some time after the flow was opened.
+const GRACE: Duration = Duration::from_secs(60);
 
 pub(crate) struct NamePins {
-    map: HashMap<MapData, PinKey, Pin>,
+    pub(crate) map: HashMap<MapData, PinKey, Pin>,
     /// The pins in the map, by TAP.
     by_tap: BTreeMap<u32, BTreeMap<IpAddr, NamePin>>,
 }
 
-#[derive(Debug)]
+/// The names of one address.
+#[derive(Clone, Debug)]
 struct NamePin {
+    tenure: u32,
+    /// Never empty. The last one was pinned last.
+    names: Vec<PinnedName>,
+    /// Expiry and marks in the map.
+    written: (u64, u32),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct PinnedName {
     name: String,
+    /// Of [`pin_mark`].
+    marks: u32,
     /// CLOCK_MONOTONIC in nanoseconds.
     expires: u64,
+}
+
+impl PinnedName {
+    pub(crate) fn new(name: &str, policy: &Policy, expires: u64) -> Self {
+        Self {
+            name: name.to_owned(),
+            marks: marks(policy, name),
+            expires,
+        }
+    }
 }
 
 impl NamePins {
@@ -42,14 +78,15 @@ impl NamePins {
         for key in keys {
             match (tenure_of(key.tap), self.map.get(&key, 0)) {
                 (Some(tenure), Ok(pin)) if pin.tenure == tenure => {
-                    self.remember(key, pin.name(), pin.expires);
+                    let pins = self.by_tap.entry(key.tap).or_default();
+                    pins.insert(key.address.ip(), NamePin::of(&pin));
                 }
                 _ => drop(self.map.remove(&key)),
             }
         }
     }
 
-    /// Lets a TAP's sandbox reach an address until `expires` (CLOCK_MONOTONIC in nanoseconds).
+    /// Pins an address for a name of a TAP's sandbox until the name's expiry. `now`: CLOCK_MONOTONIC in nanoseconds.
     ///
     /// # Errors
     /// Returns [`IsolationError::TooMany`] if the sandbox already has the maximum number of pins, or
@@ -59,56 +96,165 @@ impl NamePins {
         tap: u32,
         tenure: u32,
         address: IpAddr,
-        name: &str,
-        expires: u64,
+        name: PinnedName,
+        now: u64,
     ) -> Result<(), IsolationError> {
-        let pins = self.by_tap.get(&tap);
-        if pins.is_some_and(|pins| pins.len() >= MAX_PINS && !pins.contains_key(&address)) {
-            return Err(IsolationError::TooMany {
-                what: "addresses of names",
-                limit: MAX_PINS,
-            });
-        }
-        let key = key(tap, address);
-        let written = self.map.insert(key, Pin::new(expires, tenure, name), 0);
+        let pins = self.by_tap.entry(tap).or_default();
+        let all: usize = pins.values().map(|pin| pin.names.len()).sum();
+        let mut pin = match pins.get(&address) {
+            Some(pin) => pin.clone(),
+            None if pins.len() >= MAX_PINS => {
+                return Err(IsolationError::TooMany {
+                    what: "addresses of names",
+                    limit: MAX_PINS,
+                });
+            }
+            None => NamePin {
+                tenure,
+                names: Vec::new(),
+                written: (0, 0),
+            },
+        };
+        pin.add(name, all >= MAX_NAMES);
+        let written = self.map.insert(key(tap, address), pin.entry(now), 0);
         written.map_err(|e| system("pin an address", e))?;
-        self.remember(key, name.to_owned(), expires);
+        pins.insert(address, pin);
         Ok(())
     }
 
-    /// The name under which an address is pinned for a TAP's sandbox.
+    /// The name for which an address was pinned last for a TAP's sandbox.
     pub(crate) fn name_of(&self, tap: u32, address: IpAddr) -> Option<&str> {
         let pin = self.by_tap.get(&tap)?.get(&address)?;
-        Some(&pin.name)
+        Some(&pin.names.last()?.name)
     }
 
-    /// Removes expired pins to which no flow is open.
+    /// All names for which an address is pinned for a TAP's sandbox, including those that expired just now.
+    pub(crate) fn names_of(&self, tap: u32, address: IpAddr, now: u64) -> Vec<String> {
+        let pin = self.by_tap.get(&tap).and_then(|pins| pins.get(&address));
+        let names = pin.into_iter().flat_map(|pin| &pin.names);
+        let recent = names.filter(|name| name.is_recent(now));
+        recent.map(|name| name.name.clone()).collect()
+    }
+
+    /// Removes expired names, and pins without a valid name to which no flow is open.
     pub(crate) fn remove_expired(&mut self, now: u64, open: &BTreeSet<PinKey>) {
         for (tap, pins) in &mut self.by_tap {
-            retain(&mut self.map, *tap, pins, |key, pin| {
-                pin.expires > now || open.contains(key)
+            retain(&mut self.map, *tap, pins, now, |key, pin| {
+                pin.forget_old(now);
+                pin.expires() > now || open.contains(key)
             });
         }
         self.by_tap.retain(|_, pins| !pins.is_empty());
     }
 
-    /// Removes a TAP's pins whose names `keep` rejects.
-    pub(crate) fn retain_names(&mut self, tap: u32, keep: impl Fn(&str) -> bool) {
+    /// Removes the names of a TAP's pins that `policy` does not pin, and writes the marks of the others.
+    pub(crate) fn apply_policy(&mut self, tap: u32, policy: &Policy, now: u64) {
         if let Some(pins) = self.by_tap.get_mut(&tap) {
-            retain(&mut self.map, tap, pins, |_, pin| keep(&pin.name));
+            retain(&mut self.map, tap, pins, now, |_, pin| {
+                pin.names
+                    .retain(|name| policy.naming(&name.name) == Naming::Pinned);
+                for name in &mut pin.names {
+                    name.marks = marks(policy, &name.name);
+                }
+                !pin.names.is_empty()
+            });
         }
     }
 
     /// Removes all pins of a TAP.
     pub(crate) fn remove_all(&mut self, tap: u32) {
-        self.retain_names(tap, |_| false);
-        self.by_tap.remove(&tap);
+        for address in self.by_tap.remove(&tap).unwrap_or_default().into_keys() {
+            let _absent = self.map.remove(&key(tap, address));
+        }
     }
 
-    fn remember(&mut self, key: PinKey, name: String, expires: u64) {
-        let pins = self.by_tap.entry(key.tap).or_default();
-        pins.insert(key.address.ip(), NamePin { name, expires });
+    /// The first of a TAP's pins that is not in the map as it was written.
+    pub(crate) fn changed(&self, tap: u32) -> Option<IpAddr> {
+        let mut pins = self.by_tap.get(&tap).into_iter().flatten();
+        let is_changed =
+            |address, pin: &NamePin| self.map.get(&key(tap, address), 0).ok() != Some(pin.last());
+        pins.find(|(address, pin)| is_changed(**address, pin))
+            .map(|(address, _)| *address)
     }
+}
+
+impl NamePin {
+    /// A predecessor's pin.
+    fn of(pin: &Pin) -> Self {
+        let name = PinnedName {
+            name: pin.name(),
+            marks: pin.marks,
+            expires: pin.expires,
+        };
+        Self {
+            tenure: pin.tenure,
+            names: vec![name],
+            written: (pin.expires, pin.marks),
+        }
+    }
+
+    /// Adds a name, or replaces an earlier answer for it. `is_full`: the sandbox has the maximum number of names.
+    fn add(&mut self, name: PinnedName, is_full: bool) {
+        self.names.retain(|other| other.name != name.name);
+        if is_full || self.names.len() >= MAX_NAMES_OF_ADDRESS {
+            let first = self.names.iter().map(|name| name.expires).min();
+            let first = self
+                .names
+                .iter()
+                .position(|name| Some(name.expires) == first);
+            first.map(|first| self.names.remove(first));
+        }
+        self.names.push(name);
+    }
+
+    /// Removes the names that expired some time ago. If all did, keeps the last one, for an open flow.
+    fn forget_old(&mut self, now: u64) {
+        let last = self.names.len().saturating_sub(1);
+        let has_recent = self.names.iter().any(|name| name.is_recent(now));
+        let mut at = 0;
+        self.names.retain(|name| {
+            let is_last = at == last;
+            at += 1;
+            name.is_recent(now) || (is_last && !has_recent)
+        });
+    }
+
+    fn expires(&self) -> u64 {
+        let all = self.names.iter().map(|name| name.expires);
+        all.max().unwrap_or(0)
+    }
+
+    /// The value to write to the map. An expired name does not count, unless all are expired.
+    fn entry(&mut self, now: u64) -> Pin {
+        let is_expired = self.expires() <= now;
+        let valid = self
+            .names
+            .iter()
+            .filter(|name| is_expired || name.expires > now);
+        let marks = valid.fold(0, |marks, name| marks | name.marks);
+        self.written = (self.expires(), marks);
+        self.last()
+    }
+
+    /// The value that was last written to the map.
+    fn last(&self) -> Pin {
+        let (expires, marks) = self.written;
+        let name = self.names.last().map_or("", |name| &name.name);
+        Pin::new(expires, self.tenure, marks, name)
+    }
+}
+
+impl PinnedName {
+    fn is_recent(&self, now: u64) -> bool {
+        self.expires.saturating_add(nanoseconds(GRACE)) > now
+    }
+}
+
+/// The marks of a name under a policy.
+fn marks(policy: &Policy, name: &str) -> u32 {
+    let mark = |is_set, mark| if is_set { mark } else { 0 };
+    mark(policy.admits_name(name), pin_mark::ADMITS)
+        | mark(policy.has_rules_for(name), pin_mark::RULED)
 }
 
 fn key(tap: u32, address: IpAddr) -> PinKey {
@@ -118,19 +264,112 @@ fn key(tap: u32, address: IpAddr) -> PinKey {
     }
 }
 
-/// Removes the pins that `keep` rejects, both from the map and from `pins`.
+/// Changes pins by `keep`, and writes the changes to the map. Removes the pins that `keep` rejects, and those that cannot
+/// be written, both from the map and from `pins`.
 fn retain(
     map: &mut HashMap<MapData, PinKey, Pin>,
     tap: u32,
     pins: &mut BTreeMap<IpAddr, NamePin>,
-    keep: impl Fn(&PinKey, &NamePin) -> bool,
+    now: u64,
+    keep: impl Fn(&PinKey, &mut NamePin) -> bool,
 ) {
     pins.retain(|address, pin| {
         let key = key(tap, *address);
-        let kept = keep(&key, pin);
+        let before = pin.last();
+        let kept = keep(&key, pin) && {
+            let after = pin.entry(now);
+            before == after || map.insert(key, after, 0).is_ok()
+        };
         if !kept {
             let _absent = map.remove(&key);
         }
         kept
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str, marks: u32, expires: u64) -> PinnedName {
+        PinnedName {
+            name: text.to_owned(),
+            marks,
+            expires,
+        }
+    }
+
+    fn pin(names: &[PinnedName]) -> NamePin {
+        let mut pin = NamePin {
+            tenure: 7,
+            names: Vec::new(),
+            written: (0, 0),
+        };
+        for name in names {
+            pin.add(name.clone(), false);
+        }
+        pin
+    }
+
+    fn names(pin: &NamePin) -> Vec<&str> {
+        pin.names.iter().map(|name| name.name.as_str()).collect()
+    }
+
+    #[test]
+    fn an_entry_has_the_marks_of_valid_names_the_latest_expiry_and_the_last_name() {
+        let mut pin = pin(&[
+            name("a.test", pin_mark::ADMITS, 100),
+            name("b.test", pin_mark::RULED, 300),
+            name("c.test", 0, 200),
+        ]);
+        let both = pin_mark::ADMITS | pin_mark::RULED;
+        assert_eq!(pin.entry(99), Pin::new(300, 7, both, "c.test"));
+        assert_eq!(pin.entry(100), Pin::new(300, 7, pin_mark::RULED, "c.test"));
+        // An open flow keeps what allowed it.
+        assert_eq!(pin.entry(300), Pin::new(300, 7, both, "c.test"));
+        assert_eq!(pin.last(), Pin::new(300, 7, both, "c.test"));
+    }
+
+    #[test]
+    fn a_later_answer_replaces_the_expiry_of_its_name_only() {
+        let mut pin = pin(&[
+            name("a.test", 1, 300),
+            name("b.test", 1, 200),
+            name("a.test", 1, 100),
+        ]);
+        assert_eq!(names(&pin), ["b.test", "a.test"]);
+        assert_eq!(pin.entry(0).expires, 200);
+    }
+
+    #[test]
+    fn names_are_bounded_and_those_that_expire_first_go_first() {
+        let numbered = |n: u64| name(&format!("n{n}.test"), 1, 1000 - n);
+        let mut pin = pin(&(0..64).map(numbered).collect::<Vec<_>>());
+        assert_eq!(pin.names.len(), MAX_NAMES_OF_ADDRESS);
+        pin.add(name("more.test", 1, 1), false);
+        assert_eq!(pin.names.len(), MAX_NAMES_OF_ADDRESS);
+        assert!(!names(&pin).contains(&"n63.test"));
+        pin.add(name("another.test", 1, 2000), true);
+        assert_eq!(pin.names.len(), MAX_NAMES_OF_ADDRESS);
+        assert!(!names(&pin).contains(&"more.test"));
+        // The first name of an address has room even if the sandbox has too many names.
+        let mut first = self::pin(&[]);
+        first.add(name("a.test", 1, 1), true);
+        first.add(name("b.test", 1, 1), true);
+        assert_eq!(names(&first), ["b.test"]);
+    }
+
+    #[test]
+    fn old_names_are_forgotten_except_the_last_one() {
+        let grace = nanoseconds(GRACE);
+        let all = [name("a.test", 1, 100), name("b.test", 1, 50)];
+        let after = |now| {
+            let mut pin = pin(&all);
+            pin.forget_old(now);
+            names(&pin).join(" ")
+        };
+        assert_eq!(after(49 + grace), "a.test b.test");
+        assert_eq!(after(50 + grace), "a.test");
+        assert_eq!(after(100 + grace), "b.test");
+    }
 }

@@ -25,17 +25,20 @@ pub(crate) struct Shared {
     /// Notified when the stock changes: wakes the thread that makes TAPs, and callers that wait for a TAP.
     pub(crate) stock_changed: Condvar,
     flows: Mutex<FlowMaps>,
+    /// For [`crate::Isolation::handed`], which must not wait for a sweep.
+    pub(crate) handed: FlowMaps,
     pub(crate) programs: Programs,
     pub(crate) gateway: Gateway,
 }
 
 impl Shared {
-    pub(crate) fn new(owner: Owner, flows: FlowMaps, gateway: Gateway) -> Self {
+    pub(crate) fn new(owner: Owner, flows: FlowMaps, handed: FlowMaps, gateway: Gateway) -> Self {
         Self {
             programs: owner.enforcement.datapath.programs.clone(),
             owner: Mutex::new(owner),
             stock_changed: Condvar::new(),
             flows: Mutex::new(flows),
+            handed,
             gateway,
         }
     }

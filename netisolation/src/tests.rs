@@ -3,11 +3,14 @@
 
 mod control;
 mod frame;
+mod handed;
 mod inward;
 mod names;
 mod offload;
 mod outward;
 mod ports;
+mod server;
+mod stack;
 mod survive;
 mod sys;
 mod world;

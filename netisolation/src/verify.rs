@@ -12,6 +12,7 @@ use crate::{
     datapath::Datapath,
     device,
     error::{IsolationError, system},
+    name_pins::NamePins,
     rule_sets::{FOR_ALL, Prefix, RuleSets},
     tap::TapIndex,
     tap_table::{Attachment, TapTable},
@@ -23,7 +24,10 @@ pub(crate) struct Expected<'a> {
     pub(crate) datapath: &'a Datapath,
     pub(crate) taps: &'a TapTable,
     pub(crate) rules: &'a RuleSets,
+    pub(crate) pins: &'a NamePins,
     pub(crate) uplinks: &'a UplinkSet,
+    /// The resolver's device.
+    pub(crate) resolver: Option<&'a (u32, String)>,
 }
 
 /// A difference between the kernel's state and the expected state, or `None`.
@@ -74,7 +78,8 @@ impl Expected<'_> {
         Ok(found.map(|a| format!("{name} has the address {}", a.address)))
     }
 
-    /// Our program must be the first one on the TAP, and attached to every uplink. Uplinks may have other programs.
+    /// Our program must be the first one on the TAP and on the egress of the resolver's device, and attached to every
+    /// uplink. Uplinks may have other programs.
     fn check_programs(
         &self,
         _index: u32,
@@ -95,7 +100,15 @@ impl Expected<'_> {
                 return Ok(Some(format!("the uplink {name} lacks its program")));
             }
         }
-        Ok(None)
+        let Some((ifindex, name)) = self.resolver else {
+            return Ok(None);
+        };
+        let programs = sys::programs_on_egress(*ifindex);
+        let programs = programs.map_err(|e| system(format!("read the programs of {name}"), e))?;
+        let expected = self.datapath.from_resolver_id;
+        let first = programs.first().copied();
+        Ok((first != Some(expected))
+            .then(|| format!("the first program of {name} is {first:?}, expected {expected}")))
     }
 
     /// The maps must contain what the policy compiles to.
@@ -122,7 +135,8 @@ impl Expected<'_> {
                 return Ok(Some(what));
             }
         }
-        Ok(None)
+        let changed = self.pins.changed(index);
+        Ok(changed.map(|address| format!("the name pin of {address} was changed")))
     }
 
     /// A rule set must contain the rules that were written, and no others.

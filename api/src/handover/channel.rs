@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cube-handover 1 prepared
-//! cube-handover 1 given listen internal dns-udp dns-tcp lock     with as many descriptors, in this order
+//! cube-handover 1 given listen internal dns-udp dns-tcp egress lock     with as many descriptors, in this order
 //! cube-handover 1 serving
 //! cube-handover 1 failed WHY
 //! ```
@@ -39,15 +39,18 @@ pub enum Role {
     /// during the handover are then lost.
     DnsUdp,
     DnsTcp,
+    /// The listener of the egress proxy. A build may leave it out or ignore it, too.
+    Egress,
     /// The lock of the state directory.
     Lock,
 }
 
-const ROLES: [(Role, &str); 5] = [
+const ROLES: [(Role, &str); 6] = [
     (Role::Listen, "listen"),
     (Role::Internal, "internal"),
     (Role::DnsUdp, "dns-udp"),
     (Role::DnsTcp, "dns-tcp"),
+    (Role::Egress, "egress"),
     (Role::Lock, "lock"),
 ];
 
@@ -75,14 +78,19 @@ impl Given {
     pub fn add_resolver(&mut self, sockets: ResolverSockets) {
         self.add(Role::DnsUdp, sockets.udp.into());
         self.add(Role::DnsTcp, sockets.tcp.into());
+        if let Some(proxy) = sockets.proxy {
+            self.add(Role::Egress, proxy.into());
+        }
     }
 
-    /// Takes the resolver's sockets, if both were given.
+    /// Takes the resolver's sockets, if both were given, and the proxy's listener.
     pub fn take_resolver(&mut self) -> Option<ResolverSockets> {
         let (udp, tcp) = (self.take(Role::DnsUdp), self.take(Role::DnsTcp));
+        let proxy = self.take(Role::Egress).map(Into::into);
         Some(ResolverSockets {
             udp: udp?.into(),
             tcp: tcp?.into(),
+            proxy,
         })
     }
 }

@@ -17,7 +17,7 @@ pub enum Naming {
     Refused,
     /// Answers; the rules decide whether the addresses can be reached.
     Answered,
-    /// Answers, and pins the addresses: a pattern of the policy matches the name.
+    /// Answers, and pins the addresses: a pattern of the policy matches the name, or the name has header rules.
     Pinned,
 }
 

@@ -47,7 +47,7 @@ impl Resolver {
         sockets: ResolverSockets,
         stop: watch::Receiver<bool>,
     ) -> io::Result<()> {
-        let ResolverSockets { udp, tcp } = sockets;
+        let ResolverSockets { udp, tcp, proxy: _ } = sockets;
         udp.set_nonblocking(true)?;
         tcp.set_nonblocking(true)?;
         let replies = Replies(Arc::new(udp.try_clone()?));

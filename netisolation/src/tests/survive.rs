@@ -1,25 +1,12 @@
 //! Changes by other programs, reuse of TAPs, and servers that are killed.
 
-use std::{
-    env, fs,
-    io::{IoSlice, IoSliceMut, Read},
-    os::{
-        fd::{AsFd, AsRawFd},
-        unix::net::{UnixListener, UnixStream},
-    },
-    process::{Child, Command, Stdio},
-    thread,
-    time::Duration,
-};
+use std::{fs, os::fd::AsFd, thread, time::Duration};
 
 use aya::programs::links::PinnedLink;
-use nix::{
-    cmsg_space,
-    sys::socket::{ControlMessage, MsgFlags, recvmsg, sendmsg},
-};
 
 use super::{
     frame::{ACK, Packet, SYN, TCP, UDP, tcp, udp},
+    server::start_server,
     sys,
     world::{Guest, PEER4, World, command, config, eventually, in_namespace, ip, write},
 };
@@ -27,15 +14,11 @@ use crate::{
     Counters, DefaultEgress, Isolation, IsolationConfig, IsolationError, Policy, Reason, Rule,
     RuleAction, Tap, TapIndex, compile, device,
     enforcement::Enforcement,
+    layout::{PinKey, pin_mark},
     rule_sets::{self, FOR_ALL},
     tap_table::Usage,
     verify::programs_on,
 };
-
-/// Environment variables of the server process: the path of its socket, its instance name, and the size of its stock.
-const SOCKET: &str = "CUBE_TEST_SOCKET";
-const INSTANCE: &str = "CUBE_TEST_INSTANCE";
-const STOCK: &str = "CUBE_TEST_STOCK";
 
 /// Start of the device name in the error about a removed TAP.
 const GONE: &str = "cube";
@@ -52,7 +35,11 @@ fn net_verify_detects_changes_by_other_programs() {
     in_namespace(|| {
         let world = World::new();
         for (what, tamper) in tampering() {
-            let guest = world.guest(&Policy::internet());
+            let policy = Policy {
+                names: vec!["example.com".parse().unwrap()],
+                ..Policy::internet()
+            };
+            let guest = world.guest(&policy);
             world.isolation.verify(guest.index).unwrap();
             let name = world
                 .isolation
@@ -75,7 +62,7 @@ fn net_verify_detects_changes_by_other_programs() {
 }
 
 /// Changes by other programs, with a part of the error that verification must report.
-fn tampering() -> [(&'static str, Tamper); 10] {
+fn tampering() -> [(&'static str, Tamper); 12] {
     [
         ("is down", |_, _, name| {
             command(&["link", "set", name, "down"])
@@ -95,6 +82,25 @@ fn tampering() -> [(&'static str, Tamper); 10] {
                 .map(|e| e.path())
                 .find(|p| p.to_string_lossy().contains(&named));
             PinnedLink::from_pin(pin.unwrap()).unwrap().unpin().unwrap();
+        }),
+        ("the name pin of 198.51.100.7", |world, guest, _| {
+            let (index, sandbox) = (guest.index, &guest.sandbox);
+            let day = Duration::from_secs(86400);
+            let pinned = world
+                .isolation
+                .pin(index, sandbox, ip(PEER4), "example.com", day);
+            pinned.unwrap();
+            world.isolation.verify(index).unwrap();
+            world.isolation.inspect(|maps| {
+                let address = ip(PEER4).into();
+                let key = PinKey {
+                    tap: index.0,
+                    address,
+                };
+                let mut pin = maps.pins.map.get(&key, 0).unwrap();
+                pin.marks = pin_mark::RULED;
+                maps.pins.map.insert(key, pin, 0).unwrap();
+            });
         }),
         ("the rule for", |world, guest, _| {
             world.isolation.inspect(|maps| {
@@ -130,6 +136,12 @@ fn tampering() -> [(&'static str, Tamper); 10] {
             });
         }),
         (GONE, |_, _, name| command(&["link", "del", name])),
+        // Not restored, so it is the last one.
+        ("the first program of cubedns", |world, _, _| {
+            let links = world.config.pins.join(&world.config.instance).join("links");
+            let pin = links.join(format!("resolver-{}", resolvers(&world.config)[0]));
+            PinnedLink::from_pin(pin).unwrap().unpin().unwrap();
+        }),
     ]
 }
 
@@ -631,7 +643,7 @@ fn net_a_killed_server_leaves_policies_in_force_and_a_successor_takes_them_over(
     in_namespace(|| {
         let mut world = World::new();
         let config = config();
-        let (mut server, guest) = start_server(&config);
+        let (mut server, guest, _) = start_server(&config, &narrow(), None);
         let syn = world.pass(
             &guest,
             &Packet::from_guest(ip(PEER4), TCP, tcp(5000, 80, SYN, b"")),
@@ -676,7 +688,7 @@ fn net_a_successor_clears_the_taps_that_died_with_their_server() {
     in_namespace(|| {
         let world = World::new();
         let config = config();
-        let (mut server, guest) = start_server(&config);
+        let (mut server, guest, _) = start_server(&config, &narrow(), None);
         world.pass(&guest, &datagram_tcp());
         server.kill().unwrap();
         server.wait().unwrap();
@@ -701,7 +713,7 @@ fn net_a_successor_takes_over_the_programs_and_the_stock_of_a_killed_server() {
             stock: 4,
             ..config()
         };
-        let (mut server, guest) = start_server(&config);
+        let (mut server, guest, _) = start_server(&config, &narrow(), None);
         server.kill().unwrap();
         server.wait().unwrap();
         let (successor, _events) = Isolation::open(&config).unwrap();
@@ -755,7 +767,7 @@ fn net_a_tap_that_no_process_has_open_is_removed_and_keeps_nothing_else() {
         };
         let home = config.pins.join(&config.instance);
         for is_stopped_at_once in [true, false] {
-            let (mut server, guest) = start_server(&config);
+            let (mut server, guest, _) = start_server(&config, &narrow(), None);
             server.kill().unwrap();
             server.wait().unwrap();
             device::set_persistent(guest.fd.as_fd(), true).unwrap();
@@ -791,7 +803,7 @@ fn net_a_successor_with_other_settings_loads_its_own_programs() {
     in_namespace(|| {
         let world = World::new();
         let config = config();
-        let (mut server, guest) = start_server(&config);
+        let (mut server, guest, _) = start_server(&config, &narrow(), None);
         server.kill().unwrap();
         server.wait().unwrap();
         // Without its device, the successor needs another one.
@@ -832,77 +844,4 @@ fn narrow() -> Policy {
     policy.rules.retain(|rule| rule.block.addr().is_ipv4());
     policy.rules[0].block = "198.51.100.7/32".parse().unwrap();
     policy
-}
-
-/// Starts a server process, which passes the TAP of one guest to this process.
-fn start_server(config: &IsolationConfig) -> (Child, Guest) {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("socket");
-    let listener = UnixListener::bind(&path).unwrap();
-    let child = Command::new(env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "tests::survive::server_process_for_the_tests_that_kill_it",
-        ])
-        .env(SOCKET, &path)
-        .env(INSTANCE, &config.instance)
-        .env(STOCK, config.stock.to_string())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let (stream, _) = listener.accept().unwrap();
-    let mut index = [0; 4];
-    let mut space = cmsg_space!([i32; 1]);
-    let mut buffers = [IoSliceMut::new(&mut index)];
-    let message = recvmsg::<()>(
-        stream.as_raw_fd(),
-        &mut buffers,
-        Some(&mut space),
-        MsgFlags::MSG_CMSG_CLOEXEC,
-    )
-    .unwrap();
-    let fd = sys::received(message.cmsgs().unwrap().next().unwrap());
-    let guest = Guest {
-        index: TapIndex(u32::from_ne_bytes(index)),
-        fd,
-        sandbox: model::SandboxId::from_random([9; 19]),
-    };
-    (child, guest)
-}
-
-/// The server process of [`start_server`]. Without its environment variables this test does nothing.
-#[test]
-fn server_process_for_the_tests_that_kill_it() {
-    let (Ok(socket), Ok(instance)) = (env::var(SOCKET), env::var(INSTANCE)) else {
-        return;
-    };
-    let stock = env::var(STOCK).unwrap().parse().unwrap();
-    let config = IsolationConfig {
-        instance,
-        stock,
-        ..config()
-    };
-    let (isolation, _events) = Isolation::open(&config).unwrap();
-    let tap = isolation.take().unwrap();
-    let is_full = |maps: &mut Enforcement| maps.taps.ready_count() == stock as usize;
-    eventually("the stock is full", || isolation.inspect(is_full));
-    let sandbox = model::SandboxId::from_random([9; 19]);
-    isolation.confine(tap.index, &sandbox, &narrow()).unwrap();
-    let mut stream = UnixStream::connect(socket).unwrap();
-    let index = tap.index.0.to_ne_bytes();
-    let fds = [tap.fd.as_raw_fd()];
-    let rights = [ControlMessage::ScmRights(&fds)];
-    sendmsg::<()>(
-        stream.as_raw_fd(),
-        &[IoSlice::new(&index)],
-        &rights,
-        MsgFlags::empty(),
-        None,
-    )
-    .unwrap();
-    // Waits until this process is killed or the process that started it ends.
-    stream
-        .set_read_timeout(Some(Duration::from_secs(120)))
-        .unwrap();
-    let _end = stream.read(&mut [0]);
 }

@@ -11,17 +11,17 @@ use std::{
 
 use nix::{libc, sys::socket::ControlMessageOwned};
 
-/// The only descriptor in a message.
-pub(crate) fn received(message: ControlMessageOwned) -> OwnedFd {
+/// The descriptors in a message.
+pub(crate) fn received(message: ControlMessageOwned) -> Vec<OwnedFd> {
     let ControlMessageOwned::ScmRights(fds) = message else {
         panic!("{message:?}");
     };
-    let [fd] = fds[..] else {
-        panic!("{fds:?}");
-    };
-    // SAFETY: needs an open descriptor without another owner; the kernel created it for this message, which is consumed
-    // here; the result owns it until it is dropped.
-    unsafe { OwnedFd::from_raw_fd(fd) }
+    // SAFETY: needs open descriptors without another owner; the kernel created them for this message, which is consumed
+    // here; the results own them until they are dropped.
+    let owned = fds
+        .into_iter()
+        .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    owned.collect()
 }
 
 /// Sets the length of the frame header, as a VMM does.

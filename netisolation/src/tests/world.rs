@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Deadline for anything that a test waits for.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// Length of the frame header without TUNSETVNETHDRSZ, in bytes.
 const VNET_HEADER: usize = 10;
 /// Name of the uplink.
@@ -114,6 +114,7 @@ pub(crate) fn config() -> IsolationConfig {
         max_taps: 16,
         max_flows: 256,
         bytes_per_s: None,
+        proxy: false,
     }
 }
 

@@ -1,4 +1,4 @@
-//! BPF_PROG_QUERY (bpf(2)) for the tcx programs on a device's ingress. aya's query also opens the programs, which needs
+//! BPF_PROG_QUERY (bpf(2)) for the tcx programs on a device. aya's query also opens the programs, which needs
 //! more privileges.
 #![expect(unsafe_code, reason = "this command has no safe wrapper")]
 
@@ -8,6 +8,7 @@ use nix::libc;
 
 const BPF_PROG_QUERY: libc::c_int = 16;
 const BPF_TCX_INGRESS: u32 = 46;
+const BPF_TCX_EGRESS: u32 = 47;
 /// Maximum number of programs on one device; if it has more, the query fails with ENOSPC.
 const MAX_PROGRAMS: u32 = 64;
 
@@ -30,10 +31,19 @@ struct Query {
 
 /// Ids of the tcx programs that run on frames from a device, in order.
 pub(crate) fn programs(ifindex: u32) -> io::Result<Vec<u32>> {
+    query(ifindex, BPF_TCX_INGRESS)
+}
+
+/// Ids of the tcx programs that run on frames to a device, in order.
+pub(crate) fn programs_on_egress(ifindex: u32) -> io::Result<Vec<u32>> {
+    query(ifindex, BPF_TCX_EGRESS)
+}
+
+fn query(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
     let mut ids = [0_u32; MAX_PROGRAMS as usize];
     let mut query = Query {
         ifindex,
-        attach_type: BPF_TCX_INGRESS,
+        attach_type,
         program_ids: (&raw mut ids).expose_provenance() as u64,
         count: MAX_PROGRAMS,
         ..Query::default()

@@ -70,7 +70,14 @@ impl World {
             exceptions,
         };
         let resolver = Arc::new(Resolver::new(config, world.hooks()));
-        tokio::spawn(resolver.serve(ResolverSockets { udp, tcp }, stop));
+        tokio::spawn(resolver.serve(
+            ResolverSockets {
+                udp,
+                tcp,
+                proxy: None,
+            },
+            stop,
+        ));
         world
     }
 
