@@ -3,6 +3,7 @@
 
 use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 
+use ::egress::control::Flow;
 use netisolation::{
     DefaultEgress, EventLog, Exception, Hooks, Isolation, IsolationConfig, IsolationError,
     LogError, NetEvent, Resolver, ResolverConfig, ResolverSockets, Uplinks,
@@ -123,7 +124,7 @@ pub(crate) async fn open(
         max_taps: max_sandboxes.saturating_add(SPARE),
         max_flows: MAX_FLOWS,
         bytes_per_s: spec.bytes_per_s,
-        proxy: false,
+        proxy: spec.proxy.is_some(),
     };
     let opened = tokio::task::spawn_blocking(move || Isolation::open_with(&config, sockets)).await;
     let (isolation, events) = opened.map_err(|e| NetworkError::Lost(e.to_string()))??;
@@ -142,9 +143,18 @@ pub(crate) async fn open(
 
 /// The listening socket of the egress proxy, and the flows that are handed to it.
 pub(crate) fn proxied(isolation: &Isolation) -> (Listen, Handed) {
-    let _ = isolation;
-    let listen = || Err(std::io::Error::from(std::io::ErrorKind::Unsupported));
-    (Box::new(listen), Arc::new(|_| None))
+    let (listening, handing) = (isolation.clone(), isolation.clone());
+    let listen = move || listening.proxy_listener();
+    let handed = move |peer| {
+        let flow = handing.handed(peer)?;
+        Some(Flow {
+            sandbox: flow.sandbox.to_string(),
+            remote: flow.remote,
+            names: flow.names,
+            admitted_by_address: flow.admitted_by_address,
+        })
+    };
+    (Box::new(listen), Arc::new(handed))
 }
 
 /// Starts the sandboxes' DNS resolver.

@@ -1,0 +1,92 @@
+//! `cube-egress`: the egress proxy of one server. `cube-api` starts it with the control socket as standard input and the
+//! listening socket as descriptor 3, and answers its questions. When the control socket closes, the proxy accepts nothing
+//! more, and ends with its last connection.
+
+mod confine;
+mod proxy;
+mod sys;
+
+use std::{io, process::ExitCode};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use egress::control::LISTENER;
+use tracing_subscriber::EnvFilter;
+
+use crate::{confine::Identity, proxy::Settings};
+
+/// Checks the names of sandboxes' connections and adds the headers of their rules. Started by cube-api.
+#[derive(Parser)]
+#[command(name = "cube-egress", version)]
+struct Options {
+    /// Change to this user, which should own nothing. Required if the program is started by root.
+    #[arg(long, requires = "group")]
+    user: Option<u32>,
+    /// Change to this group.
+    #[arg(long, requires = "user")]
+    group: Option<u32>,
+    /// Port whose connections begin with TLS. Connections to all other ports begin with HTTP/1.
+    #[arg(long, default_value_t = 443)]
+    https_port: u16,
+    /// Connections of all sandboxes at a time.
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    connections: u32,
+    /// Connections of one sandbox at a time.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    sandbox_connections: u32,
+    /// Requests of one sandbox in a second, of those that the proxy reads. Bursts may have twice as many.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    sandbox_requests: u32,
+    /// Threads that move data.
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    /// Level of the messages on standard error: error, warn, info or debug.
+    #[arg(long, default_value = "info")]
+    log: tracing::Level,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    // Only this program's own messages: those of libraries could contain parts of requests.
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(format!("cube_egress={}", options.log)))
+        .with_writer(io::stderr)
+        .with_ansi(false)
+        .init();
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<()> {
+    let control = sys::control().context("standard input is not a Unix stream socket")?;
+    let listener = sys::listener()
+        .with_context(|| format!("descriptor {LISTENER} is not a listening TCP socket"))?;
+    let roots = proxy::host_roots();
+    let identity = options.user.zip(options.group);
+    let identity = identity.map(|(user, group)| Identity { user, group });
+    ensure!(
+        identity.is_some() || !nix::unistd::geteuid().is_root(),
+        "refusing to run as root: give --user and --group"
+    );
+    let descriptors = confine::confine(identity)?;
+    let settings = Settings {
+        https_port: options.https_port,
+        connections: confine::connections(options.connections, descriptors),
+        sandbox_connections: options.sandbox_connections,
+        sandbox_requests: options.sandbox_requests,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(options.threads.max(1))
+        .max_blocking_threads(1)
+        .enable_io()
+        .enable_time()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(proxy::run(control, listener, roots, settings))?;
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! Bodies on their way through the proxy. Nothing is collected: a frame is read when the other side takes it.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http_body_util::Full;
+use hyper::{
+    HeaderMap,
+    body::{Body, Bytes, Frame, Incoming, SizeHint},
+    header::HeaderName,
+};
+use tokio::{
+    sync::oneshot,
+    time::{Sleep, sleep},
+};
+
+use super::record::{Record, Traffic};
+
+/// A client that waits for 100 Continue sends its body without it after this time, as curl does.
+const CONTINUE_TIME: Duration = Duration::from_secs(1);
+
+/// The body of a request.
+pub(crate) struct ToServer {
+    inner: Incoming,
+    traffic: Arc<Traffic>,
+    /// Fields that must not be in the trailers: names of the rule's headers.
+    ruled: Vec<HeaderName>,
+    wait: Option<ContinueWait>,
+}
+
+/// Holds a body back until the server has answered 100 Continue.
+pub(crate) struct ContinueWait {
+    continued: oneshot::Receiver<()>,
+    limit: Pin<Box<Sleep>>,
+}
+
+impl ContinueWait {
+    pub(crate) fn new() -> (oneshot::Sender<()>, Self) {
+        let (continue_, continued) = oneshot::channel();
+        let limit = Box::pin(sleep(CONTINUE_TIME));
+        (continue_, Self { continued, limit })
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if Pin::new(&mut self.continued).poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        self.limit.as_mut().poll(cx)
+    }
+}
+
+impl ToServer {
+    pub(crate) fn new(
+        inner: Incoming,
+        traffic: Arc<Traffic>,
+        ruled: Vec<HeaderName>,
+        wait: Option<ContinueWait>,
+    ) -> Self {
+        Self {
+            inner,
+            traffic,
+            ruled,
+            wait,
+        }
+    }
+}
+
+impl Body for ToServer {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        if let Some(wait) = &mut self.wait {
+            if wait.poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            self.wait = None;
+        }
+        let frame = Pin::new(&mut self.inner).poll_frame(cx);
+        frame.map_ok(|mut frame| {
+            if let Some(data) = frame.data_ref() {
+                self.traffic.count_out(data.len());
+            }
+            if let Some(trailers) = frame.trailers_mut() {
+                without(trailers, &self.ruled);
+            }
+            frame
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+fn without(trailers: &mut HeaderMap, names: &[HeaderName]) {
+    for name in names {
+        trailers.remove(name);
+    }
+}
+
+/// The body of an answer. The record of the request is sent when it is dropped.
+pub(crate) struct ToGuest {
+    source: Source,
+    _record: Option<Record>,
+}
+
+enum Source {
+    Text(Full<Bytes>),
+    Server(Incoming, Arc<Traffic>),
+}
+
+impl ToGuest {
+    pub(crate) fn text(text: Bytes) -> Self {
+        let source = Source::Text(Full::new(text));
+        Self {
+            source,
+            _record: None,
+        }
+    }
+
+    pub(crate) fn server(body: Incoming, record: Record) -> Self {
+        let source = Source::Server(body, record.traffic());
+        Self {
+            source,
+            _record: Some(record),
+        }
+    }
+}
+
+impl Body for ToGuest {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match &mut self.source {
+            Source::Text(text) => {
+                let frame = Pin::new(text).poll_frame(cx);
+                frame.map_err(|never| match never {})
+            }
+            Source::Server(body, traffic) => {
+                let frame = Pin::new(body).poll_frame(cx);
+                frame.map_ok(|frame| {
+                    if let Some(data) = frame.data_ref() {
+                        traffic.count_in(data.len());
+                    }
+                    frame
+                })
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.source {
+            Source::Text(text) => text.is_end_stream(),
+            Source::Server(body, _) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            Source::Text(text) => text.size_hint(),
+            Source::Server(body, _) => body.size_hint(),
+        }
+    }
+}

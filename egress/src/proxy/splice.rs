@@ -1,0 +1,78 @@
+//! Connections that pass unread. A buffer exists only while bytes move, so idle connections cost none.
+
+use tokio::{
+    io::{self, AsyncWriteExt},
+    net::{
+        TcpStream,
+        tcp::{ReadHalf, WriteHalf},
+    },
+};
+
+use super::{TUNNEL_IDLE_TIME, record::Traffic, stream::Activity};
+
+const BUFFER: usize = 64 << 10;
+
+/// Sends `first` and then copies in both directions until both have ended, one fails, or nothing passes any more.
+/// Afterwards a failure of one side has reset the other: a guest must not mistake it for the end of the data.
+pub(crate) async fn run(
+    guest: &mut TcpStream,
+    server: &mut TcpStream,
+    first: &[u8],
+    traffic: &Traffic,
+) {
+    if server.write_all(first).await.is_err() {
+        reset(guest);
+        return;
+    }
+    traffic.count_out(first.len());
+    let activity = Activity::new();
+    let copied = {
+        let (guest_reader, guest_writer) = guest.split();
+        let (server_reader, server_writer) = server.split();
+        let out = copy(&guest_reader, server_writer, &activity, |bytes| {
+            traffic.count_out(bytes)
+        });
+        let back = copy(&server_reader, guest_writer, &activity, |bytes| {
+            traffic.count_in(bytes)
+        });
+        tokio::select! {
+            copied = async { tokio::try_join!(out, back) } => copied.is_ok(),
+            () = activity.idle(TUNNEL_IDLE_TIME) => false,
+        }
+    };
+    if !copied {
+        reset(guest);
+        reset(server);
+    }
+}
+
+async fn copy(
+    from: &ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
+    activity: &Activity,
+    count: impl Fn(usize),
+) -> io::Result<()> {
+    loop {
+        from.readable().await?;
+        let mut buffer = Vec::with_capacity(BUFFER);
+        loop {
+            buffer.clear();
+            match from.try_read_buf(&mut buffer) {
+                Ok(0) => return to.shutdown().await,
+                Ok(read) => {
+                    to.write_all(&buffer).await?;
+                    activity.touch();
+                    count(read);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Makes the close of this connection a reset.
+pub(crate) fn reset(stream: &TcpStream) {
+    // If this fails, the connection ends in order.
+    let _ = stream.set_zero_linger();
+}

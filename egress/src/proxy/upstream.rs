@@ -1,0 +1,272 @@
+//! The connection to the server of a flow. Only one guest connection uses it, and it leads nowhere else: the address and
+//! the name are those of that guest connection.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use egress::{framing::MAX_HEAD, name::HostName};
+use hyper::{
+    Request, Response,
+    body::Incoming,
+    client::conn::{http1, http2},
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::{ClientConfig, pki_types::ServerName};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    sync::Mutex,
+    time::timeout,
+};
+use tokio_rustls::TlsConnector;
+
+use super::{HEAD_TIME, body::ToServer, tasks::Tasks};
+
+/// Bytes that a server may send before the guest takes them, for a stream and for all streams of a connection.
+const WINDOW: u32 = 512 << 10;
+const PING_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The version of HTTP on both sides of a guest's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    Http1,
+    Http2,
+}
+
+impl Protocol {
+    /// Its name in ALPN.
+    pub(crate) fn alpn(self) -> &'static [u8] {
+        match self {
+            Self::Http1 => b"http/1.1",
+            Self::Http2 => b"h2",
+        }
+    }
+}
+
+/// Texts of these errors are shown to the guest.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum UpstreamError {
+    #[error("cannot connect to {0}: {1}")]
+    Connect(SocketAddr, #[source] io::Error),
+    #[error("cannot connect to {0} in time")]
+    Timeout(SocketAddr),
+    #[error("cannot set up TLS with {0}: {1}")]
+    Tls(SocketAddr, #[source] io::Error),
+    #[error("the name of {0} cannot be used in TLS")]
+    Name(HostName),
+    #[error("{0} does not speak the HTTP version of this connection")]
+    Protocol(SocketAddr),
+    #[error("the HTTP connection to {0} failed: {1}")]
+    Http(SocketAddr, #[source] hyper::Error),
+}
+
+/// How servers of one guest connection are reached.
+pub(crate) struct Upstream {
+    remote: SocketAddr,
+    tls: Option<Tls>,
+    protocol: Protocol,
+    sender: Mutex<Option<Sender>>,
+    tasks: Tasks,
+}
+
+struct Tls {
+    config: ClientConfig,
+    name: ServerName<'static>,
+}
+
+enum Sender {
+    Http1(http1::SendRequest<ToServer>),
+    Http2(http2::SendRequest<ToServer>),
+}
+
+impl Upstream {
+    /// A server that speaks HTTP/1 without TLS. Connects with the first request.
+    pub(crate) fn plain(remote: SocketAddr, tasks: &Tasks) -> Self {
+        Self::new(remote, None, Protocol::Http1, tasks)
+    }
+
+    /// A server with TLS. Connects now, to learn which of the protocols it speaks. If that fails, each request tries
+    /// again with the first of `offered`, and fails with the reason.
+    pub(crate) async fn tls(
+        remote: SocketAddr,
+        name: &HostName,
+        config: &ClientConfig,
+        offered: &[Protocol],
+        tasks: &Tasks,
+    ) -> Result<Self, UpstreamError> {
+        let fallback = offered.last().copied().unwrap_or(Protocol::Http1);
+        let unusable = |_| UpstreamError::Name(name.clone());
+        let tls = Tls {
+            config: config.clone(),
+            name: ServerName::try_from(name.to_string()).map_err(unusable)?,
+        };
+        let mut upstream = Self::new(remote, Some(tls), fallback, tasks);
+        if let Ok((sender, protocol)) = upstream.connect(offered).await {
+            upstream.protocol = protocol;
+            *upstream.sender.get_mut() = Some(sender);
+        }
+        Ok(upstream)
+    }
+
+    fn new(remote: SocketAddr, tls: Option<Tls>, protocol: Protocol, tasks: &Tasks) -> Self {
+        Self {
+            remote,
+            tls,
+            protocol,
+            sender: Mutex::default(),
+            tasks: tasks.clone(),
+        }
+    }
+
+    pub(crate) fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// Sends a request. A request that a kept connection did not take, because the server has closed it meanwhile, is
+    /// sent again over a new one.
+    pub(crate) async fn send(
+        &self,
+        request: Request<ToServer>,
+    ) -> Result<Response<Incoming>, UpstreamError> {
+        let failed = |error| UpstreamError::Http(self.remote, error);
+        let mut refused = match self.kept().await {
+            Some(sender) => match self.try_send(sender, request).await {
+                Ok(response) => return Ok(response),
+                Err(refused) => refused,
+            },
+            None => {
+                let (sender, _) = self.connect(&[self.protocol]).await?;
+                let sent = self.try_send(sender, request).await;
+                return sent.map_err(|refused| failed(refused.into_error()));
+            }
+        };
+        let Some(request) = refused.take_message() else {
+            return Err(failed(refused.into_error()));
+        };
+        let (sender, _) = self.connect(&[self.protocol]).await?;
+        let sent = self.try_send(sender, request).await;
+        sent.map_err(|refused| failed(refused.into_error()))
+    }
+
+    /// The sender of the connection, if it is usable. That of HTTP/1 is taken: it has one request at a time.
+    async fn kept(&self) -> Option<Sender> {
+        let mut kept = self.sender.lock().await;
+        match kept.take()? {
+            Sender::Http1(mut sender) => {
+                let ready = sender.ready().await;
+                ready.is_ok().then_some(Sender::Http1(sender))
+            }
+            Sender::Http2(sender) if sender.is_closed() => None,
+            Sender::Http2(sender) => {
+                *kept = Some(Sender::Http2(sender.clone()));
+                Some(Sender::Http2(sender))
+            }
+        }
+    }
+
+    async fn try_send(
+        &self,
+        sender: Sender,
+        request: Request<ToServer>,
+    ) -> Result<Response<Incoming>, hyper::client::conn::TrySendError<Request<ToServer>>> {
+        match sender {
+            Sender::Http1(mut sender) => {
+                let response = sender.try_send_request(request).await;
+                if response.is_ok() {
+                    *self.sender.lock().await = Some(Sender::Http1(sender));
+                }
+                response
+            }
+            Sender::Http2(mut sender) => {
+                {
+                    let mut kept = self.sender.lock().await;
+                    if kept.is_none() {
+                        *kept = Some(Sender::Http2(sender.clone()));
+                    }
+                }
+                sender.try_send_request(request).await
+            }
+        }
+    }
+
+    async fn connect(&self, offered: &[Protocol]) -> Result<(Sender, Protocol), UpstreamError> {
+        let connected = timeout(HEAD_TIME, self.connect_now(offered)).await;
+        connected.unwrap_or(Err(UpstreamError::Timeout(self.remote)))
+    }
+
+    async fn connect_now(&self, offered: &[Protocol]) -> Result<(Sender, Protocol), UpstreamError> {
+        let stream = connect(self.remote).await?;
+        let Some(tls) = &self.tls else {
+            return Ok((self.http1(stream).await?, Protocol::Http1));
+        };
+        let mut config = tls.config.clone();
+        config.alpn_protocols = offered
+            .iter()
+            .map(|protocol| protocol.alpn().to_vec())
+            .collect();
+        let connector = TlsConnector::from(Arc::new(config));
+        let stream = connector.connect(tls.name.clone(), stream).await;
+        let stream = stream.map_err(|error| UpstreamError::Tls(self.remote, error))?;
+        let chosen = match stream.get_ref().1.alpn_protocol() {
+            Some(b"h2") => Protocol::Http2,
+            // A server without ALPN speaks HTTP/1.
+            Some(_) | None => Protocol::Http1,
+        };
+        if !offered.contains(&chosen) {
+            return Err(UpstreamError::Protocol(self.remote));
+        }
+        let sender = match chosen {
+            Protocol::Http1 => self.http1(stream).await?,
+            Protocol::Http2 => self.http2(stream).await?,
+        };
+        Ok((sender, chosen))
+    }
+
+    async fn http1<S>(&self, stream: S) -> Result<Sender, UpstreamError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let handshake = http1::Builder::new()
+            .preserve_header_case(true)
+            .max_buf_size(MAX_HEAD)
+            .handshake(TokioIo::new(stream))
+            .await;
+        let (sender, connection) =
+            handshake.map_err(|error| UpstreamError::Http(self.remote, error))?;
+        self.tasks.spawn(async move {
+            // Its error is that of the request.
+            let _ = connection.with_upgrades().await;
+        });
+        Ok(Sender::Http1(sender))
+    }
+
+    async fn http2<S>(&self, stream: S) -> Result<Sender, UpstreamError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let handshake = http2::Builder::new(self.tasks.clone())
+            .timer(TokioTimer::new())
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
+            .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
+            .max_send_buf_size(MAX_HEAD)
+            .keep_alive_interval(PING_INTERVAL)
+            .handshake(TokioIo::new(stream))
+            .await;
+        let (sender, connection) =
+            handshake.map_err(|error| UpstreamError::Http(self.remote, error))?;
+        self.tasks.spawn(async move {
+            // Its error is that of the requests.
+            let _ = connection.await;
+        });
+        Ok(Sender::Http2(sender))
+    }
+}
+
+/// Connects to the address of a flow.
+pub(crate) async fn connect(remote: SocketAddr) -> Result<TcpStream, UpstreamError> {
+    let connected = timeout(HEAD_TIME, TcpStream::connect(remote)).await;
+    let connected = connected.map_err(|_| UpstreamError::Timeout(remote))?;
+    let stream = connected.map_err(|error| UpstreamError::Connect(remote, error))?;
+    let _ = stream.set_nodelay(true);
+    Ok(stream)
+}

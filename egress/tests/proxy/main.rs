@@ -1,0 +1,13 @@
+//! `cube-egress` as its owner starts it, with a stand-in for `cube-api` at the other end of the control socket, servers with
+//! a certificate authority of their own, and clients that trust the proxy's authority.
+
+mod bodies;
+mod client;
+mod life;
+mod names;
+mod origin;
+mod plain;
+mod requests;
+mod speed;
+mod websocket;
+mod world;
