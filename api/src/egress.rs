@@ -46,7 +46,7 @@ use tracing::{error, info, warn};
 pub use alert::{AlertAction, AlertSpec, Webhook};
 pub(crate) use alert::{Alerts, Refusal};
 pub use authority::AuthorityError;
-pub use calls::{CallFile, CallLog, CallLogError, time_of};
+pub use calls::{CallCounts, CallFile, CallLog, CallLogError, time_of};
 
 use crate::{registry::Registry, secrets::Secrets, telemetry::name_of_reason};
 use session::{Answers, Ask};

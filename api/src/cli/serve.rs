@@ -437,6 +437,8 @@ fn ended(why: &ServeError) -> Failure {
         | ServeError::Signals(_)
         | ServeError::Lock(_)
         | ServeError::Sockets(_)
+        | ServeError::Secrets(_)
+        | ServeError::Egress(_)
         | ServeError::Handover(_) => failure(Failure::UnsuitableHost, why),
     }
 }

@@ -41,6 +41,24 @@ const MAX_SECRETS: usize = 32;
 pub struct CallLog {
     queue: SyncSender<Message>,
     lost: Arc<AtomicU64>,
+    counts: Arc<Counters>,
+}
+
+/// Calls by outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallCounts {
+    /// Nothing was done to them.
+    pub passed: u64,
+    /// A rule was applied.
+    pub ruled: u64,
+    pub refused: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    passed: AtomicU64,
+    ruled: AtomicU64,
+    refused: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -101,11 +119,21 @@ impl CallLog {
             .name("egress-calls".into())
             .spawn(move || log.run(&messages))
             .map_err(CallLogError::Thread)?;
-        Ok(Self { queue, lost })
+        Ok(Self {
+            queue,
+            lost,
+            counts: Arc::default(),
+        })
     }
 
     /// Queues a call of the proxy. Its texts are cut to the lengths that a call may have.
     pub(super) fn record(&self, sandbox: SandboxId, call: Call) {
+        let counter = match (&call.refused, &call.rule) {
+            (Some(_), _) => &self.counts.refused,
+            (None, Some(_)) => &self.counts.ruled,
+            (None, None) => &self.counts.passed,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
         let message = Message::Record(sandbox, cut(call));
         if self.queue.try_send(message).is_err() {
             self.count_lost(1);
@@ -130,6 +158,16 @@ impl CallLog {
     pub fn forget(&self, sandbox: &SandboxId) {
         // If the queue is full, they stay until others displace them.
         let _dropped_later = self.queue.try_send(Message::Forget(sandbox.clone()));
+    }
+
+    #[must_use]
+    pub fn counts(&self) -> CallCounts {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        CallCounts {
+            passed: of(&self.counts.passed),
+            ruled: of(&self.counts.ruled),
+            refused: of(&self.counts.refused),
+        }
     }
 
     /// Number of calls that found a queue full or could not be written to the file.
@@ -362,6 +400,12 @@ pub(super) mod tests {
         for _ in 0..302 {
             received.recv().unwrap();
         }
+        let counts = CallCounts {
+            passed: 1,
+            ruled: 300,
+            refused: 1,
+        };
+        assert_eq!(log.counts(), counts);
         let kept = log.calls_of(&sandbox(1)).await;
         let numbers: Vec<_> = kept.iter().map(|call| call.bytes_out).collect();
         assert_eq!(numbers, (44..300).collect::<Vec<_>>());

@@ -24,7 +24,14 @@ pub(crate) struct StaticBinaries {
 pub(crate) const STATIC: &str = "-C target-feature=+crt-static -C relocation-model=static";
 
 /// The release binaries that cargo builds for the host, beside [`PROBE`].
-pub(crate) const PROGRAMS: [&str; 5] = ["cube", "cube-vmm", "cube-bench", "cube-api", "cube-image"];
+pub(crate) const PROGRAMS: [&str; 6] = [
+    "cube",
+    "cube-vmm",
+    "cube-bench",
+    "cube-api",
+    "cube-image",
+    "cube-egress",
+];
 pub(crate) const PROBE: &str = "cube-netprobe";
 /// The commit and the hashes of these programs, in a file beside them.
 pub(crate) const BUILD_RECORD: &str = "build.json";
@@ -97,6 +104,8 @@ pub(crate) fn build_host(
                 "oci-image",
                 "--package",
                 "cli",
+                "--package",
+                "egress",
             ]);
         tool::run(&mut cargo, log)
     })?;
