@@ -48,7 +48,7 @@ impl Value {
         &self.0
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn of_test(text: &str) -> Self {
         Self(text.to_owned())
     }
