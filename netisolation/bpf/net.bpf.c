@@ -334,6 +334,8 @@ INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, s
 		/* A server without a proxy, or with another address or port, took the flow over. */
 		if (handed != set()->proxy_port || (flow && !same(&flow->local, &local)))
 			return POLICY;
+		if (flow && !begins && !(flow->marks & REPLIED))
+			return UNSOLICITED;
 	}
 	reason = handed ? PASS : find_way(skb, p, &fib, &local);
 	if (reason)
@@ -445,6 +447,15 @@ INLINE long deliver(struct __sk_buff *skb, struct tap *tap, struct state *state)
 	return bpf_redirect(tap->ifindex, 0);
 }
 
+/* Removes a flow that carried nothing. */
+INLINE void forget(struct state *state, struct flow_key *key, struct wire_key *wire)
+{
+	if (bpf_map_delete_elem(&flows, key))
+		return;
+	bpf_map_delete_elem(&wires, wire);
+	COUNT(state->opened, -1);
+}
+
 /* Handles a packet of the flow `key`, or with `error`, an ICMP error about that flow. `handed`: the proxy's port if the
  * packet comes from the proxy, or 0. `reason` is the result of parsing. Returns PASS and sets `action`, or returns the
  * reason to refuse the packet. */
@@ -462,6 +473,13 @@ INLINE long inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wir
 	/* Only the proxy answers a handed flow, and it answers no other. */
 	if (flow->handed != handed)
 		return UNSOLICITED;
+	/* A segment before the listener's answer is of an older connection with this port, which has just ended, or of which
+	 * the TAP's former sandbox was the other end. Nothing passes between it and this guest, whose next SYN gets another
+	 * port. */
+	if (handed && !(flow->marks & REPLIED) && !(p->tcp_flags & (SYN | RST))) {
+		forget(state, key, wire);
+		return UNSOLICITED;
+	}
 	/* The policy is evaluated for the flow's remote end, not for the sender, which may be the proxy, or any router. */
 	struct packet about = {.source = key->remote, .source_port = key->remote_port, .protocol = key->protocol, .family = p->family};
 	reason = error ? PASS : reason;

@@ -39,12 +39,14 @@ pub(crate) struct Swept {
 }
 
 impl FlowMaps {
-    /// The key and the tenure of the flow that is on the wire between these ends, if it was handed to the proxy there.
+    /// The key and the tenure of the flow that is on the wire between these ends, if it was handed to the proxy there, and
+    /// the listener has answered.
     pub(crate) fn find_handed(&self, wire: &WireKey) -> Option<(FlowKey, u32)> {
         let key = self.wires.get(wire, 0).ok()?;
         let flow = self.flows.get(&key, 0).ok()?;
         let is_same = flow.handed == wire.remote_port && wire_key(&key, &flow) == *wire;
-        is_same.then_some((key, flow.tenure))
+        let is_answered = flow.marks & mark::REPLIED != 0;
+        (is_same && is_answered).then_some((key, flow.tenure))
     }
 
     /// Checks every flow, and removes it if its idle timeout has passed or its tenure is not the TAP's current one.

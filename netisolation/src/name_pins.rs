@@ -25,7 +25,7 @@ const MAX_PINS: usize = 1024;
 /// Maximum number of names of one address, and of all addresses of a sandbox. At either limit, a further name replaces
 /// the name of its address that expires first; the first name of an address always has room.
 const MAX_NAMES_OF_ADDRESS: usize = 64;
-const MAX_NAMES: usize = 4096;
+const MAX_NAMES: usize = 2048;
 /// How long a name of a flow can be read after its expiry: the proxy asks for it some time after the flow was opened.
 const GRACE: Duration = Duration::from_secs(60);
 

@@ -5,7 +5,7 @@
 //! changes the device. The reset discards queued frames and undoes that ioctl, so that no state passes from one sandbox
 //! to the next. Every other readable property must be the same as when the device was created.
 
-mod sys;
+pub(crate) mod sys;
 
 use std::{
     fs, io,

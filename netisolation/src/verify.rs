@@ -105,10 +105,13 @@ impl Expected<'_> {
         };
         let programs = sys::programs_on_egress(*ifindex);
         let programs = programs.map_err(|e| system(format!("read the programs of {name}"), e))?;
-        let expected = self.datapath.from_resolver_id;
-        let first = programs.first().copied();
-        Ok((first != Some(expected))
-            .then(|| format!("the first program of {name} is {first:?}, expected {expected}")))
+        let (first, expected) = (programs.first().copied(), self.datapath.from_resolver_id);
+        if first == Some(expected) {
+            return Ok(None);
+        }
+        Ok(Some(format!(
+            "the first program of {name} is {first:?}, expected {expected}"
+        )))
     }
 
     /// The maps must contain what the policy compiles to.

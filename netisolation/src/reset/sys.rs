@@ -12,7 +12,7 @@ use nix::libc;
 const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
 
 /// Flags of the TAP: IFF_TAP, IFF_VNET_HDR, IFF_PERSIST and others.
-pub(super) fn tap_flags(tap: BorrowedFd<'_>) -> io::Result<libc::c_short> {
+pub(crate) fn tap_flags(tap: BorrowedFd<'_>) -> io::Result<libc::c_short> {
     let mut request = libc::ifreq {
         ifr_name: [0; libc::IFNAMSIZ],
         ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags: 0 },

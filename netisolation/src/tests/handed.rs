@@ -3,14 +3,14 @@
 
 use std::{
     collections::BTreeMap,
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::{AsFd, AsRawFd},
     thread,
     time::{Duration, Instant},
 };
 
-use model::guest;
+use model::{SandboxId, guest};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{
@@ -29,7 +29,7 @@ use crate::{
     Access, Counters, Direction, Exception, HandedFlow, Isolation, IsolationConfig, Policy,
     Protocol, Reason, Rule, RuleAction, device,
     flows::FlowMaps,
-    layout::{Flow, FlowKey, WireKey},
+    layout::{Flow, FlowKey, WireKey, mark},
 };
 
 const OTHER4: &str = "198.51.100.8";
@@ -441,6 +441,11 @@ fn net_a_new_policy_cuts_a_handed_flow_in_both_directions_or_keeps_it() {
                 (after.packets_out, after.packets_in),
                 (before.packets_out, before.packets_in)
             );
+            // The flow belongs to no later sandbox.
+            let next = SandboxId::from_random([201; 19]);
+            let confined = world.isolation.confine(guest.index, &next, &named());
+            confined.unwrap();
+            assert_eq!(world.isolation.handed(address), None);
             world.isolation.release(guest.index);
             assert_eq!(world.isolation.handed(address), None);
             world.events.try_iter().for_each(drop);
@@ -514,6 +519,28 @@ fn handed_flow(world: &World) -> (FlowKey, Flow) {
     (key, flow)
 }
 
+/// Gives the only flow another port on the wire, as if it had got this one at first. Returns its address.
+fn move_flow(world: &World, port: u16, marks: u16) -> SocketAddr {
+    let (key, flow) = handed_flow(world);
+    let mut maps = flow_maps(world);
+    let wire = WireKey {
+        local: flow.local,
+        remote: flow.local.before(key.tap),
+        port: port.to_be(),
+        remote_port: flow.handed,
+        protocol: TCP,
+        zero: [0; 3],
+    };
+    maps.wires.insert(wire, key, 0).unwrap();
+    let moved = Flow {
+        port: port.to_be(),
+        marks,
+        ..flow
+    };
+    maps.flows.insert(key, moved, 0).unwrap();
+    SocketAddr::new(flow.local.ip(), port)
+}
+
 fn flow_maps(world: &World) -> FlowMaps {
     world
         .isolation
@@ -530,28 +557,15 @@ fn net_a_packet_from_the_wire_is_not_taken_for_one_of_the_proxy() {
             let guest = world.guest(&named());
             pin(&world, &guest, peer, "a.good.test");
             handed(&guest, &syn(peer, 5000, 443));
-            let (key, mut flow) = handed_flow(&world);
             // On uplinks, only packets to high ports are looked up. A flow has one when the lower ports are in use.
-            let (high, mut maps) = (62000_u16, flow_maps(&world));
-            let local = flow.local.ip();
-            let wire = WireKey {
-                local: flow.local,
-                remote: ip(end).into(),
-                port: high.to_be(),
-                remote_port: port.to_be(),
-                protocol: TCP,
-                zero: [0; 3],
-            };
-            maps.wires.insert(wire, key, 0).unwrap();
-            flow.port = high.to_be();
-            maps.flows.insert(key, flow, 0).unwrap();
-            let peer = SocketAddr::new(local, high);
+            let high = 62000;
+            let peer = move_flow(&world, high, mark::REPLIED);
             assert!(world.isolation.handed(peer).is_some());
             let forged = Packet {
                 to_mac: device::hardware_address("wan").unwrap(),
                 from_mac: [2, 0, 0, 0, 0, 9],
                 source: ip(end),
-                destination: local,
+                destination: peer.ip(),
                 ttl: 64,
                 protocol: TCP,
                 body: tcp(port, high, ACK, b"forged"),
@@ -566,6 +580,63 @@ fn net_a_packet_from_the_wire_is_not_taken_for_one_of_the_proxy() {
             });
         }
     });
+}
+
+/// The proxy still has a connection of a sandbox that has ended, and the next sandbox on the TAP's number gets the same
+/// port for a flow.
+#[test]
+fn net_a_connection_of_a_former_sandbox_exchanges_nothing_with_the_next_one() {
+    for peer in [PEER4, PEER6] {
+        in_namespace(move || {
+            let world = World::with(IsolationConfig {
+                max_taps: 1,
+                ..with_proxy()
+            });
+            let proxy = Proxy::of(&world.isolation);
+            let first = world.guest(&named());
+            pin(&world, &first, peer, "a.good.test");
+            let stack = Stack::new(&first, 0);
+            let _of_first = open(&stack, SocketAddr::new(ip(peer), 443));
+            let (mut stale, address) = proxy.accept();
+            let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+            drop(stack);
+            let index = first.index;
+            world.isolation.discard(index);
+            drop(first);
+            eventually("the number is free", || {
+                world
+                    .isolation
+                    .inspect(|maps| maps.taps.any(index.0).is_none())
+            });
+            let next = world.guest(&named());
+            assert_eq!(next.index, index);
+            pin(&world, &next, peer, "a.good.test");
+            let moved = || {
+                handed(&next, &syn(peer, 5000, 443));
+                assert_eq!(move_flow(&world, address.port(), 0), address);
+                assert_eq!(world.isolation.handed(address), None);
+            };
+            let unsolicited = || world.counters(&next).refused[&Reason::Unsolicited];
+            let has_flows = || flow_maps(&world).flows.keys().count() > 0;
+            moved();
+            // To the former connection.
+            let data = Packet::from_guest(ip(peer), TCP, tcp(5000, 443, ACK, b"data"));
+            world.refused(&next, &data.bytes(), Reason::Unsolicited);
+            // From it.
+            stale.write_all(b"secret").unwrap();
+            assert_eq!((unsolicited(), has_flows()), (2, false));
+            // Its answer to a SYN contains its sequence numbers. The next SYN gets another port.
+            moved();
+            next.send(&syn(peer, 5000, 443));
+            assert_eq!((unsolicited(), has_flows()), (3, false));
+            assert_eq!(handed(&next, &syn(peer, 5000, 443)).tcp_flags(), SYN | ACK);
+            let (_, flow) = handed_flow(&world);
+            assert_ne!(u16::from_be(flow.port), address.port());
+            stale.set_nonblocking(true).unwrap();
+            let nothing = stale.read(&mut [0]).unwrap_err();
+            assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
+        });
+    }
 }
 
 #[test]
@@ -668,10 +739,7 @@ fn net_a_successor_uses_the_listener_that_was_passed_to_it() {
         };
         let (isolation, _events) = Isolation::open_with(&config, Some(sockets)).unwrap();
         let listener = isolation.proxy_listener();
-        assert_eq!(
-            listener.unwrap_err().kind(),
-            std::io::ErrorKind::Unsupported
-        );
+        assert_eq!(listener.unwrap_err().kind(), ErrorKind::Unsupported);
         assert!(isolation.resolver_sockets().unwrap().proxy.is_none());
     });
 }
@@ -728,10 +796,7 @@ fn net_without_a_proxy_nothing_is_handed() {
             }
         }
         let listener = world.isolation.proxy_listener();
-        assert_eq!(
-            listener.unwrap_err().kind(),
-            std::io::ErrorKind::Unsupported
-        );
+        assert_eq!(listener.unwrap_err().kind(), ErrorKind::Unsupported);
         let peer = "198.18.0.2:1024".parse().unwrap();
         assert_eq!(world.isolation.handed(peer), None);
     });

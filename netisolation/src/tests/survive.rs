@@ -15,6 +15,7 @@ use crate::{
     RuleAction, Tap, TapIndex, compile, device,
     enforcement::Enforcement,
     layout::{PinKey, pin_mark},
+    reset,
     rule_sets::{self, FOR_ALL},
     tap_table::Usage,
     verify::programs_on,
@@ -670,6 +671,10 @@ fn net_a_killed_server_leaves_policies_in_force_and_a_successor_takes_them_over(
         world.isolation = successor;
         let other = Packet::from_guest(ip("198.51.100.8"), TCP, tcp(5000, 80, SYN, b""));
         world.refused(&guest, &other.bytes(), Reason::Policy);
+        eprintln!(
+            "PERSISTENT {}",
+            reset::sys::tap_flags(guest.fd.as_fd()).unwrap() & 0x800 != 0
+        );
         drop(guest);
         let links = config.pins.join(&config.instance).join("links");
         let pins = || {
