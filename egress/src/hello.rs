@@ -119,7 +119,13 @@ mod tests {
             for record in message.chunks(size) {
                 let length = u16::try_from(record.len()).unwrap().to_be_bytes();
                 let record = [&[22, 3, 1][..], &length, record].concat();
-                found = reader.read(&record).unwrap();
+                match reader.read(&record) {
+                    Ok(hello) => found = hello,
+                    Err(error) => {
+                        assert!(matches!(error, HelloError::TooLong), "{error}");
+                        break;
+                    }
+                }
             }
             let result = found.map(|hello| hello.name.unwrap().to_string());
             // Records of one byte each make the whole longer than the limit of 64 KiB.

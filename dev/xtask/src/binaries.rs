@@ -103,6 +103,8 @@ pub(crate) fn build_host(
                 "--package",
                 "oci-image",
                 "--package",
+                "egress",
+                "--package",
                 "cli",
                 "--package",
                 "egress",

@@ -89,6 +89,8 @@ enum Decision {
     Plain,
     Tls(HostName, ClientHello),
     Refuse(String),
+    /// The guest has closed it before its first byte.
+    Ended,
 }
 
 impl Connection<'_> {
@@ -104,6 +106,7 @@ impl Connection<'_> {
             Decision::Plain => self.plain().await,
             Decision::Tls(name, hello) => self.terminate(name, &hello).await,
             Decision::Refuse(reason) => self.refuse(&reason, is_tls).await,
+            Decision::Ended => self.record.discard(),
         }
     }
 
@@ -120,6 +123,7 @@ impl Connection<'_> {
         };
         let hello = match hello {
             Err(_) => return refuse("the ClientHello took too long".to_owned()),
+            Ok(Err(_)) if self.first.is_empty() && !admitted => return Decision::Ended,
             Ok(Err(error)) => return refuse(error.to_string()),
             Ok(Ok(hello)) => hello,
         };

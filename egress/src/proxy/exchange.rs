@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use egress::framing::Violation;
 use hyper::{
     Request, Response, StatusCode, Uri, Version,
     body::Incoming,
@@ -31,6 +32,10 @@ pub(crate) async fn answer(session: &Session, request: Request<Incoming>) -> Res
         Ok(Served { response, switched }) => {
             record.status(response.status());
             let (mut parts, body) = response.into_parts();
+            if session.upstream.protocol() == Protocol::Http1 {
+                // The guest's connection is not of an old server's version.
+                parts.version = Version::HTTP_11;
+            }
             match switched {
                 Some((guest, server)) => {
                     session.tunnel(tunnel::run(guest, server, record));
@@ -98,10 +103,11 @@ fn checked(session: &Session, request: &Parts, record: &mut Record) -> Result<Ta
         return Err(Refusal::passing(StatusCode::TOO_MANY_REQUESTS, reason));
     }
     if let Some(violation) = session.framed.violation() {
-        return Err(Refusal::closing(
-            StatusCode::BAD_REQUEST,
-            violation.to_string(),
-        ));
+        let status = match violation {
+            Violation::TooLong => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            _ => StatusCode::BAD_REQUEST,
+        };
+        return Err(Refusal::closing(status, violation.to_string()));
     }
     let port = session.flow.remote.port();
     let target = target::of_request(request, session.security.scheme(), port)?;

@@ -7,7 +7,7 @@ use egress::{framing::MAX_HEAD, name::HostName};
 use hyper::{
     Request, Response,
     body::Incoming,
-    client::conn::{http1, http2},
+    client::conn::{TrySendError, http1, http2},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::{ClientConfig, pki_types::ServerName};
@@ -78,6 +78,13 @@ enum Sender {
     Http2(http2::SendRequest<ToServer>),
 }
 
+/// Whether a connection has had requests before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Age {
+    Kept,
+    New,
+}
+
 impl Upstream {
     /// A server that speaks HTTP/1 without TLS. Connects with the first request.
     pub(crate) fn plain(remote: SocketAddr, tasks: &Tasks) -> Self {
@@ -128,46 +135,48 @@ impl Upstream {
         request: Request<ToServer>,
     ) -> Result<Response<Incoming>, UpstreamError> {
         let failed = |error| UpstreamError::Http(self.remote, error);
-        let mut refused = match self.kept().await {
-            Some(sender) => match self.try_send(sender, request).await {
-                Ok(response) => return Ok(response),
-                Err(refused) => refused,
-            },
-            None => {
-                let (sender, _) = self.connect(&[self.protocol]).await?;
-                let sent = self.try_send(sender, request).await;
-                return sent.map_err(|refused| failed(refused.into_error()));
-            }
+        let (sender, age) = self.sender().await?;
+        let mut refused = match self.try_send(sender, request).await {
+            Ok(response) => return Ok(response),
+            Err(refused) => refused,
         };
-        let Some(request) = refused.take_message() else {
-            return Err(failed(refused.into_error()));
+        let request = match (age, refused.take_message()) {
+            (Age::Kept, Some(request)) => request,
+            (Age::Kept | Age::New, _) => return Err(failed(refused.into_error())),
         };
-        let (sender, _) = self.connect(&[self.protocol]).await?;
+        let (sender, _) = self.sender().await?;
         let sent = self.try_send(sender, request).await;
         sent.map_err(|refused| failed(refused.into_error()))
     }
 
-    /// The sender of the connection, if it is usable. That of HTTP/1 is taken: it has one request at a time.
-    async fn kept(&self) -> Option<Sender> {
+    /// The sender of the connection, or of a new one. That of HTTP/1 is taken: it has one request at a time. Requests that
+    /// need a new connection wait for one another, so that there is one for all.
+    async fn sender(&self) -> Result<(Sender, Age), UpstreamError> {
         let mut kept = self.sender.lock().await;
-        match kept.take()? {
-            Sender::Http1(mut sender) => {
-                let ready = sender.ready().await;
-                ready.is_ok().then_some(Sender::Http1(sender))
+        match kept.take() {
+            Some(Sender::Http1(mut sender)) => {
+                if sender.ready().await.is_ok() {
+                    return Ok((Sender::Http1(sender), Age::Kept));
+                }
             }
-            Sender::Http2(sender) if sender.is_closed() => None,
-            Sender::Http2(sender) => {
+            Some(Sender::Http2(sender)) if !sender.is_closed() => {
                 *kept = Some(Sender::Http2(sender.clone()));
-                Some(Sender::Http2(sender))
+                return Ok((Sender::Http2(sender), Age::Kept));
             }
+            Some(Sender::Http2(_)) | None => {}
         }
+        let (sender, _) = self.connect(&[self.protocol]).await?;
+        if let Sender::Http2(sender) = &sender {
+            *kept = Some(Sender::Http2(sender.clone()));
+        }
+        Ok((sender, Age::New))
     }
 
     async fn try_send(
         &self,
         sender: Sender,
         request: Request<ToServer>,
-    ) -> Result<Response<Incoming>, hyper::client::conn::TrySendError<Request<ToServer>>> {
+    ) -> Result<Response<Incoming>, TrySendError<Request<ToServer>>> {
         match sender {
             Sender::Http1(mut sender) => {
                 let response = sender.try_send_request(request).await;
@@ -176,15 +185,7 @@ impl Upstream {
                 }
                 response
             }
-            Sender::Http2(mut sender) => {
-                {
-                    let mut kept = self.sender.lock().await;
-                    if kept.is_none() {
-                        *kept = Some(Sender::Http2(sender.clone()));
-                    }
-                }
-                sender.try_send_request(request).await
-            }
+            Sender::Http2(mut sender) => sender.try_send_request(request).await,
         }
     }
 

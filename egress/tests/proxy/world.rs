@@ -157,6 +157,20 @@ impl World {
             .insert(host.to_owned(), outcome);
     }
 
+    /// While the result lives, the stand-in does not read.
+    pub(crate) fn hold(&self) -> Held {
+        let answers = Arc::clone(&self.answers);
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let (begin, begun) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let _answers = answers.lock().unwrap();
+            begin.send(()).unwrap();
+            let _ = released.recv();
+        });
+        begun.recv().unwrap();
+        Held { _release: release }
+    }
+
     /// The stand-in reads questions and answers none.
     pub(crate) fn silence(&self) {
         self.answers.lock().unwrap().silent = true;
@@ -176,13 +190,6 @@ impl World {
                 .cloned()
         });
         found.unwrap_or_else(|| panic!("no such record: {:#?}", self.answers.lock().unwrap().calls))
-    }
-
-    pub(crate) fn calls(&self, source: Ipv4Addr) -> Vec<Call> {
-        let sandbox = Self::sandbox(source);
-        let answers = self.answers.lock().unwrap();
-        let calls = answers.calls.iter().filter(|call| call.sandbox == sandbox);
-        calls.cloned().collect()
     }
 
     /// Calls and lost records, together.
@@ -297,4 +304,8 @@ fn send(mut control: &UnixStream, message: &ToProxy) {
     line.push(b'\n');
     // The proxy may have ended.
     let _ = control.write_all(&line);
+}
+
+pub(crate) struct Held {
+    _release: std::sync::mpsc::Sender<()>,
 }
