@@ -13,6 +13,7 @@
 mod alert;
 mod authority;
 mod calls;
+mod process;
 pub mod rules;
 mod session;
 mod sys;
@@ -38,8 +39,8 @@ use netisolation::NetEvent;
 use tokio::{
     net::UnixStream,
     sync::mpsc,
-    task::JoinSet,
-    time::{Instant, MissedTickBehavior, interval, sleep},
+    task::{AbortHandle, JoinSet},
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
 use tracing::{error, info, warn};
 
@@ -49,6 +50,7 @@ pub use authority::AuthorityError;
 pub use calls::{CallCounts, CallFile, CallLog, CallLogError, time_of};
 
 use crate::{registry::Registry, secrets::Secrets, telemetry::name_of_reason};
+use process::Processes;
 use session::{Answers, Ask};
 
 /// Pauses before the proxy is started again: doubled each time, and short again after a proxy that ran for [`STABLE`].
@@ -57,6 +59,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const STABLE: Duration = Duration::from_secs(60);
 /// Cuts that wait for the proxy. If there are more, the proxy is restarted, which cuts all.
 const CUTS: usize = 4096;
+/// How long a proxy whose control socket has closed may take to end when nothing needs it any more.
+const GRACE: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(10);
 /// How often connections of sandboxes that were paused by their deadline are looked for.
 const PAUSED: Duration = Duration::from_secs(5);
 /// First user id of proxies. It is outside the ids of VMs ([`vmm_control`'s `VmUser`]) and of distributions; each state
@@ -106,6 +111,8 @@ pub struct Egress {
     /// PEM of the certificate that sandboxes with rules must trust.
     pub ca_bundle: Arc<str>,
     starts: Arc<AtomicU64>,
+    processes: Processes,
+    supervisor: AbortHandle,
 }
 
 impl fmt::Debug for Egress {
@@ -159,29 +166,34 @@ impl Prepared {
         tasks: &mut JoinSet<()>,
     ) -> Egress {
         let (cuts, queue) = mpsc::channel(CUTS);
-        let egress = Egress {
-            cuts,
-            served: Arc::default(),
-            calls: self.calls.clone(),
-            ca_bundle: self.ca_bundle().into(),
-            starts: Arc::default(),
-        };
+        let served = Arc::default();
+        let (starts, processes) = (Arc::default(), Processes::default());
+        let ca_bundle = self.ca_bundle().into();
         let answers = Arc::new(Desk {
             registry: registry.clone(),
             secrets,
             handed,
-            calls: self.calls,
-            served: Arc::clone(&egress.served),
+            calls: self.calls.clone(),
+            served: Arc::clone(&served),
         });
         let supervisor = Supervisor {
             spec: self.spec,
             user: self.user,
             authority: self.authority,
             listen,
-            starts: Arc::clone(&egress.starts),
-            served: Arc::clone(&egress.served),
+            starts: Arc::clone(&starts),
+            processes: processes.clone(),
+            served: Arc::clone(&served),
         };
-        tasks.spawn(supervisor.run(answers, queue));
+        let egress = Egress {
+            cuts,
+            served,
+            calls: self.calls,
+            ca_bundle,
+            starts,
+            processes,
+            supervisor: tasks.spawn(supervisor.run(answers, queue)),
+        };
         tasks.spawn(egress.clone().cut_paused(registry));
         egress
     }
@@ -194,6 +206,20 @@ impl Egress {
         // A full queue belongs to a proxy that does not read, which the session ends.
         if was_served && self.cuts.try_send(sandbox.clone()).is_err() {
             warn!(%sandbox, "cannot end the connections of a sandbox now: the proxy does not answer");
+        }
+    }
+
+    /// Ends the proxy with its connections, because the server ends. A server that hands over does not call this: its proxy
+    /// accepts nothing more and ends after its connections.
+    pub(crate) async fn stop(&self) {
+        self.supervisor.abort();
+        let ended = async {
+            while !self.processes.is_empty() {
+                sleep(POLL).await;
+            }
+        };
+        if timeout(GRACE, ended).await.is_err() {
+            self.processes.kill_all();
         }
     }
 
@@ -304,6 +330,7 @@ struct Supervisor {
     authority: Authority,
     listen: Listen,
     starts: Arc<AtomicU64>,
+    processes: Processes,
     served: Arc<Mutex<BTreeSet<SandboxId>>>,
 }
 
@@ -360,51 +387,24 @@ impl Supervisor {
         }
         let child = sys::spawn_with(command, listener.as_fd(), LISTENER)?;
         drop(listener);
+        let (pid, mut status) = self.processes.watch(child)?;
         self.starts.fetch_add(1, Ordering::Relaxed);
-        let pid = child.id();
         info!(pid, "egress proxy started");
-        // Reaps the process, also one that ends its connections after this server has handed over.
-        let (exited, status) = tokio::sync::oneshot::channel();
-        std::thread::Builder::new()
-            .name("egress-wait".into())
-            .spawn(move || {
-                let mut child = child;
-                let _no_supervisor = exited.send(child.wait());
-            })?;
         ours.set_nonblocking(true)?;
         let control = UnixStream::from_std(ours)?;
         let why = session::run(control, &self.authority, Arc::clone(answers), cuts).await;
-        // The process is not reaped before its status arrives, so the number is still its own.
-        let mut status = status;
+        // A proxy that has closed its socket is ending, but may be slow.
+        if !matches!(why, session::SessionError::Closed)
+            || timeout(GRACE, &mut status).await.is_err()
+        {
+            self.processes.kill(pid);
+        }
         let ended = match status.try_recv() {
             Ok(status) => status,
-            Err(_) => {
-                if !matches!(why, session::SessionError::Closed) {
-                    kill(pid);
-                }
-                match tokio::time::timeout(Duration::from_secs(1), &mut status).await {
-                    Ok(status) => status.unwrap_or_else(|_| Err(io::ErrorKind::Other.into())),
-                    Err(_) => {
-                        kill(pid);
-                        status
-                            .await
-                            .unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
-                    }
-                }
-            }
+            Err(_) => Err(io::Error::other("killed")),
         };
         let status = ended.map_or_else(|why| why.to_string(), |status| status.to_string());
         warn!(pid, why = %model::chain(&why), %status, "the egress proxy ended: starting another one");
         Ok(())
-    }
-}
-
-fn kill(pid: u32) {
-    if let Ok(pid) = i32::try_from(pid) {
-        // It may have ended meanwhile.
-        let _ended = nix::sys::signal::kill(
-            nix::unistd::Pid::from_raw(pid),
-            nix::sys::signal::Signal::SIGKILL,
-        );
     }
 }

@@ -511,6 +511,10 @@ async fn close(engine: Engine, on_exit: OnClose) {
             "changes of sandboxes did not complete in time: the next server process recovers or removes these sandboxes"
         );
     }
+    if let Some(egress) = &engine.egress {
+        // Before the pool leaves the cgroup that the proxy is in.
+        egress.stop().await;
+    }
     pool.close(on_exit).await;
     info!("stopped");
 }

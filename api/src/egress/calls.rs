@@ -63,7 +63,7 @@ struct Counters {
 
 #[derive(Debug)]
 enum Message {
-    Record(SandboxId, Call),
+    Record(SandboxId, Box<Call>),
     Query(SandboxId, oneshot::Sender<Vec<Call>>),
     Forget(SandboxId),
 }
@@ -134,7 +134,7 @@ impl CallLog {
             (None, None) => &self.counts.passed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        let message = Message::Record(sandbox, cut(call));
+        let message = Message::Record(sandbox, Box::new(cut(call)));
         if self.queue.try_send(message).is_err() {
             self.count_lost(1);
         }
@@ -270,7 +270,7 @@ impl Log {
     fn run(mut self, messages: &Receiver<Message>) {
         for message in messages {
             match message {
-                Message::Record(sandbox, call) => self.record(sandbox, call),
+                Message::Record(sandbox, call) => self.record(sandbox, *call),
                 Message::Forget(sandbox) => {
                     self.rings.rings.remove(&sandbox);
                 }

@@ -19,7 +19,7 @@ use crate::{
         uploads::Uploads,
     },
     control::{self, Control},
-    egress::{self, Alerts, EgressError},
+    egress::{self, Alerts, Egress, EgressError},
     listen::Backend,
     network,
     proxy::Proxy,
@@ -40,6 +40,7 @@ const RESOLVE: Duration = Duration::from_secs(1);
 pub(super) struct Engine {
     pub(super) pool: Pool,
     pub(super) builds: Builds,
+    pub(super) egress: Option<Egress>,
     isolation: Option<Isolation>,
     resolver: Option<network::Serving>,
     /// The resolver, the sampler, and the like; aborted when this value is dropped.
@@ -131,7 +132,7 @@ impl Engine {
             pool: pool.clone(),
             builds: builds.clone(),
             secrets,
-            egress,
+            egress: egress.clone(),
             authenticator,
             telemetry: Telemetry::shared(),
             domain: spec.domain.clone(),
@@ -146,6 +147,7 @@ impl Engine {
         let engine = Self {
             pool,
             builds,
+            egress,
             isolation,
             resolver,
             tasks,
@@ -160,6 +162,7 @@ impl Engine {
         let Self {
             pool,
             builds: _,
+            egress: _,
             isolation,
             resolver,
             mut tasks,
