@@ -1,8 +1,8 @@
-//! Checks the health of the agent in a sandbox.
+//! Requests to the agent in a sandbox: its health, and the certificate authority of the egress proxy.
 
 use std::{path::Path, time::Duration};
 
-use api_types::envd::ENVD_PORT;
+use api_types::envd::{ENVD_PORT, InitRequest};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
@@ -15,15 +15,40 @@ pub(crate) async fn is_healthy(vsock: &Path, within: Duration) -> bool {
     matches!(timeout(within, ask(vsock)).await, Ok(Ok(true)))
 }
 
+/// Makes the guest trust the certificate authority `pem` beside those of its system. Returns whether the agent has done so
+/// within the time `within`.
+pub(crate) async fn trusts(vsock: &Path, pem: &str, within: Duration) -> bool {
+    let init = InitRequest {
+        ca_bundle: Some(pem.to_owned()),
+        ..InitRequest::default()
+    };
+    let Ok(body) = serde_json::to_string(&init) else {
+        return false;
+    };
+    let request = format!(
+        "POST /init HTTP/1.1\r\nHost: sandbox\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    );
+    matches!(
+        timeout(within, succeeds(vsock, &request)).await,
+        Ok(Ok(true))
+    )
+}
+
 async fn ask(vsock: &Path) -> std::io::Result<bool> {
+    let request = "GET /health HTTP/1.1\r\nHost: sandbox\r\nConnection: close\r\n\r\n";
+    succeeds(vsock, request).await
+}
+
+/// Whether the agent answers a request with a success status.
+async fn succeeds(vsock: &Path, request: &str) -> std::io::Result<bool> {
     let mut stream = UnixStream::connect(vsock).await?;
     let connect = format!("CONNECT {ENVD_PORT}\n");
     stream.write_all(connect.as_bytes()).await?;
     if !read_line(&mut stream).await?.starts_with("OK ") {
         return Ok(false);
     }
-    let request = b"GET /health HTTP/1.1\r\nHost: sandbox\r\nConnection: close\r\n\r\n";
-    stream.write_all(request).await?;
+    stream.write_all(request.as_bytes()).await?;
     let status = read_line(&mut stream).await?;
     Ok(status.starts_with("HTTP/1.1 2"))
 }
@@ -72,5 +97,6 @@ mod tests {
         assert!(!answer(&["OK 1\n"]).await);
         assert!(!answer(&["no such port\n"]).await);
         assert!(!is_healthy(Path::new("/nonexistent"), Duration::from_secs(1)).await);
+        assert!(!trusts(Path::new("/nonexistent"), "PEM", Duration::from_secs(1)).await);
     }
 }

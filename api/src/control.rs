@@ -18,6 +18,7 @@ mod network;
 mod paging;
 mod query;
 mod sandboxes;
+mod secrets;
 mod server;
 mod snapshots;
 mod templates;
@@ -27,6 +28,7 @@ mod wire;
 
 use std::sync::Arc;
 
+use ::egress::control::Call;
 use axum::{
     Router, middleware,
     routing::{MethodFilter, MethodRouter, on},
@@ -38,8 +40,10 @@ use pool::Pool;
 use crate::{
     auth::{Authenticator, Scope},
     builds::{catalog::Resolved, owner::Builds},
+    egress::Egress,
     network::Network,
     registry::Registry,
+    secrets::Secrets,
     telemetry::Telemetry,
 };
 
@@ -56,6 +60,9 @@ pub struct Control {
     /// For templates and metrics; handlers change sandboxes only through the registry.
     pub pool: Pool,
     pub builds: Builds,
+    pub secrets: Secrets,
+    /// `None`: requests of sandboxes pass no proxy.
+    pub egress: Option<Egress>,
     pub authenticator: Arc<Authenticator>,
     pub telemetry: Arc<Telemetry>,
     /// Value of `domain` in answers. `None`: `domain` is omitted, and clients use the domain that they are configured
@@ -73,7 +80,7 @@ pub struct Control {
 
 impl Control {
     /// The operator's configuration of outbound traffic. `None`: sandboxes have no network.
-    fn egress(&self) -> Option<&EgressConfig> {
+    fn egress_config(&self) -> Option<&EgressConfig> {
         self.network.as_ref().map(|network| &network.egress)
     }
 
@@ -83,6 +90,21 @@ impl Control {
             Resolved::Ready(pool_id) => Ok(pool_id),
             Resolved::Foreign => Ok(reference),
             Resolved::NotReady => Err(ApiError::no_template(&reference)),
+        }
+    }
+
+    /// Ends what sandboxes have open through the proxy.
+    fn cut(&self, id: &SandboxId) {
+        if let Some(egress) = &self.egress {
+            egress.cut(id);
+        }
+    }
+
+    /// The ruled and refused calls of a sandbox through the proxy, oldest first.
+    async fn calls(&self, id: &SandboxId) -> Vec<Call> {
+        match &self.egress {
+            Some(egress) => egress.calls.calls_of(id).await,
+            None => Vec::new(),
         }
     }
 
@@ -141,6 +163,7 @@ pub fn endpoints() -> Vec<Endpoint> {
     all.extend(events::endpoints());
     all.extend(templates::endpoints());
     all.extend(builds::endpoints());
+    all.extend(secrets::endpoints());
     all.extend(server::endpoints());
     all.extend(unsupported::endpoints());
     all

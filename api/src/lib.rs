@@ -10,11 +10,13 @@
 pub mod auth;
 pub mod builds;
 pub mod control;
+pub mod egress;
 pub mod handover;
 pub mod listen;
 pub mod network;
 pub mod proxy;
 pub mod registry;
+pub mod secrets;
 pub mod serve;
 pub mod systemd;
 pub mod telemetry;

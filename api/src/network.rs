@@ -3,12 +3,15 @@
 
 use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 
+use ::egress::control::Flow;
 use netisolation::{
     DefaultEgress, EventLog, Exception, Hooks, Isolation, IsolationConfig, IsolationError,
     LogError, NetEvent, Resolver, ResolverConfig, ResolverSockets, Uplinks,
 };
 use sha2::{Digest, Sha256};
 use tokio::{sync::watch, task::JoinSet};
+
+use crate::egress::{self, AlertSpec, Alerts, EgressSpec, Handed, Listen};
 
 /// Where eBPF programs and maps are pinned, so that they outlive the server.
 const PINS: &str = "/sys/fs/bpf/cube";
@@ -30,6 +33,16 @@ pub struct EgressConfig {
     pub default: DefaultEgress,
     /// Exceptions to the address ranges that are denied to all sandboxes. An exception may permit a DNS server.
     pub exceptions: Vec<Exception>,
+    pub rewriting: Rewriting,
+}
+
+/// Whether requests of sandboxes can be rewritten, by `cube-egress`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rewriting {
+    /// `network.rules` are refused.
+    #[default]
+    Off,
+    On,
 }
 
 /// The operator's network configuration.
@@ -43,6 +56,10 @@ pub struct NetworkSpec {
     pub dns_servers: Vec<SocketAddr>,
     /// Bandwidth of each sandbox in each direction. `None`: unlimited.
     pub bytes_per_s: Option<u64>,
+    /// The proxy of outbound requests. `None`: no flow is handed to one.
+    pub proxy: Option<EgressSpec>,
+    /// What happens when a sandbox is refused often.
+    pub alert: Option<AlertSpec>,
 }
 
 /// The parts of the network that the server uses outside of the pool.
@@ -95,6 +112,7 @@ pub(crate) async fn open(
     state: &Path,
     max_sandboxes: u32,
     sockets: Option<ResolverSockets>,
+    alerts: Option<Alerts>,
     tasks: &mut JoinSet<()>,
 ) -> Result<(Isolation, Network, Serving), NetworkError> {
     let config = IsolationConfig {
@@ -106,15 +124,37 @@ pub(crate) async fn open(
         max_taps: max_sandboxes.saturating_add(SPARE),
         max_flows: MAX_FLOWS,
         bytes_per_s: spec.bytes_per_s,
-        proxy: false,
+        proxy: spec.proxy.is_some(),
     };
     let opened = tokio::task::spawn_blocking(move || Isolation::open_with(&config, sockets)).await;
     let (isolation, events) = opened.map_err(|e| NetworkError::Lost(e.to_string()))??;
-    let log = EventLog::open(&state.join(LOG), Box::new(log_event))?;
+    let subscriber = move |event: &NetEvent| {
+        log_event(event);
+        if let Some(alerts) = &alerts {
+            alerts.refused(egress::refusal_of(event));
+        }
+    };
+    let log = EventLog::open(&state.join(LOG), Box::new(subscriber))?;
     log.follow(events)?;
     let serving = resolve(&isolation, spec, tasks).map_err(NetworkError::Resolver)?;
     let egress = spec.egress.clone();
     Ok((isolation, Network { egress, log }, serving))
+}
+
+/// The listening socket of the egress proxy, and the flows that are handed to it.
+pub(crate) fn proxied(isolation: &Isolation) -> (Listen, Handed) {
+    let (listening, handing) = (isolation.clone(), isolation.clone());
+    let listen = move || listening.proxy_listener();
+    let handed = move |peer| {
+        let flow = handing.handed(peer)?;
+        Some(Flow {
+            sandbox: flow.sandbox.to_string(),
+            remote: flow.remote,
+            names: flow.names,
+            admitted_by_address: flow.admitted_by_address,
+        })
+    };
+    (Box::new(listen), Arc::new(handed))
 }
 
 /// Starts the sandboxes' DNS resolver.

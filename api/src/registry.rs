@@ -30,7 +30,13 @@ pub use error::RegistryError;
 pub use route::{Route, RouteError};
 pub use sample::{Sample, sample_all, timestamp};
 
-use crate::builds::machine;
+use crate::{
+    builds::machine,
+    egress::{
+        Alerts, Egress,
+        rules::{RuleError, Rules},
+    },
+};
 use note::{Note, now};
 
 /// The state of a sandbox when the pool answered a request about it.
@@ -101,7 +107,19 @@ struct Known {
     /// The text that `note` was parsed from.
     text: Arc<str>,
     note: Arc<Note>,
+    rules: SandboxRules,
     samples: VecDeque<Sample>,
+}
+
+/// The parsed `network.rules` of a note. An error: a server of another version has accepted what this one cannot read.
+type SandboxRules = Arc<Result<Rules, RuleError>>;
+
+/// What holds state of sandboxes beside the registry, and must forget those that have ended.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Followers {
+    pub(crate) refused: Option<EventLog>,
+    pub(crate) egress: Option<Egress>,
+    pub(crate) alerts: Option<Alerts>,
 }
 
 impl Registry {
@@ -298,16 +316,35 @@ impl Registry {
         signed.find(&notes)
     }
 
-    /// Removes sandboxes that have ended from the registry and from the log of refused packets.
-    pub async fn forget_ended(
+    /// The present rules of a sandbox for outbound requests.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Registry::get`].
+    pub(crate) async fn rules(&self, id: &SandboxId) -> Result<SandboxRules, RegistryError> {
+        let view = self.get(id).await?;
+        let known = self.known();
+        let rules = known.get(id).map(|known| Arc::clone(&known.rules));
+        // It may have ended meanwhile.
+        Ok(rules.unwrap_or_else(|| rules_of(&view.note)))
+    }
+
+    /// Removes sandboxes that have ended from the registry and from its followers.
+    pub(crate) async fn forget_ended(
         self,
         mut ended: mpsc::UnboundedReceiver<Ended>,
-        refused: Option<EventLog>,
+        followers: Followers,
     ) {
         while let Some(Ended { id, .. }) = ended.recv().await {
             self.known().remove(&id);
-            if let Some(refused) = &refused {
+            if let Some(egress) = &followers.egress {
+                egress.cut(&id);
+                egress.calls.forget(&id);
+            }
+            if let Some(refused) = &followers.refused {
                 refused.forget(&id);
+            }
+            if let Some(alerts) = &followers.alerts {
+                alerts.forget(&id);
             }
         }
     }
@@ -317,6 +354,7 @@ impl Registry {
         let note = Arc::new(note);
         let known = Known {
             text: Arc::clone(&sandbox.note),
+            rules: rules_of(&note),
             note: Arc::clone(&note),
             samples: VecDeque::new(),
         };
@@ -340,6 +378,7 @@ impl Registry {
         let samples = known.remove(&sandbox.id).map(|known| known.samples);
         let entry = Known {
             text: Arc::clone(&sandbox.note),
+            rules: rules_of(&note),
             note: Arc::clone(&note),
             samples: samples.unwrap_or_default(),
         };
@@ -351,6 +390,14 @@ impl Registry {
     fn known(&self) -> MutexGuard<'_, HashMap<SandboxId, Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn rules_of(note: &Note) -> SandboxRules {
+    let rules = note
+        .network
+        .as_ref()
+        .and_then(|network| network.rules.as_ref());
+    Arc::new(rules.map_or_else(|| Ok(Rules::default()), Rules::parse))
 }
 
 fn spec(
@@ -427,6 +474,7 @@ mod tests {
         };
         let known = Known {
             text: note.to_text().unwrap().into(),
+            rules: rules_of(&note),
             note: Arc::new(note),
             samples: VecDeque::new(),
         };

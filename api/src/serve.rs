@@ -37,10 +37,12 @@ use tracing::{error, info, warn};
 use crate::{
     auth::{Auth, Authenticator, KeyError, KeyFile},
     builds::bases::ImagesSpec,
+    egress::EgressError,
     handover::{self, Given, HandoverError, Predecessor, Role},
     listen::{self, Dispatch, INTERNAL, Limits, ListenError, Reload, Server, Sockets},
     network::{NetworkError, NetworkSpec},
     proxy::Hosts,
+    secrets::{KeySource, OpenError},
     systemd::{self, State},
     tls::{self, Renewal, TlsError},
 };
@@ -75,6 +77,8 @@ pub struct ServeSpec {
     /// `None`: sandboxes have no network.
     pub network: Option<NetworkSpec>,
     pub builds: BuildsSpec,
+    /// Where the key of the secrets comes from.
+    pub secrets_key: KeySource,
     /// Images that templates are built from.
     pub images: ImagesSpec,
 }
@@ -114,6 +118,10 @@ pub enum ServeError {
     Listen(#[from] ListenError),
     #[error(transparent)]
     Network(#[from] NetworkError),
+    #[error(transparent)]
+    Secrets(#[from] OpenError),
+    #[error(transparent)]
+    Egress(#[from] EgressError),
     #[error("cannot open the directory of builds in the state directory")]
     Builds(#[source] io::Error),
     #[error("cannot open the pool")]
@@ -502,6 +510,10 @@ async fn close(engine: Engine, on_exit: OnClose) {
             timeout_s = SETTLE.as_secs(),
             "changes of sandboxes did not complete in time: the next server process recovers or removes these sandboxes"
         );
+    }
+    if let Some(egress) = &engine.egress {
+        // Before the pool leaves the cgroup that the proxy is in.
+        egress.stop().await;
     }
     pool.close(on_exit).await;
     info!("stopped");

@@ -15,6 +15,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use crate::egress::CallCounts;
+
 /// Upper bounds of the histogram buckets in seconds: the range covers lookups and cold boots.
 const BOUNDS: [f64; 14] = [
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
@@ -129,7 +131,7 @@ impl Telemetry {
 
     /// All metrics, with the current values of the pool, in OpenMetrics text format.
     #[must_use]
-    pub fn render(&self, stats: &PoolStats) -> String {
+    pub fn render(&self, stats: &PoolStats, egress: Option<&EgressStats>) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail. If an encoder fails nevertheless, the text has no end mark to remove.
         if encode(&mut text, &self.registry).is_err() {
@@ -140,9 +142,60 @@ impl Telemetry {
         if write_pool(&mut text, stats).is_err() {
             tracing::error!("cannot encode the metrics of the pool");
         }
+        if let Some(egress) = egress
+            && write_egress(&mut text, egress).is_err()
+        {
+            tracing::error!("cannot encode the metrics of the egress proxy");
+        }
         text.push_str("# EOF\n");
         text
     }
+}
+
+/// Figures of the egress proxy since the start of this server.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EgressStats {
+    /// How often a proxy was started.
+    pub starts: u64,
+    pub calls: CallCounts,
+    /// Calls that were not recorded, or not in the file.
+    pub calls_lost: u64,
+}
+
+fn write_egress(text: &mut String, stats: &EgressStats) -> std::fmt::Result {
+    for (name, help, value) in [
+        (
+            "egress_proxy_starts",
+            "Starts of the egress proxy",
+            stats.starts,
+        ),
+        (
+            "egress_calls_lost",
+            "Outbound calls without a record",
+            stats.calls_lost,
+        ),
+    ] {
+        writeln!(
+            text,
+            "# HELP cube_{name} {help}.\n# TYPE cube_{name} counter\ncube_{name}_total {value}"
+        )?;
+    }
+    writeln!(
+        text,
+        "# HELP cube_egress_calls Outbound calls through the egress proxy.\n# TYPE cube_egress_calls counter"
+    )?;
+    let CallCounts {
+        passed,
+        ruled,
+        refused,
+    } = stats.calls;
+    for (outcome, count) in [("passed", passed), ("ruled", ruled), ("refused", refused)] {
+        writeln!(
+            text,
+            "cube_egress_calls_total{{outcome=\"{outcome}\"}} {count}"
+        )?;
+    }
+    Ok(())
 }
 
 fn name_of(method: &Method) -> &'static str {
@@ -471,7 +524,13 @@ mod tests {
             ..StockStats::default()
         };
         stats.stocks.insert("mine:v1".to_owned(), stock);
-        let text = telemetry.render(&stats);
+        let egress = EgressStats {
+            starts: 2,
+            ..EgressStats::default()
+        };
+        let text = telemetry.render(&stats, Some(&egress));
+        assert!(text.contains("cube_egress_proxy_starts_total 2\n"));
+        assert!(text.contains("cube_egress_calls_total{outcome=\"refused\"} 0\n"));
         for line in [
             "wanted{template=\"mine:v1\"} 9\n",
             "loaded{template=\"mine:v1\"} 1\n",

@@ -19,6 +19,7 @@ mod progress;
 mod quickstart;
 mod run;
 mod sandbox;
+mod secret;
 mod seed;
 mod server;
 mod snapshot;

@@ -9,7 +9,7 @@ use crate::{
     failure::{ATTACHED, Failure, Kind},
     health, key,
     output::Format,
-    pages, quickstart, run, sandbox, seed,
+    pages, quickstart, run, sandbox, secret, seed,
     server::{Server, ServerArgs},
     snapshot, template,
 };
@@ -46,6 +46,9 @@ pub(crate) enum Command {
     /// Templates, from which sandboxes are created
     #[command(subcommand, visible_alias = "tpl")]
     Template(template::TemplateCommand),
+    /// Values that the server adds to outbound requests of sandboxes
+    #[command(subcommand)]
+    Secret(secret::SecretCommand),
     /// API keys, on the server's host
     #[command(subcommand)]
     Key(key::KeyCommand),
@@ -106,6 +109,7 @@ pub(crate) fn main() -> ExitCode {
         }
         Command::Snapshot(command) => finished(&context, snapshot::run(&context, &command)),
         Command::Template(command) => finished(&context, template::run(&context, &command)),
+        Command::Secret(command) => finished(&context, secret::run(&context, &command)),
         Command::Key(command) => finished(&context, key::run(&context, &command)),
         Command::Generate(command) => finished(&context, pages::run(&command)),
         Command::Server(command) => finished(&context, health::run(&context, &command)),
@@ -158,7 +162,9 @@ mod tests {
         for hidden in ["generate", "cubemastercli", "volume", "node", "policy"] {
             assert!(!shown.contains(&hidden), "{hidden}");
         }
-        for command in ["run", "sandbox", "snapshot", "template", "key", "server"] {
+        for command in [
+            "run", "sandbox", "snapshot", "template", "secret", "key", "server",
+        ] {
             assert!(shown.contains(&command), "{command}");
         }
     }

@@ -1,5 +1,6 @@
 //! `cube sandbox`: sandboxes that stay until they are killed or reach their end of life.
 
+mod calls;
 mod copy;
 mod exec;
 mod lifecycle;
@@ -39,6 +40,8 @@ pub(crate) enum SandboxCommand {
     Shell(ShellArgs),
     /// Show events and console of a sandbox
     Logs(observe::LogsArgs),
+    /// Show outbound calls through the egress proxy, and what was refused
+    Calls(calls::CallsArgs),
     /// Copy files and directories between this host and a sandbox
     Cp(copy::CopyArgs),
     /// Show CPU, memory and disk use of a sandbox
@@ -67,6 +70,7 @@ pub(crate) fn run(context: &Context, command: &SandboxCommand) -> Result<u8, Fai
         SandboxCommand::Exec(args) => return exec(context, args),
         SandboxCommand::Shell(args) => return shell(context, args),
         SandboxCommand::Logs(args) => observe::logs(context, args),
+        SandboxCommand::Calls(args) => calls::calls(context, args),
         SandboxCommand::Cp(args) => copy::copy(context, args),
         SandboxCommand::Metrics(id) => observe::metrics(context, &id.id),
     }

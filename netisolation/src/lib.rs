@@ -56,7 +56,7 @@ pub use event::{Counters, Direction, NetEvent, Protocol, Reason};
 pub use gateway::ResolverSockets;
 pub use handed::HandedFlow;
 pub use isolation::Isolation;
-pub use log::{EventLog, LogError, Subscriber};
+pub use log::{EventLog, LogError, LogFile, Subscriber};
 pub use policy::{
     Access, DefaultEgress, Exception, NamePattern, Naming, Policy, PolicyError, Rule, RuleAction,
     forbidden, is_forbidden,

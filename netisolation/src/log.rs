@@ -18,7 +18,7 @@ use std::{
 use model::SandboxId;
 use tokio::sync::oneshot;
 
-use self::file::LogFile;
+pub use self::file::LogFile;
 use crate::event::NetEvent;
 
 mod file;
@@ -153,7 +153,9 @@ impl Log {
     }
 
     fn record(&mut self, event: NetEvent) {
-        if self.file.append(&event).is_err() {
+        let line = file::line(&event);
+        let appended = line.and_then(|line| self.file.append(&event.sandbox, line));
+        if appended.is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
         (self.subscriber)(&event);

@@ -182,6 +182,7 @@ fn network() -> Result<Option<Isolation>, Failure> {
         max_taps: 1024,
         max_flows: 1024,
         bytes_per_s: None,
+        proxy: false,
     })?;
     Ok(Some(isolation))
 }

@@ -64,6 +64,9 @@ pub struct PoolConfig {
     pub adopt_timeout: Duration,
     /// Provides the TAP of each VM. `None`: sandboxes have no network.
     pub network: Option<Isolation>,
+    /// PEM of the certificate authority that guests whose policy has ruled names must trust. `None`: there is none, and
+    /// guests are told nothing.
+    pub ca_bundle: Option<Arc<str>>,
     /// Reads the lifetime from a sandbox's note. Called only for records of version 1; since version 2 the lifetime is
     /// in the record itself. If it returns `None`, the sandbox is ended.
     pub lifetime_of_note: fn(&str) -> Option<Lifetime>,
@@ -96,6 +99,7 @@ impl PoolConfig {
             start_timeout: Duration::from_secs(30),
             adopt_timeout: Duration::from_secs(600),
             network: None,
+            ca_bundle: None,
             lifetime_of_note: |_| None,
         }
     }

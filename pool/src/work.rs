@@ -116,8 +116,12 @@ pub(crate) enum NewIdentity {
 }
 
 /// The body of `POST /init` for the sandbox of this record, with fresh entropy and the present time. Without a TAP, the
-/// guest turns its network card off.
-pub(crate) fn init_request(identity: &NewIdentity, record: &Record) -> io::Result<InitRequest> {
+/// guest turns its network card off. `authority`: [`crate::PoolConfig::ca_bundle`].
+pub(crate) fn init_request(
+    identity: &NewIdentity,
+    record: &Record,
+    authority: Option<&str>,
+) -> io::Result<InitRequest> {
     let (hostname, machine_id) = match identity {
         NewIdentity::Fresh { id, machine_id } => {
             (Some(id.as_str().to_owned()), Some(machine_id.clone()))
@@ -137,6 +141,11 @@ pub(crate) fn init_request(identity: &NewIdentity, record: &Record) -> io::Resul
         network: Some(record.tap.is_some()),
         default_user: record.defaults.user.clone(),
         default_workdir: record.defaults.workdir.clone(),
+        // An empty text removes what a snapshot of a sandbox with rules has brought along.
+        ca_bundle: authority.map(|pem| match record.policy.ruled.as_slice() {
+            [] => String::new(),
+            [_, ..] => pem.to_owned(),
+        }),
     })
 }
 

@@ -1,8 +1,16 @@
 //! Network options of `cube-api serve`.
 
-use std::{net::IpAddr, net::SocketAddr, str::FromStr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
-use api::{control::EgressConfig, network::NetworkSpec};
+use api::{
+    control::EgressConfig,
+    egress::{AlertAction, AlertSpec, CallFile, EgressSpec, Webhook},
+    network::{NetworkSpec, Rewriting},
+};
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use model::Bytes;
@@ -37,7 +45,54 @@ pub(super) struct NetworkOptions {
     /// Network bandwidth of each sandbox per second and direction, or none for no limit [default: 64MiB]
     #[arg(long, value_name = "SIZE")]
     network_rate: Option<Ceiling>,
+    /// Proxy that checks host names and applies network.rules, or none: names are not checked, rules are refused
+    /// [default: cube-egress beside this program, if it is there]
+    #[arg(long, value_name = "FILE")]
+    egress_proxy: Option<EgressProxy>,
+    /// Append all outbound calls of sandboxes that pass the proxy to egress-calls.jsonl in the state directory
+    #[arg(long)]
+    egress_calls: bool,
+    /// Alert when packets or requests of a sandbox have been refused N times, at most once a minute for each sandbox
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), requires = "alert_to")]
+    alert_refusals: Option<u64>,
+    /// Program that gets each alert as JSON on its standard input
+    #[arg(
+        long,
+        value_name = "FILE",
+        group = "alert_to",
+        requires = "alert_refusals"
+    )]
+    alert_command: Option<PathBuf>,
+    /// URL to which each alert is sent as the JSON body of a POST; redirects are not followed
+    #[arg(
+        long,
+        value_name = "URL",
+        group = "alert_to",
+        requires = "alert_refusals"
+    )]
+    alert_webhook: Option<Webhook>,
 }
+
+/// The value of `--egress-proxy`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum EgressProxy {
+    None,
+    Program(PathBuf),
+}
+
+impl FromStr for EgressProxy {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "none" => Self::None,
+            path => Self::Program(path.into()),
+        })
+    }
+}
+
+/// The file name of the proxy beside this program.
+const PROXY: &str = "cube-egress";
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Network {
@@ -130,17 +185,20 @@ impl NetworkOptions {
         self.build_egress.into()
     }
 
-    /// The network configuration. `None`: sandboxes have no network.
+    /// The network configuration. `None`: sandboxes have no network. `beside`: the directory of this program.
     ///
     /// # Errors
-    /// Returns a message if `--network none` is combined with another network option.
-    pub(super) fn spec(self) -> Result<Option<NetworkSpec>, String> {
+    /// Returns a message if `--network none` is combined with another network option, or if the proxy does not exist.
+    pub(super) fn spec(self, beside: &Path) -> Result<Option<NetworkSpec>, String> {
         let default = self.default_egress.into();
         if let Network::None = self.network {
             let is_plain = self.uplink.is_empty()
                 && self.network_exception.is_empty()
                 && self.dns_server.is_empty()
                 && self.network_rate.is_none()
+                && self.alert_refusals.is_none()
+                && !self.egress_calls
+                && matches!(self.egress_proxy, None | Some(EgressProxy::None))
                 && default == DefaultEgress::Deny;
             return if is_plain {
                 Ok(None)
@@ -153,6 +211,19 @@ impl NetworkOptions {
         } else {
             Uplinks::Named(self.uplink)
         };
+        let proxy = proxy(self.egress_proxy, beside)?;
+        let calls = if self.egress_calls {
+            CallFile::On
+        } else {
+            CallFile::Off
+        };
+        if calls == CallFile::On && proxy.is_none() {
+            return Err(format!(
+                "--egress-calls needs the proxy, and {PROXY} is not beside this program: name it with --egress-proxy"
+            ));
+        }
+        let command = self.alert_command.map(AlertAction::Command);
+        let action = command.or(self.alert_webhook.map(AlertAction::Webhook));
         let exceptions = self.network_exception.into_iter().map(|opened| opened.0);
         let servers = self.dns_server.into_iter().map(|server| server.0);
         Ok(Some(NetworkSpec {
@@ -160,10 +231,29 @@ impl NetworkOptions {
             egress: EgressConfig {
                 default,
                 exceptions: exceptions.collect(),
+                rewriting: match proxy {
+                    Some(_) => Rewriting::On,
+                    None => Rewriting::Off,
+                },
             },
+            proxy: proxy.map(|program| EgressSpec { program, calls }),
+            alert: (self.alert_refusals.zip(action))
+                .map(|(refusals, action)| AlertSpec { refusals, action }),
             dns_servers: servers.collect(),
             bytes_per_s: self.network_rate.unwrap_or(RATE).0.map(|rate| rate.0),
         }))
+    }
+}
+
+fn proxy(option: Option<EgressProxy>, beside: &Path) -> Result<Option<PathBuf>, String> {
+    match option {
+        None => Ok(Some(beside.join(PROXY)).filter(|path| path.is_file())),
+        Some(EgressProxy::None) => Ok(None),
+        Some(EgressProxy::Program(path)) if path.is_file() => Ok(Some(path)),
+        Some(EgressProxy::Program(path)) => Err(format!(
+            "cannot find the egress proxy at {}: name the path of {PROXY} with --egress-proxy",
+            path.display()
+        )),
     }
 }
 

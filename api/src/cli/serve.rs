@@ -10,6 +10,7 @@ use std::{
 use api::{
     auth::{Auth, Rate},
     handover::Predecessor,
+    secrets::KeySource,
     serve::{self, BuildsSpec, ServeError, ServeSpec, TlsFiles},
     systemd,
 };
@@ -133,6 +134,10 @@ pub(super) struct ServeConfig {
     /// Disk space of the results of build steps that later builds continue from; the least recently used ones are removed
     #[arg(long, value_name = "SIZE", default_value = "20GiB")]
     build_cache: Bytes,
+    /// File with the key that encrypts stored secrets: 64 hex digits or base64 of 32 bytes [default: CUBE_SECRETS_KEY, the
+    /// systemd credential cube-secrets-key, or a key that the first server makes in the state directory]
+    #[arg(long, value_name = "FILE")]
+    secrets_key: Option<PathBuf>,
     #[command(flatten)]
     registries: ImageOptions,
     #[command(flatten)]
@@ -327,7 +332,8 @@ fn check(
             running: config.max_builds.into(),
             upload_quota: config.upload_quota,
         },
-        network: config.network.spec().map_err(Failure::Usage)?,
+        network: config.network.spec(beside).map_err(Failure::Usage)?,
+        secrets_key: KeySource::of_process(config.secrets_key),
         images: from_images,
     })
 }
@@ -431,6 +437,8 @@ fn ended(why: &ServeError) -> Failure {
         | ServeError::Signals(_)
         | ServeError::Lock(_)
         | ServeError::Sockets(_)
+        | ServeError::Secrets(_)
+        | ServeError::Egress(_)
         | ServeError::Handover(_) => failure(Failure::UnsuitableHost, why),
     }
 }

@@ -19,6 +19,10 @@ pub(super) const MAX_BODY: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Body<T>(pub(super) T);
 
+/// Like [`Body`], for bodies with secrets: the answer to a malformed one contains nothing of it.
+#[derive(Debug)]
+pub(super) struct SecretBody<T>(pub(super) T);
+
 /// Like [`Body`], but an empty body yields the default value, whatever its content type.
 #[derive(Debug)]
 pub(super) struct MaybeBody<T>(pub(super) T);
@@ -65,6 +69,24 @@ impl<T: DeserializeOwned> FromRequest<App> for Body<T> {
         check_type(request.headers())?;
         parse(&read(request).await?).map(Self)
     }
+}
+
+impl<T: DeserializeOwned> FromRequest<App> for SecretBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &App) -> Result<Self, ApiError> {
+        check_type(request.headers())?;
+        parse_quietly(&read(request).await?).map(Self)
+    }
+}
+
+fn parse_quietly<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(bytes).map_err(|why| {
+        let (line, column) = (why.line(), why.column());
+        ApiError::BadRequest(format!(
+            "the request body does not match this route at line {line}, column {column}"
+        ))
+    })
 }
 
 impl<T: DeserializeOwned + Default> FromRequest<App> for MaybeBody<T> {
@@ -114,6 +136,19 @@ impl FromRequestParts<App> for Segment {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_error_of_a_secret_body_contains_nothing_of_it() {
+        for body in [
+            r#""hunter2""#,
+            r#"{"name":"n","value":"v","metadata":"hunter2"}"#,
+            "hunter2",
+        ] {
+            let why = parse_quietly::<api_types::rest::NewSecret>(body.as_bytes()).unwrap_err();
+            let why = why.to_string();
+            assert!(why.contains("column") && !why.contains("hunter2"), "{why}");
+        }
+    }
 
     #[test]
     fn only_json_content_types_are_accepted() {

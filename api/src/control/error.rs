@@ -19,6 +19,7 @@ use crate::{
     auth::AuthError,
     builds::{grant::GrantError, owner::BuildsError, request::RequestError, uploads::UploadError},
     registry::{RegistryError, note::NoteError},
+    secrets::SecretError,
 };
 
 /// The error code by which clients recognize a guest whose agent does not answer.
@@ -57,6 +58,11 @@ pub enum ApiError {
     /// The caller required a healthy guest, and the guest's agent does not answer.
     #[error("the agent of sandbox {0} does not answer; the sandbox was not paused")]
     Unresponsive(SandboxId),
+    /// The rules need the proxy's certificate authority in the guest.
+    #[error(
+        "the agent of sandbox {0} did not install the certificate authority that network.rules need; nothing was changed"
+    )]
+    Untrusting(SandboxId),
     #[error(transparent)]
     Note(NoteError),
     #[error("cannot create tokens: the kernel provides no random numbers")]
@@ -67,6 +73,8 @@ pub enum ApiError {
     Grant(#[from] GrantError),
     #[error(transparent)]
     Upload(#[from] UploadError),
+    #[error(transparent)]
+    Secret(#[from] SecretError),
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
@@ -96,12 +104,13 @@ impl ApiError {
             Self::NoSandbox(_) | Self::NoTemplate(_) | Self::NoRoute(_) => StatusCode::NOT_FOUND,
             Self::NoMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
-            Self::Unresponsive(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unresponsive(_) | Self::Untrusting(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Note(_) => StatusCode::BAD_REQUEST,
             Self::Random(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Builds(why) => builds_status(why),
             Self::Grant(GrantError::Forged | GrantError::Expired) => StatusCode::FORBIDDEN,
             Self::Upload(why) => upload_status(why),
+            Self::Secret(why) => secret_status(why),
             Self::Pool(why) => pool_status(why),
         }
     }
@@ -175,6 +184,17 @@ fn upload_status(why: &UploadError) -> StatusCode {
         UploadError::NoSpace | UploadError::Quota(_) => StatusCode::INSUFFICIENT_STORAGE,
         UploadError::Interrupted(_) => StatusCode::BAD_REQUEST,
         UploadError::Io(why) => disk_status(why),
+    }
+}
+
+fn secret_status(why: &SecretError) -> StatusCode {
+    match why {
+        SecretError::Invalid(_) => StatusCode::BAD_REQUEST,
+        SecretError::NotFound(_) => StatusCode::NOT_FOUND,
+        SecretError::Taken(_) => StatusCode::CONFLICT,
+        SecretError::TooMany => StatusCode::INSUFFICIENT_STORAGE,
+        SecretError::Io(why) => disk_status(why),
+        SecretError::Random(_) | SecretError::Damaged(_) => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 
@@ -259,7 +279,7 @@ mod tests {
             why: "memory".into(),
             retry_after: Duration::from_millis(1200),
         };
-        let cases: [(ApiError, u16); 15] = [
+        let cases: [(ApiError, u16); 18] = [
             (PoolError::Refused(id(), Refusal::NotFound).into(), 404),
             (PoolError::Refused(id(), Refusal::AlreadyPaused).into(), 409),
             (PoolError::Draining.into(), 503),
@@ -283,6 +303,9 @@ mod tests {
             (BuildsError::TooMany("32".into()).into(), 429),
             (UploadError::Quota(1).into(), 507),
             (GrantError::Expired.into(), 403),
+            (SecretError::Taken("a".into()).into(), 409),
+            (SecretError::NotFound("a".into()).into(), 404),
+            (SecretError::TooMany.into(), 507),
         ];
         for (error, status) in cases {
             assert_eq!(error.status().as_u16(), status, "{error}");

@@ -1,19 +1,20 @@
-//! Packets that the network policy of a sandbox refused.
+//! Packets that the network policy of a sandbox refused, and its calls through the egress proxy.
 
 use std::{
     collections::BTreeMap,
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use ::egress::control::Call;
 use api_types::{
     envd::Timestamp,
-    rest::{LogEntry, LogLevel, NetworkEvent},
+    rest::{LogEntry, LogLevel, NetworkCall, NetworkEvent},
 };
 use axum::{Json, extract::State, routing::MethodFilter};
 use netisolation::{Direction, NetEvent, Protocol};
 
 use super::{Access, ApiError, App, Endpoint, body::OfSandbox};
-use crate::{auth::Scope, telemetry::name_of_reason};
+use crate::{auth::Scope, egress::time_of, telemetry::name_of_reason};
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
 
@@ -27,14 +28,53 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
     )]
 }
 
-/// The refused packets that the log still holds for the sandbox, oldest first.
+/// `reason` of calls: refused by the proxy, and not refused.
+const BY_PROXY: &str = "proxy";
+const NOT_REFUSED: &str = "none";
+
+/// The refused packets and the calls that are still held for the sandbox, oldest first.
 async fn list(
     State(app): State<App>,
     OfSandbox(id): OfSandbox,
 ) -> Result<Json<Vec<NetworkEvent>>, ApiError> {
     let view = app.registry.get(&id).await?;
     let refused = app.refused(&view.sandbox.id).await;
-    Ok(Json(refused.iter().map(on_wire).collect()))
+    let calls = app.calls(&view.sandbox.id).await;
+    let packets = refused.iter().map(on_wire);
+    let mut all: Vec<_> = packets.chain(calls.into_iter().map(call_on_wire)).collect();
+    // Stable: events of one moment keep their order.
+    all.sort_by_key(|event| event.timestamp.unix_ns());
+    Ok(Json(all))
+}
+
+/// Converts a call of the proxy.
+pub(super) fn call_on_wire(call: Call) -> NetworkEvent {
+    let is_refused = call.refused.is_some();
+    let unknown: std::net::IpAddr = match call.remote {
+        std::net::SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        std::net::SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+    };
+    NetworkEvent {
+        timestamp: timestamp(time_of(&call)),
+        direction: "out".to_owned(),
+        protocol: "tcp".to_owned(),
+        source: std::net::SocketAddr::new(unknown, 0).to_string(),
+        destination: call.remote.to_string(),
+        reason: if is_refused { BY_PROXY } else { NOT_REFUSED }.to_owned(),
+        name: call.name,
+        count: 1,
+        call: Some(NetworkCall {
+            method: call.method,
+            path: call.path,
+            status: call.status,
+            bytes_out: call.bytes_out,
+            bytes_in: call.bytes_in,
+            duration_ms: call.duration_ms,
+            rule: call.rule,
+            secrets: call.secrets,
+            refused: call.refused,
+        }),
+    }
 }
 
 fn on_wire(event: &NetEvent) -> NetworkEvent {
@@ -56,6 +96,7 @@ fn on_wire(event: &NetEvent) -> NetworkEvent {
         reason: name_of_reason(event.reason),
         name: event.name.clone(),
         count: event.count,
+        call: None,
     }
 }
 
@@ -96,6 +137,38 @@ mod tests {
     use netisolation::Reason;
 
     use super::*;
+
+    #[test]
+    fn a_call_is_an_event_with_its_request() {
+        let call = Call {
+            sandbox: "iabcdefghij012345678".into(),
+            time_ms: 1500,
+            duration_ms: 7,
+            remote: "[2001:db8::1]:443".parse().unwrap(),
+            name: Some("a.test".into()),
+            method: Some("GET".into()),
+            path: Some("/v1".into()),
+            status: Some(200),
+            bytes_out: 1,
+            bytes_in: 2,
+            rule: Some("*.test".into()),
+            secrets: vec!["key".into()],
+            refused: None,
+        };
+        let json = serde_json::to_value(call_on_wire(call.clone())).unwrap();
+        let expected = serde_json::json!({
+            "timestamp": "1970-01-01T00:00:01.500000000Z", "direction": "out", "protocol": "tcp",
+            "source": "[::]:0", "destination": "[2001:db8::1]:443", "reason": "none", "name": "a.test", "count": 1,
+            "call": {"method": "GET", "path": "/v1", "status": 200, "bytesOut": 1, "bytesIn": 2, "durationMs": 7,
+                     "rule": "*.test", "secrets": ["key"]},
+        });
+        assert_eq!(json, expected);
+        let refused = call_on_wire(Call {
+            refused: Some("SNI is not the pinned name".into()),
+            ..call
+        });
+        assert_eq!(refused.reason, "proxy");
+    }
 
     #[test]
     fn an_event_is_converted_to_json_and_to_a_log_entry() {

@@ -2,10 +2,13 @@
 
 use std::net::IpAddr;
 
+use ::egress::control::RuleOutcome;
 use api_types::rest::{NetworkConfig, NetworkUpdate, NewSandbox};
 use netisolation::{DefaultEgress, forbidden};
 
 use crate::builds::{grant::Authority, request, store};
+
+use crate::{egress::rules::Rules, network::Rewriting, secrets::Value};
 
 use super::{EgressConfig, network, paging::Page, query::Query};
 
@@ -52,6 +55,7 @@ fn check_options(options: &NetworkConfig) {
         let egress = EgressConfig {
             default,
             exceptions: Vec::new(),
+            rewriting: Rewriting::On,
         };
         for access in [None, Some(false), Some(true)] {
             let Ok(policy) = network::policy_of(options, access, &egress) else {
@@ -70,8 +74,35 @@ fn check_options(options: &NetworkConfig) {
             }
         }
     }
+    check_rules(options);
     let opened = network::grant(options, None, None);
     assert!(opened.is_err() || opened.is_ok_and(|policy| policy.names.is_empty()));
+}
+
+/// Checks that rules which are accepted apply to their own hosts only, and make headers that a message can have.
+fn check_rules(options: &NetworkConfig) {
+    let Ok(rules) = Rules::parse(&options.rules.clone().unwrap_or_default()) else {
+        return;
+    };
+    for pattern in rules.ruled() {
+        let key = String::from(pattern);
+        let host = key.replacen('*', "x", 1);
+        let rule = rules
+            .find(&host)
+            .map(|rule| rule.fill(|_| Ok(Value::of_test("value"))));
+        let Some(RuleOutcome::Headers { headers, .. }) = rule else {
+            // An exact rule without headers hides the one for the suffix.
+            assert!(
+                key.starts_with('*') && rule == Some(RuleOutcome::None),
+                "{key}"
+            );
+            continue;
+        };
+        for (name, value) in headers {
+            assert!(!["host", "content-length", "transfer-encoding"].contains(&name.as_str()));
+            assert!(!value.contains(['\r', '\n', '\0']), "{key}");
+        }
+    }
 }
 
 /// Checks the bodies of requests for builds: what is accepted fits into the pool's names, and names plain files.

@@ -22,6 +22,8 @@ use crate::{agent, auth::Scope};
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
 /// Time limit of the agent's health check.
 const HEALTH: Duration = Duration::from_secs(2);
+/// Time limit of the installation of a certificate authority.
+const TRUST: Duration = Duration::from_secs(10);
 /// Default duration of a refresh in seconds.
 const REFRESH_S: u32 = 15;
 
@@ -118,6 +120,7 @@ async fn pause(
         }
     }
     app.pool.pause(&id, mode).await?;
+    app.cut(&id);
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -147,9 +150,19 @@ async fn set_network(
 ) -> Result<StatusCode, ApiError> {
     let allow_internet_access = body.allow_internet_access;
     let outbound = network::outbound(body);
-    let policy = network::grant(&outbound, allow_internet_access, app.egress())?;
+    let policy = network::grant(&outbound, allow_internet_access, app.egress_config())?;
+    if let (Some(egress), [_, ..]) = (&app.egress, policy.ruled.as_slice()) {
+        let sandbox = app.pool.get(&id).await?;
+        // First, since requests fail while the rules are in force without it. A paused sandbox is refused below.
+        if sandbox.state == SandboxState::Running
+            && !agent::trusts(&sandbox.vsock, &egress.ca_bundle, TRUST).await
+        {
+            return Err(ApiError::Untrusting(id));
+        }
+    }
     app.registry
         .set_network(&id, outbound, allow_internet_access, policy)
         .await?;
+    app.cut(&id);
     Ok(StatusCode::NO_CONTENT)
 }

@@ -15,7 +15,10 @@ use ipnet::IpNet;
 use netisolation::{DefaultEgress, Exception, NamePattern, Policy, RuleAction};
 
 use super::ApiError;
-use crate::network::EgressConfig;
+use crate::{
+    egress::rules::{RuleError, Rules},
+    network::{EgressConfig, Rewriting},
+};
 
 /// Maximum number of entries in `allowOut`, and in `denyOut`.
 const MAX_ENTRIES: usize = 1000;
@@ -68,6 +71,7 @@ pub(super) fn policy_of(
     }
     let dns_servers = dns_servers(network, &egress.exceptions)?;
     refuse_unsupported(network)?;
+    let rules = rules_of(network, egress.rewriting)?;
     let default = match allow_internet_access {
         Some(true) => DefaultEgress::Internet,
         Some(false) | None => egress.default,
@@ -75,6 +79,7 @@ pub(super) fn policy_of(
     Ok(Policy {
         names,
         dns_servers,
+        ruled: rules.ruled(),
         ..Policy::of_lists(default, &denied, &allowed)
     })
 }
@@ -139,18 +144,30 @@ fn dns_servers(
 }
 
 fn refuse_unsupported(network: &NetworkConfig) -> Result<(), ApiError> {
-    let rules = network.rules.as_ref();
     let ports = network.https_ports.as_deref().unwrap_or_default();
     let option = if network.egress_proxy.as_ref().is_some_and(|p| !p.is_null()) {
         "network.egressProxy: this server does not support outbound proxies"
-    } else if rules.is_some_and(|rules| !rules.is_empty()) {
-        "network.rules: this server does not rewrite outbound requests"
     } else if !ports.is_empty() {
         "network.httpsPorts: this server reaches services in sandboxes over plain HTTP only"
     } else {
         return Ok(());
     };
     Err(ApiError::NotImplemented(option.into()))
+}
+
+fn rules_of(network: &NetworkConfig, rewriting: Rewriting) -> Result<Rules, ApiError> {
+    let rules = network.rules.clone().unwrap_or_default();
+    let rules = Rules::parse(&rules).map_err(|why| match why {
+        RuleError::Invalid(why) => wrong(why),
+        RuleError::Unsupported(why) => ApiError::NotImplemented(why),
+    })?;
+    match rewriting {
+        Rewriting::Off if !rules.ruled().is_empty() => Err(ApiError::NotImplemented(
+            "network.rules: this server runs without cube-egress, which rewrites outbound requests"
+                .into(),
+        )),
+        Rewriting::Off | Rewriting::On => Ok(rules),
+    }
 }
 
 fn limited<'a>(

@@ -68,7 +68,7 @@ async fn create_as(
     source: OptionSource,
 ) -> CreateAnswer {
     let timeout_s = timeout(app, body.timeout)?.unwrap_or(default_s);
-    let mut lease = lease_of(body, timeout_s, source, app.egress())?;
+    let mut lease = lease_of(body, timeout_s, source, app.egress_config())?;
     lease.template = app.pool_reference(lease.template)?;
     let created = app.registry.create(lease).await?;
     let pool::Sandbox { timeline, warm, .. } = &created.sandbox;

@@ -8,7 +8,7 @@ use hyper::{
 };
 
 use super::{Access, ApiError, App, Endpoint};
-use crate::auth::Scope;
+use crate::{auth::Scope, telemetry::EgressStats};
 
 /// The OpenAPI document of the control plane.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
@@ -39,7 +39,12 @@ async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> 
     if let Some(network) = &app.network {
         stats.network.events_lost += network.log.lost();
     }
-    let text = app.telemetry.render(&stats);
+    let egress = app.egress.as_ref().map(|egress| EgressStats {
+        starts: egress.starts(),
+        calls_lost: egress.calls.lost(),
+        calls: egress.calls.counts(),
+    });
+    let text = app.telemetry.render(&stats, egress.as_ref());
     let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(CONTENT_TYPE, openmetrics)], text))
 }

@@ -17,18 +17,9 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
     }
     all.push(Endpoint::new(post, "/volumes", write, volumes));
     all.push(Endpoint::new(delete, "/volumes/{id}", write, volumes));
-    for path in ["/secrets", "/secrets/{id}"] {
-        all.push(Endpoint::new(get, path, read, secrets));
-        all.push(Endpoint::new(post, path, write, secrets));
-    }
-    all.push(Endpoint::new(delete, "/secrets/{id}", write, secrets));
     all
 }
 
 async fn volumes() -> ApiError {
     ApiError::NotImplemented("volumes".into())
-}
-
-async fn secrets() -> ApiError {
-    ApiError::NotImplemented("secrets".into())
 }

@@ -19,10 +19,12 @@ use crate::{
         uploads::Uploads,
     },
     control::{self, Control},
+    egress::{self, Alerts, Egress, EgressError},
     listen::Backend,
     network,
     proxy::Proxy,
-    registry::{Registry, sample_all},
+    registry::{Followers, Registry, sample_all},
+    secrets::Secrets,
     telemetry::Telemetry,
 };
 
@@ -38,6 +40,7 @@ const RESOLVE: Duration = Duration::from_secs(1);
 pub(super) struct Engine {
     pub(super) pool: Pool,
     pub(super) builds: Builds,
+    pub(super) egress: Option<Egress>,
     isolation: Option<Isolation>,
     resolver: Option<network::Serving>,
     /// The resolver, the sampler, and the like; aborted when this value is dropped.
@@ -58,14 +61,28 @@ impl Engine {
     ) -> Result<(Self, Backend<Registry>), ServeError> {
         let mut tasks = JoinSet::new();
         let mut config = spec.pool.clone();
+        // First, because the operator may have given a wrong key.
+        let secrets = Secrets::open(&config.state, &spec.secrets_key)?;
         let (mut network, mut resolver) = (None, None);
+        let alerts = spec
+            .network
+            .as_ref()
+            .and_then(|network| network.alert.clone());
+        let alerts = alerts.map(Alerts::start).transpose();
+        let alerts = alerts.map_err(EgressError::Alerts)?;
+        let mut prepared = None;
         // The kernel charges entries of eBPF maps to the cgroup of the process that created the maps. Guests cause such
         // entries, so the maps are created before the pool moves this process into the server's own cgroup.
         if let Some(wanted) = &spec.network {
             let (state, most) = (&config.state, config.max_sandboxes);
             let (isolation, opened, serving) =
-                network::open(wanted, state, most, sockets, &mut tasks).await?;
+                network::open(wanted, state, most, sockets, alerts.clone(), &mut tasks).await?;
             config.network = Some(isolation);
+            if let Some(egress) = &wanted.proxy {
+                let ready = egress::Prepared::new(egress, state, alerts.clone())?;
+                config.ca_bundle = Some(ready.ca_bundle().into());
+                prepared = Some(ready);
+            }
             (network, resolver) = (Some(opened), Some(serving));
         }
         let isolation = config.network.clone();
@@ -76,7 +93,20 @@ impl Engine {
         let (pool, recovered, ended) = opened.map_err(ServeError::Pool)?;
         let refused = network.as_ref().map(|network| network.log.clone());
         let registry = Registry::open(pool.clone(), recovered.alive);
-        tasks.spawn(registry.clone().forget_ended(ended, refused));
+        let egress = match (prepared, &isolation) {
+            (Some(prepared), Some(isolation)) => {
+                let (listen, handed) = network::proxied(isolation);
+                let (registry, secrets) = (registry.clone(), secrets.clone());
+                Some(prepared.start(registry, secrets, listen, handed, &mut tasks))
+            }
+            (Some(_) | None, _) => None,
+        };
+        let followers = Followers {
+            refused,
+            egress: egress.clone(),
+            alerts,
+        };
+        tasks.spawn(registry.clone().forget_ended(ended, followers));
         tasks.spawn(sample_all(registry.clone()));
         if !authenticator.is_open() {
             tasks.spawn(watch_keys(keys, authenticator.clone()));
@@ -101,6 +131,8 @@ impl Engine {
             registry: registry.clone(),
             pool: pool.clone(),
             builds: builds.clone(),
+            secrets,
+            egress: egress.clone(),
             authenticator,
             telemetry: Telemetry::shared(),
             domain: spec.domain.clone(),
@@ -115,6 +147,7 @@ impl Engine {
         let engine = Self {
             pool,
             builds,
+            egress,
             isolation,
             resolver,
             tasks,
@@ -129,6 +162,7 @@ impl Engine {
         let Self {
             pool,
             builds: _,
+            egress: _,
             isolation,
             resolver,
             mut tasks,

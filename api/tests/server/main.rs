@@ -20,6 +20,7 @@ mod redo;
 mod reload;
 mod restarts;
 mod rules;
+mod secrets;
 mod starts;
 mod streams;
 mod templates;
@@ -45,6 +46,12 @@ fn main() {
             kvm_ports_ask_for_their_tokens,
             kvm_a_page_of_another_origin_changes_nothing,
             kvm_a_create_that_nobody_waits_for_leaves_nothing,
+        },
+        secrets::{
+            kvm_secrets_are_kept_without_their_values_in_any_answer,
+            kvm_a_wrong_key_of_the_secrets_is_an_error_at_the_start,
+            kvm_a_secret_reaches_the_origin_and_nothing_else,
+            kvm_rules_that_are_added_later_need_no_restart_of_the_guest,
         },
         builds::{
             kvm_a_build_is_requested_started_followed_and_deleted,

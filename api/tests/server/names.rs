@@ -65,7 +65,7 @@ print(json.dumps({"asked": number, "lost": sorted(waiting), "bad": bad, "refused
 
 /// An upstream server that answers every query of type A with one address, after some time, so that queries are in
 /// progress at every moment.
-fn upstream() -> String {
+pub(crate) fn upstream() -> String {
     const DELAY: Duration = Duration::from_millis(50);
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap().to_string();

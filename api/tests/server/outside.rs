@@ -123,6 +123,8 @@ fn live(tell: &Sender<i32>, until_dropped: &Receiver<()>) {
     ip("link set beyond up");
     listen(PORT, echo);
     listen(BULK, bulk);
+    listen(80, crate::secrets::plain);
+    listen(443, crate::secrets::tls);
     tell.send(0).unwrap();
     // Waits until `Beyond` is dropped, which closes the channel.
     let _ = until_dropped.recv();

@@ -36,7 +36,7 @@ pub(crate) fn lack() -> Option<String> {
     ])
 }
 
-fn variable(name: &str) -> Option<PathBuf> {
+pub(crate) fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from)
 }
 

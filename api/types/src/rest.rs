@@ -8,6 +8,7 @@ mod error;
 mod network;
 mod observe;
 mod sandbox;
+mod secret;
 mod template;
 
 pub use build::{
@@ -18,14 +19,15 @@ pub use build::{
 pub use error::RestError;
 pub use network::{NetworkConfig, NetworkUpdate};
 pub use observe::{
-    LogEntry, LogLevel, LogLine, NetworkEvent, SandboxLogs, SandboxLogsV2, SandboxMetric,
-    SandboxesWithMetrics,
+    LogEntry, LogLevel, LogLine, NetworkCall, NetworkEvent, SandboxLogs, SandboxLogsV2,
+    SandboxMetric, SandboxesWithMetrics,
 };
 pub use sandbox::{
     AutoResume, ConnectSandbox, ForkRequest, ForkResult, Lifecycle, ListedSandbox, NewSandbox,
     OnTimeout, PauseMode, PauseRequest, RefreshRequest, ResumeRequest, Sandbox, SandboxDetail,
     SandboxState, SnapshotInfo, SnapshotRequest, TimeoutRequest,
 };
+pub use secret::{NewSecret, Secret, SecretUpdate};
 pub use template::{
     Team, Template, TemplateAlias, TemplateBuild, TemplateTag, TemplateWithBuilds, UpdateTemplate,
     UpdatedTemplate,

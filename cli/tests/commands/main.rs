@@ -9,6 +9,7 @@ mod errors;
 mod images;
 mod registry;
 mod sandboxes;
+mod secrets;
 mod seed;
 mod world;
 
@@ -39,6 +40,9 @@ fn main() {
         },
         seed::{
             kvm_the_commands_of_the_guides_work,
+        },
+        secrets::{
+            kvm_a_secret_is_stored_listed_updated_and_deleted,
         },
         errors::{
             kvm_failures_name_the_cause_and_the_cure,

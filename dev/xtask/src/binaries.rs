@@ -106,6 +106,8 @@ pub(crate) fn build_host(
                 "egress",
                 "--package",
                 "cli",
+                "--package",
+                "egress",
             ]);
         tool::run(&mut cargo, log)
     })?;

@@ -11,6 +11,7 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::FileExt,
     },
+    path::Path,
 };
 
 use api_types::envd::{InitRequest, Timestamp};
@@ -21,7 +22,10 @@ use nix::{
     unistd::sethostname,
 };
 
-use crate::{network, sys};
+use crate::{
+    network, sys,
+    trust::{self, Trust},
+};
 
 /// The target of `POST /init`.
 pub(crate) enum Duties {
@@ -52,6 +56,7 @@ pub(crate) struct Machine {
     machine_id: String,
     hostname: String,
     network: bool,
+    trust: Trust,
 }
 
 /// An identity could not be applied.
@@ -85,15 +90,23 @@ impl Duties {
         }
     }
 
-    /// Checks a request and applies it.
+    /// Checks a request and applies it. Returns whether [`Duties::variables`] has changed.
     ///
     /// # Errors
     /// Returns [`IdentityError::Invalid`] for a malformed value, [`IdentityError::System`] for a failed system call.
-    pub(crate) fn apply(&mut self, request: &InitRequest) -> Result<(), IdentityError> {
+    pub(crate) fn apply(&mut self, request: &InitRequest) -> Result<bool, IdentityError> {
         let entropy = check(request)?;
         match self {
             Self::Machine(machine) => machine.apply(request, &entropy),
-            Self::None => Ok(()),
+            Self::None => Ok(false),
+        }
+    }
+
+    /// Variables that name the authority of `/init` for processes. Empty if there is none, or outside a guest.
+    pub(crate) fn variables(&self) -> Vec<(String, String)> {
+        match self {
+            Self::Machine(machine) => machine.trust.variables(),
+            Self::None => Vec::new(),
         }
     }
 
@@ -142,6 +155,11 @@ fn check(request: &InitRequest) -> Result<Vec<u8>, IdentityError> {
             .is_some_and(|b| (1..=sys::MAX_ENTROPY).contains(&b.len()))
     });
     invalid(good, "entropy must be 1 to 512 bytes in hex")?;
+    let ca = request.ca_bundle.as_deref().unwrap_or_default();
+    invalid(
+        ca.is_empty() || trust::is_authority(ca),
+        "caBundle must be certificates in PEM of at most 64 KiB",
+    )?;
     Ok(entropy.flatten().unwrap_or_default())
 }
 
@@ -173,8 +191,10 @@ fn bytes_of_hex(text: &str) -> Option<Vec<u8>> {
 }
 
 impl Machine {
-    pub(crate) fn new(files: MachineFiles, layer: Option<OwnedFd>) -> Self {
+    /// `dir`: for files that are made later, on a tmpfs.
+    pub(crate) fn new(files: MachineFiles, layer: Option<OwnedFd>, dir: &Path) -> Self {
         Self {
+            trust: Trust::new(dir),
             files,
             layer,
             machine_id: String::new(),
@@ -188,7 +208,7 @@ impl Machine {
         self.layer.as_ref().map(AsFd::as_fd)
     }
 
-    fn apply(&mut self, request: &InitRequest, entropy: &[u8]) -> Result<(), IdentityError> {
+    fn apply(&mut self, request: &InitRequest, entropy: &[u8]) -> Result<bool, IdentityError> {
         if !entropy.is_empty() {
             let reseeded = sys::reseed_kernel(self.files.random.as_fd(), entropy);
             reseeded.map_err(cannot("reseed the kernel's random generator"))?;
@@ -219,7 +239,10 @@ impl Machine {
             network::switch(on).map_err(cannot("set the network card"))?;
             self.network = on;
         }
-        Ok(())
+        match &request.ca_bundle {
+            Some(pem) => (self.trust.set(pem)).map_err(cannot("install the certificate authority")),
+            None => Ok(false),
+        }
     }
 
     /// Gives [`OWN_ADDRESS`] the name in /etc/hosts, because sudo must resolve it. Lines that begin with that address,
@@ -301,6 +324,12 @@ mod tests {
         assert!(!check_with(
             |r| r.machine_id = Some("0123456789ABCDEF".repeat(2))
         ));
+        let pem = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n";
+        assert!(check_with(|r| r.ca_bundle = Some(pem.into())));
+        assert!(check_with(|r| r.ca_bundle = Some(String::new())));
+        for bad in ["x".to_owned(), format!("{pem}\0"), pem.repeat(1300)] {
+            assert!(!check_with(|r| r.ca_bundle = Some(bad.clone())), "{bad:?}");
+        }
         assert!(check_with(|r| r.entropy = Some("00ff".into())));
         for bad in ["", "0", "0g", &"00".repeat(513)] {
             assert!(!check_with(|r| r.entropy = Some(bad.into())), "{bad:?}");

@@ -19,6 +19,7 @@ mod network;
 mod server;
 mod shutdown;
 mod sys;
+mod trust;
 mod users;
 
 use std::path::PathBuf;

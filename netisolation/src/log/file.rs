@@ -23,9 +23,9 @@ const MAX_SHARE_DIVISOR: u64 = 16;
 /// The file contains the names and addresses of sandboxes' peers.
 const MODE: u32 = 0o600;
 
-/// The file to which lines are appended.
+/// A file to which lines about sandboxes are appended.
 #[derive(Debug)]
-pub(super) struct LogFile {
+pub struct LogFile {
     path: PathBuf,
     file: File,
     bytes: u64,
@@ -50,7 +50,11 @@ struct Line<'a> {
 }
 
 impl LogFile {
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    /// Opens the file, or makes it, with mode 0600.
+    ///
+    /// # Errors
+    /// Returns the errors of opening it.
+    pub fn open(path: &Path) -> io::Result<Self> {
         Self::with_limit(path, MAX_BYTES)
     }
 
@@ -65,19 +69,18 @@ impl LogFile {
         })
     }
 
-    /// Appends a whole line or nothing.
+    /// Appends a whole line about a sandbox or nothing. `line` has no newline.
     ///
     /// # Errors
     /// Returns `QuotaExceeded` if the sandbox has used its share of this file, or an error if writing or rotating
     /// fails.
-    pub(super) fn append(&mut self, event: &NetEvent) -> io::Result<()> {
-        let mut line = serde_json::to_vec(&line(event))?;
+    pub fn append(&mut self, sandbox: &SandboxId, mut line: Vec<u8>) -> io::Result<()> {
         line.push(b'\n');
         let length = u64::try_from(line.len()).unwrap_or(u64::MAX);
         if self.bytes > 0 && self.bytes.saturating_add(length) > self.max_bytes {
             self.rotate()?;
         }
-        let used = self.of_sandboxes.get(&event.sandbox).copied().unwrap_or(0);
+        let used = self.of_sandboxes.get(sandbox).copied().unwrap_or(0);
         if used > 0 && used >= self.max_bytes / MAX_SHARE_DIVISOR {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
@@ -87,7 +90,7 @@ impl LogFile {
             return Err(error);
         }
         self.bytes += length;
-        *self.of_sandboxes.entry(event.sandbox.clone()).or_default() += length;
+        *self.of_sandboxes.entry(sandbox.clone()).or_default() += length;
         Ok(())
     }
 
@@ -115,8 +118,9 @@ fn append_to(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-fn line(event: &NetEvent) -> Line<'_> {
-    Line {
+/// An event as a line.
+pub(super) fn line(event: &NetEvent) -> io::Result<Vec<u8>> {
+    let line = Line {
         time: humantime::format_rfc3339_millis(event.time).to_string(),
         sandbox: &event.sandbox,
         direction: event.direction,
@@ -126,7 +130,8 @@ fn line(event: &NetEvent) -> Line<'_> {
         reason: event.reason,
         name: event.name.as_deref(),
         count: event.count,
-    }
+    };
+    Ok(serde_json::to_vec(&line)?)
 }
 
 #[cfg(test)]
@@ -134,14 +139,15 @@ mod tests {
     use super::*;
     use crate::log::tests::event;
 
+    fn append(log: &mut LogFile, event: &NetEvent) -> io::Result<()> {
+        log.append(&event.sandbox, line(event)?)
+    }
+
     #[test]
     fn a_line_has_every_field_of_the_event() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
-        LogFile::open(&path)
-            .unwrap()
-            .append(&event(1, 443))
-            .unwrap();
+        append(&mut LogFile::open(&path).unwrap(), &event(1, 443)).unwrap();
         let expected = format!(
             "{{\"time\":\"1970-01-01T00:00:01.500Z\",\"sandbox\":\"{}\",\"direction\":\"out\",\"protocol\":\"tcp\",\
              \"source\":\"169.254.0.21:40000\",\"destination\":\"10.0.0.1:443\",\"reason\":\"forbidden\",\
@@ -159,7 +165,7 @@ mod tests {
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         for n in 100..200 {
             let mut log = LogFile::with_limit(&path, 1000).unwrap();
-            log.append(&event(1, n)).unwrap();
+            append(&mut log, &event(1, n)).unwrap();
         }
         let read = |path: &Path| fs::read_to_string(path).unwrap();
         assert!(read(&path).len() <= 1000 && read(&older).len() <= 1000);
@@ -182,19 +188,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let mut log = LogFile::with_limit(&path, 64_000).unwrap();
-        log.append(&event(1, 1)).unwrap();
-        let written = (0..10_000).filter(|n| log.append(&event(2, *n)).is_ok());
+        append(&mut log, &event(1, 1)).unwrap();
+        let written = (0..10_000).filter(|n| append(&mut log, &event(2, *n)).is_ok());
         let written = written.count();
-        log.append(&event(3, 3)).unwrap();
+        append(&mut log, &event(3, 3)).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text.lines().count(), written + 2);
         assert!(text.contains("10.0.0.1:1\"") && text.contains("10.0.0.1:3\""));
         assert!(written > 10 && text.len() < 64_000 / 10, "{written}");
         // In the next file every sandbox has its share again.
         for n in 4..1000 {
-            log.append(&event(n, n)).unwrap();
+            append(&mut log, &event(n, n)).unwrap();
         }
-        log.append(&event(2, 2)).unwrap();
+        append(&mut log, &event(2, 2)).unwrap();
     }
 
     #[test]
@@ -204,11 +210,11 @@ mod tests {
         let below = path.parent().unwrap();
         fs::create_dir(below).unwrap();
         let mut log = LogFile::with_limit(&path, 10).unwrap();
-        log.append(&event(1, 1)).unwrap();
+        append(&mut log, &event(1, 1)).unwrap();
         fs::remove_dir_all(below).unwrap();
-        assert!(log.append(&event(1, 2)).is_err());
+        assert!(append(&mut log, &event(1, 2)).is_err());
         fs::create_dir(below).unwrap();
-        log.append(&event(1, 3)).unwrap();
+        append(&mut log, &event(1, 3)).unwrap();
         assert!(fs::read_to_string(&path).unwrap().contains("10.0.0.1:3"));
     }
 }

@@ -1,7 +1,7 @@
 //! The lease of a warm slot: resume the VM and send the caller's settings to the agent. A caller waits for the lease,
 //! so both messages are sent before either answer is awaited, and both connections are already open.
 
-use std::{io, os::unix::net::UnixStream as StdStream, time::Duration};
+use std::{io, os::unix::net::UnixStream as StdStream, sync::Arc, time::Duration};
 
 use api_types::guest_text;
 use model::{SandboxId, StartPhase, Timeline};
@@ -47,6 +47,8 @@ pub(crate) struct LeasePlan {
     pub(crate) id: SandboxId,
     pub(crate) dir: SlotDir,
     pub(crate) network: Option<Isolation>,
+    /// [`crate::PoolConfig::ca_bundle`].
+    pub(crate) authority: Option<Arc<str>>,
     /// The slot's record, with the settings of the lease.
     pub(crate) record: Record,
     pub(crate) timeline: Timeline,
@@ -80,7 +82,7 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
     check_silent(&lines.agent)?;
     // Made as late as possible, because it contains the present time.
     let sent_ns = host::monotonic_ns();
-    let init = init_request(&NewIdentity::Keep, &plan.record)
+    let init = init_request(&NewIdentity::Keep, &plan.record, plan.authority.as_deref())
         .map_err(|e| WorkError::Io("draw random bytes", e))?;
     let init = http_request(&init)?;
     let work = async {

@@ -107,6 +107,8 @@ pub(crate) struct StartPlan {
     pub(crate) layer_limit: Option<Bytes>,
     pub(crate) groups: Arc<Groups>,
     pub(crate) network: Option<Isolation>,
+    /// [`crate::PoolConfig::ca_bundle`].
+    pub(crate) authority: Option<Arc<str>>,
     pub(crate) timeout: Duration,
     pub(crate) timeline: Timeline,
     pub(crate) read_ahead: ReadAhead,
@@ -320,7 +322,7 @@ impl StartPlan {
     /// Gives the guest its identity and the time. Returns whether the guest's clock may be late and must be set again.
     fn identify(&self, client: &mut EnvdClient) -> Result<bool, WorkError> {
         let sent_ns = host::monotonic_ns();
-        let init = init_request(&self.identity, &self.record)
+        let init = init_request(&self.identity, &self.record, self.authority.as_deref())
             .map_err(|e| WorkError::Io("draw random bytes", e))?;
         client
             .init(&init)

@@ -30,6 +30,7 @@ fn reaches(network: &NetworkConfig, allow: Option<bool>, default: DefaultEgress,
     let egress = EgressConfig {
         default,
         exceptions: Vec::new(),
+        rewriting: Rewriting::Off,
     };
     let policy = policy_of(network, allow, &egress).unwrap();
     policy.allows(to.parse().unwrap())
@@ -153,6 +154,7 @@ fn dns_servers_are_addresses_that_sandboxes_may_reach() {
             block: "10.0.0.2/32".parse().unwrap(),
             access: Vec::new(),
         }],
+        rewriting: Rewriting::Off,
     };
     let policy = policy_of(&servers(&["10.0.0.2", "2600::53"]), None, &egress).unwrap();
     let expected: Vec<SocketAddr> = ["10.0.0.2:53", "[2600::53]:53"]
@@ -168,7 +170,13 @@ fn unsupported_options_are_refused_by_name() {
         ..NetworkConfig::default()
     };
     let rules = NetworkConfig {
-        rules: Some([("a.test".to_owned(), serde_json::json!([]))].into()),
+        rules: Some(
+            [(
+                "a.test".to_owned(),
+                serde_json::json!([{"transform": {"headers": {"a": "b"}}}]),
+            )]
+            .into(),
+        ),
         ..NetworkConfig::default()
     };
     let ports = NetworkConfig {
@@ -183,6 +191,29 @@ fn unsupported_options_are_refused_by_name() {
         assert_eq!(status(&network, None), 501);
         assert!(message_of(&network).contains(option));
     }
+}
+
+#[test]
+fn rules_name_what_is_ruled_and_open_nothing() {
+    let egress = EgressConfig {
+        rewriting: Rewriting::On,
+        ..EgressConfig::default()
+    };
+    let rule = serde_json::json!([{"transform": {"headers": {"a": "${e2b.secrets.KEY}"}}}]);
+    let with = |host: &str, rule: &serde_json::Value| NetworkConfig {
+        rules: Some([(host.to_owned(), rule.clone())].into()),
+        ..NetworkConfig::default()
+    };
+    let policy = policy_of(&with("*.A.test", &rule), None, &egress).unwrap();
+    assert_eq!(policy.ruled, ["*.a.test".parse().unwrap()]);
+    assert_eq!(policy.naming("b.a.test"), Naming::Refused);
+    let wrong = policy_of(&with("a.test:1", &rule), None, &egress).unwrap_err();
+    assert_eq!(wrong.status(), 400);
+    let identity =
+        serde_json::json!([{"transform": {"headers": {"a": "${e2b.identity.tokens.b}"}}}]);
+    let later = policy_of(&with("a.test", &identity), None, &egress).unwrap_err();
+    assert_eq!(later.status(), 501);
+    assert!(later.to_string().contains("e2b.identity"), "{later}");
 }
 
 #[test]
@@ -250,7 +281,7 @@ proptest! {
             deny_out: Some(deny.clone()),
             ..NetworkConfig::default()
         };
-        let egress = EgressConfig { default, exceptions: Vec::new() };
+        let egress = EgressConfig { default, exceptions: Vec::new(), rewriting: Rewriting::Off };
         let policy = policy_of(&network, source, &egress).unwrap();
         let addresses = (0..16u8).flat_map(|n| [format!("8.8.8.{n}"), format!("2600::{n:x}")]);
         for to in addresses.chain(["9.9.9.9".into(), "2a00::1".into()]) {

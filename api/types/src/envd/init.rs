@@ -40,6 +40,10 @@ pub struct InitRequest {
     /// Working directory of processes whose request names none. Empty: the user's home directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_workdir: Option<String>,
+    /// A certificate authority in PEM that programs in the guest must trust, beside those of the system. An empty string
+    /// removes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_bundle: Option<String>,
 }
 
 impl std::fmt::Debug for InitRequest {
@@ -71,6 +75,7 @@ mod tests {
         let all: InitRequest = serde_json::from_str(all).unwrap();
         let expected = InitRequest {
             env_vars: [("A".to_owned(), "b".to_owned())].into(),
+            ca_bundle: Some("PEM".to_owned()),
             ..InitRequest::default()
         };
         assert_eq!(all, expected);

@@ -155,7 +155,7 @@ pub(super) fn machine(layer: Option<OwnedFd>) -> Result<Machine, BootError> {
     };
     // The kernel's own host name file is mounted over /etc/hostname, so a new name needs no write there.
     bind("/proc/sys/kernel/hostname", "/etc/hostname")?;
-    Ok(Machine::new(files, layer))
+    Ok(Machine::new(files, layer, Path::new(IDENTITY)))
 }
 
 fn boot_id() -> Result<String, BootError> {

@@ -138,6 +138,13 @@ impl Core {
         })
     }
 
+    /// Variables of all processes: those that name the authority of `/init`, overridden by those of the sandbox.
+    pub(crate) fn environment(&self) -> BTreeMap<String, String> {
+        let mut all: BTreeMap<_, _> = self.duties.variables().into_iter().collect();
+        all.extend(self.settings.env_vars.clone());
+        all
+    }
+
     /// Queues work for the next turn.
     pub(crate) fn enqueue(&mut self, job: Job, key: Key) {
         self.io.enqueue(transport::Work::Service(job as u8, key));

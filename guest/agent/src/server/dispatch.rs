@@ -77,7 +77,7 @@ impl Service for Core {
             Route::Freeze => freeze::freeze(self, conn),
             Route::Thaw => freeze::thaw(self, conn),
             Route::Envs => {
-                let json = serde_json::to_vec(&self.settings.env_vars).unwrap_or_default();
+                let json = serde_json::to_vec(&self.environment()).unwrap_or_default();
                 conn.answer(200, http::JSON, &json);
             }
             Route::Metrics => match self.meter.read() {

@@ -14,19 +14,25 @@ pub(crate) fn init(core: &mut Core, conn: &mut Conn, body: &[u8]) {
             Ok(request) => request,
             Err(error) => return conn.error(400, &format!("bad init request: {error}")),
         };
-    if let Err(error) = core.duties.apply(&request) {
-        let status = match error {
-            IdentityError::Invalid(_) => 400,
-            IdentityError::System { .. } => 500,
-        };
-        return conn.error(status, &model::chain(&error));
+    let has_new_variables = match core.duties.apply(&request) {
+        Ok(has_new_variables) => has_new_variables,
+        Err(error) => {
+            let status = match error {
+                IdentityError::Invalid(_) => 400,
+                IdentityError::System { .. } => 500,
+            };
+            return conn.error(status, &model::chain(&error));
+        }
+    };
+    let has_environment = !request.env_vars.is_empty();
+    if has_environment {
+        core.settings.env_vars = request.env_vars;
     }
-    if !request.env_vars.is_empty() {
-        let json = serde_json::to_vec(&request.env_vars).unwrap_or_default();
+    if has_environment || has_new_variables {
+        let json = serde_json::to_vec(&core.environment()).unwrap_or_default();
         if let Err(error) = core.duties.publish_environment(&json) {
             return conn.error(500, &model::chain(&error));
         }
-        core.settings.env_vars = request.env_vars;
     }
     let settings = &mut core.settings;
     if let Some(token) = request.access_token {

@@ -328,7 +328,8 @@ fn environment(
         ("SHELL", &user.shell),
     ];
     let text = |(name, value): (&'_ String, &'_ String)| (name.clone(), value.clone());
-    let given = core.settings.env_vars.iter().chain(&config.envs).map(text);
+    let sandbox = core.environment();
+    let given = sandbox.iter().chain(&config.envs).map(text);
     let mut environment: Vec<(String, String)> = Vec::new();
     for (name, value) in own
         .map(|(n, v)| (n.to_owned(), v.to_owned()))

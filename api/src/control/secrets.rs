@@ -1,0 +1,112 @@
+//! Secrets: values that rules of sandboxes add to outbound requests. No answer contains a value.
+//!
+//! A key that may create sandboxes can use every secret in a rule, and so send it to a server of its own. Therefore the
+//! scopes of sandboxes apply, not scopes of their own.
+
+use api_types::rest::{NewSecret, Secret as OnWire, SecretUpdate};
+use axum::{Json, extract::State, routing::MethodFilter};
+use hyper::{HeaderMap, StatusCode};
+
+use super::{
+    Access, ApiError, App, Endpoint,
+    body::{SecretBody, Segment},
+    paging::{Page, Position},
+    query::Query,
+    sandboxes::put_token,
+};
+use crate::{
+    auth::Scope,
+    registry::{note::now, timestamp},
+    secrets::{Secret, SecretError, Secrets},
+};
+
+const READ: Access = Access::Key(Scope::SandboxesRead);
+const WRITE: Access = Access::Key(Scope::SandboxesWrite);
+
+pub(super) fn endpoints() -> Vec<Endpoint> {
+    let (get, post, delete) = (MethodFilter::GET, MethodFilter::POST, MethodFilter::DELETE);
+    vec![
+        Endpoint::new(get, "/secrets", READ, list),
+        Endpoint::new(post, "/secrets", WRITE, create),
+        Endpoint::new(get, "/secrets/{id}", READ, info),
+        Endpoint::new(post, "/secrets/{id}", WRITE, update),
+        Endpoint::new(delete, "/secrets/{id}", WRITE, remove),
+    ]
+}
+
+async fn list(
+    State(app): State<App>,
+    query: Query,
+) -> Result<(HeaderMap, Json<Vec<OnWire>>), ApiError> {
+    let page = Page::of(&query)?;
+    let (secrets, token) = page.cut(app.secrets.list(), |secret| Position {
+        at: secret.created_at_ms,
+        id: secret.id.clone(),
+    });
+    let mut headers = HeaderMap::new();
+    put_token(&mut headers, token)?;
+    Ok((headers, Json(secrets.into_iter().map(on_wire).collect())))
+}
+
+async fn create(
+    State(app): State<App>,
+    SecretBody(body): SecretBody<NewSecret>,
+) -> Result<(StatusCode, Json<OnWire>), ApiError> {
+    let made = change(&app, move |secrets| {
+        secrets.create(
+            &body.name,
+            &body.value,
+            body.metadata.unwrap_or_default(),
+            now(),
+        )
+    });
+    Ok((StatusCode::CREATED, Json(on_wire(made.await?))))
+}
+
+async fn info(
+    State(app): State<App>,
+    Segment(reference): Segment,
+) -> Result<Json<OnWire>, ApiError> {
+    Ok(Json(on_wire(app.secrets.get(&reference)?)))
+}
+
+async fn update(
+    State(app): State<App>,
+    Segment(reference): Segment,
+    SecretBody(body): SecretBody<SecretUpdate>,
+) -> Result<Json<OnWire>, ApiError> {
+    let updated = change(&app, move |secrets| {
+        secrets.update(&reference, &body.value, body.metadata, now())
+    });
+    Ok(Json(on_wire(updated.await?)))
+}
+
+async fn remove(
+    State(app): State<App>,
+    Segment(reference): Segment,
+) -> Result<StatusCode, ApiError> {
+    change(&app, move |secrets| secrets.delete(&reference)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Runs a change on a thread, because it waits for the disk.
+async fn change<T: Send + 'static>(
+    app: &App,
+    change: impl FnOnce(&Secrets) -> Result<T, SecretError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let secrets = app.secrets.clone();
+    let changed = tokio::task::spawn_blocking(move || change(&secrets)).await;
+    let lost = |why: tokio::task::JoinError| SecretError::Io(std::io::Error::other(why));
+    Ok(changed.map_err(lost)??)
+}
+
+fn on_wire(secret: Secret) -> OnWire {
+    OnWire {
+        secret_id: secret.id,
+        name: secret.name,
+        current_version: secret.version,
+        metadata: secret.metadata,
+        created_at: timestamp(secret.created_at_ms),
+        updated_at: timestamp(secret.updated_at_ms),
+    }
+}

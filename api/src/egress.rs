@@ -1,0 +1,410 @@
+//! Outbound requests of sandboxes through `cube-egress`: the proxy that checks names, and adds the headers of rules.
+//!
+//! ```text
+//! Isolation::handed ─┐
+//! Registry: rules ───┼─► session ◄── control socket ──► cube-egress (a process, its own user)
+//! Secrets ───────────┘      │
+//!                           └─► calls (memory, file) ─► alert
+//! ```
+//! One task starts the proxy, answers it, and starts it again if it ends. Without a proxy, nothing accepts the flows that
+//! are handed to it: they wait, and then fail. The values of secrets are only in the answer to the proxy's question for
+//! the headers of one request.
+
+mod alert;
+mod authority;
+mod calls;
+mod process;
+pub mod rules;
+mod session;
+mod sys;
+mod template;
+
+use std::{
+    collections::BTreeSet,
+    fmt, io,
+    net::{SocketAddr, TcpListener},
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use ::egress::control::{Authority, Call, Flow, LISTENER, RuleOutcome};
+use model::SandboxId;
+use netisolation::NetEvent;
+use tokio::{
+    net::UnixStream,
+    sync::mpsc,
+    task::{AbortHandle, JoinSet},
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout},
+};
+use tracing::{error, info, warn};
+
+pub use alert::{AlertAction, AlertSpec, Webhook};
+pub(crate) use alert::{Alerts, Refusal};
+pub use authority::AuthorityError;
+pub use calls::{CallCounts, CallFile, CallLog, CallLogError, time_of};
+
+use crate::{registry::Registry, secrets::Secrets, telemetry::name_of_reason};
+use process::Processes;
+use session::{Answers, Ask};
+
+/// Pauses before the proxy is started again: doubled each time, and short again after a proxy that ran for [`STABLE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const STABLE: Duration = Duration::from_secs(60);
+/// Cuts that wait for the proxy. If there are more, the proxy is restarted, which cuts all.
+const CUTS: usize = 4096;
+/// How long a proxy whose control socket has closed may take to end when nothing needs it any more.
+const GRACE: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(10);
+/// How often connections of sandboxes that were paused by their deadline are looked for.
+const PAUSED: Duration = Duration::from_secs(5);
+/// First user id of proxies. It is outside the ids of VMs ([`vmm_control`'s `VmUser`]) and of distributions; each state
+/// directory has one of [`USERS`].
+const FIRST_USER: u32 = 0x7020_0000;
+const USERS: u32 = 0x1000;
+
+/// The operator's settings.
+#[derive(Clone, Debug)]
+pub struct EgressSpec {
+    /// The program `cube-egress`.
+    pub program: PathBuf,
+    pub calls: CallFile,
+}
+
+/// Why the proxy cannot be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum EgressError {
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    #[error(transparent)]
+    Calls(#[from] CallLogError),
+    #[error("cannot start the threads of alerts")]
+    Alerts(#[source] io::Error),
+}
+
+/// The flow that was accepted from an address, as the network isolation reports it.
+pub(crate) type Handed = Arc<dyn Fn(SocketAddr) -> Option<Flow> + Send + Sync>;
+/// Makes the listening socket for a proxy.
+pub(crate) type Listen = Box<dyn Fn() -> io::Result<TcpListener> + Send + Sync>;
+
+/// What is ready before the registry is: the authority and the log.
+pub(crate) struct Prepared {
+    spec: EgressSpec,
+    authority: Authority,
+    calls: CallLog,
+    user: u32,
+}
+
+/// A handle to the proxy's supervisor.
+#[derive(Clone)]
+pub struct Egress {
+    cuts: mpsc::Sender<SandboxId>,
+    /// Sandboxes whose connections the present proxy may have.
+    served: Arc<Mutex<BTreeSet<SandboxId>>>,
+    pub calls: CallLog,
+    /// PEM of the certificate that sandboxes with rules must trust.
+    pub ca_bundle: Arc<str>,
+    starts: Arc<AtomicU64>,
+    processes: Processes,
+    supervisor: AbortHandle,
+}
+
+impl fmt::Debug for Egress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Egress")
+    }
+}
+
+impl Prepared {
+    /// Loads or makes the authority, and opens the log of calls.
+    ///
+    /// # Errors
+    /// Returns [`EgressError`].
+    pub(crate) fn new(
+        spec: &EgressSpec,
+        state: &Path,
+        alerts: Option<Alerts>,
+    ) -> Result<Self, EgressError> {
+        let subscriber = Box::new(move |sandbox: &SandboxId, call: &Call| {
+            if let (Some(alerts), Some(reason)) = (&alerts, &call.refused) {
+                alerts.refused(Refusal {
+                    sandbox: sandbox.clone(),
+                    count: 1,
+                    destination: call.remote.to_string(),
+                    name: call.name.clone(),
+                    reason: reason.clone(),
+                });
+            }
+        });
+        Ok(Self {
+            authority: authority::load(state)?,
+            calls: CallLog::open(state, spec.calls, subscriber)?,
+            user: user_of(state),
+            spec: spec.clone(),
+        })
+    }
+
+    /// The certificate for sandboxes with rules.
+    pub(crate) fn ca_bundle(&self) -> &str {
+        &self.authority.certificate
+    }
+
+    /// Starts the proxy, and keeps one running for as long as `tasks` is not dropped. A proxy that loses its control
+    /// socket ends by itself, after its connections.
+    pub(crate) fn start(
+        self,
+        registry: Registry,
+        secrets: Secrets,
+        listen: Listen,
+        handed: Handed,
+        tasks: &mut JoinSet<()>,
+    ) -> Egress {
+        let (cuts, queue) = mpsc::channel(CUTS);
+        let served = Arc::default();
+        let (starts, processes) = (Arc::default(), Processes::default());
+        let ca_bundle = self.ca_bundle().into();
+        let answers = Arc::new(Desk {
+            registry: registry.clone(),
+            secrets,
+            handed,
+            calls: self.calls.clone(),
+            served: Arc::clone(&served),
+        });
+        let supervisor = Supervisor {
+            spec: self.spec,
+            user: self.user,
+            authority: self.authority,
+            listen,
+            starts: Arc::clone(&starts),
+            processes: processes.clone(),
+            served: Arc::clone(&served),
+        };
+        let egress = Egress {
+            cuts,
+            served,
+            calls: self.calls,
+            ca_bundle,
+            starts,
+            processes,
+            supervisor: tasks.spawn(supervisor.run(answers, queue)),
+        };
+        tasks.spawn(egress.clone().cut_paused(registry));
+        egress
+    }
+}
+
+impl Egress {
+    /// Ends the connections of a sandbox: it has ended or is paused, or its policy has changed.
+    pub fn cut(&self, sandbox: &SandboxId) {
+        let was_served = self.served().remove(sandbox);
+        // A full queue belongs to a proxy that does not read, which the session ends.
+        if was_served && self.cuts.try_send(sandbox.clone()).is_err() {
+            warn!(%sandbox, "cannot end the connections of a sandbox now: the proxy does not answer");
+        }
+    }
+
+    /// Ends the proxy with its connections, because the server ends. A server that hands over does not call this: its proxy
+    /// accepts nothing more and ends after its connections.
+    pub(crate) async fn stop(&self) {
+        self.supervisor.abort();
+        let ended = async {
+            while !self.processes.is_empty() {
+                sleep(POLL).await;
+            }
+        };
+        if timeout(GRACE, ended).await.is_err() {
+            self.processes.kill_all();
+        }
+    }
+
+    /// How often a proxy was started.
+    #[must_use]
+    pub fn starts(&self) -> u64 {
+        self.starts.load(Ordering::Relaxed)
+    }
+
+    /// Cuts the connections of sandboxes that are paused, since the pool pauses sandboxes at their deadline by itself.
+    async fn cut_paused(self, registry: Registry) {
+        let mut ticks = interval(PAUSED);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let served: Vec<_> = self.served().iter().cloned().collect();
+            for sandbox in served {
+                let running = registry.get(&sandbox).await;
+                if !running.is_ok_and(|view| view.sandbox.state == pool::SandboxState::Running) {
+                    self.cut(&sandbox);
+                }
+            }
+        }
+    }
+
+    /// A panic while the lock is held cannot leave the set half changed.
+    fn served(&self) -> std::sync::MutexGuard<'_, BTreeSet<SandboxId>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reports refused packets to the operator's alert.
+pub(crate) fn refusal_of(event: &NetEvent) -> Refusal {
+    Refusal {
+        sandbox: event.sandbox.clone(),
+        count: event.count,
+        destination: event.destination.to_string(),
+        name: event.name.clone(),
+        reason: name_of_reason(event.reason),
+    }
+}
+
+fn user_of(state: &Path) -> u32 {
+    use std::os::unix::ffi::OsStrExt;
+
+    use sha2::{Digest, Sha256};
+    let path = state.canonicalize().unwrap_or_else(|_| state.to_owned());
+    let sum = Sha256::digest(path.as_os_str().as_bytes());
+    FIRST_USER + u32::from_le_bytes([sum[0], sum[1], sum[2], sum[3]]) % USERS
+}
+
+/// Answers the proxy from the registry and the secrets, as they are at that moment.
+struct Desk {
+    registry: Registry,
+    secrets: Secrets,
+    handed: Handed,
+    calls: CallLog,
+    served: Arc<Mutex<BTreeSet<SandboxId>>>,
+}
+
+impl Answers for Desk {
+    fn flow(&self, peer: SocketAddr) -> Option<Flow> {
+        let flow = (self.handed)(peer)?;
+        let sandbox = flow.sandbox.parse().ok()?;
+        let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        served.insert(sandbox);
+        Some(flow)
+    }
+
+    async fn rule(&self, sandbox: SandboxId, host: String, ask: Ask) -> RuleOutcome {
+        let failed = |rule: &str, reason: &str| RuleOutcome::Failed {
+            rule: rule.to_owned(),
+            reason: reason.to_owned(),
+        };
+        let rules = match self.registry.rules(&sandbox).await {
+            Ok(rules) => rules,
+            // A sandbox that is gone has no flow either; one whose rules cannot be read must not go without them.
+            Err(why) => return failed("", &model::chain(&why)),
+        };
+        let rules = match &*rules {
+            Ok(rules) => rules,
+            Err(why) => return failed("", &why.to_string()),
+        };
+        let Some(rule) = rules.find(&host) else {
+            return RuleOutcome::None;
+        };
+        match ask {
+            Ask::Existence => rule.outcome(),
+            Ask::Headers => {
+                rule.fill(|name| self.secrets.value(name).map_err(|why| why.to_string()))
+            }
+        }
+    }
+
+    fn call(&self, sandbox: SandboxId, call: Call) {
+        self.calls.record(sandbox, call);
+    }
+
+    fn lost(&self, calls: u64) {
+        self.calls.count_lost(calls);
+    }
+}
+
+/// Starts proxies.
+struct Supervisor {
+    spec: EgressSpec,
+    user: u32,
+    authority: Authority,
+    listen: Listen,
+    starts: Arc<AtomicU64>,
+    processes: Processes,
+    served: Arc<Mutex<BTreeSet<SandboxId>>>,
+}
+
+impl Supervisor {
+    async fn run<A: Answers>(self, answers: Arc<A>, mut cuts: mpsc::Receiver<SandboxId>) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let began = Instant::now();
+            // A new proxy has no connections.
+            while cuts.try_recv().is_ok() {}
+            if let Err(why) = self.once(&answers, &mut cuts).await {
+                error!(program = %self.spec.program.display(), why = %why, "cannot start the egress proxy");
+            }
+            self.served
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clear();
+            pause = if began.elapsed() >= STABLE {
+                FIRST_PAUSE
+            } else {
+                pause
+            };
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Starts a proxy, and answers it until it ends or breaks the protocol. It is then killed.
+    async fn once<A: Answers>(
+        &self,
+        answers: &Arc<A>,
+        cuts: &mut mpsc::Receiver<SandboxId>,
+    ) -> io::Result<()> {
+        let listener = (self.listen)()?;
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+        let mut command = Command::new(&self.spec.program);
+        command
+            .env_clear()
+            .stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)))
+            .stdout(Stdio::null());
+        for name in [
+            "SSL_CERT_FILE",
+            "SSL_CERT_DIR",
+            "CUBE_LOG",
+            "RUST_BACKTRACE",
+        ] {
+            if let Some(value) = std::env::var_os(name) {
+                command.env(name, value);
+            }
+        }
+        if nix::unistd::geteuid().is_root() {
+            let user = self.user.to_string();
+            command.args(["--user", &user, "--group", &user]);
+        }
+        let child = sys::spawn_with(command, listener.as_fd(), LISTENER)?;
+        drop(listener);
+        let (pid, mut status) = self.processes.watch(child)?;
+        self.starts.fetch_add(1, Ordering::Relaxed);
+        info!(pid, "egress proxy started");
+        ours.set_nonblocking(true)?;
+        let control = UnixStream::from_std(ours)?;
+        let why = session::run(control, &self.authority, Arc::clone(answers), cuts).await;
+        // A proxy that has closed its socket is ending, but may be slow.
+        if !matches!(why, session::SessionError::Closed)
+            || timeout(GRACE, &mut status).await.is_err()
+        {
+            self.processes.kill(pid);
+        }
+        let ended = match status.try_recv() {
+            Ok(status) => status,
+            Err(_) => Err(io::Error::other("killed")),
+        };
+        let status = ended.map_or_else(|why| why.to_string(), |status| status.to_string());
+        warn!(pid, why = %model::chain(&why), %status, "the egress proxy ended: starting another one");
+        Ok(())
+    }
+}

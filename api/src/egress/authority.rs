@@ -1,0 +1,128 @@
+//! The certificate authority whose certificates the proxy shows to sandboxes with rules. Made at the first start, below
+//! `<state>/egress-ca`: `ca.crt`, and `ca.key` with mode 0600. The key goes to the proxy and nowhere else; the certificate,
+//! to sandboxes with rules.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use ::egress::control::Authority;
+use pool::durable::{Durability, private_dir, read_bounded, replace, sync_dir};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose,
+};
+
+const DIR: &str = "egress-ca";
+const CERTIFICATE: &str = "ca.crt";
+const KEY: &str = "ca.key";
+/// Longest file in bytes.
+const MAX_PEM: u64 = 64 << 10;
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// The authority is bound to the state directory, and no program outside of sandboxes trusts it.
+const VALID_DAYS: u32 = 3650;
+
+/// Why there is no authority.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    #[error("cannot read or make the certificate authority in {}", path.display())]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} has no valid certificate and key: move the directory away, and the next server makes new ones", path.display())]
+    Malformed { path: PathBuf },
+    #[error("cannot make a certificate authority")]
+    Make(#[from] rcgen::Error),
+}
+
+/// The authority of the state directory.
+///
+/// # Errors
+/// Returns [`AuthorityError`].
+pub(super) fn load(state: &Path) -> Result<Authority, AuthorityError> {
+    let dir = state.join(DIR);
+    let failed = |source| AuthorityError::Io {
+        path: dir.clone(),
+        source,
+    };
+    let made = !dir.exists();
+    private_dir(&dir).map_err(failed)?;
+    if made {
+        sync_dir(state).map_err(failed)?;
+    }
+    // The certificate is written last: without it, a crash interrupted the first start.
+    if !dir.join(CERTIFICATE).exists() {
+        let authority = make()?;
+        for (name, text) in [(KEY, &authority.key), (CERTIFICATE, &authority.certificate)] {
+            replace(&dir, name, text.as_bytes(), Durability::Host).map_err(failed)?;
+        }
+        return Ok(authority);
+    }
+    let read = |name: &str| {
+        let bytes = read_bounded(&dir.join(name), MAX_PEM)?;
+        String::from_utf8(bytes).map_err(io::Error::other)
+    };
+    let authority = Authority {
+        certificate: read(CERTIFICATE).map_err(failed)?,
+        key: read(KEY).map_err(failed)?,
+    };
+    let is_certificate = authority
+        .certificate
+        .contains("-----BEGIN CERTIFICATE-----");
+    if is_certificate && KeyPair::from_pem(&authority.key).is_ok() {
+        Ok(authority)
+    } else {
+        Err(AuthorityError::Malformed { path: dir })
+    }
+}
+
+fn make() -> Result<Authority, rcgen::Error> {
+    let key = KeyPair::generate()?;
+    let mut name = DistinguishedName::new();
+    // The serial number of a certificate names it in logs; authorities of two servers must not look the same.
+    let id: String = key
+        .public_key_raw()
+        .iter()
+        .skip(1)
+        .take(4)
+        .map(|b| format!("{b:02x}"))
+        .collect();
+    name.push(DnType::CommonName, format!("cube-egress {id}"));
+    let mut ca = CertificateParams::default();
+    ca.distinguished_name = name;
+    ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let now = SystemTime::now();
+    ca.not_before = (now - DAY).into();
+    ca.not_after = (now + DAY * VALID_DAYS).into();
+    Ok(Authority {
+        certificate: ca.self_signed(&key)?.pem(),
+        key: key.serialize_pem(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    use super::*;
+
+    #[test]
+    fn an_authority_is_made_once_and_its_key_is_private() {
+        let state = tempfile::tempdir().unwrap();
+        let first = load(state.path()).unwrap();
+        assert!(load(state.path()).unwrap() == first);
+        let dir = state.path().join(DIR);
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&dir), mode(&dir.join(KEY))), (0o700, 0o600));
+        // A crash before the certificate was written.
+        fs::remove_file(dir.join(CERTIFICATE)).unwrap();
+        assert!(load(state.path()).unwrap() != first);
+        fs::write(dir.join(KEY), "torn").unwrap();
+        let torn = load(state.path());
+        assert!(matches!(torn, Err(AuthorityError::Malformed { .. })));
+    }
+}

@@ -1,0 +1,176 @@
+//! The conversation with one proxy process, over its control socket. Whatever the proxy sends is bounded and checked: it
+//! reads bytes of guests and servers, so it may be taken over.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use ::egress::control::{Authority, Call, Flow, MAX_MESSAGE, RuleOutcome, ToProxy, ToServer};
+use model::SandboxId;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
+    sync::{Semaphore, mpsc},
+    time::timeout,
+};
+
+/// Questions about rules that are answered at the same time. Further messages wait in the socket.
+const CONCURRENT: usize = 256;
+/// Answers that wait for the socket.
+const WAITING: usize = 256;
+/// How long the proxy may leave an answer unread.
+const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 10_000 });
+
+/// Why a conversation ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionError {
+    #[error("the control socket failed")]
+    Io(#[from] std::io::Error),
+    #[error("it sent a message that is not of this protocol")]
+    Malformed,
+    #[error("it sent a message of more than {MAX_MESSAGE} bytes")]
+    TooLong,
+    #[error("it does not read its answers")]
+    Stuck,
+    #[error("it closed its control socket")]
+    Closed,
+}
+
+/// Whether the proxy asks for the values of headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    Existence,
+    Headers,
+}
+
+/// Answers the proxy's questions.
+pub(super) trait Answers: Send + Sync + 'static {
+    /// The flow that was accepted from `peer`.
+    fn flow(&self, peer: SocketAddr) -> Option<Flow>;
+    /// The rule of a sandbox for a host.
+    fn rule(
+        &self,
+        sandbox: SandboxId,
+        host: String,
+        ask: Ask,
+    ) -> impl Future<Output = RuleOutcome> + Send;
+    fn call(&self, sandbox: SandboxId, call: Call);
+    fn lost(&self, calls: u64);
+}
+
+/// Talks to a proxy until it or its socket fails. `cuts`: sandboxes whose connections must end.
+pub(super) async fn run<A: Answers>(
+    control: impl AsyncRead + AsyncWrite + Send + Unpin,
+    authority: &Authority,
+    answers: Arc<A>,
+    cuts: &mut mpsc::Receiver<SandboxId>,
+) -> SessionError {
+    let (reading, mut writing) = tokio::io::split(control);
+    let start = ToProxy::Start {
+        authority: authority.clone(),
+    };
+    if let Err(why) = write(&mut writing, &start).await {
+        return why;
+    }
+    let (send, mut queue) = mpsc::channel(WAITING);
+    let write_all = async {
+        loop {
+            let message = tokio::select! {
+                Some(sandbox) = cuts.recv() => {
+                    // The answers that wait were made before the cut, which must also end what follows from them.
+                    for _ in 0..WAITING {
+                        let Ok(waiting) = queue.try_recv() else {
+                            break;
+                        };
+                        if let Err(why) = write(&mut writing, &waiting).await {
+                            return why;
+                        }
+                    }
+                    ToProxy::Cut {
+                        sandbox: sandbox.to_string(),
+                    }
+                }
+                Some(message) = queue.recv() => message,
+                else => return SessionError::Closed,
+            };
+            if let Err(why) = write(&mut writing, &message).await {
+                return why;
+            }
+        }
+    };
+    tokio::select! {
+        why = write_all => why,
+        why = read_all(BufReader::new(reading), answers, send) => why,
+    }
+}
+
+async fn write(
+    writing: &mut (impl AsyncWrite + Unpin),
+    message: &ToProxy,
+) -> Result<(), SessionError> {
+    let mut line = serde_json::to_vec(message).map_err(std::io::Error::from)?;
+    line.push(b'\n');
+    let written = timeout(PATIENCE, writing.write_all(&line)).await;
+    Ok(written.map_err(|_| SessionError::Stuck)??)
+}
+
+async fn read_all<A: Answers>(
+    mut reading: impl tokio::io::AsyncBufRead + Unpin,
+    answers: Arc<A>,
+    send: mpsc::Sender<ToProxy>,
+) -> SessionError {
+    let permits = Arc::new(Semaphore::new(CONCURRENT));
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let most = u64::try_from(MAX_MESSAGE).unwrap_or(u64::MAX);
+        match (&mut reading).take(most).read_until(b'\n', &mut line).await {
+            Ok(0) => return SessionError::Closed,
+            Ok(_) if line.last() == Some(&b'\n') => {}
+            Ok(length) if length == MAX_MESSAGE => return SessionError::TooLong,
+            Ok(_) => return SessionError::Closed,
+            Err(why) => return why.into(),
+        }
+        let Ok(message) = serde_json::from_slice(&line) else {
+            return SessionError::Malformed;
+        };
+        match message {
+            ToServer::Flow { id, peer } => {
+                let flow = answers.flow(peer);
+                if send.send(ToProxy::Flow { id, flow }).await.is_err() {
+                    return SessionError::Closed;
+                }
+            }
+            ToServer::Rule {
+                id,
+                sandbox,
+                host,
+                headers,
+            } => {
+                let Ok(sandbox) = sandbox.parse() else {
+                    return SessionError::Malformed;
+                };
+                let ask = if headers {
+                    Ask::Headers
+                } else {
+                    Ask::Existence
+                };
+                let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
+                    return SessionError::Closed;
+                };
+                let (answers, send) = (Arc::clone(&answers), send.clone());
+                tokio::spawn(async move {
+                    let outcome = answers.rule(sandbox, host, ask).await;
+                    // If the conversation has ended, nothing waits for the answer.
+                    let _ = send.send(ToProxy::Rule { id, outcome }).await;
+                    drop(permit);
+                });
+            }
+            ToServer::Call(call) => match call.sandbox.parse() {
+                Ok(sandbox) => answers.call(sandbox, call),
+                Err(_) => return SessionError::Malformed,
+            },
+            ToServer::Lost { calls } => answers.lost(calls),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,170 @@
+use std::sync::Mutex;
+
+use tokio::io::{DuplexStream, Lines, duplex};
+
+use super::*;
+
+#[derive(Default)]
+struct Fake {
+    calls: Mutex<Vec<String>>,
+}
+
+impl Answers for Fake {
+    fn flow(&self, peer: SocketAddr) -> Option<Flow> {
+        (peer.port() == 1).then(|| Flow {
+            sandbox: id().to_string(),
+            remote: "10.0.0.1:443".parse().unwrap(),
+            names: vec!["a.test".into()],
+            admitted_by_address: false,
+        })
+    }
+
+    async fn rule(&self, _: SandboxId, host: String, ask: Ask) -> RuleOutcome {
+        let headers = match ask {
+            Ask::Existence => Vec::new(),
+            Ask::Headers => vec![("x".to_owned(), "hunter2".to_owned())],
+        };
+        RuleOutcome::Headers {
+            rule: host,
+            headers,
+            secrets: Vec::new(),
+        }
+    }
+
+    fn call(&self, _: SandboxId, call: Call) {
+        self.calls.lock().unwrap().extend(call.path);
+    }
+
+    fn lost(&self, calls: u64) {
+        self.calls.lock().unwrap().push(format!("lost {calls}"));
+    }
+}
+
+fn id() -> SandboxId {
+    SandboxId::from_random([1; 19])
+}
+
+struct Proxy {
+    lines: Lines<BufReader<tokio::io::ReadHalf<DuplexStream>>>,
+    writing: tokio::io::WriteHalf<DuplexStream>,
+    session: tokio::task::JoinHandle<SessionError>,
+    cuts: mpsc::Sender<SandboxId>,
+    answers: Arc<Fake>,
+}
+
+async fn start() -> Proxy {
+    let (ours, theirs) = duplex(64 << 10);
+    let (cuts, mut queue) = mpsc::channel(8);
+    let answers = Arc::new(Fake::default());
+    let given = Arc::clone(&answers);
+    let session = tokio::spawn(async move {
+        let authority = Authority {
+            certificate: "certificate".into(),
+            key: "key".into(),
+        };
+        run(ours, &authority, given, &mut queue).await
+    });
+    let (reading, writing) = tokio::io::split(theirs);
+    let mut proxy = Proxy {
+        lines: BufReader::new(reading).lines(),
+        writing,
+        session,
+        cuts,
+        answers,
+    };
+    assert!(matches!(proxy.next().await, ToProxy::Start { .. }));
+    proxy
+}
+
+impl Proxy {
+    async fn next(&mut self) -> ToProxy {
+        let line = self.lines.next_line().await.unwrap().unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    async fn send(&mut self, message: &ToServer) {
+        let line = serde_json::to_string(message).unwrap() + "\n";
+        self.writing.write_all(line.as_bytes()).await.unwrap();
+    }
+
+    async fn ends_after(mut self, bytes: &[u8]) -> SessionError {
+        // The session may close its end before all is written.
+        let _ = self.writing.write_all(bytes).await;
+        let _ = self.writing.shutdown().await;
+        self.session.await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn questions_are_answered_by_their_ids_and_cuts_are_passed_on() {
+    let mut proxy = start().await;
+    for (id, port) in [(7, 1), (8, 2)] {
+        let peer = ([198, 18, 0, 1], port).into();
+        proxy.send(&ToServer::Flow { id, peer }).await;
+        let ToProxy::Flow { id: of, flow } = proxy.next().await else {
+            panic!("not the answer");
+        };
+        assert_eq!((of, flow.is_some()), (id, port == 1));
+    }
+    for headers in [false, true] {
+        let rule = ToServer::Rule {
+            id: 9,
+            sandbox: id().to_string(),
+            host: "a.test".into(),
+            headers,
+        };
+        proxy.send(&rule).await;
+        let ToProxy::Rule {
+            id: 9,
+            outcome: RuleOutcome::Headers { headers: got, .. },
+        } = proxy.next().await
+        else {
+            panic!("not the answer");
+        };
+        assert_eq!(got.len(), usize::from(headers));
+    }
+    proxy.cuts.send(id()).await.unwrap();
+    let cut = ToProxy::Cut {
+        sandbox: id().to_string(),
+    };
+    assert_eq!(proxy.next().await, cut);
+    let call = crate::egress::calls::tests::call(1);
+    proxy.send(&ToServer::Call(call)).await;
+    proxy.send(&ToServer::Lost { calls: 3 }).await;
+    let answers = Arc::clone(&proxy.answers);
+    assert!(matches!(proxy.ends_after(b"").await, SessionError::Closed));
+    assert_eq!(*answers.calls.lock().unwrap(), ["/v1", "lost 3"]);
+}
+
+#[tokio::test]
+async fn messages_that_are_too_long_or_not_of_the_protocol_end_the_session() {
+    let long = vec![b'x'; MAX_MESSAGE + 1];
+    let why = start().await.ends_after(&long).await;
+    assert!(matches!(why, SessionError::TooLong), "{why:?}");
+    let foreign =
+        r#"{"type":"rule","id":1,"sandbox":"../x","host":"a","headers":true}"#.to_owned() + "\n";
+    for wrong in ["{}\n", "\n", "\u{0}\n", foreign.as_str()] {
+        let why = start().await.ends_after(wrong.as_bytes()).await;
+        assert!(matches!(why, SessionError::Malformed), "{wrong:?}: {why:?}");
+    }
+    let why = start().await.ends_after(b"{\"type\":").await;
+    assert!(matches!(why, SessionError::Closed), "{why:?}");
+}
+
+#[tokio::test]
+async fn a_proxy_that_does_not_read_ends_the_session() {
+    let mut proxy = start().await;
+    let peer = ([198, 18, 0, 1], 1).into();
+    let line = serde_json::to_string(&ToServer::Flow { id: 1, peer }).unwrap() + "\n";
+    let flood = async {
+        while proxy.writing.write_all(line.as_bytes()).await.is_ok() {}
+        // Not reached while the session reads.
+    };
+    let session = &mut proxy.session;
+    let why = tokio::select! {
+        biased;
+        why = session => why.unwrap(),
+        () = flood => panic!("the session ended without its reason"),
+    };
+    assert!(matches!(why, SessionError::Stuck), "{why:?}");
+}

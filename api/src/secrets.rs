@@ -1,0 +1,344 @@
+//! Secrets: values that `cube-egress` adds to outbound requests of sandboxes ([`crate::control`] has the routes).
+//!
+//! ```text
+//! <state>/secrets/sec_<id>.json   name, version, labels; the value is encrypted
+//! <state>/secrets/key             the key, unless the operator gives one; mode 0600, made once
+//! ```
+//! A file is replaced as a whole and synced before a change is answered. A value is decrypted only for the request that
+//! it is added to. It must never be in an answer, a log, a `Debug` text, a record of the pool or an error.
+
+mod key;
+mod name;
+mod record;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt, fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, RwLock},
+};
+
+use pool::durable::{Durability, private_dir, read_bounded, replace, sync_dir};
+use tracing::warn;
+
+pub use key::{KeyError, KeySource};
+pub use name::{SecretName, check_metadata, check_value};
+pub use record::Secret;
+
+use crate::auth::random_hex;
+use key::SealKey;
+use record::{MAX_RECORD, Sealed};
+
+/// Maximum number of secrets.
+const MAX_SECRETS: usize = 1000;
+/// Directory below the state directory.
+const DIR: &str = "secrets";
+const EXTENSION: &str = "json";
+/// What incomplete files end with.
+const DRAFT: &str = "new";
+
+/// A value in plain text. It has no `Debug` that shows it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Value(String);
+
+impl Value {
+    /// The text, for the message to the proxy.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn of_test(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Value")
+    }
+}
+
+/// Why a secret cannot be stored, found or used.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretError {
+    #[error("{0}")]
+    Invalid(String),
+    #[error("secret {0:?} was not found")]
+    NotFound(String),
+    #[error("a secret with the name {0:?} exists: update it, or choose another name")]
+    Taken(String),
+    #[error("the server keeps at most {MAX_SECRETS} secrets: delete one first")]
+    TooMany,
+    #[error("cannot write the secret")]
+    Io(#[from] io::Error),
+    #[error("cannot create the secret: the kernel provides no random numbers")]
+    Random(#[from] getrandom::Error),
+    /// The stored value does not match its name, id and version under the server's key.
+    #[error("the stored value of the secret {0:?} is damaged: update it")]
+    Damaged(String),
+}
+
+/// Why the secrets of a state directory cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    #[error("cannot open the secrets in {}", path.display())]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "cannot decrypt the {count} secrets in {} with the key from {key}: start the server with the key that encrypted them \
+         (--secrets-key), or move the directory away to begin without secrets",
+        path.display()
+    )]
+    WrongKey {
+        path: PathBuf,
+        key: KeySource,
+        count: usize,
+    },
+}
+
+/// The secrets of a server. Clones share them.
+#[derive(Clone)]
+pub struct Secrets(Arc<Store>);
+
+struct Store {
+    dir: PathBuf,
+    key: SealKey,
+    /// By id. Read for each request of a sandbox, so never locked while a file is written.
+    known: RwLock<HashMap<String, Arc<Sealed>>>,
+    /// Serializes changes.
+    change: Mutex<()>,
+}
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secrets")
+    }
+}
+
+impl Secrets {
+    /// Opens the secrets of the state directory, and makes a key if the operator has given none.
+    ///
+    /// # Errors
+    /// Returns [`OpenError`]. A single file that cannot be read is named in the log and left alone.
+    pub fn open(state: &Path, source: &KeySource) -> Result<Self, OpenError> {
+        let dir = state.join(DIR);
+        let failed = |source| OpenError::Io {
+            path: dir.clone(),
+            source,
+        };
+        let made = !dir.exists();
+        private_dir(&dir).map_err(failed)?;
+        if made {
+            sync_dir(state).map_err(failed)?;
+        }
+        let key = SealKey::load(source, &dir)?;
+        let (known, undecrypted) = read_all(&dir, &key).map_err(failed)?;
+        if known.is_empty() && undecrypted > 0 {
+            return Err(OpenError::WrongKey {
+                path: dir,
+                key: source.clone(),
+                count: undecrypted,
+            });
+        }
+        Ok(Self(Arc::new(Store {
+            dir,
+            key,
+            known: RwLock::new(known),
+            change: Mutex::new(()),
+        })))
+    }
+
+    /// Stores a new secret. Blocks until it is on disk.
+    ///
+    /// # Errors
+    /// Returns [`SecretError::Invalid`], [`SecretError::Taken`], [`SecretError::TooMany`], [`SecretError::Io`] or
+    /// [`SecretError::Random`].
+    pub fn create(
+        &self,
+        name: &str,
+        value: &str,
+        metadata: BTreeMap<String, String>,
+        now_ms: u64,
+    ) -> Result<Secret, SecretError> {
+        let name = SecretName::parse(name).map_err(SecretError::Invalid)?;
+        check_value(value).map_err(SecretError::Invalid)?;
+        check_metadata(&metadata).map_err(SecretError::Invalid)?;
+        let _change = self.0.lock();
+        if self.find(name.as_str()).is_some() {
+            return Err(SecretError::Taken(name.into_string()));
+        }
+        if self.0.read().len() >= MAX_SECRETS {
+            return Err(SecretError::TooMany);
+        }
+        let secret = Secret {
+            id: format!("{}{}", name::ID_PREFIX, random_hex::<10>()?),
+            name: name.into_string(),
+            version: 1,
+            metadata,
+            created_at_ms: now_ms,
+            updated_at_ms: now_ms,
+        };
+        self.0.write(secret, value)
+    }
+
+    /// Replaces the value of a secret, named by its id or name, and its labels if there are `metadata`. Blocks until
+    /// the new version is on disk; the old value is then in no file.
+    ///
+    /// # Errors
+    /// Returns [`SecretError::NotFound`] and the errors of [`Secrets::create`].
+    pub fn update(
+        &self,
+        reference: &str,
+        value: &str,
+        metadata: Option<BTreeMap<String, String>>,
+        now_ms: u64,
+    ) -> Result<Secret, SecretError> {
+        check_value(value).map_err(SecretError::Invalid)?;
+        if let Some(metadata) = &metadata {
+            check_metadata(metadata).map_err(SecretError::Invalid)?;
+        }
+        let _change = self.0.lock();
+        let old = self.get(reference)?;
+        let secret = Secret {
+            version: old.version.saturating_add(1),
+            metadata: metadata.unwrap_or(old.metadata),
+            updated_at_ms: now_ms.max(old.updated_at_ms),
+            ..old
+        };
+        self.0.write(secret, value)
+    }
+
+    /// Removes a secret, named by its id or name. Blocks until the file is gone from the disk.
+    ///
+    /// # Errors
+    /// Returns [`SecretError::NotFound`] or [`SecretError::Io`].
+    pub fn delete(&self, reference: &str) -> Result<(), SecretError> {
+        let _change = self.0.lock();
+        let Secret { id, .. } = self.get(reference)?;
+        // First: a request that is answered from now on must not use it, even if the disk fails.
+        let removed = self.0.write_known().remove(&id);
+        let gone = fs::remove_file(self.0.path(&id)).and_then(|()| sync_dir(&self.0.dir));
+        match (gone, removed) {
+            (Ok(()), _) => Ok(()),
+            (Err(why), Some(sealed)) if self.0.path(&id).exists() => {
+                self.0.write_known().insert(id, sealed);
+                Err(why.into())
+            }
+            (Err(why), _) => Err(why.into()),
+        }
+    }
+
+    /// The secret with this id or name.
+    ///
+    /// # Errors
+    /// Returns [`SecretError::NotFound`].
+    pub fn get(&self, reference: &str) -> Result<Secret, SecretError> {
+        let found = self.find(reference).map(|sealed| sealed.secret.clone());
+        found.ok_or_else(|| SecretError::NotFound(reference.chars().take(200).collect()))
+    }
+
+    /// All secrets, in no particular order.
+    #[must_use]
+    pub fn list(&self) -> Vec<Secret> {
+        let known = self.0.read();
+        known.values().map(|sealed| sealed.secret.clone()).collect()
+    }
+
+    /// The current value of the secret with this name.
+    ///
+    /// # Errors
+    /// Returns [`SecretError::NotFound`] or [`SecretError::Damaged`].
+    pub fn value(&self, name: &str) -> Result<Value, SecretError> {
+        let sealed = self.find(name);
+        let sealed = sealed.ok_or_else(|| SecretError::NotFound(name.to_owned()))?;
+        let damaged = || SecretError::Damaged(name.to_owned());
+        let plain = self.0.key.open(&sealed).ok_or_else(damaged)?;
+        String::from_utf8(plain).map(Value).map_err(|_| damaged())
+    }
+
+    fn find(&self, reference: &str) -> Option<Arc<Sealed>> {
+        let known = self.0.read();
+        if reference.starts_with(name::ID_PREFIX) {
+            return known.get(reference).cloned();
+        }
+        let name = reference.to_ascii_lowercase();
+        let found = known.values().find(|sealed| sealed.secret.name == name);
+        found.cloned()
+    }
+}
+
+impl Store {
+    /// Encrypts a value, replaces the secret's file, and makes the secret known.
+    fn write(&self, secret: Secret, value: &str) -> Result<Secret, SecretError> {
+        let sealed = self.key.seal(secret, value.as_bytes())?;
+        let file = format!("{}.{EXTENSION}", sealed.secret.id);
+        replace(&self.dir, &file, &sealed.render()?, Durability::Host)?;
+        let secret = sealed.secret.clone();
+        self.write_known()
+            .insert(secret.id.clone(), Arc::new(sealed));
+        Ok(secret)
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}.{EXTENSION}"))
+    }
+
+    /// A panic while one of the locks is held cannot leave an entry half changed.
+    fn lock(&self) -> std::sync::MutexGuard<'_, ()> {
+        self.change.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, HashMap<String, Arc<Sealed>>> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_known(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<String, Arc<Sealed>>> {
+        self.known.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads all files, and removes incomplete ones. Also returns the number of those that the key does not decrypt.
+fn read_all(dir: &Path, key: &SealKey) -> io::Result<(HashMap<String, Arc<Sealed>>, usize)> {
+    let (mut known, mut undecrypted) = (HashMap::new(), 0);
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        match extension {
+            Some(DRAFT) => fs::remove_file(&path)?,
+            Some(EXTENSION) => match read(&path, key) {
+                Ok(Some(sealed)) => {
+                    known.insert(sealed.secret.id.clone(), Arc::new(sealed));
+                }
+                Ok(None) => {
+                    undecrypted += 1;
+                    warn!(path = %path.display(), "cannot decrypt a secret: it is not used, and its file stays");
+                }
+                Err(why) => {
+                    warn!(path = %path.display(), %why, "cannot read a secret: it is not used, and its file stays");
+                }
+            },
+            _ => {}
+        }
+    }
+    Ok((known, undecrypted))
+}
+
+/// Reads a file. `Ok(None)`: the key does not decrypt it.
+fn read(path: &Path, key: &SealKey) -> Result<Option<Sealed>, String> {
+    let bytes = read_bounded(path, MAX_RECORD).map_err(|why| why.to_string())?;
+    let sealed = Sealed::parse(&bytes)?;
+    if path.file_stem().and_then(|stem| stem.to_str()) != Some(&sealed.secret.id) {
+        return Err("its name is not the id in it".to_owned());
+    }
+    Ok(key.open(&sealed).is_some().then_some(sealed))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! The key that encrypts values on disk (AES-256-GCM), and where it comes from.
+
+use std::{
+    env, fmt, io,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use pool::durable::{Durability, read_bounded, replace};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+
+use super::record::{Sealed, Secret};
+
+const KEY_LEN: usize = 32;
+/// The key in base64 or hex.
+const VARIABLE: &str = "CUBE_SECRETS_KEY";
+/// Directory of the credentials that systemd passes (systemd.exec(5), "CREDENTIALS").
+const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
+const CREDENTIAL: &str = "cube-secrets-key";
+const GENERATED: &str = "key";
+/// Longest text of a key: 64 hex digits, and space around them.
+const MAX_KEY_FILE: u64 = 256;
+
+/// Where the key comes from. Its text is 64 hex digits, or base64 of 32 bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    /// A file that only its owner may access.
+    File(PathBuf),
+    Variable,
+    /// A credential of the systemd unit, in this file.
+    Credential(PathBuf),
+    /// Made by the first server of the state directory, beside the secrets.
+    Generated,
+}
+
+impl KeySource {
+    /// The source of this process: the named file, `CUBE_SECRETS_KEY`, the credential `cube-secrets-key`, or else a
+    /// generated key.
+    #[must_use]
+    pub fn of_process(file: Option<PathBuf>) -> Self {
+        let credential = env::var_os(CREDENTIALS)
+            .map(|dir| Path::new(&dir).join(CREDENTIAL))
+            .filter(|path| path.exists());
+        match (file, env::var_os(VARIABLE), credential) {
+            (Some(path), ..) => Self::File(path),
+            (None, Some(_), _) => Self::Variable,
+            (None, None, Some(path)) => Self::Credential(path),
+            (None, None, None) => Self::Generated,
+        }
+    }
+}
+
+impl fmt::Display for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Variable => f.write_str(VARIABLE),
+            Self::Credential(path) => write!(f, "the systemd credential {}", path.display()),
+            Self::Generated => f.write_str("the file `key` beside them"),
+        }
+    }
+}
+
+/// Why there is no key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    #[error("cannot read the key of the secrets from {from}")]
+    Io {
+        from: KeySource,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "the key of the secrets from {0} must be 64 hex digits or base64 of 32 bytes: make one with `openssl rand -hex 32`"
+    )]
+    Malformed(KeySource),
+    #[error("other users can access the key of the secrets {} (mode {mode:o}): chmod it to 600", path.display())]
+    Open { path: PathBuf, mode: u32 },
+    #[error("cannot make a key for the secrets: the kernel provides no random numbers")]
+    Random(#[from] getrandom::Error),
+}
+
+/// Encrypts and decrypts values. Id, name and version are authenticated with a value, so that the value of one secret
+/// cannot be put into the file of another.
+pub(super) struct SealKey(LessSafeKey);
+
+impl SealKey {
+    /// `dir`: where a generated key is.
+    pub(super) fn load(source: &KeySource, dir: &Path) -> Result<Self, KeyError> {
+        let bytes = match source {
+            KeySource::File(path) => {
+                check_private(path, source)?;
+                read(path, source)?
+            }
+            KeySource::Credential(path) => read(path, source)?,
+            KeySource::Variable => {
+                let text = env::var(VARIABLE).unwrap_or_default();
+                decode(&text).ok_or_else(|| KeyError::Malformed(source.clone()))?
+            }
+            KeySource::Generated => generated(dir)?,
+        };
+        Self::new(&bytes).ok_or_else(|| KeyError::Malformed(source.clone()))
+    }
+
+    fn new(bytes: &[u8; KEY_LEN]) -> Option<Self> {
+        let key = UnboundKey::new(&AES_256_GCM, bytes).ok()?;
+        Some(Self(LessSafeKey::new(key)))
+    }
+
+    /// Encrypts a value with a new random nonce: 96 bits do not repeat in the lifetime of a key.
+    pub(super) fn seal(&self, secret: Secret, value: &[u8]) -> io::Result<Sealed> {
+        let mut nonce = [0; NONCE_LEN];
+        getrandom::fill(&mut nonce).map_err(io::Error::other)?;
+        let mut sealed = value.to_vec();
+        self.0
+            .seal_in_place_append_tag(
+                Nonce::assume_unique_for_key(nonce),
+                Aad::from(bound(&secret)),
+                &mut sealed,
+            )
+            .map_err(|_| io::Error::other("the value cannot be encrypted"))?;
+        Ok(Sealed {
+            secret,
+            nonce,
+            sealed,
+        })
+    }
+
+    /// The value; `None` if it is not of this key, id, name and version.
+    pub(super) fn open(&self, sealed: &Sealed) -> Option<Vec<u8>> {
+        let mut bytes = sealed.sealed.clone();
+        let aad = Aad::from(bound(&sealed.secret));
+        let plain = self.0.open_in_place(sealed.nonce(), aad, &mut bytes);
+        let length = plain.ok()?.len();
+        bytes.truncate(length);
+        Some(bytes)
+    }
+}
+
+/// What is authenticated with a value. Neither ids nor names contain a space.
+fn bound(secret: &Secret) -> Vec<u8> {
+    format!("secret 1 {} {} {}", secret.id, secret.name, secret.version).into_bytes()
+}
+
+fn generated(dir: &Path) -> Result<[u8; KEY_LEN], KeyError> {
+    let source = KeySource::Generated;
+    let path = dir.join(GENERATED);
+    if path.exists() {
+        check_private(&path, &source)?;
+        return read(&path, &source);
+    }
+    let mut bytes = [0; KEY_LEN];
+    getrandom::fill(&mut bytes)?;
+    let text = format!("{}\n", STANDARD.encode(bytes));
+    let written = replace(dir, GENERATED, text.as_bytes(), Durability::Host);
+    written.map_err(|error| KeyError::Io {
+        from: source,
+        source: error,
+    })?;
+    Ok(bytes)
+}
+
+fn read(path: &Path, source: &KeySource) -> Result<[u8; KEY_LEN], KeyError> {
+    let bytes = read_bounded(path, MAX_KEY_FILE).map_err(|error| KeyError::Io {
+        from: source.clone(),
+        source: error,
+    })?;
+    let text = String::from_utf8(bytes).ok();
+    let key = text.and_then(|text| decode(&text));
+    key.ok_or_else(|| KeyError::Malformed(source.clone()))
+}
+
+fn decode(text: &str) -> Option<[u8; KEY_LEN]> {
+    let text = text.trim();
+    if text.len() != 2 * KEY_LEN {
+        return STANDARD.decode(text).ok()?.try_into().ok();
+    }
+    let digit = |b: u8| {
+        char::from(b)
+            .to_digit(16)
+            .and_then(|d| u8::try_from(d).ok())
+    };
+    let (pairs, _) = text.as_bytes().as_chunks::<2>();
+    let bytes = pairs
+        .iter()
+        .map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?));
+    bytes.collect::<Option<Vec<u8>>>()?.try_into().ok()
+}
+
+fn check_private(path: &Path, source: &KeySource) -> Result<(), KeyError> {
+    let meta = std::fs::metadata(path).map_err(|error| KeyError::Io {
+        from: source.clone(),
+        source: error,
+    })?;
+    let mode = meta.permissions().mode() & 0o7777;
+    let is_private =
+        mode & 0o077 == 0 && [0, nix::unistd::geteuid().as_raw()].contains(&meta.uid());
+    if is_private {
+        Ok(())
+    } else {
+        Err(KeyError::Open {
+            path: path.to_owned(),
+            mode,
+        })
+    }
+}

@@ -1,0 +1,513 @@
+//! Secrets: stored encrypted, used in requests of sandboxes, and found nowhere else.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, OnceLock},
+};
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use serde_json::{Value, json};
+
+use crate::{
+    names::upstream,
+    outside::with_outside,
+    process::{Sandbox, Server, until, variable},
+};
+
+/// The host name that [`upstream`] answers with the address of the origin.
+const HOST: &str = "api.test";
+
+/// The authority of the origin's certificate, and its configuration.
+struct World {
+    ca: String,
+    config: Arc<ServerConfig>,
+}
+
+static WORLD: OnceLock<World> = OnceLock::new();
+/// What the origin expects in `x-api-key`.
+static EXPECTED: Mutex<String> = Mutex::new(String::new());
+
+fn world() -> &'static World {
+    WORLD.get_or_init(|| {
+        let ca_key = KeyPair::generate().unwrap();
+        let mut ca = CertificateParams::default();
+        ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let pem = ca.self_signed(&ca_key).unwrap().pem();
+        let issuer = Issuer::new(ca, ca_key);
+        let key = KeyPair::generate().unwrap();
+        let leaf = CertificateParams::new(vec![HOST.to_owned()]).unwrap();
+        let leaf = leaf.signed_by(&key, &issuer).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(
+                vec![leaf.der().clone()],
+                rustls::pki_types::PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
+            )
+            .unwrap();
+        World {
+            ca: pem,
+            config: Arc::new(config),
+        }
+    })
+}
+
+/// An origin that says whether the request had the expected key, and never what it had.
+pub(crate) fn plain(stream: TcpStream) {
+    let writing = stream.try_clone().unwrap();
+    answer(stream, writing);
+}
+
+/// The same over TLS.
+pub(crate) fn tls(stream: TcpStream) {
+    let session = ServerConnection::new(Arc::clone(&world().config)).unwrap();
+    let mut stream = StreamOwned::new(session, stream);
+    let Some(answer) = judge(&mut BufReader::new(&mut stream)) else {
+        return;
+    };
+    // The client may have gone.
+    let _ = stream.write_all(answer.as_bytes());
+    let _ = stream.flush();
+}
+
+fn answer(stream: TcpStream, mut writing: TcpStream) {
+    if let Some(answer) = judge(&mut BufReader::new(stream)) {
+        let _ = writing.write_all(answer.as_bytes());
+    }
+}
+
+fn judge(reading: &mut impl BufRead) -> Option<String> {
+    let mut keys = Vec::new();
+    for line in reading.lines() {
+        let line = line.ok()?;
+        if line.is_empty() {
+            let expected = EXPECTED.lock().unwrap().clone();
+            let said = if keys == [expected] {
+                "expected"
+            } else if keys.is_empty() {
+                "absent"
+            } else {
+                "other"
+            };
+            let length = said.len();
+            return Some(format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{said}"
+            ));
+        }
+        let (name, value) = line.split_once(':').unwrap_or_default();
+        if name.eq_ignore_ascii_case("x-api-key") {
+            keys.push(value.trim().to_owned());
+        }
+    }
+    None
+}
+
+/// A server whose proxy trusts the origin's authority.
+fn server(dir: &Path, options: &[&str]) -> Server {
+    let (ca, script) = (dir.join("ca.pem"), dir.join("cube-api"));
+    fs::write(&ca, &world().ca).unwrap();
+    let program = env!("CARGO_BIN_EXE_cube-api");
+    let text = format!(
+        "#!/bin/sh\nSSL_CERT_FILE={} exec {program} \"$@\"\n",
+        ca.display()
+    );
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).unwrap();
+    let proxy = variable("CUBE_BIN").unwrap().join("cube-egress");
+    let (upstream, proxy) = (upstream(), proxy.to_str().unwrap().to_owned());
+    let common = [
+        "--insecure-loopback",
+        "--warm",
+        "0:1",
+        "--uplink",
+        "up0",
+        "--dns-server",
+        &upstream,
+        "--egress-proxy",
+        &proxy,
+    ];
+    Server::of_program(script, &[&common[..], options].concat())
+}
+
+fn rules(secret: &str) -> Value {
+    let headers = json!({"X-Api-Key": format!("${{e2b.secrets.{secret}}}")});
+    json!({HOST: [{"transform": {"headers": headers}}]})
+}
+
+fn network(rules: &Value) -> Value {
+    json!({"denyOut": ["0.0.0.0/0"], "allowOut": [HOST], "rules": rules})
+}
+
+/// A request from the sandbox, with a key of its own. Returns the status and what the origin said.
+fn call(server: &Server, sandbox: &Sandbox, scheme: &str) -> String {
+    const ASK: &str = r#"
+import sys, urllib.error, urllib.request
+request = urllib.request.Request(sys.argv[1], headers={"X-API-KEY": "of the guest"})
+try:
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        print(answer.status, answer.read().decode())
+except urllib.error.HTTPError as error:
+    print(error.code, error.read().decode()[:200])
+except Exception as error:
+    print("failed", repr(error)[:300])
+"#;
+    server.write_file(sandbox, "/tmp/ask.py", ASK);
+    let script = format!("python3 /tmp/ask.py '{scheme}://{HOST}/v1/messages?q=1'");
+    server.sh(sandbox, &script).trim().to_owned()
+}
+
+/// Paths of files below a directory that contain a text.
+fn found_below(dir: &Path, text: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let (path, kind) = {
+            let entry = entry.unwrap();
+            (entry.path(), entry.file_type().unwrap())
+        };
+        if kind.is_dir() {
+            found.extend(found_below(&path, text));
+        } else if kind.is_file() && has(&path, text.as_bytes()) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn has(path: &Path, text: &[u8]) -> bool {
+    const PIECE: usize = 1 << 20;
+    let mut file = fs::File::open(path).unwrap();
+    let mut buffer = vec![0; PIECE + text.len()];
+    let mut kept = 0;
+    loop {
+        let n = file.read(&mut buffer[kept..]).unwrap();
+        if n == 0 {
+            return false;
+        }
+        let end = kept + n;
+        let first = text[0];
+        let mut at = 0;
+        while let Some(next) = buffer[at..end].iter().position(|b| *b == first) {
+            at += next;
+            if buffer[at..end].starts_with(text) {
+                return true;
+            }
+            at += 1;
+        }
+        kept = end.min(text.len() - 1);
+        buffer.copy_within(end - kept..end, 0);
+    }
+}
+
+/// Command lines and environments of the processes that the server has started, and the server's own.
+fn processes_with(server: &Server, text: &str) -> usize {
+    let parent = |pid: &str| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+        line.and_then(|pid| pid.trim().parse::<u32>().ok())
+    };
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let ours =
+        pids.filter(|pid| pid.parse() == Ok(server.pid()) || parent(pid) == Some(server.pid()));
+    let texts = ours.flat_map(|pid| {
+        ["cmdline", "environ"]
+            .map(|file| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default())
+    });
+    let shown = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).contains(text);
+    texts.filter(shown).count()
+}
+
+pub(crate) fn kvm_secrets_are_kept_without_their_values_in_any_answer() {
+    let mut server = Server::open();
+    let value = "canary-of-the-routes";
+    let made = json!({"name": "OpenAI", "value": value, "metadata": {"team": "a"}});
+    let answer = server.post("/secrets", &made).expect(201);
+    assert!(!answer.text().contains(value));
+    let secret = answer.json();
+    assert_eq!(
+        (&secret["name"], &secret["currentVersion"]),
+        (&json!("openai"), &json!(1))
+    );
+    server.post("/secrets", &made).expect(409);
+    for wrong in [
+        json!({"name": "a.b", "value": "v"}),
+        json!({"name": "sec_a", "value": "v"}),
+        json!({"name": "a", "value": ""}),
+        json!({"name": "a", "value": "v".repeat(65_537)}),
+        json!({"name": "a", "value": "v", "metadata": {"k": "v".repeat(1025)}}),
+        json!({"name": "a"}),
+    ] {
+        server.post("/secrets", &wrong).expect(400);
+    }
+    for name in ["one", "two"] {
+        server
+            .post("/secrets", &json!({"name": name, "value": value}))
+            .expect(201);
+    }
+    let id = secret["secretID"].as_str().unwrap();
+    for reference in [id, "openai", "OPENAI"] {
+        let update = json!({"value": format!("{value}-2")});
+        let answer = server
+            .post(&format!("/secrets/{reference}"), &update)
+            .expect(200);
+        assert_eq!(answer.json()["metadata"]["team"], "a");
+        assert!(!answer.text().contains(value));
+    }
+    server.crash_and_restart();
+    let info = server.get("/secrets/openai").expect(200);
+    assert_eq!(info.json()["currentVersion"], 4);
+    let (mut names, mut next) = (Vec::new(), String::new());
+    loop {
+        let page = server
+            .get(&format!("/secrets?limit=1&nextToken={next}"))
+            .expect(200);
+        assert!(!page.text().contains(value));
+        let list = page.json();
+        names.extend(
+            list.as_array()
+                .unwrap()
+                .iter()
+                .map(|s| s["name"].as_str().unwrap().to_owned()),
+        );
+        match page.header("x-next-token") {
+            Some(token) if !token.is_empty() => next = token.to_owned(),
+            _ => break,
+        }
+    }
+    names.sort();
+    assert_eq!(names, ["one", "openai", "two"]);
+    assert_eq!(
+        found_below(server.state.path(), value),
+        Vec::<PathBuf>::new()
+    );
+    server.delete("/secrets/openai").expect(204);
+    server.delete("/secrets/openai").expect(404);
+    server.get(&format!("/secrets/{id}")).expect(404);
+    // Rules need the proxy, and a network.
+    let options = json!({"network": {"denyOut": ["0.0.0.0/0"], "rules": {"a.test": [{"transform": {"headers": {"a": "${e2b.secrets.}"}}}]}}});
+    let refused = server.ask(&options).expect(400).json();
+    assert!(
+        refused["message"]
+            .as_str()
+            .unwrap()
+            .contains("${e2b.secrets.}"),
+        "{refused}"
+    );
+}
+
+pub(crate) fn kvm_a_wrong_key_of_the_secrets_is_an_error_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = |name: &str, digit: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, digit.repeat(64)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (right, wrong) = (key("right", "a"), key("wrong", "b"));
+    let options = ["--insecure-loopback", "--warm", "0:0", "--network", "none"];
+    let mut server = Server::with(&[&options[..], &["--secrets-key", &right]].concat());
+    server
+        .post("/secrets", &json!({"name": "a", "value": "v"}))
+        .expect(201);
+    server.stop();
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_cube-api"))
+        .args(["serve", "--templates"])
+        .arg(variable("CUBE_ARTIFACTS").unwrap().join("templates"))
+        .args(["--listen", &server.address.to_string(), "--state"])
+        .arg(server.state.path())
+        .arg("--vmm")
+        .arg(variable("CUBE_BIN").unwrap().join("cube-vmm"))
+        .args(options)
+        .args(["--secrets-key", &wrong])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("--secrets-key"),
+        "{said}"
+    );
+    server.restart();
+    server.get("/secrets/a").expect(200);
+}
+
+pub(crate) fn kvm_a_secret_reaches_the_origin_and_nothing_else() {
+    with_outside(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let server = server(dir.path(), &["--egress-calls"]);
+        let (first, second) = ("canary-7f3a-first-value", "canary-7f3a-second-value");
+        server
+            .post("/secrets", &json!({"name": "key", "value": first}))
+            .expect(201);
+        *EXPECTED.lock().unwrap() = first.to_owned();
+        let sandbox = server.create(&json!({"network": network(&rules("KEY"))}));
+        for scheme in ["http", "https"] {
+            assert_eq!(call(&server, &sandbox, scheme), "200 expected", "{scheme}");
+        }
+        // The detail has the placeholder.
+        let detail = server
+            .get(&format!("/sandboxes/{}", sandbox.id))
+            .expect(200);
+        assert_eq!(detail.json()["network"]["rules"], rules("KEY"));
+        // A rotation applies to the next request.
+        server
+            .post("/secrets/key", &json!({"value": second}))
+            .expect(200);
+        *EXPECTED.lock().unwrap() = second.to_owned();
+        assert_eq!(call(&server, &sandbox, "https"), "200 expected");
+        // Forks keep the rules.
+        let forks = server.post(
+            &format!("/sandboxes/{}/fork", sandbox.id),
+            &json!({"count": 1, "timeout": 300}),
+        );
+        let forks = forks.expect(201).json();
+        let fork = Sandbox::of(&forks[0]["sandbox"]);
+        assert_eq!(call(&server, &fork, "https"), "200 expected");
+        // The record.
+        let events = format!("/sandboxes/{}/network/events", sandbox.id);
+        until("the calls are recorded", || {
+            let events = server.get(&events).expect(200).json();
+            events.as_array().unwrap().len() >= 3
+        });
+        let recorded = server.get(&events).expect(200).json();
+        let last = recorded.as_array().unwrap().last().unwrap();
+        assert_eq!(last["name"], HOST);
+        let request = &last["call"];
+        assert_eq!(
+            (
+                &request["method"],
+                &request["path"],
+                &request["status"],
+                &request["rule"],
+                &request["secrets"]
+            ),
+            (
+                &json!("GET"),
+                &json!("/v1/messages"),
+                &json!(200),
+                &json!(HOST),
+                &json!(["key"])
+            )
+        );
+        // Without its secret, a request fails; a sandbox without rules has its own key.
+        let planted = "canary-7f3a-planted";
+        server.write_file(&sandbox, "/root/planted", planted);
+        server.sh(&sandbox, "sync");
+        let id = &sandbox.id;
+        server
+            .post(&format!("/sandboxes/{id}/pause"), &json!({}))
+            .expect(204);
+        let mut found =
+            [first, second, planted].map(|text| found_below(server.state.path(), text).len());
+        found[2] = found[2].min(1);
+        assert_eq!(found, [0, 0, 1], "memory, disk, records and logs");
+        let environment = format!("{}", dir.path().join("ca.pem").display());
+        assert!(
+            processes_with(&server, &environment) > 0,
+            "the scan finds nothing"
+        );
+        for text in [first, second] {
+            assert_eq!(processes_with(&server, text), 0);
+        }
+        let resumed = server.post(&format!("/sandboxes/{id}/resume"), &json!({"timeout": 300}));
+        resumed.expect(201);
+        assert_eq!(call(&server, &sandbox, "https"), "200 expected");
+        server.delete("/secrets/key").expect(204);
+        let failed = call(&server, &sandbox, "https");
+        assert!(
+            failed.starts_with("502 ") && failed.contains("key"),
+            "{failed}"
+        );
+        let path = format!("/sandboxes/{id}/network");
+        let plain = json!({"denyOut": ["0.0.0.0/0"], "allowOut": [HOST]});
+        server.put(&path, &plain).expect(204);
+        assert_eq!(call(&server, &sandbox, "http"), "200 other");
+        // And back, with a CA that the guest has got already.
+        server
+            .post("/secrets", &json!({"name": "key", "value": second}))
+            .expect(201);
+        server.put(&path, &network(&rules("key"))).expect(204);
+        assert_eq!(call(&server, &sandbox, "http"), "200 expected");
+        let log = server.state.path().join("egress-calls.jsonl");
+        let lines = fs::read_to_string(log).unwrap();
+        assert!(
+            lines.lines().count() >= 6 && !lines.contains("canary"),
+            "{lines}"
+        );
+    });
+}
+
+pub(crate) fn kvm_rules_that_are_added_later_need_no_restart_of_the_guest() {
+    with_outside(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let alerts = dir.path().join("alerts");
+        let command = dir.path().join("alert");
+        fs::write(
+            &command,
+            format!("#!/bin/sh\ncat >> {}\n", alerts.display()),
+        )
+        .unwrap();
+        fs::set_permissions(&command, fs::Permissions::from_mode(0o700)).unwrap();
+        let command = command.to_str().unwrap();
+        let mut server = server(
+            dir.path(),
+            &["--alert-refusals", "1", "--alert-command", command],
+        );
+        server
+            .post("/secrets", &json!({"name": "key", "value": "canary-later"}))
+            .expect(201);
+        *EXPECTED.lock().unwrap() = "canary-later".to_owned();
+        let plain = json!({"denyOut": ["0.0.0.0/0"], "allowOut": [HOST]});
+        let sandbox = server.create(&json!({"network": plain}));
+        assert_eq!(call(&server, &sandbox, "http"), "200 other");
+        let bundle = "sha256sum < /etc/ssl/certs/ca-certificates.crt; echo $SSL_CERT_FILE";
+        let before = server.sh(&sandbox, bundle);
+        assert!(before.ends_with("-\n\n"), "{before}");
+        server
+            .put(
+                &format!("/sandboxes/{}/network", sandbox.id),
+                &network(&rules("key")),
+            )
+            .expect(204);
+        assert_ne!(server.sh(&sandbox, bundle), before);
+        assert_eq!(call(&server, &sandbox, "https"), "200 expected");
+        // The proxy is killed: another one follows.
+        let proxies = || {
+            let entries = fs::read_dir("/proc").unwrap().flatten();
+            let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+            let is_proxy = |pid: &u32| {
+                let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+                let parent = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+                program.ends_with("cube-egress")
+                    && parent.contains(&format!("PPid:\t{}\n", server.pid()))
+            };
+            pids.filter(is_proxy).collect::<Vec<_>>()
+        };
+        let killed = proxies();
+        assert_eq!(killed.len(), 1);
+        server.signal_to(killed[0], nix::sys::signal::Signal::SIGKILL);
+        until("a new proxy", || {
+            proxies().iter().any(|pid| *pid != killed[0])
+        });
+        assert_eq!(call(&server, &sandbox, "https"), "200 expected");
+        // So does a new server, on the same state.
+        server.crash_and_restart();
+        assert_eq!(call(&server, &sandbox, "https"), "200 expected");
+        // A name that is not allowed is refused, and reported.
+        let refused = server.sh(
+            &sandbox,
+            "python3 -c 'import socket; socket.gethostbyname(\"other.test\")' 2>&1 || true",
+        );
+        assert!(!refused.is_empty());
+        until("an alert", || {
+            fs::read_to_string(&alerts).is_ok_and(|text| text.contains("other.test"))
+        });
+        assert!(fs::read_to_string(&alerts).unwrap().contains(&sandbox.id));
+    });
+}

@@ -1,0 +1,59 @@
+//! Secrets: values that the server adds to outbound requests of sandboxes and never returns.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Deserialize, Serialize};
+
+use crate::envd::Timestamp;
+
+/// Body of `POST /secrets`.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewSecret {
+    /// Unique. Letters, digits, `-` and `_`; stored in lower case.
+    pub name: String,
+    /// Never returned.
+    pub value: String,
+    /// Labels of the caller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<BTreeMap<String, String>>,
+}
+
+/// Body of `POST /secrets/{id}`: a new version of the value.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SecretUpdate {
+    /// Never returned.
+    pub value: String,
+    /// Replaces the labels. Absent: they stay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<BTreeMap<String, String>>,
+}
+
+/// What the server tells about a secret. It has no value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Secret {
+    #[serde(rename = "secretID")]
+    pub secret_id: String,
+    pub name: String,
+    /// Counts the values that the secret has had, from 1.
+    pub current_version: u64,
+    pub metadata: BTreeMap<String, String>,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+}
+
+impl fmt::Debug for NewSecret {
+    /// Omits the value.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NewSecret")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for SecretUpdate {
+    /// Omits the value.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SecretUpdate").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,204 @@
+//! The certificate authority that `/init` adds to those of the system, for requests that the host's proxy rewrites.
+//!
+//! Nothing is written to the layer: two files on a tmpfs, `ca-bundle.crt` (the system's authorities and this one) and
+//! `ca.crt` (this one alone), the first of them mounted over the system's bundles, and variables that name them for
+//! programs with bundles of their own. So neither snapshots of the disk nor templates contain the authority.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+use nix::{fcntl::OFlag, mount::MsFlags};
+
+/// Where programs look for the system's authorities: Debian, Alpine and Arch; Alpine's LibreSSL; Fedora; openSUSE.
+const SYSTEM: [&str; 5] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/ssl/cert.pem",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/ca-bundle.pem",
+];
+/// Longest bundle of the system that is read. A longer one is cut off at a line end.
+const MAX_SYSTEM: u64 = 4 << 20;
+/// Longest text of the authority.
+pub(crate) const MAX_CA: usize = 64 << 10;
+const BUNDLE: &str = "ca-bundle.crt";
+const ALONE: &str = "ca.crt";
+/// OpenSSL and Python; requests, pip; curl; git; the AWS tools.
+const NAME_BUNDLE: [&str; 5] = [
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "GIT_SSL_CAINFO",
+    "AWS_CA_BUNDLE",
+];
+/// Node.js, which adds it to those that it contains.
+const NAME_ALONE: &str = "NODE_EXTRA_CA_CERTS";
+
+/// Whether a text can be an authority in PEM: it must not end the lines of the bundle's other certificates.
+pub(crate) fn is_authority(pem: &str) -> bool {
+    let is_plain = |b: u8| b.is_ascii_graphic() || matches!(b, b' ' | b'\n' | b'\r');
+    pem.len() <= MAX_CA
+        && pem.bytes().all(is_plain)
+        && pem.contains("-----BEGIN CERTIFICATE-----")
+        && pem.contains("-----END CERTIFICATE-----")
+}
+
+/// The authority that is trusted at present.
+#[derive(Debug)]
+pub(crate) struct Trust {
+    /// On a tmpfs.
+    dir: PathBuf,
+    /// The system's authorities, before the bundle was mounted over them. `None`: it is not mounted.
+    system: Option<Vec<u8>>,
+    /// Empty: none.
+    pem: String,
+}
+
+impl Trust {
+    pub(crate) fn new(dir: &Path) -> Self {
+        Self {
+            dir: dir.to_owned(),
+            system: None,
+            pem: String::new(),
+        }
+    }
+
+    /// Trusts this authority instead of the former one; an empty text removes it. Files and mounts stay then, since
+    /// running programs may use their names. Returns whether something has changed.
+    pub(crate) fn set(&mut self, pem: &str) -> io::Result<bool> {
+        if pem == self.pem {
+            return Ok(false);
+        }
+        let (bundle, alone) = (self.dir.join(BUNDLE), self.dir.join(ALONE));
+        write(&alone, &[pem.as_bytes()])?;
+        let write_bundle = |system: &[u8]| write(&bundle, &[system, b"\n", pem.as_bytes()]);
+        if let Some(system) = &self.system {
+            write_bundle(system)?;
+        } else {
+            let targets = targets(&SYSTEM);
+            let system = targets.first().map(|path| read_system(path));
+            let system = system.transpose()?.unwrap_or_default();
+            write_bundle(&system)?;
+            for target in targets {
+                let nothing = None::<&str>;
+                nix::mount::mount(Some(&bundle), &target, nothing, MsFlags::MS_BIND, nothing)?;
+            }
+            self.system = Some(system);
+        }
+        pem.clone_into(&mut self.pem);
+        Ok(true)
+    }
+
+    /// Variables for processes, which their own values override.
+    pub(crate) fn variables(&self) -> Vec<(String, String)> {
+        if self.pem.is_empty() {
+            return Vec::new();
+        }
+        let path = |name: &str| self.dir.join(name).to_string_lossy().into_owned();
+        let bundle = NAME_BUNDLE.iter().map(|name| (*name, path(BUNDLE)));
+        let all = bundle.chain([(NAME_ALONE, path(ALONE))]);
+        all.map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+/// The files behind the names that exist, each once.
+fn targets(names: &[&str]) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = Vec::new();
+    for path in names.iter().filter_map(|name| fs::canonicalize(name).ok()) {
+        if path.is_file() && !found.contains(&path) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// The system's bundle. A file that a program of the guest has put there must not block the agent.
+fn read_system(path: &Path) -> io::Result<Vec<u8>> {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(OFlag::O_NONBLOCK.bits());
+    let mut bytes = Vec::new();
+    options
+        .open(path)?
+        .take(MAX_SYSTEM)
+        .read_to_end(&mut bytes)?;
+    if bytes.len() as u64 == MAX_SYSTEM {
+        let end = bytes.iter().rposition(|b| *b == b'\n');
+        bytes.truncate(end.unwrap_or_default());
+    }
+    Ok(bytes)
+}
+
+/// Replaces the content of a file, which may be mounted elsewhere, so it stays the same file.
+fn write(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    parts.iter().try_for_each(|part| file.write_all(part))
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::*;
+
+    const PEM: &str = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n";
+
+    #[test]
+    fn names_of_one_file_are_one_target() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        fs::write(path("a"), "").unwrap();
+        std::os::unix::fs::symlink(path("a"), path("b")).unwrap();
+        let (a, b, none, directory) = (path("a"), path("b"), path("c"), path("."));
+        let found = targets(&[&none, &b, &a, &directory]);
+        assert_eq!(found, [fs::canonicalize(&a).unwrap()]);
+    }
+
+    #[test]
+    fn a_long_bundle_of_the_system_is_cut_at_a_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let most = usize::try_from(MAX_SYSTEM).unwrap();
+        fs::write(&path, format!("line\n{}", "x".repeat(most))).unwrap();
+        assert_eq!(read_system(&path).unwrap(), b"line");
+    }
+
+    /// Needs root: it mounts files, in a mount namespace of its own.
+    #[test]
+    fn net_the_bundle_is_mounted_over_that_of_the_system_and_taken_back() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+        nix::mount::mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
+        let Some(target) = targets(&SYSTEM).into_iter().next() else {
+            return;
+        };
+        let system = fs::read_to_string(&target).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mut trust = Trust::new(dir.path());
+        assert!(!trust.set("").unwrap() && trust.variables().is_empty());
+        assert!(trust.set(PEM).unwrap() && !trust.set(PEM).unwrap());
+        let expected = format!("{system}\n{PEM}");
+        assert_eq!(fs::read_to_string(&target).unwrap(), expected);
+        let variables = trust.variables();
+        let value = |name: &str| {
+            let found = variables.iter().find(|(other, _)| other == name).unwrap();
+            fs::read_to_string(&found.1).unwrap()
+        };
+        assert_eq!(value("SSL_CERT_FILE"), expected);
+        assert_eq!(value("NODE_EXTRA_CA_CERTS"), PEM);
+        let other = PEM.replace("AA", "BB");
+        assert!(trust.set(&other).unwrap());
+        assert_eq!(
+            fs::read_to_string(&target).unwrap(),
+            format!("{system}\n{other}")
+        );
+        assert!(trust.set("").unwrap() && trust.variables().is_empty());
+        assert_eq!(fs::read_to_string(&target).unwrap(), format!("{system}\n"));
+    }
+}
