@@ -76,9 +76,9 @@ enum SeedCommand {
     Snapshot(sandboxes::SnapshotCommand),
 }
 
-/// Runs the command line of these words, of which the first is the program's name.
+/// Runs the command line of these words, without the program's name: usage lines have that of the guides.
 pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
-    let seed = Seed::parse_from(words);
+    let seed = Seed::parse_from(std::iter::once(NAME.into()).chain(words));
     match run(&seed) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -125,6 +125,7 @@ pub(super) fn create(context: &Context, args: &CreateArgs) -> Result<(), Failure
     let job = settle(&mut server, &build)?;
     show(context, &job)?;
     let watches = !args.detach
+        && !job.is_ready()
         && context.format == Format::Human
         && is_terminal(io::stdin())
         && is_terminal(io::stdout());

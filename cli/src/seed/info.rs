@@ -2,11 +2,14 @@
 
 use api_types::{
     one_line,
-    rest::{BuildOrder, BuildStatus, Template, TemplateBuild, TemplateWithBuilds},
+    rest::{BuildOrder, BuildStatus, SnapshotInfo, Template, TemplateBuild, TemplateWithBuilds},
 };
 use serde_json::{Value, json};
 
-use super::{answer, job::template_id};
+use super::{
+    answer,
+    job::{snapshots, template_id},
+};
 use crate::{
     build::Build,
     failure::Failure,
@@ -28,7 +31,14 @@ pub(super) fn list(context: &Context, output: Option<&str>) -> Result<(), Failur
             return Err(Failure::usage(format!("-o {other}: use wide or json")));
         }
     };
-    let found = templates(&mut context.server()?)?;
+    let mut server = context.server()?;
+    let found = templates(&mut server)?;
+    let committed = snapshots(&mut server)?;
+    let rows: Vec<_> = found
+        .iter()
+        .map(row)
+        .chain(committed.iter().map(committed_row))
+        .collect();
     let columns = [
         "TEMPLATE_ID",
         "INSTANCE_TYPE",
@@ -37,12 +47,9 @@ pub(super) fn list(context: &Context, output: Option<&str>) -> Result<(), Failur
         "IMAGE_INFO",
     ];
     match format {
-        Format::Human => format.list("template", &found, &columns, |template| {
-            row(template).into()
-        }),
+        Format::Human => format.list("template", &rows, &columns, |row| row.clone().into()),
         Format::Json => {
-            let data = found.iter().map(|template| {
-                let [id, kind, status, created, image] = row(template);
+            let data = rows.iter().map(|[id, kind, status, created, image]| {
                 json!({
                     "template_id": id, "instance_type": kind, "status": status, "created_at": created,
                     "image_info": image,
@@ -64,8 +71,24 @@ fn row(template: &Template) -> [String; 5] {
     ]
 }
 
+/// A snapshot has no time in lists.
+fn committed_row(snapshot: &SnapshotInfo) -> [String; 5] {
+    [
+        template_id(&snapshot.snapshot_id, &snapshot.names).to_owned(),
+        INSTANCE_TYPE.to_owned(),
+        "READY".to_owned(),
+        time(None),
+        snapshot.names.join(","),
+    ]
+}
+
 fn upper(of: BuildStatus) -> String {
-    status(of).to_uppercase()
+    match of {
+        BuildStatus::Error => "FAILED".to_owned(),
+        BuildStatus::Waiting | BuildStatus::Building | BuildStatus::Ready => {
+            status(of).to_uppercase()
+        }
+    }
 }
 
 pub(super) fn info(

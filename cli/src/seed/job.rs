@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use api_types::{
     one_line,
-    rest::{BuildInfo, BuildStatus, Template},
+    rest::{BuildInfo, BuildStatus, SnapshotInfo, Template},
 };
 use serde_json::{Value, json};
 
@@ -57,6 +57,22 @@ impl Job {
             phase: "PULLING",
             ..Self::default()
         }
+    }
+
+    /// The job of a snapshot, which is complete when it is there.
+    pub(super) fn committed(snapshot: &SnapshotInfo) -> Self {
+        Self {
+            job_id: snapshot.snapshot_id.clone(),
+            template_id: template_id(&snapshot.snapshot_id, &snapshot.names).to_owned(),
+            status: "READY",
+            phase: "READY",
+            percent: 100,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.status == "READY"
     }
 
     /// Takes a state of the build.
@@ -145,7 +161,7 @@ impl Job {
 
     pub(super) fn to_json(&self) -> Value {
         let (done, all) = self.layers.unwrap_or_default();
-        let is_ready = self.status == "READY";
+        let is_ready = self.is_ready();
         json!({
             "job_id": self.job_id, "template_id": self.template_id, "attempt_no": 1, "artifact_id": "",
             "status": self.status, "phase": self.phase, "progress": self.percent,
@@ -159,8 +175,34 @@ impl Job {
     }
 }
 
-/// The build of a job. A template's list names one of its builds; others are found in its details.
-pub(super) fn find(server: &mut Server, job_id: &str) -> Result<Build, Failure> {
+/// What a job is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Build(Build),
+    /// Of a commit.
+    Snapshot(SnapshotInfo),
+}
+
+/// The build or the snapshot of a job.
+pub(super) fn find(server: &mut Server, job_id: &str) -> Result<Found, Failure> {
+    if let Some(build) = find_build(server, job_id)? {
+        return Ok(Found::Build(build));
+    }
+    let mut snapshots = snapshots(server)?.into_iter();
+    let snapshot = snapshots.find(|snapshot| snapshot.snapshot_id == job_id);
+    snapshot.map(Found::Snapshot).ok_or_else(|| {
+        Failure::refused(format!("job {job_id} was not found")).with_cure(
+            "`cubemastercli tpl list` shows templates; a removed template takes its jobs along",
+        )
+    })
+}
+
+pub(super) fn snapshots(server: &mut Server) -> Result<Vec<SnapshotInfo>, Failure> {
+    server.pages("/snapshots?limit=100")
+}
+
+/// A template's list names one of its builds; others are found in its details.
+fn find_build(server: &mut Server, job_id: &str) -> Result<Option<Build>, Failure> {
     let all = templates(server)?;
     let of = |template: &Template| Build {
         build: build::Build {
@@ -170,19 +212,15 @@ pub(super) fn find(server: &mut Server, job_id: &str) -> Result<Build, Failure> 
         template: template_id(&template.template_id, &template.aliases).to_owned(),
     };
     if let Some(template) = all.iter().find(|template| template.build_id == job_id) {
-        return Ok(of(template));
+        return Ok(Some(of(template)));
     }
     for template in all.iter().filter(|template| template.build_count > 1) {
         let found = builds(server, &template.template_id)?;
         if found.builds.iter().any(|build| build.build_id == job_id) {
-            return Ok(of(template));
+            return Ok(Some(of(template)));
         }
     }
-    Err(
-        Failure::refused(format!("job {job_id} was not found")).with_cure(
-            "`cubemastercli tpl list` shows templates; a removed template takes its jobs along",
-        ),
-    )
+    Ok(None)
 }
 
 /// Reads a job as it is now.

@@ -4,6 +4,7 @@ use api_types::rest::{ListedSandbox, SandboxState, SnapshotInfo};
 use clap::{Args, Subcommand};
 use serde_json::json;
 
+use super::job;
 use crate::{
     failure::Failure,
     output::time,
@@ -156,7 +157,12 @@ fn row(sandbox: &ListedSandbox) -> Vec<String> {
     vec![
         sandbox.sandbox_id.clone(),
         state.to_owned(),
-        sandbox.template_id.clone(),
+        // As `tpl list` names it.
+        sandbox
+            .alias
+            .as_ref()
+            .unwrap_or(&sandbox.template_id)
+            .clone(),
         time(Some(sandbox.started_at)),
         time(Some(sandbox.end_at)),
     ]
@@ -182,7 +188,7 @@ pub(super) fn snapshots(context: &Context, command: &SnapshotCommand) -> Result<
 }
 
 fn snapshot_info(context: &Context, id: &str) -> Result<(), Failure> {
-    let found: Vec<SnapshotInfo> = context.server()?.pages("/snapshots?limit=100")?;
+    let found = job::snapshots(&mut context.server()?)?;
     let is_it = |snapshot: &&SnapshotInfo| {
         snapshot.snapshot_id == id || snapshot.names.iter().any(|name| name == id)
     };

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use api_types::rest::{NewBuild, SnapshotInfo, SnapshotRequest, StartBuild};
+use api_types::{
+    one_line,
+    rest::{NewBuild, SnapshotInfo, SnapshotRequest, StartBuild},
+};
 use clap::{Args, Subcommand};
 use serde_json::json;
 
@@ -10,7 +13,7 @@ use super::{
     answer,
     create::{self, CreateArgs},
     info,
-    job::{self, Build, Shown},
+    job::{self, Build, Found, Job, Shown, template_id},
     render,
 };
 use crate::{
@@ -136,13 +139,18 @@ pub(super) fn run(context: &Context, command: &TplCommand) -> Result<(), Failure
         TplCommand::CreateFromImage(args) => create::create(context, args),
         TplCommand::Watch(args) => {
             let mut server = context.server()?;
-            let build = job::find(&mut server, args.id())?;
-            job::watch(&mut server, &build, Shown::of(context.format))
+            match job::find(&mut server, args.id())? {
+                Found::Build(build) => job::watch(&mut server, &build, Shown::of(context.format)),
+                Found::Snapshot(made) => create::show(context, &Job::committed(&made)),
+            }
         }
         TplCommand::Status(args) => {
             let mut server = context.server()?;
-            let build = job::find(&mut server, args.id())?;
-            create::show(context, &job::status(&mut server, &build)?)
+            let job = match job::find(&mut server, args.id())? {
+                Found::Build(build) => job::status(&mut server, &build)?,
+                Found::Snapshot(made) => Job::committed(&made),
+            };
+            create::show(context, &job)
         }
         TplCommand::List { output } => info::list(context, output.as_deref()),
         TplCommand::Info {
@@ -183,11 +191,11 @@ fn redo(context: &Context, template: &str, waits: bool) -> Result<(), Failure> {
     let job = job::settle(&mut server, &build)?;
     match (waits, context.format) {
         (true, Format::Json) => job::watch(&mut server, &build, Shown::Json),
-        (true, Format::Human) => {
+        (true, Format::Human) if !job.is_ready() => {
             create::show(context, &job)?;
             job::watch(&mut server, &build, Shown::Lines)
         }
-        (false, _) => create::show(context, &job),
+        (true, Format::Human) | (false, _) => create::show(context, &job),
     }
 }
 
@@ -229,14 +237,18 @@ fn commit(context: &Context, sandbox: &str, alias: Option<String>) -> Result<(),
         .server()?
         .post(&path, &request)
         .map_err(unknown_sandbox)?;
-    let id = &made.snapshot_id;
+    let (id, job) = (
+        template_id(&made.snapshot_id, &made.names),
+        &made.snapshot_id,
+    );
     match context.format {
         Format::Human => print(&format!(
-            "template_id: {}\nstatus:      READY\n",
-            api_types::one_line(id)
+            "template_id: {}\nbuild_id:    {}\nstatus:      READY\n",
+            one_line(id),
+            one_line(job)
         )),
         Format::Json => {
-            let fields = json!({"template_id": id, "status": "READY", "names": made.names});
+            let fields = json!({"template_id": id, "build_id": job, "status": "READY"});
             print_json(&answer(fields))
         }
     }
