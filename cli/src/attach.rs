@@ -26,7 +26,7 @@ use api_types::envd::{
 };
 
 use crate::{
-    failure::{ATTACHED, Failure},
+    failure::{ATTACHED, Failure, Peer, cause},
     output::BROKEN_PIPE,
     server::{SandboxRoute, Server},
 };
@@ -221,11 +221,11 @@ fn cut(why: &ClientError, route: &SandboxRoute, signals: &Signals) -> Result<u8,
             Err(Failure::refused(format!(
                 "the connection to sandbox {id} was lost: the sandbox was killed, paused or reached its end of life, or the \
              server has gone ({})",
-                model::chain(why)
+                cause(why)
             )))
         }
-        ClientError::Refused { .. } | ClientError::Timeout(_) => {
-            Err(Failure::of_call(why, &format!("sandbox {id}")))
+        ClientError::Refused { .. } | ClientError::Local { .. } | ClientError::Timeout(_) => {
+            Err(Failure::of_call(why, &Peer::Sandbox(id)))
         }
     }
 }

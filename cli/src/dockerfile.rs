@@ -10,7 +10,10 @@ mod parse;
 mod variables;
 mod words;
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use api_types::rest::{BuildStep, FileUpload};
 
@@ -18,8 +21,9 @@ use crate::{
     failure::Failure,
     server::{Server, segment},
 };
-use context::Files;
+use context::{Files, Ignored};
 use parse::Instruction;
+pub(crate) use variables::BuildArgs;
 pub(crate) use words::script;
 
 /// A Dockerfile as the server takes it.
@@ -29,11 +33,17 @@ pub(crate) struct Recipe {
     pub(crate) steps: Vec<BuildStep>,
     /// ENTRYPOINT and CMD.
     pub(crate) start: Option<String>,
+    /// Names of given arguments that no ARG takes.
+    pub(crate) unused: Vec<String>,
     uploads: Vec<Files>,
 }
 
 /// Reads a Dockerfile and finds the files that it copies. `context`: by default the directory of the file.
-pub(crate) fn read(file: &Path, context: Option<&Path>) -> Result<Recipe, Failure> {
+pub(crate) fn read(
+    file: &Path,
+    context: Option<&Path>,
+    args: &BuildArgs,
+) -> Result<Recipe, Failure> {
     let text = fs::read_to_string(file)
         .map_err(|why| Failure::host(format!("{}: {why}", file.display())))?;
     let beside = file.parent().filter(|dir| !dir.as_os_str().is_empty());
@@ -41,15 +51,17 @@ pub(crate) fn read(file: &Path, context: Option<&Path>) -> Result<Recipe, Failur
     let at_line = |line: usize, why: String| {
         Failure::usage(format!("{}, line {line}: {why}", file.display()))
     };
-    let instructions = parse::parse(&text).map_err(|(line, why)| at_line(line, why))?;
+    let parsed = parse::parse(&text, args).map_err(|(line, why)| at_line(line, why))?;
+    let ignored = ignored(file, context)?;
     let mut recipe = Recipe {
         image: String::new(),
         steps: Vec::new(),
         start: None,
+        unused: parsed.unused,
         uploads: Vec::new(),
     };
     let (mut entrypoint, mut cmd) = (None, None);
-    for (line, instruction) in instructions {
+    for (line, instruction) in parsed.instructions {
         match instruction {
             Instruction::From(image) if recipe.image.is_empty() => recipe.image = image,
             Instruction::From(_) => {
@@ -67,7 +79,7 @@ pub(crate) fn read(file: &Path, context: Option<&Path>) -> Result<Recipe, Failur
                 mode,
             } => {
                 for source in from {
-                    let files = context::find(context, &source, &to);
+                    let files = context::find(context, &ignored, &source, &to);
                     let files = files.map_err(|why| at_line(line, why))?;
                     let args = vec![source, to.clone(), owner.clone(), mode.clone()];
                     recipe
@@ -85,6 +97,22 @@ pub(crate) fn read(file: &Path, context: Option<&Path>) -> Result<Recipe, Failur
     }
     recipe.start = words::start(entrypoint, cmd);
     Ok(recipe)
+}
+
+/// The patterns of `<Dockerfile>.dockerignore` beside the file if there is one, else those of `.dockerignore` in the
+/// directory of the build, as with BuildKit.
+fn ignored(file: &Path, context: &Path) -> Result<Ignored, Failure> {
+    let mut own = file.as_os_str().to_owned();
+    own.push(".dockerignore");
+    for path in [PathBuf::from(own), context.join(".dockerignore")] {
+        let found = Ignored::read(&path);
+        if let Some(found) =
+            found.map_err(|why| Failure::host(format!("{}: {why}", path.display())))?
+        {
+            return Ok(found);
+        }
+    }
+    Ok(Ignored::default())
 }
 
 fn step(kind: &str, args: Vec<String>, files_hash: Option<String>) -> BuildStep {
@@ -126,7 +154,7 @@ mod tests {
         }
         let file = dir.path().join("Dockerfile");
         fs::write(&file, text).unwrap();
-        read(&file, None)
+        read(&file, None, &BuildArgs::new())
     }
 
     #[test]
@@ -194,5 +222,34 @@ CMD [\"--port\", \"80\"]
             let why = recipe(text, &[]).unwrap_err();
             assert!(why.message.contains(line), "{text:?}: {why}");
         }
+    }
+    #[test]
+    fn the_file_beside_the_dockerfile_decides_what_is_ignored() {
+        let dir = tempfile::tempdir().unwrap();
+        let context = dir.path().join("context");
+        fs::create_dir_all(&context).unwrap();
+        for name in ["a", "b"] {
+            fs::write(context.join(name), name).unwrap();
+        }
+        let file = dir.path().join("app.Dockerfile");
+        fs::write(&file, "FROM x\nCOPY * /x/\n").unwrap();
+        let found = || {
+            let recipe = read(&file, Some(&context), &BuildArgs::new());
+            let paths = recipe.map(|recipe| recipe.uploads[0].paths.clone());
+            paths.map_err(|why| why.message)
+        };
+        let names = |names: &[&str]| Ok(names.iter().map(PathBuf::from).collect::<Vec<_>>());
+        assert_eq!(found(), names(&["a", "b"]));
+        fs::write(context.join(".dockerignore"), "a\n.*").unwrap();
+        assert_eq!(found(), names(&["b"]));
+        let own = dir.path().join("app.Dockerfile.dockerignore");
+        fs::write(&own, "b\n.*").unwrap();
+        assert_eq!(found(), names(&["a"]));
+        // An empty one counts too.
+        fs::write(&own, "").unwrap();
+        assert_eq!(found(), names(&[".dockerignore", "a", "b"]));
+        fs::write(&own, "x\n[ab]").unwrap();
+        let why = found().unwrap_err();
+        assert!(why.contains("app.Dockerfile.dockerignore: line 2"), "{why}");
     }
 }

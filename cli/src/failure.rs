@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use api_client::endpoint::{BadUrl, DialError, TrustError};
+use api_client::endpoint::{BadUrl, DialError, Endpoint, TrustError};
 use api_types::{
     envd::{ClientError, CutAnswer},
     one_line,
@@ -26,6 +26,8 @@ pub(crate) enum Kind {
     UnsuitableHost,
     /// No server answers, or not in the way that one should.
     Unreachable,
+    /// The server's certificate is not trusted.
+    Untrusted,
 }
 
 impl Kind {
@@ -35,7 +37,7 @@ impl Kind {
             Self::Refused | Self::NotFound | Self::NoKey => 1,
             Self::Usage => 2,
             Self::UnsuitableHost => 6,
-            Self::Unreachable => 7,
+            Self::Unreachable | Self::Untrusted => 7,
         }
     }
 }
@@ -107,32 +109,85 @@ impl Failure {
         json!({"format": FORMAT, "kind": "error", "items": [item]}).to_string()
     }
 
-    /// A failed call to `to`.
-    pub(crate) fn of_call(why: &ClientError, to: &dyn fmt::Display) -> Self {
+    /// A failed call.
+    pub(crate) fn of_call(why: &ClientError, peer: &Peer<'_>) -> Self {
         match why {
             ClientError::NotReachable { source, .. } => {
                 let inner = source.get_ref().and_then(|inner| inner.downcast_ref());
                 if let Some(CutAnswer { received, expected }) = inner {
                     let of = expected.map_or(String::new(), |all| format!(" of {all}"));
-                    let text = format!("the answer of {to} ended after {received}{of} bytes");
+                    let text = format!("the answer of {peer} ended after {received}{of} bytes");
                     return Self::refused(text).with_cure(
                         "it was cut there: what is read may be unreadable or have changed, or the server or sandbox ended",
                     );
                 }
-                let text = model::chain(why);
-                let failure = Self::new(Kind::Unreachable, format!("{to} does not answer: {text}"));
+                let text = format!("{peer} does not answer: {}", cause(why));
                 if is_untrusted(&source.to_string()) {
-                    return failure.with_cure(
+                    return Self::new(Kind::Untrusted, text).with_cure(
                         "the server's certificate is not trusted: name its authority with --ca FILE or SSL_CERT_FILE",
                     );
                 }
-                failure
+                Self::new(Kind::Unreachable, text).with_cure(peer.cure())
             }
-            ClientError::Timeout(_) | ClientError::Protocol(_) => Self::new(
-                Kind::Unreachable,
-                format!("{to} is not answering as it should: {why}"),
-            ),
+            ClientError::Timeout(_) => {
+                Self::new(Kind::Unreachable, format!("{peer} {}", cause(why)))
+                    .with_cure(peer.cure())
+            }
+            ClientError::Protocol(_) => {
+                let text = format!("{peer} is not answering as it should: {}", cause(why));
+                Self::new(Kind::Unreachable, text).with_cure(peer.cure())
+            }
+            ClientError::Local { .. } => Self::host(cause(why)),
             ClientError::Refused { message, .. } => Self::refused(message.clone()),
+        }
+    }
+}
+
+/// The other side of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Peer<'a> {
+    Server(&'a Endpoint),
+    /// The agent of the sandbox with this id, through the server.
+    Sandbox(&'a str),
+}
+
+impl fmt::Display for Peer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Server(endpoint) => write!(f, "the server at {endpoint}"),
+            Self::Sandbox(id) => write!(f, "sandbox {id}"),
+        }
+    }
+}
+
+impl Peer<'_> {
+    /// What to do if it does not answer.
+    fn cure(&self) -> String {
+        match self {
+            Self::Server(_) => "is this the URL of a server with E2B's interface, with http or https as the server has it? \
+                 `cube doctor` on its host and the server's log show whether it works"
+                .to_owned(),
+            Self::Sandbox(id) => {
+                format!("`cube sandbox info {id}` shows whether it still runs, `cube sandbox logs {id}` what it did")
+            }
+        }
+    }
+}
+
+/// Why a call failed, in words that fit any peer: [`ClientError`] has those for an agent.
+pub(crate) fn cause(why: &ClientError) -> String {
+    match why {
+        ClientError::NotReachable { doing, source } => {
+            format!("{doing} failed: {}", model::chain(source))
+        }
+        ClientError::Timeout(limit) => {
+            format!(
+                "did not answer within {}",
+                humantime::format_duration(*limit)
+            )
+        }
+        ClientError::Protocol(_) | ClientError::Local { .. } | ClientError::Refused { .. } => {
+            model::chain(why)
         }
     }
 }
@@ -159,5 +214,55 @@ impl From<DialError> for Failure {
         Self::new(Kind::Unreachable, model::chain(&why)).with_cure(
             "is the server running? Start it with `cube-api serve`, or name another one with --url or E2B_API_URL",
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io, time::Duration};
+
+    use super::*;
+
+    #[test]
+    fn a_failed_call_names_the_peer_and_its_cure() {
+        let endpoint = Endpoint::parse("http://127.0.0.1:3000").unwrap();
+        let server = Peer::Server(&endpoint);
+        let lost = || ClientError::NotReachable {
+            doing: "waiting for an answer",
+            source: io::Error::other("the peer closed the connection"),
+        };
+        let late = ClientError::Timeout(Duration::from_secs(120));
+        let other = ClientError::Protocol("unexpected text".to_owned());
+        for (why, found) in [
+            (&lost(), "waiting for an answer failed: the peer closed"),
+            (
+                &late,
+                "the server at http://127.0.0.1:3000 did not answer within 2m",
+            ),
+            (&other, "unexpected text"),
+        ] {
+            let failure = Failure::of_call(why, &server);
+            assert_eq!(failure.kind, Kind::Unreachable);
+            assert!(failure.message.contains(found), "{failure}");
+            assert!(!failure.message.contains("agent"), "{failure}");
+            assert!(failure.cure.unwrap().contains("cube doctor"));
+        }
+        let failure = Failure::of_call(&lost(), &Peer::Sandbox("s1"));
+        assert!(
+            failure.message.starts_with("sandbox s1 does not answer"),
+            "{failure}"
+        );
+        assert!(failure.cure.unwrap().contains("cube sandbox info s1"));
+    }
+
+    #[test]
+    fn a_file_of_this_host_is_no_matter_of_the_peer() {
+        let why = ClientError::Local {
+            doing: "write the file of this host",
+            source: io::Error::from_raw_os_error(28),
+        };
+        let failure = Failure::of_call(&why, &Peer::Sandbox("s1"));
+        assert_eq!(failure.kind, Kind::UnsuitableHost);
+        assert!(failure.message.contains("No space left") && !failure.message.contains("s1"));
     }
 }

@@ -131,7 +131,8 @@ fn table(columns: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-fn properties(lines: &[(&str, String)]) -> String {
+/// Lines with a name and a value each.
+pub(crate) fn properties(lines: &[(&str, String)]) -> String {
     let widest = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let lines = lines.iter().filter(|(_, value)| !value.is_empty());
     let lines = lines.map(|(name, value)| {

@@ -83,10 +83,10 @@ pub(crate) fn main() -> ExitCode {
         .file_name()
         .is_some_and(|name| name == seed::NAME)
     {
-        return seed::main(std::iter::once(name).chain(words));
+        return seed::main(words);
     }
     if words.next().is_some_and(|first| first == seed::NAME) {
-        return seed::main(std::iter::once(name).chain(words));
+        return seed::main(words);
     }
     let cube = Cube::parse();
     let context = Context {

@@ -2,14 +2,17 @@
 //! under that name (a link), or `cube cubemastercli …`. Flags that mean nothing here are accepted and named.
 
 mod create;
+mod info;
 mod job;
 mod probe;
+mod render;
 mod sandboxes;
 mod templates;
 
 use std::{ffi::OsString, process::ExitCode};
 
 use clap::{Parser, Subcommand};
+use serde_json::{Value, json};
 
 use crate::{failure::Failure, output::Format, program::Context, server::ServerArgs};
 
@@ -21,11 +24,19 @@ pub(crate) const NAME: &str = "cubemastercli";
 #[command(name = NAME, version)]
 struct Seed {
     /// Host of the server [default: that of --url or E2B_API_URL]
-    #[arg(long, global = true, env = "CUBEMASTER_ADDR", hide_env_values = true)]
+    #[arg(
+        short,
+        long,
+        global = true,
+        env = "CUBEMASTER_ADDR",
+        hide_env_values = true
+    )]
     address: Option<String>,
     /// Port of the server, with --address
-    #[arg(long, global = true, default_value_t = 3000)]
+    #[arg(short, long, global = true, default_value_t = 3000)]
     port: u16,
+    #[arg(long, global = true, hide = true)]
+    timeout: Option<String>,
     /// Print JSON
     #[arg(long, global = true)]
     json: bool,
@@ -41,11 +52,17 @@ enum SeedCommand {
     #[command(subcommand, visible_alias = "template")]
     Tpl(templates::TplCommand),
     /// List sandboxes
+    #[command(visible_alias = "ls")]
     List(sandboxes::ListArgs),
     /// Show a sandbox
     Info {
         /// Id of the sandbox
-        #[arg(long = "sandboxid", visible_alias = "sandbox-id", value_name = "ID")]
+        #[arg(
+            short = 's',
+            long = "sandboxid",
+            visible_alias = "sandbox-id",
+            value_name = "ID"
+        )]
         sandbox_id: String,
     },
     /// Sandboxes
@@ -59,9 +76,9 @@ enum SeedCommand {
     Snapshot(sandboxes::SnapshotCommand),
 }
 
-/// Runs the command line of these words, of which the first is the program's name.
+/// Runs the command line of these words, without the program's name: usage lines have that of the guides.
 pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
-    let seed = Seed::parse_from(words);
+    let seed = Seed::parse_from(std::iter::once(NAME.into()).chain(words));
     match run(&seed) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -97,8 +114,18 @@ fn run(seed: &Seed) -> Result<(), Failure> {
     }
 }
 
-/// `HOST`, `HOST:PORT` or a URL.
+/// An answer of these commands as JSON: its fields, and the result as CubeSandbox's server sends it.
+fn answer(mut fields: Value) -> Value {
+    if let Some(fields) = fields.as_object_mut() {
+        let result = json!({"ret_code": 200, "ret_msg": "success"});
+        fields.insert("ret".to_owned(), result);
+    }
+    fields
+}
+
+/// `HOST`, `HOST:PORT` or a URL. Of several, separated by commas, the first.
 fn url_of(address: &str, port: u16) -> String {
+    let address = address.split(',').next().unwrap_or_default().trim();
     if address.contains("://") {
         return address.to_owned();
     }
@@ -122,6 +149,7 @@ mod tests {
         assert_eq!(url_of("a", 8089), "http://a:8089");
         assert_eq!(url_of("a:1", 8089), "http://a:1");
         assert_eq!(url_of("https://a", 8089), "https://a");
+        assert_eq!(url_of("a,b", 8089), "http://a:8089");
     }
 
     #[test]
@@ -141,6 +169,19 @@ mod tests {
             "tpl set-alias --template-id t --alias a",
             "tpl commit --sandbox-id s",
             "tpl render t",
+            "tpl render -f req.json --template-id t --json",
+            "tpl render req.json",
+            "tpl info --template-id t --json --include-request",
+            "tpl create-from-image --template-id t --image x --writable-layer-size 20Gi --allow-internet-access=false \
+             --with-cube-ca=false",
+            "tpl redo --template-id t --wait --interval 2s",
+            "tpl commit --sandbox-id s --template-id t -f req.json",
+            "tpl build-watch --build-id b",
+            "tpl ls",
+            "ls -q",
+            "cubebox rm s t",
+            "snapshot info s",
+            "-a h -p 8089 --timeout 35s list",
             "sandbox list",
             "sandbox kill --sandbox-id s",
             "cubebox destroy s",

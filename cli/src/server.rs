@@ -13,7 +13,7 @@ use api_types::{
 use clap::Args;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::failure::{Failure, Kind};
+use crate::failure::{Failure, Kind, Peer};
 
 pub(crate) use path::segment;
 pub(crate) use route::{SandboxRoute, unknown_sandbox};
@@ -192,7 +192,7 @@ impl Server {
         let mut client = EnvdClient::over(endpoint.dial(DIAL)?, UPLOAD);
         client.set_route(&endpoint.authority(), &[]);
         let sent = client.send_stream("PUT", target, &[], from, length);
-        let answer = sent.map_err(|why| Failure::of_call(&why, &endpoint))?;
+        let answer = sent.map_err(|why| Failure::of_call(&why, &Peer::Server(&endpoint)))?;
         match answer.status {
             200..300 => Ok(()),
             status => Err(self.refusal(status, &answer)),
@@ -262,9 +262,9 @@ impl Server {
         match self.try_request(method, path, body)? {
             Err(ClientError::NotReachable { .. }) if is_kept && method != "POST" => {
                 let again = self.try_request(method, path, body)?;
-                again.map_err(|why| Failure::of_call(&why, &self.control))
+                again.map_err(|why| Failure::of_call(&why, &Peer::Server(&self.control)))
             }
-            answer => answer.map_err(|why| Failure::of_call(&why, &self.control)),
+            answer => answer.map_err(|why| Failure::of_call(&why, &Peer::Server(&self.control))),
         }
     }
 

@@ -178,6 +178,7 @@ pub(crate) fn failure(step: FailureCause, error: &ClientError) -> Failure {
     let cause = match error {
         ClientError::Timeout(_) => FailureCause::Timeout,
         ClientError::NotReachable { .. }
+        | ClientError::Local { .. }
         | ClientError::Refused { .. }
         | ClientError::Protocol(_) => step,
     };

@@ -253,7 +253,7 @@ fn command_error(error: ClientError, limit: Duration) -> CommandError {
         }
         ClientError::Refused { code, message, .. } => CommandError::Refused { code, message },
         ClientError::Timeout(_) => CommandError::Limit(limit),
-        ClientError::NotReachable { .. } | ClientError::Protocol(_) => {
+        ClientError::NotReachable { .. } | ClientError::Local { .. } | ClientError::Protocol(_) => {
             CommandError::Lost(model::chain(&error))
         }
     }

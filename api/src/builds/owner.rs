@@ -31,7 +31,7 @@ use super::{
     grant::Authority,
     log::BuildLog,
     request::{NewBuildSpec, StartSpec},
-    store::{Contents, Store},
+    store::{Contents, KeptOrder, Store},
     uploads::Uploads,
 };
 pub use pool_side::Machinery;
@@ -88,6 +88,12 @@ pub enum BuildsError {
         "{0:?} is a snapshot of a sandbox, which has no steps to repeat: make another snapshot"
     )]
     OfSandbox(String),
+    /// An installed template or a snapshot.
+    #[error(
+        "the template {0:?} was not made by a build, so there is no request: it is installed on this server, or a \
+         snapshot of a sandbox"
+    )]
+    NotBuilt(String),
     #[error("too many builds: {0}; wait until some have ended")]
     TooMany(String),
     #[error("cannot record the change of builds")]
@@ -266,6 +272,16 @@ impl Builds {
         }
         let (store, build) = (self.store.clone(), build.clone());
         let read = move || store.read_log(&build.template_id, &build.build_id);
+        tokio::task::spawn_blocking(read).await?
+    }
+
+    /// What a build was started with. `None`: it was not started, has failed, or an older server has built it.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be read from disk.
+    pub async fn order(&self, build: &Requested) -> io::Result<Option<KeptOrder>> {
+        let (store, build) = (self.store.clone(), build.clone());
+        let read = move || store.read_order(&build.template_id, &build.build_id);
         tokio::task::spawn_blocking(read).await?
     }
 

@@ -5,8 +5,9 @@ use std::{collections::BTreeSet, sync::Arc};
 use api_types::{
     envd::Timestamp,
     rest::{
-        AssignTags, AssignedTags, BuildInfo, BuildLogEntry, BuildLogs, BuildStatus, DeleteTags,
-        FileUpload, LogLevel, NewBuild, RedoTemplate, RequestedBuild, StartBuild, StatusReason,
+        AssignTags, AssignedTags, BuildInfo, BuildLogEntry, BuildLogs, BuildOrder, BuildStatus,
+        DeleteTags, FileUpload, LogLevel, NewBuild, RedoTemplate, RequestedBuild, StartBuild,
+        StatusReason,
     },
 };
 use axum::{
@@ -60,6 +61,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
         Endpoint::new(put, files, Access::Public, upload),
         Endpoint::new(post, build, WRITE, start),
         Endpoint::new(post, "/templates/{id}/redo", WRITE, redo),
+        Endpoint::new(get, "/templates/{id}/order", READ, order),
         Endpoint::new(get, "/templates/{id}/builds/{build}/status", READ, status),
         Endpoint::new(get, "/templates/{id}/builds/{build}/logs", READ, logs),
         Endpoint::new(post, "/templates/tags", WRITE, assign),
@@ -134,6 +136,43 @@ async fn redo(
         template.name.clone(),
         tags.unwrap_or_default(),
     ))
+}
+
+/// What a template was built from: the build that the tag of the path names, or without a tag the newest one if none
+/// has the default tag.
+async fn order(
+    State(app): State<App>,
+    Segment(reference): Segment,
+) -> Result<Json<BuildOrder>, ApiError> {
+    let (word, tag) = request::split(&reference)?;
+    let Ok(template) = of_builds(&app, word) else {
+        return Err(match app.pool.template(&reference).await {
+            Some(_) => BuildsError::NotBuilt(reference).into(),
+            None => ApiError::no_template(&reference),
+        });
+    };
+    let named = template.tagged(tag.unwrap_or(request::DEFAULT_TAG));
+    let build = match (named, tag) {
+        (Some((build, _)), _) => Some(build),
+        (None, None) => template.builds.last(),
+        (None, Some(_)) => None,
+    };
+    let build = build.ok_or_else(|| ApiError::no_template(&reference))?;
+    let id = Requested {
+        template_id: template.id.clone(),
+        build_id: build.id.clone(),
+    };
+    let kept = app.builds.order(&id).await.map_err(BuildsError::Store)?;
+    let kept = kept.ok_or(BuildsError::NoOrder(reference))?;
+    Ok(Json(BuildOrder {
+        template_id: id.template_id,
+        build_id: id.build_id,
+        cpu_count: build.vcpus,
+        memory_mb: build.memory.0 >> 20,
+        min_free_disk_mb: build.min_free_disk.0 >> 20,
+        had_credentials: kept.had_credentials,
+        start: kept.request(),
+    }))
 }
 
 /// The template of builds that a path or a body names, by id or name.

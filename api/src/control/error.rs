@@ -168,6 +168,7 @@ fn builds_status(why: &BuildsError) -> StatusCode {
         BuildsError::Taken(_)
         | BuildsError::Busy(_)
         | BuildsError::NoOrder(_)
+        | BuildsError::NotBuilt(_)
         | BuildsError::NoFiles(..)
         | BuildsError::OfSandbox(_) => StatusCode::CONFLICT,
         BuildsError::TooMany(_) => StatusCode::TOO_MANY_REQUESTS,

@@ -47,6 +47,23 @@ pub(crate) fn kvm_a_template_is_built_again_from_the_order_that_the_server_keeps
     let build = build.start(&options);
     build.is_ready();
     let (template, path) = (build.template.clone(), build.path.clone());
+    for reference in ["mine:v1", "mine", &template] {
+        let order = server.get(&format!("/templates/{reference}/order"));
+        let order = order.expect(200).json();
+        assert_eq!(order["templateID"], template.as_str());
+        assert_eq!(
+            (&order["memoryMB"], &order["hadCredentials"]),
+            (&384.into(), &false.into())
+        );
+        let start = &order["start"];
+        assert_eq!(start["startCmd"], options["startCmd"]);
+        assert_eq!(start["readyCmd"], options["readyCmd"]);
+        assert_eq!(start["steps"][1]["filesHash"], hash.as_str());
+        assert_eq!(start["steps"][2]["args"], json!(["/srv"]));
+    }
+    server.get("/templates/mine:v2/order").expect(404);
+    server.get("/templates/none/order").expect(404);
+    server.get("/templates/base/order").expect(409);
     let first = drawn(&server, "mine:v1");
     assert_eq!(first[1], "copied");
     assert_eq!(first[3..], ["user", "/srv"]);

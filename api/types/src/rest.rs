@@ -12,9 +12,9 @@ mod secret;
 mod template;
 
 pub use build::{
-    AssignTags, AssignedTags, BuildInfo, BuildLogEntry, BuildLogs, BuildStatus, BuildStep,
-    DeleteTags, FileUpload, ImageConfig, ImageRegistry, NewBuild, RedoTemplate, RequestedBuild,
-    StartBuild, StatusReason,
+    AssignTags, AssignedTags, BuildInfo, BuildLogEntry, BuildLogs, BuildOrder, BuildStatus,
+    BuildStep, DeleteTags, FileUpload, ImageConfig, ImageRegistry, NewBuild, RedoTemplate,
+    RequestedBuild, StartBuild, StatusReason,
 };
 pub use error::RestError;
 pub use network::{NetworkConfig, NetworkUpdate};

@@ -131,7 +131,7 @@ fn number(size: u64) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::context::find;
+    use super::super::context::{Ignored, find};
     use super::*;
     use std::process::{Command, Stdio};
 
@@ -144,7 +144,7 @@ mod tests {
         fs::write(from.path().join("s").join(&long), vec![7; 1000]).unwrap();
         fs::write(from.path().join("s/empty"), "").unwrap();
         std::os::unix::fs::symlink("nowhere", from.path().join("s/link")).unwrap();
-        let files = find(from.path(), "s", "/x").unwrap();
+        let files = find(from.path(), &Ignored::default(), "s", "/x").unwrap();
         let (archive, length) = pack(&files).unwrap();
         assert_eq!(archive.metadata().unwrap().len(), length);
         let status = Command::new("tar")

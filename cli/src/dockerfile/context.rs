@@ -23,8 +23,13 @@ pub(super) struct Files {
     pub(super) paths: Vec<PathBuf>,
 }
 
-/// Finds what a source of a COPY names in a directory. What `.dockerignore` names is left out.
-pub(super) fn find(root: &Path, source: &str, to: &str) -> Result<Files, String> {
+/// Finds what a source of a COPY names in a directory. What is ignored is left out.
+pub(super) fn find(
+    root: &Path,
+    ignored: &Ignored,
+    source: &str,
+    to: &str,
+) -> Result<Files, String> {
     let pattern = source
         .trim_start_matches("./")
         .trim_start_matches('/')
@@ -39,10 +44,9 @@ pub(super) fn find(root: &Path, source: &str, to: &str) -> Result<Files, String>
     if let Some(why) = unsupported(pattern) {
         return Err(format!("{source} has {why}"));
     }
-    let ignored = Ignored::read(root).map_err(|why| format!(".dockerignore: {why}"))?;
     let mut paths = Vec::new();
     let failed = |why: io::Error| format!("{source}: {why}");
-    matching(root, Path::new(""), &parts, &ignored, &mut paths).map_err(failed)?;
+    matching(root, Path::new(""), &parts, ignored, &mut paths).map_err(failed)?;
     if paths.is_empty() {
         return Err(format!(
             "{source} does not exist in {}, or is ignored",
@@ -144,13 +148,14 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
 
 /// The patterns of `.dockerignore`, and whether each takes back what others name.
 #[derive(Debug, Default)]
-struct Ignored(Vec<(Vec<String>, bool)>);
+pub(super) struct Ignored(Vec<(Vec<String>, bool)>);
 
 impl Ignored {
-    fn read(root: &Path) -> io::Result<Self> {
-        match fs::read_to_string(root.join(".dockerignore")) {
-            Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
-            text => Self::parse(&text?).map_err(io::Error::other),
+    /// Reads a file of patterns. `None`: there is no such file.
+    pub(super) fn read(path: &Path) -> io::Result<Option<Self>> {
+        match fs::read_to_string(path) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
+            text => Self::parse(&text?).map(Some).map_err(io::Error::other),
         }
     }
 
@@ -277,8 +282,9 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
         }
-        fs::write(dir.path().join(".dockerignore"), "*\n!a/b/keep\n").unwrap();
-        let found = |source: &str| find(dir.path(), source, "/x").map(|files| files.paths);
+        let ignored = Ignored::parse("*\n!a/b/keep\n").unwrap();
+        let found =
+            |source: &str| find(dir.path(), &ignored, source, "/x").map(|files| files.paths);
         let kept = ["a", "a/b", "a/b/keep"].map(PathBuf::from);
         for source in [".", "a", "*"] {
             assert_eq!(found(source).unwrap(), kept, "{source}");
@@ -293,11 +299,11 @@ mod tests {
         fs::write(outside.path().join("secret"), "s").unwrap();
         std::os::unix::fs::symlink(outside.path(), dir.path().join("link")).unwrap();
         for source in ["link/secret", "link/*", "*/secret"] {
-            let why = find(dir.path(), source, "/x").unwrap_err();
+            let why = find(dir.path(), &Ignored::default(), source, "/x").unwrap_err();
             assert!(why.contains("is a link"), "{why}");
         }
         // The link itself is copied as one.
-        let found = find(dir.path(), "link", "/x").unwrap();
+        let found = find(dir.path(), &Ignored::default(), "link", "/x").unwrap();
         assert_eq!(found.paths, [PathBuf::from("link")]);
     }
 
@@ -305,14 +311,28 @@ mod tests {
     fn the_hash_changes_with_content_and_destination() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("a"), "1").unwrap();
-        let first = find(dir.path(), "a", "/x").unwrap().hash;
+        let first = find(dir.path(), &Ignored::default(), "a", "/x")
+            .unwrap()
+            .hash;
         assert_eq!(
-            find(dir.path(), "./a", "/x").unwrap().paths,
+            find(dir.path(), &Ignored::default(), "./a", "/x")
+                .unwrap()
+                .paths,
             [PathBuf::from("a")]
         );
-        assert_ne!(find(dir.path(), "a", "/y").unwrap().hash, first);
+        assert_ne!(
+            find(dir.path(), &Ignored::default(), "a", "/y")
+                .unwrap()
+                .hash,
+            first
+        );
         fs::write(dir.path().join("a"), "2").unwrap();
-        assert_ne!(find(dir.path(), "a", "/x").unwrap().hash, first);
+        assert_ne!(
+            find(dir.path(), &Ignored::default(), "a", "/x")
+                .unwrap()
+                .hash,
+            first
+        );
         assert_eq!(first.len(), 64);
     }
 }

@@ -1,7 +1,7 @@
 //! From the text of a Dockerfile to its instructions.
 
 use super::{
-    variables::Variables,
+    variables::{BuildArgs, Variables},
     words::{self, Command, Word},
 };
 
@@ -31,10 +31,18 @@ const ARCHIVES: [&str; 8] = [
     ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst",
 ];
 
-/// The instructions, with the numbers of their first lines.
-pub(super) fn parse(text: &str) -> Result<Vec<(usize, Instruction)>, Wrong> {
+/// What is in the text of a Dockerfile.
+#[derive(Debug)]
+pub(super) struct Parsed {
+    /// With the numbers of their first lines.
+    pub(super) instructions: Vec<(usize, Instruction)>,
+    /// Names of arguments that no ARG takes.
+    pub(super) unused: Vec<String>,
+}
+
+pub(super) fn parse(text: &str, args: &BuildArgs) -> Result<Parsed, Wrong> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let (mut found, mut variables) = (Vec::new(), Variables::default());
+    let (mut found, mut variables) = (Vec::new(), Variables::new(args));
     let mut lines = text.lines().zip(1_usize..);
     while let Some((line, number)) = lines.next() {
         if is_comment(line) || line.trim().is_empty() {
@@ -67,7 +75,10 @@ pub(super) fn parse(text: &str) -> Result<Vec<(usize, Instruction)>, Wrong> {
                 .map(|one| (number, one)),
         );
     }
-    Ok(found)
+    Ok(Parsed {
+        instructions: found,
+        unused: variables.unused(),
+    })
 }
 
 fn is_comment(line: &str) -> bool {
@@ -310,8 +321,21 @@ fn copy(name: &str, rest: &str, variables: &Variables) -> Result<Instruction, St
 mod tests {
     use super::*;
 
+    fn parse_plain(text: &str) -> Result<Vec<(usize, Instruction)>, Wrong> {
+        parse(text, &BuildArgs::new()).map(|parsed| parsed.instructions)
+    }
+
+    fn given(pairs: &[(&str, &str)]) -> BuildArgs {
+        let pairs = pairs.iter().map(|(name, value)| (*name, *value));
+        pairs.map(|(n, v)| (n.to_owned(), v.to_owned())).collect()
+    }
+
     fn steps(text: &str) -> Vec<String> {
-        let found = parse(&format!("FROM a\n{text}")).unwrap().into_iter();
+        steps_with(&format!("FROM a\n{text}"), &[])
+    }
+
+    fn steps_with(text: &str, args: &[(&str, &str)]) -> Vec<String> {
+        let found = parse(text, &given(args)).unwrap().instructions.into_iter();
         let steps = found.filter_map(|(_, one)| match one {
             Instruction::Step(name, args) => Some(format!("{name} {}", args.join("|"))),
             Instruction::Copy { from, to, .. } => Some(format!("COPY {}|{to}", from.join("|"))),
@@ -344,6 +368,62 @@ mod tests {
     }
 
     #[test]
+    fn given_arguments_replace_defaults_where_an_arg_declares_them() {
+        let text = "ARG V=1\nARG REST\nFROM x:$V\nRUN before\nARG V\nARG A=$V B=${A}c REST\nRUN x\n\
+                    ENV E=$A A=env\nRUN y";
+        let of = |args: &[(&str, &str)]| {
+            let image = parse(text, &given(args)).unwrap().instructions.remove(0).1;
+            (image, steps_with(text, args))
+        };
+        let (image, steps) = of(&[]);
+        assert_eq!(image, Instruction::From("x:1".to_owned()));
+        assert_eq!(steps[0], "RUN before");
+        assert_eq!(
+            steps[1],
+            "RUN export A=\"${V-1}\" B=\"${V-1}c\" V=\"${V-1}\"\nx"
+        );
+        // Before FROM, after it without a value, and in later defaults. What is given is not expanded.
+        let (image, steps) = of(&[("V", "2"), ("A", "$V"), ("REST", "")]);
+        assert_eq!(image, Instruction::From("x:2".to_owned()));
+        assert_eq!(
+            steps[1..],
+            [
+                "RUN export A=\"${A-${0:+$}V}\" B=\"${A-${0:+$}V}c\" REST=\"${REST-}\" V=\"${V-2}\"\nx",
+                "ENV E|${A-${0:+$}V}|A|env",
+                // ENV precedes the argument.
+                "RUN export B=\"${A-${0:+$}V}c\" REST=\"${REST-}\" V=\"${V-2}\"\ny",
+            ]
+        );
+        // An ARG before FROM alone is no variable of commands.
+        let global = steps_with("ARG A=1\nFROM x\nRUN $A", &[("A", "2")]);
+        assert_eq!(global, ["RUN $A"]);
+    }
+
+    #[test]
+    fn arguments_that_no_arg_takes_are_found() {
+        let unused = |args: &[(&str, &str)]| {
+            let text = "ARG A\nFROM a\nARG B=1\nENV C=1\nRUN x";
+            parse(text, &given(args)).unwrap().unused
+        };
+        assert_eq!(unused(&[("A", "1"), ("B", "")]), [""; 0]);
+        assert_eq!(
+            unused(&[("C", "1"), ("NONE", "1"), ("A", "1")]),
+            ["C", "NONE"]
+        );
+        // Predefined, for commands only.
+        let proxy = [("https_proxy", "http://p:3128/$"), ("TARGETARCH", "amd64")];
+        assert_eq!(unused(&proxy), [""; 0]);
+        assert_eq!(
+            steps_with("FROM a\nRUN x\nENV https_proxy=own\nRUN y", &proxy),
+            [
+                "RUN export https_proxy=\"http://p:3128/${0:+$}\"\nx",
+                "ENV https_proxy|own",
+                "RUN y",
+            ]
+        );
+    }
+
+    #[test]
     fn heredocs_of_run_are_one_command() {
         let text =
             "RUN <<EOF\nset -e\n# kept\necho \\\nx\nEOF\nRUN cat <<-'E' > /f\n\ta\n\tE\nUSER u";
@@ -356,14 +436,14 @@ mod tests {
             ]
         );
         for wrong in ["RUN <<EOF\nx", "RUN <<EOF\n#!/bin/python\nEOF"] {
-            assert_eq!(parse(wrong).unwrap_err().0, 1, "{wrong}");
+            assert_eq!(parse_plain(wrong).unwrap_err().0, 1, "{wrong}");
         }
         assert_eq!(steps("RUN echo $((1<<EOF))"), ["RUN echo $((1<<EOF))"]);
     }
 
     #[test]
     fn the_image_has_the_variables_before_it() {
-        let image = |text: &str| match parse(text).map(|found| found[0].1.clone()) {
+        let image = |text: &str| match parse_plain(text).map(|found| found[0].1.clone()) {
             Ok(Instruction::From(image)) => Ok(image),
             other => Err(format!("{other:?}")),
         };
@@ -397,7 +477,7 @@ mod tests {
             "RUN é<<é",
             "ENV $",
         ] {
-            let _any = parse(text);
+            let _any = parse_plain(text);
         }
     }
 }

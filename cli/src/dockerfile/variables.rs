@@ -1,6 +1,7 @@
 //! Variables of a Dockerfile. As with Docker, ARG holds for the build only, and ENV and the image's variables precede it.
+//! An argument of the command line replaces the default of an ARG of its name, before and after FROM.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::words::{self, Word};
 
@@ -14,8 +15,29 @@ const PLATFORM: [(&str, &str); 6] = [
     ("TARGETARCH", "amd64"),
 ];
 
+/// Arguments that need no ARG, and whose values only commands get (Dockerfile reference, "Predefined ARGs").
+const PROXIES: [&str; 10] = [
+    "HTTP_PROXY",
+    "http_proxy",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "FTP_PROXY",
+    "ftp_proxy",
+    "NO_PROXY",
+    "no_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+];
+
+/// The arguments of the command line (`--build-arg`).
+pub(crate) type BuildArgs = BTreeMap<String, String>;
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct Variables {
+    /// Those of the command line.
+    given: BuildArgs,
+    /// Names of the ARGs so far.
+    declared: BTreeSet<String>,
     /// ARG before FROM: for FROM, and for an ARG without a value.
     global: BTreeMap<String, String>,
     arguments: BTreeMap<String, Value>,
@@ -31,6 +53,22 @@ struct Value {
 }
 
 impl Variables {
+    pub(super) fn new(given: &BuildArgs) -> Self {
+        Self {
+            given: given.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// The names of given arguments that no ARG takes.
+    pub(super) fn unused(&self) -> Vec<String> {
+        let names = self.given.keys().filter(|name| {
+            let is_known = PROXIES.contains(&name.as_str()) || is_platform(name);
+            !is_known && !self.declared.contains(*name)
+        });
+        names.cloned().collect()
+    }
+
     /// The value of an ARG for the server. `None`: there is no such ARG, or an ENV precedes it.
     pub(super) fn argument(&self, name: &str) -> Option<&str> {
         let argument = self.arguments.get(name)?;
@@ -47,20 +85,26 @@ impl Variables {
 
     /// An ARG before FROM.
     pub(super) fn add_global(&mut self, name: &str, value: Option<&Word>) -> Result<(), String> {
-        if let Some(value) = value {
-            let value = value.plain(&self.of_from())?;
-            self.global.insert(name.to_owned(), value);
-        }
+        self.declared.insert(name.to_owned());
+        let value = match (self.given.get(name), value) {
+            (Some(given), _) => Some(given.clone()),
+            (None, Some(word)) => Some(word.plain(&self.of_from())?),
+            (None, None) => None,
+        };
+        self.global
+            .extend(value.map(|value| (name.to_owned(), value)));
         Ok(())
     }
 
     pub(super) fn add_argument(&mut self, name: &str, value: Option<&Word>) {
-        let value = match value {
-            Some(word) => Value {
+        self.declared.insert(name.to_owned());
+        let value = match (self.given.get(name), value) {
+            (Some(given), _) => Value::literal(given),
+            (None, Some(word)) => Value {
                 for_server: word.for_server(self),
                 plain: word.plain(self).ok(),
             },
-            None => match self.of_from().arguments.remove(name) {
+            (None, None) => match self.of_from().arguments.remove(name) {
                 Some(value) => value,
                 None => return,
             },
@@ -75,16 +119,16 @@ impl Variables {
 
     /// The variables of FROM.
     pub(super) fn of_from(&self) -> Self {
-        let platform = PLATFORM.iter().map(|(name, value)| (*name, *value));
+        let platform = PLATFORM.iter().map(|(name, value)| {
+            let given = self.given.get(*name).map(String::as_str);
+            (*name, given.unwrap_or(value))
+        });
         let global = self
             .global
             .iter()
             .map(|(name, value)| (name.as_str(), value.as_str()));
-        let arguments = platform.chain(global).map(|(name, value)| {
-            let for_server = Word::literal(value).for_server(&Self::default());
-            let plain = Some(value.to_owned());
-            (name.to_owned(), Value { for_server, plain })
-        });
+        let arguments = platform.chain(global);
+        let arguments = arguments.map(|(name, value)| (name.to_owned(), Value::literal(value)));
         Self {
             arguments: arguments.collect(),
             ..Self::default()
@@ -93,16 +137,36 @@ impl Variables {
 
     /// A command with the arguments as its variables.
     pub(super) fn command(&self, command: String) -> String {
+        let is_free =
+            |name: &&String| !self.envs.contains_key(*name) && !self.arguments.contains_key(*name);
+        let proxies = PROXIES
+            .iter()
+            .filter_map(|name| self.given.get_key_value(*name));
+        let proxies = proxies
+            .filter(|(name, _)| is_free(name))
+            .map(|(name, value)| (name, Word::literal(value).for_server(self)));
         let names = self.arguments.keys();
-        let exports = names
-            .filter(|name| !self.envs.contains_key(*name))
-            .map(|name| {
-                let value = Word::variable(name).for_server(self);
-                format!(" {name}={}", words::in_quotes(&value))
-            });
+        let names = names.filter(|name| !self.envs.contains_key(*name));
+        let arguments = names.map(|name| (name, Word::variable(name).for_server(self)));
+        let exports = proxies
+            .chain(arguments)
+            .map(|(name, value)| format!(" {name}={}", words::in_quotes(&value)));
         match exports.collect::<String>() {
             none if none.is_empty() => command,
             exports => format!("export{exports}\n{command}"),
         }
     }
+}
+
+impl Value {
+    fn literal(text: &str) -> Self {
+        Self {
+            for_server: Word::literal(text).for_server(&Variables::default()),
+            plain: Some(text.to_owned()),
+        }
+    }
+}
+
+fn is_platform(name: &str) -> bool {
+    PLATFORM.iter().any(|(platform, _)| *platform == name)
 }

@@ -9,6 +9,8 @@ use super::{DoctorArgs, Finding, Verdict};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Options {
     pub(super) state: PathBuf,
+    /// Directory of installed templates, if it is named.
+    pub(super) templates: Option<PathBuf>,
     /// The first address to listen on.
     pub(super) listen: Option<String>,
     pub(super) has_tls: bool,
@@ -43,6 +45,7 @@ impl Options {
         let value = |name: &str| line(name).and_then(|(_, value)| *value);
         Self {
             state: value("state").unwrap_or(STATE_DIR).into(),
+            templates: value("templates").map(PathBuf::from),
             listen: value("listen").map(str::to_owned),
             has_tls: line("tls-cert").is_some(),
             has_no_network: value("network") == Some("none"),
@@ -82,10 +85,11 @@ mod tests {
 
     #[test]
     fn options_of_the_file_count() {
-        let text = "state = /srv/cube\nlisten = [::1]:8443\ntls-cert = /x\nnetwork = none\nallow-missing-limits\n";
+        let text = "state = /srv/cube\ntemplates = /srv/t\nlisten = [::1]:8443\ntls-cert = /x\nnetwork = none\nallow-missing-limits\n";
         let (options, finding) = load(text, None);
         assert_eq!(finding, None);
         assert_eq!(options.state, PathBuf::from("/srv/cube"));
+        assert_eq!(options.templates, Some(PathBuf::from("/srv/t")));
         assert_eq!(options.listen.as_deref(), Some("[::1]:8443"));
         assert!(options.has_tls);
         for check in ["kernel", "tun", "ebpf", "cgroups", "kvm"] {

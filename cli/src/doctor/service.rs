@@ -1,10 +1,10 @@
 //! The installation and the server: files, address, template.
 
-use std::{io, path::Path, process::Command, time::Duration};
+use std::{io, path::PathBuf, process::Command, time::Duration};
 
 use super::{Finding, host::beside, options::Options};
 use crate::{
-    failure::Failure,
+    failure::{Failure, Kind},
     program::Context,
     server::{Server, ServerArgs},
 };
@@ -35,7 +35,7 @@ pub(super) fn findings(context: &Context, options: &Options) -> Result<Vec<Findi
         args.url = Some(format!("{scheme}://{}", reachable(address)));
     }
     let server = server(&args, unit.as_ref(), look)?;
-    Ok(vec![files(), template(&options.state), server])
+    Ok(vec![files(), template(&template_dirs(options)), server])
 }
 
 /// An address of this host at which a server that listens there is reached.
@@ -98,21 +98,45 @@ fn files() -> Finding {
     }
 }
 
-fn template(state: &Path) -> Finding {
-    let manifest = state.join("installed/templates/base/manifest.json");
-    match manifest.metadata() {
-        Ok(_) => Finding::ok("template", "base is ready"),
-        Err(why) if why.kind() == io::ErrorKind::PermissionDenied => Finding::warning(
-            "template",
-            format!("{}: {why}", state.display()),
-            "run as root",
-        ),
-        Err(_) => Finding::warning(
-            "template",
-            "base has not been made",
-            "start the server, which makes it: systemctl start cube-api (without systemd: cube-api prepare)",
-        ),
+/// The directories of installed templates, as the server looks for them, and where a source checkout has them.
+fn template_dirs(options: &Options) -> Vec<PathBuf> {
+    let made = options.state.join("installed/templates");
+    let usual = [
+        beside("../templates"),
+        // Of a program in target/debug or target/release.
+        beside("../cube/templates"),
+        made.clone(),
+    ];
+    match &options.templates {
+        Some(named) => vec![named.clone()],
+        None => usual
+            .into_iter()
+            .map(|dir| dir.canonicalize().unwrap_or(dir))
+            // Only the last one is made if it is absent.
+            .filter(|dir| dir.is_dir() || *dir == made)
+            .collect(),
     }
+}
+
+fn template(dirs: &[PathBuf]) -> Finding {
+    let manifest = |dir: &PathBuf| dir.join("base/manifest.json").metadata();
+    if let Some(dir) = dirs.iter().find(|dir| manifest(dir).is_ok()) {
+        return Finding::ok("template", format!("base is ready in {}", dir.display()));
+    }
+    let denied = dirs.iter().find_map(|dir| {
+        let why = manifest(dir).err()?;
+        (why.kind() == io::ErrorKind::PermissionDenied).then(|| format!("{}: {why}", dir.display()))
+    });
+    if let Some(found) = denied {
+        return Finding::warning("template", found, "run as root");
+    }
+    let looked: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+    Finding::warning(
+        "template",
+        format!("base has not been made: it is not in {}", looked.join(", ")),
+        "start the server, which makes it: systemctl start cube-api (without systemd: cube-api prepare; in a source \
+         checkout: cargo xtask prepare)",
+    )
 }
 
 /// The result of looking at an address.
@@ -158,11 +182,12 @@ fn server(
     }
     Ok(match look(&mut server) {
         Look::Answers => Finding::ok("server", format!("{url} answers")),
+        // A server that refuses the request, or that this program does not trust.
         Look::Another(Failure {
+            kind,
             message,
             cure: Some(cure),
-            ..
-        }) => Finding::warning("server", message, cure),
+        }) if kind != Kind::Unreachable => Finding::warning("server", message, cure),
         Look::Another(why) if of_unit.is_some() => {
             Finding::missing("server", why.message, format!("see {LOG}"))
         }
@@ -226,5 +251,33 @@ mod tests {
         let found = server(&args, None, look).unwrap();
         assert_eq!(found.verdict, Verdict::Warning, "{found:?}");
         assert!(found.found.contains("cannot connect"), "{found:?}");
+    }
+    #[test]
+    fn a_template_is_found_where_the_server_looks_and_a_missing_one_names_the_places() {
+        let dir = tempfile::tempdir().unwrap();
+        let dirs = ["checkout", "state"].map(|name| dir.path().join(name));
+        let missing = template(&dirs);
+        assert_eq!(missing.verdict, Verdict::Warning);
+        for dir in &dirs {
+            assert!(missing.found.contains(dir.to_str().unwrap()), "{missing:?}");
+        }
+        for dir in &dirs {
+            let base = dir.join("base");
+            std::fs::create_dir_all(&base).unwrap();
+            std::fs::write(base.join("manifest.json"), "{}").unwrap();
+            let found = template(&dirs);
+            assert_eq!(found.verdict, Verdict::Ok);
+            assert!(found.found.ends_with(dir.to_str().unwrap()), "{found:?}");
+            std::fs::remove_dir_all(base).unwrap();
+        }
+        let mut options = Options::default();
+        options.state = "/srv/state".into();
+        let usual = template_dirs(&options);
+        assert_eq!(
+            usual.last().unwrap(),
+            &PathBuf::from("/srv/state/installed/templates")
+        );
+        options.templates = Some("/srv/t".into());
+        assert_eq!(template_dirs(&options), [PathBuf::from("/srv/t")]);
     }
 }

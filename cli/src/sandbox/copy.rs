@@ -23,7 +23,7 @@ use serde_json::json;
 
 use crate::{
     attach::{Draft, Lease},
-    failure::Failure,
+    failure::{Failure, Peer},
     program::Context,
     progress::Transfer,
     server::SandboxRoute,
@@ -130,6 +130,23 @@ fn here(path: &Path, why: &io::Error) -> Failure {
     Failure::host(format!("{}: {why}", path.display()))
 }
 
+/// A file of this host that cannot be read or written while it is copied.
+fn here_not(verb: &str, path: &Path, why: &io::Error) -> Failure {
+    let failure = Failure::host(format!("cannot {verb} {}: {why}", path.display()));
+    match why.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            failure.with_cure("free some space there, or copy to another directory")
+        }
+        io::ErrorKind::FileTooLarge => failure.with_cure(
+            "its file system or `ulimit -f` allows no larger files: copy to another directory",
+        ),
+        io::ErrorKind::UnexpectedEof => {
+            failure.with_cure("it became shorter while it was read: copy it again")
+        }
+        _ => failure,
+    }
+}
+
 /// The place of a copy here: inside of an existing directory, by the name of what is copied.
 fn target_here(to: &Path, entry: &EntryInfo) -> Result<PathBuf, Failure> {
     if !to.is_dir() {
@@ -149,8 +166,20 @@ impl Copier {
                 Failure::refused(format!("{path} in sandbox {id}: {message}"))
             }
             ClientError::NotReachable { .. }
+            | ClientError::Local { .. }
             | ClientError::Timeout(_)
-            | ClientError::Protocol(_) => Failure::of_call(why, &format!("sandbox {id}")),
+            | ClientError::Protocol(_) => Failure::of_call(why, &Peer::Sandbox(id)),
+        }
+    }
+
+    /// A transfer that failed. `verb`: what is done with the file of this host, `local`.
+    fn not_copied(&self, verb: &str, local: &Path, path: &str, why: &ClientError) -> Failure {
+        match why {
+            ClientError::Local { source, .. } => here_not(verb, local, source),
+            ClientError::NotReachable { .. }
+            | ClientError::Refused { .. }
+            | ClientError::Timeout(_)
+            | ClientError::Protocol(_) => self.failed(path, why),
         }
     }
 
@@ -242,7 +271,7 @@ impl Copier {
         let sent = self
             .client
             .upload(to, &mut counted, found.len(), user.as_deref());
-        sent.map_err(|why| self.failed(to, &why))?;
+        sent.map_err(|why| self.not_copied("read", from, to, &why))?;
         self.files += 1;
         if found.permissions().mode() & EXECUTABLE != 0 {
             self.executables.push(to.to_owned());
@@ -320,20 +349,25 @@ impl Copier {
         if let Target::Draft(draft) = &target {
             self.draft.is(Some(draft));
         }
-        let file = options.open(path).map_err(|why| here(path, &why))?;
+        let file = options
+            .open(path)
+            .map_err(|why| here_not("write", to, &why))?;
         let user = self.user.clone();
         let mut counted = self.transfer.file(file, u64::try_from(size).unwrap_or(0));
         let got = self.client.download(from, &mut counted, user.as_deref());
         drop(counted);
+        let mut done = got
+            .map(drop)
+            .map_err(|why| self.not_copied("write", to, from, &why));
         if let Target::Draft(draft) = &target {
-            if let Err(why) = &got {
+            done = done
+                .and_then(|()| fs::rename(draft, to).map_err(|why| here_not("write", to, &why)));
+            if done.is_err() {
                 let _not_there = fs::remove_file(draft);
-                return Err(self.failed(from, why));
             }
-            fs::rename(draft, to).map_err(|why| here(to, &why))?;
             self.draft.is(None);
         }
-        got.map_err(|why| self.failed(from, &why))?;
+        done?;
         self.files += 1;
         Ok(())
     }

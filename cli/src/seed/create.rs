@@ -8,7 +8,8 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::{
-    job::{self, Job, Shown, settle},
+    answer,
+    job::{self, Build, Job, Shown, settle},
     probe,
 };
 use crate::{
@@ -39,7 +40,10 @@ pub(super) struct CreateArgs {
     /// Path of the probe, which must answer with 2xx
     #[arg(long, value_name = "PATH", requires = "probe")]
     probe_path: Option<String>,
-    /// Name of the template
+    /// Id of the template, which is its name [default: made of the image and the flags]
+    #[arg(long, value_name = "ID", conflicts_with = "alias")]
+    template_id: Option<String>,
+    /// Name of the template, which is its id
     #[arg(long)]
     alias: Option<String>,
     /// Word of the command that replaces the image's ENTRYPOINT; may be repeated
@@ -73,15 +77,15 @@ struct Unused {
     interval: Option<String>,
     #[arg(long, hide = true)]
     dns: Vec<String>,
-    #[arg(long, hide = true)]
-    allow_internet_access: bool,
+    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    allow_internet_access: Option<bool>,
     #[arg(long, hide = true)]
     allow_out_cidr: Vec<String>,
     #[arg(long, hide = true)]
     deny_out_cidr: Vec<String>,
     #[arg(long, hide = true)]
     node: Vec<String>,
-    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     with_cube_ca: Option<bool>,
     #[arg(long, hide = true)]
     enable_inject_envd: bool,
@@ -98,7 +102,7 @@ struct Unused {
 impl Unused {
     /// What a reader of the guides may expect, and does not get.
     fn warn(&self) {
-        let is_network = self.allow_internet_access
+        let is_network = self.allow_internet_access.is_some()
             || !self.allow_out_cidr.is_empty()
             || !self.deny_out_cidr.is_empty()
             || !self.dns.is_empty();
@@ -114,10 +118,14 @@ pub(super) fn create(context: &Context, args: &CreateArgs) -> Result<(), Failure
     args.unused.warn();
     let (new, order) = (args.request()?, args.order()?);
     let mut server = context.server()?;
-    let build = begin(&mut server, &new, &order)?;
+    let build = Build {
+        build: begin(&mut server, &new, &order)?,
+        template: new.name.unwrap_or_default(),
+    };
     let job = settle(&mut server, &build)?;
     show(context, &job)?;
     let watches = !args.detach
+        && !job.is_ready()
         && context.format == Format::Human
         && is_terminal(io::stdin())
         && is_terminal(io::stdout());
@@ -127,11 +135,11 @@ pub(super) fn create(context: &Context, args: &CreateArgs) -> Result<(), Failure
     Ok(())
 }
 
-/// Prints a job that has begun.
+/// Prints a job as it is now.
 pub(super) fn show(context: &Context, job: &Job) -> Result<(), Failure> {
     match context.format {
-        Format::Human => print(&job.begun()),
-        Format::Json => print_json(&json!({"job": job.to_json()})),
+        Format::Human => print(&job.lines()),
+        Format::Json => print_json(&answer(json!({"job": job.to_json()}))),
     }
 }
 
@@ -140,7 +148,7 @@ impl CreateArgs {
         let disk_mib = size_mib(&self.writable_layer_size)?;
         let disk_mib = Some(disk_mib).filter(|mib| *mib > USUAL_DISK_MIB);
         Ok(NewBuild {
-            name: Some(self.alias.clone().unwrap_or_else(|| self.fingerprint())),
+            name: Some(self.name()),
             cpu_count: self.cpu.map(|cpu| i64::from(cpu.div_ceil(1000))),
             memory_mb: self.memory.map(i64::from),
             min_free_disk_mb: disk_mib.and_then(|mib| i64::try_from(mib).ok()),
@@ -186,7 +194,12 @@ impl CreateArgs {
         })
     }
 
-    /// The name of a template without an alias: the same flags give the same one.
+    fn name(&self) -> String {
+        let chosen = self.template_id.as_ref().or(self.alias.as_ref());
+        chosen.cloned().unwrap_or_else(|| self.fingerprint())
+    }
+
+    /// The name of a template if none is chosen: the same flags give the same one.
     fn fingerprint(&self) -> String {
         let mut hash = Sha256::new();
         let fields = format!(

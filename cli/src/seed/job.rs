@@ -4,18 +4,32 @@ use std::time::Duration;
 
 use api_types::{
     one_line,
-    rest::{BuildInfo, BuildStatus},
+    rest::{BuildInfo, BuildStatus, SnapshotInfo, Template},
 };
 use serde_json::{Value, json};
 
+use super::answer;
 use crate::{
-    build::{Build, Ended, failed, follow},
+    build::{self, Ended, failed, follow},
     failure::Failure,
-    output::{print, print_json},
+    output::{Format, print, print_json},
     progress::{Display, Phase, Progress, Style},
     server::Server,
     template::{builds, templates},
 };
+
+/// A build, and the id of its template as these commands have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Build {
+    pub(super) build: build::Build,
+    pub(super) template: String,
+}
+
+/// The id of a template as these commands have it: its name if it has one, which is accepted wherever an id is. So an id
+/// can be chosen, and one that is not chosen is made of the flags, as in the guides.
+pub(super) fn template_id<'a>(id: &'a str, names: &'a [String]) -> &'a str {
+    names.first().map_or(id, String::as_str)
+}
 
 /// A job as the guides show it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,17 +44,35 @@ pub(super) struct Job {
     fingerprint: String,
     /// Of the root image.
     artifact: String,
+    /// Why it failed.
+    error: String,
 }
 
 impl Job {
     pub(super) fn new(build: &Build) -> Self {
         Self {
-            job_id: build.build_id.clone(),
-            template_id: build.template_id.clone(),
+            job_id: build.build.build_id.clone(),
+            template_id: build.template.clone(),
             status: "PENDING",
             phase: "PULLING",
             ..Self::default()
         }
+    }
+
+    /// The job of a snapshot, which is complete when it is there.
+    pub(super) fn committed(snapshot: &SnapshotInfo) -> Self {
+        Self {
+            job_id: snapshot.snapshot_id.clone(),
+            template_id: template_id(&snapshot.snapshot_id, &snapshot.names).to_owned(),
+            status: "READY",
+            phase: "READY",
+            percent: 100,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.status == "READY"
     }
 
     /// Takes a state of the build.
@@ -68,6 +100,10 @@ impl Job {
             Phase::Building => ("BUILDING", 60),
             Phase::Finalizing => ("DISTRIBUTING", 80),
         };
+        self.error = info
+            .reason
+            .as_ref()
+            .map_or_else(String::new, |reason| reason.message.clone());
         let layers = progress.layers;
         self.layers = (layers.all > 0).then_some((layers.done, layers.all));
         self.status = match info.status {
@@ -81,11 +117,16 @@ impl Job {
         };
     }
 
-    /// The lines of a job that has begun.
-    pub(super) fn begun(&self) -> String {
+    /// The lines of a job as it is now.
+    pub(super) fn lines(&self) -> String {
+        let end = match self.status {
+            "READY" => self.outcome(),
+            "FAILED" => format!("error:       {}\n", one_line(&self.error)),
+            _ => String::new(),
+        };
         format!(
             "job_id:      {}\ntemplate_id: {}\nattempt_no:  1\nartifact_id:\nstatus:      {}\nphase:       {}\n\
-             progress:    {}%\n",
+             progress:    {}%\n{end}",
             one_line(&self.job_id),
             one_line(&self.template_id),
             self.status,
@@ -105,8 +146,14 @@ impl Job {
 
     /// The lines of a job that has succeeded.
     fn ready(&self) -> String {
+        let outcome = self.outcome();
+        format!("status: READY\nphase: READY\nprogress: 100%\n{outcome}")
+    }
+
+    /// The last of these lines.
+    fn outcome(&self) -> String {
         format!(
-            "status: READY\nphase: READY\nprogress: 100%\ndistribution: 1/1 ready, 0 failed\n\
+            "distribution: 1/1 ready, 0 failed\n\
              template_spec_fingerprint: {}\nartifact_status: READY\nartifact_sha256: {}\ntemplate_status: READY\n",
             self.fingerprint, self.artifact
         )
@@ -114,49 +161,73 @@ impl Job {
 
     pub(super) fn to_json(&self) -> Value {
         let (done, all) = self.layers.unwrap_or_default();
-        let is_ready = self.status == "READY";
+        let is_ready = self.is_ready();
         json!({
             "job_id": self.job_id, "template_id": self.template_id, "attempt_no": 1, "artifact_id": "",
             "status": self.status, "phase": self.phase, "progress": self.percent,
             "pull_completed_layers": done, "pull_total_layers": all, "expected_node_count": 1,
             "ready_node_count": u8::from(is_ready), "failed_node_count": u8::from(self.status == "FAILED"),
             "template_spec_fingerprint": self.fingerprint, "artifact": {"sha256": self.artifact},
-            "template_status": if is_ready { "READY" } else { "PENDING" },
+            "artifact_status": if is_ready { "READY" } else { "" },
+            "template_status": match self.status { "READY" | "FAILED" => self.status, _ => "PENDING" },
+            "error_message": self.error,
         })
     }
 }
 
-/// The build of a job. A template's list names one of its builds; others are found in its details.
-pub(super) fn find(server: &mut Server, job_id: &str) -> Result<Build, Failure> {
+/// What a job is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Build(Build),
+    /// Of a commit.
+    Snapshot(SnapshotInfo),
+}
+
+/// The build or the snapshot of a job.
+pub(super) fn find(server: &mut Server, job_id: &str) -> Result<Found, Failure> {
+    if let Some(build) = find_build(server, job_id)? {
+        return Ok(Found::Build(build));
+    }
+    let mut snapshots = snapshots(server)?.into_iter();
+    let snapshot = snapshots.find(|snapshot| snapshot.snapshot_id == job_id);
+    snapshot.map(Found::Snapshot).ok_or_else(|| {
+        Failure::refused(format!("job {job_id} was not found")).with_cure(
+            "`cubemastercli tpl list` shows templates; a removed template takes its jobs along",
+        )
+    })
+}
+
+pub(super) fn snapshots(server: &mut Server) -> Result<Vec<SnapshotInfo>, Failure> {
+    server.pages("/snapshots?limit=100")
+}
+
+/// A template's list names one of its builds; others are found in its details.
+fn find_build(server: &mut Server, job_id: &str) -> Result<Option<Build>, Failure> {
     let all = templates(server)?;
-    let named = all.iter().find(|template| template.build_id == job_id);
-    if let Some(template) = named {
-        return Ok(Build {
+    let of = |template: &Template| Build {
+        build: build::Build {
             template_id: template.template_id.clone(),
             build_id: job_id.to_owned(),
-        });
+        },
+        template: template_id(&template.template_id, &template.aliases).to_owned(),
+    };
+    if let Some(template) = all.iter().find(|template| template.build_id == job_id) {
+        return Ok(Some(of(template)));
     }
     for template in all.iter().filter(|template| template.build_count > 1) {
         let found = builds(server, &template.template_id)?;
         if found.builds.iter().any(|build| build.build_id == job_id) {
-            return Ok(Build {
-                template_id: template.template_id.clone(),
-                build_id: job_id.to_owned(),
-            });
+            return Ok(Some(of(template)));
         }
     }
-    Err(
-        Failure::refused(format!("job {job_id} was not found")).with_cure(
-            "`cubemastercli tpl list` shows templates; a removed template takes its jobs along",
-        ),
-    )
+    Ok(None)
 }
 
 /// Reads a job as it is now.
 pub(super) fn status(server: &mut Server, build: &Build) -> Result<Job, Failure> {
     let (mut job, mut progress, mut offset) = (Job::new(build), Progress::default(), 0);
     loop {
-        let info = build.status(server, offset)?;
+        let info = build.build.status(server, offset)?;
         offset += info.log_entries.len();
         for entry in &info.log_entries {
             progress.add(&entry.message);
@@ -176,11 +247,20 @@ pub(super) enum Shown {
     Json,
 }
 
+impl Shown {
+    pub(super) fn of(format: Format) -> Self {
+        match format {
+            Format::Human => Self::Lines,
+            Format::Json => Self::Json,
+        }
+    }
+}
+
 /// Follows a job to its end.
 pub(super) fn watch(server: &mut Server, build: &Build, shown: Shown) -> Result<(), Failure> {
     let (mut job, mut last) = (Job::new(build), String::new());
-    let mut display = Display::new(&build.build_id, Style::Nothing);
-    let ended = follow(server, build, &mut display, |info, display| {
+    let mut display = Display::new(&build.build.build_id, Style::Nothing);
+    let ended = follow(server, &build.build, &mut display, |info, display| {
         job.update(info, display.progress());
         let line = job.line();
         let is_new = line != last && !matches!(info.status, BuildStatus::Ready);
@@ -192,12 +272,12 @@ pub(super) fn watch(server: &mut Server, build: &Build, shown: Shown) -> Result<
         true
     })?;
     if shown == Shown::Json {
-        print_json(&json!({"job": job.to_json()}))?;
+        print_json(&answer(json!({"job": job.to_json()})))?;
     }
     match ended {
         Ended::Ready if shown == Shown::Lines => print(&job.ready()),
         Ended::Ready | Ended::Left => Ok(()),
-        Ended::Failed(reason) => Err(failed(&format!("template {}", build.template_id), &reason)),
+        Ended::Failed(reason) => Err(failed(&format!("template {}", build.template), &reason)),
     }
 }
 
@@ -217,19 +297,24 @@ pub(super) fn settle(server: &mut Server, build: &Build) -> Result<Job, Failure>
 
 #[cfg(test)]
 mod tests {
+    use api_types::rest::StatusReason;
+
     use super::*;
 
     fn job() -> Job {
         Job::new(&Build {
-            template_id: "t1".to_owned(),
-            build_id: "b1".to_owned(),
+            build: build::Build {
+                template_id: "0123".to_owned(),
+                build_id: "b1".to_owned(),
+            },
+            template: "t1".to_owned(),
         })
     }
 
     #[test]
     fn lines_are_those_of_the_guides() {
         assert_eq!(
-            job().begun(),
+            job().lines(),
             "job_id:      b1\ntemplate_id: t1\nattempt_no:  1\nartifact_id:\nstatus:      PENDING\nphase:       PULLING\n\
              progress:    0%\n"
         );
@@ -237,7 +322,7 @@ mod tests {
         progress.add("Base Docker image size: 10 MB in 7 layers");
         progress.add("Pulled layer sha256:a 5.0 MB");
         let mut job = job();
-        let info = |status, log_entries| BuildInfo {
+        let info = |status, log_entries: Vec<_>| BuildInfo {
             template_id: "t1".to_owned(),
             build_id: "b1".to_owned(),
             status,
@@ -251,5 +336,21 @@ mod tests {
         job.update(&info(BuildStatus::Ready, Vec::new()), &progress);
         assert!(job.ready().contains("distribution: 1/1 ready, 0 failed\n"));
         assert_eq!(job.to_json()["template_status"], "READY");
+        assert!(job.lines().ends_with("template_status: READY\n"));
+        let failed = BuildInfo {
+            reason: Some(StatusReason {
+                message: "no such image\n".to_owned(),
+                step: None,
+                log_entries: Vec::new(),
+            }),
+            ..info(BuildStatus::Error, Vec::new())
+        };
+        job.update(&failed, &progress);
+        assert!(
+            job.lines().ends_with("error:       no such image\\n\n"),
+            "{}",
+            job.lines()
+        );
+        assert_eq!(job.to_json()["error_message"], "no such image\n");
     }
 }

@@ -1,9 +1,10 @@
 //! `list`, `info`, `sandbox …`, `cubebox …`, `snapshot …`
 
-use api_types::rest::{ListedSandbox, SandboxState};
+use api_types::rest::{ListedSandbox, SandboxState, SnapshotInfo};
 use clap::{Args, Subcommand};
 use serde_json::json;
 
+use super::job;
 use crate::{
     failure::Failure,
     output::time,
@@ -28,12 +29,28 @@ pub(super) struct ListArgs {
 #[derive(Subcommand, Debug)]
 pub(super) enum SandboxCommand {
     /// List sandboxes
+    #[command(visible_alias = "ls")]
     List(ListArgs),
     /// Show a sandbox
     Info(SandboxArgs),
-    /// End a sandbox
-    #[command(visible_alias = "destroy", visible_alias = "delete")]
-    Kill(SandboxArgs),
+    /// End sandboxes
+    #[command(
+        visible_alias = "destroy",
+        visible_alias = "delete",
+        visible_alias = "rm"
+    )]
+    Kill {
+        /// Id of the sandbox
+        #[arg(
+            long,
+            visible_alias = "sandboxid",
+            value_name = "ID",
+            required_unless_present = "sandboxes"
+        )]
+        sandbox_id: Option<String>,
+        #[arg(value_name = "ID", conflicts_with = "sandbox_id")]
+        sandboxes: Vec<String>,
+    },
 }
 
 #[derive(Args, Debug)]
@@ -55,20 +72,34 @@ pub(super) enum SnapshotCommand {
     /// Keep the state of a sandbox
     Create(SandboxArgs),
     /// List snapshots
+    #[command(visible_alias = "ls")]
     List,
+    /// Show a snapshot
+    Info(SnapshotArgs),
     /// Remove a snapshot
-    Delete {
-        /// Id of the snapshot
-        #[arg(long, value_name = "ID", required_unless_present = "snapshot")]
-        snapshot_id: Option<String>,
-        #[arg(value_name = "ID", conflicts_with = "snapshot_id")]
-        snapshot: Option<String>,
-    },
+    #[command(visible_alias = "rm")]
+    Delete(SnapshotArgs),
+}
+
+#[derive(Args, Debug)]
+pub(super) struct SnapshotArgs {
+    /// Id or name of the snapshot
+    #[arg(long, value_name = "ID", required_unless_present = "snapshot")]
+    snapshot_id: Option<String>,
+    #[arg(value_name = "ID", conflicts_with = "snapshot_id")]
+    snapshot: Option<String>,
 }
 
 impl SandboxArgs {
     fn id(&self) -> &str {
         let id = self.sandbox_id.as_deref().or(self.sandbox.as_deref());
+        id.unwrap_or_default()
+    }
+}
+
+impl SnapshotArgs {
+    fn id(&self) -> &str {
+        let id = self.snapshot_id.as_deref().or(self.snapshot.as_deref());
         id.unwrap_or_default()
     }
 }
@@ -85,18 +116,29 @@ pub(super) fn run(context: &Context, command: &SandboxCommand) -> Result<(), Fai
     match command {
         SandboxCommand::List(args) => list(context, args),
         SandboxCommand::Info(args) => info(context, args.id()),
-        SandboxCommand::Kill(args) => {
-            let id = args.id();
-            let killed = context
-                .server()?
-                .delete(&format!("/sandboxes/{}", segment(id)));
-            killed.map_err(unknown_sandbox)?;
-            let item = json!({"sandbox_id": id});
-            context
-                .format
-                .done("sandbox", &item, &format!("sandbox killed: {id}"))
+        SandboxCommand::Kill {
+            sandbox_id,
+            sandboxes,
+        } => kill(context, sandbox_id.iter().chain(sandboxes)),
+    }
+}
+
+/// Ends all of them, also if one fails. The first failure is returned, and the others are printed.
+fn kill<'a>(context: &Context, ids: impl Iterator<Item = &'a String>) -> Result<(), Failure> {
+    let (mut server, mut first) = (context.server()?, Ok(()));
+    for id in ids {
+        let killed = server.delete(&format!("/sandboxes/{}", segment(id)));
+        match killed.map_err(unknown_sandbox) {
+            Ok(()) => {
+                let item = json!({"sandbox_id": id});
+                let line = format!("sandbox killed: {id}");
+                context.format.done("sandbox", &item, &line)?;
+            }
+            Err(why) if first.is_ok() => first = Err(why),
+            Err(why) => eprintln!("error: {why}"),
         }
     }
+    first
 }
 
 pub(super) fn list(context: &Context, args: &ListArgs) -> Result<(), Failure> {
@@ -115,7 +157,12 @@ fn row(sandbox: &ListedSandbox) -> Vec<String> {
     vec![
         sandbox.sandbox_id.clone(),
         state.to_owned(),
-        sandbox.template_id.clone(),
+        // As `tpl list` names it.
+        sandbox
+            .alias
+            .as_ref()
+            .unwrap_or(&sandbox.template_id)
+            .clone(),
         time(Some(sandbox.started_at)),
         time(Some(sandbox.end_at)),
     ]
@@ -132,12 +179,26 @@ pub(super) fn snapshots(context: &Context, command: &SnapshotCommand) -> Result<
             name: None,
         },
         SnapshotCommand::List => snapshot::SnapshotCommand::List,
-        SnapshotCommand::Delete {
-            snapshot_id,
-            snapshot,
-        } => snapshot::SnapshotCommand::Delete {
-            snapshots: snapshot_id.iter().chain(snapshot).cloned().collect(),
+        SnapshotCommand::Info(args) => return snapshot_info(context, args.id()),
+        SnapshotCommand::Delete(args) => snapshot::SnapshotCommand::Delete {
+            snapshots: vec![args.id().to_owned()],
         },
     };
     snapshot::run(context, &own)
+}
+
+fn snapshot_info(context: &Context, id: &str) -> Result<(), Failure> {
+    let found = job::snapshots(&mut context.server()?)?;
+    let is_it = |snapshot: &&SnapshotInfo| {
+        snapshot.snapshot_id == id || snapshot.names.iter().any(|name| name == id)
+    };
+    let snapshot = found.iter().find(is_it).ok_or_else(|| {
+        Failure::refused(format!("snapshot {id} was not found"))
+            .with_cure("`cubemastercli snapshot list` shows the snapshots")
+    })?;
+    let lines = [
+        ("snapshot_id", snapshot.snapshot_id.clone()),
+        ("names", snapshot.names.join(",")),
+    ];
+    context.format.properties("snapshot", snapshot, &lines)
 }

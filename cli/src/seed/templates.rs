@@ -1,20 +1,28 @@
 //! `tpl …`
 
-use api_types::rest::{NewBuild, SnapshotInfo, SnapshotRequest, StartBuild, Template};
+use std::path::PathBuf;
+
+use api_types::{
+    one_line,
+    rest::{NewBuild, SnapshotInfo, SnapshotRequest, StartBuild},
+};
 use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::{
+    answer,
     create::{self, CreateArgs},
-    job::{self, Shown},
+    info,
+    job::{self, Build, Found, Job, Shown, template_id},
+    render,
 };
 use crate::{
-    build::{Build, RegistryArgs, begin, begin_redo},
+    build::{RegistryArgs, begin, begin_redo},
     failure::Failure,
-    output::{Format, print, time},
+    output::{Format, print, print_json},
     program::Context,
     server::{segment, unknown_sandbox},
-    template::{UNKNOWN, builds, status, templates},
+    template::UNKNOWN,
 };
 
 #[derive(Subcommand, Debug)]
@@ -28,15 +36,22 @@ pub(super) enum TplCommand {
     #[command(visible_alias = "build-status")]
     Status(JobArgs),
     /// List templates
+    #[command(visible_alias = "ls")]
     List {
         /// wide, or json
         #[arg(short, long, value_name = "FORM")]
         output: Option<String>,
     },
     /// Show a template
-    Info(TemplateArgs),
-    /// Show a template as JSON
-    Render(TemplateArgs),
+    Info {
+        #[command(flatten)]
+        of: TemplateArgs,
+        /// Show what its build was asked for, too
+        #[arg(long)]
+        include_request: bool,
+    },
+    /// Show the request for a sandbox, as JSON
+    Render(render::RenderArgs),
     /// Remove a template
     Delete(TemplateArgs),
     /// Build a template again
@@ -49,6 +64,11 @@ pub(super) enum TplCommand {
         /// Not used: a failed build is started again as a whole
         #[arg(long, hide = true)]
         failed_only: bool,
+        /// Follow the job to its end
+        #[arg(long)]
+        wait: bool,
+        #[arg(long, hide = true)]
+        interval: Option<String>,
     },
     /// Make a template available under another name
     SetAlias {
@@ -66,16 +86,24 @@ pub(super) enum TplCommand {
         /// Id of the sandbox
         #[arg(long, value_name = "ID")]
         sandbox_id: String,
-        /// Name of the template
-        #[arg(long)]
-        alias: Option<String>,
+        /// Id of the template, which is its name
+        #[arg(long, visible_alias = "alias", value_name = "ID")]
+        template_id: Option<String>,
+        /// Not used: the sandbox has what it was created with
+        #[arg(short, long, hide = true)]
+        file: Option<PathBuf>,
     },
 }
 
 #[derive(Args, Debug)]
 pub(super) struct JobArgs {
     /// Id of the job
-    #[arg(long = "job-id", value_name = "ID", required_unless_present = "job")]
+    #[arg(
+        long = "job-id",
+        visible_alias = "build-id",
+        value_name = "ID",
+        required_unless_present = "job"
+    )]
     job_id: Option<String>,
     #[arg(value_name = "ID", conflicts_with = "job_id")]
     job: Option<String>,
@@ -111,24 +139,25 @@ pub(super) fn run(context: &Context, command: &TplCommand) -> Result<(), Failure
         TplCommand::CreateFromImage(args) => create::create(context, args),
         TplCommand::Watch(args) => {
             let mut server = context.server()?;
-            let build = job::find(&mut server, args.id())?;
-            let shown = match context.format {
-                Format::Human => Shown::Lines,
-                Format::Json => Shown::Json,
-            };
-            job::watch(&mut server, &build, shown)
+            match job::find(&mut server, args.id())? {
+                Found::Build(build) => job::watch(&mut server, &build, Shown::of(context.format)),
+                Found::Snapshot(made) => create::show(context, &Job::committed(&made)),
+            }
         }
         TplCommand::Status(args) => {
             let mut server = context.server()?;
-            let build = job::find(&mut server, args.id())?;
-            create::show(context, &job::status(&mut server, &build)?)
+            let job = match job::find(&mut server, args.id())? {
+                Found::Build(build) => job::status(&mut server, &build)?,
+                Found::Snapshot(made) => Job::committed(&made),
+            };
+            create::show(context, &job)
         }
-        TplCommand::List { output } => list(context, output.as_deref()),
-        TplCommand::Info(of) => info(context, of.id()),
-        TplCommand::Render(of) => {
-            let found = builds(&mut context.server()?, of.id())?;
-            Format::Json.properties("template", &found, &[])
-        }
+        TplCommand::List { output } => info::list(context, output.as_deref()),
+        TplCommand::Info {
+            of,
+            include_request,
+        } => info::info(context, of.id(), *include_request),
+        TplCommand::Render(args) => render::render(context, args),
         TplCommand::Delete(of) => {
             let id = of.id();
             let removed = context
@@ -140,75 +169,34 @@ pub(super) fn run(context: &Context, command: &TplCommand) -> Result<(), Failure
                 .format
                 .done("template", &item, &format!("template deleted: {id}"))
         }
-        TplCommand::Redo { of, .. } => {
-            let mut server = context.server()?;
-            let registry = RegistryArgs::default().registry()?;
-            let build = begin_redo(&mut server, of.id(), false, registry)?;
-            create::show(context, &job::settle(&mut server, &build)?)
-        }
+        TplCommand::Redo { of, wait, .. } => redo(context, of.id(), *wait),
         TplCommand::SetAlias { of, alias, clear } => {
             set_alias(context, of.id(), alias.as_deref(), *clear)
         }
-        TplCommand::Commit { sandbox_id, alias } => commit(context, sandbox_id, alias.clone()),
+        TplCommand::Commit {
+            sandbox_id,
+            template_id,
+            ..
+        } => commit(context, sandbox_id, template_id.clone()),
     }
 }
 
-fn list(context: &Context, output: Option<&str>) -> Result<(), Failure> {
-    let format = match output {
-        Some("json") => Format::Json,
-        None | Some("wide") => context.format,
-        Some(other) => {
-            return Err(Failure::usage(format!("-o {other}: use wide or json")));
-        }
+fn redo(context: &Context, template: &str, waits: bool) -> Result<(), Failure> {
+    let mut server = context.server()?;
+    let registry = RegistryArgs::default().registry()?;
+    let build = Build {
+        build: begin_redo(&mut server, template, false, registry)?,
+        template: template.to_owned(),
     };
-    let found = templates(&mut context.server()?)?;
-    let columns = [
-        "TEMPLATE_ID",
-        "INSTANCE_TYPE",
-        "STATUS",
-        "CREATED_AT",
-        "IMAGE_INFO",
-    ];
-    format.list("template", &found, &columns, row)
-}
-
-fn row(template: &Template) -> Vec<String> {
-    vec![
-        template.template_id.clone(),
-        "cubebox".to_owned(),
-        status(template.build_status).to_uppercase(),
-        time(Some(template.created_at)),
-        template.names.join(","),
-    ]
-}
-
-fn info(context: &Context, template: &str) -> Result<(), Failure> {
-    let found = builds(&mut context.server()?, template)?;
-    let newest = found.builds.first();
-    let lines = [
-        ("template_id", found.template_id.clone()),
-        ("alias", found.names.join(",")),
-        (
-            "status",
-            newest.map_or_else(String::new, |build| status(build.status).to_uppercase()),
-        ),
-        (
-            "job_id",
-            newest.map_or_else(String::new, |build| build.build_id.clone()),
-        ),
-        (
-            "cpu",
-            newest.map_or_else(String::new, |build| {
-                format!("{}", u32::from(build.cpu_count) * 1000)
-            }),
-        ),
-        (
-            "memory",
-            newest.map_or_else(String::new, |build| build.memory_mb.to_string()),
-        ),
-        ("created_at", time(Some(found.created_at))),
-    ];
-    context.format.properties("template", &found, &lines)
+    let job = job::settle(&mut server, &build)?;
+    match (waits, context.format) {
+        (true, Format::Json) => job::watch(&mut server, &build, Shown::Json),
+        (true, Format::Human) if !job.is_ready() => {
+            create::show(context, &job)?;
+            job::watch(&mut server, &build, Shown::Lines)
+        }
+        (true, Format::Human) | (false, _) => create::show(context, &job),
+    }
 }
 
 /// A template has one name here, so another name is a build that begins and ends with it.
@@ -231,7 +219,10 @@ fn set_alias(
         from_template: Some(template.to_owned()),
         ..StartBuild::default()
     };
-    let build: Build = begin(&mut server, &new, &order)?;
+    let build = Build {
+        build: begin(&mut server, &new, &order)?,
+        template: alias.to_owned(),
+    };
     eprintln!("note: {alias} is a template of its own, made of {template}");
     create::show(context, &job::settle(&mut server, &build)?)
 }
@@ -246,11 +237,19 @@ fn commit(context: &Context, sandbox: &str, alias: Option<String>) -> Result<(),
         .server()?
         .post(&path, &request)
         .map_err(unknown_sandbox)?;
+    let (id, job) = (
+        template_id(&made.snapshot_id, &made.names),
+        &made.snapshot_id,
+    );
     match context.format {
         Format::Human => print(&format!(
-            "template_id: {}\nstatus:      READY\n",
-            api_types::one_line(&made.snapshot_id)
+            "template_id: {}\nbuild_id:    {}\nstatus:      READY\n",
+            one_line(id),
+            one_line(job)
         )),
-        Format::Json => Format::Json.properties("template", &made, &[]),
+        Format::Json => {
+            let fields = json!({"template_id": id, "build_id": job, "status": "READY"});
+            print_json(&answer(fields))
+        }
     }
 }

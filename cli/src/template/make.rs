@@ -8,7 +8,7 @@ use clap::{ArgGroup, Args};
 use super::built;
 use crate::{
     build::{Build, RegistryArgs, until_ready},
-    dockerfile,
+    dockerfile::{self, Recipe},
     failure::Failure,
     program::Context,
     progress::Style,
@@ -32,6 +32,9 @@ pub(crate) struct BuildArgs {
     /// Directory of the files for COPY [default: that of the Dockerfile]
     #[arg(value_name = "CONTEXT", requires = "file")]
     context: Option<PathBuf>,
+    /// Value of an ARG of the Dockerfile; NAME alone takes it from this program's environment
+    #[arg(long = "build-arg", value_name = "NAME=VALUE", requires = "file")]
+    build_args: Vec<String>,
     /// Command that runs in every sandbox of the template; it is started before the snapshot
     #[arg(long, value_name = "COMMAND")]
     start: Option<String>,
@@ -61,8 +64,19 @@ pub(super) fn build(context: &Context, args: &BuildArgs) -> Result<(), Failure> 
     // Before anything is requested: a mistake in the file needs no server.
     let recipe = match &args.file {
         None => None,
-        Some(file) => Some(dockerfile::read(file, args.context.as_deref())?),
+        Some(file) => {
+            let given = args.build_args()?;
+            Some(dockerfile::read(file, args.context.as_deref(), &given)?)
+        }
     };
+    if let Some(Recipe { unused, .. }) = &recipe
+        && !unused.is_empty()
+    {
+        let names = unused.join(" ");
+        eprintln!(
+            "cube: warning: one or more build-args [{names}] were not consumed: the Dockerfile has no ARG for them"
+        );
+    }
     let mut server = context.server()?;
     let requested: RequestedBuild = server.post("/v3/templates", &args.request())?;
     let build = Build::from(&requested);
@@ -81,6 +95,27 @@ pub(super) fn build(context: &Context, args: &BuildArgs) -> Result<(), Failure> 
 }
 
 impl BuildArgs {
+    /// The last value of a name counts. A name without a value here and in the environment is not given.
+    fn build_args(&self) -> Result<dockerfile::BuildArgs, Failure> {
+        let mut found = dockerfile::BuildArgs::new();
+        for pair in &self.build_args {
+            let (name, value) = match pair.split_once('=') {
+                Some((name, value)) => (name, Some(value.to_owned())),
+                None => (pair.as_str(), std::env::var(pair).ok()),
+            };
+            if name.is_empty() {
+                return Err(Failure::usage(format!(
+                    "--build-arg {pair}: write NAME=VALUE, or NAME"
+                )));
+            }
+            match value {
+                Some(value) => found.insert(name.to_owned(), value),
+                None => found.remove(name),
+            };
+        }
+        Ok(found)
+    }
+
     fn request(&self) -> NewBuild {
         NewBuild {
             name: Some(self.name.clone()),

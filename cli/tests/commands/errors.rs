@@ -76,3 +76,15 @@ pub(crate) fn kvm_a_server_with_tls_needs_a_trusted_certificate() {
         .run(&["--ca", "/nowhere", "sandbox", "list"])
         .expect(6);
 }
+
+pub(crate) fn kvm_a_program_that_is_no_server_is_named_by_its_url() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let peer = std::thread::spawn(move || listener.incoming().take(1).for_each(drop));
+    let words = ["--url", &url, "sandbox", "list"];
+    let ran = Ran::of(&words, bare(&words).output().unwrap()).expect(7);
+    peer.join().unwrap();
+    let (text, named) = (&ran.stderr, format!("the server at {url} does not answer"));
+    assert!(text.contains(&named) && !text.contains("agent"), "{text}");
+    assert!(text.contains("cube doctor"), "{text}");
+}

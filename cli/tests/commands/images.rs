@@ -114,6 +114,56 @@ pub(crate) fn kvm_a_dockerfile_becomes_a_template() {
     world.run(&["template", "info", "mine"]).expect(1);
 }
 
+pub(crate) fn kvm_a_dockerfile_has_its_build_arguments_and_ignored_files() {
+    let world = World::open();
+    let dir = world.dir.path().join("arguments");
+    fs::create_dir_all(&dir).unwrap();
+    for (name, text) in [
+        ("a", "a"),
+        ("b", "b"),
+        (".dockerignore", "a"),
+        ("app.Dockerfile.dockerignore", "b\n*ocker*"),
+        (
+            "app.Dockerfile",
+            "ARG IMAGE=none\nFROM $IMAGE\nRUN echo \"${V-unset}\" > /found\nARG V=1 W=2\n\
+             RUN echo \"$V $W $https_proxy\" >> /found\nCOPY . /copied\n",
+        ),
+    ] {
+        fs::write(dir.join(name), text).unwrap();
+    }
+    let file = dir.join("app.Dockerfile").to_str().unwrap().to_owned();
+    let image = format!("IMAGE={IMAGE}");
+    let mut build = vec!["template", "build", "args", "-f", &file, "--memory", "256"];
+    for given in [&image, "V", "https_proxy=http://p:1/$x", "OTHER=1"] {
+        build.extend(["--build-arg", given]);
+    }
+    let built = world.cube(&build).env("V", "here").output().unwrap();
+    let built = Ran::of(&build, built).expect(0);
+    let warning = "[OTHER] were not consumed";
+    assert!(built.stderr.contains(warning), "{}", built.stderr);
+    let words = [
+        "run",
+        "--template",
+        "args",
+        "--",
+        "sh",
+        "-c",
+        "cat /found; ls -A /copied",
+    ];
+    let found = world.run(&words).expect(0).stdout;
+    assert_eq!(found, "unset\nhere 2 http://p:1/$x\na\n");
+    let words = [
+        "template",
+        "build",
+        "x",
+        "--image",
+        IMAGE,
+        "--build-arg",
+        "A=1",
+    ];
+    world.run(&words).expect(2);
+}
+
 pub(crate) fn kvm_the_config_of_an_image_is_that_of_its_sandboxes() {
     let dir = tempfile::tempdir().unwrap();
     let busybox = variable("CUBE_ARTIFACTS").unwrap().join("guest/busybox");

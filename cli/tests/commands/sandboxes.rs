@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 
 use nix::sys::signal::Signal;
 
-use crate::world::{World, seconds, signal, until};
+use crate::world::{Ran, World, seconds, signal, until};
 
 pub(crate) fn kvm_a_sandbox_is_created_used_and_killed() {
     let world = World::open();
@@ -278,4 +278,47 @@ pub(crate) fn kvm_exec_ends_its_command_with_a_signal_and_leaves_the_sandbox() {
     assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
     until("the command has ended", || !runs());
     assert_eq!(world.ids(), [id]);
+}
+
+pub(crate) fn kvm_a_file_of_this_host_that_cannot_be_written_is_named() {
+    let world = World::open();
+    let id = world.sandbox();
+    let make = [
+        "sandbox",
+        "exec",
+        &id,
+        "--",
+        "sh",
+        "-c",
+        "head -c 300000 /dev/zero > /tmp/x",
+    ];
+    world.run(&make).expect(0);
+    let from = format!("{id}:/tmp/x");
+    let full = world.run(&["sandbox", "cp", &from, "/dev/full"]).expect(6);
+    assert!(
+        full.stderr
+            .starts_with("cube: cannot write /dev/full: No space left"),
+        "{}",
+        full.stderr
+    );
+    assert!(full.stderr.contains("free some space"), "{}", full.stderr);
+    // A limit on the lengths of files, for want of a full disk: nothing of the file is left.
+    let dir = world.dir.path().join("limited");
+    std::fs::create_dir_all(&dir).unwrap();
+    let to = dir.join("copy").to_str().unwrap().to_owned();
+    let script = "trap '' XFSZ; ulimit -f 64; exec \"$@\"";
+    let cube = env!("CARGO_BIN_EXE_cube");
+    let words = ["-c", script, "bash", cube, "sandbox", "cp", &from, &to];
+    let limited = world.program("bash", &words).output().unwrap();
+    let limited = Ran::of(&words, limited).expect(6);
+    assert!(
+        limited
+            .stderr
+            .contains(&format!("cannot write {to}: File too large")),
+        "{}",
+        limited.stderr
+    );
+    assert_eq!(dir.read_dir().unwrap().count(), 0);
+    // The sandbox is not at fault, and goes on.
+    world.run(&["sandbox", "cp", &from, &to]).expect(0);
 }

@@ -39,25 +39,18 @@ struct Stored {
 
 impl KeptOrder {
     fn render(spec: &StartSpec) -> io::Result<Vec<u8>> {
-        let (from_image, from_template) = match spec.from.clone() {
-            From::Image(reference) => (Some(reference), None),
-            From::Template(reference) => (None, Some(reference)),
-        };
         let stored = Stored {
             format: FORMAT,
             had_credentials: spec.credentials.is_some(),
-            start: StartBuild {
-                from_image,
-                from_template,
-                from_image_registry: None,
-                force: None,
-                steps: Some(spec.steps.iter().map(step).collect()),
-                start_cmd: spec.start.clone(),
-                ready_cmd: spec.ready.clone(),
-                image_config: spec.image_config,
-            },
+            start: request(spec),
         };
         Ok(serde_json::to_vec(&stored)?)
+    }
+
+    /// The start as a client would request it.
+    #[must_use]
+    pub fn request(&self) -> StartBuild {
+        request(&self.spec)
     }
 
     fn parse(bytes: &[u8]) -> io::Result<Self> {
@@ -75,6 +68,24 @@ impl KeptOrder {
             spec: spec.map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?,
             had_credentials: stored.had_credentials,
         })
+    }
+}
+
+/// The request of a start, without credentials and without flags that skip the cache.
+fn request(spec: &StartSpec) -> StartBuild {
+    let (from_image, from_template) = match spec.from.clone() {
+        From::Image(reference) => (Some(reference), None),
+        From::Template(reference) => (None, Some(reference)),
+    };
+    StartBuild {
+        from_image,
+        from_template,
+        from_image_registry: None,
+        force: None,
+        steps: Some(spec.steps.iter().map(step).collect()),
+        start_cmd: spec.start.clone(),
+        ready_cmd: spec.ready.clone(),
+        image_config: spec.image_config,
     }
 }
 

@@ -40,6 +40,14 @@ pub enum ClientError {
         #[source]
         source: io::Error,
     },
+    /// A file of this host, which the call sends or receives, cannot be read or written. The peer is not at fault.
+    #[error("cannot {doing}")]
+    Local {
+        /// The step that failed.
+        doing: &'static str,
+        #[source]
+        source: io::Error,
+    },
     /// The agent answered with an error.
     #[error("the agent refused the request: {status} {code}: {message}")]
     Refused {
@@ -269,5 +277,59 @@ mod tests {
         };
         assert_eq!(source.to_string(), "the answer ended after 2 of 9 bytes");
         assert_eq!(file, b"ab");
+    }
+    /// The client of a peer that answers so to its first request, and then ends.
+    fn answered_with(answer: &'static [u8]) -> EnvdClient<UnixStream> {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        std::thread::spawn(move || {
+            let _request = theirs.read(&mut [0; 4096]).unwrap();
+            theirs.write_all(answer).unwrap();
+        });
+        EnvdClient::over(ours, PATIENCE)
+    }
+
+    fn cut_of<T: std::fmt::Debug>(result: Result<T, ClientError>) -> Option<CutAnswer> {
+        let Err(ClientError::NotReachable { source, .. }) = result else {
+            panic!("{result:?}");
+        };
+        source.get_ref()?.downcast_ref().copied()
+    }
+
+    #[test]
+    fn every_reader_of_a_body_counts_what_came_before_a_cut() {
+        let of = |received, expected| Some(CutAnswer { received, expected });
+        let whole = |answer| cut_of(answered_with(answer).request("GET", "/x", &[], b""));
+        let fixed = whole(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc");
+        assert_eq!(fixed, of(3, Some(9)));
+        let chunked =
+            whole(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n4\r\ne");
+        assert_eq!(chunked, of(5, None));
+        // A stream whose second frame is cut.
+        let mut client = answered_with(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/connect+json\r\ntransfer-encoding: chunked\r\n\r\n\
+              22\r\n\x00\x00\x00\x00\x1d{\"event\":{\"start\":{\"pid\":1}}}\r\n3\r\n\x00\x00\x00\r\n",
+        );
+        let request = ExecRequest::new("true", &[]);
+        let cut = cut_of(client.exec(&request, PATIENCE));
+        assert_eq!(cut, of(0x22 + 3, None));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_not_the_fault_of_the_peer() {
+        struct Full;
+        impl Write for Full {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::StorageFull.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut client = answered_with(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nab");
+        let got = client.download("/x", &mut Full, None);
+        let Err(ClientError::Local { source, .. }) = got else {
+            panic!("{got:?}");
+        };
+        assert_eq!(source.kind(), io::ErrorKind::StorageFull);
     }
 }

@@ -84,6 +84,26 @@ pub struct RedoTemplate {
     pub from_image_registry: Option<ImageRegistry>,
 }
 
+/// Answer of `GET /templates/{id}/order`, which is not part of E2B's interface: what a build was asked for.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BuildOrder {
+    #[serde(rename = "templateID")]
+    pub template_id: String,
+    #[serde(rename = "buildID")]
+    pub build_id: String,
+    pub cpu_count: u8,
+    /// In MiB.
+    #[serde(rename = "memoryMB")]
+    pub memory_mb: u64,
+    /// As in [`NewBuild`]. 0: as much as there is.
+    pub min_free_disk_mb: u64,
+    /// Whether the start had credentials for a registry, which are not kept.
+    pub had_credentials: bool,
+    /// Without credentials and without flags that skip the cache.
+    pub start: StartBuild,
+}
+
 /// A step of a build.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -127,7 +127,8 @@ impl From<ClientError> for Trouble {
     fn from(error: ClientError) -> Self {
         let text = chain(&error);
         let cause = match error {
-            ClientError::NotReachable { .. } => Cause::Reset,
+            // Requests here have no files: only the connection can fail.
+            ClientError::NotReachable { .. } | ClientError::Local { .. } => Cause::Reset,
             ClientError::Timeout(_) => Cause::Timeout,
             ClientError::Refused {
                 status, message, ..

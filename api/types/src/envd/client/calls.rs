@@ -11,7 +11,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
     ClientError, EnvdClient,
-    answer::{CutAnswer, HttpAnswer, accept, refused},
+    answer::{HttpAnswer, accept, refused},
     deadline::Deadline,
     exec::basic,
     protocol,
@@ -160,8 +160,8 @@ impl<S: Transport> EnvdClient<S> {
     /// Sends `GET /files` and writes the file to `to`, whatever its size. Returns its length.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] if the agent answers with an error, [`ClientError::NotReachable`] if `to` cannot
-    /// be written, and another [`ClientError`] if the call fails.
+    /// Returns [`ClientError::Refused`] if the agent answers with an error, [`ClientError::Local`] if `to` cannot be
+    /// written, and another [`ClientError`] if the call fails.
     pub fn download(
         &mut self,
         path: &str,
@@ -175,23 +175,14 @@ impl<S: Transport> EnvdClient<S> {
             return Err(refused(&self.connection.collect(head, deadline)?));
         }
         let (mut piece, mut length) = (Vec::with_capacity(PIECE), 0);
-        let expected = head.body.length();
-        loop {
-            let more = self
-                .connection
-                .read_body(&mut head.body, &mut piece, deadline);
-            let cut = CutAnswer {
-                received: length,
-                expected,
-            };
-            if !more.map_err(|why| cut.error(why))? {
-                break;
-            }
-            to.write_all(&piece)
-                .map_err(|source| ClientError::NotReachable {
-                    doing: "writing the file",
-                    source,
-                })?;
+        while self
+            .connection
+            .read_body(&mut head.body, &mut piece, deadline)?
+        {
+            to.write_all(&piece).map_err(|source| ClientError::Local {
+                doing: "write the file of this host",
+                source,
+            })?;
             length += piece.len() as u64;
             piece.clear();
         }
@@ -201,8 +192,8 @@ impl<S: Transport> EnvdClient<S> {
     /// Sends `POST /files` with the content of a file of this host, whatever its size.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] if the agent answers with an error, [`ClientError::NotReachable`] if the file
-    /// cannot be read, and another [`ClientError`] if the call fails.
+    /// Returns [`ClientError::Refused`] if the agent answers with an error, [`ClientError::Local`] if the file cannot be
+    /// read, and another [`ClientError`] if the call fails.
     pub fn upload_file(
         &mut self,
         path: &str,
@@ -233,7 +224,7 @@ impl<S: Transport> EnvdClient<S> {
     /// status.
     ///
     /// # Errors
-    /// Returns [`ClientError::NotReachable`] if `from` cannot be read, and another [`ClientError`] except
+    /// Returns [`ClientError::Local`] if `from` cannot be read, and another [`ClientError`] except
     /// [`ClientError::Refused`] if the call fails.
     pub fn send_stream(
         &mut self,
@@ -355,8 +346,8 @@ impl<S: Transport> EnvdClient<S> {
 }
 
 fn unread(source: std::io::Error) -> ClientError {
-    ClientError::NotReachable {
-        doing: "reading the file",
+    ClientError::Local {
+        doing: "read the file of this host",
         source,
     }
 }

@@ -10,8 +10,19 @@ use crate::envd::{ChunkedDecoder, Decoded, Transport};
 const MAX_HEAD: usize = 16 << 10;
 const DOING: &str = "reading an answer";
 
-/// The framing of an answer's body.
-pub(super) enum Body {
+/// The body of an answer, as far as it has been read.
+#[derive(Debug)]
+pub(super) struct Body {
+    framing: Framing,
+    /// The length that the head announced, if it did.
+    expected: Option<u64>,
+    /// Without transfer coding.
+    received: u64,
+}
+
+/// Where a body ends.
+enum Framing {
+    /// Bytes that are still to come.
     Length(u64),
     Chunked(ChunkedDecoder),
     UntilClose,
@@ -33,16 +44,20 @@ impl Head {
 }
 
 impl Body {
-    /// The length that the head announced.
-    pub(super) fn length(&self) -> Option<u64> {
-        match self {
-            Self::Length(length) => Some(*length),
-            Self::Chunked(_) | Self::UntilClose => None,
+    fn of(framing: Framing) -> Self {
+        let expected = match &framing {
+            Framing::Length(length) => Some(*length),
+            Framing::Chunked(_) | Framing::UntilClose => None,
+        };
+        Self {
+            framing,
+            expected,
+            received: 0,
         }
     }
 }
 
-impl std::fmt::Debug for Body {
+impl std::fmt::Debug for Framing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Length(left) => write!(f, "Length({left})"),
@@ -85,18 +100,13 @@ impl<S: Transport> Connection<S> {
     ) -> Result<HttpAnswer, ClientError> {
         let most = self.limits.body;
         let too_long = || protocol(format!("the body of an answer exceeds {most} bytes"));
-        if let Body::Length(length) = head.body
+        if let Some(length) = head.body.expected
             && usize::try_from(length).map_or(true, |length| length > most)
         {
             return Err(too_long());
         }
-        let (mut body, expected) = (Vec::new(), head.body.length());
-        loop {
-            let more = self.read_body(&mut head.body, &mut body, deadline);
-            let received = body.len() as u64;
-            if !more.map_err(|why| CutAnswer { received, expected }.error(why))? {
-                break;
-            }
+        let mut body = Vec::new();
+        while self.read_body(&mut head.body, &mut body, deadline)? {
             if body.len() > most {
                 return Err(too_long());
             }
@@ -109,16 +119,32 @@ impl<S: Transport> Connection<S> {
     }
 
     /// Appends received body data to `out`, after waiting for data if necessary. Returns `false` if the body was
-    /// already complete.
+    /// already complete. A connection that ends before is a [`CutAnswer`].
     pub(super) fn read_body(
         &mut self,
         body: &mut Body,
         out: &mut Vec<u8>,
         deadline: Deadline,
     ) -> Result<bool, ClientError> {
-        match body {
-            Body::Length(0) => Ok(false),
-            Body::Length(left) => {
+        let before = out.len();
+        let more = self.read_part(&mut body.framing, out, deadline);
+        body.received += (out.len() - before) as u64;
+        let cut = CutAnswer {
+            received: body.received,
+            expected: body.expected,
+        };
+        more.map_err(|why| cut.error(why))
+    }
+
+    fn read_part(
+        &mut self,
+        framing: &mut Framing,
+        out: &mut Vec<u8>,
+        deadline: Deadline,
+    ) -> Result<bool, ClientError> {
+        match framing {
+            Framing::Length(0) => Ok(false),
+            Framing::Length(left) => {
                 if self.unused().is_empty() {
                     self.receive(DOING, deadline)?;
                 }
@@ -128,7 +154,7 @@ impl<S: Transport> Connection<S> {
                 *left -= u64::try_from(n).unwrap_or(*left);
                 Ok(true)
             }
-            Body::UntilClose => {
+            Framing::UntilClose => {
                 let read = if self.unused().is_empty() {
                     self.receive_or_end(DOING, deadline)?
                 } else {
@@ -137,7 +163,7 @@ impl<S: Transport> Connection<S> {
                 self.move_to(out, self.unused().len());
                 Ok(read > 0)
             }
-            Body::Chunked(decoder) => self.read_chunk(decoder, out, deadline),
+            Framing::Chunked(decoder) => self.read_chunk(decoder, out, deadline),
         }
     }
 
@@ -182,7 +208,7 @@ fn understand(parsed: &httparse::Response<'_, '_>) -> Result<Head, ClientError> 
     let headers: Vec<_> = headers
         .map(|h| (h.name.to_ascii_lowercase(), text(h.value)))
         .collect();
-    let body = body_of(status, &headers)?;
+    let body = Body::of(framing_of(status, &headers)?);
     Ok(Head {
         status,
         headers,
@@ -190,7 +216,7 @@ fn understand(parsed: &httparse::Response<'_, '_>) -> Result<Head, ClientError> 
     })
 }
 
-fn body_of(status: u16, headers: &[(String, String)]) -> Result<Body, ClientError> {
+fn framing_of(status: u16, headers: &[(String, String)]) -> Result<Framing, ClientError> {
     let all = |name: &str| -> Vec<&str> {
         let found = headers.iter().filter(|(n, _)| n == name);
         found.map(|(_, v)| v.as_str()).collect()
@@ -198,14 +224,14 @@ fn body_of(status: u16, headers: &[(String, String)]) -> Result<Body, ClientErro
     let (codings, lengths) = (all("transfer-encoding"), all("content-length"));
     match (codings.as_slice(), lengths.as_slice()) {
         ([coding], []) if coding.eq_ignore_ascii_case("chunked") => {
-            Ok(Body::Chunked(ChunkedDecoder::default()))
+            Ok(Framing::Chunked(ChunkedDecoder::default()))
         }
         ([coding], []) => Err(protocol(format!("unsupported transfer coding {coding}"))),
         ([], [length]) if length.bytes().all(|b| b.is_ascii_digit()) => {
-            length.parse().map(Body::Length).map_err(protocol)
+            length.parse().map(Framing::Length).map_err(protocol)
         }
-        ([], []) if status < 200 || status == 204 || status == 304 => Ok(Body::Length(0)),
-        ([], []) => Ok(Body::UntilClose),
+        ([], []) if status < 200 || status == 204 || status == 304 => Ok(Framing::Length(0)),
+        ([], []) => Ok(Framing::UntilClose),
         _ => Err(protocol("ambiguous length of an answer")),
     }
 }
