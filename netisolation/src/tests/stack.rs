@@ -2,7 +2,6 @@
 //! from the sandbox's TAP with their offload headers.
 
 use std::{
-    fs,
     os::fd::{AsFd, OwnedFd},
     sync::{
         Arc,
@@ -96,7 +95,6 @@ fn set_up() -> Device {
         let family = if gateway.contains(':') { "-6" } else { "-4" };
         set(&[family, "route", "add", "default", "via", &gateway]);
     }
-    fs::write("/proc/sys/net/ipv4/tcp_syn_retries", "6").unwrap();
     device
 }
 
