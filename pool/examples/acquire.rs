@@ -178,7 +178,6 @@ fn network() -> Result<Option<Isolation>, Failure> {
         uplinks: Uplinks::DefaultRoutes,
         exceptions: Vec::new(),
         stock: 4,
-        proxy: false,
         max_taps: 1024,
         max_flows: 1024,
         bytes_per_s: None,
