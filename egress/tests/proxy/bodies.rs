@@ -237,7 +237,7 @@ async fn one_hundred_continue_is_the_servers() {
                 return;
             }
             // Nothing of the body comes before the answer.
-            let more = timeout(Duration::from_millis(300), stream.read(&mut buffer)).await;
+            let more = timeout(Duration::from_millis(100), stream.read(&mut buffer)).await;
             arrived.send(more.is_ok()).await.unwrap();
             stream
                 .write_all(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -29,11 +29,16 @@ pub(crate) type Body = BoxBody<Bytes, hyper::Error>;
 
 /// Connects from a guest's address.
 pub(crate) async fn connect(world: &World, source: Ipv4Addr) -> TcpStream {
+    try_connect(world, source).await.unwrap()
+}
+
+/// A refusal may arrive before the kernel reports the connection.
+async fn try_connect(world: &World, source: Ipv4Addr) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((source, 0).into()).unwrap();
-    let stream = socket.connect(world.address).await.unwrap();
-    stream.set_nodelay(true).unwrap();
-    stream
+    let stream = socket.connect(world.address).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }
 
 /// A client's configuration that trusts the authorities of the proxy and of the servers.
@@ -64,7 +69,7 @@ pub(crate) async fn tls(
 ) -> std::io::Result<TlsStream<TcpStream>> {
     let connector = TlsConnector::from(Arc::new(config(world, protocols)));
     let name = ServerName::try_from(name.to_owned()).unwrap();
-    let stream = connect(world, source).await;
+    let stream = try_connect(world, source).await?;
     timeout(LIMIT, connector.connect(name, stream))
         .await
         .unwrap()
