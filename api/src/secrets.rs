@@ -133,6 +133,10 @@ impl Secrets {
             path: dir.clone(),
             source,
         };
+        if *source == KeySource::Unused {
+            let key = SealKey::load(source, &dir)?;
+            return Ok(Self::with(dir, key, HashMap::new()));
+        }
         let made = !dir.exists();
         private_dir(&dir).map_err(failed)?;
         if made {
@@ -147,12 +151,16 @@ impl Secrets {
                 count: undecrypted,
             });
         }
-        Ok(Self(Arc::new(Store {
+        Ok(Self::with(dir, key, known))
+    }
+
+    fn with(dir: PathBuf, key: SealKey, known: HashMap<String, Arc<Sealed>>) -> Self {
+        Self(Arc::new(Store {
             dir,
             key,
             known: RwLock::new(known),
             change: Mutex::new(()),
-        })))
+        }))
     }
 
     /// Stores a new secret. Blocks until it is on disk.

@@ -216,7 +216,8 @@ pub(super) fn end(config: ServeConfig) -> Result<(), Failure> {
         .build()
         .map_err(|why| unsuitable(&why))?;
     let program = std::env::current_exe().map_err(|why| unsuitable(&why))?;
-    let spec = check(config, &program, Vec::new())?;
+    let mut spec = check(config, &program, Vec::new())?;
+    spec.secrets_key = KeySource::Unused;
     runtime.block_on(async { serve::end(&spec).await.map_err(|why| ended(&why)) })
 }
 

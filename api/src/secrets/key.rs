@@ -32,6 +32,8 @@ pub enum KeySource {
     Credential(PathBuf),
     /// Made by the first server of the state directory, beside the secrets.
     Generated,
+    /// No secret is read or made: `cube-api end` runs where the key may be absent.
+    Unused,
 }
 
 impl KeySource {
@@ -58,6 +60,7 @@ impl fmt::Display for KeySource {
             Self::Variable => f.write_str(VARIABLE),
             Self::Credential(path) => write!(f, "the systemd credential {}", path.display()),
             Self::Generated => f.write_str("the file `key` beside them"),
+            Self::Unused => f.write_str("no source"),
         }
     }
 }
@@ -99,6 +102,11 @@ impl SealKey {
                 decode(&text).ok_or_else(|| KeyError::Malformed(source.clone()))?
             }
             KeySource::Generated => generated(dir)?,
+            KeySource::Unused => {
+                let mut bytes = [0; KEY_LEN];
+                getrandom::fill(&mut bytes)?;
+                bytes
+            }
         };
         Self::new(&bytes).ok_or_else(|| KeyError::Malformed(source.clone()))
     }

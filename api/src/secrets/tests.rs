@@ -73,6 +73,9 @@ fn a_wrong_key_is_an_error_and_a_damaged_file_is_not() {
         wrong.contains("--secrets-key") && wrong.contains('2'),
         "{wrong}"
     );
+    // A command that only ends sandboxes has no key.
+    let unused = Secrets::open(state.path(), &KeySource::Unused).unwrap();
+    assert!(unused.list().is_empty() && with(&hex).unwrap().list().len() == 2);
     for malformed in ["", "ab", &"zz".repeat(32)] {
         let why = with(malformed).unwrap_err();
         assert!(
