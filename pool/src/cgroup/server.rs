@@ -1,6 +1,6 @@
 //! The server's own control group, `cube-<tag>-server-<pid>`, beside the pool's group. It contains the process that opened
-//! the pool. A new VMM process is in it from its fork until it enters its VM's group, before it runs a guest; nothing
-//! that sandboxes use is charged to the server's group.
+//! the pool, and programs that this process starts, such as the egress proxy. A new VMM process is in it from its fork
+//! until it enters its VM's group, before it runs a guest; nothing that sandboxes use is charged to the server's group.
 //!
 //! A killed server leaves its group behind, and the memory of templates that VMMs still hold remains charged to it. The
 //! next server therefore has a group of its own, and removes the former one as soon as no process is in it: that of a
