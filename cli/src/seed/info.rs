@@ -102,9 +102,10 @@ pub(super) fn info(
     let newest = found.builds.first();
     let error = newest.map(|build| error(&mut server, &found, build));
     let error = error.transpose()?.unwrap_or_default();
-    let request = match includes_request {
-        true => order(&mut server, template)?,
-        false => None,
+    let request = if includes_request {
+        order(&mut server, template)?
+    } else {
+        None
     };
     let request = request.map(|order| create_request(id, &order));
     let of_newest = |text: fn(&TemplateBuild) -> String| newest.map_or_else(String::new, text);
