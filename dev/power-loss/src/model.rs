@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fmt, fs, io,
+    fmt,
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
@@ -74,7 +77,8 @@ impl fmt::Display for Tree {
 }
 
 impl Tree {
-    /// Writes the tree into an existing directory. `edit` may change the contents of each file.
+    /// Writes the tree into an existing directory, with files that only their owner can read: the recording has no modes,
+    /// and programs refuse secrets that others can read. `edit` may change the contents of each file.
     ///
     /// # Errors
     /// Returns the first error of a file operation.
@@ -82,7 +86,12 @@ impl Tree {
         for (path, contents) in &self.0 {
             match contents {
                 None => fs::create_dir(to.join(path))?,
-                Some(bytes) => fs::write(to.join(path), edit(path, bytes))?,
+                Some(bytes) => {
+                    let mut options = OpenOptions::new();
+                    options.write(true).create(true).truncate(true).mode(0o600);
+                    let mut file = options.open(to.join(path))?;
+                    file.write_all(&edit(path, bytes))?;
+                }
             }
         }
         Ok(())
