@@ -68,7 +68,10 @@ pub(crate) fn kvm_ports_ask_for_their_tokens() {
                           "denyOut": ["10.0.0.0/8"]});
     assert_eq!(detail["network"], expected);
     server
-        .put(&sandbox.path("/network"), &json!({"rules": {"a.test": []}}))
+        .put(
+            &sandbox.path("/network"),
+            &json!({"egressProxy": {"address": "h:1"}}),
+        )
         .expect(501);
     server
         .put(&sandbox.path("/network"), &json!({"denyOut": ["a.b"]}))

@@ -30,10 +30,10 @@ pub(crate) struct BuildArgs {
     #[arg(short, long, value_name = "DOCKERFILE")]
     file: Option<PathBuf>,
     /// Directory of the files for COPY [default: that of the Dockerfile]
-    #[arg(value_name = "CONTEXT", requires = "file")]
+    #[arg(value_name = "CONTEXT", conflicts_with_all = ["image", "from"])]
     context: Option<PathBuf>,
     /// Value of an ARG of the Dockerfile; NAME alone takes it from this program's environment
-    #[arg(long = "build-arg", value_name = "NAME=VALUE", requires = "file")]
+    #[arg(long = "build-arg", value_name = "NAME=VALUE", conflicts_with_all = ["image", "from"])]
     build_args: Vec<String>,
     /// Command that runs in every sandbox of the template; it is started before the snapshot
     #[arg(long, value_name = "COMMAND")]
