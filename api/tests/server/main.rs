@@ -51,6 +51,7 @@ fn main() {
             kvm_secrets_are_kept_without_their_values_in_any_answer,
             kvm_a_wrong_key_of_the_secrets_is_an_error_at_the_start,
             kvm_a_secret_reaches_the_origin_and_nothing_else,
+            kvm_clients_of_the_base_image_trust_the_authority_of_rules,
             kvm_rules_that_are_added_later_need_no_restart_of_the_guest,
         },
         builds::{

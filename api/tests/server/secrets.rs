@@ -413,6 +413,48 @@ pub(crate) fn kvm_a_secret_reaches_the_origin_and_nothing_else() {
     });
 }
 
+/// The clients of the image `base`, each with the key that the proxy adds and without an option that names the authority.
+pub(crate) fn kvm_clients_of_the_base_image_trust_the_authority_of_rules() {
+    with_outside(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let server = server(dir.path(), &[]);
+        let value = "canary-of-clients";
+        server
+            .post("/secrets", &json!({"name": "key", "value": value}))
+            .expect(201);
+        *EXPECTED.lock().unwrap() = value.to_owned();
+        let sandbox = server.create(&json!({"network": network(&rules("key"))}));
+        let url = format!("https://{HOST}/v1/x");
+        for client in [
+            format!("curl -sS --max-time 30 -H 'X-Api-Key: own' {url}"),
+            format!("node -e 'fetch(\"{url}\").then(async r => console.log(await r.text()))'"),
+            format!("node -e 'require(\"https\").get(\"{url}\", r => r.pipe(process.stdout))'"),
+            format!(
+                "printf 'GET /v1/x HTTP/1.1\\r\\nHost: {HOST}\\r\\nConnection: close\\r\\n\\r\\n' | \
+                     openssl s_client -quiet -verify_return_error -connect {HOST}:443 2>/dev/null | tail -n 1"
+            ),
+        ] {
+            assert_eq!(server.sh(&sandbox, &client).trim(), "expected", "{client}");
+        }
+        // These expect other answers than the origin's: git finds no references in it, and pip says what it misses.
+        for (client, said) in [
+            (
+                format!("git ls-remote {url} 2>&1 && echo answered"),
+                "answered",
+            ),
+            (
+                format!(
+                    "pip download --no-deps --no-input --retries 0 --index-url {url} x 2>&1; true"
+                ),
+                "Content-Type",
+            ),
+        ] {
+            let output = server.sh(&sandbox, &client);
+            assert!(output.contains(said), "{client}: {output}");
+        }
+    });
+}
+
 pub(crate) fn kvm_rules_that_are_added_later_need_no_restart_of_the_guest() {
     with_outside(|| {
         let dir = tempfile::tempdir().unwrap();
