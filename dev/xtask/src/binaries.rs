@@ -96,19 +96,11 @@ pub(crate) fn build_host(
         cargo
             .env("RUSTFLAGS", STATIC)
             .args(["build", "--release", "--target", TARGET])
-            .args(["--package", "vmm", "--package", "harness"])
-            .args([
-                "--package",
-                "api",
-                "--package",
-                "oci-image",
-                "--package",
-                "egress",
-                "--package",
-                "cli",
-                "--package",
-                "egress",
-            ]);
+            .args(
+                ["vmm", "harness", "api", "oci-image", "egress", "cli"]
+                    .into_iter()
+                    .flat_map(|package| ["--package", package]),
+            );
         tool::run(&mut cargo, log)
     })?;
     let built = workspace.target()?.join(TARGET).join("release");
