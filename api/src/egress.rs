@@ -64,7 +64,7 @@ const GRACE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(10);
 /// How often connections of sandboxes that were paused by their deadline are looked for.
 const PAUSED: Duration = Duration::from_secs(5);
-/// First user id of proxies. It is outside the ids of VMs ([`vmm_control`'s `VmUser`]) and of distributions; each state
+/// First user id of proxies. It is outside the ids of VMs and of distributions; each state
 /// directory has one of [`USERS`].
 const FIRST_USER: u32 = 0x7020_0000;
 const USERS: u32 = 0x1000;

@@ -14,6 +14,24 @@ pub const LISTENER: i32 = 3;
 /// Maximum length of a message in bytes, including the newline. A longer one ends the connection.
 pub const MAX_MESSAGE: usize = 1 << 20;
 
+/// Headers that describe the connection or the message itself, in lower case: the proxy makes them, and a rule can set none
+/// of them. `cube-api` refuses such rules, and the proxy their requests.
+pub const NOT_FOR_RULES: [&str; 13] = [
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "http2-settings",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
 /// From `cube-api` to the proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ::egress::control::RuleOutcome;
+use ::egress::control::{NOT_FOR_RULES, RuleOutcome};
 use hyper::header::{HeaderName, HeaderValue};
 use netisolation::NamePattern;
 use serde_json::{Map, Value as Json};
@@ -22,23 +22,6 @@ const MAX_SECRETS: usize = 32;
 /// Longest header name, and longest value with placeholders, in bytes.
 const MAX_NAME: usize = 256;
 const MAX_VALUE: usize = 16 << 10;
-
-/// Headers that describe the connection or the message itself. The proxy makes them.
-const REFUSED: [&str; 13] = [
-    "connection",
-    "content-length",
-    "expect",
-    "host",
-    "http2-settings",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
 
 /// Why rules are refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -272,7 +255,7 @@ fn header_name(at: &str, name: &str) -> Result<HeaderName, RuleError> {
     let header = header.filter(|_| name.len() <= MAX_NAME);
     let header =
         header.ok_or_else(|| invalid(format!("{at}: {} is not a header name", shown(name))))?;
-    if REFUSED.contains(&header.as_str()) {
+    if NOT_FOR_RULES.contains(&header.as_str()) {
         return Err(invalid(format!(
             "{at}: the header {header} cannot be set, because it belongs to the connection or the message"
         )));

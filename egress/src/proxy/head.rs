@@ -1,32 +1,17 @@
 //! Headers on their way through the proxy: hop-by-hop ones end here (RFC 9110, section 7.6.1), those of a rule are added.
 
-use egress::control::RuleOutcome;
+use egress::control::{NOT_FOR_RULES, RuleOutcome};
 use hyper::{
     HeaderMap, Method, StatusCode, Version,
     header::{
         ALT_SVC, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue,
-        PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+        PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
     },
     http::request::Parts,
 };
 
 use super::answer::Refusal;
 
-/// Headers that concern one connection, or the framing of a message. A rule may set none of them.
-const FRAMING: [HeaderName; 12] = [
-    CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    HeaderName::from_static("http2-settings"),
-    PROXY_AUTHORIZATION,
-    TE,
-    TRAILER,
-    TRANSFER_ENCODING,
-    UPGRADE,
-    CONTENT_LENGTH,
-    EXPECT,
-    HOST,
-];
 /// Hop-by-hop headers that are removed in both directions. `Trailer` announces fields that are passed on.
 const HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
@@ -94,7 +79,7 @@ impl Ruled {
         let checked = headers.into_iter().map(|(name, value)| {
             let name = HeaderName::from_bytes(name.as_bytes())
                 .map_err(|_| format!("{:?} is not the name of a header", shortened(&name)))?;
-            if FRAMING.contains(&name) {
+            if NOT_FOR_RULES.contains(&name.as_str()) {
                 return Err(format!("the header {name} belongs to the connection"));
             }
             // Takes the value's own memory: there is no second copy.

@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -149,22 +149,13 @@ where
         .auto_date_header(false)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
-    let mut connection = pin!(connection);
-    let mut closed = session.shared.link.closed();
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = closed.wait() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    ended
-        .err()
-        .filter(hyper::Error::is_parse)
-        .map(|error| match session.framed.violation() {
-            Some(violation) => violation.to_string(),
-            None => format!("a request cannot be read: {error}"),
-        })
+    let error = ended(session, connection, |connection| {
+        connection.graceful_shutdown();
+    });
+    error.await.map(|error| match session.framed.violation() {
+        Some(violation) => violation.to_string(),
+        None => format!("a request cannot be read: {error}"),
+    })
 }
 
 async fn http2<S>(session: &Arc<Session>, stream: S, tasks: &Tasks) -> Option<String>
@@ -185,17 +176,32 @@ where
         .keep_alive_interval(PING_INTERVAL)
         .auto_date_header(false)
         .serve_connection(TokioIo::new(stream), service);
+    let error = ended(session, connection, |connection| {
+        connection.graceful_shutdown();
+    });
+    error
+        .await
+        .map(|error| format!("a request cannot be read: {error}"))
+}
+
+/// Waits for the end of a connection, which takes no further request once `cube-api` is gone. Returns the error if a request
+/// could not be read.
+async fn ended<C>(
+    session: &Session,
+    connection: C,
+    shut_down: impl FnOnce(Pin<&mut C>),
+) -> Option<hyper::Error>
+where
+    C: Future<Output = hyper::Result<()>>,
+{
     let mut connection = pin!(connection);
     let mut closed = session.shared.link.closed();
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = closed.wait() => {
-            connection.as_mut().graceful_shutdown();
+            shut_down(connection.as_mut());
             connection.await
         }
     };
-    ended
-        .err()
-        .filter(hyper::Error::is_parse)
-        .map(|error| format!("a request cannot be read: {error}"))
+    ended.err().filter(hyper::Error::is_parse)
 }

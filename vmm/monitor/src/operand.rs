@@ -24,7 +24,9 @@ pub fn fault_address(frame: &Frame) -> Option<u64> {
         return refused(frame.rip, CODE - 1, error);
     }
     // The page was executed a moment ago, but nothing may fault in the monitor.
-    if !pagetable::is_mapped(frame.rip) || !pagetable::is_mapped(frame.rip + CODE - 1) {
+    let last = frame.rip.wrapping_add(CODE - 1);
+    let crosses = last >> 12 != frame.rip >> 12;
+    if !pagetable::is_mapped(frame.rip) || crosses && !pagetable::is_mapped(last) {
         return None;
     }
     let code = [peek::<u64>(frame.rip), peek::<u64>(frame.rip + 8)].map(u64::to_le_bytes);
