@@ -3,6 +3,7 @@
 use std::{
     path::{Path, PathBuf},
     process::{Command, ExitCode, ExitStatus},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
@@ -109,8 +110,11 @@ pub(crate) fn test(
         progress.line(&format!("tier {tier} will be skipped: {lack}"));
     }
     progress.line(&blocks::Blocks::load(workspace)?.summary());
-    let environment = prepare_for(workspace, &plan.run, progress)?;
-    lint(workspace, progress)?;
+    let mut spent = TimeSpent::default();
+    let environment = spent.on("preparation", || {
+        prepare_for(workspace, &plan.run, progress)
+    })?;
+    spent.on("lints", || lint(workspace, progress))?;
     let mut outcome = dependencies::check(workspace, progress)?;
     let tests: Vec<Tier> = plan
         .run
@@ -119,43 +123,78 @@ pub(crate) fn test(
         .filter(|tier| tier.runs_under_cargo())
         .collect();
     if !tests.is_empty() {
-        outcome = outcome.and(tiers::run(workspace, &tests, &environment)?);
+        let cargo = || tiers::run(workspace, &tests, &environment);
+        outcome = outcome.and(spent.on("cargo's tests", cargo)?);
     }
-    if plan.run.contains(&Tier::Hvm) {
-        outcome = outcome.and(hvm::run(workspace, progress, &Work::Steps)?);
-    }
-    if plan.run.contains(&Tier::Fuzz) {
-        outcome = outcome.and(fuzz::run(workspace, progress)?);
-    }
-    if plan.run.contains(&Tier::Isolation) {
-        for prover in [
-            Prover::Isolation,
-            Prover::Confinement,
-            Prover::Restarts,
-            Prover::Lifecycle,
-        ] {
-            outcome = outcome.and(prover.run(workspace, &environment)?);
-        }
-    }
-    for (tier, part) in [
-        (Tier::Interpreter, conformance::INTERPRETER),
-        (Tier::E2b, conformance::SANDBOX),
-    ] {
+    for tier in Tier::USUAL.into_iter().chain([Tier::Package]) {
         if plan.run.contains(&tier) {
-            let cells = conformance::run(workspace, &part, &environment, progress)?;
-            outcome = outcome.and(cells);
+            let rest = || beyond_cargo(workspace, tier, &environment, progress);
+            outcome = outcome.and(spent.on(&tier.to_string(), rest)?);
         }
     }
-    if plan.run.contains(&Tier::E2b) {
-        outcome = outcome.and(blocks::run(workspace, &environment)?);
-    }
-    if plan.run.contains(&Tier::Bench) {
-        outcome = outcome.and(smoke::run(workspace, &environment)?);
-    }
-    if plan.run.contains(&Tier::Package) {
-        outcome = outcome.and(package::run(workspace, &environment, progress)?);
-    }
+    progress.line(&spent.summary());
     Ok(conclude(&outcome, &plan))
+}
+
+/// Runs the parts of a tier that are not cargo tests.
+fn beyond_cargo(
+    workspace: &Workspace,
+    tier: Tier,
+    environment: &TestEnvironment,
+    progress: Progress,
+) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    match tier {
+        Tier::Unit | Tier::Net | Tier::Image | Tier::Kvm => {}
+        Tier::Interpreter => {
+            let part = conformance::INTERPRETER;
+            outcome = conformance::run(workspace, &part, environment, progress)?;
+        }
+        Tier::Hvm => outcome = hvm::run(workspace, progress, &Work::Steps)?,
+        Tier::Fuzz => outcome = fuzz::run(workspace, progress)?,
+        Tier::Isolation => {
+            for prover in [
+                Prover::Isolation,
+                Prover::Confinement,
+                Prover::Restarts,
+                Prover::Lifecycle,
+            ] {
+                outcome = outcome.and(prover.run(workspace, environment)?);
+            }
+        }
+        Tier::E2b => {
+            outcome = conformance::run(workspace, &conformance::SANDBOX, environment, progress)?
+                .and(blocks::run(workspace, environment)?);
+        }
+        Tier::Bench => outcome = smoke::run(workspace, environment)?,
+        Tier::Package => outcome = package::run(workspace, environment, progress)?,
+    }
+    Ok(outcome)
+}
+
+/// Time that each part of a test run took.
+#[derive(Debug, Default)]
+struct TimeSpent(Vec<(String, Duration)>);
+
+impl TimeSpent {
+    fn on<T>(&mut self, part: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let started = Instant::now();
+        let result = work();
+        self.0.push((part.to_owned(), started.elapsed()));
+        result
+    }
+
+    /// One line: the minutes of each part that took at least three seconds.
+    fn summary(&self) -> String {
+        let minutes = |time: &Duration| time.as_secs_f64() / 60.0;
+        let long = |(_, time): &&(String, Duration)| time.as_secs() >= 3;
+        let parts = self.0.iter().filter(long);
+        let parts: Vec<_> = parts
+            .map(|(part, time)| format!("{part} {:.1}", minutes(time)))
+            .collect();
+        let all = minutes(&self.0.iter().map(|(_, time)| time).sum());
+        format!("minutes: {}; {all:.1} in all", parts.join(", "))
+    }
 }
 
 /// Builds everything and runs the conformance suite. Returns the exit code of cube-bench.

@@ -217,6 +217,7 @@ fn waited_ns(resource: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use std::{
+        collections::BTreeMap,
         io::Write,
         process::Command,
         time::{Duration, Instant},
@@ -224,19 +225,33 @@ mod tests {
 
     use super::*;
 
-    /// User and system time of a process or thread, and whether the kernel started it, from /proc/PID/stat.
-    fn ticks(pid: u32) -> Option<(u64, bool)> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let stat = model::ProcessStat::parse(&stat)?;
-        Some((stat.cpu_ticks, pid == 2 || stat.parent == 2))
+    /// CPU time of a process or thread in nanoseconds, from /proc/PID/schedstat: the kernel adds to it at each switch. The
+    /// ticks of /proc/PID/stat are samples, and threads that run briefly fall between them.
+    fn ran_ns(pid: u32) -> Option<u64> {
+        let times = fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()?;
+        times.split_ascii_whitespace().next()?.parse().ok()
     }
 
-    /// CPU time of all children of kthreadd, in ticks.
-    fn kernel_ticks() -> u64 {
+    /// Whether the kernel started this process or thread.
+    fn is_of_kernel(pid: u32) -> Option<bool> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        Some(pid == 2 || model::ProcessStat::parse(&stat)?.parent == 2)
+    }
+
+    /// CPU time of kthreadd and each of its children, in nanoseconds.
+    fn kernel_ran_ns() -> BTreeMap<u32, u64> {
         let entries = fs::read_dir("/proc").unwrap().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let ticks = pids.filter_map(ticks);
-        ticks.filter(|(_, kernel)| *kernel).map(|(n, _)| n).sum()
+        let threads = pids.filter(|pid| is_of_kernel(*pid) == Some(true));
+        threads
+            .filter_map(|pid| Some((pid, ran_ns(pid)?)))
+            .collect()
+    }
+
+    /// CPU time since then of the kernel's threads that still exist. One that ended had been idle for minutes.
+    fn kernel_ran_since(from: &BTreeMap<u32, u64>) -> u64 {
+        let rise = |(pid, ns): (u32, u64)| ns.saturating_sub(from.get(&pid).copied().unwrap_or(0));
+        kernel_ran_ns().into_iter().map(rise).sum()
     }
 
     /// Makes the kernel's threads write pages to a disk.
@@ -250,7 +265,7 @@ mod tests {
 
     #[test]
     fn net_a_busy_process_counts_as_a_program_and_work_of_kernel_threads_does_not() {
-        if !nix::unistd::geteuid().is_root() || ticks(2).is_none_or(|(_, kernel)| !kernel) {
+        if !nix::unistd::geteuid().is_root() || is_of_kernel(2) != Some(true) {
             eprintln!("skipped: needs root and a view of the kernel's threads");
             return;
         }
@@ -260,24 +275,23 @@ mod tests {
             .spawn()
             .unwrap();
         let group = OwnGroup::enter().unwrap();
-        let burned = || ticks(busy.id()).unwrap().0;
-        let (kernel_from, busy_from, before) = (kernel_ticks(), burned(), group.read());
+        let burned = || ran_ns(busy.id()).unwrap();
+        // The reading of the group is between two of the test: before it at the start, and at the end.
+        let (kernel_from, before, busy_from) = (kernel_ran_ns(), group.read(), burned());
         let deadline = Instant::now() + Duration::from_secs(60);
-        while kernel_ticks() < kernel_from + 20 || burned() < busy_from + 20 {
+        let enough = Duration::from_millis(200).as_nanos() as u64;
+        while kernel_ran_since(&kernel_from) < enough || burned() < busy_from + enough {
             assert!(Instant::now() < deadline, "the kernel's threads are idle");
             write_back();
         }
+        let busy_ns = burned() - busy_from;
         let used = before.until(&group.read(), host_cores());
-        let (kernel, busy_ns) = (
-            (kernel_ticks() - kernel_from) * TICK_NS,
-            (burned() - busy_from) * TICK_NS,
-        );
+        let kernel = kernel_ran_since(&kernel_from);
         busy.kill().unwrap();
         busy.wait().unwrap();
         let (counted, programs) = (used.kernel_cpu_ns.unwrap(), used.programs_ns().unwrap());
-        // Ticks are rounded down for each thread.
         assert!(
-            counted * 2 > kernel && counted < 2 * kernel,
+            counted * 2 > kernel && counted <= kernel,
             "{counted} of {kernel}"
         );
         assert!(programs * 10 > busy_ns * 9, "{programs} of {busy_ns}");
