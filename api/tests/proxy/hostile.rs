@@ -50,7 +50,7 @@ async fn a_chunked_body_is_forwarded_without_a_second_length() {
         assert!(!head.contains("content-length"), "{head}");
         assert_eq!(wire.line().await, "0");
         assert_eq!(wire.line().await, "");
-        wire.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        wire.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok")
             .await;
         assert_eq!(wire.rest().await, b"");
     })
