@@ -15,6 +15,7 @@ mod lifecycle;
 mod logs;
 mod metrics;
 mod network;
+mod nodes;
 mod paging;
 mod query;
 mod sandboxes;
@@ -26,7 +27,7 @@ mod timing;
 mod unsupported;
 mod wire;
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use ::egress::control::Call;
 use axum::{
@@ -42,6 +43,7 @@ use crate::{
     builds::{catalog::Resolved, owner::Builds},
     egress::Egress,
     network::Network,
+    node::OwnNode,
     registry::Registry,
     secrets::Secrets,
     telemetry::Telemetry,
@@ -65,6 +67,8 @@ pub struct Control {
     pub egress: Option<Egress>,
     pub authenticator: Arc<Authenticator>,
     pub telemetry: Arc<Telemetry>,
+    pub node: OwnNode,
+    pub state_dir: PathBuf,
     /// Value of `domain` in answers. `None`: `domain` is omitted, and clients use the domain that they are configured
     /// with.
     pub domain: Option<String>,
@@ -82,6 +86,16 @@ impl Control {
     /// The operator's configuration of outbound traffic. `None`: sandboxes have no network.
     fn egress_config(&self) -> Option<&EgressConfig> {
         self.network.as_ref().map(|network| &network.egress)
+    }
+
+    /// Refuses new sandboxes on a node that is not ready.
+    fn check_open(&self) -> Result<(), ApiError> {
+        if self.node.is_open() {
+            Ok(())
+        } else {
+            let name = self.node.name().to_owned();
+            Err(ApiError::NodeClosed(name, self.node.chosen().status))
+        }
     }
 
     /// The reference with which the pool finds a template: of a build, its id in the pool.
@@ -164,6 +178,7 @@ pub fn endpoints() -> Vec<Endpoint> {
     all.extend(templates::endpoints());
     all.extend(builds::endpoints());
     all.extend(secrets::endpoints());
+    all.extend(nodes::endpoints());
     all.extend(server::endpoints());
     all.extend(unsupported::endpoints());
     all

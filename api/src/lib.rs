@@ -14,6 +14,7 @@ pub mod egress;
 pub mod handover;
 pub mod listen;
 pub mod network;
+pub mod node;
 pub mod proxy;
 pub mod registry;
 pub mod secrets;

@@ -41,6 +41,7 @@ use crate::{
     handover::{self, Given, HandoverError, Predecessor, Role},
     listen::{self, Dispatch, INTERNAL, Limits, ListenError, Reload, Server, Sockets},
     network::{NetworkError, NetworkSpec},
+    node::NodeError,
     proxy::Hosts,
     secrets::{KeySource, OpenError},
     systemd::{self, State},
@@ -81,6 +82,8 @@ pub struct ServeSpec {
     pub secrets_key: KeySource,
     /// Images that templates are built from.
     pub images: ImagesSpec,
+    /// Name of this node.
+    pub node: String,
 }
 
 /// How templates are built.
@@ -118,6 +121,8 @@ pub enum ServeError {
     Listen(#[from] ListenError),
     #[error(transparent)]
     Network(#[from] NetworkError),
+    #[error(transparent)]
+    Node(#[from] NodeError),
     #[error(transparent)]
     Secrets(#[from] OpenError),
     #[error(transparent)]

@@ -12,6 +12,7 @@ mod failure;
 mod health;
 mod image;
 mod key;
+mod node;
 mod output;
 mod pages;
 mod program;

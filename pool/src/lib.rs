@@ -219,7 +219,7 @@ impl Opened {
 }
 
 /// Directory in which VMMs keep the writable layers of their guests.
-pub(crate) const SCRATCH: &str = "/var/tmp";
+pub const SCRATCH: &str = "/var/tmp";
 
 /// How long the lock may outlive a killed server. The kernel needs time to close the server's descriptors, and a child
 /// process between fork and exec holds copies of them.

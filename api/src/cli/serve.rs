@@ -10,6 +10,7 @@ use std::{
 use api::{
     auth::{Auth, Rate},
     handover::Predecessor,
+    node,
     secrets::KeySource,
     serve::{self, BuildsSpec, ServeError, ServeSpec, TlsFiles},
     systemd,
@@ -138,6 +139,9 @@ pub(super) struct ServeConfig {
     /// systemd credential cube-secrets-key, or a key that the first server makes in the state directory]
     #[arg(long, value_name = "FILE")]
     secrets_key: Option<PathBuf>,
+    /// Name of this node: lower-case letters, digits and hyphens [default: the host's name]
+    #[arg(long, value_name = "NAME", value_parser = node_name)]
+    node: Option<String>,
     #[command(flatten)]
     registries: ImageOptions,
     #[command(flatten)]
@@ -336,6 +340,7 @@ fn check(
         network: config.network.spec(beside).map_err(Failure::Usage)?,
         secrets_key: KeySource::of_process(config.secrets_key),
         images: from_images,
+        node: config.node.unwrap_or_else(node::name_of_host),
     })
 }
 
@@ -374,6 +379,16 @@ fn server_memory(limit: Ceiling) -> Result<Option<Bytes>, Failure> {
             "--server-memory {size} is too little for a server: use {LEAST_SERVER_MEMORY} or more"
         ))),
         limit => Ok(limit),
+    }
+}
+
+fn node_name(text: &str) -> Result<String, String> {
+    if node::is_name(text) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!(
+            "{text:?} is not a name of a node: use lower-case letters, digits and hyphens, at most 63"
+        ))
     }
 }
 
@@ -438,6 +453,7 @@ fn ended(why: &ServeError) -> Failure {
         | ServeError::Signals(_)
         | ServeError::Lock(_)
         | ServeError::Sockets(_)
+        | ServeError::Node(_)
         | ServeError::Secrets(_)
         | ServeError::Egress(_)
         | ServeError::Handover(_) => failure(Failure::UnsuitableHost, why),

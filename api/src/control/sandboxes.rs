@@ -67,10 +67,13 @@ async fn create_as(
     default_s: u32,
     source: OptionSource,
 ) -> CreateAnswer {
+    app.check_open()?;
     let timeout_s = timeout(app, body.timeout)?.unwrap_or(default_s);
     let mut lease = lease_of(body, timeout_s, source, app.egress_config())?;
     lease.template = app.pool_reference(lease.template)?;
+    let starting = app.node.begin();
     let created = app.registry.create(lease).await?;
+    starting.succeeded();
     let pool::Sandbox { timeline, warm, .. } = &created.sandbox;
     app.telemetry.started(timeline, *warm);
     let start = if *warm { "warm" } else { "restored" };

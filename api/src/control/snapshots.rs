@@ -64,6 +64,7 @@ async fn fork(
     OfSandbox(id): OfSandbox,
     MaybeBody(body): MaybeBody<ForkRequest>,
 ) -> Result<(StatusCode, Json<Vec<ForkResult>>), ApiError> {
+    app.check_open()?;
     let timeout_s = timeout(&app, body.timeout)?.unwrap_or(FORK_TIMEOUT_S);
     let asked = body.count.unwrap_or(1);
     let count = u32::try_from(asked)

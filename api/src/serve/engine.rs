@@ -22,6 +22,7 @@ use crate::{
     egress::{self, Alerts, Egress, EgressError},
     listen::Backend,
     network,
+    node::OwnNode,
     proxy::Proxy,
     registry::{Followers, Registry, sample_all},
     secrets::Secrets,
@@ -111,6 +112,8 @@ impl Engine {
         if !authenticator.is_open() {
             tasks.spawn(watch_keys(keys, authenticator.clone()));
         }
+        let node = OwnNode::open(spec.node.clone(), &state)?;
+        tasks.spawn(node.clone().measure());
         let stored = open_builds(&state, disk_reserve.0, &spec.builds);
         let (stored, uploads, authority) = stored.map_err(ServeError::Builds)?;
         let images = state.join("builds").join("images");
@@ -135,6 +138,8 @@ impl Engine {
             egress: egress.clone(),
             authenticator,
             telemetry: Telemetry::shared(),
+            node,
+            state_dir: state,
             domain: spec.domain.clone(),
             network,
             max_timeout_s: spec.max_timeout_s,

@@ -136,6 +136,7 @@ fn spec(state: &Path, small: &Path, registry: Option<SocketAddr>) -> ServeSpec {
     pool.installed_templates = Some(small.join("installed"));
     (pool.vmm, pool.state) = (small.join("vmm"), state.to_owned());
     ServeSpec {
+        node: "a".to_owned(),
         listen: vec![free],
         bound: Vec::new(),
         pool,
