@@ -1,0 +1,230 @@
+//! Which node may run a sandbox that can move: `owner/SANDBOX`.
+//!
+//! A sandbox without a record belongs to its home node for ever. A sandbox gets a record before it can move, and keeps
+//! it to its end.
+//!
+//! ```text
+//!               Share                Start                       Pause
+//!  (no record) ──────► Paused, e ───────────► Running, e+1 ───────────► Paused, e+1
+//!                        │   ▲
+//!                  Offer │   │ Withdraw: the other node has confirmed that it holds nothing
+//!                        ▼   │
+//!                     offered to B ── Take by B ──► B: Paused, e+1
+//!
+//!  Take by C: also if the owner is Paused and has no live record (its storage must be in reach of C)
+//!  Reassert:  the owner found its record older than what it holds: etcd was restored from a backup
+//! ```
+//!
+//! Every change is one compare-and-swap on the record's revision, made by the node that the change names. The rules that
+//! keep a sandbox from running twice:
+//! 1. A node resumes such a sandbox only after its `Start` has been acknowledged.
+//! 2. A running sandbox is never taken. If its node is lost, so is the sandbox.
+//! 3. Files of a paused sandbox carry the epoch. A node refuses files of a later epoch than that of its record, and
+//!    stamps the files with its own before it resumes them. This holds even if etcd forgets.
+//! 4. A giver that does not know the outcome of an offer asks the taker, and until then resumes nothing.
+
+use serde::{Deserialize, Serialize};
+
+use crate::NodeId;
+
+/// The record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    pub node: NodeId,
+    /// Grows with each `Start`, `Take` and `Reassert`.
+    pub epoch: u64,
+    pub state: OwnerState,
+    /// The only node that may take the sandbox while its owner lives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offered_to: Option<NodeId>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OwnerState {
+    Paused,
+    Running,
+}
+
+/// A record with the revision of etcd at which it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owned {
+    pub owner: Owner,
+    pub revision: u64,
+}
+
+/// A change of a record. The node that makes it is the first argument of [`OwnerChange::apply`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OwnerChange {
+    /// The first record of a paused sandbox that another node may now take.
+    Share,
+    Offer(NodeId),
+    Withdraw,
+    Take,
+    Start,
+    Pause,
+    /// The sandbox as this node holds it.
+    Reassert {
+        epoch: u64,
+        state: OwnerState,
+    },
+    /// The sandbox has ended: the record is deleted.
+    End,
+}
+
+/// The rules forbid the change.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("the sandbox has no owner record")]
+    Absent,
+    #[error("the sandbox belongs to node {0}")]
+    NotOwner(NodeId),
+    #[error("the sandbox is running")]
+    Running,
+    #[error("the sandbox is not running")]
+    NotRunning,
+    #[error("the sandbox is offered to node {0}")]
+    Offered(NodeId),
+    #[error("the sandbox is not offered")]
+    NotOffered,
+    #[error("node {0} lives and has not offered the sandbox")]
+    OwnerLives(NodeId),
+    #[error("node {node} holds a later epoch, {epoch}")]
+    Superseded { node: NodeId, epoch: u64 },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OwnerError {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Another node changed the record first. Read it again.
+    #[error("the owner record has changed")]
+    Changed,
+    /// The change may or may not have been made: read the record before anything else.
+    #[error("no answer from etcd: the outcome is unknown")]
+    Unknown,
+    /// The change has not been made.
+    #[error("etcd cannot be reached")]
+    Unavailable,
+    /// This server has no cluster.
+    #[error("this server is not part of a cluster")]
+    Alone,
+}
+
+impl OwnerChange {
+    /// Applies the change as node `by`. `Ok(None)` deletes the record. `owner_lives` is whether the present owner has a
+    /// live record in `nodes/`; the caller must make that a condition of the write.
+    pub fn apply(
+        &self,
+        by: &NodeId,
+        now: Option<&Owner>,
+        owner_lives: bool,
+    ) -> Result<Option<Owner>, Refusal> {
+        match self {
+            Self::Share => match now {
+                None => Ok(Some(Owner {
+                    node: by.clone(),
+                    epoch: 1,
+                    state: OwnerState::Paused,
+                    offered_to: None,
+                })),
+                Some(owner) => own(by, Some(owner)).map(|owner| Some(owner.clone())),
+            },
+            Self::Offer(to) => {
+                let owner = paused(unoffered(own(by, now)?)?)?;
+                let offered_to = Some(to.clone());
+                Ok(Some(Owner {
+                    offered_to,
+                    ..owner.clone()
+                }))
+            }
+            Self::Withdraw => {
+                let owner = own(by, now)?;
+                if owner.offered_to.is_none() {
+                    return Err(Refusal::NotOffered);
+                }
+                // A new epoch: a take that is still under way compares with the old record and fails.
+                Ok(Some(next(by, owner, OwnerState::Paused)))
+            }
+            Self::Take => {
+                let owner = paused(now.ok_or(Refusal::Absent)?)?;
+                let offered = owner.offered_to.as_ref() == Some(by);
+                if owner.node == *by || offered || !owner_lives {
+                    Ok(Some(next(by, owner, OwnerState::Paused)))
+                } else {
+                    Err(Refusal::OwnerLives(owner.node.clone()))
+                }
+            }
+            Self::Start => {
+                let owner = paused(unoffered(own(by, now)?)?)?;
+                Ok(Some(next(by, owner, OwnerState::Running)))
+            }
+            Self::Pause => {
+                let owner = own(by, now)?;
+                match owner.state {
+                    OwnerState::Paused => Err(Refusal::NotRunning),
+                    OwnerState::Running => Ok(Some(Owner {
+                        state: OwnerState::Paused,
+                        ..owner.clone()
+                    })),
+                }
+            }
+            Self::Reassert { epoch, state } => reassert(by, now, *epoch, *state).map(Some),
+            Self::End => own(by, now).map(|_| None),
+        }
+    }
+}
+
+fn own<'a>(by: &NodeId, now: Option<&'a Owner>) -> Result<&'a Owner, Refusal> {
+    let owner = now.ok_or(Refusal::Absent)?;
+    if owner.node == *by {
+        Ok(owner)
+    } else {
+        Err(Refusal::NotOwner(owner.node.clone()))
+    }
+}
+
+fn paused(owner: &Owner) -> Result<&Owner, Refusal> {
+    match owner.state {
+        OwnerState::Paused => Ok(owner),
+        OwnerState::Running => Err(Refusal::Running),
+    }
+}
+
+fn unoffered(owner: &Owner) -> Result<&Owner, Refusal> {
+    match &owner.offered_to {
+        None => Ok(owner),
+        Some(to) => Err(Refusal::Offered(to.clone())),
+    }
+}
+
+fn next(by: &NodeId, owner: &Owner, state: OwnerState) -> Owner {
+    Owner {
+        node: by.clone(),
+        epoch: owner.epoch + 1,
+        state,
+        offered_to: None,
+    }
+}
+
+fn reassert(
+    by: &NodeId,
+    now: Option<&Owner>,
+    epoch: u64,
+    state: OwnerState,
+) -> Result<Owner, Refusal> {
+    let found = now.map_or(0, |owner| owner.epoch);
+    match now {
+        // Equal epochs of two nodes come from two histories: the one that etcd has kept wins.
+        Some(owner) if owner.node != *by && owner.epoch >= epoch => Err(Refusal::Superseded {
+            node: owner.node.clone(),
+            epoch: owner.epoch,
+        }),
+        _ => Ok(Owner {
+            node: by.clone(),
+            epoch: found.max(epoch) + 1,
+            state,
+            offered_to: None,
+        }),
+    }
+}
