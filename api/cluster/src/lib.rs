@@ -23,6 +23,6 @@ pub use handle::{Alone, Cluster, ClusterError, EtcdConfig, Health, Membership, T
 pub use home::{HomeKey, HomeSlot};
 pub use member::{CpuKind, Load, Member, Node, NodeState, Replica};
 pub use names::{Incarnation, NameError, NodeId, TemplateId};
-pub use owner::{Owned, Owner, OwnerChange, OwnerError, OwnerState, Refusal};
+pub use owner::{Owned, Owner, OwnerChange, OwnerError, OwnerState, Refusal, Stamp};
 pub use placement::{Candidate, Needs, place};
 pub use view::{ClusterEvent, Route, View};

@@ -19,8 +19,8 @@
 //! keep a sandbox from running twice:
 //! 1. A node resumes such a sandbox only after its `Start` has been acknowledged.
 //! 2. A running sandbox is never taken. If its node is lost, so is the sandbox.
-//! 3. Files of a paused sandbox carry the epoch. A node refuses files of a later epoch than that of its record, and
-//!    stamps the files with its own before it resumes them. This holds even if etcd forgets.
+//! 3. Files of a paused sandbox carry a [`Stamp`]. A node refuses files that [`Stamp::forbids`], and stamps them with its
+//!    own record before it resumes them. This holds even if etcd forgets.
 //! 4. A giver that does not know the outcome of an offer asks the taker, and until then resumes nothing.
 
 use serde::{Deserialize, Serialize};
@@ -44,6 +44,13 @@ pub struct Owner {
 pub enum OwnerState {
     Paused,
     Running,
+}
+
+/// The last node that ran a sandbox from these files, and its epoch then.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamp {
+    pub node: NodeId,
+    pub epoch: u64,
 }
 
 /// A record with the revision of etcd at which it was written.
@@ -109,6 +116,24 @@ pub enum OwnerError {
     /// This server has no cluster.
     #[error("this server is not part of a cluster")]
     Alone,
+}
+
+impl Owner {
+    /// Whether this record of another node ends what a node holds with `epoch` and `state`. Equal epochs of two nodes
+    /// come from two histories of etcd: a sandbox that runs prevails over files that no node has started since.
+    #[must_use]
+    pub fn beats(&self, epoch: u64, state: OwnerState) -> bool {
+        let prevails = state == OwnerState::Running && self.state == OwnerState::Paused;
+        self.epoch > epoch || (self.epoch == epoch && !prevails)
+    }
+}
+
+impl Stamp {
+    /// Whether the files have been run by another node under a record that etcd has lost, or that is later than `by`.
+    #[must_use]
+    pub fn forbids(&self, by: &Owner) -> bool {
+        self.epoch > by.epoch || (self.epoch == by.epoch && self.node != by.node)
+    }
 }
 
 impl OwnerChange {
@@ -215,8 +240,7 @@ fn reassert(
 ) -> Result<Owner, Refusal> {
     let found = now.map_or(0, |owner| owner.epoch);
     match now {
-        // Equal epochs of two nodes come from two histories: the one that etcd has kept wins.
-        Some(owner) if owner.node != *by && owner.epoch >= epoch => Err(Refusal::Superseded {
+        Some(owner) if owner.node != *by && owner.beats(epoch, state) => Err(Refusal::Superseded {
             node: owner.node.clone(),
             epoch: owner.epoch,
         }),

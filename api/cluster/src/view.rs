@@ -31,7 +31,7 @@ pub enum Route {
     Here,
     /// At this live node, if anywhere.
     Node { node: NodeId, address: String },
-    /// At this node, which is not alive now. `removed` if it is no member any more: the sandbox is lost.
+    /// At this member, which is not alive now: lost if it ran, unless the node returns with the same incarnation.
     Away { node: NodeId },
     /// No node made this id, or the node has been removed.
     Unknown,
@@ -42,8 +42,8 @@ pub enum Route {
 pub enum ClusterEvent {
     /// A node is alive that was not.
     Joined(NodeId),
-    /// A node's lease has ended. Its running sandboxes are lost unless it returns with the same incarnation.
-    Away(NodeId),
+    /// A node's lease has ended. The sandboxes that ran there are lost unless it returns with the same incarnation.
+    Away { node: NodeId },
     /// A node has returned after a reboot: sandboxes that ran there have ended.
     Rebooted(NodeId),
     /// A sandbox has a new owner.
@@ -62,5 +62,30 @@ impl View {
     #[must_use]
     pub fn state(&self, node: &NodeId) -> NodeState {
         self.states.get(node).copied().unwrap_or_default()
+    }
+
+    /// Where `id` is served: at the node of its owner record, else at its home.
+    #[must_use]
+    pub fn route(&self, id: &SandboxId, key: &HomeKey) -> Route {
+        let node = match self.owners.get(id) {
+            Some(owned) => Some(&owned.owner.node),
+            None => key.home(id).and_then(|slot| self.at(slot)),
+        };
+        let Some(node) = node else {
+            return Route::Unknown;
+        };
+        if self.this.as_ref() == Some(node) {
+            return Route::Here;
+        }
+        let node = node.clone();
+        match self.nodes.get(&node) {
+            Some(live) => Route::Node { address: live.address.clone(), node },
+            None => Route::Away { node },
+        }
+    }
+
+    fn at(&self, slot: HomeSlot) -> Option<&NodeId> {
+        let mut members = self.members.values();
+        members.find(|m| m.slot == slot).map(|member| &member.id)
     }
 }
