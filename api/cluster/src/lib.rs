@@ -12,16 +12,26 @@
 //! - The loss of etcd ends a stream or a create. The last view stays in use ([`Health`] has its age).
 
 mod handle;
-mod home;
-mod member;
-mod names;
+
+mod engine;
+mod mirror;
+
+mod admission;
+mod moves;
 mod owner;
 mod placement;
 mod view;
 
+mod home;
+mod keys;
+mod member;
+mod names;
+mod store;
+
 pub use handle::{Alone, Cluster, ClusterError, EtcdConfig, Health, Membership, TlsFiles, found};
 pub use home::{HomeKey, HomeSlot};
 pub use member::{CpuKind, Load, Member, Node, NodeState, Replica};
+pub use moves::{GiverStep, Holding, TakerNote, giver, taker};
 pub use names::{Incarnation, NameError, NodeId, TemplateId};
 pub use owner::{Owned, Owner, OwnerChange, OwnerError, OwnerState, Refusal, Stamp};
 pub use placement::{Candidate, Needs, place};

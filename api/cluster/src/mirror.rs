@@ -9,7 +9,7 @@ use std::{
 use model::SandboxId;
 
 use crate::{
-    ClusterEvent, Incarnation, NodeId, Owned, View,
+    ClusterEvent, Incarnation, NodeId, Owned, Replica, View,
     keys::{self, Key, NodeRecord},
     store::{Change, Entry},
 };
@@ -73,9 +73,8 @@ impl Mirror {
             self.remove(&key, &mut updated);
         }
         for (key, entry) in found {
-            if self.revisions.get(&key) != Some(&entry.revision) {
-                self.insert(key, &entry, &mut updated);
-            }
+            // Also if the revision is the same: after a restore from a backup, another change may have it.
+            self.insert(key, &entry, &mut updated);
         }
         self.view.revision = revision;
         updated
@@ -122,11 +121,14 @@ impl Mirror {
                 }
                 _ => false,
             },
-            Key::Replica(template, node) => match keys::decode(value) {
+            Key::Replica(template, node) => match keys::decode::<Replica>(value) {
                 Some(replica) => {
-                    let replicas = Arc::make_mut(&mut view.replicas);
-                    let of_template = replicas.entry(template.clone()).or_default();
-                    of_template.insert(node.clone(), replica);
+                    let known = view.replicas.get(template);
+                    if known.and_then(|nodes| nodes.get(node)) != Some(&replica) {
+                        let replicas = Arc::make_mut(&mut view.replicas);
+                        let of_template = replicas.entry(template.clone()).or_default();
+                        of_template.insert(node.clone(), replica);
+                    }
                     true
                 }
                 None => false,
@@ -142,8 +144,8 @@ impl Mirror {
             Key::Cluster | Key::Slot(_) => true,
         };
         if is_decoded {
-            updated.changed = true;
-            self.revisions.insert(key, entry.revision);
+            let before = self.revisions.insert(key, entry.revision);
+            updated.changed |= before != Some(entry.revision);
         } else {
             self.remove(&key, updated);
         }
@@ -157,9 +159,12 @@ impl Mirror {
         }
         let incarnation = node.incarnation.clone();
         let before = self.incarnations.insert(id.clone(), incarnation.clone());
-        let replaced = Arc::make_mut(&mut self.view.nodes).insert(id.clone(), node);
-        if replaced.is_none() {
+        let known = self.view.nodes.get(&id);
+        if known.is_none() {
             updated.events.push(ClusterEvent::Joined(id.clone()));
+        }
+        if known != Some(&node) {
+            Arc::make_mut(&mut self.view.nodes).insert(id.clone(), node);
         }
         if before.is_some_and(|before| before != incarnation) {
             updated.events.push(ClusterEvent::Rebooted(id));
@@ -167,6 +172,9 @@ impl Mirror {
     }
 
     fn own(&mut self, sandbox: &SandboxId, owned: Owned, updated: &mut Updated) {
+        if self.view.owners.get(sandbox) == Some(&owned) {
+            return;
+        }
         let owners = Arc::make_mut(&mut self.view.owners);
         let before = owners.insert(sandbox.clone(), owned.clone());
         if before.is_some_and(|before| before.owner.node != owned.owner.node) {
@@ -213,10 +221,17 @@ impl Mirror {
     }
 }
 
-fn put<V: Clone>(map: &mut Arc<BTreeMap<NodeId, V>>, node: &NodeId, value: Option<V>) -> bool {
+/// Puts a decoded value. Returns whether there is one.
+fn put<V: Clone + PartialEq>(
+    map: &mut Arc<BTreeMap<NodeId, V>>,
+    node: &NodeId,
+    value: Option<V>,
+) -> bool {
     match value {
         Some(value) => {
-            Arc::make_mut(map).insert(node.clone(), value);
+            if map.get(node) != Some(&value) {
+                Arc::make_mut(map).insert(node.clone(), value);
+            }
             true
         }
         None => false,

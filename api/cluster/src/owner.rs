@@ -113,6 +113,8 @@ pub enum OwnerError {
     /// The change has not been made.
     #[error("etcd cannot be reached")]
     Unavailable,
+    #[error("the owner record in etcd cannot be read")]
+    Unreadable,
     /// This server has no cluster.
     #[error("this server is not part of a cluster")]
     Alone,
@@ -250,5 +252,70 @@ fn reassert(
             state,
             offered_to: None,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str) -> NodeId {
+        name.parse().unwrap()
+    }
+
+    fn owner(name: &str, epoch: u64, state: OwnerState) -> Owner {
+        Owner {
+            node: node(name),
+            epoch,
+            state,
+            offered_to: None,
+        }
+    }
+
+    #[test]
+    fn only_a_paused_sandbox_is_taken_and_only_with_consent_or_after_a_loss() {
+        let b = node("b");
+        let paused = owner("a", 3, OwnerState::Paused);
+        let running = owner("a", 3, OwnerState::Running);
+        let offered = Owner { offered_to: Some(b.clone()), ..paused.clone() };
+        let taken = Ok(Some(owner("b", 4, OwnerState::Paused)));
+        let take = |now: Option<&Owner>, lives| OwnerChange::Take.apply(&b, now, lives);
+        assert_eq!(take(Some(&paused), true), Err(Refusal::OwnerLives(node("a"))));
+        assert_eq!(take(Some(&paused), false), taken);
+        assert_eq!(take(Some(&offered), true), taken);
+        assert_eq!(take(Some(&running), false), Err(Refusal::Running));
+        assert_eq!(take(None, false), Err(Refusal::Absent));
+        let third = OwnerChange::Take.apply(&node("c"), Some(&offered), true);
+        assert_eq!(third, Err(Refusal::OwnerLives(node("a"))));
+    }
+
+    #[test]
+    fn an_owner_does_not_start_what_it_has_offered() {
+        let a = node("a");
+        let paused = owner("a", 3, OwnerState::Paused);
+        let offer = OwnerChange::Offer(node("b"));
+        let offered = offer.apply(&a, Some(&paused), true).unwrap().unwrap();
+        let start = OwnerChange::Start.apply(&a, Some(&offered), true);
+        assert_eq!(start, Err(Refusal::Offered(node("b"))));
+        let back = OwnerChange::Withdraw.apply(&a, Some(&offered), true);
+        assert_eq!(back, Ok(Some(owner("a", 4, OwnerState::Paused))));
+        let started = OwnerChange::Start.apply(&a, Some(&paused), true);
+        assert_eq!(started, Ok(Some(owner("a", 4, OwnerState::Running))));
+        let other = OwnerChange::Start.apply(&node("b"), Some(&paused), true);
+        assert_eq!(other, Err(Refusal::NotOwner(a)));
+    }
+
+    #[test]
+    fn a_record_from_an_older_history_does_not_stop_a_running_sandbox() {
+        let (b, old) = (node("b"), owner("a", 3, OwnerState::Paused));
+        let reassert = |epoch, state| OwnerChange::Reassert { epoch, state }.apply(&b, Some(&old), true);
+        let again = Ok(Some(owner("b", 4, OwnerState::Running)));
+        assert_eq!(reassert(3, OwnerState::Running), again);
+        assert!(reassert(3, OwnerState::Paused).is_err());
+        assert!(reassert(2, OwnerState::Running).is_err());
+        let stamp = Stamp { node: b, epoch: 4 };
+        assert!(stamp.forbids(&old));
+        assert!(stamp.forbids(&owner("a", 4, OwnerState::Paused)));
+        assert!(!stamp.forbids(&owner("a", 5, OwnerState::Paused)));
     }
 }
