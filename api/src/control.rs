@@ -13,6 +13,7 @@ pub mod fuzz;
 mod guard;
 mod lifecycle;
 mod logs;
+mod merge;
 mod metrics;
 mod network;
 mod nodes;
@@ -22,6 +23,7 @@ mod sandboxes;
 mod secrets;
 mod server;
 mod snapshots;
+mod spread;
 mod templates;
 mod timing;
 mod unsupported;
@@ -44,6 +46,7 @@ use crate::{
     egress::Egress,
     network::Network,
     node::OwnNode,
+    peers::Peers,
     registry::Registry,
     secrets::Secrets,
     telemetry::Telemetry,
@@ -51,6 +54,9 @@ use crate::{
 
 pub use crate::network::EgressConfig;
 pub use error::ApiError;
+pub(crate) use nodes::own as own_node;
+pub(crate) use spread::wanted;
+pub(crate) use wire::state as state_of;
 
 /// Version of the envd protocol in the guests. Clients use it to decide which features they can use.
 pub const ENVD_VERSION: &str = "0.6.13";
@@ -68,6 +74,8 @@ pub struct Control {
     pub authenticator: Arc<Authenticator>,
     pub telemetry: Arc<Telemetry>,
     pub node: OwnNode,
+    /// `None`: this server is alone.
+    pub peers: Option<Peers>,
     pub state_dir: PathBuf,
     /// Value of `domain` in answers. `None`: `domain` is omitted, and clients use the domain that they are configured
     /// with.
@@ -96,6 +104,12 @@ impl Control {
             let name = self.node.name().to_owned();
             Err(ApiError::NodeClosed(name, self.node.chosen().status))
         }
+    }
+
+    /// Whether a template or a build of this id or name, with or without a tag, is on this node.
+    pub(crate) async fn has_template(&self, reference: &str) -> bool {
+        let word = wire::split_tag(reference).0;
+        self.builds.catalog().find(word).is_some() || self.pool.template(reference).await.is_some()
     }
 
     /// The reference with which the pool finds a template: of a build, its id in the pool.
@@ -157,7 +171,16 @@ pub fn router(app: App) -> Router {
     let mut router = Router::new();
     for endpoint in endpoints() {
         let guard = middleware::from_fn_with_state((app.clone(), endpoint.access), guard::guard);
-        router = router.route(endpoint.path, endpoint.handler.route_layer(guard));
+        let spread = spread::is_spread(endpoint.method, endpoint.path, endpoint.access);
+        let handler = match (&app.peers, spread) {
+            (Some(peers), Some(spread)) => {
+                let state = (app.clone(), peers.clone(), spread);
+                let layer = middleware::from_fn_with_state(state, spread::layer);
+                endpoint.handler.route_layer(layer)
+            }
+            (None | Some(_), _) => endpoint.handler,
+        };
+        router = router.route(endpoint.path, handler.route_layer(guard));
     }
     router
         .fallback(guard::no_route)

@@ -24,6 +24,7 @@ use std::{
     time::Duration,
 };
 
+use cluster::ClusterError;
 use ipnet::IpNet;
 use model::Bytes;
 use netisolation::{DefaultEgress, ResolverSockets};
@@ -42,6 +43,7 @@ use crate::{
     listen::{self, Dispatch, INTERNAL, Limits, ListenError, Reload, Server, Sockets},
     network::{NetworkError, NetworkSpec},
     node::NodeError,
+    peers::ClusterSpec,
     proxy::Hosts,
     secrets::{KeySource, OpenError},
     systemd::{self, State},
@@ -84,6 +86,8 @@ pub struct ServeSpec {
     pub images: ImagesSpec,
     /// Name of this node.
     pub node: String,
+    /// `None`: the server is alone.
+    pub cluster: Option<ClusterSpec>,
 }
 
 /// How templates are built.
@@ -123,6 +127,8 @@ pub enum ServeError {
     Network(#[from] NetworkError),
     #[error(transparent)]
     Node(#[from] NodeError),
+    #[error("cannot join the cluster")]
+    Cluster(#[source] ClusterError),
     #[error(transparent)]
     Secrets(#[from] OpenError),
     #[error(transparent)]
@@ -291,6 +297,8 @@ impl Start {
     async fn sockets(&self, spec: &ServeSpec, given: &mut Given) -> Result<Sockets, ServeError> {
         let inherited = Sockets::inherit(given).map_err(ServeError::Sockets)?;
         let inherited = inherited.with_internal(&spec.pool.state.join(INTERNAL))?;
+        let nodes = spec.cluster.as_ref().map(|cluster| cluster.settings.address);
+        let inherited = inherited.with_cluster(nodes).await?;
         let is_bound = !inherited
             .addresses()
             .map_err(ServeError::Sockets)?
@@ -355,7 +363,7 @@ impl Start {
             tokio::spawn(renewal.watch());
             config
         });
-        let mut server = Server::new(dispatch, tls, self.limits);
+        let mut server = Server::new(dispatch, tls, spec.cluster.as_ref().map(|c| c.tls.clone()), self.limits);
         let mut reloads = server.take_reloads();
         let mut signals = self.signals;
         let mut engine = Some(engine);

@@ -5,6 +5,7 @@
 
 mod attach;
 mod build;
+mod cluster;
 mod command_args;
 mod dockerfile;
 mod doctor;

@@ -50,6 +50,11 @@ pub(crate) enum NodeCommand {
         #[arg(long, value_name = "TIME", requires = "wait", value_parser = humantime::parse_duration)]
         timeout: Option<Duration>,
     },
+    /// Remove a node that is away from its cluster; its running sandboxes are lost
+    Remove {
+        /// Name of the node
+        node: String,
+    },
 }
 
 const COLUMNS: [&str; 8] = [
@@ -74,6 +79,11 @@ pub(crate) fn run(context: &Context, command: &NodeCommand) -> Result<(), Failur
         }
         NodeCommand::Cordon { node } => set(context, &mut server, node, NodeStatus::Standby),
         NodeCommand::Uncordon { node } => set(context, &mut server, node, NodeStatus::Ready),
+        NodeCommand::Remove { node } => {
+            server.delete(&path(node)).map_err(unknown)?;
+            let item = json!({"id": node, "removed": true});
+            context.format.done("node", &item, &format!("{node} removed"))
+        }
         NodeCommand::Drain {
             node,
             wait,

@@ -5,7 +5,7 @@ use std::{path::Path, process::ExitCode};
 use clap::{Parser, Subcommand};
 
 use crate::{
-    doctor,
+    cluster, doctor,
     failure::{ATTACHED, Failure, Kind},
     health, key, node,
     output::Format,
@@ -52,6 +52,8 @@ pub(crate) enum Command {
     /// Nodes: the hosts of a server, and whether they accept new sandboxes
     #[command(subcommand)]
     Node(node::NodeCommand),
+    /// Make this host a node of a cluster: init, token, join
+    Cluster(cluster::ClusterArgs),
     /// API keys, on the server's host
     #[command(subcommand)]
     Key(key::KeyCommand),
@@ -114,6 +116,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Template(command) => finished(&context, template::run(&context, &command)),
         Command::Secret(command) => finished(&context, secret::run(&context, &command)),
         Command::Node(command) => finished(&context, node::run(&context, &command)),
+        Command::Cluster(args) => finished(&context, cluster::run(&args)),
         Command::Key(command) => finished(&context, key::run(&context, &command)),
         Command::Generate(command) => finished(&context, pages::run(&command)),
         Command::Server(command) => finished(&context, health::run(&context, &command)),

@@ -11,6 +11,7 @@ use api::{
     auth::{Auth, Rate},
     handover::Predecessor,
     node,
+    peers::ClusterSpec,
     secrets::KeySource,
     serve::{self, BuildsSpec, ServeError, ServeSpec, TlsFiles},
     systemd,
@@ -142,6 +143,9 @@ pub(super) struct ServeConfig {
     /// Name of this node: lower-case letters, digits and hyphens [default: the host's name]
     #[arg(long, value_name = "NAME", value_parser = node_name)]
     node: Option<String>,
+    /// Serve as a node of the cluster that `cube-api cluster init` or `join` has set up in the state directory
+    #[arg(long)]
+    cluster: bool,
     #[command(flatten)]
     registries: ImageOptions,
     #[command(flatten)]
@@ -314,6 +318,13 @@ fn check(
         burst: config.rate.saturating_mul(BURST),
     };
     let tls = config.tls_cert.zip(config.tls_key);
+    let cluster = if config.cluster {
+        let loaded = ClusterSpec::load(&config.state);
+        Some(loaded.map_err(|why| failure(Failure::UnsuitableHost, &why))?)
+    } else {
+        None
+    };
+    let node = node_of(config.node, cluster.as_ref())?;
     Ok(ServeSpec {
         listen,
         bound,
@@ -340,7 +351,8 @@ fn check(
         network: config.network.spec(beside).map_err(Failure::Usage)?,
         secrets_key: KeySource::of_process(config.secrets_key),
         images: from_images,
-        node: config.node.unwrap_or_else(node::name_of_host),
+        node,
+        cluster,
     })
 }
 
@@ -379,6 +391,17 @@ fn server_memory(limit: Ceiling) -> Result<Option<Bytes>, Failure> {
             "--server-memory {size} is too little for a server: use {LEAST_SERVER_MEMORY} or more"
         ))),
         limit => Ok(limit),
+    }
+}
+
+/// The name in the settings of the cluster, which an option cannot change.
+fn node_of(named: Option<String>, cluster: Option<&ClusterSpec>) -> Result<String, Failure> {
+    match (named, cluster.map(|cluster| cluster.settings.node.as_str())) {
+        (named, None) => Ok(named.unwrap_or_else(node::name_of_host)),
+        (Some(named), Some(joined)) if named != joined => Err(Failure::Usage(format!(
+            "--node names {named}, but this host has joined its cluster as {joined}: leave --node out"
+        ))),
+        (_, Some(joined)) => Ok(joined.to_owned()),
     }
 }
 
@@ -454,6 +477,7 @@ fn ended(why: &ServeError) -> Failure {
         | ServeError::Lock(_)
         | ServeError::Sockets(_)
         | ServeError::Node(_)
+        | ServeError::Cluster(_)
         | ServeError::Secrets(_)
         | ServeError::Egress(_)
         | ServeError::Handover(_) => failure(Failure::UnsuitableHost, why),

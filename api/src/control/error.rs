@@ -7,6 +7,7 @@ use axum::{
     Json,
     response::{IntoResponse, Response},
 };
+use cluster::ClusterError;
 use hyper::{
     StatusCode,
     header::{HeaderValue, RETRY_AFTER},
@@ -61,6 +62,8 @@ pub enum ApiError {
     NotSettable(#[from] NotSettable),
     #[error(transparent)]
     Node(#[from] NodeError),
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     /// A task of this server did not end.
     #[error("the request was interrupted: {0}")]
     Interrupted(String),
@@ -122,6 +125,7 @@ impl ApiError {
             }
             Self::NodeClosed(..) => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotSettable(_) => StatusCode::CONFLICT,
+            Self::Cluster(why) => cluster_status(why),
             Self::Node(NodeError::Io { source, .. }) => disk_status(source),
             Self::Node(NodeError::Malformed { .. } | NodeError::Random(_))
             | Self::Interrupted(_) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -180,6 +184,17 @@ fn pool_status(why: &PoolError) -> StatusCode {
         PoolError::BadName(_) | PoolError::NoteTooLong(_) => StatusCode::BAD_REQUEST,
         PoolError::Failed { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         PoolError::AgentSilent(_) | PoolError::Draining => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+fn cluster_status(why: &ClusterError) -> StatusCode {
+    match why {
+        ClusterError::NotMember(_) => StatusCode::NOT_FOUND,
+        ClusterError::NameTaken(_)
+        | ClusterError::Full(_)
+        | ClusterError::NodeLives(_)
+        | ClusterError::Alone => StatusCode::CONFLICT,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 

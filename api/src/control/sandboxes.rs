@@ -14,6 +14,7 @@ use super::{
     network::{self, OptionSource},
     paging::{Page, Position},
     query::Query,
+    spread::Merging,
     timing, wire,
 };
 use crate::{
@@ -254,6 +255,7 @@ fn read_state(text: &str) -> Result<SandboxState, ApiError> {
 
 async fn list(
     State(app): State<App>,
+    merging: Merging,
     query: Query,
 ) -> Result<(HeaderMap, Json<Vec<ListedSandbox>>), ApiError> {
     let filter = Filter::of(&query)?;
@@ -268,6 +270,7 @@ async fn list(
     headers.insert("x-total-running", HeaderValue::from(running.count()));
     let (views, token) = page.cut(views, position);
     put_token(&mut headers, token)?;
+    merging.put(&mut headers, || views.iter().map(position).collect());
     let catalog = app.builds.catalog();
     let listed = views.iter().map(|view| wire::listed(&catalog, view));
     Ok((headers, Json(listed.collect())))

@@ -4,7 +4,7 @@
 use std::{io, path::Path, sync::Arc, time::Duration};
 
 use netisolation::{Isolation, ResolverSockets};
-use pool::{OnClose, Pool, StateLock};
+use pool::{Ids, OnClose, Pool, StateLock};
 use tokio::task::JoinSet;
 
 use super::{BuildsSpec, ServeError, ServeSpec};
@@ -23,6 +23,7 @@ use crate::{
     listen::Backend,
     network,
     node::OwnNode,
+    peers::{follow_status, internal_router, publish, renew, watch_roster},
     proxy::Proxy,
     registry::{Followers, Registry, sample_all},
     secrets::Secrets,
@@ -86,6 +87,14 @@ impl Engine {
             }
             (network, resolver) = (Some(opened), Some(serving));
         }
+        let peers = match &spec.cluster {
+            Some(cluster) => Some(cluster.join().await.map_err(ServeError::Cluster)?),
+            None => None,
+        };
+        if let Some(peers) = &peers {
+            let cluster = peers.cluster().clone();
+            config.ids = Ids::new(move |random| cluster.mint(random));
+        }
         let isolation = config.network.clone();
         let keys = KeyFile::of(&config.state);
         let (state, disk_reserve) = (config.state.clone(), config.disk_reserve);
@@ -136,9 +145,10 @@ impl Engine {
             builds: builds.clone(),
             secrets,
             egress: egress.clone(),
-            authenticator,
+            authenticator: Arc::clone(&authenticator),
             telemetry: Telemetry::shared(),
-            node,
+            node: node.clone(),
+            peers: peers.clone(),
             state_dir: state,
             domain: spec.domain.clone(),
             network,
@@ -149,7 +159,7 @@ impl Engine {
         let proxy = Proxy::new(registry);
         let tended = proxy.clone();
         tasks.spawn(async move { tended.close_expired().await });
-        let engine = Self {
+        let mut engine = Self {
             pool,
             builds,
             egress,
@@ -157,7 +167,18 @@ impl Engine {
             resolver,
             tasks,
         };
-        Ok((engine, Backend::new(proxy, control::router(app))))
+        let backend = Backend::new(proxy, control::router(Arc::clone(&app)));
+        let Some(peers) = peers else {
+            return Ok((engine, backend));
+        };
+        let tasks = &mut engine.tasks;
+        let (pool, builds) = (engine.pool.clone(), engine.builds.clone());
+        tasks.spawn(publish(peers.clone(), pool, builds, node.clone()));
+        tasks.spawn(follow_status(peers.clone(), node));
+        tasks.spawn(renew(peers.clone()));
+        tasks.spawn(watch_roster(peers.clone(), authenticator));
+        let internal = internal_router(app, peers.clone());
+        Ok((engine, backend.with_peers(peers, internal)))
     }
 
     /// Closes everything for the next process. Sandboxes keep running. When this returns, this process acts on no
