@@ -13,7 +13,9 @@
 
 mod handle;
 
+mod driver;
 mod engine;
+mod etcd;
 mod mirror;
 
 mod admission;
@@ -28,7 +30,8 @@ mod member;
 mod names;
 mod store;
 
-pub use handle::{Alone, Cluster, ClusterError, EtcdConfig, Health, Membership, TlsFiles, found};
+pub use etcd::{EtcdConfig, EtcdConfigError, TlsFiles};
+pub use handle::{Alone, Cluster, ClusterError, Health, JoinConfig, Membership, found};
 pub use home::{HomeKey, HomeSlot};
 pub use member::{CpuKind, Load, Member, Node, NodeState, Replica};
 pub use moves::{GiverStep, Holding, TakerNote, giver, taker};
