@@ -36,8 +36,8 @@ pub use client::{PeerClient, PeerError};
 pub(crate) use internal::router as internal_router;
 pub(crate) use publish::{follow_status, publish, renew};
 pub(crate) use roster::watch as watch_roster;
-pub use spec::ClusterSpec;
 pub use roster::{PeerState, Roster, Seen};
+pub use spec::ClusterSpec;
 pub use tls::{Peer, PeerTls};
 
 use crate::proxy::{Refusal, Upload, head, tunnel};
@@ -303,7 +303,9 @@ impl Peers {
         let asked = async {
             let response = self.0.client.send(node, request).await?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+            let body = Limited::new(response.into_body(), MAX_ANSWER)
+                .collect()
+                .await;
             let bytes = body.map_err(|why| malformed(why.to_string()))?.to_bytes();
             if !status.is_success() {
                 let text: String = String::from_utf8_lossy(&bytes).chars().take(300).collect();

@@ -24,7 +24,6 @@ use std::{
     time::Duration,
 };
 
-use cluster::ClusterError;
 use ipnet::IpNet;
 use model::Bytes;
 use netisolation::{DefaultEgress, ResolverSockets};
@@ -43,7 +42,7 @@ use crate::{
     listen::{self, Dispatch, INTERNAL, Limits, ListenError, Reload, Server, Sockets},
     network::{NetworkError, NetworkSpec},
     node::NodeError,
-    peers::ClusterSpec,
+    peers::{ClusterSpec, join::JoinError},
     proxy::Hosts,
     secrets::{KeySource, OpenError},
     systemd::{self, State},
@@ -128,7 +127,7 @@ pub enum ServeError {
     #[error(transparent)]
     Node(#[from] NodeError),
     #[error("cannot join the cluster")]
-    Cluster(#[source] ClusterError),
+    Cluster(#[source] JoinError),
     #[error(transparent)]
     Secrets(#[from] OpenError),
     #[error(transparent)]
@@ -297,7 +296,10 @@ impl Start {
     async fn sockets(&self, spec: &ServeSpec, given: &mut Given) -> Result<Sockets, ServeError> {
         let inherited = Sockets::inherit(given).map_err(ServeError::Sockets)?;
         let inherited = inherited.with_internal(&spec.pool.state.join(INTERNAL))?;
-        let nodes = spec.cluster.as_ref().map(|cluster| cluster.settings.address);
+        let nodes = spec
+            .cluster
+            .as_ref()
+            .map(|cluster| cluster.settings.address);
         let inherited = inherited.with_cluster(nodes).await?;
         let is_bound = !inherited
             .addresses()
@@ -363,7 +365,12 @@ impl Start {
             tokio::spawn(renewal.watch());
             config
         });
-        let mut server = Server::new(dispatch, tls, spec.cluster.as_ref().map(|c| c.tls.clone()), self.limits);
+        let mut server = Server::new(
+            dispatch,
+            tls,
+            spec.cluster.as_ref().map(|c| c.tls.clone()),
+            self.limits,
+        );
         let mut reloads = server.take_reloads();
         let mut signals = self.signals;
         let mut engine = Some(engine);

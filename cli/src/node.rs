@@ -82,7 +82,9 @@ pub(crate) fn run(context: &Context, command: &NodeCommand) -> Result<(), Failur
         NodeCommand::Remove { node } => {
             server.delete(&path(node)).map_err(unknown)?;
             let item = json!({"id": node, "removed": true});
-            context.format.done("node", &item, &format!("{node} removed"))
+            context
+                .format
+                .done("node", &item, &format!("{node} removed"))
         }
         NodeCommand::Drain {
             node,

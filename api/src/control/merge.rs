@@ -116,7 +116,10 @@ mod tests {
 
     fn wanted(limit: usize, order: &str, token: Option<&String>) -> Page {
         let token = token.map_or(String::new(), |token| format!("&nextToken={token}"));
-        Page::of(&Query::parse(&format!("limit={limit}&order={order}{token}"))).unwrap()
+        Page::of(&Query::parse(&format!(
+            "limit={limit}&order={order}{token}"
+        )))
+        .unwrap()
     }
 
     fn item((at, id): (u64, u8)) -> Value {
@@ -175,10 +178,19 @@ mod tests {
     #[test]
     fn positions_survive_their_field() {
         let positions = vec![
-            Position { at: 7, id: "a".to_owned() },
-            Position { at: 9, id: "b".to_owned() },
+            Position {
+                at: 7,
+                id: "a".to_owned(),
+            },
+            Position {
+                at: 9,
+                id: "b".to_owned(),
+            },
         ];
-        assert_eq!(read_positions(&write_positions(&positions)), Some(positions));
+        assert_eq!(
+            read_positions(&write_positions(&positions)),
+            Some(positions)
+        );
         assert_eq!(read_positions(""), Some(Vec::new()));
         assert_eq!(read_positions("x"), None);
     }
@@ -186,14 +198,20 @@ mod tests {
     #[test]
     fn a_template_of_every_node_is_listed_once() {
         let base = |count: u64| json!({"templateID": "base", "spawnCount": count});
-        let merged = templates(vec![vec![base(1)], vec![base(2), json!({"templateID": "x"})]]);
+        let merged = templates(vec![
+            vec![base(1)],
+            vec![base(2), json!({"templateID": "x"})],
+        ]);
         assert_eq!(merged.len(), 2);
         assert_eq!(merged[0]["spawnCount"], 3);
     }
 
     #[test]
     fn metrics_are_joined() {
-        let parts = vec![json!({"sandboxes": {"a": 1}}), json!({"sandboxes": {"b": 2}})];
+        let parts = vec![
+            json!({"sandboxes": {"a": 1}}),
+            json!({"sandboxes": {"b": 2}}),
+        ];
         assert_eq!(metrics(parts), json!({"sandboxes": {"a": 1, "b": 2}}));
     }
 }

@@ -43,10 +43,7 @@ async fn list(State(app): State<App>) -> Result<Json<Vec<Node>>, ApiError> {
     Ok(Json(nodes))
 }
 
-async fn detail(
-    State(app): State<App>,
-    Segment(id): Segment,
-) -> Result<Json<Node>, ApiError> {
+async fn detail(State(app): State<App>, Segment(id): Segment) -> Result<Json<Node>, ApiError> {
     match member(&app, &id)? {
         Member::Own => own(&app).await.map(Json),
         Member::Other(peers, node) => Ok(Json(other(&app, peers, &node))),
@@ -78,10 +75,7 @@ async fn change(
 }
 
 /// Removes a node that is away from the cluster: its name and its certificate are worth nothing from then on.
-async fn remove(
-    State(app): State<App>,
-    Segment(id): Segment,
-) -> Result<StatusCode, ApiError> {
+async fn remove(State(app): State<App>, Segment(id): Segment) -> Result<StatusCode, ApiError> {
     match member(&app, &id)? {
         Member::Other(peers, node) => peers.cluster().remove(&node).await?,
         Member::Own => {
@@ -155,7 +149,10 @@ fn unseen(app: &App, node: &NodeId, is_there: bool) -> Node {
 
 fn cluster_id(app: &App) -> String {
     let peers = app.peers.as_ref();
-    peers.map_or_else(|| ALONE.to_owned(), |peers| peers.settings().cluster.clone())
+    peers.map_or_else(
+        || ALONE.to_owned(),
+        |peers| peers.settings().cluster.clone(),
+    )
 }
 
 /// This node.

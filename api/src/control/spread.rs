@@ -25,7 +25,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    ApiError, App, Access,
+    Access, ApiError, App,
     body::MAX_BODY,
     merge::{self, Part},
     paging::{Page, Position},
@@ -214,7 +214,10 @@ async fn create(peers: &Peers, asked: Asked, request: Request, next: Next) -> Re
             return named_node(response, &node);
         }
         // Of several refusals, the client gets the one that a retry may overcome.
-        if refused.as_ref().is_none_or(|known| !is_transient(known.status())) {
+        if refused
+            .as_ref()
+            .is_none_or(|known| !is_transient(known.status()))
+        {
             refused = Some(response);
         }
     }
@@ -266,7 +269,9 @@ fn needs(template: TemplateId) -> Needs {
 
 /// The sandbox that a path names. `None`: the segment is no id.
 fn sandbox_in(path: &str) -> Option<SandboxId> {
-    let mut segments = path.split('/').skip_while(|segment| *segment != "sandboxes");
+    let mut segments = path
+        .split('/')
+        .skip_while(|segment| *segment != "sandboxes");
     segments.nth(1)?.parse().ok()
 }
 
@@ -299,7 +304,9 @@ async fn pass(peers: &Peers, node: &NodeId, asked: Asked, request: Request) -> R
 
 /// The template that a path names, percent-decoded.
 fn template_in(path: &str) -> Option<String> {
-    let mut segments = path.split('/').skip_while(|segment| *segment != "templates");
+    let mut segments = path
+        .split('/')
+        .skip_while(|segment| *segment != "templates");
     let found = match segments.nth(1)? {
         "aliases" => segments.next()?,
         segment => segment,
@@ -445,12 +452,7 @@ fn get(uri: &Uri, headers: &HeaderMap) -> Request {
     request
 }
 
-fn merged(
-    spread: Spread,
-    uri: &Uri,
-    answers: Vec<Answer>,
-    missing: &BTreeSet<String>,
-) -> Response {
+fn merged(spread: Spread, uri: &Uri, answers: Vec<Answer>, missing: &BTreeSet<String>) -> Response {
     let mut headers = HeaderMap::new();
     if let Some(names) = merge::missing(missing)
         && let Ok(names) = HeaderValue::try_from(names)
@@ -469,7 +471,8 @@ fn merge_bodies(
     answers: Vec<Answer>,
     headers: &mut HeaderMap,
 ) -> Result<Value, ApiError> {
-    let malformed = |why: &str| ApiError::Interrupted(format!("a node sent a malformed list: {why}"));
+    let malformed =
+        |why: &str| ApiError::Interrupted(format!("a node sent a malformed list: {why}"));
     let items = |answer: &Answer| {
         let items = serde_json::from_slice::<Vec<Value>>(&answer.body);
         items.map_err(|why| malformed(&why.to_string()))
@@ -532,13 +535,21 @@ mod tests {
         assert_eq!(spread("post", "/v2/sandboxes"), Spread::Create);
         assert_eq!(spread("get", "/v2/sandboxes/{id}/logs"), Spread::OfSandbox);
         assert_eq!(spread("get", "/sandboxes/metrics"), Spread::Metrics);
-        assert_eq!(spread("put", "/templates/{id}/files/{hash}"), Spread::OfTemplate);
+        assert_eq!(
+            spread("put", "/templates/{id}/files/{hash}"),
+            Spread::OfTemplate
+        );
         assert_eq!(spread("get", "/secrets"), Spread::Own);
         // Every route that names a sandbox or a template is covered.
         for endpoint in crate::control::endpoints() {
             let found = spread_of(endpoint.method, endpoint.path);
             let names = endpoint.path.contains("sandboxes") || endpoint.path.contains("templates");
-            assert_eq!(names, !matches!(found, Spread::Own) && endpoint.path != "/snapshots", "{}", endpoint.path);
+            assert_eq!(
+                names,
+                !matches!(found, Spread::Own) && endpoint.path != "/snapshots",
+                "{}",
+                endpoint.path
+            );
         }
     }
 
@@ -548,7 +559,10 @@ mod tests {
         assert!(sandbox_in(&format!("/v2/sandboxes/{id}/connect")).is_some());
         assert!(sandbox_in(&format!("/sandboxes/{id}")).is_some());
         assert!(sandbox_in("/sandboxes/metrics").is_none());
-        assert_eq!(template_in("/templates/aliases/a%3Ab").as_deref(), Some("a:b"));
+        assert_eq!(
+            template_in("/templates/aliases/a%3Ab").as_deref(),
+            Some("a:b")
+        );
         assert_eq!(template_in("/v2/templates/x").as_deref(), Some("x"));
         assert_eq!(template_in("/templates"), None);
     }
@@ -556,10 +570,16 @@ mod tests {
     #[test]
     fn only_refusals_go_to_the_next_node() {
         for status in [429, 503, 404, 507] {
-            assert!(is_refusal(StatusCode::from_u16(status).unwrap()), "{status}");
+            assert!(
+                is_refusal(StatusCode::from_u16(status).unwrap()),
+                "{status}"
+            );
         }
         for status in [201, 400, 401, 403, 409, 500, 501, 502] {
-            assert!(!is_refusal(StatusCode::from_u16(status).unwrap()), "{status}");
+            assert!(
+                !is_refusal(StatusCode::from_u16(status).unwrap()),
+                "{status}"
+            );
         }
     }
 

@@ -76,7 +76,12 @@ pub(super) async fn serve_node<R: Routes>(
     permit: Permit,
     phase: watch::Receiver<Phase>,
 ) {
-    until_evicted(&permit, peer, open_node(&server, stream, peer, &permit, phase)).await;
+    until_evicted(
+        &permit,
+        peer,
+        open_node(&server, stream, peer, &permit, phase),
+    )
+    .await;
 }
 
 async fn open_node<R: Routes>(

@@ -333,7 +333,12 @@ impl ClusterSide {
         operation: &'static str,
     ) -> Place {
         let query = request.uri().query().unwrap_or_default();
-        if proxy.routes().find_by_signature(query, operation).await.is_some() {
+        if proxy
+            .routes()
+            .find_by_signature(query, operation)
+            .await
+            .is_some()
+        {
             return Place::Here;
         }
         let found = self.peers.signer(query, operation).await;

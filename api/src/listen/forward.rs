@@ -51,7 +51,9 @@ pub(super) async fn forward(
     };
     let is_upgrade = upgrade.is_some();
     head::to_successor(&mut parts, host, upgrade);
-    let mut sender = dial(path, peer, came).await.map_err(|error| refused(&error))?;
+    let mut sender = dial(path, peer, came)
+        .await
+        .map_err(|error| refused(&error))?;
     let response = sender.send_request(Request::from_parts(parts, body)).await;
     let mut response = response.map_err(|error| refused(&error))?;
     let is_switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
@@ -90,7 +92,11 @@ enum DialError {
     Unusable(#[source] hyper::Error),
 }
 
-async fn dial(path: &Path, peer: SocketAddr, came: &Came) -> Result<SendRequest<Upload>, DialError> {
+async fn dial(
+    path: &Path,
+    peer: SocketAddr,
+    came: &Came,
+) -> Result<SendRequest<Upload>, DialError> {
     let mut stream = connect(path).await.map_err(DialError::Connect)?;
     let line = forward_line(peer, came);
     let written = stream.write_all(line.as_bytes()).await;

@@ -28,7 +28,9 @@ const POINT: usize = 65;
 pub enum AuthorityError {
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    #[error("this node has not the key of the cluster's authority: ask the node that founded the cluster")]
+    #[error(
+        "this node has not the key of the cluster's authority: ask the node that founded the cluster"
+    )]
     Elsewhere,
     #[error("cannot create a certificate")]
     Make(#[from] rcgen::Error),

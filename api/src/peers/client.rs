@@ -102,7 +102,10 @@ impl PeerClient {
         node: &NodeId,
         mut request: Request<Body>,
     ) -> Result<Response<Incoming>, PeerError> {
-        let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+        let path = request
+            .uri()
+            .path_and_query()
+            .map_or("/", |path| path.as_str());
         let absolute = format!("http://{node}{path}");
         // A valid path after a valid name.
         if let Ok(uri) = absolute.parse() {
@@ -128,7 +131,11 @@ struct Dialer {
 
 impl Dialer {
     async fn dial(self, to: Uri) -> io::Result<Stream> {
-        let node: NodeId = to.host().unwrap_or_default().parse().map_err(io::Error::other)?;
+        let node: NodeId = to
+            .host()
+            .unwrap_or_default()
+            .parse()
+            .map_err(io::Error::other)?;
         let view = self.cluster.view();
         let found = view.nodes.get(&node);
         let found = found.ok_or_else(|| io::Error::other("the node is not there"))?;
@@ -200,4 +207,3 @@ impl hyper::rt::Write for Stream {
         Pin::new(&mut self.0).poll_shutdown(cx)
     }
 }
-

@@ -28,7 +28,7 @@ use super::{
     join::{Join, JoinError, Renew, Signed, sign_join, sign_renewal, take_token},
 };
 use crate::{
-    control::{App, ApiError, own_node},
+    control::{ApiError, App, own_node},
     registry::timestamp,
 };
 
@@ -94,7 +94,12 @@ async fn signed(
     } else {
         "write"
     };
-    Json(internal.app.registry.find_by_signature(&asked.query, operation))
+    Json(
+        internal
+            .app
+            .registry
+            .find_by_signature(&asked.query, operation),
+    )
 }
 
 /// Body of `POST /cluster/template`.
@@ -103,10 +108,7 @@ pub(crate) struct TemplateName {
     pub(crate) name: String,
 }
 
-async fn template(
-    State(internal): State<Internal>,
-    Json(asked): Json<TemplateName>,
-) -> Json<bool> {
+async fn template(State(internal): State<Internal>, Json(asked): Json<TemplateName>) -> Json<bool> {
     Json(internal.app.has_template(&asked.name).await)
 }
 
@@ -130,8 +132,8 @@ async fn join(
     let peers = &internal.peers;
     let authority = peers.authority()?;
     take_token(peers.dir(), &asked)?;
-    peers.cluster().admit(&asked.node, &asked.identity).await?;
-    let signed = sign_join(&authority, peers.dir(), peers.settings(), &asked)?;
+    let member = peers.cluster().admit(&asked.node, &asked.identity).await?;
+    let signed = sign_join(&authority, peers.dir(), peers.settings(), &asked, member)?;
     tracing::info!(node = %asked.node, "a node has joined");
     Ok(Json(signed))
 }
@@ -151,6 +153,7 @@ impl IntoResponse for JoinError {
             | Self::Tls(_)
             | Self::Unreachable { .. }
             | Self::Refused(_)
+            | Self::Boot(_)
             | Self::Random(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let body = RestError {

@@ -15,7 +15,7 @@ use std::{
 };
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use cluster::{ClusterError, NodeId};
+use cluster::{ClusterError, Member, NodeId};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
@@ -55,7 +55,9 @@ pub enum JoinError {
     Tls(#[from] PeerTlsError),
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    #[error("this is not a join token: make one with `cube-api cluster token` on the founder's host")]
+    #[error(
+        "this is not a join token: make one with `cube-api cluster token` on the founder's host"
+    )]
     Malformed,
     #[error("the token is unknown, expired or used: make another with `cube-api cluster token`")]
     Spent,
@@ -67,6 +69,8 @@ pub enum JoinError {
     },
     #[error("the founder refused: {0}")]
     Refused(String),
+    #[error("cannot read the boot of this host from /proc/sys/kernel/random/boot_id")]
+    Boot(#[source] cluster::NameError),
     #[error("cannot create an id: the kernel provides no random numbers")]
     Random(#[from] getrandom::Error),
 }
@@ -110,6 +114,8 @@ pub(super) struct Signed {
     authority: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     shared: Option<Shared>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    member: Option<Member>,
 }
 
 /// Makes a token for one host.
@@ -137,8 +143,13 @@ pub fn token(dir: &Dir, valid: Duration) -> Result<String, JoinError> {
 }
 
 fn read_token(text: &str) -> Result<Token, JoinError> {
-    let encoded = text.trim().strip_prefix(PREFIX).ok_or(JoinError::Malformed)?;
-    let json = URL_SAFE_NO_PAD.decode(encoded).map_err(|_| JoinError::Malformed)?;
+    let encoded = text
+        .trim()
+        .strip_prefix(PREFIX)
+        .ok_or(JoinError::Malformed)?;
+    let json = URL_SAFE_NO_PAD
+        .decode(encoded)
+        .map_err(|_| JoinError::Malformed)?;
     serde_json::from_slice(&json).map_err(|_| JoinError::Malformed)
 }
 
@@ -187,9 +198,11 @@ pub(super) fn sign_join(
     dir: &Dir,
     settings: &Settings,
     join: &Join,
+    member: Member,
 ) -> Result<Signed, JoinError> {
     let mut signed = sign(authority, dir, &join.node, &join.public_key)?;
     signed.shared = Some(settings.shared());
+    signed.member = Some(member);
     Ok(signed)
 }
 
@@ -214,6 +227,7 @@ fn sign(
         certificate: authority.node(node, &key)?,
         authority: dir.read("ca.crt")?,
         shared: None,
+        member: None,
     })
 }
 
@@ -272,8 +286,7 @@ pub fn init(
         etcd,
         home_key: random_hex::<32>()?,
     };
-    let mut settings = Settings::new(shared, node, random_hex::<16>()?, address);
-    settings.founds = true;
+    let settings = Settings::new(shared, node, random_hex::<16>()?, address);
     dir.store(&settings)?;
     Ok(settings)
 }
@@ -328,7 +341,8 @@ pub async fn join(
     }
     dir.write("ca.crt", signed.authority.as_bytes())?;
     key.keep(dir, &signed)?;
-    let settings = Settings::new(shared, node, identity, address);
+    let mut settings = Settings::new(shared, node, identity, address);
+    settings.member = Some(signed.member.clone().ok_or_else(malformed)?);
     dir.store(&settings)?;
     Ok(settings)
 }
@@ -349,13 +363,17 @@ async fn ask(token: &Token, body: Vec<u8>) -> Result<Signed, JoinError> {
         }))
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    let stream = TcpStream::connect(token.address).await.map_err(unreachable)?;
+    let stream = TcpStream::connect(token.address)
+        .await
+        .map_err(unreachable)?;
     let name = ServerName::try_from(host_name(&token.node));
     let name = name.map_err(|_| JoinError::Malformed)?;
     let connector = TlsConnector::from(Arc::new(config));
     let stream = connector.connect(name, stream).await.map_err(unreachable)?;
     let other = |why: hyper::Error| unreachable(io::Error::other(why));
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(other)?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(other)?;
     tokio::spawn(connection);
     let request = Request::post("/cluster/join")
         .header("host", "node.cube.internal")
@@ -364,8 +382,12 @@ async fn ask(token: &Token, body: Vec<u8>) -> Result<Signed, JoinError> {
         .map_err(|why| unreachable(io::Error::other(why)))?;
     let response = sender.send_request(request).await.map_err(other)?;
     let status = response.status();
-    let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
-    let bytes = body.map_err(|why| unreachable(io::Error::other(why)))?.to_bytes();
+    let body = Limited::new(response.into_body(), MAX_ANSWER)
+        .collect()
+        .await;
+    let bytes = body
+        .map_err(|why| unreachable(io::Error::other(why)))?
+        .to_bytes();
     if status.is_success() {
         serde_json::from_slice(&bytes).map_err(|why| JoinError::Refused(why.to_string()))
     } else {
@@ -437,7 +459,10 @@ mod tests {
     fn founder(state: &std::path::Path) -> (Dir, Settings) {
         let dir = Dir::of(state);
         let address = "127.0.0.1:9".parse().unwrap();
-        let etcd = vec!["https://10.0.0.1:2379".to_owned(), "https://[fd00::1]:2379/".to_owned()];
+        let etcd = vec![
+            "https://10.0.0.1:2379".to_owned(),
+            "https://[fd00::1]:2379/".to_owned(),
+        ];
         let settings = init(&dir, "a".parse().unwrap(), address, etcd).unwrap();
         (dir, settings)
     }
@@ -461,8 +486,15 @@ mod tests {
         take_token(&dir, &join).unwrap();
         assert!(matches!(take_token(&dir, &join), Err(JoinError::Spent)));
         let authority = Authority::load(&dir, &settings.cluster).unwrap();
-        let signed = sign_join(&authority, &dir, &settings, &join).unwrap();
-        assert!(signed.shared.is_some() && fingerprint(&signed.authority).unwrap() == made.authority);
+        let member = Member {
+            id: join.node.clone(),
+            identity: join.identity.clone(),
+            slot: cluster::HomeSlot::new(1).unwrap(),
+        };
+        let signed = sign_join(&authority, &dir, &settings, &join, member).unwrap();
+        assert!(
+            signed.shared.is_some() && fingerprint(&signed.authority).unwrap() == made.authority
+        );
         let mut other = request(&made);
         other.secret = "0".repeat(32);
         assert!(matches!(take_token(&dir, &other), Err(JoinError::Spent)));
@@ -471,7 +503,10 @@ mod tests {
         assert!(dir.has("cluster.json"));
         let late = read_token(&token(&dir, Duration::ZERO).unwrap()).unwrap();
         std::thread::sleep(Duration::from_millis(1100));
-        assert!(matches!(take_token(&dir, &request(&late)), Err(JoinError::Spent)));
+        assert!(matches!(
+            take_token(&dir, &request(&late)),
+            Err(JoinError::Spent)
+        ));
     }
 
     #[test]
@@ -486,12 +521,19 @@ mod tests {
         for key in [&[][..], &[4; 64], &[2; 65]] {
             assert!(authority.node(&node, key).is_err());
         }
-        assert!(init(&dir, node, settings.address, Vec::new()).is_err(), "settings are overwritten");
+        assert!(
+            init(&dir, node, settings.address, Vec::new()).is_err(),
+            "settings are overwritten"
+        );
     }
 
     #[test]
     fn certificates_of_etcd_name_its_hosts() {
-        let urls = ["https://10.0.0.1:2379", "https://[fd00::1]:2379/", "https://e.test"];
+        let urls = [
+            "https://10.0.0.1:2379",
+            "https://[fd00::1]:2379/",
+            "https://e.test",
+        ];
         let urls: Vec<_> = urls.iter().map(|url| (*url).to_owned()).collect();
         assert_eq!(hosts(&urls), ["127.0.0.1", "10.0.0.1", "fd00::1", "e.test"]);
     }

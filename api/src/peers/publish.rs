@@ -32,14 +32,19 @@ pub(crate) async fn publish(peers: Peers, pool: Pool, builds: Builds, node: OwnN
         let names = Names::of(&templates, &builds);
         let stats = pool.stats().await;
         let (_, _, creating) = node.creates();
-        peers.cluster().publish_load(load(&stats, &names, creating, cpus));
+        peers
+            .cluster()
+            .publish_load(load(&stats, &names, creating, cpus));
         let replicas = names.replicas();
         for (name, replica) in &replicas {
             if published.get(name) != Some(replica) {
                 peers.cluster().add_replica(name.clone(), replica.clone());
             }
         }
-        for name in published.keys().filter(|name| !replicas.contains_key(*name)) {
+        for name in published
+            .keys()
+            .filter(|name| !replicas.contains_key(*name))
+        {
             peers.cluster().remove_replica(name);
         }
         published = replicas;
@@ -139,7 +144,10 @@ pub(crate) async fn renew(peers: Peers) {
 
 async fn renew_now(peers: &Peers) {
     let done = match renewed(peers).await {
-        Ok(()) => peers.tls().reload(peers.dir()).map_err(|why| model::chain(&why)),
+        Ok(()) => peers
+            .tls()
+            .reload(peers.dir())
+            .map_err(|why| model::chain(&why)),
         Err(why) => Err(why),
     };
     match done {

@@ -156,7 +156,9 @@ async fn look(peers: &Peers) {
         }
     }
     let view = peers.cluster().view();
-    peers.roster().retain(|node| view.members.contains_key(node));
+    peers
+        .roster()
+        .retain(|node| view.members.contains_key(node));
     for node in view.members.keys() {
         if node != peers.this()
             && !view.nodes.contains_key(node)

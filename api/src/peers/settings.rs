@@ -19,7 +19,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cluster::{HomeKey, NodeId};
+use cluster::{HomeKey, Member, NodeId};
 use pool::durable::{Durability, private_dir, read_bounded, replace};
 use serde::{Deserialize, Serialize};
 
@@ -66,8 +66,9 @@ pub struct Settings {
     pub etcd: Vec<String>,
     /// The key of home tags, in hex.
     home_key: String,
-    /// Whether this node creates the cluster's records if etcd has none.
-    pub founds: bool,
+    /// The record of this node in etcd. Absent: this node founds the cluster when it first serves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub member: Option<Member>,
 }
 
 impl std::fmt::Debug for Settings {
@@ -102,7 +103,7 @@ impl Settings {
             address,
             etcd: shared.etcd,
             home_key: shared.home_key,
-            founds: false,
+            member: None,
         }
     }
 
@@ -267,7 +268,10 @@ mod tests {
         dir.create().unwrap();
         dir.store(&settings()).unwrap();
         let found = dir.load().unwrap();
-        assert_eq!((found.address, found.founds), (settings().address, false));
+        assert_eq!(
+            (found.address, found.member.is_none()),
+            (settings().address, true)
+        );
         assert!(found.home_key().is_some());
         assert!(matches!(dir.create(), Err(SettingsError::Exists(_))));
         assert!(!format!("{found:?}").contains("0a0a"), "{found:?}");

@@ -3,12 +3,14 @@
 use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
 use cluster::{
-    Cluster, ClusterError, CpuKind, EtcdConfig, Incarnation, Node, TlsFiles, found,
+    Cluster, ClusterError, CpuKind, EtcdConfig, HomeSlot, Incarnation, JoinConfig, Member, Node,
+    TlsFiles, found,
 };
 use model::Platform;
 
 use super::{
-    Peers, PeerTls,
+    PeerTls, Peers,
+    join::JoinError,
     settings::{Dir, Settings, SettingsError},
     tls::{OWN, PeerTlsError},
 };
@@ -45,51 +47,72 @@ impl ClusterSpec {
         Ok(Self { settings, tls, dir })
     }
 
-    fn config(&self) -> Result<EtcdConfig, ClusterError> {
-        let malformed = || ClusterError::Unreachable {
-            endpoints: self.settings.etcd.join(","),
-            reason: "the settings have no valid key of home tags".to_owned(),
-        };
-        let is_tls = self.settings.etcd.iter().any(|url| url.starts_with("https:"));
-        Ok(EtcdConfig {
+    fn etcd(&self) -> EtcdConfig {
+        let is_tls = self
+            .settings
+            .etcd
+            .iter()
+            .any(|url| url.starts_with("https:"));
+        EtcdConfig {
             endpoints: self.settings.etcd.clone(),
             tls: is_tls.then(|| TlsFiles {
                 authority: self.dir.path("ca.crt"),
                 certificate: self.dir.path(OWN),
                 key: self.dir.path(OWN),
             }),
-            lease: LEASE,
-            home_key: self.settings.home_key().ok_or_else(malformed)?,
-        })
+        }
     }
 
-    /// Joins the cluster. The node that founds it creates its records first, if there are none.
+    /// Joins the cluster. The first node founds it before.
     ///
     /// # Errors
-    /// Returns [`ClusterError`] if etcd does not answer, or this node is no member.
-    pub(crate) async fn join(&self) -> Result<Peers, ClusterError> {
+    /// Returns [`JoinError`] if this node is no member, or, for the first start of the first node, if etcd does not answer.
+    pub(crate) async fn join(&self) -> Result<Peers, JoinError> {
         let this = self.record()?;
-        let joined = match Cluster::join(self.config()?, this.clone()).await {
-            Err(ClusterError::NotMember(_)) if self.settings.founds => {
-                let settings = &self.settings;
-                found(&self.config()?, &settings.node, &settings.identity).await?;
+        let mut settings = self.settings.clone();
+        // It may have been founded since this process has read the settings.
+        if settings.member.is_none() {
+            settings = self.dir.load()?;
+        }
+        let member = match &settings.member {
+            Some(member) => member.clone(),
+            None => {
+                let member = self.found(&settings).await?;
+                settings.member = Some(member.clone());
+                self.dir.store(&settings)?;
                 tracing::info!(cluster = settings.cluster, "the cluster is founded");
-                Cluster::join(self.config()?, this).await
+                member
             }
-            joined => joined,
         };
+        let home_key = settings.home_key().ok_or(JoinError::Malformed)?;
+        let config = JoinConfig {
+            etcd: self.etcd(),
+            lease: LEASE,
+            home_key,
+            member,
+        };
+        let cluster = Cluster::join(config, this).await?;
         let (tls, dir) = (self.tls.clone(), self.dir.clone());
-        Ok(Peers::new(joined?, tls, dir, self.settings.clone()))
+        Ok(Peers::new(cluster, tls, dir, settings))
     }
 
-    fn record(&self) -> Result<Node, ClusterError> {
+    /// A cluster that this node has founded without keeping the record has its first slot.
+    async fn found(&self, settings: &Settings) -> Result<Member, JoinError> {
+        let (node, identity) = (&settings.node, &settings.identity);
+        match (found(&self.etcd(), node, identity).await, HomeSlot::new(0)) {
+            (Err(ClusterError::Founded), Some(slot)) => Ok(Member {
+                id: node.clone(),
+                identity: identity.clone(),
+                slot,
+            }),
+            (made, _) => Ok(made?),
+        }
+    }
+
+    fn record(&self) -> Result<Node, JoinError> {
         let cpu = cpu_of(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let incarnation: Incarnation = boot.trim().parse().map_err(|why: cluster::NameError| {
-            let reason = format!("/proc/sys/kernel/random/boot_id: {why}");
-            let endpoints = self.settings.etcd.join(",");
-            ClusterError::Unreachable { endpoints, reason }
-        })?;
+        let incarnation: Incarnation = boot.trim().parse().map_err(JoinError::Boot)?;
         Ok(Node {
             id: self.settings.node.clone(),
             identity: self.settings.identity.clone(),

@@ -73,7 +73,9 @@ pub enum Refusal {
     #[error("the server is being restarted: try again")]
     NoSuccessor,
     /// The sandbox is on a node of the cluster that is away. Its running sandboxes are lost, unless it returns.
-    #[error("The sandbox is on node {node}, which is away: {last}; it is lost unless the node returns")]
+    #[error(
+        "The sandbox is on node {node}, which is away: {last}; it is lost unless the node returns"
+    )]
     NodeAway {
         id: SandboxId,
         node: String,
