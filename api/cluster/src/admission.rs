@@ -12,7 +12,9 @@ use model::SandboxId;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Denied {
     /// etcd holds no cluster, or one of another format.
-    NoCluster { format: Option<u32> },
+    NoCluster {
+        format: Option<u32>,
+    },
     /// There is a cluster already.
     Founded,
     NameTaken,
@@ -47,7 +49,8 @@ impl Keys {
                 }
                 Some(Key::Member(_)) => {
                     let member = keys::decode(&entry.value);
-                    keys.members.extend(member.map(|member| (member, entry.revision)));
+                    keys.members
+                        .extend(member.map(|member| (member, entry.revision)));
                 }
                 Some(Key::Node(_)) => {
                     let record = keys::decode::<NodeRecord>(&entry.value);
@@ -80,7 +83,8 @@ impl Keys {
         let (mut txn, member) = make(node, identity, slot);
         txn.when.push(When::Absent(Key::Cluster));
         let format = Founded::FORMAT;
-        txn.then.push(put(Key::Cluster, keys::encode(&Founded { format })));
+        txn.then
+            .push(put(Key::Cluster, keys::encode(&Founded { format })));
         Ok((txn, member))
     }
 
@@ -140,7 +144,10 @@ fn make(node: &NodeId, identity: &str, slot: HomeSlot) -> (Txn, Member) {
     let (own, taken) = (Key::Member(node.clone()), Key::Slot(slot));
     let txn = Txn {
         when: vec![When::Absent(own.clone()), When::Absent(taken.clone())],
-        then: vec![put(own, keys::encode(&member)), put(taken, keys::encode(node))],
+        then: vec![
+            put(own, keys::encode(&member)),
+            put(taken, keys::encode(node)),
+        ],
     };
     (txn, member)
 }
@@ -214,7 +221,10 @@ mod tests {
     fn members_get_slots_of_their_own_and_a_name_is_one_hosts() {
         let (txn, first) = Keys::default().found(&node("a"), "x").unwrap();
         let mut all = entries(&txn);
-        assert_eq!(Keys::read(&all).found(&node("b"), "y"), Err(Denied::Founded));
+        assert_eq!(
+            Keys::read(&all).found(&node("b"), "y"),
+            Err(Denied::Founded)
+        );
         let again = Keys::read(&all).admit(&node("a"), "x").unwrap();
         assert_eq!(again, Admission::Is(first.clone()));
         let other = Keys::read(&all).admit(&node("a"), "y");
@@ -234,7 +244,11 @@ mod tests {
     fn a_cluster_of_another_format_is_refused() {
         let key = Key::Cluster.to_string();
         let value = br#"{"format":2}"#.to_vec();
-        let later = [Entry { key, value, revision: 1 }];
+        let later = [Entry {
+            key,
+            value,
+            revision: 1,
+        }];
         let format = Some(2);
         let denied = Keys::read(&later).admit(&node("a"), "x");
         assert_eq!(denied, Err(Denied::NoCluster { format }));

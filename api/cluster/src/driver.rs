@@ -122,7 +122,11 @@ impl Driver {
                 let (sender, reports) = mpsc::channel(REPORTS);
                 let store = Arc::clone(&self.store);
                 let task = tokio::spawn(async move { store.watch(from, sender).await });
-                *watching = Some(Watching { generation, reports, task });
+                *watching = Some(Watching {
+                    generation,
+                    reports,
+                    task,
+                });
             }
             Effect::View(view) => self.publish(view),
             Effect::Event(event) => {
@@ -159,7 +163,12 @@ impl Driver {
 
 /// The next report of the watch. Waits for ever without one; a task that has died counts as a broken watch.
 async fn next_report(watching: &mut Option<Watching>) -> (u64, Watched) {
-    let Some(Watching { generation, reports, .. }) = watching else {
+    let Some(Watching {
+        generation,
+        reports,
+        ..
+    }) = watching
+    else {
         return std::future::pending().await;
     };
     let generation = *generation;
@@ -187,10 +196,16 @@ fn log(event: &ClusterEvent) {
             let node = &by.owner.node;
             tracing::warn!(%sandbox, %node, epoch = by.owner.epoch, "sandbox belongs to another node");
         }
-        ClusterEvent::Detached => tracing::warn!("etcd does not answer: the last view stays in use"),
+        ClusterEvent::Detached => {
+            tracing::warn!("etcd does not answer: the last view stays in use")
+        }
         ClusterEvent::Attached => tracing::info!("etcd answers"),
         ClusterEvent::HistoryLost { had, found } => {
-            tracing::error!(had, found, "etcd has an older state than before: owner records are written again");
+            tracing::error!(
+                had,
+                found,
+                "etcd has an older state than before: owner records are written again"
+            );
         }
     }
 }

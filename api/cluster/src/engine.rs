@@ -28,8 +28,6 @@ use crate::{
 
 mod held;
 mod registration;
-#[cfg(test)]
-mod tests;
 
 use held::Held;
 pub(crate) use registration::Standing;
@@ -89,7 +87,10 @@ pub(crate) enum Input {
 pub(crate) enum Effect {
     Ask(Token, Request),
     /// Replaces the watch. Its reports carry the generation.
-    Watch { generation: u64, from: u64 },
+    Watch {
+        generation: u64,
+        from: u64,
+    },
     View(View),
     Event(ClusterEvent),
 }
@@ -97,12 +98,24 @@ pub(crate) enum Effect {
 #[derive(Debug)]
 enum Asked {
     /// The list must not be older than this revision, which was known when it was asked for.
-    List { known: u64 },
-    Grant { sent: u64 },
-    Renew { lease: LeaseId, sent: u64 },
-    Register { lease: LeaseId },
+    List {
+        known: u64,
+    },
+    Grant {
+        sent: u64,
+    },
+    Renew {
+        lease: LeaseId,
+        sent: u64,
+    },
+    Register {
+        lease: LeaseId,
+    },
     Write(Vec<(Key, Option<Vec<u8>>)>),
-    Reassert { id: SandboxId, owner: Owner },
+    Reassert {
+        id: SandboxId,
+        owner: Owner,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -275,7 +288,13 @@ impl Engine {
             },
             Asked::Renew { lease, sent } => match answer {
                 Ok(Answer::Renewed { alive: true }) => {
-                    self.leased(now, Lease { id: lease, renewed: sent });
+                    self.leased(
+                        now,
+                        Lease {
+                            id: lease,
+                            renewed: sent,
+                        },
+                    );
                 }
                 Ok(Answer::Renewed { alive: false }) => self.lease_lost(),
                 _ => self.later(now, Kind::Lease),
@@ -396,7 +415,10 @@ impl Engine {
                 self.ask(Asked::Grant { sent: now }, Request::Grant { ttl_s });
             }
             Some(Lease { id, .. }) if now >= self.renew_at => {
-                let asked = Asked::Renew { lease: id, sent: now };
+                let asked = Asked::Renew {
+                    lease: id,
+                    sent: now,
+                };
                 self.ask(asked, Request::Renew(id));
             }
             Some(_) => {}

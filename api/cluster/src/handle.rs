@@ -364,18 +364,12 @@ impl Cluster {
     ) -> Result<Option<Owned>, OwnerError> {
         let store = self.store().ok_or(OwnerError::Alone)?;
         let (txn, next) = admission::owner_txn(self.this(), id, expected, &change)?;
-        match &next {
-            Some(_) => self.input(Input::Changing(id.clone())),
-            // It has ended whatever the answer is.
-            None => self.input(Input::Release(id.clone())),
+        for input in inputs_before(id, expected, next.as_ref()) {
+            self.input(input);
         }
         let answer = store.ask(Request::Txn(txn)).await;
         let changed = changed(answer, next);
-        match &changed {
-            Ok(Some(Owned { owner, revision })) => self.hold(id.clone(), owner.clone(), *revision),
-            Ok(None) => {}
-            Err(_) => self.input(Input::Settled(id.clone())),
-        }
+        self.input(input_after(id, &changed));
         changed
     }
 
@@ -515,7 +509,9 @@ async fn transact<T>(
             Plan::Done(outcome) => return Ok(outcome),
         };
         match store.ask(Request::Txn(txn)).await {
-            Ok(Answer::Txn { succeeded: true, .. }) => return Ok(outcome),
+            Ok(Answer::Txn {
+                succeeded: true, ..
+            }) => return Ok(outcome),
             Ok(_) => {}
             Err(_) => return Err(ClusterError::Unknown),
         }
@@ -526,12 +522,42 @@ async fn transact<T>(
 fn denied(denied: Denied, node: &NodeId) -> ClusterError {
     match denied {
         Denied::NoCluster { format: None } => ClusterError::NoCluster,
-        Denied::NoCluster { format: Some(format) } => ClusterError::OtherFormat(format),
+        Denied::NoCluster {
+            format: Some(format),
+        } => ClusterError::OtherFormat(format),
         Denied::Founded => ClusterError::Founded,
         Denied::NameTaken => ClusterError::NameTaken(node.clone()),
         Denied::NotMember => ClusterError::NotMember(node.clone()),
         Denied::NodeLives => ClusterError::NodeLives(node.clone()),
         Denied::Full(members) => ClusterError::Full(members),
+    }
+}
+
+/// What the engine must get before a record is changed to `next`.
+pub(crate) fn inputs_before(
+    id: &SandboxId,
+    expected: Option<&Owned>,
+    next: Option<&Owner>,
+) -> Vec<Input> {
+    let Some(next) = next else {
+        // It has ended whatever the answer is.
+        return vec![Input::Release(id.clone())];
+    };
+    let mut inputs = Vec::new();
+    if next.offered_to.is_some() {
+        // If the answer is lost, only the taker can say what became of the offer: nothing may be written again.
+        let revision = expected.map_or(0, |expected| expected.revision);
+        inputs.push(Input::Hold(id.clone(), next.clone(), revision));
+    }
+    inputs.push(Input::Changing(id.clone()));
+    inputs
+}
+
+pub(crate) fn input_after(id: &SandboxId, changed: &Result<Option<Owned>, OwnerError>) -> Input {
+    match changed {
+        Ok(Some(Owned { owner, revision })) => Input::Hold(id.clone(), owner.clone(), *revision),
+        Ok(None) => Input::Release(id.clone()),
+        Err(_) => Input::Settled(id.clone()),
     }
 }
 
@@ -541,10 +567,13 @@ pub(crate) fn changed(
     next: Option<Owner>,
 ) -> Result<Option<Owned>, OwnerError> {
     match answer {
-        Ok(Answer::Txn { revision, succeeded: true }) => {
-            Ok(next.map(|owner| Owned { owner, revision }))
-        }
-        Ok(Answer::Txn { succeeded: false, .. }) => Err(OwnerError::Changed),
+        Ok(Answer::Txn {
+            revision,
+            succeeded: true,
+        }) => Ok(next.map(|owner| Owned { owner, revision })),
+        Ok(Answer::Txn {
+            succeeded: false, ..
+        }) => Err(OwnerError::Changed),
         Err(Fault::Refused | Fault::NoLease) => Err(OwnerError::Unavailable),
         Ok(_) | Err(Fault::Unknown) => Err(OwnerError::Unknown),
     }

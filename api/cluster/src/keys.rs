@@ -114,7 +114,13 @@ mod tests {
         for key in keys {
             assert_eq!(Key::parse(&key.to_string()), Some(key));
         }
-        for other in ["/cube/v1/nodes/N", "/cube/v1/new/a", "/cube/v2/cluster", "", "/cube/v1/slots/1296"] {
+        for other in [
+            "/cube/v1/nodes/N",
+            "/cube/v1/new/a",
+            "/cube/v2/cluster",
+            "",
+            "/cube/v1/slots/1296",
+        ] {
             assert_eq!(Key::parse(other), None, "{other}");
         }
         assert_eq!(decode::<Founded>(&vec![b' '; MAX_VALUE + 1]), None);

@@ -30,6 +30,9 @@ mod member;
 mod names;
 mod store;
 
+#[cfg(test)]
+mod simulation;
+
 pub use etcd::{EtcdConfig, EtcdConfigError, TlsFiles};
 pub use handle::{Alone, Cluster, ClusterError, Health, JoinConfig, Membership, found};
 pub use home::{HomeKey, HomeSlot};

@@ -135,7 +135,10 @@ impl Mirror {
             },
             Key::Owner(sandbox) => match keys::decode(value) {
                 Some(owner) => {
-                    let owned = Owned { owner, revision: entry.revision };
+                    let owned = Owned {
+                        owner,
+                        revision: entry.revision,
+                    };
                     self.own(sandbox, owned, updated);
                     true
                 }
@@ -253,7 +256,9 @@ mod tests {
 
     fn states(mirror: &Mirror) -> Vec<(&str, NodeState)> {
         let states = mirror.view().states.iter();
-        states.map(|(node, state)| (node.as_str(), *state)).collect()
+        states
+            .map(|(node, state)| (node.as_str(), *state))
+            .collect()
     }
 
     #[test]

@@ -111,7 +111,13 @@ mod tests {
     fn a_giver_keeps_the_sandbox_only_if_no_other_node_can_have_it() {
         use GiverStep::{Ask, Discard, Keep, Wait, Withdraw};
         let step = |found: Option<&Owner>, answer| {
-            giver(&"a".parse().unwrap(), &"b".parse().unwrap(), 4, found, answer)
+            giver(
+                &"a".parse().unwrap(),
+                &"b".parse().unwrap(),
+                4,
+                found,
+                answer,
+            )
         };
         let offered = owner("a", 4, Some("b"));
         let taken = owner("b", 5, None);

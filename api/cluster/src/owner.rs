@@ -19,8 +19,9 @@
 //! keep a sandbox from running twice:
 //! 1. A node resumes such a sandbox only after its `Start` has been acknowledged.
 //! 2. A running sandbox is never taken. If its node is lost, so is the sandbox.
-//! 3. Files of a paused sandbox carry a [`Stamp`]. A node refuses files that [`Stamp::forbids`], and stamps them with its
-//!    own record before it resumes them. This holds even if etcd forgets.
+//! 3. Files of a paused sandbox carry a [`Stamp`]. After each `Take` and `Start`, before anything else, a node stamps them
+//!    with its record if [`Stamp::permits`] it; else it uses them no further. On storage that several nodes reach, a
+//!    stamp is a file that is created exclusively, with the epoch as its name. This holds even if etcd forgets.
 //! 4. A giver that does not know the outcome of an offer asks the taker, and until then resumes nothing.
 
 use serde::{Deserialize, Serialize};
@@ -131,10 +132,13 @@ impl Owner {
 }
 
 impl Stamp {
-    /// Whether the files have been run by another node under a record that etcd has lost, or that is later than `by`.
+    /// Whether a node with the record `by` may go on with files that were last stamped with `last`. If not, etcd has
+    /// lost a later record, or another node has used this epoch in a history that etcd has lost.
     #[must_use]
-    pub fn forbids(&self, by: &Owner) -> bool {
-        self.epoch > by.epoch || (self.epoch == by.epoch && self.node != by.node)
+    pub fn permits(last: Option<&Self>, by: &Owner) -> bool {
+        last.is_none_or(|last| {
+            last.epoch < by.epoch || (last.epoch == by.epoch && last.node == by.node)
+        })
     }
 }
 
@@ -277,10 +281,16 @@ mod tests {
         let b = node("b");
         let paused = owner("a", 3, OwnerState::Paused);
         let running = owner("a", 3, OwnerState::Running);
-        let offered = Owner { offered_to: Some(b.clone()), ..paused.clone() };
+        let offered = Owner {
+            offered_to: Some(b.clone()),
+            ..paused.clone()
+        };
         let taken = Ok(Some(owner("b", 4, OwnerState::Paused)));
         let take = |now: Option<&Owner>, lives| OwnerChange::Take.apply(&b, now, lives);
-        assert_eq!(take(Some(&paused), true), Err(Refusal::OwnerLives(node("a"))));
+        assert_eq!(
+            take(Some(&paused), true),
+            Err(Refusal::OwnerLives(node("a")))
+        );
         assert_eq!(take(Some(&paused), false), taken);
         assert_eq!(take(Some(&offered), true), taken);
         assert_eq!(take(Some(&running), false), Err(Refusal::Running));
@@ -308,14 +318,17 @@ mod tests {
     #[test]
     fn a_record_from_an_older_history_does_not_stop_a_running_sandbox() {
         let (b, old) = (node("b"), owner("a", 3, OwnerState::Paused));
-        let reassert = |epoch, state| OwnerChange::Reassert { epoch, state }.apply(&b, Some(&old), true);
+        let reassert =
+            |epoch, state| OwnerChange::Reassert { epoch, state }.apply(&b, Some(&old), true);
         let again = Ok(Some(owner("b", 4, OwnerState::Running)));
         assert_eq!(reassert(3, OwnerState::Running), again);
         assert!(reassert(3, OwnerState::Paused).is_err());
         assert!(reassert(2, OwnerState::Running).is_err());
         let stamp = Stamp { node: b, epoch: 4 };
-        assert!(stamp.forbids(&old));
-        assert!(stamp.forbids(&owner("a", 4, OwnerState::Paused)));
-        assert!(!stamp.forbids(&owner("a", 5, OwnerState::Paused)));
+        let permits = |by: &Owner| Stamp::permits(Some(&stamp), by);
+        assert!(!permits(&old));
+        assert!(!permits(&owner("a", 4, OwnerState::Paused)));
+        assert!(permits(&owner("b", 4, OwnerState::Paused)));
+        assert!(permits(&owner("a", 5, OwnerState::Paused)));
     }
 }

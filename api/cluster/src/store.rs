@@ -24,7 +24,9 @@ pub(crate) enum Request {
     List,
     Get(Key),
     Txn(Txn),
-    Grant { ttl_s: u64 },
+    Grant {
+        ttl_s: u64,
+    },
     Renew(LeaseId),
     Revoke(LeaseId),
 }
@@ -55,12 +57,23 @@ pub(crate) enum Write {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    List { revision: u64, entries: Vec<Entry> },
-    Got { revision: u64, entry: Option<Entry> },
-    Txn { revision: u64, succeeded: bool },
+    List {
+        revision: u64,
+        entries: Vec<Entry>,
+    },
+    Got {
+        revision: u64,
+        entry: Option<Entry>,
+    },
+    Txn {
+        revision: u64,
+        succeeded: bool,
+    },
     Granted(LeaseId),
     /// Whether the lease still existed.
-    Renewed { alive: bool },
+    Renewed {
+        alive: bool,
+    },
     Revoked,
 }
 
@@ -80,7 +93,9 @@ pub(crate) enum Fault {
 pub(crate) enum Watched {
     /// Current revision of the member that serves the watch. If it is less than the start, etcd waits until it reaches
     /// the start, and reports no error.
-    Started { revision: u64 },
+    Started {
+        revision: u64,
+    },
     /// Changes of one or more whole revisions.
     Changes(Vec<Change>),
     /// The start has been compacted: the changes since are lost.

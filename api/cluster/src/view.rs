@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use model::SandboxId;
 
-use crate::{Load, Member, Node, NodeId, NodeState, Owned, Replica, TemplateId};
+use crate::{HomeKey, HomeSlot, Load, Member, Node, NodeId, NodeState, Owned, Replica, TemplateId};
 
 /// An immutable snapshot. Its parts are shared with the snapshots before it, so that an update copies only the part
 /// that has changed.
@@ -79,7 +79,10 @@ impl View {
         }
         let node = node.clone();
         match self.nodes.get(&node) {
-            Some(live) => Route::Node { address: live.address.clone(), node },
+            Some(live) => Route::Node {
+                address: live.address.clone(),
+                node,
+            },
             None => Route::Away { node },
         }
     }

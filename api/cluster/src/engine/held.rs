@@ -88,8 +88,15 @@ impl Engine {
                     Some(found) => When::Revision(key.clone(), found.revision),
                 };
                 let value = keys::encode(&owner);
-                let put = Write::Put { key, value, lease: None };
-                let txn = Txn { when: vec![when], then: vec![put] };
+                let put = Write::Put {
+                    key,
+                    value,
+                    lease: None,
+                };
+                let txn = Txn {
+                    when: vec![when],
+                    then: vec![put],
+                };
                 self.ask(Asked::Reassert { id, owner }, Request::Txn(txn));
             }
             Ok(None) | Err(_) => self.judge(&id),
@@ -104,7 +111,10 @@ impl Engine {
         answer: Result<Answer, Fault>,
     ) {
         match answer {
-            Ok(Answer::Txn { revision, succeeded: true }) => {
+            Ok(Answer::Txn {
+                revision,
+                succeeded: true,
+            }) => {
                 self.reassert.remove(id);
                 // Unless it was released meanwhile: then it has ended, and its record is deleted by who ended it.
                 if let Some(held) = self.held.get_mut(id) {

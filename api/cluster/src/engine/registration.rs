@@ -101,7 +101,10 @@ impl Engine {
         answer: Result<Answer, Fault>,
     ) {
         match answer {
-            Ok(Answer::Txn { revision, succeeded: true }) => {
+            Ok(Answer::Txn {
+                revision,
+                succeeded: true,
+            }) => {
                 if self.lease.is_some_and(|held| held.id == lease) {
                     self.registered = Some(revision);
                     self.ever_registered = true;
@@ -109,7 +112,9 @@ impl Engine {
                     self.load_at = None;
                 }
             }
-            Ok(Answer::Txn { succeeded: false, .. }) => {
+            Ok(Answer::Txn {
+                succeeded: false, ..
+            }) => {
                 self.list_wanted = true;
                 self.later(now, Kind::Write);
             }
@@ -173,7 +178,9 @@ impl Engine {
                 writes.push((key, Some(value)));
             }
         };
-        let is_load_due = self.load_at.is_none_or(|at| now >= at + self.timing.load_ms);
+        let is_load_due = self
+            .load_at
+            .is_none_or(|at| now >= at + self.timing.load_ms);
         if is_load_due {
             put(Key::Load(this.clone()), keys::encode(&self.load));
         }
@@ -182,7 +189,10 @@ impl Engine {
             put(key, keys::encode(replica));
         }
         let view = self.mirror.view();
-        let found = view.replicas.iter().filter(|(_, nodes)| nodes.contains_key(this));
+        let found = view
+            .replicas
+            .iter()
+            .filter(|(_, nodes)| nodes.contains_key(this));
         let found = found.map(|(template, _)| Key::Replica(template.clone(), this.clone()));
         let is_written = |key: &&Key| matches!(key, Key::Replica(..));
         let mut known: Vec<Key> = self.written.keys().filter(is_written).cloned().collect();
@@ -206,7 +216,9 @@ impl Engine {
         answer: Result<Answer, Fault>,
     ) {
         match answer {
-            Ok(Answer::Txn { succeeded: true, .. }) => {
+            Ok(Answer::Txn {
+                succeeded: true, ..
+            }) => {
                 for (key, value) in writes {
                     match value {
                         Some(value) => drop(self.written.insert(key, value)),
@@ -215,7 +227,9 @@ impl Engine {
                 }
             }
             // The registration that these writes belong to is gone.
-            Ok(Answer::Txn { succeeded: false, .. }) => {
+            Ok(Answer::Txn {
+                succeeded: false, ..
+            }) => {
                 self.registered = None;
                 self.list_wanted = true;
                 self.later(now, Kind::Write);

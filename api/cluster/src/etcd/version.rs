@@ -6,7 +6,9 @@ const OLDEST: (u64, u64, u64) = (3, 5, 13);
 
 /// Whether a release such as `3.5.16` can be used. A text that is no version cannot.
 pub(crate) fn check_version(version: &str) -> bool {
-    let number = version.split_once('-').map_or(version, |(number, _)| number);
+    let number = version
+        .split_once('-')
+        .map_or(version, |(number, _)| number);
     let parts: Vec<Option<u64>> = number.split('.').map(|part| part.parse().ok()).collect();
     match parts[..] {
         [Some(major), Some(minor), Some(patch)] => (major, minor, patch) >= OLDEST && major == 3,

@@ -1,7 +1,4 @@
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use proptest::prelude::*;
 
@@ -89,10 +86,22 @@ fn a_node_that_cannot_run_the_sandbox_is_no_candidate() {
     let except = BTreeSet::from([id(3)]);
     assert_eq!(order(&view, &Needs { except, ..needs() }), ["n4"]);
     let wrong = [
-        Needs { content: Some("d".to_owned()), ..needs() },
-        Needs { platform: Some(Platform::Hvm), ..needs() },
-        Needs { features: BTreeSet::from(["avx512f".to_owned()]), ..needs() },
-        Needs { template: "other".parse().unwrap(), ..needs() },
+        Needs {
+            content: Some("d".to_owned()),
+            ..needs()
+        },
+        Needs {
+            platform: Some(Platform::Hvm),
+            ..needs()
+        },
+        Needs {
+            features: BTreeSet::from(["avx512f".to_owned()]),
+            ..needs()
+        },
+        Needs {
+            template: "other".parse().unwrap(),
+            ..needs()
+        },
     ];
     for needs in wrong {
         assert!(order(&view, &needs).is_empty(), "{needs:?}");
