@@ -172,7 +172,7 @@ impl tower_service::Service<Uri> for Dialer {
 
 /// A connection to a node.
 #[derive(Debug)]
-pub struct Stream(TokioIo<TlsStream<TcpStream>>);
+pub(super) struct Stream(TokioIo<TlsStream<TcpStream>>);
 
 impl Connection for Stream {
     fn connected(&self) -> Connected {

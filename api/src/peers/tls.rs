@@ -176,3 +176,115 @@ impl Peer {
         self.name.get()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    use super::*;
+    use crate::peers::{authority::Authority, join};
+
+    fn id(name: &str) -> NodeId {
+        name.parse().unwrap()
+    }
+
+    fn founder(state: &std::path::Path) -> (Dir, Authority) {
+        let dir = Dir::of(state);
+        let address = "127.0.0.1:9".parse().unwrap();
+        let etcd = vec!["http://127.0.0.1:2379".to_owned()];
+        let settings = join::init(&dir, id("a"), address, etcd).unwrap();
+        let authority = Authority::load(&dir, &settings.cluster).unwrap();
+        (dir, authority)
+    }
+
+    /// The settings of a node with this certificate and key.
+    fn with(state: &std::path::Path, ca: &Dir, own: &str) -> Dir {
+        let dir = Dir::of(state);
+        dir.create().unwrap();
+        dir.write("ca.crt", ca.read("ca.crt").unwrap().as_bytes())
+            .unwrap();
+        dir.write(OWN, own.as_bytes()).unwrap();
+        dir
+    }
+
+    fn signed(authority: &Authority, node: &str) -> String {
+        let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+        let certificate = authority.node(&id(node), key.public_key_raw()).unwrap();
+        format!("{certificate}{}", key.serialize_pem())
+    }
+
+    /// The certificate that the server gets from the client, which expects a server of this name.
+    async fn shake(
+        server: &PeerTls,
+        client: Arc<ClientConfig>,
+        name: &str,
+    ) -> Result<Option<CertificateDer<'static>>, String> {
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let accept = TlsAcceptor::from(server.server()).accept(far);
+        let name = ServerName::try_from(host_name(&id(name))).unwrap();
+        let connect = TlsConnector::from(client).connect(name, near);
+        let (accepted, connected) = tokio::join!(accept, connect);
+        connected.map_err(|why| why.to_string())?;
+        let accepted = accepted.map_err(|why| why.to_string())?;
+        let chain = accepted.get_ref().1.peer_certificates();
+        Ok(chain.and_then(<[_]>::first).cloned())
+    }
+
+    #[tokio::test]
+    async fn a_member_is_known_by_its_certificate_and_nothing_else_is_one() {
+        let [a, b, other, etcd] = [(); 4].map(|()| tempfile::tempdir().unwrap());
+        let (dir, authority) = founder(a.path());
+        let server = PeerTls::load(&dir).unwrap();
+        let client = PeerTls::load(&with(b.path(), &dir, &signed(&authority, "b"))).unwrap();
+        let members = [id("a"), id("b")];
+
+        let shown = shake(&server, client.client(), "a").await.unwrap();
+        let peer = Peer::new(shown);
+        assert_eq!(peer.find(members[..1].iter()), None, "it is no member yet");
+        assert_eq!(peer.find(members.iter()), Some(&members[1]));
+        // A client that expects another node is not deceived.
+        assert!(shake(&server, client.client(), "b").await.is_err());
+
+        // Etcd's certificate is of the same authority, and no node's.
+        let own = format!(
+            "{}{}",
+            dir.read("etcd.crt").unwrap(),
+            dir.read("etcd.key").unwrap()
+        );
+        let client = PeerTls::load(&with(etcd.path(), &dir, &own)).unwrap();
+        let shown = shake(&server, client.client(), "a").await.unwrap();
+        assert!(shown.is_some() && Peer::new(shown).find(members.iter()).is_none());
+
+        // Another cluster's node of the same name is refused on both sides.
+        let (foreign, _) = founder(other.path());
+        let client = PeerTls::load(&foreign).unwrap();
+        assert!(shake(&server, client.client(), "a").await.is_err());
+
+        // A host that shows nothing is let in, to join, and is no member.
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(&dir.read("ca.crt").unwrap(), "ca.crt").unwrap() {
+            roots.add(certificate).unwrap();
+        }
+        let plain = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let shown = shake(&server, Arc::new(plain), "a").await.unwrap();
+        assert!(Peer::new(shown).find(members.iter()).is_none());
+    }
+
+    #[test]
+    fn a_renewed_certificate_replaces_the_former_one() {
+        let a = tempfile::tempdir().unwrap();
+        let (dir, authority) = founder(a.path());
+        let tls = PeerTls::load(&dir).unwrap();
+        let before = tls.server();
+        dir.write(OWN, signed(&authority, "a").as_bytes()).unwrap();
+        tls.reload(&dir).unwrap();
+        assert!(!Arc::ptr_eq(&before, &tls.server()));
+        dir.write(OWN, b"x").unwrap();
+        let now = tls.server();
+        assert!(tls.reload(&dir).is_err() && Arc::ptr_eq(&now, &tls.server()));
+    }
+}
