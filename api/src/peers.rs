@@ -16,6 +16,7 @@ pub mod authority;
 mod client;
 pub mod internal;
 pub mod join;
+pub(crate) mod metrics;
 mod publish;
 mod roster;
 pub mod settings;

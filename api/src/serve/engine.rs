@@ -23,7 +23,7 @@ use crate::{
     listen::Backend,
     network,
     node::OwnNode,
-    peers::{follow_status, internal_router, publish, renew, watch_roster},
+    peers::{follow_status, internal_router, metrics::log_events, publish, renew, watch_roster},
     proxy::Proxy,
     registry::{Followers, Registry, sample_all},
     secrets::Secrets,
@@ -175,6 +175,7 @@ impl Engine {
         let (pool, builds) = (engine.pool.clone(), engine.builds.clone());
         tasks.spawn(publish(peers.clone(), pool, builds, node.clone()));
         tasks.spawn(follow_status(peers.clone(), node));
+        tasks.spawn(log_events(peers.clone()));
         tasks.spawn(renew(peers.clone()));
         tasks.spawn(watch_roster(peers.clone(), authenticator));
         let internal = internal_router(app, peers.clone());

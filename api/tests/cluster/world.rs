@@ -333,6 +333,16 @@ impl Node {
         self.send("POST", "/v2/sandboxes", &body)
     }
 
+    /// The status with which the listener of the cluster answers a client that shows no certificate.
+    pub(crate) fn status_without_certificate(&self, path: &str, body: &str) -> String {
+        let mut curl = Command::new("curl");
+        curl.args(["-s", "-k", "-o", "/dev/null", "-w", "%{http_code}"]);
+        if !body.is_empty() {
+            curl.args(["-H", "Content-Type: application/json", "-d", body]);
+        }
+        output(curl.arg(format!("https://{}:3001{path}", self.address.ip())))
+    }
+
     /// Waits until this node sees as many nodes of this status.
     pub(crate) fn until_all(&self, count: usize, status: &str) {
         until("all nodes are seen", || {
