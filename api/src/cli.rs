@@ -2,6 +2,7 @@
 
 mod ca;
 mod ceiling;
+mod cluster;
 mod exit;
 mod images;
 mod key;
@@ -46,6 +47,9 @@ enum Command {
     /// List, inspect and delete the templates of a running server
     #[command(subcommand)]
     Template(template::TemplateCommand),
+    /// Make this host a node of a cluster
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
     /// Create a private certificate authority and a server certificate
     #[command(subcommand)]
     Ca(ca::CaCommand),
@@ -63,6 +67,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Reload(state) => reload::run(state),
         Command::Key(command) => key::run(command),
         Command::Template(command) => template::run(command),
+        Command::Cluster(command) => cluster::run(command),
         Command::Ca(command) => ca::run(&command),
     };
     match result {

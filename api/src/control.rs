@@ -13,20 +13,23 @@ pub mod fuzz;
 mod guard;
 mod lifecycle;
 mod logs;
+mod merge;
 mod metrics;
 mod network;
+mod nodes;
 mod paging;
 mod query;
 mod sandboxes;
 mod secrets;
 mod server;
 mod snapshots;
+mod spread;
 mod templates;
 mod timing;
 mod unsupported;
 mod wire;
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use ::egress::control::Call;
 use axum::{
@@ -42,6 +45,8 @@ use crate::{
     builds::{catalog::Resolved, owner::Builds},
     egress::Egress,
     network::Network,
+    node::OwnNode,
+    peers::Peers,
     registry::Registry,
     secrets::Secrets,
     telemetry::Telemetry,
@@ -49,6 +54,9 @@ use crate::{
 
 pub use crate::network::EgressConfig;
 pub use error::ApiError;
+pub(crate) use nodes::own as own_node;
+pub(crate) use spread::wanted;
+pub(crate) use wire::state as state_of;
 
 /// Version of the envd protocol in the guests. Clients use it to decide which features they can use.
 pub const ENVD_VERSION: &str = "0.6.13";
@@ -65,6 +73,10 @@ pub struct Control {
     pub egress: Option<Egress>,
     pub authenticator: Arc<Authenticator>,
     pub telemetry: Arc<Telemetry>,
+    pub node: OwnNode,
+    /// `None`: this server is alone.
+    pub peers: Option<Peers>,
+    pub state_dir: PathBuf,
     /// Value of `domain` in answers. `None`: `domain` is omitted, and clients use the domain that they are configured
     /// with.
     pub domain: Option<String>,
@@ -82,6 +94,22 @@ impl Control {
     /// The operator's configuration of outbound traffic. `None`: sandboxes have no network.
     fn egress_config(&self) -> Option<&EgressConfig> {
         self.network.as_ref().map(|network| &network.egress)
+    }
+
+    /// Refuses new sandboxes on a node that is not ready.
+    fn check_open(&self) -> Result<(), ApiError> {
+        if self.node.is_open() {
+            Ok(())
+        } else {
+            let name = self.node.name().to_owned();
+            Err(ApiError::NodeClosed(name, self.node.chosen().status))
+        }
+    }
+
+    /// Whether a template or a build of this id or name, with or without a tag, is on this node.
+    pub(crate) async fn has_template(&self, reference: &str) -> bool {
+        let word = wire::split_tag(reference).0;
+        self.builds.catalog().find(word).is_some() || self.pool.template(reference).await.is_some()
     }
 
     /// The reference with which the pool finds a template: of a build, its id in the pool.
@@ -143,7 +171,16 @@ pub fn router(app: App) -> Router {
     let mut router = Router::new();
     for endpoint in endpoints() {
         let guard = middleware::from_fn_with_state((app.clone(), endpoint.access), guard::guard);
-        router = router.route(endpoint.path, endpoint.handler.route_layer(guard));
+        let spread = spread::is_spread(endpoint.method, endpoint.path, endpoint.access);
+        let handler = match (&app.peers, spread) {
+            (Some(peers), Some(spread)) => {
+                let state = (app.clone(), peers.clone(), spread);
+                let layer = middleware::from_fn_with_state(state, spread::layer);
+                endpoint.handler.route_layer(layer)
+            }
+            (None | Some(_), _) => endpoint.handler,
+        };
+        router = router.route(endpoint.path, handler.route_layer(guard));
     }
     router
         .fallback(guard::no_route)
@@ -164,6 +201,7 @@ pub fn endpoints() -> Vec<Endpoint> {
     all.extend(templates::endpoints());
     all.extend(builds::endpoints());
     all.extend(secrets::endpoints());
+    all.extend(nodes::endpoints());
     all.extend(server::endpoints());
     all.extend(unsupported::endpoints());
     all

@@ -14,6 +14,8 @@ pub mod egress;
 pub mod handover;
 pub mod listen;
 pub mod network;
+pub mod node;
+pub mod peers;
 pub mod proxy;
 pub mod registry;
 pub mod secrets;

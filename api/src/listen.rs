@@ -43,6 +43,7 @@ pub use limits::Limits;
 pub use peer::TrustedProxies;
 pub use sockets::{ListenError, Sockets, bind};
 
+use crate::peers::{Peer, PeerTls};
 use crate::proxy::Routes;
 use clients::ClientLimiter;
 use conn::Phase;
@@ -76,10 +77,30 @@ pub struct Server<R> {
     reloads: (mpsc::Sender<Reload>, Option<mpsc::Receiver<Reload>>),
 }
 
+/// Where a connection comes from.
+#[derive(Clone, Debug)]
+pub(super) enum Came {
+    Client,
+    /// The listener of the cluster. Whether the peer is a member is checked for each request.
+    Node(Arc<Peer>),
+}
+
+impl Came {
+    /// The node, if it was found to be a member.
+    fn node(&self) -> Option<&cluster::NodeId> {
+        match self {
+            Self::Client => None,
+            Self::Node(peer) => peer.name(),
+        }
+    }
+}
+
 /// The parts of a server that all of its connections share.
 #[derive(Debug)]
 struct Shared<R> {
     tls: Option<TlsSettings>,
+    /// Of the listener of the cluster.
+    nodes: Option<PeerTls>,
     limits: Limits,
     clients: ClientLimiter,
     dispatch: Dispatch<R>,
@@ -115,10 +136,11 @@ pub fn raise_file_limit() -> io::Result<u64> {
 }
 
 impl<R: Routes> Server<R> {
-    /// `tls`: `None` for plain HTTP.
+    /// `tls`: `None` for plain HTTP. `nodes`: for connections of other nodes.
     pub fn new(
         dispatch: Dispatch<R>,
         tls: Option<Arc<rustls::ServerConfig>>,
+        nodes: Option<PeerTls>,
         limits: Limits,
     ) -> Self {
         let mut dispatch = dispatch;
@@ -131,6 +153,7 @@ impl<R: Routes> Server<R> {
         let shared = Arc::new(Shared {
             clients,
             tls: tls.map(|config| TlsSettings(TlsAcceptor::from(config))),
+            nodes,
             limits,
             dispatch,
         });
@@ -231,9 +254,9 @@ impl<R: Routes> Server<R> {
                 // Reaps finished tasks; each connection logs its own errors.
                 Some(_) = self.connections.join_next() => {}
                 Some(greeted) = self.greetings.join_next() => match greeted {
-                    Ok(Some(Greeting::Forwarded(stream, peer))) => {
+                    Ok(Some(Greeting::Forwarded(stream, peer, came))) => {
                         self.admit(peer, |shared, permit, phase| {
-                            conn::serve_forwarded(shared, stream, peer, permit, phase)
+                            conn::serve_forwarded(shared, stream, (peer, came), permit, phase)
                         });
                     }
                     // If too many wait, the connection is closed, which the command reports.
@@ -243,6 +266,9 @@ impl<R: Routes> Server<R> {
                 arrival = accept => match arrival {
                     Arrival::Public(stream, peer) => self.admit(peer, |shared, permit, phase| {
                         conn::serve(shared, stream, peer, permit, phase)
+                    }),
+                    Arrival::Cluster(stream, peer) => self.admit(peer, |shared, permit, phase| {
+                        conn::serve_node(shared, stream, peer, permit, phase)
                     }),
                     Arrival::Internal(stream) => {
                         self.greetings.spawn(internal::greeting(stream));
@@ -296,7 +322,7 @@ impl Refusals {
 }
 
 /// Enables TCP keep-alive, so that the kernel detects clients that disappeared without closing their connection.
-fn probe(stream: &TcpStream) -> nix::Result<()> {
+pub(crate) fn probe(stream: &TcpStream) -> nix::Result<()> {
     setsockopt(stream, sockopt::KeepAlive, &true)?;
     setsockopt(stream, sockopt::TcpKeepIdle, &PROBE_AFTER_S)?;
     setsockopt(stream, sockopt::TcpKeepInterval, &PROBE_EVERY_S)?;

@@ -253,6 +253,12 @@ impl Registry {
         self.view(self.pool.get(id).await?)
     }
 
+    /// Whether a sandbox is one of this server's. It may have ended just now.
+    #[must_use]
+    pub fn knows(&self, id: &SandboxId) -> bool {
+        self.known().contains_key(id)
+    }
+
     /// All sandboxes, in no particular order.
     ///
     /// # Errors

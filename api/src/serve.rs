@@ -41,6 +41,8 @@ use crate::{
     handover::{self, Given, HandoverError, Predecessor, Role},
     listen::{self, Dispatch, INTERNAL, Limits, ListenError, Reload, Server, Sockets},
     network::{NetworkError, NetworkSpec},
+    node::NodeError,
+    peers::{ClusterSpec, join::JoinError},
     proxy::Hosts,
     secrets::{KeySource, OpenError},
     systemd::{self, State},
@@ -81,6 +83,10 @@ pub struct ServeSpec {
     pub secrets_key: KeySource,
     /// Images that templates are built from.
     pub images: ImagesSpec,
+    /// Name of this node.
+    pub node: String,
+    /// `None`: the server is alone.
+    pub cluster: Option<ClusterSpec>,
 }
 
 /// How templates are built.
@@ -118,6 +124,10 @@ pub enum ServeError {
     Listen(#[from] ListenError),
     #[error(transparent)]
     Network(#[from] NetworkError),
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    #[error("cannot join the cluster")]
+    Cluster(#[source] JoinError),
     #[error(transparent)]
     Secrets(#[from] OpenError),
     #[error(transparent)]
@@ -286,6 +296,11 @@ impl Start {
     async fn sockets(&self, spec: &ServeSpec, given: &mut Given) -> Result<Sockets, ServeError> {
         let inherited = Sockets::inherit(given).map_err(ServeError::Sockets)?;
         let inherited = inherited.with_internal(&spec.pool.state.join(INTERNAL))?;
+        let nodes = spec
+            .cluster
+            .as_ref()
+            .map(|cluster| cluster.settings.address);
+        let inherited = inherited.with_cluster(nodes).await?;
         let is_bound = !inherited
             .addresses()
             .map_err(ServeError::Sockets)?
@@ -350,7 +365,12 @@ impl Start {
             tokio::spawn(renewal.watch());
             config
         });
-        let mut server = Server::new(dispatch, tls, self.limits);
+        let mut server = Server::new(
+            dispatch,
+            tls,
+            spec.cluster.as_ref().map(|c| c.tls.clone()),
+            self.limits,
+        );
         let mut reloads = server.take_reloads();
         let mut signals = self.signals;
         let mut engine = Some(engine);

@@ -129,9 +129,10 @@ impl Telemetry {
         }
     }
 
-    /// All metrics, with the current values of the pool, in OpenMetrics text format.
+    /// All metrics, with the current values of the pool, in OpenMetrics text format. `cluster`: metrics in this format, without
+    /// an end mark.
     #[must_use]
-    pub fn render(&self, stats: &PoolStats, egress: Option<&EgressStats>) -> String {
+    pub fn render(&self, stats: &PoolStats, egress: Option<&EgressStats>, cluster: &str) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail. If an encoder fails nevertheless, the text has no end mark to remove.
         if encode(&mut text, &self.registry).is_err() {
@@ -147,6 +148,7 @@ impl Telemetry {
         {
             tracing::error!("cannot encode the metrics of the egress proxy");
         }
+        text.push_str(cluster);
         text.push_str("# EOF\n");
         text
     }
@@ -528,7 +530,7 @@ mod tests {
             starts: 2,
             ..EgressStats::default()
         };
-        let text = telemetry.render(&stats, Some(&egress));
+        let text = telemetry.render(&stats, Some(&egress), "");
         assert!(text.contains("cube_egress_proxy_starts_total 2\n"));
         assert!(text.contains("cube_egress_calls_total{outcome=\"refused\"} 0\n"));
         for line in [

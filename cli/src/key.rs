@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{failure::Failure, output::Format, program::Context};
 
-const PROGRAM: &str = "cube-api";
+pub(crate) const PROGRAM: &str = "cube-api";
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum KeyCommand {
@@ -20,7 +20,7 @@ pub(crate) enum KeyCommand {
     New {
         /// Name of the key, for the list of keys
         name: String,
-        /// Scope of the key; may be repeated [default: all except metrics:read]
+        /// Scope of the key; may be repeated [default: all except metrics:read and nodes:admin]
         #[arg(long = "scope", value_name = "SCOPE")]
         scopes: Vec<String>,
         /// State directory of the server [default: that of cube-api]
@@ -71,7 +71,7 @@ fn missing(why: &std::io::Error) -> Failure {
 }
 
 /// Beside this program, or else in the PATH.
-fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default();
     let beside = own.with_file_name(PROGRAM);
     if beside.is_file() {

@@ -5,6 +5,7 @@
 
 mod attach;
 mod build;
+mod cluster;
 mod command_args;
 mod dockerfile;
 mod doctor;
@@ -12,6 +13,7 @@ mod failure;
 mod health;
 mod image;
 mod key;
+mod node;
 mod output;
 mod pages;
 mod program;

@@ -5,9 +5,9 @@ use std::{path::Path, process::ExitCode};
 use clap::{Parser, Subcommand};
 
 use crate::{
-    doctor,
+    cluster, doctor,
     failure::{ATTACHED, Failure, Kind},
-    health, key,
+    health, key, node,
     output::Format,
     pages, quickstart, run, sandbox, secret, seed,
     server::{Server, ServerArgs},
@@ -49,6 +49,11 @@ pub(crate) enum Command {
     /// Values that the server adds to outbound requests of sandboxes
     #[command(subcommand)]
     Secret(secret::SecretCommand),
+    /// Nodes: the hosts of a server, and whether they accept new sandboxes
+    #[command(subcommand)]
+    Node(node::NodeCommand),
+    /// Make this host a node of a cluster: init, token, join
+    Cluster(cluster::ClusterArgs),
     /// API keys, on the server's host
     #[command(subcommand)]
     Key(key::KeyCommand),
@@ -110,6 +115,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Snapshot(command) => finished(&context, snapshot::run(&context, &command)),
         Command::Template(command) => finished(&context, template::run(&context, &command)),
         Command::Secret(command) => finished(&context, secret::run(&context, &command)),
+        Command::Node(command) => finished(&context, node::run(&context, &command)),
+        Command::Cluster(args) => finished(&context, cluster::run(&args)),
         Command::Key(command) => finished(&context, key::run(&context, &command)),
         Command::Generate(command) => finished(&context, pages::run(&command)),
         Command::Server(command) => finished(&context, health::run(&context, &command)),
@@ -159,11 +166,11 @@ mod tests {
         let shown: Vec<_> = shown
             .filter_map(|line| line.split_whitespace().next())
             .collect();
-        for hidden in ["generate", "cubemastercli", "volume", "node", "policy"] {
+        for hidden in ["generate", "cubemastercli", "volume", "policy"] {
             assert!(!shown.contains(&hidden), "{hidden}");
         }
         for command in [
-            "run", "sandbox", "snapshot", "template", "secret", "key", "server",
+            "run", "sandbox", "snapshot", "template", "secret", "node", "key", "server",
         ] {
             assert!(shown.contains(&command), "{command}");
         }

@@ -53,7 +53,7 @@ pub use error::{PoolError, is_full};
 pub use lifetime::{Lifetime, OnTimeout, UnixMs};
 pub use slot::{Refusal, Wake};
 pub use spec::{
-    Connected, CreateSpec, DiskSpec, Ended, Init, Installed, LifeEvent, MAX_DISK, MAX_NOTE,
+    Connected, CreateSpec, DiskSpec, Ended, Ids, Init, Installed, LifeEvent, MAX_DISK, MAX_NOTE,
     MissingLimits, OnClose, PauseMode, PoolConfig, PoolStats, Priority, RebuildState, Recovered,
     Sandbox, SandboxLimits, SandboxState, StockStats, TemplateDefaults, TemplateInfo, TemplateKind,
     TimeoutChange, Usage, VmmUse, WarmMarks,
@@ -219,7 +219,7 @@ impl Opened {
 }
 
 /// Directory in which VMMs keep the writable layers of their guests.
-pub(crate) const SCRATCH: &str = "/var/tmp";
+pub const SCRATCH: &str = "/var/tmp";
 
 /// How long the lock may outlive a killed server. The kernel needs time to close the server's descriptors, and a child
 /// process between fork and exec holds copies of them.

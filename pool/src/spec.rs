@@ -70,6 +70,8 @@ pub struct PoolConfig {
     /// Reads the lifetime from a sandbox's note. Called only for records of version 1; since version 2 the lifetime is
     /// in the record itself. If it returns `None`, the sandbox is ended.
     pub lifetime_of_note: fn(&str) -> Option<Lifetime>,
+    /// How ids of sandboxes are made.
+    pub ids: Ids,
 }
 
 impl PoolConfig {
@@ -101,7 +103,35 @@ impl PoolConfig {
             network: None,
             ca_bundle: None,
             lifetime_of_note: |_| None,
+            ids: Ids::default(),
         }
+    }
+}
+
+/// Makes ids of sandboxes from random bytes: those of a cluster name the node. The default takes the bytes as they are.
+#[derive(Clone)]
+pub struct Ids(Arc<dyn Fn([u8; 19]) -> SandboxId + Send + Sync>);
+
+impl Ids {
+    #[must_use]
+    pub fn new(make: impl Fn([u8; 19]) -> SandboxId + Send + Sync + 'static) -> Self {
+        Self(Arc::new(make))
+    }
+
+    pub(crate) fn make(&self, random: [u8; 19]) -> SandboxId {
+        (self.0)(random)
+    }
+}
+
+impl Default for Ids {
+    fn default() -> Self {
+        Self::new(SandboxId::from_random)
+    }
+}
+
+impl std::fmt::Debug for Ids {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ids")
     }
 }
 

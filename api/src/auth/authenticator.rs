@@ -64,6 +64,8 @@ enum Mode {
 struct KeyState {
     /// Keys that are not revoked.
     keys: Vec<KeyRecord>,
+    /// Those of other nodes.
+    others: Vec<KeyRecord>,
     /// Rate limits by the keys' SHA-256. A reload of the key file does not refill the buckets.
     buckets: HashMap<String, Bucket>,
 }
@@ -97,8 +99,27 @@ impl Authenticator {
         let mut state = lock(state);
         let live = keys.into_iter().filter(|key| key.revoked_unix_s.is_none());
         state.keys = live.collect();
-        let KeyState { keys, buckets } = &mut *state;
-        buckets.retain(|hash, _| keys.iter().any(|key| key.sha256 == *hash));
+        state.forget_buckets();
+    }
+
+    /// Replaces the accepted keys of other nodes. Has no effect on an open server.
+    pub fn replace_others(&self, keys: Vec<KeyRecord>) {
+        let Mode::Keys { state, .. } = &self.0 else {
+            return;
+        };
+        let mut state = lock(state);
+        let live = keys.into_iter().filter(|key| key.revoked_unix_s.is_none());
+        state.others = live.collect();
+        state.forget_buckets();
+    }
+
+    /// The keys of this node, for other nodes. Empty on an open server.
+    #[must_use]
+    pub fn own_keys(&self) -> Vec<KeyRecord> {
+        match &self.0 {
+            Mode::Open => Vec::new(),
+            Mode::Keys { state, .. } => lock(state).keys.clone(),
+        }
     }
 
     /// Checks that the key in `headers` has `scope`, and takes one token from the key's bucket.
@@ -116,7 +137,7 @@ impl Authenticator {
         let mut state = lock(state);
         let mut found = None;
         // Every hash is compared, each in constant time, so that the duration does not depend on which key matches.
-        for key in &state.keys {
+        for key in state.keys.iter().chain(&state.others) {
             if bool::from(key.sha256.as_bytes().ct_eq(presented.as_bytes())) {
                 found = Some(key.scopes.contains(&scope));
             }
@@ -132,6 +153,18 @@ impl Authenticator {
         } else {
             Err(AuthError::Scope(scope.name()))
         }
+    }
+}
+
+impl KeyState {
+    /// Drops the rate limits of keys that are not accepted any more.
+    fn forget_buckets(&mut self) {
+        let Self {
+            keys,
+            others,
+            buckets,
+        } = self;
+        buckets.retain(|hash, _| keys.iter().chain(&*others).any(|key| key.sha256 == *hash));
     }
 }
 

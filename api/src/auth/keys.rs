@@ -39,15 +39,19 @@ pub enum Scope {
     /// Read the server's own metrics.
     #[serde(rename = "metrics:read")]
     MetricsRead,
+    /// View nodes, and close and open them for new sandboxes.
+    #[serde(rename = "nodes:admin")]
+    NodesAdmin,
 }
 
 impl Scope {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::SandboxesRead,
         Self::SandboxesWrite,
         Self::TemplatesRead,
         Self::TemplatesWrite,
         Self::MetricsRead,
+        Self::NodesAdmin,
     ];
 
     /// The name in the key file and on the command line.
@@ -59,6 +63,7 @@ impl Scope {
             Self::TemplatesRead => "templates:read",
             Self::TemplatesWrite => "templates:write",
             Self::MetricsRead => "metrics:read",
+            Self::NodesAdmin => "nodes:admin",
         }
     }
 }

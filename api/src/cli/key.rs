@@ -14,7 +14,7 @@ pub(super) enum KeyCommand {
     New {
         /// Name of the key, for the list of keys
         name: String,
-        /// Scope of the key; repeat for more [default: all except metrics:read]
+        /// Scope of the key; repeat for more [default: all except metrics:read and nodes:admin]
         #[arg(long = "scope", value_name = "SCOPE")]
         scopes: Vec<Scope>,
         #[command(flatten)]
@@ -68,7 +68,8 @@ pub(super) fn run(command: KeyCommand) -> Result<(), Failure> {
 
 fn usual() -> Vec<Scope> {
     let all = Scope::ALL.into_iter();
-    all.filter(|scope| *scope != Scope::MetricsRead).collect()
+    all.filter(|scope| !matches!(scope, Scope::MetricsRead | Scope::NodesAdmin))
+        .collect()
 }
 
 fn line(key: &KeyRecord) -> String {

@@ -10,6 +10,8 @@ use std::{
 use api::{
     auth::{Auth, Rate},
     handover::Predecessor,
+    node,
+    peers::ClusterSpec,
     secrets::KeySource,
     serve::{self, BuildsSpec, ServeError, ServeSpec, TlsFiles},
     systemd,
@@ -138,6 +140,12 @@ pub(super) struct ServeConfig {
     /// systemd credential cube-secrets-key, or a key that the first server makes in the state directory]
     #[arg(long, value_name = "FILE")]
     secrets_key: Option<PathBuf>,
+    /// Name of this node: lower-case letters, digits and hyphens [default: the host's name]
+    #[arg(long, value_name = "NAME", value_parser = node_name)]
+    node: Option<String>,
+    /// Serve as a node of the cluster that `cube-api cluster init` or `join` has set up in the state directory
+    #[arg(long)]
+    cluster: bool,
     #[command(flatten)]
     registries: ImageOptions,
     #[command(flatten)]
@@ -218,6 +226,8 @@ pub(super) fn end(config: ServeConfig) -> Result<(), Failure> {
     let program = std::env::current_exe().map_err(|why| unsuitable(&why))?;
     let mut spec = check(config, &program, Vec::new())?;
     spec.secrets_key = KeySource::Unused;
+    // What ends here needs no other node.
+    spec.cluster = None;
     runtime.block_on(async { serve::end(&spec).await.map_err(|why| ended(&why)) })
 }
 
@@ -310,6 +320,13 @@ fn check(
         burst: config.rate.saturating_mul(BURST),
     };
     let tls = config.tls_cert.zip(config.tls_key);
+    let cluster = if config.cluster {
+        let loaded = ClusterSpec::load(&config.state);
+        Some(loaded.map_err(|why| failure(Failure::UnsuitableHost, &why))?)
+    } else {
+        None
+    };
+    let node = node_of(config.node, cluster.as_ref())?;
     Ok(ServeSpec {
         listen,
         bound,
@@ -336,6 +353,8 @@ fn check(
         network: config.network.spec(beside).map_err(Failure::Usage)?,
         secrets_key: KeySource::of_process(config.secrets_key),
         images: from_images,
+        node,
+        cluster,
     })
 }
 
@@ -374,6 +393,27 @@ fn server_memory(limit: Ceiling) -> Result<Option<Bytes>, Failure> {
             "--server-memory {size} is too little for a server: use {LEAST_SERVER_MEMORY} or more"
         ))),
         limit => Ok(limit),
+    }
+}
+
+/// The name in the settings of the cluster, which an option cannot change.
+fn node_of(named: Option<String>, cluster: Option<&ClusterSpec>) -> Result<String, Failure> {
+    match (named, cluster.map(|cluster| cluster.settings.node.as_str())) {
+        (named, None) => Ok(named.unwrap_or_else(node::name_of_host)),
+        (Some(named), Some(joined)) if named != joined => Err(Failure::Usage(format!(
+            "--node names {named}, but this host has joined its cluster as {joined}: leave --node out"
+        ))),
+        (_, Some(joined)) => Ok(joined.to_owned()),
+    }
+}
+
+fn node_name(text: &str) -> Result<String, String> {
+    if node::is_name(text) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!(
+            "{text:?} is not a name of a node: use lower-case letters, digits and hyphens, at most 63"
+        ))
     }
 }
 
@@ -438,6 +478,8 @@ fn ended(why: &ServeError) -> Failure {
         | ServeError::Signals(_)
         | ServeError::Lock(_)
         | ServeError::Sockets(_)
+        | ServeError::Node(_)
+        | ServeError::Cluster(_)
         | ServeError::Secrets(_)
         | ServeError::Egress(_)
         | ServeError::Handover(_) => failure(Failure::UnsuitableHost, why),

@@ -2,11 +2,12 @@
 
 use std::{io, time::Duration};
 
-use api_types::rest::RestError;
+use api_types::rest::{NodeStatus, RestError};
 use axum::{
     Json,
     response::{IntoResponse, Response},
 };
+use cluster::ClusterError;
 use hyper::{
     StatusCode,
     header::{HeaderValue, RETRY_AFTER},
@@ -18,6 +19,7 @@ use tracing::{error, warn};
 use crate::{
     auth::AuthError,
     builds::{grant::GrantError, owner::BuildsError, request::RequestError, uploads::UploadError},
+    node::{NodeError, NotSettable},
     registry::{RegistryError, note::NoteError},
     secrets::SecretError,
 };
@@ -48,6 +50,23 @@ pub enum ApiError {
     NoSandbox(String),
     #[error("template {0:?} was not found")]
     NoTemplate(String),
+    #[error("node {0:?} was not found")]
+    NoNode(String),
+    /// The name and the status of this node.
+    #[error(
+        "node {0} is {status} and accepts no new sandboxes: `cube node uncordon {0}` opens it",
+        status = .1.name()
+    )]
+    NodeClosed(String, NodeStatus),
+    #[error(transparent)]
+    NotSettable(#[from] NotSettable),
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// A task of this server did not end.
+    #[error("the request was interrupted: {0}")]
+    Interrupted(String),
     #[error("route {0} does not exist")]
     NoRoute(String),
     #[error("the method of {0} is not supported by this route")]
@@ -101,7 +120,15 @@ impl ApiError {
             Self::Auth(AuthError::Missing | AuthError::Unknown) => StatusCode::UNAUTHORIZED,
             Self::Auth(AuthError::Scope(_)) => StatusCode::FORBIDDEN,
             Self::Auth(AuthError::Rate { .. }) => StatusCode::TOO_MANY_REQUESTS,
-            Self::NoSandbox(_) | Self::NoTemplate(_) | Self::NoRoute(_) => StatusCode::NOT_FOUND,
+            Self::NoSandbox(_) | Self::NoTemplate(_) | Self::NoRoute(_) | Self::NoNode(_) => {
+                StatusCode::NOT_FOUND
+            }
+            Self::NodeClosed(..) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NotSettable(_) => StatusCode::CONFLICT,
+            Self::Cluster(why) => cluster_status(why),
+            Self::Node(NodeError::Io { source, .. }) => disk_status(source),
+            Self::Node(NodeError::Malformed { .. } | NodeError::Random(_))
+            | Self::Interrupted(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::NoMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
             Self::Unresponsive(_) | Self::Untrusting(_) => StatusCode::SERVICE_UNAVAILABLE,
@@ -120,7 +147,9 @@ impl ApiError {
         match self {
             Self::Auth(AuthError::Rate { retry_after })
             | Self::Pool(PoolError::Full { retry_after, .. }) => Some(*retry_after),
-            Self::Builds(BuildsError::TooMany(_)) => Some(Duration::from_secs(10)),
+            Self::Builds(BuildsError::TooMany(_)) | Self::NodeClosed(..) => {
+                Some(Duration::from_secs(10))
+            }
             Self::Pool(PoolError::Draining | PoolError::Refused(_, Refusal::Crowded)) => {
                 Some(Duration::from_secs(1))
             }
@@ -155,6 +184,17 @@ fn pool_status(why: &PoolError) -> StatusCode {
         PoolError::BadName(_) | PoolError::NoteTooLong(_) => StatusCode::BAD_REQUEST,
         PoolError::Failed { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         PoolError::AgentSilent(_) | PoolError::Draining => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+fn cluster_status(why: &ClusterError) -> StatusCode {
+    match why {
+        ClusterError::NotMember(_) => StatusCode::NOT_FOUND,
+        ClusterError::NameTaken(_)
+        | ClusterError::Full(_)
+        | ClusterError::NodeLives(_)
+        | ClusterError::Alone => StatusCode::CONFLICT,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 
@@ -280,7 +320,7 @@ mod tests {
             why: "memory".into(),
             retry_after: Duration::from_millis(1200),
         };
-        let cases: [(ApiError, u16); 18] = [
+        let cases: [(ApiError, u16); 20] = [
             (PoolError::Refused(id(), Refusal::NotFound).into(), 404),
             (PoolError::Refused(id(), Refusal::AlreadyPaused).into(), 409),
             (PoolError::Draining.into(), 503),
@@ -307,6 +347,8 @@ mod tests {
             (SecretError::Taken("a".into()).into(), 409),
             (SecretError::NotFound("a".into()).into(), 404),
             (SecretError::TooMany.into(), 507),
+            (NotSettable(NodeStatus::Unhealthy).into(), 409),
+            (ApiError::NodeClosed("a".into(), NodeStatus::Draining), 503),
         ];
         for (error, status) in cases {
             assert_eq!(error.status().as_u16(), status, "{error}");

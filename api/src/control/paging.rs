@@ -76,12 +76,13 @@ impl Page {
         let has_more = items.len() > self.limit;
         items.truncate(self.limit);
         let last = items.last().filter(|_| has_more);
-        let token = last.map(|(at, _)| write_token(at));
-        (items.into_iter().map(|(_, item)| item).collect(), token)
+        let next = last.map(|(at, _)| token(at));
+        (items.into_iter().map(|(_, item)| item).collect(), next)
     }
 }
 
-fn write_token(position: &Position) -> String {
+/// The token of the page after this position.
+pub(super) fn token(position: &Position) -> String {
     URL_SAFE_NO_PAD.encode(format!("1:{}:{}", position.at, position.id))
 }
 

@@ -14,6 +14,7 @@ use super::{
     network::{self, OptionSource},
     paging::{Page, Position},
     query::Query,
+    spread::Merging,
     timing, wire,
 };
 use crate::{
@@ -67,10 +68,13 @@ async fn create_as(
     default_s: u32,
     source: OptionSource,
 ) -> CreateAnswer {
+    app.check_open()?;
     let timeout_s = timeout(app, body.timeout)?.unwrap_or(default_s);
     let mut lease = lease_of(body, timeout_s, source, app.egress_config())?;
     lease.template = app.pool_reference(lease.template)?;
+    let starting = app.node.begin();
     let created = app.registry.create(lease).await?;
+    starting.succeeded();
     let pool::Sandbox { timeline, warm, .. } = &created.sandbox;
     app.telemetry.started(timeline, *warm);
     let start = if *warm { "warm" } else { "restored" };
@@ -251,6 +255,7 @@ fn read_state(text: &str) -> Result<SandboxState, ApiError> {
 
 async fn list(
     State(app): State<App>,
+    merging: Merging,
     query: Query,
 ) -> Result<(HeaderMap, Json<Vec<ListedSandbox>>), ApiError> {
     let filter = Filter::of(&query)?;
@@ -265,6 +270,7 @@ async fn list(
     headers.insert("x-total-running", HeaderValue::from(running.count()));
     let (views, token) = page.cut(views, position);
     put_token(&mut headers, token)?;
+    merging.put(&mut headers, || views.iter().map(position).collect());
     let catalog = app.builds.catalog();
     let listed = views.iter().map(|view| wire::listed(&catalog, view));
     Ok((headers, Json(listed.collect())))

@@ -44,7 +44,9 @@ async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> 
         calls_lost: egress.calls.lost(),
         calls: egress.calls.counts(),
     });
-    let text = app.telemetry.render(&stats, egress.as_ref());
+    let cluster = app.peers.as_ref().map(crate::peers::metrics::render);
+    let cluster = cluster.unwrap_or_default();
+    let text = app.telemetry.render(&stats, egress.as_ref(), &cluster);
     let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(CONTENT_TYPE, openmetrics)], text))
 }

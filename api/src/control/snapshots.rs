@@ -11,6 +11,7 @@ use super::{
     paging::{Page, Position},
     query::Query,
     sandboxes::{put_token, timeout},
+    spread::Merging,
     wire,
 };
 use crate::{auth::Scope, builds::owner::BuildsError};
@@ -64,6 +65,7 @@ async fn fork(
     OfSandbox(id): OfSandbox,
     MaybeBody(body): MaybeBody<ForkRequest>,
 ) -> Result<(StatusCode, Json<Vec<ForkResult>>), ApiError> {
+    app.check_open()?;
     let timeout_s = timeout(&app, body.timeout)?.unwrap_or(FORK_TIMEOUT_S);
     let asked = body.count.unwrap_or(1);
     let count = u32::try_from(asked)
@@ -89,6 +91,7 @@ async fn fork(
 
 async fn list(
     State(app): State<App>,
+    merging: Merging,
     query: Query,
 ) -> Result<(HeaderMap, Json<Vec<SnapshotInfo>>), ApiError> {
     let page = Page::of(&query)?;
@@ -108,11 +111,16 @@ async fn list(
             && name.is_none_or(named)
             && source.is_none_or(made_of)
     });
-    let (snapshots, token) = page.cut(snapshots, |template| Position {
-        at: template.created_unix_s,
-        id: template.id.clone(),
-    });
+    let (snapshots, token) = page.cut(snapshots, position);
     let mut headers = HeaderMap::new();
     put_token(&mut headers, token)?;
+    merging.put(&mut headers, || snapshots.iter().map(position).collect());
     Ok((headers, Json(snapshots.iter().map(info).collect())))
+}
+
+fn position(template: &TemplateInfo) -> Position {
+    Position {
+        at: template.created_unix_s,
+        id: template.id.clone(),
+    }
 }

@@ -92,7 +92,7 @@ fn template_id(catalog: &Catalog, view: &View) -> String {
 }
 
 /// The state in E2B's terms.
-pub(super) fn state(state: pool::SandboxState) -> SandboxState {
+pub(crate) fn state(state: pool::SandboxState) -> SandboxState {
     match state {
         pool::SandboxState::Running => SandboxState::Running,
         pool::SandboxState::Paused(_) => SandboxState::Paused,

@@ -35,6 +35,8 @@ pub enum Role {
     Listen,
     /// The internal socket.
     Internal,
+    /// The listener for other nodes of the cluster.
+    Cluster,
     /// The sockets of the sandboxes' DNS resolver. A build may leave them out or ignore them; DNS queries that arrive
     /// during the handover are then lost.
     DnsUdp,
@@ -45,9 +47,10 @@ pub enum Role {
     Lock,
 }
 
-const ROLES: [(Role, &str); 6] = [
+const ROLES: [(Role, &str); 7] = [
     (Role::Listen, "listen"),
     (Role::Internal, "internal"),
+    (Role::Cluster, "cluster"),
     (Role::DnsUdp, "dns-udp"),
     (Role::DnsTcp, "dns-tcp"),
     (Role::Egress, "egress"),

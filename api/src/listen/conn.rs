@@ -17,11 +17,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
+use tokio_rustls::TlsAcceptor;
 
 use super::activity::{Activity, AsTcpStream, Overdue, TrackedBody, TrackedStream};
 use super::limits::{FIELDS, HEAD, STREAMS};
 use super::permits::Permit;
-use super::{Shared, limits::Limits};
+use super::{Came, Shared, limits::Limits};
+use crate::peers::Peer;
 use crate::proxy::Routes;
 
 /// HTTP/2 flow-control windows in bytes: how much data that the server has not read yet a client may send on one
@@ -58,6 +60,18 @@ pub(super) async fn serve<R: Routes>(
 pub(super) async fn serve_forwarded<R: Routes>(
     server: Arc<Shared<R>>,
     stream: UnixStream,
+    (peer, came): (SocketAddr, Came),
+    permit: Permit,
+    phase: watch::Receiver<Phase>,
+) {
+    let served = serve_http(&server, stream, (peer, came), &permit, phase);
+    until_evicted(&permit, peer, served).await;
+}
+
+/// As [`serve`], for a connection to the listener of the cluster.
+pub(super) async fn serve_node<R: Routes>(
+    server: Arc<Shared<R>>,
+    stream: TcpStream,
     peer: SocketAddr,
     permit: Permit,
     phase: watch::Receiver<Phase>,
@@ -65,9 +79,36 @@ pub(super) async fn serve_forwarded<R: Routes>(
     until_evicted(
         &permit,
         peer,
-        serve_http(&server, stream, peer, &permit, phase),
+        open_node(&server, stream, peer, &permit, phase),
     )
     .await;
+}
+
+async fn open_node<R: Routes>(
+    server: &Arc<Shared<R>>,
+    stream: TcpStream,
+    peer: SocketAddr,
+    permit: &Permit,
+    phase: watch::Receiver<Phase>,
+) {
+    let Some(nodes) = &server.nodes else {
+        return;
+    };
+    if stream.set_nodelay(true).is_err() || super::probe(&stream).is_err() {
+        return;
+    }
+    // The configuration at this moment: certificates are renewed.
+    let accept = TlsAcceptor::from(nodes.server()).accept(stream);
+    match tokio::time::timeout(server.limits.handshake, accept).await {
+        Ok(Ok(stream)) => {
+            let chain = stream.get_ref().1.peer_certificates();
+            let certificate = chain.and_then(<[_]>::first).cloned();
+            let came = Came::Node(Arc::new(Peer::new(certificate.map(|c| c.into_owned()))));
+            serve_http(server, stream, (peer, came), permit, phase).await;
+        }
+        Ok(Err(error)) => tracing::warn!(%peer, %error, "TLS handshake of a node failed"),
+        Err(_) => tracing::debug!(%peer, "TLS handshake of a node timed out"),
+    }
 }
 
 async fn until_evicted(permit: &Permit, peer: SocketAddr, served: impl Future<Output = ()>) {
@@ -94,11 +135,13 @@ async fn open<R: Routes>(
         return;
     }
     let Some(tls) = &server.tls else {
-        return serve_http(server, stream, peer, permit, phase).await;
+        return serve_http(server, stream, (peer, Came::Client), permit, phase).await;
     };
     let handshake = tokio::time::timeout(server.limits.handshake, tls.accept(stream));
     match handshake.await {
-        Ok(Ok(stream)) => serve_http(server, stream, peer, permit, phase).await,
+        Ok(Ok(stream)) => {
+            serve_http(server, stream, (peer, Came::Client), permit, phase).await;
+        }
         Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
         Err(_) => tracing::debug!(%peer, "TLS handshake timed out"),
     }
@@ -107,7 +150,7 @@ async fn open<R: Routes>(
 async fn serve_http<R: Routes, S>(
     server: &Arc<Shared<R>>,
     stream: S,
-    peer: SocketAddr,
+    (peer, came): (SocketAddr, Came),
     permit: &Permit,
     phase: watch::Receiver<Phase>,
 ) where
@@ -120,14 +163,19 @@ async fn serve_http<R: Routes, S>(
         let under_way = activity.begin(request.version());
         let dispatch = server.dispatch.clone();
         let permit = permit.clone();
-        let client = server.clients.admit(peer, request.headers());
+        let came = came.clone();
+        let client = match came {
+            Came::Client => server.clients.admit(peer, request.headers()),
+            // The node that forwards has admitted the client.
+            Came::Node(_) => Ok(None),
+        };
         let version = request.version();
         let phase = phase.clone();
         async move {
             let (response, client) = match client {
                 Ok(client) => {
                     let held = (permit.clone(), client.clone());
-                    (dispatch.answer(request, peer, held).await, client)
+                    (dispatch.answer(request, (peer, came), held).await, client)
                 }
                 Err(refused) => (refused.answer(request.headers()), None),
             };

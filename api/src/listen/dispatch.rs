@@ -1,6 +1,7 @@
 //! Decides whether a request goes to a sandbox, to the control plane, or to another process.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use api_types::envd::ENVD_PORT;
@@ -11,10 +12,13 @@ use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, Version, hea
 use hyper::body::{Body as _, Incoming};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
+use model::SandboxId;
 
+use super::Came;
 use super::forward;
 use super::gate::{Gate, Passage, Recipient};
 use super::limits::BODY_PAUSE;
+use crate::peers::{CLIENT, Peer, Peers, Place, internal};
 use crate::proxy::{
     Destination, Form, Hosts, Origin, Proxy, Refusal, Routes, Target, Upload, by_path, host,
     isolate,
@@ -43,6 +47,14 @@ impl<R> Clone for Dispatch<R> {
 pub struct Backend<R> {
     proxy: Proxy<R>,
     control: TowerToHyperService<Router>,
+    cluster: Option<ClusterSide>,
+}
+
+/// The other nodes, and what answers their questions.
+#[derive(Debug)]
+struct ClusterSide {
+    peers: Peers,
+    internal: TowerToHyperService<Router>,
 }
 
 impl<R> Backend<R> {
@@ -51,7 +63,16 @@ impl<R> Backend<R> {
         Self {
             proxy,
             control: TowerToHyperService::new(control),
+            cluster: None,
         }
+    }
+
+    /// Requests for sandboxes of other nodes go to `peers`; questions of other nodes go to `internal`.
+    #[must_use]
+    pub fn with_peers(mut self, peers: Peers, internal: Router) -> Self {
+        let internal = TowerToHyperService::new(internal);
+        self.cluster = Some(ClusterSide { peers, internal });
+        self
     }
 }
 
@@ -87,7 +108,7 @@ impl<R: Routes> Dispatch<R> {
     pub(super) async fn answer(
         &self,
         request: Request<Incoming>,
-        peer: SocketAddr,
+        (peer, came): (SocketAddr, Came),
         held: impl Send + 'static,
     ) -> Response<Body> {
         let form = Form::wanted(request.headers());
@@ -96,7 +117,7 @@ impl<R: Routes> Dispatch<R> {
         let waits = request.headers().contains_key(header::EXPECT);
         let request = request.map(Upload::new);
         let progress = request.body().progress();
-        let (response, is_final) = match self.decide(request, peer, held).await {
+        let (response, is_final) = match self.decide(request, (peer, came), held).await {
             Ok(Answered::Sandbox(response)) => (response, false),
             Ok(Answered::Control(response) | Answered::Successor(response)) => (response, true),
             Err(refusal) => (refusal.answer(form), true),
@@ -109,8 +130,8 @@ impl<R: Routes> Dispatch<R> {
 
     async fn decide(
         &self,
-        request: Request<Upload>,
-        peer: SocketAddr,
+        mut request: Request<Upload>,
+        (peer, came): (SocketAddr, Came),
         held: impl Send + 'static,
     ) -> Result<Answered, Refusal> {
         check(&request)?;
@@ -130,10 +151,45 @@ impl<R: Routes> Dispatch<R> {
             Recipient::Backend(backend) => backend,
             Recipient::Successor(path) => {
                 drop(ticket);
-                let response = forward::forward(&path, request, peer, &host, held).await?;
+                let response = forward::forward(&path, request, peer, &came, &host, held).await?;
                 return Ok(Answered::Successor(response));
             }
         };
+        let peer = match came {
+            Came::Client => peer,
+            Came::Node(node) => {
+                let side = backend.cluster.as_ref().ok_or(Refusal::NotMember)?;
+                match side.enter(&mut request, &node, peer)? {
+                    Entered::Question => {
+                        let response = side.question(request, node).await;
+                        return Ok(Answered::Control(response));
+                    }
+                    Entered::Forwarded(client) => client,
+                }
+            }
+        };
+        let is_forwarded = request.extensions().get::<Arc<Peer>>().is_some();
+        let elsewhere = backend.cluster.as_ref().filter(|_| !is_forwarded);
+        if let Some(side) = elsewhere {
+            let id = match (&by_path, &target) {
+                (Some(Ok(found)), _) => Some(found.id.clone()),
+                (None, Ok(Target::Sandbox { id, .. })) => Some(id.clone()),
+                (None | Some(Err(_)), _) => None,
+            };
+            let place = match (id, &operation) {
+                (Some(id), _) if backend.proxy.routes().knows(&id) => Place::Here,
+                (Some(id), _) => side.place(&id)?,
+                (None, Some(Ok(operation))) if matches!(target, Ok(Target::Control)) => {
+                    side.signer(&backend.proxy, &request, operation).await
+                }
+                (None, _) => Place::Here,
+            };
+            if let Place::Node(node) = place {
+                drop(ticket);
+                let forwarded = side.peers.forward(&node, request, peer, &host, held);
+                return Ok(Answered::Successor(forwarded.await?));
+            }
+        }
         if let Some(found) = by_path {
             let found = found?;
             let to = Destination {
@@ -141,7 +197,6 @@ impl<R: Routes> Dispatch<R> {
                 port: found.port,
                 host,
             };
-            let mut request = request;
             *request.uri_mut() = found.uri;
             let mut response = self.sandbox(&backend, request, &to, held, ticket).await?;
             let origin = if self.hosts.are_strict() {
@@ -221,6 +276,73 @@ impl<R: Routes> Dispatch<R> {
             Ok(response) => response,
             Err(never) => match never {},
         }
+    }
+}
+
+/// What a request over the listener of the cluster is.
+enum Entered {
+    /// Of the node itself.
+    Question,
+    /// Of this client of the node.
+    Forwarded(SocketAddr),
+}
+
+impl ClusterSide {
+    /// Checks that the peer is a member, and marks the request as forwarded.
+    fn enter(
+        &self,
+        request: &mut Request<Upload>,
+        node: &Arc<Peer>,
+        address: SocketAddr,
+    ) -> Result<Entered, Refusal> {
+        let path = request.uri().path();
+        if path == internal::JOIN {
+            return Ok(Entered::Question);
+        }
+        self.peers.member(node).ok_or(Refusal::NotMember)?;
+        if path.starts_with(internal::PREFIX) {
+            return Ok(Entered::Question);
+        }
+        let client = request.headers_mut().remove(CLIENT);
+        let client = client.and_then(|value| value.to_str().ok()?.parse().ok());
+        request.extensions_mut().insert(Arc::clone(node));
+        Ok(Entered::Forwarded(client.unwrap_or(address)))
+    }
+
+    async fn question(&self, request: Request<Upload>, node: Arc<Peer>) -> Response<Body> {
+        let mut request = request.map(|body| Body::new(body.with_patience(BODY_PAUSE)));
+        request.extensions_mut().insert(node);
+        match self.internal.call(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
+    }
+
+    fn place(&self, id: &SandboxId) -> Result<Place, Refusal> {
+        match self.peers.find(id) {
+            Place::Away(node) => Err(self.peers.away(&node, id)),
+            place => Ok(place),
+        }
+    }
+
+    /// The node of the sandbox whose token signed a file URL.
+    async fn signer<R: Routes>(
+        &self,
+        proxy: &Proxy<R>,
+        request: &Request<Upload>,
+        operation: &'static str,
+    ) -> Place {
+        let query = request.uri().query().unwrap_or_default();
+        if proxy
+            .routes()
+            .find_by_signature(query, operation)
+            .await
+            .is_some()
+        {
+            return Place::Here;
+        }
+        let found = self.peers.signer(query, operation).await;
+        found.map_or(Place::Here, |(node, _)| Place::Node(node))
     }
 }
 

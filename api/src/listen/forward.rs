@@ -18,6 +18,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
 
+use super::Came;
 use super::internal::forward_line;
 use super::limits::{FIELDS, HEAD};
 use crate::proxy::{Refusal, Upload, head, tunnel};
@@ -37,6 +38,7 @@ pub(super) async fn forward(
     path: &Path,
     mut request: Request<Upload>,
     peer: SocketAddr,
+    came: &Came,
     host: &str,
     held: impl Send + 'static,
 ) -> Result<Response<Body>, Refusal> {
@@ -49,7 +51,9 @@ pub(super) async fn forward(
     };
     let is_upgrade = upgrade.is_some();
     head::to_successor(&mut parts, host, upgrade);
-    let mut sender = dial(path, peer).await.map_err(|error| refused(&error))?;
+    let mut sender = dial(path, peer, came)
+        .await
+        .map_err(|error| refused(&error))?;
     let response = sender.send_request(Request::from_parts(parts, body)).await;
     let mut response = response.map_err(|error| refused(&error))?;
     let is_switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
@@ -88,9 +92,13 @@ enum DialError {
     Unusable(#[source] hyper::Error),
 }
 
-async fn dial(path: &Path, peer: SocketAddr) -> Result<SendRequest<Upload>, DialError> {
+async fn dial(
+    path: &Path,
+    peer: SocketAddr,
+    came: &Came,
+) -> Result<SendRequest<Upload>, DialError> {
     let mut stream = connect(path).await.map_err(DialError::Connect)?;
-    let line = forward_line(peer);
+    let line = forward_line(peer, came);
     let written = stream.write_all(line.as_bytes()).await;
     written.map_err(DialError::Connect)?;
     let (sender, connection) = http1::Builder::new()

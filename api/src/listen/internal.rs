@@ -4,6 +4,7 @@
 //! A client first sends one line:
 //! ```text
 //! cube 1 forward ADDRESS:PORT     then HTTP/1.1, on behalf of this peer of another process
+//! cube 1 forward-node NODE ADDRESS:PORT     the same, for a connection of this node of the cluster
 //! cube 1 reload                   answered with one line: `ok PID` or `failed WHY`
 //! ```
 //! The address is trusted: limits apply as if that peer had connected itself. Nothing outside of this socket can name
@@ -12,10 +13,14 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
+
+use super::Came;
+use crate::peers::Peer;
 
 /// Name of the socket in the state directory.
 pub const INTERNAL: &str = "server.sock";
@@ -29,7 +34,7 @@ const GREETING: Duration = Duration::from_secs(10);
 /// The purpose of a connection.
 pub(super) enum Greeting {
     /// A connection on behalf of a peer.
-    Forwarded(UnixStream, SocketAddr),
+    Forwarded(UnixStream, SocketAddr, Came),
     Reload(Reload),
 }
 
@@ -50,8 +55,11 @@ impl Reload {
 }
 
 /// The first line of a forwarded connection.
-pub(super) fn forward_line(peer: SocketAddr) -> String {
-    format!("cube {VERSION} forward {peer}\n")
+pub(super) fn forward_line(peer: SocketAddr, came: &Came) -> String {
+    match came.node() {
+        None => format!("cube {VERSION} forward {peer}\n"),
+        Some(node) => format!("cube {VERSION} forward-node {node} {peer}\n"),
+    }
 }
 
 /// Reads the first line of a connection. `None`: the client sent no valid line in time.
@@ -60,7 +68,7 @@ pub(super) async fn greeting(stream: UnixStream) -> Option<Greeting> {
     let line = tokio::time::timeout(GREETING, first_line(&mut stream)).await;
     let line = line.ok()?.ok()?;
     match parse(&line) {
-        Some(Purpose::Forward(peer)) => Some(Greeting::Forwarded(stream, peer)),
+        Some(Purpose::Forward(peer, came)) => Some(Greeting::Forwarded(stream, peer, came)),
         Some(Purpose::Reload) => Some(Greeting::Reload(Reload(stream))),
         None => {
             tracing::warn!(line, "unknown request at the internal socket");
@@ -72,9 +80,9 @@ pub(super) async fn greeting(stream: UnixStream) -> Option<Greeting> {
     }
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Purpose {
-    Forward(SocketAddr),
+    Forward(SocketAddr, Came),
     Reload,
 }
 
@@ -85,7 +93,13 @@ fn parse(line: &str) -> Option<Purpose> {
         return None;
     }
     match rest.split_once(' ') {
-        Some(("forward", peer)) => peer.parse().ok().map(Purpose::Forward),
+        Some(("forward", peer)) => Some(Purpose::Forward(peer.parse().ok()?, Came::Client)),
+        Some(("forward-node", rest)) => {
+            let (node, peer) = rest.split_once(' ')?;
+            let node = Peer::checked(node.parse().ok()?);
+            let came = Came::Node(Arc::new(node));
+            Some(Purpose::Forward(peer.parse().ok()?, came))
+        }
         None if rest == "reload" => Some(Purpose::Reload),
         _ => None,
     }
@@ -132,9 +146,19 @@ mod tests {
     #[test]
     fn only_known_purposes_of_the_same_version_are_accepted() {
         let peer: SocketAddr = "[2001:db8::1]:5".parse().unwrap();
-        let line = forward_line(peer);
-        assert_eq!(parse(line.trim_end()), Some(Purpose::Forward(peer)));
-        assert_eq!(parse("cube 1 reload"), Some(Purpose::Reload));
+        let line = forward_line(peer, &Came::Client);
+        let parsed = parse(line.trim_end());
+        assert!(
+            matches!(parsed, Some(Purpose::Forward(found, Came::Client)) if found == peer),
+            "{parsed:?}"
+        );
+        let node = Came::Node(Arc::new(Peer::checked("b".parse().unwrap())));
+        let line = forward_line(peer, &node);
+        let Some(Purpose::Forward(found, came)) = parse(line.trim_end()) else {
+            panic!("{line}");
+        };
+        assert_eq!((found, came.node()), (peer, node.node()));
+        assert!(matches!(parse("cube 1 reload"), Some(Purpose::Reload)));
         for wrong in [
             "",
             "cube",
@@ -142,9 +166,11 @@ mod tests {
             "cube 1 reload now",
             "cube 1 forward nobody",
             "cube 1 forward",
+            "cube 1 forward-node 1.2.3.4:5",
+            "cube 1 forward-node A 1.2.3.4:5",
             "GET / HTTP/1.1",
         ] {
-            assert_eq!(parse(wrong), None, "{wrong}");
+            assert!(parse(wrong).is_none(), "{wrong}");
         }
     }
 
@@ -155,7 +181,7 @@ mod tests {
             .write_all(b"cube 1 forward 10.0.0.1:7\nGET /")
             .await
             .unwrap();
-        let Some(Greeting::Forwarded(mut stream, peer)) = greeting(server).await else {
+        let Some(Greeting::Forwarded(mut stream, peer, _)) = greeting(server).await else {
             panic!("not forwarded");
         };
         assert_eq!(peer, "10.0.0.1:7".parse().unwrap());

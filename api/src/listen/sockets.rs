@@ -39,6 +39,8 @@ pub struct Sockets {
     public: Vec<TcpListener>,
     /// See [`super::internal`]; `None` in tests.
     internal: Option<UnixListener>,
+    /// For other nodes; `None`: this server is alone.
+    cluster: Option<TcpListener>,
     /// The socket that is asked first, so that a busy one cannot starve the others.
     first: usize,
     not_before: Option<Instant>,
@@ -48,6 +50,8 @@ pub struct Sockets {
 pub(super) enum Arrival {
     Public(TcpStream, SocketAddr),
     Internal(UnixStream),
+    /// Of another node, if its certificate says so.
+    Cluster(TcpStream, SocketAddr),
 }
 
 /// Binds all addresses; if one cannot be bound, none stays bound. If an address is in use, waits until it is free, for
@@ -101,6 +105,7 @@ impl Sockets {
         Self {
             public,
             internal,
+            cluster: None,
             first: 0,
             not_before: None,
         }
@@ -122,7 +127,29 @@ impl Sockets {
             listener.set_nonblocking(true)?;
             UnixListener::from_std(listener)
         });
-        Ok(Self::new(public, internal.transpose()?))
+        let cluster = given.take(Role::Cluster).map(|fd| {
+            let listener = std::net::TcpListener::from(fd);
+            listener.set_nonblocking(true)?;
+            TcpListener::from_std(listener)
+        });
+        let mut sockets = Self::new(public, internal.transpose()?);
+        sockets.cluster = cluster.transpose()?;
+        Ok(sockets)
+    }
+
+    /// Binds the listener for other nodes, unless it was handed over. Without an address there is none.
+    ///
+    /// # Errors
+    /// Returns [`ListenError`] if the address cannot be bound.
+    pub async fn with_cluster(mut self, address: Option<SocketAddr>) -> Result<Self, ListenError> {
+        let bound = self.cluster.as_ref().and_then(|l| l.local_addr().ok());
+        if bound != address {
+            self.cluster = match address {
+                Some(address) => bind(&[address]).await?.pop(),
+                None => None,
+            };
+        }
+        Ok(self)
     }
 
     /// Binds the internal socket at `path`, unless it was handed over. The caller must hold the lock of the state
@@ -154,6 +181,9 @@ impl Sockets {
         }
         if let Some(internal) = &self.internal {
             copies.push((Role::Internal, internal.as_fd().try_clone_to_owned()?));
+        }
+        if let Some(cluster) = &self.cluster {
+            copies.push((Role::Cluster, cluster.as_fd().try_clone_to_owned()?));
         }
         Ok(copies)
     }
@@ -188,6 +218,11 @@ impl Sockets {
             && let Poll::Ready(accepted) = internal.poll_accept(cx)
         {
             return Poll::Ready(accepted.map(|(stream, _)| Arrival::Internal(stream)));
+        }
+        if let Some(cluster) = &self.cluster
+            && let Poll::Ready(accepted) = cluster.poll_accept(cx)
+        {
+            return Poll::Ready(accepted.map(|(stream, peer)| Arrival::Cluster(stream, peer)));
         }
         let count = self.public.len();
         for at in (0..count).map(|n| (self.first + n) % count) {

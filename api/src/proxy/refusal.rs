@@ -72,6 +72,22 @@ pub enum Refusal {
     /// This process has handed its sandboxes over, and the server that took over does not answer.
     #[error("the server is being restarted: try again")]
     NoSuccessor,
+    /// The sandbox is on a node of the cluster that is away. Its running sandboxes are lost, unless it returns.
+    #[error(
+        "The sandbox is on node {node}, which is away: {last}; it is lost unless the node returns"
+    )]
+    NodeAway {
+        id: SandboxId,
+        node: String,
+        /// The state in which another node has last seen it.
+        last: String,
+    },
+    /// Another node did not answer. The text names it.
+    #[error("{why}")]
+    NodeFailed { why: String },
+    /// A connection of the cluster's listener is not that of a member.
+    #[error("this listener is for the nodes of the cluster")]
+    NotMember,
 }
 
 /// The cure for the port that clients do not name themselves: that of `run_code`.
@@ -116,7 +132,11 @@ impl Refusal {
             Self::Stalled => StatusCode::REQUEST_TIMEOUT,
             Self::Signature | Self::CodeToken { .. } => StatusCode::UNAUTHORIZED,
             Self::Internal { .. } => StatusCode::NOT_FOUND,
-            Self::NotFound { .. } | Self::PortClosed { .. } => StatusCode::BAD_GATEWAY,
+            Self::NotFound { .. }
+            | Self::PortClosed { .. }
+            | Self::NodeAway { .. }
+            | Self::NodeFailed { .. } => StatusCode::BAD_GATEWAY,
+            Self::NotMember => StatusCode::FORBIDDEN,
             Self::Unavailable { .. } | Self::NoSuccessor => StatusCode::SERVICE_UNAVAILABLE,
             Self::TokenMissing { .. } | Self::TokenInvalid { .. } => StatusCode::FORBIDDEN,
             Self::TooMany { .. } | Self::TooManyOfClient { .. } => StatusCode::TOO_MANY_REQUESTS,
@@ -138,9 +158,12 @@ impl Refusal {
             | Self::Method
             | Self::Stalled
             | Self::Signature
-            | Self::NoSuccessor => {}
+            | Self::NoSuccessor
+            | Self::NodeFailed { .. }
+            | Self::NotMember => {}
             Self::Internal { path } => body.path = Some(path),
             Self::NotFound { id }
+            | Self::NodeAway { id, .. }
             | Self::Unavailable { id, .. }
             | Self::TokenMissing { id }
             | Self::TokenInvalid { id }

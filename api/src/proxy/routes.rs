@@ -11,6 +11,9 @@ pub trait Routes: Clone + Send + Sync + 'static {
     /// As [`Registry::route`].
     fn route(&self, id: &SandboxId) -> impl Future<Output = Result<Route, RouteError>> + Send;
 
+    /// As [`Registry::knows`].
+    fn knows(&self, id: &SandboxId) -> bool;
+
     /// As [`Registry::find_by_signature`].
     fn find_by_signature(
         &self,
@@ -22,6 +25,10 @@ pub trait Routes: Clone + Send + Sync + 'static {
 impl Routes for Registry {
     async fn route(&self, id: &SandboxId) -> Result<Route, RouteError> {
         Registry::route(self, id).await
+    }
+
+    fn knows(&self, id: &SandboxId) -> bool {
+        Registry::knows(self, id)
     }
 
     async fn find_by_signature(&self, query: &str, operation: &'static str) -> Option<SandboxId> {

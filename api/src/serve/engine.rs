@@ -4,7 +4,7 @@
 use std::{io, path::Path, sync::Arc, time::Duration};
 
 use netisolation::{Isolation, ResolverSockets};
-use pool::{OnClose, Pool, StateLock};
+use pool::{Ids, OnClose, Pool, StateLock};
 use tokio::task::JoinSet;
 
 use super::{BuildsSpec, ServeError, ServeSpec};
@@ -22,6 +22,8 @@ use crate::{
     egress::{self, Alerts, Egress, EgressError},
     listen::Backend,
     network,
+    node::OwnNode,
+    peers::{follow_status, internal_router, metrics::log_events, publish, renew, watch_roster},
     proxy::Proxy,
     registry::{Followers, Registry, sample_all},
     secrets::Secrets,
@@ -85,6 +87,14 @@ impl Engine {
             }
             (network, resolver) = (Some(opened), Some(serving));
         }
+        let peers = match &spec.cluster {
+            Some(cluster) => Some(cluster.join().await.map_err(ServeError::Cluster)?),
+            None => None,
+        };
+        if let Some(peers) = &peers {
+            let cluster = peers.cluster().clone();
+            config.ids = Ids::new(move |random| cluster.mint(random));
+        }
         let isolation = config.network.clone();
         let keys = KeyFile::of(&config.state);
         let (state, disk_reserve) = (config.state.clone(), config.disk_reserve);
@@ -111,6 +121,8 @@ impl Engine {
         if !authenticator.is_open() {
             tasks.spawn(watch_keys(keys, authenticator.clone()));
         }
+        let node = OwnNode::open(spec.node.clone(), &state)?;
+        tasks.spawn(node.clone().measure());
         let stored = open_builds(&state, disk_reserve.0, &spec.builds);
         let (stored, uploads, authority) = stored.map_err(ServeError::Builds)?;
         let images = state.join("builds").join("images");
@@ -133,8 +145,11 @@ impl Engine {
             builds: builds.clone(),
             secrets,
             egress: egress.clone(),
-            authenticator,
+            authenticator: Arc::clone(&authenticator),
             telemetry: Telemetry::shared(),
+            node: node.clone(),
+            peers: peers.clone(),
+            state_dir: state,
             domain: spec.domain.clone(),
             network,
             max_timeout_s: spec.max_timeout_s,
@@ -144,7 +159,7 @@ impl Engine {
         let proxy = Proxy::new(registry);
         let tended = proxy.clone();
         tasks.spawn(async move { tended.close_expired().await });
-        let engine = Self {
+        let mut engine = Self {
             pool,
             builds,
             egress,
@@ -152,7 +167,19 @@ impl Engine {
             resolver,
             tasks,
         };
-        Ok((engine, Backend::new(proxy, control::router(app))))
+        let backend = Backend::new(proxy, control::router(Arc::clone(&app)));
+        let Some(peers) = peers else {
+            return Ok((engine, backend));
+        };
+        let tasks = &mut engine.tasks;
+        let (pool, builds) = (engine.pool.clone(), engine.builds.clone());
+        tasks.spawn(publish(peers.clone(), pool, builds, node.clone()));
+        tasks.spawn(follow_status(peers.clone(), node));
+        tasks.spawn(log_events(peers.clone()));
+        tasks.spawn(renew(peers.clone()));
+        tasks.spawn(watch_roster(peers.clone(), authenticator));
+        let internal = internal_router(app, peers.clone());
+        Ok((engine, backend.with_peers(peers, internal)))
     }
 
     /// Closes everything for the next process. Sandboxes keep running. When this returns, this process acts on no

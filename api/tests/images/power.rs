@@ -136,6 +136,8 @@ fn spec(state: &Path, small: &Path, registry: Option<SocketAddr>) -> ServeSpec {
     pool.installed_templates = Some(small.join("installed"));
     (pool.vmm, pool.state) = (small.join("vmm"), state.to_owned());
     ServeSpec {
+        node: "a".to_owned(),
+        cluster: None,
         listen: vec![free],
         bound: Vec::new(),
         pool,

@@ -74,6 +74,10 @@ impl Routes for Table {
         known.unwrap_or(Err(RouteError::NotFound))
     }
 
+    fn knows(&self, id: &SandboxId) -> bool {
+        self.routes.lock().unwrap().contains_key(id)
+    }
+
     async fn find_by_signature(&self, query: &str, operation: &'static str) -> Option<SandboxId> {
         let signed = format!("signature=v1_{operation}");
         let routes = self.routes.lock().unwrap();
@@ -301,7 +305,7 @@ impl World {
         let listeners = bind(&["127.0.0.1:0".parse().unwrap()]).await.unwrap();
         let address = listeners[0].local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
-        let server = Server::new(dispatch, tls, setup.limits);
+        let server = Server::new(dispatch, tls, None, setup.limits);
         let serving = tokio::spawn(server.serve(listeners, async {
             stopped.await.ok();
         }));

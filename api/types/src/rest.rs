@@ -6,6 +6,7 @@
 mod build;
 mod error;
 mod network;
+mod node;
 mod observe;
 mod sandbox;
 mod secret;
@@ -18,6 +19,9 @@ pub use build::{
 };
 pub use error::RestError;
 pub use network::{NetworkConfig, NetworkUpdate};
+pub use node::{
+    DiskMetrics, LostSandbox, MachineInfo, Node, NodeMetrics, NodeStatus, NodeStatusChange,
+};
 pub use observe::{
     LogEntry, LogLevel, LogLine, NetworkCall, NetworkEvent, SandboxLogs, SandboxLogsV2,
     SandboxMetric, SandboxesWithMetrics,

@@ -74,8 +74,46 @@ pub(crate) fn kvm_a_sandbox_is_created_used_and_killed() {
     assert_eq!(world.run(&["sandbox", "kill", &id]).line(), id);
     let again = world.run(&["sandbox", "kill", &id]).expect(1);
     assert!(again.stderr.contains("was not found") && again.stderr.contains("cube sandbox list"));
-    world.run(&["sandbox", "kill", "--all"]).expect(0);
+    a_node_is_closed_and_drained(&world);
     world.is_empty_soon();
+}
+
+/// A server that is alone is one node. There is a sandbox.
+fn a_node_is_closed_and_drained(world: &World) {
+    let node = world.run(&["node", "list", "--json"]).items("node")[0]["id"].clone();
+    let node = node.as_str().unwrap();
+    let info = world.run(&["node", "info", node]).expect(0).stdout;
+    assert!(info.contains("ready") && info.contains("MiB of"), "{info}");
+    assert_eq!(
+        world.run(&["node", "cordon", node]).line(),
+        format!("{node} standby")
+    );
+    let refused = world.run(&["sandbox", "create"]).expect(1);
+    assert!(refused.stderr.contains("standby"), "{}", refused.stderr);
+    let drain = ["node", "drain", node, "--wait", "--timeout", "1ms"];
+    let waits = world.run(&drain).expect(1);
+    assert!(
+        waits
+            .stderr
+            .contains("1 running sandboxes, the last ends at"),
+        "{}",
+        waits.stderr
+    );
+    world.run(&["sandbox", "kill", "--all"]).expect(0);
+    let drained = world
+        .run(&["node", "drain", node, "--wait"])
+        .expect(0)
+        .stdout;
+    assert!(drained.contains("drained"), "{drained}");
+    world.run(&["node", "uncordon", node]).expect(0);
+    world.sandbox();
+    world.run(&["sandbox", "kill", "--all"]).expect(0);
+    let unknown = world.run(&["node", "info", "nobody"]).expect(1);
+    assert!(
+        unknown.stderr.contains("cube node list"),
+        "{}",
+        unknown.stderr
+    );
 }
 
 pub(crate) fn kvm_a_sandbox_is_paused_resumed_forked_and_kept() {

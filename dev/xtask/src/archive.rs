@@ -36,6 +36,14 @@ impl Suite {
         format!("deb [signed-by={KEYRING}] {uri} {release} main")
     }
 
+    /// The suite of another release in the same archive.
+    pub(crate) fn of(&self, release: &str) -> Self {
+        Self {
+            uri: self.uri.clone(),
+            release: release.to_owned(),
+        }
+    }
+
     /// The sources.list line of this suite's source packages.
     pub(crate) fn source_code_line(&self) -> String {
         self.source_line().replacen("deb ", "deb-src ", 1)
@@ -156,7 +164,8 @@ pub(crate) fn install(names: &[String], progress: Progress, log: &Path) -> Resul
     })
 }
 
-fn apt_get() -> Command {
+/// apt-get without questions, for logs.
+pub(crate) fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
     command
         .env("DEBIAN_FRONTEND", "noninteractive")

@@ -32,6 +32,7 @@ mod host;
 mod dist;
 
 mod binaries;
+mod etcd;
 mod guest_dir;
 mod guest_module;
 mod initramfs;

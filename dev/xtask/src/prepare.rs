@@ -9,7 +9,7 @@ use nix::fcntl::{Flock, FlockArg};
 use crate::{
     archive::{self, Suite},
     binaries::{self, HostBinaries},
-    guest_dir, guest_module, host, initramfs,
+    etcd, guest_dir, guest_module, host, initramfs,
     interpreter::{self, Parts, Sources},
     kernel::{self, Kernel},
     layer,
@@ -157,6 +157,14 @@ pub(crate) fn image_tools(workspace: &Workspace, progress: Progress) -> Result<(
         .root()
         .join("template/image/tests/host-packages.txt");
     install_missing(&store, &list, progress)
+}
+
+/// Fetches the etcd that the tier `cluster` runs.
+pub(crate) fn cluster_tools(workspace: &Workspace, progress: Progress) -> Result<()> {
+    host::check_system()?;
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    let store = Store::open(&workspace.artifacts(), progress)?;
+    etcd::build(&store, &archive::suites(&host::codename()?)?).map(drop)
 }
 
 /// Installs the systems that `cube-bench peers` compares with.

@@ -261,6 +261,9 @@ fn prepare_for(
     if tiers.contains(&Tier::Image) || tiers.contains(&Tier::Kvm) {
         prepare::image_tools(workspace, progress)?;
     }
+    if tiers.contains(&Tier::Cluster) {
+        prepare::cluster_tools(workspace, progress)?;
+    }
     let binaries = if tiers.contains(&Tier::Interpreter) {
         Some(prepare::code_interpreter(workspace, progress)?.dir)
     } else if tiers.iter().any(|tier| tier.needs_kvm()) {

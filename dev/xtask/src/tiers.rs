@@ -1,8 +1,8 @@
 //! The test tiers, and the runner of the tiers whose tests are cargo tests.
 //!
-//! The prefix of a test function's name is its tier: `kvm_…`, `net_…`, `image_…`, `interpreter_…`; a test without one of
-//! these prefixes is `unit`, except `soak_…`, which [`crate::soak`] runs. Tests find the build outputs through the
-//! variables CUBE_ARTIFACTS and CUBE_BIN.
+//! The prefix of a test function's name is its tier: `kvm_…`, `net_…`, `image_…`, `interpreter_…`, `cluster_…`; a test
+//! without one of these prefixes is `unit`, except `soak_…`, which [`crate::soak`] runs. Tests find the build outputs
+//! through the variables CUBE_ARTIFACTS and CUBE_BIN.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -28,6 +28,8 @@ pub(crate) enum Tier {
     Kvm,
     /// Needs /dev/kvm and the template `code-interpreter-v1`.
     Interpreter,
+    /// Needs /dev/kvm, network namespaces and the etcd that [`crate::etcd`] fetches.
+    Cluster,
     /// Needs root. Runs on this host if its KVM uses VMX or SVM, otherwise on an AMD machine emulated by QEMU.
     Hvm,
     /// Needs a C++ compiler. Runs all fuzz targets for a minute in total.
@@ -55,12 +57,13 @@ impl std::fmt::Display for Tier {
 
 impl Tier {
     /// The tiers that `cargo xtask test` runs by default.
-    pub(crate) const USUAL: [Self; 10] = [
+    pub(crate) const USUAL: [Self; 11] = [
         Self::Unit,
         Self::Net,
         Self::Image,
         Self::Kvm,
         Self::Interpreter,
+        Self::Cluster,
         Self::Hvm,
         Self::Fuzz,
         Self::Isolation,
@@ -73,6 +76,7 @@ impl Tier {
             Self::Unit | Self::Net | Self::Image | Self::Hvm | Self::Fuzz => false,
             Self::Kvm
             | Self::Interpreter
+            | Self::Cluster
             | Self::Isolation
             | Self::E2b
             | Self::Bench
@@ -83,7 +87,12 @@ impl Tier {
     /// Whether the tests of this tier are cargo tests. The others have runners of their own.
     pub(crate) fn runs_under_cargo(self) -> bool {
         match self {
-            Self::Unit | Self::Net | Self::Image | Self::Kvm | Self::Interpreter => true,
+            Self::Unit
+            | Self::Net
+            | Self::Image
+            | Self::Kvm
+            | Self::Interpreter
+            | Self::Cluster => true,
             Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b | Self::Bench | Self::Package => {
                 false
             }
@@ -104,13 +113,20 @@ impl Tier {
             Self::Image => Some("image_"),
             Self::Kvm => Some("kvm_"),
             Self::Interpreter => Some("interpreter_"),
+            Self::Cluster => Some("cluster_"),
         }
     }
 }
 
 /// The tiers whose tests have a prefix. Tests with the prefix `soak_` are ignored by both runners; [`crate::soak`] runs
 /// them.
-const PREFIXED: [Tier; 4] = [Tier::Net, Tier::Image, Tier::Kvm, Tier::Interpreter];
+const PREFIXED: [Tier; 5] = [
+    Tier::Net,
+    Tier::Image,
+    Tier::Kvm,
+    Tier::Interpreter,
+    Tier::Cluster,
+];
 
 /// Number of tests by result.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -384,7 +400,7 @@ mod tests {
         assert_eq!(
             filter(&[Tier::Unit, Tier::Net]),
             "test(/(^|::)net_/) + not (test(/(^|::)net_/) + test(/(^|::)image_/) + \
-             test(/(^|::)kvm_/) + test(/(^|::)interpreter_/))"
+             test(/(^|::)kvm_/) + test(/(^|::)interpreter_/) + test(/(^|::)cluster_/))"
         );
     }
 

@@ -86,6 +86,14 @@ impl Namespace {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
+    /// Moves an interface of the present namespace here.
+    ///
+    /// # Errors
+    /// Returns an error if `ip` fails.
+    pub fn adopt(&self, interface: &str) -> io::Result<()> {
+        ip(&format!("link set {interface} netns {}", self.path()))
+    }
+
     /// Runs `work` on a new thread in the namespace.
     ///
     /// # Errors

@@ -348,7 +348,7 @@ impl Driver {
             what: "draw random bytes",
             why: e.to_string(),
         };
-        let id = SandboxId::from_random(host::random().map_err(random)?);
+        let id = self.config.ids.make(host::random().map_err(random)?);
         let machine_id = host::hex(&host::random::<16>().map_err(random)?);
         let Origin {
             source,

@@ -237,7 +237,10 @@ fn is_amd(entries: &[kvm_cpuid_entry2]) -> bool {
 }
 
 /// The features that the template's guest has and this host cannot offer.
-pub(super) fn missing(saved: &[kvm_cpuid_entry2], host: &[kvm_cpuid_entry2]) -> Vec<String> {
+pub(in crate::platform) fn missing(
+    saved: &[kvm_cpuid_entry2],
+    host: &[kvm_cpuid_entry2],
+) -> Vec<String> {
     if vendor(saved) != vendor(host) {
         return vec!["a CPU of the same vendor".to_owned()];
     }

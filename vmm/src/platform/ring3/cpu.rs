@@ -15,7 +15,7 @@ use super::{
     gate,
     image::Entries,
 };
-use crate::sys;
+use crate::{platform::hvm::missing, sys};
 
 const MSR_STAR: u32 = 0xc000_0081;
 const MSR_LSTAR: u32 = 0xc000_0082;
@@ -84,6 +84,47 @@ pub(super) fn guest_cpuid(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, Ring3Er
     shrink_xsave_area(&mut entries);
     entries.extend(xen_leaves());
     Ok(entries)
+}
+
+/// Refuses a CPU that lacks features of the one that the template was made on. CPUID executes natively at CPL 3, so programs
+/// have found that CPU's features there, whatever the saved list says now. XSAVE components are checked by KVM.
+///
+/// # Errors
+/// Returns [`Ring3Error::Features`] with all that are missing.
+pub(super) fn check_features(saved: &[kvm_cpuid_entry2]) -> Result<(), Ring3Error> {
+    let host = [0, 1, 7].map(|function| {
+        let native = sys::cpuid(function, 0);
+        kvm_cpuid_entry2 {
+            function,
+            ebx: native.ebx,
+            ecx: native.ecx,
+            edx: native.edx,
+            ..Default::default()
+        }
+    });
+    let lost = missing(&detected(saved), &detected(&host));
+    if lost.is_empty() {
+        Ok(())
+    } else {
+        Err(Ring3Error::Features(lost.join(", ")))
+    }
+}
+
+/// The vendor, and the features that [`filter`] takes from the CPU itself.
+fn detected(entries: &[kvm_cpuid_entry2]) -> Vec<kvm_cpuid_entry2> {
+    let kept = entries.iter().filter_map(|entry| {
+        let mut e = *entry;
+        match (e.function, e.index) {
+            (0, _) => {}
+            (1, _) => (e.eax, e.ebx, e.ecx, e.edx) = (0, 0, e.ecx & LEAF_1_ECX, 0),
+            (7, 0) => {
+                (e.eax, e.ebx, e.ecx, e.edx) = (0, e.ebx & LEAF_7_EBX, e.ecx & LEAF_7_ECX, 0);
+            }
+            _ => return None,
+        }
+        Some(e)
+    });
+    kept.collect()
 }
 
 /// Sets the size of the XSAVE area in leaf 0xd to that of the components that `filter` kept (AMD APM volume 3, E.4.13).
@@ -417,6 +458,44 @@ impl CpuState {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cpu_without_features_of_the_template_is_refused() {
+        let native = |function| {
+            let found = sys::cpuid(function, 0);
+            let (ebx, ecx, edx) = (found.ebx, found.ecx, found.edx);
+            kvm_cpuid_entry2 {
+                function,
+                ebx,
+                ecx,
+                edx,
+                ..Default::default()
+            }
+        };
+        let own = [0, 1, 7].map(native);
+        check_features(&own).unwrap();
+        // Bits that the kernel's list has and this CPU need not have: hypervisor, OSXSAVE, and what is hidden.
+        let mut listed = own;
+        (listed[1].ecx, listed[1].edx) = (listed[1].ecx | 1 << 27 | 1 << 31, u32::MAX);
+        check_features(&listed).unwrap();
+        let mut other = own;
+        other[0].ebx ^= 1;
+        let why = check_features(&other).unwrap_err().to_string();
+        assert!(why.contains("same vendor"), "{why}");
+        // A template of a CPU that has everything, on one that lacks something of it.
+        let mut all = own;
+        (all[1].ecx, all[2].ebx, all[2].ecx) = (u32::MAX, u32::MAX, u32::MAX);
+        let lacks = (
+            own[1].ecx & LEAF_1_ECX,
+            own[2].ebx & LEAF_7_EBX,
+            own[2].ecx & LEAF_7_ECX,
+        ) != (LEAF_1_ECX, LEAF_7_EBX, LEAF_7_ECX);
+        assert_eq!(check_features(&all).is_err(), lacks);
+        // What no host lacks in this comparison: all that the saved list has is offered.
+        assert!(missing(&detected(&all), &detected(&own)).is_empty() != lacks);
+        let without = [own[0]];
+        assert!(!missing(&detected(&own), &detected(&without)).is_empty());
+    }
 
     /// The values are KVM's on an AMD EPYC with protection keys: x87, SSE, AVX, PKRU.
     #[test]

@@ -23,6 +23,9 @@ pub enum Ring3Error {
     Touched(#[source] std::io::Error),
     #[error("cannot create an eventfd")]
     EventFd(#[source] std::io::Error),
+    /// Names of features.
+    #[error("the CPU lacks features of the template's: {0}")]
+    Features(String),
     /// No VM can have saved this state.
     #[error("the saved state is invalid: {0}")]
     State(&'static str),

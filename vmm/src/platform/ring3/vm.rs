@@ -101,6 +101,7 @@ impl Ring3 {
         if Self::memory_bytes(state.ram) != memory.bytes() {
             return Err(Ring3Error::State("memory size"));
         }
+        cpu::check_features(state.cpu.cpuid())?;
         let cpuid = state.cpu.cpuid().to_vec();
         let deferred = read_deferred(&memory, state.ram)?;
         let mut this = Self::new(kvm_fd, memory, state.ram, devices, (cpuid, deferred))?;

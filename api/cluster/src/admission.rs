@@ -1,0 +1,256 @@
+//! The changes of a cluster by operators, as transactions on a list of its keys. Pure.
+
+use crate::{
+    HomeSlot, Incarnation, Member, NodeId, NodeState, Owned, Owner, OwnerChange, OwnerError,
+    Refusal,
+    keys::{self, Founded, Key, NodeRecord},
+    store::{Entry, Txn, When, Write},
+};
+use model::SandboxId;
+
+/// Why a change is not made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Denied {
+    /// etcd holds no cluster, or one of another format.
+    NoCluster {
+        format: Option<u32>,
+    },
+    /// There is a cluster already.
+    Founded,
+    NameTaken,
+    NotMember,
+    NodeLives,
+    Full(usize),
+}
+
+/// A transaction that makes the member, or the member that is there already.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    Make(Txn, Member),
+    Is(Member),
+}
+
+/// The keys that the functions below need.
+#[derive(Debug, Default)]
+pub(crate) struct Keys {
+    format: Option<u32>,
+    members: Vec<(Member, u64)>,
+    live: Vec<(NodeId, Incarnation)>,
+}
+
+impl Keys {
+    pub(crate) fn read(entries: &[Entry]) -> Self {
+        let mut keys = Self::default();
+        for entry in entries {
+            match Key::parse(&entry.key) {
+                Some(Key::Cluster) => {
+                    let founded = keys::decode::<Founded>(&entry.value);
+                    keys.format = founded.map(|founded| founded.format);
+                }
+                Some(Key::Member(_)) => {
+                    let member = keys::decode(&entry.value);
+                    keys.members
+                        .extend(member.map(|member| (member, entry.revision)));
+                }
+                Some(Key::Node(_)) => {
+                    let record = keys::decode::<NodeRecord>(&entry.value);
+                    let node = record.map(|record| (record.node.id, record.node.incarnation));
+                    keys.live.extend(node);
+                }
+                _ => {}
+            }
+        }
+        keys
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Denied> {
+        match self.format {
+            Some(Founded::FORMAT) => Ok(()),
+            format => Err(Denied::NoCluster { format }),
+        }
+    }
+
+    fn member(&self, node: &NodeId) -> Option<&(Member, u64)> {
+        self.members.iter().find(|(member, _)| member.id == *node)
+    }
+
+    /// Founds a cluster with its first member.
+    pub(crate) fn found(&self, node: &NodeId, identity: &str) -> Result<(Txn, Member), Denied> {
+        if self.format.is_some() || !self.members.is_empty() {
+            return Err(Denied::Founded);
+        }
+        let slot = HomeSlot::new(0).ok_or(Denied::Full(0))?;
+        let (mut txn, member) = make(node, identity, slot);
+        txn.when.push(When::Absent(Key::Cluster));
+        let format = Founded::FORMAT;
+        txn.then
+            .push(put(Key::Cluster, keys::encode(&Founded { format })));
+        Ok((txn, member))
+    }
+
+    pub(crate) fn admit(&self, node: &NodeId, identity: &str) -> Result<Admission, Denied> {
+        self.check()?;
+        match self.member(node) {
+            Some((member, _)) if member.identity == identity => {
+                return Ok(Admission::Is(member.clone()));
+            }
+            Some(_) => return Err(Denied::NameTaken),
+            None => {}
+        }
+        let is_free = |slot: &HomeSlot| self.members.iter().all(|(member, _)| member.slot != *slot);
+        let slot = (0..HomeSlot::COUNT).filter_map(HomeSlot::new).find(is_free);
+        let slot = slot.ok_or(Denied::Full(self.members.len()))?;
+        let (txn, member) = make(node, identity, slot);
+        Ok(Admission::Make(txn, member))
+    }
+
+    /// Removes a member that does not live.
+    pub(crate) fn remove(&self, node: &NodeId) -> Result<Txn, Denied> {
+        self.check()?;
+        let (member, revision) = self.member(node).ok_or(Denied::NotMember)?;
+        if self.live.iter().any(|(live, _)| live == node) {
+            return Err(Denied::NodeLives);
+        }
+        let key = Key::Member(node.clone());
+        Ok(Txn {
+            when: vec![
+                When::Revision(key.clone(), *revision),
+                When::Absent(Key::Node(node.clone())),
+            ],
+            then: vec![
+                Write::Delete(key),
+                Write::Delete(Key::Slot(member.slot)),
+                Write::Delete(Key::State(node.clone())),
+            ],
+        })
+    }
+
+    pub(crate) fn set_state(&self, node: &NodeId, state: NodeState) -> Result<Txn, Denied> {
+        self.check()?;
+        let (_, revision) = self.member(node).ok_or(Denied::NotMember)?;
+        Ok(Txn {
+            when: vec![When::Revision(Key::Member(node.clone()), *revision)],
+            then: vec![put(Key::State(node.clone()), keys::encode(&state))],
+        })
+    }
+}
+
+fn make(node: &NodeId, identity: &str, slot: HomeSlot) -> (Txn, Member) {
+    let member = Member {
+        id: node.clone(),
+        identity: identity.to_owned(),
+        slot,
+    };
+    let (own, taken) = (Key::Member(node.clone()), Key::Slot(slot));
+    let txn = Txn {
+        when: vec![When::Absent(own.clone()), When::Absent(taken.clone())],
+        then: vec![
+            put(own, keys::encode(&member)),
+            put(taken, keys::encode(node)),
+        ],
+    };
+    (txn, member)
+}
+
+fn put(key: Key, value: Vec<u8>) -> Write {
+    let lease = None;
+    Write::Put { key, value, lease }
+}
+
+/// The compare-and-swap of an owner record, and the record that it writes.
+pub(crate) fn owner_txn(
+    this: &NodeId,
+    id: &SandboxId,
+    expected: Option<&Owned>,
+    change: &OwnerChange,
+) -> Result<(Txn, Option<Owner>), Refusal> {
+    let now = expected.map(|expected| &expected.owner);
+    let key = Key::Owner(id.clone());
+    let same = match expected {
+        None => When::Absent(key.clone()),
+        Some(expected) => When::Revision(key.clone(), expected.revision),
+    };
+    let mut when = vec![same];
+    let next = match change.apply(this, now, true) {
+        // The owner has not agreed: it must have no live record when the write is made.
+        Err(Refusal::OwnerLives(owner)) => {
+            when.push(When::Absent(Key::Node(owner)));
+            change.apply(this, now, false)?
+        }
+        next => next?,
+    };
+    let write = match &next {
+        Some(owner) => put(key, keys::encode(owner)),
+        None => Write::Delete(key),
+    };
+    let then = vec![write];
+    Ok((Txn { when, then }, next))
+}
+
+/// The record in an entry.
+pub(crate) fn owned(entry: Option<&Entry>) -> Result<Option<Owned>, OwnerError> {
+    let Some(entry) = entry else {
+        return Ok(None);
+    };
+    let owner = keys::decode(&entry.value).ok_or(OwnerError::Unreadable)?;
+    let revision = entry.revision;
+    Ok(Some(Owned { owner, revision }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str) -> NodeId {
+        name.parse().unwrap()
+    }
+
+    fn entries(txn: &Txn) -> Vec<Entry> {
+        let entry = |write: &Write| match write {
+            Write::Put { key, value, .. } => Entry {
+                key: key.to_string(),
+                value: value.clone(),
+                revision: 1,
+            },
+            Write::Delete(key) => panic!("deletes {key}"),
+        };
+        txn.then.iter().map(entry).collect()
+    }
+
+    #[test]
+    fn members_get_slots_of_their_own_and_a_name_is_one_hosts() {
+        let (txn, first) = Keys::default().found(&node("a"), "x").unwrap();
+        let mut all = entries(&txn);
+        assert_eq!(
+            Keys::read(&all).found(&node("b"), "y"),
+            Err(Denied::Founded)
+        );
+        let again = Keys::read(&all).admit(&node("a"), "x").unwrap();
+        assert_eq!(again, Admission::Is(first.clone()));
+        let other = Keys::read(&all).admit(&node("a"), "y");
+        assert_eq!(other, Err(Denied::NameTaken));
+        let Ok(Admission::Make(txn, second)) = Keys::read(&all).admit(&node("b"), "y") else {
+            panic!("not admitted");
+        };
+        assert_ne!(first.slot, second.slot);
+        all.extend(entries(&txn));
+        let removal = Keys::read(&all).remove(&node("a")).unwrap();
+        assert!(removal.then.contains(&Write::Delete(Key::Slot(first.slot))));
+        let unknown = Keys::read(&all).set_state(&node("c"), NodeState::Ready);
+        assert_eq!(unknown, Err(Denied::NotMember));
+    }
+
+    #[test]
+    fn a_cluster_of_another_format_is_refused() {
+        let key = Key::Cluster.to_string();
+        let value = br#"{"format":2}"#.to_vec();
+        let later = [Entry {
+            key,
+            value,
+            revision: 1,
+        }];
+        let format = Some(2);
+        let denied = Keys::read(&later).admit(&node("a"), "x");
+        assert_eq!(denied, Err(Denied::NoCluster { format }));
+    }
+}

@@ -1,0 +1,241 @@
+//! This node's record in `nodes/`, and what is written under it: load and replicas.
+
+use crate::{
+    keys::{self, Key, NodeRecord},
+    store::{Answer, Fault, LeaseId, Request, Txn, When, Write},
+};
+
+use super::{Asked, Engine, Kind, Lease};
+
+/// Writes in one transaction. etcd accepts 128.
+const MAX_WRITES: usize = 64;
+
+/// Why this node is registered, or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Registered,
+    /// No list, lease or answer yet.
+    Pending,
+    /// There is no member of this name with this identity.
+    NotMember,
+    /// Another boot, or another host, has this node's name and a lease.
+    NameTaken,
+    /// A later process on this host has taken over.
+    Replaced,
+}
+
+impl Engine {
+    pub(crate) fn standing(&self) -> Standing {
+        if self.registered.is_some() {
+            return Standing::Registered;
+        }
+        if self.listed_at.is_none() {
+            return Standing::Pending;
+        }
+        self.obstacle().unwrap_or(Standing::Pending)
+    }
+
+    /// What forbids a registration, by the view.
+    fn obstacle(&self) -> Option<Standing> {
+        let view = self.mirror.view();
+        let id = &self.this.id;
+        let member = view.members.get(id);
+        if member.is_none_or(|member| member.identity != self.this.identity) {
+            return Some(Standing::NotMember);
+        }
+        let found = view.nodes.get(id)?;
+        if self.mirror.instance() == Some(self.instance) {
+            return None;
+        }
+        let is_same_boot =
+            found.identity == self.this.identity && found.incarnation == self.this.incarnation;
+        match (is_same_boot, self.ever_registered) {
+            (false, _) => Some(Standing::NameTaken),
+            (true, true) => Some(Standing::Replaced),
+            // The process before this one: its sandboxes are this one's now.
+            (true, false) => None,
+        }
+    }
+
+    pub(super) fn keep_registered(&mut self, now: u64) {
+        let writing = |asked: &Asked| matches!(asked, Asked::Register { .. } | Asked::Write(_));
+        let Some(Lease { id: lease, .. }) = self.lease else {
+            return;
+        };
+        let is_listed = self.listed_at.is_some() && !self.list_wanted;
+        if self.registered.is_some()
+            || !is_listed
+            || !self.may(now, Kind::Write, writing)
+            || self.obstacle().is_some()
+        {
+            return;
+        }
+        let key = Key::Node(self.this.id.clone());
+        let member = Key::Member(self.this.id.clone());
+        let Some(admitted) = self.mirror.revision_of(&member) else {
+            return;
+        };
+        let same = match self.mirror.revision_of(&key) {
+            None => When::Absent(key.clone()),
+            Some(revision) => When::Revision(key.clone(), revision),
+        };
+        let record = NodeRecord {
+            node: self.this.clone(),
+            instance: self.instance,
+        };
+        let txn = Txn {
+            when: vec![same, When::Revision(member, admitted)],
+            then: vec![Write::Put {
+                key,
+                value: keys::encode(&record),
+                lease: Some(lease),
+            }],
+        };
+        self.ask(Asked::Register { lease }, Request::Txn(txn));
+    }
+
+    pub(super) fn register_answered(
+        &mut self,
+        now: u64,
+        lease: LeaseId,
+        answer: Result<Answer, Fault>,
+    ) {
+        match answer {
+            Ok(Answer::Txn {
+                revision,
+                succeeded: true,
+            }) => {
+                if self.lease.is_some_and(|held| held.id == lease) {
+                    self.registered = Some(revision);
+                    self.ever_registered = true;
+                    self.written.clear();
+                    self.load_at = None;
+                }
+            }
+            Ok(Answer::Txn {
+                succeeded: false, ..
+            }) => {
+                self.list_wanted = true;
+                self.later(now, Kind::Write);
+            }
+            Err(Fault::NoLease) => self.lease_lost(),
+            _ => {
+                // The record may be there, with a revision that only etcd has.
+                self.list_wanted = true;
+                self.later(now, Kind::Write);
+            }
+        }
+    }
+
+    /// Notices that the record has been deleted or replaced.
+    pub(super) fn check_registration(&mut self) {
+        let Some(registered) = self.registered else {
+            return;
+        };
+        let found = self.mirror.revision_of(&Key::Node(self.this.id.clone()));
+        if self.mirror.view().revision >= registered && found != Some(registered) {
+            self.registered = None;
+        }
+    }
+
+    pub(super) fn keep_written(&mut self, now: u64) {
+        let writing = |asked: &Asked| matches!(asked, Asked::Register { .. } | Asked::Write(_));
+        let (Some(registered), Some(lease)) = (self.registered, self.lease) else {
+            return;
+        };
+        if !self.may(now, Kind::Write, writing) {
+            return;
+        }
+        let writes = self.missing_writes(now);
+        if writes.is_empty() {
+            return;
+        }
+        let load = Key::Load(self.this.id.clone());
+        if writes.iter().any(|(key, _)| *key == load) {
+            self.load_at = Some(now);
+        }
+        let write = |(key, value): &(Key, Option<Vec<u8>>)| match value {
+            Some(value) => Write::Put {
+                key: key.clone(),
+                value: value.clone(),
+                lease: Some(lease.id),
+            },
+            None => Write::Delete(key.clone()),
+        };
+        let txn = Txn {
+            when: vec![When::Revision(Key::Node(self.this.id.clone()), registered)],
+            then: writes.iter().map(write).collect(),
+        };
+        self.ask(Asked::Write(writes), Request::Txn(txn));
+    }
+
+    /// The load if it is due, replicas that are not written, and those that should not be there.
+    fn missing_writes(&self, now: u64) -> Vec<(Key, Option<Vec<u8>>)> {
+        let this = &self.this.id;
+        let mut writes = Vec::new();
+        let mut put = |key: Key, value: Vec<u8>| {
+            if self.written.get(&key) != Some(&value) {
+                writes.push((key, Some(value)));
+            }
+        };
+        let is_load_due = self
+            .load_at
+            .is_none_or(|at| now >= at + self.timing.load_ms);
+        if is_load_due {
+            put(Key::Load(this.clone()), keys::encode(&self.load));
+        }
+        for (template, replica) in &self.replicas {
+            let key = Key::Replica(template.clone(), this.clone());
+            put(key, keys::encode(replica));
+        }
+        let view = self.mirror.view();
+        let found = view
+            .replicas
+            .iter()
+            .filter(|(_, nodes)| nodes.contains_key(this));
+        let found = found.map(|(template, _)| Key::Replica(template.clone(), this.clone()));
+        let is_written = |key: &&Key| matches!(key, Key::Replica(..));
+        let mut known: Vec<Key> = self.written.keys().filter(is_written).cloned().collect();
+        known.extend(found);
+        known.sort();
+        known.dedup();
+        let is_unwanted = |key: &Key| match key {
+            Key::Replica(template, _) => !self.replicas.contains_key(template),
+            _ => false,
+        };
+        let unwanted = known.into_iter().filter(is_unwanted);
+        writes.extend(unwanted.map(|key| (key, None)));
+        writes.truncate(MAX_WRITES);
+        writes
+    }
+
+    pub(super) fn write_answered(
+        &mut self,
+        now: u64,
+        writes: Vec<(Key, Option<Vec<u8>>)>,
+        answer: Result<Answer, Fault>,
+    ) {
+        match answer {
+            Ok(Answer::Txn {
+                succeeded: true, ..
+            }) => {
+                for (key, value) in writes {
+                    match value {
+                        Some(value) => drop(self.written.insert(key, value)),
+                        None => drop(self.written.remove(&key)),
+                    }
+                }
+            }
+            // The registration that these writes belong to is gone.
+            Ok(Answer::Txn {
+                succeeded: false, ..
+            }) => {
+                self.registered = None;
+                self.list_wanted = true;
+                self.later(now, Kind::Write);
+            }
+            Err(Fault::NoLease) => self.lease_lost(),
+            _ => self.later(now, Kind::Write),
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Several nodes as one service.
+//!
+//! A *node* is a host with a `cube-api` and a pool. Any node answers any request: it serves sandboxes of its own, and
+//! forwards requests for others to the node that has them. Nodes find each other through etcd. Without a cluster the
+//! server uses [`Cluster::Alone`], which does no I/O.
+//!
+//! What must never happen:
+//! - A create writes to etcd. Nodes publish their load, at most once a second; placement reads a [`View`].
+//! - Two nodes run one sandbox. A sandbox that no other node can run has no record in etcd, and is safe without one.
+//!   Before a sandbox can move, it gets an [`Owner`] record; from then on its node resumes it only after a change of
+//!   that record ([`OwnerChange::Start`]) has been acknowledged. No clock and no lease takes part in this decision.
+//! - The loss of etcd ends a stream or a create. The last view stays in use ([`Health`] has its age).
+
+mod handle;
+
+mod driver;
+mod engine;
+mod etcd;
+mod mirror;
+
+mod admission;
+mod moves;
+mod owner;
+mod placement;
+mod view;
+
+mod home;
+mod keys;
+mod member;
+mod names;
+mod store;
+
+#[cfg(test)]
+mod simulation;
+
+pub use etcd::{EtcdConfig, EtcdConfigError, TlsFiles};
+pub use handle::{Alone, Cluster, ClusterError, Health, JoinConfig, Membership, found};
+pub use home::{HomeKey, HomeSlot};
+pub use member::{CpuKind, Load, Member, Node, NodeState, Replica};
+pub use moves::{GiverStep, Holding, TakerNote, giver, taker};
+pub use names::{Incarnation, NameError, NodeId, TemplateId};
+pub use owner::{Owned, Owner, OwnerChange, OwnerError, OwnerState, Refusal, Stamp};
+pub use placement::{Candidate, Needs, place};
+pub use view::{ClusterEvent, Route, View};

@@ -1,0 +1,146 @@
+//! What the two nodes of a move do when one of them does not have the outcome. Pure.
+//!
+//! ```text
+//!  giver A                                      taker B
+//!  pause, Share (once), note "offered to B"
+//!  Offer(B) ──────────────── etcd
+//!  send files ────────────────────────────────► write all, verify, sync, note "incoming"
+//!                                                Take ── etcd     until the outcome is definite
+//!  delete files ◄─────────────────────────────── "taken"          note "held"
+//! ```
+//! Notes are durable before the next step. After a crash or a lost answer, A decides by [`giver`], with B's answer by
+//! [`taker`]. Until then A resumes nothing: this is also what keeps a sandbox from running twice after etcd was restored
+//! from a backup that still has the offer.
+
+use crate::{NodeId, Owner};
+
+/// The next step of a giver with a note "offered to".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GiverStep {
+    /// Ask the taker what it holds.
+    Ask,
+    /// The taker has not decided: ask again later.
+    Wait,
+    /// Nothing was taken: [`crate::OwnerChange::Withdraw`], then remove the note.
+    Withdraw,
+    /// The offer is not in force: remove the note.
+    Keep,
+    /// Another node has the sandbox, or it has ended: delete the files.
+    Discard,
+}
+
+/// A taker's answer to the giver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Holding {
+    /// Not taken, and it will not be under this offer.
+    Nothing,
+    Taken,
+    /// A take is under way.
+    Busy,
+}
+
+/// A taker's note about one sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TakerNote {
+    Absent,
+    /// Files have arrived, wholly or in part. No take has been sent.
+    Incoming,
+    /// A take has been sent, and its outcome is not definite.
+    Taking,
+    Held,
+}
+
+/// Decides for a giver that offered `epoch` to `to`. `found` is a linearizable read of the record; `answer` the taker's,
+/// once asked.
+#[must_use]
+pub fn giver(
+    this: &NodeId,
+    to: &NodeId,
+    epoch: u64,
+    found: Option<&Owner>,
+    answer: Option<Holding>,
+) -> GiverStep {
+    match found {
+        Some(owner) if owner.node != *this && owner.epoch > epoch => return GiverStep::Discard,
+        Some(owner) if owner.node == *this && owner.epoch > epoch => return GiverStep::Keep,
+        _ => {}
+    }
+    let is_offered = found.is_some_and(|owner| owner.offered_to.as_ref() == Some(to));
+    match answer {
+        None => GiverStep::Ask,
+        Some(Holding::Busy) => GiverStep::Wait,
+        Some(Holding::Taken) => GiverStep::Discard,
+        Some(Holding::Nothing) => match found {
+            Some(_) if is_offered => GiverStep::Withdraw,
+            Some(owner) if owner.node == *this => GiverStep::Keep,
+            // Another node with an epoch that is not later: etcd is older than the offer.
+            Some(_) => GiverStep::Wait,
+            // Taken and ended since.
+            None => GiverStep::Discard,
+        },
+    }
+}
+
+/// A taker's answer. With [`TakerNote::Incoming`] it must delete the files and the note before it sends this answer, so
+/// that it cannot take afterwards.
+#[must_use]
+pub fn taker(note: TakerNote) -> Holding {
+    match note {
+        TakerNote::Absent | TakerNote::Incoming => Holding::Nothing,
+        TakerNote::Taking => Holding::Busy,
+        TakerNote::Held => Holding::Taken,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::OwnerState;
+
+    fn owner(node: &str, epoch: u64, offered_to: Option<&str>) -> Owner {
+        Owner {
+            node: node.parse().unwrap(),
+            epoch,
+            state: OwnerState::Paused,
+            offered_to: offered_to.map(|to| to.parse().unwrap()),
+        }
+    }
+
+    #[test]
+    fn a_giver_keeps_the_sandbox_only_if_no_other_node_can_have_it() {
+        use GiverStep::{Ask, Discard, Keep, Wait, Withdraw};
+        let step = |found: Option<&Owner>, answer| {
+            giver(
+                &"a".parse().unwrap(),
+                &"b".parse().unwrap(),
+                4,
+                found,
+                answer,
+            )
+        };
+        let offered = owner("a", 4, Some("b"));
+        let taken = owner("b", 5, None);
+        let withdrawn = owner("a", 5, None);
+        let before = owner("a", 4, None);
+        let nothing = Some(Holding::Nothing);
+        for (found, answer, expected) in [
+            (Some(&offered), None, Ask),
+            (Some(&offered), Some(Holding::Busy), Wait),
+            (Some(&offered), nothing, Withdraw),
+            // etcd was restored from a backup that has the offer.
+            (Some(&offered), Some(Holding::Taken), Discard),
+            (Some(&taken), None, Discard),
+            (Some(&withdrawn), None, Keep),
+            (Some(&before), None, Ask),
+            (Some(&before), nothing, Keep),
+            (Some(&before), Some(Holding::Taken), Discard),
+            (Some(&owner("c", 3, None)), nothing, Wait),
+            (None, None, Ask),
+            (None, Some(Holding::Taken), Discard),
+            (None, nothing, Discard),
+        ] {
+            assert_eq!(step(found, answer), expected, "{found:?} {answer:?}");
+        }
+    }
+}

@@ -1,0 +1,592 @@
+//! Requests to the control plane in a cluster: which node answers them. A server that is alone has no such layer.
+//!
+//! A create goes to the nodes in the order of [`cluster::place`] until one accepts it; each node's pool decides. What
+//! names a sandbox goes to its node, what names a template or a build to a node that has it, and lists are asked of all
+//! nodes and merged. A request that another node has forwarded is answered here, whatever it names.
+
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{
+    Json,
+    body::{Body, Bytes},
+    extract::{ConnectInfo, Request, State},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use cluster::{Needs, NodeId, TemplateId};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::{
+    HeaderMap, Method, StatusCode, Uri,
+    header::{CONTENT_LENGTH, HeaderName, HeaderValue},
+    http::request::Parts,
+};
+use model::SandboxId;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{
+    Access, ApiError, App,
+    body::MAX_BODY,
+    merge::{self, Part},
+    paging::{Page, Position},
+    query::Query,
+};
+use crate::{
+    peers::{Peer, PeerError, Peers, Place},
+    proxy::{Form, Refusal, host},
+};
+
+/// Positions of the items of a page, for the node that merges it.
+pub(super) const POSITIONS: HeaderName = HeaderName::from_static("x-cube-positions");
+/// Nodes whose items a merged list lacks.
+const MISSING: HeaderName = HeaderName::from_static("x-cube-missing");
+/// The node that has made a sandbox.
+const NODE: HeaderName = HeaderName::from_static("x-cube-node");
+/// Nodes that one create may try.
+const TRIES: usize = 4;
+/// How long each node may take to answer a list.
+const LIST: Duration = Duration::from_secs(5);
+/// Longest list of one node in bytes.
+const MAX_LIST: usize = 16 << 20;
+/// Memory that a sandbox is assumed to need: its template may be unknown here.
+const MEMORY_MIB: u64 = 512;
+
+/// How a route is served by several nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spread {
+    /// By the node that was asked.
+    Own,
+    Create,
+    OfSandbox,
+    /// The template is in the path.
+    OfTemplate,
+    /// The template is in the body.
+    ByBody,
+    /// A page of sandboxes or snapshots.
+    Pages,
+    /// The older list of sandboxes.
+    Latest,
+    Templates,
+    Metrics,
+}
+
+/// How the route with this method (in lower case) and pattern is served.
+pub(super) fn spread_of(method: &str, path: &str) -> Spread {
+    match (method, path) {
+        ("post", "/v2/sandboxes" | "/sandboxes") => Spread::Create,
+        ("get", "/v2/sandboxes" | "/snapshots") => Spread::Pages,
+        ("get", "/sandboxes") => Spread::Latest,
+        ("get", "/sandboxes/metrics") => Spread::Metrics,
+        ("get", "/templates" | "/v2/templates") => Spread::Templates,
+        (_, "/templates/tags" | "/v3/templates") => Spread::ByBody,
+        (_, path) if path.contains("/sandboxes/{id}") => Spread::OfSandbox,
+        (_, path) if path.contains("/templates/") => Spread::OfTemplate,
+        _ => Spread::Own,
+    }
+}
+
+/// Whether the route needs this layer.
+pub(super) fn is_spread(method: &str, path: &str, access: Access) -> Option<Spread> {
+    // Volumes and the like are answered with 501 everywhere.
+    let spread = spread_of(method, path);
+    let is_public = access == Access::Public && spread != Spread::OfTemplate;
+    (spread != Spread::Own && !is_public).then_some(spread)
+}
+
+/// Passes a request to the node that answers it.
+pub(super) async fn layer(
+    State((app, peers, spread)): State<(App, Peers, Spread)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if request.extensions().get::<Arc<Peer>>().is_some() {
+        return next.run(request).await;
+    }
+    let asked = Asked::of(&request);
+    match spread {
+        Spread::Own => next.run(request).await,
+        Spread::Create => create(&peers, asked, request, next).await,
+        Spread::OfSandbox => of_sandbox(&app, &peers, asked, request, next).await,
+        Spread::OfTemplate => {
+            let name = template_in(request.uri().path());
+            of_template(&app, &peers, name, asked, request, next).await
+        }
+        Spread::ByBody => match buffered(request).await {
+            Ok((parts, body)) => {
+                let name = serde_json::from_slice::<Named>(&body).unwrap_or_default();
+                let name = name.target.or(name.name).or(name.alias);
+                let request = Request::from_parts(parts, Body::from(body));
+                of_template(&app, &peers, name, asked, request, next).await
+            }
+            Err(why) => why.into_response(),
+        },
+        Spread::Pages | Spread::Latest | Spread::Templates | Spread::Metrics => {
+            lists(&peers, spread, asked, request, next).await
+        }
+    }
+}
+
+/// What a forwarded request needs besides itself.
+struct Asked {
+    from: SocketAddr,
+    host: String,
+    form: Form,
+}
+
+impl Asked {
+    fn of(request: &Request) -> Self {
+        let from = request.extensions().get::<ConnectInfo<SocketAddr>>();
+        let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
+        Self {
+            from: from.map_or(unknown, |from| from.0),
+            host: host(request.uri(), request.headers()).unwrap_or_default(),
+            form: Form::wanted(request.headers()),
+        }
+    }
+
+    fn failed(&self, why: &PeerError) -> Response {
+        let why = model::chain(why);
+        tracing::warn!(why, "cannot forward a request");
+        Refusal::NodeFailed { why }.answer(self.form)
+    }
+}
+
+/// The template that a body names, under the keys of its route.
+#[derive(Default, Deserialize)]
+struct Named {
+    target: Option<String>,
+    name: Option<String>,
+    alias: Option<String>,
+    #[serde(rename = "templateID")]
+    template_id: Option<String>,
+}
+
+async fn buffered(request: Request) -> Result<(Parts, Bytes), ApiError> {
+    let (parts, body) = request.into_parts();
+    match Limited::new(body, MAX_BODY).collect().await {
+        Ok(collected) => Ok((parts, collected.to_bytes())),
+        Err(why) if why.is::<LengthLimitError>() => Err(ApiError::TooLarge(MAX_BODY)),
+        Err(why) => Err(ApiError::BadRequest(format!(
+            "cannot read the request body: {why}"
+        ))),
+    }
+}
+
+/// Tries the nodes until one accepts the create. The body and the fields are those of the client.
+async fn create(peers: &Peers, asked: Asked, request: Request, next: Next) -> Response {
+    let (parts, body) = match buffered(request).await {
+        Ok(both) => both,
+        Err(why) => return why.into_response(),
+    };
+    let repeat = |extended: bool| {
+        let mut copy = Request::new(Body::from(body.clone()));
+        *copy.method_mut() = parts.method.clone();
+        *copy.uri_mut() = parts.uri.clone();
+        *copy.headers_mut() = parts.headers.clone();
+        if extended {
+            *copy.extensions_mut() = parts.extensions.clone();
+        }
+        copy
+    };
+    let named: Named = serde_json::from_slice(&body).unwrap_or_default();
+    let template = named.template_id.and_then(|id| wanted(&id));
+    let candidates = template.map(|template| peers.cluster().place(&needs(template)));
+    let mut refused: Option<Response> = None;
+    for candidate in candidates.into_iter().flatten().take(TRIES) {
+        let node = candidate.node;
+        let response = if node == *peers.this() {
+            next.clone().run(repeat(true)).await
+        } else {
+            peers.cluster().sent(&node);
+            let passed = peers.pass(&node, repeat(false), asked.from, &asked.host);
+            match passed.await {
+                Ok(response) => response,
+                Err(why @ PeerError::Unreachable { .. }) => {
+                    tracing::warn!(why = %model::chain(&why), "a create goes to the next node");
+                    refused.get_or_insert_with(|| asked.failed(&why));
+                    continue;
+                }
+                // The node may have made the sandbox; it ends it, since nothing reads its answer.
+                Err(why) => return asked.failed(&why),
+            }
+        };
+        if !is_refusal(response.status()) {
+            return named_node(response, &node);
+        }
+        // Of several refusals, the client gets the one that a retry may overcome.
+        if refused
+            .as_ref()
+            .is_none_or(|known| !is_transient(known.status()))
+        {
+            refused = Some(response);
+        }
+    }
+    match refused {
+        Some(refused) => refused,
+        None => next.run(repeat(true)).await,
+    }
+}
+
+fn named_node(mut response: Response, node: &NodeId) -> Response {
+    if let Ok(name) = HeaderValue::from_str(node.as_str()) {
+        response.headers_mut().insert(NODE, name);
+    }
+    response
+}
+
+/// Whether another node may accept what this one has not: no room, no new sandboxes, no such template, no disk space.
+fn is_refusal(status: StatusCode) -> bool {
+    is_transient(status)
+        || matches!(
+            status,
+            StatusCode::NOT_FOUND | StatusCode::INSUFFICIENT_STORAGE
+        )
+}
+
+fn is_transient(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+    )
+}
+
+/// The name under which nodes publish a template: without the default tag.
+pub(crate) fn wanted(reference: &str) -> Option<TemplateId> {
+    let name = reference.strip_suffix(":default").unwrap_or(reference);
+    name.parse().ok()
+}
+
+fn needs(template: TemplateId) -> Needs {
+    Needs {
+        template,
+        content: None,
+        memory_mib: MEMORY_MIB,
+        platform: None,
+        features: BTreeSet::new(),
+        except: BTreeSet::new(),
+    }
+}
+
+/// The sandbox that a path names. `None`: the segment is no id.
+fn sandbox_in(path: &str) -> Option<SandboxId> {
+    let mut segments = path
+        .split('/')
+        .skip_while(|segment| *segment != "sandboxes");
+    segments.nth(1)?.parse().ok()
+}
+
+async fn of_sandbox(
+    app: &App,
+    peers: &Peers,
+    asked: Asked,
+    request: Request,
+    next: Next,
+) -> Response {
+    let Some(id) = sandbox_in(request.uri().path()) else {
+        return next.run(request).await;
+    };
+    if app.registry.knows(&id) {
+        return next.run(request).await;
+    }
+    match peers.find(&id) {
+        Place::Here => next.run(request).await,
+        Place::Node(node) => pass(peers, &node, asked, request).await,
+        Place::Away(node) => peers.away(&node, &id).answer(asked.form),
+    }
+}
+
+async fn pass(peers: &Peers, node: &NodeId, asked: Asked, request: Request) -> Response {
+    match peers.pass(node, request, asked.from, &asked.host).await {
+        Ok(response) => response,
+        Err(why) => asked.failed(&why),
+    }
+}
+
+/// The template that a path names, percent-decoded.
+fn template_in(path: &str) -> Option<String> {
+    let mut segments = path
+        .split('/')
+        .skip_while(|segment| *segment != "templates");
+    let found = match segments.nth(1)? {
+        "aliases" => segments.next()?,
+        segment => segment,
+    };
+    let decoded = percent_encoding::percent_decode_str(found).decode_utf8();
+    decoded.ok().map(|name| name.into_owned())
+}
+
+async fn of_template(
+    app: &App,
+    peers: &Peers,
+    name: Option<String>,
+    asked: Asked,
+    request: Request,
+    next: Next,
+) -> Response {
+    let Some(name) = name else {
+        return next.run(request).await;
+    };
+    if app.has_template(&name).await {
+        return next.run(request).await;
+    }
+    match peers.with_template(&name).await {
+        Some(node) => pass(peers, &node, asked, request).await,
+        None => next.run(request).await,
+    }
+}
+
+/// The answer of one node to a list.
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+async fn read(response: Response) -> Result<Answer, String> {
+    let (parts, body) = response.into_parts();
+    let body = Limited::new(body, MAX_LIST).collect().await;
+    let body = body.map_err(|why| why.to_string())?.to_bytes();
+    Ok(Answer {
+        status: parts.status,
+        headers: parts.headers,
+        body,
+    })
+}
+
+/// Asks all nodes, and merges what they have answered. The answer of this node decides whether the request is valid.
+async fn lists(
+    peers: &Peers,
+    spread: Spread,
+    asked: Asked,
+    request: Request,
+    next: Next,
+) -> Response {
+    let (mut parts, _) = request.into_parts();
+    let mut others = tokio::task::JoinSet::new();
+    for node in peers.others() {
+        let (peers, from, host) = (peers.clone(), asked.from, asked.host.clone());
+        let request = get(&parts.uri, &parts.headers);
+        others.spawn(async move {
+            let answered = async {
+                let response = peers.pass(&node, request, from, &host).await;
+                let response = response.map_err(|why| model::chain(&why))?;
+                read(response).await
+            };
+            let answer = tokio::time::timeout(LIST, answered).await;
+            let answer = answer.unwrap_or_else(|_| Err("it did not answer in time".to_owned()));
+            (node, answer)
+        });
+    }
+    let uri = parts.uri.clone();
+    // Positions are wanted from this node too.
+    parts.extensions.insert(Merged);
+    let own = next.run(Request::from_parts(parts, Body::empty())).await;
+    if !own.status().is_success() {
+        return own;
+    }
+    let own = match read(own).await {
+        Ok(own) => own,
+        Err(why) => return ApiError::Interrupted(why).into_response(),
+    };
+    let mut missing = missing(peers);
+    let mut answers = vec![own];
+    while let Some(done) = others.join_next().await {
+        match done {
+            Ok((_, Ok(answer))) if answer.status.is_success() => answers.push(answer),
+            Ok((node, Ok(answer))) => {
+                tracing::warn!(%node, status = %answer.status, "a node is missing in a list");
+                missing.insert(node.to_string());
+            }
+            Ok((node, Err(why))) => {
+                tracing::warn!(%node, why, "a node is missing in a list");
+                missing.insert(node.to_string());
+            }
+            Err(_) => {}
+        }
+    }
+    merged(spread, &uri, answers, &missing)
+}
+
+/// A mark of requests whose answer this node merges.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Merged;
+
+/// Whether the answer is merged with those of other nodes, here or at the node that asks.
+#[derive(Debug)]
+pub(super) struct Merging(bool);
+
+impl<S: Sync> axum::extract::FromRequestParts<S> for Merging {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        let extensions = &parts.extensions;
+        let is_merged = extensions.get::<Merged>().is_some();
+        Ok(Self(is_merged || extensions.get::<Arc<Peer>>().is_some()))
+    }
+}
+
+impl Merging {
+    /// Adds the positions of the items, if they are needed.
+    pub(super) fn put(&self, headers: &mut HeaderMap, positions: impl FnOnce() -> Vec<Position>) {
+        if self.0
+            && let Ok(text) = HeaderValue::try_from(merge::write_positions(&positions()))
+        {
+            headers.insert(POSITIONS, text);
+        }
+    }
+}
+
+/// Members that are away.
+fn missing(peers: &Peers) -> BTreeSet<String> {
+    let view = peers.cluster().view();
+    let away = view.members.keys().filter(|n| !view.nodes.contains_key(*n));
+    away.map(ToString::to_string).collect()
+}
+
+fn get(uri: &Uri, headers: &HeaderMap) -> Request {
+    let mut request = Request::new(Body::empty());
+    *request.method_mut() = Method::GET;
+    *request.uri_mut() = uri.clone();
+    *request.headers_mut() = headers.clone();
+    request.headers_mut().remove(CONTENT_LENGTH);
+    request
+}
+
+fn merged(spread: Spread, uri: &Uri, answers: Vec<Answer>, missing: &BTreeSet<String>) -> Response {
+    let mut headers = HeaderMap::new();
+    if let Some(names) = merge::missing(missing)
+        && let Ok(names) = HeaderValue::try_from(names)
+    {
+        headers.insert(MISSING, names);
+    }
+    match merge_bodies(spread, uri, answers, &mut headers) {
+        Ok(body) => (headers, Json(body)).into_response(),
+        Err(why) => why.into_response(),
+    }
+}
+
+fn merge_bodies(
+    spread: Spread,
+    uri: &Uri,
+    answers: Vec<Answer>,
+    headers: &mut HeaderMap,
+) -> Result<Value, ApiError> {
+    let malformed =
+        |why: &str| ApiError::Interrupted(format!("a node sent a malformed list: {why}"));
+    let items = |answer: &Answer| {
+        let items = serde_json::from_slice::<Vec<Value>>(&answer.body);
+        items.map_err(|why| malformed(&why.to_string()))
+    };
+    match spread {
+        Spread::Pages => {
+            let page = Page::of(&Query::parse(uri.query().unwrap_or_default()))?;
+            let mut parts = Vec::new();
+            let mut running: Option<u64> = None;
+            for answer in &answers {
+                let field = |name: &str| answer.headers.get(name)?.to_str().ok();
+                if let Some(count) = field("x-total-running").and_then(|n| n.parse::<u64>().ok()) {
+                    running = Some(running.unwrap_or(0) + count);
+                }
+                let positions = field(POSITIONS.as_str()).and_then(merge::read_positions);
+                let (items, positions) = (items(answer)?, positions.unwrap_or_default());
+                if items.len() != positions.len() {
+                    return Err(malformed("its positions do not match"));
+                }
+                parts.push(Part {
+                    items,
+                    positions,
+                    has_more: answer.headers.contains_key("x-next-token"),
+                });
+            }
+            let (shown, token) = merge::page(&page, parts);
+            super::sandboxes::put_token(headers, token)?;
+            if let Some(running) = running {
+                headers.insert("x-total-running", HeaderValue::from(running));
+            }
+            Ok(Value::Array(shown))
+        }
+        Spread::Metrics => {
+            let parts: Result<Vec<Value>, _> = answers
+                .iter()
+                .map(|answer| serde_json::from_slice(&answer.body))
+                .collect();
+            let parts = parts.map_err(|why| malformed(&why.to_string()))?;
+            Ok(merge::metrics(parts))
+        }
+        _ => {
+            let parts: Result<Vec<_>, _> = answers.iter().map(items).collect();
+            let merge = if spread == Spread::Latest {
+                merge::latest_first
+            } else {
+                merge::templates
+            };
+            Ok(Value::Array(merge(parts?)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_route_has_its_way() {
+        let spread = |method, path| spread_of(method, path);
+        assert_eq!(spread("post", "/v2/sandboxes"), Spread::Create);
+        assert_eq!(spread("get", "/v2/sandboxes/{id}/logs"), Spread::OfSandbox);
+        assert_eq!(spread("get", "/sandboxes/metrics"), Spread::Metrics);
+        assert_eq!(
+            spread("put", "/templates/{id}/files/{hash}"),
+            Spread::OfTemplate
+        );
+        assert_eq!(spread("get", "/secrets"), Spread::Own);
+        // Every route that names a sandbox or a template is covered.
+        for endpoint in crate::control::endpoints() {
+            let found = spread_of(endpoint.method, endpoint.path);
+            let names = endpoint.path.contains("sandboxes") || endpoint.path.contains("templates");
+            assert_eq!(
+                names,
+                !matches!(found, Spread::Own) && endpoint.path != "/snapshots",
+                "{}",
+                endpoint.path
+            );
+        }
+    }
+
+    #[test]
+    fn paths_name_sandboxes_and_templates() {
+        let id = "iabcdefghij012345678";
+        assert!(sandbox_in(&format!("/v2/sandboxes/{id}/connect")).is_some());
+        assert!(sandbox_in(&format!("/sandboxes/{id}")).is_some());
+        assert!(sandbox_in("/sandboxes/metrics").is_none());
+        assert_eq!(
+            template_in("/templates/aliases/a%3Ab").as_deref(),
+            Some("a:b")
+        );
+        assert_eq!(template_in("/v2/templates/x").as_deref(), Some("x"));
+        assert_eq!(template_in("/templates"), None);
+    }
+
+    #[test]
+    fn only_refusals_go_to_the_next_node() {
+        for status in [429, 503, 404, 507] {
+            assert!(
+                is_refusal(StatusCode::from_u16(status).unwrap()),
+                "{status}"
+            );
+        }
+        for status in [201, 400, 401, 403, 409, 500, 501, 502] {
+            assert!(
+                !is_refusal(StatusCode::from_u16(status).unwrap()),
+                "{status}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_default_tag_names_the_template_itself() {
+        assert_eq!(wanted("a:default"), wanted("a"));
+        assert_ne!(wanted("a:x"), wanted("a"));
+        assert_eq!(wanted("a/b"), None);
+    }
+}

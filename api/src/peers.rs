@@ -1,0 +1,369 @@
+//! The other nodes of a cluster: where a request is served, how it gets there, and what is left of a node that is away.
+//!
+//! ```text
+//! client ─► any node ─► dispatch, spread ─► Peers::find ─► here
+//!                                              └─► PeerClient ─ mTLS, HTTP/1.1 ─► cluster listener of the owner ─► here
+//! ```
+//! A request moves at most once: what arrives over the cluster listener is answered there, whatever it names. That
+//! listener is the only way in for such requests; a field of a client cannot mark a request as forwarded.
+//!
+//! What must never happen:
+//! - A create writes to etcd, or waits for it.
+//! - A request that a node may have seen is sent to another one, unless that node has answered that it refuses it.
+//! - A host that is not a member is treated as one: certificates are checked against the members of the present view.
+
+pub mod authority;
+mod client;
+pub mod internal;
+pub mod join;
+pub(crate) mod metrics;
+mod publish;
+mod roster;
+pub mod settings;
+mod spec;
+pub mod tls;
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::body::Body;
+use axum::http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use cluster::{Cluster, Health, NodeId, NodeState, Route};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Body as _;
+use model::SandboxId;
+use serde::de::DeserializeOwned;
+
+pub use client::{PeerClient, PeerError};
+pub(crate) use internal::router as internal_router;
+pub(crate) use publish::{follow_status, publish, renew};
+pub(crate) use roster::watch as watch_roster;
+pub use roster::{PeerState, Roster, Seen};
+pub use spec::ClusterSpec;
+pub use tls::{Peer, PeerTls};
+
+use crate::proxy::{Refusal, Upload, head, tunnel};
+use authority::Authority;
+use settings::{Dir, Settings};
+
+/// The address of the client of a forwarded request. Other nodes read it on the cluster listener only.
+pub const CLIENT: HeaderName = HeaderName::from_static("x-cube-client");
+/// How long another node may take to answer a question of this one.
+const ASK: Duration = Duration::from_secs(5);
+/// Longest answer to such a question in bytes.
+const MAX_ANSWER: usize = 8 << 20;
+
+/// The other nodes. Clones refer to the same cluster.
+#[derive(Clone, Debug)]
+pub struct Peers(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    cluster: Cluster,
+    client: PeerClient,
+    tls: PeerTls,
+    roster: Roster,
+    dir: Dir,
+    settings: Settings,
+}
+
+/// Where a sandbox is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Here, if anywhere.
+    Here,
+    Node(NodeId),
+    /// At a node that is not there now.
+    Away(NodeId),
+}
+
+impl Peers {
+    #[must_use]
+    pub fn new(cluster: Cluster, tls: PeerTls, dir: Dir, settings: Settings) -> Self {
+        let client = PeerClient::new(cluster.clone(), tls.clone());
+        Self(Arc::new(Inner {
+            cluster,
+            client,
+            tls,
+            roster: Roster::default(),
+            dir,
+            settings,
+        }))
+    }
+
+    #[must_use]
+    pub fn cluster(&self) -> &Cluster {
+        &self.0.cluster
+    }
+
+    #[must_use]
+    pub fn roster(&self) -> &Roster {
+        &self.0.roster
+    }
+
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    #[must_use]
+    pub fn this(&self) -> &NodeId {
+        self.0.cluster.this()
+    }
+
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.0.cluster.health()
+    }
+
+    pub(crate) fn dir(&self) -> &Dir {
+        &self.0.dir
+    }
+
+    pub(crate) fn tls(&self) -> &PeerTls {
+        &self.0.tls
+    }
+
+    /// The authority, if its key is on this node.
+    pub(crate) fn authority(&self) -> Result<Authority, authority::AuthorityError> {
+        Authority::load(&self.0.dir, &self.0.settings.cluster)
+    }
+
+    /// The member at the other end of a connection; `None`: it is none.
+    #[must_use]
+    pub fn member<'a>(&self, peer: &'a Peer) -> Option<&'a NodeId> {
+        let view = self.0.cluster.view();
+        let found = peer.find(view.members.keys())?;
+        // It may have been removed since the connection began.
+        view.members.contains_key(found).then_some(found)
+    }
+
+    /// Where a sandbox is served that this node does not have.
+    #[must_use]
+    pub fn find(&self, id: &SandboxId) -> Place {
+        match self.0.cluster.route(id) {
+            Route::Here | Route::Unknown => Place::Here,
+            Route::Node { node, .. } => Place::Node(node),
+            Route::Away { node } => Place::Away(node),
+        }
+    }
+
+    /// The nodes that are there, without this one.
+    #[must_use]
+    pub fn others(&self) -> Vec<NodeId> {
+        let view = self.0.cluster.view();
+        let others = view.nodes.keys().filter(|node| *node != self.this());
+        others.cloned().collect()
+    }
+
+    /// Whether a node is there, as far as this one sees.
+    #[must_use]
+    pub fn is_there(&self, node: &NodeId) -> bool {
+        self.0.cluster.view().nodes.contains_key(node)
+    }
+
+    /// What a request for a sandbox of a node that is away is answered with.
+    #[must_use]
+    pub fn away(&self, node: &NodeId, id: &SandboxId) -> Refusal {
+        let seen = self.0.roster.last(node, id);
+        Refusal::NodeAway {
+            id: id.clone(),
+            node: node.to_string(),
+            last: seen.map_or_else(
+                || "its last state is not known".to_owned(),
+                |(state, at)| format!("it was {state} at {at}"),
+            ),
+        }
+    }
+
+    /// Forwards a request of `from` to a node, as it came. `host` is the host that the request names. If the response
+    /// upgrades the connection, `held` is kept until the upgraded connection ends.
+    ///
+    /// # Errors
+    /// Returns [`Refusal::NodeFailed`] if there is no response.
+    pub(crate) async fn forward(
+        &self,
+        node: &NodeId,
+        mut request: Request<Upload>,
+        from: SocketAddr,
+        host: &str,
+        held: impl Send + 'static,
+    ) -> Result<Response<Body>, Refusal> {
+        let client = hyper::upgrade::on(&mut request);
+        let (mut parts, body) = request.into_parts();
+        let upgrade = if body.is_end_stream() {
+            head::upgrade(&parts)
+        } else {
+            None
+        };
+        let is_upgrade = upgrade.is_some();
+        head::to_successor(&mut parts, host, upgrade);
+        mark(&mut parts.headers, from);
+        let request = Request::from_parts(parts, Body::new(body));
+        let failed = |why: PeerError| {
+            let why = model::chain(&why);
+            tracing::warn!(%node, why, "cannot forward a request");
+            Refusal::NodeFailed { why }
+        };
+        let mut response = self.0.client.send(node, request).await.map_err(failed)?;
+        let is_switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        let server = hyper::upgrade::on(&mut response);
+        let (mut parts, body) = response.into_parts();
+        head::to_client(&mut parts);
+        if is_switched {
+            if !is_upgrade {
+                let why = format!("node {node} switched protocols without being asked");
+                return Err(Refusal::NodeFailed { why });
+            }
+            tunnel::join(client, server, held);
+            return Ok(Response::from_parts(parts, Body::empty()));
+        }
+        Ok(Response::from_parts(parts, Body::new(body)))
+    }
+
+    /// Sends a request of the control plane, whose body is in memory or of this node's router.
+    ///
+    /// # Errors
+    /// Returns [`PeerError`] if there is no response.
+    pub(crate) async fn pass(
+        &self,
+        node: &NodeId,
+        request: Request<Body>,
+        from: SocketAddr,
+        host: &str,
+    ) -> Result<Response<Body>, PeerError> {
+        let (mut parts, body) = request.into_parts();
+        head::to_successor(&mut parts, host, None);
+        mark(&mut parts.headers, from);
+        let request = Request::from_parts(parts, body);
+        let response = self.0.client.send(node, request).await?;
+        let (mut parts, body) = response.into_parts();
+        head::to_client(&mut parts);
+        Ok(Response::from_parts(parts, Body::new(body)))
+    }
+
+    /// A node that has a template or a build of this id or name.
+    pub(crate) async fn with_template(&self, name: &str) -> Option<NodeId> {
+        let asked = internal::TemplateName {
+            name: name.to_owned(),
+        };
+        let found = self.ask_all::<bool>("/cluster/template", &asked, |has| *has);
+        found.await.map(|(node, _)| node)
+    }
+
+    /// The node of the sandbox whose token signed a file URL, and the sandbox.
+    pub(crate) async fn signer(
+        &self,
+        query: &str,
+        operation: &'static str,
+    ) -> Option<(NodeId, SandboxId)> {
+        let asked = internal::SignedUrl {
+            query: query.to_owned(),
+            operation: operation.to_owned(),
+        };
+        let found = self.ask_all::<Option<SandboxId>>("/cluster/signed", &asked, Option::is_some);
+        let (node, id) = found.await?;
+        Some((node, id?))
+    }
+
+    /// Asks all nodes at once, and returns the first answer that is wanted.
+    async fn ask_all<T: DeserializeOwned + Send + 'static>(
+        &self,
+        path: &'static str,
+        asked: &impl serde::Serialize,
+        is_wanted: impl Fn(&T) -> bool,
+    ) -> Option<(NodeId, T)> {
+        let body = serde_json::to_vec(asked).ok()?;
+        let mut answers = tokio::task::JoinSet::new();
+        for node in self.others() {
+            let (peers, request) = (self.clone(), question("POST", path, body.clone()));
+            answers.spawn(async move { (peers.ask::<T>(&node, request).await, node) });
+        }
+        while let Some(done) = answers.join_next().await {
+            match done {
+                Ok((Ok(answer), node)) if is_wanted(&answer) => return Some((node, answer)),
+                Ok((Err(why), _)) => tracing::debug!(why = %model::chain(&why), "no answer"),
+                Ok((Ok(_), _)) | Err(_) => {}
+            }
+        }
+        None
+    }
+
+    /// Asks a node a question of this node's own.
+    ///
+    /// # Errors
+    /// Returns [`PeerError`] if there is no answer of the expected form in time.
+    pub(crate) async fn ask<T: DeserializeOwned>(
+        &self,
+        node: &NodeId,
+        request: Request<Body>,
+    ) -> Result<T, PeerError> {
+        let malformed = |why: String| PeerError::Malformed {
+            node: node.clone(),
+            why,
+        };
+        let asked = async {
+            let response = self.0.client.send(node, request).await?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), MAX_ANSWER)
+                .collect()
+                .await;
+            let bytes = body.map_err(|why| malformed(why.to_string()))?.to_bytes();
+            if !status.is_success() {
+                let text: String = String::from_utf8_lossy(&bytes).chars().take(300).collect();
+                return Err(malformed(format!("status {status}: {text}")));
+            }
+            serde_json::from_slice(&bytes).map_err(|why| malformed(why.to_string()))
+        };
+        let late = |_| PeerError::Late {
+            node: node.clone(),
+            limit_s: ASK.as_secs(),
+        };
+        tokio::time::timeout(ASK, asked).await.map_err(late)?
+    }
+}
+
+/// Adds the client's address, in place of what the client may have claimed.
+fn mark(headers: &mut axum::http::HeaderMap, from: SocketAddr) {
+    headers.remove(CLIENT);
+    if let Ok(value) = HeaderValue::try_from(from.to_string()) {
+        headers.insert(CLIENT, value);
+    }
+}
+
+/// A question to another node, for [`Peers::ask`].
+pub(crate) fn question(method: &str, path: &str, body: Vec<u8>) -> Request<Body> {
+    let mut request = Request::new(Body::from(body));
+    *request.method_mut() = method.parse().unwrap_or_default();
+    *request.uri_mut() = path.parse().unwrap_or_default();
+    let json = HeaderValue::from_static("application/json");
+    let headers = request.headers_mut();
+    headers.insert(axum::http::header::CONTENT_TYPE, json);
+    headers.insert(
+        axum::http::header::HOST,
+        HeaderValue::from_static("node.cube.internal"),
+    );
+    request
+}
+
+/// The node's status as the cluster has it.
+#[must_use]
+pub fn status_of(state: NodeState) -> api_types::rest::NodeStatus {
+    use api_types::rest::NodeStatus;
+    match state {
+        NodeState::Ready => NodeStatus::Ready,
+        NodeState::Cordoned => NodeStatus::Standby,
+        NodeState::Draining => NodeStatus::Draining,
+    }
+}
+
+/// The state in the cluster for a status that can be set.
+#[must_use]
+pub fn state_of(status: api_types::rest::NodeStatus) -> Option<NodeState> {
+    use api_types::rest::NodeStatus;
+    match status {
+        NodeStatus::Ready => Some(NodeState::Ready),
+        NodeStatus::Standby => Some(NodeState::Cordoned),
+        NodeStatus::Draining => Some(NodeState::Draining),
+        NodeStatus::Connecting | NodeStatus::Unhealthy => None,
+    }
+}

@@ -1,0 +1,167 @@
+//! The authority of a cluster: it signs certificates of nodes and of etcd, and nothing else trusts it.
+//!
+//! A node's certificate is for one name, `<node>.node.cube.internal`, as server and as client. The other nodes check that
+//! name against the members of the cluster, so the certificate of etcd, or of a node that was removed, opens nothing.
+
+use std::{net::IpAddr, time::SystemTime};
+
+use cluster::NodeId;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
+    SignatureAlgorithm,
+};
+
+use super::settings::{Dir, SettingsError};
+
+/// Validity of the authority, and of the certificates that it signs.
+const CA_DAYS: u64 = 3650;
+const DAYS: u64 = 90;
+/// A node renews its certificate when it is this old.
+pub const RENEW_AFTER: std::time::Duration = std::time::Duration::from_secs(60 * 24 * 3600);
+const DAY: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
+/// Length of a public key of P-256: 4, and two coordinates (SEC 1, 2.3.3).
+const POINT: usize = 65;
+
+/// Why no certificate can be made.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error(
+        "this node has not the key of the cluster's authority: ask the node that founded the cluster"
+    )]
+    Elsewhere,
+    #[error("cannot create a certificate")]
+    Make(#[from] rcgen::Error),
+    #[error("the public key is not a point of P-256")]
+    Key,
+}
+
+/// The authority with its key.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    certificate: String,
+}
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Authority")
+    }
+}
+
+/// A public key that another host has sent.
+struct Point(Vec<u8>);
+
+impl PublicKeyData for Point {
+    fn der_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn algorithm(&self) -> &'static SignatureAlgorithm {
+        &PKCS_ECDSA_P256_SHA256
+    }
+}
+
+/// The name in the certificate of a node.
+#[must_use]
+pub fn host_name(node: &NodeId) -> String {
+    format!("{node}.node.cube.internal")
+}
+
+impl Authority {
+    /// Creates the authority of a new cluster in `dir`.
+    ///
+    /// # Errors
+    /// Returns [`AuthorityError`] if it cannot be made or written.
+    pub fn create(dir: &Dir, cluster: &str) -> Result<Self, AuthorityError> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let certificate = params(cluster).self_signed(&key)?.pem();
+        dir.write("ca.key", key.serialize_pem().as_bytes())?;
+        dir.write("ca.crt", certificate.as_bytes())?;
+        let issuer = Issuer::new(params(cluster), key);
+        Ok(Self {
+            issuer,
+            certificate,
+        })
+    }
+
+    /// The authority whose key is in `dir`.
+    ///
+    /// # Errors
+    /// Returns [`AuthorityError::Elsewhere`] if the key is not there.
+    pub fn load(dir: &Dir, cluster: &str) -> Result<Self, AuthorityError> {
+        if !dir.has("ca.key") {
+            return Err(AuthorityError::Elsewhere);
+        }
+        let key = KeyPair::from_pem(&dir.read("ca.key")?)?;
+        Ok(Self {
+            issuer: Issuer::new(params(cluster), key),
+            certificate: dir.read("ca.crt")?,
+        })
+    }
+
+    /// The certificate of a node for this public key, followed by the authority's, in PEM.
+    ///
+    /// # Errors
+    /// Returns [`AuthorityError::Key`] if the key is malformed, and [`AuthorityError::Make`].
+    pub fn node(&self, node: &NodeId, public_key: &[u8]) -> Result<String, AuthorityError> {
+        if public_key.len() != POINT || public_key[0] != 4 {
+            return Err(AuthorityError::Key);
+        }
+        let mut leaf = dated(&host_name(node), DAYS);
+        let name = SanType::DnsName(host_name(node).as_str().try_into()?);
+        leaf.subject_alt_names.push(name);
+        self.leaf(leaf, &Point(public_key.to_vec()))
+    }
+
+    /// Certificate and key of etcd on these hosts.
+    ///
+    /// # Errors
+    /// Returns [`AuthorityError::Make`].
+    pub fn etcd(&self, hosts: &[String]) -> Result<(String, String), AuthorityError> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let mut leaf = dated("etcd of a cube cluster", CA_DAYS);
+        for host in hosts {
+            let name = match host.parse::<IpAddr>() {
+                Ok(address) => SanType::IpAddress(address),
+                Err(_) => SanType::DnsName(host.as_str().try_into()?),
+            };
+            leaf.subject_alt_names.push(name);
+        }
+        Ok((self.leaf(leaf, &key)?, key.serialize_pem()))
+    }
+
+    fn leaf(
+        &self,
+        mut leaf: CertificateParams,
+        key: &impl PublicKeyData,
+    ) -> Result<String, AuthorityError> {
+        leaf.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        leaf.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        leaf.use_authority_key_identifier_extension = true;
+        let pem = leaf.signed_by(key, &self.issuer)?.pem();
+        Ok(format!("{pem}{}", self.certificate))
+    }
+}
+
+/// The authority's name follows from the cluster's, so that its key is enough to sign further certificates.
+fn params(cluster: &str) -> CertificateParams {
+    let mut ca = dated(&format!("cube cluster {cluster}"), CA_DAYS);
+    ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    ca
+}
+
+fn dated(name: &str, days: u64) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    let now = SystemTime::now();
+    params.not_before = (now - DAY).into();
+    params.not_after = (now + DAY * u32::try_from(days).unwrap_or(u32::MAX)).into();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params
+}

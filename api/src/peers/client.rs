@@ -1,0 +1,209 @@
+//! Requests to other nodes.
+//!
+//! Each request has a connection of its own from a pool, with HTTP/1.1. HTTP/2 would save handshakes, but the requests of
+//! a connection share one window: clients that do not read their answers would stop those of all others.
+
+use std::{
+    future::Future,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{body::Body, http::Uri};
+use cluster::{Cluster, NodeId};
+use hyper::{Request, Response, body::Incoming};
+use hyper_util::{
+    client::legacy::{
+        self, Client,
+        connect::{Connected, Connection},
+    },
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+};
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use super::{authority::host_name, tls::PeerTls};
+
+/// How long a connection to a node may take.
+const DIAL: Duration = Duration::from_secs(3);
+/// Connections that wait for another request, for each node, and how long. Servers close them later.
+const IDLE: usize = 64;
+const IDLE_LIMIT: Duration = Duration::from_secs(60);
+/// What an answer may have beyond the limits of a request: the fields that a server adds.
+const HEAD: usize = 2 * crate::listen::limits::HEAD;
+const FIELDS: usize = crate::listen::limits::FIELDS + 64;
+
+/// Why a node has not answered.
+#[derive(Debug, thiserror::Error)]
+pub enum PeerError {
+    /// Nothing was sent.
+    #[error("node {node} cannot be reached")]
+    Unreachable {
+        node: NodeId,
+        #[source]
+        source: legacy::Error,
+    },
+    /// The node may have seen the request.
+    #[error("node {node} did not answer")]
+    NoAnswer {
+        node: NodeId,
+        #[source]
+        source: legacy::Error,
+    },
+    #[error("node {node} did not answer within {limit_s} s")]
+    Late { node: NodeId, limit_s: u64 },
+    #[error("node {node} sent a malformed answer: {why}")]
+    Malformed { node: NodeId, why: String },
+}
+
+impl PeerError {
+    #[must_use]
+    pub fn node(&self) -> &NodeId {
+        match self {
+            Self::Unreachable { node, .. }
+            | Self::NoAnswer { node, .. }
+            | Self::Late { node, .. }
+            | Self::Malformed { node, .. } => node,
+        }
+    }
+}
+
+/// Connections to the other nodes. Clones share them.
+#[derive(Clone, Debug)]
+pub struct PeerClient {
+    client: Client<Dialer, Body>,
+}
+
+impl PeerClient {
+    #[must_use]
+    pub fn new(cluster: Cluster, tls: PeerTls) -> Self {
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_LIMIT)
+            .pool_max_idle_per_host(IDLE)
+            .http1_max_buf_size(HEAD)
+            .http1_max_headers(FIELDS)
+            .set_host(false)
+            .build(Dialer { cluster, tls });
+        Self { client }
+    }
+
+    /// Sends a request. Its URI must be in origin form, its fields those of the next hop. A request that was not sent is
+    /// sent again on another connection, but never one that the node may have seen.
+    ///
+    /// # Errors
+    /// Returns [`PeerError::Unreachable`] or [`PeerError::NoAnswer`].
+    pub async fn send(
+        &self,
+        node: &NodeId,
+        mut request: Request<Body>,
+    ) -> Result<Response<Incoming>, PeerError> {
+        let path = request
+            .uri()
+            .path_and_query()
+            .map_or("/", |path| path.as_str());
+        let absolute = format!("http://{node}{path}");
+        // A valid path after a valid name.
+        if let Ok(uri) = absolute.parse() {
+            *request.uri_mut() = uri;
+        }
+        self.client.request(request).await.map_err(|source| {
+            let node = node.clone();
+            if source.is_connect() {
+                PeerError::Unreachable { node, source }
+            } else {
+                PeerError::NoAnswer { node, source }
+            }
+        })
+    }
+}
+
+/// Opens connections to nodes by their names: addresses may change while a node is away.
+#[derive(Clone, Debug)]
+struct Dialer {
+    cluster: Cluster,
+    tls: PeerTls,
+}
+
+impl Dialer {
+    async fn dial(self, to: Uri) -> io::Result<Stream> {
+        let node: NodeId = to
+            .host()
+            .unwrap_or_default()
+            .parse()
+            .map_err(io::Error::other)?;
+        let view = self.cluster.view();
+        let found = view.nodes.get(&node);
+        let found = found.ok_or_else(|| io::Error::other("the node is not there"))?;
+        let address: SocketAddr = found.address.parse().map_err(io::Error::other)?;
+        let dialed = tokio::time::timeout(DIAL, secure(address, host_name(&node), &self.tls));
+        dialed.await.map_err(|_| io::ErrorKind::TimedOut)?
+    }
+}
+
+async fn secure(address: SocketAddr, name: String, tls: &PeerTls) -> io::Result<Stream> {
+    let stream = TcpStream::connect(address).await?;
+    // Commands and their output are small and latency matters.
+    stream.set_nodelay(true)?;
+    crate::listen::probe(&stream)?;
+    let name = ServerName::try_from(name).map_err(io::Error::other)?;
+    let connector = TlsConnector::from(tls.client());
+    let stream = connector.connect(name, stream).await?;
+    Ok(Stream(TokioIo::new(stream)))
+}
+
+impl tower_service::Service<Uri> for Dialer {
+    type Response = Stream;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Stream>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, to: Uri) -> Self::Future {
+        Box::pin(self.clone().dial(to))
+    }
+}
+
+/// A connection to a node.
+#[derive(Debug)]
+pub(super) struct Stream(TokioIo<TlsStream<TcpStream>>);
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
+}
+
+impl hyper::rt::Read for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: hyper::rt::ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl hyper::rt::Write for Stream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}

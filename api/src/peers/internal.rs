@@ -1,0 +1,166 @@
+//! What nodes ask each other, over the cluster listener only: not of E2B, not in the OpenAPI document, without keys.
+//!
+//! | request | by | answer |
+//! |---|---|---|
+//! | `GET /cluster/state` | a member | figures, sandboxes, hashes of keys |
+//! | `POST /cluster/signed` | a member | the sandbox whose token signed a file URL |
+//! | `POST /cluster/template` | a member | whether a template or a build is here |
+//! | `POST /cluster/renew` | a member | a new certificate for its name |
+//! | `POST /cluster/join` | a host with a token | a certificate, and the settings of the cluster |
+
+use std::sync::Arc;
+
+use api_types::rest::{LostSandbox, RestError};
+use axum::{
+    Extension, Json, Router,
+    extract::{DefaultBodyLimit, State},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use cluster::ClusterError;
+use hyper::StatusCode;
+use model::{SandboxId, clock::unix_ms};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Peer, PeerState, Peers,
+    authority::AuthorityError,
+    join::{Join, JoinError, Renew, Signed, sign_join, sign_renewal, take_token},
+};
+use crate::{
+    control::{ApiError, App, own_node},
+    registry::timestamp,
+};
+
+/// Longest body of a question.
+const MAX_BODY: usize = 64 << 10;
+
+/// Path below which these routes are.
+pub const PREFIX: &str = "/cluster/";
+/// The only route for hosts that are not members.
+pub const JOIN: &str = "/cluster/join";
+
+#[derive(Clone)]
+struct Internal {
+    app: App,
+    peers: Peers,
+}
+
+/// The routes. Callers pass requests of members only, but for [`JOIN`].
+pub(crate) fn router(app: App, peers: Peers) -> Router {
+    Router::new()
+        .route("/cluster/state", get(state))
+        .route("/cluster/signed", post(signed))
+        .route("/cluster/template", post(template))
+        .route("/cluster/renew", post(renew))
+        .route(JOIN, post(join))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(Internal { app, peers })
+}
+
+async fn state(State(internal): State<Internal>) -> Result<Json<PeerState>, ApiError> {
+    let app = &internal.app;
+    let views = app.registry.list().await?;
+    let now = timestamp(unix_ms());
+    let catalog = app.builds.catalog();
+    let sandboxes = views.iter().map(|view| LostSandbox {
+        sandbox_id: view.sandbox.id.to_string(),
+        template_id: catalog.id_for_clients(&view.sandbox.template.id).to_owned(),
+        state: crate::control::state_of(view.sandbox.state),
+        started_at: timestamp(view.note.started_at),
+        seen_at: now,
+    });
+    Ok(Json(PeerState {
+        sandboxes: sandboxes.collect(),
+        node: own_node(app).await?,
+        keys: app.authenticator.own_keys(),
+    }))
+}
+
+/// Body of `POST /cluster/signed`.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SignedUrl {
+    pub(crate) query: String,
+    /// `read` or `write`.
+    pub(crate) operation: String,
+}
+
+async fn signed(
+    State(internal): State<Internal>,
+    Json(asked): Json<SignedUrl>,
+) -> Json<Option<SandboxId>> {
+    let operation = if asked.operation == "read" {
+        "read"
+    } else {
+        "write"
+    };
+    Json(
+        internal
+            .app
+            .registry
+            .find_by_signature(&asked.query, operation),
+    )
+}
+
+/// Body of `POST /cluster/template`.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct TemplateName {
+    pub(crate) name: String,
+}
+
+async fn template(State(internal): State<Internal>, Json(asked): Json<TemplateName>) -> Json<bool> {
+    Json(internal.app.has_template(&asked.name).await)
+}
+
+async fn renew(
+    State(internal): State<Internal>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Json(asked): Json<Renew>,
+) -> Result<Json<Signed>, JoinError> {
+    let peers = &internal.peers;
+    let node = peers.member(&peer).ok_or(JoinError::Spent)?;
+    let authority = peers.authority()?;
+    let signed = sign_renewal(&authority, peers.dir(), node, &asked)?;
+    tracing::info!(%node, "certificate renewed");
+    Ok(Json(signed))
+}
+
+async fn join(
+    State(internal): State<Internal>,
+    Json(asked): Json<Join>,
+) -> Result<Json<Signed>, JoinError> {
+    let peers = &internal.peers;
+    let authority = peers.authority()?;
+    take_token(peers.dir(), &asked)?;
+    let member = peers.cluster().admit(&asked.node, &asked.identity).await?;
+    let signed = sign_join(&authority, peers.dir(), peers.settings(), &asked, member)?;
+    tracing::info!(node = %asked.node, "a node has joined");
+    Ok(Json(signed))
+}
+
+impl IntoResponse for JoinError {
+    fn into_response(self) -> Response {
+        let status = match &self {
+            Self::Spent => StatusCode::FORBIDDEN,
+            Self::Malformed | Self::Authority(AuthorityError::Key) => StatusCode::BAD_REQUEST,
+            Self::Authority(AuthorityError::Elsewhere)
+            | Self::Cluster(ClusterError::NameTaken(_) | ClusterError::Full(_)) => {
+                StatusCode::CONFLICT
+            }
+            Self::Cluster(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Settings(_)
+            | Self::Authority(AuthorityError::Settings(_) | AuthorityError::Make(_))
+            | Self::Tls(_)
+            | Self::Unreachable { .. }
+            | Self::Refused(_)
+            | Self::Boot(_)
+            | Self::Random(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        let body = RestError {
+            code: status.as_u16(),
+            message: model::chain(&self),
+            error_code: None,
+        };
+        (status, Json(body)).into_response()
+    }
+}

@@ -1,0 +1,540 @@
+//! How a host becomes a node: a token of the founder, shown once, leads to a certificate, the key of home tags and the
+//! addresses of etcd.
+//!
+//! ```text
+//! founder: cube-api cluster token ─► tokens/<SHA-256 of the secret>, one use, one hour
+//! host:    cube-api cluster join TOKEN ─ TLS; the authority's SHA-256 is in the token ─► POST /cluster/join
+//! founder: token unused and not expired ─► member admitted in etcd ─► certificate signed, token removed
+//! ```
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use cluster::{ClusterError, Member, NodeId};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::{Request, body::Bytes, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
+use rustls::{
+    ClientConfig, DigitallySignedStruct, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{CryptoProvider, ring, verify_tls13_signature},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::{
+    authority::{Authority, AuthorityError, host_name},
+    settings::{Dir, Settings, SettingsError, Shared},
+    tls::{OWN, PeerTlsError, certificates},
+};
+use crate::auth::random_hex;
+
+const TOKENS: &str = "tokens";
+const PREFIX: &str = "cube-join-1.";
+/// How long a join may take.
+const LIMIT: Duration = Duration::from_secs(20);
+const MAX_ANSWER: usize = 64 << 10;
+
+/// Why a host cannot join, or a token cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    #[error(transparent)]
+    Tls(#[from] PeerTlsError),
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    #[error(
+        "this is not a join token: make one with `cube-api cluster token` on the founder's host"
+    )]
+    Malformed,
+    #[error("the token is unknown, expired or used: make another with `cube-api cluster token`")]
+    Spent,
+    #[error("cannot reach the founder at {address}")]
+    Unreachable {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the founder refused: {0}")]
+    Refused(String),
+    #[error("cannot read the boot of this host from /proc/sys/kernel/random/boot_id")]
+    Boot(#[source] cluster::NameError),
+    #[error("cannot create an id: the kernel provides no random numbers")]
+    Random(#[from] getrandom::Error),
+}
+
+/// What a token says.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Token {
+    node: NodeId,
+    address: SocketAddr,
+    /// SHA-256 of the authority's certificate in DER, in hex.
+    authority: String,
+    secret: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    expires_unix_s: u64,
+}
+
+/// Body of `POST /cluster/join`.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Join {
+    secret: String,
+    pub(super) node: NodeId,
+    pub(super) identity: String,
+    public_key: String,
+}
+
+/// Body of `POST /cluster/renew`.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Renew {
+    public_key: String,
+}
+
+/// The answer to both.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Signed {
+    certificate: String,
+    authority: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared: Option<Shared>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    member: Option<Member>,
+}
+
+/// Makes a token for one host.
+///
+/// # Errors
+/// Returns [`JoinError`] if this node does not have the authority's key, or a file cannot be written.
+pub fn token(dir: &Dir, valid: Duration) -> Result<String, JoinError> {
+    let settings = dir.load()?;
+    Authority::load(dir, &settings.cluster)?;
+    let secret = random_hex::<16>()?;
+    let kept = Kept {
+        expires_unix_s: now_unix_s() + valid.as_secs(),
+    };
+    dir.below(TOKENS)?;
+    let bytes = serde_json::to_vec(&kept).unwrap_or_default();
+    dir.write(&file_of(&secret), &bytes)?;
+    let token = Token {
+        node: settings.node,
+        address: settings.address,
+        authority: fingerprint(&dir.read("ca.crt")?)?,
+        secret,
+    };
+    let json = serde_json::to_vec(&token).unwrap_or_default();
+    Ok(format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(json)))
+}
+
+fn read_token(text: &str) -> Result<Token, JoinError> {
+    let encoded = text
+        .trim()
+        .strip_prefix(PREFIX)
+        .ok_or(JoinError::Malformed)?;
+    let json = URL_SAFE_NO_PAD
+        .decode(encoded)
+        .map_err(|_| JoinError::Malformed)?;
+    serde_json::from_slice(&json).map_err(|_| JoinError::Malformed)
+}
+
+fn file_of(secret: &str) -> String {
+    format!("{TOKENS}/{}", hex(&Sha256::digest(secret.as_bytes())))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn fingerprint(pem: &str) -> Result<String, PeerTlsError> {
+    let found = certificates(pem, "ca.crt")?;
+    Ok(hex(&Sha256::digest(&found[0])))
+}
+
+fn now_unix_s() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+/// Takes a token: no other request can use it.
+///
+/// # Errors
+/// Returns [`JoinError::Spent`] if it cannot be used.
+pub(super) fn take_token(dir: &Dir, join: &Join) -> Result<(), JoinError> {
+    if join.secret.len() != 32 || !join.secret.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Err(JoinError::Spent);
+    }
+    let name = file_of(&join.secret);
+    let kept = dir.read(&name).map_err(|_| JoinError::Spent)?;
+    // The one that removes the file has the token.
+    if !dir.remove(&name)? {
+        return Err(JoinError::Spent);
+    }
+    let kept: Kept = serde_json::from_str(&kept).map_err(|_| JoinError::Spent)?;
+    if kept.expires_unix_s < now_unix_s() {
+        return Err(JoinError::Spent);
+    }
+    Ok(())
+}
+
+/// Signs the key of a node that joins.
+pub(super) fn sign_join(
+    authority: &Authority,
+    dir: &Dir,
+    settings: &Settings,
+    join: &Join,
+    member: Member,
+) -> Result<Signed, JoinError> {
+    let mut signed = sign(authority, dir, &join.node, &join.public_key)?;
+    signed.shared = Some(settings.shared());
+    signed.member = Some(member);
+    Ok(signed)
+}
+
+pub(super) fn sign_renewal(
+    authority: &Authority,
+    dir: &Dir,
+    node: &NodeId,
+    renew: &Renew,
+) -> Result<Signed, JoinError> {
+    sign(authority, dir, node, &renew.public_key)
+}
+
+fn sign(
+    authority: &Authority,
+    dir: &Dir,
+    node: &NodeId,
+    public_key: &str,
+) -> Result<Signed, JoinError> {
+    let key = URL_SAFE_NO_PAD.decode(public_key);
+    let key = key.map_err(|_| AuthorityError::Key)?;
+    Ok(Signed {
+        certificate: authority.node(node, &key)?,
+        authority: dir.read("ca.crt")?,
+        shared: None,
+        member: None,
+    })
+}
+
+/// A key of this node that is not certified yet.
+pub(super) struct NewKey(KeyPair);
+
+impl NewKey {
+    pub(super) fn generate() -> Result<Self, AuthorityError> {
+        Ok(Self(KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?))
+    }
+
+    fn public(&self) -> String {
+        URL_SAFE_NO_PAD.encode(self.0.public_key_raw())
+    }
+
+    pub(super) fn renewal(&self) -> Renew {
+        Renew {
+            public_key: self.public(),
+        }
+    }
+
+    /// Writes certificate and key.
+    pub(super) fn keep(&self, dir: &Dir, signed: &Signed) -> Result<(), SettingsError> {
+        self.store(dir, &signed.certificate)
+    }
+
+    fn store(&self, dir: &Dir, certificate: &str) -> Result<(), SettingsError> {
+        let both = format!("{certificate}{}", self.0.serialize_pem());
+        dir.write(OWN, both.as_bytes())
+    }
+}
+
+/// Founds a cluster: its authority, the certificates of this node and of its etcd, and the settings. Nothing is sent.
+///
+/// # Errors
+/// Returns [`JoinError`] if there are settings already, or a file cannot be made.
+pub fn init(
+    dir: &Dir,
+    node: NodeId,
+    address: SocketAddr,
+    etcd: Vec<String>,
+) -> Result<Settings, JoinError> {
+    dir.create()?;
+    let id = random_hex::<16>()?;
+    let (a, b, c, d, e) = (&id[..8], &id[8..12], &id[13..16], &id[17..20], &id[20..]);
+    // Version 8 of RFC 9562: an id of our own making.
+    let cluster = format!("{a}-{b}-8{c}-a{d}-{e}");
+    let authority = Authority::create(dir, &cluster)?;
+    let key = NewKey::generate()?;
+    key.store(dir, &authority.node(&node, key.0.public_key_raw())?)?;
+    let (certificate, etcd_key) = authority.etcd(&hosts(&etcd))?;
+    dir.write("etcd.crt", certificate.as_bytes())?;
+    dir.write("etcd.key", etcd_key.as_bytes())?;
+    let shared = Shared {
+        cluster,
+        etcd,
+        home_key: random_hex::<32>()?,
+    };
+    let settings = Settings::new(shared, node, random_hex::<16>()?, address);
+    dir.store(&settings)?;
+    Ok(settings)
+}
+
+/// The hosts of URLs, each once, and the loopback address.
+fn hosts(urls: &[String]) -> Vec<String> {
+    let mut hosts = vec!["127.0.0.1".to_owned()];
+    for url in urls {
+        let authority = url.split("://").nth(1).unwrap_or(url);
+        let authority = authority.split('/').next().unwrap_or_default();
+        let host = match authority.strip_prefix('[') {
+            Some(v6) => v6.split(']').next().unwrap_or_default(),
+            None => authority.split(':').next().unwrap_or_default(),
+        };
+        if !host.is_empty() && !hosts.iter().any(|known| known == host) {
+            hosts.push(host.to_owned());
+        }
+    }
+    hosts
+}
+
+/// Joins the cluster of a token.
+///
+/// # Errors
+/// Returns [`JoinError`] if there are settings already, the founder does not answer, or it refuses the token or the name.
+pub async fn join(
+    dir: &Dir,
+    token: &str,
+    node: NodeId,
+    address: SocketAddr,
+) -> Result<Settings, JoinError> {
+    let token = read_token(token)?;
+    dir.create()?;
+    let (key, identity) = (NewKey::generate()?, random_hex::<16>()?);
+    let body = Join {
+        secret: token.secret.clone(),
+        node: node.clone(),
+        identity: identity.clone(),
+        public_key: key.public(),
+    };
+    let body = serde_json::to_vec(&body).unwrap_or_default();
+    let asked = tokio::time::timeout(LIMIT, ask(&token, body)).await;
+    let late = |_| JoinError::Unreachable {
+        address: token.address,
+        source: io::ErrorKind::TimedOut.into(),
+    };
+    let signed = asked.map_err(late)??;
+    let malformed = || JoinError::Refused("it sent no settings".to_owned());
+    let shared = signed.shared.clone().ok_or_else(malformed)?;
+    if fingerprint(&signed.authority)? != token.authority {
+        return Err(JoinError::Refused("it sent another authority".to_owned()));
+    }
+    dir.write("ca.crt", signed.authority.as_bytes())?;
+    key.keep(dir, &signed)?;
+    let mut settings = Settings::new(shared, node, identity, address);
+    settings.member = Some(signed.member.clone().ok_or_else(malformed)?);
+    dir.store(&settings)?;
+    Ok(settings)
+}
+
+async fn ask(token: &Token, body: Vec<u8>) -> Result<Signed, JoinError> {
+    let unreachable = |source| JoinError::Unreachable {
+        address: token.address,
+        source,
+    };
+    let provider = Arc::new(ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(PeerTlsError::Unusable)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Pinned {
+            authority: token.authority.clone(),
+            provider,
+        }))
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let stream = TcpStream::connect(token.address)
+        .await
+        .map_err(unreachable)?;
+    let name = ServerName::try_from(host_name(&token.node));
+    let name = name.map_err(|_| JoinError::Malformed)?;
+    let connector = TlsConnector::from(Arc::new(config));
+    let stream = connector.connect(name, stream).await.map_err(unreachable)?;
+    let other = |why: hyper::Error| unreachable(io::Error::other(why));
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(other)?;
+    tokio::spawn(connection);
+    let request = Request::post("/cluster/join")
+        .header("host", "node.cube.internal")
+        .header("content-type", "application/json")
+        .body(Full::new(Bytes::from(body)))
+        .map_err(|why| unreachable(io::Error::other(why)))?;
+    let response = sender.send_request(request).await.map_err(other)?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), MAX_ANSWER)
+        .collect()
+        .await;
+    let bytes = body
+        .map_err(|why| unreachable(io::Error::other(why)))?
+        .to_bytes();
+    if status.is_success() {
+        serde_json::from_slice(&bytes).map_err(|why| JoinError::Refused(why.to_string()))
+    } else {
+        let message = serde_json::from_slice::<api_types::rest::RestError>(&bytes);
+        let message = message.map_or_else(|_| format!("status {status}"), |body| body.message);
+        Err(JoinError::Refused(message))
+    }
+}
+
+/// Accepts a server whose chain ends at the authority of the token.
+#[derive(Debug)]
+struct Pinned {
+    authority: String,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Pinned {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let is_pinned = |c: &&CertificateDer<'_>| hex(&Sha256::digest(c)) == self.authority;
+        let authority = intermediates.iter().find(is_pinned);
+        let untrusted = || rustls::Error::General("it is not the founder of the token".to_owned());
+        let authority = authority.ok_or_else(untrusted)?;
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(authority.clone().into_owned())?;
+        let verifier = rustls::client::WebPkiServerVerifier::builder_with_provider(
+            Arc::new(roots),
+            Arc::clone(&self.provider),
+        );
+        let verifier = verifier.build().map_err(|_| untrusted())?;
+        verifier.verify_server_cert(end_entity, &[], name, ocsp, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("TLS 1.2 is not offered".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn founder(state: &std::path::Path) -> (Dir, Settings) {
+        let dir = Dir::of(state);
+        let address = "127.0.0.1:9".parse().unwrap();
+        let etcd = vec![
+            "https://10.0.0.1:2379".to_owned(),
+            "https://[fd00::1]:2379/".to_owned(),
+        ];
+        let settings = init(&dir, "a".parse().unwrap(), address, etcd).unwrap();
+        (dir, settings)
+    }
+
+    fn request(token: &Token) -> Join {
+        Join {
+            secret: token.secret.clone(),
+            node: "b".parse().unwrap(),
+            identity: "i".to_owned(),
+            public_key: NewKey::generate().unwrap().public(),
+        }
+    }
+
+    #[test]
+    fn a_token_is_used_once_and_expires() {
+        let state = tempfile::tempdir().unwrap();
+        let (dir, settings) = founder(state.path());
+        let text = token(&dir, Duration::from_secs(60)).unwrap();
+        let made = read_token(&text).unwrap();
+        let join = request(&made);
+        take_token(&dir, &join).unwrap();
+        assert!(matches!(take_token(&dir, &join), Err(JoinError::Spent)));
+        let authority = Authority::load(&dir, &settings.cluster).unwrap();
+        let member = Member {
+            id: join.node.clone(),
+            identity: join.identity.clone(),
+            slot: cluster::HomeSlot::new(1).unwrap(),
+        };
+        let signed = sign_join(&authority, &dir, &settings, &join, member).unwrap();
+        assert!(
+            signed.shared.is_some() && fingerprint(&signed.authority).unwrap() == made.authority
+        );
+        let mut other = request(&made);
+        other.secret = "0".repeat(32);
+        assert!(matches!(take_token(&dir, &other), Err(JoinError::Spent)));
+        other.secret = "../../cluster.json".to_owned();
+        assert!(matches!(take_token(&dir, &other), Err(JoinError::Spent)));
+        assert!(dir.has("cluster.json"));
+        let late = read_token(&token(&dir, Duration::ZERO).unwrap()).unwrap();
+        std::thread::sleep(Duration::from_millis(1100));
+        assert!(matches!(
+            take_token(&dir, &request(&late)),
+            Err(JoinError::Spent)
+        ));
+    }
+
+    #[test]
+    fn malformed_tokens_and_keys_are_refused() {
+        let state = tempfile::tempdir().unwrap();
+        let (dir, settings) = founder(state.path());
+        for text in ["", "cube-join-1.", "cube-join-1.!!", "x"] {
+            assert!(read_token(text).is_err(), "{text}");
+        }
+        let authority = Authority::load(&dir, &settings.cluster).unwrap();
+        let node: NodeId = "b".parse().unwrap();
+        for key in [&[][..], &[4; 64], &[2; 65]] {
+            assert!(authority.node(&node, key).is_err());
+        }
+        assert!(
+            init(&dir, node, settings.address, Vec::new()).is_err(),
+            "settings are overwritten"
+        );
+    }
+
+    #[test]
+    fn certificates_of_etcd_name_its_hosts() {
+        let urls = [
+            "https://10.0.0.1:2379",
+            "https://[fd00::1]:2379/",
+            "https://e.test",
+        ];
+        let urls: Vec<_> = urls.iter().map(|url| (*url).to_owned()).collect();
+        assert_eq!(hosts(&urls), ["127.0.0.1", "10.0.0.1", "fd00::1", "e.test"]);
+    }
+}

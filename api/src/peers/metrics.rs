@@ -1,0 +1,87 @@
+//! Metrics of the cluster as this node sees it, and log lines of its events.
+
+use std::fmt::Write;
+
+use cluster::ClusterEvent;
+use tokio::sync::broadcast::error::RecvError;
+
+use super::Peers;
+
+/// Gauges in OpenMetrics text format, without an end mark.
+#[must_use]
+pub(crate) fn render(peers: &Peers) -> String {
+    let view = peers.cluster().view();
+    let health = peers.health();
+    let away = view
+        .members
+        .keys()
+        .filter(|node| !view.nodes.contains_key(*node));
+    let away: Vec<_> = away.collect();
+    let lost = away.iter().filter_map(|node| peers.roster().get(node));
+    let lost: usize = lost.map(|seen| seen.state.sandboxes.len()).sum();
+    let mut text = String::new();
+    let mut gauge = |name: &str, help: &str, value: &dyn std::fmt::Display| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "# HELP cube_cluster_{name} {help}.\n# TYPE cube_cluster_{name} gauge\ncube_cluster_{name} {value}"
+        );
+    };
+    gauge("members", "Nodes that have joined", &view.members.len());
+    gauge("nodes", "Nodes that are there", &view.nodes.len());
+    gauge(
+        "lost_sandboxes",
+        "Sandboxes that nodes which are away had when last seen",
+        &lost,
+    );
+    gauge(
+        "registered",
+        "Whether this node's lease holds",
+        &u8::from(health.registered),
+    );
+    if let Some(age) = health.last_contact {
+        let help = "Time since etcd has answered";
+        gauge("etcd_silence_seconds", help, &age.as_secs_f64());
+    }
+    text
+}
+
+/// Logs what happens to the other nodes; never returns.
+pub(crate) async fn log_events(peers: Peers) {
+    let mut events = peers.cluster().events();
+    loop {
+        match events.recv().await {
+            Ok(event) => log(&event),
+            Err(RecvError::Lagged(lost)) => tracing::warn!(lost, "events of the cluster are lost"),
+            Err(RecvError::Closed) => return std::future::pending().await,
+        }
+    }
+}
+
+fn log(event: &ClusterEvent) {
+    match event {
+        ClusterEvent::Joined(node) => tracing::info!(%node, "a node is there"),
+        // `roster` reports what is lost with it.
+        ClusterEvent::Away { node, .. } => tracing::warn!(%node, "a node is away"),
+        ClusterEvent::Rebooted(node) => {
+            tracing::warn!(%node, "a node has rebooted: what ran there has ended");
+        }
+        ClusterEvent::Moved { sandbox, owner } => {
+            tracing::info!(%sandbox, node = %owner.owner.node, "a sandbox has moved");
+        }
+        ClusterEvent::Superseded { sandbox, by } => {
+            tracing::error!(%sandbox, node = %by.owner.node, "another node owns a sandbox of this one");
+        }
+        ClusterEvent::Detached => {
+            tracing::warn!("etcd does not answer: creates and streams go on with the last view");
+        }
+        ClusterEvent::Attached => tracing::info!("etcd answers again"),
+        ClusterEvent::HistoryLost { had, found } => {
+            tracing::error!(
+                had,
+                found,
+                "etcd is older than before: it was restored from a backup"
+            );
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! What this node publishes about itself, and what it takes over from the cluster: load, templates, status, certificate.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use cluster::{Load, NodeState, Replica, TemplateId};
+use pool::{Pool, PoolStats, TemplateInfo};
+
+use super::{
+    PeerError, Peers,
+    authority::RENEW_AFTER,
+    join::{NewKey, Signed},
+    question, status_of,
+    tls::OWN,
+};
+use crate::{builds::owner::Builds, control::wanted, node::OwnNode};
+
+/// How often load and templates are looked at. The cluster writes the load at most once a second, and only changes.
+const EVERY: Duration = Duration::from_secs(1);
+/// How often the age of the certificate is looked at.
+const RENEWAL: Duration = Duration::from_secs(3600);
+const MIB: u64 = 1 << 20;
+/// Free memory is published in steps, so that small changes write nothing to etcd.
+const STEP_MIB: u64 = 64;
+
+/// Publishes load and templates; never returns.
+pub(crate) async fn publish(peers: Peers, pool: Pool, builds: Builds, node: OwnNode) {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
+    let mut published: BTreeMap<TemplateId, Replica> = BTreeMap::new();
+    loop {
+        let templates = pool.templates().await;
+        let names = Names::of(&templates, &builds);
+        let stats = pool.stats().await;
+        let (_, _, creating) = node.creates();
+        peers
+            .cluster()
+            .publish_load(load(&stats, &names, creating, cpus));
+        let replicas = names.replicas();
+        for (name, replica) in &replicas {
+            if published.get(name) != Some(replica) {
+                peers.cluster().add_replica(name.clone(), replica.clone());
+            }
+        }
+        for name in published
+            .keys()
+            .filter(|name| !replicas.contains_key(*name))
+        {
+            peers.cluster().remove_replica(name);
+        }
+        published = replicas;
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+fn load(stats: &PoolStats, names: &Names, creating: u32, cpus: u32) -> Load {
+    let mut warm = BTreeMap::new();
+    for (stock, figures) in stats.stocks.iter().filter(|(_, stock)| stock.warm > 0) {
+        for name in names.of_stock(stock) {
+            warm.insert(name.clone(), figures.warm);
+        }
+    }
+    Load {
+        memory_free_mib: stats.available_bytes / MIB / STEP_MIB * STEP_MIB,
+        warm,
+        running: stats.running,
+        paused: stats.paused,
+        creating,
+        cpus,
+    }
+}
+
+/// The names under which creates may ask for each template.
+struct Names(Vec<(TemplateInfo, Vec<TemplateId>)>);
+
+impl Names {
+    fn of(templates: &[TemplateInfo], builds: &Builds) -> Self {
+        let catalog = builds.catalog();
+        let named = templates.iter().map(|template| {
+            let client_id = catalog.id_for_clients(&template.id);
+            let references = template.names.iter().map(String::as_str);
+            let references = references.chain([template.id.as_str(), client_id]);
+            let mut names: Vec<_> = references.filter_map(wanted).collect();
+            names.sort_unstable();
+            names.dedup();
+            (template.clone(), names)
+        });
+        Self(named.collect())
+    }
+
+    /// Of the template whose stock has this key: its first name, or its id.
+    fn of_stock(&self, stock: &str) -> &[TemplateId] {
+        let mut all = self.0.iter();
+        let found = all.find(|(template, _)| {
+            template.id == stock || template.names.iter().any(|name| name == stock)
+        });
+        found.map_or(&[], |(_, names)| names)
+    }
+
+    fn replicas(&self) -> BTreeMap<TemplateId, Replica> {
+        let all = self.0.iter().flat_map(|(template, names)| {
+            names.iter().map(|name| {
+                let replica = Replica {
+                    content: template.id.clone(),
+                    bytes: template.bytes.0,
+                };
+                (name.clone(), replica)
+            })
+        });
+        all.collect()
+    }
+}
+
+/// Takes the status that the cluster has for this node over; never returns.
+pub(crate) async fn follow_status(peers: Peers, node: OwnNode) {
+    let mut views = peers.cluster().views();
+    let mut known: Option<NodeState> = None;
+    loop {
+        let state = views.borrow_and_update().state(peers.this());
+        if known != Some(state) {
+            known = Some(state);
+            let node = node.clone();
+            let set = tokio::task::spawn_blocking(move || node.set(status_of(state))).await;
+            if let Ok(Err(why)) = set {
+                tracing::error!(why = %model::chain(&why), "cannot keep the node's status");
+            }
+        }
+        if views.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+    }
+}
+
+/// Renews the certificate of this node before it expires; never returns.
+pub(crate) async fn renew(peers: Peers) {
+    loop {
+        let modified = std::fs::metadata(peers.dir().path(OWN)).and_then(|file| file.modified());
+        let age = modified.ok().and_then(|at| at.elapsed().ok());
+        if age.is_some_and(|age| age > RENEW_AFTER) {
+            renew_now(&peers).await;
+        }
+        tokio::time::sleep(RENEWAL).await;
+    }
+}
+
+async fn renew_now(peers: &Peers) {
+    let done = match renewed(peers).await {
+        Ok(()) => peers
+            .tls()
+            .reload(peers.dir())
+            .map_err(|why| model::chain(&why)),
+        Err(why) => Err(why),
+    };
+    match done {
+        Ok(()) => tracing::info!("the certificate of this node is renewed"),
+        Err(why) => tracing::error!(
+            why,
+            "cannot renew the certificate of this node: the node that founded the cluster must answer before it expires"
+        ),
+    }
+}
+
+async fn renewed(peers: &Peers) -> Result<(), String> {
+    let text = |why: &dyn std::error::Error| model::chain(why);
+    let key = NewKey::generate().map_err(|why| text(&why))?;
+    let asked = key.renewal();
+    if let Ok(authority) = peers.authority() {
+        let signed = super::join::sign_renewal(&authority, peers.dir(), peers.this(), &asked);
+        let signed = signed.map_err(|why| text(&why))?;
+        return key.keep(peers.dir(), &signed).map_err(|why| text(&why));
+    }
+    let body = serde_json::to_vec(&asked).map_err(|why| text(&why))?;
+    let mut last = "no other node is there".to_owned();
+    for node in peers.others() {
+        let question = question("POST", "/cluster/renew", body.clone());
+        let signed: Result<Signed, PeerError> = peers.ask(&node, question).await;
+        match signed {
+            Ok(signed) => return key.keep(peers.dir(), &signed).map_err(|why| text(&why)),
+            Err(why) => last = text(&why),
+        }
+    }
+    Err(last)
+}

@@ -1,0 +1,190 @@
+//! What the other nodes had when they were last seen: their figures, their sandboxes and their keys. No create is recorded
+//! anywhere but on its node, so this is what is left to report of a node that is away.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use api_types::{
+    envd::Timestamp,
+    rest::{LostSandbox, Node, NodeStatus, SandboxState},
+};
+use cluster::NodeId;
+use model::{SandboxId, clock::unix_ms};
+use serde::{Deserialize, Serialize};
+
+use super::{Peers, question};
+use crate::{
+    auth::{Authenticator, KeyRecord},
+    registry::timestamp,
+};
+
+/// How often each node is looked at.
+const LOOK: Duration = Duration::from_secs(2);
+/// Sandboxes of a lost node that are logged one by one.
+const LOGGED: usize = 100;
+
+/// What a node says of itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PeerState {
+    pub node: Node,
+    pub sandboxes: Vec<LostSandbox>,
+    pub keys: Vec<KeyRecord>,
+}
+
+/// A node as it was last seen.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub state: Arc<PeerState>,
+    pub at_unix_ms: u64,
+    /// Whether its loss has been reported.
+    reported: bool,
+}
+
+/// All other nodes that were seen since the start.
+#[derive(Clone, Debug, Default)]
+pub struct Roster(Arc<Mutex<BTreeMap<NodeId, Seen>>>);
+
+impl Roster {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeId, Seen>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[must_use]
+    pub fn get(&self, node: &NodeId) -> Option<Seen> {
+        self.lock().get(node).cloned()
+    }
+
+    fn enter(&self, node: NodeId, state: PeerState) {
+        let seen = Seen {
+            state: Arc::new(state),
+            at_unix_ms: unix_ms(),
+            reported: false,
+        };
+        self.lock().insert(node, seen);
+    }
+
+    /// The last state of a sandbox, and when it was seen.
+    #[must_use]
+    pub fn last(&self, node: &NodeId, id: &SandboxId) -> Option<(&'static str, Timestamp)> {
+        let seen = self.get(node)?;
+        let mut sandboxes = seen.state.sandboxes.iter();
+        let found = sandboxes.find(|s| s.sandbox_id == id.as_str())?;
+        let state = match found.state {
+            SandboxState::Running => "running",
+            SandboxState::Paused => "paused",
+        };
+        Some((state, timestamp(seen.at_unix_ms)))
+    }
+
+    /// The node as it was last seen, with its sandboxes if it is away.
+    #[must_use]
+    pub fn node(&self, node: &NodeId, is_there: bool) -> Option<Node> {
+        let seen = self.get(node)?;
+        let mut shown = seen.state.node.clone();
+        if !is_there {
+            shown.status = NodeStatus::Unhealthy;
+            shown.status_changed_at = timestamp(seen.at_unix_ms);
+            let at = timestamp(seen.at_unix_ms);
+            shown.lost = seen.state.sandboxes.clone();
+            for sandbox in &mut shown.lost {
+                sandbox.seen_at = at;
+            }
+        }
+        Some(shown)
+    }
+
+    /// The keys of all other nodes.
+    #[must_use]
+    pub fn keys(&self) -> Vec<KeyRecord> {
+        let nodes = self.lock();
+        let keys = nodes.values().flat_map(|seen| seen.state.keys.iter());
+        keys.cloned().collect()
+    }
+
+    fn retain(&self, is_member: impl Fn(&NodeId) -> bool) {
+        self.lock().retain(|node, _| is_member(node));
+    }
+
+    /// The sandboxes of a node that is away, once.
+    fn report(&self, node: &NodeId) -> Option<Vec<LostSandbox>> {
+        let mut nodes = self.lock();
+        let seen = nodes.get_mut(node)?;
+        if seen.reported {
+            return None;
+        }
+        seen.reported = true;
+        Some(seen.state.sandboxes.clone())
+    }
+}
+
+/// Looks at all nodes again and again; never returns. Accepts the keys of the other nodes here.
+pub(crate) async fn watch(peers: Peers, authenticator: Arc<Authenticator>) {
+    let stored = load_keys(&peers);
+    authenticator.replace_others(stored);
+    let mut kept: Vec<KeyRecord> = Vec::new();
+    loop {
+        look(&peers).await;
+        let keys = peers.roster().keys();
+        if !keys.is_empty() && keys != kept {
+            authenticator.replace_others(keys.clone());
+            store_keys(&peers, &keys);
+            kept = keys;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+async fn look(peers: &Peers) {
+    let mut asked = tokio::task::JoinSet::new();
+    for node in peers.others() {
+        let peers = peers.clone();
+        asked.spawn(async move {
+            let state = peers.ask(&node, question("GET", "/cluster/state", Vec::new()));
+            (state.await, node)
+        });
+    }
+    while let Some(done) = asked.join_next().await {
+        match done {
+            Ok((Ok(state), node)) => peers.roster().enter(node, state),
+            Ok((Err(why), node)) => {
+                tracing::debug!(%node, why = %model::chain(&why), "cannot look at a node");
+            }
+            Err(_) => {}
+        }
+    }
+    let view = peers.cluster().view();
+    peers
+        .roster()
+        .retain(|node| view.members.contains_key(node));
+    for node in view.members.keys() {
+        if node != peers.this()
+            && !view.nodes.contains_key(node)
+            && let Some(lost) = peers.roster().report(node)
+        {
+            tracing::error!(%node, sandboxes = lost.len(), "a node is away: its running sandboxes are lost unless it returns");
+            for sandbox in lost.iter().take(LOGGED) {
+                let state = sandbox.state;
+                tracing::warn!(%node, sandbox = sandbox.sandbox_id, ?state, "lost");
+            }
+        }
+    }
+}
+
+const KEYS: &str = "peer-keys.json";
+
+/// The keys of other nodes as this node has last seen them: a node that starts while others are away accepts their keys.
+fn load_keys(peers: &Peers) -> Vec<KeyRecord> {
+    let text = peers.dir().read(KEYS);
+    let keys = text.ok().and_then(|text| serde_json::from_str(&text).ok());
+    keys.unwrap_or_default()
+}
+
+fn store_keys(peers: &Peers, keys: &[KeyRecord]) {
+    let written = serde_json::to_vec(keys).map(|bytes| peers.dir().write(KEYS, &bytes));
+    if let Ok(Err(why)) = written {
+        tracing::warn!(why = %model::chain(&why), "cannot keep the keys of other nodes");
+    }
+}

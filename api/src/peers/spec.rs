@@ -1,0 +1,169 @@
+//! How a server becomes a node: its settings, and its record in the cluster.
+
+use std::{collections::BTreeSet, fs, path::Path, time::Duration};
+
+use cluster::{
+    Cluster, ClusterError, CpuKind, EtcdConfig, HomeSlot, Incarnation, JoinConfig, Member, Node,
+    TlsFiles, found,
+};
+use model::Platform;
+
+use super::{
+    PeerTls, Peers,
+    join::JoinError,
+    settings::{Dir, Settings, SettingsError},
+    tls::{OWN, PeerTlsError},
+};
+
+/// How long the others wait for this node before it is away.
+const LEASE: Duration = Duration::from_secs(10);
+
+/// The cluster of a server.
+#[derive(Clone, Debug)]
+pub struct ClusterSpec {
+    pub settings: Settings,
+    pub tls: PeerTls,
+    dir: Dir,
+}
+
+/// Why the settings of the cluster cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterSpecError {
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error(transparent)]
+    Tls(#[from] PeerTlsError),
+}
+
+impl ClusterSpec {
+    /// Reads the settings in a state directory.
+    ///
+    /// # Errors
+    /// Returns [`ClusterSpecError`] if there are none, or they cannot be used.
+    pub fn load(state: &Path) -> Result<Self, ClusterSpecError> {
+        let dir = Dir::of(state);
+        let settings = dir.load()?;
+        let tls = PeerTls::load(&dir)?;
+        Ok(Self { settings, tls, dir })
+    }
+
+    fn etcd(&self) -> EtcdConfig {
+        let is_tls = self
+            .settings
+            .etcd
+            .iter()
+            .any(|url| url.starts_with("https:"));
+        EtcdConfig {
+            endpoints: self.settings.etcd.clone(),
+            tls: is_tls.then(|| TlsFiles {
+                authority: self.dir.path("ca.crt"),
+                certificate: self.dir.path(OWN),
+                key: self.dir.path(OWN),
+            }),
+        }
+    }
+
+    /// Joins the cluster. The first node founds it before.
+    ///
+    /// # Errors
+    /// Returns [`JoinError`] if this node is no member, or, for the first start of the first node, if etcd does not answer.
+    pub(crate) async fn join(&self) -> Result<Peers, JoinError> {
+        let this = self.record()?;
+        let mut settings = self.settings.clone();
+        // It may have been founded since this process has read the settings.
+        if settings.member.is_none() {
+            settings = self.dir.load()?;
+        }
+        let member = match &settings.member {
+            Some(member) => member.clone(),
+            None => {
+                let member = self.found(&settings).await?;
+                settings.member = Some(member.clone());
+                self.dir.store(&settings)?;
+                tracing::info!(cluster = settings.cluster, "the cluster is founded");
+                member
+            }
+        };
+        let home_key = settings.home_key().ok_or(JoinError::Malformed)?;
+        let config = JoinConfig {
+            etcd: self.etcd(),
+            lease: LEASE,
+            home_key,
+            member,
+        };
+        let cluster = Cluster::join(config, this).await?;
+        let (tls, dir) = (self.tls.clone(), self.dir.clone());
+        Ok(Peers::new(cluster, tls, dir, settings))
+    }
+
+    /// A cluster that this node has founded without keeping the record has its first slot.
+    async fn found(&self, settings: &Settings) -> Result<Member, JoinError> {
+        let (node, identity) = (&settings.node, &settings.identity);
+        match (found(&self.etcd(), node, identity).await, HomeSlot::new(0)) {
+            (Err(ClusterError::Founded), Some(slot)) => Ok(Member {
+                id: node.clone(),
+                identity: identity.clone(),
+                slot,
+            }),
+            (made, _) => Ok(made?),
+        }
+    }
+
+    fn record(&self) -> Result<Node, JoinError> {
+        let cpu = cpu_of(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let incarnation: Incarnation = boot.trim().parse().map_err(JoinError::Boot)?;
+        Ok(Node {
+            id: self.settings.node.clone(),
+            identity: self.settings.identity.clone(),
+            address: self.settings.address.to_string(),
+            incarnation,
+            platform: platform(&cpu),
+            cpu,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        })
+    }
+}
+
+/// Guests run in ring 0 if the CPU has VMX or SVM.
+fn platform(cpu: &CpuKind) -> Platform {
+    if cpu.features.contains("vmx") || cpu.features.contains("svm") {
+        Platform::Hvm
+    } else {
+        Platform::Ring3
+    }
+}
+
+fn cpu_of(cpuinfo: &str) -> CpuKind {
+    let first = cpuinfo.split("\n\n").next().unwrap_or_default();
+    let value = |name: &str| {
+        let found = first.lines().find_map(|line| {
+            let (key, value) = line.split_once(':')?;
+            (key.trim() == name).then(|| value.trim().to_owned())
+        });
+        found.unwrap_or_default()
+    };
+    let flags = value("flags");
+    let features: BTreeSet<_> = flags.split_whitespace().map(str::to_owned).collect();
+    CpuKind {
+        vendor: value("vendor_id"),
+        family: value("cpu family").parse().unwrap_or(0),
+        model: value("model").parse().unwrap_or(0),
+        name: value("model name"),
+        features,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kind_of_a_cpu_is_that_of_the_first_one() {
+        let text = "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t: 85\nflags\t: fpu vmx\n\nflags\t: fpu\n";
+        let cpu = cpu_of(text);
+        assert_eq!((cpu.family, cpu.model), (6, 85));
+        assert_eq!(platform(&cpu), Platform::Hvm);
+        assert_eq!(platform(&cpu_of("")), Platform::Ring3);
+    }
+}

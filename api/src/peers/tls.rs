@@ -1,0 +1,290 @@
+//! TLS between nodes: both sides show a certificate of the cluster's authority.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use cluster::NodeId;
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+    server::{ParsedCertificate, WebPkiClientVerifier},
+    sign::CertifiedKey,
+};
+
+use super::{
+    authority::host_name,
+    settings::{Dir, SettingsError},
+};
+
+/// The certificate of this node, that of the authority, and the key. One file, so that a renewal replaces all at once.
+pub const OWN: &str = "node.pem";
+
+/// Why the certificates of the cluster cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PeerTlsError {
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error("{0} in the cluster's settings is not PEM of the expected kind")]
+    Pem(&'static str),
+    #[error("cannot use the cluster's certificates")]
+    Unusable(#[source] rustls::Error),
+    #[error("cannot check clients by the cluster's authority: {0}")]
+    Verifier(String),
+}
+
+/// The present certificate of this node, for both directions.
+#[derive(Clone)]
+pub struct PeerTls(Arc<Mutex<Both>>);
+
+#[derive(Clone)]
+struct Both {
+    server: Arc<ServerConfig>,
+    client: Arc<ClientConfig>,
+}
+
+impl std::fmt::Debug for PeerTls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PeerTls")
+    }
+}
+
+impl PeerTls {
+    /// # Errors
+    /// Returns [`PeerTlsError`] if a file is missing or malformed.
+    pub fn load(dir: &Dir) -> Result<Self, PeerTlsError> {
+        Ok(Self(Arc::new(Mutex::new(both(dir)?))))
+    }
+
+    /// Uses the files as they are now for new connections.
+    ///
+    /// # Errors
+    /// Returns [`PeerTlsError`]; the former certificate then stays.
+    pub fn reload(&self, dir: &Dir) -> Result<(), PeerTlsError> {
+        let both = both(dir)?;
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = both;
+        Ok(())
+    }
+
+    pub(crate) fn server(&self) -> Arc<ServerConfig> {
+        let both = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&both.server)
+    }
+
+    pub(super) fn client(&self) -> Arc<ClientConfig> {
+        let both = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&both.client)
+    }
+}
+
+fn both(dir: &Dir) -> Result<Both, PeerTlsError> {
+    let (authority, own) = (dir.read("ca.crt")?, dir.read(OWN)?);
+    let provider = Arc::new(ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(&authority, "ca.crt")? {
+        roots.add(certificate).map_err(PeerTlsError::Unusable)?;
+    }
+    let roots = Arc::new(roots);
+    let key = PrivateKeyDer::from_pem_slice(own.as_bytes());
+    let key = key.map_err(|_| PeerTlsError::Pem(OWN))?;
+    let chain = certificates(&own, OWN)?;
+    // Checks that both belong together.
+    CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider)
+        .map_err(PeerTlsError::Unusable)?;
+    // A host that joins has no certificate yet; it may only join.
+    let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider.clone())
+        .allow_unauthenticated()
+        .build()
+        .map_err(|why| PeerTlsError::Verifier(why.to_string()))?;
+    let mut server = ServerConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(PeerTlsError::Unusable)?
+        .with_client_cert_verifier(clients)
+        .with_single_cert(chain.clone(), key.clone_key())
+        .map_err(PeerTlsError::Unusable)?;
+    server.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let mut client = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(PeerTlsError::Unusable)?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key)
+        .map_err(PeerTlsError::Unusable)?;
+    client.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Both {
+        server: Arc::new(server),
+        client: Arc::new(client),
+    })
+}
+
+pub(super) fn certificates(
+    pem: &str,
+    what: &'static str,
+) -> Result<Vec<CertificateDer<'static>>, PeerTlsError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        Ok(_) | Err(_) => Err(PeerTlsError::Pem(what)),
+    }
+}
+
+/// The node at the other end of a connection to this one.
+#[derive(Debug)]
+pub struct Peer {
+    /// Checked against the authority. `None`: it has shown none, or another process has checked it.
+    certificate: Option<CertificateDer<'static>>,
+    name: OnceLock<NodeId>,
+}
+
+impl Peer {
+    #[must_use]
+    pub fn new(certificate: Option<CertificateDer<'static>>) -> Self {
+        Self {
+            certificate,
+            name: OnceLock::new(),
+        }
+    }
+
+    /// A peer that another process of this server has checked.
+    #[must_use]
+    pub fn checked(name: NodeId) -> Self {
+        let peer = Self::new(None);
+        let _ = peer.name.set(name);
+        peer
+    }
+
+    /// The node, if it was found before.
+    #[must_use]
+    pub fn name(&self) -> Option<&NodeId> {
+        self.name.get()
+    }
+
+    /// The node that the certificate is of, which must be one of `members`.
+    pub(super) fn find<'a>(
+        &self,
+        mut members: impl Iterator<Item = &'a NodeId>,
+    ) -> Option<&NodeId> {
+        if self.name.get().is_none() {
+            let certificate = ParsedCertificate::try_from(self.certificate.as_ref()?).ok()?;
+            let is_of = |node: &&NodeId| {
+                let name = ServerName::try_from(host_name(node));
+                name.is_ok_and(|name| {
+                    rustls::client::verify_server_name(&certificate, &name).is_ok()
+                })
+            };
+            let found = members.find(is_of)?.clone();
+            let _ = self.name.set(found);
+        }
+        self.name.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    use super::*;
+    use crate::peers::{authority::Authority, join};
+
+    fn id(name: &str) -> NodeId {
+        name.parse().unwrap()
+    }
+
+    fn founder(state: &std::path::Path) -> (Dir, Authority) {
+        let dir = Dir::of(state);
+        let address = "127.0.0.1:9".parse().unwrap();
+        let etcd = vec!["http://127.0.0.1:2379".to_owned()];
+        let settings = join::init(&dir, id("a"), address, etcd).unwrap();
+        let authority = Authority::load(&dir, &settings.cluster).unwrap();
+        (dir, authority)
+    }
+
+    /// The settings of a node with this certificate and key.
+    fn with(state: &std::path::Path, ca: &Dir, own: &str) -> Dir {
+        let dir = Dir::of(state);
+        dir.create().unwrap();
+        dir.write("ca.crt", ca.read("ca.crt").unwrap().as_bytes())
+            .unwrap();
+        dir.write(OWN, own.as_bytes()).unwrap();
+        dir
+    }
+
+    fn signed(authority: &Authority, node: &str) -> String {
+        let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+        let certificate = authority.node(&id(node), key.public_key_raw()).unwrap();
+        format!("{certificate}{}", key.serialize_pem())
+    }
+
+    /// The certificate that the server gets from the client, which expects a server of this name.
+    async fn shake(
+        server: &PeerTls,
+        client: Arc<ClientConfig>,
+        name: &str,
+    ) -> Result<Option<CertificateDer<'static>>, String> {
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let accept = TlsAcceptor::from(server.server()).accept(far);
+        let name = ServerName::try_from(host_name(&id(name))).unwrap();
+        let connect = TlsConnector::from(client).connect(name, near);
+        let (accepted, connected) = tokio::join!(accept, connect);
+        connected.map_err(|why| why.to_string())?;
+        let accepted = accepted.map_err(|why| why.to_string())?;
+        let chain = accepted.get_ref().1.peer_certificates();
+        Ok(chain.and_then(<[_]>::first).cloned())
+    }
+
+    #[tokio::test]
+    async fn a_member_is_known_by_its_certificate_and_nothing_else_is_one() {
+        let [a, b, other, etcd] = [(); 4].map(|()| tempfile::tempdir().unwrap());
+        let (dir, authority) = founder(a.path());
+        let server = PeerTls::load(&dir).unwrap();
+        let client = PeerTls::load(&with(b.path(), &dir, &signed(&authority, "b"))).unwrap();
+        let members = [id("a"), id("b")];
+
+        let shown = shake(&server, client.client(), "a").await.unwrap();
+        let peer = Peer::new(shown);
+        assert_eq!(peer.find(members[..1].iter()), None, "it is no member yet");
+        assert_eq!(peer.find(members.iter()), Some(&members[1]));
+        // A client that expects another node is not deceived.
+        assert!(shake(&server, client.client(), "b").await.is_err());
+
+        // Etcd's certificate is of the same authority, and no node's.
+        let own = format!(
+            "{}{}",
+            dir.read("etcd.crt").unwrap(),
+            dir.read("etcd.key").unwrap()
+        );
+        let client = PeerTls::load(&with(etcd.path(), &dir, &own)).unwrap();
+        let shown = shake(&server, client.client(), "a").await.unwrap();
+        assert!(shown.is_some() && Peer::new(shown).find(members.iter()).is_none());
+
+        // Another cluster's node of the same name is refused on both sides.
+        let (foreign, _) = founder(other.path());
+        let client = PeerTls::load(&foreign).unwrap();
+        assert!(shake(&server, client.client(), "a").await.is_err());
+
+        // A host that shows nothing is let in, to join, and is no member.
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(&dir.read("ca.crt").unwrap(), "ca.crt").unwrap() {
+            roots.add(certificate).unwrap();
+        }
+        let plain = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let shown = shake(&server, Arc::new(plain), "a").await.unwrap();
+        assert!(Peer::new(shown).find(members.iter()).is_none());
+    }
+
+    #[test]
+    fn a_renewed_certificate_replaces_the_former_one() {
+        let a = tempfile::tempdir().unwrap();
+        let (dir, authority) = founder(a.path());
+        let tls = PeerTls::load(&dir).unwrap();
+        let before = tls.server();
+        dir.write(OWN, signed(&authority, "a").as_bytes()).unwrap();
+        tls.reload(&dir).unwrap();
+        assert!(!Arc::ptr_eq(&before, &tls.server()));
+        dir.write(OWN, b"x").unwrap();
+        let now = tls.server();
+        assert!(tls.reload(&dir).is_err() && Arc::ptr_eq(&now, &tls.server()));
+    }
+}

@@ -1,0 +1,274 @@
+//! One service on three nodes.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::world::{World, until};
+
+/// Creates of the comparison of local and forwarded ones.
+const CREATES: usize = 6;
+
+pub(crate) fn cluster_three_nodes_are_one_service() {
+    World::run(|world| {
+        only_members_use_the_listener_of_the_cluster(world);
+        a_node_serves_what_another_has(world);
+        creates_write_nothing_to_etcd(world);
+        without_etcd_creates_and_streams_go_on(world);
+        a_closed_node_gets_no_sandbox(world);
+        a_dead_node_is_reported(world);
+    });
+}
+
+fn id(sandbox: &Value) -> String {
+    sandbox["sandboxID"].as_str().unwrap().to_owned()
+}
+
+/// Closes all nodes but one, so that creates go there.
+fn only(world: &World, at: usize) {
+    for (other, node) in world.nodes.iter().enumerate() {
+        let status = if other == at { "ready" } else { "standby" };
+        let body = json!({"status": status});
+        world.nodes[0]
+            .send("POST", &format!("/nodes/{}", node.name), &body)
+            .expect(204);
+    }
+    for node in &world.nodes {
+        node.until_all(1, "ready");
+    }
+}
+
+fn open_all(world: &World) {
+    for node in &world.nodes {
+        let path = format!("/nodes/{}", node.name);
+        world.nodes[0]
+            .send("POST", &path, &json!({"status": "ready"}))
+            .expect(204);
+    }
+    for node in &world.nodes {
+        node.until_all(world.nodes.len(), "ready");
+    }
+}
+
+/// The public listener has no routes of nodes, and the other one answers hosts without a certificate with 403.
+fn only_members_use_the_listener_of_the_cluster(world: &World) {
+    let a = &world.nodes[0];
+    a.get("/cluster/state").expect(404);
+    assert_eq!(a.status_without_certificate("/cluster/state", ""), "403");
+    assert_eq!(a.status_without_certificate("/v2/sandboxes", ""), "403");
+    let join = json!({"secret": "0".repeat(32), "node": "x", "identity": "i", "public_key": ""});
+    assert_eq!(
+        a.status_without_certificate("/cluster/join", &join.to_string()),
+        "403"
+    );
+}
+
+fn a_node_serves_what_another_has(world: &World) {
+    only(world, 1);
+    let [a, b, c] = [0, 1, 2].map(|at| &world.nodes[at]);
+    let made = a.ask().expect(201);
+    assert_eq!(made.header("x-cube-node"), Some("b"));
+    let sandbox = made.json();
+    // Everything from a node that owns nothing: the agent, files, the control plane, by path.
+    assert_eq!(c.exec(&sandbox, "echo $((6*7))").unwrap(), "42\n");
+    let path = format!("/sandboxes/{}", id(&sandbox));
+    let detail = c.get(&path).expect(200).json();
+    assert_eq!(detail["metadata"]["by"], "a");
+    assert_eq!(detail, b.get(&path).expect(200).json());
+    let by_path = c.get(&format!("/sandbox/{}/49983/health", id(&sandbox)));
+    assert!(by_path.status == 204, "{}", by_path.text());
+    // A stream: the pieces arrive as they are made.
+    let began = Instant::now();
+    let output = c.exec(&sandbox, "echo a; sleep 0.3; echo b").unwrap();
+    assert!(output == "a\nb\n" && began.elapsed() >= Duration::from_millis(300));
+    // A megabyte each way.
+    let sum = c
+        .exec(&sandbox, "head -c 1000000 /dev/zero | tr '\\0' x")
+        .unwrap();
+    assert_eq!(sum.len(), 1_000_000);
+    // Keys of one node open all others.
+    until("the key of b is known at c", || {
+        c.send_as(b, "GET", &path).status == 200
+    });
+    c.send("POST", &format!("{path}/pause"), &json!({}))
+        .expect(204);
+    a.send("POST", &format!("{path}/connect"), &json!({"timeout": 60}))
+        .expect(201);
+    assert_eq!(c.exec(&sandbox, "echo on").unwrap(), "on\n");
+    lists_are_merged(world);
+    c.send("DELETE", &path, &Value::Null).expect(204);
+    a.get(&path).expect(404);
+    assert!(a.exec(&sandbox, "true").is_err());
+}
+
+fn lists_are_merged(world: &World) {
+    open_all(world);
+    let mut made = BTreeSet::new();
+    for at in [0, 2] {
+        only(world, at);
+        made.insert(id(&world.nodes[1].ask().expect(201).json()));
+    }
+    open_all(world);
+    // One sandbox of each node, on pages of one.
+    let (mut seen, mut next) = (Vec::new(), String::new());
+    loop {
+        let page = world.nodes[1]
+            .get(&format!("/v2/sandboxes?limit=1{next}"))
+            .expect(200);
+        assert_eq!(page.header("x-total-running"), Some("3"));
+        assert_eq!(page.header("x-cube-missing"), None);
+        let listed = page.json();
+        assert!(listed.as_array().unwrap().len() <= 1);
+        seen.extend(listed.as_array().unwrap().iter().map(id));
+        match page.header("x-next-token") {
+            Some(token) if seen.len() < 10 => next = format!("&nextToken={token}"),
+            _ => break,
+        }
+    }
+    let all: BTreeSet<_> = seen.iter().cloned().collect();
+    assert!(
+        seen.len() == 3 && all.len() == 3 && made.is_subset(&all),
+        "{seen:?}"
+    );
+    let old = world.nodes[0].get("/sandboxes").expect(200).json();
+    assert_eq!(
+        old.as_array().unwrap().iter().map(id).collect::<Vec<_>>(),
+        seen
+    );
+    let templates = world.nodes[0].get("/templates").expect(200).json();
+    let base = templates
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|t| t["aliases"][0] == "base");
+    assert_eq!(base.count(), 1, "{templates}");
+    for made in made {
+        world.nodes[1]
+            .send("DELETE", &format!("/sandboxes/{made}"), &Value::Null)
+            .expect(204);
+    }
+}
+
+fn creates_write_nothing_to_etcd(world: &World) {
+    only(world, 0);
+    let before = world.revision();
+    let mut took = [Vec::new(), Vec::new()];
+    for _ in 0..CREATES {
+        // At the node itself, and by another one: in turn, so that the load of the host is that of both.
+        for (times, node) in took.iter_mut().zip(&world.nodes) {
+            let began = Instant::now();
+            let made = node.ask().expect(201);
+            times.push(began.elapsed());
+            assert_eq!(made.header("x-cube-node"), Some("a"));
+            let path = format!("/sandboxes/{}", id(&made.json()));
+            node.send("DELETE", &path, &Value::Null).expect(204);
+        }
+    }
+    assert_eq!(world.revision(), before, "a create has written to etcd");
+    let [local, forwarded] = took.map(|mut times| {
+        times.sort_unstable();
+        times[CREATES / 2]
+    });
+    println!("create: local {local:?}, forwarded {forwarded:?} (median of {CREATES})");
+    assert!(
+        forwarded < local * 2 + Duration::from_millis(50),
+        "{local:?} {forwarded:?}"
+    );
+    open_all(world);
+}
+
+fn without_etcd_creates_and_streams_go_on(world: &World) {
+    only(world, 1);
+    let [a, c] = [0, 2].map(|at| &world.nodes[at]);
+    let sandbox = a.ask().expect(201).json();
+    std::thread::scope(|scope| {
+        let stream =
+            scope.spawn(|| c.exec(&sandbox, "for i in $(seq 30); do echo $i; sleep 0.1; done"));
+        world.stop_etcd();
+        let made = c.ask().expect(201);
+        assert_eq!(made.header("x-cube-node"), Some("b"));
+        assert_eq!(a.exec(&made.json(), "echo up").unwrap(), "up\n");
+        let path = format!("/sandboxes/{}", id(&made.json()));
+        a.send("DELETE", &path, &Value::Null).expect(204);
+        let output = stream.join().unwrap().unwrap();
+        assert_eq!(output.lines().count(), 30);
+    });
+    world.continue_etcd();
+    a.send(
+        "DELETE",
+        &format!("/sandboxes/{}", id(&sandbox)),
+        &Value::Null,
+    )
+    .expect(204);
+    open_all(world);
+}
+
+fn a_closed_node_gets_no_sandbox(world: &World) {
+    let [a, b] = [0, 1].map(|at| &world.nodes[at]);
+    a.send("POST", "/nodes/b", &json!({"status": "draining"}))
+        .expect(204);
+    until("b is draining", || {
+        b.get("/nodes/b").expect(200).json()["status"] == "draining"
+    });
+    let made = b.ask().expect(201);
+    assert_ne!(made.header("x-cube-node"), Some("b"));
+    let path = format!("/sandboxes/{}", id(&made.json()));
+    a.send("DELETE", &path, &Value::Null).expect(204);
+    a.send("POST", "/nodes/b", &json!({"status": "unhealthy"}))
+        .expect(409);
+    a.send("DELETE", "/nodes/b", &Value::Null).expect(409);
+    a.get("/nodes/x").expect(404);
+    // No node is open: the answer can be retried.
+    for name in ["a", "b", "c"] {
+        a.send(
+            "POST",
+            &format!("/nodes/{name}"),
+            &json!({"status": "standby"}),
+        )
+        .expect(204);
+    }
+    for node in &world.nodes {
+        node.until_all(0, "ready");
+    }
+    let refused = a.ask().expect(503);
+    assert!(refused.header("retry-after").is_some() && refused.text().contains("standby"));
+    open_all(world);
+}
+
+fn a_dead_node_is_reported(world: &mut World) {
+    only(world, 2);
+    let sandbox = world.nodes[0].ask().expect(201).json();
+    open_all(world);
+    until("a has seen the sandbox of c", || {
+        let c = world.nodes[0].get("/nodes/c").expect(200).json();
+        c["sandboxCount"] == 1
+    });
+    world.nodes[2].die();
+    let [a, b] = [0, 1].map(|at| &world.nodes[at]);
+    let path = format!("/sandboxes/{}", id(&sandbox));
+    // At once, an error that names the node; after its lease, the loss with the last state.
+    let refused = a.get(&path).expect(502);
+    assert!(refused.text().contains("node c"), "{}", refused.text());
+    a.until_all(1, "unhealthy");
+    until("b reports the loss", || {
+        let refused = b.get(&path).expect(502);
+        refused
+            .text()
+            .contains("node c, which is away: it was running")
+    });
+    let lost = a.get("/nodes/c").expect(200).json();
+    assert_eq!(lost["lost"][0]["sandboxID"], sandbox["sandboxID"]);
+    assert_eq!(lost["lost"][0]["state"], "running");
+    let list = a.get("/v2/sandboxes").expect(200);
+    assert_eq!(list.header("x-cube-missing"), Some("c"));
+    assert!(a.exec(&sandbox, "true").unwrap_err().contains("502"));
+    // Creates go on, and the node can be removed.
+    let made = b.ask().expect(201).json();
+    a.send("DELETE", &format!("/sandboxes/{}", id(&made)), &Value::Null)
+        .expect(204);
+    a.send("DELETE", "/nodes/c", &Value::Null).expect(204);
+    until("c is removed", || a.get("/nodes/c").status == 404);
+}

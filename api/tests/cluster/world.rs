@@ -1,0 +1,376 @@
+//! The nodes: namespaces on one bridge, and the processes in them.
+
+use std::{
+    fs::{self, File, Permissions},
+    net::{SocketAddr, TcpStream},
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use api_types::envd::{EnvdClient, ExecRequest};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testbed::world::{Namespace, ip};
+
+use crate::http::{self, Answer};
+
+/// Limit of every wait.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+const NAMES: [&str; 3] = ["a", "b", "c"];
+/// Where etcd and the test are.
+const HUB: &str = "10.77.0.254";
+
+pub(crate) fn until(what: &str, mut is_done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_done() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn artifacts() -> PathBuf {
+    std::env::var_os("CUBE_ARTIFACTS")
+        .map(PathBuf::from)
+        .unwrap()
+}
+
+/// A node. When dropped, its server and its sandboxes are killed.
+pub(crate) struct Node {
+    pub(crate) name: &'static str,
+    namespace: Namespace,
+    pub(crate) state: TempDir,
+    server: Option<Child>,
+    pub(crate) address: SocketAddr,
+    key: String,
+}
+
+/// All of them. The thread that makes it must be in the hub's namespace.
+pub(crate) struct World {
+    pub(crate) nodes: Vec<Node>,
+    etcd: Child,
+    dir: TempDir,
+}
+
+fn cube(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cube-api"));
+    command.args(words);
+    command
+}
+
+/// Runs a command, which must succeed, and returns its output.
+fn output(command: &mut Command) -> String {
+    let done = command.output().unwrap();
+    let error = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{command:?}: {error}");
+    String::from_utf8(done.stdout).unwrap().trim().to_owned()
+}
+
+impl World {
+    /// Runs `test` with three nodes that have joined, in a namespace of its own.
+    pub(crate) fn run(test: impl FnOnce(&mut World) + Send) {
+        let hub = Namespace::new().unwrap();
+        let ran = hub.within(|| {
+            ip(&format!(
+                "link add br0 type bridge\naddress add {HUB}/24 dev br0\nlink set br0 up"
+            ))?;
+            let mut world = World::start();
+            test(&mut world);
+            Ok(())
+        });
+        ran.unwrap();
+    }
+
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let nodes: Vec<_> = NAMES
+            .iter()
+            .zip(1..)
+            .map(|(name, at)| Node::new(name, at))
+            .collect();
+        let state = nodes[0].state.path().to_str().unwrap().to_owned();
+        let url = format!("https://{HUB}:2379");
+        let own = nodes[0].own();
+        let own: Vec<_> = own.iter().map(String::as_str).collect();
+        output(cube(&["cluster", "init", "--etcd", &url]).args(own));
+        let mut world = Self {
+            etcd: start_etcd(&dir, &state),
+            nodes,
+            dir,
+        };
+        world.nodes[0].start();
+        for at in 1..NAMES.len() {
+            let token = output(&mut cube(&["cluster", "token", "--state", &state]));
+            let node = &world.nodes[at];
+            let own = node.own();
+            let mut join = cube(&["cluster", "join", &token]);
+            join.args(&own);
+            let joined = node.namespace.within(|| Ok(output(&mut join)));
+            joined.unwrap();
+            world.nodes[at].start();
+        }
+        for node in &world.nodes {
+            node.until_all(NAMES.len(), "ready");
+        }
+        world
+    }
+
+    pub(crate) fn stop_etcd(&self) {
+        signal(&self.etcd, "-STOP");
+    }
+
+    pub(crate) fn continue_etcd(&self) {
+        signal(&self.etcd, "-CONT");
+    }
+
+    /// The revision of the last change in etcd, those of loads apart.
+    pub(crate) fn revision(&self) -> u64 {
+        let file = |name: &str| self.nodes[0].state.path().join("cluster").join(name);
+        // JSON over the gateway of etcd, so that no client of etcd is needed.
+        let answer = output(
+            Command::new("curl")
+                .args(["-s", "--max-time", "10", "--cacert"])
+                .arg(file("ca.crt"))
+                .arg("--cert")
+                .arg(file("node.pem"))
+                .arg("--key")
+                .arg(file("node.pem"))
+                .args([
+                    "-d",
+                    r#"{"key":"L2N1YmUv","range_end":"L2N1YmUw","keys_only":true}"#,
+                ])
+                .arg(format!("https://{HUB}:2379/v3/kv/range")),
+        );
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        // The last change of any key but those of loads, which nodes write all the time.
+        let keys = answer["kvs"].as_array().unwrap().iter();
+        let changed = keys.filter_map(|kv| {
+            let key = STANDARD.decode(kv["key"].as_str()?).ok()?;
+            let is_load = key.starts_with(b"/cube/v1/load/");
+            let revision = kv["mod_revision"].as_str()?.parse::<u64>().ok()?;
+            (!is_load).then_some(revision)
+        });
+        changed.max().unwrap()
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for node in &self.nodes {
+                let log = fs::read_to_string(node.state.path().join("log")).unwrap_or_default();
+                let lines: Vec<_> = log.lines().rev().take(40).collect();
+                for line in lines.iter().rev() {
+                    eprintln!("{}: {line}", node.name);
+                }
+            }
+            let log = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+            for line in log.lines().rev().take(10) {
+                eprintln!("etcd: {line}");
+            }
+        }
+        self.continue_etcd();
+        self.etcd.kill().ok();
+        self.etcd.wait().ok();
+    }
+}
+
+fn signal(child: &Child, signal: &str) {
+    let pid = child.id().to_string();
+    let sent = Command::new("kill").args([signal, &pid]).status();
+    assert!(sent.is_ok_and(|status| status.success()));
+}
+
+fn start_etcd(dir: &TempDir, state: &str) -> Child {
+    let file = |name: &str| format!("{state}/cluster/{name}");
+    let log = File::create(dir.path().join("log")).unwrap();
+    let url = format!("https://{HUB}:2379");
+    Command::new(artifacts().join("stages/etcd/etcd"))
+        .args(["--data-dir", dir.path().join("data").to_str().unwrap()])
+        .args([
+            "--listen-client-urls",
+            &url,
+            "--advertise-client-urls",
+            &url,
+        ])
+        .args(["--listen-peer-urls", "http://127.0.0.1:2380"])
+        .args([
+            "--cert-file",
+            &file("etcd.crt"),
+            "--key-file",
+            &file("etcd.key"),
+        ])
+        .args(["--trusted-ca-file", &file("ca.crt"), "--client-cert-auth"])
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .unwrap()
+}
+
+impl Node {
+    fn new(name: &'static str, at: u8) -> Self {
+        let namespace = Namespace::new().unwrap();
+        let mut private = tempfile::Builder::new();
+        let private = private.permissions(Permissions::from_mode(0o700));
+        let state = private.prefix("node").tempdir_in("/tmp").unwrap();
+        let host = format!("10.77.0.{at}");
+        // The thread of the test is in the hub, whose side of the link is on the bridge.
+        ip(&format!(
+            "link add v{at} type veth peer name w{at}\nlink set v{at} master br0 up"
+        ))
+        .unwrap();
+        namespace.adopt(&format!("w{at}")).unwrap();
+        let lines = format!("address add {host}/24 dev w{at}\nlink set w{at} up");
+        namespace.within(|| ip(&lines)).unwrap();
+        let path = state.path().to_str().unwrap();
+        let scopes = [
+            "sandboxes:read",
+            "sandboxes:write",
+            "templates:read",
+            "nodes:admin",
+        ];
+        let scopes = scopes.iter().flat_map(|scope| ["--scope", scope]);
+        let key = output(cube(&["key", "new", name, "--state", path]).args(scopes));
+        Self {
+            name,
+            namespace,
+            state,
+            server: None,
+            address: format!("{host}:3000").parse().unwrap(),
+            key,
+        }
+    }
+
+    /// The options of `init` and `join`.
+    fn own(&self) -> Vec<String> {
+        let state = self.state.path().to_str().unwrap();
+        let address = format!("{}:3001", self.address.ip());
+        ["--node", self.name, "--address", &address, "--state", state]
+            .map(str::to_owned)
+            .into()
+    }
+
+    pub(crate) fn start(&mut self) {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.state.path().join("log"))
+            .unwrap();
+        let bin = std::env::var_os("CUBE_BIN").map(PathBuf::from).unwrap();
+        let mut serve = cube(&["serve", "--cluster", "--network", "none", "--warm", "0:0"]);
+        serve
+            .args(["--allow-missing-limits", "--server-memory", "none"])
+            .args(["--max-sandboxes", "8", "--memory-reserve", "64MiB"])
+            .args(["--listen", &self.address.to_string(), "--state"])
+            .arg(self.state.path())
+            .arg("--templates")
+            .arg(artifacts().join("templates"))
+            .arg("--vmm")
+            .arg(bin.join("cube-vmm"))
+            .stdin(Stdio::null())
+            .stderr(log);
+        let started = self.namespace.within(|| serve.spawn());
+        self.server = Some(started.unwrap());
+        until("the server answers", || {
+            let health = http::try_send(self.address, "GET", "/health", &[], b"");
+            let exited = self.server.as_mut().and_then(|s| s.try_wait().unwrap());
+            assert!(
+                exited.is_none(),
+                "the server of {} exited: {exited:?}",
+                self.name
+            );
+            health.is_ok_and(|answer| answer.starts_with(b"HTTP/1.1 200"))
+        });
+    }
+
+    /// Ends the server with SIGKILL, and its VMs, as if the host had died.
+    pub(crate) fn die(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            server.kill().ok();
+            server.wait().ok();
+        }
+        let state = self.state.path().to_str().unwrap();
+        let mut end = cube(&["end", "--allow-missing-limits", "--server-memory", "none"]);
+        end.args(["--network", "none", "--state", state, "--vmm"])
+            .arg(
+                std::env::var_os("CUBE_BIN")
+                    .map(PathBuf::from)
+                    .unwrap()
+                    .join("cube-vmm"),
+            )
+            .arg("--templates")
+            .arg(artifacts().join("templates"));
+        end.stderr(Stdio::null()).status().ok();
+    }
+
+    pub(crate) fn send(&self, method: &str, path: &str, body: &Value) -> Answer {
+        self.send_with(&self.key, method, path, body)
+    }
+
+    /// With the key of another node.
+    pub(crate) fn send_as(&self, other: &Node, method: &str, path: &str) -> Answer {
+        self.send_with(&other.key, method, path, &Value::Null)
+    }
+
+    fn send_with(&self, key: &str, method: &str, path: &str, body: &Value) -> Answer {
+        let text = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        let headers = [("X-API-KEY", key), ("Content-Type", "application/json")];
+        http::send(self.address, method, path, &headers, text.as_bytes())
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.send("GET", path, &Value::Null)
+    }
+
+    pub(crate) fn ask(&self) -> Answer {
+        let body = json!({"templateID": "base", "timeout": 300, "metadata": {"by": self.name}});
+        self.send("POST", "/v2/sandboxes", &body)
+    }
+
+    /// The status with which the listener of the cluster answers a client that shows no certificate.
+    pub(crate) fn status_without_certificate(&self, path: &str, body: &str) -> String {
+        let mut curl = Command::new("curl");
+        curl.args(["-s", "-k", "-o", "/dev/null", "-w", "%{http_code}"]);
+        if !body.is_empty() {
+            curl.args(["-H", "Content-Type: application/json", "-d", body]);
+        }
+        output(curl.arg(format!("https://{}:3001{path}", self.address.ip())))
+    }
+
+    /// Waits until this node sees as many nodes of this status.
+    pub(crate) fn until_all(&self, count: usize, status: &str) {
+        until("all nodes are seen", || {
+            let nodes = self.get("/nodes").expect(200).json();
+            let mut nodes = nodes.as_array().unwrap().iter();
+            nodes.clone().filter(|n| n["status"] == status).count() == count
+                && nodes.all(|n| n["status"] != "ready" || n["version"] != "unknown")
+        });
+    }
+
+    pub(crate) fn exec(&self, sandbox: &Value, script: &str) -> Result<String, String> {
+        let stream = TcpStream::connect(self.address).map_err(|why| why.to_string())?;
+        let mut client = EnvdClient::over(stream, PATIENCE);
+        let id = sandbox["sandboxID"].as_str().unwrap();
+        let headers = [("E2b-Sandbox-Id", id), ("E2b-Sandbox-Port", "49983")];
+        client.set_route(&self.address.to_string(), &headers);
+        client.set_access_token(sandbox["envdAccessToken"].as_str().map(str::to_owned));
+        let request = ExecRequest::new("/bin/sh", &["-c", script]);
+        let output = client
+            .exec(&request, PATIENCE)
+            .map_err(|why| why.to_string())?;
+        assert_eq!(output.exit_code, 0, "{script}: {output:?}");
+        Ok(String::from_utf8(output.stdout).unwrap())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.die();
+    }
+}
