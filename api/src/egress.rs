@@ -88,8 +88,13 @@ pub enum EgressError {
     Alerts(#[source] io::Error),
 }
 
-/// The flow that was accepted from an address, as the network isolation reports it.
-pub(crate) type Handed = Arc<dyn Fn(SocketAddr) -> Option<Flow> + Send + Sync>;
+/// What the network isolation reports about an address from which a connection was accepted.
+pub(crate) struct Handed {
+    pub(crate) flow: Box<dyn Fn(SocketAddr) -> Option<Flow> + Send + Sync>,
+    /// The sandbox is being adopted, so there is no flow yet.
+    pub(crate) awaits_adoption: Box<dyn Fn(SocketAddr) -> bool + Send + Sync>,
+}
+
 /// Makes the listening socket for a proxy.
 pub(crate) type Listen = Box<dyn Fn() -> io::Result<TcpListener> + Send + Sync>;
 
@@ -282,11 +287,15 @@ struct Desk {
 
 impl Answers for Desk {
     fn flow(&self, peer: SocketAddr) -> Option<Flow> {
-        let flow = (self.handed)(peer)?;
-        let sandbox = flow.sandbox.parse().ok()?;
+        // Locked first: a cut of after this answer finds the sandbox.
         let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
-        served.insert(sandbox);
+        let flow = (self.handed.flow)(peer)?;
+        served.insert(flow.sandbox.parse().ok()?);
         Some(flow)
+    }
+
+    fn awaits_adoption(&self, peer: SocketAddr) -> bool {
+        (self.handed.awaits_adoption)(peer)
     }
 
     async fn rule(&self, sandbox: SandboxId, host: String, ask: Ask) -> RuleOutcome {

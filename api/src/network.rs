@@ -143,9 +143,10 @@ pub(crate) async fn open(
 
 /// The listening socket of the egress proxy, and the flows that are handed to it.
 pub(crate) fn proxied(isolation: &Isolation) -> (Listen, Handed) {
-    let (listening, handing) = (isolation.clone(), isolation.clone());
+    let (listening, handing, adopting) =
+        (isolation.clone(), isolation.clone(), isolation.clone());
     let listen = move || listening.proxy_listener();
-    let handed = move |peer| {
+    let flow = move |peer| {
         let flow = handing.handed(peer)?;
         Some(Flow {
             sandbox: flow.sandbox.to_string(),
@@ -154,7 +155,11 @@ pub(crate) fn proxied(isolation: &Isolation) -> (Listen, Handed) {
             admitted_by_address: flow.admitted_by_address,
         })
     };
-    (Box::new(listen), Arc::new(handed))
+    let handed = Handed {
+        flow: Box::new(flow),
+        awaits_adoption: Box::new(move |peer| adopting.awaits_adoption(peer)),
+    };
+    (Box::new(listen), handed)
 }
 
 /// Starts the sandboxes' DNS resolver.
