@@ -6,11 +6,14 @@
 //! traffic in `denyOut`; `true` allows the internet by default; if the option is absent, the server's default policy
 //! applies.
 //!
-//! The proxy implements the options for inbound traffic (`allowPublicTraffic`, `maskRequestHost`).
+//! The proxy implements the options for inbound traffic (`allowPublicTraffic`, `maskRequestHost`, `httpsPorts`).
 
 use std::net::{IpAddr, SocketAddr};
 
-use api_types::rest::{NetworkConfig, NetworkUpdate};
+use api_types::{
+    envd::ENVD_PORT,
+    rest::{NetworkConfig, NetworkUpdate},
+};
 use ipnet::IpNet;
 use netisolation::{DefaultEgress, Exception, NamePattern, Policy, RuleAction};
 
@@ -25,6 +28,8 @@ const MAX_ENTRIES: usize = 1000;
 /// Maximum number of entries in `dnsServers`.
 const MAX_DNS_SERVERS: usize = 8;
 const DNS_PORT: u16 = 53;
+/// Maximum number of entries in `httpsPorts`, as in E2B.
+const MAX_HTTPS_PORTS: usize = 128;
 
 /// Where `allow_internet_access: true` in a request comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +75,7 @@ pub(super) fn policy_of(
         ));
     }
     let dns_servers = dns_servers(network, &egress.exceptions)?;
+    check_https_ports(network)?;
     refuse_unsupported(network)?;
     let rules = rules_of(network, egress.rewriting)?;
     let default = match allow_internet_access {
@@ -143,16 +149,30 @@ fn dns_servers(
     entries.iter().map(server).collect()
 }
 
-fn refuse_unsupported(network: &NetworkConfig) -> Result<(), ApiError> {
+/// The proxy speaks TLS to these ports of the sandbox.
+fn check_https_ports(network: &NetworkConfig) -> Result<(), ApiError> {
     let ports = network.https_ports.as_deref().unwrap_or_default();
-    let option = if network.egress_proxy.as_ref().is_some_and(|p| !p.is_null()) {
-        "network.egressProxy: this server does not support outbound proxies"
-    } else if !ports.is_empty() {
-        "network.httpsPorts: this server reaches services in sandboxes over plain HTTP only"
-    } else {
-        return Ok(());
-    };
-    Err(ApiError::NotImplemented(option.into()))
+    if ports.len() > MAX_HTTPS_PORTS {
+        let count = ports.len();
+        return Err(wrong(format!(
+            "httpsPorts has {count} entries; at most {MAX_HTTPS_PORTS} are allowed"
+        )));
+    }
+    match ports.iter().find(|port| [0, ENVD_PORT].contains(port)) {
+        Some(0) => Err(wrong("invalid httpsPorts entry 0".into())),
+        Some(port) => Err(wrong(format!(
+            "invalid httpsPorts entry {port}: this is the port of the sandbox's agent"
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn refuse_unsupported(network: &NetworkConfig) -> Result<(), ApiError> {
+    if network.egress_proxy.as_ref().is_some_and(|p| !p.is_null()) {
+        let option = "network.egressProxy: this server does not support outbound proxies";
+        return Err(ApiError::NotImplemented(option.into()));
+    }
+    Ok(())
 }
 
 fn rules_of(network: &NetworkConfig, rewriting: Rewriting) -> Result<Rules, ApiError> {

@@ -179,17 +179,25 @@ fn unsupported_options_are_refused_by_name() {
         ),
         ..NetworkConfig::default()
     };
-    let ports = NetworkConfig {
-        https_ports: Some(vec![8443]),
-        ..NetworkConfig::default()
-    };
-    for (network, option) in [
-        (proxy, "egressProxy"),
-        (rules, "rules"),
-        (ports, "httpsPorts"),
-    ] {
+    for (network, option) in [(proxy, "egressProxy"), (rules, "rules")] {
         assert_eq!(status(&network, None), 501);
         assert!(message_of(&network).contains(option));
+    }
+}
+
+#[test]
+fn https_ports_are_limited_and_never_that_of_the_agent() {
+    let ports = |ports: Vec<u16>| NetworkConfig {
+        https_ports: Some(ports),
+        ..NetworkConfig::default()
+    };
+    for accepted in [vec![], vec![443, 8443], (1..=128).collect()] {
+        let policy = policy_of(&ports(accepted), None, &EgressConfig::default());
+        assert!(policy.is_ok());
+    }
+    for refused in [vec![0], vec![443, 49_983], (1..=129).collect()] {
+        assert_eq!(status(&ports(refused.clone()), None), 400, "{refused:?}");
+        assert!(message_of(&ports(refused)).contains("httpsPorts"));
     }
 }
 
