@@ -7,7 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use memchr::memmem::Finder;
+use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
+use memchr::memmem::{self, Finder};
 use nix::unistd::{Whence, lseek64};
 
 const CHUNK: usize = 4 << 20;
@@ -19,6 +20,8 @@ pub(super) struct Needles {
     pub(super) secret: String,
     /// Planted in guest memory, on the disk, in metadata, in a name, and in the environment of the server.
     pub(super) canaries: [String; 5],
+    /// The secret in base64, by its place in a group of three bytes, and in hex.
+    encoded: Vec<String>,
 }
 
 /// How often the texts were found.
@@ -36,8 +39,12 @@ impl Needles {
         // A valid label of a host name, the value of a header, and a file name.
         let prefix = format!("n{random}");
         let canary = |kind: &str| format!("{prefix}-{kind}");
+        let secret = format!("{prefix}-secret");
+        let hex = secret.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let encoded = [0, 1, 2].map(|before| in_base64(&secret, before));
         Self {
-            secret: format!("{prefix}-secret"),
+            encoded: encoded.into_iter().chain([hex]).collect(),
+            secret,
             canaries: ["memory", "disk", "note", "name", "env"].map(canary),
             prefix,
         }
@@ -60,10 +67,15 @@ impl Needles {
                 hits.other += 1;
             }
         }
+        for text in &self.encoded {
+            let found = memmem::find_iter(bytes, text).take_while(|at| *at < end);
+            hits.secret += found.count() as u64;
+        }
     }
 
     fn longest(&self) -> usize {
-        let lengths = self.canaries.iter().chain([&self.secret]).map(String::len);
+        let texts = self.canaries.iter().chain(&self.encoded).chain([&self.secret]);
+        let lengths = texts.map(String::len);
         lengths.max().unwrap_or(0)
     }
 
@@ -124,6 +136,15 @@ impl Needles {
     }
 }
 
+/// The characters that the text alone determines, in the base64 of a message that has `before` bytes more before it, or
+/// three, six, … more than that.
+fn in_base64(text: &str, before: usize) -> String {
+    let message = [&vec![0; before], text.as_bytes()].concat();
+    let encoded = STANDARD_NO_PAD.encode(&message);
+    let (first, last) = ((before * 8).div_ceil(6), message.len() * 8 / 6);
+    encoded[first..last].to_owned()
+}
+
 /// All files below a directory. One that is removed meanwhile is skipped.
 pub(super) fn files_below(dir: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
@@ -165,6 +186,12 @@ mod tests {
         let mut hits = Hits::default();
         needles.count(b"n0123456789abcdef0123-other", &mut hits);
         assert_eq!(hits.other, 1);
+        for before in ["", "a", "ab", "abc"] {
+            let mut hits = Hits::default();
+            let message = format!("{before}{}, and more", needles.secret);
+            needles.count(STANDARD_NO_PAD.encode(message).as_bytes(), &mut hits);
+            assert_eq!((hits.secret, hits.other), (1, 0), "{before:?}");
+        }
         let mut hits = Hits::default();
         needles.count_memory(std::process::id(), &mut hits).unwrap();
         assert!(hits.secret > 0);
