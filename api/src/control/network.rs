@@ -17,10 +17,14 @@ use api_types::{
 use ipnet::IpNet;
 use netisolation::{DefaultEgress, Exception, NamePattern, Policy, RuleAction};
 
-use super::ApiError;
+use super::{ApiError, App};
 use crate::{
-    egress::rules::{RuleError, Rules},
+    egress::{
+        rules::{RuleError, Rules},
+        socks,
+    },
     network::{EgressConfig, Rewriting},
+    secrets::SecretError,
 };
 
 /// Maximum number of entries in `allowOut`, and in `denyOut`.
@@ -76,7 +80,7 @@ pub(super) fn policy_of(
     }
     let dns_servers = dns_servers(network, &egress.exceptions)?;
     check_https_ports(network)?;
-    refuse_unsupported(network)?;
+    let hands_all = has_proxy(network, egress)?;
     let rules = rules_of(network, egress.rewriting)?;
     let default = match allow_internet_access {
         Some(true) => DefaultEgress::Internet,
@@ -86,6 +90,7 @@ pub(super) fn policy_of(
         names,
         dns_servers,
         ruled: rules.ruled(),
+        hands_all,
         ..Policy::of_lists(default, &denied, &allowed)
     })
 }
@@ -167,12 +172,19 @@ fn check_https_ports(network: &NetworkConfig) -> Result<(), ApiError> {
     }
 }
 
-fn refuse_unsupported(network: &NetworkConfig) -> Result<(), ApiError> {
-    if network.egress_proxy.as_ref().is_some_and(|p| !p.is_null()) {
-        let option = "network.egressProxy: this server does not support outbound proxies";
-        return Err(ApiError::NotImplemented(option.into()));
+/// Whether all connections leave by a proxy of the sandbox.
+fn has_proxy(network: &NetworkConfig, egress: &EgressConfig) -> Result<bool, ApiError> {
+    let Some(option) = network.egress_proxy.as_ref().filter(|p| !p.is_null()) else {
+        return Ok(false);
+    };
+    socks::check(option, &egress.exceptions).map_err(|why| wrong(why.to_string()))?;
+    match egress.rewriting {
+        Rewriting::On => Ok(true),
+        Rewriting::Off => Err(ApiError::NotImplemented(
+            "network.egressProxy: this server runs without cube-egress, which connects to proxies"
+                .into(),
+        )),
     }
-    Ok(())
 }
 
 fn rules_of(network: &NetworkConfig, rewriting: Rewriting) -> Result<Rules, ApiError> {
@@ -263,6 +275,12 @@ pub(super) fn grant(
     Err(ApiError::NotImplemented(format!(
         "{option}: sandboxes of this server have no network (the server runs with --network none)"
     )))
+}
+
+/// Encrypts the password in the options, which have been granted, before they are kept.
+pub(super) fn seal(network: &mut NetworkConfig, app: &App) -> Result<(), ApiError> {
+    socks::seal(network, &app.secrets).map_err(SecretError::Io)?;
+    Ok(())
 }
 
 /// The outbound options after an update. Options that the update omits are cleared.

@@ -70,6 +70,9 @@ async fn create_as(
     let timeout_s = timeout(app, body.timeout)?.unwrap_or(default_s);
     let mut lease = lease_of(body, timeout_s, source, app.egress_config())?;
     lease.template = app.pool_reference(lease.template)?;
+    if let Some(network) = &mut lease.network {
+        network::seal(network, app)?;
+    }
     let created = app.registry.create(lease).await?;
     let pool::Sandbox { timeline, warm, .. } = &created.sandbox;
     app.telemetry.started(timeline, *warm);

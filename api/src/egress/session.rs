@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use ::egress::control::{Authority, Call, Flow, MAX_MESSAGE, RuleOutcome, ToProxy, ToServer};
+use ::egress::control::{Authority, Call, Flow, MAX_MESSAGE, RuleOutcome, ToProxy, ToServer, Way};
 use model::SandboxId;
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
@@ -20,6 +20,8 @@ const AWAITED: usize = 1024;
 /// How long a connection waits for the adoption of its sandbox. The proxy's own limit is longer.
 const ADOPTION: Duration = Duration::from_secs(8);
 const ADOPTION_POLL: Duration = Duration::from_millis(10);
+/// How long the name of a sandbox's own proxy may take to resolve. The proxy's own limit is longer.
+pub(super) const LOOKUP: Duration = Duration::from_secs(8);
 /// How long the proxy may leave an answer unread.
 const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 10_000 });
 
@@ -59,6 +61,8 @@ pub(super) trait Answers: Send + Sync + 'static {
         host: String,
         ask: Ask,
     ) -> impl Future<Output = RuleOutcome> + Send;
+    /// How a connection of a sandbox leaves.
+    fn way(&self, sandbox: SandboxId) -> impl Future<Output = Way> + Send;
     fn call(&self, sandbox: SandboxId, call: Call);
     fn lost(&self, calls: u64);
 }
@@ -74,6 +78,10 @@ enum Reply {
         id: u64,
         outcome: RuleOutcome,
     },
+    Way {
+        id: u64,
+        way: Way,
+    },
 }
 
 impl Reply {
@@ -84,6 +92,7 @@ impl Reply {
                 flow: answers.flow(peer),
             },
             Self::Rule { id, outcome } => ToProxy::Rule { id, outcome },
+            Self::Way { id, way } => ToProxy::Way { id, way },
         }
     }
 }
@@ -208,6 +217,20 @@ async fn read_all<A: Answers>(
                     let outcome = answers.rule(sandbox, host, ask).await;
                     // If the conversation has ended, nothing waits for the answer.
                     let _ = send.send(Reply::Rule { id, outcome }).await;
+                    drop(permit);
+                });
+            }
+            ToServer::Way { id, sandbox } => {
+                let Ok(sandbox) = sandbox.parse() else {
+                    return SessionError::Malformed;
+                };
+                let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
+                    return SessionError::Closed;
+                };
+                let (answers, send) = (Arc::clone(&answers), send.clone());
+                tokio::spawn(async move {
+                    let way = answers.way(sandbox).await;
+                    let _ = send.send(Reply::Way { id, way }).await;
                     drop(permit);
                 });
             }

@@ -71,7 +71,9 @@ impl Program {
                     return;
                 };
                 let mut head = Vec::new();
-                while !head.ends_with(b"\r\n\r\n") && matches!(stream.read_buf(&mut head).await, Ok(1..)) {}
+                while !head.ends_with(b"\r\n\r\n")
+                    && matches!(stream.read_buf(&mut head).await, Ok(1..))
+                {}
                 let length = head.len();
                 let start = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
                 let answer = [start.as_bytes(), &head].concat();

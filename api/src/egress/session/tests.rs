@@ -22,6 +22,8 @@ impl Answers for Fake {
             remote: "10.0.0.1:443".parse().unwrap(),
             names: vec!["a.test".into()],
             admitted_by_address: false,
+            is_unread: false,
+            has_own_way: false,
         })
     }
 
@@ -38,6 +40,12 @@ impl Answers for Fake {
             rule: host,
             headers,
             secrets: Vec::new(),
+        }
+    }
+
+    async fn way(&self, _: SandboxId) -> Way {
+        Way::Failed {
+            reason: "none".to_owned(),
         }
     }
 
@@ -133,6 +141,16 @@ async fn questions_are_answered_by_their_ids_and_cuts_are_passed_on() {
         };
         assert_eq!(got.len(), usize::from(headers));
     }
+    let way = ToServer::Way {
+        id: 10,
+        sandbox: id().to_string(),
+    };
+    proxy.send(&way).await;
+    let answer = proxy.next().await;
+    assert!(
+        matches!(&answer, ToProxy::Way { id: 10, way: Way::Failed { reason } } if reason == "none"),
+        "{answer:?}"
+    );
     proxy.cuts.send(id()).await.unwrap();
     let cut = ToProxy::Cut {
         sandbox: id().to_string(),
@@ -165,7 +183,13 @@ async fn a_flow_of_a_sandbox_that_is_being_adopted_is_answered_afterwards() {
     proxy.answers.is_adopted.store(true, Ordering::Relaxed);
     let answer = proxy.next().await;
     assert!(
-        matches!(answer, ToProxy::Flow { id: 1, flow: Some(_) }),
+        matches!(
+            answer,
+            ToProxy::Flow {
+                id: 1,
+                flow: Some(_)
+            }
+        ),
         "{answer:?}"
     );
 }

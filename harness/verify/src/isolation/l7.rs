@@ -29,7 +29,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use testbed::{
     artifacts,
-    server::{LocalServer, ServerSpec},
+    server::{Door, LocalServer, ServerSpec},
 };
 
 use super::{
@@ -57,7 +57,9 @@ const EVENT_POLL: Duration = Duration::from_millis(50);
 /// Names of the cases of both classes.
 pub(super) fn names() -> Result<Vec<(Class, String)>, VerifyError> {
     let attempts = load()?.cases.into_iter().map(|case| (Class::L7, case.name));
-    let places = secrets::PLACES.iter().map(|(name, _)| (Class::Secrets, (*name).to_owned()));
+    let places = secrets::PLACES
+        .iter()
+        .map(|(name, _)| (Class::Secrets, (*name).to_owned()));
     Ok(attempts.chain(places).collect())
 }
 
@@ -70,11 +72,19 @@ pub(super) struct Selection {
 pub(super) fn select(spec: &IsolationSpec) -> Result<Selection, VerifyError> {
     let mut attempts = load()?;
     let is_named = |name: &str, class: Class| {
-        spec.only.is_empty() || spec.only.iter().any(|only| only == name || only == class.name())
+        spec.only.is_empty()
+            || spec
+                .only
+                .iter()
+                .any(|only| only == name || only == class.name())
     };
-    attempts.cases.retain(|case| is_named(&case.name, Class::L7));
+    attempts
+        .cases
+        .retain(|case| is_named(&case.name, Class::L7));
     let places = secrets::PLACES.map(|(name, _)| name);
-    let places = places.into_iter().filter(|name| is_named(name, Class::Secrets));
+    let places = places
+        .into_iter()
+        .filter(|name| is_named(name, Class::Secrets));
     Ok(Selection {
         attempts,
         places: places.collect(),
@@ -117,12 +127,18 @@ pub(super) fn run(
     if selection.attempts.cases.is_empty() {
         // The secret must have been used.
         let mut attempts = load()?;
-        attempts.cases.retain(|case| case.name.starts_with("l7-rule-applies"));
+        attempts
+            .cases
+            .retain(|case| case.name.starts_with("l7-rule-applies"));
         scene.attempt(world, &attempts)?;
     } else {
         let seen = scene.attempt(world, &selection.attempts)?;
         let cases = &selection.attempts.cases;
-        reports.extend(cases.iter().map(|case| judge(case, &seen, &scene.needles.secret)));
+        reports.extend(
+            cases
+                .iter()
+                .map(|case| judge(case, &seen, &scene.needles.secret)),
+        );
         if let Some(program) = &spec.oracle {
             oracle::compare(
                 world,
@@ -135,7 +151,10 @@ pub(super) fn run(
         }
     }
     if !selection.places.is_empty() {
-        eprintln!("cube-bench: {} places in which secrets are looked for", selection.places.len());
+        eprintln!(
+            "cube-bench: {} places in which secrets are looked for",
+            selection.places.len()
+        );
         secrets::plant(&scene)?;
         let found = secrets::search(&scene)?;
         let wanted = |report: &CaseReport| selection.places.contains(&&*report.case);
@@ -182,7 +201,10 @@ impl Scene {
         self.sh(&format!("getent hosts {name} || true"))?;
         let order = attempts.order().to_string();
         for (path, text) in [("/tmp/l7.py", PROGRAM), ("/tmp/l7.json", order.as_str())] {
-            let written = self.sandbox.agent()?.write_file(path, text.as_bytes(), None);
+            let written = self
+                .sandbox
+                .agent()?
+                .write_file(path, text.as_bytes(), None);
             written.map_err(|error| failed(ACTION, model::chain(&error)))?;
         }
         world.origins.take();
@@ -194,7 +216,10 @@ impl Scene {
         let deadline = Instant::now() + EVENT_TIMEOUT;
         loop {
             seen.refusals = self.refusals()?;
-            let is_complete = attempts.cases.iter().all(|case| is_recorded(case, &seen.refusals));
+            let is_complete = attempts
+                .cases
+                .iter()
+                .all(|case| is_recorded(case, &seen.refusals));
             if is_complete || Instant::now() > deadline {
                 break;
             }
@@ -211,13 +236,19 @@ impl Scene {
             name: Option<String>,
             call: Option<Value>,
         }
-        let answer = self.sandbox.request("GET", "/network/events", None, &[200])?;
+        let answer = self
+            .sandbox
+            .request("GET", "/network/events", None, &[200])?;
         let events: Vec<Event> = decode("read the events", &answer, 200)?;
         let refused = events.into_iter().filter(|event| event.reason == "proxy");
         let about = |event: Event| {
             let path = event.call.as_ref().and_then(|call| call["path"].as_str());
             Refusal {
-                about: format!("{} {}", event.name.as_deref().unwrap_or(""), path.unwrap_or("")),
+                about: format!(
+                    "{} {}",
+                    event.name.as_deref().unwrap_or(""),
+                    path.unwrap_or("")
+                ),
             }
         };
         Ok(refused.map(about).collect())
@@ -228,7 +259,8 @@ impl Scene {
             user: Some("root".to_owned()),
             ..ExecRequest::new("/bin/sh", &["-c", script])
         };
-        self.sandbox.exec("run a script in the sandbox", &request, TIMEOUT)
+        self.sandbox
+            .exec("run a script in the sandbox", &request, TIMEOUT)
     }
 
     /// The body of an answer of the control plane.
@@ -262,7 +294,9 @@ impl Scene {
 }
 
 fn findings(output: &[u8]) -> Result<Vec<Finding>, SandboxError> {
-    let lines = output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let lines = output
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty());
     let finding = |line: &[u8]| {
         serde_json::from_slice(line)
             .map_err(|error| failed("read what the guest saw", error.to_string()))
@@ -282,7 +316,16 @@ fn server(spec: &IsolationSpec, authority: &Path) -> Result<ServerSpec, VerifyEr
     let mut server = spec.setup.server(0)?;
     let proxy = artifacts::find_egress(spec.egress.as_deref())?;
     let proxy = proxy.to_string_lossy().into_owned();
-    let options = ["--uplink", UPLINK, "--dns-server", NAME_SERVER, "--egress-calls", "--egress-proxy"];
+    let options = [
+        "--uplink",
+        UPLINK,
+        "--dns-server",
+        NAME_SERVER,
+        "--egress-calls",
+        "--egress-proxy",
+    ];
+    // A key would lack the right to read metrics.
+    server.door = Door::Open;
     server.options = options.map(str::to_owned).to_vec();
     server.options.push(proxy);
     server.environment = vec![

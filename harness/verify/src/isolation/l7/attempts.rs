@@ -158,7 +158,10 @@ impl Attempts {
     /// The same for a client that connects to the addresses and ports that `place` gives. Attempts without one are left
     /// out.
     pub(super) fn order_to(&self, place: impl Fn(&Attempt) -> Option<(String, u16)>) -> Value {
-        let placed = self.cases.iter().filter_map(|case| Some((case, place(case)?)));
+        let placed = self
+            .cases
+            .iter()
+            .filter_map(|case| Some((case, place(case)?)));
         let attempts = placed.map(|(case, place)| case.order(Some(place)));
         json!({ "names": [], "attempts": attempts.collect::<Vec<_>>() })
     }
@@ -238,7 +241,11 @@ mod tests {
         let list = load().unwrap();
         assert!(list.cases.len() > 80);
         let has = |expect| list.cases.iter().any(|case| case.expect == expect);
-        assert!([Expect::Ruled, Expect::Bare, Expect::Refused].into_iter().all(has));
+        assert!(
+            [Expect::Ruled, Expect::Bare, Expect::Refused]
+                .into_iter()
+                .all(has)
+        );
         let order = list.order();
         let first = &order["attempts"][0];
         let send = first["send"].as_str().unwrap();

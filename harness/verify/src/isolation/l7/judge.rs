@@ -61,8 +61,8 @@ const RECORDED: [u16; 2] = [405, 421];
 
 /// Whether the case's refusal is, or need not be, among the events.
 pub(super) fn is_recorded(case: &Attempt, refusals: &[Refusal]) -> bool {
-    let is_needed =
-        case.expect == Expect::Refused && case.status.iter().all(|status| RECORDED.contains(status));
+    let is_needed = case.expect == Expect::Refused
+        && case.status.iter().all(|status| RECORDED.contains(status));
     !is_needed || case.status.is_empty() || refusals.iter().any(|r| r.about.contains(&case.name))
 }
 
@@ -88,7 +88,11 @@ impl Outcome {
 }
 
 pub(super) fn outcome(case: &Attempt, seen: &Seen, secret: &str) -> Outcome {
-    let mut arrived = seen.arrivals.iter().filter(|arrival| arrival.has(&case.name)).peekable();
+    let mut arrived = seen
+        .arrivals
+        .iter()
+        .filter(|arrival| arrival.has(&case.name))
+        .peekable();
     if arrived.peek().is_none() {
         return Outcome::Refused;
     }
@@ -103,7 +107,10 @@ pub(super) fn outcome(case: &Attempt, seen: &Seen, secret: &str) -> Outcome {
 }
 
 pub(super) fn judge(case: &Attempt, seen: &Seen, secret: &str) -> CaseReport {
-    let finding = seen.findings.iter().find(|finding| finding.name == case.name);
+    let finding = seen
+        .findings
+        .iter()
+        .find(|finding| finding.name == case.name);
     let arrived: Vec<_> = seen
         .arrivals
         .iter()
@@ -213,17 +220,26 @@ impl Judged {
             }
             (Expect::RuledOrRefused, []) => true,
         };
-        self.doubt_unless(is_expected, &format!("the guest saw: {}", observed(finding)));
+        self.doubt_unless(
+            is_expected,
+            &format!("the guest saw: {}", observed(finding)),
+        );
         if let Some(issuer) = &case.issuer {
             let is_other = finding.issuer != *issuer;
-            self.breach_if(is_other, &format!("the certificate is that of: {}", finding.issuer));
+            self.breach_if(
+                is_other,
+                &format!("the certificate is that of: {}", finding.issuer),
+            );
         }
         if let Some(protocol) = &case.protocol {
             let offered = format!("the protocol is {:?}", finding.alpn);
             self.doubt_unless(finding.alpn.as_ref() == Some(protocol), &offered);
         }
         if let Some(ticket) = case.ticket {
-            self.breach_if(finding.ticket != ticket, "the guest got a ticket of a session");
+            self.breach_if(
+                finding.ticket != ticket,
+                "the guest got a ticket of a session",
+            );
         }
     }
 
@@ -249,7 +265,10 @@ impl Judged {
             self.breach_if(has, &format!("{text:?} arrived"));
         }
         let requests: usize = arrived.iter().map(|arrival| arrival.requests).sum();
-        self.breach_if(case.once && requests > 1, "a server saw more than one request");
+        self.breach_if(
+            case.once && requests > 1,
+            "a server saw more than one request",
+        );
     }
 }
 
@@ -299,7 +318,10 @@ mod tests {
         let both = arrived("hunter2\r\nx-api-key: guests-own");
         assert_eq!(judged(name, ok(), &[&both]), CaseResult::Breach);
         let told = answered(200, "hunter2");
-        assert_eq!(judged(name, told, &[&arrived("hunter2")]), CaseResult::Breach);
+        assert_eq!(
+            judged(name, told, &[&arrived("hunter2")]),
+            CaseResult::Breach
+        );
     }
 
     #[test]

@@ -39,9 +39,17 @@ def request(flow):
 "#;
 /// Servers of the attempts: mitmproxy's mode, the name that leads there, and the port.
 const SERVERS: [(&str, &[&str], u16); 3] = [
-    ("reverse:https://198.51.100.60:443", &["ruled.l7.test", "xn--bcher-kva.l7.test"], 443),
+    (
+        "reverse:https://198.51.100.60:443",
+        &["ruled.l7.test", "xn--bcher-kva.l7.test"],
+        443,
+    ),
     ("reverse:https://198.51.100.62:443", &["h2.l7.test"], 443),
-    ("reverse:http://198.51.100.60:80", &["ruled.l7.test", "other.l7.test"], 80),
+    (
+        "reverse:http://198.51.100.60:80",
+        &["ruled.l7.test", "other.l7.test"],
+        80,
+    ),
 ];
 const START: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
@@ -71,7 +79,13 @@ pub(super) fn compare(
 ) -> Result<(), VerifyError> {
     let mut proxies = Vec::new();
     for (number, (mode, ..)) in SERVERS.iter().enumerate() {
-        match start(world, &dir.join(format!("oracle-{number}")), program, mode, secret) {
+        match start(
+            world,
+            &dir.join(format!("oracle-{number}")),
+            program,
+            mode,
+            secret,
+        ) {
             Ok(proxy) => proxies.push(proxy),
             Err(error) => {
                 let count = attempts.cases.len();
@@ -120,9 +134,17 @@ fn start(
     fs::write(&script, SCRIPT)?;
     fs::write(&authority, &world.origins.authority)?;
     let port = free_port()?;
-    let set = |name: &str, value: &dyn std::fmt::Display| ["--set".to_owned(), format!("{name}={value}")];
+    let set =
+        |name: &str, value: &dyn std::fmt::Display| ["--set".to_owned(), format!("{name}={value}")];
     let child = Command::new(program)
-        .args(["--quiet", "--mode", mode, "--listen-host", "127.0.0.1", "--listen-port"])
+        .args([
+            "--quiet",
+            "--mode",
+            mode,
+            "--listen-host",
+            "127.0.0.1",
+            "--listen-port",
+        ])
         .arg(port.to_string())
         .args(set("confdir", &dir.display()))
         .args(set("ssl_verify_upstream_trusted_ca", &authority.display()))
@@ -149,12 +171,7 @@ fn start(
     Ok(running)
 }
 
-fn print<'a>(
-    cases: impl Iterator<Item = &'a Attempt>,
-    ours: &Seen,
-    theirs: &Seen,
-    secret: &str,
-) {
+fn print<'a>(cases: impl Iterator<Item = &'a Attempt>, ours: &Seen, theirs: &Seen, secret: &str) {
     let (mut equal, mut stricter, mut laxer) = (0, 0, 0);
     println!("| attempt | cube-egress | mitmproxy | |\n|---|---|---|---|");
     for case in cases {
@@ -173,7 +190,12 @@ fn print<'a>(
                 "mitmproxy is stricter"
             }
         };
-        println!("| `{}` | {} | {} | {said} |", case.name, own.name(), other.name());
+        println!(
+            "| `{}` | {} | {} | {said} |",
+            case.name,
+            own.name(),
+            other.name()
+        );
     }
     println!("oracle: {equal} equal, cube-egress stricter in {stricter}, mitmproxy in {laxer}");
 }

@@ -13,7 +13,9 @@ use std::{
 };
 
 use http_body_util::Full;
-use hyper::{Request, Response, body::Bytes, body::Incoming, server::conn::http2, service::service_fn};
+use hyper::{
+    Request, Response, body::Bytes, body::Incoming, server::conn::http2, service::service_fn,
+};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::{
@@ -76,14 +78,16 @@ impl Origins {
             .enable_all()
             .build()?;
         let kept = Arc::clone(&arrivals);
-        thread::Builder::new().name("origins".into()).spawn(move || {
-            runtime.block_on(async move {
-                let plain = serve(plain, None, Arc::clone(&kept));
-                let tls = serve(tls, Some(Arc::new(acceptors)), kept);
-                // They end only if a listener cannot be registered; then the controls fail.
-                let _ = tokio::join!(plain, tls);
-            });
-        })?;
+        thread::Builder::new()
+            .name("origins".into())
+            .spawn(move || {
+                runtime.block_on(async move {
+                    let plain = serve(plain, None, Arc::clone(&kept));
+                    let tls = serve(tls, Some(Arc::new(acceptors)), kept);
+                    // They end only if a listener cannot be registered; then the controls fail.
+                    let _ = tokio::join!(plain, tls);
+                });
+            })?;
         Ok(Self {
             authority,
             arrivals,
@@ -107,7 +111,8 @@ fn certificates() -> Result<(String, Acceptors), Box<dyn std::error::Error + Sen
     let authority = ca.self_signed(&ca_key)?.pem();
     let issuer = Issuer::new(ca, ca_key);
     let key = KeyPair::generate()?;
-    let leaf = CertificateParams::new(NAMES.map(str::to_owned).to_vec())?.signed_by(&key, &issuer)?;
+    let leaf =
+        CertificateParams::new(NAMES.map(str::to_owned).to_vec())?.signed_by(&key, &issuer)?;
     let acceptor = |protocols: &[&str]| {
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -281,7 +286,8 @@ mod tests {
         let body = b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\nabcGET";
         assert_eq!(message(body), Some(body.len() - 3));
         assert_eq!(message(&body[..body.len() - 4]), None);
-        let chunked = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nA: b\r\n\r\nGET";
+        let chunked =
+            b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nA: b\r\n\r\nGET";
         assert_eq!(message(chunked), Some(chunked.len() - 3));
         assert_eq!(message(&chunked[..chunked.len() - 5]), None);
     }

@@ -74,7 +74,11 @@ impl Needles {
     }
 
     fn longest(&self) -> usize {
-        let texts = self.canaries.iter().chain(&self.encoded).chain([&self.secret]);
+        let texts = self
+            .canaries
+            .iter()
+            .chain(&self.encoded)
+            .chain([&self.secret]);
         let lengths = texts.map(String::len);
         lengths.max().unwrap_or(0)
     }
@@ -175,14 +179,19 @@ mod tests {
         // Across the end of the first part, after a hole, and at the end of the file.
         let places = [0, CHUNK - 7, CHUNK + 100, 64 << 20];
         for place in places {
-            file.write_at(needles.secret.as_bytes(), place as u64).unwrap();
+            file.write_at(needles.secret.as_bytes(), place as u64)
+                .unwrap();
         }
-        file.write_at(needles.canaries[1].as_bytes(), (65 << 20) + 3).unwrap();
+        file.write_at(needles.canaries[1].as_bytes(), (65 << 20) + 3)
+            .unwrap();
         let mut hits = Hits::default();
         for file in files_below(dir.path()) {
             needles.count_file(&file, &mut hits).unwrap();
         }
-        assert_eq!((hits.secret, hits.canaries, hits.other), (4, [0, 1, 0, 0, 0], 0));
+        assert_eq!(
+            (hits.secret, hits.canaries, hits.other),
+            (4, [0, 1, 0, 0, 0], 0)
+        );
         let mut hits = Hits::default();
         needles.count(b"n0123456789abcdef0123-other", &mut hits);
         assert_eq!(hits.other, 1);

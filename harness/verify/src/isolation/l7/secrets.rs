@@ -10,7 +10,7 @@ use super::{
     scan::{Hits, Needles, files_below},
 };
 use crate::{
-    isolation::{cases::Class, evaluate::CaseReport, spec::IsolationSpec},
+    isolation::{cases::Class, evaluate::CaseReport},
     proof::CaseResult,
     sandbox::SandboxError,
 };
@@ -24,29 +24,50 @@ const IN_ENVIRONMENT: usize = 4;
 
 /// A place that is searched. The order of the rows.
 pub(super) const PLACES: [(&str, &str); 9] = [
-    ("secrets-vmm-memory", "A dump of the memory of the VMM has the guest's memory and all buffers of its devices."),
-    ("secrets-children-memory", "Processes that the server has started, other than VMMs and the proxy."),
-    ("secrets-snapshot-memory", "The memory image of a snapshot of the running sandbox, made after the secret was used."),
-    ("secrets-disk", "The disk layers of the sandbox and of its snapshot."),
-    ("secrets-records", "Records, notes, the lists of refusals and calls, and the store of secrets, which is encrypted."),
-    ("secrets-logs", "The logs of the server and of the proxy, at the level trace. Spans are in them: there are no other traces."),
-    ("secrets-metrics", "All metrics. Their labels are a closed list, so nothing can be planted; the metric of ruled calls is found."),
-    ("secrets-answers", "Answers of the API about the sandbox, its events, its log and its secrets."),
-    ("secrets-processes", "Command line and environment of the server, of the proxy and of every VMM."),
+    (
+        "secrets-vmm-memory",
+        "A dump of the memory of the VMM has the guest's memory and all buffers of its devices.",
+    ),
+    (
+        "secrets-children-memory",
+        "Processes that the server has started, other than VMMs and the proxy.",
+    ),
+    (
+        "secrets-snapshot-memory",
+        "The memory image of a snapshot of the running sandbox, made after the secret was used.",
+    ),
+    (
+        "secrets-disk",
+        "The disk layers of the sandbox and of its snapshot.",
+    ),
+    (
+        "secrets-records",
+        "Records, notes, the lists of refusals and calls, and the store of secrets, which is encrypted.",
+    ),
+    (
+        "secrets-logs",
+        "The logs of the server and of the proxy, at the level trace. Spans are in them: there are no other traces.",
+    ),
+    (
+        "secrets-metrics",
+        "All metrics. Their labels are a closed list, so nothing can be planted; the metric of ruled calls is found.",
+    ),
+    (
+        "secrets-answers",
+        "Answers of the API about the sandbox, its events, its log and its secrets.",
+    ),
+    (
+        "secrets-processes",
+        "Command line and environment of the server, of the proxy and of every VMM.",
+    ),
 ];
-
-/// Whether a case of this class is selected.
-pub(super) fn is_selected(spec: &IsolationSpec, name: &str) -> bool {
-    spec.only.is_empty() || spec.only.iter().any(|only| only == name || only == Class::Secrets.name())
-}
 
 /// Plants the texts that the guest plants. Those in metadata, names and the environment are in use already.
 pub(super) fn plant(scene: &Scene) -> Result<(), SandboxError> {
     let canaries = &scene.needles.canaries;
     let agent = || scene.sandbox.agent();
-    let failed = |error: &dyn std::error::Error| {
-        crate::sandbox::failed("plant a text", model::chain(error))
-    };
+    let failed =
+        |error: &dyn std::error::Error| crate::sandbox::failed("plant a text", model::chain(error));
     let write = |path, text: &String| {
         let written = agent()?.write_file(path, text.as_bytes(), Some("root"));
         written.map_err(|error| failed(&error))
@@ -71,7 +92,10 @@ pub(super) fn search(scene: &Scene) -> Result<Vec<CaseReport>, SandboxError> {
     let mut found = Vec::new();
     let memory_of = |is_wanted: &dyn Fn(&str) -> bool| {
         let (mut hits, mut count) = (Hits::default(), 0);
-        for process in processes.iter().filter(|process| is_wanted(&process.program)) {
+        for process in processes
+            .iter()
+            .filter(|process| is_wanted(&process.program))
+        {
             // A process that has ended meanwhile has no memory.
             if needles.count_memory(process.pid, &mut hits).is_ok() {
                 count += 1;
@@ -97,7 +121,9 @@ pub(super) fn search(scene: &Scene) -> Result<Vec<CaseReport>, SandboxError> {
             proxy.secret, server.secret
         ),
     });
-    let answer = scene.sandbox.request("POST", "/snapshots", Some(&json!({})), &[201])?;
+    let answer = scene
+        .sandbox
+        .request("POST", "/snapshots", Some(&json!({})), &[201])?;
     let mut answers = answer.body;
     let [mut memory, mut disk, mut records] = [Hits::default(); 3];
     let mut files = 0;
@@ -148,7 +174,11 @@ pub(super) fn search(scene: &Scene) -> Result<Vec<CaseReport>, SandboxError> {
         planted: Some(hits.canaries[IN_ENVIRONMENT]),
         note: format!("{} processes", processes.len()),
     });
-    Ok(PLACES.iter().zip(found).map(|(place, search)| report(*place, &search)).collect())
+    Ok(PLACES
+        .iter()
+        .zip(found)
+        .map(|(place, search)| report(*place, &search))
+        .collect())
 }
 
 fn logs(scene: &Scene, needles: &Needles) -> Search {
@@ -182,10 +212,17 @@ fn metrics(scene: &Scene, needles: &Needles) -> Result<Search, SandboxError> {
 }
 
 fn report((case, why): (&str, &str), search: &Search) -> CaseReport {
-    let Search { hits, planted, note } = search;
+    let Search {
+        hits,
+        planted,
+        note,
+    } = search;
     let (result, problem) = match planted {
         _ if hits.secret + hits.other > 0 => (CaseResult::Breach, Some("the secret was found")),
-        Some(0) => (CaseResult::Unproven, Some("the search does not find the planted text")),
+        Some(0) => (
+            CaseResult::Unproven,
+            Some("the search does not find the planted text"),
+        ),
         Some(_) | None => (CaseResult::Pass, None),
     };
     let planted = planted.map_or_else(|| "nothing to plant in".to_owned(), |n| n.to_string());
@@ -195,7 +232,10 @@ fn report((case, why): (&str, &str), search: &Search) -> CaseReport {
         why: why.to_owned(),
         result,
         tried: "expected: the secret 0 times, the planted text at least once".to_owned(),
-        guest: format!("the secret {} times, a part of it {}, the planted text {planted}; {note}", hits.secret, hits.other),
+        guest: format!(
+            "the secret {} times, a part of it {}, the planted text {planted}; {note}",
+            hits.secret, hits.other
+        ),
         arrived: [0; 3],
         problems: problem.into_iter().map(str::to_owned).collect(),
     }
