@@ -16,6 +16,7 @@ mod calls;
 mod process;
 pub mod rules;
 mod session;
+pub mod socks;
 mod sys;
 mod template;
 
@@ -33,9 +34,9 @@ use std::{
     time::Duration,
 };
 
-use ::egress::control::{Authority, Call, Flow, LISTENER, RuleOutcome};
+use ::egress::control::{Authority, Call, Flow, LISTENER, RuleOutcome, Way};
 use model::SandboxId;
-use netisolation::NetEvent;
+use netisolation::{Exception, NetEvent};
 use tokio::{
     net::UnixStream,
     sync::mpsc,
@@ -88,8 +89,15 @@ pub enum EgressError {
     Alerts(#[source] io::Error),
 }
 
-/// The flow that was accepted from an address, as the network isolation reports it.
-pub(crate) type Handed = Arc<dyn Fn(SocketAddr) -> Option<Flow> + Send + Sync>;
+/// What the network isolation reports about an address from which a connection was accepted.
+pub(crate) struct Handed {
+    pub(crate) flow: Box<dyn Fn(SocketAddr) -> Option<Flow> + Send + Sync>,
+    /// The sandbox is being adopted, so there is no flow yet.
+    pub(crate) awaits_adoption: Box<dyn Fn(SocketAddr) -> bool + Send + Sync>,
+    /// Forbidden addresses that the operator has opened.
+    pub(crate) exceptions: Arc<[Exception]>,
+}
+
 /// Makes the listening socket for a proxy.
 pub(crate) type Listen = Box<dyn Fn() -> io::Result<TcpListener> + Send + Sync>;
 
@@ -282,11 +290,15 @@ struct Desk {
 
 impl Answers for Desk {
     fn flow(&self, peer: SocketAddr) -> Option<Flow> {
-        let flow = (self.handed)(peer)?;
-        let sandbox = flow.sandbox.parse().ok()?;
+        // Locked first: a cut of after this answer finds the sandbox.
         let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
-        served.insert(sandbox);
+        let flow = (self.handed.flow)(peer)?;
+        served.insert(flow.sandbox.parse().ok()?);
         Some(flow)
+    }
+
+    fn awaits_adoption(&self, peer: SocketAddr) -> bool {
+        (self.handed.awaits_adoption)(peer)
     }
 
     async fn rule(&self, sandbox: SandboxId, host: String, ask: Ask) -> RuleOutcome {
@@ -312,6 +324,20 @@ impl Answers for Desk {
                 rule.fill(|name| self.secrets.value(name).map_err(|why| why.to_string()))
             }
         }
+    }
+
+    async fn way(&self, sandbox: SandboxId) -> Way {
+        let view = match self.registry.get(&sandbox).await {
+            Ok(view) => view,
+            Err(why) => {
+                return Way::Failed {
+                    reason: model::chain(&why),
+                };
+            }
+        };
+        let network = view.note.network.as_ref();
+        let option = network.and_then(|network| network.egress_proxy.as_ref());
+        socks::way(option, &self.secrets, &self.handed.exceptions).await
     }
 
     fn call(&self, sandbox: SandboxId, call: Call) {

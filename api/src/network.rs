@@ -141,20 +141,30 @@ pub(crate) async fn open(
     Ok((isolation, Network { egress, log }, serving))
 }
 
+/// Ports of connections in which the proxy looks for names. Others reach it only from sandboxes with a proxy of their own.
+const CHECKED: [u16; 2] = [80, 443];
+
 /// The listening socket of the egress proxy, and the flows that are handed to it.
-pub(crate) fn proxied(isolation: &Isolation) -> (Listen, Handed) {
-    let (listening, handing) = (isolation.clone(), isolation.clone());
+pub(crate) fn proxied(isolation: &Isolation, exceptions: &[Exception]) -> (Listen, Handed) {
+    let (listening, handing, adopting) = (isolation.clone(), isolation.clone(), isolation.clone());
     let listen = move || listening.proxy_listener();
-    let handed = move |peer| {
+    let flow = move |peer| {
         let flow = handing.handed(peer)?;
         Some(Flow {
             sandbox: flow.sandbox.to_string(),
             remote: flow.remote,
             names: flow.names,
             admitted_by_address: flow.admitted_by_address,
+            is_unread: !CHECKED.contains(&flow.remote.port()),
+            has_own_way: flow.is_of_all,
         })
     };
-    (Box::new(listen), Arc::new(handed))
+    let handed = Handed {
+        flow: Box::new(flow),
+        awaits_adoption: Box::new(move |peer| adopting.awaits_adoption(peer)),
+        exceptions: exceptions.into(),
+    };
+    (Box::new(listen), handed)
 }
 
 /// Starts the sandboxes' DNS resolver.

@@ -29,6 +29,7 @@ mod refusal;
 mod reply;
 mod routes;
 mod target;
+mod tls;
 pub(crate) mod tunnel;
 mod upload;
 mod upstream;

@@ -271,6 +271,19 @@ impl Secrets {
         String::from_utf8(plain).map(Value).map_err(|_| damaged())
     }
 
+    /// Encrypts a text that is no secret of its own, to be kept elsewhere.
+    ///
+    /// # Errors
+    /// Returns an error if there are no random numbers.
+    pub(crate) fn seal_text(&self, text: &str) -> io::Result<String> {
+        self.0.key.seal_text(text)
+    }
+
+    /// The text of [`Secrets::seal_text`]; `None` if it is not of this key.
+    pub(crate) fn open_text(&self, sealed: &str) -> Option<String> {
+        self.0.key.open_text(sealed)
+    }
+
     fn find(&self, reference: &str) -> Option<Arc<Sealed>> {
         let known = self.0.read();
         if reference.starts_with(name::ID_PREFIX) {

@@ -42,6 +42,8 @@ pub enum ToProxy {
     Flow { id: u64, flow: Option<Flow> },
     /// The answer to [`ToServer::Rule`].
     Rule { id: u64, outcome: RuleOutcome },
+    /// The answer to [`ToServer::Way`].
+    Way { id: u64, way: Way },
     /// Ends all connections of a sandbox: it has ended, or its policy has changed.
     Cut { sandbox: String },
 }
@@ -60,6 +62,8 @@ pub enum ToServer {
         host: String,
         headers: bool,
     },
+    /// How does a sandbox's connection to a server leave? Asked for each, if [`Flow::has_own_way`].
+    Way { id: u64, sandbox: String },
     /// A request or connection that has ended or was refused. There is no answer.
     Call(Call),
     /// So many calls were not sent, because the proxy's queue was full.
@@ -89,6 +93,45 @@ pub struct Flow {
     pub names: Vec<String>,
     /// The sandbox's rules by address allow `remote` too: a connection with another name passes, unread.
     pub admitted_by_address: bool,
+    /// The port is neither that of HTTP nor that of TLS: the connection passes unread.
+    #[serde(default)]
+    pub is_unread: bool,
+    /// The sandbox has a proxy of its own: [`ToServer::Way`] returns it.
+    #[serde(default)]
+    pub has_own_way: bool,
+}
+
+/// How a connection leaves the host.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "way", rename_all = "snake_case")]
+pub enum Way {
+    Direct,
+    /// By a SOCKS5 proxy (RFC 1928), one of these addresses, with user name and password (RFC 1929) if there are any.
+    Socks {
+        addresses: Vec<SocketAddr>,
+        credentials: Option<Credentials>,
+    },
+    /// There is none at the moment. The connection fails with this text.
+    Failed {
+        reason: String,
+    },
+}
+
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Credentials {
+    pub user: String,
+    pub password: String,
+}
+
+/// Credentials are not shown.
+impl fmt::Debug for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Direct => f.write_str("Direct"),
+            Self::Socks { addresses, .. } => write!(f, "Socks({addresses:?})"),
+            Self::Failed { reason } => write!(f, "Failed({reason:?})"),
+        }
+    }
 }
 
 /// What a sandbox's rules say about a host.

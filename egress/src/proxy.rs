@@ -23,6 +23,7 @@ mod minter;
 mod record;
 mod sandboxes;
 mod session;
+mod socks;
 mod splice;
 mod stream;
 mod target;

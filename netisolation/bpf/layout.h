@@ -42,7 +42,7 @@ struct tap {
 	__u32 ifindex;     /* 0: the TAP does not exist */
 	__u32 tenure;      /* number of the sandbox's stay on the TAP; 0: no sandbox, nothing passes */
 	__u32 max_flows;
-	__u32 zero;
+	__u32 hands_all;   /* every TCP flow is handed to the proxy, and nothing else but DNS passes */
 };
 
 /* Counters and rate limits of a TAP. Only the programs write it. Times are CLOCK_MONOTONIC in nanoseconds. */

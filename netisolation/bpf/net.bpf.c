@@ -122,16 +122,17 @@ FUNCTION int evaluate(struct packet *p, __u32 index, __u8 outward, __u8 open)
 		return FORBIDDEN_RANGE;
 	struct pin *pin = bpf_map_lookup_elem(&pins, &pin_key);
 	__u32 marks = pin && pin->tenure == tap->tenure && (open || pin->expires > bpf_ktime_get_ns()) ? pin->marks : 0;
-	long checked = set()->proxy_port && has_checked_name(p, port);
+	long all = tap->hands_all, checked = all || (set()->proxy_port && has_checked_name(p, port));
 	if ((marks & ADMITS) && !checked)
 		return PASS;
 	rule = rule_for((__u32)tap->policy, remote);
 	long allowed = rule && rule->verdict == ALLOW && covers(rule, p, port);
 	if (!allowed && !(marks & ADMITS))
 		return POLICY;
-	if (!checked || (allowed && !(marks & RULED)))
+	if (!checked || (allowed && !(marks & RULED) && !all))
 		return PASS;
-	return p->protocol == IPPROTO_TCP ? HANDED : POLICY;
+	/* Without a proxy, as after a restart with other options, a flow that only it may carry does not pass. */
+	return p->protocol == IPPROTO_TCP && set()->proxy_port ? HANDED : POLICY;
 }
 
 /* Evaluates an open flow again if the policy has changed since the flow was last allowed. Returns PASS, or the reason

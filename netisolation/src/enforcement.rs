@@ -251,6 +251,7 @@ impl Enforcement {
             remote,
             names: self.pins.names_of(key.tap, address, monotonic_ns()),
             admitted_by_address: policy.allows_tcp(remote),
+            is_of_all: policy.hands_all,
         })
     }
 

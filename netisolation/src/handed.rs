@@ -26,4 +26,6 @@ pub struct HandedFlow {
     pub names: Vec<String>,
     /// The policy's rules allow the flow, too: it was handed over because one of the names has header rules.
     pub admitted_by_address: bool,
+    /// [`crate::Policy::hands_all`]: the flow was handed over whatever its port and names.
+    pub is_of_all: bool,
 }

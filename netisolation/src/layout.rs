@@ -49,7 +49,7 @@ pub(crate) struct Tap {
     pub(crate) ifindex: u32,
     pub(crate) tenure: u32,
     pub(crate) max_flows: u32,
-    pub(crate) zero: u32,
+    pub(crate) hands_all: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,4 +1,5 @@
-//! Bandwidth and flow limits of a sandbox, from its policy and the host's configuration.
+//! What a sandbox's entry has of its policy and the host's configuration: limits of bandwidth and flows, and whether all
+//! flows go to the proxy.
 
 use crate::{config::IsolationConfig, layout, policy::Policy};
 
@@ -17,12 +18,13 @@ impl Limits {
         }
     }
 
-    /// The entry with the limits that apply under a policy.
+    /// The entry with what applies under a policy.
     pub(crate) fn apply(&self, policy: &Policy, entry: layout::Tap) -> layout::Tap {
         layout::Tap {
             bytes_per_s: self.bandwidth(policy),
             flows_per_s: policy.flows_per_s.map_or(0, u64::from),
             max_flows: self.max_flows,
+            hands_all: u32::from(policy.hands_all),
             ..entry
         }
     }

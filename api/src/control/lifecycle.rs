@@ -149,7 +149,7 @@ async fn set_network(
     MaybeBody(body): MaybeBody<NetworkUpdate>,
 ) -> Result<StatusCode, ApiError> {
     let allow_internet_access = body.allow_internet_access;
-    let outbound = network::outbound(body);
+    let mut outbound = network::outbound(body);
     let policy = network::grant(&outbound, allow_internet_access, app.egress_config())?;
     if let (Some(egress), [_, ..]) = (&app.egress, policy.ruled.as_slice()) {
         let sandbox = app.pool.get(&id).await?;
@@ -160,6 +160,7 @@ async fn set_network(
             return Err(ApiError::Untrusting(id));
         }
     }
+    network::seal(&mut outbound, &app)?;
     app.registry
         .set_network(&id, outbound, allow_internet_access, policy)
         .await?;

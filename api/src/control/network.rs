@@ -6,18 +6,25 @@
 //! traffic in `denyOut`; `true` allows the internet by default; if the option is absent, the server's default policy
 //! applies.
 //!
-//! The proxy implements the options for inbound traffic (`allowPublicTraffic`, `maskRequestHost`).
+//! The proxy implements the options for inbound traffic (`allowPublicTraffic`, `maskRequestHost`, `httpsPorts`).
 
 use std::net::{IpAddr, SocketAddr};
 
-use api_types::rest::{NetworkConfig, NetworkUpdate};
+use api_types::{
+    envd::ENVD_PORT,
+    rest::{NetworkConfig, NetworkUpdate},
+};
 use ipnet::IpNet;
 use netisolation::{DefaultEgress, Exception, NamePattern, Policy, RuleAction};
 
-use super::ApiError;
+use super::{ApiError, App};
 use crate::{
-    egress::rules::{RuleError, Rules},
+    egress::{
+        rules::{RuleError, Rules},
+        socks,
+    },
     network::{EgressConfig, Rewriting},
+    secrets::SecretError,
 };
 
 /// Maximum number of entries in `allowOut`, and in `denyOut`.
@@ -25,6 +32,8 @@ const MAX_ENTRIES: usize = 1000;
 /// Maximum number of entries in `dnsServers`.
 const MAX_DNS_SERVERS: usize = 8;
 const DNS_PORT: u16 = 53;
+/// Maximum number of entries in `httpsPorts`, as in E2B.
+const MAX_HTTPS_PORTS: usize = 128;
 
 /// Where `allow_internet_access: true` in a request comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +79,8 @@ pub(super) fn policy_of(
         ));
     }
     let dns_servers = dns_servers(network, &egress.exceptions)?;
-    refuse_unsupported(network)?;
+    check_https_ports(network)?;
+    let hands_all = has_proxy(network, egress)?;
     let rules = rules_of(network, egress.rewriting)?;
     let default = match allow_internet_access {
         Some(true) => DefaultEgress::Internet,
@@ -80,6 +90,7 @@ pub(super) fn policy_of(
         names,
         dns_servers,
         ruled: rules.ruled(),
+        hands_all,
         ..Policy::of_lists(default, &denied, &allowed)
     })
 }
@@ -143,16 +154,37 @@ fn dns_servers(
     entries.iter().map(server).collect()
 }
 
-fn refuse_unsupported(network: &NetworkConfig) -> Result<(), ApiError> {
+/// The proxy speaks TLS to these ports of the sandbox.
+fn check_https_ports(network: &NetworkConfig) -> Result<(), ApiError> {
     let ports = network.https_ports.as_deref().unwrap_or_default();
-    let option = if network.egress_proxy.as_ref().is_some_and(|p| !p.is_null()) {
-        "network.egressProxy: this server does not support outbound proxies"
-    } else if !ports.is_empty() {
-        "network.httpsPorts: this server reaches services in sandboxes over plain HTTP only"
-    } else {
-        return Ok(());
+    if ports.len() > MAX_HTTPS_PORTS {
+        let count = ports.len();
+        return Err(wrong(format!(
+            "httpsPorts has {count} entries; at most {MAX_HTTPS_PORTS} are allowed"
+        )));
+    }
+    match ports.iter().find(|port| [0, ENVD_PORT].contains(port)) {
+        Some(0) => Err(wrong("invalid httpsPorts entry 0".into())),
+        Some(port) => Err(wrong(format!(
+            "invalid httpsPorts entry {port}: this is the port of the sandbox's agent"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Whether all connections leave by a proxy of the sandbox.
+fn has_proxy(network: &NetworkConfig, egress: &EgressConfig) -> Result<bool, ApiError> {
+    let Some(option) = network.egress_proxy.as_ref().filter(|p| !p.is_null()) else {
+        return Ok(false);
     };
-    Err(ApiError::NotImplemented(option.into()))
+    socks::check(option, &egress.exceptions).map_err(|why| wrong(why.to_string()))?;
+    match egress.rewriting {
+        Rewriting::On => Ok(true),
+        Rewriting::Off => Err(ApiError::NotImplemented(
+            "network.egressProxy: this server runs without cube-egress, which connects to proxies"
+                .into(),
+        )),
+    }
 }
 
 fn rules_of(network: &NetworkConfig, rewriting: Rewriting) -> Result<Rules, ApiError> {
@@ -243,6 +275,12 @@ pub(super) fn grant(
     Err(ApiError::NotImplemented(format!(
         "{option}: sandboxes of this server have no network (the server runs with --network none)"
     )))
+}
+
+/// Encrypts the password in the options, which have been granted, before they are kept.
+pub(super) fn seal(network: &mut NetworkConfig, app: &App) -> Result<(), ApiError> {
+    socks::seal(network, &app.secrets).map_err(SecretError::Io)?;
+    Ok(())
 }
 
 /// The outbound options after an update. Options that the update omits are cleared.

@@ -72,6 +72,9 @@ async fn create_as(
     let timeout_s = timeout(app, body.timeout)?.unwrap_or(default_s);
     let mut lease = lease_of(body, timeout_s, source, app.egress_config())?;
     lease.template = app.pool_reference(lease.template)?;
+    if let Some(network) = &mut lease.network {
+        network::seal(network, app)?;
+    }
     let starting = app.node.begin();
     let created = app.registry.create(lease).await?;
     starting.succeeded();

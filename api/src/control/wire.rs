@@ -8,6 +8,7 @@ use pool::TemplateInfo;
 use super::{Control, ENVD_VERSION};
 use crate::{
     builds::catalog::Catalog,
+    egress::socks,
     registry::{View, timestamp},
 };
 
@@ -68,7 +69,7 @@ pub(super) fn detail(app: &Control, view: &View) -> SandboxDetail {
         envd_access_token: note.envd_token.clone(),
         allow_internet_access: note.allow_internet_access,
         domain: app.domain.clone(),
-        network: note.network.clone(),
+        network: note.network.clone().map(socks::shown),
         lifecycle: Lifecycle {
             auto_resume: lifetime.auto_resume,
             on_timeout: match lifetime.on_timeout {

@@ -3,18 +3,25 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use ::egress::control::{Authority, Call, Flow, MAX_MESSAGE, RuleOutcome, ToProxy, ToServer};
+use ::egress::control::{Authority, Call, Flow, MAX_MESSAGE, RuleOutcome, ToProxy, ToServer, Way};
 use model::SandboxId;
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
     sync::{Semaphore, mpsc},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 /// Questions about rules that are answered at the same time. Further messages wait in the socket.
 const CONCURRENT: usize = 256;
 /// Answers that wait for the socket.
 const WAITING: usize = 256;
+/// Connections of sandboxes that are being adopted. Further ones are closed.
+const AWAITED: usize = 1024;
+/// How long a connection waits for the adoption of its sandbox. The proxy's own limit is longer.
+const ADOPTION: Duration = Duration::from_secs(8);
+const ADOPTION_POLL: Duration = Duration::from_millis(10);
+/// How long the name of a sandbox's own proxy may take to resolve. The proxy's own limit is longer.
+pub(super) const LOOKUP: Duration = Duration::from_secs(8);
 /// How long the proxy may leave an answer unread.
 const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 10_000 });
 
@@ -44,6 +51,9 @@ pub(super) enum Ask {
 pub(super) trait Answers: Send + Sync + 'static {
     /// The flow that was accepted from `peer`.
     fn flow(&self, peer: SocketAddr) -> Option<Flow>;
+    /// Whether `peer` belongs to a sandbox of the former server that is being adopted: [`Answers::flow`] finds its flow
+    /// afterwards.
+    fn awaits_adoption(&self, peer: SocketAddr) -> bool;
     /// The rule of a sandbox for a host.
     fn rule(
         &self,
@@ -51,8 +61,40 @@ pub(super) trait Answers: Send + Sync + 'static {
         host: String,
         ask: Ask,
     ) -> impl Future<Output = RuleOutcome> + Send;
+    /// How a connection of a sandbox leaves.
+    fn way(&self, sandbox: SandboxId) -> impl Future<Output = Way> + Send;
     fn call(&self, sandbox: SandboxId, call: Call);
     fn lost(&self, calls: u64);
+}
+
+/// What is to be written.
+enum Reply {
+    /// The flow is looked up when it is written, so that an answer from before a cut is never written after it.
+    Flow {
+        id: u64,
+        peer: SocketAddr,
+    },
+    Rule {
+        id: u64,
+        outcome: RuleOutcome,
+    },
+    Way {
+        id: u64,
+        way: Way,
+    },
+}
+
+impl Reply {
+    fn message<A: Answers>(self, answers: &A) -> ToProxy {
+        match self {
+            Self::Flow { id, peer } => ToProxy::Flow {
+                id,
+                flow: answers.flow(peer),
+            },
+            Self::Rule { id, outcome } => ToProxy::Rule { id, outcome },
+            Self::Way { id, way } => ToProxy::Way { id, way },
+        }
+    }
 }
 
 /// Talks to a proxy until it or its socket fails. `cuts`: sandboxes whose connections must end.
@@ -69,7 +111,8 @@ pub(super) async fn run<A: Answers>(
     if let Err(why) = write(&mut writing, &start).await {
         return why;
     }
-    let (send, mut queue) = mpsc::channel(WAITING);
+    let (send, mut queue) = mpsc::channel::<Reply>(WAITING);
+    let asked = Arc::clone(&answers);
     let write_all = async {
         loop {
             let message = tokio::select! {
@@ -79,7 +122,7 @@ pub(super) async fn run<A: Answers>(
                         let Ok(waiting) = queue.try_recv() else {
                             break;
                         };
-                        if let Err(why) = write(&mut writing, &waiting).await {
+                        if let Err(why) = write(&mut writing, &waiting.message(&*asked)).await {
                             return why;
                         }
                     }
@@ -87,7 +130,7 @@ pub(super) async fn run<A: Answers>(
                         sandbox: sandbox.to_string(),
                     }
                 }
-                Some(message) = queue.recv() => message,
+                Some(reply) = queue.recv() => reply.message(&*asked),
                 else => return SessionError::Closed,
             };
             if let Err(why) = write(&mut writing, &message).await {
@@ -114,9 +157,10 @@ async fn write(
 async fn read_all<A: Answers>(
     mut reading: impl tokio::io::AsyncBufRead + Unpin,
     answers: Arc<A>,
-    send: mpsc::Sender<ToProxy>,
+    send: mpsc::Sender<Reply>,
 ) -> SessionError {
     let permits = Arc::new(Semaphore::new(CONCURRENT));
+    let awaited = Arc::new(Semaphore::new(AWAITED));
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -133,10 +177,23 @@ async fn read_all<A: Answers>(
         };
         match message {
             ToServer::Flow { id, peer } => {
-                let flow = answers.flow(peer);
-                if send.send(ToProxy::Flow { id, flow }).await.is_err() {
-                    return SessionError::Closed;
-                }
+                let place = if answers.awaits_adoption(peer) {
+                    Arc::clone(&awaited).try_acquire_owned().ok()
+                } else {
+                    None
+                };
+                let Some(place) = place else {
+                    if send.send(Reply::Flow { id, peer }).await.is_err() {
+                        return SessionError::Closed;
+                    }
+                    continue;
+                };
+                let (answers, send) = (Arc::clone(&answers), send.clone());
+                tokio::spawn(async move {
+                    adopted(&*answers, peer).await;
+                    let _ = send.send(Reply::Flow { id, peer }).await;
+                    drop(place);
+                });
             }
             ToServer::Rule {
                 id,
@@ -159,7 +216,21 @@ async fn read_all<A: Answers>(
                 tokio::spawn(async move {
                     let outcome = answers.rule(sandbox, host, ask).await;
                     // If the conversation has ended, nothing waits for the answer.
-                    let _ = send.send(ToProxy::Rule { id, outcome }).await;
+                    let _ = send.send(Reply::Rule { id, outcome }).await;
+                    drop(permit);
+                });
+            }
+            ToServer::Way { id, sandbox } => {
+                let Ok(sandbox) = sandbox.parse() else {
+                    return SessionError::Malformed;
+                };
+                let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
+                    return SessionError::Closed;
+                };
+                let (answers, send) = (Arc::clone(&answers), send.clone());
+                tokio::spawn(async move {
+                    let way = answers.way(sandbox).await;
+                    let _ = send.send(Reply::Way { id, way }).await;
                     drop(permit);
                 });
             }
@@ -170,6 +241,17 @@ async fn read_all<A: Answers>(
             ToServer::Lost { calls } => answers.lost(calls),
         }
     }
+}
+
+/// Waits until the sandbox behind `peer` is adopted, or too long.
+async fn adopted(answers: &impl Answers, peer: SocketAddr) {
+    let adopted = async {
+        while answers.awaits_adoption(peer) {
+            sleep(ADOPTION_POLL).await;
+        }
+    };
+    // Without an adoption there is no flow, and the connection is closed.
+    let _ = timeout(ADOPTION, adopted).await;
 }
 
 #[cfg(test)]

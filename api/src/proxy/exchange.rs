@@ -61,7 +61,7 @@ pub(super) async fn exchange(
             }
         }
     }
-    match upstream::dial(&route.vsock, port).await {
+    match upstream::dial(route, port).await {
         Ok(sender) => send(sender, request).await,
         Err(error) => Err(Failed {
             unsent: Some(request),

@@ -105,6 +105,7 @@ fn check_request(mut parts: request::Parts, is_envd: bool) {
         traffic_token: Some("secret".into()),
         envd_token: Some("other".into()),
         mask_request_host: Some("localhost:${PORT}".into()),
+        https_ports: Vec::new(),
         generation: 1,
     };
     let classify = |path: &str| (internal::is_internal(path), internal::runs_code(path));

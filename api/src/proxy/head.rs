@@ -202,6 +202,7 @@ mod tests {
             traffic_token: Some("secret".into()),
             envd_token: None,
             mask_request_host: mask.map(Into::into),
+            https_ports: Vec::new(),
             generation: 1,
         }
     }

@@ -5,6 +5,7 @@
 //! ```text
 //! "CONNECT 49983\n"                          ─► VMM     "OK <n>\n"
 //! "CONNECT 127.0.0.1:<port> HTTP/1.1" …      ─► agent   "HTTP/1.1 200 …"      (other ports only)
+//! TLS                                        ─► the server at the port        (ports in `httpsPorts` only)
 //! HTTP/1.1                                   ─► agent, or the server at the port
 //! ```
 //! The guest is not trusted: if it sends data before the first request, the connection is closed, and every wait is
@@ -17,10 +18,12 @@ use std::time::Duration;
 use api_types::envd::ENVD_PORT;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 
+use super::tls;
 use super::upload::Upload;
+use crate::registry::Route;
 
 /// Port of the code interpreter. Its server also listens on vsock, which avoids the tunnel through the agent.
 pub(super) const INTERPRETER_PORT: u16 = 49_999;
@@ -57,6 +60,9 @@ pub(super) enum DialError {
     /// [`DIAL_LIMIT`] passed.
     #[error("no connection within {DIAL_LIMIT:?}")]
     TimedOut,
+    /// The server at a port in `httpsPorts` does not speak TLS.
+    #[error("cannot set up TLS with the server in the sandbox")]
+    Tls(#[source] io::Error),
     /// The HTTP handshake failed.
     #[error("cannot start HTTP on the connection")]
     Unusable(#[source] hyper::Error),
@@ -69,13 +75,25 @@ impl DialError {
     }
 }
 
-/// Connects to a port of the guest behind a vsock socket.
+/// Connects to a port of the sandbox.
 ///
 /// # Errors
 /// Returns [`DialError`] with the step that failed.
-pub(super) async fn dial(vsock: &Path, port: u16) -> Result<Sender, DialError> {
-    let open = tokio::time::timeout(DIAL_LIMIT, open(vsock, port));
-    let stream = open.await.map_err(|_| DialError::TimedOut)??;
+pub(super) async fn dial(route: &Route, port: u16) -> Result<Sender, DialError> {
+    let limited = tokio::time::timeout(DIAL_LIMIT, open(&route.vsock, port));
+    let stream = limited.await.map_err(|_| DialError::TimedOut)??;
+    if !route.https_ports.contains(&port) {
+        return over(stream).await;
+    }
+    let secured = tokio::time::timeout(DIAL_LIMIT, tls::connect(stream)).await;
+    let secured = secured.map_err(|_| DialError::TimedOut)?;
+    over(secured.map_err(DialError::Tls)?).await
+}
+
+/// Starts HTTP on a connection.
+async fn over(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+) -> Result<Sender, DialError> {
     let (sender, connection) = http1::Builder::new()
         .max_headers(FIELDS_MAX)
         .max_header_size(HEAD_MAX)

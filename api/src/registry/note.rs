@@ -141,6 +141,14 @@ impl Note {
     pub fn mask_request_host(&self) -> Option<&str> {
         self.network.as_ref()?.mask_request_host.as_deref()
     }
+
+    /// The ports whose servers in the sandbox speak TLS.
+    #[must_use]
+    pub fn https_ports(&self) -> &[u16] {
+        let network = self.network.as_ref();
+        let ports = network.and_then(|network| network.https_ports.as_deref());
+        ports.unwrap_or_default()
+    }
 }
 
 impl std::fmt::Debug for Note {

@@ -19,6 +19,8 @@ pub struct Route {
     pub envd_token: Option<String>,
     /// Replaces `Host` on ports other than envd's; `${PORT}` stands for the port.
     pub mask_request_host: Option<String>,
+    /// Ports whose servers speak TLS.
+    pub https_ports: Vec<u16>,
     /// Number of the sandbox's VM. When it changes, pooled connections to the previous VM are dead.
     pub generation: u64,
 }
@@ -32,6 +34,7 @@ impl From<View> for Route {
             traffic_token: note.traffic_token.clone(),
             envd_token: note.envd_token.clone(),
             mask_request_host: note.mask_request_host().map(str::to_owned),
+            https_ports: note.https_ports().to_vec(),
             generation: sandbox.generation,
         }
     }

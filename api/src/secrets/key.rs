@@ -146,6 +146,36 @@ impl SealKey {
     }
 }
 
+/// What is authenticated with a text that is not a secret's value.
+const TEXT: &[u8] = b"text 1";
+
+impl SealKey {
+    /// Nonce, ciphertext and tag, in base64.
+    pub(super) fn seal_text(&self, text: &str) -> io::Result<String> {
+        let mut nonce = [0; NONCE_LEN];
+        getrandom::fill(&mut nonce).map_err(io::Error::other)?;
+        let mut sealed = text.as_bytes().to_vec();
+        let unique = Nonce::assume_unique_for_key(nonce);
+        let done = self
+            .0
+            .seal_in_place_append_tag(unique, Aad::from(TEXT), &mut sealed);
+        done.map_err(|_| io::Error::other("the text cannot be encrypted"))?;
+        Ok(STANDARD.encode([&nonce[..], &sealed].concat()))
+    }
+
+    pub(super) fn open_text(&self, sealed: &str) -> Option<String> {
+        let bytes = STANDARD.decode(sealed).ok()?;
+        let (nonce, sealed) = bytes.split_first_chunk::<NONCE_LEN>()?;
+        let mut sealed = sealed.to_vec();
+        let nonce = Nonce::assume_unique_for_key(*nonce);
+        let plain = self
+            .0
+            .open_in_place(nonce, Aad::from(TEXT), &mut sealed)
+            .ok()?;
+        String::from_utf8(plain.to_vec()).ok()
+    }
+}
+
 /// What is authenticated with a value. Neither ids nor names contain a space.
 fn bound(secret: &Secret) -> Vec<u8> {
     format!("secret 1 {} {} {}", secret.id, secret.name, secret.version).into_bytes()

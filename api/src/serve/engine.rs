@@ -105,7 +105,8 @@ impl Engine {
         let registry = Registry::open(pool.clone(), recovered.alive);
         let egress = match (prepared, &isolation) {
             (Some(prepared), Some(isolation)) => {
-                let (listen, handed) = network::proxied(isolation);
+                let opened = network.as_ref().map(|network| &*network.egress.exceptions);
+                let (listen, handed) = network::proxied(isolation, opened.unwrap_or_default());
                 let (registry, secrets) = (registry.clone(), secrets.clone());
                 Some(prepared.start(registry, secrets, listen, handed, &mut tasks))
             }

@@ -1,10 +1,12 @@
 //! Programs in the sandbox: servers on loopback ports, which the agent's tunnel reaches.
 
 use std::future::Future;
+use std::sync::Arc;
 
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
 
 use crate::wire::Wire;
 
@@ -45,6 +47,42 @@ impl Program {
             }
         });
         Self { port, task }
+    }
+
+    /// Like [`Program::mirror`], with TLS and a certificate that no authority has signed.
+    pub(crate) async fn mirror_with_tls() -> Self {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate = rcgen::CertificateParams::new(vec!["elsewhere.test".to_owned()]);
+        let certificate = certificate.unwrap().self_signed(&key).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(
+                vec![certificate.der().clone()],
+                rustls::pki_types::PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
+            );
+        let acceptor = TlsAcceptor::from(Arc::new(config.unwrap()));
+        Self::start(move |wire: Wire<TcpStream>| {
+            let acceptor = acceptor.clone();
+            async move {
+                let Ok(mut stream) = acceptor.accept(wire.into_stream()).await else {
+                    return;
+                };
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n")
+                    && matches!(stream.read_buf(&mut head).await, Ok(1..))
+                {}
+                let length = head.len();
+                let start = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
+                let answer = [start.as_bytes(), &head].concat();
+                stream.write_all(&answer).await.unwrap();
+                // The client may close first.
+                let _ = stream.shutdown().await;
+            }
+        })
+        .await
     }
 
     /// Starts a server that answers every request with the head of that request.

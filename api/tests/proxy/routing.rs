@@ -396,6 +396,32 @@ async fn contexts_need_no_access_token() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn ports_in_https_ports_are_reached_over_tls() {
+    let world = World::new().await;
+    let (secured, plain) = (Program::mirror_with_tls().await, Program::mirror().await);
+    let host = |port| format!("Host: {port}-{}.e2b.test\r\n", world.id);
+    let mut wire = Wire::connect(world.address).await;
+    // Without the option, TLS is for the client and its server alone.
+    assert_eq!(wire.ask("GET /", &host(secured.port)).await.status, 502);
+    world.table.set(Route {
+        https_ports: vec![secured.port],
+        ..world.route()
+    });
+    for _ in 0..2 {
+        let reply = wire.ask("GET /over-tls", &host(secured.port)).await;
+        assert_eq!(reply.status, 200);
+        assert!(reply.text().starts_with("GET /over-tls HTTP/1.1\r\n"));
+    }
+    assert_eq!(wire.ask("GET /", &host(plain.port)).await.status, 200);
+    // A server that does not speak TLS does not get the request without it.
+    world.table.set(Route {
+        https_ports: vec![plain.port],
+        ..world.route()
+    });
+    assert_eq!(wire.ask("GET /", &host(plain.port)).await.status, 502);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_program_gets_the_original_or_masked_host() {
     let world = World::new().await;
     let mirror = Program::mirror().await;

@@ -58,6 +58,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         Self { stream, unread }
     }
 
+    /// The stream, of which nothing was read yet.
+    pub(crate) fn into_stream(self) -> S {
+        assert!(self.unread.is_empty());
+        self.stream
+    }
+
     pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         let sent = soon("sending", self.stream.write_all(bytes.as_ref()));
         sent.await.unwrap();

@@ -330,6 +330,7 @@ impl World {
             traffic_token: None,
             envd_token: None,
             mask_request_host: None,
+            https_ports: Vec::new(),
             generation: 1,
         }
     }

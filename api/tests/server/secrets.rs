@@ -164,6 +164,58 @@ except Exception as error:
     server.sh(sandbox, &script).trim().to_owned()
 }
 
+/// A program in the guest that calls the origin again and again, with its own key and the address that it has resolved once.
+/// It goes on while no server runs.
+struct Caller {
+    /// Lines before the server is killed.
+    before: usize,
+}
+
+impl Caller {
+    fn start(server: &Server, sandbox: &Sandbox) -> Self {
+        let script = format!(
+            "cd /tmp; rm -f said stop; address=$(getent ahostsv4 {HOST} | head -n 1 | cut -d ' ' -f 1); \
+             (while [ ! -e stop ]; do \
+             said=$(curl -sS --max-time 20 --resolve {HOST}:443:$address -H 'X-Api-Key: own' https://{HOST}/v1/x 2> errors); \
+             echo \"$? $said\" >> said; done) > /dev/null 2>&1 &"
+        );
+        server.sh(sandbox, &script);
+        let before = Self::wait(server, sandbox, 2);
+        Self { before }
+    }
+
+    /// Waits for a number of successful calls, and returns the number of all.
+    fn wait(server: &Server, sandbox: &Sandbox, calls: usize) -> usize {
+        let said = || server.sh(sandbox, "cat /tmp/said 2> /dev/null || true");
+        until("calls succeed", || {
+            said().lines().filter(|line| *line == "0 expected").count() >= calls
+        });
+        said().lines().count()
+    }
+
+    /// No call has reached the origin without the header of the rule. From the moment at which connections were accepted
+    /// again, none has failed: those that came before the sandbox was adopted have waited.
+    fn check(self, server: &Server, sandbox: &Sandbox) {
+        /// curl's exit code if the connection is refused.
+        const REFUSED: &str = "7 ";
+        Self::wait(server, sandbox, self.before + 5);
+        let said = server.sh(sandbox, "touch /tmp/stop; cat /tmp/said");
+        let lines: Vec<&str> = said.lines().collect();
+        let leaked = lines.iter().filter(|line| line.starts_with("0 "));
+        assert!(leaked.clone().all(|line| *line == "0 expected"), "{said}");
+        let failed = |lines: &[&str]| lines.iter().filter(|line| !line.starts_with("0 ")).count();
+        let last = lines.iter().rposition(|line| *line == REFUSED);
+        assert_eq!(
+            failed(&lines[last.map_or(0, |last| last + 1)..]),
+            0,
+            "{said}"
+        );
+        // The call that was under way at the kill, and its successor in the queue of the former listener.
+        let refused = lines.iter().filter(|line| **line == REFUSED).count();
+        assert!(failed(&lines) <= refused + 2, "{said}");
+    }
+}
+
 /// Paths of files below a directory that contain a text, also in memory images. grep skips the holes of layers.
 fn found_below(dir: &Path, text: &str) -> Vec<PathBuf> {
     let mut grep = Command::new("grep");
@@ -509,7 +561,9 @@ pub(crate) fn kvm_rules_that_are_added_later_need_no_restart_of_the_guest() {
         });
         assert_eq!(call(&server, &sandbox, "https"), "200 expected");
         // So does a new server, on the same state.
+        let caller = Caller::start(&server, &sandbox);
         server.crash_and_restart();
+        caller.check(&server, &sandbox);
         assert_eq!(call(&server, &sandbox, "https"), "200 expected");
         // A name that is not allowed is refused, and reported.
         let refused = server.sh(

@@ -81,6 +81,7 @@ impl World {
             door,
             tls,
             options,
+            environment: Vec::new(),
         };
         let server = LocalServer::start(dir.path(), spec).unwrap();
         Self { server, dir }

@@ -184,6 +184,7 @@ fn covered(task: &Task, tier: Tier) -> bool {
         | Task::Soak { .. }
         | Task::Fuzz { .. }
         | Task::MutateNetisolation { .. }
+        | Task::MutateEgress { .. }
         | Task::MutatePool { .. }
         | Task::MutateConfinement => false,
     }

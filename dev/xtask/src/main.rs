@@ -170,6 +170,11 @@ enum Task {
         /// Run only the mutations whose names contain this text.
         only: Option<String>,
     },
+    /// Remove the checks of the egress proxy one at a time, and report which removals the prover and the tests detect.
+    MutateEgress {
+        /// Run only the mutations whose names contain this text.
+        only: Option<String>,
+    },
     /// Change the pool's decisions one at a time, and report which property of the explorer each change violates.
     MutatePool {
         /// Run only the mutations whose names contain this text.
@@ -233,6 +238,11 @@ fn run(task: Task) -> Result<ExitCode> {
         }
         Task::MutateNetisolation { only } => {
             let list = mutate::NETISOLATION;
+            let all_detected = mutate::run(&workspace, list, only.as_deref(), progress)?;
+            return Ok(success_or_bug(all_detected));
+        }
+        Task::MutateEgress { only } => {
+            let list = mutate::EGRESS;
             let all_detected = mutate::run(&workspace, list, only.as_deref(), progress)?;
             return Ok(success_or_bug(all_detected));
         }

@@ -1,9 +1,9 @@
-//! `cargo xtask mutate-netisolation` and `mutate-pool`: mutation tests of the isolation prover and of the explorer of the
-//! pool's states.
+//! `cargo xtask mutate-netisolation`, `mutate-egress` and `mutate-pool`: mutation tests of the isolation prover, of the
+//! egress proxy's tests, and of the explorer of the pool's states.
 //!
 //! ```text
-//! mutations.toml ─► copy of the sources ─► one edit ─┬─► cube-api ─► cube-bench verify isolation --case CLASS
-//!                                                     └─► unit tests
+//! mutations.toml ─► copy of the sources ─► one edit ─┬─► cube-api, cube-egress ─► cube-bench verify isolation --case CLASS
+//!                                                     └─► tests
 //! ```
 //! Each mutation removes one check from the eBPF programs, the policy or the resolver, or makes one decision of the pool
 //! wrong. The list names what must then happen: in one class of cases, the prover reports a breach or a case that is not
@@ -30,6 +30,7 @@ use crate::{
 /// The lists.
 pub(crate) const NETISOLATION: &str = "harness/verify/isolation/mutations.toml";
 pub(crate) const POOL: &str = "pool/mutations.toml";
+pub(crate) const EGRESS: &str = "egress/mutations.toml";
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,13 +56,15 @@ struct Mutation {
     found: Detection,
 }
 
-/// Unit tests that detect a mutation.
+/// Tests that detect a mutation.
 #[derive(Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 struct Test {
     package: String,
     /// Substring of the tests' names.
     names: String,
+    /// The integration test that has them. `None`: they are in the library.
+    target: Option<String>,
     /// The property that the failed test must print, after `property: `. `None`: any failure counts.
     property: Option<String>,
 }
@@ -234,8 +237,8 @@ impl MutationTree<'_> {
     fn pass_unmutated(&self, chosen: &[&Mutation], progress: Progress) -> Result<()> {
         let classes = classes(chosen);
         if !classes.is_empty() {
-            let api = progress.stage("unmutated", || self.build())?;
-            let (code, proof) = self.prove(&api, &classes)?;
+            let built = progress.stage("unmutated", || self.build())?;
+            let (code, proof) = self.prove(&built, &classes)?;
             let failing = failing(&proof);
             ensure!(
                 code == 0,
@@ -260,9 +263,13 @@ impl MutationTree<'_> {
     /// # Errors
     /// Returns an error if the tests do not compile, or if no test has a matching name.
     fn failure_of(&self, test: &Test) -> Result<Option<String>> {
-        let tests = ["test", "--package", &test.package, "--lib"];
-        tool::run(self.cargo().args(tests).arg("--no-run"), &self.log)?;
-        let done = self.cargo().args(tests).arg(&test.names).output()?;
+        let mut tests = vec!["test", "--package", &test.package];
+        match &test.target {
+            Some(target) => tests.extend(["--test", target]),
+            None => tests.push("--lib"),
+        }
+        tool::run(self.cargo().args(&tests).arg("--no-run"), &self.log)?;
+        let done = self.cargo().args(&tests).arg(&test.names).output()?;
         let output = String::from_utf8_lossy(&done.stdout);
         ensure!(
             !output.contains("running 0 tests"),
@@ -282,21 +289,24 @@ impl MutationTree<'_> {
         cargo
     }
 
-    /// Builds `cube-api` from the copy.
+    /// Builds `cube-api` and `cube-egress` from the copy. Returns their directory.
     fn build(&self) -> Result<PathBuf> {
-        tool::run(self.cargo().args(["build", "--package", "api"]), &self.log)?;
-        Ok(self.target.join("debug/cube-api"))
+        let packages = ["build", "--package", "api", "--package", "egress"];
+        tool::run(self.cargo().args(packages), &self.log)?;
+        Ok(self.target.join("debug"))
     }
 
-    /// Runs the prover with the server `api`. Returns the prover's exit code and its report.
-    fn prove(&self, api: &Path, classes: &[&str]) -> Result<(i32, Proof)> {
+    /// Runs the prover with the server and the proxy in `built`. Returns the prover's exit code and its report.
+    fn prove(&self, built: &Path, classes: &[&str]) -> Result<(i32, Proof)> {
         let results = tempfile::tempdir()?;
         let prover = Prover::Isolation;
         let done = prover
             .command(self.workspace, &self.binaries, results.path())
             .args(classes.iter().flat_map(|class| ["--case", class]))
             .arg("--api")
-            .arg(api)
+            .arg(built.join("cube-api"))
+            .arg("--egress")
+            .arg(built.join("cube-egress"))
             .output()
             .context("cannot start cube-bench")?;
         let code = done
@@ -340,8 +350,8 @@ impl MutationTree<'_> {
     }
 
     fn by_prover(&self, name: &str, class: &str, progress: Progress) -> Result<MutationResult> {
-        let api = progress.stage(name, || self.build())?;
-        let (code, proof) = self.prove(&api, &[class])?;
+        let built = progress.stage(name, || self.build())?;
+        let (code, proof) = self.prove(&built, &[class])?;
         let in_class = proof.cases.iter().any(|case| case.class == class);
         ensure!(in_class, "{name}: the prover ran no case of class {class}");
         Ok((Detection::from_prover(code), failing(&proof)))
@@ -372,7 +382,7 @@ mod tests {
     #[test]
     fn every_mutation_applies_to_the_sources() {
         let workspace = Workspace::locate().unwrap();
-        let lists = [NETISOLATION, POOL].map(|list| load(&workspace, list).unwrap());
+        let lists = [NETISOLATION, POOL, EGRESS].map(|list| load(&workspace, list).unwrap());
         assert!(lists.iter().all(|list| !list.mutation.is_empty()));
         for mutation in lists.into_iter().flat_map(|list| list.mutation) {
             let text = fs::read_to_string(workspace.root().join(&mutation.file)).unwrap();

@@ -24,7 +24,7 @@ use super::{
     splice,
     stream::{Activity, Guest},
     tasks::Tasks,
-    upstream::{self, Protocol, Upstream},
+    upstream::{Dialer, Protocol, Upstream},
 };
 
 /// A fatal alert `access_denied` (RFC 8446, section 6): the guest's program shows it.
@@ -96,7 +96,9 @@ enum Decision {
 impl Connection<'_> {
     async fn run(mut self) {
         let is_tls = self.flow.remote.port() == self.shared.settings.https_port;
-        let decision = if is_tls {
+        let decision = if self.flow.is_unread {
+            Decision::Splice
+        } else if is_tls {
             self.decide_tls().await
         } else {
             self.decide_plain().await
@@ -206,7 +208,7 @@ impl Connection<'_> {
     }
 
     async fn splice(mut self) {
-        match upstream::connect(self.flow.remote).await {
+        match Dialer::of(&self.shared.link, &self.flow).connect().await {
             Ok(mut server) => {
                 let traffic = self.record.traffic();
                 let first = std::mem::take(&mut self.first);
@@ -220,7 +222,8 @@ impl Connection<'_> {
     }
 
     async fn plain(self) {
-        let upstream = Upstream::plain(self.flow.remote, &self.tasks);
+        let dialer = Dialer::of(&self.shared.link, &self.flow);
+        let upstream = Upstream::plain(dialer, &self.tasks);
         let activity = Activity::new();
         let stream = Guest::new(self.first.into(), self.guest, Arc::clone(&activity));
         self.record.discard();
@@ -240,7 +243,7 @@ impl Connection<'_> {
         let deadline = Instant::now() + HEAD_TIME;
         let shared = self.shared;
         let upstream = Upstream::tls(
-            self.flow.remote,
+            Dialer::of(&shared.link, &self.flow),
             &name,
             &shared.client,
             &offered,

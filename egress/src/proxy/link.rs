@@ -15,7 +15,7 @@ use std::{
 };
 
 use egress::{
-    control::{Authority, Call, Flow, MAX_MESSAGE, RuleOutcome, ToProxy, ToServer},
+    control::{Authority, Call, Flow, MAX_MESSAGE, RuleOutcome, ToProxy, ToServer, Way},
     name::HostName,
 };
 use tokio::{
@@ -72,6 +72,7 @@ pub(crate) struct Link {
 struct Pending {
     flows: HashMap<u64, oneshot::Sender<Option<Admission>>>,
     rules: HashMap<u64, oneshot::Sender<RuleOutcome>>,
+    ways: HashMap<u64, oneshot::Sender<Way>>,
 }
 
 /// Waits for the end of the control socket.
@@ -148,6 +149,16 @@ impl Link {
         self.ask(question, answered).await
     }
 
+    /// How a connection of a sandbox leaves.
+    pub(crate) async fn way(&self, sandbox: &str) -> Result<Way, LinkError> {
+        let (answer, answered) = oneshot::channel();
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        self.pending().ways.insert(id, answer);
+        let _pending = Asked { link: self, id };
+        let sandbox = sandbox.to_owned();
+        self.ask(ToServer::Way { id, sandbox }, answered).await
+    }
+
     async fn ask<T>(
         &self,
         question: ToServer,
@@ -200,6 +211,12 @@ impl Link {
                         let _ = waiting.send(outcome);
                     }
                 }
+                ToProxy::Way { id, way } => {
+                    let waiting = self.pending().ways.remove(&id);
+                    if let Some(waiting) = waiting {
+                        let _ = waiting.send(way);
+                    }
+                }
                 ToProxy::Cut { sandbox } => sandboxes.cut(&sandbox),
             }
         }
@@ -223,6 +240,7 @@ impl Drop for Asked<'_> {
         let mut pending = self.link.pending();
         pending.flows.remove(&self.id);
         pending.rules.remove(&self.id);
+        pending.ways.remove(&self.id);
     }
 }
 

@@ -3,7 +3,11 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use egress::{framing::MAX_HEAD, name::HostName};
+use egress::{
+    control::{Flow, Way},
+    framing::MAX_HEAD,
+    name::HostName,
+};
 use hyper::{
     Request, Response,
     body::Incoming,
@@ -19,7 +23,13 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::{HEAD_TIME, body::ToServer, tasks::Tasks};
+use super::{
+    HEAD_TIME,
+    body::ToServer,
+    link::{Link, LinkError},
+    socks,
+    tasks::Tasks,
+};
 
 /// Bytes that a server may send before the guest takes them, for a stream and for all streams of a connection.
 const WINDOW: u32 = 512 << 10;
@@ -55,12 +65,15 @@ pub(crate) enum UpstreamError {
     Name(HostName),
     #[error("{0} does not speak the HTTP version of this connection")]
     Protocol(SocketAddr),
+    #[error("cannot use the egress proxy of the sandbox: {0}")]
+    Way(String),
     #[error("the HTTP connection to {0} failed: {1}")]
     Http(SocketAddr, #[source] hyper::Error),
 }
 
 /// How servers of one guest connection are reached.
 pub(crate) struct Upstream {
+    dialer: Dialer,
     remote: SocketAddr,
     tls: Option<Tls>,
     protocol: Protocol,
@@ -87,14 +100,14 @@ enum Age {
 
 impl Upstream {
     /// A server that speaks HTTP/1 without TLS. Connects with the first request.
-    pub(crate) fn plain(remote: SocketAddr, tasks: &Tasks) -> Self {
-        Self::new(remote, None, Protocol::Http1, tasks)
+    pub(crate) fn plain(dialer: Dialer, tasks: &Tasks) -> Self {
+        Self::new(dialer, None, Protocol::Http1, tasks)
     }
 
     /// A server with TLS. Connects now, to learn which of the protocols it speaks. If that fails, each request tries
     /// again with the first of `offered`, and fails with the reason.
     pub(crate) async fn tls(
-        remote: SocketAddr,
+        dialer: Dialer,
         name: &HostName,
         config: &ClientConfig,
         offered: &[Protocol],
@@ -106,7 +119,7 @@ impl Upstream {
             config: config.clone(),
             name: ServerName::try_from(name.to_string()).map_err(unusable)?,
         };
-        let mut upstream = Self::new(remote, Some(tls), fallback, tasks);
+        let mut upstream = Self::new(dialer, Some(tls), fallback, tasks);
         if let Ok((sender, protocol)) = upstream.connect(offered).await {
             upstream.protocol = protocol;
             *upstream.sender.get_mut() = Some(sender);
@@ -114,9 +127,10 @@ impl Upstream {
         Ok(upstream)
     }
 
-    fn new(remote: SocketAddr, tls: Option<Tls>, protocol: Protocol, tasks: &Tasks) -> Self {
+    fn new(dialer: Dialer, tls: Option<Tls>, protocol: Protocol, tasks: &Tasks) -> Self {
         Self {
-            remote,
+            remote: dialer.remote,
+            dialer,
             tls,
             protocol,
             sender: Mutex::default(),
@@ -195,7 +209,7 @@ impl Upstream {
     }
 
     async fn connect_now(&self, offered: &[Protocol]) -> Result<(Sender, Protocol), UpstreamError> {
-        let stream = connect(self.remote).await?;
+        let stream = self.dialer.connect().await?;
         let Some(tls) = &self.tls else {
             return Ok((self.http1(stream).await?, Protocol::Http1));
         };
@@ -263,11 +277,58 @@ impl Upstream {
     }
 }
 
-/// Connects to the address of a flow.
-pub(crate) async fn connect(remote: SocketAddr) -> Result<TcpStream, UpstreamError> {
-    let connected = timeout(HEAD_TIME, TcpStream::connect(remote)).await;
-    let connected = connected.map_err(|_| UpstreamError::Timeout(remote))?;
-    let stream = connected.map_err(|error| UpstreamError::Connect(remote, error))?;
+/// Connects to the address of a flow, and to no other: directly, or by the proxy of the sandbox.
+#[derive(Clone)]
+pub(crate) struct Dialer {
+    link: Arc<Link>,
+    remote: SocketAddr,
+    /// The sandbox whose way must be asked for.
+    asks_for: Option<String>,
+}
+
+impl Dialer {
+    pub(crate) fn of(link: &Arc<Link>, flow: &Flow) -> Self {
+        Self {
+            link: Arc::clone(link),
+            remote: flow.remote,
+            asks_for: flow.has_own_way.then(|| flow.sandbox.clone()),
+        }
+    }
+
+    pub(crate) async fn connect(&self) -> Result<TcpStream, UpstreamError> {
+        let connected = timeout(HEAD_TIME, self.connect_now()).await;
+        connected.unwrap_or(Err(UpstreamError::Timeout(self.remote)))
+    }
+
+    async fn connect_now(&self) -> Result<TcpStream, UpstreamError> {
+        let remote = self.remote;
+        let Some(sandbox) = &self.asks_for else {
+            let stream = TcpStream::connect(remote).await;
+            return stream
+                .map(immediate)
+                .map_err(|error| UpstreamError::Connect(remote, error));
+        };
+        let unknown = |error: LinkError| UpstreamError::Way(error.to_string());
+        match self.link.way(sandbox).await.map_err(unknown)? {
+            // The policy hands over every flow because there is a proxy: without one, none leaves.
+            Way::Direct => Err(UpstreamError::Way("it has none any more".to_owned())),
+            Way::Failed { reason } => Err(UpstreamError::Way(reason)),
+            Way::Socks {
+                addresses,
+                credentials,
+            } => {
+                let stream = TcpStream::connect(&*addresses).await;
+                let stream = stream.map_err(|error| UpstreamError::Way(error.to_string()))?;
+                let mut stream = immediate(stream);
+                let asked = socks::connect(&mut stream, remote, credentials.as_ref()).await;
+                asked.map_err(|error| UpstreamError::Way(error.to_string()))?;
+                Ok(stream)
+            }
+        }
+    }
+}
+
+fn immediate(stream: TcpStream) -> TcpStream {
     let _ = stream.set_nodelay(true);
-    Ok(stream)
+    stream
 }

@@ -15,5 +15,6 @@ mod origin;
 mod plain;
 mod requests;
 mod speed;
+mod way;
 mod websocket;
 mod world;

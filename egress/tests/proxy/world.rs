@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use egress::control::{Authority, Call, Flow, RuleOutcome, ToProxy, ToServer};
+use egress::control::{Authority, Call, Flow, RuleOutcome, ToProxy, ToServer, Way};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
@@ -48,6 +48,7 @@ struct Answers {
     lost: u64,
     rule_questions: Vec<(String, bool)>,
     silent: bool,
+    way: Option<Way>,
 }
 
 pub(crate) struct World {
@@ -130,6 +131,8 @@ impl World {
             remote,
             names: names.iter().map(|name| (*name).to_owned()).collect(),
             admitted_by_address,
+            is_unread: false,
+            has_own_way: answers.way.is_some(),
         };
         answers.flows.insert(source.into(), flow);
         source
@@ -155,6 +158,11 @@ impl World {
             .unwrap()
             .rules
             .insert(host.to_owned(), outcome);
+    }
+
+    /// Connections of guests that are made from now on leave like this.
+    pub(crate) fn way(&self, way: Way) {
+        self.answers.lock().unwrap().way = Some(way);
     }
 
     /// While the result lives, the stand-in does not read.
@@ -284,6 +292,10 @@ fn answer(control: &UnixStream, answers: &Mutex<Answers>) {
                 answers.rule_questions.push((host, headers));
                 ToProxy::Rule { id, outcome }
             }
+            ToServer::Way { id, .. } => ToProxy::Way {
+                id,
+                way: answers.way.clone().unwrap_or(Way::Direct),
+            },
             ToServer::Call(call) => {
                 answers.calls.push(call);
                 continue;

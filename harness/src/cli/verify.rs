@@ -111,6 +111,12 @@ pub(super) struct Prover {
     /// Program that runs the attempts in sandboxes [default: cube-netprobe in $CUBE_BIN, else beside this program]
     #[arg(long, value_name = "PATH")]
     probe: Option<PathBuf>,
+    /// Egress proxy of the classes `l7` and `secrets` [default: cube-egress in $CUBE_BIN, else beside this program]
+    #[arg(long, value_name = "PATH")]
+    egress: Option<PathBuf>,
+    /// Path of `mitmdump` (package mitmproxy): print which attempts of the class `l7` end differently there
+    #[arg(long, value_name = "PATH")]
+    oracle: Option<PathBuf>,
     /// Template id or name
     #[arg(long, default_value = "base")]
     template: String,
@@ -354,6 +360,8 @@ impl Prover {
         let proof = isolation::run(&IsolationSpec {
             setup: setup(self.places, self.run_root, self.template),
             probe: self.probe,
+            egress: self.egress,
+            oracle: self.oracle,
             scope,
             only: self.only,
             target,

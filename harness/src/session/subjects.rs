@@ -255,6 +255,7 @@ fn own_server(
                 fixed_stock(&help_of(&program), slots),
             ]
             .concat(),
+            environment: Vec::new(),
             program,
         },
     )?;

@@ -16,6 +16,8 @@ pub enum ArtifactError {
     Api { path: PathBuf },
     #[error("cannot find cube-netprobe at {path}: {CURE}, or use --probe PATH")]
     Probe { path: PathBuf },
+    #[error("cannot find cube-egress at {path}: {CURE}, or use --egress PATH")]
+    Egress { path: PathBuf },
     #[error("cannot read template {name} at {path}: {CURE}")]
     Template {
         name: String,
@@ -91,6 +93,19 @@ pub fn find_probe(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
     match path.canonicalize() {
         Ok(path) if path.is_file() => Ok(path),
         _ => Err(ArtifactError::Probe { path }),
+    }
+}
+
+/// Finds the egress proxy: `given`, or else `cube-egress` in `$CUBE_BIN`. If that is not set, `cube-egress` in the
+/// directory of this program.
+///
+/// # Errors
+/// Returns [`ArtifactError::Egress`] if there is no such file.
+pub fn find_egress(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
+    let path = given.map_or_else(|| default_program("cube-egress"), Path::to_owned);
+    match path.canonicalize() {
+        Ok(path) if path.is_file() => Ok(path),
+        _ => Err(ArtifactError::Egress { path }),
     }
 }
 

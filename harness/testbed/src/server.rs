@@ -5,6 +5,7 @@
 //! a file in the sandbox's directory below the server's state directory.
 
 use std::{
+    ffi::OsString,
     fs::{self, File},
     io,
     net::TcpListener,
@@ -68,6 +69,8 @@ pub struct ServerSpec {
     pub tls: Tls,
     /// Additional options of `cube-api serve`.
     pub options: Vec<String>,
+    /// Additional variables of its environment.
+    pub environment: Vec<(String, OsString)>,
 }
 
 /// Protocol of the server.
@@ -359,6 +362,7 @@ fn spawn(dir: &Path, spec: &ServerSpec, port: u16) -> io::Result<(Child, Endpoin
         .args(spec.domain.iter().flat_map(|domain| ["--domain", domain]))
         .args(tls)
         .args(&spec.options)
+        .envs(spec.environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)

@@ -6,12 +6,15 @@
 //!        neighbour ─────────────────────────► payloads that it received ──────────────────────┤
 //!        server ────────────────────────────► events: packets that it refused ────────────────┘
 //! ```
+//! The classes `l7` and `secrets` have a server, a sandbox and a judge of their own (`isolation::l7`).
+//!
 //! No result rests on one end alone. A case that must be blocked passes if the guest got no answer, no packet arrived
 //! anywhere, and the server reports the refusal if the case expects a report. Control cases must get through, because a
 //! network that is down would block everything. A case that could not be tried is not a pass.
 
 pub mod cases;
 pub mod evaluate;
+mod l7;
 pub mod report;
 mod sandbox;
 mod scripts;
@@ -60,10 +63,33 @@ pub fn run(spec: &IsolationSpec) -> Result<Proof, VerifyError> {
 fn run_in_namespaces(spec: &IsolationSpec) -> Result<Proof, VerifyError> {
     let begun = Instant::now();
     let groups = select(cases::load()?, spec)?;
-    let program = artifacts::find_probe(spec.probe.as_deref())?;
-    let program = fs::read(&program).map_err(at(&program))?;
+    let requests = l7::select(spec)?;
     // Peers listen at the ports of all cases, so that a selected case runs as it does in a full run.
     let mut world = World::enter(&cases::ports(&cases::load()?))?;
+    let mut reports = Vec::new();
+    if !requests.is_empty() {
+        reports = l7::run(&world, spec, &requests)?;
+    }
+    if !groups.is_empty() {
+        world.capture.forget();
+        reports = [try_groups(world, spec, &groups)?, reports].concat();
+    }
+    Ok(Proof {
+        format: report::FORMAT,
+        scope: spec.scope,
+        target: None,
+        cases: reports,
+        seconds: begun.elapsed().as_secs_f64(),
+    })
+}
+
+fn try_groups(
+    world: World,
+    spec: &IsolationSpec,
+    groups: &[Group],
+) -> Result<Vec<CaseReport>, VerifyError> {
+    let program = artifacts::find_probe(spec.probe.as_deref())?;
+    let program = fs::read(&program).map_err(at(&program))?;
     let run_dir = spec.setup.run_dir()?;
     let mut options = spec.setup.server(WARM)?;
     options.options = ["--uplink", UPLINK, "--dns-server", NAME_SERVER]
@@ -72,17 +98,17 @@ fn run_in_namespaces(spec: &IsolationSpec) -> Result<Proof, VerifyError> {
     let server = LocalServer::start(run_dir.path(), options)?;
     let api = api_of(&server, sandbox::TIMEOUT);
     let customer = Customer::new(api, &spec.setup.template, program);
-    world.capture.forget();
     let mut stage = Stage {
         server,
         world,
         customer,
     };
+    stage.world.capture.forget();
     let neighbour = stage
         .customer
         .create(&scripts::allowing(&["198.51.100.20"]))?;
     let mut reports = Vec::new();
-    for group in &groups {
+    for group in groups {
         group.announce();
         reports.extend(try_group(&mut stage, &neighbour, group));
     }
@@ -91,14 +117,7 @@ fn run_in_namespaces(spec: &IsolationSpec) -> Result<Proof, VerifyError> {
         eprintln!("cube-bench: {}", case.name);
         reports.push(scripts::try_script(&mut stage, &neighbour, case));
     }
-    drop(neighbour);
-    Ok(Proof {
-        format: report::FORMAT,
-        scope: spec.scope,
-        target: None,
-        cases: reports,
-        seconds: begun.elapsed().as_secs_f64(),
-    })
+    Ok(reports)
 }
 
 /// Tries the cases of a group that are not scripts, all in one sandbox and at the same time.

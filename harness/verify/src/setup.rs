@@ -138,6 +138,7 @@ impl Setup {
             door: Door::Locked,
             tls: Tls::Off,
             options: Vec::new(),
+            environment: Vec::new(),
         })
     }
 }

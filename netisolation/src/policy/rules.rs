@@ -22,6 +22,10 @@ pub struct Policy {
     /// `rules` allow the addresses. These names open nothing: `rules` or `names` must allow the flow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ruled: Vec<NamePattern>,
+    /// Every TCP flow that the policy allows goes to the proxy, whatever its port. Other packets than DNS queries are
+    /// refused.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub hands_all: bool,
     /// Upstream DNS servers for this sandbox. Empty: the operator's servers.
     pub dns_servers: Vec<SocketAddr>,
     /// Bandwidth limit in bytes per second, for each direction, in addition to the host's limit. `None`: only the
@@ -29,6 +33,11 @@ pub struct Policy {
     pub bytes_per_s: Option<u64>,
     /// Limit on new flows per second. `None` or 0: unlimited.
     pub flows_per_s: Option<u32>,
+}
+
+/// For serde, which passes a reference.
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// Allows or denies a block of addresses.

@@ -177,6 +177,7 @@ fn net_a_flow_that_only_a_name_allows_is_handed_to_the_proxy_with_its_names() {
                     remote,
                     names: vec!["a.good.test".to_owned(), "b.good.test".to_owned()],
                     admitted_by_address: false,
+                    is_of_all: false,
                 };
                 assert_eq!(flow, expected);
                 assert_eq!(of_guest.peer_addr().unwrap(), remote);
@@ -741,6 +742,66 @@ fn net_a_successor_uses_the_listener_that_was_passed_to_it() {
         let listener = isolation.proxy_listener();
         assert_eq!(listener.unwrap_err().kind(), ErrorKind::Unsupported);
         assert!(isolation.resolver_sockets().unwrap().proxy.is_none());
+    });
+}
+
+#[test]
+fn net_a_policy_that_hands_all_lets_nothing_else_out() {
+    in_namespace(|| {
+        let world = World::with(with_proxy());
+        let proxy = Proxy::of(&world.isolation);
+        let open = Policy {
+            hands_all: true,
+            ..Policy::internet()
+        };
+        let guest = world.guest(&open);
+        let stack = Stack::new(&guest, 0);
+        for port in [22, 80, 443, 65_000] {
+            let remote = SocketAddr::new(ip(PEER4), port);
+            let mut of_guest = self::open(&stack, remote);
+            let (mut of_proxy, flow) = proxy.accept_of(&world.isolation);
+            assert_eq!((flow.remote, flow.is_of_all), (remote, true));
+            assert!(flow.admitted_by_address);
+            talk(&mut of_guest, &mut of_proxy);
+        }
+        for port in [123, 443] {
+            guest.send(&Packet::from_guest(ip(PEER4), UDP, udp(5000, port, b"x")));
+        }
+        world.nothing_on_wire();
+        // Names, too; and an address that nothing allows stays refused.
+        let names = Policy {
+            hands_all: true,
+            ..named()
+        };
+        let named = world.guest(&names);
+        pin(&world, &named, PEER4, "a.good.test");
+        let stack = Stack::new(&named, 0);
+        let remote = SocketAddr::new(ip(PEER4), 22);
+        let mut of_guest = self::open(&stack, remote);
+        let (mut of_proxy, flow) = proxy.accept_of(&world.isolation);
+        assert!(!flow.admitted_by_address && flow.is_of_all);
+        talk(&mut of_guest, &mut of_proxy);
+        named.send(&syn(OTHER4, 5000, 22));
+        world.nothing_on_wire();
+        assert!(!proxy.is_asked(PollTimeout::ZERO));
+    });
+}
+
+/// The successor has no proxy, so it must not let out what only the proxy may carry.
+#[test]
+fn net_without_a_proxy_a_policy_that_hands_all_lets_nothing_out() {
+    in_namespace(|| {
+        let world = World::new();
+        let open = Policy {
+            hands_all: true,
+            ..Policy::internet()
+        };
+        let guest = world.guest(&open);
+        for port in [22, 443] {
+            guest.send(&syn(PEER4, 5000, port));
+        }
+        guest.send(&Packet::from_guest(ip(PEER4), UDP, udp(5000, 123, b"x")));
+        world.nothing_on_wire();
     });
 }
 

@@ -166,7 +166,7 @@ fn dns_servers_are_addresses_that_sandboxes_may_reach() {
 #[test]
 fn unsupported_options_are_refused_by_name() {
     let proxy = NetworkConfig {
-        egress_proxy: Some(serde_json::json!({"address": "h:1"})),
+        egress_proxy: Some(serde_json::json!({"address": "h.test:1"})),
         ..NetworkConfig::default()
     };
     let rules = NetworkConfig {
@@ -179,17 +179,45 @@ fn unsupported_options_are_refused_by_name() {
         ),
         ..NetworkConfig::default()
     };
-    let ports = NetworkConfig {
-        https_ports: Some(vec![8443]),
-        ..NetworkConfig::default()
-    };
-    for (network, option) in [
-        (proxy, "egressProxy"),
-        (rules, "rules"),
-        (ports, "httpsPorts"),
-    ] {
+    for (network, option) in [(proxy, "egressProxy"), (rules, "rules")] {
         assert_eq!(status(&network, None), 501);
         assert!(message_of(&network).contains(option));
+    }
+}
+
+#[test]
+fn a_proxy_of_the_sandbox_takes_all_flows() {
+    let egress = EgressConfig {
+        rewriting: Rewriting::On,
+        ..EgressConfig::default()
+    };
+    let with = |address: &str| NetworkConfig {
+        egress_proxy: Some(serde_json::json!({"address": address})),
+        ..NetworkConfig::default()
+    };
+    let policy = policy_of(&with("proxy.test:1080"), Some(true), &egress).unwrap();
+    assert!(policy.hands_all);
+    for wrong in ["proxy.test", "127.0.0.1:1080"] {
+        let wrong = policy_of(&with(wrong), Some(true), &egress).unwrap_err();
+        assert_eq!(wrong.status(), 400);
+    }
+    let plain = policy_of(&NetworkConfig::default(), Some(true), &egress).unwrap();
+    assert!(!plain.hands_all);
+}
+
+#[test]
+fn https_ports_are_limited_and_never_that_of_the_agent() {
+    let ports = |ports: Vec<u16>| NetworkConfig {
+        https_ports: Some(ports),
+        ..NetworkConfig::default()
+    };
+    for accepted in [vec![], vec![443, 8443], (1..=128).collect()] {
+        let policy = policy_of(&ports(accepted), None, &EgressConfig::default());
+        assert!(policy.is_ok());
+    }
+    for refused in [vec![0], vec![443, 49_983], (1..=129).collect()] {
+        assert_eq!(status(&ports(refused.clone()), None), 400, "{refused:?}");
+        assert!(message_of(&ports(refused)).contains("httpsPorts"));
     }
 }
 

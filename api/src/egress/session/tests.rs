@@ -1,4 +1,7 @@
-use std::sync::Mutex;
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, Ordering},
+};
 
 use tokio::io::{DuplexStream, Lines, duplex};
 
@@ -7,16 +10,25 @@ use super::*;
 #[derive(Default)]
 struct Fake {
     calls: Mutex<Vec<String>>,
+    /// The sandbox of port 3 is adopted.
+    is_adopted: AtomicBool,
 }
 
 impl Answers for Fake {
     fn flow(&self, peer: SocketAddr) -> Option<Flow> {
-        (peer.port() == 1).then(|| Flow {
+        let is_adopted = peer.port() == 3 && self.is_adopted.load(Ordering::Relaxed);
+        (peer.port() == 1 || is_adopted).then(|| Flow {
             sandbox: id().to_string(),
             remote: "10.0.0.1:443".parse().unwrap(),
             names: vec!["a.test".into()],
             admitted_by_address: false,
+            is_unread: false,
+            has_own_way: false,
         })
+    }
+
+    fn awaits_adoption(&self, peer: SocketAddr) -> bool {
+        peer.port() == 3 && !self.is_adopted.load(Ordering::Relaxed)
     }
 
     async fn rule(&self, _: SandboxId, host: String, ask: Ask) -> RuleOutcome {
@@ -28,6 +40,12 @@ impl Answers for Fake {
             rule: host,
             headers,
             secrets: Vec::new(),
+        }
+    }
+
+    async fn way(&self, _: SandboxId) -> Way {
+        Way::Failed {
+            reason: "none".to_owned(),
         }
     }
 
@@ -123,6 +141,16 @@ async fn questions_are_answered_by_their_ids_and_cuts_are_passed_on() {
         };
         assert_eq!(got.len(), usize::from(headers));
     }
+    let way = ToServer::Way {
+        id: 10,
+        sandbox: id().to_string(),
+    };
+    proxy.send(&way).await;
+    let answer = proxy.next().await;
+    assert!(
+        matches!(&answer, ToProxy::Way { id: 10, way: Way::Failed { reason } } if reason == "none"),
+        "{answer:?}"
+    );
     proxy.cuts.send(id()).await.unwrap();
     let cut = ToProxy::Cut {
         sandbox: id().to_string(),
@@ -134,6 +162,36 @@ async fn questions_are_answered_by_their_ids_and_cuts_are_passed_on() {
     let answers = Arc::clone(&proxy.answers);
     assert!(matches!(proxy.ends_after(b"").await, SessionError::Closed));
     assert_eq!(*answers.calls.lock().unwrap(), ["/v1", "lost 3"]);
+}
+
+/// After a restart, sandboxes run before this server has adopted them.
+#[tokio::test]
+async fn a_flow_of_a_sandbox_that_is_being_adopted_is_answered_afterwards() {
+    let mut proxy = start().await;
+    let ask = |id, port| ToServer::Flow {
+        id,
+        peer: ([198, 18, 0, 1], port).into(),
+    };
+    proxy.send(&ask(1, 3)).await;
+    // Other questions do not wait for it.
+    proxy.send(&ask(2, 2)).await;
+    let ToProxy::Flow { id: 2, flow: None } = proxy.next().await else {
+        panic!("not the second answer");
+    };
+    let early = timeout(ADOPTION_POLL * 5, proxy.next()).await;
+    assert!(early.is_err(), "answered before the adoption");
+    proxy.answers.is_adopted.store(true, Ordering::Relaxed);
+    let answer = proxy.next().await;
+    assert!(
+        matches!(
+            answer,
+            ToProxy::Flow {
+                id: 1,
+                flow: Some(_)
+            }
+        ),
+        "{answer:?}"
+    );
 }
 
 #[tokio::test]

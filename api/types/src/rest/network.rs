@@ -27,10 +27,10 @@ pub struct NetworkConfig {
     /// The `Host` header of requests that are forwarded to the sandbox; `${PORT}` stands for the port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mask_request_host: Option<String>,
-    /// Ports whose services use TLS. Not supported.
+    /// Ports of the sandbox whose servers speak TLS. The proxy does not verify their certificates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub https_ports: Option<Vec<u16>>,
-    /// Headers that are added to outbound requests, by host. Not supported.
+    /// Headers that are added to outbound requests, by host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rules: Option<BTreeMap<String, Value>>,
 }

@@ -59,6 +59,10 @@ pub enum Class {
     Load,
     /// Pause, fork, reuse of a device, and death of the server.
     Life,
+    /// Requests that are not what they seem, through the egress proxy.
+    L7,
+    /// Places in which a secret must not be after its use.
+    Secrets,
 }
 
 impl Class {
@@ -83,6 +87,8 @@ impl Class {
             Self::Inbound => "inbound",
             Self::Load => "load",
             Self::Life => "life",
+            Self::L7 => "l7",
+            Self::Secrets => "secrets",
         }
     }
 
@@ -97,7 +103,9 @@ impl Class {
             | Self::Policy
             | Self::Dns
             | Self::Name
-            | Self::Update => true,
+            | Self::Update
+            | Self::L7
+            | Self::Secrets => true,
             Self::Sibling
             | Self::Host
             | Self::Spoof

@@ -3,7 +3,8 @@
 use netprobe::Probe;
 
 use super::{
-    cases::{Case, Expect, Group},
+    cases::{Case, Class, Expect, Group},
+    l7,
     spec::{IsolationSpec, Scope},
     timing::{BLOCKED_MS, PASS_MS},
 };
@@ -16,12 +17,19 @@ pub(super) fn select(
 ) -> Result<Vec<Group>, VerifyError> {
     let is_named = |case: &Case, name: &String| case.name == *name || case.class.name() == name;
     let all = || groups.iter().flat_map(|group| &group.cases);
+    let others = l7::names()?;
+    let is_other = |name: &String| {
+        let mut others = others.iter();
+        others.any(|(class, other)| other == name || class.name() == name)
+    };
     if let Some(name) = spec
         .only
         .iter()
-        .find(|name| !all().any(|case| is_named(case, name)))
+        .find(|name| !all().any(|case| is_named(case, name)) && !is_other(name))
     {
-        let mut classes: Vec<&str> = all().map(|case| case.class.name()).collect();
+        let classes = all().map(|case| case.class);
+        let classes = classes.chain(others.iter().map(|(class, _)| *class));
+        let mut classes: Vec<&str> = classes.map(Class::name).collect();
         classes.sort_unstable();
         classes.dedup();
         return Err(VerifyError::Unknown {

@@ -14,6 +14,10 @@ pub struct IsolationSpec {
     pub setup: Setup,
     /// Path of `cube-netprobe`. `None`: from `$CUBE_BIN`, else beside this program.
     pub probe: Option<PathBuf>,
+    /// Path of `cube-egress`. `None`: from `$CUBE_BIN`, else beside this program.
+    pub egress: Option<PathBuf>,
+    /// Path of `mitmdump`, to compare its outcomes of the class `l7` with. `None`: there is no comparison.
+    pub oracle: Option<PathBuf>,
     pub scope: Scope,
     /// Names of cases or classes; empty: every case in the scope.
     pub only: Vec<String>,

@@ -28,10 +28,13 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sendto, socket,
 };
 
+use super::l7::Origins;
 pub(super) use capture::{Capture, Place, Seen};
 use testbed::world::{self, Namespace, WorldError, failed};
 pub(super) use testbed::world::{HOST4, UPLINK};
 
+/// Ports of [`Origins`].
+const ORIGINS: [u16; 2] = [80, 443];
 /// The name server in the options of `cube-api`.
 pub(super) const NAME_SERVER: &str = "198.51.100.53:53";
 /// Time limit of a wait for a packet.
@@ -73,6 +76,8 @@ const OUTSIDE6: [&str; 8] = [
 pub(super) struct World {
     outside: Namespace,
     pub(super) capture: Capture,
+    /// Servers at the ports 80 and 443 of every address outside.
+    pub(super) origins: Origins,
 }
 
 impl World {
@@ -84,10 +89,20 @@ impl World {
         let capture = Capture::start(|open| outside.within(open))
             .map_err(failed("capture packets on the uplink"))?;
         peers::serve(ports).map_err(failed("listen at the host"))?;
-        outside
-            .within(|| peers::serve(ports).and_then(|()| names::serve()))
+        let origins = outside
+            .within(|| {
+                // The origins listen at their ports.
+                let ports = ports.iter().copied().filter(|port| !ORIGINS.contains(port));
+                peers::serve(&ports.collect())?;
+                names::serve()?;
+                Origins::listen()
+            })
             .map_err(failed("listen outside"))?;
-        Ok(Self { outside, capture })
+        Ok(Self {
+            outside,
+            capture,
+            origins,
+        })
     }
 
     /// Opens a datagram socket at an address outside.

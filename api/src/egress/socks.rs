@@ -1,0 +1,274 @@
+//! The SOCKS5 proxy of a sandbox (`network.egressProxy`), by which all its TCP connections leave.
+//!
+//! The password is encrypted before the option is kept with the sandbox, and decrypted for each connection. The proxy's
+//! name is resolved for each connection, too. Its address must not be one that sandboxes can never reach, or one of this
+//! host: otherwise a client could use this option to reach them.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::Arc,
+};
+
+use ::egress::control::{Credentials, Way};
+use api_types::rest::NetworkConfig;
+use netisolation::{Exception, is_forbidden};
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+use tokio::{net::lookup_host, time::timeout};
+
+use super::session::LOOKUP;
+use crate::secrets::Secrets;
+
+/// Longest user name and password, in bytes (RFC 1929).
+const MAX_CREDENTIAL: usize = 255;
+/// Longest host name, in bytes.
+const MAX_HOST: usize = 253;
+
+/// Why the option is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SocksOptionError {
+    #[error(
+        "network.egressProxy is not {{\"address\": \"host:port\", \"username\"?, \"password\"?}}"
+    )]
+    Form,
+    #[error("invalid network.egressProxy.address {0:?}: write host:port")]
+    Address(String),
+    #[error("network.egressProxy.address: the operator denies {0} to all sandboxes")]
+    Forbidden(IpAddr),
+    #[error(
+        "network.egressProxy needs both username and password, each of 1 to {MAX_CREDENTIAL} bytes, or neither"
+    )]
+    Credentials,
+}
+
+/// The option as clients send it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    address: String,
+    username: Option<String>,
+    password: Option<String>,
+}
+
+/// The option as it is kept.
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    address: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    username: Option<String>,
+    /// The password, encrypted. Not shown to clients.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sealed: Option<String>,
+}
+
+/// Whether the options name a proxy.
+#[must_use]
+pub fn is_given(network: &NetworkConfig) -> bool {
+    network.egress_proxy.as_ref().is_some_and(|p| !p.is_null())
+}
+
+/// Checks the option of a request.
+///
+/// # Errors
+/// Returns [`SocksOptionError`].
+pub fn check(option: &Json, exceptions: &[Exception]) -> Result<(), SocksOptionError> {
+    read(option, exceptions).map(drop)
+}
+
+fn read(option: &Json, exceptions: &[Exception]) -> Result<Asked, SocksOptionError> {
+    let asked: Asked =
+        serde_json::from_value(option.clone()).map_err(|_| SocksOptionError::Form)?;
+    let (host, _) = host_and_port(&asked.address)?;
+    if let Ok(address) = host.parse::<IpAddr>() {
+        check_address(address, exceptions)?;
+    }
+    let is_valid = |text: &String| (1..=MAX_CREDENTIAL).contains(&text.len());
+    match (&asked.username, &asked.password) {
+        (None, None) => {}
+        (Some(user), Some(password)) if is_valid(user) && is_valid(password) => {}
+        _ => return Err(SocksOptionError::Credentials),
+    }
+    Ok(asked)
+}
+
+fn host_and_port(address: &str) -> Result<(&str, u16), SocksOptionError> {
+    let wrong = || SocksOptionError::Address(address.chars().take(64).collect());
+    let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    let host = match bare {
+        Some(bare) if bare.parse::<std::net::Ipv6Addr>().is_ok() => bare,
+        Some(_) => return Err(wrong()),
+        None => host,
+    };
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    let is_host = bare.is_some() || (!host.is_empty() && host.bytes().all(is_name));
+    let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
+    match port.parse() {
+        Ok(port) if port > 0 && is_host && is_number && host.len() <= MAX_HOST => Ok((host, port)),
+        Ok(_) | Err(_) => Err(wrong()),
+    }
+}
+
+fn check_address(address: IpAddr, exceptions: &[Exception]) -> Result<(), SocksOptionError> {
+    if is_forbidden(address, exceptions) || is_local(address) {
+        return Err(SocksOptionError::Forbidden(address));
+    }
+    Ok(())
+}
+
+/// Whether this host has the address: only then can a socket be bound to it.
+fn is_local(address: IpAddr) -> bool {
+    UdpSocket::bind((address, 0)).is_ok()
+}
+
+/// Replaces the password in the options by its encrypted form. The option must have passed [`check`].
+///
+/// # Errors
+/// Returns an error if the password cannot be encrypted.
+pub fn seal(network: &mut NetworkConfig, secrets: &Secrets) -> io::Result<()> {
+    let Some(option) = network.egress_proxy.take().filter(|p| !p.is_null()) else {
+        return Ok(());
+    };
+    let asked: Asked = serde_json::from_value(option)?;
+    let sealed = asked.password.map(|password| secrets.seal_text(&password));
+    let kept = Kept {
+        address: asked.address,
+        username: asked.username,
+        sealed: sealed.transpose()?,
+    };
+    network.egress_proxy = Some(serde_json::to_value(kept)?);
+    Ok(())
+}
+
+/// The options without the password.
+#[must_use]
+pub fn shown(mut network: NetworkConfig) -> NetworkConfig {
+    if let Some(Json::Object(option)) = &mut network.egress_proxy {
+        option.remove("sealed");
+    }
+    network
+}
+
+/// How connections of a sandbox with these options leave.
+pub(super) async fn way(
+    option: Option<&Json>,
+    secrets: &Secrets,
+    exceptions: &Arc<[Exception]>,
+) -> Way {
+    let failed = |reason: String| Way::Failed { reason };
+    let Some(option) = option else {
+        return Way::Direct;
+    };
+    let Ok(kept) = serde_json::from_value::<Kept>(option.clone()) else {
+        return failed("its settings cannot be read".to_owned());
+    };
+    let credentials = match (kept.username, kept.sealed) {
+        (Some(user), Some(sealed)) => match secrets.open_text(&sealed) {
+            Some(password) => Some(Credentials { user, password }),
+            None => return failed("its password cannot be decrypted".to_owned()),
+        },
+        _ => None,
+    };
+    let (host, port) = match host_and_port(&kept.address) {
+        Ok(place) => place,
+        Err(why) => return failed(why.to_string()),
+    };
+    let found = match timeout(LOOKUP, lookup_host((host, port))).await {
+        Ok(Ok(found)) => found.collect::<Vec<SocketAddr>>(),
+        Ok(Err(why)) => return failed(format!("{host} cannot be resolved: {why}")),
+        Err(_) => return failed(format!("{host} is not resolved in time")),
+    };
+    let allowed = found
+        .iter()
+        .filter(|address| check_address(address.ip(), exceptions).is_ok());
+    let addresses: Vec<_> = allowed.copied().collect();
+    if addresses.is_empty() {
+        return failed(format!("{host} has no address that sandboxes may reach"));
+    }
+    Way::Socks {
+        addresses,
+        credentials,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn addresses_and_credentials_are_checked() {
+        let check = |option: Json| super::check(&option, &[]);
+        for good in [
+            json!({"address": "proxy.example.com:1080"}),
+            json!({"address": "203.0.113.9:1080", "username": "a", "password": "b"}),
+            json!({"address": "[2606:4700::1]:1080", "username": null}),
+        ] {
+            assert_eq!(check(good.clone()), Ok(()), "{good}");
+        }
+        for bad in [
+            json!({}),
+            json!("h:1"),
+            json!({"address": "h:1", "more": 1}),
+            json!({"address": "h"}),
+            json!({"address": ":1"}),
+            json!({"address": "h:0"}),
+            json!({"address": "h:+1"}),
+            json!({"address": "h:65536"}),
+            json!({"address": "2606:4700::1:1080"}),
+            json!({"address": "a@b:1"}),
+            json!({"address": "h:1", "username": "a"}),
+            json!({"address": "h:1", "password": "a"}),
+            json!({"address": "h:1", "username": "", "password": "a"}),
+            json!({"address": "h:1", "username": "a", "password": "b".repeat(256)}),
+        ] {
+            assert!(check(bad.clone()).is_err(), "{bad}");
+        }
+        for denied in ["127.0.0.1:1", "10.0.0.1:1", "169.254.169.254:80", "[::1]:1"] {
+            let denied = check(json!({"address": denied}));
+            assert!(
+                matches!(denied, Err(SocksOptionError::Forbidden(_))),
+                "{denied:?}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_password_is_kept_encrypted_and_not_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = crate::secrets::KeySource::Generated;
+        let secrets = Secrets::open(dir.path(), &source).unwrap();
+        let option =
+            json!({"address": "203.0.113.9:1080", "username": "me", "password": "hunter2"});
+        let mut network = NetworkConfig {
+            egress_proxy: Some(option),
+            ..NetworkConfig::default()
+        };
+        seal(&mut network, &secrets).unwrap();
+        let kept = network.egress_proxy.clone().unwrap();
+        assert!(!kept.to_string().contains("hunter2"));
+        assert_eq!(
+            shown(network).egress_proxy,
+            Some(json!({"address": "203.0.113.9:1080", "username": "me"}))
+        );
+        let exceptions: Arc<[Exception]> = Arc::new([]);
+        let Way::Socks {
+            addresses,
+            credentials,
+        } = way(Some(&kept), &secrets, &exceptions).await
+        else {
+            panic!("no way");
+        };
+        assert_eq!(addresses, ["203.0.113.9:1080".parse().unwrap()]);
+        assert_eq!(credentials.unwrap().password, "hunter2");
+        // A name that has only addresses of this host.
+        let local = json!({"address": "localhost:1080"});
+        let refused = way(Some(&local), &secrets, &exceptions).await;
+        assert!(matches!(refused, Way::Failed { .. }));
+        assert_eq!(way(None, &secrets, &exceptions).await, Way::Direct);
+    }
+}

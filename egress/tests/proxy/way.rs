@@ -1,0 +1,117 @@
+//! Connections by the SOCKS5 proxy of a sandbox.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
+
+use egress::control::{Credentials, Way};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
+    net::TcpStream,
+};
+
+use crate::{
+    client::{get, http1, send1, tls},
+    origin::{self, Origin},
+    world::{Ca, SECRET, World},
+};
+
+const USER: &str = "me";
+const PASSWORD: &str = "a-password-of-the-proxy";
+
+/// A SOCKS5 proxy that wants credentials. Returns its address, and the addresses that it was asked for.
+async fn socks() -> (SocketAddr, Arc<Mutex<Vec<SocketAddr>>>) {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&asked);
+    let address = origin::raw(move |stream: TcpStream| {
+        let kept = Arc::clone(&kept);
+        async move {
+            // A client that breaks off is the test's to notice.
+            let _ = serve(stream, &kept).await;
+        }
+    });
+    (address.await, asked)
+}
+
+async fn serve(mut stream: TcpStream, asked: &Mutex<Vec<SocketAddr>>) -> std::io::Result<()> {
+    let mut hello = [0; 3];
+    stream.read_exact(&mut hello).await?;
+    assert_eq!(hello, [5, 1, 2]);
+    stream.write_all(&[5, 2]).await?;
+    let mut login = vec![0; 3 + USER.len() + PASSWORD.len()];
+    stream.read_exact(&mut login).await?;
+    let is_right = login[2..].starts_with(USER.as_bytes()) && login.ends_with(PASSWORD.as_bytes());
+    stream.write_all(&[1, u8::from(!is_right)]).await?;
+    let mut request = [0; 10];
+    stream.read_exact(&mut request).await?;
+    let address: [u8; 4] = request[4..8].try_into().unwrap();
+    let port = u16::from_be_bytes([request[8], request[9]]);
+    let remote = SocketAddr::from((address, port));
+    asked.lock().unwrap().push(remote);
+    let mut server = TcpStream::connect(remote).await?;
+    stream.write_all(&[5, 0, 0, 1, 0, 0, 0, 0, 0, 0]).await?;
+    copy_bidirectional(&mut stream, &mut server).await?;
+    Ok(())
+}
+
+fn by(address: SocketAddr, password: &str) -> Way {
+    Way::Socks {
+        addresses: vec![address],
+        credentials: Some(Credentials {
+            user: USER.to_owned(),
+            password: password.to_owned(),
+        }),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_leave_by_the_proxy_of_the_sandbox() {
+    let servers = Arc::new(Ca::new("servers"));
+    let origin = Origin::tls(&servers, &["api.test", "other.test"], &["http/1.1"]).await;
+    let world = World::new(&servers, origin.address.port(), &[]);
+    let (address, asked) = socks().await;
+    world.way(by(address, PASSWORD));
+    let guest = world.guest(origin.address, &["api.test", "other.test"]);
+    world.rule("api.test", SECRET);
+    // With a rule and without one.
+    for name in ["api.test", "other.test"] {
+        let stream = tls(&world, guest, name, &["http/1.1"]).await.unwrap();
+        let mut sender = http1(stream).await;
+        assert_eq!(send1(&mut sender, get(name, "/")).await.text, "ok");
+    }
+    assert_eq!(*asked.lock().unwrap(), [origin.address; 2]);
+    assert!(!world.log().contains(PASSWORD));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_its_proxy_a_connection_does_not_leave() {
+    let servers = Arc::new(Ca::new("servers"));
+    let origin = Origin::tls(&servers, &["api.test"], &["http/1.1"]).await;
+    let world = World::new(&servers, origin.address.port(), &[]);
+    let (address, asked) = socks().await;
+    let closed = origin::raw(|stream: TcpStream| async move { drop(stream) }).await;
+    let failed = Way::Failed {
+        reason: "its name is not resolved".to_owned(),
+    };
+    let ways = [
+        by(address, "wrong"),
+        by(closed, PASSWORD),
+        failed,
+        Way::Direct,
+    ];
+    for way in ways {
+        world.way(way.clone());
+        let guest = world.guest(origin.address, &["api.test"]);
+        tls(&world, guest, "api.test", &["http/1.1"])
+            .await
+            .unwrap_err();
+        let call = world.call(guest, |call| call.refused.is_some());
+        let refused = call.refused.unwrap();
+        assert!(
+            refused.contains("egress proxy of the sandbox"),
+            "{way:?}: {refused}"
+        );
+    }
+    assert_eq!((origin.connections(), asked.lock().unwrap().len()), (0, 0));
+}

@@ -1,0 +1,336 @@
+//! The classes `l7` and `secrets`: can a sandbox send a request past the egress proxy, or with a rule's header to another
+//! host; and can a secret be found anywhere after its use?
+//!
+//! ```text
+//! l7.toml ─► l7.py in a sandbox ─► cube-egress ─► origins, outside ─┐
+//!              │ findings                          what arrived ────┼─► judge ─► report
+//!              └───────────────► cube-api: events ──────────────────┘
+//! secrets: memory, disk, records, logs, … ─► scan: the secret, and a text that was planted there
+//! ```
+//! One server and one sandbox serve all cases. Each of them sends its name, by which the servers outside recognize it.
+
+mod attempts;
+mod judge;
+mod oracle;
+mod origin;
+mod scan;
+mod secrets;
+
+use std::{
+    ffi::OsString,
+    fs,
+    io::Read,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use api_types::envd::ExecRequest;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use testbed::{
+    artifacts,
+    server::{Door, LocalServer, ServerSpec},
+};
+
+use super::{
+    cases::Class,
+    evaluate::CaseReport,
+    spec::IsolationSpec,
+    world::{NAME_SERVER, UPLINK, World},
+};
+use crate::{
+    sandbox::{Account, Sandbox, SandboxError, decode, failed},
+    setup::{VerifyError, api_of, at},
+};
+use attempts::{Attempts, PROGRAM, load};
+use judge::{Finding, Refusal, Seen, is_recorded, judge};
+pub(super) use origin::Origins;
+use scan::Needles;
+
+/// Time limit of one request. The attempts take some seconds, and some more if many of them get no answer.
+const TIMEOUT: Duration = Duration::from_secs(120);
+const LIFETIME_S: u32 = 300;
+/// How long the server may take to list a refusal.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(5);
+const EVENT_POLL: Duration = Duration::from_millis(50);
+
+/// Names of the cases of both classes.
+pub(super) fn names() -> Result<Vec<(Class, String)>, VerifyError> {
+    let attempts = load()?.cases.into_iter().map(|case| (Class::L7, case.name));
+    let places = secrets::PLACES
+        .iter()
+        .map(|(name, _)| (Class::Secrets, (*name).to_owned()));
+    Ok(attempts.chain(places).collect())
+}
+
+/// What is selected.
+pub(super) struct Selection {
+    attempts: Attempts,
+    places: Vec<&'static str>,
+}
+
+pub(super) fn select(spec: &IsolationSpec) -> Result<Selection, VerifyError> {
+    let mut attempts = load()?;
+    let is_named = |name: &str, class: Class| {
+        spec.only.is_empty()
+            || spec
+                .only
+                .iter()
+                .any(|only| only == name || only == class.name())
+    };
+    attempts
+        .cases
+        .retain(|case| is_named(&case.name, Class::L7));
+    let places = secrets::PLACES.map(|(name, _)| name);
+    let places = places
+        .into_iter()
+        .filter(|name| is_named(name, Class::Secrets));
+    Ok(Selection {
+        attempts,
+        places: places.collect(),
+    })
+}
+
+impl Selection {
+    pub(super) fn is_empty(&self) -> bool {
+        self.attempts.cases.is_empty() && self.places.is_empty()
+    }
+}
+
+/// A server with the proxy, and a sandbox with rules.
+struct Scene {
+    // Dropped in this order.
+    sandbox: Sandbox,
+    server: LocalServer,
+    account: Account,
+    needles: Needles,
+}
+
+/// A process of the server, or one that it has started.
+struct Process {
+    pid: u32,
+    /// File name of its program.
+    program: String,
+}
+
+/// Tries the selected cases.
+pub(super) fn run(
+    world: &World,
+    spec: &IsolationSpec,
+    selection: &Selection,
+) -> Result<Vec<CaseReport>, VerifyError> {
+    let run_dir = spec.setup.run_dir()?;
+    let scene = Scene::open(world, spec, &selection.attempts, run_dir.path())?;
+    let count = selection.attempts.cases.len();
+    eprintln!("cube-bench: {count} attempts against the egress proxy");
+    let mut reports = Vec::new();
+    if selection.attempts.cases.is_empty() {
+        // The secret must have been used.
+        let mut attempts = load()?;
+        attempts
+            .cases
+            .retain(|case| case.name.starts_with("l7-rule-applies"));
+        scene.attempt(world, &attempts)?;
+    } else {
+        let seen = scene.attempt(world, &selection.attempts)?;
+        let cases = &selection.attempts.cases;
+        reports.extend(
+            cases
+                .iter()
+                .map(|case| judge(case, &seen, &scene.needles.secret)),
+        );
+        if let Some(program) = &spec.oracle {
+            oracle::compare(
+                world,
+                run_dir.path(),
+                program,
+                &selection.attempts,
+                &seen,
+                &scene.needles.secret,
+            )?;
+        }
+    }
+    if !selection.places.is_empty() {
+        eprintln!(
+            "cube-bench: {} places in which secrets are looked for",
+            selection.places.len()
+        );
+        secrets::plant(&scene)?;
+        let found = secrets::search(&scene)?;
+        let wanted = |report: &CaseReport| selection.places.contains(&&*report.case);
+        reports.extend(found.into_iter().filter(wanted));
+    }
+    Ok(reports)
+}
+
+impl Scene {
+    fn open(
+        world: &World,
+        spec: &IsolationSpec,
+        attempts: &Attempts,
+        dir: &Path,
+    ) -> Result<Self, VerifyError> {
+        let needles = Needles::new(&random()?);
+        let authority = dir.join(secrets::authority_file(&needles));
+        fs::write(&authority, &world.origins.authority).map_err(at(&authority))?;
+        let server = LocalServer::start(dir, server(spec, &authority)?)?;
+        let account = Account {
+            api: api_of(&server, TIMEOUT),
+            template: spec.setup.template.clone(),
+            lifetime_s: LIFETIME_S,
+        };
+        let secret = json!({ "name": "l7", "value": needles.secret });
+        let made = account.request("POST", "/secrets", Some(&secret))?;
+        crate::sandbox::expect("create the secret", &made, &[201])?;
+        let mut create = attempts.create.clone();
+        create.insert("metadata".to_owned(), secrets::metadata(&needles));
+        let sandbox = account.create(&create)?;
+        Ok(Self {
+            sandbox,
+            server,
+            account,
+            needles,
+        })
+    }
+
+    /// Makes the attempts in the sandbox, and gathers what all sides saw.
+    fn attempt(&self, world: &World, attempts: &Attempts) -> Result<Seen, SandboxError> {
+        const ACTION: &str = "make the attempts";
+        // Refused, and thus in records and logs.
+        let name = secrets::refused_name(&self.needles);
+        self.sh(&format!("getent hosts {name} || true"))?;
+        let order = attempts.order().to_string();
+        for (path, text) in [("/tmp/l7.py", PROGRAM), ("/tmp/l7.json", order.as_str())] {
+            let written = self
+                .sandbox
+                .agent()?
+                .write_file(path, text.as_bytes(), None);
+            written.map_err(|error| failed(ACTION, model::chain(&error)))?;
+        }
+        world.origins.take();
+        let said = self.sh("python3 /tmp/l7.py /tmp/l7.json")?;
+        let mut seen = Seen {
+            findings: findings(&said)?,
+            ..Seen::default()
+        };
+        let deadline = Instant::now() + EVENT_TIMEOUT;
+        loop {
+            seen.refusals = self.refusals()?;
+            let is_complete = attempts
+                .cases
+                .iter()
+                .all(|case| is_recorded(case, &seen.refusals));
+            if is_complete || Instant::now() > deadline {
+                break;
+            }
+            std::thread::sleep(EVENT_POLL);
+        }
+        seen.arrivals = world.origins.take();
+        Ok(seen)
+    }
+
+    fn refusals(&self) -> Result<Vec<Refusal>, SandboxError> {
+        #[derive(Deserialize)]
+        struct Event {
+            reason: String,
+            name: Option<String>,
+            call: Option<Value>,
+        }
+        let answer = self
+            .sandbox
+            .request("GET", "/network/events", None, &[200])?;
+        let events: Vec<Event> = decode("read the events", &answer, 200)?;
+        let refused = events.into_iter().filter(|event| event.reason == "proxy");
+        let about = |event: Event| {
+            let path = event.call.as_ref().and_then(|call| call["path"].as_str());
+            Refusal {
+                about: format!(
+                    "{} {}",
+                    event.name.as_deref().unwrap_or(""),
+                    path.unwrap_or("")
+                ),
+            }
+        };
+        Ok(refused.map(about).collect())
+    }
+
+    fn sh(&self, script: &str) -> Result<Vec<u8>, SandboxError> {
+        let request = ExecRequest {
+            user: Some("root".to_owned()),
+            ..ExecRequest::new("/bin/sh", &["-c", script])
+        };
+        self.sandbox
+            .exec("run a script in the sandbox", &request, TIMEOUT)
+    }
+
+    /// The body of an answer of the control plane.
+    fn request(&self, method: &str, path: &str) -> Result<Vec<u8>, SandboxError> {
+        let answer = self.account.request(method, path, None)?;
+        crate::sandbox::expect(&format!("{method} {path}"), &answer, &[200])?;
+        Ok(answer.body)
+    }
+
+    /// The server's processes, and those that it has started.
+    fn processes(&self) -> Vec<Process> {
+        let server = self.server.pid();
+        let parent = |pid: u32| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+            let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+            line.trim().parse::<u32>().ok()
+        };
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let ours = pids.filter(|pid| *pid == server || parent(*pid) == Some(server));
+        let process = |pid| {
+            let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+            let program = program.file_name().unwrap_or_default();
+            Process {
+                pid,
+                program: program.to_string_lossy().into_owned(),
+            }
+        };
+        ours.map(process).collect()
+    }
+}
+
+fn findings(output: &[u8]) -> Result<Vec<Finding>, SandboxError> {
+    let lines = output
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty());
+    let finding = |line: &[u8]| {
+        serde_json::from_slice(line)
+            .map_err(|error| failed("read what the guest saw", error.to_string()))
+    };
+    lines.map(finding).collect()
+}
+
+fn random() -> Result<String, VerifyError> {
+    let source = Path::new("/dev/urandom");
+    let mut bytes = [0; 8];
+    let read = fs::File::open(source).and_then(|mut file| file.read_exact(&mut bytes));
+    read.map_err(at(source))?;
+    Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
+}
+
+fn server(spec: &IsolationSpec, authority: &Path) -> Result<ServerSpec, VerifyError> {
+    let mut server = spec.setup.server(0)?;
+    let proxy = artifacts::find_egress(spec.egress.as_deref())?;
+    let proxy = proxy.to_string_lossy().into_owned();
+    let options = [
+        "--uplink",
+        UPLINK,
+        "--dns-server",
+        NAME_SERVER,
+        "--egress-calls",
+        "--egress-proxy",
+    ];
+    // A key would lack the right to read metrics.
+    server.door = Door::Open;
+    server.options = options.map(str::to_owned).to_vec();
+    server.options.push(proxy);
+    server.environment = vec![
+        ("SSL_CERT_FILE".to_owned(), authority.into()),
+        ("CUBE_LOG".to_owned(), OsString::from("trace")),
+    ];
+    Ok(server)
+}

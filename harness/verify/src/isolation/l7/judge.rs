@@ -1,0 +1,339 @@
+//! Derives the result of an attempt from what the guest saw, what arrived at the servers, and what `cube-api` recorded.
+//! The functions are pure.
+
+use serde::Deserialize;
+
+use super::attempts::{Attempt, Expect};
+use crate::{
+    isolation::{cases::Class, evaluate::CaseReport},
+    proof::CaseResult,
+};
+
+/// What the guest sends in the rule's header.
+pub(super) const OWN: &str = "guests-own";
+
+/// What the guest's program reports about an attempt.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct Finding {
+    pub(super) name: String,
+    statuses: Vec<u16>,
+    /// The start of what the guest received, as Latin-1.
+    text: String,
+    /// `open`, `closed`, `reset`, `alert`, `timeout`, `goaway`, or an error.
+    ended: String,
+    issuer: String,
+    alpn: Option<String>,
+    #[serde(default)]
+    ticket: bool,
+}
+
+/// A connection that a server accepted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Arrival {
+    /// The ClientHello, if there was one, and everything within TLS.
+    pub(super) bytes: Vec<u8>,
+    pub(super) requests: usize,
+}
+
+impl Arrival {
+    pub(super) fn has(&self, text: &str) -> bool {
+        memchr::memmem::find(&self.bytes, text.as_bytes()).is_some()
+    }
+}
+
+/// A refusal in the server's list of events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// Host name and path.
+    pub(super) about: String,
+}
+
+/// The observations of all attempts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    pub(super) findings: Vec<Finding>,
+    pub(super) arrivals: Vec<Arrival>,
+    pub(super) refusals: Vec<Refusal>,
+}
+
+/// Statuses of refusals that have a record with the request's path, so that an event is expected.
+const RECORDED: [u16; 2] = [405, 421];
+
+/// Whether the case's refusal is, or need not be, among the events.
+pub(super) fn is_recorded(case: &Attempt, refusals: &[Refusal]) -> bool {
+    let is_needed = case.expect == Expect::Refused
+        && case.status.iter().all(|status| RECORDED.contains(status));
+    !is_needed || case.status.is_empty() || refusals.iter().any(|r| r.about.contains(&case.name))
+}
+
+/// What became of an attempt at the servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Refused,
+    Ruled,
+    Bare,
+    /// With the guest's own header in place of the rule's, or beside it.
+    Own,
+}
+
+impl Outcome {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::Ruled => "with the header",
+            Self::Bare => "without the header",
+            Self::Own => "with the guest's header",
+        }
+    }
+}
+
+pub(super) fn outcome(case: &Attempt, seen: &Seen, secret: &str) -> Outcome {
+    let mut arrived = seen
+        .arrivals
+        .iter()
+        .filter(|arrival| arrival.has(&case.name))
+        .peekable();
+    if arrived.peek().is_none() {
+        return Outcome::Refused;
+    }
+    // A name without rule passes unread.
+    if case.expect != Expect::Bare && arrived.clone().any(|arrival| arrival.has(OWN)) {
+        Outcome::Own
+    } else if arrived.any(|arrival| arrival.has(secret)) {
+        Outcome::Ruled
+    } else {
+        Outcome::Bare
+    }
+}
+
+pub(super) fn judge(case: &Attempt, seen: &Seen, secret: &str) -> CaseReport {
+    let finding = seen
+        .findings
+        .iter()
+        .find(|finding| finding.name == case.name);
+    let arrived: Vec<_> = seen
+        .arrivals
+        .iter()
+        .filter(|arrival| arrival.has(&case.name))
+        .collect();
+    let mut judged = Judged::default();
+    match finding {
+        Some(finding) => {
+            judged.guest(case, finding, secret);
+            judged.servers(case, &arrived, secret);
+            judged.doubt_unless(
+                is_recorded(case, &seen.refusals),
+                "the server lists no refusal of this request",
+            );
+        }
+        None => judged.not_tried("the guest's program reported nothing about it"),
+    }
+    CaseReport {
+        case: case.name.clone(),
+        class: Class::L7,
+        why: case.why.clone(),
+        result: judged.result,
+        tried: format!("{}; expected: {}", case.summary(), expected(case)),
+        guest: finding.map_or_else(String::new, observed),
+        arrived: [u64::try_from(arrived.len()).unwrap_or(u64::MAX), 0, 0],
+        problems: judged.problems,
+    }
+}
+
+fn expected(case: &Attempt) -> String {
+    let what = match case.expect {
+        Expect::Ruled => "arrives with the rule's header",
+        Expect::Bare => "arrives without the rule's header",
+        Expect::Refused => "does not arrive",
+        Expect::RuledOrRefused => "arrives with the rule's header, or does not arrive",
+        Expect::Echoed => "arrives, and the server shows the header to the guest",
+    };
+    match case.status.as_slice() {
+        [] => what.to_owned(),
+        statuses => format!("{what}, status {statuses:?}"),
+    }
+}
+
+fn observed(finding: &Finding) -> String {
+    let statuses: Vec<String> = finding.statuses.iter().map(u16::to_string).collect();
+    match statuses.as_slice() {
+        [] => finding.ended.clone(),
+        statuses => format!("{}, {}", statuses.join(" "), finding.ended),
+    }
+}
+
+struct Judged {
+    result: CaseResult,
+    problems: Vec<String>,
+}
+
+impl Default for Judged {
+    fn default() -> Self {
+        Self {
+            result: CaseResult::Pass,
+            problems: Vec::new(),
+        }
+    }
+}
+
+impl Judged {
+    fn breach_if(&mut self, is_breach: bool, problem: &str) {
+        if is_breach {
+            self.result = CaseResult::Breach;
+            self.problems.push(problem.to_owned());
+        }
+    }
+
+    fn doubt_unless(&mut self, holds: bool, problem: &str) {
+        if !holds {
+            if self.result == CaseResult::Pass {
+                self.result = CaseResult::Unproven;
+            }
+            self.problems.push(problem.to_owned());
+        }
+    }
+
+    fn not_tried(&mut self, problem: &str) {
+        self.result = CaseResult::NotTried;
+        self.problems.push(problem.to_owned());
+    }
+
+    fn guest(&mut self, case: &Attempt, finding: &Finding, secret: &str) {
+        let has_secret = finding.text.contains(secret);
+        if case.expect == Expect::Echoed {
+            self.doubt_unless(has_secret, "the server's answer does not show the header");
+        } else {
+            self.breach_if(has_secret, "the guest received the secret");
+        }
+        for text in &case.never {
+            let received = format!("the guest received {text:?}");
+            self.breach_if(finding.text.contains(text), &received);
+        }
+        let last = finding.statuses.last();
+        let is_expected = match (case.expect, case.status.as_slice()) {
+            (_, [_, ..]) => last.is_some_and(|last| case.status.contains(last)),
+            (Expect::Ruled | Expect::Bare | Expect::Echoed, []) => last == Some(&200),
+            // An alert, the end, or an error of HTTP.
+            (Expect::Refused, []) => {
+                let is_end = ["alert", "closed", "reset", "goaway"].contains(&&*finding.ended);
+                is_end || last.is_some_and(|last| *last >= 400)
+            }
+            (Expect::RuledOrRefused, []) => true,
+        };
+        self.doubt_unless(
+            is_expected,
+            &format!("the guest saw: {}", observed(finding)),
+        );
+        if let Some(issuer) = &case.issuer {
+            let is_other = finding.issuer != *issuer;
+            self.breach_if(
+                is_other,
+                &format!("the certificate is that of: {}", finding.issuer),
+            );
+        }
+        if let Some(protocol) = &case.protocol {
+            let offered = format!("the protocol is {:?}", finding.alpn);
+            self.doubt_unless(finding.alpn.as_ref() == Some(protocol), &offered);
+        }
+        if let Some(ticket) = case.ticket {
+            self.breach_if(
+                finding.ticket != ticket,
+                "the guest got a ticket of a session",
+            );
+        }
+    }
+
+    fn servers(&mut self, case: &Attempt, arrived: &[&Arrival], secret: &str) {
+        let with_secret = arrived.iter().filter(|arrival| arrival.has(secret)).count();
+        let with_own = arrived.iter().any(|arrival| arrival.has(OWN));
+        let is_ruled = with_secret == arrived.len();
+        match case.expect {
+            Expect::Refused => self.breach_if(!arrived.is_empty(), "it arrived at a server"),
+            Expect::Bare => {
+                self.doubt_unless(!arrived.is_empty(), "it did not arrive");
+                self.breach_if(with_secret > 0, "a request without rule had the secret");
+            }
+            Expect::Ruled | Expect::Echoed | Expect::RuledOrRefused => {
+                let may_be_refused = case.expect == Expect::RuledOrRefused;
+                self.doubt_unless(may_be_refused || !arrived.is_empty(), "it did not arrive");
+                self.breach_if(with_own, "the guest's own header arrived");
+                self.breach_if(!is_ruled, "it arrived without the rule's header");
+            }
+        }
+        if let Some(text) = &case.arrives_without {
+            let has = arrived.iter().any(|arrival| arrival.has(text));
+            self.breach_if(has, &format!("{text:?} arrived"));
+        }
+        let requests: usize = arrived.iter().map(|arrival| arrival.requests).sum();
+        self.breach_if(
+            case.once && requests > 1,
+            "a server saw more than one request",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isolation::l7::attempts::load;
+
+    fn judged(name: &str, finding: Finding, bytes: &[&str]) -> CaseResult {
+        let list = load().unwrap();
+        let case = list.cases.iter().find(|case| case.name == name).unwrap();
+        let arrivals = bytes.iter().map(|bytes| Arrival {
+            bytes: bytes.as_bytes().to_vec(),
+            requests: 1,
+        });
+        let seen = Seen {
+            findings: vec![Finding {
+                name: name.to_owned(),
+                ..finding
+            }],
+            arrivals: arrivals.collect(),
+            refusals: vec![Refusal {
+                about: format!("host /{name}"),
+            }],
+        };
+        judge(case, &seen, "hunter2").result
+    }
+
+    fn answered(status: u16, text: &str) -> Finding {
+        Finding {
+            statuses: vec![status],
+            text: text.to_owned(),
+            ended: "open".to_owned(),
+            ..Finding::default()
+        }
+    }
+
+    #[test]
+    fn a_ruled_request_needs_its_header_and_no_other() {
+        let name = "l7-rule-applies";
+        let arrived = |header: &str| format!("GET /{name} HTTP/1.1\r\nx-api-key: {header}\r\n\r\n");
+        let ok = || answered(200, "ok");
+        assert_eq!(judged(name, ok(), &[&arrived("hunter2")]), CaseResult::Pass);
+        assert_eq!(judged(name, ok(), &[&arrived(OWN)]), CaseResult::Breach);
+        assert_eq!(judged(name, ok(), &[&arrived("")]), CaseResult::Breach);
+        assert_eq!(judged(name, ok(), &[]), CaseResult::Unproven);
+        let both = arrived("hunter2\r\nx-api-key: guests-own");
+        assert_eq!(judged(name, ok(), &[&both]), CaseResult::Breach);
+        let told = answered(200, "hunter2");
+        assert_eq!(
+            judged(name, told, &[&arrived("hunter2")]),
+            CaseResult::Breach
+        );
+    }
+
+    #[test]
+    fn a_refused_request_must_not_arrive_and_be_answered_as_expected() {
+        let name = "l7-host-of-another-name";
+        assert_eq!(judged(name, answered(421, ""), &[]), CaseResult::Pass);
+        assert_eq!(judged(name, answered(421, ""), &[name]), CaseResult::Breach);
+        assert_eq!(judged(name, answered(200, ""), &[]), CaseResult::Unproven);
+        let silent = Finding {
+            ended: "timeout".to_owned(),
+            ..Finding::default()
+        };
+        assert_eq!(judged("l7-sni-absent", silent, &[]), CaseResult::Unproven);
+    }
+}
