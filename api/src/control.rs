@@ -5,6 +5,7 @@
 
 mod body;
 mod builds;
+mod console;
 mod error;
 mod events;
 #[cfg(any(test, fuzzing))]
@@ -145,7 +146,7 @@ pub fn router(app: App) -> Router {
         let guard = middleware::from_fn_with_state((app.clone(), endpoint.access), guard::guard);
         router = router.route(endpoint.path, endpoint.handler.route_layer(guard));
     }
-    router
+    console::add_to(router)
         .fallback(guard::no_route)
         .method_not_allowed_fallback(guard::no_method)
         .layer(middleware::from_fn_with_state(app.clone(), guard::observe))

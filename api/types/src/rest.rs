@@ -5,6 +5,7 @@
 
 mod build;
 mod error;
+mod key;
 mod network;
 mod observe;
 mod sandbox;
@@ -17,6 +18,7 @@ pub use build::{
     RequestedBuild, StartBuild, StatusReason,
 };
 pub use error::RestError;
+pub use key::ApiKey;
 pub use network::{NetworkConfig, NetworkUpdate};
 pub use observe::{
     LogEntry, LogLevel, LogLine, NetworkCall, NetworkEvent, SandboxLogs, SandboxLogsV2,

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, binaries, blocks, conformance, dependencies, fuzz,
+    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, binaries, blocks, conformance, console, dependencies, fuzz,
     host,
     hvm::{self, Work},
     isolation::Prover,
@@ -151,6 +151,9 @@ pub(crate) fn test(
     }
     if plan.run.contains(&Tier::Bench) {
         outcome = outcome.and(smoke::run(workspace, &environment)?);
+    }
+    if plan.run.contains(&Tier::Console) {
+        outcome = outcome.and(console::run(workspace, &environment, progress)?);
     }
     if plan.run.contains(&Tier::Package) {
         outcome = outcome.and(package::run(workspace, &environment, progress)?);

@@ -39,6 +39,8 @@ pub(crate) enum Tier {
     E2b,
     /// Needs /dev/kvm. Runs the smoke scenario, and compares the figures of the documents with the published runs.
     Bench,
+    /// Needs /dev/kvm, Chromium and npm. Builds the console anew, compares it with `console/dist`, and uses it in a browser.
+    Console,
     /// Needs /dev/kvm, mmdebstrap, systemd-nspawn and curl; runs only if it is named. Installs, upgrades and purges the
     /// package in a fresh Debian.
     Package,
@@ -55,7 +57,7 @@ impl std::fmt::Display for Tier {
 
 impl Tier {
     /// The tiers that `cargo xtask test` runs by default.
-    pub(crate) const USUAL: [Self; 10] = [
+    pub(crate) const USUAL: [Self; 11] = [
         Self::Unit,
         Self::Net,
         Self::Image,
@@ -66,6 +68,7 @@ impl Tier {
         Self::Isolation,
         Self::E2b,
         Self::Bench,
+        Self::Console,
     ];
 
     pub(crate) fn needs_kvm(self) -> bool {
@@ -76,6 +79,7 @@ impl Tier {
             | Self::Isolation
             | Self::E2b
             | Self::Bench
+            | Self::Console
             | Self::Package => true,
         }
     }
@@ -84,9 +88,13 @@ impl Tier {
     pub(crate) fn runs_under_cargo(self) -> bool {
         match self {
             Self::Unit | Self::Net | Self::Image | Self::Kvm | Self::Interpreter => true,
-            Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b | Self::Bench | Self::Package => {
-                false
-            }
+            Self::Hvm
+            | Self::Fuzz
+            | Self::Isolation
+            | Self::E2b
+            | Self::Bench
+            | Self::Console
+            | Self::Package => false,
         }
     }
 
@@ -99,6 +107,7 @@ impl Tier {
             | Self::Isolation
             | Self::E2b
             | Self::Bench
+            | Self::Console
             | Self::Package => None,
             Self::Net => Some("net_"),
             Self::Image => Some("image_"),
