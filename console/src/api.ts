@@ -74,8 +74,9 @@ export async function ask<T>(method: string, path: string, body?: unknown, signa
     access.value = "asked";
     throw error;
   }
-  if (!response.ok) throw await refused(response);
+  // A refusal for lack of a scope is an answer to a key that is taken.
   if (access.value !== "granted") access.value = "granted";
+  if (!response.ok) throw await refused(response);
   const text = await response.text();
   const isJson = (response.headers.get("content-type") ?? "").includes("json");
   return { body: (isJson && text ? JSON.parse(text) : text) as T, headers: response.headers };

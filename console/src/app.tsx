@@ -114,6 +114,7 @@ function Page() {
     document.title = `${page === "sandboxes" && id ? "Sandbox" : name} · cube console`;
   }, [page, id]);
   if (access.value === "asked") return <SignIn />;
+  if (access.value === "unknown") return <Opening />;
   switch (page) {
     case "":
       return <Overview />;
@@ -141,6 +142,18 @@ function Page() {
         </>
       );
   }
+}
+
+/** Before the server has said whether it wants a key. */
+function Opening() {
+  return (
+    <div class="waiting" role="status">
+      <span class="sr">Asking the server</span>
+      <span class="bar" />
+      <span class="bar" />
+      <span class="bar short" />
+    </div>
+  );
 }
 
 function Notices() {

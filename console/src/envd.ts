@@ -14,12 +14,14 @@ export interface Guest {
   id: string;
   token: string;
   traffic: string;
+  /** A request to a paused sandbox may wake it. */
+  isPaused: boolean;
 }
 
 export async function guestOf(id: string): Promise<Guest> {
   const detail = await get<Detail>(at`/sandboxes/${id}`);
-  const guest = { id, token: detail.envdAccessToken ?? "", traffic: "" };
-  if (detail.network?.allowPublicTraffic === false) {
+  const guest = { id, token: detail.envdAccessToken ?? "", traffic: "", isPaused: detail.state === "paused" };
+  if (detail.network?.allowPublicTraffic === false && !guest.isPaused) {
     // Only this answer has the token of the ports. It never shortens the timeout.
     const connected = await post<Sandbox>(at`/v2/sandboxes/${id}/connect`, { timeout: 0 });
     guest.traffic = connected.trafficAccessToken ?? "";

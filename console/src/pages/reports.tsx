@@ -71,7 +71,7 @@ function Comparison({ reports }: { reports: Report[] }) {
                 <Badge tone={report.grade === "publishable" ? "good" : report.grade === "unfit" ? "bad" : "warn"}>{report.grade || "unknown"}</Badge>
               </td>
               <td>{report.ended}</td>
-              <td>{report.gates.failed ? <Badge tone="bad">{report.gates.failed} failed</Badge> : <span>{report.gates.passed} passed</span>}</td>
+              <td>{report.gates.missed ? <Badge tone="bad">{report.gates.missed} not met</Badge> : <span>{report.gates.met} met</span>}</td>
               <td class="mono">{report.commit || "–"}</td>
             </tr>
           ))}

@@ -5,7 +5,7 @@ import { Cells } from "../cells/cells";
 import { useLive } from "../live";
 import { go, link, notify, route } from "../session";
 import { count, line, span, when } from "../text";
-import { Badge, Button, Dialog, Empty, Facts, Failure, Field, Loaded, Panel, StateBadge, Tabs } from "../ui/parts";
+import { Badge, Button, Dialog, Empty, Facts, Field, Loaded, Panel, StateBadge, Tabs } from "../ui/parts";
 import { Egress } from "./egress";
 import { Files } from "./files";
 import { Logs } from "./logs";
@@ -66,7 +66,7 @@ export function SandboxPage({ id }: { id: string }) {
   );
 }
 
-/** The terminal stays open behind other tabs; the others begin anew. */
+/** The terminal stays open behind other tabs and through pauses; the others begin anew. */
 function Views({ detail, headers, tab, resume }: { detail: Detail; headers: Headers; tab: string; resume: () => void }) {
   const id = detail.sandboxID;
   const [hasTerminal, setHasTerminal] = useState(false);
@@ -77,9 +77,9 @@ function Views({ detail, headers, tab, resume }: { detail: Detail; headers: Head
   const needsVm = ["terminal", "files", "cells"].includes(tab);
   return (
     <>
-      {hasTerminal && isRunning && (
-        <div hidden={tab !== "terminal"}>
-          <TerminalView id={id} shown={tab === "terminal"} />
+      {hasTerminal && (
+        <div hidden={tab !== "terminal" || !isRunning}>
+          <TerminalView id={id} shown={tab === "terminal" && isRunning} />
         </div>
       )}
       {needsVm && !isRunning && <Asleep id={id} reload={resume} />}
@@ -275,5 +275,3 @@ function Timeline({ headers, id }: { headers: Headers; id: string }) {
     </Panel>
   );
 }
-
-export { Failure };

@@ -4,7 +4,7 @@ import type { Terminal } from "@xterm/xterm";
 import { ApiError } from "../api";
 import { call, decode, encode, guestOf, stream, type Guest, type ProcessEvent } from "../envd";
 
-export type ShellState = { kind: "opening" } | { kind: "open" } | { kind: "cut" } | { kind: "ended"; code: number; error?: unknown };
+export type ShellState = { kind: "opening" } | { kind: "open" } | { kind: "cut" } | { kind: "asleep" } | { kind: "ended"; code: number; error?: unknown };
 
 /** Tries to take up a cut stream, one every second or more. */
 const MOST_TRIES = 120;
@@ -33,7 +33,7 @@ export class Shell {
 
   close(): void {
     this.abort.abort();
-    if (this.pid && this.guest) {
+    if (this.pid && this.guest && !this.guest.isPaused) {
       const order = { process: { pid: this.pid }, signal: "SIGNAL_SIGKILL" };
       void call(this.guest, "process.Process/SendSignal", order).catch(() => undefined);
     }
@@ -47,6 +47,13 @@ export class Shell {
     for (let tries = 0; tries < MOST_TRIES; tries += 1) {
       try {
         this.guest = await guestOf(this.id);
+        if (this.guest.isPaused) {
+          tries = 0;
+          this.show({ kind: "asleep" });
+          await this.pause();
+          if (this.abort.signal.aborted) return;
+          continue;
+        }
         for await (const event of this.events(this.guest)) {
           tries = 0;
           if (await this.take(event)) return;
@@ -58,11 +65,15 @@ export class Shell {
         const isFinal = error instanceof ApiError && [400, 401, 403, 404, 501].includes(error.status);
         if (isFinal || (this.pid === 0 && tries > 2)) return this.show({ kind: "ended", code: -1, error });
         this.show({ kind: "cut" });
-        await new Promise((wake) => setTimeout(wake, 1000));
-        if (this.abort.signal.aborted) return;
+        await this.pause();
       }
+      if (this.abort.signal.aborted) return;
     }
     this.show({ kind: "ended", code: -1, error: new Error("The server did not come back.") });
+  }
+
+  private pause(): Promise<void> {
+    return new Promise((wake) => setTimeout(wake, 1000));
   }
 
   private events(guest: Guest): AsyncGenerator<ProcessEvent> {

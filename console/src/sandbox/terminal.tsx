@@ -103,6 +103,8 @@ function ShellBadge({ state }: { state: ShellState }) {
       return <Badge tone="info">opening</Badge>;
     case "open":
       return <Badge tone="good">connected</Badge>;
+    case "asleep":
+      return <Badge tone="warn">paused</Badge>;
     case "cut":
       return <Badge tone="warn">reconnecting</Badge>;
     case "ended":

@@ -168,9 +168,9 @@ export function Table({ label, head, children }: { label: string; head: string[]
       <table>
         <thead>
           <tr>
-            {head.map((name) => (
-              <th key={name} scope="col">
-                {name}
+            {head.map((name, at) => (
+              <th key={at} scope="col">
+                {name || <span class="sr">Actions</span>}
               </th>
             ))}
           </tr>
