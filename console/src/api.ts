@@ -60,7 +60,8 @@ export async function refused(response: Response): Promise<ApiError> {
 
 export async function ask<T>(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Answer<T>> {
   const headers: Record<string, string> = {};
-  if (key.value) headers["X-API-KEY"] = key.value;
+  const used = key.value;
+  if (used) headers["X-API-KEY"] = used;
   const init: RequestInit = { method, headers };
   if (signal) init.signal = signal;
   if (body !== undefined) {
@@ -68,9 +69,10 @@ export async function ask<T>(method: string, path: string, body?: unknown, signa
     init.body = JSON.stringify(body);
   }
   const response = await send(path, init);
+  if (used !== key.value) throw new ApiError(401, "The key was changed meanwhile.");
   if (response.status === 401) {
     const error = await refused(response);
-    refusal.value = key.value ? error.message : "";
+    refusal.value = used ? error.message : "";
     access.value = "asked";
     throw error;
   }

@@ -23,7 +23,7 @@ export class Browser {
   }
 
   watch(page) {
-    page.setDefaultTimeout(20_000);
+    page.setDefaultTimeout(15_000);
     page.on("request", (request) => {
       const target = request.url();
       const isOwn = target.startsWith(`${this.url}/`) || /^(data|blob):/.test(target);

@@ -44,6 +44,8 @@ const started = Date.now();
 async function run(list, world) {
   for (const [name, isNeeded, test] of list) {
     if (only && !isNeeded && !name.includes(only)) continue;
+    // Nothing after a first step that failed says anything.
+    if (world.isLost) break;
     const begun = Date.now();
     let why = "";
     try {
@@ -56,6 +58,7 @@ async function run(list, world) {
     }
     const seconds = ((Date.now() - begun) / 1000).toFixed(1);
     cases.push({ name, is_good: why === "", seconds: Number(seconds), why });
+    if (why && isNeeded) world.isLost = true;
     console.log(`${why ? "FAIL" : "pass"} ${name}: ${seconds} s${why && `\n${why}`}`);
   }
 }

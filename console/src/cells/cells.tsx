@@ -24,7 +24,7 @@ export function Cells({ id }: { id: string }) {
   const [cells, setCells] = useState<Cell[]>([]);
   const [code, setCode] = useState("");
   const [language, setLanguage] = useState("python");
-  const running = useRef<AbortController>();
+  const running = useRef<AbortController | undefined>(undefined);
   const change = (cell: number, by: (before: Cell) => Cell) => setCells((all) => all.map((one) => (one.id === cell ? by(one) : one)));
   const run = async () => {
     if (!code.trim() || running.current) return;

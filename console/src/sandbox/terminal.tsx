@@ -32,7 +32,7 @@ export function makeTerminal(): Terminal {
 
 export function TerminalView({ id, shown }: { id: string; shown: boolean }) {
   const box = useRef<HTMLDivElement>(null);
-  const held = useRef<{ terminal: Terminal; fit: FitAddon }>();
+  const held = useRef<{ terminal: Terminal; fit: FitAddon } | undefined>(undefined);
   const [user, setUser] = useState("user");
   const [state, setState] = useState<ShellState>({ kind: "opening" });
   const [turn, setTurn] = useState(0);

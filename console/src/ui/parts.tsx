@@ -1,5 +1,5 @@
 // Elements that every page uses.
-import type { ComponentChildren, JSX } from "preact";
+import type { ComponentChildren } from "preact";
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { explain } from "../api";
 import type { Live } from "../live";
@@ -116,11 +116,15 @@ export function Figure({ name, value, note }: { name: string; value: ComponentCh
   );
 }
 
-interface FieldProps extends Omit<JSX.InputHTMLAttributes<HTMLInputElement>, "label" | "onInput" | "value"> {
+interface FieldProps {
   label: string;
   value: string;
   onInput: (value: string) => void;
   hint?: string;
+  type?: "text" | "search" | "number" | "password";
+  placeholder?: string;
+  min?: string;
+  step?: string;
 }
 
 export function Field({ label, value, onInput, hint, ...rest }: FieldProps) {
@@ -164,7 +168,7 @@ export function Choice({ label, value, options, onInput }: ChoiceProps) {
 /** A table that scrolls on its own if it is wider than the page, also by keyboard. */
 export function Table({ label, head, children }: { label: string; head: string[]; children: ComponentChildren }) {
   return (
-    <div class="scroll" role="region" aria-label={label} tabIndex={0}>
+    <div class="scroll" role="group" aria-label={label} tabIndex={0}>
       <table>
         <thead>
           <tr>

@@ -21,7 +21,7 @@ interface Props {
 /** A chart. Its text form, for those who do not see it, has the last, the least and the greatest value of each line. */
 export function Series({ title, times, lines, show, top }: Props) {
   const box = useRef<HTMLDivElement>(null);
-  const plot = useRef<uPlot>();
+  const plot = useRef<uPlot | undefined>(undefined);
   const dark = isDark.value;
   const shape = lines.map((line) => line.name).join();
   useEffect(() => {

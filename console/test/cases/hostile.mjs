@@ -75,7 +75,7 @@ async function drawn(world) {
   await cell(world, "badchart");
   const image = await cell(world, "png");
   await until("the image is drawn", () => image.locator("img").evaluate((element) => element.naturalWidth === 40));
-  await page.getByRole("heading", { name: "Chart <b>line</b>" }).scrollIntoViewIfNeeded();
+  await page.getByRole("heading", { name: "Chart <b>line</b>" }).first().scrollIntoViewIfNeeded();
   await browser.shot(join(results, "cells.png"));
 }
 

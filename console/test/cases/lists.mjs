@@ -25,7 +25,7 @@ async function build({ browser, page, server }) {
   const lines = await page.locator(".log > div").count();
   assert(lines >= 2, `${lines} lines of the build's log`);
   await page.getByRole("link", { name: "Template", exact: true }).click();
-  await page.getByRole("region", { name: "Tags" }).getByText("v1").waitFor();
+  await page.getByRole("group", { name: "Tags" }).getByText("v1").waitFor();
   const [mine] = (await server.call("GET", "/templates")).filter((one) => one.aliases.includes("mine"));
   assert(mine.storedBytes > 0, "the template has no size on disk");
 }

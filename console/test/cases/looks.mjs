@@ -1,6 +1,6 @@
 // Every page in both themes and on a narrow screen: axe, width, a screenshot.
 import { join } from "node:path";
-import { assert } from "../until.mjs";
+import { assert, until } from "../until.mjs";
 
 const PAGES = (id) => [
   ["overview", "#/", "Start ladder"],
@@ -23,7 +23,7 @@ const PAGES = (id) => [
 
 async function settled(page, heading) {
   await page.getByRole("heading", { name: heading, exact: true }).waitFor();
-  await page.locator(".waiting").waitFor({ state: "detached" });
+  await until("the data of the page", async () => (await page.locator(".waiting").count()) === 0);
 }
 
 function inTheme(theme) {

@@ -40,7 +40,7 @@ async function pauseAndResume({ browser, page, kept, server }) {
   await page.getByRole("button", { name: "Pause" }).click();
   await page.locator(".head .badge", { hasText: "paused" }).waitFor();
   await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}/files`);
-  await page.getByText("The sandbox is paused").waitFor();
+  await page.locator(".empty-title", { hasText: "The sandbox is paused" }).waitFor();
   await page.locator(".empty").getByRole("button", { name: "Resume" }).click();
   await page.locator(".head .badge", { hasText: "running" }).waitFor();
   same((await server.call("GET", `/sandboxes/${kept.sandbox.sandboxID}`)).state, "running", "state");

@@ -33,10 +33,11 @@ async function type(world, command) {
   const mark = `end-${turn}`;
   const lines = await until(`the end of ${command}`, async () => {
     const all = await screen(page);
-    return all.includes(mark) && all;
+    // Output without an end of its own stands before the mark.
+    return all.some((line) => line.endsWith(mark)) && all;
   });
   const from = lines.findLastIndex((line) => line.includes(`"end"-${turn}`));
-  return lines.slice(from + 1, lines.indexOf(mark));
+  return lines.slice(from + 1, lines.findIndex((line) => line.endsWith(mark)));
 }
 
 async function answers(world) {
