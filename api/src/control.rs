@@ -5,6 +5,7 @@
 
 mod body;
 mod builds;
+mod console;
 mod error;
 mod events;
 #[cfg(any(test, fuzzing))]
@@ -182,7 +183,7 @@ pub fn router(app: App) -> Router {
         };
         router = router.route(endpoint.path, handler.route_layer(guard));
     }
-    router
+    console::add_to(router)
         .fallback(guard::no_route)
         .method_not_allowed_fallback(guard::no_method)
         .layer(middleware::from_fn_with_state(app.clone(), guard::observe))

@@ -122,6 +122,15 @@ impl Authenticator {
         }
     }
 
+    /// The keys that are accepted now. Empty for an open server.
+    #[must_use]
+    pub fn live_keys(&self) -> Vec<KeyRecord> {
+        match &self.0 {
+            Mode::Open => Vec::new(),
+            Mode::Keys { state, .. } => lock(state).keys.clone(),
+        }
+    }
+
     /// Checks that the key in `headers` has `scope`, and takes one token from the key's bucket.
     ///
     /// # Errors

@@ -194,12 +194,17 @@ fn check_env(env: Option<&BTreeMap<String, String>>) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// The headers have the times of its last start or resume, if this server made it.
 async fn detail(
     State(app): State<App>,
     OfSandbox(id): OfSandbox,
-) -> Result<Json<SandboxDetail>, ApiError> {
+) -> Result<([(&'static str, String); 1], Json<SandboxDetail>), ApiError> {
     let view = app.registry.get(&id).await?;
-    Ok(Json(wire::detail(&app, &view)))
+    let phases = timing::of_start(&view.sandbox.timeline);
+    Ok((
+        [(timing::HEADER, phases)],
+        Json(wire::detail(&app, &view)),
+    ))
 }
 
 async fn kill(State(app): State<App>, OfSandbox(id): OfSandbox) -> Result<StatusCode, ApiError> {

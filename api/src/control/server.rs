@@ -1,6 +1,9 @@
 //! Routes that concern the server itself: health, metrics, OpenAPI document, team.
 
-use api_types::rest::Team;
+use api_types::{
+    envd::Timestamp,
+    rest::{ApiKey, Team},
+};
 use axum::{Json, extract::State, response::IntoResponse, routing::MethodFilter};
 use hyper::{
     HeaderMap, StatusCode,
@@ -23,6 +26,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
         Endpoint::new(get, "/openapi.json", Access::Public, openapi),
         Endpoint::new(get, "/metrics", Access::Key(Scope::MetricsRead), metrics),
         Endpoint::new(get, "/teams", Access::Key(Scope::SandboxesRead), teams),
+        Endpoint::new(get, "/api-keys", Access::Key(Scope::SandboxesRead), keys),
     ]
 }
 
@@ -68,4 +72,17 @@ async fn teams(headers: HeaderMap) -> Json<Vec<Team>> {
         api_key: key.or(bearer).unwrap_or_default().trim().to_owned(),
         is_default: true,
     }])
+}
+
+/// The keys that the server accepts, by name. Empty if it accepts requests without a key.
+async fn keys(State(app): State<App>) -> Json<Vec<ApiKey>> {
+    let mut keys = app.authenticator.live_keys();
+    keys.sort_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
+    let shown = keys.into_iter().map(|key| ApiKey {
+        id: key.id,
+        name: key.name,
+        scopes: key.scopes.iter().map(|s| s.name().to_owned()).collect(),
+        created_at: Timestamp::from_unix_ns(key.created_unix_s.saturating_mul(1_000_000_000)),
+    });
+    Json(shown.collect())
 }

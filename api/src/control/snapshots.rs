@@ -12,7 +12,7 @@ use super::{
     query::Query,
     sandboxes::{put_token, timeout},
     spread::Merging,
-    wire,
+    templates, wire,
 };
 use crate::{auth::Scope, builds::owner::BuildsError};
 
@@ -37,6 +37,9 @@ fn info(template: &TemplateInfo) -> SnapshotInfo {
     SnapshotInfo {
         snapshot_id: template.id.clone(),
         names: template.names.clone(),
+        source_sandbox_id: template.source.as_ref().map(ToString::to_string),
+        created_at: Some(templates::created(template)),
+        stored_bytes: wire::stored_bytes(template),
     }
 }
 

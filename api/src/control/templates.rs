@@ -166,7 +166,7 @@ async fn find(app: &App, reference: &str) -> Result<TemplateInfo, ApiError> {
     found.ok_or_else(|| ApiError::no_template(reference))
 }
 
-fn created(template: &TemplateInfo) -> Timestamp {
+pub(super) fn created(template: &TemplateInfo) -> Timestamp {
     Timestamp::from_unix_ns(template.created_unix_s.saturating_mul(1_000_000_000))
 }
 
@@ -244,6 +244,7 @@ fn built_item(template: &TemplateRecord, pool: &Pool) -> Option<Template> {
         build_count: template.builds.len(),
         envd_version: ENVD_VERSION.to_owned(),
         build_status: builds::status_of(&last.state),
+        stored_bytes: in_pool(named, pool).and_then(wire::stored_bytes),
     })
 }
 
@@ -295,6 +296,7 @@ fn item(template: &TemplateInfo) -> Template {
         build_count: 1,
         envd_version: ENVD_VERSION.to_owned(),
         build_status: BuildStatus::Ready,
+        stored_bytes: wire::stored_bytes(template),
     }
 }
 

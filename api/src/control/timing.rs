@@ -13,9 +13,18 @@ pub(super) fn of(timeline: &Timeline) -> String {
     value(timeline, clock::monotonic_ns())
 }
 
+/// The header value for a start that was answered before.
+pub(super) fn of_start(timeline: &Timeline) -> String {
+    entries(timeline, None)
+}
+
 /// Milliseconds from the acceptance of the request to each later phase and to `now_ns`. Phases that a warm sandbox had
 /// passed before the request are omitted. Empty if the timeline has no [`StartPhase::Accepted`].
 fn value(timeline: &Timeline, now_ns: u64) -> String {
+    entries(timeline, Some(now_ns))
+}
+
+fn entries(timeline: &Timeline, now_ns: Option<u64>) -> String {
     let Some(accepted) = timeline.at(StartPhase::Accepted) else {
         return String::new();
     };
@@ -23,9 +32,9 @@ fn value(timeline: &Timeline, now_ns: u64) -> String {
         let since = at.checked_sub(accepted)?;
         (phase != StartPhase::Accepted).then_some((phase.name(), since))
     });
-    let total = (TOTAL, now_ns.saturating_sub(accepted));
+    let total = now_ns.map(|now_ns| (TOTAL, now_ns.saturating_sub(accepted)));
     let mut text = String::new();
-    for (name, ns) in later.chain([total]) {
+    for (name, ns) in later.chain(total) {
         let comma = if text.is_empty() { "" } else { ", " };
         // Writing to a string cannot fail.
         let _ = write!(text, "{comma}{name};dur={:.3}", ns as f64 / 1e6);
@@ -49,6 +58,15 @@ mod tests {
             value,
             "confined;dur=0.250, agent_ready;dur=3.000, total;dur=3.500"
         );
+    }
+
+    #[test]
+    fn a_start_that_was_answered_has_no_total() {
+        let mut timeline = Timeline::default();
+        timeline.stamp(StartPhase::Accepted, 1_000);
+        timeline.stamp(StartPhase::Resumed, 2_001_000);
+        assert_eq!(of_start(&timeline), "resumed;dur=2.000");
+        assert_eq!(of_start(&Timeline::default()), "");
     }
 
     #[test]

@@ -114,6 +114,11 @@ pub(super) fn split_tag(name: &str) -> (&str, Option<&str>) {
     }
 }
 
+/// Space of a template on the host's disk. `None`: a record of a former release has none.
+pub(super) fn stored_bytes(template: &TemplateInfo) -> Option<u64> {
+    Some(template.bytes.0).filter(|bytes| *bytes > 0)
+}
+
 /// Number of vCPUs, memory in MiB, and disk size in MiB.
 pub(super) fn size(template: &TemplateInfo) -> (u8, u64, u64) {
     (

@@ -21,6 +21,8 @@ const OPAQUE: HeaderValue = HeaderValue::from_static(
 );
 /// Extends the paths for which a page's service worker answers, here to those of other sandboxes.
 const WORKER_SCOPE: HeaderName = HeaderName::from_static("service-worker-allowed");
+/// With the policy of the console's pages, a page could hold on to a window in which it opens the console.
+const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
 
 /// The sandbox and the port that a path names, and the request target within the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +67,7 @@ pub enum Origin {
 /// Restricts what an answer of a sandbox may do in the browser beyond the sandbox's own paths.
 pub fn isolate(headers: &mut HeaderMap, origin: Origin) {
     headers.remove(WORKER_SCOPE);
+    headers.remove(OPENER_POLICY);
     if origin == Origin::Opaque {
         // Policies of the sandbox's own stay in force: browsers enforce all of them.
         headers.append(header::CONTENT_SECURITY_POLICY, OPAQUE);
@@ -157,6 +160,8 @@ mod tests {
             HeaderValue::from_static("img-src *"),
         );
         headers.insert("service-worker-allowed", HeaderValue::from_static("/"));
+        let policy = HeaderValue::from_static("same-origin");
+        headers.insert("cross-origin-opener-policy", policy);
         isolate(&mut headers, Origin::Shared);
         assert_eq!(headers.len(), 1);
         isolate(&mut headers, Origin::Opaque);

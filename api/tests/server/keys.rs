@@ -34,7 +34,7 @@ pub(crate) fn kvm_keys_open_what_their_scopes_say() {
     let server = Server::with(&["--warm", "0:0", "--rate", "20"]);
     server.get("/health").expect(200);
     server.get("/openapi.json").expect(200);
-    for path in ["/v2/sandboxes", "/metrics", "/templates"] {
+    for path in ["/v2/sandboxes", "/metrics", "/templates", "/api-keys"] {
         server.get(path).expect(401);
     }
     // Unknown routes answer the same with and without a key.
@@ -47,6 +47,11 @@ pub(crate) fn kvm_keys_open_what_their_scopes_say() {
         get(&server, "/v2/sandboxes", &key).status == 200
     });
     get(&server, "/metrics", &key).expect(403);
+    let listed = get(&server, "/api-keys", &key).expect(200).json();
+    assert_eq!(listed[0]["name"], "reader");
+    assert_eq!(listed[0]["scopes"][0], "sandboxes:read");
+    let fields = listed[0].as_object().unwrap().len();
+    assert_eq!((listed.as_array().unwrap().len(), fields), (1, 4));
     let headers = [("X-API-KEY", key.as_str())];
     let body = br#"{"templateID":"base"}"#;
     http::send(server.address, "POST", "/v2/sandboxes", &headers, body).expect(403);

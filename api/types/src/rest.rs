@@ -5,6 +5,7 @@
 
 mod build;
 mod error;
+mod key;
 mod network;
 mod node;
 mod observe;
@@ -18,6 +19,7 @@ pub use build::{
     RequestedBuild, StartBuild, StatusReason,
 };
 pub use error::RestError;
+pub use key::ApiKey;
 pub use network::{NetworkConfig, NetworkUpdate};
 pub use node::{
     DiskMetrics, LostSandbox, MachineInfo, Node, NodeMetrics, NodeStatus, NodeStatusChange,

@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 
 mod blocks;
 mod conformance;
+mod console;
 mod soak;
 mod tasks;
 mod tiers;
@@ -96,6 +97,8 @@ enum Task {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
+    /// Build the web console, and write it to `console/dist`.
+    Console,
     /// List the blocks of commands in the documents, and the tier that runs each.
     Blocks {
         /// Run those of the tier `e2b`, with the programs and SDKs that target/cube has.
@@ -217,6 +220,7 @@ fn run(task: Task) -> Result<ExitCode> {
         }
         Task::Blocks { run: true } => return tasks::blocks(&workspace),
         Task::Sdks => prepare::sdks(&workspace, progress)?,
+        Task::Console => console::refresh(&workspace, progress)?,
         Task::Peers => prepare::peers(&workspace, progress)?,
         Task::Hvm { confinement } => {
             let work = confinement.map_or(hvm::Work::Steps, hvm::Work::Prover);

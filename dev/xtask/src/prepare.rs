@@ -9,6 +9,7 @@ use nix::fcntl::{Flock, FlockArg};
 use crate::{
     archive::{self, Suite},
     binaries::{self, HostBinaries},
+    console::{self, Console},
     etcd, guest_dir, guest_module, host, initramfs,
     interpreter::{self, Parts, Sources},
     kernel::{self, Kernel},
@@ -146,6 +147,22 @@ pub(crate) fn sdks(workspace: &Workspace, progress: Progress) -> Result<()> {
         .join("harness/verify/conformance/host-packages.txt");
     install_missing(&store, &list, progress)?;
     sdks::build(&store, workspace)
+}
+
+/// Installs the host packages of these lists and Node, and builds the console.
+pub(crate) fn console(
+    workspace: &Workspace,
+    progress: Progress,
+    lists: &[&str],
+) -> Result<Console> {
+    host::check_system()?;
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    let store = Store::open(&workspace.artifacts(), progress)?;
+    for list in lists {
+        install_missing(&store, &workspace.root().join(list), progress)?;
+    }
+    let node = sdks::node(&store, workspace)?;
+    console::build(&store, workspace, &node)
 }
 
 /// Installs the registry and the tools that the tests of images compare with.

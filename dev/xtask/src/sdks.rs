@@ -41,11 +41,11 @@ pub(crate) fn build(store: &Store, workspace: &Workspace) -> Result<()> {
         docs: workspace.root().join("docs"),
         examples: workspace.root().join("examples"),
     };
-    let node = sources.python(store, NODE, &sources.dir.join("js/node.txt"))?;
+    let node = node(store, workspace)?;
     for version in PYTHON {
         let place = format!("sdk/python-{version}");
         let lock = sources.dir.join(format!("python/e2b-{version}.txt"));
-        sources.python(store, &place, &lock)?;
+        python(store, &place, &lock)?;
         sources.copy_suite("python", &place)?;
     }
     for version in JS {
@@ -56,6 +56,14 @@ pub(crate) fn build(store: &Store, workspace: &Workspace) -> Result<()> {
     let place = format!("sdk/cli-{CLI}");
     sources.node(store, &place, &format!("cli/cli-{CLI}"), &node)?;
     sources.copy_suite("cli", &place)
+}
+
+/// Installs Node.
+pub(crate) fn node(store: &Store, workspace: &Workspace) -> Result<Built> {
+    let lock = workspace
+        .root()
+        .join("harness/verify/conformance/js/node.txt");
+    python(store, NODE, &lock)
 }
 
 /// Place of the newest SDK for Python, relative to the artifacts.
@@ -80,36 +88,6 @@ struct Sources {
 }
 
 impl Sources {
-    /// Installs a virtual environment. The store renames its directory after the installation. Python still works
-    /// there; the scripts that pip generates do not, and nothing uses them.
-    fn python(&self, store: &Store, place: &str, lock: &Path) -> Result<Built> {
-        let recipe = Recipe::new("python-sdk").path("lock", lock)?;
-        store.build(&recipe, place, |out, log| {
-            let mut venv = Command::new(SYSTEM_PYTHON);
-            tool::run(venv.args(["-m", "venv", "--copies"]).arg(out), log)?;
-            let mut pip = Command::new(out.join("bin/python"));
-            pip.args([
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--disable-pip-version-check",
-            ])
-            .args([
-                "--require-hashes",
-                "--only-binary",
-                ":all:",
-                "--requirement",
-            ])
-            .arg(lock);
-            tool::run(&mut pip, log)?;
-            match place {
-                NODE => link_node(out),
-                _ => Ok(()),
-            }
-        })
-    }
-
     /// Installs the packages of a lock file without running their install scripts.
     fn node(&self, store: &Store, place: &str, locks: &str, node: &Built) -> Result<Built> {
         let locks = self.dir.join(locks);
@@ -119,13 +97,7 @@ impl Sources {
                 fs::copy(locks.join(name), out.join(name))
                     .with_context(|| format!("cannot copy {name}"))?;
             }
-            let node = node.dir.join(NODE_LINK);
-            let mut npm_ci = Command::new(node.join("bin/node"));
-            npm_ci
-                .arg(node.join("lib/node_modules/npm/bin/npm-cli.js"))
-                .args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"])
-                .current_dir(out);
-            tool::run(&mut npm_ci, log)
+            npm_ci(node, out, log)
         })
     }
 
@@ -148,6 +120,47 @@ impl Sources {
         }
         Ok(())
     }
+}
+
+/// Installs a virtual environment. The store renames its directory after the installation. Python still works
+/// there; the scripts that pip generates do not, and nothing uses them.
+fn python(store: &Store, place: &str, lock: &Path) -> Result<Built> {
+    let recipe = Recipe::new("python-sdk").path("lock", lock)?;
+    store.build(&recipe, place, |out, log| {
+        let mut venv = Command::new(SYSTEM_PYTHON);
+        tool::run(venv.args(["-m", "venv", "--copies"]).arg(out), log)?;
+        let mut pip = Command::new(out.join("bin/python"));
+        pip.args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+        ])
+        .args([
+            "--require-hashes",
+            "--only-binary",
+            ":all:",
+            "--requirement",
+        ])
+        .arg(lock);
+        tool::run(&mut pip, log)?;
+        match place {
+            NODE => link_node(out),
+            _ => Ok(()),
+        }
+    })
+}
+
+/// Installs the packages of the lock file in `dir` without running their install scripts.
+pub(crate) fn npm_ci(node: &Built, dir: &Path, log: &Path) -> Result<()> {
+    let node = node.dir.join(NODE_LINK);
+    let mut npm_ci = Command::new(node.join("bin/node"));
+    npm_ci
+        .arg(node.join("lib/node_modules/npm/bin/npm-cli.js"))
+        .args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"])
+        .current_dir(dir);
+    tool::run(&mut npm_ci, log)
 }
 
 /// A link in the virtual environment to the wheel's Node, whose real path contains the version of Python.

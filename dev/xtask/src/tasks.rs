@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, binaries, blocks, conformance, dependencies, fuzz,
+    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, binaries, blocks, conformance, console, dependencies, fuzz,
     host,
     hvm::{self, Work},
     isolation::Prover,
@@ -145,7 +145,7 @@ fn beyond_cargo(
 ) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     match tier {
-        Tier::Unit | Tier::Net | Tier::Image | Tier::Kvm => {}
+        Tier::Unit | Tier::Net | Tier::Image | Tier::Kvm | Tier::Cluster => {}
         Tier::Interpreter => {
             let part = conformance::INTERPRETER;
             outcome = conformance::run(workspace, &part, environment, progress)?;
@@ -167,6 +167,7 @@ fn beyond_cargo(
                 .and(blocks::run(workspace, environment)?);
         }
         Tier::Bench => outcome = smoke::run(workspace, environment)?,
+        Tier::Console => outcome = console::run(workspace, environment, progress)?,
         Tier::Package => outcome = package::run(workspace, environment, progress)?,
     }
     Ok(outcome)

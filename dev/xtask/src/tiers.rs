@@ -41,6 +41,8 @@ pub(crate) enum Tier {
     E2b,
     /// Needs /dev/kvm. Runs the smoke scenario, and compares the figures of the documents with the published runs.
     Bench,
+    /// Needs /dev/kvm, Chromium and npm. Builds the console anew, compares it with `console/dist`, and uses it in a browser.
+    Console,
     /// Needs /dev/kvm, mmdebstrap, systemd-nspawn and curl; runs only if it is named. Installs, upgrades and purges the
     /// package in a fresh Debian.
     Package,
@@ -69,6 +71,7 @@ impl Tier {
         Self::Isolation,
         Self::E2b,
         Self::Bench,
+        Self::Console,
     ];
 
     pub(crate) fn needs_kvm(self) -> bool {
@@ -80,6 +83,7 @@ impl Tier {
             | Self::Isolation
             | Self::E2b
             | Self::Bench
+            | Self::Console
             | Self::Package => true,
         }
     }
@@ -93,9 +97,13 @@ impl Tier {
             | Self::Kvm
             | Self::Interpreter
             | Self::Cluster => true,
-            Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b | Self::Bench | Self::Package => {
-                false
-            }
+            Self::Hvm
+            | Self::Fuzz
+            | Self::Isolation
+            | Self::E2b
+            | Self::Bench
+            | Self::Console
+            | Self::Package => false,
         }
     }
 
@@ -108,6 +116,7 @@ impl Tier {
             | Self::Isolation
             | Self::E2b
             | Self::Bench
+            | Self::Console
             | Self::Package => None,
             Self::Net => Some("net_"),
             Self::Image => Some("image_"),

@@ -133,6 +133,27 @@ pub struct SnapshotInfo {
     pub snapshot_id: String,
     /// Names with tags.
     pub names: Vec<String>,
+    /// Not of E2B: the sandbox that it was taken of, which may have ended. `None`: not recorded.
+    #[serde(
+        rename = "sourceSandboxID",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub source_sandbox_id: Option<String>,
+    /// Not of E2B.
+    #[serde(
+        rename = "createdAt",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub created_at: Option<Timestamp>,
+    /// Not of E2B: its space on the server's disk, in bytes. `None`: not known.
+    #[serde(
+        rename = "storedBytes",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub stored_bytes: Option<u64>,
 }
 
 /// Body of `POST /sandboxes/{id}/fork`.

@@ -42,6 +42,10 @@ pub struct Template {
     pub envd_version: String,
     /// Of the last build.
     pub build_status: BuildStatus,
+    /// Not of E2B: space of its memory, state and layer on the server's disk, in bytes; of a template with several builds,
+    /// of the named one. `None`: not known, or there is no ready build.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_bytes: Option<u64>,
 }
 
 /// Answer of `GET /templates/{id}`.

@@ -1,0 +1,244 @@
+// The control plane: every call, its errors, its types (api/src/control/openapi.json).
+import { access, key, reached, refusal } from "./session";
+
+/** A refusal of the server, or `status` 0 if it could not be reached. */
+export class ApiError extends Error {
+  constructor(
+    readonly status: number,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
+export function explain(error: unknown): string {
+  if (error instanceof ApiError) {
+    return error.status === 0 ? error.message : `${error.message} (${error.status})`;
+  }
+  return error instanceof Error ? error.message : String(error);
+}
+
+export interface Answer<T> {
+  body: T;
+  headers: Headers;
+}
+
+/** Options of every request of this page: no cookies, no caches, no redirects, no referrer. */
+export const PLAIN: RequestInit = {
+  credentials: "omit",
+  cache: "no-store",
+  redirect: "error",
+  referrerPolicy: "no-referrer",
+};
+
+/** Sends a request, and notes whether the server was reached. */
+export async function send(path: string, init: RequestInit): Promise<Response> {
+  let response: Response;
+  try {
+    response = await fetch(path, { ...PLAIN, ...init });
+  } catch (error) {
+    if (init.signal?.aborted) throw error;
+    reached(false);
+    throw new ApiError(0, "The server does not answer.");
+  }
+  reached(true);
+  return response;
+}
+
+/** Reads at most `most` bytes of a JSON answer. */
+export async function refused(response: Response): Promise<ApiError> {
+  const text = (await response.text().catch(() => "")).slice(0, 4096);
+  try {
+    const body: unknown = JSON.parse(text);
+    const message = (body as { message?: unknown }).message;
+    if (typeof message === "string") return new ApiError(response.status, message);
+  } catch {
+    // Not JSON: the status has to do.
+  }
+  return new ApiError(response.status, response.statusText || "The request was refused.");
+}
+
+export async function ask<T>(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Answer<T>> {
+  const headers: Record<string, string> = {};
+  const used = key.value;
+  if (used) headers["X-API-KEY"] = used;
+  const init: RequestInit = { method, headers };
+  if (signal) init.signal = signal;
+  if (body !== undefined) {
+    headers["Content-Type"] = "application/json";
+    init.body = JSON.stringify(body);
+  }
+  const response = await send(path, init);
+  if (used !== key.value) throw new ApiError(401, "The key was changed meanwhile.");
+  if (response.status === 401) {
+    const error = await refused(response);
+    refusal.value = used ? error.message : "";
+    access.value = "asked";
+    throw error;
+  }
+  // A refusal for lack of a scope is an answer to a key that is taken.
+  if (access.value !== "granted") access.value = "granted";
+  if (!response.ok) throw await refused(response);
+  const text = await response.text();
+  const isJson = (response.headers.get("content-type") ?? "").includes("json");
+  return { body: (isJson && text ? JSON.parse(text) : text) as T, headers: response.headers };
+}
+
+export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
+  return (await ask<T>("GET", path, undefined, signal)).body;
+}
+
+export async function post<T>(path: string, body: unknown = {}): Promise<T> {
+  return (await ask<T>("POST", path, body)).body;
+}
+
+export async function remove(path: string, body?: unknown): Promise<void> {
+  await ask("DELETE", path, body);
+}
+
+/** A path with its parameters escaped: at`/sandboxes/${id}`. */
+export function at(parts: TemplateStringsArray, ...values: string[]): string {
+  return parts.map((part, index) => part + (index < values.length ? encodeURIComponent(values[index] ?? "") : "")).join("");
+}
+
+/** All pages of a list, at most `most` elements. */
+export async function all<T>(path: string, most = 1000): Promise<T[]> {
+  const found: T[] = [];
+  let token = "";
+  do {
+    const join = path.includes("?") ? "&" : "?";
+    const next = token ? `&nextToken=${encodeURIComponent(token)}` : "";
+    const page = await ask<T[]>("GET", `${path}${join}limit=100${next}`);
+    found.push(...page.body);
+    token = page.headers.get("x-next-token") ?? "";
+  } while (token && found.length < most);
+  return found;
+}
+
+export interface Listed {
+  templateID: string;
+  sandboxID: string;
+  alias?: string;
+  startedAt: string;
+  endAt: string;
+  cpuCount: number;
+  memoryMB: number;
+  diskSizeMB: number;
+  state: "running" | "paused";
+  metadata?: Record<string, string>;
+}
+
+export interface Detail extends Listed {
+  envdAccessToken?: string;
+  allowInternetAccess?: boolean;
+  network?: { allowOut?: string[]; denyOut?: string[]; rules?: Record<string, unknown>; allowPublicTraffic?: boolean };
+  lifecycle?: { autoResume: boolean; onTimeout: "pause" | "kill" };
+  pauseMode?: "full" | "filesystem";
+}
+
+export interface Sandbox {
+  templateID: string;
+  sandboxID: string;
+  envdAccessToken?: string;
+  trafficAccessToken?: string;
+}
+
+export interface Metric {
+  timestampUnix: number;
+  cpuCount: number;
+  cpuUsedPct: number;
+  memUsed: number;
+  memTotal: number;
+  diskUsed: number;
+  diskTotal: number;
+}
+
+export interface LogEntry {
+  timestamp: string;
+  message: string;
+  level: "debug" | "info" | "warn" | "error";
+  fields: Record<string, string>;
+  step?: string;
+}
+
+export interface NetworkEvent {
+  timestamp: string;
+  direction: "out" | "in";
+  protocol: string;
+  source: string;
+  destination: string;
+  reason: string;
+  name?: string;
+  count: number;
+  call?: {
+    method?: string;
+    path?: string;
+    status?: number;
+    bytesOut: number;
+    bytesIn: number;
+    durationMs: number;
+    rule?: string;
+    secrets?: string[];
+    refused?: string;
+  };
+}
+
+export interface Template {
+  templateID: string;
+  buildID: string;
+  cpuCount: number;
+  memoryMB: number;
+  diskSizeMB: number;
+  storedBytes?: number;
+  names: string[];
+  aliases: string[];
+  createdAt: string;
+  updatedAt: string;
+  spawnCount: number;
+  buildCount: number;
+  buildStatus: string;
+}
+
+export interface TemplateBuild {
+  buildID: string;
+  status: "waiting" | "building" | "ready" | "error";
+  createdAt: string;
+  finishedAt?: string;
+  cpuCount: number;
+  memoryMB: number;
+}
+
+export interface Tag {
+  tag: string;
+  buildID: string;
+  createdAt: string;
+}
+
+export interface BuildInfo {
+  status: "waiting" | "building" | "ready" | "error";
+  logEntries: LogEntry[];
+  reason?: { message: string; step?: string };
+}
+
+export interface Snapshot {
+  snapshotID: string;
+  names: string[];
+  sourceSandboxID?: string;
+  createdAt?: string;
+  storedBytes?: number;
+}
+
+export interface Secret {
+  secretID: string;
+  name: string;
+  currentVersion: number;
+  createdAt: string;
+  updatedAt: string;
+}
+
+export interface Key {
+  id: string;
+  name: string;
+  scopes: string[];
+  createdAt: string;
+}

@@ -1,0 +1,138 @@
+// Runs cells on the sandbox's code interpreter.
+import { useRef, useState } from "preact/hooks";
+import { explain } from "../api";
+import { execute, guestOf } from "../envd";
+import { count } from "../text";
+import { Badge, Button, Choice, Empty, Panel } from "../ui/parts";
+import { Output, type Piece } from "./output";
+
+interface Cell {
+  id: number;
+  language: string;
+  code: string;
+  pieces: Piece[];
+  state: "runs" | "done" | "failed";
+  /** The execution count of the interpreter. */
+  number?: number;
+}
+
+const LANGUAGES = ["python", "javascript", "typescript", "bash", "r", "java"].map((name) => [name, name] as const);
+const MOST_PIECES = 200;
+const MOST_TEXT = 200_000;
+
+export function Cells({ id }: { id: string }) {
+  const [cells, setCells] = useState<Cell[]>([]);
+  const [code, setCode] = useState("");
+  const [language, setLanguage] = useState("python");
+  const running = useRef<AbortController | undefined>(undefined);
+  const change = (cell: number, by: (before: Cell) => Cell) => setCells((all) => all.map((one) => (one.id === cell ? by(one) : one)));
+  const run = async () => {
+    if (!code.trim() || running.current) return;
+    const abort = new AbortController();
+    running.current = abort;
+    const cell: Cell = { id: Date.now(), language, code, pieces: [], state: "runs" };
+    setCells((all) => [...all.slice(-19), cell]);
+    setCode("");
+    try {
+      for await (const event of execute(await guestOf(id), cell.code, language, abort.signal)) {
+        change(cell.id, (before) => after(before, event));
+      }
+      change(cell.id, (before) => ({ ...before, state: before.state === "runs" ? "done" : before.state }));
+    } catch (error) {
+      const value = abort.signal.aborted ? "The cell was interrupted." : explain(error);
+      change(cell.id, (before) => ({ ...before, state: "failed", pieces: [...before.pieces, { kind: "error", name: "", value, traceback: "" }] }));
+    }
+    running.current = undefined;
+  };
+  const isRunning = cells.some((cell) => cell.state === "runs");
+  return (
+    <Panel title="Cells" tools={<span class="muted">port 49999 of the sandbox</span>}>
+      {cells.length === 0 && (
+        <Empty title="No cell was run yet">
+          The sandbox needs a code interpreter, as those of the template <code>code-interpreter-v1</code> have. Tables and charts are drawn from their data; HTML is shown as text.
+        </Empty>
+      )}
+      {cells.map((cell) => (
+        <CellView key={cell.id} cell={cell} />
+      ))}
+      <form
+        class="cell form"
+        onSubmit={(event) => {
+          event.preventDefault();
+          void run();
+        }}
+      >
+        <label class="label" for="cell-code">
+          Cell
+        </label>
+        <textarea
+          id="cell-code"
+          rows={5}
+          spellcheck={false}
+          value={code}
+          placeholder="print(6*7)"
+          onInput={(event) => setCode(event.currentTarget.value)}
+          onKeyDown={(event) => {
+            if (event.key === "Enter" && (event.ctrlKey || event.metaKey || event.shiftKey)) {
+              event.preventDefault();
+              void run();
+            }
+          }}
+        />
+        <div class="tools">
+          <Choice label="Language" value={language} onInput={setLanguage} options={LANGUAGES} />
+          <button type="submit" class="main" disabled={isRunning || !code.trim()}>
+            Run
+          </button>
+          {isRunning && <Button onClick={() => running.current?.abort()}>Interrupt</Button>}
+          <span class="hint">Ctrl+Enter runs</span>
+        </div>
+      </form>
+    </Panel>
+  );
+}
+
+function after(before: Cell, event: Record<string, unknown>): Cell {
+  const kept = before.pieces;
+  const add = (piece: Piece): Cell => ({ ...before, pieces: [...kept, piece].slice(-MOST_PIECES) });
+  switch (event["type"]) {
+    case "number_of_executions":
+      return { ...before, number: Number(event["execution_count"]) };
+    case "stdout":
+    case "stderr": {
+      const kind = event["type"];
+      const text = String(event["text"] ?? "");
+      const last = kept.at(-1);
+      if (last?.kind === kind && last.text.length < MOST_TEXT) return { ...before, pieces: [...kept.slice(0, -1), { kind, text: last.text + text }] };
+      return add({ kind, text });
+    }
+    case "result":
+      return add({ kind: "result", data: event });
+    case "error":
+      return { ...add({ kind: "error", name: String(event["name"] ?? ""), value: String(event["value"] ?? ""), traceback: String(event["traceback"] ?? "") }), state: "failed" };
+    default:
+      return before;
+  }
+}
+
+function CellView({ cell }: { cell: Cell }) {
+  const tones = { runs: "info", done: "good", failed: "bad" } as const;
+  return (
+    <div class="cell">
+      <div class="tools">
+        <Badge tone={tones[cell.state]}>{{ runs: "running", done: "done", failed: "failed" }[cell.state]}</Badge>
+        <span class="muted">
+          {cell.language}
+          {Number.isFinite(cell.number) && ` [${cell.number}]`}
+        </span>
+      </div>
+      <pre class="cell-code" tabIndex={0} aria-label="Code of the cell">
+        {cell.code}
+      </pre>
+      {cell.pieces.map((piece, at) => (
+        <Output key={at} piece={piece} />
+      ))}
+      {cell.state !== "runs" && cell.pieces.length === 0 && <p class="muted">No output ({count(0, "line")}).</p>}
+    </div>
+  );
+}

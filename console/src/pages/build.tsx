@@ -1,0 +1,112 @@
+import { useState } from "preact/hooks";
+import { at, get, post, type BuildInfo, type LogEntry } from "../api";
+import { useLive } from "../live";
+import { go, link } from "../session";
+import { line } from "../text";
+import { Button, Choice, Empty, Failure, Field, Loaded, Panel, StateBadge } from "../ui/parts";
+import { Lines } from "../sandbox/logs";
+import { readDockerfile } from "./dockerfile";
+
+const EXAMPLE = "FROM debian:12\nRUN apt-get update && apt-get install -y jq\nENV GREETING=hello\nWORKDIR /srv\n";
+
+export function BuildForm() {
+  const [name, setName] = useState("");
+  const [source, setSource] = useState("dockerfile");
+  const [dockerfile, setDockerfile] = useState(EXAMPLE);
+  const [image, setImage] = useState("");
+  const [start, setStart] = useState("");
+  const [ready, setReady] = useState("");
+  const [cpus, setCpus] = useState("1");
+  const [memory, setMemory] = useState("512");
+  const build = async () => {
+    const read = source === "dockerfile" ? readDockerfile(dockerfile) : undefined;
+    const origin = source === "template" ? { fromTemplate: image.trim() } : { fromImage: read?.image ?? image.trim() };
+    const made = await post<{ templateID: string; buildID: string }>("/v3/templates", { name: name.trim(), cpuCount: Number(cpus), memoryMB: Number(memory) });
+    await post(at`/v2/templates/${made.templateID}/builds/${made.buildID}`, {
+      ...origin,
+      steps: read?.steps ?? [],
+      ...((start || read?.startCmd) && { startCmd: start || read?.startCmd }),
+      ...(ready && { readyCmd: ready }),
+    });
+    go("templates", made.templateID, made.buildID);
+  };
+  return (
+    <>
+      <div class="head">
+        <h1>Build a template</h1>
+      </div>
+      <Panel title="What to build">
+        <div class="pad form">
+          <div class="form two">
+            <Field label="Name" value={name} onInput={setName} placeholder="name or name:tag" />
+            <Choice
+              label="Begins with"
+              value={source}
+              onInput={setSource}
+              options={[
+                ["dockerfile", "A Dockerfile"],
+                ["image", "An image"],
+                ["template", "A template"],
+              ]}
+            />
+          </div>
+          {source === "dockerfile" ? (
+            <div class="field">
+              <label for="dockerfile">Dockerfile</label>
+              <textarea id="dockerfile" rows={9} spellcheck={false} value={dockerfile} onInput={(event) => setDockerfile(event.currentTarget.value)} />
+              <p class="hint">FROM, RUN, ENV, ARG, WORKDIR, USER, CMD, ENTRYPOINT. For COPY and ADD use `cube template build`.</p>
+            </div>
+          ) : (
+            <Field label={source === "image" ? "Image" : "Template"} value={image} onInput={setImage} placeholder={source === "image" ? "debian:12" : "base"} />
+          )}
+          <div class="form two">
+            <Field label="Start command (optional)" value={start} onInput={setStart} />
+            <Field label="Ready command (optional)" value={ready} onInput={setReady} />
+            <Field label="vCPUs" type="number" min="1" value={cpus} onInput={setCpus} />
+            <Field label="Memory, MiB" type="number" min="128" step="64" value={memory} onInput={setMemory} />
+          </div>
+          <div class="tools">
+            <Button kind="main" onClick={build} disabled={!name.trim() || (source !== "dockerfile" && !image.trim())}>
+              Build
+            </Button>
+          </div>
+        </div>
+      </Panel>
+    </>
+  );
+}
+
+/** Lines of a build's log that are kept. */
+const MOST_LINES = 2000;
+
+export function BuildLog({ template, build }: { template: string; build: string }) {
+  const [lines] = useState<LogEntry[]>([]);
+  const live = useLive(
+    async (signal) => {
+      let info: BuildInfo;
+      do {
+        info = await get<BuildInfo>(at`/templates/${template}/builds/${build}/status` + `?logsOffset=${lines.length}&limit=100`, signal);
+        lines.push(...info.logEntries);
+      } while (info.logEntries.length === 100 && lines.length < MOST_LINES);
+      return { status: info.status, reason: info.reason, lines: [...lines] };
+    },
+    1000,
+    [template, build],
+  );
+  return (
+    <>
+      <div class="head">
+        <h1>Build</h1>
+        {live.data && <StateBadge state={live.data.status} />}
+        <a class="button" href={link("templates", template)}>
+          Template
+        </a>
+        <p class="sub mono">{line(build, 60)}</p>
+      </div>
+      {live.data?.reason && <Failure error={new Error(line(live.data.reason.message, 1000))} />}
+      <Panel title="Log">
+        <Loaded live={live}>{(data) => (data.lines.length ? <Lines entries={data.lines} tall /> : <Empty title="No lines yet" />)}</Loaded>
+      </Panel>
+    </>
+  );
+}

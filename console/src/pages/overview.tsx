@@ -1,0 +1,217 @@
+import { useMemo, useState } from "preact/hooks";
+import { ApiError, all, get, type Listed, type Metric } from "../api";
+import { useLive } from "../live";
+import { gauge, histogram, parse, quantile, sum, type Histogram, type Sample } from "../metrics";
+import { link } from "../session";
+import { bytes, count, millis } from "../text";
+import { Badge, Empty, Figure, Loaded, Panel, Table } from "../ui/parts";
+import { Series } from "../ui/series";
+
+const EVERY_MS = 2000;
+/** Points of the charts: ten minutes. */
+const KEPT = 300;
+const PHASES: [string, string][] = [
+  ["confined", "Network confined"],
+  ["resumed", "vCPU resumed"],
+  ["agent_ready", "Agent ready"],
+];
+
+interface Point {
+  at: number;
+  starts: number;
+  cores: number | null;
+}
+
+export function Overview() {
+  const server = useLive(async (signal) => parse(await get<string>("/metrics", signal)), EVERY_MS);
+  const fleet = useLive(loadFleet, EVERY_MS);
+  const history = useHistory(server.data, fleet.data?.cores);
+  return (
+    <>
+      <div class="head">
+        <h1>Overview</h1>
+      </div>
+      <Figures samples={server.data} fleet={fleet.data} history={history} />
+      {server.error instanceof ApiError && server.error.status === 403 ? (
+        <Panel title="Figures of the server">
+          <Empty title="This key may not read the server's figures">
+            They need the scope <code>metrics:read</code>, which a key has only if it was made with it: <code>cube-api key new NAME --scope metrics:read …</code>
+          </Empty>
+        </Panel>
+      ) : (
+        <div class="grid">
+          <Panel title="Starts">
+            <Loaded live={server}>{() => <Rates history={history} />}</Loaded>
+          </Panel>
+          <Panel title="Start ladder" tools={<span class="muted">since the server started</span>}>
+            <Loaded live={server}>{(samples) => <Ladder samples={samples} />}</Loaded>
+          </Panel>
+          <Panel title="Memory">
+            <Loaded live={server}>{(samples) => <Ledger samples={samples} fleet={fleet.data} />}</Loaded>
+          </Panel>
+          <Panel title="Warm pool">
+            <Loaded live={server}>{(samples) => <Pool samples={samples} />}</Loaded>
+          </Panel>
+        </div>
+      )}
+    </>
+  );
+}
+
+interface Fleet {
+  running: number;
+  paused: number;
+  cores: number;
+  memory: number;
+}
+
+async function loadFleet(signal: AbortSignal): Promise<Fleet> {
+  const sandboxes = await all<Listed>("/v2/sandboxes?state=running,paused");
+  const ids = sandboxes.filter((one) => one.state === "running").map((one) => one.sandboxID);
+  let cores = 0;
+  let memory = 0;
+  if (ids.length > 0) {
+    const query = ids.slice(0, 100).map(encodeURIComponent).join(",");
+    const { sandboxes: metrics } = await get<{ sandboxes: Record<string, Metric> }>(`/sandboxes/metrics?sandbox_ids=${query}`, signal);
+    for (const metric of Object.values(metrics)) {
+      cores += (metric.cpuUsedPct / 100) * Math.max(metric.cpuCount, 1);
+      memory += metric.memUsed;
+    }
+  }
+  return { running: ids.length, paused: sandboxes.length - ids.length, cores, memory };
+}
+
+function useHistory(samples: Sample[] | undefined, cores: number | undefined): Point[] {
+  const [state] = useState<{ points: Point[]; seen?: Sample[]; before?: { at: number; total: number } }>({ points: [] });
+  return useMemo(() => {
+    if (!samples || samples === state.seen) return state.points;
+    state.seen = samples;
+    const now = Date.now() / 1000;
+    const total = sum(samples, "cube_start_phase_seconds_count", { phase: "agent_ready" });
+    const before = state.before;
+    state.before = { at: now, total };
+    // A counter that has shrunk is that of a new server.
+    if (before && now > before.at && total >= before.total) {
+      const starts = (total - before.total) / (now - before.at);
+      state.points = [...state.points.slice(1 - KEPT), { at: now, starts, cores: cores ?? null }];
+    }
+    return state.points;
+  }, [samples]);
+}
+
+function Figures({ samples, fleet, history }: { samples: Sample[] | undefined; fleet: Fleet | undefined; history: Point[] }) {
+  const starts = samples && histogram(samples, "cube_start_phase_seconds", { phase: "agent_ready" });
+  const latest = history.at(-1);
+  return (
+    <div class="figures">
+      <Figure name="Running" value={fleet?.running ?? "–"} note={<a href={link("sandboxes")}>Sandboxes</a>} />
+      <Figure name="Paused" value={fleet?.paused ?? "–"} note="on disk" />
+      <Figure name="Starts a second" value={latest ? latest.starts.toFixed(1) : "–"} note={starts ? `${count(starts.count, "start")} so far` : "–"} />
+      <Figure name="Start, P50" value={bound(starts, 0.5)} note="request to agent ready" />
+      <Figure name="Start, P95" value={bound(starts, 0.95)} note={starts ? `n = ${starts.count}` : "–"} />
+      <Figure name="CPU of sandboxes" value={fleet ? fleet.cores.toFixed(2) : "–"} note="cores in use" />
+    </div>
+  );
+}
+
+/** Histograms have bounds, not values: the bucket of the quantile is shown, and no number within it. */
+function bound(of: Histogram | undefined, share: 0.5 | 0.95): string {
+  const found = of && quantile(of, share);
+  if (!found) return "n/a";
+  return found.upTo === Infinity ? `> ${millis(found.over)}` : `≤ ${millis(found.upTo)}`;
+}
+
+function Rates({ history }: { history: Point[] }) {
+  const times = useMemo(() => history.map((point) => point.at), [history]);
+  const starts = useMemo(() => [{ name: "starts", values: history.map((point) => point.starts) }], [history]);
+  const cores = useMemo(() => [{ name: "cores", values: history.map((point) => point.cores) }], [history]);
+  return (
+    <>
+      <Series title="Starts a second" times={times} lines={starts} show={(value) => value.toFixed(1)} top={1} />
+      <Series title="CPU of sandboxes, cores" times={times} lines={cores} show={(value) => value.toFixed(2)} top={0.1} />
+    </>
+  );
+}
+
+function Ladder({ samples }: { samples: Sample[] }) {
+  const rows = ["true", "false"].flatMap((warm) =>
+    PHASES.map(([phase, name]) => ({ warm, name, of: histogram(samples, "cube_start_phase_seconds", { phase, warm }) })),
+  );
+  const known = rows.filter((row) => row.of.count > 0);
+  if (known.length === 0) {
+    return <Empty title="No sandbox was started yet">Times of starts appear here: from the accepted request to each phase.</Empty>;
+  }
+  return (
+    <Table label="Start ladder" head={["Phase", "Slot", "n", "P50", "P95"]}>
+      {known.map((row) => (
+        <tr key={row.name + row.warm}>
+          <td>{row.name}</td>
+          <td>{row.warm === "true" ? <Badge tone="good">warm</Badge> : <Badge tone="calm">restored</Badge>}</td>
+          <td class="num">{row.of.count}</td>
+          <td class="num">{bound(row.of, 0.5)}</td>
+          <td class="num">{bound(row.of, 0.95)}</td>
+        </tr>
+      ))}
+    </Table>
+  );
+}
+
+function Ledger({ samples, fleet }: { samples: Sample[]; fleet: Fleet | undefined }) {
+  const free = gauge(samples, "cube_pool_available_bytes") ?? 0;
+  const warm = gauge(samples, "cube_pool_warm_bytes") ?? 0;
+  const limit = gauge(samples, "cube_pool_warm_limit_bytes") ?? 0;
+  const used = fleet?.memory ?? 0;
+  const total = Math.max(free + warm + used, 1);
+  const next = gauge(samples, "cube_pool_expected_bytes");
+  const part = (value: number) => ({ width: `${((value / total) * 100).toFixed(1)}%` });
+  return (
+    <div class="ledger">
+      <div class="meter" role="img" aria-label={`Sandboxes ${bytes(used)}, warm stock ${bytes(warm)}, available ${bytes(free)}`}>
+        <span style={part(used)} />
+        <span style={part(warm)} />
+      </div>
+      <div>
+        <div class="row">
+          <span class="key">Private memory of sandboxes</span>
+          <strong class="num">{bytes(used)}</strong>
+        </div>
+        <div class="row">
+          <span class="key key-2">Warm slots and loaded templates</span>
+          <strong class="num">
+            {bytes(warm)} <span class="muted">of {bytes(limit)}</span>
+          </strong>
+        </div>
+        <div class="row">
+          <span>Available to sandboxes</span>
+          <strong class="num">{bytes(free)}</strong>
+        </div>
+        <div class="row">
+          <span>Expected for one more sandbox</span>
+          <strong class="num">{bytes(next)}</strong>
+        </div>
+      </div>
+    </div>
+  );
+}
+
+function Pool({ samples }: { samples: Sample[] }) {
+  const of = (name: string) => new Map(samples.filter((s) => s.name === `cube_pool_template_${name}`).map((s) => [s.labels["template"] ?? "", s.value]));
+  const [warm, wanted, loaded, hits, misses] = [of("warm"), of("wanted"), of("loaded"), of("hits_total"), of("misses_total")];
+  if (warm.size === 0) return <Empty title="No template is in use">The stock of each template that is used appears here.</Empty>;
+  return (
+    <Table label="Warm pool" head={["Template", "Warm", "Wanted", "Hit rate", "Memory"]}>
+      {[...warm.keys()].map((name) => {
+        const all = (hits.get(name) ?? 0) + (misses.get(name) ?? 0);
+        return (
+          <tr key={name}>
+            <td>{name}</td>
+            <td class="num">{warm.get(name)}</td>
+            <td class="num">{wanted.get(name)}</td>
+            <td class="num">{all ? `${Math.round(((hits.get(name) ?? 0) / all) * 100)} % of ${all}` : "–"}</td>
+            <td>{loaded.get(name) ? <Badge tone="info">loaded</Badge> : <Badge tone="calm">on disk</Badge>}</td>
+          </tr>
+        );
+      })}
+    </Table>
+  );
+}

@@ -1,0 +1,109 @@
+// Reports of benchmark runs, from files that the user opens: they go nowhere.
+import { useRef, useState } from "preact/hooks";
+import { notify } from "../session";
+import { line, when } from "../text";
+import { Badge, Button, Empty, Panel, Table } from "../ui/parts";
+import { MOST_BYTES, readReport, type Report, type Times } from "./report-data";
+
+const MOST_REPORTS = 8;
+
+export function Reports() {
+  const [reports, setReports] = useState<Report[]>([]);
+  const files = useRef<HTMLInputElement>(null);
+  const directory = useRef<HTMLInputElement>(null);
+  const open = async (list: FileList | null) => {
+    const chosen = [...(list ?? [])].filter((file) => file.name === "report.json" || list?.length === 1);
+    if (chosen.length === 0) throw new Error("There is no report.json among these files.");
+    const read = await Promise.all(
+      chosen.slice(0, MOST_REPORTS).map(async (file) => {
+        if (file.size > MOST_BYTES) throw new Error(`${line(file.name, 80)} is too large.`);
+        return readReport(file.webkitRelativePath || file.name, await file.text());
+      }),
+    );
+    setReports((before) => [...before, ...read].slice(-MOST_REPORTS).sort((a, b) => a.started - b.started));
+  };
+  const taken = (event: Event) => {
+    const input = event.currentTarget as HTMLInputElement;
+    void open(input.files)
+      .catch((error: unknown) => notify("bad", error instanceof Error ? error.message : String(error)))
+      .finally(() => (input.value = ""));
+  };
+  return (
+    <>
+      <div class="head">
+        <h1>Reports</h1>
+        <Button onClick={() => files.current?.click()}>Open report.json</Button>
+        <Button kind="main" onClick={() => directory.current?.click()}>
+          Open a directory
+        </Button>
+        {reports.length > 0 && <Button onClick={() => setReports([])}>Close all</Button>}
+      </div>
+      <input ref={files} type="file" accept=".json" multiple hidden aria-label="Reports" onChange={taken} />
+      <input ref={directory} type="file" hidden aria-label="Directory of runs" onChange={taken} {...({ webkitdirectory: true } as object)} />
+      {reports.length === 0 ? (
+        <Panel title="Runs">
+          <Empty title="No report is open">
+            A run of <code>cube-bench run</code> leaves a directory with <code>report.json</code>. Several are compared with the first of them. The files stay in this browser.
+          </Empty>
+        </Panel>
+      ) : (
+        <Comparison reports={reports} />
+      )}
+    </>
+  );
+}
+
+function Comparison({ reports }: { reports: Report[] }) {
+  const names = [...new Set(reports.flatMap((report) => report.phases.map(([name]) => name)))];
+  const first = reports[0];
+  return (
+    <>
+      <Panel title="Runs">
+        <Table label="Runs" head={["Run", "Started", "Host", "Ended", "Gates", "Commit"]}>
+          {reports.map((report, at) => (
+            <tr key={at}>
+              <td>
+                <strong>{report.scenario}</strong>
+                <span class="guest muted">{report.file}</span>
+              </td>
+              <td class="nowrap">{when(new Date(report.started).toISOString())}</td>
+              <td>
+                <Badge tone={report.grade === "publishable" ? "good" : report.grade === "unfit" ? "bad" : "warn"}>{report.grade || "unknown"}</Badge>
+              </td>
+              <td>{report.ended}</td>
+              <td>{report.gates.missed ? <Badge tone="bad">{report.gates.missed} not met</Badge> : <span>{report.gates.met} met</span>}</td>
+              <td class="mono">{report.commit || "–"}</td>
+            </tr>
+          ))}
+        </Table>
+      </Panel>
+      {names.map((name) => (
+        <Panel key={name} title={name}>
+          <Table label={`Times of ${name}`} head={["Run", "n", "Failed", "P50", "P95", "P99", "P50 to first"]}>
+            {reports.map((report, at) => {
+              const times = report.phases.find(([phase]) => phase === name)?.[1];
+              const base = first?.phases.find(([phase]) => phase === name)?.[1];
+              return <Row key={at} report={report} times={times} base={at === 0 ? undefined : base} />;
+            })}
+          </Table>
+        </Panel>
+      ))}
+    </>
+  );
+}
+
+function Row({ report, times, base }: { report: Report; times: Times | undefined; base: Times | undefined }) {
+  const ms = (value: number | null | undefined) => (typeof value === "number" ? `${value.toFixed(value < 10 ? 2 : 1)} ms` : "n/a");
+  const ratio = times?.p50_ms && base?.p50_ms ? times.p50_ms / base.p50_ms : undefined;
+  return (
+    <tr>
+      <td>{report.scenario}</td>
+      <td class="num">{times?.n ?? "–"}</td>
+      <td class="num">{times?.failed ?? "–"}</td>
+      <td class="num">{ms(times?.p50_ms)}</td>
+      <td class="num">{ms(times?.p95_ms)}</td>
+      <td class="num">{ms(times?.p99_ms)}</td>
+      <td class={`num ${ratio === undefined ? "" : ratio > 1.05 ? "worse" : ratio < 0.95 ? "better" : ""}`}>{ratio === undefined ? "–" : `× ${ratio.toFixed(2)}`}</td>
+    </tr>
+  );
+}

@@ -1,0 +1,137 @@
+// Templates, the sandboxes of each, the snapshots of each sandbox, and so on.
+import { useState } from "preact/hooks";
+import { all, at, get, remove, type Listed, type Snapshot, type Template } from "../api";
+import { useLive } from "../live";
+import { link, notify } from "../session";
+import { bytes, line, when } from "../text";
+import { Badge, Button, Dialog, Empty, Loaded, Panel, StateBadge } from "../ui/parts";
+
+interface Forest {
+  templates: Template[];
+  sandboxes: Listed[];
+  snapshots: Snapshot[];
+}
+
+const MOST_DEEP = 12;
+
+export function Snapshots() {
+  const [gone, setGone] = useState<Snapshot>();
+  const live = useLive(async (signal): Promise<Forest> => {
+    const [templates, sandboxes, snapshots] = await Promise.all([get<Template[]>("/templates", signal), all<Listed>("/v2/sandboxes?state=running,paused"), all<Snapshot>("/snapshots")]);
+    return { templates, sandboxes, snapshots };
+  }, 5000);
+  return (
+    <>
+      <div class="head">
+        <h1>Snapshots</h1>
+      </div>
+      <Panel title="Where each came from" tools={live.data && <span class="muted">{live.data.snapshots.length} snapshots</span>}>
+        <Loaded live={live}>{(forest) => <Trees forest={forest} drop={setGone} />}</Loaded>
+      </Panel>
+      {gone && (
+        <Dialog
+          title="Delete the snapshot?"
+          onClose={() => setGone(undefined)}
+          action={
+            <Button
+              kind="danger"
+              onClick={async () => {
+                await remove(at`/templates/${gone.snapshotID}`);
+                notify("good", "The snapshot was deleted.");
+                setGone(undefined);
+                live.reload();
+              }}
+            >
+              Delete
+            </Button>
+          }
+        >
+          <p class="mono">{line(gone.names[0] ?? gone.snapshotID, 120)}</p>
+          <p class="muted">Sandboxes that were made from it go on.</p>
+        </Dialog>
+      )}
+    </>
+  );
+}
+
+function Trees({ forest, drop }: { forest: Forest; drop: (snapshot: Snapshot) => void }) {
+  const { templates, sandboxes, snapshots } = forest;
+  if (snapshots.length === 0) {
+    return <Empty title="No snapshots">Take one on the page of a running sandbox: others can then begin where it is.</Empty>;
+  }
+  const known = new Set(sandboxes.map((one) => one.sandboxID));
+  const orphans = snapshots.filter((one) => !one.sourceSandboxID || !known.has(one.sourceSandboxID));
+  const isSnapshot = new Set(snapshots.map((one) => one.snapshotID));
+  const roots = templates.filter((one) => !isSnapshot.has(one.templateID) && sandboxes.some((sandbox) => sandbox.templateID === one.templateID));
+  return (
+    <ul class="tree" aria-label="Snapshots by their origin">
+      {roots.map((template) => (
+        <li key={template.templateID}>
+          <div class="row">
+            <Badge tone="calm">template</Badge>
+            <a href={link("templates", template.templateID)}>{line(template.names[0] ?? template.templateID, 80)}</a>
+          </div>
+          <OfTemplate id={template.templateID} forest={forest} drop={drop} deep={0} />
+        </li>
+      ))}
+      {orphans.map((one) => (
+        <SnapshotNode key={one.snapshotID} snapshot={one} forest={forest} drop={drop} deep={0} note={one.sourceSandboxID ? `of the ended sandbox ${one.sourceSandboxID}` : "of an unknown sandbox"} />
+      ))}
+    </ul>
+  );
+}
+
+interface Node {
+  forest: Forest;
+  drop: (snapshot: Snapshot) => void;
+  deep: number;
+}
+
+function OfTemplate({ id, forest, drop, deep }: Node & { id: string }) {
+  const sandboxes = forest.sandboxes.filter((one) => one.templateID === id);
+  if (sandboxes.length === 0 || deep > MOST_DEEP) return null;
+  return (
+    <ul>
+      {sandboxes.map((sandbox) => {
+        const made = forest.snapshots.filter((one) => one.sourceSandboxID === sandbox.sandboxID);
+        return (
+          <li key={sandbox.sandboxID}>
+            <div class="row">
+              <StateBadge state={sandbox.state} />
+              <a class="id" href={link("sandboxes", sandbox.sandboxID)}>
+                {sandbox.sandboxID}
+              </a>
+            </div>
+            {made.length > 0 && (
+              <ul>
+                {made.map((one) => (
+                  <SnapshotNode key={one.snapshotID} snapshot={one} forest={forest} drop={drop} deep={deep + 1} />
+                ))}
+              </ul>
+            )}
+          </li>
+        );
+      })}
+    </ul>
+  );
+}
+
+function SnapshotNode({ snapshot, forest, drop, deep, note }: Node & { snapshot: Snapshot; note?: string }) {
+  return (
+    <li>
+      <div class="row">
+        <Badge tone="info">snapshot</Badge>
+        <span class="guest">
+          <strong>{line(snapshot.names.join(", ") || snapshot.snapshotID, 160)}</strong>
+        </span>
+        <span class="muted">
+          {[snapshot.createdAt && when(snapshot.createdAt), snapshot.storedBytes !== undefined && bytes(snapshot.storedBytes), note].filter(Boolean).join(" · ")}
+        </span>
+        <Button kind="danger" label={`Delete the snapshot ${line(snapshot.names[0] ?? snapshot.snapshotID, 60)}`} onClick={() => drop(snapshot)}>
+          Delete
+        </Button>
+      </div>
+      <OfTemplate id={snapshot.snapshotID} forest={forest} drop={drop} deep={deep} />
+    </li>
+  );
+}

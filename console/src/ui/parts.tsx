@@ -1,0 +1,231 @@
+// Elements that every page uses.
+import type { ComponentChildren } from "preact";
+import { useEffect, useId, useRef, useState } from "preact/hooks";
+import { explain } from "../api";
+import type { Live } from "../live";
+import { notify } from "../session";
+import { line } from "../text";
+
+type Tone = "good" | "bad" | "warn" | "calm" | "info";
+
+export function Badge({ tone, children }: { tone: Tone; children: ComponentChildren }) {
+  return <span class={`badge ${tone}`}>{children}</span>;
+}
+
+export function StateBadge({ state }: { state: string }) {
+  const tones: Record<string, Tone> = { running: "good", ready: "good", paused: "warn", building: "info", waiting: "info", error: "bad" };
+  return <Badge tone={tones[state] ?? "calm"}>{line(state, 32)}</Badge>;
+}
+
+interface ButtonProps {
+  onClick: () => unknown;
+  children: ComponentChildren;
+  kind?: "plain" | "main" | "danger";
+  disabled?: boolean;
+  label?: string;
+  pressed?: boolean;
+}
+
+/** A button that is busy until the promise of its handler settles, and shows the handler's error. */
+export function Button({ onClick, children, kind = "plain", disabled = false, label, pressed }: ButtonProps) {
+  const [busy, setBusy] = useState(false);
+  const mounted = useRef(true);
+  useEffect(() => () => void (mounted.current = false), []);
+  const run = async () => {
+    if (busy) return;
+    setBusy(true);
+    try {
+      await onClick();
+    } catch (error) {
+      notify("bad", explain(error));
+    }
+    if (mounted.current) setBusy(false);
+  };
+  return (
+    <button type="button" class={kind} disabled={disabled} aria-disabled={busy} aria-busy={busy} aria-label={label} aria-pressed={pressed} onClick={run}>
+      {children}
+    </button>
+  );
+}
+
+export function Panel({ title, tools, children }: { title: string; tools?: ComponentChildren; children: ComponentChildren }) {
+  const id = useId();
+  return (
+    <section class="panel" aria-labelledby={id}>
+      <header>
+        <h2 id={id}>{title}</h2>
+        {tools && <div class="tools">{tools}</div>}
+      </header>
+      {children}
+    </section>
+  );
+}
+
+export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
+  return (
+    <div class="empty">
+      <p class="empty-title">{title}</p>
+      {children && <div class="empty-text">{children}</div>}
+    </div>
+  );
+}
+
+export function Failure({ error, retry }: { error: unknown; retry?: () => void }) {
+  return (
+    <div class="failure" role="alert">
+      <p>{line(explain(error))}</p>
+      {retry && <Button onClick={retry}>Try again</Button>}
+    </div>
+  );
+}
+
+/** The content of a view once it has data; before that, a place for it, or the reason why there is none. */
+export function Loaded<T>({ live, children }: { live: Live<T>; children: (data: T) => ComponentChildren }) {
+  if (live.data !== undefined) return <>{children(live.data)}</>;
+  if (live.error !== undefined) return <Failure error={live.error} retry={live.reload} />;
+  return (
+    <div class="waiting" role="status">
+      <span class="sr">Loading</span>
+      <span class="bar" />
+      <span class="bar" />
+      <span class="bar short" />
+    </div>
+  );
+}
+
+export function Facts({ of }: { of: [string, ComponentChildren][] }) {
+  return (
+    <dl class="facts">
+      {of.map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>{value}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+export function Figure({ name, value, note }: { name: string; value: ComponentChildren; note?: ComponentChildren }) {
+  return (
+    <div class="figure">
+      <div class="figure-name">{name}</div>
+      <div class="figure-value">{value}</div>
+      {note && <div class="figure-note">{note}</div>}
+    </div>
+  );
+}
+
+interface FieldProps {
+  label: string;
+  value: string;
+  onInput: (value: string) => void;
+  hint?: string;
+  type?: "text" | "search" | "number" | "password";
+  placeholder?: string;
+  min?: string;
+  step?: string;
+}
+
+export function Field({ label, value, onInput, hint, ...rest }: FieldProps) {
+  const id = useId();
+  return (
+    <div class="field">
+      <label for={id}>{label}</label>
+      <input id={id} value={value} autocomplete="off" spellcheck={false} aria-describedby={hint ? `${id}-hint` : undefined} onInput={(event) => onInput(event.currentTarget.value)} {...(rest as object)} />
+      {hint && (
+        <p class="hint" id={`${id}-hint`}>
+          {hint}
+        </p>
+      )}
+    </div>
+  );
+}
+
+interface ChoiceProps {
+  label: string;
+  value: string;
+  options: (readonly [string, string])[];
+  onInput: (value: string) => void;
+}
+
+export function Choice({ label, value, options, onInput }: ChoiceProps) {
+  const id = useId();
+  return (
+    <div class="field">
+      <label for={id}>{label}</label>
+      <select id={id} value={value} onChange={(event) => onInput(event.currentTarget.value)}>
+        {options.map(([option, name]) => (
+          <option key={option} value={option}>
+            {name}
+          </option>
+        ))}
+      </select>
+    </div>
+  );
+}
+
+/** A table that scrolls on its own if it is wider than the page, also by keyboard. */
+export function Table({ label, head, children }: { label: string; head: string[]; children: ComponentChildren }) {
+  return (
+    <div class="scroll" role="group" aria-label={label} tabIndex={0}>
+      <table>
+        <thead>
+          <tr>
+            {head.map((name, at) => (
+              <th key={at} scope="col">
+                {name || <span class="sr">Actions</span>}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>{children}</tbody>
+      </table>
+    </div>
+  );
+}
+
+interface DialogProps {
+  title: string;
+  onClose: () => void;
+  children: ComponentChildren;
+  /** The button that does it. */
+  action: ComponentChildren;
+}
+
+export function Dialog({ title, onClose, children, action }: DialogProps) {
+  const ref = useRef<HTMLDialogElement>(null);
+  const id = useId();
+  useEffect(() => {
+    ref.current?.showModal();
+  }, []);
+  return (
+    <dialog ref={ref} aria-labelledby={id} onClose={onClose}>
+      <h2 id={id}>{title}</h2>
+      <div class="dialog-body">{children}</div>
+      <div class="dialog-tools">
+        <Button onClick={onClose}>Cancel</Button>
+        {action}
+      </div>
+    </dialog>
+  );
+}
+
+export interface Tab {
+  id: string;
+  name: string;
+  href: string;
+}
+
+/** Tabs are links: each has an address. */
+export function Tabs({ label, tabs, current }: { label: string; tabs: Tab[]; current: string }) {
+  return (
+    <nav class="tabs" aria-label={label}>
+      {tabs.map((tab) => (
+        <a key={tab.id} href={tab.href} aria-current={tab.id === current ? "page" : undefined}>
+          {tab.name}
+        </a>
+      ))}
+    </nav>
+  );
+}

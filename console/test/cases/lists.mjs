@@ -1,0 +1,89 @@
+// Templates, snapshots, secrets, keys, reports.
+import { writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { assert, same } from "../until.mjs";
+
+async function dockerfile({ browser, page }) {
+  await browser.go("#/templates");
+  await page.getByRole("link", { name: "base" }).first().waitFor();
+  await page.getByRole("button", { name: "Build a template" }).click();
+  await page.getByLabel("Name", { exact: true }).fill("mine");
+  await page.getByLabel("Dockerfile", { exact: true }).fill("FROM debian:12\nCOPY . /srv\n");
+  await page.getByRole("button", { name: "Build", exact: true }).click();
+  await page.getByText(/Line 2: COPY needs files/).waitFor();
+  await page.getByRole("button", { name: "Close the message" }).click();
+}
+
+async function build({ browser, page, server }) {
+  await browser.go("#/templates/new");
+  await page.getByLabel("Name", { exact: true }).fill("mine:v1");
+  await page.getByLabel("Begins with").selectOption("template");
+  await page.getByLabel("Template", { exact: true }).fill("base");
+  await page.getByRole("button", { name: "Build", exact: true }).click();
+  await page.locator(".log > div").first().waitFor();
+  await page.locator(".head .badge", { hasText: "ready" }).waitFor({ timeout: 120_000 });
+  const lines = await page.locator(".log > div").count();
+  assert(lines >= 2, `${lines} lines of the build's log`);
+  await page.getByRole("link", { name: "Template", exact: true }).click();
+  await page.getByRole("group", { name: "Tags" }).getByText("v1").waitFor();
+  const [mine] = (await server.call("GET", "/templates")).filter((one) => one.aliases.includes("mine"));
+  assert(mine.storedBytes > 0, "the template has no size on disk");
+}
+
+async function snapshots({ browser, page, kept }) {
+  await browser.go("#/snapshots");
+  const tree = page.getByRole("list", { name: "Snapshots by their origin" });
+  const branch = tree.locator("li", { has: page.getByRole("link", { name: kept.sandbox.sandboxID }) }).last();
+  await branch.getByText("seen").waitFor();
+  await tree.getByRole("link", { name: "base" }).waitFor();
+}
+
+async function secrets({ browser, page, server }) {
+  await browser.go("#/secrets");
+  await page.getByText("No secrets").waitFor();
+  await server.call("POST", "/secrets", { name: "token-of-mine", value: "never-shown" });
+  await page.getByText("token-of-mine").waitFor({ timeout: 10_000 });
+  assert(!(await page.content()).includes("never-shown"), "the value is in the page");
+}
+
+async function keys({ browser, page, server }) {
+  await browser.go("#/keys");
+  await page.getByRole("cell", { name: "console", exact: true }).waitFor();
+  await page.getByText("metrics:read").waitFor();
+  const shown = await server.call("GET", "/api-keys");
+  same(shown.length, 2, "keys");
+  assert(!JSON.stringify(shown).includes(server.key) && !("sha256" in shown[0]), "a key or its hash is in the answer");
+}
+
+function report(p50, started) {
+  const times = { n: 200, failed: 0, p50_ms: p50, p95_ms: p50 * 2, p99_ms: null, max_ms: p50 * 3 };
+  return { format: 3, scenario: "fifty <b>", started_unix_ms: started, ended: "complete", exit_code: 0, host: { grade: "publishable", commit: "0123456789abcdef" }, phases: { first_exec: times }, gates: [] };
+}
+
+async function reports({ browser, page, results }) {
+  await browser.go("#/reports");
+  await page.getByText("No report is open").waitFor();
+  for (const [name, p50, at] of [
+    ["one.json", 10, 1.7e12],
+    ["two.json", 15, 1.8e12],
+  ]) {
+    const path = join(results, name);
+    writeFileSync(path, JSON.stringify(report(p50, at)));
+    await page.getByLabel("Reports", { exact: true }).setInputFiles(path);
+  }
+  await page.getByText("× 1.50").waitFor();
+  const wrong = join(results, "wrong.json");
+  writeFileSync(wrong, JSON.stringify({ format: 99 }));
+  await page.getByLabel("Reports", { exact: true }).setInputFiles(wrong);
+  await page.getByText("wrong.json is no report of format 3.").waitFor();
+  await page.getByRole("button", { name: "Close the message" }).click();
+}
+
+export const cases = [
+  ["a Dockerfile that needs files is refused with its line", false, dockerfile],
+  ["a template is built, its log read as it comes", false, build],
+  ["snapshots are a tree", false, snapshots],
+  ["secrets are names", false, secrets],
+  ["keys are names and scopes", false, keys],
+  ["reports are compared", false, reports],
+];

@@ -1,0 +1,80 @@
+// Every page in both themes and on a narrow screen: axe, width, a screenshot.
+import { join } from "node:path";
+import { assert, until } from "../until.mjs";
+
+const PAGES = (id) => [
+  ["overview", "#/", "Start ladder"],
+  ["sandboxes", "#/sandboxes", "All sandboxes"],
+  ["sandbox", `#/sandboxes/${id}`, "Last start"],
+  ["terminal", `#/sandboxes/${id}/terminal`, "Terminal"],
+  ["files", `#/sandboxes/${id}/files`, "Files"],
+  ["logs", `#/sandboxes/${id}/logs`, "Log"],
+  ["network", `#/sandboxes/${id}/network`, "Rules"],
+  ["cells", `#/sandboxes/${id}/cells`, "Cells"],
+  ["gone", "#/sandboxes/iaaaaaaaaaaaaaaaaaaa", "This sandbox does not exist"],
+  ["templates", "#/templates", "All templates"],
+  ["build", "#/templates/new", "What to build"],
+  ["snapshots", "#/snapshots", "Where each came from"],
+  ["secrets", "#/secrets", "Names"],
+  ["keys", "#/keys", "Keys of this server"],
+  ["reports", "#/reports", "Runs"],
+  ["nowhere", "#/nowhere", "No such page"],
+];
+
+async function settled(page, heading) {
+  await page.getByRole("heading", { name: heading, exact: true }).waitFor();
+  await until("the data of the page", async () => (await page.locator(".waiting").count()) === 0);
+}
+
+function inTheme(theme) {
+  return async ({ browser, page, kept, results }) => {
+    await browser.setTheme(theme);
+    const wrong = [];
+    for (const [name, hash, heading] of PAGES(kept.sandbox.sandboxID)) {
+      await browser.go(hash);
+      await settled(page, heading);
+      for (const finding of await browser.axe()) wrong.push(`${name}: ${finding}`);
+      await browser.shot(join(results, `${name}-${theme}.png`));
+    }
+    await browser.go("#/sandboxes");
+    await page.getByRole("button", { name: "New sandbox" }).first().click();
+    await page.getByRole("dialog").getByLabel("Template").waitFor();
+    for (const finding of await browser.axe()) wrong.push(`dialog: ${finding}`);
+    await browser.shot(join(results, `dialog-${theme}.png`));
+    await page.getByRole("button", { name: "Cancel" }).click();
+    assert(wrong.length === 0, `axe in the theme ${theme}:\n${[...new Set(wrong)].join("\n")}`);
+  };
+}
+
+async function narrow({ browser, page, kept, results }) {
+  await page.setViewportSize({ width: 360, height: 740 });
+  const wide = [];
+  for (const [name, hash, heading] of PAGES(kept.sandbox.sandboxID)) {
+    await browser.go(hash);
+    await settled(page, heading);
+    const over = await browser.overflow();
+    if (over) wide.push(`${name}: ${over} px`);
+    await browser.shot(join(results, `${name}-narrow.png`));
+  }
+  await page.setViewportSize({ width: 1280, height: 860 });
+  assert(wide.length === 0, `wider than the screen: ${wide.join(", ")}`);
+}
+
+async function signIn({ browser, page, results }) {
+  const wrong = [];
+  await page.getByRole("button", { name: "Forget key" }).click();
+  await page.getByLabel("API key").waitFor();
+  for (const theme of ["light", "dark"]) {
+    await browser.setTheme(theme);
+    for (const finding of await browser.axe()) wrong.push(finding);
+    await browser.shot(join(results, `sign-in-${theme}.png`));
+  }
+  assert(wrong.length === 0, wrong.join("\n"));
+}
+
+export const cases = [
+  ["axe finds nothing in the light theme", false, inTheme("light")],
+  ["axe finds nothing in the dark theme", false, inTheme("dark")],
+  ["no page is wider than a narrow screen", false, narrow],
+  ["the page that asks for a key has no findings", false, signIn],
+];

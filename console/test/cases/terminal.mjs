@@ -1,0 +1,120 @@
+// The live terminal: what is typed, what a guest may not do with it, and a restart of the server.
+import { assert, same, until } from "../until.mjs";
+
+/** The text of the terminal, the lines before the screen included. */
+export function screen(page) {
+  return page.evaluate(() => {
+    const { buffer } = document.querySelector(".terminal-box").cubeTerminal;
+    const lines = [];
+    for (let at = 0; at < buffer.active.length; at += 1) {
+      const line = buffer.active.getLine(at);
+      const text = line.translateToString(true);
+      if (line.isWrapped) lines[lines.length - 1] += text;
+      else lines.push(text);
+    }
+    return lines;
+  });
+}
+
+async function opened({ browser, page, kept }) {
+  await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}/terminal`);
+  await page.getByText("connected", { exact: true }).waitFor();
+  await until("a prompt", async () => (await screen(page)).some((line) => /[$#]\s*$/.test(line)));
+}
+
+/** Types a command; returns the lines that it put out, once `mark` has come. */
+let turn = 0;
+async function type(world, command) {
+  turn += 1;
+  const { page } = world;
+  await page.locator(".xterm-helper-textarea").focus();
+  await page.keyboard.type(`${command}; echo "end"-${turn}`);
+  await page.keyboard.press("Enter");
+  const mark = `end-${turn}`;
+  const lines = await until(`the end of ${command}`, async () => {
+    const all = await screen(page);
+    // Output without an end of its own stands before the mark.
+    return all.some((line) => line.endsWith(mark)) && all;
+  });
+  const from = lines.findLastIndex((line) => line.includes(`"end"-${turn}`));
+  return lines.slice(from + 1, lines.findIndex((line) => line.endsWith(mark)));
+}
+
+async function answers(world) {
+  await opened(world);
+  same((await type(world, "echo $((6*7))")).join(), "42", "the answer");
+}
+
+async function resized(world) {
+  const { page } = world;
+  const before = (await type(world, "stty size")).join();
+  await page.setViewportSize({ width: 900, height: 700 });
+  await until("another size", async () => (await type(world, "stty size")).join() !== before);
+  await page.setViewportSize({ width: 1280, height: 860 });
+}
+
+async function flood(world) {
+  const lines = await type(world, "seq 1 200000");
+  same(lines.at(-1), "200000", "the last line of a flood");
+}
+
+async function escapes(world) {
+  const { page } = world;
+  await page.evaluate(() => navigator.clipboard.writeText("mine"));
+  const title = await page.title();
+  const secret = Buffer.from("stolen").toString("base64");
+  // Clipboard, titles, links, windows, notifications, files of iTerm, colours, mouse, images, and one that never ends.
+  const all = [
+    `\\e]52;c;${secret}\\a`,
+    "\\e]0;pwned\\a\\e]1;pwned\\a\\e]2;pwned\\a\\e]l;pwned\\a",
+    "\\e]8;;javascript:alert(1)\\alink\\e]8;;\\a",
+    "\\e]8;;http://192.0.2.99/leak\\alink\\e]8;;\\a",
+    "\\e[8;1;1t\\e[3;0;0t\\e[9;1t\\e[2t",
+    "\\e]9;note\\a\\e]777;notify;a;b\\a\\e]99;;n\\a",
+    "\\e]1337;File=name=eA==;inline=1:AAAA\\a",
+    "\\e]4;0;#ffffff\\a\\e]10;#0b0e13\\a\\e]11;#0b0e13\\a",
+    "\\ePq#0;2;0;0;0#0~~@@vv\\e\\\\",
+    "\\e_Gf=24,s=1,v=1;AAAA\\e\\\\",
+  ];
+  for (const one of all) await type(world, `printf '${one}'`);
+  same(await page.title(), title, "title of the page");
+  same(await page.evaluate(() => navigator.clipboard.readText()), "mine", "clipboard");
+  same(await page.locator(".terminal-box a").count(), 0, "links in the terminal");
+  await page.locator(".terminal-box").click({ position: { x: 40, y: 40 }, modifiers: ["Control"] });
+  // No sequence makes the terminal type what the guest chose.
+  const typed = await type(world, "printf '\\e]0;rm -rf\\a\\e[21t\\e[20t\\eP$qm\\e\\\\\\e]52;c;?\\a\\e]10;?\\a\\e]4;1;?\\a'; IFS= read -rs -t 1 -n 200 got; echo \"got:${#got}\"");
+  same(typed.at(-1), "got:0", "what the terminal typed by itself");
+  const size = await page.locator(".terminal-box").boundingBox();
+  assert(size.height > 250 && size.width > 500, `the terminal has shrunk to ${JSON.stringify(size)}`);
+}
+
+async function restart(world) {
+  const { page, server } = world;
+  await type(world, "MARK=still-here");
+  await server.kill();
+  await page.getByText("Reconnecting to the server").waitFor();
+  await server.begin();
+  await page.getByText("Reconnecting to the server").waitFor({ state: "detached" });
+  await page.getByText("connected", { exact: true }).waitFor({ timeout: 30_000 });
+  same((await type(world, "echo $MARK")).join(), "still-here", "the same shell after a restart of the server");
+  // What the browser says about a server that is away is expected here.
+  world.browser.forget();
+}
+
+async function tabs(world) {
+  const { browser, page, kept } = world;
+  await type(world, "TAB=kept");
+  await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}/logs`);
+  await page.getByRole("heading", { name: "Log", exact: true }).waitFor();
+  await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}/terminal`);
+  same((await type(world, "echo $TAB")).join(), "kept", "the shell behind another tab");
+}
+
+export const cases = [
+  ["the terminal answers 42", false, answers],
+  ["the terminal's size reaches the shell", false, resized],
+  ["a flood of output ends", false, flood],
+  ["escape sequences reach nothing beyond the screen", false, escapes],
+  ["the shell stays open behind other tabs", false, tabs],
+  ["the terminal survives a restart of the server", false, restart],
+];
