@@ -11,6 +11,7 @@ use crate::{
     EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, binaries, blocks, conformance, dependencies, fuzz,
     host,
     hvm::{self, Work},
+    integrations,
     isolation::Prover,
     package, prepare,
     prepare::Freshness,
@@ -154,6 +155,9 @@ pub(crate) fn test(
     }
     if plan.run.contains(&Tier::Package) {
         outcome = outcome.and(package::run(workspace, &environment, progress)?);
+    }
+    if plan.run.contains(&Tier::Integrations) {
+        outcome = outcome.and(integrations::run(workspace, &environment, progress)?);
     }
     Ok(conclude(&outcome, &plan))
 }

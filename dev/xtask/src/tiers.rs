@@ -42,6 +42,8 @@ pub(crate) enum Tier {
     /// Needs /dev/kvm, mmdebstrap, systemd-nspawn and curl; runs only if it is named. Installs, upgrades and purges the
     /// package in a fresh Debian.
     Package,
+    /// Needs /dev/kvm, PyPI and npm; runs only if it is named. Runs the programs of `examples/integrations`.
+    Integrations,
 }
 
 impl std::fmt::Display for Tier {
@@ -76,7 +78,8 @@ impl Tier {
             | Self::Isolation
             | Self::E2b
             | Self::Bench
-            | Self::Package => true,
+            | Self::Package
+            | Self::Integrations => true,
         }
     }
 
@@ -84,9 +87,13 @@ impl Tier {
     pub(crate) fn runs_under_cargo(self) -> bool {
         match self {
             Self::Unit | Self::Net | Self::Image | Self::Kvm | Self::Interpreter => true,
-            Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b | Self::Bench | Self::Package => {
-                false
-            }
+            Self::Hvm
+            | Self::Fuzz
+            | Self::Isolation
+            | Self::E2b
+            | Self::Bench
+            | Self::Package
+            | Self::Integrations => false,
         }
     }
 
@@ -99,7 +106,8 @@ impl Tier {
             | Self::Isolation
             | Self::E2b
             | Self::Bench
-            | Self::Package => None,
+            | Self::Package
+            | Self::Integrations => None,
             Self::Net => Some("net_"),
             Self::Image => Some("image_"),
             Self::Kvm => Some("kvm_"),
