@@ -24,6 +24,7 @@ mod snapshots;
 mod templates;
 mod timing;
 mod unsupported;
+mod webhooks;
 mod wire;
 
 use std::sync::Arc;
@@ -41,6 +42,7 @@ use crate::{
     auth::{Authenticator, Scope},
     builds::{catalog::Resolved, owner::Builds},
     egress::Egress,
+    events::Events,
     network::Network,
     registry::Registry,
     secrets::Secrets,
@@ -48,6 +50,8 @@ use crate::{
 };
 
 pub use crate::network::EgressConfig;
+pub(crate) use server::TEAM;
+pub(crate) use templates::build_id;
 pub use error::ApiError;
 
 /// Version of the envd protocol in the guests. Clients use it to decide which features they can use.
@@ -61,6 +65,7 @@ pub struct Control {
     pub pool: Pool,
     pub builds: Builds,
     pub secrets: Secrets,
+    pub events: Events,
     /// `None`: requests of sandboxes pass no proxy.
     pub egress: Option<Egress>,
     pub authenticator: Arc<Authenticator>,
@@ -161,6 +166,7 @@ pub fn endpoints() -> Vec<Endpoint> {
     all.extend(metrics::endpoints());
     all.extend(logs::endpoints());
     all.extend(events::endpoints());
+    all.extend(webhooks::endpoints());
     all.extend(templates::endpoints());
     all.extend(builds::endpoints());
     all.extend(secrets::endpoints());

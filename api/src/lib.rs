@@ -11,6 +11,7 @@ pub mod auth;
 pub mod builds;
 pub mod control;
 pub mod egress;
+pub mod events;
 pub mod handover;
 pub mod listen;
 pub mod network;
@@ -24,3 +25,4 @@ pub mod tls;
 
 mod agent;
 mod shell;
+mod webhook;

@@ -138,6 +138,9 @@ pub(super) struct ServeConfig {
     /// systemd credential cube-secrets-key, or a key that the first server makes in the state directory]
     #[arg(long, value_name = "FILE")]
     secrets_key: Option<PathBuf>,
+    /// Block of the ranges that are denied to sandboxes in which webhooks may be; repeat for more
+    #[arg(long, value_name = "CIDR", value_parser = block)]
+    webhook_exception: Vec<IpNet>,
     #[command(flatten)]
     registries: ImageOptions,
     #[command(flatten)]
@@ -336,6 +339,7 @@ fn check(
         network: config.network.spec(beside).map_err(Failure::Usage)?,
         secrets_key: KeySource::of_process(config.secrets_key),
         images: from_images,
+        webhook_exceptions: config.webhook_exception,
     })
 }
 

@@ -18,6 +18,7 @@ use tracing::{error, warn};
 use crate::{
     auth::AuthError,
     builds::{grant::GrantError, owner::BuildsError, request::RequestError, uploads::UploadError},
+    events::HookError,
     registry::{RegistryError, note::NoteError},
     secrets::SecretError,
 };
@@ -76,6 +77,10 @@ pub enum ApiError {
     #[error(transparent)]
     Secret(#[from] SecretError),
     #[error(transparent)]
+    Webhook(#[from] HookError),
+    #[error("cannot read the events")]
+    Events(#[source] io::Error),
+    #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
@@ -111,6 +116,8 @@ impl ApiError {
             Self::Grant(GrantError::Forged | GrantError::Expired) => StatusCode::FORBIDDEN,
             Self::Upload(why) => upload_status(why),
             Self::Secret(why) => secret_status(why),
+            Self::Webhook(why) => webhook_status(why),
+            Self::Events(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Pool(why) => pool_status(why),
         }
     }
@@ -196,6 +203,15 @@ fn secret_status(why: &SecretError) -> StatusCode {
         SecretError::TooMany => StatusCode::INSUFFICIENT_STORAGE,
         SecretError::Io(why) => disk_status(why),
         SecretError::Random(_) | SecretError::Damaged(_) => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+fn webhook_status(why: &HookError) -> StatusCode {
+    match why {
+        HookError::Invalid(_) => StatusCode::BAD_REQUEST,
+        HookError::NotFound(_) => StatusCode::NOT_FOUND,
+        HookError::TooMany => StatusCode::INSUFFICIENT_STORAGE,
+        HookError::Io(why) => disk_status(why),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{auth::Scope, telemetry::EgressStats};
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
 /// Id of the only team.
-const TEAM: &str = "00000000-0000-8000-a000-000000000001";
+pub(crate) const TEAM: &str = "00000000-0000-8000-a000-000000000001";
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let get = MethodFilter::GET;
@@ -44,7 +44,8 @@ async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> 
         calls_lost: egress.calls.lost(),
         calls: egress.calls.counts(),
     });
-    let text = app.telemetry.render(&stats, egress.as_ref());
+    let webhooks = app.events.counts().named();
+    let text = app.telemetry.render(&stats, egress.as_ref(), &webhooks);
     let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(CONTENT_TYPE, openmetrics)], text))
 }

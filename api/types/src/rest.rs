@@ -5,6 +5,7 @@
 
 mod build;
 mod error;
+mod event;
 mod network;
 mod observe;
 mod sandbox;
@@ -17,6 +18,9 @@ pub use build::{
     RequestedBuild, StartBuild, StatusReason,
 };
 pub use error::RestError;
+pub use event::{
+    EventData, Execution, LifecycleEvent, NewWebhook, RefusedTraffic, Webhook, WebhookUpdate,
+};
 pub use network::{NetworkConfig, NetworkUpdate};
 pub use observe::{
     LogEntry, LogLevel, LogLine, NetworkCall, NetworkEvent, SandboxLogs, SandboxLogsV2,
