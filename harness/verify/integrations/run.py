@@ -31,7 +31,7 @@ CASES = [
     ("langchain/agent.py", []),
     ("mini-swe-agent/repair.py", []),
     ("mini-swe-agent/tasks.py", ["--tasks", "12"]),
-    ("pytest/test_example.py", []),
+    ("pytest/run_tests.py", []),
     ("jupyter/notebook.py", []),
     ("browser/browse.py", ["--packages", "{browser}"]),
     ("claude-code/run_claude_code.py", ["--packages", "{claude-code}"]),
