@@ -35,9 +35,11 @@ CASES = [
     ("jupyter/notebook.py", []),
     ("browser/browse.py", ["--packages", "{browser}"]),
     ("claude-code/run_claude_code.py", ["--packages", "{claude-code}"]),
+    (str(HERE / "monitoring.py"), ["{prometheus}"]),
+    (str(HERE / "tracing.py"), ["{artifacts}", "{binaries}"]),
 ]
 # Node packages by example, from `package-lock.json` beside the program.
-NPM = ["pi", "claude-code"]
+NPM = ["pi", "claude-code", "browser"]
 
 
 def installed(packages: pathlib.Path, artifacts: pathlib.Path) -> dict[str, str]:
@@ -71,8 +73,16 @@ def installed(packages: pathlib.Path, artifacts: pathlib.Path) -> dict[str, str]
         shutil.copy(node / "bin/node", place / "node")
         stamp.write_text(lock)
     browser = packages / "browser"
-    if (browser / "installed").exists():
-        places["browser"] = str(browser)
+    if "browser" in places and not (browser / "chromium").exists():
+        extract = [node / "bin/node", EXAMPLES / "browser/extract.mjs", browser / "chromium"]
+        subprocess.run(extract, cwd=browser, check=True)
+    prometheus = packages / "prometheus"
+    if not (prometheus / "usr/bin/promtool").exists():
+        # Unpacked, not installed: nothing is started on the host.
+        prometheus.mkdir(exist_ok=True)
+        subprocess.run(["apt-get", "download", "-q", "prometheus"], cwd=prometheus, check=True, stdout=sys.stderr)
+        subprocess.run(["dpkg-deb", "-x", next(prometheus.glob("*.deb")), prometheus], check=True)
+    places["prometheus"] = str(prometheus / "usr/bin")
     return places
 
 
@@ -133,6 +143,7 @@ def main() -> int:
     if INSIDE not in os.environ:
         packages.mkdir(parents=True, exist_ok=True)
         places = installed(packages, options.artifacts)
+        places |= {"artifacts": str(options.artifacts), "binaries": str(options.binaries)}
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir(mode=0o700)
         environment = {
