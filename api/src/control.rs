@@ -50,9 +50,9 @@ use crate::{
 };
 
 pub use crate::network::EgressConfig;
+pub use error::ApiError;
 pub(crate) use server::TEAM;
 pub(crate) use templates::build_id;
-pub use error::ApiError;
 
 /// Version of the envd protocol in the guests. Clients use it to decide which features they can use.
 pub const ENVD_VERSION: &str = "0.6.13";

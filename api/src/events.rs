@@ -356,10 +356,7 @@ impl Owner {
         // Its driver ends with the last handle.
         drop(pool);
         let before = self.ledger.alive.clone();
-        for happened in self
-            .ledger
-            .reconcile(now(), &sandboxes, &mut self.names)
-        {
+        for happened in self.ledger.reconcile(now(), &sandboxes, &mut self.names) {
             self.write(happened, &before);
         }
         loop {
@@ -383,9 +380,7 @@ impl Owner {
         } = change;
         let before = self.ledger.alive.get(&id.to_string()).cloned();
         let sandbox = sandbox.as_ref();
-        let happened = self
-            .ledger
-            .change(id, *at, kind, sandbox, &mut self.names);
+        let happened = self.ledger.change(id, *at, kind, sandbox, &mut self.names);
         if let Some(happened) = happened {
             // A segment begins with the sandboxes before its first entry.
             let mut alive = self.ledger.alive.clone();

@@ -22,6 +22,7 @@ pub mod serve;
 pub mod systemd;
 pub mod telemetry;
 pub mod tls;
+pub mod traces;
 
 mod agent;
 mod shell;

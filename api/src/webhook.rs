@@ -1,4 +1,4 @@
-//! Posts JSON to a URL of an operator or a client. Redirects are not followed.
+//! Posts to a URL of an operator or a client. Redirects are not followed.
 
 use std::{
     io::{self, Read, Write},
@@ -12,6 +12,7 @@ use api_types::envd::Transport;
 
 /// How long each step of a delivery may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const JSON: &str = "application/json";
 /// Longest URL.
 const MAX_URL: usize = 2048;
 
@@ -66,6 +67,7 @@ impl Webhook {
     /// one of the host's addresses is not. Only a 2xx status is a success; the body of the answer is not read.
     pub(crate) fn post(
         &self,
+        content_type: &str,
         headers: &str,
         body: &[u8],
         allowed: impl Fn(IpAddr) -> bool,
@@ -86,7 +88,7 @@ impl Webhook {
         wire.bound_reads(Some(PATIENCE))?;
         wire.bound_writes(Some(PATIENCE))?;
         let head = format!(
-            "POST {} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{headers}Connection: close\r\n\r\n",
+            "POST {} HTTP/1.1\r\nHost: {}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n{headers}Connection: close\r\n\r\n",
             self.path,
             self.endpoint.authority(),
             body.len()
@@ -139,7 +141,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         for host in ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"] {
             let hook: Webhook = format!("http://{host}:{port}/").parse().unwrap();
-            let refused = hook.post("", b"{}", |_| false);
+            let refused = hook.post(JSON, "", b"{}", |_| false);
             assert!(matches!(refused, Err(PostError::Forbidden(_))), "{host}");
         }
         assert!(listener.accept().is_err(), "no connection was made");

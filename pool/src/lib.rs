@@ -53,10 +53,10 @@ pub use error::{PoolError, is_full};
 pub use lifetime::{Lifetime, OnTimeout, UnixMs};
 pub use slot::{Refusal, Wake};
 pub use spec::{
-    Change, ChangeKind, Connected, CreateSpec, DiskSpec, Ended, Init, Installed, LifeEvent, MAX_DISK, MAX_NOTE,
-    MissingLimits, OnClose, PauseMode, PoolConfig, PoolStats, Priority, RebuildState, Recovered,
-    Sandbox, SandboxLimits, SandboxState, StockStats, TemplateDefaults, TemplateInfo, TemplateKind,
-    TimeoutChange, Usage, VmmUse, WarmMarks,
+    Change, ChangeKind, Connected, CreateSpec, DiskSpec, Ended, Init, Installed, LifeEvent,
+    MAX_DISK, MAX_NOTE, MissingLimits, OnClose, PauseMode, PoolConfig, PoolStats, Priority,
+    RebuildState, Recovered, Sandbox, SandboxLimits, SandboxState, StockStats, TemplateDefaults,
+    TemplateInfo, TemplateKind, TimeoutChange, Usage, VmmUse, WarmMarks,
 };
 pub use template::{Recipe, Work};
 pub use vmms::VmmId;

@@ -21,6 +21,7 @@ use crate::{
     builds::catalog::Catalog,
     network::EgressConfig,
     registry::{NewLease, Token, View, timestamp},
+    traces,
 };
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
@@ -73,6 +74,7 @@ async fn create_as(
     let created = app.registry.create(lease).await?;
     let pool::Sandbox { timeline, warm, .. } = &created.sandbox;
     app.telemetry.started(timeline, *warm);
+    traces::started(&created.sandbox);
     let start = if *warm { "warm" } else { "restored" };
     let answer = wire::sandbox(app, &created);
     let headers = [

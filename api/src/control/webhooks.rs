@@ -77,10 +77,7 @@ async fn webhooks(State(app): State<App>) -> Json<Vec<Webhook>> {
     Json(app.events.webhooks())
 }
 
-async fn webhook(
-    State(app): State<App>,
-    Segment(id): Segment,
-) -> Result<Json<Webhook>, ApiError> {
+async fn webhook(State(app): State<App>, Segment(id): Segment) -> Result<Json<Webhook>, ApiError> {
     Ok(Json(app.events.webhook(&id)?))
 }
 
@@ -127,7 +124,9 @@ mod tests {
         let default = of("").unwrap();
         assert_eq!((default.limit, default.offset), (10, 0));
         assert!(!default.is_ascending && default.kinds.is_empty());
-        let some = of("types=sandbox.lifecycle.killed&types=sandbox.network.refused&limit=100&offset=3&orderAsc=true");
+        let some = of(
+            "types=sandbox.lifecycle.killed&types=sandbox.network.refused&limit=100&offset=3&orderAsc=true",
+        );
         let some = some.unwrap();
         assert_eq!((some.kinds.len(), some.limit, some.offset), (2, 100, 3));
         assert!(some.is_ascending);

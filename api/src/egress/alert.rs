@@ -15,7 +15,11 @@ use model::SandboxId;
 use serde::Serialize;
 use tracing::{info, warn};
 
-use crate::{auth::random_hex, events::Events, webhook::Webhook};
+use crate::{
+    auth::random_hex,
+    events::Events,
+    webhook::{JSON, Webhook},
+};
 
 const FORMAT: u32 = 1;
 /// Refusals that wait to be counted, and alerts that wait to be delivered. More are dropped.
@@ -207,9 +211,9 @@ fn deliver_all(alerts: &Receiver<Alert>, action: &AlertAction) {
             let outcome = match action {
                 AlertAction::Command(program) => run(program, &body),
                 // The operator's own URL: any address is allowed.
-                AlertAction::Webhook(webhook) => {
-                    webhook.post("", &body, |_| true).map_err(io::Error::other)
-                }
+                AlertAction::Webhook(webhook) => webhook
+                    .post(JSON, "", &body, |_| true)
+                    .map_err(io::Error::other),
             };
             let (sandbox, refusals) = (&alert.sandbox, alert.refusals);
             let Err(why) = outcome else {

@@ -13,7 +13,7 @@ use tracing::{debug, warn};
 use super::{Entry, Events, hooks::Hook, uuid};
 use crate::{
     registry::note::now,
-    webhook::{PostError, Webhook},
+    webhook::{JSON, PostError, Webhook},
 };
 
 const BATCH: usize = 16;
@@ -70,7 +70,12 @@ pub(super) async fn run(events: Events, allowed: Allowed, pauses: Pauses) {
                         hook: hook.clone(),
                         allowed: allowed.clone(),
                     };
-                    posts.spawn(deliver(delivery, entry, Arc::clone(&permits), pauses.clone()));
+                    posts.spawn(deliver(
+                        delivery,
+                        entry,
+                        Arc::clone(&permits),
+                        pauses.clone(),
+                    ));
                 }
                 posts.join_all().await;
                 Done {
@@ -136,12 +141,7 @@ struct Delivery {
     allowed: Allowed,
 }
 
-async fn deliver(
-    delivery: Delivery,
-    entry: Arc<Entry>,
-    permits: Arc<Semaphore>,
-    pauses: Pauses,
-) {
+async fn deliver(delivery: Delivery, entry: Arc<Entry>, permits: Arc<Semaphore>, pauses: Pauses) {
     use std::sync::atomic::Ordering::Relaxed;
     let Delivery {
         events,
@@ -149,8 +149,10 @@ async fn deliver(
         allowed,
     } = delivery;
     let counts = &events.0.counts;
-    let (Ok(body), Ok(url)) = (serde_json::to_vec(&entry.event), hook.url.parse::<Webhook>())
-    else {
+    let (Ok(body), Ok(url)) = (
+        serde_json::to_vec(&entry.event),
+        hook.url.parse::<Webhook>(),
+    ) else {
         return;
     };
     let (body, url) = (Arc::new(body), Arc::new(url));
@@ -162,7 +164,7 @@ async fn deliver(
         let (url, body, allowed) = (Arc::clone(&url), Arc::clone(&body), allowed.clone());
         let headers = headers(&hook, &entry.event.id, now() / 1000, &body);
         let posted = tokio::task::spawn_blocking(move || {
-            url.post(&headers, &body, |address| allowed.permits(address))
+            url.post(JSON, &headers, &body, |address| allowed.permits(address))
         });
         let why = match posted.await {
             Ok(Ok(())) => {
@@ -185,7 +187,8 @@ async fn deliver(
             warn!(
                 webhook = hook.id,
                 event = entry.event.id,
-                why, "cannot deliver an event: giving it up"
+                why,
+                "cannot deliver an event: giving it up"
             );
             return;
         };

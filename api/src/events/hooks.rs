@@ -204,12 +204,7 @@ impl Hooks {
 
     fn write(&self, hook: &Hook) -> io::Result<()> {
         let bytes = serde_json::to_vec(hook)?;
-        replace(
-            &self.dir,
-            &file_name(&hook.id),
-            &bytes,
-            Durability::Process,
-        )
+        replace(&self.dir, &file_name(&hook.id), &bytes, Durability::Process)
     }
 }
 

@@ -81,11 +81,24 @@ fn the_changes_of_a_life_become_events_with_their_executions() {
     let created = change(1000, ChangeKind::Created).unwrap();
     assert_eq!(created.data.sandbox_metadata["user"], "ann");
     assert_eq!(created.data.set_timeout, Some(timestamp(9000)));
-    assert_eq!((created.alive.template.as_str(), created.alive.build.as_str()), ("t", "build-of-t"));
+    assert_eq!(
+        (
+            created.alive.template.as_str(),
+            created.alive.build.as_str()
+        ),
+        ("t", "build-of-t")
+    );
     let updated = change(1100, ChangeKind::Updated).unwrap();
     assert_eq!(updated.alive.execution, "execution-1");
-    let paused = change(1500, ChangeKind::Paused).unwrap().data.execution.unwrap();
-    assert_eq!((paused.execution_time, paused.memory_mb, paused.vcpu_count), (500, 512, 1));
+    let paused = change(1500, ChangeKind::Paused)
+        .unwrap()
+        .data
+        .execution
+        .unwrap();
+    assert_eq!(
+        (paused.execution_time, paused.memory_mb, paused.vcpu_count),
+        (500, 512, 1)
+    );
     let resumed = change(2000, ChangeKind::Resumed).unwrap();
     assert_eq!(resumed.alive.execution, "execution-2");
     assert!(change(2100, ChangeKind::Snapshotted).is_some());
@@ -107,7 +120,10 @@ fn a_new_server_logs_what_a_killed_one_could_not() {
     assert_eq!(now(&mut ledger, &[one.clone(), two], &mut names), []);
     let two = sandbox(2, SandboxState::Running);
     assert_eq!(now(&mut ledger, &[one, two], &mut names), [Kind::Resumed]);
-    assert_eq!(now(&mut ledger, &[], &mut names), [Kind::Killed, Kind::Killed]);
+    assert_eq!(
+        now(&mut ledger, &[], &mut names),
+        [Kind::Killed, Kind::Killed]
+    );
     let mut of_build = sandbox(3, SandboxState::Running);
     of_build.note = crate::builds::machine::NOTE.into();
     assert_eq!(now(&mut ledger, &[of_build], &mut names), []);
@@ -116,7 +132,13 @@ fn a_new_server_logs_what_a_killed_one_could_not() {
 fn entry(number: u64, seed: u8, kind: Kind) -> Entry {
     let (mut ledger, mut names) = (Ledger::default(), Fixed(0));
     let running = sandbox(seed, SandboxState::Running);
-    let happened = ledger.change(&id(seed), 1000, &ChangeKind::Created, Some(&running), &mut names);
+    let happened = ledger.change(
+        &id(seed),
+        1000,
+        &ChangeKind::Created,
+        Some(&running),
+        &mut names,
+    );
     Entry {
         number,
         event: LifecycleEvent {
@@ -156,7 +178,10 @@ fn the_log_goes_on_after_a_crash_within_a_line_and_lists_what_is_asked_for() {
     torn.extend_from_slice(br#"{"number":5,"ev"#);
     std::fs::write(&segment, torn).unwrap();
     let (mut log, past) = Log::open(dir.path(), 3).unwrap();
-    assert_eq!(past.alive.keys().cloned().collect::<Vec<_>>(), [id(2).to_string()]);
+    assert_eq!(
+        past.alive.keys().cloned().collect::<Vec<_>>(),
+        [id(2).to_string()]
+    );
     let latest: Vec<_> = past.latest.iter().map(|e| e.number).collect();
     assert_eq!((latest, log.next()), (vec![2, 3, 4], 5));
     log.append(&entry(5, 2, Kind::Paused), &past.alive).unwrap();
@@ -171,9 +196,16 @@ fn the_log_goes_on_after_a_crash_within_a_line_and_lists_what_is_asked_for() {
             since_ns: 0,
         };
         let found = log::list(dir.path(), &listing).unwrap();
-        found.iter().map(|e| u64::from_str_radix(&e.id[24..], 16).unwrap()).collect::<Vec<_>>()
+        found
+            .iter()
+            .map(|e| u64::from_str_radix(&e.id[24..], 16).unwrap())
+            .collect::<Vec<_>>()
     };
-    assert_eq!(list(None, &[], 0, 10, false), [5, 4, 2, 1], "without types of our own");
+    assert_eq!(
+        list(None, &[], 0, 10, false),
+        [5, 4, 2, 1],
+        "without types of our own"
+    );
     assert_eq!(list(None, &[], 1, 2, true), [2, 4]);
     assert_eq!(list(Some(&id(1).to_string()), &[], 0, 10, true), [1, 4]);
     assert_eq!(list(None, &["sandbox.network.refused"], 0, 10, true), [3]);
@@ -250,7 +282,10 @@ async fn a_delivery_is_signed_in_both_ways_and_repeated_with_its_id_until_it_suc
         [redirect, "500 No", "204 No Content"].map(|status| receive(&listener, status))
     });
     let received = received.await.unwrap();
-    let ids: Vec<_> = received.iter().map(|(head, _)| field(head, "e2b-delivery-id")).collect();
+    let ids: Vec<_> = received
+        .iter()
+        .map(|(head, _)| field(head, "e2b-delivery-id"))
+        .collect();
     assert!(ids[0] == ids[1] && ids[1] == ids[2], "{ids:?}");
     let (head, body) = &received[2];
     assert_eq!(field(head, "e2b-webhook-id"), made.id);
@@ -261,8 +296,15 @@ async fn a_delivery_is_signed_in_both_ways_and_repeated_with_its_id_until_it_suc
     let plain = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, hash.finish());
     let expected = plain.replace('+', "-").replace('/', "_").replace('=', "");
     assert_eq!(field(head, "e2b-signature"), expected);
-    let mac = field(head, "X-Cube-Webhook-Signature").strip_prefix("sha256=").unwrap();
-    let signed = [field(head, "X-Cube-Webhook-Timestamp").as_bytes(), b".", body].concat();
+    let mac = field(head, "X-Cube-Webhook-Signature")
+        .strip_prefix("sha256=")
+        .unwrap();
+    let signed = [
+        field(head, "X-Cube-Webhook-Timestamp").as_bytes(),
+        b".",
+        body,
+    ]
+    .concat();
     let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, b"secret");
     let bytes: Vec<u8> = (0..mac.len())
         .step_by(2)
@@ -270,7 +312,11 @@ async fn a_delivery_is_signed_in_both_ways_and_repeated_with_its_id_until_it_suc
         .collect();
     ring::hmac::verify(&key, &signed, &bytes).unwrap();
     let event: LifecycleEvent = serde_json::from_slice(body).unwrap();
-    assert_eq!(event.sandbox_id, id(2).to_string(), "the only type that was asked for");
+    assert_eq!(
+        event.sandbox_id,
+        id(2).to_string(),
+        "the only type that was asked for"
+    );
     let is_done = || events.hooks().get(&made.id).unwrap().done == 2;
     tokio::time::timeout(Duration::from_secs(30), async {
         while !is_done() {
@@ -295,7 +341,9 @@ async fn private_addresses_get_nothing_unless_they_are_opened() {
         let url = format!("http://{host}:{port}/");
         events.create(hook(&url, &[Kind::Created])).unwrap();
     }
-    events.ring().push_back(Arc::new(entry(1, 1, Kind::Created)));
+    events
+        .ring()
+        .push_back(Arc::new(entry(1, 1, Kind::Created)));
     events.0.latest.store(1, Ordering::Release);
     let running = tokio::spawn(deliver::run(
         events.clone(),
@@ -310,7 +358,11 @@ async fn private_addresses_get_nothing_unless_they_are_opened() {
     .await
     .unwrap();
     running.abort();
-    assert_eq!(events.counts().failed.load(Ordering::Relaxed), 0, "not tried again");
+    assert_eq!(
+        events.counts().failed.load(Ordering::Relaxed),
+        0,
+        "not tried again"
+    );
     listener.set_nonblocking(true).unwrap();
     assert!(listener.accept().is_err(), "no connection was made");
 }
@@ -321,11 +373,26 @@ fn webhooks_are_checked_kept_and_never_shown_with_their_secret() {
     let events = events(dir.path(), Vec::new());
     let good = hook("https://example.test/h", &[Kind::Killed, Kind::Killed]);
     for wrong in [
-        NewWebhook { url: "ftp://a".into(), ..good.clone() },
-        NewWebhook { name: String::new(), ..good.clone() },
-        NewWebhook { events: Vec::new(), ..good.clone() },
-        NewWebhook { events: vec!["x".into()], ..good.clone() },
-        NewWebhook { signature_secret: String::new(), ..good.clone() },
+        NewWebhook {
+            url: "ftp://a".into(),
+            ..good.clone()
+        },
+        NewWebhook {
+            name: String::new(),
+            ..good.clone()
+        },
+        NewWebhook {
+            events: Vec::new(),
+            ..good.clone()
+        },
+        NewWebhook {
+            events: vec!["x".into()],
+            ..good.clone()
+        },
+        NewWebhook {
+            signature_secret: String::new(),
+            ..good.clone()
+        },
     ] {
         assert!(matches!(events.create(wrong), Err(HookError::Invalid(_))));
     }
@@ -337,14 +404,24 @@ fn webhooks_are_checked_kept_and_never_shown_with_their_secret() {
     };
     assert!(!events.update(&made.id, update).unwrap().enabled);
     let shown = serde_json::to_string(&events.webhooks()).unwrap();
-    assert!(!shown.contains("\"secret\"") && !shown.contains("signature"), "{shown}");
-    let file = dir.path().join("events/webhooks").join(format!("{}.json", made.id));
-    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(file).unwrap().permissions());
+    assert!(
+        !shown.contains("\"secret\"") && !shown.contains("signature"),
+        "{shown}"
+    );
+    let file = dir
+        .path()
+        .join("events/webhooks")
+        .join(format!("{}.json", made.id));
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(file).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
     let again = Events::open(dir.path(), "team").unwrap().0;
     assert_eq!(again.webhooks().len(), 1);
     again.delete(&made.id).unwrap();
-    assert!(matches!(again.delete(&made.id), Err(HookError::NotFound(_))));
+    assert!(matches!(
+        again.delete(&made.id),
+        Err(HookError::NotFound(_))
+    ));
     for _ in 0..32 {
         again.create(good.clone()).unwrap();
     }

@@ -70,7 +70,13 @@ impl Posted {
 fn types(listed: &Value) -> Vec<&str> {
     let events = listed.as_array().unwrap().iter();
     events
-        .map(|e| e["type"].as_str().unwrap().strip_prefix("sandbox.lifecycle.").unwrap())
+        .map(|e| {
+            e["type"]
+                .as_str()
+                .unwrap()
+                .strip_prefix("sandbox.lifecycle.")
+                .unwrap()
+        })
         .collect()
 }
 
@@ -88,8 +94,13 @@ pub(crate) fn kvm_events_are_listed_and_delivered_over_a_crash_of_the_server() {
     let hook = json!({"name": "n", "url": url, "events": wanted, "signatureSecret": "s"});
     let hook = server.post("/events/webhooks", &hook).expect(201).json();
     let hook = format!("/events/webhooks/{}", hook["id"].as_str().unwrap());
-    server.post("/events/webhooks", &json!({"name": "n", "url": "file:///etc", "events": wanted,
-        "signatureSecret": "s"})).expect(400);
+    server
+        .post(
+            "/events/webhooks",
+            &json!({"name": "n", "url": "file:///etc", "events": wanted,
+        "signatureSecret": "s"}),
+        )
+        .expect(400);
 
     let sandbox = server.create(&json!({"metadata": {"user": "ann"}}));
     // The server is killed while the webhook has the event and has not answered.
@@ -98,24 +109,54 @@ pub(crate) fn kvm_events_are_listed_and_delivered_over_a_crash_of_the_server() {
     assert_eq!(first.event["eventData"]["sandbox_metadata"]["user"], "ann");
     server.crash_and_restart();
     let again = Posted::accept(&listener);
-    assert_eq!((&again.delivery, &again.event), (&first.delivery, &first.event));
+    assert_eq!(
+        (&again.delivery, &again.event),
+        (&first.delivery, &first.event)
+    );
     assert_eq!(again.take(), "sandbox.lifecycle.created");
 
-    server.post(&sandbox.path("/timeout"), &json!({"timeout": 600})).expect(204);
+    server
+        .post(&sandbox.path("/timeout"), &json!({"timeout": 600}))
+        .expect(204);
     server.post(&sandbox.path("/pause"), &json!({})).expect(204);
     let paused = Posted::accept(&listener);
     let execution = &paused.event["eventData"]["execution"];
-    assert!(execution["execution_time"].as_u64().unwrap() > 0 && execution["memory_mb"] == 512, "{execution}");
+    assert!(
+        execution["execution_time"].as_u64().unwrap() > 0 && execution["memory_mb"] == 512,
+        "{execution}"
+    );
     assert_eq!(paused.take(), "sandbox.lifecycle.paused");
-    server.post(&sandbox.path("/connect"), &json!({"timeout": 600})).expect(201);
-    server.post(&sandbox.path("/snapshots"), &json!({})).expect(201);
+    server
+        .post(&sandbox.path("/connect"), &json!({"timeout": 600}))
+        .expect(201);
+    server
+        .post(&sandbox.path("/snapshots"), &json!({}))
+        .expect(201);
     server.delete(&sandbox.path("")).expect(204);
     assert_eq!(Posted::accept(&listener).take(), "sandbox.lifecycle.killed");
 
     let of_sandbox = format!("/events/sandboxes/{}", sandbox.id);
-    let all = server.get(&format!("{of_sandbox}?orderAsc=true")).expect(200).json();
-    assert_eq!(types(&all), ["created", "updated", "paused", "resumed", "checkpointed", "killed"]);
-    let executions: Vec<_> = all.as_array().unwrap().iter().map(|e| &e["sandboxExecutionId"]).collect();
+    let all = server
+        .get(&format!("{of_sandbox}?orderAsc=true"))
+        .expect(200)
+        .json();
+    assert_eq!(
+        types(&all),
+        [
+            "created",
+            "updated",
+            "paused",
+            "resumed",
+            "checkpointed",
+            "killed"
+        ]
+    );
+    let executions: Vec<_> = all
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|e| &e["sandboxExecutionId"])
+        .collect();
     assert_eq!(executions[0], executions[2]);
     assert_ne!(executions[2], executions[3]);
     let killed = server.get("/events/sandboxes?limit=1").expect(200).json();
@@ -125,7 +166,13 @@ pub(crate) fn kvm_events_are_listed_and_delivered_over_a_crash_of_the_server() {
     server.get("/events/sandboxes?types=other").expect(400);
 
     let off = json!({"enabled": false});
-    let patched = http::send(server.address, "PATCH", &hook, &JSON, off.to_string().as_bytes());
+    let patched = http::send(
+        server.address,
+        "PATCH",
+        &hook,
+        &JSON,
+        off.to_string().as_bytes(),
+    );
     let shown = patched.expect(200).json();
     assert_eq!(shown["enabled"], false);
     assert!(shown.get("signatureSecret").is_none());

@@ -33,7 +33,7 @@ with create() as sandbox:
         events = network_events(sandbox.sandbox_id)
         calls = [event["call"] for event in events if event.get("call")]
         refused = {event.get("name") or event["destination"] for event in events if event["reason"] != "none"}
-        if len(refused) >= 2 or time.monotonic() > deadline:
+        if len(refused) >= 3 or time.monotonic() > deadline:
             break
         time.sleep(0.2)
     call = calls[0]
@@ -46,4 +46,4 @@ with create() as sandbox:
 # an address: 000
 # another name at the same address: 421
 # recorded: POST /v1/messages 200 secrets anthropic
-# refused: 198.51.100.7:80 api.anthropic.com
+# refused: 198.51.100.7:80 evil.example pypi.org

@@ -12,7 +12,7 @@ from e2b import Template
 
 NAME = os.environ.get("PI_TEMPLATE", "pi")
 PACKAGE = "@earendil-works/pi-coding-agent"
-VERSION = "1.6.0"
+VERSION = "1.5.2"
 NODE = "24.19.0"
 HOME = "/opt/pi"
 

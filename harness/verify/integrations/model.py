@@ -18,6 +18,8 @@ import uuid
 from scripts import Call, answer
 
 KEY = "sk-stand-in-0123456789"
+# Conversations of Anthropic's threads, by their last message.
+THREADS: dict[str, list[dict]] = {}
 
 
 def texts_of(content) -> list[str]:
@@ -34,7 +36,10 @@ def choose(messages: list[dict]) -> Call | str:
 
 def anthropic(body: dict) -> tuple[dict, list[tuple[str, dict]]]:
     """The whole message, and the events of a stream."""
-    chosen = choose(body["messages"])
+    # A thread goes on from a message that the server has kept: the request has only what is new.
+    thread = body.get("thread") or {}
+    messages = THREADS.get(thread.get("previous_message_id"), []) + body["messages"]
+    chosen = choose(messages)
     names = {tool["name"].lower(): tool["name"] for tool in body.get("tools", [])}
     if isinstance(chosen, Call):
         block = {
@@ -62,6 +67,7 @@ def anthropic(body: dict) -> tuple[dict, list[tuple[str, dict]]]:
         "stop_sequence": None,
         "usage": usage,
     }
+    THREADS[whole["id"]] = [*messages, {"role": "assistant", "content": [block]}]
     events = [
         ("message_start", {"message": {**whole, "content": [], "stop_reason": None}}),
         ("content_block_start", {"index": 0, "content_block": begin}),

@@ -136,6 +136,7 @@ def main() -> int:
     parser.add_argument("--binaries", type=pathlib.Path, required=True)
     parser.add_argument("--artifacts", type=pathlib.Path, required=True)
     parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--again", action="store_true", help="go on with the server's state of a run that was kept")
     parser.add_argument("--keep", action="store_true", help="keep the directory of the run")
     options = parser.parse_args()
     packages = options.artifacts / "integrations"
@@ -144,8 +145,12 @@ def main() -> int:
         packages.mkdir(parents=True, exist_ok=True)
         places = installed(packages, options.artifacts)
         places |= {"artifacts": str(options.artifacts), "binaries": str(options.binaries)}
-        shutil.rmtree(run, ignore_errors=True)
-        run.mkdir(mode=0o700)
+        if options.again:
+            for name in ("work", "beyond"):
+                subprocess.run(["rm", "-rf", run / name], check=True)
+        else:
+            shutil.rmtree(run, ignore_errors=True)
+            run.mkdir(mode=0o700)
         environment = {
             **os.environ,
             INSIDE: json.dumps(places),

@@ -1,7 +1,7 @@
 """The answers of the stand-in models.
 
 A script belongs to the prompt that it begins with. Its answers are in the order in which the model is asked: the number of
-the model's own messages in a request is the number of the answer. So the stand-in keeps no state.
+the model's own messages in a request is the number of the answer. So the stand-in needs no state of its own.
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,6 @@ SCRIPTS: dict[str, list[Call | str]] = {
             "edit",
             {
                 "path": "mean.py",
-                "oldText": "len(value)",
-                "newText": "len(values)",
                 "edits": [{"oldText": "len(value)", "newText": "len(values)"}],
             },
         ),
@@ -66,4 +64,4 @@ def answer(prompts: list[str], asked: int) -> Call | str:
     for begin, answers in SCRIPTS.items():
         if any(begin in prompt for prompt in prompts):
             return answers[min(asked, len(answers) - 1)]
-    return "I have no script for this prompt."
+    return f"There is no script for {prompts!r:.500}"

@@ -11,7 +11,8 @@ use tokio::{
 
 use super::{Driver, Entry};
 use crate::{
-    Change, ChangeKind, Installed, LifeEvent, PoolError, PoolStats, Sandbox, SandboxState, TemplateKind, Usage, host,
+    Change, ChangeKind, Installed, LifeEvent, PoolError, PoolStats, Sandbox, SandboxState,
+    TemplateKind, Usage, host,
     message::{Answer, Request},
     network,
     policy::Need,
@@ -68,10 +69,7 @@ impl Driver {
         sandbox.ok_or_else(|| PoolError::not_found(id))
     }
 
-    fn follow(
-        &mut self,
-        answer: oneshot::Sender<(Vec<Sandbox>, mpsc::UnboundedReceiver<Change>)>,
-    ) {
+    fn follow(&mut self, answer: oneshot::Sender<(Vec<Sandbox>, mpsc::UnboundedReceiver<Change>)>) {
         let sandboxes = self.slots.iter().filter_map(|(id, e)| e.sandbox(id));
         let (changes, receiver) = mpsc::unbounded_channel();
         if answer.send((sandboxes.collect(), receiver)).is_ok() {
