@@ -28,6 +28,7 @@ mod spread;
 mod templates;
 mod timing;
 mod unsupported;
+mod webhooks;
 mod wire;
 
 use std::{path::PathBuf, sync::Arc};
@@ -45,6 +46,7 @@ use crate::{
     auth::{Authenticator, Scope},
     builds::{catalog::Resolved, owner::Builds},
     egress::Egress,
+    events::Events,
     network::Network,
     node::OwnNode,
     peers::Peers,
@@ -56,7 +58,9 @@ use crate::{
 pub use crate::network::EgressConfig;
 pub use error::ApiError;
 pub(crate) use nodes::own as own_node;
+pub(crate) use server::TEAM;
 pub(crate) use spread::wanted;
+pub(crate) use templates::build_id;
 pub(crate) use wire::state as state_of;
 
 /// Version of the envd protocol in the guests. Clients use it to decide which features they can use.
@@ -70,6 +74,7 @@ pub struct Control {
     pub pool: Pool,
     pub builds: Builds,
     pub secrets: Secrets,
+    pub events: Events,
     /// `None`: requests of sandboxes pass no proxy.
     pub egress: Option<Egress>,
     pub authenticator: Arc<Authenticator>,
@@ -199,6 +204,7 @@ pub fn endpoints() -> Vec<Endpoint> {
     all.extend(metrics::endpoints());
     all.extend(logs::endpoints());
     all.extend(events::endpoints());
+    all.extend(webhooks::endpoints());
     all.extend(templates::endpoints());
     all.extend(builds::endpoints());
     all.extend(secrets::endpoints());

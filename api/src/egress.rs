@@ -45,7 +45,8 @@ use tokio::{
 };
 use tracing::{error, info, warn};
 
-pub use alert::{AlertAction, AlertSpec, Webhook};
+pub use crate::webhook::Webhook;
+pub use alert::{AlertAction, AlertSpec};
 pub(crate) use alert::{Alerts, Refusal};
 pub use authority::AuthorityError;
 pub use calls::{CallCounts, CallFile, CallLog, CallLogError, time_of};

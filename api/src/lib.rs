@@ -11,6 +11,7 @@ pub mod auth;
 pub mod builds;
 pub mod control;
 pub mod egress;
+pub mod events;
 pub mod handover;
 pub mod listen;
 pub mod network;
@@ -23,6 +24,8 @@ pub mod serve;
 pub mod systemd;
 pub mod telemetry;
 pub mod tls;
+pub mod traces;
 
 mod agent;
 mod shell;
+mod webhook;

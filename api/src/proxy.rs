@@ -50,7 +50,10 @@ pub use routes::Routes;
 pub use target::{Hosts, SANDBOX_ID, SANDBOX_PORT, Target, TargetError, host};
 pub use upload::{Progress, Upload, UploadError};
 
-use crate::registry::{Route, RouteError};
+use crate::{
+    registry::{Route, RouteError},
+    traces,
+};
 use connections::{Connections, RequestPermit};
 use reply::{Held, Reply, Reuse};
 use upstream::Sender;
@@ -123,7 +126,23 @@ impl<R: Routes> Proxy<R> {
             }
         }
         let has_origin = request.headers().contains_key(header::ORIGIN);
-        let mut response = self.send(request, to, held, ticket).await?;
+        let mut request = request;
+        let span = traces::begin(request.headers());
+        let method = span.as_ref().map(|_| request.method().clone());
+        if let Some(span) = &span {
+            span.pass_on(request.headers_mut());
+        }
+        let sent = self.send(request, to, held, ticket).await;
+        if let (Some(span), Some(method)) = (span, method) {
+            // Until the head of the answer: a stream may be open for hours.
+            let status = sent.as_ref().map_or(502, |answer| answer.status().as_u16());
+            let place = vec![
+                ("cube.sandbox", traces::Value::Text(to.id.to_string())),
+                ("cube.port", traces::Value::Number(to.port.into())),
+            ];
+            span.end(format!("{method} sandbox"), status, place);
+        }
+        let mut response = sent?;
         if has_origin && to.port == ENVD_PORT {
             cors::open(response.headers_mut());
         }

@@ -87,6 +87,8 @@ pub struct ServeSpec {
     pub node: String,
     /// `None`: the server is alone.
     pub cluster: Option<ClusterSpec>,
+    /// Ranges that webhooks may reach although they are denied to sandboxes.
+    pub webhook_exceptions: Vec<IpNet>,
 }
 
 /// How templates are built.
@@ -132,6 +134,8 @@ pub enum ServeError {
     Secrets(#[from] OpenError),
     #[error(transparent)]
     Egress(#[from] EgressError),
+    #[error("cannot open the events in the state directory")]
+    Events(#[source] io::Error),
     #[error("cannot open the directory of builds in the state directory")]
     Builds(#[source] io::Error),
     #[error("cannot open the pool")]
@@ -536,6 +540,7 @@ async fn close(engine: Engine, on_exit: OnClose) {
         egress.stop().await;
     }
     pool.close(on_exit).await;
+    engine.events.stop().await;
     info!("stopped");
 }
 

@@ -132,7 +132,13 @@ impl Telemetry {
     /// All metrics, with the current values of the pool, in OpenMetrics text format. `cluster`: metrics in this format, without
     /// an end mark.
     #[must_use]
-    pub fn render(&self, stats: &PoolStats, egress: Option<&EgressStats>, cluster: &str) -> String {
+    pub fn render(
+        &self,
+        stats: &PoolStats,
+        egress: Option<&EgressStats>,
+        webhooks: &[(&'static str, u64)],
+        cluster: &str,
+    ) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail. If an encoder fails nevertheless, the text has no end mark to remove.
         if encode(&mut text, &self.registry).is_err() {
@@ -147,6 +153,9 @@ impl Telemetry {
             && write_egress(&mut text, egress).is_err()
         {
             tracing::error!("cannot encode the metrics of the egress proxy");
+        }
+        if write_webhooks(&mut text, webhooks).is_err() {
+            tracing::error!("cannot encode the metrics of webhooks");
         }
         text.push_str(cluster);
         text.push_str("# EOF\n");
@@ -195,6 +204,20 @@ fn write_egress(text: &mut String, stats: &EgressStats) -> std::fmt::Result {
         writeln!(
             text,
             "cube_egress_calls_total{{outcome=\"{outcome}\"}} {count}"
+        )?;
+    }
+    Ok(())
+}
+
+fn write_webhooks(text: &mut String, counts: &[(&'static str, u64)]) -> std::fmt::Result {
+    writeln!(
+        text,
+        "# HELP cube_webhook_deliveries Deliveries of events to webhooks.\n# TYPE cube_webhook_deliveries counter"
+    )?;
+    for (result, count) in counts {
+        writeln!(
+            text,
+            "cube_webhook_deliveries_total{{result=\"{result}\"}} {count}"
         )?;
     }
     Ok(())
@@ -530,7 +553,7 @@ mod tests {
             starts: 2,
             ..EgressStats::default()
         };
-        let text = telemetry.render(&stats, Some(&egress), "");
+        let text = telemetry.render(&stats, Some(&egress), &[("delivered", 2)], "");
         assert!(text.contains("cube_egress_proxy_starts_total 2\n"));
         assert!(text.contains("cube_egress_calls_total{outcome=\"refused\"} 0\n"));
         for line in [

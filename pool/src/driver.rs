@@ -41,7 +41,7 @@ pub(crate) use copies::CopySize;
 pub(crate) use entry::Entry;
 
 use crate::{
-    Ended, PoolConfig, PoolStats, StateLock,
+    Change, ChangeKind, Ended, PoolConfig, PoolStats, StateLock,
     cgroup::{FormerServers, Groups},
     clock::{Clock, Reading},
     host,
@@ -73,6 +73,8 @@ pub(crate) struct Driver {
     requests: mpsc::Receiver<Request>,
     reports: mpsc::UnboundedReceiver<Report>,
     ended: mpsc::UnboundedSender<Ended>,
+    /// Of [`crate::Pool::follow`].
+    changes: Option<mpsc::UnboundedSender<Change>>,
     jobs: Jobs,
     templates: Templates,
     vmms: Vmms,
@@ -167,6 +169,7 @@ impl Driver {
             requests: setup.requests,
             reports,
             ended: setup.ended,
+            changes: None,
             jobs,
             templates: setup.templates,
             vmms: setup.vmms,
@@ -384,6 +387,9 @@ impl Driver {
                 Some(why) => tracing::warn!(sandbox = %id, why, "a sandbox ended by itself"),
                 None if entry.was_leased() => tracing::info!(sandbox = %id, "ended"),
                 None => {}
+            }
+            if entry.was_leased() {
+                self.changed(id, ChangeKind::Ended(entry.died.clone()));
             }
             entry.removed(id, &self.ended);
         }

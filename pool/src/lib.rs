@@ -53,10 +53,10 @@ pub use error::{PoolError, is_full};
 pub use lifetime::{Lifetime, OnTimeout, UnixMs};
 pub use slot::{Refusal, Wake};
 pub use spec::{
-    Connected, CreateSpec, DiskSpec, Ended, Ids, Init, Installed, LifeEvent, MAX_DISK, MAX_NOTE,
-    MissingLimits, OnClose, PauseMode, PoolConfig, PoolStats, Priority, RebuildState, Recovered,
-    Sandbox, SandboxLimits, SandboxState, StockStats, TemplateDefaults, TemplateInfo, TemplateKind,
-    TimeoutChange, Usage, VmmUse, WarmMarks,
+    Change, ChangeKind, Connected, CreateSpec, DiskSpec, Ended, Ids, Init, Installed, LifeEvent,
+    MAX_DISK, MAX_NOTE, MissingLimits, OnClose, PauseMode, PoolConfig, PoolStats, Priority,
+    RebuildState, Recovered, Sandbox, SandboxLimits, SandboxState, StockStats, TemplateDefaults,
+    TemplateInfo, TemplateKind, TimeoutChange, Usage, VmmUse, WarmMarks,
 };
 pub use template::{Recipe, Work};
 pub use vmms::VmmId;
@@ -472,6 +472,17 @@ impl Pool {
     /// Returns [`PoolError::Draining`] if the pool is closed.
     pub async fn list(&self) -> Result<Vec<Sandbox>, PoolError> {
         self.look(Request::List).await.ok_or(PoolError::Draining)
+    }
+
+    /// The sandboxes at this moment, and every change after it. Replaces an earlier receiver. A change is lost only if this
+    /// process ends after it was written and before it was received: the list of the next server shows it.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Draining`] if the pool is closed.
+    pub async fn follow(
+        &self,
+    ) -> Result<(Vec<Sandbox>, mpsc::UnboundedReceiver<Change>), PoolError> {
+        self.look(Request::Follow).await.ok_or(PoolError::Draining)
     }
 
     /// A sandbox and its latest life events since this pool was opened, oldest first.

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
-    Connected, CreateSpec, DiskSpec, LifeEvent, PauseMode, PoolError, PoolStats, Sandbox,
+    Change, Connected, CreateSpec, DiskSpec, LifeEvent, PauseMode, PoolError, PoolStats, Sandbox,
     TemplateDefaults, TemplateInfo, Usage,
     cgroup::FormerServers,
     driver::CopySize,
@@ -75,6 +75,7 @@ pub(crate) enum Request {
     Sandbox(SandboxId, SandboxRequest),
     Get(SandboxId, Answer<Sandbox>),
     List(oneshot::Sender<Vec<Sandbox>>),
+    Follow(oneshot::Sender<(Vec<Sandbox>, mpsc::UnboundedReceiver<Change>)>),
     History(SandboxId, Answer<(Sandbox, Vec<LifeEvent>)>),
     Usage(SandboxId, Answer<Usage>),
     Counters(SandboxId, Answer<Counters>),

@@ -333,6 +333,29 @@ pub struct Ended {
     pub why: Option<String>,
 }
 
+/// A change of a sandbox, reported after it was written to the sandbox's record.
+#[derive(Clone, Debug)]
+pub struct Change {
+    pub at: UnixMs,
+    pub id: SandboxId,
+    pub kind: ChangeKind,
+    /// The sandbox after the change; `None` after its end.
+    pub sandbox: Option<Sandbox>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    Created,
+    /// Its deadline or its network options.
+    Updated,
+    Paused,
+    Resumed,
+    /// A snapshot of it is a template.
+    Snapshotted,
+    /// See [`Ended::why`].
+    Ended(Option<String>),
+}
+
 /// Resource usage of a sandbox, seen from the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {

@@ -6,7 +6,7 @@
 use std::{
     fmt,
     io::{self, Read, Write},
-    net::{IpAddr, TcpStream, ToSocketAddrs},
+    net::{IpAddr, Ipv4Addr, TcpStream, ToSocketAddrs},
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
@@ -126,11 +126,26 @@ impl Endpoint {
     /// Returns [`DialError::Connect`] if no address of the host accepts a TCP connection within `timeout`, and
     /// [`DialError::Tls`] if TLS cannot be set up.
     pub fn dial(&self, timeout: Duration) -> Result<Wire, DialError> {
+        self.dial_where(timeout, |_| true)
+    }
+
+    /// As [`Endpoint::dial`], if all addresses of the host are allowed. Whoever controls the host's name cannot choose
+    /// another one: it is resolved once. An address of this host that it is reached at without the loopback interface is
+    /// judged as a loopback address too.
+    ///
+    /// # Errors
+    /// Returns [`DialError::Connect`] with [`io::ErrorKind::PermissionDenied`] if an address is not allowed, and the errors
+    /// of [`Endpoint::dial`].
+    pub fn dial_where(
+        &self,
+        timeout: Duration,
+        allowed: impl FnMut(IpAddr) -> bool,
+    ) -> Result<Wire, DialError> {
         let failed = |source| DialError::Connect {
             to: self.to_string(),
             source,
         };
-        let stream = self.connect(timeout).map_err(failed)?;
+        let stream = self.connect(timeout, allowed).map_err(failed)?;
         // Disables Nagle's algorithm, so that small requests do not wait for the acknowledgement of earlier requests.
         stream.set_nodelay(true).map_err(failed)?;
         if !self.secure {
@@ -143,16 +158,30 @@ impl Endpoint {
         Ok(Wire::Tls(Box::new(StreamOwned::new(session, stream))))
     }
 
-    fn connect(&self, timeout: Duration) -> io::Result<TcpStream> {
+    fn connect(
+        &self,
+        timeout: Duration,
+        mut allowed: impl FnMut(IpAddr) -> bool,
+    ) -> io::Result<TcpStream> {
         let deadline = Instant::now() + timeout;
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        for address in (self.host.as_str(), self.port).to_socket_addrs()? {
+        let addresses: Vec<_> = (self.host.as_str(), self.port).to_socket_addrs()?.collect();
+        if addresses.iter().any(|address| !allowed(address.ip())) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        for address in addresses {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             match TcpStream::connect_timeout(&address, left) {
-                Ok(stream) => return Ok(stream),
+                Ok(stream) => {
+                    let is_here = stream.local_addr()?.ip() == stream.peer_addr()?.ip();
+                    if is_here && !allowed(Ipv4Addr::LOCALHOST.into()) {
+                        return Err(io::ErrorKind::PermissionDenied.into());
+                    }
+                    return Ok(stream);
+                }
                 Err(error) => last = error,
             }
         }

@@ -15,6 +15,7 @@ use api::{
     secrets::KeySource,
     serve::{self, BuildsSpec, ServeError, ServeSpec, TlsFiles},
     systemd,
+    traces::{self, TraceSpec},
 };
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
@@ -146,6 +147,20 @@ pub(super) struct ServeConfig {
     /// Serve as a node of the cluster that `cube-api cluster init` or `join` has set up in the state directory
     #[arg(long)]
     cluster: bool,
+    /// Block of the ranges that are denied to sandboxes in which webhooks may be; repeat for more
+    #[arg(long, value_name = "CIDR", value_parser = block)]
+    webhook_exception: Vec<IpNet>,
+    /// Collector to which traces of requests are sent by OTLP over HTTP, like http://127.0.0.1:4318
+    #[arg(long, value_name = "URL")]
+    otlp_endpoint: Option<String>,
+    /// Share of the requests without a traceparent header that are traced, 0 to 1
+    #[arg(
+        long,
+        value_name = "SHARE",
+        default_value_t = 1.0,
+        requires = "otlp_endpoint"
+    )]
+    otlp_share: f64,
     #[command(flatten)]
     registries: ImageOptions,
     #[command(flatten)]
@@ -202,9 +217,11 @@ pub(super) fn run(config: ServeConfig) -> Result<(), Failure> {
             .map_err(|why| failure(Failure::UnsuitableHost, &why))
             .and_then(|program| check(config, &program, sockets));
         match spec {
-            Ok(spec) => serve::run(spec, predecessor)
-                .await
-                .map_err(|why| ended(&why)),
+            Ok(spec) => {
+                let served = serve::run(spec, predecessor).await;
+                let _flushed = tokio::task::spawn_blocking(traces::flush).await;
+                served.map_err(|why| ended(&why))
+            }
             Err(why) => {
                 if let Some(predecessor) = predecessor {
                     predecessor.failed(why.to_string()).await;
@@ -275,6 +292,13 @@ fn check(
     let max_timeout_s = max_timeout_s
         .map_err(|_| Failure::Usage("--max-timeout is too long: use at most 136 years".into()))?;
     let installed = templates(config.templates, beside, &config.state)?;
+    let traced = config.otlp_endpoint.map(|collector| TraceSpec {
+        collector,
+        share: config.otlp_share,
+    });
+    if let Some(traced) = &traced {
+        traces::install(traced).map_err(|why| Failure::Usage(format!("--otlp-endpoint: {why}")))?;
+    }
     let server_memory = server_memory(config.server_memory)?;
     let from_images = (config.registries).spec(beside, installed.as_deref(), server_memory);
     let from_images = from_images.map_err(Failure::Usage)?;
@@ -355,6 +379,7 @@ fn check(
         images: from_images,
         node,
         cluster,
+        webhook_exceptions: config.webhook_exception,
     })
 }
 
@@ -482,6 +507,7 @@ fn ended(why: &ServeError) -> Failure {
         | ServeError::Cluster(_)
         | ServeError::Secrets(_)
         | ServeError::Egress(_)
+        | ServeError::Events(_)
         | ServeError::Handover(_) => failure(Failure::UnsuitableHost, why),
     }
 }

@@ -19,6 +19,7 @@ use tracing::{error, warn};
 use crate::{
     auth::AuthError,
     builds::{grant::GrantError, owner::BuildsError, request::RequestError, uploads::UploadError},
+    events::HookError,
     node::{NodeError, NotSettable},
     registry::{RegistryError, note::NoteError},
     secrets::SecretError,
@@ -95,6 +96,10 @@ pub enum ApiError {
     #[error(transparent)]
     Secret(#[from] SecretError),
     #[error(transparent)]
+    Webhook(#[from] HookError),
+    #[error("cannot read the events")]
+    Events(#[source] io::Error),
+    #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
@@ -138,6 +143,8 @@ impl ApiError {
             Self::Grant(GrantError::Forged | GrantError::Expired) => StatusCode::FORBIDDEN,
             Self::Upload(why) => upload_status(why),
             Self::Secret(why) => secret_status(why),
+            Self::Webhook(why) => webhook_status(why),
+            Self::Events(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Pool(why) => pool_status(why),
         }
     }
@@ -236,6 +243,15 @@ fn secret_status(why: &SecretError) -> StatusCode {
         SecretError::TooMany => StatusCode::INSUFFICIENT_STORAGE,
         SecretError::Io(why) => disk_status(why),
         SecretError::Random(_) | SecretError::Damaged(_) => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+fn webhook_status(why: &HookError) -> StatusCode {
+    match why {
+        HookError::Invalid(_) => StatusCode::BAD_REQUEST,
+        HookError::NotFound(_) => StatusCode::NOT_FOUND,
+        HookError::TooMany => StatusCode::INSUFFICIENT_STORAGE,
+        HookError::Io(why) => disk_status(why),
     }
 }
 

@@ -11,7 +11,7 @@ use hyper::{HeaderMap, Method, Uri, header};
 use tracing::debug;
 
 use super::{Access, ApiError, App};
-use crate::proxy::host;
+use crate::{proxy::host, traces};
 
 /// Passes an authorized request to its route.
 pub(super) async fn guard(
@@ -65,10 +65,17 @@ pub(super) async fn observe(State(app): State<App>, request: Request, next: Next
     // bound.
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or("other", MatchedPath::as_str).to_owned();
-    let response = next.run(request).await;
+    let span = traces::begin(request.headers());
+    let response = match &span {
+        Some(span) => span.within(next.run(request)).await,
+        None => next.run(request).await,
+    };
     let status = response.status().as_u16();
     let took = start.elapsed();
     debug!(%method, route, status, took_us = took.as_micros(), "request answered");
+    if let Some(span) = span {
+        span.end(format!("{method} {route}"), status, Vec::new());
+    }
     app.telemetry.request(&method, route, status, took);
     response
 }

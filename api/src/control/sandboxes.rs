@@ -22,6 +22,7 @@ use crate::{
     builds::catalog::Catalog,
     network::EgressConfig,
     registry::{NewLease, Token, View, timestamp},
+    traces,
 };
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
@@ -80,6 +81,7 @@ async fn create_as(
     starting.succeeded();
     let pool::Sandbox { timeline, warm, .. } = &created.sandbox;
     app.telemetry.started(timeline, *warm);
+    traces::started(&created.sandbox);
     let start = if *warm { "warm" } else { "restored" };
     let answer = wire::sandbox(app, &created);
     let headers = [
@@ -201,10 +203,7 @@ async fn detail(
 ) -> Result<([(&'static str, String); 1], Json<SandboxDetail>), ApiError> {
     let view = app.registry.get(&id).await?;
     let phases = timing::of_start(&view.sandbox.timeline);
-    Ok((
-        [(timing::HEADER, phases)],
-        Json(wire::detail(&app, &view)),
-    ))
+    Ok(([(timing::HEADER, phases)], Json(wire::detail(&app, &view))))
 }
 
 async fn kill(State(app): State<App>, OfSandbox(id): OfSandbox) -> Result<StatusCode, ApiError> {

@@ -17,7 +17,7 @@ use crate::{auth::Scope, telemetry::EgressStats};
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
 /// Id of the only team.
-const TEAM: &str = "00000000-0000-8000-a000-000000000001";
+pub(crate) const TEAM: &str = "00000000-0000-8000-a000-000000000001";
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let get = MethodFilter::GET;
@@ -50,7 +50,8 @@ async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> 
     });
     let cluster = app.peers.as_ref().map(crate::peers::metrics::render);
     let cluster = cluster.unwrap_or_default();
-    let text = app.telemetry.render(&stats, egress.as_ref(), &cluster);
+    let webhooks = app.events.counts().named();
+    let text = (app.telemetry).render(&stats, egress.as_ref(), &webhooks, &cluster);
     let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(CONTENT_TYPE, openmetrics)], text))
 }

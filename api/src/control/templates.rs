@@ -302,7 +302,7 @@ fn item(template: &TemplateInfo) -> Template {
 
 /// The build id of a template: a UUID (RFC 9562, version 8) derived from the template's id. Each template has one
 /// build, and clients require an id for it.
-fn build_id(template_id: &str) -> String {
+pub(crate) fn build_id(template_id: &str) -> String {
     let hash = Sha256::digest(template_id.as_bytes());
     let hex: String = hash
         .iter()

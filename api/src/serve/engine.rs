@@ -20,6 +20,7 @@ use crate::{
     },
     control::{self, Control},
     egress::{self, Alerts, Egress, EgressError},
+    events::{self, Events},
     listen::Backend,
     network,
     node::OwnNode,
@@ -43,6 +44,7 @@ pub(super) struct Engine {
     pub(super) pool: Pool,
     pub(super) builds: Builds,
     pub(super) egress: Option<Egress>,
+    pub(super) events: events::Running,
     isolation: Option<Isolation>,
     resolver: Option<network::Serving>,
     /// The resolver, the sampler, and the like; aborted when this value is dropped.
@@ -70,8 +72,10 @@ impl Engine {
             .network
             .as_ref()
             .and_then(|network| network.alert.clone());
-        let alerts = alerts.map(Alerts::start).transpose();
-        let alerts = alerts.map_err(EgressError::Alerts)?;
+        let opened = Events::open(&config.state, control::TEAM).map_err(ServeError::Events)?;
+        let (events, history) = opened;
+        let alerts = Alerts::start(alerts, Some(events.clone())).map_err(EgressError::Alerts)?;
+        let alerts = Some(alerts);
         let mut prepared = None;
         // The kernel charges entries of eBPF maps to the cgroup of the process that created the maps. Guests cause such
         // entries, so the maps are created before the pool moves this process into the server's own cgroup.
@@ -140,7 +144,16 @@ impl Engine {
         };
         let running = spec.builds.running;
         let builds = Builds::open(stored, uploads, authority, machinery, running, &mut tasks);
+        let named = builds.clone();
+        let templates = move |pool_id: &str| {
+            let catalog = named.catalog();
+            let id = catalog.id_for_clients(pool_id).to_owned();
+            (id, control::build_id(pool_id))
+        };
+        let open = &spec.webhook_exceptions;
+        let lives = events.start(history, pool.clone(), Box::new(templates), open);
         let app = Arc::new(Control {
+            events,
             registry: registry.clone(),
             pool: pool.clone(),
             builds: builds.clone(),
@@ -164,6 +177,7 @@ impl Engine {
             pool,
             builds,
             egress,
+            events: lives,
             isolation,
             resolver,
             tasks,
@@ -191,6 +205,7 @@ impl Engine {
             pool,
             builds: _,
             egress: _,
+            events,
             isolation,
             resolver,
             mut tasks,
@@ -207,6 +222,7 @@ impl Engine {
             }
         };
         tokio::join!(resolved, pool.close(OnClose::HandOver));
+        events.stop().await;
         tasks.shutdown().await;
         let isolation = isolation?;
         let sockets = isolation.resolver_sockets();

@@ -8,6 +8,7 @@ mod builds;
 mod churn;
 mod clock;
 mod days;
+mod events;
 mod http;
 mod keys;
 mod lives;
@@ -53,6 +54,9 @@ fn main() {
             kvm_a_secret_reaches_the_origin_and_nothing_else,
             kvm_clients_of_the_base_image_trust_the_authority_of_rules,
             kvm_rules_that_are_added_later_need_no_restart_of_the_guest,
+        },
+        events::{
+            kvm_events_are_listed_and_delivered_over_a_crash_of_the_server,
         },
         builds::{
             kvm_a_build_is_requested_started_followed_and_deleted,

@@ -5,6 +5,7 @@
 
 mod build;
 mod error;
+mod event;
 mod key;
 mod network;
 mod node;
@@ -19,6 +20,9 @@ pub use build::{
     RequestedBuild, StartBuild, StatusReason,
 };
 pub use error::RestError;
+pub use event::{
+    EventData, Execution, LifecycleEvent, NewWebhook, RefusedTraffic, Webhook, WebhookUpdate,
+};
 pub use key::ApiKey;
 pub use network::{NetworkConfig, NetworkUpdate};
 pub use node::{

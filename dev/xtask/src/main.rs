@@ -18,6 +18,7 @@ mod tiers;
 mod dependencies;
 mod fuzz;
 mod hvm;
+mod integrations;
 mod isolation;
 mod mutate;
 mod mutate_confinement;

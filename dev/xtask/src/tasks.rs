@@ -7,11 +7,13 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 
 use crate::{
-    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, binaries, blocks, conformance, console, dependencies, fuzz,
-    host,
+    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, binaries, blocks, conformance, console,
+    dependencies, fuzz, host,
     hvm::{self, Work},
+    integrations,
     isolation::Prover,
     package, prepare,
     prepare::Freshness,
@@ -126,9 +128,9 @@ pub(crate) fn test(
         let cargo = || tiers::run(workspace, &tests, &environment);
         outcome = outcome.and(spent.on("cargo's tests", cargo)?);
     }
-    for tier in Tier::USUAL.into_iter().chain([Tier::Package]) {
-        if plan.run.contains(&tier) {
-            let rest = || beyond_cargo(workspace, tier, &environment, progress);
+    for tier in Tier::value_variants() {
+        if plan.run.contains(tier) {
+            let rest = || beyond_cargo(workspace, *tier, &environment, progress);
             outcome = outcome.and(spent.on(&tier.to_string(), rest)?);
         }
     }
@@ -169,6 +171,7 @@ fn beyond_cargo(
         Tier::Bench => outcome = smoke::run(workspace, environment)?,
         Tier::Console => outcome = console::run(workspace, environment, progress)?,
         Tier::Package => outcome = package::run(workspace, environment, progress)?,
+        Tier::Integrations => outcome = integrations::run(workspace, environment, progress)?,
     }
     Ok(outcome)
 }

@@ -46,6 +46,8 @@ pub(crate) enum Tier {
     /// Needs /dev/kvm, mmdebstrap, systemd-nspawn and curl; runs only if it is named. Installs, upgrades and purges the
     /// package in a fresh Debian.
     Package,
+    /// Needs /dev/kvm, PyPI and npm; runs only if it is named. Runs the programs of `examples/integrations`.
+    Integrations,
 }
 
 impl std::fmt::Display for Tier {
@@ -59,7 +61,7 @@ impl std::fmt::Display for Tier {
 
 impl Tier {
     /// The tiers that `cargo xtask test` runs by default.
-    pub(crate) const USUAL: [Self; 11] = [
+    pub(crate) const USUAL: [Self; 12] = [
         Self::Unit,
         Self::Net,
         Self::Image,
@@ -84,7 +86,8 @@ impl Tier {
             | Self::E2b
             | Self::Bench
             | Self::Console
-            | Self::Package => true,
+            | Self::Package
+            | Self::Integrations => true,
         }
     }
 
@@ -103,7 +106,8 @@ impl Tier {
             | Self::E2b
             | Self::Bench
             | Self::Console
-            | Self::Package => false,
+            | Self::Package
+            | Self::Integrations => false,
         }
     }
 
@@ -117,7 +121,8 @@ impl Tier {
             | Self::E2b
             | Self::Bench
             | Self::Console
-            | Self::Package => None,
+            | Self::Package
+            | Self::Integrations => None,
             Self::Net => Some("net_"),
             Self::Image => Some("image_"),
             Self::Kvm => Some("kvm_"),

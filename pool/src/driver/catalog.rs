@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Driver, Entry};
 use crate::{
-    PoolError, TemplateInfo, host,
+    ChangeKind, PoolError, TemplateInfo, TemplateKind, host,
     manifest::Manifest,
     message::{Answer, Published, Renamed},
     slot::Stage,
@@ -91,6 +91,11 @@ impl Driver {
             self.templates.unpublish(&template.id, taken);
             PoolError::of_disk("add a template", &e)
         });
+        if let (Ok(()), TemplateKind::Snapshot, Some(source)) =
+            (&result, template.kind, template.source.clone())
+        {
+            self.changed(&source, ChangeKind::Snapshotted);
+        }
         let _ = answer.send(result.map(|()| template));
     }
 

@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
-    Connected, Ended, LifeEvent, PoolError, Sandbox,
+    ChangeKind, Connected, Ended, LifeEvent, PoolError, Sandbox,
     durable::Durability,
     lifetime::UnixMs,
     message::{Answer, SandboxRequest, Unclaimed},
@@ -43,6 +43,8 @@ impl Serving {
 pub(crate) enum AfterWrite {
     Adjusted(Answer<()>),
     Connected(Box<Connected>, Answer<Connected>),
+    /// Reported to the follower of the pool.
+    Changed(ChangeKind),
 }
 
 impl AfterWrite {
@@ -50,6 +52,8 @@ impl AfterWrite {
         match self {
             Self::Adjusted(answer) => drop(answer.send(result)),
             Self::Connected(connected, answer) => drop(answer.send(result.map(|()| *connected))),
+            // A change that was not written is not reported.
+            Self::Changed(_) => {}
         }
     }
 }

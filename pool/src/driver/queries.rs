@@ -4,11 +4,15 @@ use std::collections::BTreeMap;
 
 use model::{SandboxId, template_file};
 use netisolation::{Isolation, TapIndex};
-use tokio::{sync::oneshot, task::spawn_blocking};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::spawn_blocking,
+};
 
 use super::{Driver, Entry};
 use crate::{
-    Installed, LifeEvent, PoolError, PoolStats, Sandbox, SandboxState, TemplateKind, Usage, host,
+    Change, ChangeKind, Installed, LifeEvent, PoolError, PoolStats, Sandbox, SandboxState,
+    TemplateKind, Usage, host,
     message::{Answer, Request},
     network,
     policy::Need,
@@ -25,6 +29,7 @@ impl Driver {
                 let sandboxes = self.slots.iter().filter_map(|(id, e)| e.sandbox(id));
                 let _ = answer.send(sandboxes.collect());
             }
+            Request::Follow(answer) => self.follow(answer),
             Request::History(id, answer) => drop(answer.send(self.history(&id))),
             Request::Usage(id, answer) => self.usage(&id, answer),
             Request::Counters(id, answer) => self.of_tap(&id, answer, network::counters),
@@ -62,6 +67,30 @@ impl Driver {
     pub(super) fn sandbox(&self, id: &SandboxId) -> Result<Sandbox, PoolError> {
         let sandbox = self.slots.get(id).and_then(|e| e.sandbox(id));
         sandbox.ok_or_else(|| PoolError::not_found(id))
+    }
+
+    fn follow(&mut self, answer: oneshot::Sender<(Vec<Sandbox>, mpsc::UnboundedReceiver<Change>)>) {
+        let sandboxes = self.slots.iter().filter_map(|(id, e)| e.sandbox(id));
+        let (changes, receiver) = mpsc::unbounded_channel();
+        if answer.send((sandboxes.collect(), receiver)).is_ok() {
+            self.changes = Some(changes);
+        }
+    }
+
+    /// Reports a change to the follower, if there is one.
+    pub(super) fn changed(&mut self, id: &SandboxId, kind: ChangeKind) {
+        let Some(changes) = &self.changes else {
+            return;
+        };
+        let change = Change {
+            at: self.clock.now(),
+            id: id.clone(),
+            kind,
+            sandbox: self.slots.get(id).and_then(|e| e.sandbox(id)),
+        };
+        if changes.send(change).is_err() {
+            self.changes = None;
+        }
     }
 
     fn history(&self, id: &SandboxId) -> Result<(Sandbox, Vec<LifeEvent>), PoolError> {

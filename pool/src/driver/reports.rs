@@ -4,9 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use model::{SandboxId, StartPhase};
 
-use super::{Driver, Entry, demand::drop_on_thread, entry::Serving};
+use super::{
+    Driver, Entry,
+    demand::drop_on_thread,
+    entry::{AfterWrite, Serving},
+};
 use crate::{
-    PauseMode, PoolError, Priority, host,
+    ChangeKind, PauseMode, PoolError, Priority, host,
     lifetime::OnTimeout,
     message::{Report, SandboxRequest, SnapshotFor, Unclaimed},
     network,
@@ -163,6 +167,11 @@ impl Driver {
                     warm = entry.record.warm,
                     "created"
                 );
+                // The job has written the record.
+                self.changed(id, ChangeKind::Created);
+                let Some(entry) = self.slots.get(id) else {
+                    return;
+                };
                 if let Some(sandbox) = entry.sandbox(id) {
                     let unclaimed = Unclaimed::new(sandbox, self.jobs.reporter.clone());
                     let _ = answer.send(Ok(unclaimed));
@@ -200,7 +209,7 @@ impl Driver {
             SandboxRequest::Reach { answer, .. } => {
                 self.slots.update(id, |entry| set_deadline(entry, None));
                 let _ = answer.send(self.sandbox(id));
-                self.write_record(id, Vec::new());
+                self.write_record(id, vec![AfterWrite::Changed(ChangeKind::Resumed)]);
             }
             // No other request begins a resume.
             other => other.refuse(PoolError::not_found(id)),
@@ -306,7 +315,9 @@ impl Driver {
         entry.private = None;
         self.jobs.release(&mut entry.record);
         entry.record.vmm = None;
-        if let Some(Serving::Request(SandboxRequest::Pause(_, answer))) = entry.serving.take() {
+        let serving = entry.serving.take();
+        self.changed(id, ChangeKind::Paused);
+        if let Some(Serving::Request(SandboxRequest::Pause(_, answer))) = serving {
             let _ = answer.send(Ok(()));
         }
     }
@@ -361,6 +372,9 @@ impl Driver {
         }
         let answers = std::mem::take(&mut entry.writes.under_way);
         for after in answers {
+            if let (AfterWrite::Changed(kind), Ok(())) = (&after, &result) {
+                self.changed(id, kind.clone());
+            }
             after.answer(match &result {
                 Ok(()) => Ok(()),
                 Err(e) => Err(PoolError::of_disk("write the sandbox's record", e)),

@@ -13,7 +13,7 @@ use super::{
     space::Saving,
 };
 use crate::{
-    Connected, CreateSpec, PauseMode, PoolError, Priority, TemplateInfo, TemplateKind,
+    ChangeKind, Connected, CreateSpec, PauseMode, PoolError, Priority, TemplateInfo, TemplateKind,
     durable::Durability,
     host,
     message::{Answer, ForkAnswers, Request, SandboxRequest, SnapshotFor, Unclaimed},
@@ -117,7 +117,8 @@ impl Driver {
             SandboxRequest::Reach { answer, .. } => drop(answer.send(self.sandbox(&id))),
             SandboxRequest::SetTimeout(change, timeout_s, answer) => {
                 self.set_deadline(&id, change, timeout_s);
-                self.write_record(&id, vec![AfterWrite::Adjusted(answer)]);
+                let changed = AfterWrite::Changed(ChangeKind::Updated);
+                self.write_record(&id, vec![changed, AfterWrite::Adjusted(answer)]);
             }
             SandboxRequest::SetPolicy {
                 policy,
@@ -187,8 +188,13 @@ impl Driver {
         };
         let connected = Connected { sandbox, resumed };
         if write {
+            let kind = if resumed {
+                ChangeKind::Resumed
+            } else {
+                ChangeKind::Updated
+            };
             let after = AfterWrite::Connected(Box::new(connected), answer);
-            self.write_record(id, vec![after]);
+            self.write_record(id, vec![AfterWrite::Changed(kind), after]);
         } else {
             let _ = answer.send(Ok(connected));
         }
@@ -246,6 +252,7 @@ impl Driver {
             Ok(()) => {
                 entry.record = record;
                 entry.add_event(self.clock.now(), "network policy replaced");
+                self.changed(id, ChangeKind::Updated);
                 Ok(())
             }
             Err(e) => {

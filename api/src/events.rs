@@ -1,0 +1,489 @@
+//! Events in the lives of sandboxes: listed, and posted to webhooks, as E2B has them.
+//!
+//! ```text
+//! pool ── Change (after the write of the record) ──► owner ─► log (events/*.jsonl) ─► ring of the latest entries
+//! refused traffic ─────────────────────────────────►   │                                │
+//!                                                      └─ number of the latest ─► deliver ─► webhooks (events/webhooks)
+//! ```
+//! One task owns the log and the ledger, another one the deliveries. An event is in the log before it is delivered, and a
+//! webhook's progress is recorded after the delivery, so what a crash interrupts is delivered again: at least once, with the
+//! same `e2b-delivery-id`. What a crash keeps out of the log is found by comparison when the next server starts
+//! ([`ledger`]). Nothing of the pool waits for either task.
+
+mod deliver;
+mod hooks;
+mod ledger;
+mod log;
+
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant, SystemTime},
+};
+
+use api_types::rest::{LifecycleEvent, NewWebhook, RefusedTraffic, Webhook, WebhookUpdate};
+use ipnet::IpNet;
+use model::SandboxId;
+use netisolation::Exception;
+use pool::{Change, Pool};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    sync::{Notify, mpsc},
+    task::JoinHandle,
+};
+
+pub use hooks::HookError;
+
+use crate::{
+    auth::random_hex,
+    egress::Refusal,
+    registry::{note::now, timestamp},
+};
+use hooks::Hooks;
+use ledger::{Happened, Ledger, Names};
+use log::{Entry, Listing, Log, kept_since_ns};
+
+/// The latest entries that wait for webhooks. One that is further behind misses the oldest.
+const RING: usize = 1024;
+/// Refusals that wait for the owner; more are dropped.
+const REFUSALS: usize = 1024;
+/// Least time between two events of refused traffic of one sandbox; what is refused meanwhile is counted.
+const REFUSED_EVERY: Duration = Duration::from_secs(60);
+/// Sandboxes whose refusals are counted. The counts of all are dropped when there are more.
+const MAX_REFUSED: usize = 4096;
+/// Most events of one answer.
+pub(crate) const MAX_LISTED: usize = 100;
+
+/// The type of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    #[serde(rename = "sandbox.lifecycle.created")]
+    Created,
+    #[serde(rename = "sandbox.lifecycle.updated")]
+    Updated,
+    #[serde(rename = "sandbox.lifecycle.paused")]
+    Paused,
+    #[serde(rename = "sandbox.lifecycle.resumed")]
+    Resumed,
+    #[serde(rename = "sandbox.lifecycle.killed")]
+    Killed,
+    #[serde(rename = "sandbox.lifecycle.checkpointed")]
+    Checkpointed,
+    /// Not of E2B: it is logged only while a webhook wants it, and listed only if it is asked for.
+    #[serde(rename = "sandbox.network.refused")]
+    NetworkRefused,
+}
+
+impl Kind {
+    const ALL: [Self; 7] = [
+        Self::Created,
+        Self::Updated,
+        Self::Paused,
+        Self::Resumed,
+        Self::Killed,
+        Self::Checkpointed,
+        Self::NetworkRefused,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Created => "sandbox.lifecycle.created",
+            Self::Updated => "sandbox.lifecycle.updated",
+            Self::Paused => "sandbox.lifecycle.paused",
+            Self::Resumed => "sandbox.lifecycle.resumed",
+            Self::Killed => "sandbox.lifecycle.killed",
+            Self::Checkpointed => "sandbox.lifecycle.checkpointed",
+            Self::NetworkRefused => "sandbox.network.refused",
+        }
+    }
+
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    fn is_e2b(self) -> bool {
+        self != Self::NetworkRefused
+    }
+}
+
+/// Which events a client wants to see.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) sandbox: Option<String>,
+    pub(crate) kinds: Vec<String>,
+    pub(crate) offset: usize,
+    pub(crate) limit: usize,
+    pub(crate) is_ascending: bool,
+}
+
+/// Counts of deliveries since the start.
+#[derive(Debug, Default)]
+pub struct DeliveryCounts {
+    pub(crate) delivered: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    /// After the last try.
+    pub(crate) given_up: AtomicU64,
+    /// Entries that a webhook which is too far behind did not get.
+    pub(crate) missed: AtomicU64,
+}
+
+impl DeliveryCounts {
+    /// Each count with its name.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, u64); 4] {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        [
+            ("delivered", read(&self.delivered)),
+            ("failed", read(&self.failed)),
+            ("given_up", read(&self.given_up)),
+            ("missed", read(&self.missed)),
+        ]
+    }
+}
+
+/// A handle.
+#[derive(Clone, Debug)]
+pub struct Events(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    dir: PathBuf,
+    team: &'static str,
+    hooks: Mutex<Hooks>,
+    ring: Mutex<VecDeque<Arc<Entry>>>,
+    /// The number of the latest entry.
+    latest: AtomicU64,
+    /// There are new entries, or webhooks have changed.
+    news: Notify,
+    refusals: mpsc::Sender<Refusal>,
+    counts: DeliveryCounts,
+}
+
+/// What [`Events::open`] found, for [`Events::start`].
+#[derive(Debug)]
+pub(crate) struct Opened {
+    log: Log,
+    ledger: Ledger,
+    refusals: mpsc::Receiver<Refusal>,
+}
+
+/// The tasks; they end when the pool is closed.
+#[derive(Debug)]
+pub(crate) struct Running {
+    owner: JoinHandle<()>,
+    deliveries: JoinHandle<()>,
+}
+
+impl Running {
+    /// Waits until everything that the closed pool has reported is in the log. Deliveries under way are left to the next
+    /// server.
+    pub(crate) async fn stop(self) {
+        if let Err(error) = self.owner.await {
+            tracing::error!(%error, "the task of the events failed");
+        }
+        self.deliveries.abort();
+    }
+}
+
+/// Gives the ids of a template and of its build by its id in the pool.
+pub(crate) type TemplateNames = Box<dyn Fn(&str) -> (String, String) + Send>;
+
+impl Events {
+    /// Opens the log and the webhooks in the state directory.
+    ///
+    /// # Errors
+    /// Returns an error if they cannot be read or written.
+    pub(crate) fn open(state: &Path, team: &'static str) -> io::Result<(Self, Opened)> {
+        let dir = state.join("events");
+        let (log, past) = Log::open(&dir, RING)?;
+        let hooks = Hooks::open(dir.join("webhooks"), log.next() - 1)?;
+        let (sender, refusals) = mpsc::channel(REFUSALS);
+        let shared = Shared {
+            dir,
+            team,
+            hooks: Mutex::new(hooks),
+            ring: Mutex::new(past.latest.into_iter().map(Arc::new).collect()),
+            latest: AtomicU64::new(log.next() - 1),
+            news: Notify::new(),
+            refusals: sender,
+            counts: DeliveryCounts::default(),
+        };
+        let opened = Opened {
+            log,
+            ledger: Ledger { alive: past.alive },
+            refusals,
+        };
+        Ok((Self(Arc::new(shared)), opened))
+    }
+
+    /// Begins to log and to deliver. `open`: ranges that webhooks may reach although they are denied to sandboxes.
+    pub(crate) fn start(
+        &self,
+        opened: Opened,
+        pool: Pool,
+        templates: TemplateNames,
+        open: &[IpNet],
+    ) -> Running {
+        let exceptions = open.iter().map(|block| Exception {
+            block: *block,
+            access: Vec::new(),
+        });
+        let allowed = deliver::Allowed(exceptions.collect());
+        let owner = Owner {
+            events: self.clone(),
+            log: opened.log,
+            ledger: opened.ledger,
+            names: Drawn(templates),
+            refused: HashMap::new(),
+        };
+        Running {
+            owner: tokio::spawn(owner.run(pool, opened.refusals)),
+            deliveries: tokio::spawn(deliver::run(
+                self.clone(),
+                allowed,
+                deliver::Pauses::default(),
+            )),
+        }
+    }
+
+    /// # Errors
+    /// Returns an error if the log cannot be read.
+    pub(crate) async fn list(&self, wanted: Wanted) -> io::Result<Vec<LifecycleEvent>> {
+        let dir = self.0.dir.clone();
+        let listed = tokio::task::spawn_blocking(move || {
+            let listing = Listing {
+                sandbox: wanted.sandbox.as_deref(),
+                kinds: &wanted.kinds,
+                offset: wanted.offset,
+                limit: wanted.limit.min(MAX_LISTED),
+                is_ascending: wanted.is_ascending,
+                since_ns: kept_since_ns(SystemTime::now()),
+            };
+            log::list(&dir, &listing)
+        });
+        listed.await.map_err(io::Error::other)?
+    }
+
+    pub(crate) fn webhooks(&self) -> Vec<Webhook> {
+        let hooks = self.hooks();
+        hooks.all().map(|hook| hook.on_wire(self.0.team)).collect()
+    }
+
+    /// # Errors
+    /// Returns [`HookError::NotFound`].
+    pub(crate) fn webhook(&self, id: &str) -> Result<Webhook, HookError> {
+        Ok(self.hooks().get(id)?.on_wire(self.0.team))
+    }
+
+    /// # Errors
+    /// Returns [`HookError`].
+    pub(crate) fn create(&self, body: NewWebhook) -> Result<Webhook, HookError> {
+        let hook = self.hooks().create(body, now(), self.latest())?;
+        Ok(hook.on_wire(self.0.team))
+    }
+
+    /// # Errors
+    /// Returns [`HookError`].
+    pub(crate) fn update(&self, id: &str, body: WebhookUpdate) -> Result<Webhook, HookError> {
+        let hook = self.hooks().update(id, body, self.latest())?;
+        self.0.news.notify_one();
+        Ok(hook.on_wire(self.0.team))
+    }
+
+    /// # Errors
+    /// Returns [`HookError`].
+    pub(crate) fn delete(&self, id: &str) -> Result<(), HookError> {
+        self.hooks().delete(id)
+    }
+
+    #[must_use]
+    pub fn counts(&self) -> &DeliveryCounts {
+        &self.0.counts
+    }
+
+    /// Reports refused traffic. It becomes an event if a webhook wants it.
+    pub(crate) fn refused(&self, refusal: &Refusal) {
+        // A full queue means that there are far more refusals than events are made of.
+        let _dropped = self.0.refusals.try_send(refusal.clone());
+    }
+
+    fn latest(&self) -> u64 {
+        self.0.latest.load(Ordering::Acquire)
+    }
+
+    /// Locks the webhooks. A panic while the lock is held cannot leave one half changed.
+    fn hooks(&self) -> MutexGuard<'_, Hooks> {
+        self.0.hooks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) -> MutexGuard<'_, VecDeque<Arc<Entry>>> {
+        self.0.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Drawn(TemplateNames);
+
+impl Names for Drawn {
+    fn template(&self, pool_id: &str) -> (String, String) {
+        (self.0)(pool_id)
+    }
+
+    fn execution(&mut self) -> String {
+        drawn_uuid()
+    }
+}
+
+/// The owner of log and ledger.
+struct Owner {
+    events: Events,
+    log: Log,
+    ledger: Ledger,
+    names: Drawn,
+    /// Refusals since the last event of a sandbox, and when that was.
+    refused: HashMap<SandboxId, (u64, Option<Instant>)>,
+}
+
+impl Owner {
+    async fn run(mut self, pool: Pool, mut refusals: mpsc::Receiver<Refusal>) {
+        let Ok((sandboxes, mut changes)) = pool.follow().await else {
+            return;
+        };
+        // Its driver ends with the last handle.
+        drop(pool);
+        let before = self.ledger.alive.clone();
+        for happened in self.ledger.reconcile(now(), &sandboxes, &mut self.names) {
+            self.write(happened, &before);
+        }
+        loop {
+            tokio::select! {
+                biased;
+                change = changes.recv() => match change {
+                    Some(change) => self.changed(&change),
+                    None => return,
+                },
+                Some(refusal) = refusals.recv() => self.refused(refusal),
+            }
+        }
+    }
+
+    fn changed(&mut self, change: &Change) {
+        let Change {
+            at,
+            id,
+            kind,
+            sandbox,
+        } = change;
+        let before = self.ledger.alive.get(&id.to_string()).cloned();
+        let sandbox = sandbox.as_ref();
+        let happened = self.ledger.change(id, *at, kind, sandbox, &mut self.names);
+        if let Some(happened) = happened {
+            // A segment begins with the sandboxes before its first entry.
+            let mut alive = self.ledger.alive.clone();
+            match before {
+                Some(before) => alive.insert(id.to_string(), before),
+                None => alive.remove(&id.to_string()),
+            };
+            self.write(happened, &alive);
+        }
+        if matches!(kind, pool::ChangeKind::Ended(_)) {
+            self.refused.remove(id);
+        }
+    }
+
+    fn refused(&mut self, refusal: Refusal) {
+        let is_wanted = {
+            let hooks = self.events.hooks();
+            let name = Kind::NetworkRefused.name();
+            hooks.all().any(|hook| hook.enabled && hook.wants(name))
+        };
+        if !is_wanted {
+            return;
+        }
+        if self.refused.len() >= MAX_REFUSED && !self.refused.contains_key(&refusal.sandbox) {
+            self.refused.clear();
+        }
+        let (count, last) = self.refused.entry(refusal.sandbox.clone()).or_default();
+        *count = count.saturating_add(refusal.count);
+        let now_is = Instant::now();
+        if last.is_some_and(|last| now_is.saturating_duration_since(last) < REFUSED_EVERY) {
+            return;
+        }
+        *last = Some(now_is);
+        let traffic = RefusedTraffic {
+            count: std::mem::take(count),
+            destination: refusal.destination,
+            name: refusal.name,
+            reason: refusal.reason,
+        };
+        if let Some(happened) = self.ledger.refused(&refusal.sandbox, now(), traffic) {
+            let alive = self.ledger.alive.clone();
+            self.write(happened, &alive);
+        }
+    }
+
+    fn write(&mut self, happened: Happened, before: &ledger::AliveMap) {
+        let Happened {
+            at,
+            kind,
+            sandbox,
+            alive,
+            data,
+        } = happened;
+        let entry = Entry {
+            number: self.log.next(),
+            event: LifecycleEvent {
+                version: "v1".to_owned(),
+                id: drawn_uuid(),
+                kind: kind.name().to_owned(),
+                event_data: data,
+                sandbox_id: sandbox,
+                sandbox_execution_id: alive.execution.clone(),
+                sandbox_template_id: alive.template.clone(),
+                sandbox_build_id: alive.build.clone(),
+                sandbox_team_id: self.events.0.team.to_owned(),
+                timestamp: timestamp(at),
+            },
+            alive: (kind != Kind::Killed).then_some(alive),
+        };
+        if let Err(error) = self.log.append(&entry, before) {
+            tracing::error!(sandbox = entry.event.sandbox_id, kind = kind.name(), %error, "cannot log an event");
+            return;
+        }
+        let number = entry.number;
+        {
+            let mut ring = self.events.ring();
+            if ring.len() >= RING {
+                ring.pop_front();
+            }
+            ring.push_back(Arc::new(entry));
+        }
+        self.events.0.latest.store(number, Ordering::Release);
+        self.events.0.news.notify_one();
+    }
+}
+
+/// A random id in the form of a UUID (RFC 9562, version 8).
+fn drawn_uuid() -> String {
+    // Without random bytes, nothing else of the server works either.
+    random_hex::<16>().map_or_else(|_| uuid(&"0".repeat(32)), |hex| uuid(&hex))
+}
+
+/// A UUID of version 8 with these 32 hex digits, of which three are replaced.
+fn uuid(hex: &str) -> String {
+    format!(
+        "{}-{}-8{}-a{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[13..16],
+        &hex[17..20],
+        &hex[20..32]
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,223 @@
+//! Deliveries: for each webhook a batch at a time, in which the deliveries run side by side, at most [`AT_ONCE`] of all
+//! webhooks. The webhook's progress is recorded after each batch.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use netisolation::{Exception, is_forbidden};
+use ring::hmac;
+use sha2::{Digest, Sha256};
+use tokio::{sync::Semaphore, task::JoinSet};
+use tracing::{debug, warn};
+
+use super::{Entry, Events, hooks::Hook, uuid};
+use crate::{
+    registry::note::now,
+    webhook::{JSON, PostError, Webhook},
+};
+
+const BATCH: usize = 16;
+const AT_ONCE: usize = 16;
+/// Entries that are not for a webhook, after which its progress is recorded nevertheless.
+const SKIPPED: u64 = 256;
+
+/// Ranges that webhooks may reach although they are denied to sandboxes.
+#[derive(Clone, Debug)]
+pub(super) struct Allowed(pub(super) Vec<Exception>);
+
+impl Allowed {
+    fn permits(&self, address: IpAddr) -> bool {
+        !is_forbidden(address, &self.0)
+    }
+}
+
+/// Between the tries of a delivery.
+#[derive(Clone, Debug)]
+pub(super) struct Pauses(pub(super) Vec<Duration>);
+
+impl Default for Pauses {
+    /// As E2B: three tries, 10 s apart.
+    fn default() -> Self {
+        Self(vec![Duration::from_secs(10); 2])
+    }
+}
+
+/// A batch that ended: the webhook, and the last entry of the batch.
+struct Done {
+    hook: String,
+    number: u64,
+}
+
+/// Delivers until it is aborted.
+pub(super) async fn run(events: Events, allowed: Allowed, pauses: Pauses) {
+    let permits = Arc::new(Semaphore::new(AT_ONCE));
+    let mut batches: JoinSet<Done> = JoinSet::new();
+    let mut busy: Vec<String> = Vec::new();
+    loop {
+        for (hook, batch, number) in due(&events, &busy) {
+            if batch.is_empty() {
+                events.hooks().done(&hook.id, number);
+                continue;
+            }
+            busy.push(hook.id.clone());
+            let (events, permits) = (events.clone(), Arc::clone(&permits));
+            let (allowed, pauses) = (allowed.clone(), pauses.clone());
+            batches.spawn(async move {
+                let mut posts = JoinSet::new();
+                for entry in batch {
+                    let delivery = Delivery {
+                        events: events.clone(),
+                        hook: hook.clone(),
+                        allowed: allowed.clone(),
+                    };
+                    posts.spawn(deliver(
+                        delivery,
+                        entry,
+                        Arc::clone(&permits),
+                        pauses.clone(),
+                    ));
+                }
+                posts.join_all().await;
+                Done {
+                    hook: hook.id,
+                    number,
+                }
+            });
+        }
+        tokio::select! {
+            () = events.0.news.notified() => {}
+            Some(ended) = batches.join_next() => match ended {
+                Ok(Done { hook, number }) => {
+                    busy.retain(|id| *id != hook);
+                    events.hooks().done(&hook, number);
+                }
+                // Only if this task is aborted, or by a bug.
+                Err(error) => warn!(%error, "a batch of deliveries failed"),
+            },
+        }
+    }
+}
+
+/// For each webhook that is behind and not busy: the entries to deliver now, and the last number that is done with them.
+fn due(events: &Events, busy: &[String]) -> Vec<(Hook, Vec<Arc<Entry>>, u64)> {
+    let latest = events.latest();
+    let hooks = events.hooks();
+    let behind = hooks
+        .all()
+        .filter(|hook| hook.enabled && hook.done < latest && !busy.contains(&hook.id));
+    let ring = events.ring();
+    let mut due = Vec::new();
+    for hook in behind {
+        let first = ring.front().map_or(latest + 1, |entry| entry.number);
+        let missed = first.saturating_sub(hook.done + 1);
+        if missed > 0 {
+            warn!(
+                webhook = hook.id,
+                missed, "a webhook is too far behind: it does not get the oldest events"
+            );
+            let counts = &events.0.counts.missed;
+            counts.fetch_add(missed, std::sync::atomic::Ordering::Relaxed);
+        }
+        let (mut batch, mut number) = (Vec::new(), hook.done.max(first - 1));
+        for entry in ring.iter().filter(|entry| entry.number > hook.done) {
+            if hook.wants(&entry.event.kind) {
+                if batch.len() == BATCH {
+                    break;
+                }
+                batch.push(Arc::clone(entry));
+            }
+            number = entry.number;
+        }
+        if !batch.is_empty() || missed > 0 || number - hook.done >= SKIPPED {
+            due.push((hook.clone(), batch, number));
+        }
+    }
+    due
+}
+
+struct Delivery {
+    events: Events,
+    hook: Hook,
+    allowed: Allowed,
+}
+
+async fn deliver(delivery: Delivery, entry: Arc<Entry>, permits: Arc<Semaphore>, pauses: Pauses) {
+    use std::sync::atomic::Ordering::Relaxed;
+    let Delivery {
+        events,
+        hook,
+        allowed,
+    } = delivery;
+    let counts = &events.0.counts;
+    let (Ok(body), Ok(url)) = (
+        serde_json::to_vec(&entry.event),
+        hook.url.parse::<Webhook>(),
+    ) else {
+        return;
+    };
+    let (body, url) = (Arc::new(body), Arc::new(url));
+    let mut pauses = pauses.0.into_iter();
+    loop {
+        let Ok(permit) = permits.acquire().await else {
+            return;
+        };
+        let (url, body, allowed) = (Arc::clone(&url), Arc::clone(&body), allowed.clone());
+        let headers = headers(&hook, &entry.event.id, now() / 1000, &body);
+        let posted = tokio::task::spawn_blocking(move || {
+            url.post(JSON, &headers, &body, |address| allowed.permits(address))
+        });
+        let why = match posted.await {
+            Ok(Ok(())) => {
+                debug!(webhook = hook.id, event = entry.event.id, "delivered");
+                counts.delivered.fetch_add(1, Relaxed);
+                return;
+            }
+            Ok(Err(PostError::Forbidden(address))) => {
+                counts.given_up.fetch_add(1, Relaxed);
+                warn!(webhook = hook.id, %address, "a webhook's address is in a range that is denied: the operator can open it with --webhook-exception");
+                return;
+            }
+            Ok(Err(why)) => why.to_string(),
+            Err(why) => why.to_string(),
+        };
+        drop(permit);
+        counts.failed.fetch_add(1, Relaxed);
+        let Some(pause) = pauses.next() else {
+            counts.given_up.fetch_add(1, Relaxed);
+            warn!(
+                webhook = hook.id,
+                event = entry.event.id,
+                why,
+                "cannot deliver an event: giving it up"
+            );
+            return;
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// The header lines of a delivery. The delivery id is the same in repeated deliveries, also after a restart.
+pub(super) fn headers(hook: &Hook, event: &str, unix_s: u64, body: &[u8]) -> String {
+    let (id, secret) = (&hook.id, hook.secret.as_bytes());
+    let sum = |parts: [&[u8]; 2]| {
+        let mut hash = Sha256::new();
+        parts.into_iter().for_each(|part| hash.update(part));
+        hash.finalize()
+    };
+    let delivery = sum([id.as_bytes(), event.as_bytes()]);
+    let delivery = uuid(&hex(&delivery));
+    let signature = URL_SAFE_NO_PAD.encode(sum([secret, body]));
+    let mut signed = format!("{unix_s}.").into_bytes();
+    signed.extend_from_slice(body);
+    let key = hmac::Key::new(hmac::HMAC_SHA256, secret);
+    let mac = hex(hmac::sign(&key, &signed).as_ref());
+    format!(
+        "e2b-webhook-id: {id}\r\ne2b-delivery-id: {delivery}\r\ne2b-signature-version: v1\r\n\
+         e2b-signature: {signature}\r\nX-Cube-Webhook-Id: {id}\r\nX-Cube-Webhook-Timestamp: {unix_s}\r\n\
+         X-Cube-Webhook-Signature: sha256={mac}\r\n"
+    )
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,149 @@
+//! Posts to a URL of an operator or a client. Redirects are not followed.
+
+use std::{
+    io::{self, Read, Write},
+    net::IpAddr,
+    str::FromStr,
+    time::Duration,
+};
+
+use api_client::endpoint::Endpoint;
+use api_types::envd::Transport;
+
+/// How long each step of a delivery may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const JSON: &str = "application/json";
+/// Longest URL.
+const MAX_URL: usize = 2048;
+
+/// An `http` or `https` URL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Webhook {
+    endpoint: Endpoint,
+    /// Path and query.
+    path: String,
+}
+
+impl FromStr for Webhook {
+    type Err = String;
+
+    fn from_str(url: &str) -> Result<Self, String> {
+        let wrong = || {
+            let shown: String = url.chars().take(200).collect();
+            format!("{shown:?} is not an URL like https://example.com/alerts")
+        };
+        let host = url.find("://").ok_or_else(wrong)? + 3;
+        let end = url[host..]
+            .find(['/', '?'])
+            .map_or(url.len(), |at| host + at);
+        let (base, path) = url.split_at(end);
+        let is_plain =
+            url.len() <= MAX_URL && path.bytes().all(|b| b.is_ascii_graphic() && b != b'#');
+        let endpoint = Endpoint::parse(base).ok().filter(|_| is_plain);
+        Ok(Self {
+            endpoint: endpoint.ok_or_else(wrong)?,
+            path: match path.strip_prefix('/') {
+                Some(_) => path.to_owned(),
+                None => format!("/{path}"),
+            },
+        })
+    }
+}
+
+/// Why a server has not taken what was posted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PostError {
+    /// Trying again does not help.
+    #[error("{0} is an address that nothing may be posted to")]
+    Forbidden(IpAddr),
+    #[error("the server answered {0:?}")]
+    Answered(String),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl Webhook {
+    /// Posts a body with further header lines, each ended by CRLF. Connects only to addresses that are allowed, and to none if
+    /// one of the host's addresses is not. Only a 2xx status is a success; the body of the answer is not read.
+    pub(crate) fn post(
+        &self,
+        content_type: &str,
+        headers: &str,
+        body: &[u8],
+        allowed: impl Fn(IpAddr) -> bool,
+    ) -> Result<(), PostError> {
+        let mut forbidden = None;
+        let check = |address: IpAddr| {
+            let is_allowed = allowed(address);
+            if !is_allowed {
+                forbidden = Some(address);
+            }
+            is_allowed
+        };
+        let wire = self.endpoint.dial_where(PATIENCE, check);
+        if let Some(address) = forbidden {
+            return Err(PostError::Forbidden(address));
+        }
+        let mut wire = wire.map_err(io::Error::other)?;
+        wire.bound_reads(Some(PATIENCE))?;
+        wire.bound_writes(Some(PATIENCE))?;
+        let head = format!(
+            "POST {} HTTP/1.1\r\nHost: {}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n{headers}Connection: close\r\n\r\n",
+            self.path,
+            self.endpoint.authority(),
+            body.len()
+        );
+        wire.write_all(head.as_bytes())?;
+        wire.write_all(body)?;
+        wire.flush()?;
+        let mut status = [0; 12];
+        wire.read_exact(&mut status)?;
+        if status.starts_with(b"HTTP/1.") && status[8..10] == *b" 2" {
+            return Ok(());
+        }
+        Err(PostError::Answered(
+            String::from_utf8_lossy(&status).into_owned(),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn urls_have_a_path_and_no_fragment() {
+        let path = |url: &str| url.parse::<Webhook>().map(|hook| hook.path);
+        assert_eq!(path("http://a.test:1/x?y=z").as_deref(), Ok("/x?y=z"));
+        assert_eq!(path("https://a.test").as_deref(), Ok("/"));
+        assert_eq!(path("https://a.test?q").as_deref(), Ok("/?q"));
+        let long = format!("http://a.test/{}", "x".repeat(MAX_URL));
+        for wrong in [
+            "a.test/x",
+            "ftp://a/x",
+            "http://a/x y",
+            "http://a/x\r\nb: c",
+            "http://a/#x",
+            "http:///x",
+            "http://user@a/",
+            &long,
+        ] {
+            assert!(path(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_sent_to_an_address_that_is_not_allowed() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        for host in ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"] {
+            let hook: Webhook = format!("http://{host}:{port}/").parse().unwrap();
+            let refused = hook.post(JSON, "", b"{}", |_| false);
+            assert!(matches!(refused, Err(PostError::Forbidden(_))), "{host}");
+        }
+        assert!(listener.accept().is_err(), "no connection was made");
+    }
+}

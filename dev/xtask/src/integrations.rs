@@ -1,0 +1,70 @@
+//! The tier `integrations`: the programs in `examples/integrations`, with the packages of other projects that they are for,
+//! against a real server and real VMs. Each program counts as a test. It runs only if it is named: it takes minutes and
+//! half a gigabyte of packages.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::{
+    prepare,
+    progress::Progress,
+    tiers::{Counts, Outcome, TestEnvironment},
+    workspace::Workspace,
+};
+
+const RUNNER: &str = "harness/verify/integrations/run.py";
+/// Debian's Python: the one that `python3` finds may be another.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// Installs the packages and runs all programs.
+pub(crate) fn run(
+    workspace: &Workspace,
+    environment: &TestEnvironment,
+    progress: Progress,
+) -> Result<Outcome> {
+    // Node, and what virtual environments need.
+    prepare::sdks(workspace, progress)?;
+    let binaries = environment.binaries.as_deref();
+    let binaries = binaries.context("the release binaries were not built")?;
+    let done = Command::new(PYTHON)
+        .arg(workspace.root().join(RUNNER))
+        .arg("--binaries")
+        .arg(binaries)
+        .arg("--artifacts")
+        .arg(workspace.artifacts())
+        .output()
+        .context("cannot start the integrations")?;
+    let text = String::from_utf8_lossy(&done.stdout);
+    // Standard output is reserved for the summary of all tiers.
+    eprint!("{text}{}", String::from_utf8_lossy(&done.stderr));
+    Ok(Outcome::of("integrations", done.status, count(&text)))
+}
+
+/// The counts in the runner's last line, `N passed, N failed, N skipped`.
+fn count(text: &str) -> Counts {
+    let last = text.lines().last().unwrap_or_default();
+    let before = |word: &str| {
+        let part = last.split(", ").find_map(|part| part.strip_suffix(word));
+        part.and_then(|number| number.trim().parse().ok())
+            .unwrap_or(0)
+    };
+    Counts {
+        passed: before("passed"),
+        failed: before("failed"),
+        skipped: before("skipped"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_of_the_runner_is_counted() {
+        let text = "pass a: 1 s\nFAIL b: 2 s: 9 passed, 9 failed, 9 skipped\n3 passed, 1 failed, 2 skipped\n";
+        let counts = count(text);
+        assert_eq!(counts.to_string(), "3 passed, 1 failed, 2 skipped");
+        assert_eq!(count("Traceback").passed, 0);
+    }
+}

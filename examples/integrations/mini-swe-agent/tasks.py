@@ -1,0 +1,148 @@
+"""Many tasks at once, as reinforcement learning and SWE-bench have them: a template for each task, built from its Dockerfile, and
+forks of a prepared sandbox for its rollouts. All rollouts of all tasks run at the same time.
+
+    python tasks.py --tasks 100 --rollouts 1
+
+The tasks are made here: a repository with a wrong function and a hidden test. A rollout is a policy with a list of patches, of
+which the last is right; its reward is the test's result. Figures go to standard error.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+
+from cube_environment import CubeEnvironment
+from e2b import Template
+
+DOCKERFILE = """FROM e2bdev/base
+WORKDIR /home/user/repo
+COPY repo /home/user/repo
+RUN git init -q . && git config user.email a@b.test && git config user.name a && git add . && git commit -qm begin
+"""
+# The operator of the task, and what the repository has instead.
+OPERATORS = [("+", "-"), ("*", "+"), ("-", "*"), ("//", "/"), ("%", "//")]
+
+
+class Task:
+    def __init__(self, number: int):
+        self.number = number
+        self.name = f"swe-task-{number}"
+        self.right, self.wrong = OPERATORS[number % len(OPERATORS)]
+
+    def files(self) -> dict[str, str]:
+        return {"compute.py": f"def compute(a, b):\n    return a {self.wrong} b\n"}
+
+    def test(self) -> str:
+        """Not in the template: the agent must not see it."""
+        a, b = 17 + self.number, 5
+        return f"from compute import compute\nassert compute({a}, {b}) == {eval(f'{a} {self.right} {b}')}\n"
+
+    def attempts(self) -> list[str]:
+        """What the policy writes, in its order."""
+        others = [right for right, _ in OPERATORS if right != self.right]
+        return [f"def compute(a, b):\n    return a {operator} b\n" for operator in [others[0], self.right]]
+
+    def build(self) -> float:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as directory:
+            repository = pathlib.Path(directory) / "repo"
+            repository.mkdir()
+            for name, text in self.files().items():
+                (repository / name).write_text(text)
+            template = Template(file_context_path=directory).from_dockerfile(DOCKERFILE)
+            Template.build(template, self.name, memory_mb=256)
+        return time.monotonic() - began
+
+
+def timed(results: list, work, *arguments):
+    began = time.monotonic()
+    value = work(*arguments)
+    results.append(time.monotonic() - began)
+    return value
+
+
+def prepare(task: Task) -> CubeEnvironment:
+    environment = CubeEnvironment(template=task.name, cwd="/home/user/repo", timeout=120)
+    # Whatever is slow and the same for all rollouts belongs here.
+    environment.execute("python3 -c 'import compute' && git status --short")
+    return environment
+
+
+def rollout(task: Task, environment: CubeEnvironment, number: int) -> float:
+    """An episode. Every other one gives up after its first attempt, so that there are rewards of both kinds."""
+    attempts = task.attempts()[: 1 + (number + task.number) % 2]
+    for text in attempts:
+        environment.execute(f"cat > compute.py <<'END'\n{text}END")
+    environment.execute("git commit -qam attempt")
+    environment.sandbox.files.write("/home/user/repo/hidden_test.py", task.test())
+    return float(environment.execute("python3 hidden_test.py")["returncode"] == 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tasks", type=int, default=12)
+    parser.add_argument("--rollouts", type=int, default=2)
+    parser.add_argument("--builders", type=int, default=2)
+    parser.add_argument("--keep", action="store_true", help="keep the templates")
+    options = parser.parse_args()
+    tasks = [Task(number) for number in range(options.tasks)]
+    count = options.tasks * options.rollouts
+    figures: dict[str, object] = {"tasks": options.tasks, "rollouts": count}
+
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(options.builders) as pool:
+        builds = list(pool.map(Task.build, tasks))
+    figures["build_all_s"] = round(time.monotonic() - began, 1)
+    figures["build_median_s"] = round(statistics.median(builds), 2)
+
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        prepared = list(pool.map(prepare, tasks))
+        figures["create_and_prepare_all_s"] = round(time.monotonic() - began, 2)
+        forking: list[float] = []
+        fork = lambda environment: timed(forking, environment.fork, options.rollouts)
+        began = time.monotonic()
+        forks = list(pool.map(fork, prepared))
+        figures["fork_all_s"] = round(time.monotonic() - began, 2)
+        figures["fork_median_s"] = round(statistics.median(forking), 3)
+    running = [(task, environment, n) for task, all in zip(tasks, forks) for n, environment in enumerate(all)]
+
+    episodes: list[float] = []
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(min(count, 128)) as pool:
+        rewards = list(pool.map(lambda one: timed(episodes, rollout, *one), running))
+    figures["episodes_all_s"] = round(time.monotonic() - began, 2)
+    figures["episode_median_s"] = round(statistics.median(episodes), 2)
+    figures["episodes_per_s"] = round(count / (time.monotonic() - began), 1)
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        list(pool.map(CubeEnvironment.stop, [*prepared, *(environment for _, environment, _ in running)]))
+        if not options.keep:
+            list(pool.map(remove, tasks))
+    expected = [float((n + task.number) % 2) for task, _, n in running]
+    print(f"{options.tasks} templates, {count} rollouts at once")
+    print("rewards as expected:", rewards == expected)
+    print(json.dumps(figures), file=sys.stderr)
+
+
+def remove(task: Task) -> None:
+    """The SDK for Python has no call for this route of E2B's."""
+    import os
+    import urllib.request
+
+    url = f"{os.environ['E2B_API_URL']}/templates/{task.name}"
+    headers = {"X-API-Key": os.environ["E2B_API_KEY"]}
+    urllib.request.urlopen(urllib.request.Request(url, method="DELETE", headers=headers)).close()
+
+
+if __name__ == "__main__":
+    main()
+
+# Prints:
+# … templates, … rollouts at once
+# rewards as expected: True

@@ -1,0 +1,209 @@
+"""Installs the pinned packages, and runs the programs in `examples/integrations` in their order.
+
+    run.py --binaries DIR --artifacts DIR [--only TEXT]…
+
+A program passes if it ends with 0 and prints the comment `Prints:` at its end; `…` in it stands for any text within a line.
+The last line is the number of cases by result. Needs root: it enters a network namespace of its own (`world.py`).
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+EXAMPLES = ROOT / "examples" / "integrations"
+INSIDE = "CUBE_INTEGRATIONS_INSIDE"
+
+# In this order: later ones use templates of earlier ones. `{node}`: directory of Node; `{pi}` and others: npm packages.
+CASES = [
+    ("pi/template.py", ["--packages", "{pi}"]),
+    ("pi/run_pi_agent.py", []),
+    ("pi/resume_pi_agent.py", []),
+    ("pi/network_policy.py", []),
+    ("openai-agents/agent.py", []),
+    ("langchain/agent.py", []),
+    ("mini-swe-agent/repair.py", []),
+    ("mini-swe-agent/tasks.py", ["--tasks", "12"]),
+    ("pytest/run_tests.py", []),
+    ("jupyter/notebook.py", []),
+    ("browser/browse.py", ["--packages", "{browser}"]),
+    ("claude-code/run_claude_code.py", ["--packages", "{claude-code}"]),
+    (str(HERE / "monitoring.py"), ["{prometheus}"]),
+    (str(HERE / "tracing.py"), ["{artifacts}", "{binaries}"]),
+]
+# Node packages by example, from `package-lock.json` beside the program.
+NPM = ["pi", "claude-code", "browser"]
+
+
+def installed(packages: pathlib.Path, artifacts: pathlib.Path) -> dict[str, str]:
+    """Installs what is missing, with the host's network. Returns the directories by name."""
+    venv = packages / "venv"
+    wanted = (HERE / "requirements.txt").read_text()
+    stamp = venv / "installed.txt"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(venv, ignore_errors=True)
+        subprocess.run(["/usr/bin/python3", "-m", "venv", venv], check=True)
+        pip = [venv / "bin/python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
+        subprocess.run([*pip, "--requirement", HERE / "requirements.txt"], check=True)
+        stamp.write_text(wanted)
+    node = artifacts / "sdk/node/node"
+    places = {"node": str(node)}
+    for name in NPM:
+        source, place = EXAMPLES / name, packages / name
+        if not (source / "package-lock.json").exists():
+            continue
+        places[name] = str(place)
+        lock = (source / "package-lock.json").read_text()
+        stamp = place / "installed.json"
+        if stamp.exists() and stamp.read_text() == lock:
+            continue
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        for file in ("package.json", "package-lock.json"):
+            shutil.copy(source / file, place / file)
+        npm = [node / "bin/node", node / "lib/node_modules/npm/bin/npm-cli.js", "ci", "--ignore-scripts"]
+        subprocess.run([*npm, "--no-audit", "--no-fund"], cwd=place, check=True)
+        shutil.copy(node / "bin/node", place / "node")
+        stamp.write_text(lock)
+    browser = packages / "browser"
+    if "browser" in places and not (browser / "chromium").exists():
+        extract = [node / "bin/node", EXAMPLES / "browser/extract.mjs", browser / "chromium"]
+        subprocess.run(extract, cwd=browser, check=True)
+    prometheus = packages / "prometheus"
+    if not (prometheus / "usr/bin/promtool").exists():
+        # Unpacked, not installed: nothing is started on the host.
+        prometheus.mkdir(exist_ok=True)
+        subprocess.run(["apt-get", "download", "-q", "prometheus"], cwd=prometheus, check=True, stdout=sys.stderr)
+        subprocess.run(["dpkg-deb", "-x", next(prometheus.glob("*.deb")), prometheus], check=True)
+    places["prometheus"] = str(prometheus / "usr/bin")
+    return places
+
+
+def enter(arguments: list[str], environment: dict[str, str]) -> None:
+    """Runs this program again, in namespaces of its own, with a bpffs of its own: pins have the names of devices."""
+    script = 'mount -t bpf bpf /sys/fs/bpf && exec "$@"'
+    words = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script, "sh"]
+    os.execvpe(words[0], [*words, sys.executable, __file__, *arguments], environment)
+
+
+def documented(program: pathlib.Path) -> str:
+    _, found, comment = program.read_text().partition("# Prints:\n")
+    if not found:
+        raise ValueError(f"{program} has no comment with its output")
+    return "".join(line.removeprefix("# ") for line in comment.splitlines(keepends=True))
+
+
+def matches(wanted: str, printed: str) -> bool:
+    pattern = "[^\n]*".join(re.escape(part) for part in wanted.split("…"))
+    return re.fullmatch(pattern, printed) is not None
+
+
+def fault(program: pathlib.Path, words: list[str], environment: dict[str, str], work: pathlib.Path) -> str | None:
+    try:
+        done = subprocess.run(
+            [sys.executable, program, *words], env=environment, cwd=work, capture_output=True, text=True, timeout=900
+        )
+    except subprocess.TimeoutExpired as error:
+        return f"did not end within {error.timeout} s"
+    if done.returncode != 0:
+        return f"exit code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+    wanted = documented(program)
+    if not matches(wanted, done.stdout):
+        return f"the program should print:\n{wanted}\nbut it printed:\n{done.stdout}{done.stderr[-2000:]}"
+    return None
+
+
+def keys_asked() -> set[str]:
+    """The keys with which the stand-in of Anthropic was asked."""
+    import ssl
+    import urllib.request
+
+    context = ssl._create_unverified_context()
+    request = urllib.request.Request("https://192.0.2.1/asked", headers={"Host": "api.anthropic.com"})
+    with urllib.request.urlopen(request, context=context) as answer:
+        return {asked["key"] for asked in json.load(answer)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--binaries", type=pathlib.Path, required=True)
+    parser.add_argument("--artifacts", type=pathlib.Path, required=True)
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--again", action="store_true", help="go on with the server's state of a run that was kept")
+    parser.add_argument("--keep", action="store_true", help="keep the directory of the run")
+    options = parser.parse_args()
+    packages = options.artifacts / "integrations"
+    run = packages / "run"
+    if INSIDE not in os.environ:
+        packages.mkdir(parents=True, exist_ok=True)
+        places = installed(packages, options.artifacts)
+        places |= {"artifacts": str(options.artifacts), "binaries": str(options.binaries)}
+        if options.again:
+            for name in ("work", "beyond"):
+                subprocess.run(["rm", "-rf", run / name], check=True)
+        else:
+            shutil.rmtree(run, ignore_errors=True)
+            run.mkdir(mode=0o700)
+        environment = {
+            **os.environ,
+            INSIDE: json.dumps(places),
+            "PATH": f"{packages / 'venv/bin'}:{places['node']}/bin:{os.environ['PATH']}",
+        }
+        # Run by the packages' Python from here on.
+        sys.executable = str(packages / "venv/bin/python")
+        enter(sys.argv[1:], environment)
+    places = json.loads(os.environ.pop(INSIDE))
+    import model
+    from world import API, World
+
+    passed = failed = skipped = 0
+    with World(run, options.binaries, options.artifacts) as world:
+        # The stand-in of OpenAI for programs outside a sandbox.
+        stand_in = model.serve("127.0.0.1", 0)
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.endswith(("_API_KEY", "_CERTS", "CA_BUNDLE"))},
+            "E2B_API_URL": API,
+            "E2B_SANDBOX_URL": API,
+            "E2B_API_KEY": world.key(),
+            "ANTHROPIC_API_KEY": model.KEY,
+            "OPENAI_API_KEY": model.KEY,
+            "OPENAI_BASE_URL": f"http://127.0.0.1:{stand_in.server_port}/v1",
+            "HOME": str(run),
+        }
+        work = run / "work"
+        work.mkdir()
+        for name, words in CASES:
+            if options.only and not any(text in name for text in options.only):
+                continue
+            program = EXAMPLES / name
+            missing = [w for w in words if w.startswith("{") and w.strip("{}") not in places]
+            if not program.exists() or missing:
+                print(f"skip {name}: {missing or 'no such program'}")
+                skipped += 1
+                continue
+            began = time.monotonic()
+            filled = [places[w.strip("{}")] if w.startswith("{") else w for w in words]
+            why = fault(program, filled, environment, work)
+            took = f"{time.monotonic() - began:.1f} s"
+            print(f"pass {name}: {took}" if why is None else f"FAIL {name}: {took}: {why}", flush=True)
+            passed, failed = passed + (why is None), failed + (why is not None)
+        # A key of the stand-in in a file, a variable or a process of a sandbox would have come from the sandbox itself.
+        asked = keys_asked()
+        if asked - {model.KEY, ""}:
+            print(f"FAIL keys: the model was asked with {asked - {model.KEY}}")
+            failed += 1
+    if not options.keep:
+        shutil.rmtree(run, ignore_errors=True)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

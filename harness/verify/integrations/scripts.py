@@ -1,0 +1,67 @@
+"""The answers of the stand-in models.
+
+A script belongs to the prompt that it begins with. Its answers are in the order in which the model is asked: the number of
+the model's own messages in a request is the number of the answer. So the stand-in needs no state of its own.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Call:
+    """The model calls a tool. `arguments` by the name of the tool."""
+
+    tool: str
+    arguments: dict
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A further prompt of the user, in a conversation that goes on."""
+
+    prompt: str
+
+
+CODE = "rows = [3, 5, 10]\nprint(sum(rows) / len(rows))"
+SCRIPTS: dict[str, list[Call | str]] = {
+    # Pi
+    "mean.py fails.": [
+        Call("bash", {"command": "python3 mean.py 2>&1 | tail -1"}),
+        Call(
+            "edit",
+            {
+                "path": "mean.py",
+                "edits": [{"oldText": "len(value)", "newText": "len(values)"}],
+            },
+        ),
+        Call("bash", {"command": "python3 mean.py"}),
+        "The name was misspelt: `value` is now `values`, and the program prints 4.0.",
+    ],
+    "Remember the number 42.": ["I will remember 42.", "It was 42."],
+    "Say hello.": ["Hello."],
+    # OpenAI Agents SDK, LangChain
+    "What is the mean of 3, 5 and 10?": [Call("run_python", {"code": CODE}), "The mean is 6.0."],
+    "Which kernel does the sandbox run?": [
+        Call("run_python", {"code": "import platform\nprint(platform.system())"}),
+        "It runs Linux.",
+    ],
+    # mini-swe-agent
+    "Repair add.py": [
+        Call("bash", {"command": "cat add.py"}),
+        Call("bash", {"command": "sed -i 's/a - b/a + b/' add.py && python3 -c 'from add import add; print(add(2, 3))'"}),
+        Call("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && git diff"}),
+    ],
+    # Claude Code
+    "Create the file hello.txt": [
+        Call("Write", {"file_path": "/workspace/hello.txt", "content": "hello from Claude Code\n"}),
+        "I created hello.txt.",
+    ],
+}
+
+
+def answer(prompts: list[str], asked: int) -> Call | str:
+    """The answer to a conversation with these texts of the user, in which the model has spoken `asked` times."""
+    for begin, answers in SCRIPTS.items():
+        if any(begin in prompt for prompt in prompts):
+            return answers[min(asked, len(answers) - 1)]
+    return f"There is no script for {prompts!r:.500}"
