@@ -142,8 +142,9 @@ impl World {
             },
             Note::Running if mine => {}
             Note::Paused if mine => self.decide_paused(at, id, found),
+            Note::Paused => self.decide_forgotten(at, id, &local, found),
             // The engine reports it as superseded, or writes it again.
-            Note::Running | Note::Paused => {}
+            Note::Running => {}
         }
     }
 
@@ -170,6 +171,22 @@ impl World {
             self.set_note(at, id, note);
             let change = OwnerChange::Offer(to);
             self.change(at, id, Some(&found), change);
+        }
+    }
+
+    /// The record is missing, or names another node.
+    fn decide_forgotten(&mut self, at: usize, id: &SandboxId, local: &Local, found: Option<Owned>) {
+        let Some(Owned { owner, .. }) = &local.owned else {
+            return;
+        };
+        let truth = self.truths.get(id);
+        let has_files = truth.is_some_and(|truth| !truth.networked || !truth.killed);
+        let (epoch, state) = (owner.epoch, OwnerState::Paused);
+        if !has_files || !Stamp::permits(self.stamp(at, id).as_ref(), owner) {
+            self.discard(at, id);
+        } else if found.as_ref().is_none_or(|found| !found.owner.beats(epoch, state)) {
+            let change = OwnerChange::Reassert { epoch, state };
+            self.change(at, id, found.as_ref(), change);
         }
     }
 
