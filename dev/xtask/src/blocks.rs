@@ -180,12 +180,15 @@ fn covered(task: &Task, tier: Tier) -> bool {
         } => tier == Tier::Interpreter,
         Task::Images { .. }
         | Task::Peers
+        | Task::Etcd
         | Task::Blocks { .. }
         | Task::Soak { .. }
         | Task::Fuzz { .. }
         | Task::MutateNetisolation { .. }
         | Task::MutateEgress { .. }
         | Task::MutatePool { .. }
+        | Task::SimulateCluster { .. }
+        | Task::MutateCluster { .. }
         | Task::MutateConfinement => false,
     }
 }
