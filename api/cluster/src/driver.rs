@@ -196,6 +196,9 @@ fn log(event: &ClusterEvent) {
             let node = &by.owner.node;
             tracing::warn!(%sandbox, %node, epoch = by.owner.epoch, "sandbox belongs to another node");
         }
+        ClusterEvent::Forgotten { sandbox } => {
+            tracing::warn!(%sandbox, "etcd has lost the owner record of a paused sandbox");
+        }
         ClusterEvent::Detached => {
             tracing::warn!("etcd does not answer: the last view stays in use")
         }

@@ -375,7 +375,8 @@ impl Cluster {
 
     /// What this node holds of the sandboxes with a record, as its pool's records say at the start (revision 0), or as
     /// [`Cluster::owner`] has read it. The cluster follows [`Cluster::change_owner`] itself. It reports
-    /// [`ClusterEvent::Superseded`], and writes again what etcd has lost.
+    /// [`ClusterEvent::Superseded`] and [`ClusterEvent::Forgotten`], and writes the records of running sandboxes again if
+    /// etcd has lost them.
     pub fn hold(&self, id: SandboxId, owner: Owner, revision: u64) {
         self.input(Input::Hold(id, owner, revision));
     }

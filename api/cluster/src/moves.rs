@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  giver A                                      taker B
-//!  pause, Share (once), note "offered to B"
+//!  pause, note "sharing", Share (once)           an unknown outcome: read the record before anything else
+//!  note "offered to B"
 //!  Offer(B) ──────────────── etcd
 //!  send files ────────────────────────────────► write all, verify, sync, note "incoming"
 //!                                                Take ── etcd     until the outcome is definite

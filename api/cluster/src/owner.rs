@@ -12,7 +12,8 @@
 //!                     offered to B ── Take by B ──► B: Paused, e+1
 //!
 //!  Take by C: also if the owner is Paused and has no live record (its storage must be in reach of C)
-//!  Reassert:  the owner found its record older than what it holds: etcd was restored from a backup
+//!  Reassert:  the owner found its record older than what it holds: etcd was restored from a backup. Records of running
+//!             sandboxes are written again at once; for a paused one, its node looks at the files first
 //! ```
 //!
 //! Every change is one compare-and-swap on the record's revision, made by the node that the change names. The rules that

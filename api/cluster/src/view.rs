@@ -50,6 +50,10 @@ pub enum ClusterEvent {
     Moved { sandbox: SandboxId, owner: Owned },
     /// This node holds a sandbox that etcd gives to another one, with a later epoch: end or discard it here.
     Superseded { sandbox: SandboxId, by: Owned },
+    /// This node holds a paused sandbox whose record etcd has lost, or has in an older form. If its files are here and
+    /// their stamp permits it, reassert the record ([`crate::OwnerChange::Reassert`]); else discard the sandbox: another
+    /// node has taken it and ended it since. Repeated until one of them is done.
+    Forgotten { sandbox: SandboxId },
     /// etcd has not answered for half a lease.
     Detached,
     /// etcd answers again.

@@ -180,11 +180,14 @@ fn covered(task: &Task, tier: Tier) -> bool {
         } => tier == Tier::Interpreter,
         Task::Images { .. }
         | Task::Peers
+        | Task::Etcd
         | Task::Blocks { .. }
         | Task::Soak { .. }
         | Task::Fuzz { .. }
         | Task::MutateNetisolation { .. }
         | Task::MutatePool { .. }
+        | Task::SimulateCluster { .. }
+        | Task::MutateCluster { .. }
         | Task::MutateConfinement => false,
     }
 }

@@ -106,6 +106,8 @@ enum Task {
     Sdks,
     /// Install the sandboxes of other projects that `cube-bench peers` compares with.
     Peers,
+    /// Fetch the etcd of the tier `cluster` into target/cube/stages/etcd.
+    Etcd,
     /// Build everything, check format and lints, and run the tests.
     Test {
         /// Run only this tier; may be repeated. Default: every tier that this host supports. `unit` needs neither root
@@ -175,6 +177,16 @@ enum Task {
         /// Run only the mutations whose names contain this text.
         only: Option<String>,
     },
+    /// Play many seeds of the simulation of a cluster, in a release build.
+    SimulateCluster {
+        #[arg(long, default_value_t = 20_000)]
+        seeds: u64,
+    },
+    /// Change the cluster's decisions one at a time, and report which property of the simulation each change violates.
+    MutateCluster {
+        /// Run only the mutations whose names contain this text.
+        only: Option<String>,
+    },
     /// Run the confinement prover without any layer of a VMM's confinement, with each alone, and with all.
     MutateConfinement,
 }
@@ -213,6 +225,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Blocks { run: true } => return tasks::blocks(&workspace),
         Task::Sdks => prepare::sdks(&workspace, progress)?,
         Task::Peers => prepare::peers(&workspace, progress)?,
+        Task::Etcd => prepare::cluster_tools(&workspace, progress)?,
         Task::Hvm { confinement } => {
             let work = confinement.map_or(hvm::Work::Steps, hvm::Work::Prover);
             return tasks::hvm(&workspace, progress, &work);
@@ -241,6 +254,12 @@ fn run(task: Task) -> Result<ExitCode> {
             let all_detected = mutate::run(&workspace, list, only.as_deref(), progress)?;
             return Ok(success_or_bug(all_detected));
         }
+        Task::MutateCluster { only } => {
+            let list = mutate::CLUSTER;
+            let all_detected = mutate::run(&workspace, list, only.as_deref(), progress)?;
+            return Ok(success_or_bug(all_detected));
+        }
+        Task::SimulateCluster { seeds } => return tasks::simulate_cluster(&workspace, seeds),
         Task::MutateConfinement => {
             let all_proven = mutate_confinement::run(&workspace, progress)?;
             return Ok(success_or_bug(all_proven));

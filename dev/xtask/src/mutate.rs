@@ -1,12 +1,12 @@
-//! `cargo xtask mutate-netisolation` and `mutate-pool`: mutation tests of the isolation prover and of the explorer of the
-//! pool's states.
+//! `cargo xtask mutate-netisolation`, `mutate-pool` and `mutate-cluster`: mutation tests of the isolation prover, of the
+//! explorer of the pool's states, and of the simulation of a cluster.
 //!
 //! ```text
 //! mutations.toml ─► copy of the sources ─► one edit ─┬─► cube-api ─► cube-bench verify isolation --case CLASS
 //!                                                     └─► unit tests
 //! ```
 //! Each mutation removes one check from the eBPF programs, the policy or the resolver, or makes one decision of the pool
-//! wrong. The list names what must then happen: in one class of cases, the prover reports a breach or a case that is not
+//! or of the cluster wrong. The list names what must then happen: in one class of cases, the prover reports a breach or a case that is not
 //! proven; or a unit test fails, with this property if one is given. Any other result fails this task. Without a mutation, the same classes and tests must pass.
 
 use std::{
@@ -30,6 +30,7 @@ use crate::{
 /// The lists.
 pub(crate) const NETISOLATION: &str = "harness/verify/isolation/mutations.toml";
 pub(crate) const POOL: &str = "pool/mutations.toml";
+pub(crate) const CLUSTER: &str = "api/cluster/mutations.toml";
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -372,7 +373,7 @@ mod tests {
     #[test]
     fn every_mutation_applies_to_the_sources() {
         let workspace = Workspace::locate().unwrap();
-        let lists = [NETISOLATION, POOL].map(|list| load(&workspace, list).unwrap());
+        let lists = [NETISOLATION, POOL, CLUSTER].map(|list| load(&workspace, list).unwrap());
         assert!(lists.iter().all(|list| !list.mutation.is_empty()));
         for mutation in lists.into_iter().flat_map(|list| list.mutation) {
             let text = fs::read_to_string(workspace.root().join(&mutation.file)).unwrap();

@@ -195,6 +195,16 @@ pub(crate) fn blocks(workspace: &Workspace) -> Result<ExitCode> {
     Ok(crate::success_or_bug(outcome.success))
 }
 
+/// Plays seeds of the simulation of a cluster. Returns the exit code of the test.
+pub(crate) fn simulate_cluster(workspace: &Workspace, seeds: u64) -> Result<ExitCode> {
+    let mut test = workspace.cargo();
+    test.args(["test", "--release", "--package", "cluster", "--lib"]);
+    test.args(["simulation::many_seeds", "--", "--nocapture"]);
+    test.env("CUBE_SIMULATION_SEEDS", seeds.to_string());
+    let status = test.status().context("cannot start cargo")?;
+    Ok(exit_code_of(status))
+}
+
 /// Runs the tier `soak`.
 pub(crate) fn soak(
     workspace: &Workspace,

@@ -3,7 +3,7 @@
 use model::SandboxId;
 
 use crate::{
-    ClusterEvent, Owned, Owner, OwnerChange,
+    ClusterEvent, Owned, Owner, OwnerChange, OwnerState,
     keys::{self, Key},
     store::{Answer, Fault, Request, Txn, When, Write},
 };
@@ -59,7 +59,15 @@ impl Engine {
                 let event = ClusterEvent::Superseded { sandbox, by };
                 self.effects.push(Effect::Event(event));
             }
-            Verdict::Reassert => drop(self.reassert.insert(id.clone())),
+            // What runs here has not ended elsewhere. Files may have: the server must look at them.
+            Verdict::Reassert => match held.owner.state {
+                OwnerState::Running => drop(self.reassert.insert(id.clone())),
+                OwnerState::Paused => {
+                    let sandbox = id.clone();
+                    let event = ClusterEvent::Forgotten { sandbox };
+                    self.effects.push(Effect::Event(event));
+                }
+            },
         }
     }
 

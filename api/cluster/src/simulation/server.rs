@@ -1,0 +1,656 @@
+//! A model of `cube-api` and its pool: what a server does with sandboxes and their owner records. All of its decisions
+//! about records and moves are those of this crate.
+
+use model::SandboxId;
+
+use crate::{
+    ClusterEvent, GiverStep, Holding, Needs, NodeId, NodeState, Owned, OwnerChange, OwnerError,
+    OwnerState, Stamp, TakerNote,
+    admission::{owned, owner_txn},
+    engine::Input,
+    giver,
+    handle::{changed, input_after, inputs_before},
+    keys::Key,
+    place,
+    store::{Answer, Fault, Request},
+    taker,
+};
+
+use super::world::{Message, Truth, Waits, World, template};
+
+/// A sandbox on a host's disk. Every change of it is durable at once.
+#[derive(Clone, Debug)]
+pub(super) struct Local {
+    pub(super) note: Note,
+    /// The record as this host last wrote or read it. `None`: the sandbox has none and cannot move.
+    pub(super) owned: Option<Owned>,
+    /// The stamp of files on the host's own disk.
+    pub(super) stamp: Option<Stamp>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Note {
+    Running,
+    Paused,
+    /// A first record may have been written: without a read of it, the sandbox is not resumed.
+    Sharing,
+    Offered { to: NodeId, epoch: u64, since: u64 },
+    Incoming,
+    Taking,
+    Ending,
+}
+
+/// What a call to etcd is for.
+#[derive(Clone, Debug)]
+pub(super) enum Call {
+    /// Read the record, then decide.
+    Read { answer: Option<Holding> },
+    Change { change: OwnerChange, next: Option<crate::Owner> },
+}
+
+/// Time after which a giver asks what became of its offer.
+const PATIENCE_MS: u64 = 10_000;
+
+impl World {
+    /// The start of a process: what the disk has becomes known to the engine.
+    pub(super) fn recover(&mut self, at: usize) {
+        let host = &mut self.hosts[at];
+        let mut held = Vec::new();
+        for (id, local) in &mut host.disk {
+            if local.note == Note::Running && !host.vms.contains(id) {
+                // Rebooted, or killed between the note and the start of the VM.
+                local.note = Note::Paused;
+            }
+            if let Some(Owned { owner, .. }) = &local.owned {
+                held.push((id.clone(), owner.clone()));
+            }
+        }
+        for (id, owner) in held {
+            self.input(at, Input::Hold(id, owner, 0));
+        }
+    }
+
+    /// One round of a server's background work.
+    pub(super) fn serve(&mut self, at: usize) {
+        let Some(process) = self.hosts[at].process.as_mut() else {
+            return;
+        };
+        process.ticks += 1;
+        if !process.ticks.is_multiple_of(4) {
+            return;
+        }
+        let draining = self.is_draining(at);
+        let locals: Vec<SandboxId> = self.hosts[at].disk.keys().cloned().collect();
+        for id in locals {
+            self.serve_one(at, &id, draining);
+        }
+        self.collect_records(at);
+        if self.draw(20) == 0 {
+            self.take_over(at);
+        }
+    }
+
+    fn serve_one(&mut self, at: usize, id: &SandboxId, draining: bool) {
+        let Some(local) = self.hosts[at].disk.get(id).cloned() else {
+            return;
+        };
+        if self.is_busy(at, id) {
+            return;
+        }
+        let networked = self.truths.get(id).is_some_and(|truth| truth.networked);
+        match (&local.owned, &local.note) {
+            (None, Note::Running) if draining => self.pause_here(at, id),
+            (None, Note::Paused) if self.wants(at, id) && !draining => self.resume_here(at, id),
+            (None, Note::Paused) if draining || networked => {
+                self.set_note(at, id, Note::Sharing);
+                self.change(at, id, None, OwnerChange::Share);
+            }
+            (None, Note::Running | Note::Paused) => {}
+            // A note without a record: of a taker.
+            (None, _) | (Some(_), _) => {
+                if draining && local.note == Note::Running {
+                    self.pause_here(at, id);
+                }
+                self.read(at, id, None);
+            }
+        }
+    }
+
+    /// Decides by a linearizable read of the record.
+    fn decide(&mut self, at: usize, id: &SandboxId, found: Option<Owned>, answer: Option<Holding>) {
+        let Some(local) = self.hosts[at].disk.get(id).cloned() else {
+            return;
+        };
+        let this = self.hosts[at].id().clone();
+        let mine = found.as_ref().is_some_and(|found| found.owner.node == this);
+        match local.note {
+            Note::Offered { to, epoch, since } => {
+                self.decide_offer(at, id, &to, epoch, since, found, answer);
+            }
+            Note::Incoming | Note::Taking => self.decide_take(at, id, found),
+            Note::Sharing => match found {
+                None => self.change(at, id, None, OwnerChange::Share),
+                Some(_) if mine => {
+                    self.adopt(at, id, found);
+                    self.set_note(at, id, Note::Paused);
+                }
+                Some(_) => self.discard(at, id),
+            },
+            Note::Ending => match found {
+                Some(_) if mine => self.change(at, id, found.as_ref(), OwnerChange::End),
+                _ => self.discard(at, id),
+            },
+            Note::Running if mine => {}
+            Note::Paused if mine => self.decide_paused(at, id, found),
+            Note::Paused => self.decide_forgotten(at, id, &local, found),
+            // The engine reports it as superseded, or writes it again.
+            Note::Running => {}
+        }
+    }
+
+    fn decide_paused(&mut self, at: usize, id: &SandboxId, found: Option<Owned>) {
+        let Some(found) = found else {
+            return;
+        };
+        let owner = found.owner.clone();
+        if let Some(to) = owner.offered_to.clone() {
+            // An offer whose answer was lost, and that was made nevertheless.
+            let since = self.now;
+            let note = Note::Offered { to, epoch: owner.epoch, since };
+            self.set_note(at, id, note);
+            return;
+        }
+        let draining = self.is_draining(at);
+        if owner.state == OwnerState::Running {
+            self.change(at, id, Some(&found), OwnerChange::Pause);
+        } else if self.wants(at, id) && !draining {
+            self.change(at, id, Some(&found), OwnerChange::Start);
+        } else if draining && let Some(to) = self.target(at) {
+            let (epoch, since) = (owner.epoch, self.now);
+            let note = Note::Offered { to: to.clone(), epoch, since };
+            self.set_note(at, id, note);
+            let change = OwnerChange::Offer(to);
+            self.change(at, id, Some(&found), change);
+        }
+    }
+
+    /// The record is missing, or names another node.
+    fn decide_forgotten(&mut self, at: usize, id: &SandboxId, local: &Local, found: Option<Owned>) {
+        let Some(Owned { owner, .. }) = &local.owned else {
+            return;
+        };
+        let truth = self.truths.get(id);
+        let has_files = truth.is_some_and(|truth| !truth.networked || !truth.killed);
+        let (epoch, state) = (owner.epoch, OwnerState::Paused);
+        if !has_files || !Stamp::permits(self.stamp(at, id).as_ref(), owner) {
+            self.discard(at, id);
+        } else if found.as_ref().is_none_or(|found| !found.owner.beats(epoch, state)) {
+            let change = OwnerChange::Reassert { epoch, state };
+            self.change(at, id, found.as_ref(), change);
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the note, the record and the answer")]
+    fn decide_offer(
+        &mut self,
+        at: usize,
+        id: &SandboxId,
+        to: &NodeId,
+        epoch: u64,
+        since: u64,
+        found: Option<Owned>,
+        answer: Option<Holding>,
+    ) {
+        let this = self.hosts[at].id().clone();
+        let owner = found.as_ref().map(|found| &found.owner);
+        match giver(&this, to, epoch, owner, answer) {
+            GiverStep::Ask if self.now < since + PATIENCE_MS => {
+                let stamp = self.stamp(at, id);
+                let sandbox = id.clone();
+                self.tell(at, to, Message::Files { sandbox, stamp });
+            }
+            GiverStep::Ask => {
+                let sandbox = id.clone();
+                self.tell(at, to, Message::HaveYou { sandbox });
+            }
+            GiverStep::Wait => {}
+            GiverStep::Withdraw => {
+                self.change(at, id, found.as_ref(), OwnerChange::Withdraw);
+            }
+            GiverStep::Keep => {
+                self.set_note(at, id, Note::Paused);
+                self.adopt(at, id, found);
+            }
+            GiverStep::Discard => {
+                if found.is_none() && !self.is_elsewhere(at, id) {
+                    self.may_be_lost(id);
+                }
+                self.discard(at, id);
+            }
+        }
+    }
+
+    fn decide_take(&mut self, at: usize, id: &SandboxId, found: Option<Owned>) {
+        let this = self.hosts[at].id().clone();
+        let Some(found) = found else {
+            self.discard(at, id);
+            return;
+        };
+        let owner = &found.owner;
+        if owner.node == this {
+            // Taken: the answer was lost.
+            self.taken(at, id, found);
+            return;
+        }
+        let is_networked = self.truths.get(id).is_some_and(|truth| truth.networked);
+        let offered = owner.offered_to.as_ref() == Some(&this);
+        let stamp = self.stamp(at, id);
+        let permitted = Stamp::permits(stamp.as_ref(), owner);
+        let view = self.view(at);
+        let is_orphan = view.is_some_and(|view| !view.nodes.contains_key(&owner.node));
+        let may = offered || (is_networked && is_orphan && owner.state == OwnerState::Paused);
+        if may && permitted {
+            self.set_note(at, id, Note::Taking);
+            self.change(at, id, Some(&found), OwnerChange::Take);
+        } else {
+            self.discard(at, id);
+        }
+    }
+
+    fn taken(&mut self, at: usize, id: &SandboxId, found: Owned) {
+        let giver = self.hosts.iter().position(|host| {
+            let local = host.disk.get(id);
+            local.is_some_and(|local| matches!(local.note, Note::Offered { .. }))
+        });
+        if self.stamp_files(at, id, &found.owner) {
+            self.adopt(at, id, Some(found));
+            self.set_note(at, id, Note::Paused);
+            match giver {
+                Some(giver) if giver != at => {
+                    self.summary.moved += 1;
+                    let to = self.hosts[giver].id().clone();
+                    let sandbox = id.clone();
+                    self.tell(at, &to, Message::Taken { sandbox });
+                }
+                _ => self.summary.taken_over += 1,
+            }
+        } else {
+            // Another node has used this epoch: the record is of an older history. That node writes it again.
+            self.discard(at, id);
+        }
+    }
+
+    // Calls.
+
+    fn read(&mut self, at: usize, id: &SandboxId, answer: Option<Holding>) {
+        let request = Request::Get(Key::Owner(id.clone()));
+        self.call(at, id, Call::Read { answer }, request);
+    }
+
+    fn change(&mut self, at: usize, id: &SandboxId, found: Option<&Owned>, change: OwnerChange) {
+        let this = self.hosts[at].id().clone();
+        let Ok((txn, next)) = owner_txn(&this, id, found, &change) else {
+            return;
+        };
+        for input in inputs_before(id, found, next.as_ref()) {
+            self.input(at, input);
+        }
+        self.call(at, id, Call::Change { change, next }, Request::Txn(txn));
+    }
+
+    fn call(&mut self, at: usize, id: &SandboxId, call: Call, request: Request) {
+        let Some(process) = self.hosts[at].process.as_mut() else {
+            return;
+        };
+        let number = self.requests + 1;
+        process.calls.insert(number, (id.clone(), call));
+        process.busy.insert(id.clone());
+        let process = process.number;
+        self.send(at, process, Waits::Server(number), request);
+    }
+
+    pub(super) fn called(&mut self, at: usize, call: u64, answer: Result<Answer, Fault>) {
+        let Some(process) = self.hosts[at].process.as_mut() else {
+            return;
+        };
+        let Some((id, call)) = process.calls.remove(&call) else {
+            return;
+        };
+        process.busy.remove(&id);
+        match call {
+            Call::Read { answer: holding } => {
+                if let Ok(Answer::Got { entry, .. }) = answer
+                    && let Ok(found) = owned(entry.as_ref())
+                {
+                    self.decide(at, &id, found, holding);
+                }
+            }
+            Call::Change { change, next } => {
+                let outcome = changed(answer, next);
+                self.input(at, input_after(&id, &outcome));
+                self.note(|| format!("n{at} {id} {change:?}: {outcome:?}"));
+                self.changed(at, &id, &change, outcome);
+            }
+        }
+    }
+
+    fn changed(
+        &mut self,
+        at: usize,
+        id: &SandboxId,
+        change: &OwnerChange,
+        outcome: Result<Option<Owned>, OwnerError>,
+    ) {
+        if !self.hosts[at].disk.contains_key(id) {
+            return;
+        }
+        match (change, outcome) {
+            (OwnerChange::End, Ok(_)) => self.discard(at, id),
+            (_, Ok(None) | Err(_)) => {}
+            (OwnerChange::Take, Ok(Some(owned))) => self.taken(at, id, owned),
+            (OwnerChange::Share, Ok(Some(owned))) => {
+                self.save(at, id, owned);
+                self.set_note(at, id, Note::Paused);
+            }
+            (OwnerChange::Start, Ok(Some(owned))) => self.started(at, id, owned),
+            (OwnerChange::Withdraw, Ok(Some(owned))) => {
+                self.summary.withdrawn += 1;
+                self.save(at, id, owned);
+                self.set_note(at, id, Note::Paused);
+            }
+            (_, Ok(Some(owned))) => self.save(at, id, owned),
+        }
+    }
+
+    fn started(&mut self, at: usize, id: &SandboxId, owned: Owned) {
+        let owner = owned.owner.clone();
+        self.save(at, id, owned);
+        if self.stamp_files(at, id, &owner) {
+            self.resume_here(at, id);
+        }
+    }
+
+    // Messages between servers.
+
+    pub(super) fn tell(&mut self, from: usize, to: &NodeId, message: Message) {
+        if let Some(to) = self.at(to) {
+            let delay = self.delay();
+            self.later(delay, super::world::Event::Message { from, to, message });
+        }
+    }
+
+    pub(super) fn message(&mut self, from: usize, to: usize, message: Message) {
+        let lost = self.cut.contains(&(from, to)) || self.hosts[to].process.is_none();
+        if lost {
+            return;
+        }
+        let event = super::world::Event::Message { from, to, message };
+        let Some(super::world::Event::Message { message, .. }) = self.postpone(to, event) else {
+            return;
+        };
+        let sender = self.hosts[from].id().clone();
+        match message {
+            Message::Create { id_bytes } => self.create(to, &sender, id_bytes),
+            Message::Created { sandbox } => {
+                if let Some(truth) = self.truths.get_mut(&sandbox) {
+                    truth.acknowledged = true;
+                }
+            }
+            Message::Files { sandbox, stamp } => {
+                if !self.hosts[to].disk.contains_key(&sandbox) {
+                    let local = Local { note: Note::Incoming, owned: None, stamp };
+                    self.hosts[to].disk.insert(sandbox, local);
+                }
+            }
+            Message::HaveYou { sandbox } => {
+                let holding = self.holding(to, &sandbox);
+                self.tell(to, &sender, Message::Have { sandbox, holding });
+            }
+            Message::Have { sandbox, holding } => {
+                if self.hosts[to].disk.contains_key(&sandbox) && !self.is_busy(to, &sandbox) {
+                    self.read(to, &sandbox, Some(holding));
+                }
+            }
+            Message::Taken { sandbox } => {
+                if self.hosts[to].disk.contains_key(&sandbox) && !self.is_busy(to, &sandbox) {
+                    self.read(to, &sandbox, None);
+                }
+            }
+        }
+    }
+
+    fn holding(&mut self, at: usize, id: &SandboxId) -> Holding {
+        let note = match self.hosts[at].disk.get(id).map(|local| &local.note) {
+            None => TakerNote::Absent,
+            // A take may be on its way to etcd as soon as it is decided.
+            Some(Note::Incoming) if self.is_busy(at, id) => TakerNote::Taking,
+            Some(Note::Incoming) => TakerNote::Incoming,
+            Some(Note::Taking) => TakerNote::Taking,
+            Some(_) => TakerNote::Held,
+        };
+        if note == TakerNote::Incoming {
+            self.discard(at, id);
+        }
+        taker(note)
+    }
+
+    fn create(&mut self, at: usize, client: &NodeId, id_bytes: [u8; 14]) {
+        // The pool is the authority: it has the template, or refuses.
+        if !self.hosts[at].has_template || self.is_draining(at) {
+            self.summary.refused += 1;
+            return;
+        }
+        let id = self.home_key.id(self.hosts[at].slot, id_bytes);
+        if self.truths.contains_key(&id) {
+            return;
+        }
+        let networked = self.draw(2) == 0;
+        let truth = Truth {
+            acknowledged: false,
+            killed: false,
+            lost: false,
+            networked,
+            stamp: None,
+        };
+        self.truths.insert(id.clone(), truth);
+        let local = Local { note: Note::Running, owned: None, stamp: None };
+        self.hosts[at].disk.insert(id.clone(), local);
+        self.hosts[at].vms.insert(id.clone());
+        self.summary.created += 1;
+        self.tell(at, client, Message::Created { sandbox: id });
+    }
+
+    // Parts.
+
+    pub(super) fn cluster_event(&mut self, at: usize, event: ClusterEvent) {
+        self.note(|| format!("n{at} {event:?}"));
+        match event {
+            ClusterEvent::Superseded { sandbox, .. } => {
+                self.summary.superseded += 1;
+                self.discard(at, &sandbox);
+            }
+            ClusterEvent::HistoryLost { .. } => self.summary.histories_lost += 1,
+            _ => {}
+        }
+    }
+
+    fn pause_here(&mut self, at: usize, id: &SandboxId) {
+        self.hosts[at].vms.remove(id);
+        self.set_note(at, id, Note::Paused);
+    }
+
+    fn resume_here(&mut self, at: usize, id: &SandboxId) {
+        self.set_note(at, id, Note::Running);
+        self.hosts[at].vms.insert(id.clone());
+        if let Some(process) = self.hosts[at].process.as_mut() {
+            process.wanted.remove(id);
+        }
+        self.summary.resumed += 1;
+    }
+
+    pub(super) fn client_pause(&mut self, at: usize, id: &SandboxId) {
+        let local = self.hosts[at].disk.get(id);
+        if local.is_some_and(|local| local.note == Note::Running) && !self.is_busy(at, id) {
+            self.pause_here(at, id);
+        }
+    }
+
+    pub(super) fn client_kill(&mut self, at: usize, id: &SandboxId) {
+        let Some(local) = self.hosts[at].disk.get(id) else {
+            return;
+        };
+        if !matches!(local.note, Note::Running | Note::Paused) || self.is_busy(at, id) {
+            return;
+        }
+        if let Some(truth) = self.truths.get_mut(id) {
+            truth.killed = true;
+        }
+        self.hosts[at].vms.remove(id);
+        if self.hosts[at].disk.get(id).is_some_and(|local| local.owned.is_some()) {
+            self.set_note(at, id, Note::Ending);
+        } else {
+            self.discard(at, id);
+        }
+    }
+
+    /// Ends the sandbox on this host.
+    fn discard(&mut self, at: usize, id: &SandboxId) {
+        self.hosts[at].vms.remove(id);
+        self.hosts[at].disk.remove(id);
+        self.input(at, Input::Release(id.clone()));
+    }
+
+    fn set_note(&mut self, at: usize, id: &SandboxId, note: Note) {
+        if let Some(local) = self.hosts[at].disk.get_mut(id) {
+            if let (Note::Offered { to, .. }, Some(owned)) = (&note, local.owned.as_mut()) {
+                // So that after a crash nothing is written again before the taker has been asked.
+                owned.owner.offered_to = Some(to.clone());
+            }
+            local.note = note;
+        }
+    }
+
+    fn save(&mut self, at: usize, id: &SandboxId, owned: Owned) {
+        if let Some(local) = self.hosts[at].disk.get_mut(id) {
+            local.owned = Some(owned);
+        }
+    }
+
+    /// Keeps a record that was read.
+    fn adopt(&mut self, at: usize, id: &SandboxId, found: Option<Owned>) {
+        if let Some(found) = found {
+            let Owned { owner, revision } = found.clone();
+            self.save(at, id, found);
+            self.input(at, Input::Hold(id.clone(), owner, revision));
+        }
+    }
+
+    fn stamp(&self, at: usize, id: &SandboxId) -> Option<Stamp> {
+        match self.truths.get(id) {
+            Some(truth) if truth.networked => truth.stamp.clone(),
+            _ => self.hosts[at].disk.get(id)?.stamp.clone(),
+        }
+    }
+
+    fn stamp_files(&mut self, at: usize, id: &SandboxId, owner: &crate::Owner) -> bool {
+        if !Stamp::permits(self.stamp(at, id).as_ref(), owner) {
+            return false;
+        }
+        let stamp = Some(Stamp { node: owner.node.clone(), epoch: owner.epoch });
+        match self.truths.get_mut(id) {
+            Some(truth) if truth.networked => truth.stamp = stamp,
+            _ => {
+                if let Some(local) = self.hosts[at].disk.get_mut(id) {
+                    local.stamp = stamp;
+                }
+            }
+        }
+        true
+    }
+
+    fn is_busy(&self, at: usize, id: &SandboxId) -> bool {
+        let process = self.hosts[at].process.as_ref();
+        process.is_some_and(|process| process.busy.contains(id))
+    }
+
+    fn wants(&self, at: usize, id: &SandboxId) -> bool {
+        let process = self.hosts[at].process.as_ref();
+        process.is_some_and(|process| process.wanted.contains(id))
+    }
+
+    pub(super) fn is_draining(&self, at: usize) -> bool {
+        let view = self.view(at);
+        view.is_some_and(|view| view.state(self.hosts[at].id()) == NodeState::Draining)
+    }
+
+    fn is_elsewhere(&self, at: usize, id: &SandboxId) -> bool {
+        let others = self.hosts.iter().enumerate().filter(|(other, _)| *other != at);
+        others.into_iter().any(|(_, host)| host.disk.contains_key(id))
+    }
+
+    /// A paused sandbox whose record etcd lost, while its giver did not know what became of an offer.
+    fn may_be_lost(&mut self, id: &SandboxId) {
+        if self.summary.restores > 0
+            && let Some(truth) = self.truths.get_mut(id)
+        {
+            truth.lost = true;
+        }
+    }
+
+    /// A node for a sandbox that leaves this one.
+    fn target(&mut self, at: usize) -> Option<NodeId> {
+        let view = self.view(at)?;
+        let needs = needs(self.hosts[at].id());
+        let random = self.draw(u64::MAX);
+        let order = place(&view, &needs, |_| 0, random);
+        order.first().map(|candidate| candidate.node.clone())
+    }
+
+    /// Deletes records that name this host, which has nothing of them.
+    fn collect_records(&mut self, at: usize) {
+        let Some(view) = self.view(at) else {
+            return;
+        };
+        let this = self.hosts[at].id();
+        let disk = &self.hosts[at].disk;
+        let stray = view.owners.iter().find(|(id, owned)| {
+            owned.owner.node == *this && !disk.contains_key(*id) && !self.is_busy(at, id)
+        });
+        if let Some((id, owned)) = stray {
+            let (id, owned) = (id.clone(), owned.clone());
+            self.change(at, &id, Some(&owned), OwnerChange::End);
+        }
+    }
+
+    /// Takes a paused sandbox of a node that has no lease, if its storage is in reach.
+    fn take_over(&mut self, at: usize) {
+        let Some(view) = self.view(at) else {
+            return;
+        };
+        let this = self.hosts[at].id();
+        let orphan = view.owners.iter().find(|(id, owned)| {
+            let is_networked = self.truths.get(*id).is_some_and(|truth| truth.networked);
+            is_networked
+                && owned.owner.node != *this
+                && owned.owner.state == OwnerState::Paused
+                && !view.nodes.contains_key(&owned.owner.node)
+                && !self.hosts[at].disk.contains_key(*id)
+        });
+        if let Some((id, _)) = orphan {
+            let local = Local { note: Note::Incoming, owned: None, stamp: None };
+            let id = id.clone();
+            self.hosts[at].disk.insert(id, local);
+        }
+    }
+}
+
+pub(super) fn needs(except: &NodeId) -> Needs {
+    Needs {
+        template: template(),
+        content: None,
+        memory_mib: 256,
+        platform: None,
+        features: std::collections::BTreeSet::new(),
+        except: std::collections::BTreeSet::from([except.clone()]),
+    }
+}
