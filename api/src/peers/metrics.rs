@@ -72,6 +72,9 @@ fn log(event: &ClusterEvent) {
         ClusterEvent::Superseded { sandbox, by } => {
             tracing::error!(%sandbox, node = %by.owner.node, "another node owns a sandbox of this one");
         }
+        ClusterEvent::Forgotten { sandbox } => {
+            tracing::error!(%sandbox, "etcd has no record of a sandbox that this node owns");
+        }
         ClusterEvent::Detached => {
             tracing::warn!("etcd does not answer: creates and streams go on with the last view");
         }

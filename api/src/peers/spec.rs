@@ -1,6 +1,11 @@
 //! How a server becomes a node: its settings, and its record in the cluster.
 
-use std::{collections::BTreeSet, fs, path::Path, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use cluster::{
     Cluster, ClusterError, CpuKind, EtcdConfig, HomeSlot, Incarnation, JoinConfig, Member, Node,
@@ -17,6 +22,10 @@ use super::{
 
 /// How long the others wait for this node before it is away.
 const LEASE: Duration = Duration::from_secs(10);
+
+/// How long the founder waits for etcd, and between two attempts.
+const FOUND: Duration = Duration::from_secs(60);
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The cluster of a server.
 #[derive(Clone, Debug)]
@@ -99,7 +108,18 @@ impl ClusterSpec {
     /// A cluster that this node has founded without keeping the record has its first slot.
     async fn found(&self, settings: &Settings) -> Result<Member, JoinError> {
         let (node, identity) = (&settings.node, &settings.identity);
-        match (found(&self.etcd(), node, identity).await, HomeSlot::new(0)) {
+        let deadline = Instant::now() + FOUND;
+        let made = loop {
+            match found(&self.etcd(), node, identity).await {
+                // Etcd may be starting, too.
+                Err(why @ ClusterError::Unreachable { .. }) if Instant::now() < deadline => {
+                    tracing::warn!("{}: trying again", model::chain(&why));
+                    tokio::time::sleep(AGAIN).await;
+                }
+                made => break made,
+            }
+        };
+        match (made, HomeSlot::new(0)) {
             (Err(ClusterError::Founded), Some(slot)) => Ok(Member {
                 id: node.clone(),
                 identity: identity.clone(),

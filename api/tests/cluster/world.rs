@@ -100,6 +100,7 @@ impl World {
             nodes,
             dir,
         };
+        until("etcd listens", || TcpStream::connect((HUB, 2379)).is_ok());
         world.nodes[0].start();
         for at in 1..NAMES.len() {
             let token = output(&mut cube(&["cluster", "token", "--state", &state]));
