@@ -101,7 +101,7 @@ function Columns({ columns }: { columns: [string, unknown[]][] }) {
   const shown = Math.min(rows, MOST_ROWS);
   return (
     <>
-      <Table label="Table that the cell made" head={["", ...columns.map(([name]) => line(name, 80))]}>
+      <Table label="Table that the cell made" head={["#row", ...columns.map(([name, values]) => `${values.every((value) => typeof value === "number") ? "#" : " "}${line(name, 80)}`)]}>
         {Array.from({ length: shown }, (_, row) => (
           <tr key={row}>
             <td class="num muted">{row}</td>
