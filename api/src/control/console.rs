@@ -137,12 +137,28 @@ mod tests {
 
     #[tokio::test]
     async fn only_scripts_styles_and_licences_are_files() {
-        let get = |name: &str| file(Path(name.to_owned()), Method::GET, Uri::from_static("/ui/x"));
-        for name in ["manifest.json", "index.html", "x.js", "..", "../keys.json", ""] {
+        let get = |name: &str| {
+            file(
+                Path(name.to_owned()),
+                Method::GET,
+                Uri::from_static("/ui/x"),
+            )
+        };
+        for name in [
+            "manifest.json",
+            "index.html",
+            "x.js",
+            "..",
+            "../keys.json",
+            "",
+        ] {
             let refused = get(name).await.unwrap_err();
             assert!(matches!(refused, ApiError::NoRoute(_)), "{name}");
         }
-        let (script, _) = FILES.iter().find(|(name, _)| name.ends_with(".js")).unwrap();
+        let (script, _) = FILES
+            .iter()
+            .find(|(name, _)| name.ends_with(".js"))
+            .unwrap();
         let answer = get(script).await.unwrap();
         assert_eq!(answer.headers()[CONTENT_ENCODING], "gzip");
     }

@@ -194,10 +194,7 @@ async fn detail(
 ) -> Result<([(&'static str, String); 1], Json<SandboxDetail>), ApiError> {
     let view = app.registry.get(&id).await?;
     let phases = timing::of_start(&view.sandbox.timeline);
-    Ok((
-        [(timing::HEADER, phases)],
-        Json(wire::detail(&app, &view)),
-    ))
+    Ok(([(timing::HEADER, phases)], Json(wire::detail(&app, &view))))
 }
 
 async fn kill(State(app): State<App>, OfSandbox(id): OfSandbox) -> Result<StatusCode, ApiError> {

@@ -94,7 +94,10 @@ pub(crate) fn run(
     let console = prepare::console(workspace, progress, &[FOR_NODE, FOR_TESTS])?;
     let compared = judge(
         "console/dist is what the sources give",
-        compare(&console.dir.join("dist"), &workspace.root().join("console/dist")),
+        compare(
+            &console.dir.join("dist"),
+            &workspace.root().join("console/dist"),
+        ),
     );
     let binaries = environment.binaries.as_deref();
     let binaries = binaries.context("the release binaries were not built")?;
@@ -118,7 +121,11 @@ pub(crate) fn run(
     let path = results.join("cases.json");
     let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let cases: Vec<Case> = serde_json::from_slice(&text)?;
-    Ok(compared.and(Outcome::of("the test of the console", status, count(&cases))))
+    Ok(compared.and(Outcome::of(
+        "the test of the console",
+        status,
+        count(&cases),
+    )))
 }
 
 #[derive(Debug, Deserialize)]
@@ -156,7 +163,8 @@ fn judge(name: &str, result: Result<()>) -> Outcome {
 fn compare(built: &Path, in_git: &Path) -> Result<()> {
     let read = |dir: &Path| -> Result<Vec<(String, Vec<u8>)>> {
         let mut files = Vec::new();
-        let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
+        let entries =
+            fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
         for entry in entries {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();

@@ -8,8 +8,8 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, binaries, blocks, conformance, console, dependencies, fuzz,
-    host,
+    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, binaries, blocks, conformance, console,
+    dependencies, fuzz, host,
     hvm::{self, Work},
     isolation::Prover,
     package, prepare,

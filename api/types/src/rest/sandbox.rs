@@ -141,11 +141,7 @@ pub struct SnapshotInfo {
     )]
     pub source_sandbox_id: Option<String>,
     /// Not of E2B.
-    #[serde(
-        rename = "createdAt",
-        default,
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(rename = "createdAt", default, skip_serializing_if = "Option::is_none")]
     pub created_at: Option<Timestamp>,
     /// Not of E2B: its space on the server's disk, in bytes. `None`: not known.
     #[serde(
