@@ -45,6 +45,14 @@ async function answers(world) {
   same((await type(world, "echo $((6*7))")).join(), "42", "the answer");
 }
 
+async function left(world) {
+  const { page } = world;
+  await page.locator(".xterm-helper-textarea").focus();
+  await page.keyboard.press("Shift+Escape");
+  const inside = await page.evaluate(() => document.activeElement?.closest(".terminal-box") !== null);
+  assert(!inside, "the keyboard cannot leave the terminal");
+}
+
 async function resized(world) {
   const { page } = world;
   const before = (await type(world, "stty size")).join();
@@ -101,6 +109,15 @@ async function restart(world) {
   world.browser.forget();
 }
 
+/** A shell ends with its tab: none is left in the sandbox. */
+async function closed({ browser, page, kept, server }) {
+  const shells = async () => Number(await server.exec(kept.sandbox, "pgrep -c -u user -x bash; true"));
+  const before = await shells();
+  await browser.go("#/sandboxes");
+  await until("the shell has ended", async () => (await shells()) < before);
+  await page.getByRole("heading", { name: "Sandboxes", exact: true }).waitFor();
+}
+
 async function tabs(world) {
   const { browser, page, kept } = world;
   await type(world, "TAB=kept");
@@ -112,9 +129,11 @@ async function tabs(world) {
 
 export const cases = [
   ["the terminal answers 42", false, answers],
+  ["the keyboard leaves the terminal", false, left],
   ["the terminal's size reaches the shell", false, resized],
   ["a flood of output ends", false, flood],
   ["escape sequences reach nothing beyond the screen", false, escapes],
   ["the shell stays open behind other tabs", false, tabs],
   ["the terminal survives a restart of the server", false, restart],
+  ["a shell ends with its page", false, closed],
 ];
