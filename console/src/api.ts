@@ -76,8 +76,8 @@ export async function ask<T>(method: string, path: string, body?: unknown, signa
     access.value = "asked";
     throw error;
   }
-  // A refusal for lack of a scope is an answer to a key that is taken.
-  if (access.value !== "granted") access.value = "granted";
+  // A refusal for lack of a scope is an answer to a key that is taken. Unknown routes are answered without looking at it.
+  if (response.ok || response.status === 403) access.value = "granted";
   if (!response.ok) throw await refused(response);
   const text = await response.text();
   const isJson = (response.headers.get("content-type") ?? "").includes("json");

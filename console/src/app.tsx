@@ -1,5 +1,5 @@
 // The frame around every page: navigation, connection, theme, key.
-import { effect, signal } from "@preact/signals";
+import { effect, signal, untracked } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { get } from "./api";
 import { Keys } from "./pages/keys";
@@ -30,7 +30,7 @@ const PAGES: [string, string][] = [
 
 // A server without keys answers at once; any other one asks for a key.
 function probe() {
-  get("/teams").catch(() => undefined);
+  untracked(() => get("/teams")).catch(() => undefined);
 }
 
 effect(() => {
@@ -38,7 +38,7 @@ effect(() => {
 });
 effect(() => {
   if (access.value !== "granted") return;
-  get("/nodes").then(
+  untracked(() => get("/nodes")).then(
     () => (hasNodes.value = true),
     () => (hasNodes.value = false),
   );

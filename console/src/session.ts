@@ -1,6 +1,6 @@
 // What the page holds beyond a view: the key, whether the server answers, the theme, the route. The key is in memory only:
 // no storage, no cookie, no URL.
-import { computed, effect, signal } from "@preact/signals";
+import { batch, computed, effect, signal } from "@preact/signals";
 
 export const key = signal("");
 /** `asked`: the server wants a key, and the page has none that it takes. */
@@ -41,9 +41,11 @@ export function reached(does: boolean): void {
 }
 
 export function signOut(): void {
-  key.value = "";
-  refusal.value = "";
-  access.value = "asked";
+  batch(() => {
+    key.value = "";
+    refusal.value = "";
+    access.value = "asked";
+  });
 }
 
 const hash = signal(location.hash);

@@ -1,5 +1,5 @@
 // Runs cells on the sandbox's code interpreter.
-import { useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { explain } from "../api";
 import { execute, guestOf } from "../envd";
 import { count } from "../text";
@@ -25,6 +25,7 @@ export function Cells({ id }: { id: string }) {
   const [code, setCode] = useState("");
   const [language, setLanguage] = useState("python");
   const running = useRef<AbortController | undefined>(undefined);
+  useEffect(() => () => running.current?.abort(), []);
   const change = (cell: number, by: (before: Cell) => Cell) => setCells((all) => all.map((one) => (one.id === cell ? by(one) : one)));
   const run = async () => {
     if (!code.trim() || running.current) return;

@@ -96,17 +96,21 @@ function columnsOf(value: unknown): [string, unknown[]][] | undefined {
   return columns.length ? columns.slice(0, MOST_COLUMNS) : undefined;
 }
 
+function isNumeric(values: unknown[]): boolean {
+  return values.every((value) => value === null || typeof value === "number");
+}
+
 function Columns({ columns }: { columns: [string, unknown[]][] }) {
   const rows = Math.max(...columns.map(([, values]) => values.length));
   const shown = Math.min(rows, MOST_ROWS);
   return (
     <>
-      <Table label="Table that the cell made" head={["", ...columns.map(([name]) => line(name, 80))]}>
+      <Table label="Table that the cell made" head={["#row", ...columns.map(([name, values]) => `${isNumeric(values) ? "#" : " "}${line(name, 80)}`)]}>
         {Array.from({ length: shown }, (_, row) => (
           <tr key={row}>
             <td class="num muted">{row}</td>
             {columns.map(([name, values]) => (
-              <td key={name} class={typeof values[row] === "number" ? "num" : ""}>
+              <td key={name} class={isNumeric(values) ? "num" : ""}>
                 <span class="guest">{cellText(values[row])}</span>
               </td>
             ))}

@@ -142,7 +142,7 @@ function Ladder({ samples }: { samples: Sample[] }) {
     return <Empty title="No sandbox was started yet">Times of starts appear here: from the accepted request to each phase.</Empty>;
   }
   return (
-    <Table label="Start ladder" head={["Phase", "Slot", "n", "P50", "P95"]}>
+    <Table label="Start ladder" head={["Phase", "Slot", "#n", "#P50", "#P95"]}>
       {known.map((row) => (
         <tr key={row.name + row.warm}>
           <td>{row.name}</td>
@@ -199,7 +199,7 @@ function Pool({ samples }: { samples: Sample[] }) {
   const [warm, wanted, loaded, hits, misses] = [of("warm"), of("wanted"), of("loaded"), of("hits_total"), of("misses_total")];
   if (warm.size === 0) return <Empty title="No template is in use">The stock of each template that is used appears here.</Empty>;
   return (
-    <Table label="Warm pool" head={["Template", "Warm", "Wanted", "Hit rate", "Memory"]}>
+    <Table label="Warm pool" head={["Template", "#Warm", "#Wanted", "#Hit rate", "Memory"]}>
       {[...warm.keys()].map((name) => {
         const all = (hits.get(name) ?? 0) + (misses.get(name) ?? 0);
         return (

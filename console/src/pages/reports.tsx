@@ -79,7 +79,7 @@ function Comparison({ reports }: { reports: Report[] }) {
       </Panel>
       {names.map((name) => (
         <Panel key={name} title={name}>
-          <Table label={`Times of ${name}`} head={["Run", "n", "Failed", "P50", "P95", "P99", "P50 to first"]}>
+          <Table label={`Times of ${name}`} head={["Run", "#n", "#Failed", "#P50", "#P95", "#P99", "#P50 to first"]}>
             {reports.map((report, at) => {
               const times = report.phases.find(([phase]) => phase === name)?.[1];
               const base = first?.phases.find(([phase]) => phase === name)?.[1];

@@ -18,7 +18,7 @@ export function Secrets() {
                 The egress proxy adds them to requests of sandboxes, which never see them. Make one with <code>cube secret create NAME</code>.
               </Empty>
             ) : (
-              <Table label="Secrets" head={["Name", "Id", "Version", "Created", "Changed"]}>
+              <Table label="Secrets" head={["Name", "Id", "#Version", "Created", "Changed"]}>
                 {secrets.map((secret) => (
                   <tr key={secret.secretID}>
                     <td>

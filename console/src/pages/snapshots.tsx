@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { all, at, get, remove, type Listed, type Snapshot, type Template } from "../api";
 import { useLive } from "../live";
 import { link, notify } from "../session";
-import { bytes, line, when } from "../text";
+import { bytes, count, line, when } from "../text";
 import { Badge, Button, Dialog, Empty, Loaded, Panel, StateBadge } from "../ui/parts";
 
 interface Forest {
@@ -25,7 +25,7 @@ export function Snapshots() {
       <div class="head">
         <h1>Snapshots</h1>
       </div>
-      <Panel title="Where each came from" tools={live.data && <span class="muted">{live.data.snapshots.length} snapshots</span>}>
+      <Panel title="Where each came from" tools={live.data && <span class="muted">{count(live.data.snapshots.length, "snapshot")}</span>}>
         <Loaded live={live}>{(forest) => <Trees forest={forest} drop={setGone} />}</Loaded>
       </Panel>
       {gone && (

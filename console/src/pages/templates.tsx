@@ -32,7 +32,7 @@ function List() {
                 Build one from an image, or install those of this project: <code>cargo xtask prepare</code>.
               </Empty>
             ) : (
-              <Table label="Templates" head={["Name", "Build", "Size", "On disk", "Starts", "Builds", "Updated"]}>
+              <Table label="Templates" head={["Name", "Build", "Size", "#On disk", "#Starts", "#Builds", "Updated"]}>
                 {all.map((one) => (
                   <tr key={one.templateID}>
                     <td>

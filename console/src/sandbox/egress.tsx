@@ -41,7 +41,7 @@ function Events({ events }: { events: NetworkEvent[] }) {
   return (
     <div aria-live="polite">
       <span class="sr">{count(events.length, "event")}</span>
-      <Table label="Refused and ruled traffic" head={["Time", "Verdict", "Destination", "Protocol", "Request", "Times"]}>
+      <Table label="Refused and ruled traffic" head={["Time", "Verdict", "Destination", "Protocol", "Request", "#Times"]}>
         {[...events].reverse().map((event, at) => (
           <tr key={`${event.timestamp}${at}`}>
             <td class="nowrap">{clock(event.timestamp)}</td>

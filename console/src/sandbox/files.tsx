@@ -183,7 +183,7 @@ function Entries({ entries, open, take, drop }: { entries: Entry[]; open: (path:
   const sorted = [...entries].sort((a, b) => Number(isDirectory(b)) - Number(isDirectory(a))).slice(0, MOST_ROWS);
   return (
     <>
-      <Table label="Entries" head={["Name", "Size", "Permissions", "Owner", "Modified", ""]}>
+      <Table label="Entries" head={["Name", "#Size", "Permissions", "Owner", "Modified", ""]}>
         {sorted.map((entry) => (
           <tr key={entry.path}>
             <td>

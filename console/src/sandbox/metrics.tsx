@@ -27,8 +27,8 @@ function Charts({ samples }: { samples: Metric[] }) {
   return (
     <>
       <Series title="CPU" times={shown.times} lines={shown.cpu} show={(value) => `${value.toFixed(value < 10 ? 1 : 0)} %`} top={5} />
-      <Series title="Private memory" times={shown.times} lines={shown.memory} show={bytes} top={1 << 20} />
-      <Series title="Disk of its layer" times={shown.times} lines={shown.disk} show={bytes} top={1 << 20} />
+      <Series title="Private memory" times={shown.times} lines={shown.memory} show={bytes} top={1 << 20} isBinary />
+      <Series title="Disk of its layer" times={shown.times} lines={shown.disk} show={bytes} top={1 << 20} isBinary />
     </>
   );
 }

@@ -66,13 +66,15 @@ export function SandboxPage({ id }: { id: string }) {
   );
 }
 
-/** The terminal stays open behind other tabs and through pauses; the others begin anew. */
+/** Terminal and cells stay open behind other tabs and through pauses; the others begin anew. */
 function Views({ detail, headers, tab, resume }: { detail: Detail; headers: Headers; tab: string; resume: () => void }) {
   const id = detail.sandboxID;
   const [hasTerminal, setHasTerminal] = useState(false);
+  const [hasCells, setHasCells] = useState(false);
   const isRunning = detail.state === "running";
   useEffect(() => {
     if (tab === "terminal" && isRunning) setHasTerminal(true);
+    if (tab === "cells" && isRunning) setHasCells(true);
   }, [tab, isRunning]);
   const needsVm = ["terminal", "files", "cells"].includes(tab);
   return (
@@ -82,10 +84,14 @@ function Views({ detail, headers, tab, resume }: { detail: Detail; headers: Head
           <TerminalView id={id} shown={tab === "terminal" && isRunning} />
         </div>
       )}
+      {hasCells && (
+        <div hidden={tab !== "cells" || !isRunning}>
+          <Cells id={id} />
+        </div>
+      )}
       {needsVm && !isRunning && <Asleep id={id} reload={resume} />}
       {tab === "" && <Details detail={detail} headers={headers} />}
       {tab === "files" && isRunning && <Files id={id} />}
-      {tab === "cells" && isRunning && <Cells id={id} />}
       {tab === "logs" && <Logs id={id} />}
       {tab === "network" && <Egress id={id} detail={detail} />}
     </>

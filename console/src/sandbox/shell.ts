@@ -28,6 +28,7 @@ export class Shell {
     terminal.onData((data) => this.type(text.encode(data)));
     terminal.onBinary((data) => this.type(Uint8Array.from(data, (char) => char.charCodeAt(0))));
     terminal.onResize(() => void this.resize());
+    addEventListener("pagehide", () => this.close(), { signal: this.abort.signal });
     void this.run();
   }
 
@@ -35,7 +36,7 @@ export class Shell {
     this.abort.abort();
     if (this.pid && this.guest && !this.guest.isPaused) {
       const order = { process: { pid: this.pid }, signal: "SIGNAL_SIGKILL" };
-      void call(this.guest, "process.Process/SendSignal", order).catch(() => undefined);
+      void call(this.guest, "process.Process/SendSignal", order, undefined, true).catch(() => undefined);
     }
   }
 

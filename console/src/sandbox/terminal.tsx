@@ -32,6 +32,7 @@ export function makeTerminal(): Terminal {
 
 export function TerminalView({ id, shown }: { id: string; shown: boolean }) {
   const box = useRef<HTMLDivElement>(null);
+  const leave = useRef<HTMLDivElement>(null);
   const held = useRef<{ terminal: Terminal; fit: FitAddon } | undefined>(undefined);
   const [user, setUser] = useState("user");
   const [state, setState] = useState<ShellState>({ kind: "opening" });
@@ -44,6 +45,12 @@ export function TerminalView({ id, shown }: { id: string; shown: boolean }) {
     const fit = new FitAddon();
     terminal.loadAddon(fit);
     terminal.open(target);
+    // Tab belongs to the shell, so the keyboard needs another way out.
+    terminal.attachCustomKeyEventHandler((event) => {
+      if (event.key !== "Escape" || !event.shiftKey) return true;
+      if (event.type === "keydown") leave.current?.focus();
+      return false;
+    });
     held.current = { terminal, fit };
     const size = () => {
       if (target.clientWidth > 0) fit.fit();
@@ -75,6 +82,9 @@ export function TerminalView({ id, shown }: { id: string; shown: boolean }) {
       title="Terminal"
       tools={
         <>
+          <div ref={leave} tabIndex={-1} class="hint">
+            Shift+Esc leaves the terminal
+          </div>
           <ShellBadge state={state} />
           <Button pressed={reads} onClick={() => setReads(!reads)}>
             Screen reader

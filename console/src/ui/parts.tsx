@@ -165,7 +165,7 @@ export function Choice({ label, value, options, onInput }: ChoiceProps) {
   );
 }
 
-/** A table that scrolls on its own if it is wider than the page, also by keyboard. */
+/** A table that scrolls on its own if it is wider than the page, also by keyboard. Names with `#` are of numbers. */
 export function Table({ label, head, children }: { label: string; head: string[]; children: ComponentChildren }) {
   return (
     <div class="scroll" role="group" aria-label={label} tabIndex={0}>
@@ -173,8 +173,8 @@ export function Table({ label, head, children }: { label: string; head: string[]
         <thead>
           <tr>
             {head.map((name, at) => (
-              <th key={at} scope="col">
-                {name || <span class="sr">Actions</span>}
+              <th key={at} scope="col" class={name.startsWith("#") ? "num" : ""}>
+                {name.replace(/^#/, "") || <span class="sr">Actions</span>}
               </th>
             ))}
           </tr>

@@ -2,11 +2,15 @@
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { isDark } from "../session";
+import { clock } from "../text";
 
 export interface SeriesLine {
   name: string;
   values: (number | null)[];
 }
+
+const HEIGHT = 150;
+const POWERS = Array.from({ length: 32 }, (_, at) => 2 ** (at + 10));
 
 interface Props {
   title: string;
@@ -16,10 +20,12 @@ interface Props {
   show: (value: number) => string;
   /** The least top of the scale. */
   top?: number;
+  /** Ticks at powers of two. */
+  isBinary?: boolean;
 }
 
 /** A chart. Its text form, for those who do not see it, has the last, the least and the greatest value of each line. */
-export function Series({ title, times, lines, show, top }: Props) {
+export function Series({ title, times, lines, show, top, isBinary = false }: Props) {
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | undefined>(undefined);
   const dark = isDark.value;
@@ -34,21 +40,21 @@ export function Series({ title, times, lines, show, top }: Props) {
     plot.current = new uPlot(
       {
         width: Math.max(target.clientWidth, 200),
-        height: 140,
+        height: HEIGHT,
         legend: { show: false },
         cursor: { show: false },
-        padding: [8, 8, 0, 0],
+        padding: [8, 30, 8, 0],
         scales: { y: { range: (_, least, most) => [Math.min(0, least ?? 0), Math.max(most ?? 0, top ?? 0) || 1] } },
         axes: [
-          { ...axis, size: 24, space: 80 },
-          { ...axis, size: 64, space: 32, values: (_, ticks) => ticks.map((tick) => show(tick)) },
+          { ...axis, size: 26, space: 90, values: (_, ticks) => ticks.map((tick) => clock(new Date(tick * 1000).toISOString())) },
+          { ...axis, size: 64, space: 36, ...(isBinary && { incrs: POWERS }), values: (_, ticks) => ticks.map((tick) => show(tick)) },
         ],
         series: [{}, ...lines.map((line, at) => ({ label: line.name, stroke: strokes[at % strokes.length] ?? "", width: 1.5, points: { show: false }, spanGaps: false }))],
       },
       [times, ...lines.map((line) => line.values)] as uPlot.AlignedData,
       target,
     );
-    const watcher = new ResizeObserver(() => plot.current?.setSize({ width: Math.max(target.clientWidth, 200), height: 140 }));
+    const watcher = new ResizeObserver(() => plot.current?.setSize({ width: Math.max(target.clientWidth, 200), height: HEIGHT }));
     watcher.observe(target);
     return () => {
       watcher.disconnect();

@@ -26,6 +26,18 @@ async function settled(page, heading) {
   await until("the data of the page", async () => (await page.locator(".waiting").count()) === 0);
 }
 
+/** Starts from which the overview has quantiles. */
+async function starts({ browser, page, server }) {
+  await browser.go("#/");
+  for (let at = 0; at < 12; at += 1) {
+    const made = await server.create();
+    await server.call("DELETE", `/sandboxes/${made.sandboxID}`);
+  }
+  await until("a median of starts", async () => /[≤>] [\d.]+ m?s/.test(await page.locator(".figures").innerText()));
+  await page.getByRole("group", { name: "Start ladder" }).getByText("Agent ready").first().waitFor();
+  await page.getByRole("img", { name: /^Starts a second\. starts: now/ }).waitFor();
+}
+
 function inTheme(theme) {
   return async ({ browser, page, kept, results }) => {
     await browser.setTheme(theme);
@@ -73,6 +85,7 @@ async function signIn({ browser, page, results }) {
 }
 
 export const cases = [
+  ["the overview counts starts and has their quantiles", false, starts],
   ["axe finds nothing in the light theme", false, inTheme("light")],
   ["axe finds nothing in the dark theme", false, inTheme("dark")],
   ["no page is wider than a narrow screen", false, narrow],

@@ -1,15 +1,15 @@
 // The live terminal: what is typed, what a guest may not do with it, and a restart of the server.
 import { assert, same, until } from "../until.mjs";
 
-/** The text of the terminal, the lines before the screen included. */
+/** The text of the terminal: the last lines, those before the screen included. */
 export function screen(page) {
   return page.evaluate(() => {
     const { buffer } = document.querySelector(".terminal-box").cubeTerminal;
     const lines = [];
-    for (let at = 0; at < buffer.active.length; at += 1) {
+    for (let at = Math.max(buffer.active.length - 300, 0); at < buffer.active.length; at += 1) {
       const line = buffer.active.getLine(at);
       const text = line.translateToString(true);
-      if (line.isWrapped) lines[lines.length - 1] += text;
+      if (line.isWrapped && lines.length) lines[lines.length - 1] += text;
       else lines.push(text);
     }
     return lines;
@@ -45,6 +45,14 @@ async function answers(world) {
   same((await type(world, "echo $((6*7))")).join(), "42", "the answer");
 }
 
+async function left(world) {
+  const { page } = world;
+  await page.locator(".xterm-helper-textarea").focus();
+  await page.keyboard.press("Shift+Escape");
+  const inside = await page.evaluate(() => document.activeElement?.closest(".terminal-box") !== null);
+  assert(!inside, "the keyboard cannot leave the terminal");
+}
+
 async function resized(world) {
   const { page } = world;
   const before = (await type(world, "stty size")).join();
@@ -54,8 +62,8 @@ async function resized(world) {
 }
 
 async function flood(world) {
-  const lines = await type(world, "seq 1 200000");
-  same(lines.at(-1), "200000", "the last line of a flood");
+  const lines = await type(world, "seq 1 50000");
+  same(lines.at(-1), "50000", "the last line of a flood");
 }
 
 async function escapes(world) {
@@ -76,7 +84,7 @@ async function escapes(world) {
     "\\ePq#0;2;0;0;0#0~~@@vv\\e\\\\",
     "\\e_Gf=24,s=1,v=1;AAAA\\e\\\\",
   ];
-  for (const one of all) await type(world, `printf '${one}'`);
+  await type(world, all.map((one) => `printf '${one}\\n'`).join(";"));
   same(await page.title(), title, "title of the page");
   same(await page.evaluate(() => navigator.clipboard.readText()), "mine", "clipboard");
   same(await page.locator(".terminal-box a").count(), 0, "links in the terminal");
@@ -101,6 +109,15 @@ async function restart(world) {
   world.browser.forget();
 }
 
+/** A shell ends with its tab: none is left in the sandbox. */
+async function closed({ browser, page, kept, server }) {
+  const shells = async () => Number(await server.exec(kept.sandbox, "pgrep -c -u user -x bash; true"));
+  const before = await shells();
+  await browser.go("#/sandboxes");
+  await until("the shell has ended", async () => (await shells()) < before);
+  await page.getByRole("heading", { name: "Sandboxes", exact: true }).waitFor();
+}
+
 async function tabs(world) {
   const { browser, page, kept } = world;
   await type(world, "TAB=kept");
@@ -112,9 +129,11 @@ async function tabs(world) {
 
 export const cases = [
   ["the terminal answers 42", false, answers],
+  ["the keyboard leaves the terminal", false, left],
   ["the terminal's size reaches the shell", false, resized],
   ["a flood of output ends", false, flood],
   ["escape sequences reach nothing beyond the screen", false, escapes],
   ["the shell stays open behind other tabs", false, tabs],
   ["the terminal survives a restart of the server", false, restart],
+  ["a shell ends with its page", false, closed],
 ];

@@ -175,6 +175,7 @@ fn covered(task: &Task, tier: Tier) -> bool {
         Task::Dist { .. } => tier == Tier::Package,
         Task::Test { tiers } => *tiers == [tier],
         Task::Hvm { .. } => tier == Tier::Hvm,
+        Task::Console => tier == Tier::Console,
         Task::Template {
             name: OptionalTemplate::CodeInterpreter,
         } => tier == Tier::Interpreter,
