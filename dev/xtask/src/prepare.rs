@@ -148,6 +148,17 @@ pub(crate) fn sdks(workspace: &Workspace, progress: Progress) -> Result<()> {
     sdks::build(&store, workspace)
 }
 
+/// Installs the SDKs, with Node, and what the integrations need of the host.
+pub(crate) fn integrations(workspace: &Workspace, progress: Progress) -> Result<()> {
+    sdks(workspace, progress)?;
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    let store = Store::open(&workspace.artifacts(), progress)?;
+    let list = workspace
+        .root()
+        .join("harness/verify/integrations/host-packages.txt");
+    install_missing(&store, &list, progress)
+}
+
 /// Installs the registry and the tools that the tests of images compare with.
 pub(crate) fn image_tools(workspace: &Workspace, progress: Progress) -> Result<()> {
     host::check_system()?;

@@ -175,6 +175,7 @@ def main() -> int:
             "OPENAI_API_KEY": model.KEY,
             "OPENAI_BASE_URL": f"http://127.0.0.1:{stand_in.server_port}/v1",
             "HOME": str(run),
+            "PYTHONDONTWRITEBYTECODE": "1",
         }
         work = run / "work"
         work.mkdir()
