@@ -46,8 +46,10 @@ fn sandbox(seed: u8, state: SandboxState) -> pool::Sandbox {
         vmm: None,
         bytes: model::Bytes(0),
     };
-    let mut lifetime = Lifetime::default();
-    lifetime.end_at = 9000;
+    let lifetime = Lifetime {
+        end_at: 9000,
+        ..Lifetime::default()
+    };
     pool::Sandbox {
         id: id(seed),
         template: Arc::new(template),
