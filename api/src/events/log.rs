@@ -94,7 +94,7 @@ impl Log {
         past.latest = latest;
         let log = match newest {
             Some((path, end)) => {
-                let file = OpenOptions::new().write(true).append(true).open(&path)?;
+                let file = OpenOptions::new().append(true).open(&path)?;
                 file.set_len(end)?;
                 Self {
                     dir: dir.to_owned(),

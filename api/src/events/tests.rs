@@ -46,8 +46,10 @@ fn sandbox(seed: u8, state: SandboxState) -> pool::Sandbox {
         vmm: None,
         bytes: model::Bytes(0),
     };
-    let mut lifetime = Lifetime::default();
-    lifetime.end_at = 9000;
+    let lifetime = Lifetime {
+        end_at: 9000,
+        ..Lifetime::default()
+    };
     pool::Sandbox {
         id: id(seed),
         template: Arc::new(template),
@@ -254,8 +256,8 @@ fn receive(listener: &TcpListener, status: &str) -> (String, Vec<u8>) {
 }
 
 fn field<'a>(head: &'a str, name: &str) -> &'a str {
-    let line = head.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|rest| rest.strip_prefix(": ")).unwrap()
+    let mut fields = head.lines().filter_map(|line| line.split_once(": "));
+    fields.find(|(found, _)| *found == name).unwrap().1
 }
 
 fn loopback() -> Allowed {

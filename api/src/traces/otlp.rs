@@ -103,11 +103,12 @@ struct Message(Vec<u8>);
 
 impl Message {
     fn varint(&mut self, mut value: u64) {
+        let low = |value: u64| value.to_le_bytes()[0];
         while value >= 0x80 {
-            self.0.push((value & 0x7f) as u8 | 0x80);
+            self.0.push(low(value) | 0x80);
             value >>= 7;
         }
-        self.0.push(value as u8);
+        self.0.push(low(value));
     }
 
     fn key(&mut self, field: u32, wire_type: u32) {

@@ -104,10 +104,11 @@ fn small_files(dir: &Path) {
     }
 }
 
-/// The trace without what concerns sandboxes, which no build promises anything about, and without the contents of disks.
+/// The trace without what concerns sandboxes and their events, which no build promises anything about, and without the contents of disks.
 fn without_bulk(trace: &str, state: &Path) -> String {
     let hex = |text: &str| -> String { text.bytes().map(|b| format!("\\x{b:02x}")).collect() };
     let sandboxes = hex(&format!("{}/sandboxes", state.display()));
+    let events = hex(&format!("{}/events", state.display()));
     let layer = format!("{}>", hex("/layer"));
     let mut skipped = HashSet::new();
     let is_kept = |line: &&str| {
@@ -117,7 +118,8 @@ fn without_bulk(trace: &str, state: &Path) -> String {
             return !skipped.remove(pid);
         }
         let is_contents = call.starts_with("write(") || call.starts_with("pwrite64(");
-        let drop = call.contains(&sandboxes) || is_contents && call.contains(&layer);
+        let is_of_others = call.contains(&sandboxes) || call.contains(&events);
+        let drop = is_of_others || is_contents && call.contains(&layer);
         if drop && call.ends_with("<unfinished ...>") {
             skipped.insert(pid.to_owned());
         }

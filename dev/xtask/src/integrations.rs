@@ -1,6 +1,6 @@
 //! The tier `integrations`: the programs in `examples/integrations`, with the packages of other projects that they are for,
 //! against a real server and real VMs. Each program counts as a test. It runs only if it is named: it takes minutes and
-//! half a gigabyte of packages.
+//! two gigabytes of packages.
 
 use std::process::Command;
 
@@ -23,8 +23,7 @@ pub(crate) fn run(
     environment: &TestEnvironment,
     progress: Progress,
 ) -> Result<Outcome> {
-    // Node, and what virtual environments need.
-    prepare::sdks(workspace, progress)?;
+    prepare::integrations(workspace, progress)?;
     let binaries = environment.binaries.as_deref();
     let binaries = binaries.context("the release binaries were not built")?;
     let done = Command::new(PYTHON)

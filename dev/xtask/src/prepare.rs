@@ -165,6 +165,17 @@ pub(crate) fn console(
     console::build(&store, workspace, &node)
 }
 
+/// Installs the SDKs, with Node, and what the integrations need of the host.
+pub(crate) fn integrations(workspace: &Workspace, progress: Progress) -> Result<()> {
+    sdks(workspace, progress)?;
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    let store = Store::open(&workspace.artifacts(), progress)?;
+    let list = workspace
+        .root()
+        .join("harness/verify/integrations/host-packages.txt");
+    install_missing(&store, &list, progress)
+}
+
 /// Installs the registry and the tools that the tests of images compare with.
 pub(crate) fn image_tools(workspace: &Workspace, progress: Progress) -> Result<()> {
     host::check_system()?;

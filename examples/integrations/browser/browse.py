@@ -50,7 +50,7 @@ with Sandbox.create(NAME, timeout=300) as sandbox:
         page = browser.new_context().new_page()
         page.goto("http://127.0.0.1:8000/")
         page.get_by_role("button").click()
-        print(page.title(), page.get_by_role("button").inner_text())
+        print(page.title(), page.get_by_role("button").text_content())
         picture = page.screenshot()
         print("screenshot:", picture[:4], len(picture) > 1000)
         try:

@@ -25,7 +25,7 @@ INSIDE = "CUBE_SANDBOXED"
 REPORTS = "/tmp/cube-reports.jsonl"
 LIBRARY, PROJECT = "/opt/cube-pytest", "/home/user/project"
 # pytest and what it imports: no compiled code.
-PACKAGES = ["pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "cube_sandboxed"]
+PACKAGES = ["pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "cube_sandboxed"]
 # Not part of a project.
 LEFT_OUT = {"node_modules", "__pycache__", "venv", "target", "build", "dist"}
 MOST_BYTES = 32 << 20

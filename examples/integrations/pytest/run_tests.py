@@ -17,7 +17,7 @@ class Outcomes:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(HERE))
-    words = ["-q", "-p", "no:terminal", "-p", "no:cacheprovider", "--rootdir", str(HERE), str(HERE / "test_dangerous.py")]
+    words = ["-p", "no:terminal", "-p", "no:cacheprovider", "--rootdir", str(HERE), str(HERE / "test_dangerous.py")]
     print("exit code", int(pytest.main(words, plugins=[Outcomes()])))
 
 # Prints:

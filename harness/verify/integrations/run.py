@@ -36,7 +36,7 @@ CASES = [
     ("browser/browse.py", ["--packages", "{browser}"]),
     ("claude-code/run_claude_code.py", ["--packages", "{claude-code}"]),
     (str(HERE / "monitoring.py"), ["{prometheus}"]),
-    (str(HERE / "tracing.py"), ["{artifacts}", "{binaries}"]),
+    (str(HERE / "tracing.py"), []),
 ]
 # Node packages by example, from `package-lock.json` beside the program.
 NPM = ["pi", "claude-code", "browser"]
@@ -144,7 +144,6 @@ def main() -> int:
     if INSIDE not in os.environ:
         packages.mkdir(parents=True, exist_ok=True)
         places = installed(packages, options.artifacts)
-        places |= {"artifacts": str(options.artifacts), "binaries": str(options.binaries)}
         if options.again:
             for name in ("work", "beyond"):
                 subprocess.run(["rm", "-rf", run / name], check=True)
@@ -176,6 +175,7 @@ def main() -> int:
             "OPENAI_API_KEY": model.KEY,
             "OPENAI_BASE_URL": f"http://127.0.0.1:{stand_in.server_port}/v1",
             "HOME": str(run),
+            "PYTHONDONTWRITEBYTECODE": "1",
         }
         work = run / "work"
         work.mkdir()
