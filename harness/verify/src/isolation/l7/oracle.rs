@@ -81,7 +81,7 @@ pub(super) fn compare(
     for (number, (mode, ..)) in SERVERS.iter().enumerate() {
         match start(
             world,
-            &dir.join(format!("oracle-{number}")),
+            &dir.join(format!("oracle-{}-{number}", attempts.cases.len())),
             program,
             mode,
             secret,

@@ -74,7 +74,11 @@ pub(super) fn plant(scene: &Scene) -> Result<(), SandboxError> {
     };
     write("/dev/shm/planted", &canaries[IN_MEMORY])?;
     write("/root/planted", &canaries[ON_DISK])?;
-    scene.sh("sync").map(drop)
+    scene.sh("sync")?;
+    // The log names routes that do not exist.
+    let route = format!("/{}", canaries[IN_NAME]);
+    let answer = scene.account.request("GET", &route, None)?;
+    crate::sandbox::expect("ask for a route that does not exist", &answer, &[404])
 }
 
 /// What a search found.
