@@ -134,7 +134,7 @@ pub(super) fn run(
         attempts.cases.retain(|case| case.name.starts_with(USE));
         scene.attempt(world, &attempts)?;
     } else {
-        reports.extend(scene.judged(world, spec, &attempts, run_dir.path())?);
+        reports.extend(scene.judged(world, &attempts, run_dir.path(), spec.oracle.as_deref())?);
     }
     if !selection.places.is_empty() {
         eprintln!(
@@ -147,7 +147,7 @@ pub(super) fn run(
         reports.extend(found.into_iter().filter(wanted));
     }
     if !echoed.cases.is_empty() {
-        reports.extend(scene.judged(world, spec, &echoed, run_dir.path())?);
+        reports.extend(scene.judged(world, &echoed, run_dir.path(), None)?);
     }
     Ok(reports)
 }
@@ -186,15 +186,15 @@ impl Scene {
     fn judged(
         &self,
         world: &World,
-        spec: &IsolationSpec,
         attempts: &Attempts,
         dir: &Path,
+        oracle: Option<&Path>,
     ) -> Result<Vec<CaseReport>, VerifyError> {
         let count = attempts.cases.len();
         eprintln!("cube-bench: {count} attempts against the egress proxy");
         let seen = self.attempt(world, attempts)?;
         let secret = &self.needles.secret;
-        if let Some(program) = &spec.oracle {
+        if let Some(program) = oracle {
             oracle::compare(world, dir, program, attempts, &seen, secret)?;
         }
         Ok(attempts
