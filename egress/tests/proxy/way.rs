@@ -95,7 +95,7 @@ async fn without_its_proxy_a_connection_does_not_leave() {
         reason: "its name is not resolved".to_owned(),
     };
     let ways = [
-        by(address, "wrong"),
+        by(address, &PASSWORD.to_uppercase()),
         by(closed, PASSWORD),
         failed,
         Way::Direct,

@@ -56,7 +56,7 @@ fn policy_structures() -> Vec<Structure> {
                 ifindex,
                 tenure,
                 max_flows,
-                zero
+                hands_all
             }),
         ),
         (

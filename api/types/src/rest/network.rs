@@ -18,7 +18,7 @@ pub struct NetworkConfig {
     /// DNS servers that the sandbox may query if `allow_out` contains a domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dns_servers: Option<Vec<String>>,
-    /// A SOCKS5 proxy for outbound traffic. Not supported.
+    /// A SOCKS5 proxy for all outbound TCP connections: `address` (`host:port`), `username` and `password`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress_proxy: Option<Value>,
     /// Whether the sandbox's ports are reachable without a traffic token. Absent: yes.

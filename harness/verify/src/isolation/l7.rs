@@ -54,6 +54,9 @@ const LIFETIME_S: u32 = 300;
 const EVENT_TIMEOUT: Duration = Duration::from_secs(5);
 const EVENT_POLL: Duration = Duration::from_millis(50);
 
+/// Start of the names of the cases that use the secret.
+const USE: &str = "l7-rule-applies";
+
 /// Names of the cases of both classes.
 pub(super) fn names() -> Result<Vec<(Class, String)>, VerifyError> {
     let attempts = load()?.cases.into_iter().map(|case| (Class::L7, case.name));
@@ -121,34 +124,17 @@ pub(super) fn run(
 ) -> Result<Vec<CaseReport>, VerifyError> {
     let run_dir = spec.setup.run_dir()?;
     let scene = Scene::open(world, spec, &selection.attempts, run_dir.path())?;
-    let count = selection.attempts.cases.len();
-    eprintln!("cube-bench: {count} attempts against the egress proxy");
+    let mut attempts = selection.attempts.clone();
+    // Afterwards the secret is in the guest's memory.
+    let echoed = attempts.split_off_echoed();
     let mut reports = Vec::new();
-    if selection.attempts.cases.is_empty() {
+    if attempts.cases.is_empty() {
         // The secret must have been used.
-        let mut attempts = load()?;
-        attempts
-            .cases
-            .retain(|case| case.name.starts_with("l7-rule-applies"));
+        attempts = load()?;
+        attempts.cases.retain(|case| case.name.starts_with(USE));
         scene.attempt(world, &attempts)?;
     } else {
-        let seen = scene.attempt(world, &selection.attempts)?;
-        let cases = &selection.attempts.cases;
-        reports.extend(
-            cases
-                .iter()
-                .map(|case| judge(case, &seen, &scene.needles.secret)),
-        );
-        if let Some(program) = &spec.oracle {
-            oracle::compare(
-                world,
-                run_dir.path(),
-                program,
-                &selection.attempts,
-                &seen,
-                &scene.needles.secret,
-            )?;
-        }
+        reports.extend(scene.judged(world, &attempts, run_dir.path(), spec.oracle.as_deref())?);
     }
     if !selection.places.is_empty() {
         eprintln!(
@@ -159,6 +145,9 @@ pub(super) fn run(
         let found = secrets::search(&scene)?;
         let wanted = |report: &CaseReport| selection.places.contains(&&*report.case);
         reports.extend(found.into_iter().filter(wanted));
+    }
+    if !echoed.cases.is_empty() {
+        reports.extend(scene.judged(world, &echoed, run_dir.path(), None)?);
     }
     Ok(reports)
 }
@@ -191,6 +180,28 @@ impl Scene {
             account,
             needles,
         })
+    }
+
+    /// Makes the attempts, and judges them.
+    fn judged(
+        &self,
+        world: &World,
+        attempts: &Attempts,
+        dir: &Path,
+        oracle: Option<&Path>,
+    ) -> Result<Vec<CaseReport>, VerifyError> {
+        let count = attempts.cases.len();
+        eprintln!("cube-bench: {count} attempts against the egress proxy");
+        let seen = self.attempt(world, attempts)?;
+        let secret = &self.needles.secret;
+        if let Some(program) = oracle {
+            oracle::compare(world, dir, program, attempts, &seen, secret)?;
+        }
+        Ok(attempts
+            .cases
+            .iter()
+            .map(|case| judge(case, &seen, secret))
+            .collect())
     }
 
     /// Makes the attempts in the sandbox, and gathers what all sides saw.

@@ -149,6 +149,18 @@ pub(super) fn load() -> Result<Attempts, ListError> {
 }
 
 impl Attempts {
+    /// Removes the attempts after which the guest has the secret, and returns them.
+    pub(super) fn split_off_echoed(&mut self) -> Self {
+        let is_echoed = |case: &Attempt| case.expect == Expect::Echoed;
+        let (echoed, others) = self.cases.drain(..).partition(is_echoed);
+        self.cases = others;
+        Self {
+            names: self.names.clone(),
+            create: self.create.clone(),
+            cases: echoed,
+        }
+    }
+
     /// What the guest's program reads.
     pub(super) fn order(&self) -> Value {
         let attempts = self.cases.iter().map(|case| case.order(None));

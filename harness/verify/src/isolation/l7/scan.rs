@@ -8,7 +8,7 @@ use std::{
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
-use memchr::memmem::{self, Finder};
+use memchr::memmem;
 use nix::unistd::{Whence, lseek64};
 
 const CHUNK: usize = 4 << 20;
@@ -22,6 +22,15 @@ pub(super) struct Needles {
     pub(super) canaries: [String; 5],
     /// The secret in base64, by its place in a group of three bytes, and in hex.
     encoded: Vec<String>,
+}
+
+/// The forms of the secret that are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Forms {
+    /// As it is: in gigabytes of memory and disk images.
+    Plain,
+    /// In base64 and hex, too.
+    All,
 }
 
 /// How often the texts were found.
@@ -51,12 +60,12 @@ impl Needles {
     }
 
     pub(super) fn count(&self, bytes: &[u8], hits: &mut Hits) {
-        self.count_before(&Finder::new(&self.prefix), bytes, bytes.len(), hits);
+        self.count_before(Forms::All, bytes, bytes.len(), hits);
     }
 
     /// Counts the texts that begin before `end`.
-    fn count_before(&self, finder: &Finder<'_>, bytes: &[u8], end: usize, hits: &mut Hits) {
-        for at in finder.find_iter(bytes).take_while(|at| *at < end) {
+    fn count_before(&self, forms: Forms, bytes: &[u8], end: usize, hits: &mut Hits) {
+        for at in memmem::find_iter(bytes, &self.prefix).take_while(|at| *at < end) {
             let rest = &bytes[at..];
             let is = |text: &String| rest.starts_with(text.as_bytes());
             if is(&self.secret) {
@@ -67,7 +76,11 @@ impl Needles {
                 hits.other += 1;
             }
         }
-        for text in &self.encoded {
+        let encoded = match forms {
+            Forms::Plain => &[][..],
+            Forms::All => &self.encoded,
+        };
+        for text in encoded {
             let found = memmem::find_iter(bytes, text).take_while(|at| *at < end);
             hits.secret += found.count() as u64;
         }
@@ -84,8 +97,7 @@ impl Needles {
     }
 
     /// Counts in a range of a file. Stops at its end, and where it cannot be read.
-    fn count_range(&self, file: &File, from: u64, to: u64, hits: &mut Hits) {
-        let finder = Finder::new(&self.prefix);
+    fn count_range(&self, forms: Forms, file: &File, from: u64, to: u64, hits: &mut Hits) {
         let (mut buffer, mut filled, mut at) = (vec![0; CHUNK], 0, from);
         while at < to {
             let room = usize::try_from(to - at).unwrap_or(CHUNK);
@@ -97,15 +109,15 @@ impl Needles {
             filled += read;
             // A text that begins at the end may continue in the next part.
             let counted = filled.saturating_sub(self.longest());
-            self.count_before(&finder, &buffer[..filled], counted, hits);
+            self.count_before(forms, &buffer[..filled], counted, hits);
             buffer.copy_within(counted..filled, 0);
             filled -= counted;
         }
-        self.count(&buffer[..filled], hits);
+        self.count_before(forms, &buffer[..filled], filled, hits);
     }
 
     /// Counts in a file, without its holes.
-    pub(super) fn count_file(&self, path: &Path, hits: &mut Hits) -> io::Result<()> {
+    pub(super) fn count_file(&self, forms: Forms, path: &Path, hits: &mut Hits) -> io::Result<()> {
         let file = File::open(path)?;
         let length = i64::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         let mut at = 0;
@@ -116,7 +128,7 @@ impl Needles {
             };
             let hole = lseek64(file.as_fd(), data, Whence::SeekHole).unwrap_or(length);
             let bound = |offset: i64| u64::try_from(offset).unwrap_or(0);
-            self.count_range(&file, bound(data), bound(hole), hits);
+            self.count_range(forms, &file, bound(data), bound(hole), hits);
             at = hole;
         }
         Ok(())
@@ -133,7 +145,7 @@ impl Needles {
             };
             let number = |text| u64::from_str_radix(text, 16).unwrap_or(0);
             if rest.starts_with('r') {
-                self.count_range(&memory, number(from), number(to), hits);
+                self.count_range(Forms::Plain, &memory, number(from), number(to), hits);
             }
         }
         Ok(())
@@ -186,7 +198,7 @@ mod tests {
             .unwrap();
         let mut hits = Hits::default();
         for file in files_below(dir.path()) {
-            needles.count_file(&file, &mut hits).unwrap();
+            needles.count_file(Forms::All, &file, &mut hits).unwrap();
         }
         assert_eq!(
             (hits.secret, hits.canaries, hits.other),

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     Scene,
-    scan::{Hits, Needles, files_below},
+    scan::{Forms, Hits, Needles, files_below},
 };
 use crate::{
     isolation::{cases::Class, evaluate::CaseReport},
@@ -74,7 +74,11 @@ pub(super) fn plant(scene: &Scene) -> Result<(), SandboxError> {
     };
     write("/dev/shm/planted", &canaries[IN_MEMORY])?;
     write("/root/planted", &canaries[ON_DISK])?;
-    scene.sh("sync").map(drop)
+    scene.sh("sync")?;
+    // The log names routes that do not exist.
+    let route = format!("/{}", canaries[IN_NAME]);
+    let answer = scene.account.request("GET", &route, None)?;
+    crate::sandbox::expect("ask for a route that does not exist", &answer, &[404])
 }
 
 /// What a search found.
@@ -129,15 +133,15 @@ pub(super) fn search(scene: &Scene) -> Result<Vec<CaseReport>, SandboxError> {
     let mut files = 0;
     for path in files_below(&scene.server.state()) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let hits = if name.starts_with("memory") {
-            &mut memory
+        let (forms, hits) = if name.starts_with("memory") {
+            (Forms::Plain, &mut memory)
         } else if name.starts_with("layer") {
-            &mut disk
+            (Forms::Plain, &mut disk)
         } else {
-            &mut records
+            (Forms::All, &mut records)
         };
         // One that is removed meanwhile has nothing.
-        files += u32::from(needles.count_file(&path, hits).is_ok());
+        files += u32::from(needles.count_file(forms, &path, hits).is_ok());
     }
     let note = format!("{files} files below the state directory");
     for (hits, kind) in [(memory, IN_MEMORY), (disk, ON_DISK), (records, IN_NOTE)] {
@@ -185,7 +189,7 @@ fn logs(scene: &Scene, needles: &Needles) -> Search {
     let mut hits = Hits::default();
     let log = scene.server.log();
     // A file that cannot be read has no planted text.
-    let _ = needles.count_file(&log, &mut hits);
+    let _ = needles.count_file(Forms::All, &log, &mut hits);
     Search {
         hits,
         planted: Some(hits.canaries[IN_NAME]),
