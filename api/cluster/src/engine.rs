@@ -28,6 +28,8 @@ use crate::{
 
 mod held;
 mod registration;
+#[cfg(test)]
+mod tests;
 
 use held::Held;
 pub(crate) use registration::Standing;
@@ -153,8 +155,8 @@ pub(crate) struct Engine {
     load: Load,
     load_at: Option<u64>,
     replicas: BTreeMap<TemplateId, Replica>,
-    /// Values under the present registration.
-    written: BTreeMap<Key, Vec<u8>>,
+    /// Values under the present registration, and the revisions at which they were written.
+    written: BTreeMap<Key, (Vec<u8>, u64)>,
     held: BTreeMap<SandboxId, Held>,
     /// Sandboxes whose record is being changed by the server.
     changing: BTreeSet<SandboxId>,
@@ -322,6 +324,11 @@ impl Engine {
         self.list_wanted = false;
         self.listed_at = Some(now);
         let updated = self.mirror.list(revision, entries);
+        let mirror = &self.mirror;
+        // What is not there as it was written has been lost with a part of etcd's history.
+        self.written.retain(|key, (_, written)| {
+            *written > revision || mirror.revision_of(key) == Some(*written)
+        });
         let held: Vec<SandboxId> = self.held.keys().cloned().collect();
         self.updated(updated, held);
     }

@@ -10,10 +10,13 @@
 //! calls the same functions of this crate. Properties are checked after every event, or at the end, after all faults
 //! have been repaired and the nodes have had time to recover. A failed property is printed as `property: NAME`.
 //!
+//! A seed stands for a run only as long as the simulation stays the same, so what it has found is tested directly, in
+//! `engine::tests`.
+//!
 //! `CUBE_SIMULATION_SEEDS=20000 cargo test --release -p cluster --lib simulation::many` runs more seeds;
 //! `CUBE_SIMULATION_SEED=7` one of them, with a trace.
 
-mod etcd;
+pub(crate) mod etcd;
 mod faults;
 mod judge;
 mod server;
@@ -22,10 +25,7 @@ mod world;
 use world::{Failure, World};
 
 /// Seeds of a usual test run.
-const USUAL: u64 = 300;
-
-/// Seeds that have failed once.
-const REGRESSIONS: [u64; 0] = [];
+const USUAL: u64 = 100;
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
@@ -36,7 +36,10 @@ fn run(seed: u64, trace: bool) -> Result<world::Summary, Failure> {
 }
 
 fn report(seed: u64, failure: &Failure) -> String {
-    format!("property: {}\nseed {seed}: {}", failure.property, failure.detail)
+    format!(
+        "property: {}\nseed {seed}: {}",
+        failure.property, failure.detail
+    )
 }
 
 #[test]
@@ -48,7 +51,7 @@ fn many_seeds_keep_every_property() {
     }
     let seeds = number("CUBE_SIMULATION_SEEDS").unwrap_or(USUAL);
     let mut total = world::Summary::default();
-    for seed in REGRESSIONS.into_iter().chain(0..seeds) {
+    for seed in 0..seeds {
         match run(seed, false) {
             Ok(summary) => total.add(&summary),
             Err(failure) => panic!("{}", report(seed, &failure)),

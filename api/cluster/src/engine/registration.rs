@@ -174,7 +174,8 @@ impl Engine {
         let this = &self.this.id;
         let mut writes = Vec::new();
         let mut put = |key: Key, value: Vec<u8>| {
-            if self.written.get(&key) != Some(&value) {
+            let written = self.written.get(&key);
+            if written.is_none_or(|(before, _)| *before != value) {
                 writes.push((key, Some(value)));
             }
         };
@@ -217,11 +218,12 @@ impl Engine {
     ) {
         match answer {
             Ok(Answer::Txn {
-                succeeded: true, ..
+                revision,
+                succeeded: true,
             }) => {
                 for (key, value) in writes {
                     match value {
-                        Some(value) => drop(self.written.insert(key, value)),
+                        Some(value) => drop(self.written.insert(key, (value, revision))),
                         None => drop(self.written.remove(&key)),
                     }
                 }
@@ -235,7 +237,13 @@ impl Engine {
                 self.later(now, Kind::Write);
             }
             Err(Fault::NoLease) => self.lease_lost(),
-            _ => self.later(now, Kind::Write),
+            _ => {
+                // They may have been made: what is written under these keys is not known.
+                for (key, _) in writes {
+                    self.written.remove(&key);
+                }
+                self.later(now, Kind::Write);
+            }
         }
     }
 }

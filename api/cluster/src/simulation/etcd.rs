@@ -21,7 +21,7 @@ struct Lease {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Etcd {
+pub(crate) struct Etcd {
     revision: u64,
     keys: BTreeMap<String, Stored>,
     log: Vec<Change>,
@@ -33,7 +33,7 @@ pub(super) struct Etcd {
 }
 
 impl Etcd {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             revision: 1,
             keys: BTreeMap::new(),
@@ -44,15 +44,18 @@ impl Etcd {
         }
     }
 
-    pub(super) fn revision(&self) -> u64 {
+    pub(crate) fn revision(&self) -> u64 {
         self.revision
     }
 
-    pub(super) fn perform(&mut self, now: u64, request: Request) -> Result<Answer, Fault> {
+    pub(crate) fn perform(&mut self, now: u64, request: Request) -> Result<Answer, Fault> {
         self.end_leases(now);
         let revision = self.revision;
         match request {
-            Request::List => Ok(Answer::List { revision, entries: self.entries() }),
+            Request::List => Ok(Answer::List {
+                revision,
+                entries: self.entries(),
+            }),
             Request::Get(key) => {
                 let key = key.to_string();
                 let entry = self.keys.get(&key).map(|stored| entry(&key, stored));
@@ -63,7 +66,8 @@ impl Etcd {
                 self.last_lease += 1;
                 let ttl_ms = ttl_s * 1000;
                 let ends = now + ttl_ms;
-                self.leases.insert(LeaseId(self.last_lease), Lease { ttl_ms, ends });
+                self.leases
+                    .insert(LeaseId(self.last_lease), Lease { ttl_ms, ends });
                 Ok(Answer::Granted(LeaseId(self.last_lease)))
             }
             Request::Renew(id) => {
@@ -81,13 +85,13 @@ impl Etcd {
         }
     }
 
-    pub(super) fn entries(&self) -> Vec<Entry> {
+    pub(crate) fn entries(&self) -> Vec<Entry> {
         let ours = self.keys.iter().filter(|(key, _)| key.starts_with(PREFIX));
         ours.map(|(key, stored)| entry(key, stored)).collect()
     }
 
     /// The changes from this revision on; `None` if some of them are compacted.
-    pub(super) fn since(&self, from: u64) -> Option<Vec<Change>> {
+    pub(crate) fn since(&self, from: u64) -> Option<Vec<Change>> {
         if from <= self.compacted {
             return None;
         }
@@ -95,26 +99,26 @@ impl Etcd {
         Some(later.cloned().collect())
     }
 
-    pub(super) fn compact(&mut self) {
+    pub(crate) fn compact(&mut self) {
         self.compacted = self.revision;
         self.log.clear();
     }
 
     /// A new leader gives every lease its whole time again.
-    pub(super) fn restart(&mut self, now: u64) {
+    pub(crate) fn restart(&mut self, now: u64) {
         for lease in self.leases.values_mut() {
             lease.ends = now + lease.ttl_ms;
         }
     }
 
-    pub(super) fn restore(&mut self, backup: &Self, now: u64) {
+    pub(crate) fn restore(&mut self, backup: &Self, now: u64) {
         let last_lease = self.last_lease;
         *self = backup.clone();
         self.last_lease = last_lease;
         self.restart(now);
     }
 
-    pub(super) fn end_leases(&mut self, now: u64) {
+    pub(crate) fn end_leases(&mut self, now: u64) {
         let ended = self.leases.iter().filter(|(_, lease)| lease.ends <= now);
         let ended: Vec<LeaseId> = ended.map(|(id, _)| *id).collect();
         for id in ended {
@@ -124,7 +128,10 @@ impl Etcd {
 
     fn end_lease(&mut self, id: LeaseId) {
         self.leases.remove(&id);
-        let attached = self.keys.iter().filter(|(_, stored)| stored.lease == Some(id));
+        let attached = self
+            .keys
+            .iter()
+            .filter(|(_, stored)| stored.lease == Some(id));
         let attached: Vec<String> = attached.map(|(key, _)| key.clone()).collect();
         if !attached.is_empty() {
             self.revision += 1;
@@ -144,7 +151,10 @@ impl Etcd {
         };
         if !txn.when.iter().all(holds) {
             let revision = self.revision;
-            return Ok(Answer::Txn { revision, succeeded: false });
+            return Ok(Answer::Txn {
+                revision,
+                succeeded: false,
+            });
         }
         let lease_of = |write: &Write| match write {
             Write::Put { lease, .. } => *lease,
@@ -160,7 +170,11 @@ impl Etcd {
                 Write::Put { key, value, lease } => {
                     let key = key.to_string();
                     let revision = self.revision;
-                    let stored = Stored { value, revision, lease };
+                    let stored = Stored {
+                        value,
+                        revision,
+                        lease,
+                    };
                     self.log.push(Change::Put(entry(&key, &stored)));
                     self.keys.insert(key, stored);
                 }
@@ -168,7 +182,10 @@ impl Etcd {
             }
         }
         let revision = self.revision;
-        Ok(Answer::Txn { revision, succeeded: true })
+        Ok(Answer::Txn {
+            revision,
+            succeeded: true,
+        })
     }
 
     fn delete(&mut self, key: String) {

@@ -2,11 +2,7 @@
 
 use model::SandboxId;
 
-use crate::{
-    NodeState, Route,
-    engine::Input,
-    place,
-};
+use crate::{NodeState, Route, engine::Input, place};
 
 use super::{
     server::{Note, needs},
@@ -112,7 +108,7 @@ impl World {
                 self.break_watch(at);
             }
             8 => self.backup = Some(self.etcd.clone()),
-            9 if self.draw(3) == 0 => self.restore(),
+            9 if self.has_lists && self.draw(3) == 0 => self.restore(),
             10 => {
                 let other = (at + 1) % HOSTS;
                 self.cut.extend([(at, other), (other, at)]);

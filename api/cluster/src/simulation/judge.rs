@@ -62,12 +62,18 @@ impl World {
             ];
             for (part, same) in same {
                 if !same {
-                    self.fail("views converge", format!("{part} of n{at}: {view:?}, not {truth:?}"));
+                    self.fail(
+                        "views converge",
+                        format!("{part} of n{at}: {view:?}, not {truth:?}"),
+                    );
                 }
             }
             let host = &self.hosts[at];
             if truth.nodes.get(host.id()) != Some(&host.node) {
-                let standing = host.process.as_ref().map(|process| process.engine.standing());
+                let standing = host
+                    .process
+                    .as_ref()
+                    .map(|process| process.engine.standing());
                 self.fail("a node returns", format!("n{at} is {standing:?}"));
             }
             let replicas = truth.replicas.get(&template());
@@ -96,13 +102,18 @@ impl World {
             };
             if !agrees {
                 let notes = self.notes(id);
-                self.fail("records settle", format!("{id}: {owner:?}, notes {notes:?}"));
+                self.fail(
+                    "records settle",
+                    format!("{id}: {owner:?}, notes {notes:?}"),
+                );
             }
         }
         for at in 0..self.hosts.len() {
             let unsettled = self.hosts[at].disk.iter().find(|(id, local)| {
                 let settled = matches!(local.note, Note::Running | Note::Paused);
-                let is_recorded = found.get(*id).is_some_and(|owner| owner.node == *self.hosts[at].id());
+                let is_recorded = found
+                    .get(*id)
+                    .is_some_and(|owner| owner.node == *self.hosts[at].id());
                 !settled || (local.owned.is_some() && !is_recorded)
             });
             if let Some((id, local)) = unsettled {
@@ -132,7 +143,10 @@ impl World {
             return;
         }
         let [at] = on[..] else {
-            self.fail("an acknowledged sandbox is found", format!("{id} is on {on:?}: {truth:?}"));
+            self.fail(
+                "an acknowledged sandbox is found",
+                format!("{id} is on {on:?}: {truth:?}"),
+            );
             return;
         };
         for front in 0..self.hosts.len() {

@@ -34,7 +34,11 @@ pub(super) enum Note {
     Paused,
     /// A first record may have been written: without a read of it, the sandbox is not resumed.
     Sharing,
-    Offered { to: NodeId, epoch: u64, since: u64 },
+    Offered {
+        to: NodeId,
+        epoch: u64,
+        since: u64,
+    },
     Incoming,
     Taking,
     Ending,
@@ -45,7 +49,10 @@ pub(super) enum Note {
 pub(super) enum Call {
     /// Read the record, then decide.
     Read { answer: Option<Holding> },
-    Change { change: OwnerChange, next: Option<crate::Owner> },
+    Change {
+        change: OwnerChange,
+        next: Option<crate::Owner>,
+    },
 }
 
 /// Time after which a giver asks what became of its offer.
@@ -156,7 +163,11 @@ impl World {
         if let Some(to) = owner.offered_to.clone() {
             // An offer whose answer was lost, and that was made nevertheless.
             let since = self.now;
-            let note = Note::Offered { to, epoch: owner.epoch, since };
+            let note = Note::Offered {
+                to,
+                epoch: owner.epoch,
+                since,
+            };
             self.set_note(at, id, note);
             return;
         }
@@ -167,7 +178,11 @@ impl World {
             self.change(at, id, Some(&found), OwnerChange::Start);
         } else if draining && let Some(to) = self.target(at) {
             let (epoch, since) = (owner.epoch, self.now);
-            let note = Note::Offered { to: to.clone(), epoch, since };
+            let note = Note::Offered {
+                to: to.clone(),
+                epoch,
+                since,
+            };
             self.set_note(at, id, note);
             let change = OwnerChange::Offer(to);
             self.change(at, id, Some(&found), change);
@@ -184,13 +199,19 @@ impl World {
         let (epoch, state) = (owner.epoch, OwnerState::Paused);
         if !has_files || !Stamp::permits(self.stamp(at, id).as_ref(), owner) {
             self.discard(at, id);
-        } else if found.as_ref().is_none_or(|found| !found.owner.beats(epoch, state)) {
+        } else if found
+            .as_ref()
+            .is_none_or(|found| !found.owner.beats(epoch, state))
+        {
             let change = OwnerChange::Reassert { epoch, state };
             self.change(at, id, found.as_ref(), change);
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the note, the record and the answer")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the note, the record and the answer"
+    )]
     fn decide_offer(
         &mut self,
         at: usize,
@@ -398,7 +419,11 @@ impl World {
             }
             Message::Files { sandbox, stamp } => {
                 if !self.hosts[to].disk.contains_key(&sandbox) {
-                    let local = Local { note: Note::Incoming, owned: None, stamp };
+                    let local = Local {
+                        note: Note::Incoming,
+                        owned: None,
+                        stamp,
+                    };
                     self.hosts[to].disk.insert(sandbox, local);
                 }
             }
@@ -453,7 +478,11 @@ impl World {
             stamp: None,
         };
         self.truths.insert(id.clone(), truth);
-        let local = Local { note: Note::Running, owned: None, stamp: None };
+        let local = Local {
+            note: Note::Running,
+            owned: None,
+            stamp: None,
+        };
         self.hosts[at].disk.insert(id.clone(), local);
         self.hosts[at].vms.insert(id.clone());
         self.summary.created += 1;
@@ -506,7 +535,11 @@ impl World {
             truth.killed = true;
         }
         self.hosts[at].vms.remove(id);
-        if self.hosts[at].disk.get(id).is_some_and(|local| local.owned.is_some()) {
+        if self.hosts[at]
+            .disk
+            .get(id)
+            .is_some_and(|local| local.owned.is_some())
+        {
             self.set_note(at, id, Note::Ending);
         } else {
             self.discard(at, id);
@@ -556,7 +589,10 @@ impl World {
         if !Stamp::permits(self.stamp(at, id).as_ref(), owner) {
             return false;
         }
-        let stamp = Some(Stamp { node: owner.node.clone(), epoch: owner.epoch });
+        let stamp = Some(Stamp {
+            node: owner.node.clone(),
+            epoch: owner.epoch,
+        });
         match self.truths.get_mut(id) {
             Some(truth) if truth.networked => truth.stamp = stamp,
             _ => {
@@ -584,8 +620,14 @@ impl World {
     }
 
     fn is_elsewhere(&self, at: usize, id: &SandboxId) -> bool {
-        let others = self.hosts.iter().enumerate().filter(|(other, _)| *other != at);
-        others.into_iter().any(|(_, host)| host.disk.contains_key(id))
+        let others = self
+            .hosts
+            .iter()
+            .enumerate()
+            .filter(|(other, _)| *other != at);
+        others
+            .into_iter()
+            .any(|(_, host)| host.disk.contains_key(id))
     }
 
     /// A paused sandbox whose record etcd lost, while its giver did not know what became of an offer.
@@ -637,7 +679,11 @@ impl World {
                 && !self.hosts[at].disk.contains_key(*id)
         });
         if let Some((id, _)) = orphan {
-            let local = Local { note: Note::Incoming, owned: None, stamp: None };
+            let local = Local {
+                note: Note::Incoming,
+                owned: None,
+                stamp: None,
+            };
             let id = id.clone();
             self.hosts[at].disk.insert(id, local);
         }

@@ -90,20 +90,53 @@ pub(super) struct Truth {
 #[derive(Debug)]
 pub(super) enum Event {
     /// A request arrives at etcd.
-    Arrive { from: Source, request: Request },
+    Arrive {
+        from: Source,
+        request: Request,
+    },
     /// An answer arrives at a process, or its deadline passes.
-    Answer { from: Source, answer: Result<Answer, Fault> },
-    WatchStart { host: usize, process: u64, generation: u64, from: u64 },
-    WatchMore { host: usize, process: u64, generation: u64 },
-    WatchEnd { host: usize, process: u64, generation: u64 },
-    Tick { host: usize, process: u64 },
-    Message { from: usize, to: usize, message: Message },
+    Answer {
+        from: Source,
+        answer: Result<Answer, Fault>,
+    },
+    WatchStart {
+        host: usize,
+        process: u64,
+        generation: u64,
+        from: u64,
+    },
+    WatchMore {
+        host: usize,
+        process: u64,
+        generation: u64,
+    },
+    WatchEnd {
+        host: usize,
+        process: u64,
+        generation: u64,
+    },
+    Tick {
+        host: usize,
+        process: u64,
+    },
+    Message {
+        from: usize,
+        to: usize,
+        message: Message,
+    },
     Client,
     Fault,
-    Start { host: usize },
+    Start {
+        host: usize,
+    },
     EtcdUp,
-    Heal { host: usize },
-    HealPair { a: usize, b: usize },
+    Heal {
+        host: usize,
+    },
+    HealPair {
+        a: usize,
+        b: usize,
+    },
 }
 
 /// The process and the part of it that waits for an answer.
@@ -125,12 +158,26 @@ pub(super) enum Waits {
 /// Between servers.
 #[derive(Clone, Debug)]
 pub(super) enum Message {
-    Create { id_bytes: [u8; 14] },
-    Created { sandbox: SandboxId },
-    Files { sandbox: SandboxId, stamp: Option<Stamp> },
-    HaveYou { sandbox: SandboxId },
-    Have { sandbox: SandboxId, holding: Holding },
-    Taken { sandbox: SandboxId },
+    Create {
+        id_bytes: [u8; 14],
+    },
+    Created {
+        sandbox: SandboxId,
+    },
+    Files {
+        sandbox: SandboxId,
+        stamp: Option<Stamp>,
+    },
+    HaveYou {
+        sandbox: SandboxId,
+    },
+    Have {
+        sandbox: SandboxId,
+        holding: Holding,
+    },
+    Taken {
+        sandbox: SandboxId,
+    },
 }
 
 pub(super) struct WatchState {
@@ -173,6 +220,9 @@ pub(super) struct World {
     pub(super) now: u64,
     random: u64,
     trace: bool,
+    /// Lists at regular times hide errors of the watch. Without them, nothing notices that etcd has an older state if it
+    /// has caught up in between, so half of the seeds have lists, and the other half have no restores.
+    pub(super) has_lists: bool,
     queue: BTreeMap<(u64, u64), Event>,
     events: u64,
     pub(super) etcd: Etcd,
@@ -195,6 +245,7 @@ impl World {
             now: 1000,
             random: seed.wrapping_mul(0x5851_f42d_4c95_7f2d),
             trace,
+            has_lists: seed.is_multiple_of(2),
             queue: BTreeMap::new(),
             events: 0,
             etcd: Etcd::new(),
@@ -229,11 +280,23 @@ impl World {
                 identity: host.node.identity.clone(),
                 slot: host.slot,
             };
-            then.push(put(Key::Member(host.node.id.clone()), keys::encode(&member)));
+            then.push(put(
+                Key::Member(host.node.id.clone()),
+                keys::encode(&member),
+            ));
         }
-        let txn = Txn { when: Vec::new(), then };
+        let txn = Txn {
+            when: Vec::new(),
+            then,
+        };
         let done = self.etcd.perform(self.now, Request::Txn(txn));
-        assert!(matches!(done, Ok(Answer::Txn { succeeded: true, .. })));
+        assert!(matches!(
+            done,
+            Ok(Answer::Txn {
+                succeeded: true,
+                ..
+            })
+        ));
     }
 
     pub(super) fn run(mut self) -> Result<Summary, Failure> {
@@ -268,13 +331,26 @@ impl World {
         match event {
             Event::Arrive { from, request } => self.arrive(from, request),
             Event::Answer { from, answer } => self.answer(from, answer),
-            Event::WatchStart { host, process, generation, from } => {
+            Event::WatchStart {
+                host,
+                process,
+                generation,
+                from,
+            } => {
                 self.watch_start(host, process, generation, from);
             }
-            Event::WatchMore { host, process, generation } => {
+            Event::WatchMore {
+                host,
+                process,
+                generation,
+            } => {
                 self.watch_more(host, process, generation);
             }
-            Event::WatchEnd { host, process, generation } => {
+            Event::WatchEnd {
+                host,
+                process,
+                generation,
+            } => {
                 self.watch_report(host, process, generation, Watched::Broken);
             }
             Event::Tick { host, process } => self.tick(host, process),
@@ -355,7 +431,11 @@ impl World {
         self.processes += 1;
         let number = self.processes;
         let host = &self.hosts[at];
-        let timing = Timing { relist_ms: 20_000, ..Timing::with_lease(LEASE_MS) };
+        let relist_ms = if self.has_lists { 20_000 } else { u64::MAX / 2 };
+        let timing = Timing {
+            relist_ms,
+            ..Timing::with_lease(LEASE_MS)
+        };
         let engine = Engine::new(timing, host.node.clone(), number);
         self.hosts[at].process = Some(Process {
             number,
@@ -370,7 +450,13 @@ impl World {
         if self.hosts[at].has_template {
             self.input(at, Input::AddReplica(template(), replica()));
         }
-        self.later(1, Event::Tick { host: at, process: number });
+        self.later(
+            1,
+            Event::Tick {
+                host: at,
+                process: number,
+            },
+        );
     }
 
     fn tick(&mut self, at: usize, process: u64) {
@@ -414,7 +500,12 @@ impl World {
                         });
                     }
                     let delay = self.delay();
-                    let start = Event::WatchStart { host: at, process: number, generation, from };
+                    let start = Event::WatchStart {
+                        host: at,
+                        process: number,
+                        generation,
+                        from,
+                    };
                     self.later(delay, start);
                 }
                 Effect::View(_) => {}
@@ -427,7 +518,12 @@ impl World {
 
     pub(super) fn send(&mut self, at: usize, process: u64, waits: Waits, request: Request) {
         self.requests += 1;
-        let from = Source { host: at, process, waits, number: self.requests };
+        let from = Source {
+            host: at,
+            process,
+            waits,
+            number: self.requests,
+        };
         let delay = self.delay();
         self.later(delay, Event::Arrive { from, request });
         let answer = Err(Fault::Unknown);
@@ -470,7 +566,14 @@ impl World {
 
     fn watch_start(&mut self, host: usize, process: u64, generation: u64, from: u64) {
         if !self.etcd_up || self.hosts[host].etcd_cut {
-            self.later(DEADLINE_MS, Event::WatchEnd { host, process, generation });
+            self.later(
+                DEADLINE_MS,
+                Event::WatchEnd {
+                    host,
+                    process,
+                    generation,
+                },
+            );
             return;
         }
         if self.etcd.since(from).is_none() {
@@ -508,12 +611,23 @@ impl World {
             watch.is_coming = true;
             let (process, generation) = (number, watch.generation);
             let delay = self.delay();
-            self.later(delay, Event::WatchMore { host, process, generation });
+            self.later(
+                delay,
+                Event::WatchMore {
+                    host,
+                    process,
+                    generation,
+                },
+            );
         }
     }
 
     fn watch_more(&mut self, host: usize, process: u64, generation: u64) {
-        let more = Event::WatchMore { host, process, generation };
+        let more = Event::WatchMore {
+            host,
+            process,
+            generation,
+        };
         if self.postpone(host, more).is_none() {
             return;
         }
@@ -544,7 +658,14 @@ impl World {
         }
         if self.hosts[host].stopped_until > self.now {
             let delay = self.hosts[host].stopped_until - self.now;
-            self.later(delay, Event::WatchEnd { host, process, generation });
+            self.later(
+                delay,
+                Event::WatchEnd {
+                    host,
+                    process,
+                    generation,
+                },
+            );
             return;
         }
         if matches!(report, Watched::Broken | Watched::Compacted)
@@ -574,7 +695,11 @@ impl World {
             watch.next = None;
         }
         let delay = self.draw(8000);
-        let end = Event::WatchEnd { host, process: number, generation };
+        let end = Event::WatchEnd {
+            host,
+            process: number,
+            generation,
+        };
         self.later(delay, end);
     }
 }
@@ -608,11 +733,18 @@ pub(super) fn template() -> TemplateId {
 }
 
 pub(super) fn replica() -> Replica {
-    Replica { content: "c".to_owned(), bytes: 1 }
+    Replica {
+        content: "c".to_owned(),
+        bytes: 1,
+    }
 }
 
 pub(super) fn put(key: Key, value: Vec<u8>) -> Write {
-    Write::Put { key, value, lease: None }
+    Write::Put {
+        key,
+        value,
+        lease: None,
+    }
 }
 
 impl Host {
@@ -628,7 +760,10 @@ impl World {
 
     pub(super) fn set_state(&mut self, node: &NodeId, state: NodeState) {
         let then = vec![put(Key::State(node.clone()), keys::encode(&state))];
-        let txn = Txn { when: Vec::new(), then };
+        let txn = Txn {
+            when: Vec::new(),
+            then,
+        };
         let _ = self.etcd.perform(self.now, Request::Txn(txn));
         self.announce();
     }

@@ -28,10 +28,14 @@ pub(crate) fn cluster_a_watch_goes_on_after_a_compaction() {
         })
         .await;
         assert!(!a.may_act_as_owner());
-        b.change_owner(&ended, record.as_ref(), OwnerChange::End).await.unwrap();
+        b.change_owner(&ended, record.as_ref(), OwnerChange::End)
+            .await
+            .unwrap();
         let second = b.change_owner(&kept, None, OwnerChange::Share).await;
         let second = second.unwrap().unwrap();
-        b.set_node_state(&id("a"), NodeState::Cordoned).await.unwrap();
+        b.set_node_state(&id("a"), NodeState::Cordoned)
+            .await
+            .unwrap();
         until("b misses a", || !sees(&b, "a")).await;
         etcd.compact(b.view().revision);
         // Until here a has its last view.
@@ -48,7 +52,10 @@ pub(crate) fn cluster_a_watch_goes_on_after_a_compaction() {
         until("a is back", || sees(&b, "a") && a.may_act_as_owner()).await;
         // The new watch works, too.
         b.set_node_state(&id("a"), NodeState::Ready).await.unwrap();
-        until("a is ready", || a.view().state(&id("a")) == NodeState::Ready).await;
+        until("a is ready", || {
+            a.view().state(&id("a")) == NodeState::Ready
+        })
+        .await;
     });
 }
 
@@ -65,7 +72,10 @@ pub(crate) fn cluster_nodes_return_after_etcd_was_killed_or_stopped() {
         // Creates go on with the last view.
         assert!(sees(&a, "b"));
         etcd.restart();
-        until("both are back", || a.may_act_as_owner() && b.may_act_as_owner()).await;
+        until("both are back", || {
+            a.may_act_as_owner() && b.may_act_as_owner()
+        })
+        .await;
         works(&a, &b).await;
 
         etcd.signal(Signal::SIGSTOP);
@@ -85,9 +95,20 @@ async fn works(a: &Cluster, b: &Cluster) {
     for state in [NodeState::Cordoned, NodeState::Ready] {
         a.set_node_state(&id("b"), state).await.unwrap();
         until("the state arrives", || {
-            [a, b].iter().all(|node| node.view().state(&id("b")) == state)
+            [a, b]
+                .iter()
+                .all(|node| node.view().state(&id("b")) == state)
         })
         .await;
+    }
+}
+
+/// Waits until etcd answers: before half a lease has passed, the node itself has not noticed its absence.
+async fn answers(node: &Cluster, sandbox: &model::SandboxId) {
+    let start = std::time::Instant::now();
+    while node.owner(sandbox).await.is_err() {
+        assert!(start.elapsed() < LEASE * 10);
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
 }
 
@@ -104,14 +125,19 @@ pub(crate) fn cluster_a_restored_backup_is_noticed_and_repaired() {
         let data = etcd.dir.clone();
         copy(&data, &dir.path().join("backup"));
         etcd.restart();
-        until("a is back", || a.may_act_as_owner()).await;
-        let started = a.change_owner(&sandbox, Some(&shared), OwnerChange::Start).await;
+        answers(&a, &sandbox).await;
+        let started = a
+            .change_owner(&sandbox, Some(&shared), OwnerChange::Start)
+            .await;
         let started = started.unwrap().unwrap();
         for state in [NodeState::Cordoned, NodeState::Ready] {
             a.set_node_state(&id("a"), state).await.unwrap();
         }
         let had = a.health().revision;
-        until("the view has it all", || a.view().owners.get(&sandbox) == Some(&started)).await;
+        until("the view has it all", || {
+            a.view().owners.get(&sandbox) == Some(&started)
+        })
+        .await;
 
         let mut events = a.events();
         etcd.kill();

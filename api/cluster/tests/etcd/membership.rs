@@ -24,25 +24,45 @@ pub(crate) fn cluster_nodes_find_each_other_and_a_death_is_noticed() {
         // Ids lead to their home from every node.
         let sandbox = b.mint([7; 19]);
         let address = "b:3000".to_owned();
-        let at_b = Route::Node { node: id("b"), address };
+        let at_b = Route::Node {
+            node: id("b"),
+            address,
+        };
         assert_eq!((a.route(&sandbox), b.route(&sandbox)), (at_b, Route::Here));
 
-        a.set_node_state(&id("b"), NodeState::Draining).await.unwrap();
-        until("b drains", || b.view().state(&id("b")) == NodeState::Draining).await;
+        a.set_node_state(&id("b"), NodeState::Draining)
+            .await
+            .unwrap();
+        until("b drains", || {
+            b.view().state(&id("b")) == NodeState::Draining
+        })
+        .await;
         let lives = a.remove(&id("b")).await;
-        assert!(matches!(lives, Err(ClusterError::NodeLives(_))), "{lives:?}");
+        assert!(
+            matches!(lives, Err(ClusterError::NodeLives(_))),
+            "{lives:?}"
+        );
         let taken = a.admit(&id("b"), "other").await;
-        assert!(matches!(taken, Err(ClusterError::NameTaken(_))), "{taken:?}");
+        assert!(
+            matches!(taken, Err(ClusterError::NameTaken(_))),
+            "{taken:?}"
+        );
         let mut stranger = first.clone();
         stranger.id = id("c");
         let refused = Cluster::join(joining(etcd.config(), stranger), node("c")).await;
-        assert!(matches!(refused, Err(ClusterError::NotMember(_))), "{refused:?}");
+        assert!(
+            matches!(refused, Err(ClusterError::NotMember(_))),
+            "{refused:?}"
+        );
         // A second boot under the same name, while the first lives.
         let mut twin = node("b");
         twin.incarnation = "1".parse().unwrap();
         let member = a.admit(&id("b"), &identity("b")).await.unwrap();
         let refused = Cluster::join(joining(etcd.config(), member.clone()), twin).await;
-        assert!(matches!(refused, Err(ClusterError::NameTaken(_))), "{refused:?}");
+        assert!(
+            matches!(refused, Err(ClusterError::NameTaken(_))),
+            "{refused:?}"
+        );
         assert!(b.health().registered);
 
         // A death: the lease ends. A planned stop: at once.
@@ -54,7 +74,11 @@ pub(crate) fn cluster_nodes_find_each_other_and_a_death_is_noticed() {
         let start = std::time::Instant::now();
         b.leave().await;
         until("b leaves", || !sees(&a, "b")).await;
-        assert!(start.elapsed() < super::support::LEASE, "{:?}", start.elapsed());
+        assert!(
+            start.elapsed() < super::support::LEASE,
+            "{:?}",
+            start.elapsed()
+        );
         a.remove(&id("b")).await.unwrap();
         until("b is removed", || a.view().members.len() == 1).await;
         assert_eq!(a.route(&sandbox), Route::Unknown);
@@ -79,7 +103,10 @@ pub(crate) fn cluster_creates_write_nothing_and_loads_are_coalesced() {
             except: std::collections::BTreeSet::new(),
         };
         until("a is a candidate", || a.place(&needs).len() == 1).await;
-        until("its load is there", || a.view().loads.get(&id("a")) == Some(&load(0))).await;
+        until("its load is there", || {
+            a.view().loads.get(&id("a")) == Some(&load(0))
+        })
+        .await;
 
         // What a create asks of the cluster, a thousand times, for longer than a load's interval.
         let before = a.view().revision;
@@ -99,7 +126,10 @@ pub(crate) fn cluster_creates_write_nothing_and_loads_are_coalesced() {
             a.publish_load(load(running));
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
-        until("the last load", || a.view().loads.get(&id("a")) == Some(&load(100))).await;
+        until("the last load", || {
+            a.view().loads.get(&id("a")) == Some(&load(100))
+        })
+        .await;
         let writes = a.view().revision - before;
         assert!((1..=5).contains(&writes), "{writes} writes");
     });
@@ -116,34 +146,49 @@ pub(crate) fn cluster_owner_records_change_by_compare_and_swap() {
         let shared = a.change_owner(&sandbox, None, OwnerChange::Share).await;
         let shared = shared.unwrap().unwrap();
         // Of two changes of one revision, one is made.
-        let start = a.change_owner(&sandbox, Some(&shared), OwnerChange::Start).await;
+        let start = a
+            .change_owner(&sandbox, Some(&shared), OwnerChange::Start)
+            .await;
         let offer = OwnerChange::Offer(id("b"));
         let late = a.change_owner(&sandbox, Some(&shared), offer.clone()).await;
         assert_eq!(late, Err(OwnerError::Changed));
         let started = start.unwrap().unwrap();
         assert_eq!(started.owner.state, OwnerState::Running);
-        let running = b.change_owner(&sandbox, Some(&started), OwnerChange::Take).await;
+        let running = b
+            .change_owner(&sandbox, Some(&started), OwnerChange::Take)
+            .await;
         assert_eq!(running, Err(OwnerError::Refused(Refusal::Running)));
-        let paused = a.change_owner(&sandbox, Some(&started), OwnerChange::Pause).await;
+        let paused = a
+            .change_owner(&sandbox, Some(&started), OwnerChange::Pause)
+            .await;
         let paused = paused.unwrap().unwrap();
         // The owner lives: etcd refuses.
-        let taken = c.change_owner(&sandbox, Some(&paused), OwnerChange::Take).await;
+        let taken = c
+            .change_owner(&sandbox, Some(&paused), OwnerChange::Take)
+            .await;
         assert_eq!(taken, Err(OwnerError::Changed));
         let offered = a.change_owner(&sandbox, Some(&paused), offer).await;
         let offered = offered.unwrap().unwrap();
-        let taken = b.change_owner(&sandbox, Some(&offered), OwnerChange::Take).await;
+        let taken = b
+            .change_owner(&sandbox, Some(&offered), OwnerChange::Take)
+            .await;
         let taken = taken.unwrap().unwrap();
         assert_eq!(taken.owner.epoch, started.owner.epoch + 1);
         assert_eq!(a.owner(&sandbox).await, Ok(Some(taken.clone())));
-        until("c routes to b", || {
-            matches!(c.route(&sandbox), Route::Node { node, .. } if node == id("b"))
-        })
+        until(
+            "c routes to b",
+            || matches!(c.route(&sandbox), Route::Node { node, .. } if node == id("b")),
+        )
         .await;
         // The owner has gone: etcd agrees.
         b.leave().await;
-        let orphan = c.change_owner(&sandbox, Some(&taken), OwnerChange::Take).await;
+        let orphan = c
+            .change_owner(&sandbox, Some(&taken), OwnerChange::Take)
+            .await;
         let orphan = orphan.unwrap().unwrap();
-        let ended = c.change_owner(&sandbox, Some(&orphan), OwnerChange::End).await;
+        let ended = c
+            .change_owner(&sandbox, Some(&orphan), OwnerChange::End)
+            .await;
         assert_eq!(ended, Ok(None));
         assert_eq!(a.owner(&sandbox).await, Ok(None));
     });
@@ -187,9 +232,15 @@ pub(crate) fn cluster_etcd_with_certificates() {
         assert!(a.health().registered && a.may_act_as_owner());
         // A certificate of another authority, with the right authority to check the server by.
         let authority = server.authority.clone();
-        let wrong = config(Some(TlsFiles { authority, ..stranger }));
+        let wrong = config(Some(TlsFiles {
+            authority,
+            ..stranger
+        }));
         let refused = found(&wrong, &id("b"), "x").await;
-        assert!(matches!(refused, Err(ClusterError::Unreachable { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(ClusterError::Unreachable { .. })),
+            "{refused:?}"
+        );
     });
 }
 
@@ -205,7 +256,11 @@ impl Authority {
         let mut parameters = rcgen::CertificateParams::new(Vec::new()).unwrap();
         parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         let pem = parameters.clone().self_signed(&key).unwrap().pem();
-        Self { key, parameters, pem }
+        Self {
+            key,
+            parameters,
+            pem,
+        }
     }
 
     /// Writes a certificate for 127.0.0.1, as server and as client.

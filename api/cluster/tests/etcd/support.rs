@@ -36,7 +36,10 @@ pub(crate) fn block_on<T>(test: impl Future<Output = T>) -> T {
 pub(crate) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        assert!(
+            start.elapsed() < PATIENCE,
+            "not within {PATIENCE:?}: {what}"
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -69,7 +72,14 @@ impl Etcd {
         }
         let dir = dir.to_owned();
         let child = spawn(&program, &dir, port, peer_port, &arguments);
-        Self { child, program, dir, port, peer_port, arguments }
+        Self {
+            child,
+            program,
+            dir,
+            port,
+            peer_port,
+            arguments,
+        }
     }
 
     pub(crate) fn config(&self) -> EtcdConfig {
@@ -90,7 +100,13 @@ impl Etcd {
     }
 
     pub(crate) fn restart(&mut self) {
-        self.child = spawn(&self.program, &self.dir, self.port, self.peer_port, &self.arguments);
+        self.child = spawn(
+            &self.program,
+            &self.dir,
+            self.port,
+            self.peer_port,
+            &self.arguments,
+        );
     }
 
     pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
