@@ -155,8 +155,8 @@ pub(crate) struct Engine {
     load: Load,
     load_at: Option<u64>,
     replicas: BTreeMap<TemplateId, Replica>,
-    /// Values under the present registration, and the revisions at which they were written.
-    written: BTreeMap<Key, (Vec<u8>, u64)>,
+    /// Values under the present registration, `None` if deleted, and the revisions at which they were written.
+    written: BTreeMap<Key, (Option<Vec<u8>>, u64)>,
     held: BTreeMap<SandboxId, Held>,
     /// Sandboxes whose record is being changed by the server.
     changing: BTreeSet<SandboxId>,
@@ -326,8 +326,9 @@ impl Engine {
         let updated = self.mirror.list(revision, entries);
         let mirror = &self.mirror;
         // What is not there as it was written has been lost with a part of etcd's history.
-        self.written.retain(|key, (_, written)| {
-            *written > revision || mirror.revision_of(key) == Some(*written)
+        self.written.retain(|key, (value, written)| {
+            let found = mirror.revision_of(key) == Some(*written);
+            *written > revision || (value.is_some() && found)
         });
         let held: Vec<SandboxId> = self.held.keys().cloned().collect();
         self.updated(updated, held);

@@ -175,7 +175,7 @@ impl Engine {
         let mut writes = Vec::new();
         let mut put = |key: Key, value: Vec<u8>| {
             let written = self.written.get(&key);
-            if written.is_none_or(|(before, _)| *before != value) {
+            if written.is_none_or(|(before, _)| before.as_ref() != Some(&value)) {
                 writes.push((key, Some(value)));
             }
         };
@@ -195,9 +195,14 @@ impl Engine {
             .iter()
             .filter(|(_, nodes)| nodes.contains_key(this));
         let found = found.map(|(template, _)| Key::Replica(template.clone(), this.clone()));
-        let is_written = |key: &&Key| matches!(key, Key::Replica(..));
-        let mut known: Vec<Key> = self.written.keys().filter(is_written).cloned().collect();
-        known.extend(found);
+        let written = self.written.iter();
+        let written = written.filter(|(_, (value, _))| value.is_some());
+        let mut known: Vec<Key> = written.map(|(key, _)| key.clone()).collect();
+        // A view that is older than a deletion still has the key.
+        known.extend(found.filter(|key| {
+            let written = self.written.get(key);
+            written.is_none_or(|(_, revision)| view.revision >= *revision)
+        }));
         known.sort();
         known.dedup();
         let is_unwanted = |key: &Key| match key {
@@ -222,10 +227,7 @@ impl Engine {
                 succeeded: true,
             }) => {
                 for (key, value) in writes {
-                    match value {
-                        Some(value) => drop(self.written.insert(key, (value, revision))),
-                        None => drop(self.written.remove(&key)),
-                    }
+                    self.written.insert(key, (value, revision));
                 }
             }
             // The registration that these writes belong to is gone.

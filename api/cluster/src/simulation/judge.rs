@@ -136,7 +136,7 @@ impl World {
         let on: Vec<usize> = (0..self.hosts.len())
             .filter(|at| self.hosts[*at].disk.contains_key(id))
             .collect();
-        if truth.killed && !on.is_empty() {
+        if truth.ended && !on.is_empty() {
             self.fail("a kill is final", format!("{id} is on {on:?}"));
         }
         if !truth.acknowledged || truth.killed || truth.lost {

@@ -195,7 +195,7 @@ impl World {
             return;
         };
         let truth = self.truths.get(id);
-        let has_files = truth.is_some_and(|truth| !truth.networked || !truth.killed);
+        let has_files = truth.is_some_and(|truth| !truth.networked || !truth.ended);
         let (epoch, state) = (owner.epoch, OwnerState::Paused);
         if !has_files || !Stamp::permits(self.stamp(at, id).as_ref(), owner) {
             self.discard(at, id);
@@ -366,7 +366,10 @@ impl World {
             return;
         }
         match (change, outcome) {
-            (OwnerChange::End, Ok(_)) => self.discard(at, id),
+            (OwnerChange::End, Ok(_)) => {
+                self.ended(id);
+                self.discard(at, id);
+            }
             (_, Ok(None) | Err(_)) => {}
             (OwnerChange::Take, Ok(Some(owned))) => self.taken(at, id, owned),
             (OwnerChange::Share, Ok(Some(owned))) => {
@@ -473,6 +476,7 @@ impl World {
         let truth = Truth {
             acknowledged: false,
             killed: false,
+            ended: false,
             lost: false,
             networked,
             stamp: None,
@@ -542,7 +546,15 @@ impl World {
         {
             self.set_note(at, id, Note::Ending);
         } else {
+            self.ended(id);
             self.discard(at, id);
+        }
+    }
+
+    /// The client gets its answer only now.
+    fn ended(&mut self, id: &SandboxId) {
+        if let Some(truth) = self.truths.get_mut(id) {
+            truth.ended = truth.killed;
         }
     }
 

@@ -78,6 +78,8 @@ pub(super) struct Truth {
     pub(super) acknowledged: bool,
     /// A kill was asked for: it may or may not be there.
     pub(super) killed: bool,
+    /// A kill was acknowledged.
+    pub(super) ended: bool,
     /// It ran on a host that was rebooted.
     pub(super) lost: bool,
     /// Its files, while it is paused, are on storage that all hosts reach.
