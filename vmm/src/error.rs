@@ -86,7 +86,7 @@ impl MachineError {
 
 fn ring3_kind(error: &Ring3Error) -> FailureKind {
     match error {
-        Ring3Error::State(_) => FailureKind::BadSnapshot,
+        Ring3Error::State(_) | Ring3Error::Features(_) => FailureKind::BadSnapshot,
         Ring3Error::Domain(_) => FailureKind::BadSpec,
         Ring3Error::Kvm { .. }
         | Ring3Error::Memory(_)
