@@ -421,14 +421,12 @@ impl World {
                 }
             }
             Message::Files { sandbox, stamp } => {
-                if !self.hosts[to].disk.contains_key(&sandbox) {
-                    let local = Local {
-                        note: Note::Incoming,
-                        owned: None,
-                        stamp,
-                    };
-                    self.hosts[to].disk.insert(sandbox, local);
-                }
+                let local = Local {
+                    note: Note::Incoming,
+                    owned: None,
+                    stamp,
+                };
+                self.hosts[to].disk.entry(sandbox).or_insert(local);
             }
             Message::HaveYou { sandbox } => {
                 let holding = self.holding(to, &sandbox);

@@ -1,5 +1,7 @@
 //! The cluster on a real etcd.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::{env, path::PathBuf, process::ExitCode};
 
 mod faults;
