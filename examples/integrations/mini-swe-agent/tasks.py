@@ -23,6 +23,8 @@ DOCKERFILE = """FROM e2bdev/base
 WORKDIR /home/user/repo
 COPY repo /home/user/repo
 RUN git init -q . && git config user.email a@b.test && git config user.name a && git add . && git commit -qm begin
+# Steps run as root, commands in sandboxes as `user`.
+RUN chown -R user /home/user/repo
 """
 # The operator of the task, and what the repository has instead.
 OPERATORS = [("+", "-"), ("*", "+"), ("-", "*"), ("//", "/"), ("%", "//")]
@@ -77,8 +79,9 @@ def rollout(task: Task, environment: CubeEnvironment, number: int) -> float:
     """An episode. Every other one gives up after its first attempt, so that there are rewards of both kinds."""
     attempts = task.attempts()[: 1 + (number + task.number) % 2]
     for text in attempts:
-        environment.execute(f"cat > compute.py <<'END'\n{text}END")
-    environment.execute("git commit -qam attempt")
+        done = environment.execute(f"cat > compute.py <<'END'\n{text}END\ngit commit -qam attempt")
+        if done["returncode"] != 0:
+            raise RuntimeError(done["output"])
     environment.sandbox.files.write("/home/user/repo/hidden_test.py", task.test())
     return float(environment.execute("python3 hidden_test.py")["returncode"] == 0)
 
