@@ -10,11 +10,15 @@ which the last is right; its reward is the test's result. Figures go to standard
 import argparse
 import concurrent.futures
 import json
+import os
 import pathlib
 import statistics
 import sys
 import tempfile
 import time
+
+# Before the import, which prints otherwise.
+os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
 
 from cube_environment import CubeEnvironment
 from e2b import Template
@@ -135,7 +139,6 @@ def main() -> None:
 
 def remove(task: Task) -> None:
     """The SDK for Python has no call for this route of E2B's."""
-    import os
     import urllib.request
 
     url = f"{os.environ['E2B_API_URL']}/templates/{task.name}"
