@@ -233,7 +233,6 @@ fn spans_of(
             parent: Some(parent.span),
             name: name.to_owned(),
             is_server: false,
-            // The VMM of a warm slot began before the request.
             began_ns: began + offset,
             ended_ns: ended.max(began) + offset,
             attributes: attributes.to_vec(),

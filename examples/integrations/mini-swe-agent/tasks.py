@@ -10,11 +10,15 @@ which the last is right; its reward is the test's result. Figures go to standard
 import argparse
 import concurrent.futures
 import json
+import os
 import pathlib
 import statistics
 import sys
 import tempfile
 import time
+
+# Before the import, which prints otherwise.
+os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
 
 from cube_environment import CubeEnvironment
 from e2b import Template
@@ -23,6 +27,8 @@ DOCKERFILE = """FROM e2bdev/base
 WORKDIR /home/user/repo
 COPY repo /home/user/repo
 RUN git init -q . && git config user.email a@b.test && git config user.name a && git add . && git commit -qm begin
+# Steps run as root, commands in sandboxes as `user`.
+RUN chown -R user /home/user/repo
 """
 # The operator of the task, and what the repository has instead.
 OPERATORS = [("+", "-"), ("*", "+"), ("-", "*"), ("//", "/"), ("%", "//")]
@@ -77,8 +83,9 @@ def rollout(task: Task, environment: CubeEnvironment, number: int) -> float:
     """An episode. Every other one gives up after its first attempt, so that there are rewards of both kinds."""
     attempts = task.attempts()[: 1 + (number + task.number) % 2]
     for text in attempts:
-        environment.execute(f"cat > compute.py <<'END'\n{text}END")
-    environment.execute("git commit -qam attempt")
+        done = environment.execute(f"cat > compute.py <<'END'\n{text}END\ngit commit -qam attempt")
+        if done["returncode"] != 0:
+            raise RuntimeError(done["output"])
     environment.sandbox.files.write("/home/user/repo/hidden_test.py", task.test())
     return float(environment.execute("python3 hidden_test.py")["returncode"] == 0)
 
@@ -132,7 +139,6 @@ def main() -> None:
 
 def remove(task: Task) -> None:
     """The SDK for Python has no call for this route of E2B's."""
-    import os
     import urllib.request
 
     url = f"{os.environ['E2B_API_URL']}/templates/{task.name}"

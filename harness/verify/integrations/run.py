@@ -30,16 +30,15 @@ CASES = [
     ("openai-agents/agent.py", []),
     ("langchain/agent.py", []),
     ("mini-swe-agent/repair.py", []),
-    ("mini-swe-agent/tasks.py", ["--tasks", "12"]),
+    ("mini-swe-agent/tasks.py", ["--tasks", "3", "--rollouts", "6"]),
     ("pytest/run_tests.py", []),
     ("jupyter/notebook.py", []),
     ("browser/browse.py", ["--packages", "{browser}"]),
-    ("claude-code/run_claude_code.py", ["--packages", "{claude-code}"]),
     (str(HERE / "monitoring.py"), ["{prometheus}"]),
     (str(HERE / "tracing.py"), []),
 ]
 # Node packages by example, from `package-lock.json` beside the program.
-NPM = ["pi", "claude-code", "browser"]
+NPM = ["pi", "browser"]
 
 
 def installed(packages: pathlib.Path, artifacts: pathlib.Path) -> dict[str, str]:

@@ -15,13 +15,6 @@ class Call:
     arguments: dict
 
 
-@dataclass(frozen=True)
-class Ask:
-    """A further prompt of the user, in a conversation that goes on."""
-
-    prompt: str
-
-
 CODE = "rows = [3, 5, 10]\nprint(sum(rows) / len(rows))"
 SCRIPTS: dict[str, list[Call | str]] = {
     # Pi
@@ -50,11 +43,6 @@ SCRIPTS: dict[str, list[Call | str]] = {
         Call("bash", {"command": "cat add.py"}),
         Call("bash", {"command": "sed -i 's/a - b/a + b/' add.py && python3 -c 'from add import add; print(add(2, 3))'"}),
         Call("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && git diff"}),
-    ],
-    # Claude Code
-    "Create the file hello.txt": [
-        Call("Write", {"file_path": "/workspace/hello.txt", "content": "hello from Claude Code\n"}),
-        "I created hello.txt.",
     ],
 }
 

@@ -109,7 +109,7 @@ class World:
         words = [
             self.binaries / "cube-api", "serve", "--state", self.directory / "state", "--templates", a / "templates",
             "--images", a / "guest", "--images", a / "stages", "--image-userland", a / "guest",
-            "--uplink", "up0", "--otlp-endpoint", "http://127.0.0.1:4318", "--dns-server", f"{NEAR}:53", "--build-egress", "deny", "--on-exit", "kill",
+            "--warm", "0:0", "--uplink", "up0", "--otlp-endpoint", "http://127.0.0.1:4318", "--dns-server", f"{NEAR}:53", "--build-egress", "deny", "--on-exit", "kill",
             *os.environ.get("CUBE_INTEGRATION_SERVE", "").split(), *options,
         ]  # fmt: skip
         log = open(self.directory / "server.log", "ab")
