@@ -93,7 +93,8 @@ fn python_with(server: &Server, sandbox: &Sandbox, code: &str, arguments: &[&str
 
 /// Those of the addresses that answer a sandbox, tried at the same time: each of the others costs three seconds.
 fn reached<'a>(server: &Server, sandbox: &Sandbox, addresses: &[&'a str]) -> Vec<&'a str> {
-    let arguments = [&[PORT.to_string().as_str()], addresses].concat();
+    let port = PORT.to_string();
+    let arguments = [&[port.as_str()], addresses].concat();
     let output = python_with(server, sandbox, TRY_ALL, &arguments);
     assert_eq!(output.exit_code, 0, "{output:?}");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -279,7 +279,7 @@ mod tests {
         // The reading of the group is between two of the test: before it at the start, and at the end.
         let (kernel_from, before, busy_from) = (kernel_ran_ns(), group.read(), burned());
         let deadline = Instant::now() + Duration::from_secs(60);
-        let enough = Duration::from_millis(200).as_nanos() as u64;
+        let enough: u64 = 200_000_000;
         while kernel_ran_since(&kernel_from) < enough || burned() < busy_from + enough {
             assert!(Instant::now() < deadline, "the kernel's threads are idle");
             write_back();
