@@ -66,6 +66,12 @@ async function flood(world) {
   same(lines.at(-1), "50000", "the last line of a flood");
 }
 
+async function colours(world) {
+  await type(world, "printf '\\e[38;2;255;90;90mred%s\\e[0m\\n' 24");
+  const shown = world.page.locator(".xterm-rows span", { hasText: "red24" }).last();
+  same(await shown.evaluate((span) => span.style.color), "rgb(255, 90, 90)", "a 24-bit colour");
+}
+
 async function escapes(world) {
   const { page } = world;
   await page.evaluate(() => navigator.clipboard.writeText("mine"));
@@ -132,6 +138,7 @@ export const cases = [
   ["the keyboard leaves the terminal", false, left],
   ["the terminal's size reaches the shell", false, resized],
   ["a flood of output ends", false, flood],
+  ["24-bit colours are shown", false, colours],
   ["escape sequences reach nothing beyond the screen", false, escapes],
   ["the shell stays open behind other tabs", false, tabs],
   ["the terminal survives a restart of the server", false, restart],
