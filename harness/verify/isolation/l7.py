@@ -79,6 +79,18 @@ def shaped(flight, attempt):
     return [b"".join(hello.records(16384))]
 
 
+def address_of(host):
+    """An address of a host. The resolver answers so many queries a second, and refuses the rest for a while."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            return socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+        except socket.gaierror as error:
+            if error.errno != socket.EAI_AGAIN or time.monotonic() > deadline:
+                raise
+            time.sleep(0.3)
+
+
 class Stream:
     """A connection with or without TLS."""
 
@@ -86,8 +98,8 @@ class Stream:
         self.deadline = time.monotonic() + LIMIT_S
         self.ended = None
         self.alert = None
-        host = attempt.get("address") or attempt["to"]
-        self.socket = socket.create_connection((host, attempt["port"]), LIMIT_S)
+        address = attempt.get("address") or address_of(attempt["to"])
+        self.socket = socket.create_connection((address, attempt["port"]), LIMIT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.tls = None
         if not attempt.get("raw"):
@@ -299,7 +311,7 @@ def main():
         order = json.load(file)
     # The proxy compares with the names that were resolved.
     for name in order["names"]:
-        socket.getaddrinfo(name, 443, socket.AF_INET)
+        address_of(name)
     for attempt in order["attempts"]:
         seen = attempted(attempt)
         if attempt.get("follow"):
