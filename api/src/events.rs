@@ -42,6 +42,7 @@ pub use hooks::HookError;
 use crate::{
     auth::random_hex,
     egress::Refusal,
+    hex::uuid,
     registry::{note::now, timestamp},
 };
 use hooks::Hooks;
@@ -471,18 +472,6 @@ impl Owner {
 fn drawn_uuid() -> String {
     // Without random bytes, nothing else of the server works either.
     random_hex::<16>().map_or_else(|_| uuid(&"0".repeat(32)), |hex| uuid(&hex))
-}
-
-/// A UUID of version 8 with these 32 hex digits, of which three are replaced.
-fn uuid(hex: &str) -> String {
-    format!(
-        "{}-{}-8{}-a{}-{}",
-        &hex[..8],
-        &hex[8..12],
-        &hex[13..16],
-        &hex[17..20],
-        &hex[20..32]
-    )
 }
 
 #[cfg(test)]

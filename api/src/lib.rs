@@ -27,5 +27,6 @@ pub mod tls;
 pub mod traces;
 
 mod agent;
+mod hex;
 mod shell;
 mod webhook;

@@ -11,7 +11,10 @@ use netisolation::{
 use sha2::{Digest, Sha256};
 use tokio::{sync::watch, task::JoinSet};
 
-use crate::egress::{self, AlertSpec, Alerts, EgressSpec, Handed, Listen};
+use crate::{
+    egress::{self, AlertSpec, Alerts, EgressSpec, Handed, Listen},
+    hex::hex,
+};
 
 /// Where eBPF programs and maps are pinned, so that they outlive the server.
 const PINS: &str = "/sys/fs/bpf/cube";
@@ -205,7 +208,7 @@ fn instance(state: &Path) -> std::io::Result<String> {
     use std::os::unix::ffi::OsStrExt;
     let path = fs::canonicalize(state)?;
     let sum = Sha256::digest(path.as_os_str().as_bytes());
-    Ok(sum.iter().take(4).map(|b| format!("{b:02x}")).collect())
+    Ok(hex(&sum[..4]))
 }
 
 #[cfg(test)]

@@ -26,10 +26,9 @@ pub mod tls;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::body::Body;
-use axum::http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use axum::http::{HeaderName, HeaderValue, Request, Response};
 use cluster::{Cluster, Health, NodeId, NodeState, Route};
 use http_body_util::{BodyExt, Limited};
-use hyper::body::Body as _;
 use model::SandboxId;
 use serde::de::DeserializeOwned;
 
@@ -41,7 +40,7 @@ pub use roster::{PeerState, Roster, Seen};
 pub use spec::ClusterSpec;
 pub use tls::{Peer, PeerTls};
 
-use crate::proxy::{Refusal, Upload, head, tunnel};
+use crate::proxy::{Refusal, Relay, Upload, head};
 use authority::Authority;
 use settings::{Dir, Settings};
 
@@ -183,41 +182,23 @@ impl Peers {
     pub(crate) async fn forward(
         &self,
         node: &NodeId,
-        mut request: Request<Upload>,
+        request: Request<Upload>,
         from: SocketAddr,
         host: &str,
         held: impl Send + 'static,
     ) -> Result<Response<Body>, Refusal> {
-        let client = hyper::upgrade::on(&mut request);
-        let (mut parts, body) = request.into_parts();
-        let upgrade = if body.is_end_stream() {
-            head::upgrade(&parts)
-        } else {
-            None
-        };
-        let is_upgrade = upgrade.is_some();
-        head::to_successor(&mut parts, host, upgrade);
-        mark(&mut parts.headers, from);
-        let request = Request::from_parts(parts, Body::new(body));
+        let (relay, mut request) = Relay::of(request, host);
+        mark(request.headers_mut(), from);
         let failed = |why: PeerError| {
             let why = model::chain(&why);
             tracing::warn!(%node, why, "cannot forward a request");
             Refusal::NodeFailed { why }
         };
-        let mut response = self.0.client.send(node, request).await.map_err(failed)?;
-        let is_switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-        let server = hyper::upgrade::on(&mut response);
-        let (mut parts, body) = response.into_parts();
-        head::to_client(&mut parts);
-        if is_switched {
-            if !is_upgrade {
-                let why = format!("node {node} switched protocols without being asked");
-                return Err(Refusal::NodeFailed { why });
-            }
-            tunnel::join(client, server, held);
-            return Ok(Response::from_parts(parts, Body::empty()));
-        }
-        Ok(Response::from_parts(parts, Body::new(body)))
+        let sent = self.0.client.send(node, request.map(Body::new)).await;
+        let response = relay.response(sent.map_err(failed)?, held, Body::new);
+        response.ok_or_else(|| Refusal::NodeFailed {
+            why: format!("node {node} switched protocols without being asked"),
+        })
     }
 
     /// Sends a request of the control plane, whose body is in memory or of this node's router.

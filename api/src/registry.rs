@@ -255,7 +255,7 @@ impl Registry {
 
     /// Whether a sandbox is one of this server's. It may have ended just now.
     #[must_use]
-    pub fn knows(&self, id: &SandboxId) -> bool {
+    pub fn has(&self, id: &SandboxId) -> bool {
         self.known().contains_key(id)
     }
 

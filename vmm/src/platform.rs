@@ -4,6 +4,7 @@
 //! [`PlatformVm`] is the interface to the machine: build from a kernel or from saved state, run until an [`Exit`],
 //! raise device interrupts, save.
 
+mod features;
 pub mod hvm;
 pub mod probe;
 pub mod ring3;

@@ -325,7 +325,7 @@ impl Engine {
         self.listed_at = Some(now);
         let updated = self.mirror.list(revision, entries);
         let mirror = &self.mirror;
-        // What is not there as it was written has been lost with a part of etcd's history.
+        // A record that etcd does not have in the written revision was lost with a part of etcd's history.
         self.written.retain(|key, (value, written)| {
             let found = mirror.revision_of(key) == Some(*written);
             *written > revision || (value.is_some() && found)

@@ -534,7 +534,7 @@ fn denied(denied: Denied, node: &NodeId) -> ClusterError {
     }
 }
 
-/// What the engine must get before a record is changed to `next`.
+/// Inputs that the engine must receive before a record is changed to `next`.
 pub(crate) fn inputs_before(
     id: &SandboxId,
     expected: Option<&Owned>,

@@ -14,7 +14,8 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::random::{hex, random_hex};
+use super::random::random_hex;
+use crate::hex::hex;
 
 /// Version of the file format.
 const FORMAT: u32 = 1;

@@ -243,7 +243,7 @@ pub(super) fn end(config: ServeConfig) -> Result<(), Failure> {
     let program = std::env::current_exe().map_err(|why| unsuitable(&why))?;
     let mut spec = check(config, &program, Vec::new())?;
     spec.secrets_key = KeySource::Unused;
-    // What ends here needs no other node.
+    // Ending the sandboxes of this host needs no other node.
     spec.cluster = None;
     runtime.block_on(async { serve::end(&spec).await.map_err(|why| ended(&why)) })
 }

@@ -1,7 +1,7 @@
 //! The web console at `/ui`: the files of `console/dist`, which this program contains.
 //!
 //! The files need no key: they are the same for everyone, and have nothing of the server. The page asks for a key and keeps
-//! it in memory. Its policy allows scripts and requests of this origin only, and no other page gets a hand on it: neither
+//! it in memory. Its policy allows scripts and requests of this origin only, and no other page can reach it, neither
 //! in a frame nor through `window.open`, since pages of sandboxes may have this origin too ([`crate::proxy::isolate`]).
 
 use axum::{

@@ -285,7 +285,7 @@ async fn of_sandbox(
     let Some(id) = sandbox_in(request.uri().path()) else {
         return next.run(request).await;
     };
-    if app.registry.knows(&id) {
+    if app.registry.has(&id) {
         return next.run(request).await;
     }
     match peers.find(&id) {

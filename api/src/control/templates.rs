@@ -30,6 +30,7 @@ use crate::{
         record::{BuildRecord, BuildState, TemplateRecord},
         request::DEFAULT_TAG,
     },
+    hex::{hex, uuid},
 };
 
 const READ: Access = Access::Key(Scope::TemplatesRead);
@@ -303,20 +304,7 @@ fn item(template: &TemplateInfo) -> Template {
 /// The build id of a template: a UUID (RFC 9562, version 8) derived from the template's id. Each template has one
 /// build, and clients require an id for it.
 pub(crate) fn build_id(template_id: &str) -> String {
-    let hash = Sha256::digest(template_id.as_bytes());
-    let hex: String = hash
-        .iter()
-        .take(16)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    format!(
-        "{}-{}-8{}-a{}-{}",
-        &hex[..8],
-        &hex[8..12],
-        &hex[13..16],
-        &hex[17..20],
-        &hex[20..32]
-    )
+    uuid(&hex(&Sha256::digest(template_id.as_bytes())))
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose,
 };
 
+use crate::hex::hex;
+
 const DIR: &str = "egress-ca";
 const CERTIFICATE: &str = "ca.crt";
 const KEY: &str = "ca.key";
@@ -83,13 +85,7 @@ fn make() -> Result<Authority, rcgen::Error> {
     let key = KeyPair::generate()?;
     let mut name = DistinguishedName::new();
     // The serial number of a certificate names it in logs; authorities of two servers must not look the same.
-    let id: String = key
-        .public_key_raw()
-        .iter()
-        .skip(1)
-        .take(4)
-        .map(|b| format!("{b:02x}"))
-        .collect();
+    let id = hex(&key.public_key_raw()[1..5]);
     name.push(DnType::CommonName, format!("cube-egress {id}"));
     let mut ca = CertificateParams::default();
     ca.distinguished_name = name;

@@ -10,8 +10,9 @@ use sha2::{Digest, Sha256};
 use tokio::{sync::Semaphore, task::JoinSet};
 use tracing::{debug, warn};
 
-use super::{Entry, Events, hooks::Hook, uuid};
+use super::{Entry, Events, hooks::Hook};
 use crate::{
+    hex::{hex, uuid},
     registry::note::now,
     webhook::{JSON, PostError, Webhook},
 };
@@ -216,8 +217,4 @@ pub(super) fn headers(hook: &Hook, event: &str, unix_s: u64, body: &[u8]) -> Str
          e2b-signature: {signature}\r\nX-Cube-Webhook-Id: {id}\r\nX-Cube-Webhook-Timestamp: {unix_s}\r\n\
          X-Cube-Webhook-Signature: sha256={mac}\r\n"
     )
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

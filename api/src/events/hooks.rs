@@ -15,7 +15,7 @@ use pool::{
 use serde::{Deserialize, Serialize};
 
 use super::Kind;
-use crate::{auth::random_hex, registry::timestamp, webhook::Webhook};
+use crate::{auth::random_hex, hex::uuid, registry::timestamp, webhook::Webhook};
 
 const FORMAT: u32 = 1;
 const MAX_HOOKS: usize = 32;
@@ -138,7 +138,7 @@ impl Hooks {
         let id = random_hex::<16>().map_err(io::Error::from)?;
         let hook = Hook {
             format: FORMAT,
-            id: super::uuid(&id),
+            id: uuid(&id),
             name: body.name,
             url: body.url,
             enabled: body.enabled.unwrap_or(true),

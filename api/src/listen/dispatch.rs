@@ -177,7 +177,7 @@ impl<R: Routes> Dispatch<R> {
                 (None | Some(Err(_)), _) => None,
             };
             let place = match (id, &operation) {
-                (Some(id), _) if backend.proxy.routes().knows(&id) => Place::Here,
+                (Some(id), _) if backend.proxy.routes().has(&id) => Place::Here,
                 (Some(id), _) => side.place(&id)?,
                 (None, Some(Ok(operation))) if matches!(target, Ok(Target::Control)) => {
                     side.signer(&backend.proxy, &request, operation).await

@@ -9,9 +9,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{Request, Response, StatusCode};
+use axum::http::{Request, Response};
 use http_body_util::BodyExt;
-use hyper::body::Body as _;
+use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt;
@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep};
 use super::Came;
 use super::internal::forward_line;
 use super::limits::{FIELDS, HEAD};
-use crate::proxy::{Refusal, Upload, head, tunnel};
+use crate::proxy::{Refusal, Relay, Upload};
 
 /// How long to wait for a server behind the internal socket: after a crash, the next one binds it anew.
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
@@ -36,43 +36,27 @@ const ADDED: usize = 64;
 /// Returns [`Refusal::NoSuccessor`] if there is no response.
 pub(super) async fn forward(
     path: &Path,
-    mut request: Request<Upload>,
+    request: Request<Upload>,
     peer: SocketAddr,
     came: &Came,
     host: &str,
     held: impl Send + 'static,
 ) -> Result<Response<Body>, Refusal> {
-    let client = hyper::upgrade::on(&mut request);
-    let (mut parts, body) = request.into_parts();
-    let upgrade = if body.is_end_stream() {
-        head::upgrade(&parts)
-    } else {
-        None
-    };
-    let is_upgrade = upgrade.is_some();
-    head::to_successor(&mut parts, host, upgrade);
+    let (relay, request) = Relay::of(request, host);
     let mut sender = dial(path, peer, came)
         .await
         .map_err(|error| refused(&error))?;
-    let response = sender.send_request(Request::from_parts(parts, body)).await;
-    let mut response = response.map_err(|error| refused(&error))?;
-    let is_switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-    let server = hyper::upgrade::on(&mut response);
-    let (mut parts, body) = response.into_parts();
-    head::to_client(&mut parts);
-    if is_switched {
-        if !is_upgrade {
-            return Err(Refusal::NoSuccessor);
-        }
-        tunnel::join(client, server, held);
-        return Ok(Response::from_parts(parts, Body::empty()));
-    }
+    let response = sender.send_request(request).await;
+    let response = response.map_err(|error| refused(&error))?;
     // The connection lives as long as its sender.
-    let body = body.map_frame(move |frame| {
-        let _open = &sender;
-        frame
-    });
-    Ok(Response::from_parts(parts, Body::new(body)))
+    let open = |body: Incoming| {
+        Body::new(body.map_frame(move |frame| {
+            let _open = &sender;
+            frame
+        }))
+    };
+    let response = relay.response(response, held, open);
+    response.ok_or(Refusal::NoSuccessor)
 }
 
 fn refused(error: &dyn std::error::Error) -> Refusal {

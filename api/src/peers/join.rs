@@ -36,7 +36,7 @@ use super::{
     settings::{Dir, Settings, SettingsError, Shared},
     tls::{OWN, PeerTlsError, certificates},
 };
-use crate::auth::random_hex;
+use crate::{auth::random_hex, hex::hex};
 
 const TOKENS: &str = "tokens";
 const PREFIX: &str = "cube-join-1.";
@@ -75,7 +75,7 @@ pub enum JoinError {
     Random(#[from] getrandom::Error),
 }
 
-/// What a token says.
+/// The content of a token.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Token {
     node: NodeId,
@@ -155,10 +155,6 @@ fn read_token(text: &str) -> Result<Token, JoinError> {
 
 fn file_of(secret: &str) -> String {
     format!("{TOKENS}/{}", hex(&Sha256::digest(secret.as_bytes())))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn fingerprint(pem: &str) -> Result<String, PeerTlsError> {

@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_secs(2);
 /// Sandboxes of a lost node that are logged one by one.
 const LOGGED: usize = 100;
 
-/// What a node says of itself.
+/// A node's report about itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PeerState {
     pub node: Node,

@@ -11,8 +11,8 @@ pub trait Routes: Clone + Send + Sync + 'static {
     /// As [`Registry::route`].
     fn route(&self, id: &SandboxId) -> impl Future<Output = Result<Route, RouteError>> + Send;
 
-    /// As [`Registry::knows`].
-    fn knows(&self, id: &SandboxId) -> bool;
+    /// As [`Registry::has`].
+    fn has(&self, id: &SandboxId) -> bool;
 
     /// As [`Registry::find_by_signature`].
     fn find_by_signature(
@@ -27,8 +27,8 @@ impl Routes for Registry {
         Registry::route(self, id).await
     }
 
-    fn knows(&self, id: &SandboxId) -> bool {
-        Registry::knows(self, id)
+    fn has(&self, id: &SandboxId) -> bool {
+        Registry::has(self, id)
     }
 
     async fn find_by_signature(&self, query: &str, operation: &'static str) -> Option<SandboxId> {

@@ -31,7 +31,6 @@ use vm_memory::{Bytes, GuestAddress, MmapRegion};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 pub use cpu::CpuState;
-pub(super) use cpuid::missing;
 pub use error::HvmError;
 pub(super) use map::HOLE;
 

@@ -59,7 +59,7 @@ impl Engine {
                 let event = ClusterEvent::Superseded { sandbox, by };
                 self.effects.push(Effect::Event(event));
             }
-            // What runs here has not ended elsewhere. Files may have: the server must look at them.
+            // A sandbox that runs here cannot have ended elsewhere. A paused one can: the server must check its files.
             Verdict::Reassert => match held.owner.state {
                 OwnerState::Running => drop(self.reassert.insert(id.clone())),
                 OwnerState::Paused => {
@@ -124,7 +124,7 @@ impl Engine {
                 succeeded: true,
             }) => {
                 self.reassert.remove(id);
-                // Unless it was released meanwhile: then it has ended, and its record is deleted by who ended it.
+                // If it was released meanwhile, it has ended, and the task that ended it deletes its record.
                 if let Some(held) = self.held.get_mut(id) {
                     *held = Held { owner, revision };
                 }

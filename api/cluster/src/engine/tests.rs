@@ -1,4 +1,4 @@
-//! What the simulation has found, and the ways of the engine one by one, on the simulation's etcd without delays.
+//! Faults that the simulation found, and each path through the engine, on the simulation's etcd without delays.
 
 use model::{Platform, SandboxId};
 

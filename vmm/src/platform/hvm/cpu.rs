@@ -9,10 +9,10 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    boot, cpuid,
+    boot,
     error::{HvmError, kvm},
 };
-use crate::sys;
+use crate::{platform::features, sys};
 
 const MSR_TSC: u32 = 0x10;
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
@@ -196,7 +196,7 @@ impl CpuState {
     /// Checks that this host has the CPU features of the state, and that its MSRs are allowed in a snapshot. The TSC
     /// rate is checked when the state is applied.
     pub(super) fn check(&self, host: &[kvm_cpuid_entry2]) -> Result<(), HvmError> {
-        let missing = cpuid::missing(&self.cpuid, host);
+        let missing = features::missing(&self.cpuid, host);
         if !missing.is_empty() {
             return Err(HvmError::Missing(missing));
         }

@@ -15,7 +15,7 @@ use super::{
     gate,
     image::Entries,
 };
-use crate::{platform::hvm::missing, sys};
+use crate::{platform::features::missing, sys};
 
 const MSR_STAR: u32 = 0xc000_0081;
 const MSR_LSTAR: u32 = 0xc000_0082;
@@ -491,7 +491,6 @@ mod tests {
             own[2].ecx & LEAF_7_ECX,
         ) != (LEAF_1_ECX, LEAF_7_EBX, LEAF_7_ECX);
         assert_eq!(check_features(&all).is_err(), lacks);
-        // What no host lacks in this comparison: all that the saved list has is offered.
         assert!(missing(&detected(&all), &detected(&own)).is_empty() != lacks);
         let without = [own[0]];
         assert!(!missing(&detected(&own), &detected(&without)).is_empty());
