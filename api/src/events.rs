@@ -356,9 +356,9 @@ impl Owner {
         };
         // Its driver ends with the last handle.
         drop(pool);
-        let before = self.ledger.alive.clone();
+        self.roll();
         for happened in self.ledger.reconcile(now(), &sandboxes, &mut self.names) {
-            self.write(happened, &before);
+            self.write(happened);
         }
         loop {
             tokio::select! {
@@ -379,17 +379,11 @@ impl Owner {
             kind,
             sandbox,
         } = change;
-        let before = self.ledger.alive.get(&id.to_string()).cloned();
+        self.roll();
         let sandbox = sandbox.as_ref();
         let happened = self.ledger.change(id, *at, kind, sandbox, &mut self.names);
         if let Some(happened) = happened {
-            // A segment begins with the sandboxes before its first entry.
-            let mut alive = self.ledger.alive.clone();
-            match before {
-                Some(before) => alive.insert(id.to_string(), before),
-                None => alive.remove(&id.to_string()),
-            };
-            self.write(happened, &alive);
+            self.write(happened);
         }
         if matches!(kind, pool::ChangeKind::Ended(_)) {
             self.refused.remove(id);
@@ -422,12 +416,18 @@ impl Owner {
             reason: refusal.reason,
         };
         if let Some(happened) = self.ledger.refused(&refusal.sandbox, now(), traffic) {
-            let alive = self.ledger.alive.clone();
-            self.write(happened, &alive);
+            self.roll();
+            self.write(happened);
         }
     }
 
-    fn write(&mut self, happened: Happened, before: &ledger::AliveMap) {
+    fn roll(&mut self) {
+        if let Err(error) = self.log.roll(&self.ledger.alive) {
+            tracing::error!(%error, "cannot begin a file of events");
+        }
+    }
+
+    fn write(&mut self, happened: Happened) {
         let Happened {
             at,
             kind,
@@ -451,7 +451,7 @@ impl Owner {
             },
             alive: (kind != Kind::Killed).then_some(alive),
         };
-        if let Err(error) = self.log.append(&entry, before) {
+        if let Err(error) = self.log.append(&entry) {
             tracing::error!(sandbox = entry.event.sandbox_id, kind = kind.name(), %error, "cannot log an event");
             return;
         }

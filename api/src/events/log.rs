@@ -137,15 +137,24 @@ impl Log {
         self.next
     }
 
-    /// Writes an entry with the number [`Log::next`]. `alive` are the sandboxes before it.
+    /// Begins a segment if the present one is full. `alive` are the sandboxes at this moment: to be called before a change of
+    /// them, so that a crash before its entry is written is noticed.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be written. Without a new segment, the log goes on in the present one.
+    pub(super) fn roll(&mut self, alive: &AliveMap) -> io::Result<()> {
+        if self.size < SEGMENT {
+            return Ok(());
+        }
+        *self = Self::begin(&self.dir, self.next, alive)?;
+        self.trim()
+    }
+
+    /// Writes an entry with the number [`Log::next`].
     ///
     /// # Errors
     /// Returns an error if it is not written; the log is as before then.
-    pub(super) fn append(&mut self, entry: &Entry, alive: &AliveMap) -> io::Result<()> {
-        if self.size >= SEGMENT {
-            *self = Self::begin(&self.dir, self.next, alive)?;
-            self.trim()?;
-        }
+    pub(super) fn append(&mut self, entry: &Entry) -> io::Result<()> {
         let mut line = serde_json::to_vec(entry)?;
         line.push(b'\n');
         if let Err(error) = self.file.write_all(&line) {

@@ -164,7 +164,6 @@ fn the_log_goes_on_after_a_crash_within_a_line_and_lists_what_is_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let (mut log, past) = Log::open(dir.path(), 10).unwrap();
     assert!(past.alive.is_empty() && past.latest.is_empty());
-    let none = BTreeMap::new();
     for (number, seed, kind) in [
         (1, 1, Kind::Created),
         (2, 2, Kind::Created),
@@ -172,7 +171,7 @@ fn the_log_goes_on_after_a_crash_within_a_line_and_lists_what_is_asked_for() {
         (4, 1, Kind::Killed),
     ] {
         assert_eq!(log.next(), number);
-        log.append(&entry(number, seed, kind), &none).unwrap();
+        log.append(&entry(number, seed, kind)).unwrap();
     }
     drop(log);
     let segment = dir.path().join(format!("{:020}.jsonl", 1));
@@ -186,7 +185,7 @@ fn the_log_goes_on_after_a_crash_within_a_line_and_lists_what_is_asked_for() {
     );
     let latest: Vec<_> = past.latest.iter().map(|e| e.number).collect();
     assert_eq!((latest, log.next()), (vec![2, 3, 4], 5));
-    log.append(&entry(5, 2, Kind::Paused), &past.alive).unwrap();
+    log.append(&entry(5, 2, Kind::Paused)).unwrap();
     let list = |sandbox: Option<&str>, kinds: &[&str], offset, limit, is_ascending| {
         let kinds: Vec<_> = kinds.iter().map(|k| (*k).to_owned()).collect();
         let listing = Listing {
@@ -211,6 +210,29 @@ fn the_log_goes_on_after_a_crash_within_a_line_and_lists_what_is_asked_for() {
     assert_eq!(list(None, &[], 1, 2, true), [2, 4]);
     assert_eq!(list(Some(&id(1).to_string()), &[], 0, 10, true), [1, 4]);
     assert_eq!(list(None, &["sandbox.network.refused"], 0, 10, true), [3]);
+}
+
+#[test]
+fn a_full_file_is_followed_by_one_that_is_enough_to_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut log, _) = Log::open(dir.path(), 1).unwrap();
+    let before = entry(1, 9, Kind::Created).alive.unwrap();
+    let before = BTreeMap::from([(id(9).to_string(), before)]);
+    let files = || std::fs::read_dir(dir.path()).unwrap().count();
+    while files() == 1 {
+        assert!(log.next() < 100_000, "no second file");
+        for _ in 0..1000 {
+            log.roll(&before).unwrap();
+            log.append(&entry(log.next(), 1, Kind::Created)).unwrap();
+        }
+    }
+    let next = log.next();
+    drop(log);
+    std::fs::remove_file(dir.path().join(format!("{:020}.jsonl", 1))).unwrap();
+    let (log, past) = Log::open(dir.path(), 1).unwrap();
+    assert_eq!(log.next(), next);
+    let alive: Vec<_> = past.alive.keys().cloned().collect();
+    assert_eq!(alive, [id(1).to_string(), id(9).to_string()]);
 }
 
 /// A handle without an owner, with these entries in its ring.
