@@ -26,6 +26,9 @@ const LOOK: Duration = Duration::from_secs(2);
 /// Sandboxes of a lost node that are logged one by one.
 const LOGGED: usize = 100;
 
+/// The keys of each node.
+type Keys = BTreeMap<NodeId, Vec<KeyRecord>>;
+
 /// A node's report about itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PeerState {
@@ -96,12 +99,13 @@ impl Roster {
         Some(shown)
     }
 
-    /// The keys of all other nodes.
-    #[must_use]
-    pub fn keys(&self) -> Vec<KeyRecord> {
+    /// The keys of each node that was seen.
+    fn keys(&self) -> Keys {
         let nodes = self.lock();
-        let keys = nodes.values().flat_map(|seen| seen.state.keys.iter());
-        keys.cloned().collect()
+        let keys = nodes
+            .iter()
+            .map(|(node, seen)| (node.clone(), seen.state.keys.clone()));
+        keys.collect()
     }
 
     fn retain(&self, is_member: impl Fn(&NodeId) -> bool) {
@@ -122,19 +126,31 @@ impl Roster {
 
 /// Looks at all nodes again and again; never returns. Accepts the keys of the other nodes here.
 pub(crate) async fn watch(peers: Peers, authenticator: Arc<Authenticator>) {
-    let stored = load_keys(&peers);
-    authenticator.replace_others(stored);
-    let mut kept: Vec<KeyRecord> = Vec::new();
+    let all = |keys: &Keys| keys.values().flatten().cloned().collect();
+    let mut kept = load_keys(&peers);
+    authenticator.replace_others(all(&kept));
     loop {
         look(&peers).await;
-        let keys = peers.roster().keys();
-        if !keys.is_empty() && keys != kept {
-            authenticator.replace_others(keys.clone());
+        let view = peers.cluster().view();
+        // Until the first contact with etcd, the members are unknown, and this node is not among them.
+        let is_known = view.members.contains_key(peers.this());
+        let is_member = |node: &NodeId| !is_known || view.members.contains_key(node);
+        let keys = accepted(&kept, peers.roster().keys(), is_member);
+        if keys != kept {
+            authenticator.replace_others(all(&keys));
             store_keys(&peers, &keys);
             kept = keys;
         }
         tokio::time::sleep(LOOK).await;
     }
+}
+
+/// The keys to accept: those of nodes that were seen as they are now, and the former ones of members that were not.
+fn accepted(kept: &Keys, seen: Keys, is_member: impl Fn(&NodeId) -> bool) -> Keys {
+    let mut keys = kept.clone();
+    keys.extend(seen);
+    keys.retain(|node, _| is_member(node));
+    keys
 }
 
 async fn look(peers: &Peers) {
@@ -176,15 +192,46 @@ async fn look(peers: &Peers) {
 const KEYS: &str = "peer-keys.json";
 
 /// The keys of other nodes as this node has last seen them: a node that starts while others are away accepts their keys.
-fn load_keys(peers: &Peers) -> Vec<KeyRecord> {
+fn load_keys(peers: &Peers) -> Keys {
     let text = peers.dir().read(KEYS);
     let keys = text.ok().and_then(|text| serde_json::from_str(&text).ok());
     keys.unwrap_or_default()
 }
 
-fn store_keys(peers: &Peers, keys: &[KeyRecord]) {
+fn store_keys(peers: &Peers, keys: &Keys) {
     let written = serde_json::to_vec(keys).map(|bytes| peers.dir().write(KEYS, &bytes));
     if let Ok(Err(why)) = written {
         tracing::warn!(why = %model::chain(&why), "cannot keep the keys of other nodes");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(all: &[(&str, &[&str])]) -> Keys {
+        let record = |id: &&str| KeyRecord {
+            id: (*id).to_owned(),
+            name: String::new(),
+            sha256: (*id).to_owned(),
+            scopes: Vec::new(),
+            created_unix_s: 0,
+            revoked_unix_s: None,
+        };
+        let entry = |(node, ids): &(&str, &[&str])| {
+            let records = ids.iter().map(record).collect();
+            (node.parse().unwrap(), records)
+        };
+        all.iter().map(entry).collect()
+    }
+
+    #[test]
+    fn keys_are_those_of_each_node_as_it_was_last_seen() {
+        let kept = keys(&[("b", &["one", "two"]), ("c", &["three"]), ("d", &["four"])]);
+        // The last key of b is gone; c is away; d was removed.
+        let seen = keys(&[("b", &[])]);
+        let found = accepted(&kept, seen, |node| node.as_str() != "d");
+        assert_eq!(found, keys(&[("b", &[]), ("c", &["three"])]));
+        assert_eq!(accepted(&kept, Keys::new(), |_| true), kept);
     }
 }
