@@ -4,14 +4,17 @@ use std::{
     io::{self, Read, Write},
     net::IpAddr,
     str::FromStr,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use api_client::endpoint::Endpoint;
+use api_client::endpoint::{Endpoint, Wire};
 use api_types::envd::Transport;
 
 /// How long each step of a delivery may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long, and how far, an answer is read after its status.
+const REST_PATIENCE: Duration = Duration::from_secs(5);
+const MAX_REST: usize = 64 << 10;
 pub(crate) const JSON: &str = "application/json";
 /// Longest URL.
 const MAX_URL: usize = 2048;
@@ -64,7 +67,7 @@ pub(crate) enum PostError {
 
 impl Webhook {
     /// Posts a body with further header lines, each ended by CRLF. Connects only to addresses that are allowed, and to none if
-    /// one of the host's addresses is not. Only a 2xx status is a success; the body of the answer is not read.
+    /// one of the host's addresses is not. Only a 2xx status is a success; the rest of the answer is discarded.
     pub(crate) fn post(
         &self,
         content_type: &str,
@@ -98,12 +101,30 @@ impl Webhook {
         wire.flush()?;
         let mut status = [0; 12];
         wire.read_exact(&mut status)?;
+        discard(&mut wire);
         if status.starts_with(b"HTTP/1.") && status[8..10] == *b" 2" {
             return Ok(());
         }
         Err(PostError::Answered(
             String::from_utf8_lossy(&status).into_owned(),
         ))
+    }
+}
+
+/// Reads the rest of an answer within limits: to close a connection with unread bytes resets it, which fails the writes of the
+/// server.
+fn discard(wire: &mut Wire) {
+    let deadline = Instant::now() + REST_PATIENCE;
+    let mut left = MAX_REST;
+    let mut buffer = [0; 4096];
+    while let Some(wait) = deadline.checked_duration_since(Instant::now())
+        && left > 0
+        && wire
+            .bound_reads(Some(wait.max(Duration::from_millis(1))))
+            .is_ok()
+        && let Ok(count @ 1..) = wire.read(&mut buffer)
+    {
+        left = left.saturating_sub(count);
     }
 }
 

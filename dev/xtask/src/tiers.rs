@@ -319,7 +319,7 @@ fn cargo_test(workspace: &Workspace, tiers: &[Tier]) -> Command {
     command
 }
 
-/// Copies a runner's output to `terminal` and adds up its summary lines.
+/// Copies a runner's output to `terminal`, adds up its summary lines, and lists the longest tests at the end.
 fn watch(command: &mut Command, runner: Runner, terminal: &mut impl Write) -> Result<Outcome> {
     let (reader, writer) = std::io::pipe()?;
     command
@@ -330,17 +330,34 @@ fn watch(command: &mut Command, runner: Runner, terminal: &mut impl Write) -> Re
     // `command` still holds the write ends of the pipe: drop them, or the reader never sees end-of-file.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut counts = Counts::default();
+    let mut times = Vec::new();
     for line in BufReader::new(reader).split(b'\n') {
         let mut line = line?;
-        if let Some(more) = summary(runner, &String::from_utf8_lossy(&line)) {
+        let text = String::from_utf8_lossy(&line);
+        if let Some(more) = summary(runner, &text) {
             counts.passed += more.passed;
             counts.failed += more.failed;
             counts.skipped += more.skipped;
         }
+        times.extend(time_of_test(&text));
         line.push(b'\n');
         terminal.write_all(&line)?;
     }
+    times.sort_by(|a, b| b.0.total_cmp(&a.0));
+    for (seconds, name) in times.iter().take(LONGEST) {
+        writeln!(terminal, "{seconds:7.1} s {name}")?;
+    }
     Ok(Outcome::of("the test runner", child.wait()?, counts))
+}
+
+/// How many of the longest tests are listed.
+const LONGEST: usize = 25;
+
+/// The seconds and the name of a test that passed, from a line of nextest; `None` for any other line.
+fn time_of_test(line: &str) -> Option<(f64, String)> {
+    let (seconds, rest) = line.trim().strip_prefix("PASS [")?.split_once("s] ")?;
+    let (_, name) = rest.split_once(") ")?;
+    Some((seconds.trim().parse().ok()?, name.to_owned()))
 }
 
 /// Parses a runner's summary line. Returns `None` for any other line.
@@ -406,6 +423,14 @@ mod tests {
         for (line, want) in cargo {
             assert_eq!(summary(Runner::CargoTest, line), want, "{line}");
         }
+    }
+
+    #[test]
+    fn the_time_of_a_test_is_read() {
+        let line = "        PASS [  80.495s] ( 301/2051) api::cluster cluster_three";
+        let expected = (80.495, "api::cluster cluster_three".to_owned());
+        assert_eq!(time_of_test(line), Some(expected));
+        assert_eq!(time_of_test("  SLOW [> 60.000s] (───) api x"), None);
     }
 
     #[test]
