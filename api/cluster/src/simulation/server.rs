@@ -118,9 +118,29 @@ impl World {
                 if draining && local.note == Note::Running {
                     self.pause_here(at, id);
                 }
-                self.read(at, id, None);
+                match self.seen(at, id) {
+                    Some(found) => self.decide(at, id, Some(found), None),
+                    None => self.read(at, id, None),
+                }
             }
         }
+    }
+
+    /// The record in the node's view, which may be older than etcd's. A server begins a take, a start and an offer with
+    /// it as well as with a read: the comparison in the write decides. Recovery always reads.
+    fn seen(&mut self, at: usize, id: &SandboxId) -> Option<Owned> {
+        if self.draw(2) == 0 {
+            return None;
+        }
+        let note = self.hosts[at].disk.get(id)?.note.clone();
+        let found = self.view(at)?.owners.get(id)?.clone();
+        let this = self.hosts[at].id();
+        let may = match note {
+            Note::Incoming => found.owner.offered_to.as_ref() == Some(this),
+            Note::Paused => found.owner.node == *this,
+            _ => false,
+        };
+        may.then_some(found)
     }
 
     /// Decides by a linearizable read of the record.
