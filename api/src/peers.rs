@@ -4,7 +4,8 @@
 //! client ─► any node ─► dispatch, spread ─► Peers::find ─► here
 //!                                              └─► PeerClient ─ mTLS, HTTP/1.1 ─► cluster listener of the owner ─► here
 //! ```
-//! A request moves at most once: what arrives over the cluster listener is answered there, whatever it names. That
+//! What arrives over the cluster listener is answered there, whatever it names. Only a request for a sandbox that has moved
+//! moves once more, because the views of two nodes may differ for a moment. That
 //! listener is the only way in for such requests; a field of a client cannot mark a request as forwarded.
 //!
 //! What must never happen:
@@ -17,6 +18,7 @@ mod client;
 pub mod internal;
 pub mod join;
 pub(crate) mod metrics;
+pub(crate) mod moves;
 mod publish;
 mod roster;
 pub mod settings;
@@ -46,6 +48,8 @@ use settings::{Dir, Settings};
 
 /// The address of the client of a forwarded request. Other nodes read it on the cluster listener only.
 pub const CLIENT: HeaderName = HeaderName::from_static("x-cube-client");
+/// A mark of forwarded requests that are forwarded no further. Read on the cluster listener only.
+pub const LAST_HOP: HeaderName = HeaderName::from_static("x-cube-last-hop");
 /// How long another node may take to answer a question of this one.
 const ASK: Duration = Duration::from_secs(5);
 /// Longest answer to such a question in bytes.
@@ -146,6 +150,15 @@ impl Peers {
         }
     }
 
+    /// The node that has a sandbox which has moved, if that is not this one.
+    #[must_use]
+    pub fn moved(&self, id: &SandboxId) -> Option<NodeId> {
+        let view = self.0.cluster.view();
+        let node = view.owners.get(id).map(|owned| &owned.owner.node)?;
+        let is_other = node != self.this() && view.nodes.contains_key(node);
+        is_other.then(|| node.clone())
+    }
+
     /// The nodes that are there, without this one.
     #[must_use]
     pub fn others(&self) -> Vec<NodeId> {
@@ -187,8 +200,9 @@ impl Peers {
         host: &str,
         held: impl Send + 'static,
     ) -> Result<Response<Body>, Refusal> {
+        let is_forwarded = request.extensions().get::<Arc<Peer>>().is_some();
         let (relay, mut request) = Relay::of(request, host);
-        mark(request.headers_mut(), from);
+        mark(request.headers_mut(), from, is_forwarded);
         let failed = |why: PeerError| {
             let why = model::chain(&why);
             tracing::warn!(%node, why, "cannot forward a request");
@@ -213,8 +227,9 @@ impl Peers {
         host: &str,
     ) -> Result<Response<Body>, PeerError> {
         let (mut parts, body) = request.into_parts();
+        let is_forwarded = parts.extensions.get::<Arc<Peer>>().is_some();
         head::to_successor(&mut parts, host, None);
-        mark(&mut parts.headers, from);
+        mark(&mut parts.headers, from, is_forwarded);
         let request = Request::from_parts(parts, body);
         let response = self.0.client.send(node, request).await?;
         let (mut parts, body) = response.into_parts();
@@ -303,8 +318,12 @@ impl Peers {
     }
 }
 
-/// Adds the client's address, in place of what the client may have claimed.
-fn mark(headers: &mut axum::http::HeaderMap, from: SocketAddr) {
+/// Adds the client's address, in place of what the client may have claimed, and whether this is the second hop.
+fn mark(headers: &mut axum::http::HeaderMap, from: SocketAddr, is_forwarded: bool) {
+    headers.remove(LAST_HOP);
+    if is_forwarded {
+        headers.insert(LAST_HOP, HeaderValue::from_static("1"));
+    }
     headers.remove(CLIENT);
     if let Ok(value) = HeaderValue::try_from(from.to_string()) {
         headers.insert(CLIENT, value);
@@ -333,7 +352,7 @@ pub fn status_of(state: NodeState) -> api_types::rest::NodeStatus {
     match state {
         NodeState::Ready => NodeStatus::Ready,
         NodeState::Cordoned => NodeStatus::Standby,
-        NodeState::Draining => NodeStatus::Draining,
+        NodeState::Draining | NodeState::Moving => NodeStatus::Draining,
     }
 }
 
