@@ -24,10 +24,11 @@ mod roster;
 pub mod settings;
 mod spec;
 pub mod tls;
+pub mod transfer;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, Request, Response};
 use cluster::{Cluster, Health, NodeId, NodeState, Route};
 use http_body_util::{BodyExt, Limited};
@@ -44,7 +45,9 @@ pub use tls::{Peer, PeerTls};
 
 use crate::proxy::{Refusal, Relay, Upload, head};
 use authority::Authority;
+use hyper::StatusCode;
 use settings::{Dir, Settings};
+use transfer::{Fetch, FileList, Offers, Rate, TransferError, TransferLimits};
 
 /// The address of the client of a forwarded request. Other nodes read it on the cluster listener only.
 pub const CLIENT: HeaderName = HeaderName::from_static("x-cube-client");
@@ -52,8 +55,12 @@ pub const CLIENT: HeaderName = HeaderName::from_static("x-cube-client");
 pub const LAST_HOP: HeaderName = HeaderName::from_static("x-cube-last-hop");
 /// How long another node may take to answer a question of this one.
 const ASK: Duration = Duration::from_secs(5);
-/// Longest answer to such a question in bytes.
+/// How long another node may take to sum files, and to send a chunk.
+const SUM: Duration = Duration::from_secs(900);
+const SEND: Duration = Duration::from_secs(60);
+/// Longest answer to a question in bytes.
 const MAX_ANSWER: usize = 8 << 20;
+const MAX_REFUSAL: usize = 4 << 10;
 
 /// The other nodes. Clones refer to the same cluster.
 #[derive(Clone, Debug)]
@@ -67,6 +74,10 @@ struct Inner {
     roster: Roster,
     dir: Dir,
     settings: Settings,
+    transfers: TransferLimits,
+    offers: Offers,
+    /// Of what this node fetches.
+    rate: Rate,
 }
 
 /// Where a sandbox is served.
@@ -81,7 +92,13 @@ pub enum Place {
 
 impl Peers {
     #[must_use]
-    pub fn new(cluster: Cluster, tls: PeerTls, dir: Dir, settings: Settings) -> Self {
+    pub fn new(
+        cluster: Cluster,
+        tls: PeerTls,
+        dir: Dir,
+        settings: Settings,
+        transfers: TransferLimits,
+    ) -> Self {
         let client = PeerClient::new(cluster.clone(), tls.clone());
         Self(Arc::new(Inner {
             cluster,
@@ -90,6 +107,9 @@ impl Peers {
             roster: Roster::default(),
             dir,
             settings,
+            transfers,
+            offers: Offers::new(transfers),
+            rate: Rate::new(transfers.rate),
         }))
     }
 
@@ -284,6 +304,49 @@ impl Peers {
         None
     }
 
+    /// What this node gives to others.
+    pub(crate) fn offers(&self) -> &Offers {
+        &self.0.offers
+    }
+
+    /// The files that a node offers under a key.
+    ///
+    /// # Errors
+    /// Returns [`TransferError::NotOffered`], or the errors of a question.
+    pub(crate) async fn list_files(
+        &self,
+        node: &NodeId,
+        key: &str,
+    ) -> Result<FileList, TransferError> {
+        let question = question("GET", &format!("/cluster/files/{key}"), Vec::new());
+        let (status, bytes) = self.read(node, question, MAX_ANSWER, SUM).await?;
+        if status == StatusCode::NOT_FOUND {
+            let (node, key) = (node.clone(), key.to_owned());
+            return Err(TransferError::NotOffered { node, key });
+        }
+        Ok(answer_of(node, status, &bytes)?)
+    }
+
+    /// Fetches files that a node offers into a directory, which must have no other use. Returns the bytes that were sent.
+    /// What is there already, from an attempt that has ended in the middle, is used.
+    ///
+    /// # Errors
+    /// Returns [`TransferError`]. What was fetched stays for another attempt.
+    pub(crate) async fn fetch_files(
+        &self,
+        node: &NodeId,
+        key: &str,
+        list: &FileList,
+        dir: &std::path::Path,
+    ) -> Result<u64, TransferError> {
+        let source = Remote {
+            peers: self.clone(),
+            node: node.clone(),
+        };
+        let fetch = Fetch { key, list, dir };
+        fetch.run(&source, &self.0.rate, self.0.transfers).await
+    }
+
     /// Asks a node a question of this node's own.
     ///
     /// # Errors
@@ -293,28 +356,69 @@ impl Peers {
         node: &NodeId,
         request: Request<Body>,
     ) -> Result<T, PeerError> {
-        let malformed = |why: String| PeerError::Malformed {
-            node: node.clone(),
-            why,
-        };
+        let (status, bytes) = self.read(node, request, MAX_ANSWER, ASK).await?;
+        answer_of(node, status, &bytes)
+    }
+
+    /// Sends a question, and reads an answer of at most `most` bytes within `limit`.
+    async fn read(
+        &self,
+        node: &NodeId,
+        request: Request<Body>,
+        most: usize,
+        limit: Duration,
+    ) -> Result<(StatusCode, Bytes), PeerError> {
         let asked = async {
             let response = self.0.client.send(node, request).await?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), MAX_ANSWER)
-                .collect()
-                .await;
-            let bytes = body.map_err(|why| malformed(why.to_string()))?.to_bytes();
-            if !status.is_success() {
-                let text: String = String::from_utf8_lossy(&bytes).chars().take(300).collect();
-                return Err(malformed(format!("status {status}: {text}")));
-            }
-            serde_json::from_slice(&bytes).map_err(|why| malformed(why.to_string()))
+            let body = Limited::new(response.into_body(), most).collect().await;
+            let body = body.map_err(|why| malformed(node, why.to_string()))?;
+            Ok((status, body.to_bytes()))
         };
         let late = |_| PeerError::Late {
             node: node.clone(),
-            limit_s: ASK.as_secs(),
+            limit_s: limit.as_secs(),
         };
-        tokio::time::timeout(ASK, asked).await.map_err(late)?
+        tokio::time::timeout(limit, asked).await.map_err(late)?
+    }
+}
+
+fn malformed(node: &NodeId, why: String) -> PeerError {
+    PeerError::Malformed {
+        node: node.clone(),
+        why,
+    }
+}
+
+fn answer_of<T: DeserializeOwned>(
+    node: &NodeId,
+    status: StatusCode,
+    bytes: &Bytes,
+) -> Result<T, PeerError> {
+    if !status.is_success() {
+        let text: String = String::from_utf8_lossy(bytes).chars().take(300).collect();
+        return Err(malformed(node, format!("status {status}: {text}")));
+    }
+    serde_json::from_slice(bytes).map_err(|why| malformed(node, why.to_string()))
+}
+
+/// A node from which files are fetched.
+#[derive(Clone)]
+struct Remote {
+    peers: Peers,
+    node: NodeId,
+}
+
+impl transfer::Source for Remote {
+    fn node(&self) -> &NodeId {
+        &self.node
+    }
+
+    async fn get(&self, path: String, most: usize) -> Result<(StatusCode, Bytes), PeerError> {
+        let question = question("GET", &path, Vec::new());
+        // Refusals have a text.
+        let most = most.max(MAX_REFUSAL);
+        self.peers.read(&self.node, question, most, SEND).await
     }
 }
 

@@ -5,6 +5,8 @@
 //! | `GET /cluster/state` | a member | figures, sandboxes, hashes of keys |
 //! | `POST /cluster/signed` | a member | the sandbox whose token signed a file URL |
 //! | `POST /cluster/template` | a member | whether a template or a build is here |
+//! | `GET /cluster/files/KEY` | a member | sums of the files of an offer |
+//! | `GET /cluster/files/KEY/FILE/N` | a member | a chunk of one of them |
 //! | `POST /cluster/renew` | a member | a new certificate for its name |
 //! | `POST /cluster/join` | a host with a token | a certificate, and the settings of the cluster |
 
@@ -13,7 +15,7 @@ use std::sync::Arc;
 use api_types::rest::{LostSandbox, RestError};
 use axum::{
     Extension, Json, Router,
-    extract::{DefaultBodyLimit, State},
+    extract::{DefaultBodyLimit, Path, State},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -52,6 +54,8 @@ pub(crate) fn router(app: App, peers: Peers) -> Router {
         .route("/cluster/state", get(state))
         .route("/cluster/signed", post(signed))
         .route("/cluster/template", post(template))
+        .route("/cluster/files/{key}", get(files))
+        .route("/cluster/files/{key}/{file}/{chunk}", get(chunk))
         .route("/cluster/renew", post(renew))
         .route(JOIN, post(join))
         .layer(DefaultBodyLimit::max(MAX_BODY))
@@ -110,6 +114,30 @@ pub(crate) struct TemplateName {
 
 async fn template(State(internal): State<Internal>, Json(asked): Json<TemplateName>) -> Json<bool> {
     Json(internal.app.has_template(&asked.name).await)
+}
+
+async fn files(State(internal): State<Internal>, Path(key): Path<String>) -> Response {
+    match internal.peers.offers().list(&key).await {
+        Ok(Some(list)) => Json(list).into_response(),
+        Ok(None) => StatusCode::NOT_FOUND.into_response(),
+        Err(why) => unreadable(&key, &why),
+    }
+}
+
+async fn chunk(
+    State(internal): State<Internal>,
+    Path((key, file, chunk)): Path<(String, String, usize)>,
+) -> Response {
+    match internal.peers.offers().chunk(&key, &file, chunk).await {
+        Ok(Some(bytes)) => bytes.into_response(),
+        Ok(None) => StatusCode::NOT_FOUND.into_response(),
+        Err(why) => unreadable(&key, &why),
+    }
+}
+
+fn unreadable(key: &str, why: &std::io::Error) -> Response {
+    tracing::error!(key, %why, "cannot read files that another node asks for");
+    StatusCode::INTERNAL_SERVER_ERROR.into_response()
 }
 
 async fn renew(
