@@ -459,7 +459,8 @@ impl Pool {
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound`, and [`PoolError::Failed`] if it can be used at this server only.
     pub async fn pause_needs(&self, id: &SandboxId) -> Result<PauseNeeds, PoolError> {
-        self.ask(|answer| Request::PauseNeeds(id.clone(), answer)).await
+        self.ask(|answer| Request::PauseNeeds(id.clone(), answer))
+            .await
     }
 
     /// The directory of the files of a sandbox that is paused and whose claim is not open. They do not change meanwhile.

@@ -8,8 +8,8 @@ use tokio::sync::{mpsc, oneshot};
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
-    Change, Claim, Connected, CreateSpec, DiskSpec, LifeEvent, PauseMode, PauseNeeds,
-    PoolError, PoolStats, Sandbox, TemplateDefaults, TemplateInfo, Usage,
+    Change, Claim, Connected, CreateSpec, DiskSpec, LifeEvent, PauseMode, PauseNeeds, PoolError,
+    PoolStats, Sandbox, TemplateDefaults, TemplateInfo, Usage,
     cgroup::FormerServers,
     driver::CopySize,
     record::Record,

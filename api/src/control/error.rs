@@ -160,9 +160,7 @@ impl ApiError {
             Self::Pool(
                 PoolError::Draining
                 | PoolError::Refused(_, Refusal::Crowded | Refusal::Sealed | Refusal::Moving),
-            ) => {
-                Some(Duration::from_secs(1))
-            }
+            ) => Some(Duration::from_secs(1)),
             _ => None,
         }
     }
@@ -273,10 +271,9 @@ fn refusal_status(refusal: Refusal) -> StatusCode {
             StatusCode::CONFLICT
         }
         Refusal::ColdBoot => StatusCode::NOT_IMPLEMENTED,
-        Refusal::Crowded
-        | Refusal::BackingOff { .. }
-        | Refusal::Sealed
-        | Refusal::Moving => StatusCode::SERVICE_UNAVAILABLE,
+        Refusal::Crowded | Refusal::BackingOff { .. } | Refusal::Sealed | Refusal::Moving => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
     }
 }
 

@@ -199,6 +199,7 @@ impl<R: Routes> Dispatch<R> {
                 return Ok(Answered::Successor(forwarded.await?));
             }
         }
+        request.headers_mut().remove(LAST_HOP);
         if let Some(found) = by_path {
             let found = found?;
             let to = Destination {

@@ -43,6 +43,7 @@ use tokio::sync::watch;
 
 pub(crate) use give::Asked;
 pub(crate) use take::Offer;
+pub(crate) use tend::tend;
 
 use super::{Peers, transfer::TransferError};
 use crate::peers::PeerError;
@@ -82,7 +83,7 @@ struct Counts {
 pub(crate) enum MoveError {
     #[error("no other node can take the sandbox{0}")]
     NoTaker(String),
-    #[error("this node has had no contact with etcd for half a lease")]
+    #[error("this node has had no contact with etcd for half a lease, or is busy with the sandbox")]
     Detached,
     #[error("another node has the sandbox")]
     Superseded,

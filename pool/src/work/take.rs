@@ -130,7 +130,10 @@ pub(crate) fn base(record: &Record, dir: &Path) -> Result<String, String> {
         }
         // A pause of it will be a diff of this template.
         Kept::Nobody | Kept::Running => {
-            let home = record.lineage.as_ref().and_then(|lineage| lineage.home.as_ref());
+            let home = record
+                .lineage
+                .as_ref()
+                .and_then(|lineage| lineage.home.as_ref());
             home.and_then(|home| sum_of_manifest(&home.dir).ok())
         }
     };

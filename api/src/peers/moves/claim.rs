@@ -11,7 +11,7 @@ const FORMAT: u32 = 1;
 /// The text of a claim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Noted {
-    format: u32,
+    pub(super) format: u32,
     /// The record as this node last wrote or read it, and its revision. `None`: a first one may have been written.
     pub(super) owner: Option<Owner>,
     pub(super) revision: u64,

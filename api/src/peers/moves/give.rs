@@ -80,7 +80,12 @@ impl Moves {
                 && node.platform == own.platform
                 && own.cpu.features.is_subset(&node.cpu.features)
         };
-        let mut nodes: Vec<NodeId> = view.nodes.values().filter(same).map(|n| n.id.clone()).collect();
+        let mut nodes: Vec<NodeId> = view
+            .nodes
+            .values()
+            .filter(same)
+            .map(|n| n.id.clone())
+            .collect();
         let free = |node: &NodeId| view.loads.get(node).map_or(0, |load| load.memory_free_mib);
         nodes.sort_by_key(|node| std::cmp::Reverse(free(node)));
         let asked = Asked {
@@ -199,7 +204,7 @@ impl Moves {
     }
 
     async fn open_files(&self, id: &SandboxId) -> Result<Vec<(String, File)>, MoveError> {
-        let dir = self.0.pool.pause_files(id).await?.dir;
+        let dir = self.0.pool.pause_files(id).await?;
         let path = dir.clone();
         let opened = tokio::task::spawn_blocking(move || {
             let mut files = Vec::new();
@@ -346,14 +351,15 @@ impl Moves {
                 self.0.pool.set_claim(id, Some(held.claim(hold))).await?;
             }
             Some(_) => return Err(MoveError::Superseded),
-            // Nothing was shared. With a claim that only wakes it, if it ran.
+            // Nothing was shared: it goes on if it ran, and needs no claim.
             None if noted.owner.is_none() => {
                 let is_paused = sandbox.state != SandboxState::Running;
-                let wake = noted.wake.filter(|_| is_paused);
-                self.0.pool.set_claim(id, None).await?;
-                if let Some(end_at) = wake {
+                if let Some(end_at) = noted.wake.filter(|_| is_paused) {
+                    let claim = noted.claim(Hold::Open);
+                    self.0.pool.set_claim(id, Some(claim)).await?;
                     self.go_on(id, end_at).await?;
                 }
+                self.0.pool.set_claim(id, None).await?;
             }
             None => return Err(MoveError::Stale),
         }

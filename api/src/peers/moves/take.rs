@@ -117,9 +117,15 @@ impl Moves {
     async fn fetch(&self, from: &NodeId, key: &str, id: &SandboxId) -> Result<(), MoveError> {
         let peers = &self.0.peers;
         let list: FileList = peers.list_files(from, key).await?;
-        let unknown = list.files().iter().find(|file| !FILES.contains(&&*file.name));
+        let unknown = list
+            .files()
+            .iter()
+            .find(|file| !FILES.contains(&&*file.name));
         if let Some(file) = unknown {
-            return Err(MoveError::Malformed(format!("no file of a pause: {}", file.name)));
+            return Err(MoveError::Malformed(format!(
+                "no file of a pause: {}",
+                file.name
+            )));
         }
         let dir = self.dir(id).join(PAUSE);
         let mut last = None;
@@ -163,7 +169,9 @@ impl Moves {
             }
             note.is_taking = true;
             self.note(id, &note).await?;
-            let taken = cluster.change_owner(id, Some(&owned), OwnerChange::Take).await;
+            let taken = cluster
+                .change_owner(id, Some(&owned), OwnerChange::Take)
+                .await;
             if let Ok(Some(owned)) = taken {
                 return self.arrived(id, &note, owned).await;
             }
@@ -173,7 +181,9 @@ impl Moves {
             Ok(Some(owned)) if owned.owner.node == *cluster.this() => {
                 self.arrived(id, &note, owned).await
             }
-            Ok(Some(owned)) if owned.owner.offered_to.as_ref() == Some(cluster.this()) && note.is_taking => {
+            Ok(Some(owned))
+                if owned.owner.offered_to.as_ref() == Some(cluster.this()) && note.is_taking =>
+            {
                 Ok(Holding::Busy)
             }
             Ok(_) => {
@@ -189,7 +199,12 @@ impl Moves {
     }
 
     /// Etcd says that the sandbox is this node's.
-    async fn arrived(&self, id: &SandboxId, note: &Incoming, owned: Owned) -> Result<Holding, MoveError> {
+    async fn arrived(
+        &self,
+        id: &SandboxId,
+        note: &Incoming,
+        owned: Owned,
+    ) -> Result<Holding, MoveError> {
         if !Stamp::permits(note.stamp.as_ref(), &owned.owner) {
             return Err(MoveError::Stale);
         }
@@ -284,10 +299,12 @@ impl Moves {
         let remove = |dir: &Path| {
             // The note last: with it, nothing of a former move is taken for files of the next one.
             match fs::remove_dir_all(dir.join(PAUSE)).and_then(|()| fs::remove_dir_all(dir)) {
-                Err(why) if why.kind() == io::ErrorKind::NotFound => match fs::remove_dir_all(dir) {
-                    Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
-                    _ => Ok(()),
-                },
+                Err(why) if why.kind() == io::ErrorKind::NotFound => {
+                    match fs::remove_dir_all(dir) {
+                        Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
+                        _ => Ok(()),
+                    }
+                }
                 removed => removed,
             }
         };

@@ -22,50 +22,65 @@ const AGAIN: u64 = 10;
 
 /// Finishes moves, and begins those of a drain; never returns.
 pub(crate) async fn tend(moves: Moves) {
-    let mut events = moves.0.peers.cluster().events();
-    // The engine must know what this node holds before anything is compared.
+    // The cluster's task must know what this node holds before anything is compared.
     for sandbox in moves.0.pool.list().await.unwrap_or_default() {
         if let Some(owned) = Noted::of(&sandbox).and_then(|noted| noted.owned()) {
             let cluster = moves.0.peers.cluster();
             cluster.hold(sandbox.id.clone(), owned.owner, 0);
         }
     }
-    let mut round = 0;
+    tokio::join!(follow(&moves), finish(&moves), drain(&moves));
+}
+
+async fn follow(moves: &Moves) {
+    let mut events = moves.0.peers.cluster().events();
     loop {
-        let next = tokio::time::timeout(EVERY, events.recv()).await;
-        match next {
-            Ok(Ok(ClusterEvent::Superseded { sandbox, by })) => {
+        match events.recv().await {
+            Ok(ClusterEvent::Superseded { sandbox, by }) => {
                 moves.superseded(&sandbox, &by.owner.node).await;
             }
-            Ok(Ok(ClusterEvent::Forgotten { sandbox })) => moves.tend_one(&sandbox).await,
-            Ok(Ok(_) | Err(RecvError::Lagged(_))) => {}
-            Ok(Err(RecvError::Closed)) => return std::future::pending().await,
-            Err(_) => {
-                moves.recover_incoming().await;
-                moves.round(round).await;
-                round += 1;
-            }
+            Ok(ClusterEvent::Forgotten { sandbox }) => moves.tend_one(&sandbox).await,
+            Ok(_) | Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => return std::future::pending().await,
         }
     }
 }
 
+async fn finish(moves: &Moves) {
+    loop {
+        moves.recover_incoming().await;
+        let view = moves.0.peers.cluster().view();
+        let sandboxes = moves.0.pool.list().await.unwrap_or_default();
+        for sandbox in &sandboxes {
+            if sandbox.claim.is_some() || view.owners.contains_key(&sandbox.id) {
+                moves.tend_one(&sandbox.id).await;
+            }
+        }
+        moves.collect(&sandboxes).await;
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+async fn drain(moves: &Moves) {
+    let mut round = 0;
+    loop {
+        let cluster = moves.0.peers.cluster();
+        if cluster.view().state(cluster.this()) == NodeState::Moving {
+            moves.move_all(round).await;
+            round += 1;
+        } else {
+            moves.stuck_lock().clear();
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
 impl Moves {
-    async fn round(&self, round: u64) {
+    /// Moves the sandboxes that this node has now, but for those that cannot and were tried lately.
+    async fn move_all(&self, round: u64) {
         let Ok(sandboxes) = self.0.pool.list().await else {
             return;
         };
-        let cluster = self.0.peers.cluster();
-        let view = cluster.view();
-        for sandbox in &sandboxes {
-            if sandbox.claim.is_some() || view.owners.contains_key(&sandbox.id) {
-                self.tend_one(&sandbox.id).await;
-            }
-        }
-        self.collect(&sandboxes).await;
-        if view.state(cluster.this()) != NodeState::Moving {
-            self.stuck_lock().clear();
-            return;
-        }
         self.stuck_lock()
             .retain(|id, _| sandboxes.iter().any(|sandbox| sandbox.id == *id));
         let stuck = self.stuck();
@@ -211,8 +226,8 @@ impl Moves {
     }
 
     async fn superseded(&self, id: &SandboxId, by: &cluster::NodeId) {
-        if let Some(_busy) = self.begin_in_turn(id).await {
-            // An offer of this node may be the cause: then its settlement removes the sandbox.
+        // An offer of this node may be the cause: then its settlement removes the sandbox.
+        if let Some(_busy) = self.begin(id) {
             self.discard(id, by).await;
         }
     }
@@ -234,13 +249,20 @@ impl Moves {
         let stray = view.owners.iter().filter(|(id, owned)| {
             owned.owner.node == *cluster.this() && !has(id) && !self.is_incoming(id)
         });
-        let stray: Vec<_> = stray.map(|(id, owned)| (id.clone(), owned.clone())).collect();
+        let stray: Vec<_> = stray
+            .map(|(id, owned)| (id.clone(), owned.clone()))
+            .collect();
         for (id, owned) in stray {
             let Some(_busy) = self.begin(&id) else {
                 continue;
             };
             // It may have arrived since the list was made.
-            if self.0.pool.get(&id).await.is_err_and(|why| why.is_not_found())
+            if self
+                .0
+                .pool
+                .get(&id)
+                .await
+                .is_err_and(|why| why.is_not_found())
                 && !self.is_incoming(&id)
             {
                 let ended = cluster.change_owner(&id, Some(&owned), OwnerChange::End);
