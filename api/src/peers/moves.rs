@@ -65,8 +65,18 @@ struct Inner {
     /// Sandboxes that a task here works on.
     busy: Mutex<BTreeMap<SandboxId, watch::Sender<()>>>,
     /// Why sandboxes of this node did not move.
-    stuck: Mutex<BTreeMap<SandboxId, String>>,
+    stuck: Mutex<BTreeMap<SandboxId, Stuck>>,
+    /// Offers that nodes have not taken.
+    refusals: Mutex<BTreeMap<NodeId, u32>>,
     counts: Counts,
+}
+
+/// A sandbox that did not leave this node.
+#[derive(Clone, Debug)]
+struct Stuck {
+    why: String,
+    /// How often it was paused in vain, so that it is not all the time.
+    paused: u32,
 }
 
 #[derive(Debug, Default)]
@@ -127,6 +137,10 @@ impl Inner {
     fn busy(&self) -> MutexGuard<'_, BTreeMap<SandboxId, watch::Sender<()>>> {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn refusals(&self) -> MutexGuard<'_, BTreeMap<NodeId, u32>> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Moves {
@@ -137,6 +151,7 @@ impl Moves {
             incoming: state.join(INCOMING),
             busy: Mutex::default(),
             stuck: Mutex::default(),
+            refusals: Mutex::default(),
             counts: Counts::default(),
         }))
     }
@@ -171,10 +186,14 @@ impl Moves {
 
     /// Why sandboxes did not leave this node, which drains.
     pub(crate) fn stuck(&self) -> BTreeMap<SandboxId, String> {
-        self.stuck_lock().clone()
+        let stuck = self.stuck_lock();
+        let reasons = stuck.iter();
+        reasons
+            .map(|(id, stuck)| (id.clone(), stuck.why.clone()))
+            .collect()
     }
 
-    fn stuck_lock(&self) -> MutexGuard<'_, BTreeMap<SandboxId, String>> {
+    fn stuck_lock(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Stuck>> {
         self.0.stuck.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

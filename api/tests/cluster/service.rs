@@ -23,12 +23,12 @@ pub(crate) fn cluster_three_nodes_are_one_service() {
     });
 }
 
-fn id(sandbox: &Value) -> String {
+pub(crate) fn id(sandbox: &Value) -> String {
     sandbox["sandboxID"].as_str().unwrap().to_owned()
 }
 
 /// Closes all nodes but one, so that creates go there.
-fn only(world: &World, at: usize) {
+pub(crate) fn only(world: &World, at: usize) {
     for (other, node) in world.nodes.iter().enumerate() {
         let status = if other == at { "ready" } else { "standby" };
         let body = json!({"status": status});
@@ -41,7 +41,7 @@ fn only(world: &World, at: usize) {
     }
 }
 
-fn open_all(world: &World) {
+pub(crate) fn open_all(world: &World) {
     for node in &world.nodes {
         let path = format!("/nodes/{}", node.name);
         world.nodes[0]

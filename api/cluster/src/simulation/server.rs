@@ -446,7 +446,10 @@ impl World {
                     owned: None,
                     stamp,
                 };
-                self.hosts[to].disk.entry(sandbox).or_insert(local);
+                self.hosts[to].disk.entry(sandbox.clone()).or_insert(local);
+                // A taker does not wait for its next round.
+                let draining = self.is_draining(to);
+                self.serve_one(to, &sandbox, draining);
             }
             Message::HaveYou { sandbox } => {
                 let holding = self.holding(to, &sandbox);

@@ -29,6 +29,13 @@ const SEEN: Duration = Duration::from_secs(10);
 /// Reads of one record, or questions to one taker, before the next round.
 const TRIES: usize = 4;
 
+/// What became of an offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Settled {
+    Left,
+    Kept,
+}
+
 /// Body of `POST /cluster/moves/can` and `/cluster/moves/holding`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Asked {
@@ -59,9 +66,19 @@ impl Moves {
                 if let Err(why) = &answer {
                     tracing::warn!(sandbox = %id, %to, why = %model::chain(why), "the taker of a sandbox did not take it");
                 }
-                self.settle_offer(id, answer.ok()).await
+                let (answer, failed) = match answer {
+                    Ok(answer) => (Some(answer), None),
+                    Err(why) => (None, Some(why)),
+                };
+                match self.settle_offer(id, answer).await? {
+                    Settled::Left => Ok(()),
+                    Settled::Kept => {
+                        *self.0.refusals().entry(to.clone()).or_default() += 1;
+                        Err(failed.unwrap_or(MoveError::Unsettled(to)))
+                    }
+                }
             }
-            Ok(None) => self.settle_offer(id, None).await,
+            Ok(None) => self.settle_offer(id, None).await.map(drop),
             Err(why) => {
                 self.abandon(id).await?;
                 Err(why)
@@ -87,7 +104,10 @@ impl Moves {
             .map(|n| n.id.clone())
             .collect();
         let free = |node: &NodeId| view.loads.get(node).map_or(0, |load| load.memory_free_mib);
-        nodes.sort_by_key(|node| std::cmp::Reverse(free(node)));
+        // Those that have failed to take a sandbox come last.
+        let refusals = self.0.refusals().clone();
+        let failed = |node: &NodeId| refusals.get(node).copied().unwrap_or(0);
+        nodes.sort_by_key(|node| (failed(node), std::cmp::Reverse(free(node))));
         let asked = Asked {
             sandbox: id.clone(),
             needs: Some(needs.clone()),
@@ -249,10 +269,10 @@ impl Moves {
         &self,
         id: &SandboxId,
         mut answer: Option<Holding>,
-    ) -> Result<(), MoveError> {
+    ) -> Result<Settled, MoveError> {
         let noted = self.noted(id).await?;
         let (Step::Offered { to }, Some(owner)) = (&noted.step, &noted.owner) else {
-            return self.abandon(id).await;
+            return self.abandon(id).await.map(|()| Settled::Kept);
         };
         let peers = &self.0.peers;
         let cluster = peers.cluster();
@@ -274,16 +294,21 @@ impl Moves {
                         .change_owner(id, found.as_ref(), OwnerChange::Withdraw)
                         .await;
                     if let Ok(Some(owned)) = withdrawn {
-                        return self.keep(id, &noted, &owned).await;
+                        self.keep(id, &noted, &owned).await?;
+                        return Ok(Settled::Kept);
                     }
                 }
                 GiverStep::Keep => {
-                    return match found {
-                        Some(owned) => self.keep(id, &noted, &owned).await,
-                        None => self.abandon(id).await,
-                    };
+                    match found {
+                        Some(owned) => self.keep(id, &noted, &owned).await?,
+                        None => self.abandon(id).await?,
+                    }
+                    return Ok(Settled::Kept);
                 }
-                GiverStep::Discard => return self.leave(id, found.is_some()).await,
+                GiverStep::Discard => {
+                    self.leave(id, found.is_some()).await?;
+                    return Ok(Settled::Left);
+                }
             }
         }
         Err(MoveError::Unsettled(to.clone()))

@@ -9,7 +9,7 @@ use pool::{Hold, Sandbox, SandboxState};
 use tokio::sync::broadcast::error::RecvError;
 
 use super::{
-    MoveError, Moves,
+    MoveError, Moves, Stuck,
     claim::{Noted, Step, stamp},
 };
 use crate::builds::machine;
@@ -17,8 +17,10 @@ use crate::builds::machine;
 const EVERY: Duration = Duration::from_secs(1);
 /// Moves from this node at the same time: each pauses a sandbox, and writes its memory.
 const AT_ONCE: usize = 2;
-/// After how many rounds a sandbox that could not move is tried again.
-const AGAIN: u64 = 10;
+/// After how many rounds a sandbox that could not move is tried again. Each time that it was paused in vain doubles them, so
+/// many times at most.
+const AGAIN: u64 = 5;
+const LONGEST: u32 = 6;
 
 /// Finishes moves, and begins those of a drain; never returns.
 pub(crate) async fn tend(moves: Moves) {
@@ -83,8 +85,11 @@ impl Moves {
         };
         self.stuck_lock()
             .retain(|id, _| sandboxes.iter().any(|sandbox| sandbox.id == *id));
-        let stuck = self.stuck();
-        let is_due = |id: &SandboxId| !stuck.contains_key(id) || round.is_multiple_of(AGAIN);
+        let stuck = self.stuck_lock().clone();
+        let is_due = |id: &SandboxId| {
+            let stuck = stuck.get(id);
+            stuck.is_none_or(|stuck| round.is_multiple_of(AGAIN << stuck.paused.min(LONGEST)))
+        };
         let due = sandboxes
             .iter()
             .filter(|sandbox| &*sandbox.note != machine::NOTE && is_due(&sandbox.id))
@@ -108,9 +113,13 @@ impl Moves {
                     self.stuck_lock().remove(&id);
                 }
                 Some(Ok((id, Err(why)))) => {
+                    let is_paused = !matches!(why, MoveError::NoTaker(_) | MoveError::Detached);
                     let why = model::chain(&why);
                     tracing::warn!(sandbox = %id, why, "a sandbox does not leave this node");
-                    self.stuck_lock().insert(id, why);
+                    let mut stuck = self.stuck_lock();
+                    let before = stuck.get(&id).map_or(0, |stuck| stuck.paused);
+                    let paused = before + u32::from(is_paused);
+                    stuck.insert(id, Stuck { why, paused });
                 }
                 Some(Err(_)) => {}
             }
@@ -136,7 +145,7 @@ impl Moves {
             return self.adopt(sandbox).await;
         };
         match noted.step {
-            Step::Offered { .. } => return self.settle_offer(id, None).await,
+            Step::Offered { .. } => return self.settle_offer(id, None).await.map(drop),
             Step::Sharing => return self.abandon(id).await,
             Step::Held => {}
         }
