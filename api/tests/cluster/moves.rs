@@ -10,8 +10,8 @@ use crate::{
 };
 
 /// Data on the disk, a value in memory and a process, whose id it prints.
-const FILL: &str = "echo disk > /root/kept; head -c 3000000 /dev/urandom > /root/big; sync; echo memory > /dev/shm/kept; \
-                    sleep 100000 & echo $!";
+const FILL: &str = "echo disk > ~/kept; head -c 3000000 /dev/urandom > ~/big; sync; echo memory > /dev/shm/kept; \
+                    sleep 100000 </dev/null >/dev/null 2>&1 & echo $!";
 
 /// A sandbox with something to lose.
 pub(crate) struct Loaded {
@@ -24,7 +24,7 @@ impl Loaded {
     pub(crate) fn new(node: &Node) -> Self {
         let sandbox = node.ask().expect(201).json();
         let pid = node.exec(&sandbox, FILL).unwrap().trim().to_owned();
-        let sum = node.exec(&sandbox, "md5sum /root/big").unwrap();
+        let sum = node.exec(&sandbox, "md5sum ~/big").unwrap();
         Self { sandbox, pid, sum }
     }
 
@@ -39,7 +39,7 @@ impl Loaded {
     /// Nothing is lost, seen from this node.
     pub(crate) fn check(&self, node: &Node) {
         let script = format!(
-            "cat /root/kept /dev/shm/kept; md5sum /root/big; kill -0 {}; hostname",
+            "cat ~/kept /dev/shm/kept; md5sum ~/big; kill -0 {}; hostname",
             self.pid
         );
         let found = node.exec(&self.sandbox, &script).unwrap();

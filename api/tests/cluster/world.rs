@@ -272,6 +272,7 @@ impl Node {
             "sandboxes:write",
             "templates:read",
             "nodes:admin",
+            "metrics:read",
         ];
         let scopes = scopes.iter().flat_map(|scope| ["--scope", scope]);
         let key = output(cube(&["key", "new", name, "--state", path]).args(scopes));
