@@ -64,10 +64,8 @@ async fn change(
         let why = "move is for the status draining, and for a node of a cluster";
         return Err(ApiError::BadRequest(why.to_owned()));
     }
-    let state = state_of(status).map(|state| match body.moves {
-        true => NodeState::Moving,
-        false => state,
-    });
+    let state = state_of(status);
+    let state = state.map(|state| if body.moves { NodeState::Moving } else { state });
     if let (Some(peers), Some(state)) = (&app.peers, state) {
         let node = match &member {
             Member::Own => peers.this(),

@@ -165,11 +165,7 @@ async fn take(
 ) -> Result<Json<Holding>, MoveError> {
     let member = internal.peers.member(&peer).cloned();
     let node = member.ok_or_else(|| MoveError::Malformed("the peer is no member".to_owned()))?;
-    // It goes on if the giver goes away: what has begun here is settled here.
-    let moves = internal.moves.clone();
-    let taken = tokio::spawn(async move { moves.take(&node, offer).await });
-    let stopped = |_| MoveError::Malformed("the server stops".to_owned());
-    taken.await.map_err(stopped)?.map(Json)
+    internal.moves.taken(node, offer).await.map(Json)
 }
 
 async fn holding(

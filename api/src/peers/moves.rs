@@ -36,10 +36,13 @@ use std::{
     time::Duration,
 };
 
-use cluster::{NodeId, OwnerError};
+use cluster::{Holding, NodeId, OwnerError};
 use model::SandboxId;
 use pool::{Pool, PoolError};
-use tokio::sync::watch;
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinSet,
+};
 
 pub(crate) use give::Asked;
 pub(crate) use take::Offer;
@@ -69,6 +72,8 @@ struct Inner {
     /// Offers that nodes have not taken.
     refusals: Mutex<BTreeMap<NodeId, u32>>,
     counts: Counts,
+    /// What other nodes have asked for. `None`: the next process has taken over.
+    tasks: Mutex<Option<JoinSet<()>>>,
 }
 
 /// A sandbox that did not leave this node.
@@ -153,7 +158,38 @@ impl Moves {
             stuck: Mutex::default(),
             refusals: Mutex::default(),
             counts: Counts::default(),
+            tasks: Mutex::new(Some(JoinSet::new())),
         }))
+    }
+
+    /// Runs a task that ends before another process has the state directory.
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let tasks = self.0.tasks.lock();
+        if let Some(tasks) = tasks.unwrap_or_else(PoisonError::into_inner).as_mut() {
+            while tasks.try_join_next().is_some() {}
+            tasks.spawn(task);
+        }
+    }
+
+    /// Ends all tasks, for the next process. What they have noted decides how it goes on.
+    pub(crate) async fn stop(&self) {
+        let tasks = self.0.tasks.lock();
+        let tasks = tasks.unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(mut tasks) = tasks {
+            tasks.shutdown().await;
+        }
+    }
+
+    /// As [`Moves::take`], also if the giver stops waiting.
+    pub(crate) async fn taken(&self, from: NodeId, offer: Offer) -> Result<Holding, MoveError> {
+        let (sender, answer) = oneshot::channel();
+        let moves = self.clone();
+        self.spawn(async move {
+            // The giver may have gone.
+            let _ = sender.send(moves.take(&from, offer).await);
+        });
+        let stopped = |_| MoveError::Malformed("the server stops".to_owned());
+        answer.await.map_err(stopped)?
     }
 
     /// `None`: another task has it.

@@ -50,6 +50,7 @@ pub(super) struct Engine {
     pub(super) builds: Builds,
     pub(super) egress: Option<Egress>,
     pub(super) events: events::Running,
+    moves: Option<Moves>,
     isolation: Option<Isolation>,
     resolver: Option<network::Serving>,
     /// The resolver, the sampler, and the like; aborted when this value is dropped.
@@ -190,6 +191,7 @@ impl Engine {
             builds,
             egress,
             events: lives,
+            moves: moves.clone(),
             isolation,
             resolver,
             tasks,
@@ -219,10 +221,14 @@ impl Engine {
             builds: _,
             egress: _,
             events,
+            moves,
             isolation,
             resolver,
             mut tasks,
         } = self;
+        if let Some(moves) = moves {
+            moves.stop().await;
+        }
         let resolved = async {
             if let Some(resolver) = resolver
                 && tokio::time::timeout(RESOLVE, resolver.stop())

@@ -386,7 +386,25 @@ impl Moves {
                 }
                 self.0.pool.set_claim(id, None).await?;
             }
-            None => return Err(MoveError::Stale),
+            // etcd was restored from a backup that lacks the record.
+            None => {
+                let owner = noted.owner.clone().ok_or(MoveError::Stale)?;
+                if !Stamp::permits(noted.stamp.as_ref(), &owner) {
+                    return Err(MoveError::Stale);
+                }
+                let is_running = sandbox.state == SandboxState::Running;
+                let (state, hold) = if is_running {
+                    (OwnerState::Running, Hold::Open)
+                } else {
+                    (OwnerState::Paused, Hold::Sealed)
+                };
+                let epoch = owner.epoch;
+                let change = OwnerChange::Reassert { epoch, state };
+                let owned = cluster.change_owner(id, None, change).await?;
+                let owned = owned.ok_or(MoveError::Stale)?;
+                let held = Noted::held(&owned, noted.stamp, noted.wake);
+                self.0.pool.set_claim(id, Some(held.claim(hold))).await?;
+            }
         }
         Ok(())
     }

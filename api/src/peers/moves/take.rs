@@ -167,6 +167,16 @@ impl Moves {
             if !is_offered || !Stamp::permits(note.stamp.as_ref(), &owned.owner) {
                 break;
             }
+            // A former process may have left less than its note says.
+            if let Err(why) = self.0.pool.take(&self.0.incoming, id, None).await {
+                let why = model::chain(&why);
+                tracing::error!(sandbox = %id, why, "the files of a sandbox that moves to this node are damaged");
+                if note.is_taking {
+                    // The take may be on its way: the giver keeps its files, and asks again.
+                    return Ok(Holding::Busy);
+                }
+                break;
+            }
             note.is_taking = true;
             self.note(id, &note).await?;
             let taken = cluster
@@ -216,7 +226,7 @@ impl Moves {
         tracing::info!(sandbox = %id, from = %note.from, epoch = owned.owner.epoch, "a sandbox has moved to this node");
         if note.wake.is_some() {
             let (moves, id) = (self.clone(), id.clone());
-            tokio::spawn(async move { moves.tend_one(&id).await });
+            self.spawn(async move { moves.tend_one(&id).await });
         }
         Ok(Holding::Taken)
     }

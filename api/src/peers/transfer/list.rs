@@ -255,9 +255,11 @@ pub(super) fn read_chunk(file: &File, begin: u64, len: usize) -> io::Result<Vec<
     };
     if is_hole {
         // A file that has become shorter has no data there either.
-        return match file.metadata()?.len() >= begin + len as u64 {
-            true => Ok(bytes),
-            false => Err(ErrorKind::UnexpectedEof.into()),
+        let is_whole = file.metadata()?.len() >= begin + len as u64;
+        return if is_whole {
+            Ok(bytes)
+        } else {
+            Err(ErrorKind::UnexpectedEof.into())
         };
     }
     file.read_exact_at(&mut bytes, begin)?;
