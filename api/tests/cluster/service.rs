@@ -242,9 +242,9 @@ fn a_dead_node_is_reported(world: &mut World) {
     only(world, 2);
     let sandbox = world.nodes[0].ask().expect(201).json();
     open_all(world);
-    until("a has seen the sandbox of c", || {
-        let c = world.nodes[0].get("/nodes/c").expect(200).json();
-        c["sandboxCount"] == 1
+    until("a and b have seen the sandbox of c", || {
+        let mut others = world.nodes[..2].iter();
+        others.all(|node| node.get("/nodes/c").expect(200).json()["sandboxCount"] == 1)
     });
     world.nodes[2].die();
     let [a, b] = [0, 1].map(|at| &world.nodes[at]);

@@ -214,8 +214,7 @@ impl World {
         let Some(Owned { owner, .. }) = &local.owned else {
             return;
         };
-        let truth = self.truths.get(id);
-        let has_files = truth.is_some_and(|truth| !truth.networked || !truth.ended);
+        let has_files = self.has_files(id);
         let (epoch, state) = (owner.epoch, OwnerState::Paused);
         if !has_files || !Stamp::permits(self.stamp(at, id).as_ref(), owner) {
             self.discard(at, id);
@@ -290,12 +289,20 @@ impl World {
         let view = self.view(at);
         let is_orphan = view.is_some_and(|view| !view.nodes.contains_key(&owner.node));
         let may = offered || (is_networked && is_orphan && owner.state == OwnerState::Paused);
+        // etcd may have been restored from a backup in which a sandbox that has ended has a record.
+        let may = may && self.has_files(id);
         if may && permitted {
             self.set_note(at, id, Note::Taking);
             self.change(at, id, Some(&found), OwnerChange::Take);
         } else {
             self.discard(at, id);
         }
+    }
+
+    /// The files of a sandbox on storage that all reach are gone with its end.
+    fn has_files(&self, id: &SandboxId) -> bool {
+        let truth = self.truths.get(id);
+        truth.is_some_and(|truth| !truth.networked || !truth.ended)
     }
 
     fn taken(&mut self, at: usize, id: &SandboxId, found: Owned) {
