@@ -49,7 +49,7 @@ use crate::{
     events::Events,
     network::Network,
     node::OwnNode,
-    peers::Peers,
+    peers::{Peers, moves::Moves},
     registry::Registry,
     secrets::Secrets,
     telemetry::Telemetry,
@@ -82,6 +82,7 @@ pub struct Control {
     pub node: OwnNode,
     /// `None`: this server is alone.
     pub peers: Option<Peers>,
+    pub(crate) moves: Option<Moves>,
     pub state_dir: PathBuf,
     /// Value of `domain` in answers. `None`: `domain` is omitted, and clients use the domain that they are configured
     /// with.
@@ -109,6 +110,13 @@ impl Control {
         } else {
             let name = self.node.name().to_owned();
             Err(ApiError::NodeClosed(name, self.node.chosen().status))
+        }
+    }
+
+    /// Waits while a sandbox of this node moves.
+    async fn settled(&self, id: &SandboxId) {
+        if let Some(moves) = &self.moves {
+            moves.settled(id).await;
         }
     }
 

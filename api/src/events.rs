@@ -75,19 +75,23 @@ pub(crate) enum Kind {
     Killed,
     #[serde(rename = "sandbox.lifecycle.checkpointed")]
     Checkpointed,
+    /// To this node, from another one of the cluster. Not of E2B.
+    #[serde(rename = "sandbox.lifecycle.moved")]
+    Moved,
     /// Not of E2B: it is logged only while a webhook wants it, and listed only if it is asked for.
     #[serde(rename = "sandbox.network.refused")]
     NetworkRefused,
 }
 
 impl Kind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Created,
         Self::Updated,
         Self::Paused,
         Self::Resumed,
         Self::Killed,
         Self::Checkpointed,
+        Self::Moved,
         Self::NetworkRefused,
     ];
 
@@ -99,6 +103,7 @@ impl Kind {
             Self::Resumed => "sandbox.lifecycle.resumed",
             Self::Killed => "sandbox.lifecycle.killed",
             Self::Checkpointed => "sandbox.lifecycle.checkpointed",
+            Self::Moved => "sandbox.lifecycle.moved",
             Self::NetworkRefused => "sandbox.network.refused",
         }
     }
@@ -385,7 +390,7 @@ impl Owner {
         if let Some(happened) = happened {
             self.write(happened);
         }
-        if matches!(kind, pool::ChangeKind::Ended(_)) {
+        if matches!(kind, pool::ChangeKind::Ended(_) | pool::ChangeKind::Left) {
             self.refused.remove(id);
         }
     }

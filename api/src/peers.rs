@@ -4,7 +4,8 @@
 //! client ─► any node ─► dispatch, spread ─► Peers::find ─► here
 //!                                              └─► PeerClient ─ mTLS, HTTP/1.1 ─► cluster listener of the owner ─► here
 //! ```
-//! A request moves at most once: what arrives over the cluster listener is answered there, whatever it names. That
+//! What arrives over the cluster listener is answered there, whatever it names. Only a request for a sandbox that has moved
+//! moves once more, because the views of two nodes may differ for a moment. That
 //! listener is the only way in for such requests; a field of a client cannot mark a request as forwarded.
 //!
 //! What must never happen:
@@ -17,15 +18,17 @@ mod client;
 pub mod internal;
 pub mod join;
 pub(crate) mod metrics;
+pub(crate) mod moves;
 mod publish;
 mod roster;
 pub mod settings;
 mod spec;
 pub mod tls;
+pub mod transfer;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, Request, Response};
 use cluster::{Cluster, Health, NodeId, NodeState, Route};
 use http_body_util::{BodyExt, Limited};
@@ -42,14 +45,22 @@ pub use tls::{Peer, PeerTls};
 
 use crate::proxy::{Refusal, Relay, Upload, head};
 use authority::Authority;
+use hyper::StatusCode;
 use settings::{Dir, Settings};
+use transfer::{Fetch, FileList, Offers, Rate, TransferError, TransferLimits};
 
 /// The address of the client of a forwarded request. Other nodes read it on the cluster listener only.
 pub const CLIENT: HeaderName = HeaderName::from_static("x-cube-client");
+/// A mark of forwarded requests that are forwarded no further. Read on the cluster listener only.
+pub const LAST_HOP: HeaderName = HeaderName::from_static("x-cube-last-hop");
 /// How long another node may take to answer a question of this one.
 const ASK: Duration = Duration::from_secs(5);
-/// Longest answer to such a question in bytes.
+/// How long another node may take to sum files, and to send a chunk.
+const SUM: Duration = Duration::from_secs(900);
+const SEND: Duration = Duration::from_secs(60);
+/// Longest answer to a question in bytes.
 const MAX_ANSWER: usize = 8 << 20;
+const MAX_REFUSAL: usize = 4 << 10;
 
 /// The other nodes. Clones refer to the same cluster.
 #[derive(Clone, Debug)]
@@ -63,6 +74,10 @@ struct Inner {
     roster: Roster,
     dir: Dir,
     settings: Settings,
+    transfers: TransferLimits,
+    offers: Offers,
+    /// Of what this node fetches.
+    rate: Rate,
 }
 
 /// Where a sandbox is served.
@@ -77,7 +92,13 @@ pub enum Place {
 
 impl Peers {
     #[must_use]
-    pub fn new(cluster: Cluster, tls: PeerTls, dir: Dir, settings: Settings) -> Self {
+    pub fn new(
+        cluster: Cluster,
+        tls: PeerTls,
+        dir: Dir,
+        settings: Settings,
+        transfers: TransferLimits,
+    ) -> Self {
         let client = PeerClient::new(cluster.clone(), tls.clone());
         Self(Arc::new(Inner {
             cluster,
@@ -86,6 +107,9 @@ impl Peers {
             roster: Roster::default(),
             dir,
             settings,
+            transfers,
+            offers: Offers::new(transfers),
+            rate: Rate::new(transfers.rate),
         }))
     }
 
@@ -146,6 +170,15 @@ impl Peers {
         }
     }
 
+    /// The node that has a sandbox which has moved, if that is not this one.
+    #[must_use]
+    pub fn moved(&self, id: &SandboxId) -> Option<NodeId> {
+        let view = self.0.cluster.view();
+        let node = view.owners.get(id).map(|owned| &owned.owner.node)?;
+        let is_other = node != self.this() && view.nodes.contains_key(node);
+        is_other.then(|| node.clone())
+    }
+
     /// The nodes that are there, without this one.
     #[must_use]
     pub fn others(&self) -> Vec<NodeId> {
@@ -187,8 +220,9 @@ impl Peers {
         host: &str,
         held: impl Send + 'static,
     ) -> Result<Response<Body>, Refusal> {
+        let is_forwarded = request.extensions().get::<Arc<Peer>>().is_some();
         let (relay, mut request) = Relay::of(request, host);
-        mark(request.headers_mut(), from);
+        mark(request.headers_mut(), from, is_forwarded);
         let failed = |why: PeerError| {
             let why = model::chain(&why);
             tracing::warn!(%node, why, "cannot forward a request");
@@ -213,8 +247,9 @@ impl Peers {
         host: &str,
     ) -> Result<Response<Body>, PeerError> {
         let (mut parts, body) = request.into_parts();
+        let is_forwarded = parts.extensions.get::<Arc<Peer>>().is_some();
         head::to_successor(&mut parts, host, None);
-        mark(&mut parts.headers, from);
+        mark(&mut parts.headers, from, is_forwarded);
         let request = Request::from_parts(parts, body);
         let response = self.0.client.send(node, request).await?;
         let (mut parts, body) = response.into_parts();
@@ -269,6 +304,49 @@ impl Peers {
         None
     }
 
+    /// What this node gives to others.
+    pub(crate) fn offers(&self) -> &Offers {
+        &self.0.offers
+    }
+
+    /// The files that a node offers under a key.
+    ///
+    /// # Errors
+    /// Returns [`TransferError::NotOffered`], or the errors of a question.
+    pub(crate) async fn list_files(
+        &self,
+        node: &NodeId,
+        key: &str,
+    ) -> Result<FileList, TransferError> {
+        let question = question("GET", &format!("/cluster/files/{key}"), Vec::new());
+        let (status, bytes) = self.read(node, question, MAX_ANSWER, SUM).await?;
+        if status == StatusCode::NOT_FOUND {
+            let (node, key) = (node.clone(), key.to_owned());
+            return Err(TransferError::NotOffered { node, key });
+        }
+        Ok(answer_of(node, status, &bytes)?)
+    }
+
+    /// Fetches files that a node offers into a directory, which must have no other use. Returns the bytes that were sent.
+    /// What is there already, from an attempt that has ended in the middle, is used.
+    ///
+    /// # Errors
+    /// Returns [`TransferError`]. What was fetched stays for another attempt.
+    pub(crate) async fn fetch_files(
+        &self,
+        node: &NodeId,
+        key: &str,
+        list: &FileList,
+        dir: &std::path::Path,
+    ) -> Result<u64, TransferError> {
+        let source = Remote {
+            peers: self.clone(),
+            node: node.clone(),
+        };
+        let fetch = Fetch { key, list, dir };
+        fetch.run(&source, &self.0.rate, self.0.transfers).await
+    }
+
     /// Asks a node a question of this node's own.
     ///
     /// # Errors
@@ -278,33 +356,78 @@ impl Peers {
         node: &NodeId,
         request: Request<Body>,
     ) -> Result<T, PeerError> {
-        let malformed = |why: String| PeerError::Malformed {
-            node: node.clone(),
-            why,
-        };
+        let (status, bytes) = self.read(node, request, MAX_ANSWER, ASK).await?;
+        answer_of(node, status, &bytes)
+    }
+
+    /// Sends a question, and reads an answer of at most `most` bytes within `limit`.
+    async fn read(
+        &self,
+        node: &NodeId,
+        request: Request<Body>,
+        most: usize,
+        limit: Duration,
+    ) -> Result<(StatusCode, Bytes), PeerError> {
         let asked = async {
             let response = self.0.client.send(node, request).await?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), MAX_ANSWER)
-                .collect()
-                .await;
-            let bytes = body.map_err(|why| malformed(why.to_string()))?.to_bytes();
-            if !status.is_success() {
-                let text: String = String::from_utf8_lossy(&bytes).chars().take(300).collect();
-                return Err(malformed(format!("status {status}: {text}")));
-            }
-            serde_json::from_slice(&bytes).map_err(|why| malformed(why.to_string()))
+            let body = Limited::new(response.into_body(), most).collect().await;
+            let body = body.map_err(|why| malformed(node, why.to_string()))?;
+            Ok((status, body.to_bytes()))
         };
         let late = |_| PeerError::Late {
             node: node.clone(),
-            limit_s: ASK.as_secs(),
+            limit_s: limit.as_secs(),
         };
-        tokio::time::timeout(ASK, asked).await.map_err(late)?
+        tokio::time::timeout(limit, asked).await.map_err(late)?
     }
 }
 
-/// Adds the client's address, in place of what the client may have claimed.
-fn mark(headers: &mut axum::http::HeaderMap, from: SocketAddr) {
+fn malformed(node: &NodeId, why: String) -> PeerError {
+    PeerError::Malformed {
+        node: node.clone(),
+        why,
+    }
+}
+
+fn answer_of<T: DeserializeOwned>(
+    node: &NodeId,
+    status: StatusCode,
+    bytes: &Bytes,
+) -> Result<T, PeerError> {
+    if !status.is_success() {
+        let text: String = String::from_utf8_lossy(bytes).chars().take(300).collect();
+        return Err(malformed(node, format!("status {status}: {text}")));
+    }
+    serde_json::from_slice(bytes).map_err(|why| malformed(node, why.to_string()))
+}
+
+/// A node from which files are fetched.
+#[derive(Clone)]
+struct Remote {
+    peers: Peers,
+    node: NodeId,
+}
+
+impl transfer::Source for Remote {
+    fn node(&self) -> &NodeId {
+        &self.node
+    }
+
+    async fn get(&self, path: String, most: usize) -> Result<(StatusCode, Bytes), PeerError> {
+        let question = question("GET", &path, Vec::new());
+        // Refusals have a text.
+        let most = most.max(MAX_REFUSAL);
+        self.peers.read(&self.node, question, most, SEND).await
+    }
+}
+
+/// Adds the client's address, in place of what the client may have claimed, and whether this is the second hop.
+fn mark(headers: &mut axum::http::HeaderMap, from: SocketAddr, is_forwarded: bool) {
+    headers.remove(LAST_HOP);
+    if is_forwarded {
+        headers.insert(LAST_HOP, HeaderValue::from_static("1"));
+    }
     headers.remove(CLIENT);
     if let Ok(value) = HeaderValue::try_from(from.to_string()) {
         headers.insert(CLIENT, value);
@@ -333,7 +456,7 @@ pub fn status_of(state: NodeState) -> api_types::rest::NodeStatus {
     match state {
         NodeState::Ready => NodeStatus::Ready,
         NodeState::Cordoned => NodeStatus::Standby,
-        NodeState::Draining => NodeStatus::Draining,
+        NodeState::Draining | NodeState::Moving => NodeStatus::Draining,
     }
 }
 

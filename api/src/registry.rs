@@ -12,7 +12,7 @@ mod signature;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use api_types::rest::NetworkConfig;
@@ -36,6 +36,7 @@ use crate::{
         Alerts, Egress,
         rules::{RuleError, Rules},
     },
+    peers::moves::Moves,
 };
 use note::{Note, now};
 
@@ -99,6 +100,8 @@ pub enum Token {
 pub struct Registry {
     pool: Pool,
     known: Arc<Mutex<HashMap<SandboxId, Known>>>,
+    /// Set once, in a cluster.
+    moves: Arc<OnceLock<Moves>>,
 }
 
 /// What the registry holds for one sandbox.
@@ -130,6 +133,7 @@ impl Registry {
         let registry = Self {
             pool,
             known: Arc::default(),
+            moves: Arc::default(),
         };
         for sandbox in recovered {
             let id = sandbox.id.clone();
@@ -145,6 +149,21 @@ impl Registry {
             }
         }
         registry
+    }
+
+    /// Sets what opens sandboxes that other nodes can have.
+    pub(crate) fn set_moves(&self, moves: Moves) {
+        // Once, when the engine is opened.
+        let _ = self.moves.set(moves);
+    }
+
+    async fn open_sealed(&self, id: &SandboxId) -> Result<(), PoolError> {
+        let sealed = || PoolError::Refused(id.clone(), Refusal::Sealed);
+        let moves = self.moves.get().ok_or_else(sealed)?;
+        moves.open(id).await.map_err(|why| {
+            tracing::warn!(sandbox = %id, why = %model::chain(&why), "a sandbox that has moved is not resumed");
+            sealed()
+        })
     }
 
     /// Creates a sandbox. If the caller drops the future before it completes, the sandbox is ended.
@@ -185,7 +204,13 @@ impl Registry {
         timeout_s: Option<u32>,
         wake: Wake,
     ) -> Result<Connected, RegistryError> {
-        let connected = self.pool.connect(id, timeout_s, wake).await?;
+        let connected = match self.pool.connect(id, timeout_s, wake).await {
+            Err(PoolError::Refused(_, Refusal::Sealed)) => {
+                self.open_sealed(id).await?;
+                self.pool.connect(id, timeout_s, wake).await?
+            }
+            connected => connected?,
+        };
         Ok(Connected {
             view: self.view(connected.sandbox)?,
             resumed: connected.resumed,
@@ -300,7 +325,13 @@ impl Registry {
     /// Returns [`RouteError::NotFound`] if the sandbox does not exist or is paused without auto-resume, and
     /// [`RouteError::Unavailable`] if it cannot be resumed now.
     pub async fn route(&self, id: &SandboxId) -> Result<Route, RouteError> {
-        let sandbox = self.pool.reach(id).await;
+        let sandbox = match self.pool.reach(id).await {
+            Err(PoolError::Refused(_, Refusal::Sealed)) => match self.open_sealed(id).await {
+                Ok(()) => self.pool.reach(id).await,
+                Err(why) => Err(why),
+            },
+            reached => reached,
+        };
         let view = sandbox.map_err(RegistryError::from);
         let view = view.and_then(|sandbox| self.view(sandbox));
         view.map(Route::from).map_err(|e| RouteError::of(&e))

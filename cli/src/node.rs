@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::rest::{LostSandbox, Node, NodeStatus, NodeStatusChange};
+use api_types::rest::{LostSandbox, Node, NodeStatus, NodeStatusChange, StuckSandbox};
 use clap::Subcommand;
 use serde_json::json;
 
@@ -44,10 +44,13 @@ pub(crate) enum NodeCommand {
         /// Name of the node
         node: String,
         /// Return when no sandbox runs there and no build is in progress
-        #[arg(long)]
+        #[arg(long, conflicts_with = "moves")]
         wait: bool,
-        /// With --wait: fail if the node has not drained by then
-        #[arg(long, value_name = "TIME", requires = "wait", value_parser = humantime::parse_duration)]
+        /// Move the sandboxes to other nodes: running ones are paused for it and go on there. Returns when the node has none
+        #[arg(long = "move")]
+        moves: bool,
+        /// With --wait or --move: fail if the node has not drained by then
+        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
         timeout: Option<Duration>,
     },
     /// Remove a node that is away from its cluster; its running sandboxes are lost
@@ -89,13 +92,15 @@ pub(crate) fn run(context: &Context, command: &NodeCommand) -> Result<(), Failur
         NodeCommand::Drain {
             node,
             wait,
+            moves,
             timeout,
         } => {
-            set(context, &mut server, node, NodeStatus::Draining)?;
-            if *wait {
-                drained(context, &mut server, node, *timeout)
+            let way = if *moves { Way::Move } else { Way::Wait };
+            change(context, &mut server, node, NodeStatus::Draining, *moves)?;
+            if *wait || *moves {
+                drained(context, &mut server, node, way, *timeout)
             } else {
-                let left = Left::of(&get(&mut server, node)?);
+                let left = Left::of(&get(&mut server, node)?, way);
                 context.format.done("drain", &left.json(node), &left.text())
             }
         }
@@ -120,9 +125,20 @@ fn set(
     node: &str,
     status: NodeStatus,
 ) -> Result<(), Failure> {
+    change(context, server, node, status, false)
+}
+
+fn change(
+    context: &Context,
+    server: &mut Server,
+    node: &str,
+    status: NodeStatus,
+    moves: bool,
+) -> Result<(), Failure> {
     let body = NodeStatusChange {
         cluster_id: None,
         status,
+        moves,
     };
     server.send("POST", &path(node), &body).map_err(unknown)?;
     let item = json!({"id": node, "status": status.name()});
@@ -130,9 +146,21 @@ fn set(
     context.format.done("node", &item, &line)
 }
 
+/// What becomes of the sandboxes of a node that drains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// They end there.
+    Wait,
+    /// They move to other nodes.
+    Move,
+}
+
 /// What a node that drains still has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Left {
+    way: Way,
+    /// Why sandboxes do not move.
+    stuck: Vec<StuckSandbox>,
     running: u32,
     starting: u32,
     paused: u32,
@@ -141,8 +169,10 @@ struct Left {
 }
 
 impl Left {
-    fn of(node: &Node) -> Self {
+    fn of(node: &Node, way: Way) -> Self {
         Self {
+            way,
+            stuck: node.stuck.clone(),
             running: node.sandbox_count,
             starting: node.sandbox_starting_count,
             paused: node.paused_count,
@@ -151,21 +181,26 @@ impl Left {
         }
     }
 
-    /// Paused sandboxes are on disk and do not keep a node from being shut down.
+    /// Paused sandboxes are on disk and do not keep a node from being shut down, unless they are to move.
     fn is_drained(&self) -> bool {
-        self.running == 0 && self.starting == 0 && self.builds == 0
+        let stays = self.way == Way::Wait || self.paused == 0;
+        stays && self.running == 0 && self.starting == 0 && self.builds == 0
     }
 
     fn text(&self) -> String {
         let paused = match self.paused {
             0 => String::new(),
+            n if self.way == Way::Move => format!(", {n} paused"),
             n => format!("; {n} paused stay on its disk"),
         };
         if self.is_drained() {
             return format!("drained{paused}");
         }
         let mut waits = Vec::new();
-        if self.running > 0 {
+        if self.way == Way::Move {
+            let moving = format!("the moves of {} running{paused} sandboxes", self.running);
+            waits.push(moving);
+        } else if self.running > 0 {
             let (n, end) = (self.running, &self.last_end);
             waits.push(format!("{n} running sandboxes, the last ends at {end}"));
         }
@@ -174,6 +209,15 @@ impl Left {
         }
         if self.builds > 0 {
             waits.push(format!("{} builds", self.builds));
+        }
+        if self.way == Way::Move {
+            let stuck = self.stuck.iter();
+            let stuck = stuck.map(|s| format!("\n  {} stays: {}", s.sandbox_id, s.reason));
+            return format!(
+                "waits for {}{}",
+                waits.join(", "),
+                stuck.collect::<String>()
+            );
         }
         format!("waits for {}{paused}", waits.join(", "))
     }
@@ -192,6 +236,7 @@ fn drained(
     context: &Context,
     server: &mut Server,
     node: &str,
+    way: Way,
     timeout: Option<Duration>,
 ) -> Result<(), Failure> {
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
@@ -202,7 +247,7 @@ fn drained(
             let text = format!("{node} accepts new sandboxes again: the drain was cancelled");
             return Err(Failure::refused(text));
         }
-        let left = Left::of(&found);
+        let left = Left::of(&found, way);
         if left.is_drained() {
             return context.format.done("drain", &left.json(node), &left.text());
         }
@@ -294,6 +339,8 @@ mod tests {
     #[test]
     fn a_drain_names_what_it_waits_for() {
         let mut left = Left {
+            way: Way::Wait,
+            stuck: Vec::new(),
             running: 2,
             starting: 1,
             paused: 3,
@@ -307,6 +354,15 @@ mod tests {
         (left.running, left.starting, left.builds) = (0, 0, 0);
         assert_eq!(left.text(), "drained; 3 paused stay on its disk");
         assert!(left.is_drained() && left.json("a")["drained"] == true);
+        left.way = Way::Move;
+        left.running = 1;
+        left.stuck.push(StuckSandbox {
+            sandbox_id: "i".to_owned(),
+            reason: "no node".to_owned(),
+        });
+        let moving = "waits for the moves of 1 running, 3 paused sandboxes\n  i stays: no node";
+        assert_eq!(left.text(), moving);
+        assert!(!left.is_drained());
     }
 
     #[test]

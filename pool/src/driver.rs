@@ -11,6 +11,7 @@
 
 mod adoptions;
 mod catalog;
+mod claims;
 mod copies;
 mod demand;
 mod diffs;
@@ -389,7 +390,12 @@ impl Driver {
                 None => {}
             }
             if entry.was_leased() {
-                self.changed(id, ChangeKind::Ended(entry.died.clone()));
+                let kind = if entry.has_left {
+                    ChangeKind::Left
+                } else {
+                    ChangeKind::Ended(entry.died.clone())
+                };
+                self.changed(id, kind);
             }
             entry.removed(id, &self.ended);
         }

@@ -29,7 +29,7 @@ use crate::{
     vmms::is_sha256,
 };
 
-const ROOT: &str = "root";
+pub(crate) const ROOT: &str = "root";
 const KERNEL: &str = "vmlinux";
 const INITRD: &str = "initramfs.cpio";
 const MAX_MANIFEST: u64 = 1 << 20;

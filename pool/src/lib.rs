@@ -23,6 +23,7 @@
 mod account;
 mod catalog;
 mod cgroup;
+mod claim;
 mod clock;
 mod driver;
 pub mod durable;
@@ -49,6 +50,7 @@ mod vm;
 mod vmms;
 mod work;
 
+pub use claim::{Claim, Hold, PauseNeeds};
 pub use error::{PoolError, is_full};
 pub use lifetime::{Lifetime, OnTimeout, UnixMs};
 pub use slot::{Refusal, Wake};
@@ -430,6 +432,74 @@ impl Pool {
     pub async fn pause(&self, id: &SandboxId, mode: PauseMode) -> Result<(), PoolError> {
         self.sandbox(id, |answer| SandboxRequest::Pause(mode, answer))
             .await
+    }
+
+    /// Sets or removes the claim of a running or paused sandbox. It is on disk when this returns; that of a paused sandbox
+    /// survives a crash of the host.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Refused`] with `NotFound` or `Crowded`, and [`PoolError::NoSpace`] or [`PoolError::Failed`] if
+    /// the record cannot be written. The previous claim then remains.
+    pub async fn set_claim(&self, id: &SandboxId, claim: Option<Claim>) -> Result<(), PoolError> {
+        self.sandbox(id, |answer| SandboxRequest::SetClaim(claim, answer))
+            .await
+    }
+
+    /// Removes a sandbox that another server has now. Whatever its claim forbids, this is not refused, and the sandbox is
+    /// not reported as ended, but as [`ChangeKind::Left`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`Pool::kill`].
+    pub async fn discard(&self, id: &SandboxId) -> Result<(), PoolError> {
+        self.sandbox(id, SandboxRequest::Discard).await
+    }
+
+    /// What a running or paused sandbox needs at another server.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Refused`] with `NotFound`, and [`PoolError::Failed`] if it can be used at this server only.
+    pub async fn pause_needs(&self, id: &SandboxId) -> Result<PauseNeeds, PoolError> {
+        self.ask(|answer| Request::PauseNeeds(id.clone(), answer))
+            .await
+    }
+
+    /// The directory of the files of a sandbox that is paused and whose claim is not open. They do not change meanwhile.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Refused`] with `NotFound` or `AlreadyRunning`.
+    pub async fn pause_files(&self, id: &SandboxId) -> Result<PathBuf, PoolError> {
+        self.ask(|answer| Request::PauseFiles(id.clone(), answer))
+            .await
+    }
+
+    /// Checks that this server can take a paused sandbox that needs this.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::TooManySaved`], [`PoolError::Draining`], or [`PoolError::Failed`] with what is missing.
+    pub async fn can_take(&self, needs: PauseNeeds) -> Result<(), PoolError> {
+        self.ask(|answer| Request::CanTake(needs, answer)).await
+    }
+
+    /// Checks the files of a paused sandbox that another server has written, in `incoming/ID/pause`, and, with a claim,
+    /// makes the sandbox this server's: the directory `incoming/ID` moves, and all survives a crash of the host.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Pool::can_take`], and [`PoolError::NoSpace`] or [`PoolError::Failed`] if the files are not
+    /// those of a pause that this server can resume, or cannot be moved. They stay then.
+    pub async fn take(
+        &self,
+        incoming: &Path,
+        id: &SandboxId,
+        claim: Option<Claim>,
+    ) -> Result<(), PoolError> {
+        let incoming = incoming.to_owned();
+        self.ask(|answer| Request::Take {
+            id: id.clone(),
+            incoming,
+            claim,
+            answer,
+        })
+        .await
     }
 
     /// Makes new sandboxes that continue from the present state of a running sandbox, which keeps running. Returns one

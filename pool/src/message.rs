@@ -8,10 +8,11 @@ use tokio::sync::{mpsc, oneshot};
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
-    Change, Connected, CreateSpec, DiskSpec, LifeEvent, PauseMode, PoolError, PoolStats, Sandbox,
-    TemplateDefaults, TemplateInfo, Usage,
+    Change, Claim, Connected, CreateSpec, DiskSpec, LifeEvent, PauseMode, PauseNeeds, PoolError,
+    PoolStats, Sandbox, TemplateDefaults, TemplateInfo, Usage,
     cgroup::FormerServers,
     driver::CopySize,
+    record::Record,
     slot::{Operation, Wake},
     spec::{OnClose, TimeoutChange},
     templates::{Origin, TakenNames},
@@ -92,6 +93,16 @@ pub(crate) enum Request {
     GiveNames(String, Vec<String>, Answer<()>),
     TakeNames(Vec<String>, Answer<()>),
     RemoveTemplate(String, Answer<()>),
+    PauseFiles(SandboxId, Answer<PathBuf>),
+    PauseNeeds(SandboxId, Answer<PauseNeeds>),
+    CanTake(PauseNeeds, Answer<()>),
+    /// Of a paused sandbox in `incoming/ID`. Without a claim, its files are only checked.
+    Take {
+        id: SandboxId,
+        incoming: PathBuf,
+        claim: Option<Claim>,
+        answer: Answer<()>,
+    },
     Stats(oneshot::Sender<PoolStats>),
     Drain(oneshot::Sender<()>),
     Settle(oneshot::Sender<()>),
@@ -119,6 +130,8 @@ pub(crate) enum SandboxRequest {
     },
     Pause(PauseMode, Answer<()>),
     Kill(Answer<()>),
+    SetClaim(Option<Claim>, Answer<()>),
+    Discard(Answer<()>),
     Snapshot(Vec<String>, Answer<TemplateInfo>),
     SaveDisk(Answer<TemplateInfo>),
     Publish(Vec<String>, TemplateDefaults, Answer<TemplateInfo>),
@@ -138,6 +151,8 @@ impl SandboxRequest {
             Self::SetPolicy { .. } => Operation::SetPolicy,
             Self::Pause(mode, _) => Operation::Pause(*mode),
             Self::Kill(_) => Operation::Kill,
+            Self::SetClaim(..) => Operation::SetClaim,
+            Self::Discard(_) => Operation::Discard,
             Self::Snapshot(..) => Operation::Snapshot,
             Self::SaveDisk(_) | Self::Publish(..) => Operation::MakeTemplate,
             Self::Fork { .. } => Operation::Fork,
@@ -151,6 +166,8 @@ impl SandboxRequest {
             Self::SetTimeout(_, _, answer)
             | Self::SetPolicy { answer, .. }
             | Self::Pause(_, answer)
+            | Self::SetClaim(_, answer)
+            | Self::Discard(answer)
             | Self::Kill(answer) => drop(answer.send(Err(error))),
             Self::Snapshot(_, answer) | Self::SaveDisk(answer) | Self::Publish(_, _, answer) => {
                 drop(answer.send(Err(error)));
@@ -169,6 +186,14 @@ pub(crate) enum Report {
     Leased(SandboxId, Result<Box<Served>, WorkError>),
     Paused(SandboxId, Box<PauseOutcome>),
     Snapshotted(SandboxId, SnapshotFor, Result<(), SnapshotFailed>),
+    /// The record of a paused sandbox was written with another claim, or could not be written.
+    Claimed(SandboxId, Option<Claim>, std::io::Result<()>),
+    /// The files of a paused sandbox were checked and, with a record, taken over.
+    Taken(
+        SandboxId,
+        Result<Option<Box<Record>>, PoolError>,
+        Answer<()>,
+    ),
     /// The record was written, or could not be written.
     Written(SandboxId, std::io::Result<()>),
     /// The job that wrote the record ended, after it removed the pause from which the sandbox was resumed.
@@ -276,6 +301,7 @@ mod tests {
             warm: false,
             generation: 0,
             vm_since: 0,
+            claim: None,
         };
         let (reporter, reports) = mpsc::unbounded_channel();
         (Unclaimed::new(sandbox, reporter), reports)

@@ -30,6 +30,7 @@ use netisolation::{Policy, TapIndex};
 use vmm_control::files::Lineage;
 
 use crate::{
+    claim::Claim,
     clock::{Clock, Reading},
     durable::{self, Durability, read_bounded, remove_file, replace, sync_dir, sync_files},
     lifetime::Lifetime,
@@ -37,11 +38,11 @@ use crate::{
     vmms::VmmId,
 };
 
-/// The version that is written. Earlier versions can still be read: version 4, which has neither defaults nor priority,
+/// The version that is written. Earlier versions can still be read: version 5, which has no claim, version 4, which has neither defaults nor priority,
 /// version 3, which does not have the offset of the clock either, version 2, which does not name the VMM's program either, and version 1, which has the note in a file of its own,
 /// and the lifetime in the note. A record of a later version is never removed. A new version also raises
 /// [`crate::version`].
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 pub(crate) const RECORD: &str = "record.json";
 const NOTE: &str = "note";
 /// Directory beside that of the sandboxes, for directories whose record is damaged.
@@ -153,22 +154,25 @@ pub(crate) struct Record {
     /// Since version 5.
     #[serde(default)]
     pub(crate) priority: Priority,
+    /// Since version 6.
+    #[serde(default)]
+    pub(crate) claim: Option<Claim>,
 }
 
 /// (De)serializes `Arc` values, which the driver, its jobs and its answers share.
-mod shared {
+pub(crate) mod shared {
     use std::sync::Arc;
 
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    pub(super) fn serialize<T: Serialize + ?Sized, S: Serializer>(
+    pub(crate) fn serialize<T: Serialize + ?Sized, S: Serializer>(
         value: &Arc<T>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         value.as_ref().serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<Arc<T>, D::Error>
+    pub(crate) fn deserialize<'de, T, D>(deserializer: D) -> Result<Arc<T>, D::Error>
     where
         T: ?Sized,
         Box<T>: Deserialize<'de>,
@@ -211,6 +215,7 @@ impl Record {
             vmm_id: None,
             defaults: TemplateDefaults::default(),
             priority: Priority::default(),
+            claim: None,
         }
     }
 
@@ -357,9 +362,21 @@ impl SlotDir {
         sync_dir(&pause)?;
         // The name of the sandbox itself.
         sync_dir(self.0.parent().unwrap_or(&self.0))?;
+        self.link_pause()
+    }
+
+    /// Replaces the record of a sandbox that is paused, under both of its names.
+    pub(crate) fn rewrite_pause(&self, record: &Record) -> io::Result<()> {
+        let bytes = serde_json::to_vec(record)?;
+        replace(&self.pause(), RECORD, &bytes, Durability::Host)?;
+        self.link_pause()
+    }
+
+    /// Gives the record of the pause its second name.
+    fn link_pause(&self) -> io::Result<()> {
         let draft = self.0.join(format!("{RECORD}.new"));
         remove_file(&draft)?;
-        fs::hard_link(pause.join(RECORD), &draft)?;
+        fs::hard_link(self.pause().join(RECORD), &draft)?;
         fs::rename(&draft, self.0.join(RECORD))?;
         sync_dir(&self.0)
     }
@@ -425,6 +442,12 @@ impl SlotDir {
     /// lifetime.
     fn read(&self, lifetime_of_note: fn(&str) -> Option<Lifetime>) -> Result<Record, Unread> {
         self.read_from(&self.0.join(RECORD), lifetime_of_note)
+    }
+
+    /// Reads the record of the pause.
+    pub(crate) fn read_pause(&self) -> Result<Record, String> {
+        let read = self.read_from(&self.pause().join(RECORD), |_| None);
+        read.map_err(|why| why.to_string())
     }
 
     fn read_from(
@@ -617,7 +640,7 @@ mod tests {
         // A record of version 3 has no offset, and nothing that came later.
         let mut old = serde_json::to_value(&record).unwrap();
         old["version"] = 3.into();
-        for later in ["clock_offset_ms", "defaults", "priority"] {
+        for later in ["clock_offset_ms", "defaults", "priority", "claim"] {
             old.as_object_mut().unwrap().remove(later);
         }
         fs::write(dir.path().join(RECORD), old.to_string()).unwrap();

@@ -11,6 +11,7 @@ use netisolation::{Counters, Isolation, Policy};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    Claim,
     lifetime::{Lifetime, UnixMs},
     vmms::VmmId,
 };
@@ -279,6 +280,8 @@ pub struct Sandbox {
     pub generation: u64,
     /// When the sandbox got this VM: at its create, resume or recovery.
     pub vm_since: UnixMs,
+    /// The caller's claim, if other servers can have the sandbox too.
+    pub claim: Option<Claim>,
 }
 
 /// The answer to [`crate::Pool::connect`].
@@ -352,6 +355,10 @@ pub enum ChangeKind {
     Resumed,
     /// A snapshot of it is a template.
     Snapshotted,
+    /// It was taken over from another server, paused.
+    Arrived,
+    /// Another server has it now.
+    Left,
     /// See [`Ended::why`].
     Ended(Option<String>),
 }

@@ -348,6 +348,11 @@ impl Templates {
         self.store.and(dir).check(dir)
     }
 
+    /// The store, and this directory.
+    pub(crate) fn store_with(&self, dir: &Path) -> Store {
+        self.store.and(dir)
+    }
+
     /// Whether there are templates that could not be read.
     pub(crate) fn is_partial(&self) -> bool {
         self.is_partial

@@ -13,7 +13,7 @@ use crate::durable::{Durability, read_bounded, replace};
 
 /// The version that this server writes. Raise it with every change of the state directory that older servers cannot
 /// read. Servers of version 2 and before did not write the file.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 const FILE: &str = "version.json";
 const MAX_FILE: u64 = 1 << 16;
 

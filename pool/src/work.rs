@@ -10,6 +10,7 @@ mod read_ahead;
 pub(crate) mod rebuild;
 pub(crate) mod save;
 pub(crate) mod start;
+pub(crate) mod take;
 pub(crate) mod wall_clock;
 
 use std::{io, path::Path, time::Duration};

@@ -241,6 +241,25 @@ mod tests {
     }
 
     #[test]
+    fn a_change_of_an_owner_is_compared_with_what_it_was_made_from() {
+        let (a, id) = (node("a"), SandboxId::from_random([7; 19]));
+        let key = || Key::Owner(id.clone());
+        let (first, owner) = owner_txn(&a, &id, None, &OwnerChange::Share).unwrap();
+        assert_eq!(first.when, [When::Absent(key())]);
+        let revision = 5;
+        let owned = Owned {
+            owner: owner.unwrap(),
+            revision,
+        };
+        let (start, _) = owner_txn(&a, &id, Some(&owned), &OwnerChange::Start).unwrap();
+        assert_eq!(start.when, [When::Revision(key(), revision)]);
+        // A node whose owner has not agreed also needs that owner to be away.
+        let (take, _) = owner_txn(&node("b"), &id, Some(&owned), &OwnerChange::Take).unwrap();
+        let away = When::Absent(Key::Node(a));
+        assert_eq!(take.when, [When::Revision(key(), revision), away]);
+    }
+
+    #[test]
     fn a_cluster_of_another_format_is_refused() {
         let key = Key::Cluster.to_string();
         let value = br#"{"format":2}"#.to_vec();

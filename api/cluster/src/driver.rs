@@ -194,7 +194,7 @@ fn log(event: &ClusterEvent) {
         }
         ClusterEvent::Superseded { sandbox, by } => {
             let node = &by.owner.node;
-            tracing::warn!(%sandbox, %node, epoch = by.owner.epoch, "sandbox belongs to another node");
+            tracing::debug!(%sandbox, %node, epoch = by.owner.epoch, "sandbox belongs to another node");
         }
         ClusterEvent::Forgotten { sandbox } => {
             tracing::warn!(%sandbox, "etcd has lost the owner record of a paused sandbox");

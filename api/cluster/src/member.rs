@@ -26,8 +26,10 @@ pub enum NodeState {
     Ready,
     /// No new sandboxes; those that it has stay, and are resumed here.
     Cordoned,
-    /// No new sandboxes; those that it has are moved or awaited.
+    /// No new sandboxes; the end of those that it has is awaited.
     Draining,
+    /// As `Draining`, and the sandboxes that it has move to other nodes.
+    Moving,
 }
 
 /// A live node: `nodes/NODE`, with the lease of its server.

@@ -11,7 +11,8 @@
 //!                        ▼   │
 //!                     offered to B ── Take by B ──► B: Paused, e+1
 //!
-//!  Take by C: also if the owner is Paused and has no live record (its storage must be in reach of C)
+//!  Take by C: also if the owner is Paused and has no live record (C must reach its storage, and find the files there:
+//!             a restored etcd can have records of sandboxes that have ended)
 //!  Reassert:  the owner found its record older than what it holds: etcd was restored from a backup. Records of running
 //!             sandboxes are written again at once; for a paused one, its node looks at the files first
 //! ```

@@ -11,7 +11,7 @@ use api::{
     auth::{Auth, Rate},
     handover::Predecessor,
     node,
-    peers::ClusterSpec,
+    peers::{ClusterSpec, transfer::TransferLimits},
     secrets::KeySource,
     serve::{self, BuildsSpec, ServeError, ServeSpec, TlsFiles},
     systemd,
@@ -147,6 +147,9 @@ pub(super) struct ServeConfig {
     /// Serve as a node of the cluster that `cube-api cluster init` or `join` has set up in the state directory
     #[arg(long)]
     cluster: bool,
+    /// Bytes per second that copies of templates take from other nodes, and again to them
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    transfer_rate: Bytes,
     /// Block of the ranges that are denied to sandboxes in which webhooks may be; repeat for more
     #[arg(long, value_name = "CIDR", value_parser = block)]
     webhook_exception: Vec<IpNet>,
@@ -345,7 +348,11 @@ fn check(
     };
     let tls = config.tls_cert.zip(config.tls_key);
     let cluster = if config.cluster {
-        let loaded = ClusterSpec::load(&config.state);
+        let transfers = TransferLimits {
+            rate: config.transfer_rate,
+            disk_reserve: config.disk_reserve,
+        };
+        let loaded = ClusterSpec::load(&config.state, transfers);
         Some(loaded.map_err(|why| failure(Failure::UnsuitableHost, &why))?)
     } else {
         None

@@ -157,9 +157,10 @@ impl ApiError {
             Self::Builds(BuildsError::TooMany(_)) | Self::NodeClosed(..) => {
                 Some(Duration::from_secs(10))
             }
-            Self::Pool(PoolError::Draining | PoolError::Refused(_, Refusal::Crowded)) => {
-                Some(Duration::from_secs(1))
-            }
+            Self::Pool(
+                PoolError::Draining
+                | PoolError::Refused(_, Refusal::Crowded | Refusal::Sealed | Refusal::Moving),
+            ) => Some(Duration::from_secs(1)),
             _ => None,
         }
     }
@@ -270,7 +271,9 @@ fn refusal_status(refusal: Refusal) -> StatusCode {
             StatusCode::CONFLICT
         }
         Refusal::ColdBoot => StatusCode::NOT_IMPLEMENTED,
-        Refusal::Crowded | Refusal::BackingOff { .. } => StatusCode::SERVICE_UNAVAILABLE,
+        Refusal::Crowded | Refusal::BackingOff { .. } | Refusal::Sealed | Refusal::Moving => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Nodes: this host, and its peers in a cluster.
 
-use api_types::rest::{Node, NodeMetrics, NodeStatus, NodeStatusChange};
+use api_types::rest::{Node, NodeMetrics, NodeStatus, NodeStatusChange, StuckSandbox};
 use axum::{Json, extract::State, routing::MethodFilter};
-use cluster::NodeId;
+use cluster::{NodeId, NodeState};
 use hyper::StatusCode;
 use pool::SandboxState;
 
@@ -19,6 +19,8 @@ use crate::{
 };
 
 const ADMIN: Access = Access::Key(Scope::NodesAdmin);
+/// Most sandboxes that are named as stuck.
+const MAX_STUCK: usize = 100;
 /// The id of the cluster of a node that is alone: clients require a UUID.
 const ALONE: &str = "00000000-0000-8000-a000-000000000002";
 
@@ -58,7 +60,13 @@ async fn change(
 ) -> Result<StatusCode, ApiError> {
     let member = member(&app, &id)?;
     let status = settable(body.status)?;
-    if let (Some(peers), Some(state)) = (&app.peers, state_of(status)) {
+    if body.moves && (status != NodeStatus::Draining || app.peers.is_none()) {
+        let why = "move is for the status draining, and for a node of a cluster";
+        return Err(ApiError::BadRequest(why.to_owned()));
+    }
+    let state = state_of(status);
+    let state = state.map(|state| if body.moves { NodeState::Moving } else { state });
+    if let (Some(peers), Some(state)) = (&app.peers, state) {
         let node = match &member {
             Member::Own => peers.this(),
             Member::Other(_, node) => node,
@@ -144,6 +152,7 @@ fn unseen(app: &App, node: &NodeId, is_there: bool) -> Node {
         build_count: 0,
         last_end_at: None,
         lost: Vec::new(),
+        stuck: Vec::new(),
     }
 }
 
@@ -211,7 +220,18 @@ pub(crate) async fn own(app: &App) -> Result<Node, ApiError> {
         build_count: builds(app),
         last_end_at: last_end.map(timestamp),
         lost: Vec::new(),
+        stuck: stuck(app),
     })
+}
+
+fn stuck(app: &App) -> Vec<StuckSandbox> {
+    let stuck = app.moves.as_ref().map(|moves| moves.stuck());
+    let stuck = stuck.into_iter().flatten().take(MAX_STUCK);
+    let named = stuck.map(|(id, reason)| StuckSandbox {
+        sandbox_id: id.to_string(),
+        reason,
+    });
+    named.collect()
 }
 
 /// Builds that are queued or run.

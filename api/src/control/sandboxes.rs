@@ -354,6 +354,7 @@ mod tests {
             warm: false,
             generation: 1,
             vm_since: 0,
+            claim: None,
         };
         let note = crate::registry::note::tests::note(started_at).into();
         View { sandbox, note }

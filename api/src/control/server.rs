@@ -49,7 +49,8 @@ async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> 
         calls: egress.calls.counts(),
     });
     let cluster = app.peers.as_ref().map(crate::peers::metrics::render);
-    let cluster = cluster.unwrap_or_default();
+    let moves = app.moves.as_ref().map(crate::peers::moves::Moves::render);
+    let cluster = cluster.unwrap_or_default() + &moves.unwrap_or_default();
     let webhooks = app.events.counts().named();
     let text = (app.telemetry).render(&stats, egress.as_ref(), &webhooks, &cluster);
     let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";

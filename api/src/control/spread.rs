@@ -32,7 +32,7 @@ use super::{
     query::Query,
 };
 use crate::{
-    peers::{Peer, PeerError, Peers, Place},
+    peers::{LAST_HOP, Peer, PeerError, Peers, Place},
     proxy::{Form, Refusal, host},
 };
 
@@ -99,10 +99,10 @@ pub(super) async fn layer(
     request: Request,
     next: Next,
 ) -> Response {
-    if request.extensions().get::<Arc<Peer>>().is_some() {
-        return next.run(request).await;
-    }
     let asked = Asked::of(&request);
+    if request.extensions().get::<Arc<Peer>>().is_some() {
+        return forwarded(&app, &peers, spread, asked, request, next).await;
+    }
     match spread {
         Spread::Own => next.run(request).await,
         Spread::Create => create(&peers, asked, request, next).await,
@@ -285,6 +285,7 @@ async fn of_sandbox(
     let Some(id) = sandbox_in(request.uri().path()) else {
         return next.run(request).await;
     };
+    app.settled(&id).await;
     if app.registry.has(&id) {
         return next.run(request).await;
     }
@@ -293,6 +294,26 @@ async fn of_sandbox(
         Place::Node(node) => pass(peers, &node, asked, request).await,
         Place::Away(node) => peers.away(&node, &id).answer(asked.form),
     }
+}
+
+/// Answers a request that another node has forwarded, or passes it on if its sandbox has moved since.
+async fn forwarded(
+    app: &App,
+    peers: &Peers,
+    spread: Spread,
+    asked: Asked,
+    request: Request,
+    next: Next,
+) -> Response {
+    let id = sandbox_in(request.uri().path()).filter(|_| spread == Spread::OfSandbox);
+    if let Some(id) = id {
+        app.settled(&id).await;
+        let is_last = request.headers().contains_key(LAST_HOP) || app.registry.has(&id);
+        if let Some(node) = peers.moved(&id).filter(|_| !is_last) {
+            return pass(peers, &node, asked, request).await;
+        }
+    }
+    next.run(request).await
 }
 
 async fn pass(peers: &Peers, node: &NodeId, asked: Asked, request: Request) -> Response {

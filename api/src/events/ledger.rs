@@ -70,6 +70,12 @@ impl Ledger {
         match kind {
             ChangeKind::Ended(why) => self.ended(&id, at, why.clone()),
             ChangeKind::Created => self.created(&id, at, sandbox?, names),
+            ChangeKind::Arrived => self.arrived(&id, at, sandbox?, names),
+            // The other node has its events from now on.
+            ChangeKind::Left => {
+                self.alive.remove(&id);
+                None
+            }
             ChangeKind::Resumed => self.resumed(&id, at, sandbox?, names),
             ChangeKind::Paused => self.paused(&id, at),
             ChangeKind::Updated => {
@@ -122,6 +128,19 @@ impl Ledger {
         })
     }
 
+    /// Of another node, paused.
+    fn arrived(
+        &mut self,
+        id: &str,
+        at: UnixMs,
+        sandbox: &Sandbox,
+        names: &mut impl Names,
+    ) -> Option<Happened> {
+        self.enter(id, at, sandbox, names)?;
+        self.alive.get_mut(id)?.is_paused = true;
+        self.told(id, at, Kind::Moved, |_| {})
+    }
+
     fn created(
         &mut self,
         id: &str,
@@ -129,6 +148,18 @@ impl Ledger {
         sandbox: &Sandbox,
         names: &mut impl Names,
     ) -> Option<Happened> {
+        self.enter(id, at, sandbox, names)?;
+        let end = timestamp(sandbox.lifetime.end_at);
+        self.told(id, at, Kind::Created, |data| data.set_timeout = Some(end))
+    }
+
+    fn enter(
+        &mut self,
+        id: &str,
+        at: UnixMs,
+        sandbox: &Sandbox,
+        names: &mut impl Names,
+    ) -> Option<()> {
         // The sandbox of a build has another note.
         let note = Note::from_text(&sandbox.note).ok()?;
         let (template, build) = names.template(&sandbox.template.id);
@@ -143,8 +174,7 @@ impl Ledger {
             is_paused: false,
         };
         self.alive.insert(id.to_owned(), alive);
-        let end = timestamp(sandbox.lifetime.end_at);
-        self.told(id, at, Kind::Created, |data| data.set_timeout = Some(end))
+        Some(())
     }
 
     fn resumed(

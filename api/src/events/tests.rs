@@ -63,6 +63,7 @@ fn sandbox(seed: u8, state: SandboxState) -> pool::Sandbox {
         warm: false,
         generation: 1,
         vm_since: 0,
+        claim: None,
     }
 }
 

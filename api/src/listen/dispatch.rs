@@ -18,7 +18,7 @@ use super::Came;
 use super::forward;
 use super::gate::{Gate, Passage, Recipient};
 use super::limits::BODY_PAUSE;
-use crate::peers::{CLIENT, Peer, Peers, Place, internal};
+use crate::peers::{CLIENT, LAST_HOP, Peer, Peers, Place, internal, moves::Moves};
 use crate::proxy::{
     Destination, Form, Hosts, Origin, Proxy, Refusal, Routes, Target, Upload, by_path, host,
     isolate,
@@ -54,6 +54,7 @@ pub struct Backend<R> {
 #[derive(Debug)]
 struct ClusterSide {
     peers: Peers,
+    moves: Moves,
     internal: TowerToHyperService<Router>,
 }
 
@@ -69,9 +70,13 @@ impl<R> Backend<R> {
 
     /// Requests for sandboxes of other nodes go to `peers`; questions of other nodes go to `internal`.
     #[must_use]
-    pub fn with_peers(mut self, peers: Peers, internal: Router) -> Self {
+    pub(crate) fn with_peers(mut self, peers: Peers, moves: Moves, internal: Router) -> Self {
         let internal = TowerToHyperService::new(internal);
-        self.cluster = Some(ClusterSide { peers, internal });
+        self.cluster = Some(ClusterSide {
+            peers,
+            moves,
+            internal,
+        });
         self
     }
 }
@@ -169,15 +174,19 @@ impl<R: Routes> Dispatch<R> {
             }
         };
         let is_forwarded = request.extensions().get::<Arc<Peer>>().is_some();
-        let elsewhere = backend.cluster.as_ref().filter(|_| !is_forwarded);
-        if let Some(side) = elsewhere {
+        if let Some(side) = &backend.cluster {
             let id = match (&by_path, &target) {
                 (Some(Ok(found)), _) => Some(found.id.clone()),
                 (None, Ok(Target::Sandbox { id, .. })) => Some(id.clone()),
                 (None | Some(Err(_)), _) => None,
             };
+            if let Some(id) = &id {
+                side.moves.settled(id).await;
+            }
             let place = match (id, &operation) {
                 (Some(id), _) if backend.proxy.routes().has(&id) => Place::Here,
+                (Some(id), _) if is_forwarded => side.further(&id, &request),
+                (None, _) if is_forwarded => Place::Here,
                 (Some(id), _) => side.place(&id)?,
                 (None, Some(Ok(operation))) if matches!(target, Ok(Target::Control)) => {
                     side.signer(&backend.proxy, &request, operation).await
@@ -190,6 +199,7 @@ impl<R: Routes> Dispatch<R> {
                 return Ok(Answered::Successor(forwarded.await?));
             }
         }
+        request.headers_mut().remove(LAST_HOP);
         if let Some(found) = by_path {
             let found = found?;
             let to = Destination {
@@ -315,6 +325,15 @@ impl ClusterSide {
         match self.internal.call(request).await {
             Ok(response) => response,
             Err(never) => match never {},
+        }
+    }
+
+    /// Where a forwarded request for a sandbox goes that is not here: once more to another node, if it has moved.
+    fn further(&self, id: &SandboxId, request: &Request<Upload>) -> Place {
+        let is_last = request.headers().contains_key(LAST_HOP);
+        match self.peers.moved(id).filter(|_| !is_last) {
+            Some(node) => Place::Node(node),
+            None => Place::Here,
         }
     }
 

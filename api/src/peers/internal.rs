@@ -5,6 +5,11 @@
 //! | `GET /cluster/state` | a member | figures, sandboxes, hashes of keys |
 //! | `POST /cluster/signed` | a member | the sandbox whose token signed a file URL |
 //! | `POST /cluster/template` | a member | whether a template or a build is here |
+//! | `GET /cluster/files/KEY` | a member | sums of the files of an offer |
+//! | `GET /cluster/files/KEY/FILE/N` | a member | a chunk of one of them |
+//! | `POST /cluster/moves/can` | a member | why a sandbox cannot move here; `null`: it can |
+//! | `POST /cluster/moves` | a member | whether the offered sandbox is this node's now; the files are fetched first |
+//! | `POST /cluster/moves/holding` | a member | whether an offered sandbox is this node's |
 //! | `POST /cluster/renew` | a member | a new certificate for its name |
 //! | `POST /cluster/join` | a host with a token | a certificate, and the settings of the cluster |
 
@@ -13,11 +18,11 @@ use std::sync::Arc;
 use api_types::rest::{LostSandbox, RestError};
 use axum::{
     Extension, Json, Router,
-    extract::{DefaultBodyLimit, State},
+    extract::{DefaultBodyLimit, Path, State},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use cluster::ClusterError;
+use cluster::{ClusterError, Holding};
 use hyper::StatusCode;
 use model::{SandboxId, clock::unix_ms};
 use serde::{Deserialize, Serialize};
@@ -26,6 +31,7 @@ use super::{
     Peer, PeerState, Peers,
     authority::AuthorityError,
     join::{Join, JoinError, Renew, Signed, sign_join, sign_renewal, take_token},
+    moves::{Asked, MoveError, Moves, Offer},
 };
 use crate::{
     control::{ApiError, App, own_node},
@@ -44,18 +50,24 @@ pub const JOIN: &str = "/cluster/join";
 struct Internal {
     app: App,
     peers: Peers,
+    moves: Moves,
 }
 
 /// The routes. Callers pass requests of members only, but for [`JOIN`].
-pub(crate) fn router(app: App, peers: Peers) -> Router {
+pub(crate) fn router(app: App, peers: Peers, moves: Moves) -> Router {
     Router::new()
         .route("/cluster/state", get(state))
         .route("/cluster/signed", post(signed))
         .route("/cluster/template", post(template))
+        .route("/cluster/files/{key}", get(files))
+        .route("/cluster/files/{key}/{file}/{chunk}", get(chunk))
+        .route("/cluster/moves/can", post(can_move))
+        .route("/cluster/moves", post(take))
+        .route("/cluster/moves/holding", post(holding))
         .route("/cluster/renew", post(renew))
         .route(JOIN, post(join))
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(Internal { app, peers })
+        .with_state(Internal { app, peers, moves })
 }
 
 async fn state(State(internal): State<Internal>) -> Result<Json<PeerState>, ApiError> {
@@ -110,6 +122,71 @@ pub(crate) struct TemplateName {
 
 async fn template(State(internal): State<Internal>, Json(asked): Json<TemplateName>) -> Json<bool> {
     Json(internal.app.has_template(&asked.name).await)
+}
+
+async fn files(State(internal): State<Internal>, Path(key): Path<String>) -> Response {
+    match internal.peers.offers().list(&key).await {
+        Ok(Some(list)) => Json(list).into_response(),
+        Ok(None) => StatusCode::NOT_FOUND.into_response(),
+        Err(why) => unreadable(&key, &why),
+    }
+}
+
+async fn chunk(
+    State(internal): State<Internal>,
+    Path((key, file, chunk)): Path<(String, String, usize)>,
+) -> Response {
+    match internal.peers.offers().chunk(&key, &file, chunk).await {
+        Ok(Some(bytes)) => bytes.into_response(),
+        Ok(None) => StatusCode::NOT_FOUND.into_response(),
+        Err(why) => unreadable(&key, &why),
+    }
+}
+
+fn unreadable(key: &str, why: &std::io::Error) -> Response {
+    tracing::error!(key, %why, "cannot read files that another node asks for");
+    StatusCode::INTERNAL_SERVER_ERROR.into_response()
+}
+
+async fn can_move(
+    State(internal): State<Internal>,
+    Json(asked): Json<Asked>,
+) -> Json<Option<String>> {
+    match asked.needs {
+        Some(needs) => Json(internal.moves.refuses(needs).await),
+        None => Json(Some("the question has no needs".to_owned())),
+    }
+}
+
+async fn take(
+    State(internal): State<Internal>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Json(offer): Json<Offer>,
+) -> Result<Json<Holding>, MoveError> {
+    let member = internal.peers.member(&peer).cloned();
+    let node = member.ok_or_else(|| MoveError::Malformed("the peer is no member".to_owned()))?;
+    internal.moves.taken(node, offer).await.map(Json)
+}
+
+async fn holding(
+    State(internal): State<Internal>,
+    Json(asked): Json<Asked>,
+) -> Result<Json<Holding>, MoveError> {
+    internal.moves.holding(&asked.sandbox).await.map(Json)
+}
+
+impl IntoResponse for MoveError {
+    fn into_response(self) -> Response {
+        let message = model::chain(&self);
+        tracing::warn!(why = message, "a sandbox does not move to this node");
+        let status = StatusCode::CONFLICT;
+        let body = RestError {
+            code: status.as_u16(),
+            message,
+            error_code: None,
+        };
+        (status, Json(body)).into_response()
+    }
 }
 
 async fn renew(

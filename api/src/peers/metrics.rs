@@ -69,12 +69,8 @@ fn log(event: &ClusterEvent) {
         ClusterEvent::Moved { sandbox, owner } => {
             tracing::info!(%sandbox, node = %owner.owner.node, "a sandbox has moved");
         }
-        ClusterEvent::Superseded { sandbox, by } => {
-            tracing::error!(%sandbox, node = %by.owner.node, "another node owns a sandbox of this one");
-        }
-        ClusterEvent::Forgotten { sandbox } => {
-            tracing::error!(%sandbox, "etcd has no record of a sandbox that this node owns");
-        }
+        // `moves` acts upon these. After a move from this node, the first is what is expected.
+        ClusterEvent::Superseded { .. } | ClusterEvent::Forgotten { .. } => {}
         ClusterEvent::Detached => {
             tracing::warn!("etcd does not answer: creates and streams go on with the last view");
         }

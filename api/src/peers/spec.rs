@@ -18,6 +18,7 @@ use super::{
     join::JoinError,
     settings::{Dir, Settings, SettingsError},
     tls::{OWN, PeerTlsError},
+    transfer::TransferLimits,
 };
 
 /// How long the others wait for this node before it is away.
@@ -32,6 +33,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub struct ClusterSpec {
     pub settings: Settings,
     pub tls: PeerTls,
+    /// What copies of files from and to other nodes may take.
+    pub transfers: TransferLimits,
     dir: Dir,
 }
 
@@ -49,11 +52,16 @@ impl ClusterSpec {
     ///
     /// # Errors
     /// Returns [`ClusterSpecError`] if there are none, or they cannot be used.
-    pub fn load(state: &Path) -> Result<Self, ClusterSpecError> {
+    pub fn load(state: &Path, transfers: TransferLimits) -> Result<Self, ClusterSpecError> {
         let dir = Dir::of(state);
         let settings = dir.load()?;
         let tls = PeerTls::load(&dir)?;
-        Ok(Self { settings, tls, dir })
+        Ok(Self {
+            settings,
+            tls,
+            transfers,
+            dir,
+        })
     }
 
     fn etcd(&self) -> EtcdConfig {
@@ -102,7 +110,7 @@ impl ClusterSpec {
         };
         let cluster = Cluster::join(config, this).await?;
         let (tls, dir) = (self.tls.clone(), self.dir.clone());
-        Ok(Peers::new(cluster, tls, dir, settings))
+        Ok(Peers::new(cluster, tls, dir, settings, self.transfers))
     }
 
     /// A cluster that this node has founded without keeping the record has its first slot.

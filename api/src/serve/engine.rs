@@ -24,7 +24,12 @@ use crate::{
     listen::Backend,
     network,
     node::OwnNode,
-    peers::{follow_status, internal_router, metrics::log_events, publish, renew, watch_roster},
+    peers::{
+        follow_status, internal_router,
+        metrics::log_events,
+        moves::{Moves, tend},
+        publish, renew, watch_roster,
+    },
     proxy::Proxy,
     registry::{Followers, Registry, sample_all},
     secrets::Secrets,
@@ -45,6 +50,7 @@ pub(super) struct Engine {
     pub(super) builds: Builds,
     pub(super) egress: Option<Egress>,
     pub(super) events: events::Running,
+    moves: Option<Moves>,
     isolation: Option<Isolation>,
     resolver: Option<network::Serving>,
     /// The resolver, the sampler, and the like; aborted when this value is dropped.
@@ -152,6 +158,12 @@ impl Engine {
         };
         let open = &spec.webhook_exceptions;
         let lives = events.start(history, pool.clone(), Box::new(templates), open);
+        let moves = peers
+            .as_ref()
+            .map(|peers| Moves::new(peers.clone(), pool.clone(), &state));
+        if let Some(moves) = &moves {
+            registry.set_moves(moves.clone());
+        }
         let app = Arc::new(Control {
             events,
             registry: registry.clone(),
@@ -163,6 +175,7 @@ impl Engine {
             telemetry: Telemetry::shared(),
             node: node.clone(),
             peers: peers.clone(),
+            moves: moves.clone(),
             state_dir: state,
             domain: spec.domain.clone(),
             network,
@@ -178,12 +191,13 @@ impl Engine {
             builds,
             egress,
             events: lives,
+            moves: moves.clone(),
             isolation,
             resolver,
             tasks,
         };
         let backend = Backend::new(proxy, control::router(Arc::clone(&app)));
-        let Some(peers) = peers else {
+        let (Some(peers), Some(moves)) = (peers, moves) else {
             return Ok((engine, backend));
         };
         let tasks = &mut engine.tasks;
@@ -193,8 +207,9 @@ impl Engine {
         tasks.spawn(log_events(peers.clone()));
         tasks.spawn(renew(peers.clone()));
         tasks.spawn(watch_roster(peers.clone(), authenticator));
-        let internal = internal_router(app, peers.clone());
-        Ok((engine, backend.with_peers(peers, internal)))
+        tasks.spawn(tend(moves.clone()));
+        let internal = internal_router(app, peers.clone(), moves.clone());
+        Ok((engine, backend.with_peers(peers, moves, internal)))
     }
 
     /// Closes everything for the next process. Sandboxes keep running. When this returns, this process acts on no
@@ -206,10 +221,14 @@ impl Engine {
             builds: _,
             egress: _,
             events,
+            moves,
             isolation,
             resolver,
             mut tasks,
         } = self;
+        if let Some(moves) = moves {
+            moves.stop().await;
+        }
         let resolved = async {
             if let Some(resolver) = resolver
                 && tokio::time::timeout(RESOLVE, resolver.stop())

@@ -3,21 +3,37 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod faults;
 #[path = "../server/http.rs"]
 #[allow(dead_code, reason = "the tests of the server use all of it")]
 mod http;
+mod moves;
 mod service;
 mod world;
 
 use test_cases::cases;
+
+/// Runs the tests of the whole form too, which take minutes.
+const ALL: &str = "CUBE_TEST_CLUSTER_ALL";
 
 fn main() {
     let cases = cases! {
         service::{
             cluster_three_nodes_are_one_service,
         },
+        moves::{
+            cluster_a_drained_node_gives_its_sandboxes_away,
+        },
+        faults::{
+            cluster_long_moves_survive_the_loss_of_either_node,
+            cluster_long_nodes_return_from_partitions_and_stops,
+            cluster_long_an_upgrade_of_all_nodes_fails_no_create,
+        },
     };
-    let lack = |_| {
+    let lack = |name: &str| {
+        if name.starts_with("cluster_long_") && std::env::var_os(ALL).is_none() {
+            return Some(format!("it is part of the whole form ({ALL}=1)"));
+        }
         test_cases::lack_for_vms(&[
             ("CUBE_ARTIFACTS", "templates/base"),
             ("CUBE_ARTIFACTS", "stages/etcd/etcd"),

@@ -23,12 +23,12 @@ pub(crate) fn cluster_three_nodes_are_one_service() {
     });
 }
 
-fn id(sandbox: &Value) -> String {
+pub(crate) fn id(sandbox: &Value) -> String {
     sandbox["sandboxID"].as_str().unwrap().to_owned()
 }
 
 /// Closes all nodes but one, so that creates go there.
-fn only(world: &World, at: usize) {
+pub(crate) fn only(world: &World, at: usize) {
     for (other, node) in world.nodes.iter().enumerate() {
         let status = if other == at { "ready" } else { "standby" };
         let body = json!({"status": status});
@@ -41,7 +41,7 @@ fn only(world: &World, at: usize) {
     }
 }
 
-fn open_all(world: &World) {
+pub(crate) fn open_all(world: &World) {
     for node in &world.nodes {
         let path = format!("/nodes/{}", node.name);
         world.nodes[0]
@@ -243,10 +243,8 @@ fn a_dead_node_is_reported(world: &mut World) {
     let sandbox = world.nodes[0].ask().expect(201).json();
     open_all(world);
     until("a and b have seen the sandbox of c", || {
-        world.nodes[..2].iter().all(|node| {
-            let c = node.get("/nodes/c").expect(200).json();
-            c["sandboxCount"] == 1
-        })
+        let mut others = world.nodes[..2].iter();
+        others.all(|node| node.get("/nodes/c").expect(200).json()["sandboxCount"] == 1)
     });
     world.nodes[2].die();
     let [a, b] = [0, 1].map(|at| &world.nodes[at]);

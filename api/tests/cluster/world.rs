@@ -39,12 +39,30 @@ fn artifacts() -> PathBuf {
 
 /// A node. When dropped, its server and its sandboxes are killed.
 pub(crate) struct Node {
-    pub(crate) name: &'static str,
+    client: Client,
     namespace: Namespace,
     pub(crate) state: TempDir,
     server: Option<Child>,
+    /// The process that a reload has put in its place.
+    successor: Option<u32>,
+    /// Further options of the server.
+    options: &'static [&'static str],
+}
+
+/// What a client of a node needs.
+#[derive(Clone)]
+pub(crate) struct Client {
+    pub(crate) name: &'static str,
     pub(crate) address: SocketAddr,
     key: String,
+}
+
+impl std::ops::Deref for Node {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
 }
 
 /// All of them. The thread that makes it must be in the hub's namespace.
@@ -71,24 +89,29 @@ fn output(command: &mut Command) -> String {
 impl World {
     /// Runs `test` with three nodes that have joined, in a namespace of its own.
     pub(crate) fn run(test: impl FnOnce(&mut World) + Send) {
+        Self::run_with(&[], test);
+    }
+
+    /// With these options for each server.
+    pub(crate) fn run_with(options: &'static [&'static str], test: impl FnOnce(&mut World) + Send) {
         let hub = Namespace::new().unwrap();
         let ran = hub.within(|| {
             ip(&format!(
                 "link add br0 type bridge\naddress add {HUB}/24 dev br0\nlink set br0 up"
             ))?;
-            let mut world = World::start();
+            let mut world = World::start(options);
             test(&mut world);
             Ok(())
         });
         ran.unwrap();
     }
 
-    fn start() -> Self {
+    fn start(options: &'static [&'static str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let nodes: Vec<_> = NAMES
             .iter()
             .zip(1..)
-            .map(|(name, at)| Node::new(name, at))
+            .map(|(name, at)| Node::new(name, at, options))
             .collect();
         let state = nodes[0].state.path().to_str().unwrap().to_owned();
         let url = format!("https://{HUB}:2379");
@@ -126,8 +149,23 @@ impl World {
         signal(&self.etcd, "-CONT");
     }
 
+    /// The number of owner records.
+    pub(crate) fn owners(&self) -> usize {
+        let keys = self.keys().into_iter();
+        keys.filter(|(key, _)| key.starts_with(b"/cube/v1/owner/"))
+            .count()
+    }
+
     /// The revision of the last change in etcd, those of loads apart.
     pub(crate) fn revision(&self) -> u64 {
+        // Nodes write their loads all the time.
+        let keys = self.keys().into_iter();
+        let keys = keys.filter(|(key, _)| !key.starts_with(b"/cube/v1/load/"));
+        keys.map(|(_, revision)| revision).max().unwrap()
+    }
+
+    /// All keys, with the revision of their last change.
+    fn keys(&self) -> Vec<(Vec<u8>, u64)> {
         let file = |name: &str| self.nodes[0].state.path().join("cluster").join(name);
         // JSON over the gateway of etcd, so that no client of etcd is needed.
         let answer = output(
@@ -145,15 +183,13 @@ impl World {
                 .arg(format!("https://{HUB}:2379/v3/kv/range")),
         );
         let answer: Value = serde_json::from_str(&answer).unwrap();
-        // The last change of any key but those of loads, which nodes write all the time.
         let keys = answer["kvs"].as_array().unwrap().iter();
-        let changed = keys.filter_map(|kv| {
-            let key = STANDARD.decode(kv["key"].as_str()?).ok()?;
-            let is_load = key.starts_with(b"/cube/v1/load/");
-            let revision = kv["mod_revision"].as_str()?.parse::<u64>().ok()?;
-            (!is_load).then_some(revision)
+        let keys = keys.map(|kv| {
+            let key = STANDARD.decode(kv["key"].as_str().unwrap()).unwrap();
+            let revision = kv["mod_revision"].as_str().unwrap();
+            (key, revision.parse().unwrap())
         });
-        changed.max().unwrap()
+        keys.collect()
     }
 }
 
@@ -179,8 +215,13 @@ impl Drop for World {
 }
 
 fn signal(child: &Child, signal: &str) {
-    let pid = child.id().to_string();
-    let sent = Command::new("kill").args([signal, &pid]).status();
+    kill(signal, child.id());
+}
+
+fn kill(signal: &str, pid: u32) {
+    let sent = Command::new("kill")
+        .args([signal, &pid.to_string()])
+        .status();
     assert!(sent.is_ok_and(|status| status.success()));
 }
 
@@ -211,7 +252,7 @@ fn start_etcd(dir: &TempDir, state: &str) -> Child {
 }
 
 impl Node {
-    fn new(name: &'static str, at: u8) -> Self {
+    fn new(name: &'static str, at: u8, options: &'static [&'static str]) -> Self {
         let namespace = Namespace::new().unwrap();
         let mut private = tempfile::Builder::new();
         let private = private.permissions(Permissions::from_mode(0o700));
@@ -231,17 +272,26 @@ impl Node {
             "sandboxes:write",
             "templates:read",
             "nodes:admin",
+            "metrics:read",
         ];
         let scopes = scopes.iter().flat_map(|scope| ["--scope", scope]);
         let key = output(cube(&["key", "new", name, "--state", path]).args(scopes));
         Self {
-            name,
+            client: Client {
+                name,
+                address: format!("{host}:3000").parse().unwrap(),
+                key,
+            },
             namespace,
             state,
             server: None,
-            address: format!("{host}:3000").parse().unwrap(),
-            key,
+            successor: None,
+            options,
         }
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        self.client.clone()
     }
 
     /// The options of `init` and `join`.
@@ -270,6 +320,7 @@ impl Node {
             .arg(artifacts().join("templates"))
             .arg("--vmm")
             .arg(bin.join("cube-vmm"))
+            .args(self.options)
             .stdin(Stdio::null())
             .stderr(log);
         let started = self.namespace.within(|| serve.spawn());
@@ -286,12 +337,65 @@ impl Node {
         });
     }
 
-    /// Ends the server with SIGKILL, and its VMs, as if the host had died.
-    pub(crate) fn die(&mut self) {
+    /// Ends the server with SIGKILL; its VMs go on.
+    pub(crate) fn kill(&mut self) {
         if let Some(mut server) = self.server.take() {
             server.kill().ok();
             server.wait().ok();
         }
+        if let Some(pid) = self.successor.take() {
+            kill("-KILL", pid);
+            until("the server is gone", || {
+                let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+                stat.map_or(true, |stat| stat.contains(") Z "))
+            });
+        }
+    }
+
+    /// The process of the server.
+    pub(crate) fn signal(&self, signal: &str) {
+        let pid = self.server.as_ref().map(Child::id);
+        kill(signal, self.successor.or(pid).unwrap());
+    }
+
+    /// Lets a new process take over.
+    pub(crate) fn reload(&mut self) {
+        let state = self.state.path().to_str().unwrap().to_owned();
+        let pid = output(&mut cube(&["reload", "--state", &state]));
+        self.successor = Some(pid.parse().unwrap());
+        if let Some(mut server) = self.server.take() {
+            // It ends when its connections have.
+            until("the former process ends", || {
+                server.try_wait().unwrap().is_some()
+            });
+        }
+    }
+
+    /// Runs a program in the node's namespace.
+    pub(crate) fn run(&self, program: &str, line: &str) {
+        let ran = self.namespace.within(|| testbed::world::run(program, line));
+        ran.unwrap();
+    }
+
+    /// Whether this node has the sandbox on its disk.
+    pub(crate) fn has(&self, id: &str) -> bool {
+        let dir = self.state.path().join("sandboxes").join(id);
+        dir.join("record.json").exists()
+    }
+
+    /// Whether files of the sandbox arrive at this node.
+    pub(crate) fn is_incoming(&self, id: &str) -> bool {
+        self.state
+            .path()
+            .join("incoming")
+            .join(id)
+            .join("pause")
+            .exists()
+    }
+
+    /// Ends the server with SIGKILL, and its VMs, as if the host had died.
+    pub(crate) fn die(&mut self) {
+        self.kill();
         let state = self.state.path().to_str().unwrap();
         let mut end = cube(&["end", "--allow-missing-limits", "--server-memory", "none"]);
         end.args(["--network", "none", "--state", state, "--vmm"])
@@ -305,13 +409,15 @@ impl Node {
             .arg(artifacts().join("templates"));
         end.stderr(Stdio::null()).status().ok();
     }
+}
 
+impl Client {
     pub(crate) fn send(&self, method: &str, path: &str, body: &Value) -> Answer {
         self.send_with(&self.key, method, path, body)
     }
 
     /// With the key of another node.
-    pub(crate) fn send_as(&self, other: &Node, method: &str, path: &str) -> Answer {
+    pub(crate) fn send_as(&self, other: &Client, method: &str, path: &str) -> Answer {
         self.send_with(&other.key, method, path, &Value::Null)
     }
 

@@ -27,6 +27,7 @@ pub use key::ApiKey;
 pub use network::{NetworkConfig, NetworkUpdate};
 pub use node::{
     DiskMetrics, LostSandbox, MachineInfo, Node, NodeMetrics, NodeStatus, NodeStatusChange,
+    StuckSandbox,
 };
 pub use observe::{
     LogEntry, LogLevel, LogLine, NetworkCall, NetworkEvent, SandboxLogs, SandboxLogsV2,

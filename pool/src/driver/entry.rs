@@ -98,6 +98,8 @@ pub(crate) struct Entry {
     /// Whether a crash of the host may leave the record and the files of a pause, so that the end of the sandbox must
     /// be synced.
     pub(crate) on_disk: bool,
+    /// Whether another server has the sandbox, so that its end here is not its end.
+    pub(crate) has_left: bool,
     /// Why the record could not be removed when the slot ended.
     pub(crate) not_removed: Option<PoolError>,
     generation: u64,
@@ -108,6 +110,7 @@ impl Entry {
     pub(crate) fn new(slot: Slot, dir: SlotDir, record: Record) -> Self {
         Self {
             on_disk: slot.is_saved(),
+            has_left: false,
             not_removed: None,
             slot,
             dir,
@@ -157,6 +160,7 @@ impl Entry {
             warm: self.record.warm,
             generation: self.generation,
             vm_since: self.vm_since,
+            claim: self.record.claim.clone(),
         })
     }
 

@@ -65,7 +65,7 @@ impl Jobs {
     }
 
     /// Runs blocking work on a thread. The report is lost only if the driver has ended.
-    fn run(&self, work: impl FnOnce() -> Report + Send + 'static) {
+    pub(super) fn run(&self, work: impl FnOnce() -> Report + Send + 'static) {
         let reporter = self.reporter.clone();
         spawn_blocking(move || {
             let _ = reporter.send(work());

@@ -53,6 +53,15 @@ impl Driver {
             }
             Request::TakeNames(names, answer) => self.take_names(&names, answer),
             Request::RemoveTemplate(name, answer) => self.remove_template(&name, answer),
+            Request::PauseFiles(id, answer) => drop(answer.send(self.pause_files(&id))),
+            Request::PauseNeeds(id, answer) => drop(answer.send(self.pause_needs(&id))),
+            Request::CanTake(needs, answer) => drop(answer.send(self.can_take(&needs))),
+            Request::Take {
+                id,
+                incoming,
+                claim,
+                answer,
+            } => self.take(id, &incoming, claim, answer),
             Request::Stats(answer) => self.send_stats(answer),
             // `Driver::request` serves these.
             Request::Create { .. }

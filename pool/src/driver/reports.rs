@@ -34,6 +34,8 @@ impl Driver {
             Report::Leased(id, leased) => self.leased(&id, leased),
             Report::Paused(id, outcome) => self.paused(&id, *outcome),
             Report::Snapshotted(id, purpose, result) => self.snapshotted(&id, purpose, result),
+            Report::Claimed(id, claim, result) => self.claimed(&id, claim, result),
+            Report::Taken(id, taken, answer) => self.taken(id, taken, answer),
             Report::Written(id, result) => self.written(&id, result),
             Report::WriteEnded(id, forgotten) => self.write_ended(&id, forgotten),
             Report::Published(published) => self.published(published),
@@ -200,7 +202,10 @@ impl Driver {
                 ..
             } => {
                 self.slots.update(id, |entry| {
-                    set_deadline(entry, timeout_s);
+                    match wake {
+                        Wake::GoOn { end_at } => entry.slot.lifetime.end_at = end_at,
+                        _ => set_deadline(entry, timeout_s),
+                    }
                     let on_timeout = &mut entry.slot.lifetime.on_timeout;
                     *on_timeout = on_timeout_after(*on_timeout, wake);
                 });
@@ -435,7 +440,10 @@ fn on_timeout_after(present: OnTimeout, wake: Wake) -> OnTimeout {
             },
             OnTimeout::End,
         ) => OnTimeout::Pause(PauseMode::Memory),
-        (Wake::Resume { .. } | Wake::Connect | Wake::ConnectColdBoot, present) => present,
+        (
+            Wake::Resume { .. } | Wake::Connect | Wake::ConnectColdBoot | Wake::GoOn { .. },
+            present,
+        ) => present,
     }
 }
 

@@ -78,7 +78,16 @@ impl Driver {
     pub(super) fn decide(&mut self, id: SandboxId, request: SandboxRequest) {
         let now = self.clock.now();
         let decided = match self.slots.get(&id) {
-            Some(entry) => decide(&entry.slot, request.operation(), now),
+            Some(entry) => decide(&entry.slot, request.operation(), now).and_then(|next| {
+                let claim = entry.record.claim.as_ref();
+                let is_exempt = matches!(
+                    request,
+                    SandboxRequest::SetClaim(..) | SandboxRequest::Discard(_)
+                );
+                let claim = claim.filter(|_| !is_exempt);
+                let refusal = claim.and_then(|claim| claim.forbids(entry.slot.stage, next));
+                refusal.map_or(Ok(next), Err)
+            }),
             None => Err(Refusal::NotFound),
         };
         match decided {
@@ -100,6 +109,7 @@ impl Driver {
 
     /// Serves a request that was not refused. `begins` is true if the request needs a change of stage.
     fn act(&mut self, id: SandboxId, request: SandboxRequest, begins: bool) {
+        let has_left = matches!(request, SandboxRequest::Discard(_));
         match request {
             SandboxRequest::Connect { accepted_ns, .. } if begins => {
                 self.queue_resume(id, StartFor::Resume, accepted_ns, request);
@@ -126,13 +136,15 @@ impl Driver {
                 answer,
             } => drop(answer.send(self.set_policy(&id, policy, note))),
             SandboxRequest::Pause(mode, answer) => self.pause(&id, mode, Some(answer)),
-            SandboxRequest::Kill(answer) => {
+            SandboxRequest::SetClaim(..) => self.set_claim(&id, request),
+            SandboxRequest::Kill(answer) | SandboxRequest::Discard(answer) => {
                 // The sandbox stays paused if its record cannot be removed, for the next server would find it.
                 if let Err(e) = self.disown_paused(&id) {
                     return drop(answer.send(Err(e)));
                 }
                 if let Some(entry) = self.slots.get_mut(&id) {
                     entry.kill = Some(answer);
+                    entry.has_left = has_left;
                 }
                 self.end(&id);
             }
@@ -522,7 +534,7 @@ impl Driver {
     }
 
     /// Checks that one more paused sandbox or snapshot may be kept. A fork's snapshot is temporary and is not counted.
-    fn may_save(&mut self) -> Result<(), PoolError> {
+    pub(super) fn may_save(&mut self) -> Result<(), PoolError> {
         let kinds = self.templates.iter().map(|t| t.info.kind);
         let mut saved = kinds.filter(|kind| *kind == TemplateKind::Snapshot).count();
         for entry in self.slots.values() {

@@ -20,6 +20,8 @@ pub enum Wake {
         /// action.
         auto_pause: Option<bool>,
     },
+    /// Go on after a move to this server, with the deadline that the sandbox had; a running sandbox stays as it is.
+    GoOn { end_at: UnixMs },
 }
 
 /// An operation on a sandbox, requested by a client, by traffic or by its deadline.
@@ -38,6 +40,10 @@ pub(crate) enum Operation {
     /// Make a template from the running sandbox: of its disk alone, or a whole one.
     MakeTemplate,
     Kill,
+    /// Set what other servers may do with the sandbox.
+    SetClaim,
+    /// Remove the sandbox, which another server has.
+    Discard,
     /// Forward traffic to a port.
     Reach,
     /// The deadline has passed.
@@ -78,6 +84,12 @@ pub enum Refusal {
     /// The last resume failed, and traffic may not cause another one yet.
     #[error("did not come back; traffic wakes it again in {delay_s} s")]
     BackingOff { delay_s: u64 },
+    /// Its claim is sealed: see [`crate::Hold::Sealed`].
+    #[error("is not resumed before its owner in the cluster is certain")]
+    Sealed,
+    /// See [`crate::Hold::Moving`].
+    #[error("moves to another node: try again in a moment")]
+    Moving,
     /// Too many requests wait for the change under way.
     #[error("has too many requests waiting")]
     Crowded,
@@ -102,11 +114,14 @@ pub(crate) fn decide(slot: &Slot, operation: Operation, now: UnixMs) -> Result<N
             Err(Refusal::AlreadyRunning)
         }
         // The record is written by one writer at a time.
-        (S::Running | S::Snapshotting, O::SetPolicy) if slot.writing => Ok(Next::Wait),
-        // A sandbox stays usable while a snapshot of it is written.
-        (S::Running | S::Snapshotting, O::Connect(_) | O::SetTimeout | O::SetPolicy | O::Reach) => {
-            Ok(Next::Grant)
+        (S::Running | S::Snapshotting, O::SetPolicy | O::SetClaim) if slot.writing => {
+            Ok(Next::Wait)
         }
+        // A sandbox stays usable while a snapshot of it is written.
+        (
+            S::Running | S::Snapshotting,
+            O::Connect(_) | O::SetTimeout | O::SetPolicy | O::SetClaim | O::Reach,
+        ) => Ok(Next::Grant),
         (S::Running, O::Expire) => match lifetime.on_timeout {
             OnTimeout::End => Ok(Next::Begin(Event::Kill)),
             OnTimeout::Pause(mode) => Ok(pause(slot, mode)),
@@ -114,7 +129,11 @@ pub(crate) fn decide(slot: &Slot, operation: Operation, now: UnixMs) -> Result<N
         (S::Running, O::Pause(mode)) => Ok(pause(slot, mode)),
         (S::Running, O::Snapshot | O::Fork | O::MakeTemplate) => Ok(Next::Begin(Event::Snapshot)),
         // A VMM that is being adopted may not answer for a long time; ending it needs no answer.
-        (S::Running | S::Paused(_) | S::Adopting, O::Kill) => Ok(Next::Begin(Event::Kill)),
+        (S::Running | S::Paused(_) | S::Adopting, O::Kill | O::Discard) => {
+            Ok(Next::Begin(Event::Kill))
+        }
+        // The job writes the record.
+        (S::Paused(_), O::SetClaim) => Ok(Next::Begin(Event::Snapshot)),
 
         (S::Paused(PauseMode::Memory), O::Connect(Wake::ConnectColdBoot)) => Err(Refusal::ColdBoot),
         (S::Paused(_), O::Connect(_)) => Ok(Next::Begin(Event::QueueResume)),

@@ -206,6 +206,8 @@ fn operations() -> impl Strategy<Value = Operation> {
         Operation::Fork,
         Operation::MakeTemplate,
         Operation::Kill,
+        Operation::SetClaim,
+        Operation::Discard,
         Operation::Reach,
     ])
 }

@@ -16,6 +16,7 @@ use vmm_control::{ControlClient, files::Lineage};
 
 use super::{WorkError, connect_agent};
 use crate::{
+    Hold,
     cgroup::Groups,
     durable::{Durability, private_dir, sync_dir, sync_files},
     host,
@@ -118,6 +119,9 @@ impl PausePlan {
             }
         }
         self.record.kept = Kept::Paused(self.mode);
+        if let Some(claim) = &mut self.record.claim {
+            claim.hold = Hold::Sealed;
+        }
         self.record.lifetime.end_at = host::unix_ms();
         self.dir
             .write_pause(&self.record)

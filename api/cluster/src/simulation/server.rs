@@ -118,9 +118,29 @@ impl World {
                 if draining && local.note == Note::Running {
                     self.pause_here(at, id);
                 }
-                self.read(at, id, None);
+                match self.seen(at, id) {
+                    Some(found) => self.decide(at, id, Some(found), None),
+                    None => self.read(at, id, None),
+                }
             }
         }
+    }
+
+    /// The record in the node's view, which may be older than etcd's. A server begins a take, a start and an offer with
+    /// it as well as with a read: the comparison in the write decides. Recovery always reads.
+    fn seen(&mut self, at: usize, id: &SandboxId) -> Option<Owned> {
+        if self.draw(2) == 0 {
+            return None;
+        }
+        let note = self.hosts[at].disk.get(id)?.note.clone();
+        let found = self.view(at)?.owners.get(id)?.clone();
+        let this = self.hosts[at].id();
+        let may = match note {
+            Note::Incoming => found.owner.offered_to.as_ref() == Some(this),
+            Note::Paused => found.owner.node == *this,
+            _ => false,
+        };
+        may.then_some(found)
     }
 
     /// Decides by a linearizable read of the record.
@@ -194,8 +214,7 @@ impl World {
         let Some(Owned { owner, .. }) = &local.owned else {
             return;
         };
-        let truth = self.truths.get(id);
-        let has_files = truth.is_some_and(|truth| !truth.networked || !truth.ended);
+        let has_files = self.has_files(id);
         let (epoch, state) = (owner.epoch, OwnerState::Paused);
         if !has_files || !Stamp::permits(self.stamp(at, id).as_ref(), owner) {
             self.discard(at, id);
@@ -270,12 +289,20 @@ impl World {
         let view = self.view(at);
         let is_orphan = view.is_some_and(|view| !view.nodes.contains_key(&owner.node));
         let may = offered || (is_networked && is_orphan && owner.state == OwnerState::Paused);
+        // etcd may have been restored from a backup in which a sandbox that has ended has a record.
+        let may = may && self.has_files(id);
         if may && permitted {
             self.set_note(at, id, Note::Taking);
             self.change(at, id, Some(&found), OwnerChange::Take);
         } else {
             self.discard(at, id);
         }
+    }
+
+    /// The files of a sandbox on storage that all reach are gone with its end.
+    fn has_files(&self, id: &SandboxId) -> bool {
+        let truth = self.truths.get(id);
+        truth.is_some_and(|truth| !truth.networked || !truth.ended)
     }
 
     fn taken(&mut self, at: usize, id: &SandboxId, found: Owned) {
@@ -426,7 +453,10 @@ impl World {
                     owned: None,
                     stamp,
                 };
-                self.hosts[to].disk.entry(sandbox).or_insert(local);
+                self.hosts[to].disk.entry(sandbox.clone()).or_insert(local);
+                // A taker does not wait for its next round.
+                let draining = self.is_draining(to);
+                self.serve_one(to, &sandbox, draining);
             }
             Message::HaveYou { sandbox } => {
                 let holding = self.holding(to, &sandbox);

@@ -41,6 +41,17 @@ pub struct NodeStatusChange {
     #[serde(rename = "clusterID", default, skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
     pub status: NodeStatus,
+    /// With `draining`: the sandboxes of the node move to others. Not of E2B.
+    #[serde(rename = "move", default, skip_serializing_if = "std::ops::Not::not")]
+    pub moves: bool,
+}
+
+/// A sandbox that cannot move to another node now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StuckSandbox {
+    #[serde(rename = "sandboxID")]
+    pub sandbox_id: String,
+    pub reason: String,
 }
 
 /// An element of the answer of `GET /nodes`, and the answer of `GET /nodes/{id}`.
@@ -81,6 +92,9 @@ pub struct Node {
     /// Not of E2B: the sandboxes that a node had when it was last seen. Empty unless it is `unhealthy`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<LostSandbox>,
+    /// Sandboxes that stay on a node which drains, with the reason. Not of E2B.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stuck: Vec<StuckSandbox>,
 }
 
 /// A sandbox of a node that is away.

@@ -1,0 +1,266 @@
+//! Sandboxes that move between nodes, and the owner records of those that have moved.
+//!
+//! ```text
+//!  giver                                               taker
+//!  find a taker: POST /cluster/moves/can ────────────► template, VMM, room
+//!  claim "sharing"; pause, which seals the sandbox
+//!  Share, or Pause ── etcd
+//!  claim "offered"; Offer ── etcd
+//!  POST /cluster/moves ──────────────────────────────► note "incoming"; GET /cluster/files/…
+//!                                                      files checked; note "taking"; Take ── etcd
+//!  remove the sandbox here ◄─────────────────────────── claim "held"; "taken"
+//!                                                      Start ── etcd; resume, if it ran
+//! ```
+//! Claims are in the pool's record of the sandbox, notes beside the files that arrive; both are durable before the next
+//! step. What they say after a crash is decided by `cluster::giver` and `cluster::taker`, with a linearizable read.
+//!
+//! What must never happen:
+//! - A sandbox with an owner record is resumed before `Start` is acknowledged: the pool refuses it while it is sealed.
+//! - A giver removes files before it is certain that the taker has them, or that the sandbox has ended.
+//! - A taker uses files of another epoch than that of the offer.
+
+mod claim;
+mod give;
+mod own;
+mod take;
+mod tend;
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use cluster::{Holding, NodeId, OwnerError};
+use model::SandboxId;
+use pool::{Pool, PoolError};
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinSet,
+};
+
+pub(crate) use give::Asked;
+pub(crate) use take::Offer;
+pub(crate) use tend::tend;
+
+use super::{Peers, transfer::TransferError};
+use crate::peers::PeerError;
+
+/// Directory below the state directory for files that arrive.
+const INCOMING: &str = "incoming";
+/// How long a request waits for the end of a move of its sandbox.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Moves from and to this node. Clones refer to the same ones.
+#[derive(Clone, Debug)]
+pub(crate) struct Moves(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    peers: Peers,
+    pool: Pool,
+    incoming: PathBuf,
+    /// Sandboxes that a task here works on.
+    busy: Mutex<BTreeMap<SandboxId, watch::Sender<()>>>,
+    /// Why sandboxes of this node did not move.
+    stuck: Mutex<BTreeMap<SandboxId, Stuck>>,
+    /// Offers that nodes have not taken.
+    refusals: Mutex<BTreeMap<NodeId, u32>>,
+    counts: Counts,
+    /// What other nodes have asked for. `None`: the next process has taken over.
+    tasks: Mutex<Option<JoinSet<()>>>,
+}
+
+/// A sandbox that did not leave this node.
+#[derive(Clone, Debug)]
+struct Stuck {
+    why: String,
+    /// How often it was paused in vain, so that it is not all the time.
+    paused: u32,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    given: AtomicU64,
+    taken: AtomicU64,
+    withdrawn: AtomicU64,
+    failed: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// Why a move, or a start of a sandbox that has moved, did not happen.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MoveError {
+    #[error("no other node can take the sandbox{0}")]
+    NoTaker(String),
+    #[error("this node has had no contact with etcd for half a lease, or is busy with the sandbox")]
+    Detached,
+    #[error("another node has the sandbox")]
+    Superseded,
+    #[error("the outcome of an offer to node {0} is not known yet")]
+    Unsettled(NodeId),
+    #[error("etcd has lost a later owner record of the sandbox")]
+    Stale,
+    #[error(transparent)]
+    Owner(#[from] OwnerError),
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    #[error("cannot write below {}", path.display())]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("malformed: {0}")]
+    Malformed(String),
+}
+
+/// The exclusive right to change who has a sandbox, on this node. Requests for the sandbox wait for its end.
+#[derive(Debug)]
+struct Busy<'a> {
+    inner: &'a Inner,
+    id: SandboxId,
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        // Receivers see that the sender is gone.
+        self.inner.busy().remove(&self.id);
+    }
+}
+
+impl Inner {
+    fn busy(&self) -> MutexGuard<'_, BTreeMap<SandboxId, watch::Sender<()>>> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refusals(&self) -> MutexGuard<'_, BTreeMap<NodeId, u32>> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Moves {
+    pub(crate) fn new(peers: Peers, pool: Pool, state: &std::path::Path) -> Self {
+        Self(Arc::new(Inner {
+            peers,
+            pool,
+            incoming: state.join(INCOMING),
+            busy: Mutex::default(),
+            stuck: Mutex::default(),
+            refusals: Mutex::default(),
+            counts: Counts::default(),
+            tasks: Mutex::new(Some(JoinSet::new())),
+        }))
+    }
+
+    /// Runs a task that ends before another process has the state directory.
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let tasks = self.0.tasks.lock();
+        if let Some(tasks) = tasks.unwrap_or_else(PoisonError::into_inner).as_mut() {
+            while tasks.try_join_next().is_some() {}
+            tasks.spawn(task);
+        }
+    }
+
+    /// Ends all tasks, for the next process. What they have noted decides how it goes on.
+    pub(crate) async fn stop(&self) {
+        let tasks = self.0.tasks.lock();
+        let tasks = tasks.unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(mut tasks) = tasks {
+            tasks.shutdown().await;
+        }
+    }
+
+    /// As [`Moves::take`], also if the giver stops waiting.
+    pub(crate) async fn taken(&self, from: NodeId, offer: Offer) -> Result<Holding, MoveError> {
+        let (sender, answer) = oneshot::channel();
+        let moves = self.clone();
+        self.spawn(async move {
+            // The giver may have gone.
+            let _ = sender.send(moves.take(&from, offer).await);
+        });
+        let stopped = |_| MoveError::Malformed("the server stops".to_owned());
+        answer.await.map_err(stopped)?
+    }
+
+    /// `None`: another task has it.
+    fn begin(&self, id: &SandboxId) -> Option<Busy<'_>> {
+        let mut busy = self.0.busy();
+        if busy.contains_key(id) {
+            return None;
+        }
+        busy.insert(id.clone(), watch::channel(()).0);
+        let id = id.clone();
+        Some(Busy { inner: &self.0, id })
+    }
+
+    /// Waits until no task of this node changes who has the sandbox, but not for ever.
+    pub(crate) async fn settled(&self, id: &SandboxId) {
+        let receiver = self.0.busy().get(id).map(watch::Sender::subscribe);
+        if let Some(mut receiver) = receiver {
+            let gone = async { while receiver.changed().await.is_ok() {} };
+            let _ = tokio::time::timeout(PATIENCE, gone).await;
+        }
+    }
+
+    async fn begin_in_turn(&self, id: &SandboxId) -> Option<Busy<'_>> {
+        if let Some(busy) = self.begin(id) {
+            return Some(busy);
+        }
+        self.settled(id).await;
+        self.begin(id)
+    }
+
+    /// Why sandboxes did not leave this node, which drains.
+    pub(crate) fn stuck(&self) -> BTreeMap<SandboxId, String> {
+        let stuck = self.stuck_lock();
+        let reasons = stuck.iter();
+        reasons
+            .map(|(id, stuck)| (id.clone(), stuck.why.clone()))
+            .collect()
+    }
+
+    fn stuck_lock(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Stuck>> {
+        self.0.stuck.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counters in OpenMetrics text format, without an end mark.
+    pub(crate) fn render(&self) -> String {
+        let counts = &self.0.counts;
+        let mut text = String::from(
+            "# HELP cube_cluster_moves Moves of sandboxes by what became of them here.\n# TYPE cube_cluster_moves counter\n",
+        );
+        for (outcome, count) in [
+            ("given", &counts.given),
+            ("taken", &counts.taken),
+            ("withdrawn", &counts.withdrawn),
+            ("failed", &counts.failed),
+        ] {
+            let count = count.load(Ordering::Relaxed);
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                text,
+                "cube_cluster_moves_total{{outcome=\"{outcome}\"}} {count}"
+            );
+        }
+        let bytes = counts.bytes.load(Ordering::Relaxed);
+        let stuck = self.stuck_lock().len();
+        let _ = writeln!(
+            text,
+            "# HELP cube_cluster_moved_bytes Bytes of sandboxes that arrived.\n# TYPE cube_cluster_moved_bytes counter\n\
+             cube_cluster_moved_bytes_total {bytes}\n\
+             # HELP cube_cluster_stuck_sandboxes Sandboxes of this draining node that cannot move.\n\
+             # TYPE cube_cluster_stuck_sandboxes gauge\ncube_cluster_stuck_sandboxes {stuck}"
+        );
+        text
+    }
+}

@@ -1,0 +1,431 @@
+//! The giver of a move.
+
+use std::{
+    fs::{self, File},
+    io,
+    sync::atomic::Ordering,
+    time::Duration,
+};
+
+use cluster::{
+    GiverStep, Holding, NodeId, NodeState, Owned, Owner, OwnerChange, OwnerError, OwnerState,
+    Stamp, giver,
+};
+use model::SandboxId;
+use pool::{Hold, PauseMode, PauseNeeds, PoolError, Refusal, Sandbox, SandboxState};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    MoveError, Moves,
+    claim::{Noted, Step},
+    take::Offer,
+};
+use crate::peers::{MAX_ANSWER, answer_of, question, transfer::Offered};
+
+/// How long a taker may take to fetch the files.
+const MOVE: Duration = Duration::from_secs(1800);
+/// How long this node waits until it sees the new owner itself, before it removes the sandbox.
+const SEEN: Duration = Duration::from_secs(10);
+/// Reads of one record, or questions to one taker, before the next round.
+const TRIES: usize = 4;
+
+/// What became of an offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Settled {
+    Left,
+    Kept,
+}
+
+/// Body of `POST /cluster/moves/can` and `/cluster/moves/holding`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Asked {
+    pub(crate) sandbox: SandboxId,
+    /// Only of `can`.
+    #[serde(default)]
+    pub(crate) needs: Option<PauseNeeds>,
+}
+
+impl Moves {
+    /// Moves a sandbox to another node, if one can take it. A running one is paused.
+    ///
+    /// # Errors
+    /// Returns [`MoveError`]. The sandbox is then as before, or the next round goes on.
+    pub(super) async fn give(&self, id: &SandboxId) -> Result<(), MoveError> {
+        let Some(_busy) = self.begin(id) else {
+            return Ok(());
+        };
+        if !self.0.peers.cluster().may_act_as_owner() {
+            return Err(MoveError::Detached);
+        }
+        let needs = self.0.pool.pause_needs(id).await?;
+        let to = self.find_taker(id, &needs).await?;
+        let noted = self.seal(id).await?;
+        match self.offer(id, &noted, &to).await {
+            Ok(Some(offered)) => {
+                let answer = self.send(id, &noted, &needs, &to, offered).await;
+                if let Err(why) = &answer {
+                    tracing::warn!(sandbox = %id, %to, why = %model::chain(why), "the taker of a sandbox did not take it");
+                }
+                let (answer, failed) = match answer {
+                    Ok(answer) => (Some(answer), None),
+                    Err(why) => (None, Some(why)),
+                };
+                match self.settle_offer(id, answer).await? {
+                    Settled::Left => Ok(()),
+                    Settled::Kept => {
+                        *self.0.refusals().entry(to.clone()).or_default() += 1;
+                        Err(failed.unwrap_or(MoveError::Unsettled(to)))
+                    }
+                }
+            }
+            Ok(None) => self.settle_offer(id, None).await.map(drop),
+            Err(why) => {
+                self.abandon(id).await?;
+                Err(why)
+            }
+        }
+    }
+
+    /// The best node of the same kind that has what the sandbox needs.
+    async fn find_taker(&self, id: &SandboxId, needs: &PauseNeeds) -> Result<NodeId, MoveError> {
+        let peers = &self.0.peers;
+        let view = peers.cluster().view();
+        let own = view.nodes.get(peers.this()).ok_or(MoveError::Detached)?;
+        let same = |node: &&cluster::Node| {
+            node.id != own.id
+                && view.state(&node.id) == NodeState::Ready
+                && node.platform == own.platform
+                && own.cpu.features.is_subset(&node.cpu.features)
+        };
+        let mut nodes: Vec<NodeId> = view
+            .nodes
+            .values()
+            .filter(same)
+            .map(|n| n.id.clone())
+            .collect();
+        let free = |node: &NodeId| view.loads.get(node).map_or(0, |load| load.memory_free_mib);
+        // Those that have failed to take a sandbox come last.
+        let refusals = self.0.refusals().clone();
+        let failed = |node: &NodeId| refusals.get(node).copied().unwrap_or(0);
+        nodes.sort_by_key(|node| (failed(node), std::cmp::Reverse(free(node))));
+        let asked = Asked {
+            sandbox: id.clone(),
+            needs: Some(needs.clone()),
+        };
+        let mut reasons = String::new();
+        for node in nodes {
+            let body = encode(&asked)?;
+            let refused: Option<String> = match peers
+                .ask(&node, question("POST", "/cluster/moves/can", body))
+                .await
+            {
+                Ok(refused) => refused,
+                Err(why) => Some(model::chain(&why)),
+            };
+            match refused {
+                None => return Ok(node),
+                Some(why) => {
+                    reasons.push_str("; ");
+                    reasons.push_str(node.as_str());
+                    reasons.push_str(": ");
+                    reasons.extend(why.chars().take(200));
+                }
+            }
+        }
+        if reasons.is_empty() {
+            reasons.push_str(": no other node is ready, and of the same platform and CPU features");
+        }
+        Err(MoveError::NoTaker(reasons))
+    }
+
+    /// Makes sure that the sandbox is paused, and that nothing but this node's next step changes that.
+    async fn seal(&self, id: &SandboxId) -> Result<Noted, MoveError> {
+        let pool = &self.0.pool;
+        let sandbox = pool.get(id).await?;
+        let before = sandbox.claim.clone();
+        let mut noted = Noted::of(&sandbox).unwrap_or_else(Noted::sharing);
+        noted.step = Step::Sharing;
+        if sandbox.state == SandboxState::Running {
+            noted.wake = Some(sandbox.lifetime.end_at);
+            // The pause seals what has a claim.
+            pool.set_claim(id, Some(noted.claim(Hold::Open))).await?;
+            match pool.pause(id, PauseMode::Memory).await {
+                Ok(()) => {}
+                // By its deadline, or a client: then it stays paused.
+                Err(PoolError::Refused(_, Refusal::AlreadyPaused)) => noted.wake = None,
+                Err(why) => {
+                    pool.set_claim(id, before).await?;
+                    return Err(why.into());
+                }
+            }
+        }
+        pool.set_claim(id, Some(noted.claim(Hold::Moving))).await?;
+        Ok(noted)
+    }
+
+    /// Offers a sealed sandbox. `None`: the outcome is not known.
+    async fn offer(
+        &self,
+        id: &SandboxId,
+        noted: &Noted,
+        to: &NodeId,
+    ) -> Result<Option<(Owned, Offered)>, MoveError> {
+        let owned = self.paused_record(id).await?;
+        if !Stamp::permits(noted.stamp.as_ref(), &owned.owner) {
+            return Err(MoveError::Stale);
+        }
+        let files = self.open_files(id).await?;
+        let offered = self.0.peers.offers().offer(&key(id), files);
+        let next = Noted {
+            owner: Some(Owner {
+                offered_to: Some(to.clone()),
+                ..owned.owner.clone()
+            }),
+            revision: owned.revision,
+            step: Step::Offered { to: to.clone() },
+            ..noted.clone()
+        };
+        let claim = next.claim(Hold::Moving);
+        self.0.pool.set_claim(id, Some(claim)).await?;
+        let change = OwnerChange::Offer(to.clone());
+        let cluster = self.0.peers.cluster();
+        match cluster.change_owner(id, Some(&owned), change).await {
+            Ok(Some(owned)) => Ok(Some((owned, offered))),
+            // The recovery reads the record.
+            Ok(None) | Err(_) => Ok(None),
+        }
+    }
+
+    /// The record of this node's sandbox, which is paused here: made, or changed to that.
+    pub(super) async fn paused_record(&self, id: &SandboxId) -> Result<Owned, MoveError> {
+        let cluster = self.0.peers.cluster();
+        let mut last = OwnerError::Changed;
+        for _ in 0..TRIES {
+            let found = cluster.owner(id).await?;
+            let change = match &found {
+                None => OwnerChange::Share,
+                Some(owned) if owned.owner.node != *cluster.this() => {
+                    return Err(MoveError::Superseded);
+                }
+                Some(owned) => match (&owned.owner.offered_to, owned.owner.state) {
+                    (Some(to), _) => return Err(MoveError::Unsettled(to.clone())),
+                    (None, OwnerState::Running) => OwnerChange::Pause,
+                    (None, OwnerState::Paused) => return Ok(owned.clone()),
+                },
+            };
+            match cluster.change_owner(id, found.as_ref(), change).await {
+                Ok(Some(owned)) => return Ok(owned),
+                Ok(None) => {}
+                Err(why @ (OwnerError::Changed | OwnerError::Unknown)) => last = why,
+                Err(why) => return Err(why.into()),
+            }
+        }
+        Err(last.into())
+    }
+
+    async fn open_files(&self, id: &SandboxId) -> Result<Vec<(String, File)>, MoveError> {
+        let dir = self.0.pool.pause_files(id).await?;
+        let path = dir.clone();
+        let opened = tokio::task::spawn_blocking(move || {
+            let mut files = Vec::new();
+            for entry in fs::read_dir(&dir)? {
+                let entry = entry?;
+                if entry.file_type()?.is_file()
+                    && let Some(name) = entry.file_name().to_str()
+                {
+                    files.push((name.to_owned(), File::open(entry.path())?));
+                }
+            }
+            io::Result::Ok(files)
+        });
+        let opened = opened.await.map_err(io::Error::other).flatten();
+        opened.map_err(|source| MoveError::Io { path, source })
+    }
+
+    async fn send(
+        &self,
+        id: &SandboxId,
+        noted: &Noted,
+        needs: &PauseNeeds,
+        to: &NodeId,
+        (owned, offered): (Owned, Offered),
+    ) -> Result<Holding, MoveError> {
+        let offer = Offer {
+            sandbox: id.clone(),
+            key: offered.key().to_owned(),
+            epoch: owned.owner.epoch,
+            needs: needs.clone(),
+            stamp: noted.stamp.clone(),
+            wake: noted.wake,
+        };
+        let peers = &self.0.peers;
+        let question = question("POST", "/cluster/moves", encode(&offer)?);
+        let (status, bytes) = peers.read(to, question, MAX_ANSWER, MOVE).await?;
+        Ok(answer_of(to, status, &bytes)?)
+    }
+
+    /// Finds out what became of an offer, and does what follows.
+    pub(super) async fn settle_offer(
+        &self,
+        id: &SandboxId,
+        mut answer: Option<Holding>,
+    ) -> Result<Settled, MoveError> {
+        let noted = self.noted(id).await?;
+        let (Step::Offered { to }, Some(owner)) = (&noted.step, &noted.owner) else {
+            return self.abandon(id).await.map(|()| Settled::Kept);
+        };
+        let peers = &self.0.peers;
+        let cluster = peers.cluster();
+        for _ in 0..TRIES {
+            let found = cluster.owner(id).await?;
+            let record = found.as_ref().map(|found| &found.owner);
+            match giver(cluster.this(), to, owner.epoch, record, answer) {
+                GiverStep::Ask => {
+                    let asked = Asked {
+                        sandbox: id.clone(),
+                        needs: None,
+                    };
+                    let question = question("POST", "/cluster/moves/holding", encode(&asked)?);
+                    answer = Some(peers.ask(to, question).await?);
+                }
+                GiverStep::Wait => break,
+                GiverStep::Withdraw => {
+                    let withdrawn = cluster
+                        .change_owner(id, found.as_ref(), OwnerChange::Withdraw)
+                        .await;
+                    if let Ok(Some(owned)) = withdrawn {
+                        self.keep(id, &noted, &owned).await?;
+                        return Ok(Settled::Kept);
+                    }
+                }
+                GiverStep::Keep => {
+                    match found {
+                        Some(owned) => self.keep(id, &noted, &owned).await?,
+                        None => self.abandon(id).await?,
+                    }
+                    return Ok(Settled::Kept);
+                }
+                GiverStep::Discard => {
+                    self.leave(id, found.is_some()).await?;
+                    return Ok(Settled::Left);
+                }
+            }
+        }
+        Err(MoveError::Unsettled(to.clone()))
+    }
+
+    /// The sandbox stays here.
+    async fn keep(&self, id: &SandboxId, noted: &Noted, owned: &Owned) -> Result<(), MoveError> {
+        self.0.counts.withdrawn.fetch_add(1, Ordering::Relaxed);
+        let held = Noted::held(owned, noted.stamp.clone(), noted.wake);
+        self.hold(id, owned);
+        let claim = held.claim(Hold::Sealed);
+        self.0.pool.set_claim(id, Some(claim)).await?;
+        tracing::info!(sandbox = %id, "a move was withdrawn: the sandbox stays on this node");
+        Ok(())
+    }
+
+    /// The sandbox is another node's. Requests that arrive later must find that, so this node waits until it sees it.
+    async fn leave(&self, id: &SandboxId, has_record: bool) -> Result<(), MoveError> {
+        let cluster = self.0.peers.cluster();
+        let mut views = cluster.views();
+        let this = cluster.this();
+        let elsewhere = |view: &std::sync::Arc<cluster::View>| {
+            let owned = view.owners.get(id);
+            owned.is_some_and(|owned| owned.owner.node != *this)
+        };
+        if has_record {
+            let seen = tokio::time::timeout(SEEN, views.wait_for(elsewhere)).await;
+            if seen.is_err() {
+                tracing::warn!(sandbox = %id, "etcd does not tell this node the new owner of a sandbox");
+            }
+        }
+        self.0.pool.discard(id).await?;
+        self.0.counts.given.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(sandbox = %id, "a sandbox has left this node");
+        Ok(())
+    }
+
+    /// Undoes what precedes an offer.
+    pub(super) async fn abandon(&self, id: &SandboxId) -> Result<(), MoveError> {
+        let sandbox = self.0.pool.get(id).await?;
+        let noted = Noted::of(&sandbox).unwrap_or_else(Noted::sharing);
+        let cluster = self.0.peers.cluster();
+        let found = cluster.owner(id).await?;
+        match found {
+            Some(owned) if owned.owner.node == *cluster.this() => {
+                if let Some(to) = owned.owner.offered_to.clone() {
+                    // It was made all the same.
+                    let step = Step::Offered { to: to.clone() };
+                    let offered = Noted {
+                        owner: Some(owned.owner.clone()),
+                        revision: owned.revision,
+                        step,
+                        ..noted
+                    };
+                    let claim = offered.claim(Hold::Moving);
+                    self.0.pool.set_claim(id, Some(claim)).await?;
+                    return Err(MoveError::Unsettled(to));
+                }
+                let held = Noted::held(&owned, noted.stamp, noted.wake);
+                let is_running = sandbox.state == SandboxState::Running;
+                let hold = if is_running { Hold::Open } else { Hold::Sealed };
+                self.hold(id, &owned);
+                let wake = held.wake.filter(|_| !is_running);
+                let held = Noted { wake, ..held };
+                self.0.pool.set_claim(id, Some(held.claim(hold))).await?;
+            }
+            Some(_) => return Err(MoveError::Superseded),
+            // Nothing was shared: it goes on if it ran, and needs no claim.
+            None if noted.owner.is_none() => {
+                let is_paused = sandbox.state != SandboxState::Running;
+                if let Some(end_at) = noted.wake.filter(|_| is_paused) {
+                    let claim = noted.claim(Hold::Open);
+                    self.0.pool.set_claim(id, Some(claim)).await?;
+                    self.go_on(id, end_at).await?;
+                }
+                self.0.pool.set_claim(id, None).await?;
+            }
+            // etcd was restored from a backup that lacks the record.
+            None => {
+                let owner = noted.owner.clone().ok_or(MoveError::Stale)?;
+                if !Stamp::permits(noted.stamp.as_ref(), &owner) {
+                    return Err(MoveError::Stale);
+                }
+                let is_running = sandbox.state == SandboxState::Running;
+                let (state, hold) = if is_running {
+                    (OwnerState::Running, Hold::Open)
+                } else {
+                    (OwnerState::Paused, Hold::Sealed)
+                };
+                let epoch = owner.epoch;
+                let change = OwnerChange::Reassert { epoch, state };
+                let owned = cluster.change_owner(id, None, change).await?;
+                let owned = owned.ok_or(MoveError::Stale)?;
+                let held = Noted::held(&owned, noted.stamp, noted.wake);
+                self.0.pool.set_claim(id, Some(held.claim(hold))).await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn noted(&self, id: &SandboxId) -> Result<Noted, MoveError> {
+        let sandbox: Sandbox = self.0.pool.get(id).await?;
+        let malformed = || MoveError::Malformed("the sandbox's claim".to_owned());
+        Noted::of(&sandbox).ok_or_else(malformed)
+    }
+
+    /// Tells the cluster's task what this node holds.
+    pub(super) fn hold(&self, id: &SandboxId, owned: &Owned) {
+        let cluster = self.0.peers.cluster();
+        cluster.hold(id.clone(), owned.owner.clone(), owned.revision);
+    }
+}
+
+fn key(id: &SandboxId) -> String {
+    format!("move-{id}")
+}
+
+pub(super) fn encode(body: &impl Serialize) -> Result<Vec<u8>, MoveError> {
+    serde_json::to_vec(body).map_err(|why| MoveError::Malformed(why.to_string()))
+}

@@ -1,0 +1,100 @@
+//! Resumes of sandboxes that other nodes can have: only after `Start` is acknowledged.
+
+use cluster::{Owned, OwnerChange, OwnerError, OwnerState, Stamp};
+use model::SandboxId;
+use pool::{Hold, SandboxState, UnixMs, Wake};
+
+use super::{
+    MoveError, Moves,
+    claim::{Noted, Step, stamp},
+};
+
+/// Changes of one record before the caller must try again.
+const TRIES: usize = 4;
+
+impl Moves {
+    /// Opens a sealed sandbox, so that the pool resumes it. Does nothing for others.
+    ///
+    /// # Errors
+    /// Returns [`MoveError`] if it is not certain that this node may run the sandbox.
+    pub(crate) async fn open(&self, id: &SandboxId) -> Result<(), MoveError> {
+        let busy = self.begin_in_turn(id).await;
+        let _busy = busy.ok_or(MoveError::Detached)?;
+        self.open_locked(id).await
+    }
+
+    pub(super) async fn open_locked(&self, id: &SandboxId) -> Result<(), MoveError> {
+        let sandbox = self.0.pool.get(id).await?;
+        let is_sealed = sandbox.claim.as_ref().map(|claim| claim.hold) == Some(Hold::Sealed);
+        let is_paused = matches!(sandbox.state, SandboxState::Paused(_));
+        if !is_sealed || !is_paused {
+            return Ok(());
+        }
+        let noted = self.noted(id).await?;
+        if let Step::Offered { to } = &noted.step {
+            return Err(MoveError::Unsettled(to.clone()));
+        }
+        let owned = self.started(id, &noted).await?;
+        if !Stamp::permits(noted.stamp.as_ref(), &owned.owner) {
+            return Err(MoveError::Stale);
+        }
+        // Durable before the guest runs.
+        let held = Noted::held(&owned, Some(stamp(&owned.owner)), noted.wake);
+        self.hold(id, &owned);
+        let claim = held.claim(Hold::Open);
+        self.0.pool.set_claim(id, Some(claim)).await?;
+        Ok(())
+    }
+
+    /// The record, which says that the sandbox runs here.
+    async fn started(&self, id: &SandboxId, noted: &Noted) -> Result<Owned, MoveError> {
+        let cluster = self.0.peers.cluster();
+        let mut last = OwnerError::Changed;
+        for _ in 0..TRIES {
+            let found = cluster.owner(id).await?;
+            let change = match &found {
+                // etcd was restored from a backup, or the first record was never written.
+                None => match &noted.owner {
+                    None => OwnerChange::Share,
+                    Some(owner) => OwnerChange::Reassert {
+                        epoch: owner.epoch,
+                        state: OwnerState::Paused,
+                    },
+                },
+                Some(owned) if owned.owner.node != *cluster.this() => {
+                    return Err(MoveError::Superseded);
+                }
+                Some(owned) => match (&owned.owner.offered_to, owned.owner.state) {
+                    (Some(to), _) => return Err(MoveError::Unsettled(to.clone())),
+                    (None, OwnerState::Running) => return Ok(owned.clone()),
+                    (None, OwnerState::Paused) => OwnerChange::Start,
+                },
+            };
+            match cluster.change_owner(id, found.as_ref(), change).await {
+                Ok(_) | Err(OwnerError::Changed | OwnerError::Unknown) => {
+                    last = OwnerError::Unknown;
+                }
+                Err(why) => return Err(why.into()),
+            }
+        }
+        Err(last.into())
+    }
+
+    /// Resumes a sandbox that ran before it moved, with the deadline that it had.
+    pub(super) async fn go_on(&self, id: &SandboxId, end_at: UnixMs) -> Result<(), MoveError> {
+        let pool = &self.0.pool;
+        pool.connect(id, None, Wake::GoOn { end_at }).await?;
+        let sandbox = pool.get(id).await?;
+        if let Some(noted) = Noted::of(&sandbox) {
+            let noted = Noted {
+                wake: None,
+                ..noted
+            };
+            // It may have been paused again.
+            let hold = sandbox.claim.map_or(Hold::Sealed, |claim| claim.hold);
+            pool.set_claim(id, Some(noted.claim(hold))).await?;
+        }
+        tracing::info!(sandbox = %id, "a sandbox that has moved goes on");
+        Ok(())
+    }
+}

@@ -1,0 +1,333 @@
+//! The taker of a move.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::atomic::Ordering,
+    time::Duration,
+};
+
+use cluster::{Holding, NodeId, NodeState, Owned, OwnerChange, Stamp, TakerNote, taker};
+use model::{MANIFEST_NAME, SandboxId, template_file};
+use pool::{
+    Hold, PauseNeeds, UnixMs,
+    durable::{Durability, private_dir, read_bounded, replace, sync_dir},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    MoveError, Moves,
+    claim::{Noted, stamp},
+};
+use crate::peers::transfer::{FileList, TransferError};
+
+const NOTE: &str = "incoming.json";
+const MAX_NOTE: u64 = 1 << 20;
+/// The directory of the files, as in a sandbox's directory.
+const PAUSE: &str = "pause";
+/// The files of a pause.
+const FILES: [&str; 6] = [
+    MANIFEST_NAME,
+    template_file::STATE,
+    template_file::MEMORY,
+    template_file::LAYER,
+    template_file::EXTENTS,
+    "record.json",
+];
+/// Attempts to fetch the files, and to get a definite answer from etcd.
+const TRIES: usize = 4;
+const AGAIN: Duration = Duration::from_millis(300);
+
+/// Body of `POST /cluster/moves`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Offer {
+    pub(crate) sandbox: SandboxId,
+    /// Under which the giver offers the files.
+    pub(crate) key: String,
+    pub(crate) epoch: u64,
+    pub(crate) needs: PauseNeeds,
+    pub(crate) stamp: Option<Stamp>,
+    pub(crate) wake: Option<UnixMs>,
+}
+
+/// What is noted beside files that arrive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Incoming {
+    from: NodeId,
+    epoch: u64,
+    stamp: Option<Stamp>,
+    wake: Option<UnixMs>,
+    /// A take has been sent, and its outcome may not be definite.
+    is_taking: bool,
+}
+
+impl Moves {
+    /// Why this node cannot take a sandbox that needs this.
+    pub(crate) async fn refuses(&self, needs: PauseNeeds) -> Option<String> {
+        let cluster = self.0.peers.cluster();
+        if !cluster.may_act_as_owner() {
+            return Some(model::chain(&MoveError::Detached));
+        }
+        if cluster.view().state(cluster.this()) != NodeState::Ready {
+            return Some("it is closed".to_owned());
+        }
+        let can = self.0.pool.can_take(needs).await;
+        can.err().map(|why| model::chain(&why))
+    }
+
+    /// Takes what a node has offered. Returns whether this node has it now.
+    ///
+    /// # Errors
+    /// Returns [`MoveError`]; the giver then asks what this node has.
+    pub(crate) async fn take(&self, from: &NodeId, offer: Offer) -> Result<Holding, MoveError> {
+        let id = offer.sandbox.clone();
+        let Some(_busy) = self.begin(&id) else {
+            return Ok(Holding::Busy);
+        };
+        if self.0.pool.get(&id).await.is_ok() {
+            return Ok(Holding::Taken);
+        }
+        if self.incoming(&id).is_some_and(|note| note.is_taking) {
+            return self.finish(&id).await;
+        }
+        if let Some(why) = self.refuses(offer.needs.clone()).await {
+            return Err(MoveError::NoTaker(format!(": {why}")));
+        }
+        let note = Incoming {
+            from: from.clone(),
+            epoch: offer.epoch,
+            stamp: offer.stamp.clone(),
+            wake: offer.wake,
+            is_taking: false,
+        };
+        let fetched = async {
+            self.note(&id, &note).await?;
+            self.fetch(from, &offer.key, &id).await?;
+            let checked = self.0.pool.take(&self.0.incoming, &id, None).await;
+            checked.map_err(MoveError::from)
+        };
+        if let Err(why) = fetched.await {
+            self.0.counts.failed.fetch_add(1, Ordering::Relaxed);
+            self.forget(&id).await?;
+            return Err(why);
+        }
+        self.finish(&id).await
+    }
+
+    async fn fetch(&self, from: &NodeId, key: &str, id: &SandboxId) -> Result<(), MoveError> {
+        let peers = &self.0.peers;
+        let list: FileList = peers.list_files(from, key).await?;
+        let unknown = list
+            .files()
+            .iter()
+            .find(|file| !FILES.contains(&&*file.name));
+        if let Some(file) = unknown {
+            return Err(MoveError::Malformed(format!(
+                "no file of a pause: {}",
+                file.name
+            )));
+        }
+        let dir = self.dir(id).join(PAUSE);
+        let mut last = None;
+        for _ in 0..TRIES {
+            match peers.fetch_files(from, key, &list, &dir).await {
+                Ok(bytes) => {
+                    self.0.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
+                    return Ok(());
+                }
+                // What has arrived is used by the next attempt.
+                Err(why @ TransferError::Peer(_)) => last = Some(why),
+                Err(why) => return Err(why.into()),
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+        last.map_or(Ok(()), |why| Err(why.into()))
+    }
+
+    /// Takes a sandbox whose files are here, until the outcome is definite.
+    pub(super) async fn finish(&self, id: &SandboxId) -> Result<Holding, MoveError> {
+        let Some(mut note) = self.incoming(id) else {
+            return Ok(Holding::Nothing);
+        };
+        let cluster = self.0.peers.cluster();
+        for attempt in 0..TRIES {
+            if attempt > 0 {
+                tokio::time::sleep(AGAIN).await;
+            }
+            let Ok(found) = cluster.owner(id).await else {
+                continue;
+            };
+            let Some(owned) = found else { break };
+            if owned.owner.node == *cluster.this() {
+                return self.arrived(id, &note, owned).await;
+            }
+            let is_offered = owned.owner.offered_to.as_ref() == Some(cluster.this())
+                && owned.owner.node == note.from
+                && owned.owner.epoch == note.epoch;
+            if !is_offered || !Stamp::permits(note.stamp.as_ref(), &owned.owner) {
+                break;
+            }
+            // A former process may have left less than its note says.
+            if let Err(why) = self.0.pool.take(&self.0.incoming, id, None).await {
+                let why = model::chain(&why);
+                tracing::error!(sandbox = %id, why, "the files of a sandbox that moves to this node are damaged");
+                if note.is_taking {
+                    // The take may be on its way: the giver keeps its files, and asks again.
+                    return Ok(Holding::Busy);
+                }
+                break;
+            }
+            note.is_taking = true;
+            self.note(id, &note).await?;
+            let taken = cluster
+                .change_owner(id, Some(&owned), OwnerChange::Take)
+                .await;
+            if let Ok(Some(owned)) = taken {
+                return self.arrived(id, &note, owned).await;
+            }
+        }
+        // Only a read decides that nothing was taken and nothing will be.
+        match cluster.owner(id).await {
+            Ok(Some(owned)) if owned.owner.node == *cluster.this() => {
+                self.arrived(id, &note, owned).await
+            }
+            Ok(Some(owned))
+                if owned.owner.offered_to.as_ref() == Some(cluster.this()) && note.is_taking =>
+            {
+                Ok(Holding::Busy)
+            }
+            Ok(_) => {
+                self.forget(id).await?;
+                Ok(Holding::Nothing)
+            }
+            Err(_) if note.is_taking => Ok(Holding::Busy),
+            Err(why) => {
+                self.forget(id).await?;
+                Err(why.into())
+            }
+        }
+    }
+
+    /// Etcd says that the sandbox is this node's.
+    async fn arrived(
+        &self,
+        id: &SandboxId,
+        note: &Incoming,
+        owned: Owned,
+    ) -> Result<Holding, MoveError> {
+        if !Stamp::permits(note.stamp.as_ref(), &owned.owner) {
+            return Err(MoveError::Stale);
+        }
+        let held = Noted::held(&owned, Some(stamp(&owned.owner)), note.wake);
+        let claim = held.claim(Hold::Sealed);
+        self.0.pool.take(&self.0.incoming, id, Some(claim)).await?;
+        self.hold(id, &owned);
+        self.0.counts.taken.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(sandbox = %id, from = %note.from, epoch = owned.owner.epoch, "a sandbox has moved to this node");
+        if note.wake.is_some() {
+            let (moves, id) = (self.clone(), id.clone());
+            self.spawn(async move { moves.tend_one(&id).await });
+        }
+        Ok(Holding::Taken)
+    }
+
+    /// What this node has of a sandbox, for its giver.
+    ///
+    /// # Errors
+    /// Returns [`MoveError::Io`] if files that have arrived cannot be removed.
+    pub(crate) async fn holding(&self, id: &SandboxId) -> Result<Holding, MoveError> {
+        let Some(_busy) = self.begin(id) else {
+            return Ok(Holding::Busy);
+        };
+        let note = if self.0.pool.get(id).await.is_ok() {
+            TakerNote::Held
+        } else {
+            match self.incoming(id) {
+                Some(note) if note.is_taking => TakerNote::Taking,
+                Some(_) => TakerNote::Incoming,
+                None => TakerNote::Absent,
+            }
+        };
+        if note == TakerNote::Taking {
+            return self.finish(id).await;
+        }
+        if matches!(note, TakerNote::Incoming | TakerNote::Absent) {
+            self.forget(id).await?;
+        }
+        Ok(taker(note))
+    }
+
+    /// After a start: what was on its way is given up, what may have been taken is decided.
+    pub(super) async fn recover_incoming(&self) {
+        let names: Vec<_> = fs::read_dir(&self.0.incoming)
+            .map(|entries| entries.flatten().map(|entry| entry.file_name()).collect())
+            .unwrap_or_default();
+        for name in names {
+            let Some(id) = name.to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            let Some(_busy) = self.begin(&id) else {
+                continue;
+            };
+            let done = match self.incoming(&id) {
+                Some(note) if note.is_taking => self.finish(&id).await.map(drop),
+                Some(_) | None => self.forget(&id).await,
+            };
+            if let Err(why) = done {
+                tracing::warn!(sandbox = %id, why = %model::chain(&why), "cannot finish a move to this node yet");
+            }
+        }
+    }
+
+    /// Whether files of the sandbox are here that may be this node's.
+    pub(super) fn is_incoming(&self, id: &SandboxId) -> bool {
+        self.dir(id).exists()
+    }
+
+    fn dir(&self, id: &SandboxId) -> PathBuf {
+        self.0.incoming.join(id.as_str())
+    }
+
+    fn incoming(&self, id: &SandboxId) -> Option<Incoming> {
+        let bytes = read_bounded(&self.dir(id).join(NOTE), MAX_NOTE).ok()?;
+        serde_json::from_slice(&bytes).ok()
+    }
+
+    async fn note(&self, id: &SandboxId, note: &Incoming) -> Result<(), MoveError> {
+        let bytes = super::give::encode(note)?;
+        let write = move |dir: &Path| {
+            private_dir(dir)?;
+            replace(dir, NOTE, &bytes, Durability::Host)?;
+            let parent = dir.parent().unwrap_or(dir);
+            sync_dir(parent)?;
+            sync_dir(parent.parent().unwrap_or(parent))
+        };
+        blocking(self.dir(id), write).await
+    }
+
+    async fn forget(&self, id: &SandboxId) -> Result<(), MoveError> {
+        let remove = |dir: &Path| {
+            // The note last: with it, nothing of a former move is taken for files of the next one.
+            match fs::remove_dir_all(dir.join(PAUSE)).and_then(|()| fs::remove_dir_all(dir)) {
+                Err(why) if why.kind() == io::ErrorKind::NotFound => {
+                    match fs::remove_dir_all(dir) {
+                        Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
+                        _ => Ok(()),
+                    }
+                }
+                removed => removed,
+            }
+        };
+        blocking(self.dir(id), remove).await
+    }
+}
+
+async fn blocking(
+    dir: PathBuf,
+    work: impl FnOnce(&Path) -> io::Result<()> + Send + 'static,
+) -> Result<(), MoveError> {
+    let path = dir.clone();
+    let done = tokio::task::spawn_blocking(move || work(&dir)).await;
+    let done = done.map_err(io::Error::other).flatten();
+    done.map_err(|source| MoveError::Io { path, source })
+}

@@ -1,0 +1,283 @@
+//! What this node does about its sandboxes that can move, all the time: it finishes what was interrupted, keeps the owner
+//! records up to date, and moves its sandboxes away while it drains.
+
+use std::time::Duration;
+
+use cluster::{ClusterEvent, NodeState, OwnerChange, OwnerState, Stamp};
+use model::SandboxId;
+use pool::{Hold, Sandbox, SandboxState};
+use tokio::sync::broadcast::error::RecvError;
+
+use super::{
+    MoveError, Moves, Stuck,
+    claim::{Noted, Step, stamp},
+};
+use crate::builds::machine;
+
+const EVERY: Duration = Duration::from_secs(1);
+/// Moves from this node at the same time: each pauses a sandbox, and writes its memory.
+const AT_ONCE: usize = 2;
+/// After how many rounds a sandbox that could not move is tried again. Each time that it was paused in vain doubles them, so
+/// many times at most.
+const AGAIN: u64 = 5;
+const LONGEST: u32 = 6;
+
+/// Finishes moves, and begins those of a drain; never returns.
+pub(crate) async fn tend(moves: Moves) {
+    // The cluster's task must know what this node holds before anything is compared.
+    for sandbox in moves.0.pool.list().await.unwrap_or_default() {
+        if let Some(owned) = Noted::of(&sandbox).and_then(|noted| noted.owned()) {
+            let cluster = moves.0.peers.cluster();
+            cluster.hold(sandbox.id.clone(), owned.owner, 0);
+        }
+    }
+    tokio::join!(follow(&moves), finish(&moves), drain(&moves));
+}
+
+async fn follow(moves: &Moves) {
+    let mut events = moves.0.peers.cluster().events();
+    loop {
+        match events.recv().await {
+            Ok(ClusterEvent::Superseded { sandbox, by }) => {
+                moves.superseded(&sandbox, &by.owner.node).await;
+            }
+            Ok(ClusterEvent::Forgotten { sandbox }) => moves.tend_one(&sandbox).await,
+            Ok(_) | Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => return std::future::pending().await,
+        }
+    }
+}
+
+async fn finish(moves: &Moves) {
+    loop {
+        moves.recover_incoming().await;
+        let view = moves.0.peers.cluster().view();
+        let sandboxes = moves.0.pool.list().await.unwrap_or_default();
+        for sandbox in &sandboxes {
+            if sandbox.claim.is_some() || view.owners.contains_key(&sandbox.id) {
+                moves.tend_one(&sandbox.id).await;
+            }
+        }
+        moves.collect(&sandboxes).await;
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+async fn drain(moves: &Moves) {
+    let mut round = 0;
+    loop {
+        let cluster = moves.0.peers.cluster();
+        if cluster.view().state(cluster.this()) == NodeState::Moving {
+            moves.move_all(round).await;
+            round += 1;
+        } else {
+            moves.stuck_lock().clear();
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+impl Moves {
+    /// Moves the sandboxes that this node has now, but for those that cannot and were tried lately.
+    async fn move_all(&self, round: u64) {
+        let Ok(sandboxes) = self.0.pool.list().await else {
+            return;
+        };
+        self.stuck_lock()
+            .retain(|id, _| sandboxes.iter().any(|sandbox| sandbox.id == *id));
+        let stuck = self.stuck_lock().clone();
+        let is_due = |id: &SandboxId| {
+            let stuck = stuck.get(id);
+            stuck.is_none_or(|stuck| round.is_multiple_of(AGAIN << stuck.paused.min(LONGEST)))
+        };
+        let due = sandboxes
+            .iter()
+            .filter(|sandbox| &*sandbox.note != machine::NOTE && is_due(&sandbox.id))
+            .map(|sandbox| sandbox.id.clone());
+        let mut due = due.collect::<Vec<_>>().into_iter();
+        let mut under_way = tokio::task::JoinSet::new();
+        loop {
+            while under_way.len() < AT_ONCE
+                && let Some(id) = due.next()
+            {
+                let moves = self.clone();
+                under_way.spawn(async move {
+                    let moved = moves.give(&id).await;
+                    (id, moved)
+                });
+            }
+            match under_way.join_next().await {
+                None => return,
+                Some(Ok((id, Ok(())))) => drop(self.stuck_lock().remove(&id)),
+                Some(Ok((id, Err(MoveError::Pool(why))))) if why.is_not_found() => {
+                    self.stuck_lock().remove(&id);
+                }
+                Some(Ok((id, Err(why)))) => {
+                    let is_paused = !matches!(why, MoveError::NoTaker(_) | MoveError::Detached);
+                    let why = model::chain(&why);
+                    tracing::warn!(sandbox = %id, why, "a sandbox does not leave this node");
+                    let mut stuck = self.stuck_lock();
+                    let before = stuck.get(&id).map_or(0, |stuck| stuck.paused);
+                    let paused = before + u32::from(is_paused);
+                    stuck.insert(id, Stuck { why, paused });
+                }
+                Some(Err(_)) => {}
+            }
+        }
+    }
+
+    /// Does what is left to do for one sandbox.
+    pub(super) async fn tend_one(&self, id: &SandboxId) {
+        let Some(_busy) = self.begin(id) else {
+            return;
+        };
+        let Ok(sandbox) = self.0.pool.get(id).await else {
+            return;
+        };
+        if let Err(why) = self.tend_locked(&sandbox).await {
+            tracing::debug!(sandbox = %id, why = %model::chain(&why), "the next round tries again");
+        }
+    }
+
+    async fn tend_locked(&self, sandbox: &Sandbox) -> Result<(), MoveError> {
+        let id = &sandbox.id;
+        let Some(noted) = Noted::of(sandbox) else {
+            return self.adopt(sandbox).await;
+        };
+        match noted.step {
+            Step::Offered { .. } => return self.settle_offer(id, None).await.map(drop),
+            Step::Sharing => return self.abandon(id).await,
+            Step::Held => {}
+        }
+        let is_paused = matches!(sandbox.state, SandboxState::Paused(_));
+        if let (true, Some(end_at)) = (is_paused, noted.wake) {
+            self.open_locked(id).await?;
+            return self.go_on(id, end_at).await;
+        }
+        let cluster = self.0.peers.cluster();
+        let view = cluster.view();
+        match view.owners.get(id) {
+            Some(owned) if owned.owner.node == *cluster.this() => {
+                if is_paused && owned.owner.state == OwnerState::Running {
+                    self.seal_paused(sandbox, noted).await?;
+                }
+                Ok(())
+            }
+            // The cluster's task decides about what runs.
+            Some(_) | None if !is_paused => Ok(()),
+            Some(_) | None => self.forgotten(sandbox, &noted).await,
+        }
+    }
+
+    /// A sandbox that this node has without a claim, although there is a record: its record on disk is one from before.
+    async fn adopt(&self, sandbox: &Sandbox) -> Result<(), MoveError> {
+        let cluster = self.0.peers.cluster();
+        let found = cluster.owner(&sandbox.id).await?;
+        let Some(owned) = found.filter(|found| found.owner.node == *cluster.this()) else {
+            return Ok(());
+        };
+        let is_running = sandbox.state == SandboxState::Running;
+        let owned = match (is_running, owned.owner.state) {
+            (true, OwnerState::Paused) => {
+                let started = cluster.change_owner(&sandbox.id, Some(&owned), OwnerChange::Start);
+                started.await?.unwrap_or(owned)
+            }
+            _ => owned,
+        };
+        let hold = if is_running { Hold::Open } else { Hold::Sealed };
+        let noted = Noted::held(&owned, Some(stamp(&owned.owner)), None);
+        self.hold(&sandbox.id, &owned);
+        let claim = Some(noted.claim(hold));
+        Ok(self.0.pool.set_claim(&sandbox.id, claim).await?)
+    }
+
+    /// Tells etcd that a sandbox is paused. From then on it is resumed only after another `Start`.
+    async fn seal_paused(&self, sandbox: &Sandbox, noted: Noted) -> Result<(), MoveError> {
+        let pool = &self.0.pool;
+        let id = &sandbox.id;
+        pool.set_claim(id, Some(noted.claim(Hold::Sealed))).await?;
+        if pool.get(id).await?.state == SandboxState::Running {
+            // It was resumed in between, under the record that says so.
+            return Ok(pool.set_claim(id, Some(noted.claim(Hold::Open))).await?);
+        }
+        let owned = self.paused_record(id).await?;
+        let held = Noted::held(&owned, noted.stamp, noted.wake);
+        Ok(pool.set_claim(id, Some(held.claim(Hold::Sealed))).await?)
+    }
+
+    /// A paused sandbox whose record is missing, or names another node.
+    async fn forgotten(&self, sandbox: &Sandbox, noted: &Noted) -> Result<(), MoveError> {
+        let id = &sandbox.id;
+        let cluster = self.0.peers.cluster();
+        let Some(owner) = &noted.owner else {
+            return Ok(());
+        };
+        let found = cluster.owner(id).await?;
+        let (epoch, state) = (owner.epoch, OwnerState::Paused);
+        match &found {
+            Some(found) if found.owner.node == *cluster.this() => return Ok(()),
+            Some(found) if found.owner.beats(epoch, state) => {
+                let node = found.owner.node.clone();
+                self.discard(id, &node).await;
+                return Ok(());
+            }
+            _ if !Stamp::permits(noted.stamp.as_ref(), owner) => return Err(MoveError::Stale),
+            _ => {}
+        }
+        let change = OwnerChange::Reassert { epoch, state };
+        let owned = cluster.change_owner(id, found.as_ref(), change).await?;
+        if let Some(owned) = owned {
+            let held = Noted::held(&owned, noted.stamp.clone(), noted.wake);
+            let claim = Some(held.claim(Hold::Sealed));
+            self.0.pool.set_claim(id, claim).await?;
+        }
+        Ok(())
+    }
+
+    async fn superseded(&self, id: &SandboxId, by: &cluster::NodeId) {
+        // An offer of this node may be the cause: then its settlement removes the sandbox.
+        if let Some(_busy) = self.begin(id) {
+            self.discard(id, by).await;
+        }
+    }
+
+    async fn discard(&self, id: &SandboxId, by: &cluster::NodeId) {
+        if self.0.pool.get(id).await.is_ok() {
+            tracing::warn!(sandbox = %id, node = %by, "another node has a sandbox with a later epoch: removing it here");
+            if let Err(why) = self.0.pool.discard(id).await {
+                tracing::error!(sandbox = %id, why = %model::chain(&why), "cannot remove a sandbox that another node has");
+            }
+        }
+    }
+
+    /// Deletes records that name this node, which has nothing of them: their sandboxes have ended.
+    async fn collect(&self, sandboxes: &[Sandbox]) {
+        let cluster = self.0.peers.cluster();
+        let view = cluster.view();
+        let has = |id: &SandboxId| sandboxes.iter().any(|sandbox| sandbox.id == *id);
+        let stray = view.owners.iter().filter(|(id, owned)| {
+            owned.owner.node == *cluster.this() && !has(id) && !self.is_incoming(id)
+        });
+        let stray: Vec<_> = stray
+            .map(|(id, owned)| (id.clone(), owned.clone()))
+            .collect();
+        for (id, owned) in stray {
+            let Some(_busy) = self.begin(&id) else {
+                continue;
+            };
+            // It may have arrived since the list was made.
+            if self
+                .0
+                .pool
+                .get(&id)
+                .await
+                .is_err_and(|why| why.is_not_found())
+                && !self.is_incoming(&id)
+            {
+                let ended = cluster.change_owner(&id, Some(&owned), OwnerChange::End);
+                // The next round tries again.
+                let _ = ended.await;
+            }
+        }
+    }
+}

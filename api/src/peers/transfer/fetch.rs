@@ -1,0 +1,274 @@
+//! Files of another node, into a directory of this one.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    future::Future,
+    io,
+    os::unix::fs::{FileExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use axum::body::Bytes;
+use cluster::NodeId;
+use hyper::StatusCode;
+use nix::libc::O_NOFOLLOW;
+use pool::durable::{private_dir, sync_dir};
+use tokio::task::{JoinSet, spawn_blocking};
+
+use super::{
+    CHUNK, FileList, FileSum, PeerError, Rate, TransferError, TransferLimits,
+    list::{Sum, sum_of},
+};
+
+/// What names of incomplete files end with.
+pub(super) const PART: &str = ".part";
+/// Chunks of one fetch that are asked for at the same time.
+const AT_ONCE: usize = 2;
+/// How often a chunk with a wrong content is asked for.
+const TRIES: usize = 2;
+/// Blocks of zeros of this size stay holes.
+const BLOCK: usize = 64 << 10;
+
+/// A node that answers questions. Tests have another one.
+pub(crate) trait Source: Clone + Send + Sync + 'static {
+    fn node(&self) -> &NodeId;
+    /// The answer to a GET, which has at most `most` bytes.
+    fn get(
+        &self,
+        path: String,
+        most: usize,
+    ) -> impl Future<Output = Result<(StatusCode, Bytes), PeerError>> + Send;
+}
+
+/// What to fetch.
+#[derive(Debug)]
+pub(crate) struct Fetch<'a> {
+    /// Of the offer.
+    pub(crate) key: &'a str,
+    pub(crate) list: &'a FileList,
+    /// A directory for this purpose; it is made. What is there under the names of the list, whole or not, is used if its
+    /// content is right, and replaced otherwise.
+    pub(crate) dir: &'a Path,
+}
+
+impl Fetch<'_> {
+    /// Returns when all files are in the directory, verified and synced. Returns the number of bytes that were sent.
+    ///
+    /// # Errors
+    /// Returns [`TransferError`]. What was fetched stays for another attempt.
+    pub(crate) async fn run(
+        &self,
+        source: &impl Source,
+        rate: &Rate,
+        limits: TransferLimits,
+    ) -> Result<u64, TransferError> {
+        let mut sent = 0;
+        for file in self.list.files() {
+            sent += self.file(source, file, rate, limits).await?;
+        }
+        Ok(sent)
+    }
+
+    async fn file(
+        &self,
+        source: &impl Source,
+        file: &FileSum,
+        rate: &Rate,
+        limits: TransferLimits,
+    ) -> Result<u64, TransferError> {
+        let (dir, of) = (self.dir.to_owned(), file.clone());
+        let part = blocking(move || Part::open(&dir, of)).await?;
+        let part = Arc::new(part);
+        let lengths = part.missing.iter().map(|chunk| file.range(*chunk).1 as u64);
+        let needed = lengths.sum::<u64>();
+        check_space(self.dir, needed, limits)?;
+        let (mut fetches, mut missing) = (JoinSet::new(), part.missing.clone().into_iter());
+        loop {
+            while fetches.len() < AT_ONCE
+                && let Some(chunk) = missing.next()
+            {
+                let (_, len) = file.range(chunk);
+                rate.take(len as u64).await;
+                let (source, part) = (source.clone(), Arc::clone(&part));
+                let path = format!("/cluster/files/{}/{}/{chunk}", self.key, file.name);
+                let key = self.key.to_owned();
+                fetches.spawn(async move { part.fetch(&source, &key, path, chunk).await });
+            }
+            match fetches.join_next().await {
+                None => break,
+                Some(Ok(done)) => done?,
+                Some(Err(why)) => return Err(part.failed(why.into())),
+            }
+        }
+        blocking(move || part.publish()).await?;
+        Ok(needed)
+    }
+}
+
+/// A file that is not complete.
+#[derive(Debug)]
+struct Part {
+    file: File,
+    path: PathBuf,
+    place: PathBuf,
+    sum: FileSum,
+    /// Chunks that have another content than the list says.
+    missing: Vec<usize>,
+    /// All that is not fetched is holes.
+    is_new: bool,
+}
+
+impl Part {
+    /// Opens what an earlier attempt has left, and finds out what is missing.
+    fn open(dir: &Path, sum: FileSum) -> Result<Self, TransferError> {
+        let place = dir.join(&sum.name);
+        let path = dir.join(format!("{}{PART}", sum.name));
+        let failed = |source| TransferError::Io {
+            path: path.clone(),
+            source,
+        };
+        private_dir(dir).map_err(failed)?;
+        // It may be whole, but of another list.
+        match fs::rename(&place, &path) {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(failed(why)),
+            _ => {}
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        options.mode(0o600).custom_flags(O_NOFOLLOW);
+        let file = options.open(&path).map_err(failed)?;
+        let had = file.metadata().map_err(failed)?.len();
+        let mut is_new = had == 0;
+        file.set_len(sum.bytes).map_err(failed)?;
+        let data = sum.data();
+        let missing = if is_new {
+            data
+        } else {
+            let missing = sum.wrong_chunks(&file).map_err(failed)?;
+            // Zeros that are not there are not fetched: begin anew.
+            is_new = missing
+                .iter()
+                .any(|chunk| data.binary_search(chunk).is_err());
+            if is_new {
+                let emptied = file.set_len(0).and_then(|()| file.set_len(sum.bytes));
+                emptied.map_err(failed)?;
+                data
+            } else {
+                missing
+            }
+        };
+        Ok(Self {
+            file,
+            path,
+            place,
+            sum,
+            missing,
+            is_new,
+        })
+    }
+
+    async fn fetch(
+        self: Arc<Self>,
+        source: &impl Source,
+        key: &str,
+        path: String,
+        chunk: usize,
+    ) -> Result<(), TransferError> {
+        let (begin, len) = self.sum.range(chunk);
+        for _ in 0..TRIES {
+            let (status, bytes) = source.get(path.clone(), len).await?;
+            let node = source.node().clone();
+            match status {
+                StatusCode::OK => {}
+                StatusCode::NOT_FOUND => {
+                    let key = key.to_owned();
+                    return Err(TransferError::NotOffered { node, key });
+                }
+                other => {
+                    let why = format!("status {other} for a chunk");
+                    return Err(PeerError::Malformed { node, why }.into());
+                }
+            }
+            let (part, wanted) = (Arc::clone(&self), self.sum.chunks[chunk]);
+            let written = move || part.write(&bytes, begin, len, &wanted);
+            if blocking(written).await? {
+                return Ok(());
+            }
+        }
+        Err(TransferError::Corrupt {
+            node: source.node().clone(),
+            file: self.sum.name.clone(),
+            chunk,
+        })
+    }
+
+    /// `false`: the content is not the wanted one, and nothing was written.
+    fn write(
+        &self,
+        bytes: &[u8],
+        begin: u64,
+        len: usize,
+        wanted: &Sum,
+    ) -> Result<bool, TransferError> {
+        if bytes.len() != len || sum_of(bytes) != *wanted {
+            return Ok(false);
+        }
+        let mut at = begin;
+        for block in bytes.chunks(BLOCK) {
+            if !self.is_new || block.iter().any(|byte| *byte != 0) {
+                let written = self.file.write_all_at(block, at);
+                written.map_err(|why| self.failed(why))?;
+            }
+            at += block.len() as u64;
+        }
+        Ok(true)
+    }
+
+    fn publish(&self) -> Result<(), TransferError> {
+        let dir = self.place.parent().unwrap_or(Path::new("/"));
+        let synced = self.file.sync_all();
+        let placed = synced.and_then(|()| fs::rename(&self.path, &self.place));
+        placed
+            .and_then(|()| sync_dir(dir))
+            .map_err(|why| self.failed(why))
+    }
+
+    fn failed(&self, source: io::Error) -> TransferError {
+        if pool::is_full(&source) {
+            let needed = self.sum.size();
+            return TransferError::NoSpace { needed };
+        }
+        TransferError::Io {
+            path: self.path.clone(),
+            source,
+        }
+    }
+}
+
+/// What is fetched next must leave the reserve.
+fn check_space(dir: &Path, needed: u64, limits: TransferLimits) -> Result<(), TransferError> {
+    let stat = nix::sys::statvfs::statvfs(dir).map_err(|why| TransferError::Io {
+        path: dir.to_owned(),
+        source: why.into(),
+    })?;
+    let free = stat.blocks_available().saturating_mul(stat.fragment_size());
+    let with_reserve = needed
+        .saturating_add(limits.disk_reserve.0)
+        .saturating_add(CHUNK);
+    if needed > 0 && free < with_reserve {
+        let needed = model::Bytes(needed);
+        return Err(TransferError::NoSpace { needed });
+    }
+    Ok(())
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, TransferError> + Send + 'static,
+) -> Result<T, TransferError> {
+    let lost = |why: tokio::task::JoinError| TransferError::Io {
+        path: PathBuf::new(),
+        source: why.into(),
+    };
+    spawn_blocking(work).await.map_err(lost)?
+}

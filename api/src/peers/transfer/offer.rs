@@ -1,0 +1,146 @@
+//! Files that this node gives to others.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use tokio::sync::{OnceCell, Semaphore};
+
+use super::{FileList, FileSum, Rate, TransferLimits, list::read_chunk};
+
+/// Chunks that are read at the same time, for all nodes together.
+const READS: usize = 4;
+
+/// All files that are offered. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Offers(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    offers: Mutex<BTreeMap<String, Arc<Offer>>>,
+    reads: Semaphore,
+    rate: Rate,
+}
+
+#[derive(Debug)]
+struct Offer {
+    /// Open, so that they can be read until the end, also if they are removed.
+    files: Vec<(String, File)>,
+    list: OnceCell<FileList>,
+}
+
+/// Files are offered as long as this value exists.
+#[derive(Debug)]
+pub(crate) struct Offered {
+    key: String,
+    offer: Weak<Offer>,
+    offers: Offers,
+}
+
+impl Offers {
+    pub(crate) fn new(limits: TransferLimits) -> Self {
+        Self(Arc::new(Inner {
+            offers: Mutex::default(),
+            reads: Semaphore::new(READS),
+            rate: Rate::new(limits.rate),
+        }))
+    }
+
+    /// Offers files, which must not change, under a key of letters, digits and `-`. Another offer of this key ends.
+    pub(crate) fn offer(&self, key: &str, files: Vec<(String, File)>) -> Offered {
+        let offer = Arc::new(Offer {
+            files,
+            list: OnceCell::new(),
+        });
+        let offered = Offered {
+            key: key.to_owned(),
+            offer: Arc::downgrade(&offer),
+            offers: self.clone(),
+        };
+        self.lock().insert(key.to_owned(), offer);
+        offered
+    }
+
+    /// The files of an offer with their sums, which are computed when they are first asked for. `None`: there is no such
+    /// offer.
+    ///
+    /// # Errors
+    /// Returns an error if a file cannot be read, or the files are beyond the limits of a list.
+    pub(crate) async fn list(&self, key: &str) -> io::Result<Option<FileList>> {
+        let Some(offer) = self.get(key) else {
+            return Ok(None);
+        };
+        let sum = || {
+            let offer = Arc::clone(&offer);
+            async move { tokio::task::spawn_blocking(move || offer.sum()).await? }
+        };
+        offer.list.get_or_try_init(sum).await.cloned().map(Some)
+    }
+
+    /// A chunk of an offered file. `None`: there is no such chunk.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be read.
+    pub(crate) async fn chunk(
+        &self,
+        key: &str,
+        name: &str,
+        chunk: usize,
+    ) -> io::Result<Option<Vec<u8>>> {
+        let _turn = self.0.reads.acquire().await.map_err(io::Error::other)?;
+        let Some((offer, list)) = self.get(key).zip(self.list(key).await?) else {
+            return Ok(None);
+        };
+        let found = list.get(name).filter(|file| chunk < file.chunks.len());
+        let Some((begin, len)) = found.map(|file| file.range(chunk)) else {
+            return Ok(None);
+        };
+        self.0.rate.take(len as u64).await;
+        let name = name.to_owned();
+        let read = tokio::task::spawn_blocking(move || {
+            let file = offer.files.iter().find(|(other, _)| *other == name);
+            file.map(|(_, file)| read_chunk(file, begin, len))
+                .transpose()
+        });
+        read.await?
+    }
+
+    fn get(&self, key: &str) -> Option<Arc<Offer>> {
+        self.lock().get(key).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Offer>>> {
+        self.0.offers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Offer {
+    fn sum(&self) -> io::Result<FileList> {
+        let sums = self
+            .files
+            .iter()
+            .map(|(name, file)| FileSum::of(name, file));
+        let sums: Vec<_> = sums.collect::<io::Result<_>>()?;
+        FileList::try_from(sums).map_err(io::Error::other)
+    }
+}
+
+impl Offered {
+    #[must_use]
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+}
+
+impl Drop for Offered {
+    fn drop(&mut self) {
+        let mut offers = self.offers.lock();
+        let is_this = |offer: &Arc<Offer>| std::ptr::eq(Arc::as_ptr(offer), self.offer.as_ptr());
+        if offers.get(&self.key).is_some_and(is_this) {
+            offers.remove(&self.key);
+        }
+    }
+}

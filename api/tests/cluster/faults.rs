@@ -1,0 +1,253 @@
+//! Faults of nodes, networks, disks and certificates, with real VMs. Part of the whole form only.
+
+use std::{
+    fs,
+    process::Command,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    time::{Duration, SystemTime},
+};
+
+use rcgen::{
+    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType,
+};
+use serde_json::Value;
+
+use crate::{
+    moves::{Loaded, drain, is_empty},
+    service::{id, only, open_all},
+    world::{World, until},
+};
+
+/// Slow, so that a move can be interrupted.
+const SLOW: &[&str] = &["--transfer-rate", "4MiB"];
+
+pub(crate) fn cluster_long_moves_survive_the_loss_of_either_node() {
+    World::run_with(SLOW, |world| {
+        for loser in [Loser::Giver, Loser::Taker] {
+            a_move_is_interrupted(world, loser);
+        }
+        a_full_disk_sends_it_elsewhere(world);
+    });
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Loser {
+    Giver,
+    Taker,
+}
+
+fn a_move_is_interrupted(world: &mut World, loser: Loser) {
+    only(world, 0);
+    let loaded = Loaded::new(&world.nodes[0]);
+    open_all(world);
+    drain(world, 1, 0);
+    let id = loaded.id();
+    until("files arrive", || {
+        world.nodes.iter().any(|node| node.is_incoming(&id))
+    });
+    let taker = world
+        .nodes
+        .iter()
+        .position(|node| node.is_incoming(&id))
+        .unwrap();
+    let at = if loser == Loser::Giver { 0 } else { taker };
+    world.nodes[at].kill();
+    // As long as it is away, no other node has the sandbox twice.
+    assert!(loaded.at(world).len() <= 1, "{loser:?}");
+    world.nodes[at].start();
+    let all = world.nodes.len();
+    until("the node returns", || {
+        let nodes = world.nodes[1].get("/nodes").expect(200).json();
+        nodes
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|n| n["status"] != "unhealthy")
+            .count()
+            == all
+    });
+    // The drain goes on.
+    until("a is empty", || is_empty(world, 0));
+    until("one node has it", || loaded.at(world).len() == 1);
+    until("it goes on", || loaded.state(&world.nodes[0]) == "running");
+    for node in &world.nodes {
+        loaded.check(node);
+    }
+    world.nodes[0]
+        .send("DELETE", &loaded.path(), &Value::Null)
+        .expect(204);
+    open_all(world);
+}
+
+/// The disk of the first taker is full: the sandbox goes on, and then goes to the other one.
+fn a_full_disk_sends_it_elsewhere(world: &World) {
+    only(world, 0);
+    let loaded = Loaded::new(&world.nodes[0]);
+    open_all(world);
+    let incoming = world.nodes[1].state.path().join("incoming");
+    fs::create_dir_all(&incoming).unwrap();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"])
+        .arg(&incoming)
+        .status();
+    assert!(mounted.unwrap().success());
+    drain(world, 1, 0);
+    until("a is empty", || is_empty(world, 0));
+    Command::new("umount").arg(&incoming).status().unwrap();
+    assert_eq!(loaded.at(world), [2]);
+    until("it goes on", || loaded.state(&world.nodes[0]) == "running");
+    loaded.check(&world.nodes[1]);
+    world.nodes[0]
+        .send("DELETE", &loaded.path(), &Value::Null)
+        .expect(204);
+    open_all(world);
+}
+
+pub(crate) fn cluster_long_nodes_return_from_partitions_and_stops() {
+    World::run(|world| {
+        two_nodes_are_away_and_return(world);
+        an_expired_certificate_opens_nothing(world);
+    });
+}
+
+/// b is stopped, and what etcd sends to c is lost, for longer than their leases. Their VMs go on.
+fn two_nodes_are_away_and_return(world: &World) {
+    only(world, 1);
+    let at_b = Loaded::new(&world.nodes[0]);
+    only(world, 2);
+    let at_c = Loaded::new(&world.nodes[0]);
+    open_all(world);
+    let [a, b, c] = [0, 1, 2].map(|at| &world.nodes[at]);
+    c.run("nft", "add table inet part");
+    c.run(
+        "nft",
+        "add chain inet part in { type filter hook input priority 0 ; }",
+    );
+    c.run("nft", "add rule inet part in tcp sport 2379 drop");
+    b.signal("-STOP");
+    a.until_all(2, "unhealthy");
+    for away in [&at_b, &at_c] {
+        let refused = a.get(&away.path()).expect(502);
+        assert!(refused.text().contains("is away"), "{}", refused.text());
+    }
+    // It serves what it has, and takes nothing.
+    at_c.check(c);
+    let made = a.ask().expect(201);
+    assert_eq!(made.header("x-cube-node"), Some("a"));
+    drain(world, 0, 0);
+    until("nothing can move", || {
+        let node = a.get("/nodes/a").expect(200).json();
+        node["stuck"]
+            .as_array()
+            .is_some_and(|stuck| stuck.len() == 1)
+    });
+    b.signal("-CONT");
+    c.run("nft", "delete table inet part");
+    until("both return, and the drain goes on", || is_empty(world, 0));
+    a.until_all(2, "ready");
+    for loaded in [&at_b, &at_c] {
+        loaded.check(a);
+        assert_eq!(loaded.at(world).len(), 1);
+        a.send("DELETE", &loaded.path(), &Value::Null).expect(204);
+    }
+    let path = format!("/sandboxes/{}", id(&made.json()));
+    a.send("DELETE", &path, &Value::Null).expect(204);
+    open_all(world);
+}
+
+/// A certificate for the name of a member, by the right authority, that has expired an hour ago.
+fn an_expired_certificate_opens_nothing(world: &World) {
+    let dir = world.nodes[0].state.path().join("cluster");
+    let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
+    let subject = Command::new("openssl")
+        .args(["x509", "-noout", "-subject", "-nameopt", "RFC2253", "-in"])
+        .arg(dir.join("ca.crt"))
+        .output()
+        .unwrap();
+    let subject = String::from_utf8(subject.stdout).unwrap();
+    let name = subject.trim().strip_prefix("subject=CN=").unwrap();
+    let named = |name: &str| {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params
+    };
+    let issuer = Issuer::new(named(name), KeyPair::from_pem(&read("ca.key")).unwrap());
+    let member = "b.node.cube.internal";
+    let key = KeyPair::generate().unwrap();
+    let hour = Duration::from_secs(3600);
+    let status = |expires: SystemTime| {
+        let mut leaf = named(member);
+        leaf.subject_alt_names = vec![SanType::DnsName(member.try_into().unwrap())];
+        leaf.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        leaf.not_before = (SystemTime::now() - 24 * hour).into();
+        leaf.not_after = expires.into();
+        let pem = leaf.signed_by(&key, &issuer).unwrap().pem();
+        let file = dir.join("test.pem");
+        fs::write(&file, format!("{pem}{}", key.serialize_pem())).unwrap();
+        let answer = Command::new("curl")
+            .args([
+                "-s",
+                "-k",
+                "-o",
+                "/dev/null",
+                "-w",
+                "%{http_code}",
+                "--cert",
+            ])
+            .arg(&file)
+            .arg(format!(
+                "https://{}:3001/cluster/state",
+                world.nodes[0].address.ip()
+            ))
+            .output()
+            .unwrap();
+        String::from_utf8(answer.stdout).unwrap()
+    };
+    assert_eq!(status(SystemTime::now() + hour), "200");
+    let refused = status(SystemTime::now() - hour);
+    assert!(refused == "000" || refused == "403", "{refused}");
+}
+
+/// `cube-api reload` on one node after the other, while clients create, use and end sandboxes at all of them.
+pub(crate) fn cluster_long_an_upgrade_of_all_nodes_fails_no_create() {
+    World::run(|world| {
+        let (ends, made) = (AtomicBool::new(false), AtomicU32::new(0));
+        let addresses: Vec<_> = world.nodes.iter().map(|node| node.client()).collect();
+        std::thread::scope(|scope| {
+            for client in &addresses {
+                let (ends, made) = (&ends, &made);
+                scope.spawn(move || {
+                    while !ends.load(Ordering::Relaxed) {
+                        let sandbox = client.ask().expect(201).json();
+                        assert_eq!(client.exec(&sandbox, "echo up").unwrap(), "up\n");
+                        let path = format!("/sandboxes/{}", id(&sandbox));
+                        client.send("DELETE", &path, &Value::Null).expect(204);
+                        made.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                for node in &mut world.nodes {
+                    let before = made.load(Ordering::Relaxed);
+                    node.reload();
+                    until("creates go on", || {
+                        made.load(Ordering::Relaxed) > before + 3
+                    });
+                }
+            }));
+            ends.store(true, Ordering::Relaxed);
+            ended.unwrap();
+        });
+        println!(
+            "creates during three reloads: {}",
+            made.load(Ordering::Relaxed)
+        );
+        for node in &world.nodes {
+            node.until_all(3, "ready");
+        }
+    });
+}

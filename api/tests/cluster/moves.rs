@@ -1,0 +1,188 @@
+//! Sandboxes that move.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use crate::{
+    service::{id, only, open_all},
+    world::{Node, World, until},
+};
+
+/// Data on the disk, a value in memory and a process, whose id it prints.
+const FILL: &str = "echo disk > ~/kept; head -c 3000000 /dev/urandom > ~/big; sync; echo memory > /dev/shm/kept; \
+                    sleep 100000 </dev/null >/dev/null 2>&1 & echo $!";
+
+/// A sandbox with something to lose.
+pub(crate) struct Loaded {
+    pub(crate) sandbox: Value,
+    pid: String,
+    sum: String,
+}
+
+impl Loaded {
+    pub(crate) fn new(node: &Node) -> Self {
+        let sandbox = node.ask().expect(201).json();
+        let pid = node.exec(&sandbox, FILL).unwrap().trim().to_owned();
+        let sum = node.exec(&sandbox, "md5sum ~/big").unwrap();
+        Self { sandbox, pid, sum }
+    }
+
+    pub(crate) fn id(&self) -> String {
+        id(&self.sandbox)
+    }
+
+    pub(crate) fn path(&self) -> String {
+        format!("/sandboxes/{}", self.id())
+    }
+
+    /// Nothing is lost, seen from this node.
+    pub(crate) fn check(&self, node: &Node) {
+        let script = format!(
+            "cat ~/kept /dev/shm/kept; md5sum ~/big; kill -0 {}; hostname",
+            self.pid
+        );
+        let found = node.exec(&self.sandbox, &script).unwrap();
+        let expected = format!("disk\nmemory\n{}{}\n", self.sum, self.id());
+        assert_eq!(found, expected, "at {}", node.name);
+    }
+
+    pub(crate) fn state(&self, node: &Node) -> String {
+        let detail = node.get(&self.path()).expect(200).json();
+        detail["state"].as_str().unwrap().to_owned()
+    }
+
+    /// The nodes that have it on disk.
+    pub(crate) fn at(&self, world: &World) -> Vec<usize> {
+        let all = world.nodes.iter().enumerate();
+        let has = all.filter(|(_, node)| node.has(&self.id()));
+        has.map(|(at, _)| at).collect()
+    }
+}
+
+pub(crate) fn drain(world: &World, by: usize, at: usize) {
+    let path = format!("/nodes/{}", world.nodes[at].name);
+    let body = json!({"status": "draining", "move": true});
+    world.nodes[by].send("POST", &path, &body).expect(204);
+}
+
+pub(crate) fn is_empty(world: &World, at: usize) -> bool {
+    let node = &world.nodes[at];
+    let seen = node
+        .get(&format!("/nodes/{}", node.name))
+        .expect(200)
+        .json();
+    seen["sandboxCount"] == 0 && seen["pausedCount"] == 0
+}
+
+pub(crate) fn cluster_a_drained_node_gives_its_sandboxes_away() {
+    World::run(|world| {
+        let (running, paused) = filled(world);
+        a_drain_moves_both(world, &running, &paused);
+        a_moved_sandbox_lives_on(world, &running);
+        one_that_no_node_can_take_stays(world);
+    });
+}
+
+fn filled(world: &World) -> (Loaded, Loaded) {
+    only(world, 0);
+    let (running, paused) = (Loaded::new(&world.nodes[0]), Loaded::new(&world.nodes[1]));
+    let pause = format!("{}/pause", paused.path());
+    world.nodes[2].send("POST", &pause, &json!({})).expect(204);
+    open_all(world);
+    (running, paused)
+}
+
+fn a_drain_moves_both(world: &World, running: &Loaded, paused: &Loaded) {
+    let [a, b, c] = [0, 1, 2].map(|at| &world.nodes[at]);
+    a.send(
+        "POST",
+        "/nodes/a",
+        &json!({"status": "ready", "move": true}),
+    )
+    .expect(400);
+    let before = a.get(&running.path()).expect(200).json();
+    let began = Instant::now();
+    drain(world, 1, 0);
+    until("a is empty", || is_empty(world, 0));
+    println!("drain of two sandboxes: {:?}", began.elapsed());
+    for loaded in [running, paused] {
+        let at = loaded.at(world);
+        assert!(at.len() == 1 && at != [0], "{at:?}");
+    }
+    until("the running one goes on", || running.state(b) == "running");
+    let after = a.get(&running.path()).expect(200).json();
+    for field in ["metadata", "endAt", "startedAt", "templateID"] {
+        assert_eq!(after[field], before[field], "{field}");
+    }
+    for node in [a, b, c] {
+        running.check(node);
+        assert_eq!(paused.state(node), "paused");
+    }
+    let list = a
+        .get("/v2/sandboxes?state=running,paused")
+        .expect(200)
+        .json();
+    assert_eq!(list.as_array().unwrap().len(), 2, "{list}");
+    let metrics = a.get("/metrics").text();
+    assert!(
+        metrics.contains("cube_cluster_moves_total{outcome=\"given\"} 2"),
+        "{metrics}"
+    );
+    // Its own token, by a node that has never had it.
+    let connect = format!("{}/connect", paused.path());
+    a.send("POST", &connect, &json!({"timeout": 60}))
+        .expect(201);
+    for node in [a, b, c] {
+        paused.check(node);
+    }
+    a.send("DELETE", &paused.path(), &Value::Null).expect(204);
+    for node in [a, b, c] {
+        node.get(&paused.path()).expect(404);
+    }
+    until("its record is gone", || world.owners() == 1);
+    open_all(world);
+}
+
+/// Pauses, resumes, timeouts, a second move, and the end.
+fn a_moved_sandbox_lives_on(world: &World, moved: &Loaded) {
+    let [a, b, c] = [0, 1, 2].map(|at| &world.nodes[at]);
+    let path = moved.path();
+    for node in [a, b, c] {
+        node.send("POST", &format!("{path}/pause"), &json!({}))
+            .expect(204);
+        assert_eq!(moved.state(c), "paused");
+        let connect = format!("{path}/connect");
+        node.send("POST", &connect, &json!({"timeout": 90}))
+            .expect(201);
+        moved.check(node);
+    }
+    let from = moved.at(world)[0];
+    drain(world, (from + 1) % 3, from);
+    until("it has moved again", || is_empty(world, from));
+    until("it goes on", || moved.state(a) == "running");
+    assert_ne!(moved.at(world), [from]);
+    for node in [a, b, c] {
+        moved.check(node);
+    }
+    b.send("DELETE", &path, &Value::Null).expect(204);
+    a.get(&path).expect(404);
+    until("its record is gone", || world.owners() == 0);
+    open_all(world);
+}
+
+fn one_that_no_node_can_take_stays(world: &World) {
+    only(world, 0);
+    let loaded = Loaded::new(&world.nodes[0]);
+    drain(world, 0, 0);
+    let a = &world.nodes[0];
+    until("the reason is shown", || {
+        let node = world.nodes[1].get("/nodes/a").expect(200).json();
+        let reason = node["stuck"][0]["reason"].as_str().unwrap_or_default();
+        reason.contains("no other node is ready")
+    });
+    assert_eq!(loaded.state(a), "running");
+    loaded.check(a);
+    a.send("DELETE", &loaded.path(), &Value::Null).expect(204);
+    open_all(world);
+}

@@ -1,0 +1,142 @@
+//! Taking over a paused sandbox whose files another server has written.
+
+use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
+
+use model::MANIFEST_NAME;
+use vmm_control::files::{Home, Lineage, Size};
+
+use crate::{
+    Claim, PauseMode, PoolError,
+    durable::{sync_dir, sync_files},
+    images::{Images, sum_of_manifest},
+    manifest::Manifest,
+    record::{Kept, Record, SlotDir},
+    spec::MAX_NOTE,
+    store::Store,
+    vmms::is_sha256,
+};
+
+const WHAT: &str = "take over the paused sandbox";
+
+#[derive(Debug)]
+pub(crate) struct TakePlan {
+    /// Where the files have arrived.
+    pub(crate) from: SlotDir,
+    pub(crate) to: SlotDir,
+    /// `None`: the files are only checked.
+    pub(crate) claim: Option<Claim>,
+    /// Admits the files of the pause.
+    pub(crate) store: Store,
+    pub(crate) host_boot_id: String,
+}
+
+impl TakePlan {
+    /// Checks the files. With a claim, moves them and returns the record.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Failed`] or [`PoolError::NoSpace`].
+    pub(crate) fn run(self) -> Result<Option<Box<Record>>, PoolError> {
+        let mut record = self
+            .checked()
+            .map_err(|why| PoolError::Failed { what: WHAT, why })?;
+        if self.claim.is_none() {
+            return Ok(None);
+        }
+        record.claim = self.claim.clone();
+        let moved = self.commit(&record);
+        moved.map_err(|e| PoolError::of_disk(WHAT, &e))?;
+        Ok(Some(Box::new(record)))
+    }
+
+    /// The record of the pause as this server keeps it: with the paths of its own files, and without a process.
+    fn checked(&self) -> Result<Record, String> {
+        let mut record = self.from.read_pause()?;
+        let Kept::Paused(mode) = record.kept else {
+            return Err("the record is not that of a pause".to_owned());
+        };
+        if record.note.len() > MAX_NOTE {
+            return Err(format!("the note has {} bytes", record.note.len()));
+        }
+        let (root, size, home) = match mode {
+            PauseMode::Memory => {
+                let checked = self.store.check(&self.from.pause())?;
+                let base = checked.base.ok_or("the pause has no base")?;
+                let size = Size {
+                    memory: checked.manifest.memory,
+                    vcpus: checked.manifest.vcpus,
+                };
+                let home = home(&base).map_err(|e| format!("{}: {e}", base.display()))?;
+                (checked.root, size, Some(home))
+            }
+            PauseMode::FilesystemOnly => {
+                let base = base(&record, &self.from.pause())?;
+                let root = self
+                    .store
+                    .images()
+                    .dir()
+                    .join(base)
+                    .join(crate::images::ROOT);
+                let size = Size {
+                    memory: record.template.memory,
+                    vcpus: record.template.vcpus,
+                };
+                (self.store.admit(&root)?, size, None)
+            }
+        };
+        let of_template = (record.template.memory, record.template.vcpus);
+        if of_template != (size.memory, size.vcpus) {
+            return Err("the record and the manifest have different sizes".to_owned());
+        }
+        record.boot = Images::boot_files(&root);
+        record.lineage = Some(Lineage { root, size, home });
+        record.host_boot_id.clone_from(&self.host_boot_id);
+        (record.vmm, record.tap, record.user) = (None, None, None);
+        Ok(record)
+    }
+
+    /// Makes the directory the sandbox's. When this returns, that survives a crash of the host.
+    fn commit(&self, record: &Record) -> io::Result<()> {
+        sync_files(&self.from.pause())?;
+        self.from.rewrite_pause(record)?;
+        fs::rename(self.from.path(), self.to.path())?;
+        for dir in [self.to.path(), self.from.path()] {
+            sync_dir(dir.parent().unwrap_or(dir))?;
+        }
+        Ok(())
+    }
+}
+
+fn home(base: &Path) -> io::Result<Home> {
+    let manifest = fs::metadata(base.join(MANIFEST_NAME))?;
+    Ok(Home {
+        dir: base.to_owned(),
+        manifest: (manifest.dev(), manifest.ino()),
+    })
+}
+
+/// SHA-256 of the manifest of the template whose files a sandbox needs; `dir` is that of its pause, if it is paused.
+///
+/// # Errors
+/// Returns a message for people if the pause has a base that other servers cannot have, or none.
+pub(crate) fn base(record: &Record, dir: &Path) -> Result<String, String> {
+    let base = match record.kept {
+        Kept::Paused(PauseMode::Memory) => {
+            Manifest::read(dir)?.base.map(|base| base.manifest_sha256)
+        }
+        Kept::Paused(PauseMode::FilesystemOnly) => {
+            let dir = record.boot.as_ref().and_then(|boot| boot.root.parent());
+            let name = dir.and_then(Path::file_name).and_then(|name| name.to_str());
+            name.map(str::to_owned)
+        }
+        // A pause of it will be a diff of this template.
+        Kept::Nobody | Kept::Running => {
+            let home = record
+                .lineage
+                .as_ref()
+                .and_then(|lineage| lineage.home.as_ref());
+            home.and_then(|home| sum_of_manifest(&home.dir).ok())
+        }
+    };
+    let base = base.filter(|base| is_sha256(base));
+    base.ok_or_else(|| "it does not depend on a template that other servers have".to_owned())
+}
