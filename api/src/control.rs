@@ -20,6 +20,7 @@ mod network;
 mod nodes;
 mod paging;
 mod query;
+mod reports;
 mod sandboxes;
 mod secrets;
 mod server;
@@ -83,6 +84,8 @@ pub struct Control {
     /// `None`: this server is alone.
     pub peers: Option<Peers>,
     pub state_dir: PathBuf,
+    /// Directory of benchmark runs. `None`: there is none.
+    pub reports: Option<PathBuf>,
     /// Value of `domain` in answers. `None`: `domain` is omitted, and clients use the domain that they are configured
     /// with.
     pub domain: Option<String>,
@@ -210,6 +213,7 @@ pub fn endpoints() -> Vec<Endpoint> {
     all.extend(secrets::endpoints());
     all.extend(nodes::endpoints());
     all.extend(server::endpoints());
+    all.extend(reports::endpoints());
     all.extend(unsupported::endpoints());
     all
 }

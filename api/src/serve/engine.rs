@@ -164,6 +164,7 @@ impl Engine {
             node: node.clone(),
             peers: peers.clone(),
             state_dir: state,
+            reports: spec.reports.clone(),
             domain: spec.domain.clone(),
             network,
             max_timeout_s: spec.max_timeout_s,

@@ -10,6 +10,7 @@
 //! proven; or a unit test fails, with this property if one is given. Any other result fails this task. Without a mutation, the same classes and tests must pass.
 
 use std::{
+    collections::HashSet,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -202,12 +203,41 @@ fn failing(proof: &Proof) -> String {
     cases.join(" ")
 }
 
-impl MutationTree<'_> {
-    /// Replaces the copy with all files that git tracks, and untracked files that it does not ignore.
-    fn copy_sources(&self) -> Result<()> {
-        if self.tree.exists() {
-            fs::remove_dir_all(&self.tree)?;
+/// Copies a file, if it exists, unless the copy has the same content.
+fn copy_changed(from: &Path, to: &Path) -> Result<()> {
+    if !from.is_file() {
+        return Ok(());
+    }
+    let content = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+    if fs::read(to).is_ok_and(|copied| copied == content) {
+        return Ok(());
+    }
+    if let Some(dir) = to.parent() {
+        fs::create_dir_all(dir)?;
+    }
+    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+    // `fs::copy` keeps no time, so the copy is new to cargo.
+    Ok(())
+}
+
+/// Removes the files below `dir` whose paths below `tree` are not in `files`.
+fn remove_others(tree: &Path, dir: &Path, files: &HashSet<&Path>) -> Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() && !path.is_symlink() {
+            remove_others(tree, &path, files)?;
+        } else if !files.contains(path.strip_prefix(tree)?) {
+            fs::remove_file(&path)?;
         }
+    }
+    Ok(())
+}
+
+impl MutationTree<'_> {
+    /// Makes the copy have all files that git tracks, and untracked files that it does not ignore. A file with the same
+    /// content is left alone: one that a mutation was removed from is newer than what was built with the mutation, and
+    /// cargo must notice.
+    fn copy_sources(&self) -> Result<()> {
         let mut list = Command::new("git");
         list.current_dir(self.workspace.root()).args([
             "ls-files",
@@ -215,23 +245,12 @@ impl MutationTree<'_> {
             "--others",
             "--exclude-standard",
         ]);
-        for file in tool::output(&mut list)?.lines() {
-            let (from, to) = (self.workspace.root().join(file), self.tree.join(file));
-            if !from.is_file() {
-                continue;
-            }
-            if let Some(dir) = to.parent() {
-                fs::create_dir_all(dir)?;
-            }
-            // Keep the modification time, so that cargo rebuilds only the mutated crate.
-            fs::copy(&from, &to)?;
-            let time = fs::metadata(&from)?.modified()?;
-            fs::File::options()
-                .write(true)
-                .open(&to)?
-                .set_modified(time)?;
+        let list = tool::output(&mut list)?;
+        let files: HashSet<&Path> = list.lines().map(Path::new).collect();
+        for file in &files {
+            copy_changed(&self.workspace.root().join(file), &self.tree.join(file))?;
         }
-        Ok(())
+        remove_others(&self.tree, &self.tree, &files)
     }
 
     /// Checks that the cases and tests used as detectors pass on the original sources.
@@ -379,6 +398,26 @@ impl MutationTree<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copy_that_is_the_same_keeps_its_time_and_one_too_many_goes() {
+        let (from, tree) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (source, copy) = (from.path().join("a"), tree.path().join("b/a"));
+        let time = || fs::metadata(&copy).unwrap().modified().unwrap();
+        fs::write(&source, "1").unwrap();
+        copy_changed(&source, &copy).unwrap();
+        let first = time();
+        copy_changed(&source, &copy).unwrap();
+        assert_eq!(time(), first);
+        fs::write(&copy, "a mutation").unwrap();
+        copy_changed(&source, &copy).unwrap();
+        assert_eq!(fs::read_to_string(&copy).unwrap(), "1");
+        assert!(time() >= first);
+        let listed = HashSet::from([Path::new("b/a")]);
+        fs::write(tree.path().join("c"), "").unwrap();
+        remove_others(tree.path(), tree.path(), &listed).unwrap();
+        assert!(copy.exists() && !tree.path().join("c").exists());
+    }
 
     #[test]
     fn every_mutation_applies_to_the_sources() {

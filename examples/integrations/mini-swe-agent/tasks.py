@@ -4,7 +4,8 @@ forks of a prepared sandbox for its rollouts. All rollouts of all tasks run at t
     python tasks.py --tasks 100 --rollouts 1
 
 The tasks are made here: a repository with a wrong function and a hidden test. A rollout is a policy with a list of patches, of
-which the last is right; its reward is the test's result. Figures go to standard error.
+which the last is right; its reward is the test's result. Figures go to standard error, as one line of JSON. `memory_mib` is what
+the host had less of at the worst moment, if the server is on this host.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import pathlib
 import statistics
 import sys
 import tempfile
+import threading
 import time
 
 # Before the import, which prints otherwise.
@@ -72,6 +74,30 @@ def timed(results: list, work, *arguments):
     return value
 
 
+class Memory:
+    """The most memory that the host has had less than at the beginning."""
+
+    def __enter__(self):
+        self.begin = self.least = self.available()
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.watch)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+
+    def watch(self) -> None:
+        while not self.over.wait(0.2):
+            self.least = min(self.least, self.available())
+
+    def available(self) -> int:
+        """In MiB. See proc(5)."""
+        lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) >> 10
+
+
 def prepare(task: Task) -> CubeEnvironment:
     environment = CubeEnvironment(template=task.name, cwd="/home/user/repo", timeout=120)
     # Whatever is slow and the same for all rollouts belongs here.
@@ -88,6 +114,15 @@ def rollout(task: Task, environment: CubeEnvironment, number: int) -> float:
             raise RuntimeError(done["output"])
     environment.sandbox.files.write("/home/user/repo/hidden_test.py", task.test())
     return float(environment.execute("python3 hidden_test.py")["returncode"] == 0)
+
+
+def guarded(causes: list[str], work, *arguments):
+    """What `work` returns; `None`, and the cause in the list, if it fails."""
+    try:
+        return work(*arguments)
+    except Exception as error:
+        causes.append(f"{type(error).__name__}: {error}"[:200])
+        return None
 
 
 def main() -> None:
@@ -107,25 +142,32 @@ def main() -> None:
     figures["build_all_s"] = round(time.monotonic() - began, 1)
     figures["build_median_s"] = round(statistics.median(builds), 2)
 
-    began = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        prepared = list(pool.map(prepare, tasks))
-        figures["create_and_prepare_all_s"] = round(time.monotonic() - began, 2)
-        forking: list[float] = []
-        fork = lambda environment: timed(forking, environment.fork, options.rollouts)
+    failures: list[str] = []
+    with Memory() as memory:
         began = time.monotonic()
-        forks = list(pool.map(fork, prepared))
-        figures["fork_all_s"] = round(time.monotonic() - began, 2)
-        figures["fork_median_s"] = round(statistics.median(forking), 3)
-    running = [(task, environment, n) for task, all in zip(tasks, forks) for n, environment in enumerate(all)]
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            prepared = list(pool.map(prepare, tasks))
+            figures["create_and_prepare_all_s"] = round(time.monotonic() - began, 2)
+            forking: list[float] = []
+            fork = lambda environment: timed(forking, environment.fork, options.rollouts)
+            began = time.monotonic()
+            forks = list(pool.map(fork, prepared))
+            figures["fork_all_s"] = round(time.monotonic() - began, 2)
+            figures["fork_median_s"] = round(statistics.median(forking), 3)
+        running = [(task, environment, n) for task, all in zip(tasks, forks) for n, environment in enumerate(all)]
 
-    episodes: list[float] = []
-    began = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(min(count, 128)) as pool:
-        rewards = list(pool.map(lambda one: timed(episodes, rollout, *one), running))
-    figures["episodes_all_s"] = round(time.monotonic() - began, 2)
-    figures["episode_median_s"] = round(statistics.median(episodes), 2)
-    figures["episodes_per_s"] = round(count / (time.monotonic() - began), 1)
+        episodes: list[float] = []
+        began = time.monotonic()
+        with concurrent.futures.ThreadPoolExecutor(min(count, 128)) as pool:
+            episode = lambda one: guarded(failures, timed, episodes, rollout, *one)
+            rewards = list(pool.map(episode, running))
+        took = time.monotonic() - began
+    figures["sandboxes_at_once"] = len(prepared) + len(running)
+    figures["episodes_all_s"] = round(took, 2)
+    figures["episode_median_s"] = round(statistics.median(episodes), 2) if episodes else None
+    figures["episodes_per_s"] = round(len(episodes) / took, 1)
+    figures["failures"] = len(failures)
+    figures["memory_mib"] = memory.begin - memory.least if "127.0.0.1" in os.environ["E2B_API_URL"] else None
 
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         list(pool.map(CubeEnvironment.stop, [*prepared, *(environment for _, environment, _ in running)]))
@@ -134,6 +176,8 @@ def main() -> None:
     expected = [float((n + task.number) % 2) for task, _, n in running]
     print(f"{options.tasks} templates, {count} rollouts at once")
     print("rewards as expected:", rewards == expected)
+    for cause in failures:
+        print("failure:", cause)
     print(json.dumps(figures), file=sys.stderr)
 
 
