@@ -103,6 +103,16 @@ impl Detection {
 }
 
 impl Mutation {
+    /// Whether the name has this part, or the class of cases or the package of tests that must detect it is this.
+    fn is_named(&self, part: &str) -> bool {
+        self.name.contains(part) || self.detector() == part
+    }
+
+    /// Whether only `cube-egress` has to be built with it: `cube-api` uses nothing of that crate that forwards traffic.
+    fn is_in_proxy(&self) -> bool {
+        self.file.starts_with("egress")
+    }
+
     /// The class of cases or the package of tests that must detect this mutation.
     fn detector(&self) -> &str {
         match (&self.class, &self.test) {
@@ -117,6 +127,13 @@ impl Mutation {
 /// tests that ran.
 type MutationResult = (Option<Detection>, String);
 
+/// The programs that the prover runs.
+#[derive(Debug)]
+struct Built {
+    api: PathBuf,
+    egress: PathBuf,
+}
+
 /// A copy of the sources in which mutations are applied and built.
 #[derive(Debug)]
 struct MutationTree<'a> {
@@ -130,7 +147,7 @@ struct MutationTree<'a> {
     log: PathBuf,
 }
 
-/// Runs the mutations whose names contain `only`, or all mutations if it is `None`. Returns true if each was detected
+/// Runs the mutations that `only` names, or all mutations if it is `None`. Returns true if each was detected
 /// in the expected way.
 pub(crate) fn run(
     workspace: &Workspace,
@@ -142,11 +159,11 @@ pub(crate) fn run(
     let chosen: Vec<&Mutation> = list
         .mutation
         .iter()
-        .filter(|mutation| only.is_none_or(|part| mutation.name.contains(part)))
+        .filter(|mutation| only.is_none_or(|part| mutation.is_named(part)))
         .collect();
     ensure!(
         !chosen.is_empty(),
-        "no name of a mutation in {path} contains {only:?}"
+        "no mutation in {path} has {only:?} in its name or is detected by it"
     );
     // Unit tests need none.
     let binaries = if classes(&chosen).is_empty() {
@@ -257,7 +274,8 @@ impl MutationTree<'_> {
     fn pass_unmutated(&self, chosen: &[&Mutation], progress: Progress) -> Result<()> {
         let classes = classes(chosen);
         if !classes.is_empty() {
-            let built = progress.stage("unmutated", || self.build())?;
+            let in_proxy = chosen.iter().all(|mutation| mutation.is_in_proxy());
+            let built = progress.stage("unmutated", || self.build(in_proxy))?;
             let (code, proof) = self.prove(&built, &classes)?;
             let failing = failing(&proof);
             ensure!(
@@ -309,24 +327,35 @@ impl MutationTree<'_> {
         cargo
     }
 
-    /// Builds `cube-api` and `cube-egress` from the copy. Returns their directory.
-    fn build(&self) -> Result<PathBuf> {
-        let packages = ["build", "--package", "api", "--package", "egress"];
-        tool::run(self.cargo().args(packages), &self.log)?;
-        Ok(self.target.join("debug"))
+    /// Builds `cube-egress` from the copy, and `cube-api` unless the mutation is in the proxy alone.
+    fn build(&self, in_proxy: bool) -> Result<Built> {
+        let mut cargo = self.cargo();
+        cargo.args(["build", "--package", "egress"]);
+        if !in_proxy {
+            cargo.args(["--package", "api"]);
+        }
+        tool::run(&mut cargo, &self.log)?;
+        let dir = self.target.join("debug");
+        Ok(Built {
+            api: match in_proxy {
+                true => self.binaries.join("cube-api"),
+                false => dir.join("cube-api"),
+            },
+            egress: dir.join("cube-egress"),
+        })
     }
 
-    /// Runs the prover with the server and the proxy in `built`. Returns the prover's exit code and its report.
-    fn prove(&self, built: &Path, classes: &[&str]) -> Result<(i32, Proof)> {
+    /// Runs the prover with this server and proxy. Returns the prover's exit code and its report.
+    fn prove(&self, built: &Built, classes: &[&str]) -> Result<(i32, Proof)> {
         let results = tempfile::tempdir()?;
         let prover = Prover::Isolation;
         let done = prover
             .command(self.workspace, &self.binaries, results.path())
             .args(classes.iter().flat_map(|class| ["--case", class]))
             .arg("--api")
-            .arg(built.join("cube-api"))
+            .arg(&built.api)
             .arg("--egress")
-            .arg(built.join("cube-egress"))
+            .arg(&built.egress)
             .output()
             .context("cannot start cube-bench")?;
         let code = done
@@ -358,7 +387,7 @@ impl MutationTree<'_> {
             original.replacen(&mutation.find, &mutation.replace, 1),
         )?;
         let tried = match (&mutation.class, &mutation.test) {
-            (Some(class), None) => self.by_prover(&mutation.name, class, progress),
+            (Some(class), None) => self.by_prover(mutation, class, progress),
             (None, Some(test)) => self.by_test(&mutation.name, test, progress),
             _ => Err(anyhow!(
                 "{} must have either a class or a test",
@@ -369,8 +398,14 @@ impl MutationTree<'_> {
         tried
     }
 
-    fn by_prover(&self, name: &str, class: &str, progress: Progress) -> Result<MutationResult> {
-        let built = progress.stage(name, || self.build())?;
+    fn by_prover(
+        &self,
+        mutation: &Mutation,
+        class: &str,
+        progress: Progress,
+    ) -> Result<MutationResult> {
+        let name = &mutation.name;
+        let built = progress.stage(name, || self.build(mutation.is_in_proxy()))?;
         let (code, proof) = self.prove(&built, &[class])?;
         let in_class = proof.cases.iter().any(|case| case.class == class);
         ensure!(in_class, "{name}: the prover ran no case of class {class}");
