@@ -30,9 +30,10 @@ pub(crate) const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")
 
 /// The first requirement of this case that this host does not meet, if any.
 pub(crate) fn lack(case: &str) -> Option<String> {
-    let template = match case.contains("interpreter_") {
-        true => "templates/code-interpreter-v1",
-        false => "templates/base",
+    let template = if case.contains("interpreter_") {
+        "templates/code-interpreter-v1"
+    } else {
+        "templates/base"
     };
     test_cases::lack_for_vms(&[("CUBE_ARTIFACTS", template), ("CUBE_BIN", "cube-vmm")])
 }

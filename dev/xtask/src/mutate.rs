@@ -337,9 +337,10 @@ impl MutationTree<'_> {
         tool::run(&mut cargo, &self.log)?;
         let dir = self.target.join("debug");
         Ok(Built {
-            api: match in_proxy {
-                true => self.binaries.join("cube-api"),
-                false => dir.join("cube-api"),
+            api: if in_proxy {
+                self.binaries.join("cube-api")
+            } else {
+                dir.join("cube-api")
             },
             egress: dir.join("cube-egress"),
         })
