@@ -53,7 +53,8 @@ class Task:
 
     def attempts(self) -> list[str]:
         """What the policy writes, in its order."""
-        others = [right for right, _ in OPERATORS if right != self.right]
+        # Neither is what the repository has: an attempt is a commit.
+        others = [right for right, _ in OPERATORS if right not in (self.right, self.wrong)]
         return [f"def compute(a, b):\n    return a {operator} b\n" for operator in [others[0], self.right]]
 
     def build(self, failures: list[str]) -> float:
