@@ -20,6 +20,7 @@ mod network;
 mod nodes;
 mod paging;
 mod query;
+mod reports;
 mod sandboxes;
 mod secrets;
 mod server;
@@ -84,6 +85,8 @@ pub struct Control {
     pub peers: Option<Peers>,
     pub(crate) moves: Option<Moves>,
     pub state_dir: PathBuf,
+    /// Directory of benchmark runs. `None`: there is none.
+    pub reports: Option<PathBuf>,
     /// Value of `domain` in answers. `None`: `domain` is omitted, and clients use the domain that they are configured
     /// with.
     pub domain: Option<String>,
@@ -218,6 +221,7 @@ pub fn endpoints() -> Vec<Endpoint> {
     all.extend(secrets::endpoints());
     all.extend(nodes::endpoints());
     all.extend(server::endpoints());
+    all.extend(reports::endpoints());
     all.extend(unsupported::endpoints());
     all
 }

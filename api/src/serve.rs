@@ -89,6 +89,8 @@ pub struct ServeSpec {
     pub cluster: Option<ClusterSpec>,
     /// Ranges that webhooks may reach although they are denied to sandboxes.
     pub webhook_exceptions: Vec<IpNet>,
+    /// Directory of benchmark runs that the console compares.
+    pub reports: Option<PathBuf>,
 }
 
 /// How templates are built.

@@ -236,6 +236,12 @@ export interface Secret {
   updatedAt: string;
 }
 
+export interface BenchmarkRun {
+  name: string;
+  bytes: number;
+  modifiedAt: string;
+}
+
 export interface Key {
   id: string;
   name: string;

@@ -14,6 +14,7 @@ import * as sandboxes from "./cases/sandboxes.mjs";
 import * as terminal from "./cases/terminal.mjs";
 import * as files from "./cases/files.mjs";
 import * as hostile from "./cases/hostile.mjs";
+import * as builds from "./cases/builds.mjs";
 import * as lists from "./cases/lists.mjs";
 import * as looks from "./cases/looks.mjs";
 
@@ -68,7 +69,7 @@ let browser;
 try {
   browser = await Browser.open(server.url);
   const world = { server, browser, page: browser.page, results, kept: {} };
-  for (const part of [access, sandboxes, terminal, files, hostile, lists, looks]) await run(part.cases, world);
+  for (const part of [access, sandboxes, terminal, files, hostile, builds, lists, looks]) await run(part.cases, world);
 } catch (error) {
   cases.push({ name: "setup", is_good: false, seconds: 0, why: String(error?.stack ?? error) });
   console.error(error);

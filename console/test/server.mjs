@@ -1,7 +1,8 @@
 // A real server with keys, its own state directory, and calls of its API that the cases prepare sandboxes with.
 import { execFileSync, spawn } from "node:child_process";
-import { chmodSync, mkdtempSync, rmSync } from "node:fs";
+import { chmodSync, mkdirSync, mkdtempSync, rmSync } from "node:fs";
 import { join } from "node:path";
+import { Registry } from "./registry.mjs";
 import { until } from "./until.mjs";
 
 const PORT = 3900;
@@ -11,6 +12,8 @@ export class Server {
   constructor() {
     this.state = mkdtempSync("/tmp/console");
     chmodSync(this.state, 0o700);
+    this.reports = join(this.state, "reports");
+    mkdirSync(this.reports);
     this.url = `http://127.0.0.1:${PORT}`;
     this.program = join(process.env.CUBE_BIN, "cube-api");
     const scopes = ["sandboxes:read", "sandboxes:write", "templates:read", "templates:write", "metrics:read"];
@@ -35,10 +38,12 @@ export class Server {
   }
 
   async begin() {
+    this.registry ??= await Registry.start();
     const artifacts = process.env.CUBE_ARTIFACTS;
     const options = ["--listen", `127.0.0.1:${PORT}`, "--state", this.state, "--warm", "0:1", "--uplink", "up0"];
     options.push("--templates", join(artifacts, "templates"), "--vmm", join(process.env.CUBE_BIN, "cube-vmm"));
-    options.push("--images", join(artifacts, "guest"), "--images", join(artifacts, "stages"));
+    options.push("--images", join(artifacts, "guest"), "--images", join(artifacts, "stages"), "--image-userland", join(artifacts, "guest"));
+    options.push("--image-mirror", `registry.test=${this.registry.url}`, "--reports", this.reports);
     // Lines of the log are shown if a case fails.
     this.log = "";
     this.child = spawn(this.program, ["serve", ...options], { stdio: ["ignore", "ignore", "pipe"] });
@@ -66,6 +71,7 @@ export class Server {
     } catch {
       // No sandbox was left.
     }
+    this.registry?.end();
     rmSync(this.state, { recursive: true, force: true });
   }
 

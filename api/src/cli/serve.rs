@@ -153,6 +153,9 @@ pub(super) struct ServeConfig {
     /// Block of the ranges that are denied to sandboxes in which webhooks may be; repeat for more
     #[arg(long, value_name = "CIDR", value_parser = block)]
     webhook_exception: Vec<IpNet>,
+    /// Directory of runs of cube-bench, which the console compares
+    #[arg(long, value_name = "DIR")]
+    reports: Option<PathBuf>,
     /// Collector to which traces of requests are sent by OTLP over HTTP, like http://127.0.0.1:4318
     #[arg(long, value_name = "URL")]
     otlp_endpoint: Option<String>,
@@ -387,6 +390,7 @@ fn check(
         node,
         cluster,
         webhook_exceptions: config.webhook_exception,
+        reports: config.reports,
     })
 }
 

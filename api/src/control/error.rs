@@ -53,6 +53,10 @@ pub enum ApiError {
     NoTemplate(String),
     #[error("node {0:?} was not found")]
     NoNode(String),
+    #[error("report {0:?} was not found")]
+    NoReport(String),
+    #[error("cannot read the directory of reports")]
+    Reports(#[source] io::Error),
     /// The name and the status of this node.
     #[error(
         "node {0} is {status} and accepts no new sandboxes: `cube node uncordon {0}` opens it",
@@ -125,9 +129,11 @@ impl ApiError {
             Self::Auth(AuthError::Missing | AuthError::Unknown) => StatusCode::UNAUTHORIZED,
             Self::Auth(AuthError::Scope(_)) => StatusCode::FORBIDDEN,
             Self::Auth(AuthError::Rate { .. }) => StatusCode::TOO_MANY_REQUESTS,
-            Self::NoSandbox(_) | Self::NoTemplate(_) | Self::NoRoute(_) | Self::NoNode(_) => {
-                StatusCode::NOT_FOUND
-            }
+            Self::NoSandbox(_)
+            | Self::NoTemplate(_)
+            | Self::NoRoute(_)
+            | Self::NoNode(_)
+            | Self::NoReport(_) => StatusCode::NOT_FOUND,
             Self::NodeClosed(..) => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotSettable(_) => StatusCode::CONFLICT,
             Self::Cluster(why) => cluster_status(why),
@@ -144,7 +150,7 @@ impl ApiError {
             Self::Upload(why) => upload_status(why),
             Self::Secret(why) => secret_status(why),
             Self::Webhook(why) => webhook_status(why),
-            Self::Events(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Events(_) | Self::Reports(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Pool(why) => pool_status(why),
         }
     }

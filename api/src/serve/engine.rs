@@ -177,6 +177,7 @@ impl Engine {
             peers: peers.clone(),
             moves: moves.clone(),
             state_dir: state,
+            reports: spec.reports.clone(),
             domain: spec.domain.clone(),
             network,
             max_timeout_s: spec.max_timeout_s,

@@ -157,6 +157,7 @@ fn spec(state: &Path, small: &Path, registry: Option<SocketAddr>) -> ServeSpec {
             upload_quota: Bytes::mib(64),
         },
         webhook_exceptions: Vec::new(),
+        reports: None,
         secrets_key: api::secrets::KeySource::Generated,
         images: images(registries(&Vec::from_iter(registry))),
     }

@@ -22,6 +22,7 @@ mod reload;
 mod restarts;
 mod rules;
 mod secrets;
+mod socks;
 mod starts;
 mod streams;
 mod templates;
@@ -54,6 +55,10 @@ fn main() {
             kvm_a_secret_reaches_the_origin_and_nothing_else,
             kvm_clients_of_the_base_image_trust_the_authority_of_rules,
             kvm_rules_that_are_added_later_need_no_restart_of_the_guest,
+            interpreter_java_and_clients_of_python_trust_the_authority_of_rules,
+        },
+        socks::{
+            kvm_all_connections_of_a_sandbox_leave_by_its_proxy_or_not_at_all,
         },
         events::{
             kvm_events_are_listed_and_delivered_over_a_crash_of_the_server,
@@ -139,5 +144,5 @@ fn main() {
             soak_a_day_of_pauses_and_resumes,
         },
     };
-    test_cases::run(cases, |_| process::lack()).exit();
+    test_cases::run(cases, process::lack).exit();
 }

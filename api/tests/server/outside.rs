@@ -125,6 +125,7 @@ fn live(tell: &Sender<i32>, until_dropped: &Receiver<()>) {
     listen(BULK, bulk);
     listen(80, crate::secrets::plain);
     listen(443, crate::secrets::tls);
+    listen(crate::socks::SOCKS, crate::socks::serve);
     tell.send(0).unwrap();
     // Waits until `Beyond` is dropped, which closes the channel.
     let _ = until_dropped.recv();

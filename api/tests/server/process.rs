@@ -28,12 +28,14 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Content type of the control plane's bodies.
 pub(crate) const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
 
-/// The first requirement of these tests that this host does not meet, if any.
-pub(crate) fn lack() -> Option<String> {
-    test_cases::lack_for_vms(&[
-        ("CUBE_ARTIFACTS", "templates/base"),
-        ("CUBE_BIN", "cube-vmm"),
-    ])
+/// The first requirement of this case that this host does not meet, if any.
+pub(crate) fn lack(case: &str) -> Option<String> {
+    let template = if case.contains("interpreter_") {
+        "templates/code-interpreter-v1"
+    } else {
+        "templates/base"
+    };
+    test_cases::lack_for_vms(&[("CUBE_ARTIFACTS", template), ("CUBE_BIN", "cube-vmm")])
 }
 
 pub(crate) fn variable(name: &str) -> Option<PathBuf> {

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The host name that [`upstream`] answers with the address of the origin.
-const HOST: &str = "api.test";
+pub(crate) const HOST: &str = "api.test";
 
 /// The authority of the origin's certificate, and its configuration.
 struct World {
@@ -111,7 +111,7 @@ fn judge(reading: &mut impl BufRead) -> Option<String> {
 }
 
 /// A server whose proxy trusts the origin's authority.
-fn server(dir: &Path, options: &[&str]) -> Server {
+pub(crate) fn server(dir: &Path, options: &[&str]) -> Server {
     let (ca, script) = (dir.join("ca.pem"), dir.join("cube-api"));
     fs::write(&ca, &world().ca).unwrap();
     let program = env!("CARGO_BIN_EXE_cube-api");
@@ -137,7 +137,14 @@ fn server(dir: &Path, options: &[&str]) -> Server {
     Server::of_program(script, &[&common[..], options].concat())
 }
 
-fn rules(secret: &str) -> Value {
+/// Stores this value as the secret `key`, which the origin expects from now on.
+pub(crate) fn expect(server: &Server, value: &str) {
+    let secret = json!({"name": "key", "value": value});
+    server.post("/secrets", &secret).expect(201);
+    *EXPECTED.lock().unwrap() = value.to_owned();
+}
+
+pub(crate) fn rules(secret: &str) -> Value {
     let headers = json!({"X-Api-Key": format!("${{e2b.secrets.{secret}}}")});
     json!({HOST: [{"transform": {"headers": headers}}]})
 }
@@ -147,7 +154,7 @@ fn network(rules: &Value) -> Value {
 }
 
 /// A request from the sandbox, with a key of its own. Returns the status and what the origin said.
-fn call(server: &Server, sandbox: &Sandbox, scheme: &str) -> String {
+pub(crate) fn call(server: &Server, sandbox: &Sandbox, scheme: &str) -> String {
     const ASK: &str = r#"
 import sys, urllib.error, urllib.request
 request = urllib.request.Request(sys.argv[1], headers={"X-API-KEY": "of the guest"})
@@ -214,7 +221,7 @@ impl Caller {
 }
 
 /// Paths of files below a directory that contain a text, also in memory images. grep skips the holes of layers.
-fn found_below(dir: &Path, text: &str) -> Vec<PathBuf> {
+pub(crate) fn found_below(dir: &Path, text: &str) -> Vec<PathBuf> {
     let mut grep = Command::new("grep");
     grep.args(["-rlaF", "--devices=skip", "-e", text]).arg(dir);
     let output = grep.output().unwrap();
@@ -467,11 +474,7 @@ pub(crate) fn kvm_clients_of_the_base_image_trust_the_authority_of_rules() {
     with_outside(|| {
         let dir = tempfile::tempdir().unwrap();
         let server = server(dir.path(), &[]);
-        let value = "canary-of-clients";
-        server
-            .post("/secrets", &json!({"name": "key", "value": value}))
-            .expect(201);
-        *EXPECTED.lock().unwrap() = value.to_owned();
+        expect(&server, "canary-of-clients");
         let sandbox = server.create(&json!({"network": network(&rules("key"))}));
         let url = format!("https://{HOST}/v1/x");
         for client in [
@@ -501,6 +504,69 @@ pub(crate) fn kvm_clients_of_the_base_image_trust_the_authority_of_rules() {
             let output = server.sh(&sandbox, &client);
             assert!(output.contains(said), "{client}: {output}");
         }
+    });
+}
+
+/// Two clients of the JDK, its tool for trust stores, and libraries of Python with bundles of their own.
+pub(crate) fn interpreter_java_and_clients_of_python_trust_the_authority_of_rules() {
+    const JAVA: &str = r#"
+import java.net.*;
+import java.net.http.*;
+public class Ask {
+    public static void main(String[] words) throws Exception {
+        var uri = URI.create(words[0]);
+        var request = HttpRequest.newBuilder(uri).header("X-Api-Key", "own").build();
+        System.out.println(HttpClient.newHttpClient().send(request, HttpResponse.BodyHandlers.ofString()).body());
+        System.out.println(new String(uri.toURL().openStream().readAllBytes()));
+    }
+}
+"#;
+    const PYTHON: &str = r#"
+import asyncio, sys, aiohttp, httpx, requests
+url = sys.argv[1]
+print(requests.get(url).text)
+print(httpx.get(url).text)
+async def ask():
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return await answer.text()
+print(asyncio.run(ask()))
+"#;
+    with_outside(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let server = server(dir.path(), &[]);
+        expect(&server, "canary-of-java");
+        let options =
+            json!({"templateID": "code-interpreter-v1", "network": network(&rules("key"))});
+        let sandbox = server.create(&options);
+        server.write_file(&sandbox, "/tmp/Ask.java", JAVA);
+        server.write_file(&sandbox, "/tmp/ask.py", PYTHON);
+        let url = format!("https://{HOST}/v1/x");
+        let ask = |client: &str| server.sh(&sandbox, &format!("{client} 2>&1"));
+        let java = format!("java /tmp/Ask.java {url}");
+        assert_eq!(
+            ask(&java).trim(),
+            "expected
+expected"
+        );
+        let python = format!("python3 /tmp/ask.py {url}");
+        assert_eq!(
+            ask(&python).trim(),
+            "expected
+expected
+expected"
+        );
+        // The JDK's own tool reads the store, checks its sum, and finds the authorities of the system beside this one.
+        let list = ask("keytool -list -cacerts -storepass changeit");
+        let aliases = |part: &str| list.lines().filter(|line| line.starts_with(part)).count();
+        assert_eq!(aliases("cube-egress-"), 1, "{list}");
+        assert!(aliases("debian:") > 50, "{list}");
+        // Without rules, nothing has been changed.
+        let plain = server.create(&json!({"templateID": "code-interpreter-v1"}));
+        let list = server.sh(&plain, "keytool -list -cacerts -storepass changeit 2>&1");
+        assert!(
+            !list.contains("cube-egress-") && list.contains("debian:"),
+            "{list}"
+        );
     });
 }
 

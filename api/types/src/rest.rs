@@ -3,6 +3,7 @@
 //! In requests, an absent key and `null` mean the same, and unknown keys are ignored, since clients may be newer than
 //! the server. Answers omit fields that are not set.
 
+mod benchmark;
 mod build;
 mod error;
 mod event;
@@ -14,6 +15,7 @@ mod sandbox;
 mod secret;
 mod template;
 
+pub use benchmark::BenchmarkRun;
 pub use build::{
     AssignTags, AssignedTags, BuildInfo, BuildLogEntry, BuildLogs, BuildOrder, BuildStatus,
     BuildStep, DeleteTags, FileUpload, ImageConfig, ImageRegistry, NewBuild, RedoTemplate,

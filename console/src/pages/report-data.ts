@@ -31,7 +31,12 @@ const number = (value: unknown): number | null => (typeof value === "number" && 
 
 /** Throws if the text is no report. */
 export function readReport(file: string, text: string): Report {
-  const whole = fields(JSON.parse(text));
+  return reportOf(file, JSON.parse(text));
+}
+
+/** Throws if the value is no report. */
+export function reportOf(file: string, value: unknown): Report {
+  const whole = fields(value);
   if (whole["format"] !== FORMAT) throw new Error(`${line(file, 80)} is no report of format ${FORMAT}.`);
   const host = fields(whole["host"]);
   const phases = Object.entries(fields(whole["phases"])).slice(0, 20);

@@ -1,9 +1,11 @@
-// Reports of benchmark runs, from files that the user opens: they go nowhere.
+// Reports of benchmark runs: from the server's directory, and from files that the user opens, which go nowhere.
 import { useRef, useState } from "preact/hooks";
+import { ApiError, at, get, type BenchmarkRun } from "../api";
+import { useLive } from "../live";
 import { notify } from "../session";
-import { line, when } from "../text";
-import { Badge, Button, Empty, Panel, Table } from "../ui/parts";
-import { MOST_BYTES, readReport, type Report, type Times } from "./report-data";
+import { bytes, line, when } from "../text";
+import { Badge, Button, Empty, Loaded, Panel, Table } from "../ui/parts";
+import { MOST_BYTES, readReport, reportOf, type Report, type Times } from "./report-data";
 
 const MOST_REPORTS = 8;
 
@@ -11,6 +13,8 @@ export function Reports() {
   const [reports, setReports] = useState<Report[]>([]);
   const files = useRef<HTMLInputElement>(null);
   const directory = useRef<HTMLInputElement>(null);
+  const add = (read: Report[]) => setReports((before) => [...before, ...read].slice(-MOST_REPORTS).sort((a, b) => a.started - b.started));
+  const close = (file: string) => setReports((before) => before.filter((one) => one.file !== file));
   const open = async (list: FileList | null) => {
     const chosen = [...(list ?? [])].filter((file) => file.name === "report.json" || list?.length === 1);
     if (chosen.length === 0) throw new Error("There is no report.json among these files.");
@@ -20,7 +24,7 @@ export function Reports() {
         return readReport(file.webkitRelativePath || file.name, await file.text());
       }),
     );
-    setReports((before) => [...before, ...read].slice(-MOST_REPORTS).sort((a, b) => a.started - b.started));
+    add(read);
   };
   const taken = (event: Event) => {
     const input = event.currentTarget as HTMLInputElement;
@@ -40,6 +44,7 @@ export function Reports() {
       </div>
       <input ref={files} type="file" accept=".json" multiple hidden aria-label="Reports" onChange={taken} />
       <input ref={directory} type="file" hidden aria-label="Directory of runs" onChange={taken} {...({ webkitdirectory: true } as object)} />
+      <OfServer opened={reports.map((report) => report.file)} add={add} close={close} />
       {reports.length === 0 ? (
         <Panel title="Runs">
           <Empty title="No report is open">
@@ -50,6 +55,46 @@ export function Reports() {
         <Comparison reports={reports} />
       )}
     </>
+  );
+}
+
+/** The runs in the directory of `--reports`. Nothing if there are none, or the key may not see them. */
+function OfServer({ opened, add, close }: { opened: string[]; add: (read: Report[]) => void; close: (file: string) => void }) {
+  const live = useLive(
+    (signal) =>
+      get<BenchmarkRun[]>("/benchmarks", signal).catch((error: unknown) => {
+        // A key without the scope, or a server without the route.
+        if (error instanceof ApiError && (error.status === 403 || error.status === 404)) return [];
+        throw error;
+      }),
+    10_000,
+  );
+  if (live.data?.length === 0) return null;
+  const load = async (name: string) => add([reportOf(name, await get<unknown>(at`/benchmarks/${name}`))]);
+  return (
+    <Panel title="Runs on the server">
+      <Loaded live={live}>
+        {(runs) => (
+          <Table label="Runs on the server" head={["Name", "Written", "#Size", ""]}>
+            {runs.map(({ name, modifiedAt, bytes: size }) => {
+              const isOpen = opened.includes(line(name, 120));
+              return (
+                <tr key={name}>
+                  <td>{line(name, 128)}</td>
+                  <td class="nowrap">{when(modifiedAt)}</td>
+                  <td class="num">{bytes(size)}</td>
+                  <td>
+                    <Button onClick={() => (isOpen ? close(line(name, 120)) : load(name))} pressed={isOpen} label={`Compare ${line(name, 128)}`}>
+                      Compare
+                    </Button>
+                  </td>
+                </tr>
+              );
+            })}
+          </Table>
+        )}
+      </Loaded>
+    </Panel>
   );
 }
 

@@ -18,12 +18,12 @@ async function open({ browser, page, kept }) {
 }
 
 /** Runs a cell; returns the element that shows it. */
-async function cell({ page }, code) {
+export async function cell({ page }, code) {
   const before = await page.locator("div.cell").count();
   await page.getByLabel("Cell", { exact: true }).fill(code);
   await page.keyboard.press("Control+Enter");
   const shown = page.locator("div.cell").nth(before);
-  await shown.locator(".badge", { hasText: /done|failed/ }).waitFor();
+  await shown.locator(".badge", { hasText: /done|failed/ }).waitFor({ timeout: 60_000 });
   return shown;
 }
 

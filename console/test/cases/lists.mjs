@@ -1,5 +1,5 @@
 // Templates, snapshots, secrets, keys, reports.
-import { writeFileSync } from "node:fs";
+import { mkdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { assert, same } from "../until.mjs";
 
@@ -60,9 +60,21 @@ function report(p50, started) {
   return { format: 3, scenario: "fifty <b>", started_unix_ms: started, ended: "complete", exit_code: 0, host: { grade: "publishable", commit: "0123456789abcdef" }, phases: { first_exec: times }, gates: [] };
 }
 
-async function reports({ browser, page, results }) {
+async function reports({ browser, page, results, server }) {
+  for (const [name, p50] of [
+    ["run-a", 10],
+    ["run-b", 12],
+  ]) {
+    mkdirSync(join(server.reports, name));
+    writeFileSync(join(server.reports, name, "report.json"), JSON.stringify(report(p50, 1.6e12 + p50)));
+  }
   await browser.go("#/reports");
   await page.getByText("No report is open").waitFor();
+  for (const name of ["run-a", "run-b"]) await page.getByRole("button", { name: `Compare ${name}` }).click();
+  await page.getByText("× 1.20").waitFor();
+  await page.getByRole("button", { name: "Compare run-a", pressed: true }).click();
+  await page.getByText("× 1.20").waitFor({ state: "detached" });
+  await page.getByRole("button", { name: "Close all" }).click();
   for (const [name, p50, at] of [
     ["one.json", 10, 1.7e12],
     ["two.json", 15, 1.8e12],

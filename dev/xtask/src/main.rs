@@ -173,17 +173,17 @@ enum Task {
     },
     /// Remove the checks of network isolation one at a time, and report which removals the prover detects.
     MutateNetisolation {
-        /// Run only the mutations whose names contain this text.
+        /// Run only the mutations whose names contain this text, or that this class or the tests of this package detect.
         only: Option<String>,
     },
     /// Remove the checks of the egress proxy one at a time, and report which removals the prover and the tests detect.
     MutateEgress {
-        /// Run only the mutations whose names contain this text.
+        /// Run only the mutations whose names contain this text, or that this class or the tests of this package detect.
         only: Option<String>,
     },
     /// Change the pool's decisions one at a time, and report which property of the explorer each change violates.
     MutatePool {
-        /// Run only the mutations whose names contain this text.
+        /// Run only the mutations whose names contain this text, or that this class or the tests of this package detect.
         only: Option<String>,
     },
     /// Play many seeds of the simulation of a cluster, in a release build.
@@ -193,7 +193,7 @@ enum Task {
     },
     /// Change the cluster's decisions one at a time, and report which property of the simulation each change violates.
     MutateCluster {
-        /// Run only the mutations whose names contain this text.
+        /// Run only the mutations whose names contain this text, or that this class or the tests of this package detect.
         only: Option<String>,
     },
     /// Run the confinement prover without any layer of a VMM's confinement, with each alone, and with all.

@@ -10,6 +10,7 @@
 //! proven; or a unit test fails, with this property if one is given. Any other result fails this task. Without a mutation, the same classes and tests must pass.
 
 use std::{
+    collections::HashSet,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -102,6 +103,16 @@ impl Detection {
 }
 
 impl Mutation {
+    /// Whether the name has this part, or the class of cases or the package of tests that must detect it is this.
+    fn is_named(&self, part: &str) -> bool {
+        self.name.contains(part) || self.detector() == part
+    }
+
+    /// Whether only `cube-egress` has to be built with it: `cube-api` uses nothing of that crate that forwards traffic.
+    fn is_in_proxy(&self) -> bool {
+        self.file.starts_with("egress")
+    }
+
     /// The class of cases or the package of tests that must detect this mutation.
     fn detector(&self) -> &str {
         match (&self.class, &self.test) {
@@ -116,6 +127,13 @@ impl Mutation {
 /// tests that ran.
 type MutationResult = (Option<Detection>, String);
 
+/// The programs that the prover runs.
+#[derive(Debug)]
+struct Built {
+    api: PathBuf,
+    egress: PathBuf,
+}
+
 /// A copy of the sources in which mutations are applied and built.
 #[derive(Debug)]
 struct MutationTree<'a> {
@@ -129,7 +147,7 @@ struct MutationTree<'a> {
     log: PathBuf,
 }
 
-/// Runs the mutations whose names contain `only`, or all mutations if it is `None`. Returns true if each was detected
+/// Runs the mutations that `only` names, or all mutations if it is `None`. Returns true if each was detected
 /// in the expected way.
 pub(crate) fn run(
     workspace: &Workspace,
@@ -141,11 +159,11 @@ pub(crate) fn run(
     let chosen: Vec<&Mutation> = list
         .mutation
         .iter()
-        .filter(|mutation| only.is_none_or(|part| mutation.name.contains(part)))
+        .filter(|mutation| only.is_none_or(|part| mutation.is_named(part)))
         .collect();
     ensure!(
         !chosen.is_empty(),
-        "no name of a mutation in {path} contains {only:?}"
+        "no mutation in {path} has {only:?} in its name or is detected by it"
     );
     // Unit tests need none.
     let binaries = if classes(&chosen).is_empty() {
@@ -202,12 +220,41 @@ fn failing(proof: &Proof) -> String {
     cases.join(" ")
 }
 
-impl MutationTree<'_> {
-    /// Replaces the copy with all files that git tracks, and untracked files that it does not ignore.
-    fn copy_sources(&self) -> Result<()> {
-        if self.tree.exists() {
-            fs::remove_dir_all(&self.tree)?;
+/// Copies a file, if it exists, unless the copy has the same content.
+fn copy_changed(from: &Path, to: &Path) -> Result<()> {
+    if !from.is_file() {
+        return Ok(());
+    }
+    let content = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+    if fs::read(to).is_ok_and(|copied| copied == content) {
+        return Ok(());
+    }
+    if let Some(dir) = to.parent() {
+        fs::create_dir_all(dir)?;
+    }
+    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+    // `fs::copy` keeps no time, so the copy is new to cargo.
+    Ok(())
+}
+
+/// Removes the files below `dir` whose paths below `tree` are not in `files`.
+fn remove_others(tree: &Path, dir: &Path, files: &HashSet<&Path>) -> Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() && !path.is_symlink() {
+            remove_others(tree, &path, files)?;
+        } else if !files.contains(path.strip_prefix(tree)?) {
+            fs::remove_file(&path)?;
         }
+    }
+    Ok(())
+}
+
+impl MutationTree<'_> {
+    /// Makes the copy have all files that git tracks, and untracked files that it does not ignore. A file with the same
+    /// content is left alone: one that a mutation was removed from is newer than what was built with the mutation, and
+    /// cargo must notice.
+    fn copy_sources(&self) -> Result<()> {
         let mut list = Command::new("git");
         list.current_dir(self.workspace.root()).args([
             "ls-files",
@@ -215,30 +262,20 @@ impl MutationTree<'_> {
             "--others",
             "--exclude-standard",
         ]);
-        for file in tool::output(&mut list)?.lines() {
-            let (from, to) = (self.workspace.root().join(file), self.tree.join(file));
-            if !from.is_file() {
-                continue;
-            }
-            if let Some(dir) = to.parent() {
-                fs::create_dir_all(dir)?;
-            }
-            // Keep the modification time, so that cargo rebuilds only the mutated crate.
-            fs::copy(&from, &to)?;
-            let time = fs::metadata(&from)?.modified()?;
-            fs::File::options()
-                .write(true)
-                .open(&to)?
-                .set_modified(time)?;
+        let list = tool::output(&mut list)?;
+        let files: HashSet<&Path> = list.lines().map(Path::new).collect();
+        for file in &files {
+            copy_changed(&self.workspace.root().join(file), &self.tree.join(file))?;
         }
-        Ok(())
+        remove_others(&self.tree, &self.tree, &files)
     }
 
     /// Checks that the cases and tests used as detectors pass on the original sources.
     fn pass_unmutated(&self, chosen: &[&Mutation], progress: Progress) -> Result<()> {
         let classes = classes(chosen);
         if !classes.is_empty() {
-            let built = progress.stage("unmutated", || self.build())?;
+            let in_proxy = chosen.iter().all(|mutation| mutation.is_in_proxy());
+            let built = progress.stage("unmutated", || self.build(in_proxy))?;
             let (code, proof) = self.prove(&built, &classes)?;
             let failing = failing(&proof);
             ensure!(
@@ -290,24 +327,36 @@ impl MutationTree<'_> {
         cargo
     }
 
-    /// Builds `cube-api` and `cube-egress` from the copy. Returns their directory.
-    fn build(&self) -> Result<PathBuf> {
-        let packages = ["build", "--package", "api", "--package", "egress"];
-        tool::run(self.cargo().args(packages), &self.log)?;
-        Ok(self.target.join("debug"))
+    /// Builds `cube-egress` from the copy, and `cube-api` unless the mutation is in the proxy alone.
+    fn build(&self, in_proxy: bool) -> Result<Built> {
+        let mut cargo = self.cargo();
+        cargo.args(["build", "--package", "egress"]);
+        if !in_proxy {
+            cargo.args(["--package", "api"]);
+        }
+        tool::run(&mut cargo, &self.log)?;
+        let dir = self.target.join("debug");
+        Ok(Built {
+            api: if in_proxy {
+                self.binaries.join("cube-api")
+            } else {
+                dir.join("cube-api")
+            },
+            egress: dir.join("cube-egress"),
+        })
     }
 
-    /// Runs the prover with the server and the proxy in `built`. Returns the prover's exit code and its report.
-    fn prove(&self, built: &Path, classes: &[&str]) -> Result<(i32, Proof)> {
+    /// Runs the prover with this server and proxy. Returns the prover's exit code and its report.
+    fn prove(&self, built: &Built, classes: &[&str]) -> Result<(i32, Proof)> {
         let results = tempfile::tempdir()?;
         let prover = Prover::Isolation;
         let done = prover
             .command(self.workspace, &self.binaries, results.path())
             .args(classes.iter().flat_map(|class| ["--case", class]))
             .arg("--api")
-            .arg(built.join("cube-api"))
+            .arg(&built.api)
             .arg("--egress")
-            .arg(built.join("cube-egress"))
+            .arg(&built.egress)
             .output()
             .context("cannot start cube-bench")?;
         let code = done
@@ -339,7 +388,7 @@ impl MutationTree<'_> {
             original.replacen(&mutation.find, &mutation.replace, 1),
         )?;
         let tried = match (&mutation.class, &mutation.test) {
-            (Some(class), None) => self.by_prover(&mutation.name, class, progress),
+            (Some(class), None) => self.by_prover(mutation, class, progress),
             (None, Some(test)) => self.by_test(&mutation.name, test, progress),
             _ => Err(anyhow!(
                 "{} must have either a class or a test",
@@ -350,8 +399,14 @@ impl MutationTree<'_> {
         tried
     }
 
-    fn by_prover(&self, name: &str, class: &str, progress: Progress) -> Result<MutationResult> {
-        let built = progress.stage(name, || self.build())?;
+    fn by_prover(
+        &self,
+        mutation: &Mutation,
+        class: &str,
+        progress: Progress,
+    ) -> Result<MutationResult> {
+        let name = &mutation.name;
+        let built = progress.stage(name, || self.build(mutation.is_in_proxy()))?;
         let (code, proof) = self.prove(&built, &[class])?;
         let in_class = proof.cases.iter().any(|case| case.class == class);
         ensure!(in_class, "{name}: the prover ran no case of class {class}");
@@ -379,6 +434,26 @@ impl MutationTree<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copy_that_is_the_same_keeps_its_time_and_one_too_many_goes() {
+        let (from, tree) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (source, copy) = (from.path().join("a"), tree.path().join("b/a"));
+        let time = || fs::metadata(&copy).unwrap().modified().unwrap();
+        fs::write(&source, "1").unwrap();
+        copy_changed(&source, &copy).unwrap();
+        let first = time();
+        copy_changed(&source, &copy).unwrap();
+        assert_eq!(time(), first);
+        fs::write(&copy, "a mutation").unwrap();
+        copy_changed(&source, &copy).unwrap();
+        assert_eq!(fs::read_to_string(&copy).unwrap(), "1");
+        assert!(time() >= first);
+        let listed = HashSet::from([Path::new("b/a")]);
+        fs::write(tree.path().join("c"), "").unwrap();
+        remove_others(tree.path(), tree.path(), &listed).unwrap();
+        assert!(copy.exists() && !tree.path().join("c").exists());
+    }
 
     #[test]
     fn every_mutation_applies_to_the_sources() {

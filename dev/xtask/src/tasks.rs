@@ -278,7 +278,9 @@ fn prepare_for(
     if tiers.contains(&Tier::Cluster) {
         prepare::cluster_tools(workspace, progress)?;
     }
-    let binaries = if tiers.contains(&Tier::Interpreter) {
+    // The console runs cells on the template of the interpreter.
+    let needs_interpreter = [Tier::Interpreter, Tier::Console];
+    let binaries = if needs_interpreter.iter().any(|tier| tiers.contains(tier)) {
         Some(prepare::code_interpreter(workspace, progress)?.dir)
     } else if tiers.iter().any(|tier| tier.needs_kvm()) {
         Some(prepare::all(workspace, progress, Freshness::Keep)?.dir)

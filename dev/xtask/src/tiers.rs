@@ -41,7 +41,7 @@ pub(crate) enum Tier {
     E2b,
     /// Needs /dev/kvm. Runs the smoke scenario, and compares the figures of the documents with the published runs.
     Bench,
-    /// Needs /dev/kvm, Chromium and npm. Builds the console anew, compares it with `console/dist`, and uses it in a browser.
+    /// Needs /dev/kvm, Chromium, npm and the template `code-interpreter-v1`. Builds the console anew, compares it with `console/dist`, and uses it in a browser.
     Console,
     /// Needs /dev/kvm, mmdebstrap, systemd-nspawn and curl; runs only if it is named. Installs, upgrades and purges the
     /// package in a fresh Debian.

@@ -2,7 +2,10 @@
 //!
 //! Nothing is written to the layer: two files on a tmpfs, `ca-bundle.crt` (the system's authorities and this one) and
 //! `ca.crt` (this one alone), the first of them mounted over the system's bundles, and variables that name them for
-//! programs with bundles of their own. So neither snapshots of the disk nor templates contain the authority.
+//! programs with bundles of their own; and a file for each of Java's trust stores, mounted over it. So neither snapshots
+//! of the disk nor templates contain the authority.
+
+mod java;
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -21,7 +24,8 @@ const SYSTEM: [&str; 5] = [
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
     "/etc/ssl/ca-bundle.pem",
 ];
-/// Longest bundle of the system that is read. A longer one is cut off at a line end.
+/// Longest bundle of the system, and longest trust store of Java, that are read. A longer bundle is cut off at a line end;
+/// a longer store is not read as one.
 const MAX_SYSTEM: u64 = 4 << 20;
 /// Longest text of the authority.
 pub(crate) const MAX_CA: usize = 64 << 10;
@@ -54,6 +58,8 @@ pub(crate) struct Trust {
     dir: PathBuf,
     /// The system's authorities, before the bundle was mounted over them. `None`: it is not mounted.
     system: Option<Vec<u8>>,
+    /// Java's trust stores that have a file mounted over them: the file has the number of the place here.
+    java: Vec<PathBuf>,
     /// Empty: none.
     pem: String,
 }
@@ -63,6 +69,7 @@ impl Trust {
         Self {
             dir: dir.to_owned(),
             system: None,
+            java: Vec::new(),
             pem: String::new(),
         }
     }
@@ -79,18 +86,41 @@ impl Trust {
         if let Some(system) = &self.system {
             write_bundle(system)?;
         } else {
-            let targets = targets(&SYSTEM);
+            let targets = targets(SYSTEM);
             let system = targets.first().map(|path| read_system(path));
             let system = system.transpose()?.unwrap_or_default();
             write_bundle(&system)?;
             for target in targets {
-                let nothing = None::<&str>;
-                nix::mount::mount(Some(&bundle), &target, nothing, MsFlags::MS_BIND, nothing)?;
+                mount(&bundle, &target)?;
             }
             self.system = Some(system);
         }
+        self.set_in_java(pem)?;
         pem.clone_into(&mut self.pem);
         Ok(true)
+    }
+
+    /// The same in Java's trust stores. The files over those of earlier calls are written anew, and others get one.
+    fn set_in_java(&mut self, pem: &str) -> io::Result<()> {
+        let system = self.system.as_deref().unwrap_or_default();
+        for (number, store) in self.java.iter().enumerate() {
+            if let Some(bytes) = java::with_authority(&read(store)?, system, pem) {
+                write(&java::file(&self.dir, number), &[&bytes])?;
+            }
+        }
+        for store in targets(java::names()) {
+            if self.java.contains(&store) {
+                continue;
+            }
+            let Some(bytes) = java::with_authority(&read(&store)?, system, pem) else {
+                continue;
+            };
+            let file = java::file(&self.dir, self.java.len());
+            write(&file, &[&bytes])?;
+            mount(&file, &store)?;
+            self.java.push(store);
+        }
+        Ok(())
     }
 
     /// Variables for processes, which their own values override.
@@ -106,9 +136,10 @@ impl Trust {
 }
 
 /// The files behind the names that exist, each once.
-fn targets(names: &[&str]) -> Vec<PathBuf> {
+fn targets(names: impl IntoIterator<Item = impl AsRef<Path>>) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
-    for path in names.iter().filter_map(|name| fs::canonicalize(name).ok()) {
+    let paths = names.into_iter();
+    for path in paths.filter_map(|name| fs::canonicalize(name).ok()) {
         if path.is_file() && !found.contains(&path) {
             found.push(path);
         }
@@ -116,8 +147,14 @@ fn targets(names: &[&str]) -> Vec<PathBuf> {
     found
 }
 
-/// The system's bundle. A file that a program of the guest has put there must not block the agent.
-fn read_system(path: &Path) -> io::Result<Vec<u8>> {
+fn mount(file: &Path, target: &Path) -> io::Result<()> {
+    let nothing = None::<&str>;
+    nix::mount::mount(Some(file), target, nothing, MsFlags::MS_BIND, nothing)?;
+    Ok(())
+}
+
+/// The first [`MAX_SYSTEM`] bytes of a file. One that a program of the guest has put there must not block the agent.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(OFlag::O_NONBLOCK.bits());
     let mut bytes = Vec::new();
@@ -125,6 +162,12 @@ fn read_system(path: &Path) -> io::Result<Vec<u8>> {
         .open(path)?
         .take(MAX_SYSTEM)
         .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The system's bundle.
+fn read_system(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = read(path)?;
     if bytes.len() as u64 == MAX_SYSTEM {
         let end = bytes.iter().rposition(|b| *b == b'\n');
         bytes.truncate(end.unwrap_or_default());
@@ -153,7 +196,7 @@ mod tests {
         fs::write(path("a"), "").unwrap();
         std::os::unix::fs::symlink(path("a"), path("b")).unwrap();
         let (a, b, none, directory) = (path("a"), path("b"), path("c"), path("."));
-        let found = targets(&[&none, &b, &a, &directory]);
+        let found = targets([&none, &b, &a, &directory]);
         assert_eq!(found, [fs::canonicalize(&a).unwrap()]);
     }
 
@@ -175,7 +218,7 @@ mod tests {
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
         nix::mount::mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
-        let Some(target) = targets(&SYSTEM).into_iter().next() else {
+        let Some(target) = targets(SYSTEM).into_iter().next() else {
             return;
         };
         let system = fs::read_to_string(&target).unwrap();

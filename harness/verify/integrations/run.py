@@ -3,7 +3,7 @@
     run.py --binaries DIR --artifacts DIR [--only TEXT]…
 
 A program passes if it ends with 0 and prints the comment `Prints:` at its end; `…` in it stands for any text within a line.
-The last line is the number of cases by result. Needs root: it enters a network namespace of its own (`world.py`).
+The last line is the number of cases by result. With CUBE_LONG=1, `tasks.py` has 100 tasks. Needs root: it enters a network namespace of its own (`world.py`).
 """
 
 import argparse
@@ -21,24 +21,32 @@ ROOT = HERE.parents[2]
 EXAMPLES = ROOT / "examples" / "integrations"
 INSIDE = "CUBE_INTEGRATIONS_INSIDE"
 
+IS_LONG = os.environ.get("CUBE_LONG") == "1"
+TASKS = ["--tasks", "100", "--rollouts", "1"] if IS_LONG else ["--tasks", "3", "--rollouts", "6"]
+# Seconds for a program.
+PATIENCE = 3600 if IS_LONG else 900
+
 # In this order: later ones use templates of earlier ones. `{node}`: directory of Node; `{pi}` and others: npm packages.
 CASES = [
     ("pi/template.py", ["--packages", "{pi}"]),
     ("pi/run_pi_agent.py", []),
     ("pi/resume_pi_agent.py", []),
     ("pi/network_policy.py", []),
+    ("claude-code/template.py", ["--packages", "{claude-code}"]),
+    ("claude-code/run_claude_code.py", []),
     ("openai-agents/agent.py", []),
     ("langchain/agent.py", []),
     ("mini-swe-agent/repair.py", []),
-    ("mini-swe-agent/tasks.py", ["--tasks", "3", "--rollouts", "6"]),
+    ("mini-swe-agent/tasks.py", TASKS),
     ("pytest/run_tests.py", []),
     ("jupyter/notebook.py", []),
     ("browser/browse.py", ["--packages", "{browser}"]),
     (str(HERE / "monitoring.py"), ["{prometheus}"]),
     (str(HERE / "tracing.py"), []),
+    (str(HERE / "egress_speed.py"), ["--rounds", "40" if IS_LONG else "5"]),
 ]
 # Node packages by example, from `package-lock.json` beside the program.
-NPM = ["pi", "browser"]
+NPM = ["pi", "claude-code", "browser"]
 
 
 def installed(packages: pathlib.Path, artifacts: pathlib.Path) -> dict[str, str]:
@@ -107,7 +115,7 @@ def matches(wanted: str, printed: str) -> bool:
 def fault(program: pathlib.Path, words: list[str], environment: dict[str, str], work: pathlib.Path) -> str | None:
     try:
         done = subprocess.run(
-            [sys.executable, program, *words], env=environment, cwd=work, capture_output=True, text=True, timeout=900
+            [sys.executable, program, *words], env=environment, cwd=work, capture_output=True, text=True, timeout=PATIENCE
         )
     except subprocess.TimeoutExpired as error:
         return f"did not end within {error.timeout} s"
@@ -116,6 +124,10 @@ def fault(program: pathlib.Path, words: list[str], environment: dict[str, str], 
     wanted = documented(program)
     if not matches(wanted, done.stdout):
         return f"the program should print:\n{wanted}\nbut it printed:\n{done.stdout}{done.stderr[-2000:]}"
+    # Figures of a program.
+    for line in done.stderr.splitlines():
+        if line.startswith("{"):
+            print(f"{program.name}: {line}")
     return None
 
 

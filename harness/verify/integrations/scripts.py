@@ -32,6 +32,18 @@ SCRIPTS: dict[str, list[Call | str]] = {
     ],
     "Remember the number 42.": ["I will remember 42.", "It was 42."],
     "Say hello.": ["Hello."],
+    # Claude Code
+    "total.py fails.": [
+        Call("bash", {"command": "python3 total.py 2>&1 | tail -1"}),
+        Call("read", {"file_path": "/workspace/total.py"}),
+        Call(
+            "edit",
+            {"file_path": "/workspace/total.py", "old_string": "sum(value)", "new_string": "sum(values)"},
+        ),
+        Call("bash", {"command": "python3 total.py"}),
+        "The name was misspelt: `value` is now `values`, and the program prints 8.",
+        "It was in line 2.",
+    ],
     # OpenAI Agents SDK, LangChain
     "What is the mean of 3, 5 and 10?": [Call("run_python", {"code": CODE}), "The mean is 6.0."],
     "Which kernel does the sandbox run?": [

@@ -2,8 +2,8 @@
 
     namespace of the run: lo, up0 203.0.113.2 ── cube-api, sandboxes, the programs
                                   │ veth
-    namespace beyond: 203.0.113.1, 192.0.2.1:53 names, 192.0.2.1:443 the models, with certificates of an authority that
-                      only cube-egress of this run trusts
+    namespace beyond: 203.0.113.1, 192.0.2.1:53 names, 192.0.2.1:443 the models, 192.0.2.2:443 a fast server, with
+                      certificates of an authority that only cube-egress of this run trusts
 
 The addresses are from the documentation ranges (RFC 5737). `run.py` enters the first namespace before it imports this.
 """
@@ -20,7 +20,8 @@ import urllib.request
 
 HERE = pathlib.Path(__file__).parent
 NEAR = "192.0.2.1"
-HOSTS = ["api.anthropic.com", "api.openai.com"]
+FAST = "192.0.2.2"
+HOSTS = {"api.anthropic.com": NEAR, "api.openai.com": NEAR, "origin.test": FAST}
 API = "http://127.0.0.1:3000"
 
 
@@ -74,10 +75,10 @@ def names(address: str) -> None:
                 at += query[at] + 1
             question = query[12 : at + 5]
             kind = int.from_bytes(query[at + 1 : at + 3], "big")
-            is_host = ".".join(labels) in HOSTS
-            found = is_host and kind == 1
-            head = query[:2] + (b"\x81\x80" if is_host else b"\x81\x83") + b"\0\1" + bytes([0, found]) + bytes(4)
-            record = b"\xc0\x0c\0\1\0\1\0\0\0\x3c\0\4" + socket.inet_aton(NEAR) if found else b""
+            host = HOSTS.get(".".join(labels))
+            found = host is not None and kind == 1
+            head = query[:2] + (b"\x81\x80" if host else b"\x81\x83") + b"\0\1" + bytes([0, found]) + bytes(4)
+            record = b"\xc0\x0c\0\1\0\1\0\0\0\x3c\0\4" + socket.inet_aton(host) if found else b""
             udp.sendto(head + question + record, sender)
 
 
@@ -109,7 +110,7 @@ class World:
         words = [
             self.binaries / "cube-api", "serve", "--state", self.directory / "state", "--templates", a / "templates",
             "--images", a / "guest", "--images", a / "stages", "--image-userland", a / "guest",
-            "--warm", "0:0", "--uplink", "up0", "--otlp-endpoint", "http://127.0.0.1:4318", "--dns-server", f"{NEAR}:53", "--build-egress", "deny", "--on-exit", "kill",
+            "--warm", "0:0", "--uplink", "up0", "--otlp-endpoint", "http://127.0.0.1:4318", "--dns-server", f"{NEAR}:53", "--network-rate", "none", "--build-egress", "deny", "--on-exit", "kill",
             *os.environ.get("CUBE_INTEGRATION_SERVE", "").split(), *options,
         ]  # fmt: skip
         log = open(self.directory / "server.log", "ab")
@@ -155,12 +156,15 @@ def beyond(directory: pathlib.Path) -> None:
     """The far side, in a namespace of its own."""
     sys.path.insert(0, str(HERE))
     import model
+    import origin
 
     _, leaf = certificates(directory)
     ip("link set lo up")
-    ip(f"address add {NEAR}/32 dev lo")
+    for address in (NEAR, FAST):
+        ip(f"address add {address}/32 dev lo")
     threading.Thread(target=names, args=(NEAR,), daemon=True).start()
     model.serve(NEAR, 443, str(leaf))
+    threading.Thread(target=origin.serve, args=(FAST, str(leaf)), daemon=True).start()
     (directory / "beyond").touch()
     shown = ["ip", "-o", "link", "show", "beyond"]
     until("the far end of the uplink", lambda: subprocess.run(shown, capture_output=True).returncode == 0)
