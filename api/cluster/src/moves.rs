@@ -13,7 +13,7 @@
 //! [`taker`]. Until then A resumes nothing: this is also what keeps a sandbox from running twice after etcd was restored
 //! from a backup that still has the offer.
 
-use crate::{NodeId, Owner};
+use crate::{NodeId, Owner, OwnerState};
 
 /// The next step of a giver with a note "offered to".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub enum GiverStep {
     Withdraw,
     /// The offer is not in force: remove the note.
     Keep,
+    /// etcd is older than the offer, and nothing was taken: [`crate::OwnerChange::Reassert`], then remove the note.
+    Reassert,
     /// Another node has the sandbox, or it has ended: delete the files.
     Discard,
 }
@@ -75,7 +77,8 @@ pub fn giver(
         Some(Holding::Nothing) => match found {
             Some(_) if is_offered => GiverStep::Withdraw,
             Some(owner) if owner.node == *this => GiverStep::Keep,
-            // Another node with an epoch that is not later: etcd is older than the offer.
+            // etcd is older than the offer, or another node has started the sandbox in its present history.
+            Some(owner) if !owner.beats(epoch, OwnerState::Paused) => GiverStep::Reassert,
             Some(_) => GiverStep::Wait,
             // Taken and ended since.
             None => GiverStep::Discard,
@@ -97,7 +100,6 @@ pub fn taker(note: TakerNote) -> Holding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::OwnerState;
 
     fn owner(node: &str, epoch: u64, offered_to: Option<&str>) -> Owner {
         Owner {
@@ -110,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_giver_keeps_the_sandbox_only_if_no_other_node_can_have_it() {
-        use GiverStep::{Ask, Discard, Keep, Wait, Withdraw};
+        use GiverStep::{Ask, Discard, Keep, Reassert, Wait, Withdraw};
         let step = |found: Option<&Owner>, answer| {
             giver(
                 &"a".parse().unwrap(),
@@ -136,7 +138,8 @@ mod tests {
             (Some(&before), None, Ask),
             (Some(&before), nothing, Keep),
             (Some(&before), Some(Holding::Taken), Discard),
-            (Some(&owner("c", 3, None)), nothing, Wait),
+            (Some(&owner("c", 3, None)), nothing, Reassert),
+            (Some(&owner("c", 4, None)), nothing, Wait),
             (None, None, Ask),
             (None, Some(Holding::Taken), Discard),
             (None, nothing, Discard),

@@ -257,6 +257,11 @@ impl World {
             GiverStep::Withdraw => {
                 self.change(at, id, found.as_ref(), OwnerChange::Withdraw);
             }
+            GiverStep::Reassert => {
+                let state = OwnerState::Paused;
+                let change = OwnerChange::Reassert { epoch, state };
+                self.change(at, id, found.as_ref(), change);
+            }
             GiverStep::Keep => {
                 self.set_note(at, id, Note::Paused);
                 self.adopt(at, id, found);
@@ -406,6 +411,10 @@ impl World {
             (OwnerChange::Start, Ok(Some(owned))) => self.started(at, id, owned),
             (OwnerChange::Withdraw, Ok(Some(owned))) => {
                 self.summary.withdrawn += 1;
+                self.save(at, id, owned);
+                self.set_note(at, id, Note::Paused);
+            }
+            (OwnerChange::Reassert { .. }, Ok(Some(owned))) => {
                 self.save(at, id, owned);
                 self.set_note(at, id, Note::Paused);
             }

@@ -298,6 +298,17 @@ impl Moves {
                         return Ok(Settled::Kept);
                     }
                 }
+                GiverStep::Reassert => {
+                    let change = OwnerChange::Reassert {
+                        epoch: owner.epoch,
+                        state: OwnerState::Paused,
+                    };
+                    let made = cluster.change_owner(id, found.as_ref(), change).await;
+                    if let Ok(Some(owned)) = made {
+                        self.keep(id, &noted, &owned).await?;
+                        return Ok(Settled::Kept);
+                    }
+                }
                 GiverStep::Keep => {
                     match found {
                         Some(owned) => self.keep(id, &noted, &owned).await?,
