@@ -106,7 +106,7 @@ pub(crate) fn kvm_all_connections_of_a_sandbox_leave_by_its_proxy_or_not_at_all(
         assert_eq!(echo(&server, &sandbox), "hello");
         assert_eq!(asked(), [format!("{FAR}:{PORT}")]);
         // No other part of the policy is lifted by it.
-        let denied = format!("curl -s --max-time 3 http://{NEAR}:{PORT}/ || echo failed");
+        let denied = format!("curl -s --max-time 3 http://198.51.100.2:{PORT}/ || echo failed");
         assert_eq!(server.sh(&sandbox, &denied).trim(), "failed");
         let made = json!({"count": 1, "timeout": 300});
         let forks = server.post(&format!("/sandboxes/{}/fork", sandbox.id), &made);
