@@ -39,6 +39,7 @@ use axum::{
     Router, middleware,
     routing::{MethodFilter, MethodRouter, on},
 };
+use cluster::NodeId;
 use model::{Bytes, SandboxId};
 use netisolation::NetEvent;
 use pool::Pool;
@@ -127,6 +128,14 @@ impl Control {
     pub(crate) async fn has_template(&self, reference: &str) -> bool {
         let word = wire::split_tag(reference).0;
         self.builds.catalog().find(word).is_some() || self.pool.template(reference).await.is_some()
+    }
+
+    /// The other node that builds and changes a template of which this one has a copy.
+    pub(crate) fn home_elsewhere(&self, reference: &str) -> Option<NodeId> {
+        let catalog = self.builds.catalog();
+        let template = catalog.find(wire::split_tag(reference).0)?;
+        let (home, peers) = template.home.as_ref().zip(self.peers.as_ref())?;
+        (home.node != *peers.this()).then(|| home.node.clone())
     }
 
     /// The reference with which the pool finds a template: of a build, its id in the pool.

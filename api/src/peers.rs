@@ -23,6 +23,7 @@ mod publish;
 mod roster;
 pub mod settings;
 mod spec;
+pub(crate) mod templates;
 pub mod tls;
 pub mod transfer;
 
@@ -43,10 +44,14 @@ pub use roster::{PeerState, Roster, Seen};
 pub use spec::ClusterSpec;
 pub use tls::{Peer, PeerTls};
 
-use crate::proxy::{Refusal, Relay, Upload, head};
+use crate::{
+    builds::owner::BuildsError,
+    proxy::{Refusal, Relay, Upload, head},
+};
 use authority::Authority;
 use hyper::StatusCode;
 use settings::{Dir, Settings};
+use templates::Templates;
 use transfer::{Fetch, FileList, Offers, Rate, TransferError, TransferLimits};
 
 /// The address of the client of a forwarded request. Other nodes read it on the cluster listener only.
@@ -78,6 +83,7 @@ struct Inner {
     offers: Offers,
     /// Of what this node fetches.
     rate: Rate,
+    templates: Templates,
 }
 
 /// Where a sandbox is served.
@@ -105,6 +111,7 @@ impl Peers {
             client,
             tls,
             roster: Roster::default(),
+            templates: Templates::new(&dir),
             dir,
             settings,
             transfers,
@@ -257,10 +264,12 @@ impl Peers {
         Ok(Response::from_parts(parts, Body::new(body)))
     }
 
-    /// A node that has a template or a build of this id or name.
-    pub(crate) async fn with_template(&self, name: &str) -> Option<NodeId> {
+    /// A node that answers requests for the template of this id or name. `is_by_copies`: one that has a copy will do, if
+    /// the template's home is away.
+    pub(crate) async fn with_template(&self, name: &str, is_by_copies: bool) -> Option<NodeId> {
         let asked = internal::TemplateName {
             name: name.to_owned(),
+            is_by_copies,
         };
         let found = self.ask_all::<bool>("/cluster/template", &asked, |has| *has);
         found.await.map(|(node, _)| node)
@@ -302,6 +311,29 @@ impl Peers {
             }
         }
         None
+    }
+
+    pub(crate) fn templates(&self) -> &Templates {
+        &self.0.templates
+    }
+
+    /// Records that a template is deleted on all nodes.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be kept.
+    pub(crate) async fn delete_template(&self, id: &str) -> Result<(), BuildsError> {
+        self.templates().delete(self.dir(), id).await
+    }
+
+    /// The nodes on which sandboxes can be cloned from a template, as this node sees it.
+    #[must_use]
+    pub(crate) fn nodes_with(&self, template: &str) -> Vec<String> {
+        let view = self.cluster().view();
+        let nodes = template.parse().ok();
+        let nodes = nodes.and_then(|id| view.replicas.get(&id));
+        nodes.map_or_else(Vec::new, |nodes| {
+            nodes.keys().map(NodeId::to_string).collect()
+        })
     }
 
     /// What this node gives to others.

@@ -104,6 +104,17 @@ impl Pool {
             .await
     }
 
+    /// The files of a template's disk, for a copy on another host: [`Pool::add_disk`] makes a disk template of them. They
+    /// do not change, and can be removed with the template at any time.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::NoTemplate`], and [`PoolError::NoDisk`] for a snapshot.
+    pub async fn disk_files(&self, reference: &str) -> Result<DiskSpec, PoolError> {
+        let reference = reference.to_owned();
+        self.ask(|answer| Request::DiskFiles(reference, answer))
+            .await
+    }
+
     /// Adds a built template with the files of another built one, without a name. The files are linked, so this takes no
     /// space and a few milliseconds, unless the memory is stored as a diff and must be made first. The removal of either
     /// template leaves the other whole. The quota of templates counts both. When this returns, the template survives a crash of the host.

@@ -87,6 +87,8 @@ pub(crate) enum Request {
     AddDisk(DiskSpec, Answer<TemplateInfo>),
     /// With the sizes of the guests' memory and disk; `None`: those of the template.
     DiskOf(String, Option<(Bytes, Bytes)>, Answer<TemplateInfo>),
+    /// The files of which [`Request::DiskOf`] would make a disk template.
+    DiskFiles(String, Answer<DiskSpec>),
     CopyOf(String, Answer<TemplateInfo>),
     RecordWorkingSet(SandboxId, Answer<()>),
     RecipeDir(String, Answer<PathBuf>),

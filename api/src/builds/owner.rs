@@ -11,6 +11,7 @@
 //! that no build needs any more is removed; while a sandbox or a snapshot needs it, the removal is tried again.
 
 mod change;
+mod follow;
 mod pool_side;
 mod redo;
 mod running;
@@ -30,10 +31,12 @@ use super::{
     catalog::Catalog,
     grant::Authority,
     log::BuildLog,
+    record::Home,
     request::{NewBuildSpec, StartSpec},
     store::{Contents, KeptOrder, Store},
     uploads::Uploads,
 };
+pub(crate) use follow::{Copied, Made};
 pub use pool_side::Machinery;
 pub(crate) use pool_side::Real;
 pub use redo::RedoSpec;
@@ -125,6 +128,8 @@ enum Request {
     Unassign(String, BTreeSet<String>, Answer<()>),
     Publish(String, bool, Answer<()>),
     Remove(String, Answer<()>),
+    Follow(Box<Copied>, Answer<()>),
+    TakeOver(String, Home, Answer<()>),
     Stop(Answer<()>),
     Continue(Answer<()>),
 }
@@ -248,6 +253,25 @@ impl Builds {
     /// Returns [`BuildsError::NoTemplate`].
     pub async fn remove(&self, template: String) -> Result<(), BuildsError> {
         self.ask(|answer| Request::Remove(template, answer)).await
+    }
+
+    /// Records a template of another node, as its home has it now and with the builds that are on this node. A template
+    /// of which none is left is removed.
+    ///
+    /// # Errors
+    /// Returns [`BuildsError::Installed`] and [`BuildsError::Taken`] if this node has another template of the name.
+    pub(crate) async fn follow(&self, copied: Copied) -> Result<(), BuildsError> {
+        let copied = Box::new(copied);
+        self.ask(|answer| Request::Follow(copied, answer)).await
+    }
+
+    /// Makes this node the home of a template.
+    ///
+    /// # Errors
+    /// Returns [`BuildsError::NoTemplate`].
+    pub(crate) async fn take_over(&self, template: String, home: Home) -> Result<(), BuildsError> {
+        self.ask(|answer| Request::TakeOver(template, home, answer))
+            .await
     }
 
     /// Cancels all builds that are queued or run, and returns when they have ended. Later ones are refused.

@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cluster::NodeId;
 use model::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +38,19 @@ pub struct TemplateRecord {
     /// Oldest first.
     pub builds: Vec<BuildRecord>,
     pub tags: BTreeMap<String, TagRecord>,
+    /// Where in a cluster the template is built and changed; the other nodes have copies of its tagged builds. `None`:
+    /// here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<Home>,
+}
+
+/// The node that changes a template.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Home {
+    pub node: NodeId,
+    /// It grows when another node takes the template over, because its home has left the cluster.
+    pub epoch: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,7 +119,7 @@ impl BuildState {
 }
 
 impl TemplateRecord {
-    pub(super) fn new(id: String, name: String, now_ms: u64) -> Self {
+    pub(crate) fn new(id: String, name: String, now_ms: u64) -> Self {
         Self {
             id,
             name,
@@ -113,7 +127,45 @@ impl TemplateRecord {
             public: false,
             builds: Vec::new(),
             tags: BTreeMap::new(),
+            home: None,
         }
+    }
+
+    /// The record with the builds that other nodes need: those with a tag.
+    #[must_use]
+    pub(crate) fn shared(&self) -> Self {
+        let tagged: BTreeSet<_> = self.tags.values().map(|tag| &tag.build).collect();
+        let builds = self
+            .builds
+            .iter()
+            .filter(|build| tagged.contains(&build.id));
+        Self {
+            builds: builds.cloned().collect(),
+            ..self.clone()
+        }
+    }
+
+    /// The home's record as this node can have it. `here`: the templates in the pool that builds have on this node.
+    pub(crate) fn copied(&self, home: Home, here: &BTreeMap<String, String>) -> Self {
+        let mut copy = self.shared();
+        copy.home = Some(home);
+        copy.builds.retain_mut(|build| {
+            let template = here.get(&build.id).cloned();
+            let is_here = template.is_some();
+            build.state = BuildState::Ready { template };
+            is_here
+        });
+        copy.tags.retain(|_, tag| here.contains_key(&tag.build));
+        copy
+    }
+
+    /// The templates in the pool of the builds that have one.
+    pub(crate) fn by_build(&self) -> BTreeMap<String, String> {
+        let ready = self.builds.iter().filter_map(|build| match &build.state {
+            BuildState::Ready { template } => Some((build.id.clone(), template.clone()?)),
+            _ => None,
+        });
+        ready.collect()
     }
 
     #[must_use]
@@ -308,7 +360,7 @@ impl TemplateRecord {
     }
 
     /// Why the record cannot be one that this module has made. `None`: it can.
-    pub(super) fn check(&self) -> Option<String> {
+    pub(crate) fn check(&self) -> Option<String> {
         if !is_id(&self.id) || super::request::split(&self.name) != Ok((self.name.as_str(), None)) {
             return Some("its id or its name is malformed".to_owned());
         }

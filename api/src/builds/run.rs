@@ -17,6 +17,7 @@ mod finish;
 mod origin;
 mod room;
 mod stages;
+mod travel;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -40,6 +41,7 @@ use super::{
     uploads::Uploads,
 };
 use stages::{Reached, Stage};
+pub(crate) use travel::{Arrived, Described};
 
 /// Bytes of a step's arguments in the log.
 const SHOWN: usize = 200;

@@ -3,6 +3,7 @@
 //! ```text
 //! upload.key                       key of upload URLs, mode 0600, made once
 //! files/<template>/<hash>          uploaded archives, see [`super::uploads`]
+//! copies/<build>/                  incomplete copies of other nodes' builds, see `peers::templates`
 //! templates/<template>/record.json name, builds, tags
 //!                      <build>.log log of an ended build
 //!                      <build>.order what a build that is not over, or has a template, was started with

@@ -63,6 +63,12 @@ pub enum ApiError {
         status = .1.name()
     )]
     NodeClosed(String, NodeStatus),
+    /// The template as the client named it, and the node that changes it.
+    #[error(
+        "the template {0:?} is changed by node {1}, which is away: try again when it is back, or remove the node from the \
+         cluster (`cube node remove {1}`), and another one takes its templates over"
+    )]
+    HomeAway(String, String),
     #[error(transparent)]
     NotSettable(#[from] NotSettable),
     #[error(transparent)]
@@ -134,7 +140,7 @@ impl ApiError {
             | Self::NoRoute(_)
             | Self::NoNode(_)
             | Self::NoReport(_) => StatusCode::NOT_FOUND,
-            Self::NodeClosed(..) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NodeClosed(..) | Self::HomeAway(..) => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotSettable(_) => StatusCode::CONFLICT,
             Self::Cluster(why) => cluster_status(why),
             Self::Node(NodeError::Io { source, .. }) => disk_status(source),
@@ -160,7 +166,7 @@ impl ApiError {
         match self {
             Self::Auth(AuthError::Rate { retry_after })
             | Self::Pool(PoolError::Full { retry_after, .. }) => Some(*retry_after),
-            Self::Builds(BuildsError::TooMany(_)) | Self::NodeClosed(..) => {
+            Self::Builds(BuildsError::TooMany(_)) | Self::NodeClosed(..) | Self::HomeAway(..) => {
                 Some(Duration::from_secs(10))
             }
             Self::Pool(

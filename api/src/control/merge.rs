@@ -66,7 +66,8 @@ pub(super) fn latest_first(parts: Vec<Vec<Value>>) -> Vec<Value> {
     all
 }
 
-/// Templates, each once: an installed template has the same id on every node. The counts of creates are added up.
+/// Templates, each once: an installed template and a copy have the same id on every node. The counts of creates are added
+/// up. Of several forms, the one with the most builds is shown, which is the home's.
 pub(super) fn templates(parts: Vec<Vec<Value>>) -> Vec<Value> {
     let mut merged: Vec<Value> = Vec::new();
     for item in parts.into_iter().flatten() {
@@ -77,6 +78,10 @@ pub(super) fn templates(parts: Vec<Vec<Value>>) -> Vec<Value> {
             Some(known) => {
                 let count = |item: &Value| item["spawnCount"].as_u64().unwrap_or(0);
                 let sum = count(known).saturating_add(count(&item));
+                let builds = |item: &Value| item["buildCount"].as_u64().unwrap_or(0);
+                if builds(&item) > builds(known) {
+                    *known = item;
+                }
                 known["spawnCount"] = sum.into();
             }
         }
@@ -197,13 +202,14 @@ mod tests {
 
     #[test]
     fn a_template_of_every_node_is_listed_once() {
-        let base = |count: u64| json!({"templateID": "base", "spawnCount": count});
+        let base = |count: u64, builds: u64| json!({"templateID": "base", "spawnCount": count, "buildCount": builds});
         let merged = templates(vec![
-            vec![base(1)],
-            vec![base(2), json!({"templateID": "x"})],
+            vec![base(1, 1)],
+            vec![base(2, 3), json!({"templateID": "x"})],
+            vec![base(4, 1)],
         ]);
         assert_eq!(merged.len(), 2);
-        assert_eq!(merged[0]["spawnCount"], 3);
+        assert_eq!(merged[0], base(7, 3));
     }
 
     #[test]

@@ -347,13 +347,29 @@ async fn of_template(
     let Some(name) = name else {
         return next.run(request).await;
     };
+    let is_by_copies = is_served_by_copies(request.method(), request.uri().path());
     if app.has_template(&name).await {
-        return next.run(request).await;
+        return match app.home_elsewhere(&name) {
+            Some(home) if peers.is_there(&home) => pass(peers, &home, asked, request).await,
+            Some(home) if !is_by_copies => {
+                let name = name.chars().take(200).collect();
+                ApiError::HomeAway(name, home.to_string()).into_response()
+            }
+            Some(_) | None => next.run(request).await,
+        };
     }
-    match peers.with_template(&name).await {
+    match peers.with_template(&name, is_by_copies).await {
         Some(node) => pass(peers, &node, asked, request).await,
         None => next.run(request).await,
     }
+}
+
+/// Whether a request for a template can be answered without its home: reads, and the removal, which all nodes learn.
+fn is_served_by_copies(method: &Method, path: &str) -> bool {
+    let mut segments = path.split('/').filter(|segment| !segment.is_empty());
+    let is_template = segments.next() == Some("templates") && segments.count() == 1;
+    let is_removal = *method == Method::DELETE && is_template && path != "/templates/tags";
+    matches!(*method, Method::GET | Method::HEAD) || is_removal
 }
 
 /// The answer of one node to a list.
@@ -549,6 +565,24 @@ fn merge_bodies(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copies_serve_reads_and_removals() {
+        for (method, path, expected) in [
+            (Method::GET, "/templates/x/builds/b/status", true),
+            (Method::DELETE, "/templates/x", true),
+            (Method::DELETE, "/templates/tags", false),
+            (Method::POST, "/v3/templates", false),
+            (Method::PATCH, "/v2/templates/x", false),
+            (Method::POST, "/templates/x/redo", false),
+        ] {
+            assert_eq!(
+                is_served_by_copies(&method, path),
+                expected,
+                "{method} {path}"
+            );
+        }
+    }
 
     #[test]
     fn each_route_has_its_way() {

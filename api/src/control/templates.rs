@@ -62,6 +62,9 @@ async fn list(State(app): State<App>, _query: Query) -> Json<Vec<Template>> {
             .values()
             .filter_map(|t| built_item(t, &by_id)),
     );
+    for template in &mut all {
+        template.nodes = nodes_with(&app, &template.template_id);
+    }
     Json(all)
 }
 
@@ -73,7 +76,9 @@ async fn detail(
     let page = Page::of(&query)?;
     let mut headers = HeaderMap::new();
     let Ok(template) = builds::of_builds(&app, &id) else {
-        return Ok((headers, Json(installed_detail(&find(&app, &id).await?))));
+        let mut shown = installed_detail(&find(&app, &id).await?);
+        shown.nodes = nodes_with(&app, &shown.template_id);
+        return Ok((headers, Json(shown)));
     };
     let pool = app.pool.templates().await;
     let by_id: HashMap<_, _> = pool.iter().map(|t| (t.id.as_str(), t)).collect();
@@ -93,6 +98,7 @@ async fn detail(
         last_spawned_at: None,
         spawn_count: spawned(&template, &by_id),
         builds: shown.into_iter().map(|b| built(b, &by_id)).collect(),
+        nodes: nodes_with(&app, &template.id),
     };
     Ok((headers, Json(answer)))
 }
@@ -135,6 +141,9 @@ async fn tags(
 
 async fn remove(State(app): State<App>, Segment(id): Segment) -> Result<StatusCode, ApiError> {
     if let Ok(template) = builds::of_builds(&app, &id) {
+        if let Some(peers) = &app.peers {
+            peers.delete_template(&template.id).await?;
+        }
         app.builds.remove(template.id.clone()).await?;
         return Ok(StatusCode::NO_CONTENT);
     }
@@ -165,6 +174,12 @@ async fn update(
 async fn find(app: &App, reference: &str) -> Result<TemplateInfo, ApiError> {
     let found = app.pool.template(reference).await;
     found.ok_or_else(|| ApiError::no_template(reference))
+}
+
+/// The nodes of a cluster that have a template; empty for a server that is alone.
+fn nodes_with(app: &App, template: &str) -> Vec<String> {
+    let peers = app.peers.as_ref();
+    peers.map_or_else(Vec::new, |peers| peers.nodes_with(template))
 }
 
 pub(super) fn created(template: &TemplateInfo) -> Timestamp {
@@ -246,6 +261,7 @@ fn built_item(template: &TemplateRecord, pool: &Pool) -> Option<Template> {
         envd_version: ENVD_VERSION.to_owned(),
         build_status: builds::status_of(&last.state),
         stored_bytes: in_pool(named, pool).and_then(wire::stored_bytes),
+        nodes: Vec::new(),
     })
 }
 
@@ -271,6 +287,7 @@ fn installed_detail(template: &TemplateInfo) -> TemplateWithBuilds {
             disk_size_mb: Some(item.disk_size_mb),
             envd_version: item.envd_version,
         }],
+        nodes: item.nodes,
     }
 }
 
@@ -298,6 +315,7 @@ fn item(template: &TemplateInfo) -> Template {
         envd_version: ENVD_VERSION.to_owned(),
         build_status: BuildStatus::Ready,
         stored_bytes: wire::stored_bytes(template),
+        nodes: Vec::new(),
     }
 }
 

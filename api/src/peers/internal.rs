@@ -4,7 +4,9 @@
 //! |---|---|---|
 //! | `GET /cluster/state` | a member | figures, sandboxes, hashes of keys |
 //! | `POST /cluster/signed` | a member | the sandbox whose token signed a file URL |
-//! | `POST /cluster/template` | a member | whether a template or a build is here |
+//! | `POST /cluster/template` | a member | whether this node answers requests for a template |
+//! | `POST /cluster/templates` | a member | templates of builds, and deleted ones, if they have changed |
+//! | `POST /cluster/template/offer` | a member | the files of a build, and what it ended with |
 //! | `GET /cluster/files/KEY` | a member | sums of the files of an offer |
 //! | `GET /cluster/files/KEY/FILE/N` | a member | a chunk of one of them |
 //! | `POST /cluster/moves/can` | a member | why a sandbox cannot move here; `null`: it can |
@@ -32,8 +34,10 @@ use super::{
     authority::AuthorityError,
     join::{Join, JoinError, Renew, Signed, sign_join, sign_renewal, take_token},
     moves::{Asked, MoveError, Moves, Offer},
+    templates,
 };
 use crate::{
+    builds::run::Executor,
     control::{ApiError, App, own_node},
     registry::timestamp,
 };
@@ -51,14 +55,17 @@ struct Internal {
     app: App,
     peers: Peers,
     moves: Moves,
+    executor: Executor,
 }
 
 /// The routes. Callers pass requests of members only, but for [`JOIN`].
-pub(crate) fn router(app: App, peers: Peers, moves: Moves) -> Router {
+pub(crate) fn router(app: App, peers: Peers, moves: Moves, executor: Executor) -> Router {
     Router::new()
         .route("/cluster/state", get(state))
         .route("/cluster/signed", post(signed))
         .route("/cluster/template", post(template))
+        .route("/cluster/templates", post(templates))
+        .route("/cluster/template/offer", post(offer))
         .route("/cluster/files/{key}", get(files))
         .route("/cluster/files/{key}/{file}/{chunk}", get(chunk))
         .route("/cluster/moves/can", post(can_move))
@@ -67,7 +74,12 @@ pub(crate) fn router(app: App, peers: Peers, moves: Moves) -> Router {
         .route("/cluster/renew", post(renew))
         .route(JOIN, post(join))
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(Internal { app, peers, moves })
+        .with_state(Internal {
+            app,
+            peers,
+            moves,
+            executor,
+        })
 }
 
 async fn state(State(internal): State<Internal>) -> Result<Json<PeerState>, ApiError> {
@@ -118,10 +130,48 @@ async fn signed(
 #[derive(Serialize, Deserialize)]
 pub(crate) struct TemplateName {
     pub(crate) name: String,
+    /// Whether a copy will do, if its home is away.
+    #[serde(default)]
+    pub(crate) is_by_copies: bool,
 }
 
 async fn template(State(internal): State<Internal>, Json(asked): Json<TemplateName>) -> Json<bool> {
-    Json(internal.app.has_template(&asked.name).await)
+    let Internal { app, peers, .. } = &internal;
+    let is_right = match app.home_elsewhere(&asked.name) {
+        Some(home) => asked.is_by_copies && !peers.is_there(&home),
+        None => true,
+    };
+    Json(is_right && app.has_template(&asked.name).await)
+}
+
+async fn templates(
+    State(internal): State<Internal>,
+    Json(asked): Json<templates::Asked>,
+) -> Json<Option<templates::Shelf>> {
+    Json(templates::shelf(
+        &internal.peers,
+        &internal.app.builds,
+        &asked,
+    ))
+}
+
+async fn offer(
+    State(internal): State<Internal>,
+    Json(wanted): Json<templates::WantedBuild>,
+) -> Response {
+    let Internal {
+        app,
+        peers,
+        executor,
+    } = &internal;
+    match templates::offer(peers, &app.builds, executor, &wanted).await {
+        Ok(Some(given)) => Json(given).into_response(),
+        Ok(None) => (StatusCode::NOT_FOUND, "there is no such build").into_response(),
+        Err(why) => {
+            tracing::error!(why, "cannot offer a build to another node");
+            (StatusCode::INTERNAL_SERVER_ERROR, why).into_response()
+        }
+    }
 }
 
 async fn files(State(internal): State<Internal>, Path(key): Path<String>) -> Response {

@@ -1,6 +1,9 @@
 //! Metrics of the cluster as this node sees it, and log lines of its events.
 
-use std::fmt::Write;
+use std::{
+    fmt::Write,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use cluster::ClusterEvent;
 use tokio::sync::broadcast::error::RecvError;
@@ -43,6 +46,32 @@ pub(crate) fn render(peers: &Peers) -> String {
         let help = "Time since etcd has answered";
         gauge("etcd_silence_seconds", help, &age.as_secs_f64());
     }
+    let counters = peers.templates().counters();
+    let help = "Builds of other nodes that this one is to copy";
+    gauge(
+        "template_builds_missing",
+        help,
+        &counters.missing.load(Relaxed),
+    );
+    let mut counter = |name: &str, help: &str, value: &AtomicU64| {
+        let value = value.load(Relaxed);
+        let _ = writeln!(
+            text,
+            "# HELP cube_cluster_{name} {help}.\n# TYPE cube_cluster_{name} counter\ncube_cluster_{name}_total {value}"
+        );
+    };
+    counter(
+        "template_copies",
+        "Builds copied from other nodes",
+        &counters.copied,
+    );
+    counter(
+        "template_copy_failures",
+        "Copies of builds that have failed",
+        &counters.failed,
+    );
+    let help = "Bytes of builds that other nodes have sent";
+    counter("template_copy_bytes", help, &counters.bytes);
     text
 }
 

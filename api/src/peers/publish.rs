@@ -29,7 +29,7 @@ pub(crate) async fn publish(peers: Peers, pool: Pool, builds: Builds, node: OwnN
     let mut published: BTreeMap<TemplateId, Replica> = BTreeMap::new();
     loop {
         let templates = pool.templates().await;
-        let names = Names::of(&templates, &builds);
+        let names = Names::of(&templates, &builds, &peers);
         let stats = pool.stats().await;
         let (_, _, creating) = node.creates();
         peers
@@ -73,11 +73,13 @@ fn load(stats: &PoolStats, names: &Names, creating: u32, cpus: u32) -> Load {
 struct Names(Vec<(TemplateInfo, Vec<TemplateId>)>);
 
 impl Names {
-    fn of(templates: &[TemplateInfo], builds: &Builds) -> Self {
+    fn of(templates: &[TemplateInfo], builds: &Builds, peers: &Peers) -> Self {
         let catalog = builds.catalog();
         let named = templates.iter().map(|template| {
             let client_id = catalog.id_for_clients(&template.id);
-            let references = template.names.iter().map(String::as_str);
+            let is_shadowed = peers.templates().is_shadowed(client_id);
+            let own = template.names.iter().filter(|_| !is_shadowed);
+            let references = own.map(String::as_str);
             let references = references.chain([template.id.as_str(), client_id]);
             let mut names: Vec<_> = references.filter_map(wanted).collect();
             names.sort_unstable();

@@ -28,7 +28,9 @@ use crate::{
         follow_status, internal_router,
         metrics::log_events,
         moves::{Moves, tend},
-        publish, renew, watch_roster,
+        publish, renew,
+        templates::{self, Parts},
+        watch_roster,
     },
     proxy::Proxy,
     registry::{Followers, Registry, sample_all},
@@ -144,9 +146,10 @@ impl Engine {
             egress: spec.builds.egress,
             run_limit: COMMAND_LIMIT,
         };
+        let executor = Executor::open(pool.clone(), bases, executor).await;
         let machinery = Real {
             pool: pool.clone(),
-            executor: Executor::open(pool.clone(), bases, executor).await,
+            executor: executor.clone(),
         };
         let running = spec.builds.running;
         let builds = Builds::open(stored, uploads, authority, machinery, running, &mut tasks);
@@ -176,7 +179,7 @@ impl Engine {
             node: node.clone(),
             peers: peers.clone(),
             moves: moves.clone(),
-            state_dir: state,
+            state_dir: state.clone(),
             reports: spec.reports.clone(),
             domain: spec.domain.clone(),
             network,
@@ -204,12 +207,19 @@ impl Engine {
         let tasks = &mut engine.tasks;
         let (pool, builds) = (engine.pool.clone(), engine.builds.clone());
         tasks.spawn(publish(peers.clone(), pool, builds, node.clone()));
-        tasks.spawn(follow_status(peers.clone(), node));
+        tasks.spawn(follow_status(peers.clone(), node.clone()));
+        let parts = Parts {
+            builds: engine.builds.clone(),
+            executor: executor.clone(),
+            node,
+            dir: state.join("builds").join("copies"),
+        };
+        tasks.spawn(templates::follow(peers.clone(), parts));
         tasks.spawn(log_events(peers.clone()));
         tasks.spawn(renew(peers.clone()));
         tasks.spawn(watch_roster(peers.clone(), authenticator));
         tasks.spawn(tend(moves.clone()));
-        let internal = internal_router(app, peers.clone(), moves.clone());
+        let internal = internal_router(app, peers.clone(), moves.clone(), executor);
         Ok((engine, backend.with_peers(peers, moves, internal)))
     }
 

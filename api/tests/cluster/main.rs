@@ -9,6 +9,7 @@ mod faults;
 mod http;
 mod moves;
 mod service;
+mod templates;
 mod world;
 
 use test_cases::cases;

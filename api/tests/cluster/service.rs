@@ -7,7 +7,10 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::world::{World, until};
+use crate::{
+    templates,
+    world::{World, until},
+};
 
 /// Creates of the comparison of local and forwarded ones.
 const CREATES: usize = 6;
@@ -19,6 +22,7 @@ pub(crate) fn cluster_three_nodes_are_one_service() {
         creates_write_nothing_to_etcd(world);
         without_etcd_creates_and_streams_go_on(world);
         a_closed_node_gets_no_sandbox(world);
+        templates::travel(world);
         a_dead_node_is_reported(world);
     });
 }

@@ -271,6 +271,7 @@ impl Node {
             "sandboxes:read",
             "sandboxes:write",
             "templates:read",
+            "templates:write",
             "nodes:admin",
             "metrics:read",
         ];
@@ -314,6 +315,8 @@ impl Node {
         serve
             .args(["--allow-missing-limits", "--server-memory", "none"])
             .args(["--max-sandboxes", "8", "--memory-reserve", "64MiB"])
+            // Slow enough that a test can break a transfer.
+            .args(["--transfer-rate", "16MiB"])
             .args(["--listen", &self.address.to_string(), "--state"])
             .arg(self.state.path())
             .arg("--templates")
@@ -391,6 +394,10 @@ impl Node {
             .join(id)
             .join("pause")
             .exists()
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.state.path().join("log")).unwrap()
     }
 
     /// Ends the server with SIGKILL, and its VMs, as if the host had died.

@@ -67,13 +67,16 @@ pub(crate) fn builds(server: &mut Server, template: &str) -> Result<TemplateWith
 
 pub(super) fn info(context: &Context, template: &str) -> Result<(), Failure> {
     let found = builds(&mut context.server()?, template)?;
-    let lines = [
+    let mut lines = vec![
         ("id", found.template_id.clone()),
         ("names", found.names.join(", ")),
         ("created", time(Some(found.created_at))),
         ("updated", time(Some(found.updated_at))),
         ("sandboxes started", found.spawn_count.to_string()),
     ];
+    if !found.nodes.is_empty() {
+        lines.push(("nodes", found.nodes.join(", ")));
+    }
     context.format.properties("template", &found, &lines)?;
     if context.format == Format::Json {
         return Ok(());

@@ -46,7 +46,20 @@ impl Driver {
         answer: Answer<TemplateInfo>,
     ) {
         let (memory, disk) = size.unzip();
-        let spec = match self.templates.find(reference) {
+        match self.disk_files(reference) {
+            Ok(files) => {
+                let spec = DiskSpec {
+                    memory: memory.unwrap_or(files.memory),
+                    ..files
+                };
+                self.begin_disk(spec, disk.unwrap_or_default(), answer);
+            }
+            Err(e) => drop(answer.send(Err(e))),
+        }
+    }
+
+    pub(super) fn disk_files(&self, reference: &str) -> Result<DiskSpec, PoolError> {
+        match self.templates.find(reference) {
             None => Err(PoolError::NoTemplate(reference.to_owned())),
             Some(t) if t.base.is_some() || t.info.kind == TemplateKind::Snapshot => {
                 Err(PoolError::NoDisk(reference.to_owned()))
@@ -54,13 +67,9 @@ impl Driver {
             Some(t) => Ok(DiskSpec {
                 root: t.root.clone(),
                 layer: Some(t.dir.join(template_file::LAYER)),
-                memory: memory.unwrap_or(t.info.memory),
+                memory: t.info.memory,
                 vcpus: t.info.vcpus,
             }),
-        };
-        match spec {
-            Ok(spec) => self.begin_disk(spec, disk.unwrap_or_default(), answer),
-            Err(e) => drop(answer.send(Err(e))),
         }
     }
 

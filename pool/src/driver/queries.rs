@@ -42,6 +42,9 @@ impl Driver {
             Request::AddTemplate(dir, names, answer) => self.add_template(&dir, names, answer),
             Request::AddDisk(spec, answer) => self.add_disk(spec, answer),
             Request::DiskOf(reference, size, answer) => self.disk_of(&reference, size, answer),
+            Request::DiskFiles(reference, answer) => {
+                let _ = answer.send(self.disk_files(&reference));
+            }
             Request::CopyOf(reference, answer) => self.copy_of(&reference, answer),
             Request::RecordWorkingSet(id, answer) => self.record_working_set(&id, answer),
             Request::RecipeDir(reference, answer) => {

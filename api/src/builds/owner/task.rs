@@ -142,6 +142,15 @@ impl<M: Machinery> Owner<M> {
                 drop(answer.send(self.change(&id, |t| t.public = public).await));
             }
             Request::Remove(id, answer) => drop(answer.send(self.remove(&id).await)),
+            Request::Follow(copied, answer) => {
+                let followed = self.follow(*copied).await;
+                self.show();
+                drop(answer.send(followed));
+            }
+            Request::TakeOver(id, home, answer) => {
+                let taken = self.change(&id, |t| t.home = Some(home)).await;
+                drop(answer.send(taken));
+            }
             Request::Continue(answer) => {
                 self.stopping = None;
                 drop(answer.send(Ok(())));
@@ -202,6 +211,15 @@ impl<M: Machinery> Owner<M> {
             let why = format!("{MAX_TEMPLATES} templates have builds: delete some");
             return Err(BuildsError::TooMany(why));
         }
+        self.check_name(name).await?;
+        let id = random_hex::<10>().map_err(BuildsError::Random)?;
+        let template = TemplateRecord::new(id.clone(), name.to_owned(), unix_ms());
+        self.templates.insert(id.clone(), Arc::new(template));
+        Ok(id)
+    }
+
+    /// Whether a new template may have this name.
+    pub(super) async fn check_name(&self, name: &str) -> Result<(), BuildsError> {
         for template in self.machinery.templates().await {
             let mut names = template.names.iter();
             let is_named = names.any(|n| n.split(':').next() == Some(name));
@@ -215,10 +233,7 @@ impl<M: Machinery> Owner<M> {
         if self.templates.contains_key(name) {
             return Err(BuildsError::Taken(name.to_owned()));
         }
-        let id = random_hex::<10>().map_err(BuildsError::Random)?;
-        let template = TemplateRecord::new(id.clone(), name.to_owned(), unix_ms());
-        self.templates.insert(id.clone(), Arc::new(template));
-        Ok(id)
+        Ok(())
     }
 
     async fn start(&mut self, build: Requested, spec: StartSpec) -> Result<(), BuildsError> {
@@ -249,7 +264,7 @@ impl<M: Machinery> Owner<M> {
         Ok(())
     }
 
-    async fn remove(&mut self, id: &str) -> Result<(), BuildsError> {
+    pub(super) async fn remove(&mut self, id: &str) -> Result<(), BuildsError> {
         let missing = || BuildsError::NoTemplate(id.to_owned());
         let template = self.templates.get(id).ok_or_else(missing)?.clone();
         let (store, of) = (self.store.clone(), id.to_owned());
@@ -257,10 +272,7 @@ impl<M: Machinery> Owner<M> {
         self.templates.remove(id);
         self.queue.retain(|queued| queued.build.template_id != id);
         for build in &template.builds {
-            if let Some(running) = self.running.get_mut(&build.id) {
-                running.cancelled.get_or_insert(DELETED);
-                running.canceller.cancel();
-            }
+            self.cancel(&build.id, DELETED);
             self.logs.remove(&build.id);
         }
         self.take_names(template.pool_names().keys()).await;
@@ -270,6 +282,14 @@ impl<M: Machinery> Owner<M> {
             error!(template = id, %error, "cannot remove the uploads of a deleted template");
         }
         Ok(())
+    }
+
+    /// Cancels a build that runs.
+    pub(super) fn cancel(&mut self, build: &str, why: &'static str) {
+        if let Some(running) = self.running.get_mut(build) {
+            running.cancelled.get_or_insert(why);
+            running.canceller.cancel();
+        }
     }
 
     fn answer_stop(&mut self) {

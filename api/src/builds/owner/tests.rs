@@ -1,3 +1,4 @@
+mod follow;
 mod redo;
 
 use std::{

@@ -38,11 +38,22 @@ struct Stored {
 }
 
 impl KeptOrder {
-    fn render(spec: &StartSpec) -> io::Result<Vec<u8>> {
+    fn of(spec: &StartSpec) -> Self {
+        Self {
+            had_credentials: spec.credentials.is_some(),
+            spec: spec.clone(),
+        }
+    }
+
+    /// The order as it is stored, and sent to other nodes.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be written as JSON.
+    pub(crate) fn render(&self) -> io::Result<Vec<u8>> {
         let stored = Stored {
             format: FORMAT,
-            had_credentials: spec.credentials.is_some(),
-            start: request(spec),
+            had_credentials: self.had_credentials,
+            start: request(&self.spec),
         };
         Ok(serde_json::to_vec(&stored)?)
     }
@@ -53,7 +64,9 @@ impl KeptOrder {
         request(&self.spec)
     }
 
-    fn parse(bytes: &[u8]) -> io::Result<Self> {
+    /// # Errors
+    /// Returns an error for another format, and for an order that this server would refuse.
+    pub(crate) fn parse(bytes: &[u8]) -> io::Result<Self> {
         let header: Header = serde_json::from_slice(bytes)?;
         if header.format != FORMAT {
             let why = format!(
@@ -104,7 +117,15 @@ impl Store {
     /// # Errors
     /// Returns an error if it cannot be written.
     pub fn write_order(&self, template: &str, build: &str, spec: &StartSpec) -> io::Result<()> {
-        let bytes = KeptOrder::render(spec)?;
+        self.keep_order(template, build, &KeptOrder::of(spec))
+    }
+
+    /// As [`Store::write_order`], of a build that another node has run.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be written.
+    pub fn keep_order(&self, template: &str, build: &str, order: &KeptOrder) -> io::Result<()> {
+        let bytes = order.render()?;
         let name = format!("{build}{ORDER}");
         replace(
             &self.template_dir(template),
@@ -168,20 +189,20 @@ mod tests {
         });
         given.force = true;
         given.steps[0].force = true;
-        let bytes = KeptOrder::render(&given).unwrap();
+        let bytes = KeptOrder::of(&given).render().unwrap();
         let text = String::from_utf8(bytes.clone()).unwrap();
         assert!(!text.contains("someone") && !text.contains("hidden"));
         let kept = KeptOrder::parse(&bytes).unwrap();
         assert!(kept.had_credentials);
         assert_eq!(kept.spec, spec());
-        let bytes = KeptOrder::render(&spec()).unwrap();
+        let bytes = KeptOrder::of(&spec()).render().unwrap();
         assert!(!KeptOrder::parse(&bytes).unwrap().had_credentials);
         let template = StartSpec {
             from: From::Template("base".to_owned()),
             image_config: None,
             ..spec()
         };
-        let bytes = KeptOrder::render(&template).unwrap();
+        let bytes = KeptOrder::of(&template).render().unwrap();
         assert_eq!(KeptOrder::parse(&bytes).unwrap().spec, template);
     }
 
@@ -194,11 +215,11 @@ mod tests {
     proptest! {
         #[test]
         fn a_changed_order_is_refused_or_one_that_a_client_could_send(at in 0_usize..600, byte: u8) {
-            let mut bytes = KeptOrder::render(&spec()).unwrap();
+            let mut bytes = KeptOrder::of(&spec()).render().unwrap();
             let at = at % bytes.len();
             bytes[at] = byte;
             if let Ok(read) = KeptOrder::parse(&bytes) {
-                let again = KeptOrder::render(&read.spec).unwrap();
+                let again = KeptOrder::of(&read.spec).render().unwrap();
                 prop_assert_eq!(KeptOrder::parse(&again).unwrap().spec, read.spec);
             }
         }

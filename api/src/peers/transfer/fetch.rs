@@ -147,6 +147,8 @@ impl Part {
         } else {
             let missing = sum.wrong_chunks(&file).map_err(failed)?;
             // Zeros that are not there are not fetched: begin anew.
+            let (left, chunks) = (missing.len(), sum.chunks.len());
+            tracing::info!(path = %path.display(), missing = left, chunks, "going on with a file of another node");
             is_new = missing
                 .iter()
                 .any(|chunk| data.binary_search(chunk).is_err());

@@ -5,6 +5,7 @@ use std::{
     fs::File,
     io::{self, ErrorKind},
     os::unix::fs::FileExt,
+    sync::LazyLock,
 };
 
 use model::Bytes;
@@ -25,6 +26,8 @@ const MAX_BYTES: u64 = 256 << 30;
 /// Longest name in bytes.
 const MAX_NAME: usize = 64;
 const SUM: usize = 32;
+/// Of a whole chunk of zeros. Layers are mostly holes, which are neither read nor summed.
+static ZEROS: LazyLock<Sum> = LazyLock::new(|| zeros(CHUNK));
 
 /// SHA-256 of a chunk.
 pub(super) type Sum = [u8; SUM];
@@ -200,14 +203,10 @@ impl FileSum {
 
     /// The chunks that are not of zeros.
     pub(super) fn data(&self) -> Vec<usize> {
-        let zeros = vec![0; usize::try_from(CHUNK).unwrap_or(0)];
-        let whole = sum_of(&zeros);
         let is_data = |at: &usize| {
-            let (_, len) = self.range(*at);
-            let zero = if len as u64 == CHUNK {
-                whole
-            } else {
-                sum_of(&zeros[..len])
+            let zero = match self.range(*at).1 as u64 {
+                CHUNK => *ZEROS,
+                len => zeros(len),
             };
             self.chunks[*at] != zero
         };
@@ -240,28 +239,37 @@ fn range(bytes: u64, chunk: u64) -> (u64, usize) {
     (begin, len)
 }
 
-fn sum_of_chunk(file: &File, bytes: u64, chunk: u64) -> io::Result<Sum> {
-    let (begin, len) = range(bytes, chunk);
-    Ok(sum_of(&read_chunk(file, begin, len)?))
+fn zeros(len: u64) -> Sum {
+    sum_of(&vec![0; usize::try_from(len).unwrap_or(0)])
 }
 
-/// Bytes of a file; those of a hole are not read from the disk.
-pub(super) fn read_chunk(file: &File, begin: u64, len: usize) -> io::Result<Vec<u8>> {
+fn sum_of_chunk(file: &File, bytes: u64, chunk: u64) -> io::Result<Sum> {
+    let (begin, len) = range(bytes, chunk);
+    if len as u64 == CHUNK && is_hole(file, begin, len)? {
+        return Ok(*ZEROS);
+    }
     let mut bytes = vec![0; len];
+    file.read_exact_at(&mut bytes, begin)?;
+    Ok(sum_of(&bytes))
+}
+
+/// Whether there is no data. A file that has become shorter is an error.
+fn is_hole(file: &File, begin: u64, len: usize) -> io::Result<bool> {
+    let end = begin + len as u64;
     let is_hole = match lseek(file, begin.cast_signed(), Whence::SeekData) {
-        Ok(data) => data.cast_unsigned() >= begin + len as u64,
+        Ok(data) => data.cast_unsigned() >= end,
         Err(Errno::ENXIO) => true,
         Err(why) => return Err(why.into()),
     };
-    if is_hole {
+    if is_hole && file.metadata()?.len() < end {
         // A file that has become shorter has no data there either.
-        let is_whole = file.metadata()?.len() >= begin + len as u64;
-        return if is_whole {
-            Ok(bytes)
-        } else {
-            Err(ErrorKind::UnexpectedEof.into())
-        };
+        return Err(ErrorKind::UnexpectedEof.into());
     }
+    Ok(is_hole)
+}
+
+pub(super) fn read_chunk(file: &File, begin: u64, len: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; len];
     file.read_exact_at(&mut bytes, begin)?;
     Ok(bytes)
 }

@@ -46,6 +46,9 @@ pub struct Template {
     /// of the named one. `None`: not known, or there is no ready build.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bytes: Option<u64>,
+    /// Not of E2B: the nodes of a cluster that have the template. Empty for a server that is alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
 }
 
 /// Answer of `GET /templates/{id}`.
@@ -68,6 +71,9 @@ pub struct TemplateWithBuilds {
     pub spawn_count: u64,
     /// A page of them, newest first.
     pub builds: Vec<TemplateBuild>,
+    /// Not of E2B: the nodes of a cluster that have the template. Empty for a server that is alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
 }
 
 /// A build in a [`TemplateWithBuilds`].

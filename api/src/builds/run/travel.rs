@@ -1,0 +1,158 @@
+//! A finished build on its way to another node of the cluster. Its disk travels: root image and layer. The memory is made at
+//! the other node, as by the end of a build, so that it is right for that node's CPU, kernel and VMM.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use model::Bytes;
+use pool::DiskSpec;
+use serde::{Deserialize, Serialize};
+
+use super::{Build, Executor, Order, Reached};
+use crate::builds::{
+    cancel::Cancel, key::Key, layers::StartUp, log::BuildLog, plan::From, settings::Settings,
+    uploads::Uploads,
+};
+
+/// Most bytes of the variables of a build of another node, and of a user or a directory.
+const MAX_ENV: usize = 4 << 20;
+const MAX_WORD: usize = 4096;
+
+/// What a node needs beside the files of a build.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Described {
+    settings: Settings,
+    start_up: StartUp,
+    memory: Bytes,
+    vcpus: u8,
+}
+
+/// A finished build of this node.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) root: PathBuf,
+    pub(crate) layer: PathBuf,
+    pub(crate) described: Described,
+}
+
+/// A build of another node whose files are here.
+#[derive(Debug)]
+pub(crate) struct Arrived<'a> {
+    /// Of the template for clients.
+    pub(crate) template_id: &'a str,
+    pub(crate) root: &'a Path,
+    pub(crate) layer: &'a Path,
+    /// Equal for equal disks.
+    pub(crate) content: &'a str,
+    pub(crate) described: Described,
+    pub(crate) min_free_disk: Bytes,
+}
+
+impl Described {
+    /// Why no server would have written it. `None`: one may have.
+    pub(crate) fn check(&self) -> Option<&'static str> {
+        let env = self.settings.env.iter();
+        let env: usize = env.map(|(name, value)| name.len() + value.len()).sum();
+        let workdir = self.settings.workdir.as_deref().unwrap_or("/");
+        if env > MAX_ENV {
+            return Some("its variables are too long");
+        }
+        if self.settings.user.is_empty() || self.settings.user.len() > MAX_WORD {
+            return Some("its user is malformed");
+        }
+        (workdir.len() > MAX_WORD || !workdir.starts_with('/'))
+            .then_some("its directory is malformed")
+    }
+}
+
+impl Executor {
+    /// The files of a template that a build has made, and what it ended with.
+    ///
+    /// # Errors
+    /// Returns a message for people.
+    pub(crate) async fn finished(&self, template: &str) -> Result<Finished, String> {
+        let ended = self.layers.finished(template).ok_or_else(|| {
+            "this server has lost the settings of the template: build it again".to_owned()
+        })?;
+        let files = self.pool.disk_files(template).await;
+        let files = files.map_err(|why| model::chain(&why))?;
+        let layer = files.layer.ok_or("the template has no layer")?;
+        Ok(Finished {
+            root: files.root,
+            layer,
+            described: Described {
+                settings: ended.settings,
+                start_up: ended.start_up,
+                memory: files.memory,
+                vcpus: files.vcpus,
+            },
+        })
+    }
+
+    /// The root images of this node's templates, each once.
+    pub(crate) async fn roots(&self) -> BTreeSet<PathBuf> {
+        let mut roots = BTreeSet::new();
+        for template in self.pool.templates().await {
+            let files = self.pool.disk_files(&template.id).await;
+            roots.extend(files.map(|files| files.root));
+        }
+        roots
+    }
+
+    /// Makes a template without names of the disk of another node's build, and returns its id in the pool. The files are
+    /// linked.
+    ///
+    /// # Errors
+    /// Returns a message for people.
+    pub(crate) async fn make_of(
+        &self,
+        arrived: Arrived<'_>,
+        files: &Uploads,
+        cancel: Cancel,
+    ) -> Result<String, String> {
+        let Described {
+            settings,
+            start_up,
+            memory,
+            vcpus,
+        } = arrived.described;
+        let disk = self.pool.add_disk(DiskSpec {
+            root: arrived.root.to_owned(),
+            layer: Some(arrived.layer.to_owned()),
+            memory,
+            vcpus,
+        });
+        let disk = disk.await.map_err(|why| model::chain(&why))?;
+        let reached = Reached {
+            result: Key::of(&["copy", arrived.content]),
+            settings,
+            layer: Some(self.layers.hold(disk.id)),
+            stages: 0,
+        };
+        let order = Order {
+            template_id: arrived.template_id.to_owned(),
+            from: From::Template(arrived.template_id.to_owned()),
+            registry: None,
+            steps: Vec::new(),
+            start: None,
+            ready: None,
+            image_config: None,
+            force: false,
+            vcpus,
+            memory,
+            min_free_disk: arrived.min_free_disk,
+        };
+        let build = Build {
+            executor: self,
+            order: &order,
+            files,
+            log: &BuildLog::default(),
+            cancel,
+        };
+        let made = build.finish(&reached, start_up).await;
+        made.map(|built| built.template)
+            .map_err(|failure| failure.bounded().message)
+    }
+}

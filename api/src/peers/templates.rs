@@ -1,0 +1,338 @@
+//! Templates of builds on every node: each ready node of a platform makes a copy of each tagged build, newest first.
+//!
+//! ```text
+//! every 3 s   others ─ POST /cluster/templates ─► shelves ─► plan (pure) ─┬─► deleted ones are removed
+//!                                                                         ├─► tags follow the home's
+//!                                                                         └─► one missing build at a time:
+//! POST /cluster/template/offer ─► files ─ transfer ─► <state>/builds/copies/<build> ─► memory made ─► named
+//! ```
+//! A template has a home, the node that builds and changes it; requests about it go there. The others have copies of its
+//! builds that have tags. Disks travel, root image and layer; the memory is made on each node, as at the end of a build.
+//! A copy gets its names, and so is published as a replica, when sandboxes can be cloned from it.
+//!
+//! What must never happen:
+//! - A deleted template comes back: deletions are kept longer than a node can be away, and are merged by all nodes.
+//! - Two nodes change one template: the home with the later epoch wins, and the other one follows it.
+
+mod deleted;
+mod give;
+mod plan;
+mod take;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use api_types::rest::NodeStatus;
+use cluster::{NodeId, NodeState};
+use model::clock::unix_ms;
+use tokio::{task::JoinSet, time::Instant};
+
+use super::{Peers, question, settings::Dir};
+use crate::{
+    builds::{
+        owner::{Builds, BuildsError, Copied},
+        run::Executor,
+    },
+    node::OwnNode,
+};
+use deleted::Deleted;
+pub(crate) use give::{Asked, Kept, Shelf, WantedBuild, offer, shelf};
+use plan::{Missing, Plan, Scene};
+use take::TakeError;
+
+/// How often the nodes are asked for their templates.
+const EVERY: Duration = Duration::from_secs(3);
+/// How long a copy that has failed waits for its next attempt: at first, at most, and at most if the other node did not
+/// answer.
+const AGAIN: Duration = Duration::from_secs(5);
+const AGAIN_MOST: Duration = Duration::from_secs(600);
+const AGAIN_AWAY: Duration = Duration::from_secs(15);
+
+/// What this node knows about the templates of the cluster. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Templates(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    deleted: Mutex<Deleted>,
+    /// Ids of templates of this node whose names belong to older ones of other nodes.
+    shadowed: Mutex<BTreeSet<String>>,
+    kept: Kept,
+    counters: Counters,
+}
+
+/// Figures for metrics.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) copied: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) missing: AtomicU64,
+}
+
+/// The parts of the server that copies need.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts {
+    pub(crate) builds: Builds,
+    pub(crate) executor: Executor,
+    pub(crate) node: OwnNode,
+    /// Of incomplete copies.
+    pub(crate) dir: PathBuf,
+}
+
+impl Templates {
+    pub(super) fn new(dir: &Dir) -> Self {
+        Self(Arc::new(Inner {
+            deleted: Mutex::new(Deleted::load(dir)),
+            shadowed: Mutex::default(),
+            kept: Kept::default(),
+            counters: Counters::default(),
+        }))
+    }
+
+    /// Records that a template is deleted, here and by and by on all nodes. When this returns, it is on disk.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be written.
+    pub(crate) async fn delete(&self, dir: &Dir, template: &str) -> Result<(), BuildsError> {
+        self.merge(dir, BTreeMap::from([(template.to_owned(), unix_ms())]))
+            .await
+    }
+
+    async fn merge(&self, dir: &Dir, deleted: BTreeMap<String, u64>) -> Result<(), BuildsError> {
+        let changed = self.deleted().merged(deleted, unix_ms());
+        let Some(changed) = changed else {
+            return Ok(());
+        };
+        let (to, written) = (dir.clone(), changed.clone());
+        let written = tokio::task::spawn_blocking(move || written.store(&to)).await;
+        written
+            .map_err(std::io::Error::from)
+            .flatten()
+            .map_err(BuildsError::Store)?;
+        *self.deleted() = changed;
+        Ok(())
+    }
+
+    /// Whether the names of a template of this node belong to an older one of another node.
+    pub(super) fn is_shadowed(&self, template: &str) -> bool {
+        self.shadowed().contains(template)
+    }
+
+    pub(super) fn counters(&self) -> &Counters {
+        &self.0.counters
+    }
+
+    pub(crate) fn kept(&self) -> &Kept {
+        &self.0.kept
+    }
+
+    fn deleted(&self) -> MutexGuard<'_, Deleted> {
+        lock(&self.0.deleted)
+    }
+
+    fn shadowed(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        lock(&self.0.shadowed)
+    }
+}
+
+/// Ignores poisoning: the protected data is consistent after each statement that can panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A copy that has failed.
+struct Failed {
+    times: u32,
+    not_before: Instant,
+}
+
+/// Follows the templates of all nodes; never returns.
+pub(crate) async fn follow(peers: Peers, parts: Parts) {
+    let mut shelves: BTreeMap<NodeId, Shelf> = BTreeMap::new();
+    let mut failed: BTreeMap<String, Failed> = BTreeMap::new();
+    let mut copies = JoinSet::new();
+    loop {
+        let answered = ask_all(&peers, &mut shelves).await;
+        let plan = act(&peers, &parts, &shelves, &answered).await;
+        failed.retain(|build, _| plan.missing.iter().any(|m| m.build == *build));
+        if copies.is_empty()
+            && is_open(&peers, &parts)
+            && let Some(next) = next(&peers, &plan.missing, &failed)
+        {
+            let (peers, parts, next) = (peers.clone(), parts.clone(), next.clone());
+            copies.spawn(async move { (take::take(&peers, &parts, &next).await, next) });
+        }
+        let ended = tokio::time::timeout(EVERY, copies.join_next()).await;
+        match ended {
+            Ok(Some(Ok((outcome, missing)))) => note(&peers, &mut failed, outcome, &missing),
+            Ok(Some(Err(why))) => tracing::error!(%why, "the task of a copy has failed"),
+            Ok(None) => tokio::time::sleep(EVERY).await,
+            Err(_) => {}
+        }
+        peers.templates().kept().expire();
+    }
+}
+
+/// Asks all other nodes for their templates. Returns those that have answered.
+async fn ask_all(peers: &Peers, shelves: &mut BTreeMap<NodeId, Shelf>) -> BTreeSet<NodeId> {
+    let mut asked = JoinSet::new();
+    for node in peers.others() {
+        let known = shelves.get(&node).map(Shelf::sum).unwrap_or_default();
+        let body = serde_json::to_vec(&Asked { known }).unwrap_or_default();
+        let peers = peers.clone();
+        asked.spawn(async move {
+            let question = question("POST", "/cluster/templates", body);
+            (peers.ask::<Option<Shelf>>(&node, question).await, node)
+        });
+    }
+    let mut answered = BTreeSet::new();
+    while let Some(done) = asked.join_next().await {
+        match done {
+            Ok((Ok(shelf), node)) => {
+                if let Some(shelf) = shelf {
+                    shelves.insert(node.clone(), shelf);
+                }
+                answered.insert(node);
+            }
+            Ok((Err(why), node)) => {
+                tracing::debug!(%node, why = %model::chain(&why), "cannot see the templates of a node");
+            }
+            Err(_) => {}
+        }
+    }
+    let view = peers.cluster().view();
+    shelves.retain(|node, _| view.members.contains_key(node));
+    answered
+}
+
+/// Does what the templates of the other nodes ask for, but for copies, and returns the plan.
+async fn act(
+    peers: &Peers,
+    parts: &Parts,
+    shelves: &BTreeMap<NodeId, Shelf>,
+    answered: &BTreeSet<NodeId>,
+) -> Plan {
+    let templates = peers.templates();
+    for shelf in shelves.values() {
+        let merged = templates.merge(peers.dir(), shelf.deleted.clone()).await;
+        warn(merged, "cannot keep deletions of templates");
+    }
+    let view = peers.cluster().view();
+    let seen = shelves.iter().filter(|(node, _)| answered.contains(*node));
+    let deleted = templates.deleted().clone();
+    let scene = Scene {
+        this: peers.this(),
+        own: &parts.builds.catalog().templates,
+        shelves: seen.collect(),
+        members: view.members.keys().collect(),
+        deleted: &deleted,
+    };
+    let plan = plan::plan(&scene);
+    for id in &plan.remove {
+        tracing::info!(template = id, "a template was deleted on another node");
+        let removed = parts.builds.remove(id.clone()).await;
+        warn(removed, "cannot remove a deleted template");
+    }
+    for (record, home) in &plan.follow {
+        let copied = Copied {
+            record: record.clone(),
+            home: home.clone(),
+            made: None,
+        };
+        let followed = parts.builds.follow(copied).await;
+        warn(followed, "cannot follow a template of another node");
+    }
+    for (id, home) in &plan.take_over {
+        tracing::warn!(
+            template = id,
+            "this node is the home of a template now: its former home has left"
+        );
+        let taken = parts.builds.take_over(id.clone(), home.clone()).await;
+        warn(taken, "cannot take a template over");
+    }
+    for id in plan.shadowed.difference(&templates.shadowed()) {
+        tracing::warn!(
+            template = id,
+            "another node has an older template of this name: creates by name use that one"
+        );
+    }
+    *templates.shadowed() = plan.shadowed.clone();
+    let missing = u64::try_from(plan.missing.len()).unwrap_or(u64::MAX);
+    let counters = templates.counters();
+    counters.missing.store(missing, Ordering::Relaxed);
+    plan
+}
+
+fn warn(done: Result<(), BuildsError>, what: &str) {
+    if let Err(why) = done {
+        tracing::warn!(why = %model::chain(&why), "{what}");
+    }
+}
+
+/// Whether this node takes new templates.
+fn is_open(peers: &Peers, parts: &Parts) -> bool {
+    parts.node.chosen().status == NodeStatus::Ready
+        && peers.cluster().view().state(peers.this()) == NodeState::Ready
+}
+
+/// The newest build to copy from a node of the same platform.
+fn next<'a>(
+    peers: &Peers,
+    missing: &'a [Missing],
+    failed: &BTreeMap<String, Failed>,
+) -> Option<&'a Missing> {
+    let view = peers.cluster().view();
+    let platform = |node: &NodeId| view.nodes.get(node).map(|node| node.platform);
+    let own = platform(peers.this());
+    let now = Instant::now();
+    missing.iter().find(|missing| {
+        let waits = failed.get(&missing.build);
+        let waits = waits.is_some_and(|failed| failed.not_before > now);
+        !waits && own.is_some() && platform(&missing.source) == own
+    })
+}
+
+/// Counts the end of a copy, and delays the next attempt of one that has failed.
+fn note(
+    peers: &Peers,
+    failed: &mut BTreeMap<String, Failed>,
+    outcome: Result<u64, TakeError>,
+    missing: &Missing,
+) {
+    let counters = peers.templates().counters();
+    let (node, build) = (&missing.source, &missing.build);
+    let template = &missing.record.name;
+    match outcome {
+        Ok(bytes) => {
+            counters.copied.fetch_add(1, Ordering::Relaxed);
+            counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+            tracing::info!(template, build, %node, bytes, "a template is copied from another node");
+        }
+        Err(why) => {
+            counters.failed.fetch_add(1, Ordering::Relaxed);
+            let entry = failed.entry(build.clone()).or_insert(Failed {
+                times: 0,
+                not_before: Instant::now(),
+            });
+            let delay = AGAIN.saturating_mul(1 << entry.times.min(7));
+            let most = if why.is_away() {
+                AGAIN_AWAY
+            } else {
+                AGAIN_MOST
+            };
+            let delay = delay.min(most);
+            entry.times += 1;
+            entry.not_before = Instant::now() + delay;
+            let again_s = delay.as_secs();
+            tracing::warn!(template, build, %node, again_s, why = %model::chain(&why), "cannot copy a template of another node");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Deleted templates, which no node copies again.
+
+use std::{collections::BTreeMap, io};
+
+use pool::durable::{Durability, read_bounded, replace};
+
+use crate::peers::settings::Dir;
+
+const FILE: &str = "deleted-templates.json";
+/// Longest file in bytes: more than all entries need.
+const MAX_FILE: u64 = 1 << 20;
+/// Most entries: the newest ones are kept.
+const MOST: usize = 10_000;
+/// How long an entry is kept: longer than a certificate is valid, so a node that was away for longer is no member.
+const KEPT_MS: u64 = 100 * 24 * 3600 * 1000;
+
+/// When templates were deleted (Unix, ms), by id.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Deleted(BTreeMap<String, u64>);
+
+impl Deleted {
+    /// A file that cannot be read is reported; the other nodes have most of it.
+    pub(super) fn load(dir: &Dir) -> Self {
+        let read = read_bounded(&dir.path(FILE), MAX_FILE)
+            .and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
+        match read {
+            Ok(entries) => Self(entries),
+            Err(why) if why.kind() == io::ErrorKind::NotFound => Self::default(),
+            Err(why) => {
+                tracing::error!(%why, file = FILE, "cannot read which templates are deleted: asking the other nodes");
+                Self::default()
+            }
+        }
+    }
+
+    pub(super) fn store(&self, dir: &Dir) -> io::Result<()> {
+        let bytes = serde_json::to_vec(&self.0)?;
+        let path = dir.path(FILE);
+        let dir = path.parent().unwrap_or(&path);
+        replace(dir, FILE, &bytes, Durability::Host)
+    }
+
+    pub(super) fn has(&self, template: &str) -> bool {
+        self.0.contains_key(template)
+    }
+
+    pub(super) fn entries(&self) -> &BTreeMap<String, u64> {
+        &self.0
+    }
+
+    /// With entries of another node. `None`: nothing changes.
+    pub(super) fn merged(&self, others: BTreeMap<String, u64>, now_ms: u64) -> Option<Self> {
+        let is_recent = |at: &u64| at.saturating_add(KEPT_MS) > now_ms;
+        let mut all = self.0.clone();
+        for (id, at) in others {
+            if is_recent(&at) && is_id(&id) {
+                // A clock that is ahead does not keep an entry for ever.
+                all.entry(id).or_insert(at.min(now_ms));
+            }
+        }
+        all.retain(|_, at| is_recent(at));
+        while all.len() > MOST
+            && let Some(oldest) = all.iter().min_by_key(|(_, at)| **at)
+        {
+            let oldest = oldest.0.clone();
+            all.remove(&oldest);
+        }
+        (all != self.0).then_some(Self(all))
+    }
+}
+
+fn is_id(id: &str) -> bool {
+    id.len() <= 64
+        && id
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deletions_are_merged_kept_for_their_time_and_bounded() {
+        let now = 2 * KEPT_MS;
+        let all = |entries: &[(&str, u64)]| {
+            let entries = entries.iter().map(|(id, at)| ((*id).to_owned(), *at));
+            entries.collect::<BTreeMap<_, _>>()
+        };
+        let own = Deleted(all(&[("a", now - 1)]));
+        let given = all(&[("b", now + 9), ("c", now - KEPT_MS), ("../d", now)]);
+        let merged = own.merged(given.clone(), now).unwrap();
+        assert_eq!(merged.0, all(&[("a", now - 1), ("b", now)]));
+        assert_eq!(merged.merged(given, now), None);
+        let later = merged.merged(BTreeMap::new(), now + KEPT_MS).unwrap();
+        assert_eq!(later, Deleted::default());
+        let many = (0..MOST as u64 + 5).map(|n| (n.to_string(), now - n));
+        let merged = own.merged(many.collect(), now).unwrap();
+        assert_eq!(merged.0.len(), MOST);
+        assert!(merged.has("0") && !merged.has(&(MOST + 4).to_string()));
+    }
+
+    #[test]
+    fn deletions_survive_a_restart() {
+        let state = tempfile::tempdir().unwrap();
+        let dir = Dir::of(state.path());
+        dir.create().unwrap();
+        assert_eq!(Deleted::load(&dir), Deleted::default());
+        let own = Deleted(BTreeMap::from([("a".to_owned(), 1)]));
+        own.store(&dir).unwrap();
+        assert_eq!(Deleted::load(&dir), own);
+        dir.write(FILE, b"x").unwrap();
+        assert_eq!(Deleted::load(&dir), Deleted::default());
+    }
+}

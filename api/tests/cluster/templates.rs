@@ -1,0 +1,161 @@
+//! A template that is built on one node arrives at the others.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::{FileExt, MetadataExt},
+    path::PathBuf,
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    service::{id, only, open_all},
+    world::{Node, World, until},
+};
+
+/// The disk of the template has as many random bytes.
+const DATA: u64 = 16 << 20;
+/// Where an ext4 file system has its magic number.
+const SUPERBLOCK: u64 = 1024 + 56;
+const STEP: &str = "head -c 16M /dev/urandom >/data; sha256sum /data >/data.sum; sync";
+
+pub(crate) fn travel(world: &mut World) {
+    let (template, build) = build_on_a(world);
+    a_broken_transfer_goes_on(world, &build);
+    for node in &world.nodes {
+        until(&format!("{} sees a copy on each node", node.name), || {
+            nodes_of(node, "travels") == ["a", "b", "c"]
+        });
+    }
+    // Nodes that are closed have it, too; a is the only one that could forward.
+    only(world, 1);
+    let [a, c] = [0, 2].map(|at| &world.nodes[at]);
+    let body = json!({"templateID": "travels", "timeout": 300});
+    let made = a.send("POST", "/v2/sandboxes", &body).expect(201);
+    assert_eq!(made.header("x-cube-node"), Some("b"));
+    let sandbox = made.json();
+    let sum = c
+        .exec(&sandbox, "sha256sum -c /data.sum && id -un")
+        .unwrap();
+    assert!(sum.starts_with("/data: OK"), "{sum}");
+    c.send(
+        "DELETE",
+        &format!("/sandboxes/{}", id(&sandbox)),
+        &Value::Null,
+    )
+    .expect(204);
+    open_all(world);
+    a_tag_and_a_deletion_reach_all(world, &template);
+}
+
+/// Returns the ids of the template and of its build.
+fn build_on_a(world: &World) -> (String, String) {
+    let a = &world.nodes[0];
+    let body = json!({"name": "travels", "cpuCount": 1, "memoryMB": 256});
+    let asked = a.send("POST", "/v3/templates", &body).expect(202).json();
+    let text = |key: &str| asked[key].as_str().unwrap().to_owned();
+    let (template, build) = (text("templateID"), text("buildID"));
+    let path = format!("/templates/{template}/builds/{build}");
+    let body = json!({
+        "fromTemplate": "base",
+        "steps": [{"type": "RUN", "args": [STEP, "root"]}],
+    });
+    // By another node, which passes it on.
+    let b = &world.nodes[1];
+    b.send("POST", &format!("/v2{path}"), &body).expect(202);
+    until("the build ends", || {
+        let status = b
+            .get(&format!("{path}/status?logsOffset=0"))
+            .expect(200)
+            .json();
+        assert_ne!(status["status"], "error", "{status}");
+        status["status"] == "ready"
+    });
+    (template, build)
+}
+
+fn part_of(node: &Node, build: &str) -> PathBuf {
+    let copies = node.state.path().join("builds/copies");
+    copies.join(build).join("layer.part")
+}
+
+fn a_broken_transfer_goes_on(world: &mut World, build: &str) {
+    let part = part_of(&world.nodes[1], build);
+    until("a part of the template is at b", || {
+        fs::metadata(&part).is_ok_and(|part| part.blocks() * 512 >= DATA / 2)
+    });
+    world.nodes[0].kill();
+    assert!(!part.with_file_name("layer").exists());
+    until("b has noticed", || {
+        world.nodes[1]
+            .log()
+            .contains("cannot copy a template of another node")
+    });
+    // What was damaged meanwhile is found.
+    let file = File::options().read(true).write(true).open(&part).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, SUPERBLOCK).unwrap();
+    assert_ne!(byte, [0], "the first chunk is not there");
+    file.write_all_at(&[!byte[0]], SUPERBLOCK).unwrap();
+    world.nodes[0].start();
+    until("b has the template", || !part.parent().unwrap().exists());
+    let log = world.nodes[1].log();
+    let went_on = log
+        .lines()
+        .find(|line| line.contains("going on with a file"));
+    let went_on = went_on.expect("b began anew");
+    let number = |key: &str| {
+        let text = went_on.split(key).nth(1).unwrap();
+        let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse::<u64>().unwrap()
+    };
+    let (missing, chunks) = (number("missing="), number("chunks="));
+    assert!(missing >= 1 && missing < chunks, "{went_on}");
+    assert!(log.contains("a template is copied from another node"));
+}
+
+fn nodes_of(node: &Node, name: &str) -> Vec<String> {
+    let listed = node.get("/templates").expect(200).json();
+    let mut listed = listed.as_array().unwrap().iter();
+    let found = listed.find(|template| template["aliases"][0] == name);
+    let nodes = found.and_then(|template| template["nodes"].as_array());
+    let nodes = nodes.into_iter().flatten();
+    nodes
+        .map(|node| node.as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn a_tag_and_a_deletion_reach_all(world: &mut World, template: &str) {
+    let body = json!({"target": "travels", "tags": ["stable"]});
+    let [b, c] = [1, 2].map(|at| &world.nodes[at]);
+    b.send("POST", "/templates/tags", &body).expect(201);
+    only(world, 2);
+    let body = json!({"templateID": "travels:stable", "timeout": 300});
+    until("c has the tag", || {
+        let made = b.send("POST", "/v2/sandboxes", &body);
+        let is_made = made.status == 201;
+        if is_made {
+            c.send(
+                "DELETE",
+                &format!("/sandboxes/{}", id(&made.json())),
+                &Value::Null,
+            )
+            .expect(204);
+        }
+        is_made
+    });
+    open_all(world);
+    // c learns it when it is back.
+    world.nodes[2].kill();
+    let path = format!("/templates/{template}");
+    world.nodes[1]
+        .send("DELETE", &path, &Value::Null)
+        .expect(204);
+    world.nodes[2].start();
+    for node in &world.nodes {
+        node.until_all(world.nodes.len(), "ready");
+        until("the deletion is everywhere", || {
+            node.get(&path).status == 404 && nodes_of(node, "travels").is_empty()
+        });
+    }
+}
