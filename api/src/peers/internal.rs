@@ -163,6 +163,7 @@ async fn offer(
         app,
         peers,
         executor,
+        ..
     } = &internal;
     match templates::offer(peers, &app.builds, executor, &wanted).await {
         Ok(Some(given)) => Json(given).into_response(),
