@@ -24,7 +24,7 @@ pub(crate) enum NodeCommand {
     /// List the nodes
     #[command(visible_alias = "ls")]
     List,
-    /// Show a node, its figures, and what was lost with it
+    /// Show a node, its figures, what was lost with it, and what cannot move
     Info {
         /// Name of the node
         node: String,
@@ -76,8 +76,8 @@ pub(crate) fn run(context: &Context, command: &NodeCommand) -> Result<(), Failur
             let lines = properties(&found);
             context.format.properties("node", &found, &lines)?;
             match context.format {
-                Format::Human if !found.lost.is_empty() => print(&lost(&found.lost)),
-                Format::Human | Format::Json => Ok(()),
+                Format::Human => print(&(lost(&found.lost) + &stuck(&found.stuck))),
+                Format::Json => Ok(()),
             }
         }
         NodeCommand::Cordon { node } => set(context, &mut server, node, NodeStatus::Standby),
@@ -211,13 +211,10 @@ impl Left {
             waits.push(format!("{} builds", self.builds));
         }
         if self.way == Way::Move {
-            let stuck = self.stuck.iter();
-            let stuck = stuck.map(|s| format!("\n  {} stays: {}", s.sandbox_id, s.reason));
-            return format!(
-                "waits for {}{}",
-                waits.join(", "),
-                stuck.collect::<String>()
-            );
+            let stuck = stuck(&self.stuck);
+            return format!("waits for {}\n{stuck}", waits.join(", "))
+                .trim_end()
+                .to_owned();
         }
         format!("waits for {}{paused}", waits.join(", "))
     }
@@ -329,6 +326,14 @@ fn lost(sandboxes: &[LostSandbox]) -> String {
         let (id, template, seen) = (&s.sandbox_id, &s.template_id, time(Some(s.seen_at)));
         format!("lost: {id} of {template}, {state} at {seen}\n")
     });
+    lines.collect()
+}
+
+/// Why sandboxes of a node that drains did not move.
+fn stuck(sandboxes: &[StuckSandbox]) -> String {
+    let lines = sandboxes
+        .iter()
+        .map(|s| format!("  {} stays: {}\n", s.sandbox_id, s.reason));
     lines.collect()
 }
 

@@ -147,7 +147,7 @@ pub(super) struct ServeConfig {
     /// Serve as a node of the cluster that `cube-api cluster init` or `join` has set up in the state directory
     #[arg(long)]
     cluster: bool,
-    /// Bytes per second that copies of templates take from other nodes, and again to them
+    /// Bytes per second that copies of templates and moves of sandboxes take from other nodes, and again to them
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     transfer_rate: Bytes,
     /// Block of the ranges that are denied to sandboxes in which webhooks may be; repeat for more
