@@ -223,7 +223,11 @@ async fn holding(
     State(internal): State<Internal>,
     Json(asked): Json<Asked>,
 ) -> Result<Json<Holding>, MoveError> {
-    internal.moves.holding(&asked.sandbox).await.map(Json)
+    internal
+        .moves
+        .holding(&asked.sandbox, asked.epoch)
+        .await
+        .map(Json)
 }
 
 impl IntoResponse for MoveError {

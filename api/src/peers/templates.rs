@@ -62,6 +62,8 @@ pub(crate) struct Templates(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     deleted: Mutex<Deleted>,
+    /// Held while they are written.
+    writing: tokio::sync::Mutex<()>,
     /// Ids of templates of this node whose names belong to older ones of other nodes.
     shadowed: Mutex<BTreeSet<String>>,
     kept: Kept,
@@ -91,6 +93,7 @@ impl Templates {
     pub(super) fn new(dir: &Dir) -> Self {
         Self(Arc::new(Inner {
             deleted: Mutex::new(Deleted::load(dir)),
+            writing: tokio::sync::Mutex::default(),
             shadowed: Mutex::default(),
             kept: Kept::default(),
             counters: Counters::default(),
@@ -107,6 +110,7 @@ impl Templates {
     }
 
     async fn merge(&self, dir: &Dir, deleted: BTreeMap<String, u64>) -> Result<(), BuildsError> {
+        let _writing = self.0.writing.lock().await;
         let changed = self.deleted().merged(deleted, unix_ms());
         let Some(changed) = changed else {
             return Ok(());
@@ -334,5 +338,29 @@ fn note(
             let again_s = delay.as_secs();
             tracing::warn!(template, build, %node, again_s, why = %model::chain(&why), "cannot copy a template of another node");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn deletions_at_the_same_time_are_all_kept() {
+        let state = tempfile::tempdir().unwrap();
+        let dir = Dir::of(state.path());
+        dir.create().unwrap();
+        let templates = Templates::new(&dir);
+        let mut deletions = JoinSet::new();
+        for number in 0..8 {
+            let (templates, dir) = (templates.clone(), dir.clone());
+            deletions
+                .spawn(async move { templates.delete(&dir, &format!("template{number}")).await });
+        }
+        for done in deletions.join_all().await {
+            done.unwrap();
+        }
+        let stored = Deleted::load(&dir);
+        assert!((0..8).all(|number| stored.has(&format!("template{number}"))));
     }
 }

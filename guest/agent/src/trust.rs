@@ -39,6 +39,8 @@ const NAME_BUNDLE: [&str; 5] = [
     "GIT_SSL_CAINFO",
     "AWS_CA_BUNDLE",
 ];
+/// Most of Java's trust stores that are changed.
+const MAX_STORES: usize = 16;
 /// Node.js, which adds it to those that it contains.
 const NAME_ALONE: &str = "NODE_EXTRA_CA_CERTS";
 
@@ -95,32 +97,42 @@ impl Trust {
             }
             self.system = Some(system);
         }
-        self.set_in_java(pem)?;
+        self.set_in_java(pem);
         pem.clone_into(&mut self.pem);
         Ok(true)
     }
 
-    /// The same in Java's trust stores. The files over those of earlier calls are written anew, and others get one.
-    fn set_in_java(&mut self, pem: &str) -> io::Result<()> {
+    /// The same in Java's trust stores. The files over those of earlier calls are written anew, and others get one. A store
+    /// that cannot be used is left alone: programs of the guest may move or change it at any time.
+    fn set_in_java(&mut self, pem: &str) {
         let system = self.system.as_deref().unwrap_or_default();
-        for (number, store) in self.java.iter().enumerate() {
-            if let Some(bytes) = java::with_authority(&read(store)?, system, pem) {
-                write(&java::file(&self.dir, number), &[&bytes])?;
-            }
-        }
-        for store in targets(java::names()) {
-            if self.java.contains(&store) {
-                continue;
-            }
-            let Some(bytes) = java::with_authority(&read(&store)?, system, pem) else {
-                continue;
+        let copy = |store: &Path, number: usize| -> io::Result<Option<PathBuf>> {
+            let Some(bytes) = java::with_authority(&read(store)?, system, pem) else {
+                return Ok(None);
             };
-            let file = java::file(&self.dir, self.java.len());
+            let file = java::file(&self.dir, number);
             write(&file, &[&bytes])?;
-            mount(&file, &store)?;
-            self.java.push(store);
+            Ok(Some(file))
+        };
+        let mut mounted = self.java.clone();
+        for (number, store) in self.java.iter().enumerate() {
+            if let Err(why) = copy(store, number) {
+                left_alone(store, &why);
+            }
         }
-        Ok(())
+        for store in targets(java::names()).into_iter().take(MAX_STORES) {
+            if mounted.contains(&store) {
+                continue;
+            }
+            let placed = copy(&store, mounted.len())
+                .and_then(|file| file.map(|file| mount(&file, &store)).transpose());
+            match placed {
+                Ok(Some(())) => mounted.push(store),
+                Ok(None) => {}
+                Err(why) => left_alone(&store, &why),
+            }
+        }
+        self.java = mounted;
     }
 
     /// Variables for processes, which their own values override.
@@ -133,6 +145,11 @@ impl Trust {
         let all = bundle.chain([(NAME_ALONE, path(ALONE))]);
         all.map(|(name, value)| (name.to_owned(), value)).collect()
     }
+}
+
+fn left_alone(store: &Path, why: &io::Error) {
+    let (store, why) = (store.to_string_lossy(), why.to_string());
+    crate::console::log(&["cannot use Java's trust store ", &store, ": ", &why].concat());
 }
 
 /// The files behind the names that exist, each once.

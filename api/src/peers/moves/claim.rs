@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cluster::{NodeId, Owned, Owner, Stamp};
+use cluster::{NodeId, Owned, Owner, OwnerState, Stamp};
 use pool::{Claim, Hold, Sandbox, UnixMs};
 use serde::{Deserialize, Serialize};
 
@@ -73,6 +73,20 @@ impl Noted {
         }
     }
 
+    /// Whether the record of another node ends what this node has.
+    pub(super) fn is_beaten(&self, by: &Owner, state: OwnerState) -> bool {
+        let owner = self.owner.as_ref();
+        owner.is_some_and(|owner| owner.node != by.node && by.beats(owner.epoch, state))
+    }
+
+    /// Whether this node took the sandbox under an offer of this epoch, or later: not files of before the offer, which it
+    /// has not removed yet.
+    pub(super) fn is_taken(&self, this: &NodeId, offered: u64) -> bool {
+        let owner = self.owner.as_ref();
+        self.step == Step::Held
+            && owner.is_some_and(|owner| owner.node == *this && owner.epoch > offered)
+    }
+
     pub(super) fn owned(&self) -> Option<Owned> {
         let owner = self.owner.clone()?;
         let revision = self.revision;
@@ -85,5 +99,51 @@ pub(super) fn stamp(owner: &Owner) -> Stamp {
     Stamp {
         node: owner.node.clone(),
         epoch: owner.epoch,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noted(step: Step, node: &str, epoch: u64) -> Noted {
+        Noted {
+            owner: Some(Owner {
+                node: node.parse().unwrap(),
+                epoch,
+                state: OwnerState::Paused,
+                offered_to: None,
+            }),
+            step,
+            ..Noted::sharing()
+        }
+    }
+
+    #[test]
+    fn files_of_before_an_offer_are_not_taken() {
+        let b: NodeId = "b".parse().unwrap();
+        let offered = Step::Offered {
+            to: "a".parse().unwrap(),
+        };
+        for (noted, expected) in [
+            (noted(Step::Held, "b", 5), true),
+            (noted(Step::Held, "b", 4), false),
+            (noted(Step::Held, "a", 5), false),
+            (noted(Step::Sharing, "b", 5), false),
+            (noted(offered, "b", 5), false),
+            (Noted::sharing(), false),
+        ] {
+            assert_eq!(noted.is_taken(&b, 4), expected, "{noted:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_later_record_of_another_node_ends_what_this_node_has() {
+        let by = |node, epoch| noted(Step::Held, node, epoch).owner.unwrap();
+        let held = noted(Step::Sharing, "b", 4);
+        assert!(held.is_beaten(&by("a", 5), OwnerState::Paused));
+        assert!(!held.is_beaten(&by("b", 5), OwnerState::Paused));
+        assert!(!held.is_beaten(&by("a", 3), OwnerState::Paused));
+        assert!(!Noted::sharing().is_beaten(&by("a", 5), OwnerState::Paused));
     }
 }

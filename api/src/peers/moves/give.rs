@@ -43,6 +43,9 @@ pub(crate) struct Asked {
     /// Only of `can`.
     #[serde(default)]
     pub(crate) needs: Option<PauseNeeds>,
+    /// Only of `holding`: the epoch of the offer.
+    #[serde(default)]
+    pub(crate) epoch: u64,
 }
 
 impl Moves {
@@ -56,6 +59,15 @@ impl Moves {
         };
         if !self.0.peers.cluster().may_act_as_owner() {
             return Err(MoveError::Detached);
+        }
+        // What was interrupted comes first: an offer may still be in force.
+        let sandbox = self.0.pool.get(id).await?;
+        match Noted::of(&sandbox).map(|noted| noted.step) {
+            Some(Step::Offered { .. }) => return self.settle_offer(id, None).await.map(drop),
+            Some(Step::Sharing) => self.abandon(id).await?,
+            Some(Step::Held) => {}
+            None if sandbox.claim.is_some() => return Err(unreadable()),
+            None => {}
         }
         let needs = self.0.pool.pause_needs(id).await?;
         let to = self.find_taker(id, &needs).await?;
@@ -111,6 +123,7 @@ impl Moves {
         let asked = Asked {
             sandbox: id.clone(),
             needs: Some(needs.clone()),
+            epoch: 0,
         };
         let mut reasons = String::new();
         for node in nodes {
@@ -170,7 +183,7 @@ impl Moves {
         noted: &Noted,
         to: &NodeId,
     ) -> Result<Option<(Owned, Offered)>, MoveError> {
-        let owned = self.paused_record(id).await?;
+        let owned = self.paused_record(id, noted).await?;
         if !Stamp::permits(noted.stamp.as_ref(), &owned.owner) {
             return Err(MoveError::Stale);
         }
@@ -197,13 +210,27 @@ impl Moves {
     }
 
     /// The record of this node's sandbox, which is paused here: made, or changed to that.
-    pub(super) async fn paused_record(&self, id: &SandboxId) -> Result<Owned, MoveError> {
+    pub(super) async fn paused_record(
+        &self,
+        id: &SandboxId,
+        noted: &Noted,
+    ) -> Result<Owned, MoveError> {
         let cluster = self.0.peers.cluster();
         let mut last = OwnerError::Changed;
         for _ in 0..TRIES {
             let found = cluster.owner(id).await?;
             let change = match &found {
-                None => OwnerChange::Share,
+                None => match &noted.owner {
+                    None => OwnerChange::Share,
+                    // etcd was restored from a backup that lacks the record.
+                    Some(owner) if Stamp::permits(noted.stamp.as_ref(), owner) => {
+                        OwnerChange::Reassert {
+                            epoch: owner.epoch,
+                            state: OwnerState::Paused,
+                        }
+                    }
+                    Some(_) => return Err(MoveError::Stale),
+                },
                 Some(owned) if owned.owner.node != *cluster.this() => {
                     return Err(MoveError::Superseded);
                 }
@@ -284,6 +311,7 @@ impl Moves {
                     let asked = Asked {
                         sandbox: id.clone(),
                         needs: None,
+                        epoch: owner.epoch,
                     };
                     let question = question("POST", "/cluster/moves/holding", encode(&asked)?);
                     answer = Some(peers.ask(to, question).await?);
@@ -360,7 +388,11 @@ impl Moves {
     /// Undoes what precedes an offer.
     pub(super) async fn abandon(&self, id: &SandboxId) -> Result<(), MoveError> {
         let sandbox = self.0.pool.get(id).await?;
-        let noted = Noted::of(&sandbox).unwrap_or_else(Noted::sharing);
+        let noted = match (Noted::of(&sandbox), &sandbox.claim) {
+            (Some(noted), _) => noted,
+            (None, None) => Noted::sharing(),
+            (None, Some(_)) => return Err(unreadable()),
+        };
         let cluster = self.0.peers.cluster();
         let found = cluster.owner(id).await?;
         match found {
@@ -385,6 +417,9 @@ impl Moves {
                 let wake = held.wake.filter(|_| !is_running);
                 let held = Noted { wake, ..held };
                 self.0.pool.set_claim(id, Some(held.claim(hold))).await?;
+            }
+            Some(owned) if noted.is_beaten(&owned.owner, OwnerState::Paused) => {
+                self.discard(id, &owned.owner.node).await;
             }
             Some(_) => return Err(MoveError::Superseded),
             // Nothing was shared: it goes on if it ran, and needs no claim.
@@ -422,8 +457,7 @@ impl Moves {
 
     pub(super) async fn noted(&self, id: &SandboxId) -> Result<Noted, MoveError> {
         let sandbox: Sandbox = self.0.pool.get(id).await?;
-        let malformed = || MoveError::Malformed("the sandbox's claim".to_owned());
-        Noted::of(&sandbox).ok_or_else(malformed)
+        Noted::of(&sandbox).ok_or_else(unreadable)
     }
 
     /// Tells the cluster's task what this node holds.
@@ -431,6 +465,11 @@ impl Moves {
         let cluster = self.0.peers.cluster();
         cluster.hold(id.clone(), owned.owner.clone(), owned.revision);
     }
+}
+
+/// A later release may have written the claim.
+fn unreadable() -> MoveError {
+    MoveError::Malformed("the sandbox's claim".to_owned())
 }
 
 fn key(id: &SandboxId) -> String {

@@ -20,10 +20,16 @@ impl Moves {
     pub(crate) async fn open(&self, id: &SandboxId) -> Result<(), MoveError> {
         let busy = self.begin_in_turn(id).await;
         let _busy = busy.ok_or(MoveError::Detached)?;
-        self.open_locked(id).await
+        // From now on the sandbox goes on as its client wants.
+        self.open_locked(id, None).await
     }
 
-    pub(super) async fn open_locked(&self, id: &SandboxId) -> Result<(), MoveError> {
+    /// `wake`: of the note afterwards.
+    pub(super) async fn open_locked(
+        &self,
+        id: &SandboxId,
+        wake: Option<UnixMs>,
+    ) -> Result<(), MoveError> {
         let sandbox = self.0.pool.get(id).await?;
         let is_sealed = sandbox.claim.as_ref().map(|claim| claim.hold) == Some(Hold::Sealed);
         let is_paused = matches!(sandbox.state, SandboxState::Paused(_));
@@ -39,7 +45,7 @@ impl Moves {
             return Err(MoveError::Stale);
         }
         // Durable before the guest runs.
-        let held = Noted::held(&owned, Some(stamp(&owned.owner)), noted.wake);
+        let held = Noted::held(&owned, Some(stamp(&owned.owner)), wake);
         self.hold(id, &owned);
         let claim = held.claim(Hold::Open);
         self.0.pool.set_claim(id, Some(claim)).await?;
@@ -84,17 +90,24 @@ impl Moves {
     pub(super) async fn go_on(&self, id: &SandboxId, end_at: UnixMs) -> Result<(), MoveError> {
         let pool = &self.0.pool;
         pool.connect(id, None, Wake::GoOn { end_at }).await?;
-        let sandbox = pool.get(id).await?;
-        if let Some(noted) = Noted::of(&sandbox) {
-            let noted = Noted {
-                wake: None,
-                ..noted
-            };
-            // It may have been paused again.
-            let hold = sandbox.claim.map_or(Hold::Sealed, |claim| claim.hold);
-            pool.set_claim(id, Some(noted.claim(hold))).await?;
-        }
+        self.awake(id).await?;
         tracing::info!(sandbox = %id, "a sandbox that has moved goes on");
         Ok(())
+    }
+
+    /// Notes that a sandbox goes on: paused again, it stays paused.
+    pub(super) async fn awake(&self, id: &SandboxId) -> Result<(), MoveError> {
+        let sandbox = self.0.pool.get(id).await?;
+        let Some(noted) = Noted::of(&sandbox).filter(|noted| noted.wake.is_some()) else {
+            return Ok(());
+        };
+        let noted = Noted {
+            wake: None,
+            ..noted
+        };
+        // It may have been paused again.
+        let hold = sandbox.claim.map_or(Hold::Sealed, |claim| claim.hold);
+        let claim = Some(noted.claim(hold));
+        Ok(self.0.pool.set_claim(id, claim).await?)
     }
 }

@@ -84,8 +84,8 @@ impl Moves {
         let Some(_busy) = self.begin(&id) else {
             return Ok(Holding::Busy);
         };
-        if self.0.pool.get(&id).await.is_ok() {
-            return Ok(Holding::Taken);
+        if let Some(note) = self.has(&id, offer.epoch).await {
+            return Ok(taker(note));
         }
         if self.incoming(&id).is_some_and(|note| note.is_taking) {
             return self.finish(&id).await;
@@ -231,22 +231,38 @@ impl Moves {
         Ok(Holding::Taken)
     }
 
-    /// What this node has of a sandbox, for its giver.
+    /// What this node has of a sandbox that was offered with this epoch. `None`: it is not here. What was here before the
+    /// offer must go first, by a decision that is not made yet.
+    async fn has(&self, id: &SandboxId, offered: u64) -> Option<TakerNote> {
+        let sandbox = match self.0.pool.get(id).await {
+            Ok(sandbox) => sandbox,
+            Err(why) if why.is_not_found() => return None,
+            Err(_) => return Some(TakerNote::Taking),
+        };
+        let this = self.0.peers.this();
+        let is_taken = Noted::of(&sandbox).is_some_and(|noted| noted.is_taken(this, offered));
+        Some(if is_taken {
+            TakerNote::Held
+        } else {
+            TakerNote::Taking
+        })
+    }
+
+    /// What this node has of a sandbox, for its giver, which offered it with this epoch.
     ///
     /// # Errors
     /// Returns [`MoveError::Io`] if files that have arrived cannot be removed.
-    pub(crate) async fn holding(&self, id: &SandboxId) -> Result<Holding, MoveError> {
+    pub(crate) async fn holding(&self, id: &SandboxId, epoch: u64) -> Result<Holding, MoveError> {
         let Some(_busy) = self.begin(id) else {
             return Ok(Holding::Busy);
         };
-        let note = if self.0.pool.get(id).await.is_ok() {
-            TakerNote::Held
-        } else {
-            match self.incoming(id) {
-                Some(note) if note.is_taking => TakerNote::Taking,
-                Some(_) => TakerNote::Incoming,
-                None => TakerNote::Absent,
-            }
+        if let Some(note) = self.has(id, epoch).await {
+            return Ok(taker(note));
+        }
+        let note = match self.incoming(id) {
+            Some(note) if note.is_taking => TakerNote::Taking,
+            Some(_) => TakerNote::Incoming,
+            None => TakerNote::Absent,
         };
         if note == TakerNote::Taking {
             return self.finish(id).await;

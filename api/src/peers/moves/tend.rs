@@ -6,7 +6,7 @@ use std::time::Duration;
 use cluster::{ClusterEvent, NodeState, OwnerChange, OwnerState, Stamp};
 use model::SandboxId;
 use pool::{Hold, Sandbox, SandboxState};
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 use super::{
     MoveError, Moves, Stuck,
@@ -24,18 +24,19 @@ const LONGEST: u32 = 6;
 
 /// Finishes moves, and begins those of a drain; never returns.
 pub(crate) async fn tend(moves: Moves) {
-    // The cluster's task must know what this node holds before anything is compared.
+    // Nothing that follows from what this node holds is missed.
+    let events = moves.0.peers.cluster().events();
+    // The cluster's task must have what this node holds before anything is compared.
     for sandbox in moves.0.pool.list().await.unwrap_or_default() {
         if let Some(owned) = Noted::of(&sandbox).and_then(|noted| noted.owned()) {
             let cluster = moves.0.peers.cluster();
             cluster.hold(sandbox.id.clone(), owned.owner, 0);
         }
     }
-    tokio::join!(follow(&moves), finish(&moves), drain(&moves));
+    tokio::join!(follow(&moves, events), finish(&moves), drain(&moves));
 }
 
-async fn follow(moves: &Moves) {
-    let mut events = moves.0.peers.cluster().events();
+async fn follow(moves: &Moves, mut events: Receiver<ClusterEvent>) {
     loop {
         match events.recv().await {
             Ok(ClusterEvent::Superseded { sandbox, by }) => {
@@ -66,8 +67,7 @@ async fn finish(moves: &Moves) {
 async fn drain(moves: &Moves) {
     let mut round = 0;
     loop {
-        let cluster = moves.0.peers.cluster();
-        if cluster.view().state(cluster.this()) == NodeState::Moving {
+        if moves.is_leaving() {
             moves.move_all(round).await;
             round += 1;
         } else {
@@ -78,6 +78,12 @@ async fn drain(moves: &Moves) {
 }
 
 impl Moves {
+    /// Whether the sandboxes of this node are to move away.
+    fn is_leaving(&self) -> bool {
+        let cluster = self.0.peers.cluster();
+        cluster.view().state(cluster.this()) == NodeState::Moving
+    }
+
     /// Moves the sandboxes that this node has now, but for those that cannot and were tried lately.
     async fn move_all(&self, round: u64) {
         let Ok(sandboxes) = self.0.pool.list().await else {
@@ -97,7 +103,9 @@ impl Moves {
         let mut due = due.collect::<Vec<_>>().into_iter();
         let mut under_way = tokio::task::JoinSet::new();
         loop {
+            // The drain may end before all have been tried.
             while under_way.len() < AT_ONCE
+                && self.is_leaving()
                 && let Some(id) = due.next()
             {
                 let moves = self.clone();
@@ -150,17 +158,32 @@ impl Moves {
             Step::Held => {}
         }
         let is_paused = matches!(sandbox.state, SandboxState::Paused(_));
-        if let (true, Some(end_at)) = (is_paused, noted.wake) {
-            self.open_locked(id).await?;
-            return self.go_on(id, end_at).await;
+        match noted.wake {
+            Some(end_at) if is_paused => {
+                self.open_locked(id, noted.wake).await?;
+                return self.go_on(id, end_at).await;
+            }
+            Some(_) => return self.awake(id).await,
+            None => {}
         }
         let cluster = self.0.peers.cluster();
         let view = cluster.view();
         match view.owners.get(id) {
+            // An offer that was thought to have failed was made all the same.
+            Some(owned)
+                if owned.owner.node == *cluster.this() && owned.owner.offered_to.is_some() =>
+            {
+                self.abandon(id).await
+            }
             Some(owned) if owned.owner.node == *cluster.this() => {
                 if is_paused && owned.owner.state == OwnerState::Running {
                     self.seal_paused(sandbox, noted).await?;
                 }
+                Ok(())
+            }
+            // The event of this may have been missed.
+            Some(owned) if !is_paused && noted.is_beaten(&owned.owner, OwnerState::Running) => {
+                self.discard(id, &owned.owner.node).await;
                 Ok(())
             }
             // The cluster's task decides about what runs.
@@ -200,7 +223,7 @@ impl Moves {
             // It was resumed in between, under the record that says so.
             return Ok(pool.set_claim(id, Some(noted.claim(Hold::Open))).await?);
         }
-        let owned = self.paused_record(id).await?;
+        let owned = self.paused_record(id, &noted).await?;
         let held = Noted::held(&owned, noted.stamp, noted.wake);
         Ok(pool.set_claim(id, Some(held.claim(Hold::Sealed))).await?)
     }
@@ -241,7 +264,7 @@ impl Moves {
         }
     }
 
-    async fn discard(&self, id: &SandboxId, by: &cluster::NodeId) {
+    pub(super) async fn discard(&self, id: &SandboxId, by: &cluster::NodeId) {
         if self.0.pool.get(id).await.is_ok() {
             tracing::warn!(sandbox = %id, node = %by, "another node has a sandbox with a later epoch: removing it here");
             if let Err(why) = self.0.pool.discard(id).await {
