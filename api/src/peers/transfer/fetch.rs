@@ -84,8 +84,10 @@ impl Fetch<'_> {
         let needed = lengths.sum::<u64>();
         check_space(self.dir, needed, limits)?;
         let (mut fetches, mut missing) = (JoinSet::new(), part.missing.clone().into_iter());
+        let mut failed = None;
         loop {
-            while fetches.len() < AT_ONCE
+            while failed.is_none()
+                && fetches.len() < AT_ONCE
                 && let Some(chunk) = missing.next()
             {
                 let (_, len) = file.range(chunk);
@@ -97,9 +99,13 @@ impl Fetch<'_> {
             }
             match fetches.join_next().await {
                 None => break,
-                Some(Ok(done)) => done?,
-                Some(Err(why)) => return Err(part.failed(why.into())),
+                // What is under way comes to its end: nothing may write to the file when the next attempt begins.
+                Some(Ok(done)) => failed = failed.or(done.err()),
+                Some(Err(why)) => failed = failed.or(Some(part.failed(why.into()))),
             }
+        }
+        if let Some(why) = failed {
+            return Err(why);
         }
         blocking(move || part.publish()).await?;
         Ok(needed)
