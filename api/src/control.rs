@@ -262,6 +262,17 @@ fn name_of(filter: MethodFilter) -> &'static str {
     found.map_or("", |(_, name)| name)
 }
 
+/// Runs work that waits for the disk on a thread.
+///
+/// # Errors
+/// Returns [`ApiError::Interrupted`] if it has panicked.
+async fn on_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|why| ApiError::Interrupted(why.to_string()))
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

@@ -41,6 +41,7 @@ pub use hooks::HookError;
 
 use crate::{
     auth::random_hex,
+    blocking::blocking,
     egress::Refusal,
     hex::uuid,
     registry::{note::now, timestamp},
@@ -261,7 +262,7 @@ impl Events {
     /// Returns an error if the log cannot be read.
     pub(crate) async fn list(&self, wanted: Wanted) -> io::Result<Vec<LifecycleEvent>> {
         let dir = self.0.dir.clone();
-        let listed = tokio::task::spawn_blocking(move || {
+        let listed = blocking(move || {
             let listing = Listing {
                 sandbox: wanted.sandbox.as_deref(),
                 kinds: &wanted.kinds,
@@ -272,7 +273,7 @@ impl Events {
             };
             log::list(&dir, &listing)
         });
-        listed.await.map_err(io::Error::other)?
+        listed.await
     }
 
     pub(crate) fn webhooks(&self) -> Vec<Webhook> {

@@ -27,6 +27,7 @@ pub mod tls;
 pub mod traces;
 
 mod agent;
+mod blocking;
 mod hex;
 mod shell;
 mod webhook;

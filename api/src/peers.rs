@@ -4,8 +4,8 @@
 //! client ─► any node ─► dispatch, spread ─► Peers::find ─► here
 //!                                              └─► PeerClient ─ mTLS, HTTP/1.1 ─► cluster listener of the owner ─► here
 //! ```
-//! What arrives over the cluster listener is answered there, whatever it names. Only a request for a sandbox that has moved
-//! moves once more, because the views of two nodes may differ for a moment. That
+//! A request that arrives over the cluster listener is answered on this node. Only one for a sandbox that has moved is
+//! forwarded once more, because the views of two nodes may differ for a moment. That
 //! listener is the only way in for such requests; a field of a client cannot mark a request as forwarded.
 //!
 //! What must never happen:
@@ -336,7 +336,7 @@ impl Peers {
         })
     }
 
-    /// What this node gives to others.
+    /// The files that this node offers to others.
     pub(crate) fn offers(&self) -> &Offers {
         &self.0.offers
     }

@@ -36,6 +36,7 @@ use super::{
     store::{Contents, KeptOrder, Store},
     uploads::Uploads,
 };
+use crate::blocking::blocking;
 pub(crate) use follow::{Copied, Made};
 pub use pool_side::Machinery;
 pub(crate) use pool_side::Real;
@@ -296,7 +297,7 @@ impl Builds {
         }
         let (store, build) = (self.store.clone(), build.clone());
         let read = move || store.read_log(&build.template_id, &build.build_id);
-        tokio::task::spawn_blocking(read).await?
+        blocking(read).await
     }
 
     /// What a build was started with. `None`: it was not started, has failed, or an older server has built it.
@@ -306,7 +307,7 @@ impl Builds {
     pub async fn order(&self, build: &Requested) -> io::Result<Option<KeptOrder>> {
         let (store, build) = (self.store.clone(), build.clone());
         let read = move || store.read_order(&build.template_id, &build.build_id);
-        tokio::task::spawn_blocking(read).await?
+        blocking(read).await
     }
 
     async fn ask<T>(&self, request: impl FnOnce(Answer<T>) -> Request) -> Result<T, BuildsError> {

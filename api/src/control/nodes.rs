@@ -9,6 +9,7 @@ use pool::SandboxState;
 use super::{
     Access, ApiError, App, Endpoint,
     body::{Body, Segment},
+    on_thread,
 };
 use crate::{
     auth::Scope,
@@ -76,8 +77,7 @@ async fn change(
     if let Member::Own = member {
         let node = app.node.clone();
         // The file is synced.
-        let set = tokio::task::spawn_blocking(move || node.set(status)).await;
-        set.map_err(|why| ApiError::Interrupted(why.to_string()))??;
+        on_thread(move || node.set(status)).await??;
     }
     Ok(StatusCode::NO_CONTENT)
 }
@@ -185,7 +185,7 @@ pub(crate) async fn own(app: &App) -> Result<Node, ApiError> {
     let chosen = node.chosen();
     let (create_successes, create_fails, sandbox_starting_count) = node.creates();
     let state = app.state_dir.clone();
-    let measured = tokio::task::spawn_blocking(move || {
+    let measured = on_thread(move || {
         let scratch = std::path::Path::new(pool::SCRATCH);
         (
             node::info(),
@@ -193,9 +193,7 @@ pub(crate) async fn own(app: &App) -> Result<Node, ApiError> {
             node::disks(&[&state, scratch]),
         )
     });
-    let measured = measured.await;
-    let (machine_info, host, disks) =
-        measured.map_err(|why| ApiError::Interrupted(why.to_string()))?;
+    let (machine_info, host, disks) = measured.await?;
     Ok(Node {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         commit: option_env!("CUBE_COMMIT").unwrap_or("unknown").to_owned(),

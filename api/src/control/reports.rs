@@ -19,7 +19,7 @@ use axum::{
 };
 use hyper::header::CONTENT_TYPE;
 
-use super::{Access, ApiError, App, Endpoint};
+use super::{Access, ApiError, App, Endpoint, on_thread};
 use crate::auth::Scope;
 
 const FILE: &str = "report.json";
@@ -42,7 +42,8 @@ async fn list(State(app): State<App>) -> Result<Json<Vec<BenchmarkRun>>, ApiErro
     let Some(dir) = app.reports.clone() else {
         return Ok(Json(Vec::new()));
     };
-    on_disk(move || runs(&dir)).await.map(Json)
+    let runs = on_thread(move || runs(&dir)).await?;
+    runs.map(Json).map_err(ApiError::Reports)
 }
 
 async fn report(
@@ -53,17 +54,9 @@ async fn report(
     let Some(dir) = app.reports.clone().filter(|_| is_name(&name)) else {
         return Err(missing);
     };
-    let found = on_disk(move || read(&dir.join(name).join(FILE))).await?;
-    let text = found.ok_or(missing)?;
+    let found = on_thread(move || read(&dir.join(name).join(FILE))).await?;
+    let text = found.map_err(ApiError::Reports)?.ok_or(missing)?;
     Ok(([(CONTENT_TYPE, "application/json")], text))
-}
-
-async fn on_disk<T: Send + 'static>(
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> Result<T, ApiError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    let done = done.map_err(|why| ApiError::Interrupted(why.to_string()))?;
-    done.map_err(ApiError::Reports)
 }
 
 /// The runs in a directory, newest first.

@@ -10,6 +10,7 @@ use hyper::{HeaderMap, StatusCode};
 use super::{
     Access, ApiError, App, Endpoint,
     body::{SecretBody, Segment},
+    on_thread,
     paging::{Page, Position},
     query::Query,
     sandboxes::put_token,
@@ -95,9 +96,7 @@ async fn change<T: Send + 'static>(
     change: impl FnOnce(&Secrets) -> Result<T, SecretError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let secrets = app.secrets.clone();
-    let changed = tokio::task::spawn_blocking(move || change(&secrets)).await;
-    let lost = |why: tokio::task::JoinError| SecretError::Io(std::io::Error::other(why));
-    Ok(changed.map_err(lost)??)
+    Ok(on_thread(move || change(&secrets)).await??)
 }
 
 fn on_wire(secret: Secret) -> OnWire {

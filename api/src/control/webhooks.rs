@@ -9,6 +9,7 @@ use hyper::StatusCode;
 use super::{
     Access, ApiError, App, Endpoint,
     body::{OfSandbox, SecretBody, Segment},
+    on_thread,
     query::Query,
 };
 use crate::{
@@ -85,7 +86,7 @@ async fn create(
     State(app): State<App>,
     SecretBody(body): SecretBody<NewWebhook>,
 ) -> Result<(StatusCode, Json<Webhook>), ApiError> {
-    let made = on_thread(&app, move |events| events.create(body)).await?;
+    let made = change(&app, move |events| events.create(body)).await?;
     Ok((StatusCode::CREATED, Json(made)))
 }
 
@@ -94,24 +95,22 @@ async fn update(
     Segment(id): Segment,
     SecretBody(body): SecretBody<WebhookUpdate>,
 ) -> Result<Json<Webhook>, ApiError> {
-    let updated = on_thread(&app, move |events| events.update(&id, body));
+    let updated = change(&app, move |events| events.update(&id, body));
     Ok(Json(updated.await?))
 }
 
 async fn remove(State(app): State<App>, Segment(id): Segment) -> Result<StatusCode, ApiError> {
-    on_thread(&app, move |events| events.delete(&id)).await?;
+    change(&app, move |events| events.delete(&id)).await?;
     Ok(StatusCode::OK)
 }
 
 /// Runs a change on a thread, because it waits for the disk.
-async fn on_thread<T: Send + 'static>(
+async fn change<T: Send + 'static>(
     app: &App,
     change: impl FnOnce(&Events) -> Result<T, HookError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let events = app.events.clone();
-    let changed = tokio::task::spawn_blocking(move || change(&events)).await;
-    let lost = |why: tokio::task::JoinError| HookError::Io(std::io::Error::other(why));
-    Ok(changed.map_err(lost)??)
+    Ok(on_thread(move || change(&events)).await??)
 }
 
 #[cfg(test)]

@@ -166,8 +166,8 @@ impl<R: Routes> Dispatch<R> {
                 let side = backend.cluster.as_ref().ok_or(Refusal::NotMember)?;
                 match side.enter(&mut request, &node, peer)? {
                     Entered::Question => {
-                        if is_long(request.uri().path()) {
-                            // It waits for files, and a handover ends it.
+                        if internal::is_long(request.uri().path()) {
+                            // A handover ends it.
                             drop(ticket);
                         }
                         let response = side.question(request, node).await;
@@ -367,11 +367,6 @@ impl ClusterSide {
         let found = self.peers.signer(query, operation).await;
         found.map_or(Place::Here, |(node, _)| Place::Node(node))
     }
-}
-
-/// Whether a question of another node may take minutes.
-fn is_long(path: &str) -> bool {
-    path == "/cluster/moves" || path.starts_with("/cluster/files/")
 }
 
 /// Whether the request uploads files for a build of a template.

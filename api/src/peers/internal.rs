@@ -50,6 +50,12 @@ pub const PREFIX: &str = "/cluster/";
 /// The only route for hosts that are not members.
 pub const JOIN: &str = "/cluster/join";
 
+/// Whether the answer to a question may take minutes, because it waits for files.
+#[must_use]
+pub fn is_long(path: &str) -> bool {
+    path == "/cluster/moves" || path.starts_with("/cluster/files/")
+}
+
 #[derive(Clone)]
 struct Internal {
     app: App,

@@ -72,7 +72,7 @@ struct Inner {
     /// Offers that nodes have not taken.
     refusals: Mutex<BTreeMap<NodeId, u32>>,
     counts: Counts,
-    /// What other nodes have asked for. `None`: the next process has taken over.
+    /// Tasks that other nodes have asked for. `None`: the next process has taken over.
     tasks: Mutex<Option<JoinSet<()>>>,
 }
 

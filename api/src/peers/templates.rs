@@ -36,6 +36,7 @@ use tokio::{task::JoinSet, time::Instant};
 
 use super::{Peers, question, settings::Dir};
 use crate::{
+    blocking::blocking,
     builds::{
         owner::{Builds, BuildsError, Copied},
         run::Executor,
@@ -116,11 +117,8 @@ impl Templates {
             return Ok(());
         };
         let (to, written) = (dir.clone(), changed.clone());
-        let written = tokio::task::spawn_blocking(move || written.store(&to)).await;
-        written
-            .map_err(std::io::Error::from)
-            .flatten()
-            .map_err(BuildsError::Store)?;
+        let written = blocking(move || written.store(&to)).await;
+        written.map_err(BuildsError::Store)?;
         *self.deleted() = changed;
         Ok(())
     }

@@ -30,7 +30,7 @@ pub(crate) struct Made {
     pub(crate) build: String,
     /// Id of the template in the pool. It is removed if no record names it.
     pub(crate) template: String,
-    /// What the build was started with, if its node knows that.
+    /// The order that started the build, if its node still has it.
     pub(crate) order: Option<KeptOrder>,
 }
 

@@ -327,10 +327,8 @@ impl<M: Machinery> Owner<M> {
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T, BuildsError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(io::Error::from)
-        .flatten()
-        .map_err(BuildsError::Store)
+    let done = crate::blocking::blocking(work).await;
+    done.map_err(BuildsError::Store)
 }
 
 /// A random UUID (RFC 9562, version 4).

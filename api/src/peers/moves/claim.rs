@@ -1,4 +1,4 @@
-//! What a node notes about a sandbox that other nodes can have.
+//! The note that a node keeps about a sandbox that other nodes can have, too.
 
 use std::sync::Arc;
 

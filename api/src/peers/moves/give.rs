@@ -2,14 +2,12 @@
 
 use std::{
     fs::{self, File},
-    io,
     sync::atomic::Ordering,
     time::Duration,
 };
 
 use cluster::{
-    GiverStep, Holding, NodeId, NodeState, Owned, Owner, OwnerChange, OwnerError, OwnerState,
-    Stamp, giver,
+    GiverStep, Holding, NodeId, NodeState, Owned, Owner, OwnerChange, OwnerState, Stamp, giver,
 };
 use model::SandboxId;
 use pool::{Hold, PauseMode, PauseNeeds, PoolError, Refusal, Sandbox, SandboxState};
@@ -20,7 +18,10 @@ use super::{
     claim::{Noted, Step},
     take::Offer,
 };
-use crate::peers::{MAX_ANSWER, answer_of, question, transfer::Offered};
+use crate::{
+    blocking::blocking,
+    peers::{MAX_ANSWER, answer_of, question, transfer::Offered},
+};
 
 /// How long a taker may take to fetch the files.
 const MOVE: Duration = Duration::from_secs(1800);
@@ -183,7 +184,7 @@ impl Moves {
         noted: &Noted,
         to: &NodeId,
     ) -> Result<Option<(Owned, Offered)>, MoveError> {
-        let owned = self.paused_record(id, noted).await?;
+        let owned = self.record_as(id, noted, OwnerState::Paused).await?;
         if !Stamp::permits(noted.stamp.as_ref(), &owned.owner) {
             return Err(MoveError::Stale);
         }
@@ -209,51 +210,10 @@ impl Moves {
         }
     }
 
-    /// The record of this node's sandbox, which is paused here: made, or changed to that.
-    pub(super) async fn paused_record(
-        &self,
-        id: &SandboxId,
-        noted: &Noted,
-    ) -> Result<Owned, MoveError> {
-        let cluster = self.0.peers.cluster();
-        let mut last = OwnerError::Changed;
-        for _ in 0..TRIES {
-            let found = cluster.owner(id).await?;
-            let change = match &found {
-                None => match &noted.owner {
-                    None => OwnerChange::Share,
-                    // etcd was restored from a backup that lacks the record.
-                    Some(owner) if Stamp::permits(noted.stamp.as_ref(), owner) => {
-                        OwnerChange::Reassert {
-                            epoch: owner.epoch,
-                            state: OwnerState::Paused,
-                        }
-                    }
-                    Some(_) => return Err(MoveError::Stale),
-                },
-                Some(owned) if owned.owner.node != *cluster.this() => {
-                    return Err(MoveError::Superseded);
-                }
-                Some(owned) => match (&owned.owner.offered_to, owned.owner.state) {
-                    (Some(to), _) => return Err(MoveError::Unsettled(to.clone())),
-                    (None, OwnerState::Running) => OwnerChange::Pause,
-                    (None, OwnerState::Paused) => return Ok(owned.clone()),
-                },
-            };
-            match cluster.change_owner(id, found.as_ref(), change).await {
-                Ok(Some(owned)) => return Ok(owned),
-                Ok(None) => {}
-                Err(why @ (OwnerError::Changed | OwnerError::Unknown)) => last = why,
-                Err(why) => return Err(why.into()),
-            }
-        }
-        Err(last.into())
-    }
-
     async fn open_files(&self, id: &SandboxId) -> Result<Vec<(String, File)>, MoveError> {
         let dir = self.0.pool.pause_files(id).await?;
         let path = dir.clone();
-        let opened = tokio::task::spawn_blocking(move || {
+        let opened = blocking(move || {
             let mut files = Vec::new();
             for entry in fs::read_dir(&dir)? {
                 let entry = entry?;
@@ -263,10 +223,10 @@ impl Moves {
                     files.push((name.to_owned(), File::open(entry.path())?));
                 }
             }
-            io::Result::Ok(files)
+            Ok(files)
         });
-        let opened = opened.await.map_err(io::Error::other).flatten();
-        opened.map_err(|source| MoveError::Io { path, source })
+        let failed = |source| MoveError::Io { path, source };
+        opened.await.map_err(failed)
     }
 
     async fn send(

@@ -40,7 +40,7 @@ impl Moves {
         if let Step::Offered { to } = &noted.step {
             return Err(MoveError::Unsettled(to.clone()));
         }
-        let owned = self.started(id, &noted).await?;
+        let owned = self.record_as(id, &noted, OwnerState::Running).await?;
         if !Stamp::permits(noted.stamp.as_ref(), &owned.owner) {
             return Err(MoveError::Stale);
         }
@@ -52,34 +52,47 @@ impl Moves {
         Ok(())
     }
 
-    /// The record, which says that the sandbox runs here.
-    async fn started(&self, id: &SandboxId, noted: &Noted) -> Result<Owned, MoveError> {
+    /// The record of this node's sandbox, made or changed until it has this state. The sandbox is paused here.
+    ///
+    /// # Errors
+    /// Returns [`MoveError`] if the sandbox, or the decision about it, may be another node's.
+    pub(super) async fn record_as(
+        &self,
+        id: &SandboxId,
+        noted: &Noted,
+        wanted: OwnerState,
+    ) -> Result<Owned, MoveError> {
         let cluster = self.0.peers.cluster();
         let mut last = OwnerError::Changed;
         for _ in 0..TRIES {
             let found = cluster.owner(id).await?;
             let change = match &found {
-                // etcd was restored from a backup, or the first record was never written.
                 None => match &noted.owner {
                     None => OwnerChange::Share,
-                    Some(owner) => OwnerChange::Reassert {
-                        epoch: owner.epoch,
-                        state: OwnerState::Paused,
-                    },
+                    // etcd was restored from a backup that lacks the record.
+                    Some(owner) if Stamp::permits(noted.stamp.as_ref(), owner) => {
+                        OwnerChange::Reassert {
+                            epoch: owner.epoch,
+                            state: OwnerState::Paused,
+                        }
+                    }
+                    Some(_) => return Err(MoveError::Stale),
                 },
                 Some(owned) if owned.owner.node != *cluster.this() => {
                     return Err(MoveError::Superseded);
                 }
                 Some(owned) => match (&owned.owner.offered_to, owned.owner.state) {
                     (Some(to), _) => return Err(MoveError::Unsettled(to.clone())),
-                    (None, OwnerState::Running) => return Ok(owned.clone()),
+                    (None, state) if state == wanted => return Ok(owned.clone()),
+                    (None, OwnerState::Running) => OwnerChange::Pause,
                     (None, OwnerState::Paused) => OwnerChange::Start,
                 },
             };
             match cluster.change_owner(id, found.as_ref(), change).await {
-                Ok(_) | Err(OwnerError::Changed | OwnerError::Unknown) => {
-                    last = OwnerError::Unknown;
-                }
+                // Acknowledged, or made first.
+                Ok(Some(owned)) if owned.owner.state == wanted => return Ok(owned),
+                Ok(_) => {}
+                Err(why @ (OwnerError::Changed | OwnerError::Unknown)) => last = why,
                 Err(why) => return Err(why.into()),
             }
         }

@@ -19,7 +19,10 @@ use super::{
     MoveError, Moves,
     claim::{Noted, stamp},
 };
-use crate::peers::transfer::{FileList, TransferError};
+use crate::{
+    blocking::blocking,
+    peers::transfer::{FileList, TransferError},
+};
 
 const NOTE: &str = "incoming.json";
 const MAX_NOTE: u64 = 1 << 20;
@@ -135,7 +138,7 @@ impl Moves {
                     self.0.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
                     return Ok(());
                 }
-                // What has arrived is used by the next attempt.
+                // The next attempt goes on with the chunks that are here.
                 Err(why @ TransferError::Peer(_)) => last = Some(why),
                 Err(why) => return Err(why.into()),
             }
@@ -231,8 +234,8 @@ impl Moves {
         Ok(Holding::Taken)
     }
 
-    /// What this node has of a sandbox that was offered with this epoch. `None`: it is not here. What was here before the
-    /// offer must go first, by a decision that is not made yet.
+    /// The state of a sandbox that was offered with this epoch. `None`: it is not here. Files of before the offer must be
+    /// removed first, by a decision that is not made yet.
     async fn has(&self, id: &SandboxId, offered: u64) -> Option<TakerNote> {
         let sandbox = match self.0.pool.get(id).await {
             Ok(sandbox) => sandbox,
@@ -248,7 +251,7 @@ impl Moves {
         })
     }
 
-    /// What this node has of a sandbox, for its giver, which offered it with this epoch.
+    /// The state of a sandbox at this node, for its giver, which offered it with this epoch.
     ///
     /// # Errors
     /// Returns [`MoveError::Io`] if files that have arrived cannot be removed.
@@ -318,7 +321,7 @@ impl Moves {
             sync_dir(parent)?;
             sync_dir(parent.parent().unwrap_or(parent))
         };
-        blocking(self.dir(id), write).await
+        in_dir(self.dir(id), write).await
     }
 
     async fn forget(&self, id: &SandboxId) -> Result<(), MoveError> {
@@ -334,16 +337,15 @@ impl Moves {
                 removed => removed,
             }
         };
-        blocking(self.dir(id), remove).await
+        in_dir(self.dir(id), remove).await
     }
 }
 
-async fn blocking(
+async fn in_dir(
     dir: PathBuf,
     work: impl FnOnce(&Path) -> io::Result<()> + Send + 'static,
 ) -> Result<(), MoveError> {
     let path = dir.clone();
-    let done = tokio::task::spawn_blocking(move || work(&dir)).await;
-    let done = done.map_err(io::Error::other).flatten();
+    let done = blocking(move || work(&dir)).await;
     done.map_err(|source| MoveError::Io { path, source })
 }

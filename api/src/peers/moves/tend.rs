@@ -1,7 +1,7 @@
 //! What this node does about its sandboxes that can move, all the time: it finishes what was interrupted, keeps the owner
 //! records up to date, and moves its sandboxes away while it drains.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use cluster::{ClusterEvent, NodeState, OwnerChange, OwnerState, Stamp};
 use model::SandboxId;
@@ -89,8 +89,8 @@ impl Moves {
         let Ok(sandboxes) = self.0.pool.list().await else {
             return;
         };
-        self.stuck_lock()
-            .retain(|id, _| sandboxes.iter().any(|sandbox| sandbox.id == *id));
+        let present: HashSet<&SandboxId> = sandboxes.iter().map(|sandbox| &sandbox.id).collect();
+        self.stuck_lock().retain(|id, _| present.contains(id));
         let stuck = self.stuck_lock().clone();
         let is_due = |id: &SandboxId| {
             let stuck = stuck.get(id);
@@ -223,7 +223,7 @@ impl Moves {
             // It was resumed in between, under the record that says so.
             return Ok(pool.set_claim(id, Some(noted.claim(Hold::Open))).await?);
         }
-        let owned = self.paused_record(id, &noted).await?;
+        let owned = self.record_as(id, &noted, OwnerState::Paused).await?;
         let held = Noted::held(&owned, noted.stamp, noted.wake);
         Ok(pool.set_claim(id, Some(held.claim(Hold::Sealed))).await?)
     }
@@ -277,9 +277,9 @@ impl Moves {
     async fn collect(&self, sandboxes: &[Sandbox]) {
         let cluster = self.0.peers.cluster();
         let view = cluster.view();
-        let has = |id: &SandboxId| sandboxes.iter().any(|sandbox| sandbox.id == *id);
+        let present: HashSet<&SandboxId> = sandboxes.iter().map(|sandbox| &sandbox.id).collect();
         let stray = view.owners.iter().filter(|(id, owned)| {
-            owned.owner.node == *cluster.this() && !has(id) && !self.is_incoming(id)
+            owned.owner.node == *cluster.this() && !present.contains(id) && !self.is_incoming(id)
         });
         let stray: Vec<_> = stray
             .map(|(id, owned)| (id.clone(), owned.clone()))

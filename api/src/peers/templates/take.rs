@@ -9,7 +9,6 @@ use std::{
 };
 
 use pool::durable::private_dir;
-use tokio::task::spawn_blocking;
 
 use super::{
     Parts,
@@ -17,6 +16,7 @@ use super::{
     plan::Missing,
 };
 use crate::{
+    blocking::blocking,
     builds::{
         cancel::cancellation,
         owner::{BuildsError, Copied, Made},
@@ -82,11 +82,8 @@ pub(super) async fn take(
 ) -> Result<u64, TakeError> {
     let (dir, all) = (parts.dir.join(&missing.build), parts.dir.clone());
     let own = dir.clone();
-    let cleaned = spawn_blocking(move || clean(&all, &own)).await;
-    cleaned
-        .map_err(io::Error::from)
-        .flatten()
-        .map_err(TakeError::Io)?;
+    let cleaned = blocking(move || clean(&all, &own)).await;
+    cleaned.map_err(TakeError::Io)?;
     let wanted = WantedBuild {
         template: missing.record.id.clone(),
         build: missing.build.clone(),
@@ -146,11 +143,8 @@ pub(super) async fn take(
         }),
     };
     parts.builds.follow(copied).await?;
-    let removed = spawn_blocking(move || fs::remove_dir_all(dir)).await;
-    removed
-        .map_err(io::Error::from)
-        .flatten()
-        .map_err(TakeError::Io)?;
+    let removed = blocking(move || fs::remove_dir_all(dir)).await;
+    removed.map_err(TakeError::Io)?;
     Ok(sent)
 }
 
@@ -159,9 +153,9 @@ async fn same(parts: &Parts, wanted: FileSum) -> Option<PathBuf> {
     let roots = parts.executor.roots().await;
     let find = move || {
         let mut roots = roots.into_iter();
-        roots.find(|path| has_content(path, &wanted).unwrap_or(false))
+        Ok(roots.find(|path| has_content(path, &wanted).unwrap_or(false)))
     };
-    spawn_blocking(find).await.ok().flatten()
+    blocking(find).await.ok().flatten()
 }
 
 fn has_content(path: &Path, wanted: &FileSum) -> io::Result<bool> {

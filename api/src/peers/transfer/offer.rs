@@ -10,6 +10,7 @@ use std::{
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::{FileList, FileSum, Rate, TransferLimits, list::read_chunk};
+use crate::blocking::blocking;
 
 /// Chunks that are read at the same time, for all nodes together.
 const READS: usize = 4;
@@ -75,7 +76,7 @@ impl Offers {
         };
         let sum = || {
             let offer = Arc::clone(&offer);
-            async move { tokio::task::spawn_blocking(move || offer.sum()).await? }
+            blocking(move || offer.sum())
         };
         offer.list.get_or_try_init(sum).await.cloned().map(Some)
     }
@@ -100,12 +101,12 @@ impl Offers {
         };
         self.0.rate.take(len as u64).await;
         let name = name.to_owned();
-        let read = tokio::task::spawn_blocking(move || {
+        let read = blocking(move || {
             let file = offer.files.iter().find(|(other, _)| *other == name);
             file.map(|(_, file)| read_chunk(file, begin, len))
                 .transpose()
         });
-        read.await?
+        read.await
     }
 
     fn get(&self, key: &str) -> Option<Arc<Offer>> {
