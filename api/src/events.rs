@@ -30,7 +30,7 @@ use api_types::rest::{LifecycleEvent, NewWebhook, RefusedTraffic, Webhook, Webho
 use ipnet::IpNet;
 use model::SandboxId;
 use netisolation::Exception;
-use pool::{Change, Pool};
+use pool::{Change, Recovered, Sandbox};
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::{Notify, mpsc},
@@ -179,6 +179,27 @@ pub(crate) struct Opened {
     refusals: mpsc::Receiver<Refusal>,
 }
 
+/// What an opened pool has found, and what it reports from then on.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// Those that are alive, and those of the lost ones that are known.
+    sandboxes: Vec<Sandbox>,
+    /// Those that are gone, with the reason.
+    lost: Vec<(SandboxId, String)>,
+    changes: mpsc::UnboundedReceiver<Change>,
+}
+
+impl Found {
+    pub(crate) fn new(recovered: &Recovered, changes: mpsc::UnboundedReceiver<Change>) -> Self {
+        let sandboxes = recovered.alive.iter().chain(&recovered.former);
+        Self {
+            sandboxes: sandboxes.cloned().collect(),
+            lost: recovered.lost.clone(),
+            changes,
+        }
+    }
+}
+
 /// The tasks; they end when the pool is closed.
 #[derive(Debug)]
 pub(crate) struct Running {
@@ -232,7 +253,7 @@ impl Events {
     pub(crate) fn start(
         &self,
         opened: Opened,
-        pool: Pool,
+        found: Found,
         templates: TemplateNames,
         open: &[IpNet],
     ) -> Running {
@@ -249,7 +270,7 @@ impl Events {
             refused: HashMap::new(),
         };
         Running {
-            owner: tokio::spawn(owner.run(pool, opened.refusals)),
+            owner: tokio::spawn(owner.run(found, opened.refusals)),
             deliveries: tokio::spawn(deliver::run(
                 self.clone(),
                 allowed,
@@ -356,14 +377,17 @@ struct Owner {
 }
 
 impl Owner {
-    async fn run(mut self, pool: Pool, mut refusals: mpsc::Receiver<Refusal>) {
-        let Ok((sandboxes, mut changes)) = pool.follow().await else {
-            return;
-        };
-        // Its driver ends with the last handle.
-        drop(pool);
+    async fn run(mut self, found: Found, mut refusals: mpsc::Receiver<Refusal>) {
+        let Found {
+            sandboxes,
+            lost,
+            mut changes,
+        } = found;
         self.roll();
-        for happened in self.ledger.reconcile(now(), &sandboxes, &mut self.names) {
+        for happened in self
+            .ledger
+            .reconcile(now(), &sandboxes, &lost, &mut self.names)
+        {
             self.write(happened);
         }
         loop {

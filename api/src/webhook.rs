@@ -156,6 +156,34 @@ mod tests {
     }
 
     #[test]
+    fn the_connection_stays_until_the_answer_is_complete() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"{}") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                request.push(byte[0]);
+            }
+            stream.write_all(b"HTTP/1.1 200").unwrap();
+            stream
+                .set_read_timeout(Some(Duration::from_millis(100)))
+                .unwrap();
+            let early = stream.read(&mut [0]);
+            stream
+                .write_all(b" OK\r\nContent-Length: 0\r\n\r\n")
+                .unwrap();
+            early.map_err(|why| why.kind())
+        });
+        let hook: Webhook = url.parse().unwrap();
+        hook.post(JSON, "", b"{}", |_| true).unwrap();
+        let early = server.join().unwrap();
+        assert_eq!(early, Err(io::ErrorKind::WouldBlock), "not closed before");
+    }
+
+    #[test]
     fn nothing_is_sent_to_an_address_that_is_not_allowed() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();

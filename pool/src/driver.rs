@@ -74,7 +74,7 @@ pub(crate) struct Driver {
     requests: mpsc::Receiver<Request>,
     reports: mpsc::UnboundedReceiver<Report>,
     ended: mpsc::UnboundedSender<Ended>,
-    /// Of [`crate::Pool::follow`].
+    /// Of the configuration; `None` if nobody listens.
     changes: Option<mpsc::UnboundedSender<Change>>,
     jobs: Jobs,
     templates: Templates,
@@ -147,6 +147,8 @@ impl Driver {
         let (reporter, reports) = mpsc::unbounded_channel();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let parallel = u32::try_from(cores).unwrap_or(u32::MAX);
+        // Not in the configuration, which jobs may have longer than the driver.
+        let changes = setup.config.changes.take();
         let config = Arc::new(setup.config);
         let disks = Disks::new(&config);
         let account = disks.account.clone();
@@ -170,7 +172,7 @@ impl Driver {
             requests: setup.requests,
             reports,
             ended: setup.ended,
-            changes: None,
+            changes,
             jobs,
             templates: setup.templates,
             vmms: setup.vmms,

@@ -544,17 +544,6 @@ impl Pool {
         self.look(Request::List).await.ok_or(PoolError::Draining)
     }
 
-    /// The sandboxes at this moment, and every change after it. Replaces an earlier receiver. A change is lost only if this
-    /// process ends after it was written and before it was received: the list of the next server shows it.
-    ///
-    /// # Errors
-    /// Returns [`PoolError::Draining`] if the pool is closed.
-    pub async fn follow(
-        &self,
-    ) -> Result<(Vec<Sandbox>, mpsc::UnboundedReceiver<Change>), PoolError> {
-        self.look(Request::Follow).await.ok_or(PoolError::Draining)
-    }
-
     /// A sandbox and its latest life events since this pool was opened, oldest first.
     ///
     /// # Errors

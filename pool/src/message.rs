@@ -8,8 +8,8 @@ use tokio::sync::{mpsc, oneshot};
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
-    Change, Claim, Connected, CreateSpec, DiskSpec, LifeEvent, PauseMode, PauseNeeds, PoolError,
-    PoolStats, Sandbox, TemplateDefaults, TemplateInfo, Usage,
+    Claim, Connected, CreateSpec, DiskSpec, LifeEvent, PauseMode, PauseNeeds, PoolError, PoolStats,
+    Sandbox, TemplateDefaults, TemplateInfo, Usage,
     cgroup::FormerServers,
     driver::CopySize,
     record::Record,
@@ -76,7 +76,6 @@ pub(crate) enum Request {
     Sandbox(SandboxId, SandboxRequest),
     Get(SandboxId, Answer<Sandbox>),
     List(oneshot::Sender<Vec<Sandbox>>),
-    Follow(oneshot::Sender<(Vec<Sandbox>, mpsc::UnboundedReceiver<Change>)>),
     History(SandboxId, Answer<(Sandbox, Vec<LifeEvent>)>),
     Usage(SandboxId, Answer<Usage>),
     Counters(SandboxId, Answer<Counters>),

@@ -20,7 +20,7 @@ use model::{SandboxId, template_file};
 use vmm_control::ControlClient;
 
 use crate::{
-    PauseMode, Recovered,
+    PauseMode, Recovered, Sandbox,
     cgroup::Groups,
     clock::{Clock, Reading},
     driver::Entry,
@@ -62,8 +62,8 @@ pub(crate) struct Leftovers {
 /// The outcome for one directory.
 enum Outcome {
     Alive(Box<Entry>),
-    /// A caller's sandbox cannot be recovered, for this reason.
-    Lost(String, Option<Vm>),
+    /// A caller's sandbox cannot be recovered, for this reason. As it was, if its record could be read.
+    Lost(String, Option<Vm>, Option<Box<Sandbox>>),
     /// A caller's sandbox cannot be recovered, for this reason, but its files must not be removed.
     Kept(String),
     /// The slot had no owner or no record.
@@ -153,10 +153,11 @@ pub(crate) fn recover(
                 recovery.groups.remove(id.as_str());
                 entries.push((id, *entry));
             }
-            Outcome::Lost(why, vm) => {
+            Outcome::Lost(why, vm, sandbox) => {
                 tracing::warn!(sandbox = %id, why, "a sandbox was lost while no server ran");
                 slots.push((SlotDir::new(sandboxes, &id), vm));
                 recovered.lost.push((id, why));
+                recovered.former.extend(sandbox.map(|s| *s));
             }
             Outcome::Kept(why) => {
                 is_partial = true;
@@ -262,7 +263,7 @@ impl Recovery<'_> {
             }
             Contents::Torn(why) => {
                 let what = "it ran, or waited for a lease, when the host crashed";
-                return Outcome::Lost(format!("{why}; {what}"), None);
+                return Outcome::Lost(format!("{why}; {what}"), None, None);
             }
             Contents::Later(why) => return Outcome::Later(io::Error::other(why)),
             Contents::Damaged(why) => return Outcome::Kept(set_aside(&dir, why)),
@@ -291,7 +292,15 @@ impl Recovery<'_> {
             Fate::Recover(stage) => {
                 Outcome::Alive(Box::new(self.recovered(id, stage, dir, record, vm)))
             }
-            Fate::Lose => Outcome::Lost(why_lost(&dir, record.kept, same_boot), vm),
+            Fate::Lose => {
+                let why = why_lost(&dir, record.kept, same_boot);
+                let stage = match record.kept {
+                    Kept::Paused(mode) => Stage::Paused(mode),
+                    Kept::Nobody | Kept::Running => Stage::Adopting,
+                };
+                let former = self.recovered(id, stage, dir, record, None).sandbox(id);
+                Outcome::Lost(why, vm, former.map(Box::new))
+            }
         }
     }
 

@@ -9,6 +9,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 use model::{Bytes, SandboxId, Timeline};
 use netisolation::{Counters, Isolation, Policy};
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
 
 use crate::{
     Claim,
@@ -73,6 +74,9 @@ pub struct PoolConfig {
     pub lifetime_of_note: fn(&str) -> Option<Lifetime>,
     /// How ids of sandboxes are made.
     pub ids: Ids,
+    /// Gets every change of a sandbox, from the pool's opening on. A change is lost only if this process ends after it was
+    /// written and before it was received: [`Recovered`] of the next server shows it.
+    pub changes: Option<mpsc::UnboundedSender<Change>>,
 }
 
 impl PoolConfig {
@@ -105,6 +109,7 @@ impl PoolConfig {
             ca_bundle: None,
             lifetime_of_note: |_| None,
             ids: Ids::default(),
+            changes: None,
         }
     }
 }
@@ -325,6 +330,8 @@ pub struct Recovered {
     pub alive: Vec<Sandbox>,
     /// Leased sandboxes that are gone, with the reason.
     pub lost: Vec<(SandboxId, String)>,
+    /// Those of the lost ones whose records could be read, as they were.
+    pub former: Vec<Sandbox>,
 }
 
 /// Reports that a sandbox has ended. Its files and processes are already removed.

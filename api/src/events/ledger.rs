@@ -86,11 +86,13 @@ impl Ledger {
         }
     }
 
-    /// Compares with the sandboxes that exist. What differs has happened while no log was written.
+    /// Compares with the sandboxes that a new server has found, and ends the `lost` ones. What differs has happened while
+    /// no log was written.
     pub(super) fn reconcile(
         &mut self,
         now: UnixMs,
         sandboxes: &[Sandbox],
+        lost: &[(SandboxId, String)],
         names: &mut impl Names,
     ) -> Vec<Happened> {
         let mut happened = Vec::new();
@@ -107,6 +109,9 @@ impl Ledger {
                 }
                 _ => {}
             }
+        }
+        for (id, why) in lost {
+            happened.extend(self.ended(&id.to_string(), now, Some(why.clone())));
         }
         let present: HashSet<String> = sandboxes.iter().map(|s| s.id.to_string()).collect();
         let gone: Vec<String> = self.alive.keys().cloned().collect();

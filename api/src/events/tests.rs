@@ -115,7 +115,7 @@ fn the_changes_of_a_life_become_events_with_their_executions() {
 fn a_new_server_logs_what_a_killed_one_could_not() {
     let (mut ledger, mut names) = (Ledger::default(), Fixed(0));
     let now = |ledger: &mut Ledger, list: &[pool::Sandbox], names: &mut Fixed| {
-        kinds(&ledger.reconcile(5000, list, names))
+        kinds(&ledger.reconcile(5000, list, &[], names))
     };
     let (one, two) = (sandbox(1, SandboxState::Running), sandbox(2, PAUSED));
     let found = now(&mut ledger, &[one.clone(), two.clone()], &mut names);
@@ -127,6 +127,17 @@ fn a_new_server_logs_what_a_killed_one_could_not() {
         now(&mut ledger, &[], &mut names),
         [Kind::Killed, Kind::Killed]
     );
+    // Created and lost before the log knew it, so no one else tells of it.
+    let lost = [(id(4), "its VMM was killed".to_owned())];
+    let told = ledger.reconcile(
+        5000,
+        &[sandbox(4, SandboxState::Running)],
+        &lost,
+        &mut names,
+    );
+    assert_eq!(kinds(&told), [Kind::Created, Kind::Killed]);
+    assert_eq!(told[1].data.reason.as_deref(), Some("its VMM was killed"));
+    assert!(ledger.alive.is_empty());
     let mut of_build = sandbox(3, SandboxState::Running);
     of_build.note = crate::builds::machine::NOTE.into();
     assert_eq!(now(&mut ledger, &[of_build], &mut names), []);

@@ -5,7 +5,7 @@ use std::{io, path::Path, sync::Arc, time::Duration};
 
 use netisolation::{Isolation, ResolverSockets};
 use pool::{Ids, OnClose, Pool, StateLock};
-use tokio::task::JoinSet;
+use tokio::{sync::mpsc, task::JoinSet};
 
 use super::{BuildsSpec, ServeError, ServeSpec};
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     },
     control::{self, Control},
     egress::{self, Alerts, Egress, EgressError},
-    events::{self, Events},
+    events::{self, Events, Found},
     listen::Backend,
     network,
     node::OwnNode,
@@ -111,9 +111,12 @@ impl Engine {
         let keys = KeyFile::of(&config.state);
         let (state, disk_reserve) = (config.state.clone(), config.disk_reserve);
         let disk_limit = config.limits.layer;
+        let (reported, changes) = mpsc::unbounded_channel();
+        config.changes = Some(reported);
         let opened = Pool::open_locked(config, lock).await;
         let (pool, recovered, ended) = opened.map_err(ServeError::Pool)?;
         let refused = network.as_ref().map(|network| network.log.clone());
+        let found = Found::new(&recovered, changes);
         let registry = Registry::open(pool.clone(), recovered.alive);
         let egress = match (prepared, &isolation) {
             (Some(prepared), Some(isolation)) => {
@@ -160,7 +163,7 @@ impl Engine {
             (id, control::build_id(pool_id))
         };
         let open = &spec.webhook_exceptions;
-        let lives = events.start(history, pool.clone(), Box::new(templates), open);
+        let lives = events.start(history, found, Box::new(templates), open);
         let moves = peers
             .as_ref()
             .map(|peers| Moves::new(peers.clone(), pool.clone(), &state));

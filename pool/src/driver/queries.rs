@@ -4,10 +4,7 @@ use std::collections::BTreeMap;
 
 use model::{SandboxId, template_file};
 use netisolation::{Isolation, TapIndex};
-use tokio::{
-    sync::{mpsc, oneshot},
-    task::spawn_blocking,
-};
+use tokio::{sync::oneshot, task::spawn_blocking};
 
 use super::{Driver, Entry};
 use crate::{
@@ -29,7 +26,6 @@ impl Driver {
                 let sandboxes = self.slots.iter().filter_map(|(id, e)| e.sandbox(id));
                 let _ = answer.send(sandboxes.collect());
             }
-            Request::Follow(answer) => self.follow(answer),
             Request::History(id, answer) => drop(answer.send(self.history(&id))),
             Request::Usage(id, answer) => self.usage(&id, answer),
             Request::Counters(id, answer) => self.of_tap(&id, answer, network::counters),
@@ -79,14 +75,6 @@ impl Driver {
     pub(super) fn sandbox(&self, id: &SandboxId) -> Result<Sandbox, PoolError> {
         let sandbox = self.slots.get(id).and_then(|e| e.sandbox(id));
         sandbox.ok_or_else(|| PoolError::not_found(id))
-    }
-
-    fn follow(&mut self, answer: oneshot::Sender<(Vec<Sandbox>, mpsc::UnboundedReceiver<Change>)>) {
-        let sandboxes = self.slots.iter().filter_map(|(id, e)| e.sandbox(id));
-        let (changes, receiver) = mpsc::unbounded_channel();
-        if answer.send((sandboxes.collect(), receiver)).is_ok() {
-            self.changes = Some(changes);
-        }
     }
 
     /// Reports a change to the follower, if there is one.
