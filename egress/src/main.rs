@@ -37,12 +37,19 @@ struct Options {
     /// Requests of one sandbox in a second, of those that the proxy reads. Bursts may have twice as many.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     sandbox_requests: u32,
-    /// Threads that move data.
-    #[arg(long, default_value_t = 2)]
+    /// Threads that move data: one for two cores, at most 8.
+    #[arg(long, default_value_t = threads())]
     threads: usize,
     /// Level of the messages on standard error: error, warn, info or debug.
     #[arg(long, default_value = "info")]
     log: tracing::Level,
+}
+
+/// Guests and the server need cores too: with as many threads as cores, a request wakes a thread on another core for each
+/// step, and takes longer (docs/egress.md).
+fn threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / 2).clamp(1, 8)
 }
 
 fn main() -> ExitCode {

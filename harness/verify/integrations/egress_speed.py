@@ -43,7 +43,9 @@ def get(path, length):
 def timed(path, length):
     begin = time.perf_counter()
     get(path, length)
-    return time.perf_counter() - begin
+    took = time.perf_counter() - begin
+    time.sleep(0.008)  # a sandbox may send 200 requests a second through a rule
+    return took
 for _ in range(20):
     get(b"", 2)
 times = sorted(timed(b"", 2) for _ in range(120))
