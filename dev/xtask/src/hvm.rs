@@ -36,7 +36,7 @@ use crate::{
 const EMULATOR: &str = "qemu-system-x86_64";
 const PACKAGE: &str = "qemu-system-x86";
 /// Time limit of a run. On an emulated machine, a run takes three or four minutes with two cores.
-const RUN_TIMEOUT: Duration = Duration::from_secs(480);
+const RUN_TIMEOUT: Duration = Duration::from_secs(900);
 /// The first major version of QEMU that emulates XSAVE correctly under SVM. In older versions, a guest of the emulated
 /// machine can set XCR0 without an intercept to KVM, and its XSAVE state becomes inconsistent.
 const XSAVE_SINCE: u32 = 10;

@@ -128,14 +128,40 @@ pub(crate) fn test(
         let cargo = || tiers::run(workspace, &tests, &environment);
         outcome = outcome.and(spent.on("cargo's tests", cargo)?);
     }
-    for tier in Tier::value_variants() {
-        if plan.run.contains(tier) {
-            let rest = || beyond_cargo(workspace, *tier, &environment, progress);
-            outcome = outcome.and(spent.on(&tier.to_string(), rest)?);
-        }
+    let mut rest: Vec<Tier> = Tier::value_variants().to_vec();
+    rest.retain(|tier| plan.run.contains(tier));
+    if BESIDE.iter().all(|tier| rest.contains(tier)) {
+        rest.retain(|tier| !BESIDE.contains(tier));
+        let beside = || beside(workspace, &environment, progress.beside());
+        outcome = outcome.and(spent.on("hvm beside fuzz", beside)?);
+    }
+    for tier in rest {
+        let rest = || beyond_cargo(workspace, tier, &environment, progress);
+        outcome = outcome.and(spent.on(&tier.to_string(), rest)?);
     }
     progress.line(&spent.summary());
     Ok(conclude(&outcome, &plan))
+}
+
+/// Tiers that run at the same time: the emulator of `hvm` uses one core, and neither looks at times.
+const BESIDE: [Tier; 2] = [Tier::Hvm, Tier::Fuzz];
+
+fn beside(
+    workspace: &Workspace,
+    environment: &TestEnvironment,
+    progress: Progress,
+) -> Result<Outcome> {
+    std::thread::scope(|scope| {
+        let run = |tier| beyond_cargo(workspace, tier, environment, progress);
+        let threads = BESIDE.map(|tier| scope.spawn(move || run(tier)));
+        let mut outcome = Outcome::default();
+        // Each is waited for, so that an error of one does not end the other.
+        let ended = threads.map(|thread| thread.join().map_err(std::panic::resume_unwind));
+        for one in ended {
+            outcome = outcome.and(one??);
+        }
+        Ok(outcome)
+    })
 }
 
 /// Runs the parts of a tier that are not cargo tests.
