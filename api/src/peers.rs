@@ -45,6 +45,7 @@ pub use spec::ClusterSpec;
 pub use tls::{Peer, PeerTls};
 
 use crate::{
+    blocking::blocking,
     builds::owner::BuildsError,
     proxy::{Refusal, Relay, Upload, head},
 };

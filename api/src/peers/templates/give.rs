@@ -15,7 +15,8 @@ use sha2::{Digest, Sha256};
 use crate::{
     blocking::blocking,
     builds::{
-        owner::{Builds, Catalog, Requested},
+        catalog::Catalog,
+        owner::{Builds, Requested},
         record::{Home, TemplateRecord},
         run::{Described, Executor},
     },
