@@ -27,7 +27,7 @@ pub(crate) mod templates;
 pub mod tls;
 pub mod transfer;
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, Request, Response};
@@ -45,7 +45,6 @@ pub use spec::ClusterSpec;
 pub use tls::{Peer, PeerTls};
 
 use crate::{
-    blocking::blocking,
     builds::owner::BuildsError,
     proxy::{Refusal, Relay, Upload, head},
 };
@@ -53,7 +52,7 @@ use authority::Authority;
 use hyper::StatusCode;
 use settings::{Dir, Settings};
 use templates::Templates;
-use transfer::{Fetch, FileList, FileSum, Offers, Rate, TransferError, TransferLimits};
+use transfer::{Fetch, FileList, Offers, Rate, TransferError, TransferLimits};
 
 /// The address of the client of a forwarded request. Other nodes read it on the cluster listener only.
 pub const CLIENT: HeaderName = HeaderName::from_static("x-cube-client");
@@ -358,27 +357,6 @@ impl Peers {
             return Err(TransferError::NotOffered { node, key });
         }
         Ok(answer_of(node, status, &bytes)?)
-    }
-
-    /// The file of this node among these, of which none changes, that has the wanted content. Files of another length are
-    /// not read, and none is read twice.
-    pub(crate) async fn same(
-        &self,
-        paths: impl IntoIterator<Item = PathBuf>,
-        wanted: &FileSum,
-    ) -> Option<PathBuf> {
-        let (sums, wanted) = (self.0.offers.sums().clone(), wanted.clone());
-        let paths: Vec<_> = paths.into_iter().collect();
-        let has_content = move |path: &PathBuf| -> std::io::Result<bool> {
-            let file = std::fs::File::open(path)?;
-            let is_long = file.metadata()?.len() == wanted.bytes;
-            Ok(is_long && sums.of(&wanted.name, &file)?.content() == wanted.content())
-        };
-        let find = move || {
-            let mut paths = paths.into_iter();
-            Ok(paths.find(|path| has_content(path).unwrap_or(false)))
-        };
-        blocking(find).await.ok().flatten()
     }
 
     /// Fetches files that a node offers into a directory, which must have no other use. Returns the bytes that were sent.

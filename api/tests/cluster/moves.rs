@@ -113,7 +113,11 @@ fn a_drain_moves_both(world: &World, running: &Loaded, paused: &Loaded) {
     let began = Instant::now();
     drain(world, 1, 0);
     until("a is empty", || is_empty(world, 0));
-    println!("drain of two sandboxes: {:?}", began.elapsed());
+    let metrics = b.get("/metrics").text();
+    let moved = metrics
+        .lines()
+        .find(|line| line.starts_with("cube_cluster_moved_bytes_total"));
+    println!("drain of two sandboxes: {:?}, {moved:?}", began.elapsed());
     for loaded in [running, paused] {
         let at = loaded.at(world);
         assert_eq!(at, [1]);

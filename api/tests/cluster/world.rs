@@ -368,6 +368,8 @@ impl Node {
             .arg(self.state.path())
             .arg("--templates")
             .arg(&self.templates)
+            .arg("--images")
+            .arg(artifacts().join("guest"))
             .arg("--vmm")
             .arg(bin.join("cube-vmm"))
             .args(self.options)
@@ -460,7 +462,9 @@ impl Node {
                     .join("cube-vmm"),
             )
             .arg("--templates")
-            .arg(&self.templates);
+            .arg(&self.templates)
+            .arg("--images")
+            .arg(artifacts().join("guest"));
         end.stderr(Stdio::null()).status().ok();
     }
 }

@@ -30,8 +30,9 @@ use crate::{
 const PREFIX: &str = "base-";
 /// How long an incomplete base is kept for another attempt.
 const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
-/// The file that is not sent if this node has it in another template.
 const ROOT: &str = "root";
+/// The files that are not sent if this node has them in another template: those beside a root image.
+const LINKED: [&str; 3] = [ROOT, "vmlinux", "initramfs.cpio"];
 
 impl Moves {
     /// Makes sure that the base of an offered sandbox is here, and stays until the sandbox is.
@@ -75,21 +76,31 @@ impl Moves {
         if let Some(name) = names.find(|name| !Pool::is_file_of_base(name)) {
             return Err(MoveError::Malformed(format!("no file of a base: {name}")));
         }
-        let known = match list.get(ROOT) {
-            Some(root) => peers.same(self.0.pool.root_images().await, root).await,
-            None => None,
-        };
-        if known.is_some() {
-            list = list.without(ROOT);
+        let mut links = Vec::new();
+        for name in LINKED {
+            if let Some(found) = self.same(&list, name).await {
+                list = list.without(name);
+                links.push((name, found));
+            }
         }
-        in_dir(dir.to_owned(), remove_link).await?;
+        in_dir(dir.to_owned(), remove_links).await?;
         let bytes: u64 = list.files().iter().map(|file| file.bytes).sum();
-        tracing::info!(dir = %dir.display(), %from, bytes, "fetching the base of a sandbox that moves to this node");
+        let linked = links.len();
+        tracing::info!(dir = %dir.display(), %from, bytes, linked, "fetching the base of a sandbox that moves to this node");
         self.fetch_list(from, key, &list, dir).await?;
-        match known {
-            Some(root) => in_dir(dir.to_owned(), move |dir| link_root(&root, dir)).await,
-            None => Ok(()),
-        }
+        in_dir(dir.to_owned(), move |dir| link_all(&links, dir)).await
+    }
+
+    /// A file of this node with the content of one of the list.
+    async fn same(&self, list: &FileList, name: &str) -> Option<PathBuf> {
+        let wanted = list.get(name)?;
+        let roots = self.0.pool.root_images().await.into_iter();
+        let paths = roots.map(|root| match name {
+            ROOT => root,
+            beside => root.with_file_name(beside),
+        });
+        let sums = self.0.peers.offers().sums();
+        sums.same(paths, wanted).await
     }
 
     /// Removes incomplete bases that no attempt has used for long.
@@ -113,10 +124,9 @@ fn remove_base(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes the link that an earlier attempt has made: a fetch writes to the files that it finds.
-fn remove_link(dir: &Path) -> io::Result<()> {
-    for name in [ROOT.to_owned(), format!("{ROOT}{PART}")] {
-        let path = dir.join(name);
+/// Removes the links that an earlier attempt has made: a fetch writes to the files that it finds.
+fn remove_links(dir: &Path) -> io::Result<()> {
+    for path in LINKED.into_iter().flat_map(|name| places(dir, name)) {
         if fs::symlink_metadata(&path).is_ok_and(|meta| meta.nlink() > 1) {
             fs::remove_file(path)?;
         }
@@ -124,21 +134,28 @@ fn remove_link(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn link_root(root: &Path, dir: &Path) -> io::Result<()> {
+/// Where a file is, whole or not.
+fn places(dir: &Path, name: &str) -> [PathBuf; 2] {
+    [dir.join(name), dir.join(format!("{name}{PART}"))]
+}
+
+fn link_all(links: &[(&str, PathBuf)], dir: &Path) -> io::Result<()> {
     private_dir(dir)?;
-    for name in [ROOT.to_owned(), format!("{ROOT}{PART}")] {
-        match fs::remove_file(dir.join(name)) {
-            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
-            _ => {}
+    for (name, file) in links {
+        for path in places(dir, name) {
+            match fs::remove_file(path) {
+                Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+                _ => {}
+            }
         }
-    }
-    let link = dir.join(ROOT);
-    match fs::hard_link(root, &link) {
-        Err(why) if why.kind() == io::ErrorKind::CrossesDevices => {
-            fs::copy(root, &link)?;
-            fs::File::open(&link)?.sync_all()?;
+        let link = dir.join(name);
+        match fs::hard_link(file, &link) {
+            Err(why) if why.kind() == io::ErrorKind::CrossesDevices => {
+                fs::copy(file, &link)?;
+                fs::File::open(&link)?.sync_all()?;
+            }
+            linked => linked?,
         }
-        linked => linked?,
     }
     sync_dir(dir)
 }
@@ -189,19 +206,19 @@ mod tests {
     }
 
     #[test]
-    fn a_root_image_of_this_node_is_linked() {
+    fn a_file_of_this_node_is_linked_and_not_written() {
         let dir = tempfile::tempdir().unwrap();
         let (image, base) = (dir.path().join("image"), dir.path().join("base"));
         fs::write(&image, "root").unwrap();
         for _ in 0..2 {
-            link_root(&image, &base).unwrap();
+            link_all(&[(ROOT, image.clone())], &base).unwrap();
         }
         assert_eq!(fs::read(base.join(ROOT)).unwrap(), b"root");
         // The next attempt may fetch it, and must not write to the image.
-        remove_link(&base).unwrap();
+        remove_links(&base).unwrap();
         assert!(!base.join(ROOT).exists());
         fs::write(base.join(ROOT), "part").unwrap();
-        remove_link(&base).unwrap();
+        remove_links(&base).unwrap();
         assert!(base.join(ROOT).exists());
     }
 }

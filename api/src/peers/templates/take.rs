@@ -104,7 +104,8 @@ pub(super) async fn take(
         )));
     };
     let content = format!("{} {}", root.content(), layer.content());
-    let known = peers.same(parts.executor.roots().await, root).await;
+    let sums = peers.offers().sums();
+    let known = sums.same(parts.executor.roots().await, root).await;
     let list = match &known {
         Some(_) => list.without(ROOT),
         None => list,

@@ -6,10 +6,12 @@ use std::{
     fs::File,
     io,
     os::unix::fs::MetadataExt,
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
 };
 
 use super::{CHUNK, list::FileSum};
+use crate::blocking::blocking;
 
 /// Chunks of all remembered files: 32 bytes of memory each, for 512 GiB of files.
 const MOST_CHUNKS: usize = 1 << 17;
@@ -51,6 +53,27 @@ impl Sums {
             self.keep(identity, sum.clone());
         }
         Ok(sum)
+    }
+
+    /// The file among these, of which none changes, that has the wanted content. Files of another length are not read, and
+    /// none is read twice.
+    pub(crate) async fn same(
+        &self,
+        paths: impl IntoIterator<Item = PathBuf>,
+        wanted: &FileSum,
+    ) -> Option<PathBuf> {
+        let (sums, wanted) = (self.clone(), wanted.clone());
+        let paths: Vec<_> = paths.into_iter().collect();
+        let has_content = move |path: &PathBuf| -> io::Result<bool> {
+            let file = File::open(path)?;
+            let is_long = file.metadata()?.len() == wanted.bytes;
+            Ok(is_long && sums.of(&wanted.name, &file)?.content() == wanted.content())
+        };
+        let find = move || {
+            let mut paths = paths.into_iter();
+            Ok(paths.find(|path| has_content(path).unwrap_or(false)))
+        };
+        blocking(find).await.ok().flatten()
     }
 
     fn find(&self, identity: Identity) -> Option<FileSum> {
