@@ -362,8 +362,6 @@ impl Node {
         serve
             .args(["--allow-missing-limits", "--server-memory", "none"])
             .args(["--max-sandboxes", "8", "--memory-reserve", "64MiB"])
-            // Slow enough that a test can break a transfer.
-            .args(["--transfer-rate", "16MiB"])
             .args(["--listen", &self.address.to_string(), "--state"])
             .arg(self.state.path())
             .arg("--templates")
@@ -375,6 +373,10 @@ impl Node {
             .args(self.options)
             .stdin(Stdio::null())
             .stderr(log);
+        if !self.options.contains(&"--transfer-rate") {
+            // Slow enough that a test can break a transfer.
+            serve.args(["--transfer-rate", "16MiB"]);
+        }
         let started = self.namespace.within(|| serve.spawn());
         self.server = Some(started.unwrap());
         until("the server answers", || {
