@@ -35,11 +35,32 @@ pub enum Hold {
 /// What the files of a pause need at the server that takes them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PauseNeeds {
-    /// SHA-256 of the manifest of the template that the sandbox was made from: its memory, layer and root image.
+    /// SHA-256 of the files that the pause does not contain.
     pub base: String,
+    /// Former releases have templates only.
+    #[serde(default)]
+    pub kind: BaseKind,
     /// The VMM that must read them; `None` for a pause without memory.
     pub vmm: Option<VmmId>,
     pub mode: PauseMode,
+}
+
+/// What a pause does not contain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BaseKind {
+    /// The template that the sandbox was made from, by its manifest: memory, layer and root image.
+    #[default]
+    Template,
+    /// Root image, kernel and initramfs of a sandbox that has booted.
+    Guest,
+}
+
+/// Whether a server that offers a paused sandbox offers the files of its base, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GivesBase {
+    Yes,
+    No,
 }
 
 impl Claim {

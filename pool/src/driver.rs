@@ -105,6 +105,7 @@ pub(crate) struct Driver {
     forks_name: String,
     /// Number of templates and of changes of names that are being written to disk.
     publishing: u32,
+    guest_sums: claims::GuestSums,
     former_servers: FormerServers,
     stopping: Stopping,
     /// Whether something has changed that may let a start or a fill begin.
@@ -193,6 +194,7 @@ impl Driver {
             forks: 0,
             forks_name: format!("{:x}", host::unix_ns()),
             publishing: 0,
+            guest_sums: claims::GuestSums::default(),
             former_servers: FormerServers::Gone,
             stopping: Stopping::default(),
             look_again: true,

@@ -4,6 +4,7 @@
 //! <state>/images/<SHA-256 of the manifest>/   manifest.json  memory  state  layer  …
 //!                                             root  vmlinux  initramfs.cpio
 //! <state>/images/root-<random>/               root, the image of a disk template
+//! <state>/images/<SHA-256 of all three>/      root  vmlinux  initramfs.cpio   of a sandbox that booted on another server
 //! ```
 //! A build of templates, kernels or root images replaces files under the same names. Diffs, pauses and cold boots need
 //! the former ones. The pool therefore links the files of an installed template into a directory that is named by the
@@ -32,9 +33,11 @@ use crate::{
 pub(crate) const ROOT: &str = "root";
 const KERNEL: &str = "vmlinux";
 const INITRD: &str = "initramfs.cpio";
+/// The files from which a template boots, its root image first.
+pub(crate) const GUEST: [&str; 3] = [ROOT, KERNEL, INITRD];
 const MAX_MANIFEST: u64 = 1 << 20;
 /// The files of a template that clones need. Its warm-up requests are read where the template is installed.
-const FILES: [&str; 5] = [
+pub(crate) const FILES: [&str; 5] = [
     MANIFEST_NAME,
     template_file::STATE,
     template_file::MEMORY,
@@ -134,9 +137,18 @@ impl Images {
     /// # Errors
     /// Returns an error if the template cannot be synced or moved.
     pub(crate) fn publish(&self, template: &Path) -> io::Result<PathBuf> {
-        sync_files(template)?;
-        let place = self.0.join(sum_of_manifest(template)?);
-        fs::rename(template, &place)?;
+        let sum = sum_of_manifest(template)?;
+        self.place(template, &sum)
+    }
+
+    /// Moves files to the place of this name, where they survive a crash of the host.
+    ///
+    /// # Errors
+    /// Returns an error if they cannot be synced or moved.
+    pub(crate) fn place(&self, files: &Path, name: &str) -> io::Result<PathBuf> {
+        sync_files(files)?;
+        let place = self.0.join(name);
+        fs::rename(files, &place)?;
         sync_dir(&self.0)?;
         Ok(place)
     }
@@ -148,6 +160,12 @@ impl Images {
             .filter(|entry| !entry.file_name().to_string_lossy().starts_with(DRAFT))
             .map(|entry| entry.path())
             .collect()
+    }
+
+    /// The root images, one in each directory.
+    pub(crate) fn roots(&self) -> Vec<PathBuf> {
+        let roots = self.all().into_iter().map(|dir| dir.join(ROOT));
+        roots.filter(|root| root.is_file()).collect()
     }
 
     /// Whether `dir` is one of the directories of images.
@@ -235,7 +253,7 @@ fn link_guest(root: &Path, to: &Path) -> io::Result<()> {
 
 /// The links in `dir` to the root image, the kernel and the initramfs of a template.
 pub(crate) fn guest_links(dir: &Path) -> [PathBuf; 3] {
-    [ROOT, KERNEL, INITRD].map(|name| dir.join(name))
+    GUEST.map(|name| dir.join(name))
 }
 
 /// Links the file at `from`, with symbolic links resolved.

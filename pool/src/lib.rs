@@ -50,7 +50,7 @@ mod vm;
 mod vmms;
 mod work;
 
-pub use claim::{Claim, Hold, PauseNeeds};
+pub use claim::{BaseKind, Claim, GivesBase, Hold, PauseNeeds};
 pub use error::{PoolError, is_full};
 pub use lifetime::{Lifetime, OnTimeout, UnixMs};
 pub use slot::{Refusal, Wake};
@@ -472,16 +472,64 @@ impl Pool {
             .await
     }
 
+    /// The files of the base of such a sandbox, open, so that they can be read also when they are removed. Another server
+    /// gives them to [`Pool::hold`] under the same names.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Refused`] with `NotFound` or `AlreadyRunning`, and [`PoolError::NoSpace`] or
+    /// [`PoolError::Failed`] if a file is missing or the base's memory cannot be made.
+    pub async fn base_files(&self, id: &SandboxId) -> Result<Vec<(String, File)>, PoolError> {
+        self.ask(|answer| Request::BaseFiles(id.clone(), answer))
+            .await
+    }
+
     /// Checks that this server can take a paused sandbox that needs this.
     ///
     /// # Errors
     /// Returns [`PoolError::TooManySaved`], [`PoolError::Draining`], or [`PoolError::Failed`] with what is missing.
-    pub async fn can_take(&self, needs: PauseNeeds) -> Result<(), PoolError> {
-        self.ask(|answer| Request::CanTake(needs, answer)).await
+    pub async fn can_take(&self, needs: PauseNeeds, gives: GivesBase) -> Result<(), PoolError> {
+        self.ask(|answer| Request::CanTake(needs, gives, answer))
+            .await
+    }
+
+    /// Keeps the base and the VMM that a paused sandbox of another server needs, by links in `incoming/ID`, until
+    /// [`Pool::take`] makes it this server's or the directory is removed. `fetched`: a directory below `incoming` with the
+    /// files of the base, which are checked and moved. Returns whether the base is here.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::NoSpace`] or [`PoolError::Failed`] if `fetched` is not the base, or files cannot be linked.
+    pub async fn hold(
+        &self,
+        incoming: &Path,
+        id: &SandboxId,
+        needs: PauseNeeds,
+        fetched: Option<PathBuf>,
+    ) -> Result<bool, PoolError> {
+        let incoming = incoming.to_owned();
+        self.ask(|answer| Request::Hold {
+            id: id.clone(),
+            incoming,
+            needs,
+            fetched,
+            answer,
+        })
+        .await
+    }
+
+    /// The root images of this server's templates, each once.
+    pub async fn root_images(&self) -> Vec<PathBuf> {
+        self.look(Request::RootImages).await.unwrap_or_default()
+    }
+
+    /// Whether a base can have a file of this name.
+    #[must_use]
+    pub fn is_file_of_base(name: &str) -> bool {
+        work::base::is_file_of_base(name)
     }
 
     /// Checks the files of a paused sandbox that another server has written, in `incoming/ID/pause`, and, with a claim,
-    /// makes the sandbox this server's: the directory `incoming/ID` moves, and all survives a crash of the host.
+    /// makes the sandbox this server's: the directory `incoming/ID` moves, and all survives a crash of the host. A base or
+    /// a VMM of `needs` that was removed since [`Pool::hold`] is made again.
     ///
     /// # Errors
     /// Returns the errors of [`Pool::can_take`], and [`PoolError::NoSpace`] or [`PoolError::Failed`] if the files are not
@@ -490,12 +538,14 @@ impl Pool {
         &self,
         incoming: &Path,
         id: &SandboxId,
+        needs: Option<PauseNeeds>,
         claim: Option<Claim>,
     ) -> Result<(), PoolError> {
         let incoming = incoming.to_owned();
         self.ask(|answer| Request::Take {
             id: id.clone(),
             incoming,
+            needs,
             claim,
             answer,
         })

@@ -1,6 +1,6 @@
 //! Messages to the driver: requests of callers, and reports of the jobs and watchers that the driver started.
 
-use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
+use std::{fs::File, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use model::{Bytes, SandboxId};
 use netisolation::{Counters, Policy};
@@ -8,14 +8,15 @@ use tokio::sync::{mpsc, oneshot};
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
-    Claim, Connected, CreateSpec, DiskSpec, LifeEvent, PauseMode, PauseNeeds, PoolError, PoolStats,
-    Sandbox, TemplateDefaults, TemplateInfo, Usage,
+    Claim, Connected, CreateSpec, DiskSpec, GivesBase, LifeEvent, PauseMode, PauseNeeds, PoolError,
+    PoolStats, Sandbox, TemplateDefaults, TemplateInfo, Usage,
     cgroup::FormerServers,
     driver::CopySize,
     record::Record,
     slot::{Operation, Wake},
     spec::{OnClose, TimeoutChange},
     templates::{Origin, TakenNames},
+    vmms::VmmId,
     work::{
         WorkError,
         diff::Stored,
@@ -96,11 +97,24 @@ pub(crate) enum Request {
     RemoveTemplate(String, Answer<()>),
     PauseFiles(SandboxId, Answer<PathBuf>),
     PauseNeeds(SandboxId, Answer<PauseNeeds>),
-    CanTake(PauseNeeds, Answer<()>),
+    /// The open files of the base of a paused sandbox.
+    BaseFiles(SandboxId, Answer<Vec<(String, File)>>),
+    CanTake(PauseNeeds, GivesBase, Answer<()>),
+    /// Keeps what a sandbox in `incoming/ID` needs. Answers whether its base is here.
+    Hold {
+        id: SandboxId,
+        incoming: PathBuf,
+        needs: PauseNeeds,
+        fetched: Option<PathBuf>,
+        answer: Answer<bool>,
+    },
+    RootImages(oneshot::Sender<Vec<PathBuf>>),
     /// Of a paused sandbox in `incoming/ID`. Without a claim, its files are only checked.
     Take {
         id: SandboxId,
         incoming: PathBuf,
+        /// `None`: noted by a former release.
+        needs: Option<PauseNeeds>,
         claim: Option<Claim>,
         answer: Answer<()>,
     },
@@ -108,6 +122,14 @@ pub(crate) enum Request {
     Drain(oneshot::Sender<()>),
     Settle(oneshot::Sender<()>),
     Close(OnClose, oneshot::Sender<()>),
+}
+
+/// Files whose sum was computed, and for which pause.
+#[derive(Debug)]
+pub(crate) struct Summed {
+    pub(crate) paths: [PathBuf; 3],
+    pub(crate) vmm: Option<VmmId>,
+    pub(crate) mode: PauseMode,
 }
 
 /// Requests whose outcome depends on the sandbox's state.
@@ -189,6 +211,15 @@ pub(crate) enum Report {
     Snapshotted(SandboxId, SnapshotFor, Result<(), SnapshotFailed>),
     /// The record of a paused sandbox was written with another claim, or could not be written.
     Claimed(SandboxId, Option<Claim>, std::io::Result<()>),
+    /// The files from which a sandbox booted have this sum.
+    GuestSummed(Box<Summed>, std::io::Result<String>, Answer<PauseNeeds>),
+    /// The files of a base were opened.
+    BaseOpened(
+        Result<Vec<(String, File)>, PoolError>,
+        Answer<Vec<(String, File)>>,
+    ),
+    /// What a paused sandbox of another server needs is held, if it is here.
+    Held(Result<bool, PoolError>, Answer<bool>),
     /// The files of a paused sandbox were checked and, with a record, taken over.
     Taken(
         SandboxId,

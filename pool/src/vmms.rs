@@ -95,6 +95,11 @@ pub(crate) struct Vmm {
 }
 
 impl Vmm {
+    /// The program, whose content may not have been compared yet.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The program, after its content was compared with the id. Blocks while the program is hashed for the first time.
     ///
     /// # Errors

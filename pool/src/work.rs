@@ -2,6 +2,7 @@
 //! which runs on a task. A job that fails kills every process that it started.
 
 pub(crate) mod adopt;
+pub(crate) mod base;
 pub(crate) mod copy;
 pub(crate) mod diff;
 pub(crate) mod disk;

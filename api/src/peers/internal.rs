@@ -27,6 +27,7 @@ use axum::{
 use cluster::{ClusterError, Holding};
 use hyper::StatusCode;
 use model::{SandboxId, clock::unix_ms};
+use pool::GivesBase;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -153,12 +154,14 @@ async fn template(State(internal): State<Internal>, Json(asked): Json<TemplateNa
 async fn templates(
     State(internal): State<Internal>,
     Json(asked): Json<templates::Asked>,
-) -> Json<Option<templates::Shelf>> {
-    Json(templates::shelf(
-        &internal.peers,
-        &internal.app.builds,
-        &asked,
-    ))
+) -> Response {
+    match templates::shelf(&internal.peers, &internal.app.builds, asked).await {
+        Ok(page) => Json(page).into_response(),
+        Err(why) => {
+            tracing::error!(%why, "cannot list the templates of this node for another one");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
 }
 
 async fn offer(
@@ -210,7 +213,14 @@ async fn can_move(
     Json(asked): Json<Asked>,
 ) -> Json<Option<String>> {
     match asked.needs {
-        Some(needs) => Json(internal.moves.refuses(needs).await),
+        Some(needs) => {
+            let gives = if asked.gives_base {
+                GivesBase::Yes
+            } else {
+                GivesBase::No
+            };
+            Json(internal.moves.refuses(needs, gives).await)
+        }
         None => Json(Some("the question has no needs".to_owned())),
     }
 }

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!  giver                                               taker
-//!  find a taker: POST /cluster/moves/can ────────────► template, VMM, room
+//!  find a taker: POST /cluster/moves/can ────────────► VMM, room
 //!  claim "sharing"; pause, which seals the sandbox
 //!  Share, or Pause ── etcd
 //!  claim "offered"; Offer ── etcd
 //!  POST /cluster/moves ──────────────────────────────► note "incoming"; GET /cluster/files/…
-//!                                                      files checked; note "taking"; Take ── etcd
+//!                                                      base fetched if it is not here; all held; checked;
+//!                                                      note "taking"; Take ── etcd
 //!  remove the sandbox here ◄─────────────────────────── claim "held"; "taken"
 //!                                                      Start ── etcd; resume, if it ran
 //! ```
@@ -19,6 +20,7 @@
 //! - A giver removes files before it is certain that the taker has them, or that the sandbox has ended.
 //! - A taker uses files of another epoch than that of the offer.
 
+mod base;
 mod claim;
 mod give;
 mod own;
@@ -65,6 +67,8 @@ struct Inner {
     peers: Peers,
     pool: Pool,
     incoming: PathBuf,
+    /// Held while a base is fetched: two sandboxes may need the same one.
+    bases: tokio::sync::Mutex<()>,
     /// Sandboxes that a task here works on.
     busy: Mutex<BTreeMap<SandboxId, watch::Sender<()>>>,
     /// Why sandboxes of this node did not move.
@@ -154,6 +158,7 @@ impl Moves {
             peers,
             pool,
             incoming: state.join(INCOMING),
+            bases: tokio::sync::Mutex::default(),
             busy: Mutex::default(),
             stuck: Mutex::default(),
             refusals: Mutex::default(),

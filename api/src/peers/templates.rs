@@ -34,7 +34,7 @@ use cluster::{NodeId, NodeState};
 use model::clock::unix_ms;
 use tokio::{task::JoinSet, time::Instant};
 
-use super::{Peers, question, settings::Dir};
+use super::{PeerError, Peers, question, settings::Dir};
 use crate::{
     blocking::blocking,
     builds::{
@@ -44,12 +44,15 @@ use crate::{
     node::OwnNode,
 };
 use deleted::Deleted;
-pub(crate) use give::{Asked, Kept, Shelf, WantedBuild, offer, shelf};
+pub(crate) use give::{Asked, Kept, Page, WantedBuild, offer, shelf};
+use give::{Pages, Shelf};
 use plan::{Missing, Plan, Scene};
 use take::TakeError;
 
 /// How often the nodes are asked for their templates.
 const EVERY: Duration = Duration::from_secs(3);
+/// How often incomplete copies are looked at that no attempt goes on with.
+const CLEAN: Duration = Duration::from_secs(3600);
 /// How long a copy that has failed waits for its next attempt: at first, at most, and at most if the other node did not
 /// answer.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -161,7 +164,15 @@ pub(crate) async fn follow(peers: Peers, parts: Parts) {
     let mut shelves: BTreeMap<NodeId, Shelf> = BTreeMap::new();
     let mut failed: BTreeMap<String, Failed> = BTreeMap::new();
     let mut copies = JoinSet::new();
+    let mut cleaned = None::<Instant>;
     loop {
+        if copies.is_empty() && cleaned.is_none_or(|at| at.elapsed() > CLEAN) {
+            cleaned = Some(Instant::now());
+            let done = take::clean_all(parts.dir.clone()).await;
+            if let Err(why) = done {
+                tracing::warn!(%why, "cannot remove incomplete copies of templates");
+            }
+        }
         let answered = ask_all(&peers, &mut shelves).await;
         let plan = act(&peers, &parts, &shelves, &answered).await;
         failed.retain(|build, _| plan.missing.iter().any(|m| m.build == *build));
@@ -187,13 +198,9 @@ pub(crate) async fn follow(peers: Peers, parts: Parts) {
 async fn ask_all(peers: &Peers, shelves: &mut BTreeMap<NodeId, Shelf>) -> BTreeSet<NodeId> {
     let mut asked = JoinSet::new();
     for node in peers.others() {
-        let known = shelves.get(&node).map(Shelf::sum).unwrap_or_default();
-        let body = serde_json::to_vec(&Asked { known }).unwrap_or_default();
+        let known = shelves.get(&node).cloned();
         let peers = peers.clone();
-        asked.spawn(async move {
-            let question = question("POST", "/cluster/templates", body);
-            (peers.ask::<Option<Shelf>>(&node, question).await, node)
-        });
+        asked.spawn(async move { (ask_one(&peers, &node, known).await, node) });
     }
     let mut answered = BTreeSet::new();
     while let Some(done) = asked.join_next().await {
@@ -204,15 +211,48 @@ async fn ask_all(peers: &Peers, shelves: &mut BTreeMap<NodeId, Shelf>) -> BTreeS
                 }
                 answered.insert(node);
             }
+            Ok((Err(why @ PeerError::Malformed { .. }), node)) => {
+                tracing::warn!(%node, why = %model::chain(&why), "cannot see the templates of a node: they do not arrive here");
+            }
             Ok((Err(why), node)) => {
                 tracing::debug!(%node, why = %model::chain(&why), "cannot see the templates of a node");
             }
-            Err(_) => {}
+            Err(why) => tracing::error!(%why, "the task of a question has failed"),
         }
     }
     let view = peers.cluster().view();
     shelves.retain(|node, _| view.members.contains_key(node));
     answered
+}
+
+/// The templates of a node, page by page. `None`: they are the known ones.
+async fn ask_one(
+    peers: &Peers,
+    node: &NodeId,
+    known: Option<Shelf>,
+) -> Result<Option<Shelf>, PeerError> {
+    let refused = |why: String| PeerError::Malformed {
+        node: node.clone(),
+        why,
+    };
+    let known = blocking(move || Ok(known.map(|shelf| shelf.sum()))).await;
+    let mut asked = Asked {
+        known: known.ok().flatten().unwrap_or_default(),
+        is_paged: true,
+        after: None,
+    };
+    let mut pages = Pages::default();
+    loop {
+        let body = serde_json::to_vec(&asked).map_err(|why| refused(why.to_string()))?;
+        let question = question("POST", "/cluster/templates", body);
+        let Some(page) = peers.ask::<Option<Page>>(node, question).await? else {
+            return Ok(None);
+        };
+        match pages.add(page).map_err(refused)? {
+            Some(next) => asked = next,
+            None => return Ok(Some(pages.shelf())),
+        }
+    }
 }
 
 /// Does what the templates of the other nodes ask for, but for copies, and returns the plan.

@@ -20,6 +20,7 @@ mod fetch;
 mod list;
 mod offer;
 mod rate;
+mod sums;
 #[cfg(test)]
 mod tests;
 
@@ -29,10 +30,11 @@ use cluster::NodeId;
 use model::Bytes;
 
 use super::PeerError;
-pub(crate) use fetch::{Fetch, Source};
+pub(crate) use fetch::{Fetch, PART, Source};
 pub use list::{FileList, FileSum};
 pub(crate) use offer::{Offered, Offers};
 pub(crate) use rate::Rate;
+pub(crate) use sums::Sums;
 
 /// Bytes of a chunk; the last one of a file may have fewer.
 pub const CHUNK: u64 = 4 << 20;

@@ -76,10 +76,13 @@ pub(crate) fn is_empty(world: &World, at: usize) -> bool {
 }
 
 pub(crate) fn cluster_a_drained_node_gives_its_sandboxes_away() {
-    World::run(|world| {
+    World::run_with_two_bases(|world| {
         let (running, paused) = filled(world);
         a_drain_moves_both(world, &running, &paused);
         a_moved_sandbox_lives_on(world, &running);
+        until("b has removed the base that nothing needs", || {
+            world.nodes[1].images() == 1
+        });
         one_that_no_node_can_take_stays(world);
     });
 }
@@ -102,14 +105,28 @@ fn a_drain_moves_both(world: &World, running: &Loaded, paused: &Loaded) {
     )
     .expect(400);
     let before = a.get(&running.path()).expect(200).json();
+    // The only taker has no template with the memory that the pauses are differences to.
+    b.send("POST", "/nodes/c", &json!({"status": "standby"}))
+        .expect(204);
+    a.until_all(2, "ready");
+    assert_eq!(b.images(), 1, "b has its own base only");
     let began = Instant::now();
     drain(world, 1, 0);
     until("a is empty", || is_empty(world, 0));
-    println!("drain of two sandboxes: {:?}", began.elapsed());
+    let metrics = b.get("/metrics").text();
+    let moved = metrics
+        .lines()
+        .find(|line| line.starts_with("cube_cluster_moved_bytes_total"));
+    println!("drain of two sandboxes: {:?}, {moved:?}", began.elapsed());
     for loaded in [running, paused] {
         let at = loaded.at(world);
-        assert!(at.len() == 1 && at != [0], "{at:?}");
+        assert_eq!(at, [1]);
     }
+    // Once, for both.
+    let log = b.log();
+    let fetched = "fetching the base of a sandbox";
+    assert_eq!(log.matches(fetched).count(), 1, "{log}");
+    assert_eq!(b.images(), 2);
     until("the running one goes on", || running.state(b) == "running");
     let after = a.get(&running.path()).expect(200).json();
     for field in ["metadata", "endAt", "startedAt", "templateID"] {

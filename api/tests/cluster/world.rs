@@ -13,6 +13,7 @@ use api_types::envd::{EnvdClient, ExecRequest};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use template::{Builder, Limits, Recipe};
 use testbed::world::{Namespace, ip};
 
 use crate::http::{self, Answer};
@@ -47,6 +48,8 @@ pub(crate) struct Node {
     successor: Option<u32>,
     /// Further options of the server.
     options: &'static [&'static str],
+    /// Of the installed templates.
+    templates: PathBuf,
 }
 
 /// What a client of a node needs.
@@ -99,20 +102,35 @@ impl World {
             ip(&format!(
                 "link add br0 type bridge\naddress add {HUB}/24 dev br0\nlink set br0 up"
             ))?;
-            let mut world = World::start(options);
+            let mut world = World::start(options, |_| {});
             test(&mut world);
             Ok(())
         });
         ran.unwrap();
     }
 
-    fn start(options: &'static [&'static str]) -> Self {
+    /// The template `base` of the node b was made on b, so its memory is another one than that of a and c.
+    pub(crate) fn run_with_two_bases(test: impl FnOnce(&mut World) + Send) {
+        let hub = Namespace::new().unwrap();
+        let ran = hub.within(|| {
+            ip(&format!(
+                "link add br0 type bridge\naddress add {HUB}/24 dev br0\nlink set br0 up"
+            ))?;
+            let mut world = World::start(&[], |nodes| nodes[1].make_base());
+            test(&mut world);
+            Ok(())
+        });
+        ran.unwrap();
+    }
+
+    fn start(options: &'static [&'static str], prepare: impl FnOnce(&mut Vec<Node>)) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let nodes: Vec<_> = NAMES
+        let mut nodes: Vec<_> = NAMES
             .iter()
             .zip(1..)
             .map(|(name, at)| Node::new(name, at, options))
             .collect();
+        prepare(&mut nodes);
         let state = nodes[0].state.path().to_str().unwrap().to_owned();
         let url = format!("https://{HUB}:2379");
         let own = nodes[0].own();
@@ -288,7 +306,36 @@ impl Node {
             server: None,
             successor: None,
             options,
+            templates: artifacts().join("templates"),
         }
+    }
+
+    /// Makes the template `base` of this node from the same files as that of the others.
+    fn make_base(&mut self) {
+        let recipe = Recipe::read(&self.templates.join("base"));
+        let recipe = recipe.unwrap().unwrap();
+        let templates = self.state.path().join("installed/templates");
+        fs::create_dir_all(&templates).unwrap();
+        let (run, out) = (self.state.path().join("made"), templates.join("base"));
+        fs::create_dir(&run).unwrap();
+        let vmm = std::env::var_os("CUBE_BIN").map(PathBuf::from).unwrap();
+        let vmm = vmm.join("cube-vmm");
+        let builder = Builder {
+            vmm: &vmm,
+            run: &run,
+            log: &run.join("log"),
+            limits: Limits::default(),
+        };
+        builder.build(&recipe, None, &out, &|_| Ok(())).unwrap();
+        template::add_maker(&out, &vmm).unwrap();
+        self.templates = templates;
+    }
+
+    /// The number of templates whose files this node has by content.
+    pub(crate) fn images(&self) -> usize {
+        fs::read_dir(self.state.path().join("images"))
+            .unwrap()
+            .count()
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -315,17 +362,21 @@ impl Node {
         serve
             .args(["--allow-missing-limits", "--server-memory", "none"])
             .args(["--max-sandboxes", "8", "--memory-reserve", "64MiB"])
-            // Slow enough that a test can break a transfer.
-            .args(["--transfer-rate", "16MiB"])
             .args(["--listen", &self.address.to_string(), "--state"])
             .arg(self.state.path())
             .arg("--templates")
-            .arg(artifacts().join("templates"))
+            .arg(&self.templates)
+            .arg("--images")
+            .arg(artifacts().join("guest"))
             .arg("--vmm")
             .arg(bin.join("cube-vmm"))
             .args(self.options)
             .stdin(Stdio::null())
             .stderr(log);
+        if !self.options.contains(&"--transfer-rate") {
+            // Slow enough that a test can break a transfer.
+            serve.args(["--transfer-rate", "16MiB"]);
+        }
         let started = self.namespace.within(|| serve.spawn());
         self.server = Some(started.unwrap());
         until("the server answers", || {
@@ -413,7 +464,9 @@ impl Node {
                     .join("cube-vmm"),
             )
             .arg("--templates")
-            .arg(artifacts().join("templates"));
+            .arg(&self.templates)
+            .arg("--images")
+            .arg(artifacts().join("guest"));
         end.stderr(Stdio::null()).status().ok();
     }
 }

@@ -53,14 +53,26 @@ impl Driver {
             Request::TakeNames(names, answer) => self.take_names(&names, answer),
             Request::RemoveTemplate(name, answer) => self.remove_template(&name, answer),
             Request::PauseFiles(id, answer) => drop(answer.send(self.pause_files(&id))),
-            Request::PauseNeeds(id, answer) => drop(answer.send(self.pause_needs(&id))),
-            Request::CanTake(needs, answer) => drop(answer.send(self.can_take(&needs))),
+            Request::PauseNeeds(id, answer) => self.pause_needs(&id, answer),
+            Request::BaseFiles(id, answer) => self.base_files(&id, answer),
+            Request::CanTake(needs, gives, answer) => {
+                let _ = answer.send(self.can_take(&needs, gives));
+            }
+            Request::Hold {
+                id,
+                incoming,
+                needs,
+                fetched,
+                answer,
+            } => self.hold(&id, &incoming, needs, fetched, answer),
+            Request::RootImages(answer) => drop(answer.send(self.root_images())),
             Request::Take {
                 id,
                 incoming,
+                needs,
                 claim,
                 answer,
-            } => self.take(id, &incoming, claim, answer),
+            } => self.take(id, &incoming, needs, claim, answer),
             Request::Stats(answer) => self.send_stats(answer),
             // `Driver::request` serves these.
             Request::Create { .. }

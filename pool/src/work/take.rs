@@ -6,7 +6,7 @@ use model::MANIFEST_NAME;
 use vmm_control::files::{Home, Lineage, Size};
 
 use crate::{
-    Claim, PauseMode, PoolError,
+    BaseKind, Claim, PauseMode, PauseNeeds, PoolError,
     durable::{sync_dir, sync_files},
     images::{Images, sum_of_manifest},
     manifest::Manifest,
@@ -14,6 +14,7 @@ use crate::{
     spec::MAX_NOTE,
     store::Store,
     vmms::is_sha256,
+    work::base,
 };
 
 const WHAT: &str = "take over the paused sandbox";
@@ -23,6 +24,8 @@ pub(crate) struct TakePlan {
     /// Where the files have arrived.
     pub(crate) from: SlotDir,
     pub(crate) to: SlotDir,
+    /// The base that it needs. `None`: noted by a former release.
+    pub(crate) needs: Option<PauseNeeds>,
     /// `None`: the files are only checked.
     pub(crate) claim: Option<Claim>,
     /// Admits the files of the pause.
@@ -36,6 +39,10 @@ impl TakePlan {
     /// # Errors
     /// Returns [`PoolError::Failed`] or [`PoolError::NoSpace`].
     pub(crate) fn run(self) -> Result<Option<Box<Record>>, PoolError> {
+        if let Some(needs) = &self.needs {
+            self.prepare(needs)
+                .map_err(|e| PoolError::of_disk(WHAT, &e))?;
+        }
         let mut record = self
             .checked()
             .map_err(|why| PoolError::Failed { what: WHAT, why })?;
@@ -46,6 +53,17 @@ impl TakePlan {
         let moved = self.commit(&record);
         moved.map_err(|e| PoolError::of_disk(WHAT, &e))?;
         Ok(Some(Box::new(record)))
+    }
+
+    /// Makes the base again if it was removed meanwhile, and lets a pause without a base name its root image here.
+    fn prepare(&self, needs: &PauseNeeds) -> io::Result<()> {
+        let images = self.store.images();
+        base::restore(self.from.path(), images, needs)?;
+        if (needs.kind, needs.mode) == (BaseKind::Guest, PauseMode::Memory) {
+            let root = images.dir().join(&needs.base).join(crate::images::ROOT);
+            base::set_root(&self.from.pause(), &root)?;
+        }
+        Ok(())
     }
 
     /// The record of the pause as this server keeps it: with the paths of its own files, and without a process.
@@ -60,16 +78,31 @@ impl TakePlan {
         let (root, size, home) = match mode {
             PauseMode::Memory => {
                 let checked = self.store.check(&self.from.pause())?;
-                let base = checked.base.ok_or("the pause has no base")?;
+                let named = checked.manifest.base.map(|base| base.manifest_sha256);
+                let offered = self.needs.as_ref().map(|needs| match needs.kind {
+                    BaseKind::Template => Some(needs.base.clone()),
+                    BaseKind::Guest => None,
+                });
+                if offered.is_some_and(|offered| offered != named) {
+                    return Err("the pause has another base than was offered".to_owned());
+                }
                 let size = Size {
                     memory: checked.manifest.memory,
                     vcpus: checked.manifest.vcpus,
                 };
-                let home = home(&base).map_err(|e| format!("{}: {e}", base.display()))?;
-                (checked.root, size, Some(home))
+                let home = checked
+                    .base
+                    .map(|base| home(&base).map_err(|e| format!("{}: {e}", base.display())));
+                if home.is_none() && self.needs.is_none() {
+                    return Err("the pause has no base".to_owned());
+                }
+                (checked.root, size, home.transpose()?)
             }
             PauseMode::FilesystemOnly => {
-                let base = base(&record, &self.from.pause())?;
+                let base = match &self.needs {
+                    Some(needs) => needs.base.clone(),
+                    None => base(&record, &self.from.pause())?.ok_or("the pause has no base")?,
+                };
                 let root = self
                     .store
                     .images()
@@ -102,6 +135,10 @@ impl TakePlan {
         for dir in [self.to.path(), self.from.path()] {
             sync_dir(dir.parent().unwrap_or(dir))?;
         }
+        // The record names them now. What stays goes with the sandbox.
+        if let Err(error) = base::forget(self.to.path()) {
+            tracing::warn!(%error, "cannot remove the links of a sandbox that has arrived");
+        }
         Ok(())
     }
 }
@@ -116,9 +153,11 @@ fn home(base: &Path) -> io::Result<Home> {
 
 /// SHA-256 of the manifest of the template whose files a sandbox needs; `dir` is that of its pause, if it is paused.
 ///
+/// `None`: the sandbox has booted, or the template is gone.
+///
 /// # Errors
-/// Returns a message for people if the pause has a base that other servers cannot have, or none.
-pub(crate) fn base(record: &Record, dir: &Path) -> Result<String, String> {
+/// Returns a message for people if the manifest cannot be read.
+pub(crate) fn base(record: &Record, dir: &Path) -> Result<Option<String>, String> {
     let base = match record.kept {
         Kept::Paused(PauseMode::Memory) => {
             Manifest::read(dir)?.base.map(|base| base.manifest_sha256)
@@ -129,14 +168,17 @@ pub(crate) fn base(record: &Record, dir: &Path) -> Result<String, String> {
             name.map(str::to_owned)
         }
         // A pause of it will be a diff of this template.
-        Kept::Nobody | Kept::Running => {
-            let home = record
-                .lineage
-                .as_ref()
-                .and_then(|lineage| lineage.home.as_ref());
-            home.and_then(|home| sum_of_manifest(&home.dir).ok())
-        }
+        Kept::Nobody | Kept::Running => home_of(record),
     };
+    // A pause without memory needs the root image of the template only.
+    let is_without_memory = record.kept == Kept::Paused(PauseMode::FilesystemOnly);
     let base = base.filter(|base| is_sha256(base));
-    base.ok_or_else(|| "it does not depend on a template that other servers have".to_owned())
+    let base = base.or_else(|| home_of(record).filter(|_| is_without_memory));
+    Ok(base)
+}
+
+/// SHA-256 of the manifest of the template that the VM descends from, if that is still there.
+fn home_of(record: &Record) -> Option<String> {
+    let home = record.lineage.as_ref()?.home.as_ref()?;
+    sum_of_manifest(&home.dir).ok()
 }

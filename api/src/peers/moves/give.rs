@@ -44,9 +44,18 @@ pub(crate) struct Asked {
     /// Only of `can`.
     #[serde(default)]
     pub(crate) needs: Option<PauseNeeds>,
+    /// Only of `can`: the files of the base are offered with those of the pause. Former releases do not.
+    #[serde(default)]
+    pub(crate) gives_base: bool,
     /// Only of `holding`: the epoch of the offer.
     #[serde(default)]
     pub(crate) epoch: u64,
+}
+
+/// What is offered, as long as this value exists.
+struct Files {
+    pause: Offered,
+    base: Offered,
 }
 
 impl Moves {
@@ -73,6 +82,7 @@ impl Moves {
         let needs = self.0.pool.pause_needs(id).await?;
         let to = self.find_taker(id, &needs).await?;
         let noted = self.seal(id).await?;
+        let needs = self.sealed_needs(id, needs).await?;
         match self.offer(id, &noted, &to).await {
             Ok(Some(offered)) => {
                 let answer = self.send(id, &noted, &needs, &to, offered).await;
@@ -124,6 +134,7 @@ impl Moves {
         let asked = Asked {
             sandbox: id.clone(),
             needs: Some(needs.clone()),
+            gives_base: true,
             epoch: 0,
         };
         let mut reasons = String::new();
@@ -177,19 +188,41 @@ impl Moves {
         Ok(noted)
     }
 
+    /// What the sandbox needs now that it is paused. A pause has no base if its template was removed meanwhile.
+    async fn sealed_needs(
+        &self,
+        id: &SandboxId,
+        asked: PauseNeeds,
+    ) -> Result<PauseNeeds, MoveError> {
+        let why = match self.0.pool.pause_needs(id).await {
+            Ok(needs) if needs == asked => return Ok(needs),
+            Ok(_) => MoveError::Malformed("the sandbox needs something else now".to_owned()),
+            Err(why) => why.into(),
+        };
+        self.abandon(id).await?;
+        Err(why)
+    }
+
     /// Offers a sealed sandbox. `None`: the outcome is not known.
     async fn offer(
         &self,
         id: &SandboxId,
         noted: &Noted,
         to: &NodeId,
-    ) -> Result<Option<(Owned, Offered)>, MoveError> {
+    ) -> Result<Option<(Owned, Files)>, MoveError> {
         let owned = self.record_as(id, noted, OwnerState::Paused).await?;
         if !Stamp::permits(noted.stamp.as_ref(), &owned.owner) {
             return Err(MoveError::Stale);
         }
-        let files = self.open_files(id).await?;
-        let offered = self.0.peers.offers().offer(&key(id), files);
+        let (pause, base) = (
+            self.open_files(id).await?,
+            self.0.pool.base_files(id).await?,
+        );
+        let offers = self.0.peers.offers();
+        let offered = Files {
+            pause: offers.offer(&key(id), pause),
+            base: offers.offer(&base_key(id), base),
+        };
         let next = Noted {
             owner: Some(Owner {
                 offered_to: Some(to.clone()),
@@ -235,11 +268,12 @@ impl Moves {
         noted: &Noted,
         needs: &PauseNeeds,
         to: &NodeId,
-        (owned, offered): (Owned, Offered),
+        (owned, offered): (Owned, Files),
     ) -> Result<Holding, MoveError> {
         let offer = Offer {
             sandbox: id.clone(),
-            key: offered.key().to_owned(),
+            key: offered.pause.key().to_owned(),
+            base_key: Some(offered.base.key().to_owned()),
             epoch: owned.owner.epoch,
             needs: needs.clone(),
             stamp: noted.stamp.clone(),
@@ -271,6 +305,7 @@ impl Moves {
                     let asked = Asked {
                         sandbox: id.clone(),
                         needs: None,
+                        gives_base: false,
                         epoch: owner.epoch,
                     };
                     let question = question("POST", "/cluster/moves/holding", encode(&asked)?);
@@ -434,6 +469,10 @@ fn unreadable() -> MoveError {
 
 fn key(id: &SandboxId) -> String {
     format!("move-{id}")
+}
+
+fn base_key(id: &SandboxId) -> String {
+    format!("base-of-{id}")
 }
 
 pub(super) fn encode(body: &impl Serialize) -> Result<Vec<u8>, MoveError> {

@@ -10,7 +10,7 @@ use std::{
 use cluster::{Holding, NodeId, NodeState, Owned, OwnerChange, Stamp, TakerNote, taker};
 use model::{MANIFEST_NAME, SandboxId, template_file};
 use pool::{
-    Hold, PauseNeeds, UnixMs,
+    Claim, GivesBase, Hold, PauseNeeds, UnixMs,
     durable::{Durability, private_dir, read_bounded, replace, sync_dir},
 };
 use serde::{Deserialize, Serialize};
@@ -47,6 +47,9 @@ pub(crate) struct Offer {
     pub(crate) sandbox: SandboxId,
     /// Under which the giver offers the files.
     pub(crate) key: String,
+    /// Likewise those of the base. `None`: its release offers none.
+    #[serde(default)]
+    pub(crate) base_key: Option<String>,
     pub(crate) epoch: u64,
     pub(crate) needs: PauseNeeds,
     pub(crate) stamp: Option<Stamp>,
@@ -60,13 +63,16 @@ struct Incoming {
     epoch: u64,
     stamp: Option<Stamp>,
     wake: Option<UnixMs>,
+    /// `None`: noted by a former release.
+    #[serde(default)]
+    needs: Option<PauseNeeds>,
     /// A take has been sent, and its outcome may not be definite.
     is_taking: bool,
 }
 
 impl Moves {
     /// Why this node cannot take a sandbox that needs this.
-    pub(crate) async fn refuses(&self, needs: PauseNeeds) -> Option<String> {
+    pub(crate) async fn refuses(&self, needs: PauseNeeds, gives: GivesBase) -> Option<String> {
         let cluster = self.0.peers.cluster();
         if !cluster.may_act_as_owner() {
             return Some(model::chain(&MoveError::Detached));
@@ -74,7 +80,7 @@ impl Moves {
         if cluster.view().state(cluster.this()) != NodeState::Ready {
             return Some("it is closed".to_owned());
         }
-        let can = self.0.pool.can_take(needs).await;
+        let can = self.0.pool.can_take(needs, gives).await;
         can.err().map(|why| model::chain(&why))
     }
 
@@ -93,7 +99,11 @@ impl Moves {
         if self.incoming(&id).is_some_and(|note| note.is_taking) {
             return self.finish(&id).await;
         }
-        if let Some(why) = self.refuses(offer.needs.clone()).await {
+        let gives = match offer.base_key {
+            Some(_) => GivesBase::Yes,
+            None => GivesBase::No,
+        };
+        if let Some(why) = self.refuses(offer.needs.clone(), gives).await {
             return Err(MoveError::NoTaker(format!(": {why}")));
         }
         let note = Incoming {
@@ -101,13 +111,14 @@ impl Moves {
             epoch: offer.epoch,
             stamp: offer.stamp.clone(),
             wake: offer.wake,
+            needs: Some(offer.needs.clone()),
             is_taking: false,
         };
         let fetched = async {
             self.note(&id, &note).await?;
+            self.hold_base(from, &offer).await?;
             self.fetch(from, &offer.key, &id).await?;
-            let checked = self.0.pool.take(&self.0.incoming, &id, None).await;
-            checked.map_err(MoveError::from)
+            self.take_files(&id, &note, None).await
         };
         if let Err(why) = fetched.await {
             self.0.counts.failed.fetch_add(1, Ordering::Relaxed);
@@ -130,10 +141,20 @@ impl Moves {
                 file.name
             )));
         }
-        let dir = self.dir(id).join(PAUSE);
+        self.fetch_list(from, key, &list, &self.dir(id).join(PAUSE))
+            .await
+    }
+
+    pub(super) async fn fetch_list(
+        &self,
+        from: &NodeId,
+        key: &str,
+        list: &FileList,
+        dir: &Path,
+    ) -> Result<(), MoveError> {
         let mut last = None;
         for _ in 0..TRIES {
-            match peers.fetch_files(from, key, &list, &dir).await {
+            match self.0.peers.fetch_files(from, key, list, dir).await {
                 Ok(bytes) => {
                     self.0.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
                     return Ok(());
@@ -145,6 +166,18 @@ impl Moves {
             tokio::time::sleep(AGAIN).await;
         }
         last.map_or(Ok(()), |why| Err(why.into()))
+    }
+
+    /// Checks the files that are here; with a claim, they become this node's.
+    async fn take_files(
+        &self,
+        id: &SandboxId,
+        note: &Incoming,
+        claim: Option<Claim>,
+    ) -> Result<(), MoveError> {
+        let (pool, needs) = (&self.0.pool, note.needs.clone());
+        let taken = pool.take(&self.0.incoming, id, needs, claim).await;
+        taken.map_err(MoveError::from)
     }
 
     /// Takes a sandbox whose files are here, until the outcome is definite.
@@ -171,7 +204,7 @@ impl Moves {
                 break;
             }
             // A former process may have left less than its note says.
-            if let Err(why) = self.0.pool.take(&self.0.incoming, id, None).await {
+            if let Err(why) = self.take_files(id, &note, None).await {
                 let why = model::chain(&why);
                 tracing::error!(sandbox = %id, why, "the files of a sandbox that moves to this node are damaged");
                 if note.is_taking {
@@ -223,7 +256,7 @@ impl Moves {
         }
         let held = Noted::held(&owned, Some(stamp(&owned.owner)), note.wake);
         let claim = held.claim(Hold::Sealed);
-        self.0.pool.take(&self.0.incoming, id, Some(claim)).await?;
+        self.take_files(id, note, Some(claim)).await?;
         self.hold(id, &owned);
         self.0.counts.taken.fetch_add(1, Ordering::Relaxed);
         tracing::info!(sandbox = %id, from = %note.from, epoch = owned.owner.epoch, "a sandbox has moved to this node");

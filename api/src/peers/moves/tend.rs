@@ -1,7 +1,10 @@
 //! What this node does about its sandboxes that can move, all the time: it finishes what was interrupted, keeps the owner
 //! records up to date, and moves its sandboxes away while it drains.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
 
 use cluster::{ClusterEvent, NodeState, OwnerChange, OwnerState, Stamp};
 use model::SandboxId;
@@ -15,6 +18,8 @@ use super::{
 use crate::builds::machine;
 
 const EVERY: Duration = Duration::from_secs(1);
+/// How often incomplete bases are looked at.
+const CLEAN: Duration = Duration::from_secs(3600);
 /// Moves from this node at the same time: each pauses a sandbox, and writes its memory.
 const AT_ONCE: usize = 2;
 /// After how many rounds a sandbox that could not move is tried again. Each time that it was paused in vain doubles them, so
@@ -50,7 +55,12 @@ async fn follow(moves: &Moves, mut events: Receiver<ClusterEvent>) {
 }
 
 async fn finish(moves: &Moves) {
+    let mut cleaned = None::<Instant>;
     loop {
+        if cleaned.is_none_or(|at| at.elapsed() > CLEAN) {
+            cleaned = Some(Instant::now());
+            moves.clean_bases().await;
+        }
         moves.recover_incoming().await;
         let view = moves.0.peers.cluster().view();
         let sandboxes = moves.0.pool.list().await.unwrap_or_default();

@@ -13,7 +13,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::{
+    blocking::blocking,
     builds::{
+        catalog::Catalog,
         owner::{Builds, Requested},
         record::{Home, TemplateRecord},
         run::{Described, Executor},
@@ -30,6 +32,8 @@ pub(super) const ROOT: &str = "root";
 pub(super) const LAYER: &str = "layer";
 /// Most templates of a node. Servers have at most as many.
 const MOST: usize = 10_000;
+/// Bytes of the templates of a page: an answer has at most twice as many.
+const PAGE: usize = 4 << 20;
 /// How long an offer waits for its next chunk, and most of them. An offer has its files open.
 const IDLE: Duration = Duration::from_secs(1800);
 const MOST_KEPT: usize = 32;
@@ -95,15 +99,96 @@ impl Shelf {
 }
 
 /// Body of `POST /cluster/templates`.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Asked {
     /// Sum of the shelf that the node knows.
     pub(super) known: String,
+    /// Whether the answer may be a page. Former releases take it for all.
+    #[serde(default)]
+    pub(super) is_paged: bool,
+    /// The last template of the page before.
+    #[serde(default)]
+    pub(super) after: Option<String>,
 }
 
-/// The templates of this node. `None`: the asking node knows them.
-pub(crate) fn shelf(peers: &Peers, builds: &Builds, asked: &Asked) -> Option<Shelf> {
-    let catalog = builds.catalog();
+/// The answer: a shelf, or a part of a large one.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Page {
+    templates: Vec<Listed>,
+    deleted: BTreeMap<String, u64>,
+    /// Of the whole shelf. Empty: a former release has sent all.
+    #[serde(default)]
+    sum: String,
+    #[serde(default)]
+    has_more: bool,
+}
+
+/// Pages of a shelf that arrive.
+#[derive(Debug, Default)]
+pub(super) struct Pages {
+    shelf: Shelf,
+    sum: Option<String>,
+}
+
+impl Pages {
+    /// Adds a page. Returns what to ask for next; `None`: the shelf is whole.
+    ///
+    /// # Errors
+    /// Returns a message for people if the page does not follow the ones before, or there are too many.
+    pub(super) fn add(&mut self, page: Page) -> Result<Option<Asked>, String> {
+        let sum = self.sum.get_or_insert_with(|| page.sum.clone());
+        if *sum != page.sum {
+            return Err("its templates have changed between two pages".to_owned());
+        }
+        let before = self.shelf.templates.len();
+        let Page {
+            templates,
+            deleted,
+            has_more,
+            ..
+        } = page;
+        let Shelf { templates, deleted } = Written { templates, deleted }.try_into()?;
+        let last = self.shelf.templates.keys().next_back();
+        if last.is_some_and(|last| templates.keys().next().is_some_and(|first| first <= last)) {
+            return Err("its pages are not in order".to_owned());
+        }
+        self.shelf.templates.extend(templates);
+        self.shelf.deleted.extend(deleted);
+        let count = self.shelf.templates.len();
+        if count > MOST || self.shelf.deleted.len() > MOST {
+            return Err(format!("it has more than {MOST} templates"));
+        }
+        if has_more && count == before {
+            return Err("a page is empty".to_owned());
+        }
+        let last = self.shelf.templates.keys().next_back().cloned();
+        Ok(has_more.then_some(Asked {
+            known: String::new(),
+            is_paged: true,
+            after: last,
+        }))
+    }
+
+    pub(super) fn shelf(self) -> Shelf {
+        self.shelf
+    }
+}
+
+/// The templates of this node, or a page of them. `None`: the asking node knows them.
+///
+/// # Errors
+/// Returns an error if a template cannot be written as JSON.
+pub(crate) async fn shelf(
+    peers: &Peers,
+    builds: &Builds,
+    asked: Asked,
+) -> io::Result<Option<Page>> {
+    let (peers, catalog) = (peers.clone(), builds.catalog());
+    // A sum of thousands of templates takes long.
+    blocking(move || page(shelf_of(&peers, &catalog), &asked, PAGE)).await
+}
+
+fn shelf_of(peers: &Peers, catalog: &Catalog) -> Shelf {
     let all = catalog.templates.values().map(|record| {
         let listed = Listed {
             home: home_of(record, peers.this()),
@@ -111,11 +196,44 @@ pub(crate) fn shelf(peers: &Peers, builds: &Builds, asked: &Asked) -> Option<She
         };
         (record.id.clone(), listed)
     });
-    let shelf = Shelf {
+    Shelf {
         templates: all.collect(),
         deleted: peers.templates().deleted().entries().clone(),
-    };
-    (shelf.sum() != asked.known).then_some(shelf)
+    }
+}
+
+/// `most`: bytes of the templates of a page, if it has more than one.
+fn page(shelf: Shelf, asked: &Asked, most: usize) -> io::Result<Option<Page>> {
+    let sum = shelf.sum();
+    if sum == asked.known {
+        return Ok(None);
+    }
+    let mut has_more = false;
+    let Shelf {
+        templates,
+        mut deleted,
+    } = shelf;
+    let (mut listed, mut bytes) = (Vec::new(), 0);
+    for (id, template) in templates {
+        if asked.after.as_ref().is_some_and(|after| id <= *after) {
+            continue;
+        }
+        bytes += serde_json::to_vec(&template)?.len();
+        if asked.is_paged && !listed.is_empty() && bytes > most {
+            has_more = true;
+            break;
+        }
+        listed.push(template);
+    }
+    if asked.after.is_some() {
+        deleted.clear();
+    }
+    Ok(Some(Page {
+        templates: listed,
+        deleted,
+        sum,
+        has_more,
+    }))
 }
 
 pub(super) fn home_of(record: &TemplateRecord, this: &NodeId) -> Home {
@@ -213,4 +331,91 @@ pub(crate) async fn offer(
         described: finished.described,
         order,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shelf(count: usize) -> Shelf {
+        let listed = |at: usize| {
+            let id = format!("{at:020}");
+            let record = TemplateRecord {
+                id: id.clone(),
+                name: "name".to_owned(),
+                created_unix_ms: 1,
+                public: false,
+                builds: Vec::new(),
+                tags: BTreeMap::new(),
+                home: None,
+            };
+            let home = Home {
+                node: "a".parse().unwrap(),
+                epoch: 0,
+            };
+            (id, Listed { record, home })
+        };
+        Shelf {
+            templates: (0..count).map(listed).collect(),
+            deleted: BTreeMap::from([("gone".to_owned(), 7)]),
+        }
+    }
+
+    #[test]
+    fn a_large_shelf_arrives_in_pages_and_a_small_one_in_one() {
+        let one = shelf(1).templates.into_values().next().unwrap();
+        let one = serde_json::to_vec(&one).unwrap().len();
+        for (count, most, expected) in [(0, one, 1), (3, 3 * one, 1), (10, 3 * one, 4), (3, 1, 3)] {
+            let shelf = shelf(count);
+            let (mut pages, mut count) = (Pages::default(), 0);
+            let mut asked = Asked {
+                is_paged: true,
+                ..Asked::default()
+            };
+            loop {
+                let page = page(shelf.clone(), &asked, most).unwrap().unwrap();
+                count += 1;
+                match pages.add(page).unwrap() {
+                    Some(next) => asked = next,
+                    None => break,
+                }
+            }
+            assert_eq!(count, expected);
+            let known = Asked {
+                known: shelf.sum(),
+                ..Asked::default()
+            };
+            assert!(page(shelf.clone(), &known, most).unwrap().is_none());
+            assert_eq!(pages.shelf(), shelf);
+        }
+        // A former release gets all at once.
+        let all = page(shelf(10), &Asked::default(), one).unwrap().unwrap();
+        assert!(!all.has_more && all.templates.len() == 10);
+    }
+
+    #[test]
+    fn pages_that_do_not_follow_each_other_are_refused() {
+        let of = |ids: &[usize], sum: &str| {
+            let mut whole = shelf(9);
+            whole
+                .templates
+                .retain(|id, _| ids.iter().any(|at| *id == format!("{at:020}")));
+            Page {
+                templates: whole.templates.into_values().collect(),
+                deleted: BTreeMap::new(),
+                sum: sum.to_owned(),
+                has_more: true,
+            }
+        };
+        for (second, why) in [
+            (of(&[3], "other"), "changed"),
+            (of(&[1, 2], "sum"), "order"),
+            (of(&[], "sum"), "empty"),
+        ] {
+            let mut pages = Pages::default();
+            pages.add(of(&[0, 1], "sum")).unwrap().unwrap();
+            let refused = pages.add(second).unwrap_err();
+            assert!(refused.contains(why), "{refused}");
+        }
+    }
 }

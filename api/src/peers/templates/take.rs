@@ -1,9 +1,7 @@
 //! Copies a build of another node.
 
 use std::{
-    fs::{self, File},
-    io,
-    os::unix::fs::MetadataExt,
+    fs, io,
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -23,10 +21,7 @@ use crate::{
         run::Arrived,
         store::KeptOrder,
     },
-    peers::{
-        PeerError, Peers, question,
-        transfer::{FileSum, TransferError},
-    },
+    peers::{PeerError, Peers, question, transfer::TransferError},
 };
 
 /// Incomplete copies that are kept for another attempt, and how long.
@@ -109,7 +104,8 @@ pub(super) async fn take(
         )));
     };
     let content = format!("{} {}", root.content(), layer.content());
-    let known = same(parts, root.clone()).await;
+    let sums = peers.offers().sums();
+    let known = sums.same(parts.executor.roots().await, root).await;
     let list = match &known {
         Some(_) => list.without(ROOT),
         None => list,
@@ -148,25 +144,12 @@ pub(super) async fn take(
     Ok(sent)
 }
 
-/// A root image of this node with the same content.
-async fn same(parts: &Parts, wanted: FileSum) -> Option<PathBuf> {
-    let roots = parts.executor.roots().await;
-    let find = move || {
-        let mut roots = roots.into_iter();
-        Ok(roots.find(|path| has_content(path, &wanted).unwrap_or(false)))
-    };
-    blocking(find).await.ok().flatten()
+/// Removes incomplete copies, when none is made: the old ones, and those beyond the newest.
+pub(super) async fn clean_all(dir: PathBuf) -> io::Result<()> {
+    blocking(move || clean(&dir, &dir)).await
 }
 
-fn has_content(path: &Path, wanted: &FileSum) -> io::Result<bool> {
-    let file = File::open(path)?;
-    if file.metadata()?.size() != wanted.bytes {
-        return Ok(false);
-    }
-    Ok(FileSum::of(ROOT, &file)?.content() == wanted.content())
-}
-
-/// Removes incomplete copies of others: the old ones, and those beyond the newest.
+/// Removes incomplete copies of others: the old ones, and those beyond the newest. `own`: the one that is being made.
 fn clean(dir: &Path, own: &Path) -> io::Result<()> {
     private_dir(dir)?;
     let mut found = Vec::new();

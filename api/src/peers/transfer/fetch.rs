@@ -4,7 +4,7 @@ use std::{
     fs::{self, File, OpenOptions},
     future::Future,
     io,
-    os::unix::fs::{FileExt, OpenOptionsExt},
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -22,7 +22,7 @@ use super::{
 };
 
 /// What names of incomplete files end with.
-pub(super) const PART: &str = ".part";
+pub(crate) const PART: &str = ".part";
 /// Chunks of one fetch that are asked for at the same time.
 const AT_ONCE: usize = 2;
 /// How often a chunk with a wrong content is asked for.
@@ -63,6 +63,18 @@ impl Fetch<'_> {
         rate: &Rate,
         limits: TransferLimits,
     ) -> Result<u64, TransferError> {
+        // All of it, so that a full disk is found before the first chunk.
+        let (dir, list) = (self.dir.to_owned(), self.list.clone());
+        blocking(move || {
+            let io = |source| TransferError::Io {
+                path: dir.clone(),
+                source,
+            };
+            private_dir(&dir).map_err(io)?;
+            let missing = list.files().iter().map(|file| missing(&dir, file));
+            check_space(&dir, missing.sum(), limits)
+        })
+        .await?;
         let mut sent = 0;
         for file in self.list.files() {
             sent += self.file(source, file, rate, limits).await?;
@@ -252,6 +264,17 @@ impl Part {
             source,
         }
     }
+}
+
+/// Bytes of a file that are not on the disk, at most.
+fn missing(dir: &Path, file: &FileSum) -> u64 {
+    let wanted: u64 = file.data().iter().map(|at| file.range(*at).1 as u64).sum();
+    let part = format!("{}{PART}", file.name);
+    let found = [file.name.as_str(), part.as_str()].map(|name| {
+        let meta = fs::symlink_metadata(dir.join(name));
+        meta.map_or(0, |meta| meta.blocks() * 512)
+    });
+    wanted.saturating_sub(found.iter().sum())
 }
 
 /// What is fetched next must leave the reserve.

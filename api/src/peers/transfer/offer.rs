@@ -9,7 +9,7 @@ use std::{
 
 use tokio::sync::{OnceCell, Semaphore};
 
-use super::{FileList, FileSum, Rate, TransferLimits, list::read_chunk};
+use super::{FileList, Rate, Sums, TransferLimits, list::read_chunk};
 use crate::blocking::blocking;
 
 /// Chunks that are read at the same time, for all nodes together.
@@ -24,6 +24,7 @@ struct Inner {
     offers: Mutex<BTreeMap<String, Arc<Offer>>>,
     reads: Semaphore,
     rate: Rate,
+    sums: Sums,
 }
 
 #[derive(Debug)]
@@ -47,7 +48,13 @@ impl Offers {
             offers: Mutex::default(),
             reads: Semaphore::new(READS),
             rate: Rate::new(limits.rate),
+            sums: Sums::default(),
         }))
+    }
+
+    /// Of files of this node that do not change.
+    pub(crate) fn sums(&self) -> &Sums {
+        &self.0.sums
     }
 
     /// Offers files, which must not change, under a key of letters, digits and `-`. Another offer of this key ends.
@@ -75,8 +82,8 @@ impl Offers {
             return Ok(None);
         };
         let sum = || {
-            let offer = Arc::clone(&offer);
-            blocking(move || offer.sum())
+            let (offer, sums) = (Arc::clone(&offer), self.0.sums.clone());
+            blocking(move || offer.sum(&sums))
         };
         offer.list.get_or_try_init(sum).await.cloned().map(Some)
     }
@@ -119,11 +126,8 @@ impl Offers {
 }
 
 impl Offer {
-    fn sum(&self) -> io::Result<FileList> {
-        let sums = self
-            .files
-            .iter()
-            .map(|(name, file)| FileSum::of(name, file));
+    fn sum(&self, sums: &Sums) -> io::Result<FileList> {
+        let sums = self.files.iter().map(|(name, file)| sums.of(name, file));
         let sums: Vec<_> = sums.collect::<io::Result<_>>()?;
         FileList::try_from(sums).map_err(io::Error::other)
     }

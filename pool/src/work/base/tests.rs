@@ -1,0 +1,167 @@
+use super::*;
+use crate::{PauseMode, work::diff::tests::restorer};
+
+/// A template with real sums, and the sum of its manifest.
+fn template(dir: &Path) -> String {
+    crate::templates::tests::image(dir, None);
+    let memory = File::create(dir.join(template_file::MEMORY)).unwrap();
+    memory.set_len(8 << 20).unwrap();
+    for (at, byte) in [(0, 1), (5 << 20, 2), ((8 << 20) - 1, 3)] {
+        memory.write_all_at(&[byte], at).unwrap();
+    }
+    for (name, text) in [
+        (template_file::STATE, "state"),
+        (template_file::LAYER, "layer"),
+        (images::ROOT, "root"),
+    ] {
+        fs::write(dir.join(name), text).unwrap();
+    }
+    let path = dir.join(MANIFEST_NAME);
+    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for (key, name, form) in [
+        ("memory_sum", template_file::MEMORY, Form::Sparse),
+        ("layer_sum", template_file::LAYER, Form::Sparse),
+        ("state_sum", template_file::STATE, Form::Whole),
+        ("root_sum", images::ROOT, Form::Whole),
+    ] {
+        let found = sum(&File::open(dir.join(name)).unwrap(), form).unwrap();
+        json[key] = serde_json::json!({"bytes": found.bytes, "sha256": found.sha256});
+    }
+    fs::write(&path, json.to_string()).unwrap();
+    sum_of_manifest(dir).unwrap()
+}
+
+fn needs(base: &str, kind: BaseKind) -> PauseNeeds {
+    PauseNeeds {
+        base: base.to_owned(),
+        kind,
+        vmm: None,
+        mode: PauseMode::Memory,
+    }
+}
+
+fn hold(images: &Images, base: &str, to: &Path, fetched: Option<&Path>) -> HoldPlan {
+    HoldPlan {
+        images: images.clone(),
+        needs: needs(base, BaseKind::Template),
+        fetched: fetched.map(Path::to_owned),
+        vmm: None,
+        to: to.to_owned(),
+    }
+}
+
+#[test]
+fn a_base_travels_is_checked_and_stays_while_a_sandbox_is_on_its_way() {
+    let root = tempfile::tempdir().unwrap();
+    let path = |name: &str| root.path().join(name);
+    let base = template(&path("from"));
+    let plan = BasePlan {
+        dir: Some(path("from")),
+        guest: vec![
+            (images::ROOT, path("from/root")),
+            ("vmlinux", path("from/vmlinux")),
+        ],
+        restorer: restorer(root.path()),
+    };
+    let mut files = plan.run().unwrap();
+    files.sort_by(|one, other| one.0.cmp(&other.0));
+    let names: Vec<_> = files.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["layer", "manifest.json", "memory", "root", "state"]);
+
+    let images = Images::open(&path("images")).unwrap();
+    fs::create_dir_all(path("incoming/i")).unwrap();
+    let held = |fetched: Option<&Path>| hold(&images, &base, &path("incoming/i"), fetched).run();
+    assert!(!held(None).unwrap(), "it is not here yet");
+    // Another content under the same names is no base.
+    for name in [template_file::MEMORY, images::ROOT, MANIFEST_NAME] {
+        let wrong = path("wrong");
+        remove_dir(&wrong).unwrap();
+        copy_of(&path("from"), &wrong);
+        let mut bytes = fs::read(wrong.join(name)).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(wrong.join(name), bytes).unwrap();
+        assert!(held(Some(&wrong)).is_err(), "{name}");
+        assert!(!images.dir().join(&base).exists());
+    }
+    let extra = path("extra");
+    copy_of(&path("from"), &extra);
+    fs::write(extra.join("made-by.json"), "{}").unwrap();
+    assert!(held(Some(&extra)).is_err());
+
+    let fetched = path("incoming/base");
+    copy_of(&path("from"), &fetched);
+    assert!(held(Some(&fetched)).unwrap() && !fetched.exists());
+    assert!(held(None).unwrap(), "again");
+    // What nothing names is removed, and made again from the links.
+    let place = images.dir().join(&base);
+    fs::remove_dir_all(&place).unwrap();
+    let of = |base: &str| needs(base, BaseKind::Template);
+    restore(&path("incoming/i"), &images, &of(&base)).unwrap();
+    check(&place, &of(&base)).unwrap();
+    assert!(restore(&path("incoming/i"), &images, &of(&"0".repeat(64))).is_err());
+    forget(&path("incoming/i")).unwrap();
+    assert!(!path("incoming/i/base").exists() && place.exists());
+}
+
+fn copy_of(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[test]
+fn a_base_of_another_format_is_refused_with_the_reason() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("t");
+    template(&dir);
+    let path = dir.join(MANIFEST_NAME);
+    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    json["format"] = (TEMPLATE_FORMAT + 1).into();
+    fs::write(&path, json.to_string()).unwrap();
+    let base = sum_of_manifest(&dir).unwrap();
+    let why = check(&dir, &needs(&base, BaseKind::Template)).unwrap_err();
+    assert!(why.contains("has format"), "{why}");
+}
+
+#[test]
+fn the_files_of_a_sandbox_that_booted_travel_and_its_pause_names_them() {
+    let root = tempfile::tempdir().unwrap();
+    let path = |name: &str| root.path().join(name);
+    for dir in ["from", "incoming/i"] {
+        fs::create_dir_all(path(dir)).unwrap();
+    }
+    let paths = images::guest_links(&path("from"));
+    for (at, file) in paths.iter().enumerate() {
+        fs::write(file, format!("file {at}")).unwrap();
+    }
+    let base = sum_of_guest(&paths).unwrap();
+    let plan = BasePlan {
+        dir: None,
+        guest: images::GUEST.into_iter().zip(paths.clone()).collect(),
+        restorer: restorer(root.path()),
+    };
+    assert_eq!(plan.run().unwrap().len(), 3);
+    let images = Images::open(&path("images")).unwrap();
+    let held = |fetched: &Path| {
+        let plan = hold(&images, &base, &path("incoming/i"), Some(fetched));
+        let needs = needs(&base, BaseKind::Guest);
+        HoldPlan { needs, ..plan }.run()
+    };
+    let fetched = path("incoming/base");
+    copy_of(&path("from"), &fetched);
+    fs::write(fetched.join(images::ROOT), "file 9").unwrap();
+    assert!(held(&fetched).is_err(), "another root image");
+    fs::copy(&paths[0], fetched.join(images::ROOT)).unwrap();
+    assert!(held(&fetched).unwrap());
+    let place = images.dir().join(&base);
+    fs::remove_dir_all(&place).unwrap();
+    restore(&path("incoming/i"), &images, &needs(&base, BaseKind::Guest)).unwrap();
+
+    let pause = path("pause");
+    crate::templates::tests::image(&pause, None);
+    set_root(&pause, &place.join(images::ROOT)).unwrap();
+    let manifest = Manifest::read(&pause).unwrap();
+    assert_eq!(manifest.root, place.join(images::ROOT));
+}
