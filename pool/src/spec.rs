@@ -59,7 +59,8 @@ pub struct PoolConfig {
     /// Disk space of all snapshots and built templates together, without root images; `None`: no limit. A further one is
     /// refused; none is removed for it.
     pub template_quota: Option<Bytes>,
-    /// Timeout for each step of a start, and for a start's wait in the queue.
+    /// Timeout for each step of a start, and for a start's wait in the queue. Steps of a sandbox in the background have ten
+    /// times as long.
     pub start_timeout: Duration,
     /// How long a VMM that a former server left running may take to answer. Its sandbox then ends, so this is much longer
     /// than a busy host delays a process.
@@ -257,6 +258,16 @@ pub enum Priority {
     /// A weight of 10, which is a tenth of a sandbox's default, for work that no person waits for at a prompt: builds of
     /// templates. Such a sandbox is never served by a warm slot. A fork has its source's priority.
     Background,
+}
+
+impl Priority {
+    /// How long work may take that has this time at the normal priority: with a tenth of the CPU time, ten times as long.
+    pub(crate) fn patience(self, normal: Duration) -> Duration {
+        match self {
+            Self::Normal => normal,
+            Self::Background => normal * 10,
+        }
+    }
 }
 
 /// A sandbox as it was when the pool answered.

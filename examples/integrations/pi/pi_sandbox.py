@@ -7,7 +7,7 @@ import shlex
 from e2b import ALL_TRAFFIC, Sandbox, Secret, SecretNotFoundException
 
 TEMPLATE = os.environ.get("PI_TEMPLATE", "pi")
-MODEL = os.environ.get("PI_MODEL", "claude-sonnet-4-5")
+MODEL = os.environ.get("PI_MODEL", "claude-sonnet-5-5")
 HOST = "api.anthropic.com"
 SECRET = "anthropic"
 # Pi does not start without a key. This one is no key: the rule replaces the header on the way out.

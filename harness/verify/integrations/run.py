@@ -150,6 +150,8 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="go on with the server's state of a run that was kept")
     parser.add_argument("--keep", action="store_true", help="keep the directory of the run")
     options = parser.parse_args()
+    # Some programs have another working directory.
+    options.binaries, options.artifacts = options.binaries.resolve(), options.artifacts.resolve()
     packages = options.artifacts / "integrations"
     run = packages / "run"
     if INSIDE not in os.environ:

@@ -248,9 +248,7 @@ impl Driver {
             Priority::Normal => StartFor::Create,
             Priority::Background => StartFor::Build,
         };
-        plan.record.take_settings(spec, &self.clock);
-        plan.purpose = Purpose::Lease;
-        plan.timeline = timeline;
+        plan.lease(spec, &self.clock, timeline);
         if let Some(entry) = self.slots.get_mut(&id) {
             entry.start_for = start_for;
             entry.record.priority = plan.record.priority;
@@ -556,5 +554,37 @@ fn full(short: Short) -> PoolError {
             why: short.to_string(),
             retry_after: policy::retry_after(short),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netisolation::{DefaultEgress, Policy};
+
+    use super::*;
+    use crate::{Init, Lifetime, driver::unused::tests::driver};
+
+    #[tokio::test]
+    async fn a_build_has_as_much_more_time_to_boot_as_it_has_less_cpu_time() {
+        let root = tempfile::tempdir().unwrap();
+        let (mut driver, template) = driver(root.path());
+        let normal = driver.config.start_timeout;
+        for (priority, wanted) in [
+            (Priority::Normal, normal),
+            (Priority::Background, normal * 10),
+        ] {
+            let (_, mut plan) = driver.new_slot(&template, Stage::Starting, None).unwrap();
+            let spec = CreateSpec {
+                priority,
+                template: template.clone(),
+                init: Init::default(),
+                note: String::new(),
+                lifetime: Lifetime::default(),
+                policy: Policy::of_lists(DefaultEgress::Deny, &[], &[]),
+            };
+            plan.lease(spec, &driver.clock, Timeline::default());
+            assert_eq!(plan.timeout, wanted);
+            assert_eq!(plan.record.priority, priority);
+        }
     }
 }

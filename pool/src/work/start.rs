@@ -22,9 +22,9 @@ use super::{
     save::ForkSnapshot, wall_clock::may_be_late,
 };
 use crate::{
-    Priority,
+    CreateSpec, Priority,
     cgroup::Groups,
-    clock::Reading,
+    clock::{Clock, Reading},
     durable::Durability,
     host,
     record::{BootFiles, Kept, ProcessName, Record, SlotDir},
@@ -144,6 +144,14 @@ pub(crate) struct Up {
 }
 
 impl StartPlan {
+    /// Lets the VM become the sandbox of a create or fork with these settings.
+    pub(crate) fn lease(&mut self, spec: CreateSpec, clock: &Clock, timeline: Timeline) {
+        self.purpose = Purpose::Lease;
+        self.timeout = spec.priority.patience(self.timeout);
+        self.timeline = timeline;
+        self.record.take_settings(spec, clock);
+    }
+
     /// Makes the VM.
     ///
     /// # Errors
