@@ -324,12 +324,6 @@ impl Engine {
         self.list_wanted = false;
         self.listed_at = Some(now);
         let updated = self.mirror.list(revision, entries);
-        let mirror = &self.mirror;
-        // A record that etcd does not have in the written revision was lost with a part of etcd's history.
-        self.written.retain(|key, (value, written)| {
-            let found = mirror.revision_of(key) == Some(*written);
-            *written > revision || (value.is_some() && found)
-        });
         let held: Vec<SandboxId> = self.held.keys().cloned().collect();
         self.updated(updated, held);
     }
@@ -380,6 +374,7 @@ impl Engine {
             self.effects.push(Effect::Event(event));
         }
         self.check_registration();
+        self.check_written();
         for id in owners {
             self.judge(&id);
         }

@@ -297,7 +297,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Template {
             name: OptionalTemplate::CodeInterpreter,
         } => {
-            prepare::code_interpreter(&workspace, progress)?;
+            prepare::code_interpreter(&workspace, progress, |_| Ok(()))?;
         }
         Task::Images { refresh } => {
             prepare::images(&workspace, progress, freshness(refresh))?;

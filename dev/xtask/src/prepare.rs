@@ -96,8 +96,12 @@ pub(crate) fn without_templates(workspace: &Workspace, progress: Progress) -> Re
     Preparation::begin(workspace, progress, Freshness::Keep)?.without_templates()
 }
 
-/// Builds everything and the template `code-interpreter-v1`.
-pub(crate) fn code_interpreter(workspace: &Workspace, progress: Progress) -> Result<HostBinaries> {
+/// Builds everything and the template `code-interpreter-v1`. Calls `further` beside the images, after the programs.
+pub(crate) fn code_interpreter(
+    workspace: &Workspace,
+    progress: Progress,
+    further: impl FnOnce(Progress) -> Result<()> + Send,
+) -> Result<HostBinaries> {
     host::check_system()?;
     host::check_kvm()?;
     let _lock = lock(&workspace.artifacts(), progress)?;
@@ -108,6 +112,7 @@ pub(crate) fn code_interpreter(workspace: &Workspace, progress: Progress) -> Res
             let log = preparation.store.log("interpreter")?;
             let (package, program) = ("interpreter", "cube-interpreter");
             let server = binaries::build_guest(workspace, progress, package, program, &log)?;
+            further(progress)?;
             Ok((host_binaries, server))
         },
         || preparation.sources()?.build().map(drop),

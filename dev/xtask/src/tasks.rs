@@ -113,10 +113,16 @@ pub(crate) fn test(
     }
     progress.line(&blocks::Blocks::load(workspace)?.summary());
     let mut spent = TimeSpent::default();
-    let environment = spent.on("preparation", || {
-        prepare_for(workspace, &plan.run, progress)
+    let checks = |progress| {
+        lint(workspace, progress)?;
+        if plan.run.iter().any(|tier| tier.runs_under_cargo()) {
+            tiers::build(workspace, progress)?;
+        }
+        Ok(())
+    };
+    let environment = spent.on("preparation, lints, build of the tests", || {
+        prepare_for(workspace, &plan.run, progress, checks)
     })?;
-    spent.on("lints", || lint(workspace, progress))?;
     let mut outcome = dependencies::check(workspace, progress)?;
     let tests: Vec<Tier> = plan
         .run
@@ -290,11 +296,12 @@ pub(crate) fn soak(
     Ok(crate::success_or_bug(outcome.success))
 }
 
-/// Builds the binaries and templates that these tiers need.
+/// Builds the binaries and templates that these tiers need, and calls `checks` when the host's packages are there.
 fn prepare_for(
     workspace: &Workspace,
     tiers: &[Tier],
     progress: Progress,
+    checks: impl FnOnce(Progress) -> Result<()> + Send,
 ) -> Result<TestEnvironment> {
     let artifacts = workspace.artifacts();
     // The tests of guests in tier kvm make images with the same tools.
@@ -307,11 +314,13 @@ fn prepare_for(
     // The console runs cells on the template of the interpreter.
     let needs_interpreter = [Tier::Interpreter, Tier::Console];
     let binaries = if needs_interpreter.iter().any(|tier| tiers.contains(tier)) {
-        Some(prepare::code_interpreter(workspace, progress)?.dir)
-    } else if tiers.iter().any(|tier| tier.needs_kvm()) {
-        Some(prepare::all(workspace, progress, Freshness::Keep)?.dir)
+        Some(prepare::code_interpreter(workspace, progress, checks)?.dir)
     } else {
-        None
+        let needs_kvm = tiers.iter().any(|tier| tier.needs_kvm());
+        let all = || prepare::all(workspace, progress, Freshness::Keep);
+        let binaries = needs_kvm.then(all).transpose()?;
+        checks(progress)?;
+        binaries.map(|binaries| binaries.dir)
     };
     let later_vmms = if tiers.contains(&Tier::Kvm) {
         let log = artifacts.join("log/later-vmms.log");

@@ -5,6 +5,7 @@
 //! through the variables CUBE_ARTIFACTS and CUBE_BIN.
 
 use std::{
+    fs,
     io::{BufRead, BufReader, Write},
     path::PathBuf,
     process::{Command, ExitStatus, Stdio},
@@ -13,7 +14,7 @@ use std::{
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 
-use crate::{tool, workspace::Workspace};
+use crate::{progress::Progress, tool, workspace::Workspace};
 
 /// Tests with the same requirements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -232,6 +233,19 @@ pub(crate) fn run(
         command.env("CUBE_LATER_VMMS", vmms);
     }
     watch(&mut command, runner, &mut std::io::stderr())
+}
+
+/// Builds the tests of all crates.
+pub(crate) fn build(workspace: &Workspace, progress: Progress) -> Result<()> {
+    let log = workspace.artifacts().join("log/tests.log");
+    fs::write(&log, "")?;
+    let words: &[&str] = match Runner::installed(workspace) {
+        Runner::Nextest => &["nextest", "run"],
+        Runner::CargoTest => &["test"],
+    };
+    let mut command = workspace.cargo();
+    command.args(words).args(["--workspace", "--no-run"]);
+    progress.stage("tests", || tool::run(&mut command, &log))
 }
 
 /// The test runner. The summary lines of the two runners differ, and only those of the runner in use are counted: under

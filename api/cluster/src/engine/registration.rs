@@ -138,6 +138,17 @@ impl Engine {
         }
     }
 
+    /// Forgets what etcd does not have in the written revision any more: it was lost with a part of etcd's history, or a
+    /// former request of this node arrived late.
+    pub(super) fn check_written(&mut self) {
+        let mirror = &self.mirror;
+        let known = mirror.view().revision;
+        self.written.retain(|key, (value, written)| {
+            let found = mirror.revision_of(key) == Some(*written);
+            *written > known || (value.is_some() && found)
+        });
+    }
+
     pub(super) fn keep_written(&mut self, now: u64) {
         let writing = |asked: &Asked| matches!(asked, Asked::Register { .. } | Asked::Write(_));
         let (Some(registered), Some(lease)) = (self.registered, self.lease) else {

@@ -157,6 +157,21 @@ fn a_replica_that_etcd_has_lost_is_written_again() {
     assert!(bench.has("replicas/base/a"));
 }
 
+/// Seed 7727: a deletion without an answer was made again, then the replica was added, and the first deletion arrived.
+#[test]
+fn a_replica_is_written_again_after_a_deletion_that_arrived_late() {
+    let mut bench = Bench::new();
+    let key = Key::Replica("base".parse().unwrap(), id("a"));
+    let late = Txn {
+        when: Vec::new(),
+        then: vec![Write::Delete(key)],
+    };
+    bench.etcd.perform(bench.now, Request::Txn(late)).unwrap();
+    assert!(!bench.has("replicas/base/a"));
+    bench.pass(5000);
+    assert!(bench.has("replicas/base/a"));
+}
+
 /// Seed 145: a deletion without an answer was made, and the same replica was added again.
 #[test]
 fn a_replica_is_written_again_after_a_deletion_without_an_answer() {
