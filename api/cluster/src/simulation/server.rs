@@ -251,7 +251,7 @@ impl World {
             }
             GiverStep::Ask => {
                 let sandbox = id.clone();
-                self.tell(at, to, Message::HaveYou { sandbox });
+                self.tell(at, to, Message::HaveYou { sandbox, epoch });
             }
             GiverStep::Wait => {}
             GiverStep::Withdraw => {
@@ -467,12 +467,21 @@ impl World {
                 let draining = self.is_draining(to);
                 self.serve_one(to, &sandbox, draining);
             }
-            Message::HaveYou { sandbox } => {
-                let holding = self.holding(to, &sandbox);
-                self.tell(to, &sender, Message::Have { sandbox, holding });
+            Message::HaveYou { sandbox, epoch } => {
+                let holding = self.holding(to, &sandbox, epoch);
+                let answer = Message::Have {
+                    sandbox,
+                    epoch,
+                    holding,
+                };
+                self.tell(to, &sender, answer);
             }
-            Message::Have { sandbox, holding } => {
-                if self.hosts[to].disk.contains_key(&sandbox) && !self.is_busy(to, &sandbox) {
+            Message::Have {
+                sandbox,
+                epoch,
+                holding,
+            } => {
+                if self.has_offered(to, &sandbox, epoch) && !self.is_busy(to, &sandbox) {
                     self.read(to, &sandbox, Some(holding));
                 }
             }
@@ -484,13 +493,29 @@ impl World {
         }
     }
 
-    fn holding(&mut self, at: usize, id: &SandboxId) -> Holding {
-        let note = match self.hosts[at].disk.get(id).map(|local| &local.note) {
+    /// An answer belongs to a request, and so to one offer.
+    fn has_offered(&self, at: usize, id: &SandboxId, epoch: u64) -> bool {
+        let local = self.hosts[at].disk.get(id);
+        local.is_some_and(
+            |local| matches!(local.note, Note::Offered { epoch: offered, .. } if offered == epoch),
+        )
+    }
+
+    fn holding(&mut self, at: usize, id: &SandboxId, offered: u64) -> Holding {
+        let this = self.hosts[at].id();
+        let local = self.hosts[at].disk.get(id);
+        let owner = local.and_then(|local| local.owned.as_ref());
+        let is_taken =
+            owner.is_some_and(|owned| owned.owner.node == *this && owned.owner.epoch > offered);
+        let note = match local.map(|local| &local.note) {
             None => TakerNote::Absent,
             // A take may be on its way to etcd as soon as it is decided.
             Some(Note::Incoming) if self.is_busy(at, id) => TakerNote::Taking,
             Some(Note::Incoming) => TakerNote::Incoming,
             Some(Note::Taking) => TakerNote::Taking,
+            // Files of before the offer must be removed first, by a decision that is not made yet.
+            Some(Note::Offered { .. }) => TakerNote::Taking,
+            Some(_) if !is_taken => TakerNote::Taking,
             Some(_) => TakerNote::Held,
         };
         if note == TakerNote::Incoming {

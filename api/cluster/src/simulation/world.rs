@@ -172,9 +172,12 @@ pub(super) enum Message {
     },
     HaveYou {
         sandbox: SandboxId,
+        /// Of the offer, as in the answer.
+        epoch: u64,
     },
     Have {
         sandbox: SandboxId,
+        epoch: u64,
         holding: Holding,
     },
     Taken {
