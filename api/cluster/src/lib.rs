@@ -37,7 +37,7 @@ pub use etcd::{EtcdConfig, EtcdConfigError, TlsFiles};
 pub use handle::{Alone, Cluster, ClusterError, Health, JoinConfig, Membership, found};
 pub use home::{HomeKey, HomeSlot};
 pub use member::{CpuKind, Load, Member, Node, NodeState, Replica};
-pub use moves::{GiverStep, Holding, TakerNote, giver, taker};
+pub use moves::{GiverStep, Holding, TakerNote, giver, giver_without_taker, taker};
 pub use names::{Incarnation, NameError, NodeId, TemplateId};
 pub use owner::{Owned, Owner, OwnerChange, OwnerError, OwnerState, Refusal, Stamp};
 pub use placement::{Candidate, Needs, place};

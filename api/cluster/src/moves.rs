@@ -11,9 +11,11 @@
 //! ```
 //! Notes are durable before the next step. After a crash or a lost answer, A decides by [`giver`], with B's answer by
 //! [`taker`]. Until then A resumes nothing: this is also what keeps a sandbox from running twice after etcd was restored
-//! from a backup that still has the offer.
+//! from a backup that still has the offer. A deletes its files only after B has said that it holds them, or has written a
+//! record that only a holder writes: the record of a take proves that etcd has accepted it, not that B knows. If B never
+//! returns, A keeps the sandbox as soon as B has been removed from the cluster ([`giver_without_taker`]).
 
-use crate::{NodeId, Owner, OwnerState};
+use crate::{NodeId, Owner, OwnerChange, OwnerState};
 
 /// The next step of a giver with a note "offered to".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,11 +24,11 @@ pub enum GiverStep {
     Ask,
     /// The taker has not decided: ask again later.
     Wait,
-    /// Nothing was taken: [`crate::OwnerChange::Withdraw`], then remove the note.
+    /// Nothing was taken: [`OwnerChange::Withdraw`], then remove the note.
     Withdraw,
     /// The offer is not in force: remove the note.
     Keep,
-    /// etcd is older than the offer, and nothing was taken: [`crate::OwnerChange::Reassert`], then remove the note.
+    /// etcd is older than the offer, and nothing was taken: [`OwnerChange::Reassert`], then remove the note.
     Reassert,
     /// Another node has the sandbox, or it has ended: delete the files.
     Discard,
@@ -65,6 +67,14 @@ pub fn giver(
     answer: Option<Holding>,
 ) -> GiverStep {
     match found {
+        Some(owner) if is_take(to, epoch, owner) => {
+            return match answer {
+                None => GiverStep::Ask,
+                Some(Holding::Taken) => GiverStep::Discard,
+                // `Nothing`: it has ended there, and its record will.
+                Some(Holding::Busy | Holding::Nothing) => GiverStep::Wait,
+            };
+        }
         Some(owner) if owner.node != *this && owner.epoch > epoch => return GiverStep::Discard,
         Some(owner) if owner.node == *this && owner.epoch > epoch => return GiverStep::Keep,
         _ => {}
@@ -84,6 +94,36 @@ pub fn giver(
             None => GiverStep::Discard,
         },
     }
+}
+
+/// How a giver settles an offer to a node that is no member any more, and whose sandboxes have been given up with it: it
+/// keeps the sandbox, unless the record shows that another node has had it. While the node is a member, that it does not
+/// live is not enough: it can return with the files after etcd was restored from a backup in which it is the owner, and run
+/// what the giver runs, too.
+#[must_use]
+pub fn giver_without_taker(
+    this: &NodeId,
+    to: &NodeId,
+    epoch: u64,
+    found: Option<&Owner>,
+) -> Option<OwnerChange> {
+    match found {
+        None => Some(OwnerChange::Reassert {
+            epoch,
+            state: OwnerState::Paused,
+        }),
+        Some(owner) if owner.node == *this && owner.offered_to.as_ref() == Some(to) => {
+            Some(OwnerChange::Withdraw)
+        }
+        Some(owner) if is_take(to, epoch, owner) => Some(OwnerChange::Take),
+        Some(_) => None,
+    }
+}
+
+/// Whether the record is what a take under the offer of `epoch` wrote, and nothing has been written since.
+fn is_take(to: &NodeId, epoch: u64, owner: &Owner) -> bool {
+    let is_next = owner.epoch == epoch + 1;
+    owner.node == *to && is_next && owner.state == OwnerState::Paused && owner.offered_to.is_none()
 }
 
 /// A taker's answer. With [`TakerNote::Incoming`] it must delete the files and the note before it sends this answer, so
@@ -124,6 +164,10 @@ mod tests {
         };
         let offered = owner("a", 4, Some("b"));
         let taken = owner("b", 5, None);
+        let started = Owner {
+            state: OwnerState::Running,
+            ..owner("b", 6, None)
+        };
         let withdrawn = owner("a", 5, None);
         let before = owner("a", 4, None);
         let nothing = Some(Holding::Nothing);
@@ -133,7 +177,15 @@ mod tests {
             (Some(&offered), nothing, Withdraw),
             // etcd was restored from a backup that has the offer.
             (Some(&offered), Some(Holding::Taken), Discard),
-            (Some(&taken), None, Discard),
+            // Until the taker has said so, it may not know: etcd can be restored from a backup of before.
+            (Some(&taken), None, Ask),
+            (Some(&taken), Some(Holding::Busy), Wait),
+            (Some(&taken), nothing, Wait),
+            (Some(&taken), Some(Holding::Taken), Discard),
+            // What only a holder writes.
+            (Some(&started), None, Discard),
+            (Some(&owner("b", 5, Some("c"))), None, Discard),
+            (Some(&owner("c", 6, None)), None, Discard),
             (Some(&withdrawn), None, Keep),
             (Some(&before), None, Ask),
             (Some(&before), nothing, Keep),
@@ -145,6 +197,35 @@ mod tests {
             (None, nothing, Discard),
         ] {
             assert_eq!(step(found, answer), expected, "{found:?} {answer:?}");
+        }
+    }
+
+    #[test]
+    fn a_giver_keeps_what_a_removed_taker_has_not_started() {
+        let step = |found: Option<&Owner>| {
+            giver_without_taker(&"a".parse().unwrap(), &"b".parse().unwrap(), 4, found)
+        };
+        let running = Owner {
+            state: OwnerState::Running,
+            ..owner("b", 5, None)
+        };
+        let reassert = OwnerChange::Reassert {
+            epoch: 4,
+            state: OwnerState::Paused,
+        };
+        assert_eq!(step(None), Some(reassert));
+        let offered = owner("a", 4, Some("b"));
+        assert_eq!(step(Some(&offered)), Some(OwnerChange::Withdraw));
+        let taken = owner("b", 5, None);
+        assert_eq!(step(Some(&taken)), Some(OwnerChange::Take));
+        for other in [
+            running,
+            owner("b", 6, None),
+            owner("b", 5, Some("c")),
+            owner("c", 5, None),
+            owner("a", 4, None),
+        ] {
+            assert_eq!(step(Some(&other)), None, "{other:?}");
         }
     }
 }

@@ -105,7 +105,7 @@ pub(super) async fn layer(
     }
     match spread {
         Spread::Own => next.run(request).await,
-        Spread::Create => create(&peers, asked, request, next).await,
+        Spread::Create => create(&app, &peers, asked, request, next).await,
         Spread::OfSandbox => of_sandbox(&app, &peers, asked, request, next).await,
         Spread::OfTemplate => {
             let name = template_in(request.uri().path());
@@ -173,7 +173,7 @@ async fn buffered(request: Request) -> Result<(Parts, Bytes), ApiError> {
 }
 
 /// Tries the nodes until one accepts the create. The body and the fields are those of the client.
-async fn create(peers: &Peers, asked: Asked, request: Request, next: Next) -> Response {
+async fn create(app: &App, peers: &Peers, asked: Asked, request: Request, next: Next) -> Response {
     let (parts, body) = match buffered(request).await {
         Ok(both) => both,
         Err(why) => return why.into_response(),
@@ -189,7 +189,7 @@ async fn create(peers: &Peers, asked: Asked, request: Request, next: Next) -> Re
         copy
     };
     let named: Named = serde_json::from_slice(&body).unwrap_or_default();
-    let template = named.template_id.and_then(|id| wanted(&id));
+    let template = named.template_id.as_deref().and_then(wanted);
     let candidates = template.map(|template| peers.cluster().place(&needs(template)));
     let mut refused: Option<Response> = None;
     for candidate in candidates.into_iter().flatten().take(TRIES) {
@@ -221,10 +221,21 @@ async fn create(peers: &Peers, asked: Asked, request: Request, next: Next) -> Re
             refused = Some(response);
         }
     }
-    match refused {
-        Some(refused) => refused,
-        None => next.run(repeat(true)).await,
+    if let Some(refused) = refused {
+        return refused;
     }
+    // No ready node has published the template. Names are published every second, and its client has it since less.
+    if let Some(name) = named.template_id
+        && !app.has_template(&name).await
+        && let Some(node) = peers.with_template(&name, true).await
+    {
+        let passed = peers.pass(&node, repeat(false), asked.from, &asked.host);
+        return match passed.await {
+            Ok(response) => named_node(response, &node),
+            Err(why) => asked.failed(&why),
+        };
+    }
+    next.run(repeat(true)).await
 }
 
 fn named_node(mut response: Response, node: &NodeId) -> Response {

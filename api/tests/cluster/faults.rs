@@ -27,6 +27,7 @@ pub(crate) fn cluster_long_moves_survive_the_loss_of_either_node() {
             a_move_is_interrupted(world, loser);
         }
         a_full_disk_sends_it_elsewhere(world);
+        a_taker_that_is_removed_leaves_the_sandbox(world);
     });
 }
 
@@ -101,6 +102,30 @@ fn a_full_disk_sends_it_elsewhere(world: &World) {
         .send("DELETE", &loaded.path(), &Value::Null)
         .expect(204);
     open_all(world);
+}
+
+/// The taker dies for good. Until it has been removed, only it could say whether it has the sandbox.
+fn a_taker_that_is_removed_leaves_the_sandbox(world: &mut World) {
+    only(world, 0);
+    let loaded = Loaded::new(&world.nodes[0]);
+    open_all(world);
+    drain(world, 1, 0);
+    let id = loaded.id();
+    let taker = || world.nodes.iter().position(|node| node.is_incoming(&id));
+    until("files arrive", || taker().is_some());
+    let taker = taker().unwrap();
+    world.nodes[taker].die();
+    let [a, other] = [0, 3 - taker].map(|at| &world.nodes[at]);
+    let path = format!("/nodes/{}", world.nodes[taker].name);
+    until("its lease has ended", || {
+        other.get(&path).expect(200).json()["status"] == "unhealthy"
+    });
+    assert_eq!(loaded.state(a), "paused");
+    other.send("DELETE", &path, &Value::Null).expect(204);
+    until("a is empty", || is_empty(world, 0));
+    assert_eq!(loaded.at(world), [3 - taker]);
+    until("it goes on", || loaded.state(a) == "running");
+    loaded.check(other);
 }
 
 pub(crate) fn cluster_long_nodes_return_from_partitions_and_stops() {

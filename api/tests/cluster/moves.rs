@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     service::{id, only, open_all},
+    templates,
     world::{Node, World, until},
 };
 
@@ -22,7 +23,10 @@ pub(crate) struct Loaded {
 
 impl Loaded {
     pub(crate) fn new(node: &Node) -> Self {
-        let sandbox = node.ask().expect(201).json();
+        Self::fill(node, node.ask().expect(201).json())
+    }
+
+    fn fill(node: &Node, sandbox: Value) -> Self {
         let pid = node.exec(&sandbox, FILL).unwrap().trim().to_owned();
         let sum = node.exec(&sandbox, "md5sum ~/big").unwrap();
         Self { sandbox, pid, sum }
@@ -83,6 +87,7 @@ pub(crate) fn cluster_a_drained_node_gives_its_sandboxes_away() {
         until("b has removed the base that nothing needs", || {
             world.nodes[1].images() == 1
         });
+        what_was_built_and_what_booted_moves(world);
         one_that_no_node_can_take_stays(world);
     });
 }
@@ -186,6 +191,65 @@ fn a_moved_sandbox_lives_on(world: &World, moved: &Loaded) {
     a.get(&path).expect(404);
     until("its record is gone", || world.owners() == 0);
     open_all(world);
+}
+
+/// A clone of a template that was built, a sandbox that booted, and a disk that nothing runs on.
+fn what_was_built_and_what_booted_moves(world: &World) {
+    only(world, 0);
+    let [a, b] = [0, 1].map(|at| &world.nodes[at]);
+    templates::build_on_a(world);
+    let body = json!({"templateID": "travels", "timeout": 300});
+    let made = a.send("POST", "/v2/sandboxes", &body).expect(201);
+    let built = Loaded::fill(a, made.json());
+    let booted = a.ask().expect(201).json();
+    boot(a, &booted);
+    let booted = Loaded::fill(a, booted);
+    let disk = Loaded::new(a);
+    let no_memory = json!({"memory": false});
+    a.send("POST", &format!("{}/pause", disk.path()), &no_memory)
+        .expect(204);
+    b.send("POST", "/nodes/b", &json!({"status": "ready"}))
+        .expect(204);
+    a.until_all(2, "ready");
+    drain(world, 1, 0);
+    until("a is empty", || is_empty(world, 0));
+    for loaded in [&built, &booted] {
+        until("it goes on", || loaded.state(b) == "running");
+        assert_eq!(loaded.at(world), [1]);
+        loaded.check(a);
+    }
+    let sum = a.exec(&built.sandbox, "sha256sum -c /data.sum").unwrap();
+    assert_eq!(sum, "/data: OK\n");
+    assert_eq!(disk.at(world), [1]);
+    assert_eq!(disk.state(a), "paused");
+    wake(a, &disk.path());
+    let kept = a.exec(&disk.sandbox, "cat ~/kept; md5sum ~/big").unwrap();
+    assert_eq!(kept, format!("disk\n{}", disk.sum));
+    for loaded in [&built, &booted, &disk] {
+        a.send("DELETE", &loaded.path(), &Value::Null).expect(204);
+    }
+    until("their records are gone", || world.owners() == 0);
+    open_all(world);
+}
+
+/// Puts a sandbox's memory away, so that its next start is a boot.
+fn boot(node: &Node, sandbox: &Value) {
+    let path = format!("/sandboxes/{}", id(sandbox));
+    let boot_id = || {
+        let read = node.exec(sandbox, "cat /proc/sys/kernel/random/boot_id");
+        read.unwrap()
+    };
+    let before = boot_id();
+    node.send("POST", &format!("{path}/pause"), &json!({"memory": false}))
+        .expect(204);
+    wake(node, &path);
+    assert_ne!(boot_id(), before);
+}
+
+fn wake(node: &Node, path: &str) {
+    let body = json!({"timeout": 300});
+    node.send("POST", &format!("{path}/connect"), &body)
+        .expect(201);
 }
 
 fn one_that_no_node_can_take_stays(world: &World) {

@@ -102,6 +102,16 @@ fn a_node_serves_what_another_has(world: &World) {
     a.send("POST", &format!("{path}/connect"), &json!({"timeout": 60}))
         .expect(201);
     assert_eq!(c.exec(&sandbox, "echo on").unwrap(), "on\n");
+    // A snapshot can be used at once, by a node that has not heard of it.
+    let kept = c.send("POST", &format!("{path}/snapshots"), &json!({}));
+    let kept = kept.expect(201).json();
+    let body = json!({"templateID": kept["snapshotID"], "timeout": 60});
+    let clone = a.send("POST", "/v2/sandboxes", &body).expect(201);
+    assert_eq!(clone.header("x-cube-node"), Some("b"));
+    let clone = format!("/sandboxes/{}", id(&clone.json()));
+    a.send("DELETE", &clone, &Value::Null).expect(204);
+    let kept = format!("/templates/{}", kept["snapshotID"].as_str().unwrap());
+    a.send("DELETE", &kept, &Value::Null).expect(204);
     lists_are_merged(world);
     c.send("DELETE", &path, &Value::Null).expect(204);
     a.get(&path).expect(404);

@@ -49,7 +49,7 @@ pub(crate) fn travel(world: &mut World) {
 }
 
 /// Returns the ids of the template and of its build.
-fn build_on_a(world: &World) -> (String, String) {
+pub(crate) fn build_on_a(world: &World) -> (String, String) {
     let a = &world.nodes[0];
     let body = json!({"name": "travels", "cpuCount": 1, "memoryMB": 256});
     let asked = a.send("POST", "/v3/templates", &body).expect(202).json();

@@ -284,8 +284,15 @@ fn nextest(workspace: &Workspace, tiers: &[Tier]) -> Command {
         ])
         .arg("--config-file")
         .arg(workspace.root().join("dev/xtask/nextest.toml"))
+        .args(["--test-threads", &at_a_time().to_string()])
         .args(["--no-tests=warn", "-E", &filter(tiers)]);
     command
+}
+
+/// Tests with VMs leave half of the cores idle if as many run as there are cores: they wait for guests, timers and KVM.
+fn at_a_time() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    cores + cores.div_ceil(2)
 }
 
 /// A nextest filter expression that selects the tests of these tiers.

@@ -147,10 +147,10 @@ fn verdict(held: &Owner, found: Option<&Owned>) -> Verdict {
     };
     let owner = &found.owner;
     if owner.node != held.node {
-        return if owner.beats(held.epoch, held.state) {
-            Verdict::Superseded(found.clone())
-        } else if held.offered_to.is_some() {
+        return if held.offered_to.is_some() {
             Verdict::Unsettled
+        } else if owner.beats(held.epoch, held.state) {
+            Verdict::Superseded(found.clone())
         } else {
             Verdict::Reassert
         };

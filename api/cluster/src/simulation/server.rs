@@ -244,7 +244,10 @@ impl World {
         let this = self.hosts[at].id().clone();
         let owner = found.as_ref().map(|found| &found.owner);
         match giver(&this, to, epoch, owner, answer) {
-            GiverStep::Ask if self.now < since + PATIENCE_MS => {
+            GiverStep::Ask
+                if self.now < since + PATIENCE_MS
+                    && owner.is_none_or(|owner| owner.node == this) =>
+            {
                 let stamp = self.stamp(at, id);
                 let sandbox = id.clone();
                 self.tell(at, to, Message::Files { sandbox, stamp });
@@ -315,6 +318,8 @@ impl World {
             let local = host.disk.get(id);
             local.is_some_and(|local| matches!(local.note, Note::Offered { .. }))
         });
+        // An offer has the epoch before.
+        let epoch = found.owner.epoch.saturating_sub(1);
         if self.stamp_files(at, id, &found.owner) {
             self.adopt(at, id, Some(found));
             self.set_note(at, id, Note::Paused);
@@ -323,7 +328,13 @@ impl World {
                     self.summary.moved += 1;
                     let to = self.hosts[giver].id().clone();
                     let sandbox = id.clone();
-                    self.tell(at, &to, Message::Taken { sandbox });
+                    let holding = Holding::Taken;
+                    let answer = Message::Have {
+                        sandbox,
+                        epoch,
+                        holding,
+                    };
+                    self.tell(at, &to, answer);
                 }
                 _ => self.summary.taken_over += 1,
             }
@@ -485,11 +496,6 @@ impl World {
                     self.read(to, &sandbox, Some(holding));
                 }
             }
-            Message::Taken { sandbox } => {
-                if self.hosts[to].disk.contains_key(&sandbox) && !self.is_busy(to, &sandbox) {
-                    self.read(to, &sandbox, None);
-                }
-            }
         }
     }
 
@@ -562,7 +568,10 @@ impl World {
         match event {
             ClusterEvent::Superseded { sandbox, .. } => {
                 self.summary.superseded += 1;
-                self.discard(at, &sandbox);
+                let local = self.hosts[at].disk.get(&sandbox);
+                if !local.is_some_and(|local| matches!(local.note, Note::Offered { .. })) {
+                    self.discard(at, &sandbox);
+                }
             }
             ClusterEvent::HistoryLost { .. } => self.summary.histories_lost += 1,
             _ => {}
@@ -693,15 +702,16 @@ impl World {
         view.is_some_and(|view| view.state(self.hosts[at].id()) == NodeState::Draining)
     }
 
+    /// Whether another host can go on with the sandbox.
     fn is_elsewhere(&self, at: usize, id: &SandboxId) -> bool {
-        let others = self
-            .hosts
-            .iter()
-            .enumerate()
-            .filter(|(other, _)| *other != at);
-        others
-            .into_iter()
-            .any(|(_, host)| host.disk.contains_key(id))
+        (0..self.hosts.len()).any(|other| {
+            let owned = self.hosts[other]
+                .disk
+                .get(id)
+                .and_then(|l| l.owned.as_ref());
+            let stamp = self.stamp(other, id);
+            other != at && owned.is_some_and(|owned| Stamp::permits(stamp.as_ref(), &owned.owner))
+        })
     }
 
     /// A paused sandbox whose record etcd lost, while its giver did not know what became of an offer.

@@ -180,9 +180,6 @@ pub(super) enum Message {
         epoch: u64,
         holding: Holding,
     },
-    Taken {
-        sandbox: SandboxId,
-    },
 }
 
 pub(super) struct WatchState {

@@ -33,6 +33,12 @@ pub(super) enum Step {
     },
 }
 
+impl Step {
+    pub(super) fn is_offered(&self) -> bool {
+        matches!(self, Self::Offered { .. })
+    }
+}
+
 impl Noted {
     pub(super) fn sharing() -> Self {
         Self {

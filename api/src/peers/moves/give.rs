@@ -8,6 +8,7 @@ use std::{
 
 use cluster::{
     GiverStep, Holding, NodeId, NodeState, Owned, Owner, OwnerChange, OwnerState, Stamp, giver,
+    giver_without_taker,
 };
 use model::SandboxId;
 use pool::{Hold, PauseMode, PauseNeeds, PoolError, Refusal, Sandbox, SandboxState};
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     MoveError, Moves,
-    claim::{Noted, Step},
+    claim::{Noted, Step, stamp},
     take::Offer,
 };
 use crate::{
@@ -309,7 +310,21 @@ impl Moves {
                         epoch: owner.epoch,
                     };
                     let question = question("POST", "/cluster/moves/holding", encode(&asked)?);
-                    answer = Some(peers.ask(to, question).await?);
+                    match peers.ask(to, question).await {
+                        Ok(held) => answer = Some(held),
+                        Err(_) if !cluster.view().members.contains_key(to) => {
+                            let change =
+                                giver_without_taker(cluster.this(), to, owner.epoch, record);
+                            let change = change.ok_or(MoveError::Superseded)?;
+                            if self
+                                .keep_without(id, &noted, found.as_ref(), change)
+                                .await?
+                            {
+                                return Ok(Settled::Kept);
+                            }
+                        }
+                        Err(why) => return Err(why.into()),
+                    }
                 }
                 GiverStep::Wait => break,
                 GiverStep::Withdraw => {
@@ -346,6 +361,30 @@ impl Moves {
             }
         }
         Err(MoveError::Unsettled(to.clone()))
+    }
+
+    /// Keeps a sandbox whose taker has been removed. Returns whether the record says so now.
+    async fn keep_without(
+        &self,
+        id: &SandboxId,
+        noted: &Noted,
+        found: Option<&Owned>,
+        change: OwnerChange,
+    ) -> Result<bool, MoveError> {
+        let cluster = self.0.peers.cluster();
+        let Ok(Some(owned)) = cluster.change_owner(id, found, change).await else {
+            // The next round reads the record.
+            return Ok(false);
+        };
+        if !Stamp::permits(noted.stamp.as_ref(), &owned.owner) {
+            return Err(MoveError::Stale);
+        }
+        let noted = Noted {
+            stamp: Some(stamp(&owned.owner)),
+            ..noted.clone()
+        };
+        self.keep(id, &noted, &owned).await?;
+        Ok(true)
     }
 
     /// The sandbox stays here.

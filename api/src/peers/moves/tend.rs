@@ -268,8 +268,15 @@ impl Moves {
     }
 
     async fn superseded(&self, id: &SandboxId, by: &cluster::NodeId) {
-        // An offer of this node may be the cause: then its settlement removes the sandbox.
-        if let Some(_busy) = self.begin(id) {
+        // An offer of this node may be the cause: then only its settlement removes the sandbox.
+        let Some(_busy) = self.begin(id) else {
+            return;
+        };
+        let offered = match self.0.pool.get(id).await {
+            Ok(sandbox) => Noted::of(&sandbox).is_some_and(|noted| noted.step.is_offered()),
+            Err(_) => return,
+        };
+        if !offered {
             self.discard(id, by).await;
         }
     }
