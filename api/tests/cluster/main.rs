@@ -21,6 +21,7 @@ fn main() {
     let cases = cases! {
         service::{
             cluster_three_nodes_are_one_service,
+            cluster_long_a_node_that_owns_nothing_keeps_the_life_cycle,
         },
         moves::{
             cluster_a_drained_node_gives_its_sandboxes_away,

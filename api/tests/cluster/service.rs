@@ -57,6 +57,14 @@ pub(crate) fn open_all(world: &World) {
     }
 }
 
+/// Random operations through a node that is closed, compared with a model.
+pub(crate) fn cluster_long_a_node_that_owns_nothing_keeps_the_life_cycle() {
+    World::run(|world| {
+        only(world, 1);
+        world.nodes[0].verify_lifecycle();
+    });
+}
+
 /// The public listener has no routes of nodes, and the other one answers hosts without a certificate with 403.
 fn only_members_use_the_listener_of_the_cluster(world: &World) {
     let a = &world.nodes[0];

@@ -38,6 +38,11 @@ fn artifacts() -> PathBuf {
         .unwrap()
 }
 
+fn binary(name: &str) -> PathBuf {
+    let dir = std::env::var_os("CUBE_BIN").map(PathBuf::from);
+    dir.unwrap().join(name)
+}
+
 /// A node. When dropped, its server and its sandboxes are killed.
 pub(crate) struct Node {
     client: Client,
@@ -457,12 +462,7 @@ impl Node {
         let state = self.state.path().to_str().unwrap();
         let mut end = cube(&["end", "--allow-missing-limits", "--server-memory", "none"]);
         end.args(["--network", "none", "--state", state, "--vmm"])
-            .arg(
-                std::env::var_os("CUBE_BIN")
-                    .map(PathBuf::from)
-                    .unwrap()
-                    .join("cube-vmm"),
-            )
+            .arg(binary("cube-vmm"))
             .arg("--templates")
             .arg(&self.templates)
             .arg("--images")
@@ -498,6 +498,14 @@ impl Client {
     pub(crate) fn ask(&self) -> Answer {
         let body = json!({"templateID": "base", "timeout": 300, "metadata": {"by": self.name}});
         self.send("POST", "/v2/sandboxes", &body)
+    }
+
+    /// Runs the prover of the life cycle against this node.
+    pub(crate) fn verify_lifecycle(&self) {
+        let mut bench = Command::new(binary("cube-bench"));
+        bench.args(["verify", "lifecycle", "--minutes", "1", "--target"]);
+        bench.arg(format!("http://{}", self.address));
+        output(bench.env("E2B_API_KEY", &self.key));
     }
 
     /// The status with which the listener of the cluster answers a client that shows no certificate.
