@@ -30,7 +30,12 @@ mod starts;
 mod stock;
 mod unused;
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use model::SandboxId;
 use tokio::{
@@ -53,6 +58,7 @@ use crate::{
     spec::OnClose,
     templates::Templates,
     vmms::Vmms,
+    work::base::Held,
 };
 use adoptions::Adoptions;
 use diffs::Storing;
@@ -106,6 +112,8 @@ pub(crate) struct Driver {
     /// Number of templates and of changes of names that are being written to disk.
     publishing: u32,
     guest_sums: claims::GuestSums,
+    /// What sandboxes on their way to this server need, by their directories, until these have no links to it any more.
+    held: BTreeMap<PathBuf, Held>,
     former_servers: FormerServers,
     stopping: Stopping,
     /// Whether something has changed that may let a start or a fill begin.
@@ -195,6 +203,7 @@ impl Driver {
             forks_name: format!("{:x}", host::unix_ns()),
             publishing: 0,
             guest_sums: claims::GuestSums::default(),
+            held: BTreeMap::new(),
             former_servers: FormerServers::Gone,
             stopping: Stopping::default(),
             look_again: true,

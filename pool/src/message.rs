@@ -19,6 +19,7 @@ use crate::{
     vmms::VmmId,
     work::{
         WorkError,
+        base::Held,
         diff::Stored,
         lease::Served,
         rebuild::Outcome,
@@ -218,8 +219,8 @@ pub(crate) enum Report {
         Result<Vec<(String, File)>, PoolError>,
         Answer<Vec<(String, File)>>,
     ),
-    /// What a paused sandbox of another server needs is held, if it is here.
-    Held(Result<bool, PoolError>, Answer<bool>),
+    /// What a paused sandbox of another server needs, whose directory this is, is held if it is here.
+    Held(PathBuf, Result<Option<Held>, PoolError>, Answer<bool>),
     /// The files of a paused sandbox were checked and, with a record, taken over.
     Taken(
         SandboxId,

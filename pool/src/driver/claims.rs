@@ -18,7 +18,7 @@ use crate::{
     slot::{Event, Refusal, Slot, Stage},
     vmms::is_sha256,
     work::{
-        base::{BasePlan, HoldPlan, held_vmm, sum_of_guest},
+        base::{BasePlan, Held, HoldPlan, held_vmm, sum_of_guest},
         take::{self, TakePlan},
     },
 };
@@ -243,7 +243,25 @@ impl Driver {
             to: incoming.join(id.as_str()),
         };
         self.publishing += 1;
-        self.jobs.run(move || Report::Held(plan.run(), answer));
+        self.jobs
+            .run(move || Report::Held(plan.to.clone(), plan.run(), answer));
+    }
+
+    pub(super) fn is_held(
+        &mut self,
+        dir: PathBuf,
+        held: Result<Option<Held>, PoolError>,
+        answer: Answer<bool>,
+    ) {
+        self.publishing -= 1;
+        let is_here = held.map(|held| {
+            let is_here = held.is_some();
+            self.held.extend(held.map(|held| (dir, held)));
+            is_here
+        });
+        // A base that has just arrived, and is not held, is of no use.
+        self.images_may_be_unused |= is_here.is_err();
+        let _ = answer.send(is_here);
     }
 
     pub(super) fn root_images(&self) -> Vec<PathBuf> {

@@ -7,15 +7,18 @@
 //!         incoming/<id>/base/    links to images/<sum>/, until the sandbox is here
 //!         incoming/<id>/vmm      link to the VMM, likewise
 //! ```
-//! Files of `images` and VMMs that no record names may be removed at any time, also by the next server. A sandbox that is
-//! on its way therefore has links of its own, from which a [`super::take::TakePlan`] makes them again.
+//! As long as the links exist, the driver removes neither the files of `images` nor the VMM. The next server may: no record
+//! names them yet. A [`super::take::TakePlan`] then makes them again from the links.
 //!
-//! What must never happen: files have the name of a template in `images`, and not the content that its manifest states.
+//! Several jobs may make one directory of `images` at the same time. Each makes a draft of its own, complete and synced, and
+//! the first rename decides ([`name_content`]).
+//!
+//! What must never happen: files have the name of a template in `images`, and not all the content that its manifest states.
 
 use std::{
-    fs::{self, File},
+    fs::{self, DirBuilder, File},
     io,
-    os::unix::fs::FileExt,
+    os::unix::fs::{DirBuilderExt, FileExt},
     path::{Path, PathBuf},
 };
 
@@ -25,8 +28,10 @@ use sha2::{Digest, Sha256};
 use vmm_control::template::next_data;
 
 use crate::{
-    BaseKind, PauseNeeds, PoolError,
-    durable::{Durability, read_bounded, remove_dir, remove_file, replace, sync_dir},
+    BaseKind, PauseNeeds, PoolError, VmmId,
+    durable::{
+        DRAFT, Durability, name_content, read_bounded, remove_dir, remove_file, replace, sync_dir,
+    },
     host,
     images::{self, Images, sum_of_manifest},
     manifest::Manifest,
@@ -89,6 +94,14 @@ impl BasePlan {
     }
 }
 
+/// What the links of a sandbox that is on its way keep.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// The directory in `images`.
+    pub(crate) base: PathBuf,
+    pub(crate) vmm: Option<VmmId>,
+}
+
 /// Keeps what a paused sandbox needs until it is this server's.
 #[derive(Debug)]
 pub(crate) struct HoldPlan {
@@ -103,28 +116,39 @@ pub(crate) struct HoldPlan {
 }
 
 impl HoldPlan {
-    /// Returns whether the base is here.
+    /// Returns what is held; `None`: the base is not here.
     ///
     /// # Errors
     /// Returns [`PoolError`] if the files that have arrived are not the base, or cannot be linked.
-    pub(crate) fn run(&self) -> Result<bool, PoolError> {
+    pub(crate) fn run(&self) -> Result<Option<Held>, PoolError> {
         let failed = |why: String| PoolError::Failed { what: WHAT, why };
+        let of_disk = |e: io::Error| PoolError::of_disk(WHAT, &e);
         let place = self.images.dir().join(&self.needs.base);
-        if let Some(fetched) = self.fetched.as_ref().filter(|_| !place.is_dir()) {
-            check(fetched, &self.needs).map_err(failed)?;
-            let placed = self.images.place(fetched, &self.needs.base);
-            placed.map_err(|e| PoolError::of_disk(WHAT, &e))?;
+        match &self.fetched {
+            None => {}
+            Some(fetched) if place.is_dir() => remove_dir(fetched).map_err(of_disk)?,
+            Some(fetched) => {
+                check(fetched, &self.needs).map_err(failed)?;
+                let placed = self.images.place(fetched, &self.needs.base);
+                placed.map_err(of_disk)?;
+            }
         }
         if !place.is_dir() {
-            return Ok(false);
+            return Ok(None);
         }
-        self.link(&place)
-            .map_err(|e| PoolError::of_disk(WHAT, &e))?;
-        Ok(true)
+        self.link(&place).map_err(of_disk)?;
+        Ok(Some(Held {
+            base: place,
+            vmm: self.needs.vmm.clone(),
+        }))
     }
 
     fn link(&self, place: &Path) -> io::Result<()> {
-        link_dir(place, &self.to.join(BASE))?;
+        is_complete(place, self.needs.kind)?;
+        let links = self.to.join(BASE);
+        // An earlier attempt to move the sandbox may have needed another base.
+        remove_dir(&links)?;
+        link_dir(place, &links)?;
         if let Some(program) = &self.vmm {
             let link = self.to.join(VMM);
             remove_file(&link)?;
@@ -137,13 +161,39 @@ impl HoldPlan {
 /// Makes the base of `needs` from the links of a sandbox that is on its way, if it was removed meanwhile.
 pub(super) fn restore(from: &Path, images: &Images, needs: &PauseNeeds) -> io::Result<()> {
     let (place, held) = (images.dir().join(&needs.base), from.join(BASE));
-    if place.is_dir() || !held.is_dir() {
-        return Ok(());
+    if !place.is_dir() && held.is_dir() {
+        is_complete(&held, needs.kind)?;
+        if sum_of(&held, needs.kind)? != needs.base {
+            return Err(io::Error::other("the links are those of another base"));
+        }
+        return link_dir(&held, &place);
     }
-    if sum_of(&held, needs.kind)? != needs.base {
-        return Err(io::Error::other("the links are those of another base"));
+    if place.is_dir() {
+        is_complete(&place, needs.kind)?;
+        // Another job may have given it its name a moment ago.
+        sync_dir(images.dir())?;
     }
-    link_dir(&held, &place)
+    Ok(())
+}
+
+/// Whether a sandbox that is on its way still has links to its base.
+pub(crate) fn is_held(dir: &Path) -> bool {
+    dir.join(BASE).is_dir()
+}
+
+/// Checks that the files without which a base is of no use exist.
+fn is_complete(dir: &Path, kind: BaseKind) -> io::Result<()> {
+    let needed: &[&str] = match kind {
+        BaseKind::Template => &NEEDED,
+        BaseKind::Guest => &images::GUEST,
+    };
+    match needed.iter().find(|name| !dir.join(name).is_file()) {
+        None => Ok(()),
+        Some(name) => {
+            let why = format!("{} is incomplete: {name} is missing", dir.display());
+            Err(io::Error::new(io::ErrorKind::NotFound, why))
+        }
+    }
 }
 
 /// Removes the links when nothing needs them any more.
@@ -158,24 +208,31 @@ pub(crate) fn held_vmm(dir: &Path) -> Option<PathBuf> {
     program.is_file().then_some(program)
 }
 
-/// Links every file of a directory into a new one, which has its name when it is complete and on disk.
+/// Links every file of a directory into a new one, which has its name when it is complete and on disk. If the new one exists,
+/// it stays as it is.
 fn link_dir(from: &Path, to: &Path) -> io::Result<()> {
-    let parent = to.parent().unwrap_or(to);
     let name = to.file_name().unwrap_or_default().to_string_lossy();
-    let draft = parent.join(format!("{}{name}", crate::durable::DRAFT));
-    for old in [&draft, to] {
-        remove_dir(old)?;
+    let own = host::hex(&host::random::<8>()?);
+    let draft = to.with_file_name(format!("{DRAFT}{name}-{own}"));
+    let linked = link_files(from, &draft)
+        .and_then(|()| sync_dir(&draft))
+        .and_then(|()| name_content(&draft, to));
+    if linked.is_err() {
+        let _ = remove_dir(&draft);
     }
-    crate::durable::private_dir(&draft)?;
+    linked
+}
+
+fn link_files(from: &Path, to: &Path) -> io::Result<()> {
+    // Its parent must exist: a move that was given up meanwhile must not come back.
+    DirBuilder::new().mode(0o700).create(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         if entry.file_type()?.is_file() {
-            fs::hard_link(entry.path(), draft.join(entry.file_name()))?;
+            fs::hard_link(entry.path(), to.join(entry.file_name()))?;
         }
     }
-    sync_dir(&draft)?;
-    fs::rename(&draft, to)?;
-    sync_dir(parent)
+    Ok(())
 }
 
 /// The sum that identifies the files in `dir`.

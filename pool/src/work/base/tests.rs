@@ -1,3 +1,5 @@
+use std::{os::unix::fs::MetadataExt, sync::Barrier, thread};
+
 use super::*;
 use crate::{PauseMode, work::diff::tests::restorer};
 
@@ -70,7 +72,10 @@ fn a_base_travels_is_checked_and_stays_while_a_sandbox_is_on_its_way() {
 
     let images = Images::open(&path("images")).unwrap();
     fs::create_dir_all(path("incoming/i")).unwrap();
-    let held = |fetched: Option<&Path>| hold(&images, &base, &path("incoming/i"), fetched).run();
+    let held = |fetched: Option<&Path>| {
+        let held = hold(&images, &base, &path("incoming/i"), fetched).run();
+        held.map(|held| held.is_some())
+    };
     assert!(!held(None).unwrap(), "it is not here yet");
     // Another content under the same names is no base.
     for name in [template_file::MEMORY, images::ROOT, MANIFEST_NAME] {
@@ -101,6 +106,81 @@ fn a_base_travels_is_checked_and_stays_while_a_sandbox_is_on_its_way() {
     assert!(restore(&path("incoming/i"), &images, &of(&"0".repeat(64))).is_err());
     forget(&path("incoming/i")).unwrap();
     assert!(!path("incoming/i/base").exists() && place.exists());
+}
+
+#[test]
+fn a_base_that_arrives_twice_is_kept_once_and_never_replaced() {
+    let root = tempfile::tempdir().unwrap();
+    let path = |name: &str| root.path().join(name);
+    let base = template(&path("from"));
+    let images = Images::open(&path("images")).unwrap();
+    let place = images.dir().join(&base);
+    fs::create_dir_all(path("incoming/i")).unwrap();
+    let held = |fetched: &Path| hold(&images, &base, &path("incoming/i"), Some(fetched)).run();
+    let inode = || fs::metadata(&place).unwrap().ino();
+    let (first, second, third) = (path("first"), path("second"), path("third"));
+    for fetched in [&first, &second, &third] {
+        copy_of(&path("from"), fetched);
+    }
+    assert!(held(&first).unwrap().is_some());
+    let kept = inode();
+    assert!(held(&second).unwrap().is_some());
+    assert!(!second.exists() && inode() == kept);
+    // Another job has placed it since this one looked.
+    images.place(&third, &base).unwrap();
+    assert!(!third.exists() && inode() == kept);
+    link_dir(&path("incoming/i/base"), &place).unwrap();
+    assert!(inode() == kept && images.all() == [place.clone()]);
+    assert_eq!(fs::read_dir(images.dir()).unwrap().count(), 1, "a draft");
+
+    // The move was given up before its links were made.
+    let gone = hold(&images, &base, &path("incoming/gone"), None).run();
+    assert!(gone.is_err() && !path("incoming/gone").exists());
+
+    // An incomplete directory is no base, and neither are incomplete links.
+    let of = needs(&base, BaseKind::Template);
+    fs::remove_file(place.join(template_file::STATE)).unwrap();
+    let why = hold(&images, &base, &path("incoming/i"), None).run();
+    assert!(
+        why.unwrap_err()
+            .to_string()
+            .contains("incomplete: state is missing")
+    );
+    assert!(restore(&path("incoming/i"), &images, &of).is_err());
+    fs::remove_dir_all(&place).unwrap();
+    fs::remove_file(path("incoming/i/base/memory")).unwrap();
+    assert!(restore(&path("incoming/i"), &images, &of).is_err());
+    assert!(!place.exists());
+}
+
+#[test]
+fn takes_that_make_one_base_at_the_same_time_leave_it_complete() {
+    let root = tempfile::tempdir().unwrap();
+    let base = template(&root.path().join("from"));
+    let images = Images::open(&root.path().join("images")).unwrap();
+    let incoming: Vec<_> = (0..4).map(|at| root.path().join(at.to_string())).collect();
+    for dir in &incoming {
+        fs::create_dir(dir).unwrap();
+        copy_of(&root.path().join("from"), &dir.join(BASE));
+    }
+    let of = needs(&base, BaseKind::Template);
+    let place = images.dir().join(&base);
+    for round in 0..50 {
+        let begin = Barrier::new(incoming.len());
+        thread::scope(|scope| {
+            for dir in &incoming {
+                scope.spawn(|| {
+                    begin.wait();
+                    restore(dir, &images, &of).unwrap();
+                    // What one of them uses, no other one takes away.
+                    is_complete(&place, BaseKind::Template).unwrap();
+                });
+            }
+        });
+        check(&place, &of).unwrap_or_else(|why| panic!("round {round}: {why}"));
+        assert_eq!(fs::read_dir(images.dir()).unwrap().count(), 1, "a draft");
+        fs::remove_dir_all(&place).unwrap();
+    }
 }
 
 fn copy_of(from: &Path, to: &Path) {
@@ -147,7 +227,7 @@ fn the_files_of_a_sandbox_that_booted_travel_and_its_pause_names_them() {
     let held = |fetched: &Path| {
         let plan = hold(&images, &base, &path("incoming/i"), Some(fetched));
         let needs = needs(&base, BaseKind::Guest);
-        HoldPlan { needs, ..plan }.run()
+        HoldPlan { needs, ..plan }.run().map(|held| held.is_some())
     };
     let fetched = path("incoming/base");
     copy_of(&path("from"), &fetched);
