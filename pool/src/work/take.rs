@@ -131,15 +131,34 @@ impl TakePlan {
     fn commit(&self, record: &Record) -> io::Result<()> {
         sync_files(&self.from.pause())?;
         self.from.rewrite_pause(record)?;
-        fs::rename(self.from.path(), self.to.path())?;
-        for dir in [self.to.path(), self.from.path()] {
-            sync_dir(dir.parent().unwrap_or(dir))?;
-        }
+        arrive(self.from.path(), self.to.path(), sync_dir)?;
         // The record names them now. What stays goes with the sandbox.
         if let Err(error) = base::forget(self.to.path()) {
             tracing::warn!(%error, "cannot remove the links of a sandbox that has arrived");
         }
         Ok(())
+    }
+}
+
+/// Moves a directory, and syncs both parents. If that fails, moves it back, so that the sandbox is still on its way: the
+/// caller must not be answered that it is not here, for its giver would remove its files. The next attempt is another rename,
+/// which changes both parents again, and does not depend on what the failed sync has left in the page cache.
+///
+/// If it cannot be moved back either, it is here. A crash of the host then leaves it in one of the two places, with all its
+/// files, which are synced: here the next server finds it paused, there its note has the next step.
+fn arrive(from: &Path, to: &Path, sync: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
+    fs::rename(from, to)?;
+    let synced = [to, from].map(|dir| sync(dir.parent().unwrap_or(dir)));
+    let Err(error) = synced.into_iter().collect::<io::Result<()>>() else {
+        return Ok(());
+    };
+    match fs::rename(to, from) {
+        Ok(()) => Err(error),
+        Err(stays) => {
+            let dir = to.display();
+            tracing::error!(%dir, %error, %stays, "cannot sync the name of a sandbox that has arrived, and cannot move it back: it is this server's; repair the disk");
+            Ok(())
+        }
     }
 }
 
@@ -182,3 +201,7 @@ fn home_of(record: &Record) -> Option<String> {
     let home = record.lineage.as_ref()?.home.as_ref()?;
     sum_of_manifest(&home.dir).ok()
 }
+
+#[cfg(test)]
+#[path = "take/tests.rs"]
+mod tests;
