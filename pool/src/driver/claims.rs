@@ -382,3 +382,6 @@ fn lacks(why: String) -> PoolError {
         why,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -101,7 +101,7 @@ impl TakePlan {
             PauseMode::FilesystemOnly => {
                 let base = match &self.needs {
                     Some(needs) => needs.base.clone(),
-                    None => base(&record, &self.from.pause())?.ok_or("the pause has no base")?,
+                    None => base_of_former(&record).ok_or("the pause has no base")?,
                 };
                 let root = self
                     .store
@@ -172,7 +172,7 @@ fn home(base: &Path) -> io::Result<Home> {
 
 /// SHA-256 of the manifest of the template whose files a sandbox needs; `dir` is that of its pause, if it is paused.
 ///
-/// `None`: the sandbox has booted, or the template is gone.
+/// `None`: it needs the files from which it boots, or has booted, and no memory or layer of a template.
 ///
 /// # Errors
 /// Returns a message for people if the manifest cannot be read.
@@ -181,19 +181,18 @@ pub(crate) fn base(record: &Record, dir: &Path) -> Result<Option<String>, String
         Kept::Paused(PauseMode::Memory) => {
             Manifest::read(dir)?.base.map(|base| base.manifest_sha256)
         }
-        Kept::Paused(PauseMode::FilesystemOnly) => {
-            let dir = record.boot.as_ref().and_then(|boot| boot.root.parent());
-            let name = dir.and_then(Path::file_name).and_then(|name| name.to_str());
-            name.map(str::to_owned)
-        }
-        // A pause of it will be a diff of this template.
+        Kept::Paused(PauseMode::FilesystemOnly) => None,
+        // A pause of it will be a diff of this template, if that is still there.
         Kept::Nobody | Kept::Running => home_of(record),
     };
-    // A pause without memory needs the root image of the template only.
-    let is_without_memory = record.kept == Kept::Paused(PauseMode::FilesystemOnly);
-    let base = base.filter(|base| is_sha256(base));
-    let base = base.or_else(|| home_of(record).filter(|_| is_without_memory));
-    Ok(base)
+    Ok(base.filter(|base| is_sha256(base)))
+}
+
+/// The directory of images that has the root image of a pause without memory, as a former release names it.
+fn base_of_former(record: &Record) -> Option<String> {
+    let root = record.boot.as_ref()?.root.parent()?;
+    let name = root.file_name()?.to_str()?;
+    is_sha256(name).then(|| name.to_owned())
 }
 
 /// SHA-256 of the manifest of the template that the VM descends from, if that is still there.
