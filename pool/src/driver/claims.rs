@@ -127,8 +127,7 @@ impl Driver {
             Some(SandboxState::Running) | None => PauseMode::Memory,
         };
         let base = take::base(&entry.record, &entry.dir.pause()).map_err(lacks)?;
-        let vmm = entry.record.vmm_id.clone();
-        let vmm = vmm.filter(|_| mode == PauseMode::Memory);
+        let vmm = take::vmm_of(&entry.record, mode);
         if let Some(base) = base {
             return Ok(Ok(PauseNeeds {
                 base,

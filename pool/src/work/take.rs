@@ -6,7 +6,7 @@ use model::MANIFEST_NAME;
 use vmm_control::files::{Home, Lineage, Size};
 
 use crate::{
-    BaseKind, Claim, PauseMode, PauseNeeds, PoolError,
+    BaseKind, Claim, PauseMode, PauseNeeds, PoolError, VmmId,
     durable::{sync_dir, sync_files},
     images::{Images, sum_of_manifest},
     manifest::Manifest,
@@ -39,13 +39,13 @@ impl TakePlan {
     /// # Errors
     /// Returns [`PoolError::Failed`] or [`PoolError::NoSpace`].
     pub(crate) fn run(self) -> Result<Option<Box<Record>>, PoolError> {
+        let failed = |why| PoolError::Failed { what: WHAT, why };
+        let (record, mode) = self.sent().map_err(failed)?;
         if let Some(needs) = &self.needs {
-            self.prepare(needs)
+            self.prepare(needs, mode)
                 .map_err(|e| PoolError::of_disk(WHAT, &e))?;
         }
-        let mut record = self
-            .checked()
-            .map_err(|why| PoolError::Failed { what: WHAT, why })?;
+        let mut record = self.checked(record, mode).map_err(failed)?;
         if self.claim.is_none() {
             return Ok(None);
         }
@@ -56,25 +56,41 @@ impl TakePlan {
     }
 
     /// Makes the base again if it was removed meanwhile, and lets a pause without a base name its root image here.
-    fn prepare(&self, needs: &PauseNeeds) -> io::Result<()> {
+    fn prepare(&self, needs: &PauseNeeds, mode: PauseMode) -> io::Result<()> {
         let images = self.store.images();
         base::restore(self.from.path(), images, needs)?;
-        if (needs.kind, needs.mode) == (BaseKind::Guest, PauseMode::Memory) {
+        if (needs.kind, mode) == (BaseKind::Guest, PauseMode::Memory) {
             let root = images.dir().join(&needs.base).join(crate::images::ROOT);
             base::set_root(&self.from.pause(), &root)?;
         }
         Ok(())
     }
 
-    /// The record of the pause as this server keeps it: with the paths of its own files, and without a process.
-    fn checked(&self) -> Result<Record, String> {
-        let mut record = self.from.read_pause()?;
+    /// The record that has arrived, which must be that of the pause that was offered.
+    fn sent(&self) -> Result<(Record, PauseMode), String> {
+        let record = self.from.read_pause()?;
         let Kept::Paused(mode) = record.kept else {
             return Err("the record is not that of a pause".to_owned());
         };
         if record.note.len() > MAX_NOTE {
             return Err(format!("the note has {} bytes", record.note.len()));
         }
+        if let Some(needs) = &self.needs {
+            if needs.mode != mode {
+                return Err(format!(
+                    "the pause is one of {mode:?}, one of {:?} was offered",
+                    needs.mode
+                ));
+            }
+            if needs.vmm != vmm_of(&record, mode) {
+                return Err("the record names another VMM than was offered".to_owned());
+            }
+        }
+        Ok((record, mode))
+    }
+
+    /// The record of the pause as this server keeps it: with the paths of its own files, and without a process.
+    fn checked(&self, mut record: Record, mode: PauseMode) -> Result<Record, String> {
         let (root, size, home) = match mode {
             PauseMode::Memory => {
                 let checked = self.store.check(&self.from.pause())?;
@@ -168,6 +184,14 @@ fn home(base: &Path) -> io::Result<Home> {
         dir: base.to_owned(),
         manifest: (manifest.dev(), manifest.ino()),
     })
+}
+
+/// The VMM that must read a pause of this mode.
+pub(crate) fn vmm_of(record: &Record, mode: PauseMode) -> Option<VmmId> {
+    match mode {
+        PauseMode::Memory => record.vmm_id.clone(),
+        PauseMode::FilesystemOnly => None,
+    }
 }
 
 /// SHA-256 of the manifest of the template whose files a sandbox needs; `dir` is that of its pause, if it is paused.

@@ -1,4 +1,86 @@
+use std::sync::Arc;
+
 use super::*;
+use crate::{SANDBOXES, spec::template::tests::info, templates::tests::image};
+
+/// A pause that has arrived below `root`, and the plan to take it. Its base is the files that it boots from.
+fn arrived(root: &Path, mode: PauseMode) -> TakePlan {
+    let id = model::SandboxId::from_random([7; 19]);
+    let images = Images::open(&root.join("images")).unwrap();
+    let name = "06".repeat(32);
+    let place = images.dir().join(&name);
+    fs::create_dir_all(&place).unwrap();
+    for path in crate::images::guest_links(&place) {
+        fs::write(path, "").unwrap();
+    }
+    let from = SlotDir::new(&root.join("incoming"), &id);
+    image(&from.pause(), None);
+    let vmm = VmmId::try_from("07".repeat(32)).unwrap();
+    let mut record = Record::new("a boot", Arc::new(info()), None, "0".repeat(32));
+    record.kept = Kept::Paused(mode);
+    record.vmm_id = Some(vmm.clone());
+    from.write_pause(&record).unwrap();
+    fs::create_dir_all(root.join(SANDBOXES)).unwrap();
+    TakePlan {
+        store: Store::new(images, [root.join("incoming").as_path()]).unwrap(),
+        to: SlotDir::new(&root.join(SANDBOXES), &id),
+        from,
+        needs: Some(PauseNeeds {
+            base: name,
+            kind: BaseKind::Guest,
+            vmm: (mode == PauseMode::Memory).then_some(vmm),
+            mode,
+        }),
+        claim: None,
+        host_boot_id: "this boot".to_owned(),
+    }
+}
+
+#[test]
+fn a_pause_of_another_mode_or_vmm_than_was_offered_is_refused() {
+    for mode in [PauseMode::Memory, PauseMode::FilesystemOnly] {
+        let root = tempfile::tempdir().unwrap();
+        arrived(root.path(), mode).run().unwrap();
+        let other = match mode {
+            PauseMode::Memory => PauseMode::FilesystemOnly,
+            PauseMode::FilesystemOnly => PauseMode::Memory,
+        };
+        let vmm = |text: &str| VmmId::try_from(text.repeat(32)).unwrap();
+        for (is_about, change) in [
+            ("the pause is one of", (other, None)),
+            ("another VMM", (mode, Some(vmm("08")))),
+        ] {
+            let mut plan = arrived(root.path(), mode);
+            let manifest = plan.from.pause().join(MANIFEST_NAME);
+            let before = fs::read(&manifest).unwrap();
+            let needs = plan.needs.as_mut().unwrap();
+            (needs.mode, needs.vmm) = change;
+            let why = plan.run().unwrap_err().to_string();
+            assert!(why.contains(is_about), "{why}");
+            assert_eq!(fs::read(&manifest).unwrap(), before, "it was changed");
+        }
+    }
+}
+
+#[test]
+fn a_pause_that_arrives_is_this_servers_with_the_paths_of_its_files() {
+    for mode in [PauseMode::Memory, PauseMode::FilesystemOnly] {
+        let root = tempfile::tempdir().unwrap();
+        let mut plan = arrived(root.path(), mode);
+        plan.claim = Some(Claim {
+            hold: crate::Hold::Sealed,
+            text: "here".into(),
+        });
+        let (from, to) = (plan.from.clone(), plan.to.clone());
+        let place = root.path().join("images").join("06".repeat(32));
+        let record = plan.run().unwrap().unwrap();
+        assert_eq!(record.claim.as_ref().unwrap().text.as_ref(), "here");
+        let boot = record.boot.as_ref().unwrap();
+        assert_eq!(boot.root, place.canonicalize().unwrap().join("root"));
+        assert!(boot.exist() && !from.path().exists());
+        assert_eq!(to.read_pause().unwrap(), *record);
+    }
+}
 
 #[test]
 fn a_sandbox_whose_arrival_is_not_synced_is_still_on_its_way() {
