@@ -58,7 +58,7 @@ use crate::{
     spec::OnClose,
     templates::Templates,
     vmms::Vmms,
-    work::base::Held,
+    work::{base::Held, needs::GuestSums},
 };
 use adoptions::Adoptions;
 use diffs::Storing;
@@ -111,7 +111,7 @@ pub(crate) struct Driver {
     forks_name: String,
     /// Number of templates and of changes of names that are being written to disk.
     publishing: u32,
-    guest_sums: claims::GuestSums,
+    guest_sums: GuestSums,
     /// What sandboxes on their way to this server need, by their directories, until these have no links to it any more.
     held: BTreeMap<PathBuf, Held>,
     former_servers: FormerServers,
@@ -202,7 +202,7 @@ impl Driver {
             forks: 0,
             forks_name: format!("{:x}", host::unix_ns()),
             publishing: 0,
-            guest_sums: claims::GuestSums::default(),
+            guest_sums: GuestSums::default(),
             held: BTreeMap::new(),
             former_servers: FormerServers::Gone,
             stopping: Stopping::default(),

@@ -16,12 +16,12 @@ use crate::{
     slot::{Operation, Wake},
     spec::{OnClose, TimeoutChange},
     templates::{Origin, TakenNames},
-    vmms::VmmId,
     work::{
         WorkError,
         base::Held,
         diff::Stored,
         lease::Served,
+        needs::Needed,
         rebuild::Outcome,
         save::{ForkSnapshot, PauseOutcome, SnapshotFailed},
         start::Started,
@@ -125,14 +125,6 @@ pub(crate) enum Request {
     Close(OnClose, oneshot::Sender<()>),
 }
 
-/// Files whose sum was computed, and for which pause.
-#[derive(Debug)]
-pub(crate) struct Summed {
-    pub(crate) paths: [PathBuf; 3],
-    pub(crate) vmm: Option<VmmId>,
-    pub(crate) mode: PauseMode,
-}
-
 /// Requests whose outcome depends on the sandbox's state.
 #[derive(Debug)]
 pub(crate) enum SandboxRequest {
@@ -212,8 +204,8 @@ pub(crate) enum Report {
     Snapshotted(SandboxId, SnapshotFor, Result<(), SnapshotFailed>),
     /// The record of a paused sandbox was written with another claim, or could not be written.
     Claimed(SandboxId, Option<Claim>, std::io::Result<()>),
-    /// The files from which a sandbox booted have this sum.
-    GuestSummed(Box<Summed>, std::io::Result<String>, Answer<PauseNeeds>),
+    /// What a sandbox needs at another server was found.
+    Needs(Result<Box<Needed>, PoolError>, Answer<PauseNeeds>),
     /// The files of a base were opened.
     BaseOpened(
         Result<Vec<(String, File)>, PoolError>,

@@ -7,6 +7,7 @@ pub(crate) mod copy;
 pub(crate) mod diff;
 pub(crate) mod disk;
 pub(crate) mod lease;
+pub(crate) mod needs;
 mod read_ahead;
 pub(crate) mod rebuild;
 pub(crate) mod save;

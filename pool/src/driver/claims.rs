@@ -1,7 +1,6 @@
 //! Sandboxes that other servers can have too: their claims, and the files that move.
 
 use std::{
-    collections::BTreeMap,
     fs::File,
     path::{Path, PathBuf},
 };
@@ -10,34 +9,20 @@ use model::SandboxId;
 
 use super::{Driver, Entry, entry::Serving};
 use crate::{
-    BaseKind, ChangeKind, Claim, GivesBase, Hold, PauseMode, PauseNeeds, PoolError, SandboxState,
+    ChangeKind, Claim, GivesBase, Hold, PauseMode, PauseNeeds, PoolError, SandboxState,
     durable::Durability,
-    images::{self, sum_of_manifest},
-    message::{Answer, Report, SandboxRequest, Summed},
+    message::{Answer, Report, SandboxRequest},
     record::{Kept, Record, SlotDir},
     slot::{Event, Refusal, Slot, Stage},
     vmms::is_sha256,
     work::{
-        base::{BasePlan, Held, HoldPlan, held_vmm, sum_of_guest},
-        take::{self, TakePlan},
+        base::{Held, HoldPlan, held_vmm},
+        needs::{Needed, NeedsPlan, lacks},
+        take::TakePlan,
     },
 };
 
 const WRITE: &str = "write the sandbox's record";
-
-/// Sums of the files from which sandboxes booted.
-pub(super) type GuestSums = BTreeMap<[PathBuf; 3], String>;
-
-impl Summed {
-    fn needs(self, base: String) -> PauseNeeds {
-        PauseNeeds {
-            base,
-            kind: BaseKind::Guest,
-            vmm: self.vmm,
-            mode: self.mode,
-        }
-    }
-}
 
 impl Driver {
     /// Sets a claim. Of a running sandbox at once, as a policy; of a paused one by a job, because it is synced.
@@ -102,120 +87,61 @@ impl Driver {
         }
     }
 
-    /// Answers what a sandbox needs at another server; reads the files of one that booted for that, once.
+    /// Answers what a sandbox needs at another server.
     pub(super) fn pause_needs(&mut self, id: &SandboxId, answer: Answer<PauseNeeds>) {
-        let summed = match self.plan_needs(id) {
-            Ok(Ok(needs)) => return drop(answer.send(Ok(needs))),
-            Ok(Err(summed)) => summed,
-            Err(why) => return drop(answer.send(Err(why))),
-        };
-        if let Some(sum) = self.guest_sums.get(&summed.paths) {
-            return drop(answer.send(Ok(summed.needs(sum.clone()))));
+        match self.needs_plan(id) {
+            Err(why) => drop(answer.send(Err(why))),
+            Ok(plan) => {
+                self.publishing += 1;
+                self.jobs
+                    .run(move || Report::Needs(plan.run().map(Box::new), answer));
+            }
         }
-        self.publishing += 1;
-        self.jobs.run(move || {
-            let sum = sum_of_guest(&summed.paths);
-            Report::GuestSummed(Box::new(summed), sum, answer)
-        });
     }
 
-    /// What is needed, or the files whose sum must be known first.
-    fn plan_needs(&self, id: &SandboxId) -> Result<Result<PauseNeeds, Summed>, PoolError> {
+    fn needs_plan(&self, id: &SandboxId) -> Result<NeedsPlan, PoolError> {
         let entry = self.slots.leased(id)?;
         let mode = match entry.slot.state() {
             Some(SandboxState::Paused(mode)) => mode,
             Some(SandboxState::Running) | None => PauseMode::Memory,
         };
-        let base = take::base(&entry.record, &entry.dir.pause()).map_err(lacks)?;
-        let vmm = take::vmm_of(&entry.record, mode);
-        if let Some(base) = base {
-            return Ok(Ok(PauseNeeds {
-                base,
-                kind: BaseKind::Template,
-                vmm,
-                mode,
-            }));
-        }
-        let boot = entry.record.boot.as_ref();
-        let boot = boot.ok_or_else(|| lacks("it names no files to boot from".to_owned()))?;
-        let [kernel, initrd, root] = boot.paths();
-        Ok(Err(Summed {
-            paths: [root, kernel, initrd],
-            vmm,
+        Ok(NeedsPlan {
+            record: entry.record.clone(),
             mode,
-        }))
+            pause: entry.dir.pause(),
+            images: self.templates.images().clone(),
+            sums: self.guest_sums.clone(),
+        })
     }
 
-    pub(super) fn guest_summed(
+    pub(super) fn needed(
         &mut self,
-        summed: Summed,
-        sum: std::io::Result<String>,
+        needed: Result<Box<Needed>, PoolError>,
         answer: Answer<PauseNeeds>,
     ) {
         self.publishing -= 1;
-        let images = self.templates.images().dir();
-        let sum = sum.map_err(|e| PoolError::of_disk("read the files of a sandbox", &e));
-        let needs = sum.map(|sum| {
-            // Only there, files never change.
-            if summed.paths.iter().all(|path| path.starts_with(images)) {
-                self.guest_sums.insert(summed.paths.clone(), sum.clone());
-            }
-            summed.needs(sum)
+        let needs = needed.map(|needed| {
+            self.guest_sums.extend(needed.summed);
+            needed.needs
         });
         let _ = answer.send(needs);
     }
 
     /// Opens the files of the base of a paused sandbox whose claim is not open.
     pub(super) fn base_files(&mut self, id: &SandboxId, answer: Answer<Vec<(String, File)>>) {
-        match self.plan_base(id) {
+        let plan = self.pause_files(id).and_then(|_| self.needs_plan(id));
+        match plan {
             Err(why) => drop(answer.send(Err(why))),
             Ok(plan) => {
                 // A memory file that is made from a diff stays until it is open.
                 self.publishing += 1;
-                self.jobs
-                    .run(move || Report::BaseOpened(plan.run(), answer));
-            }
-        }
-    }
-
-    fn plan_base(&self, id: &SandboxId) -> Result<BasePlan, PoolError> {
-        self.pause_files(id)?;
-        let base = match self.plan_needs(id)? {
-            Ok(needs) => needs.base,
-            Err(Summed { paths, .. }) => {
-                return Ok(BasePlan {
-                    dir: None,
-                    guest: images::GUEST.into_iter().zip(paths).collect(),
-                    restorer: self.jobs.restorer(),
+                let restorer = self.jobs.restorer();
+                self.jobs.run(move || {
+                    let opened = plan.base(restorer).and_then(|base| base.run());
+                    Report::BaseOpened(opened, answer)
                 });
             }
-        };
-        let images = self.templates.images();
-        let record = &self.slots.leased(id)?.record;
-        let lineage = record.lineage.as_ref();
-        let linked = images.dir().join(&base);
-        if linked.is_dir() {
-            let guest = images::GUEST.into_iter().zip(images::guest_links(&linked));
-            return Ok(BasePlan {
-                dir: Some(linked),
-                guest: guest.collect(),
-                restorer: self.jobs.restorer(),
-            });
         }
-        // A template that this server has built, or that is used where it is installed.
-        let home = lineage.and_then(|lineage| lineage.home.as_ref());
-        let home = home.filter(|home| sum_of_manifest(&home.dir).is_ok_and(|sum| sum == base));
-        let (Some(home), Some(lineage)) = (home, lineage) else {
-            return Err(lacks(format!("the files of its template {base:.12}")));
-        };
-        let boot = record.boot.iter();
-        let boot = boot.flat_map(|boot| [boot.kernel.clone(), boot.initrd.clone()]);
-        let guest = [lineage.root.clone()].into_iter().chain(boot);
-        Ok(BasePlan {
-            dir: Some(home.dir.clone()),
-            guest: images::GUEST.into_iter().zip(guest).collect(),
-            restorer: self.jobs.restorer(),
-        })
     }
 
     pub(super) fn hold(
@@ -372,13 +298,6 @@ impl Driver {
         self.add_event(&id, now, "taken over from another node");
         self.changed(&id, ChangeKind::Arrived);
         self.look_again = true;
-    }
-}
-
-fn lacks(why: String) -> PoolError {
-    PoolError::Failed {
-        what: "move a paused sandbox",
-        why,
     }
 }
 

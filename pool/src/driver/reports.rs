@@ -35,7 +35,7 @@ impl Driver {
             Report::Paused(id, outcome) => self.paused(&id, *outcome),
             Report::Snapshotted(id, purpose, result) => self.snapshotted(&id, purpose, result),
             Report::Claimed(id, claim, result) => self.claimed(&id, claim, result),
-            Report::GuestSummed(summed, sum, answer) => self.guest_summed(*summed, sum, answer),
+            Report::Needs(needed, answer) => self.needed(needed, answer),
             Report::BaseOpened(opened, answer) => {
                 self.publishing -= 1;
                 let _ = answer.send(opened);

@@ -243,8 +243,8 @@ fn sum_of(dir: &Path, kind: BaseKind) -> io::Result<String> {
     }
 }
 
-/// SHA-256 of the lengths and sums of root image, kernel and initramfs.
-pub(crate) fn sum_of_guest(paths: &[PathBuf; 3]) -> io::Result<String> {
+/// SHA-256 of the lengths and sums of files: root image, kernel and initramfs.
+pub(crate) fn sum_of_guest(paths: &[PathBuf]) -> io::Result<String> {
     let mut hash = Sha256::new();
     for path in paths {
         let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));

@@ -6,15 +6,14 @@ use model::MANIFEST_NAME;
 use vmm_control::files::{Home, Lineage, Size};
 
 use crate::{
-    BaseKind, Claim, PauseMode, PauseNeeds, PoolError, VmmId,
+    BaseKind, Claim, PauseMode, PauseNeeds, PoolError,
     durable::{sync_dir, sync_files},
-    images::{Images, sum_of_manifest},
-    manifest::Manifest,
+    images::Images,
     record::{Kept, Record, SlotDir},
     spec::MAX_NOTE,
     store::Store,
     vmms::is_sha256,
-    work::base,
+    work::{base, needs::vmm_of},
 };
 
 const WHAT: &str = "take over the paused sandbox";
@@ -186,43 +185,11 @@ fn home(base: &Path) -> io::Result<Home> {
     })
 }
 
-/// The VMM that must read a pause of this mode.
-pub(crate) fn vmm_of(record: &Record, mode: PauseMode) -> Option<VmmId> {
-    match mode {
-        PauseMode::Memory => record.vmm_id.clone(),
-        PauseMode::FilesystemOnly => None,
-    }
-}
-
-/// SHA-256 of the manifest of the template whose files a sandbox needs; `dir` is that of its pause, if it is paused.
-///
-/// `None`: it needs the files from which it boots, or has booted, and no memory or layer of a template.
-///
-/// # Errors
-/// Returns a message for people if the manifest cannot be read.
-pub(crate) fn base(record: &Record, dir: &Path) -> Result<Option<String>, String> {
-    let base = match record.kept {
-        Kept::Paused(PauseMode::Memory) => {
-            Manifest::read(dir)?.base.map(|base| base.manifest_sha256)
-        }
-        Kept::Paused(PauseMode::FilesystemOnly) => None,
-        // A pause of it will be a diff of this template, if that is still there.
-        Kept::Nobody | Kept::Running => home_of(record),
-    };
-    Ok(base.filter(|base| is_sha256(base)))
-}
-
 /// The directory of images that has the root image of a pause without memory, as a former release names it.
 fn base_of_former(record: &Record) -> Option<String> {
     let root = record.boot.as_ref()?.root.parent()?;
     let name = root.file_name()?.to_str()?;
     is_sha256(name).then(|| name.to_owned())
-}
-
-/// SHA-256 of the manifest of the template that the VM descends from, if that is still there.
-fn home_of(record: &Record) -> Option<String> {
-    let home = record.lineage.as_ref()?.home.as_ref()?;
-    sum_of_manifest(&home.dir).ok()
 }
 
 #[cfg(test)]

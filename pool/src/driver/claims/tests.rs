@@ -3,7 +3,10 @@ use std::{fs, path::Path, sync::Arc};
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::{driver::unused::tests::driver, lifetime::Lifetime, record::BootFiles};
+use crate::{
+    BaseKind, driver::unused::tests::driver, images, lifetime::Lifetime, record::BootFiles,
+    work::base::sum_of_guest,
+};
 
 /// Writes root image, kernel and initramfs, and returns where they are.
 fn guest(dir: &Path) -> BootFiles {

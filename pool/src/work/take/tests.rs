@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::{SANDBOXES, spec::template::tests::info, templates::tests::image};
+use crate::{SANDBOXES, VmmId, spec::template::tests::info, templates::tests::image};
 
 /// A pause that has arrived below `root`, and the plan to take it. Its base is the files that it boots from.
 fn arrived(root: &Path, mode: PauseMode) -> TakePlan {
