@@ -40,6 +40,10 @@ pub struct PauseNeeds {
     /// Former releases have templates only.
     #[serde(default)]
     pub kind: BaseKind,
+    /// With a template: the sum of its kernel and initramfs, which its manifest does not name. `None`: it has none to boot
+    /// from.
+    #[serde(default)]
+    pub boot: Option<String>,
     /// The VMM that must read them; `None` for a pause without memory.
     pub vmm: Option<VmmId>,
     pub mode: PauseMode,

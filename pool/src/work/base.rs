@@ -326,6 +326,7 @@ fn check(dir: &Path, needs: &PauseNeeds) -> Result<(), String> {
     if manifest.base.is_some() {
         return Err("it is a diff".to_owned());
     }
+    check_boot(dir, needs.boot.as_deref())?;
     let sums: Sums = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
     for (name, form, wanted) in [
         (template_file::STATE, Form::Whole, sums.state_sum),
@@ -339,6 +340,22 @@ fn check(dir: &Path, needs: &PauseNeeds) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Checks the files of a template that its manifest does not name.
+fn check_boot(dir: &Path, wanted: Option<&str>) -> Result<(), String> {
+    let [_, kernel, initrd] = images::guest_links(dir);
+    let Some(wanted) = wanted else {
+        return match [&kernel, &initrd].into_iter().find(|path| path.exists()) {
+            None => Ok(()),
+            Some(path) => Err(format!("{} was not announced", path.display())),
+        };
+    };
+    if sum_of_guest(&[kernel, initrd]).map_err(|e| e.to_string())? == wanted {
+        Ok(())
+    } else {
+        Err("its kernel and initramfs have another sum".to_owned())
+    }
 }
 
 /// Whether a base can have a file of this name.

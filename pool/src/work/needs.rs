@@ -17,10 +17,10 @@ use crate::{
     },
 };
 
-/// Sums of the files from which sandboxes booted.
+/// Sums of files from which sandboxes boot.
 pub(crate) type GuestSums = BTreeMap<Vec<PathBuf>, String>;
 
-/// Finds what a running or paused sandbox needs. Reads the files of one that booted for that, once.
+/// Finds what a running or paused sandbox needs. Reads the files from which it boots for that, once.
 #[derive(Debug)]
 pub(crate) struct NeedsPlan {
     pub(crate) record: Record,
@@ -60,26 +60,31 @@ impl NeedsPlan {
             root,
             beside,
         } = self.find().map_err(lacks)?;
-        let vmm = vmm_of(&self.record, self.mode);
-        if let Some((base, _)) = template {
-            let needs = PauseNeeds {
-                base,
-                kind: BaseKind::Template,
-                vmm,
-                mode: self.mode,
-            };
-            return Ok(Needed {
-                needs,
-                summed: None,
-            });
-        }
-        let (base, summed) = self.sum([root].into_iter().chain(beside.into_iter().flatten()))?;
+        let beside = beside.into_iter().flatten();
+        let paths: Vec<_> = match template {
+            // The manifest has the sum of the root image.
+            Some(_) => beside.collect(),
+            None => [root].into_iter().chain(beside).collect(),
+        };
+        let sum = match paths.as_slice() {
+            [] => None,
+            [_, ..] => Some(self.sum(&paths)?),
+        };
+        let (base, kind, boot) = match template {
+            Some((base, _)) => (base, BaseKind::Template, sum.clone()),
+            None => (sum.clone().unwrap_or_default(), BaseKind::Guest, None),
+        };
         let needs = PauseNeeds {
             base,
-            kind: BaseKind::Guest,
-            vmm,
+            kind,
+            boot,
+            vmm: vmm_of(&self.record, self.mode),
             mode: self.mode,
         };
+        // Only in the directory of images, files never change.
+        let images = self.images.dir();
+        let is_kept = paths.iter().all(|path| path.starts_with(images));
+        let summed = sum.filter(|_| is_kept).map(|sum| (paths, sum));
         Ok(Needed { needs, summed })
     }
 
@@ -122,7 +127,9 @@ impl NeedsPlan {
         let home = lineage.and_then(|lineage| lineage.home.as_ref());
         let home = home.filter(|home| sum_of_manifest(&home.dir).is_ok_and(|sum| sum == base));
         let (Some(home), Some(lineage)) = (home, lineage) else {
-            return Err(format!("the files of its template {base:.12}"));
+            return Err(format!(
+                "this server does not have the files of its template {base:.12} any more"
+            ));
         };
         let beside = boot.map(|boot| [boot.kernel.clone(), boot.initrd.clone()]);
         Ok(Found {
@@ -132,21 +139,12 @@ impl NeedsPlan {
         })
     }
 
-    /// The sum of these files, and what of that to keep.
-    fn sum(
-        &self,
-        paths: impl Iterator<Item = PathBuf>,
-    ) -> Result<(String, Option<(Vec<PathBuf>, String)>), PoolError> {
-        let paths: Vec<_> = paths.collect();
-        if let Some(sum) = self.sums.get(&paths) {
-            return Ok((sum.clone(), None));
+    fn sum(&self, paths: &[PathBuf]) -> Result<String, PoolError> {
+        if let Some(sum) = self.sums.get(paths) {
+            return Ok(sum.clone());
         }
-        let sum = sum_of_guest(&paths);
-        let sum = sum.map_err(|e| PoolError::of_disk("read the files of a sandbox", &e))?;
-        // Only there, files never change.
-        let is_kept = paths.iter().all(|path| path.starts_with(self.images.dir()));
-        let summed = is_kept.then(|| (paths, sum.clone()));
-        Ok((sum, summed))
+        let failed = |e| PoolError::of_disk("read the files of a sandbox", &e);
+        sum_of_guest(paths).map_err(failed)
     }
 }
 

@@ -44,6 +44,48 @@ async fn needs(driver: &mut Driver, id: &SandboxId) -> Result<PauseNeeds, PoolEr
     needs.await.unwrap()
 }
 
+/// The paused sandbox is a diff of a template.
+fn diff_of(driver: &Driver, id: &SandboxId, base: &str) {
+    let pause = driver.slots.leased(id).unwrap().dir.pause();
+    let dir = driver.templates.images().dir().join(base);
+    crate::templates::tests::image(&pause, Some(&dir));
+    let path = pause.join("manifest.json");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace(&"0".repeat(64), base)).unwrap();
+}
+
+#[tokio::test]
+async fn the_files_with_which_a_template_boots_are_announced_and_given_if_it_has_all() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut driver, _) = driver(root.path());
+    let dir = driver.templates.images().dir().join("template");
+    crate::templates::tests::image(&dir, None);
+    for name in ["state", "memory", "layer"] {
+        fs::write(dir.join(name), "").unwrap();
+    }
+    let base = images::sum_of_manifest(&dir).unwrap();
+    let place = dir.with_file_name(&base);
+    fs::rename(dir, &place).unwrap();
+    let boot = guest(&place);
+    let id = add(&mut driver, PauseMode::Memory, boot.clone());
+    diff_of(&driver, &id, &base);
+    let sum = sum_of_guest(&[boot.kernel.clone(), boot.initrd]).unwrap();
+    for (has_kernel, wanted, files) in [(true, Some(sum), 7), (false, None, 5)] {
+        if !has_kernel {
+            fs::remove_file(&boot.kernel).unwrap();
+        }
+        let needs = needs(&mut driver, &id).await.unwrap();
+        assert_eq!((needs.kind, &needs.base), (BaseKind::Template, &base));
+        assert_eq!(needs.boot, wanted);
+        let plan = driver.needs_plan(&id).unwrap();
+        let given = plan.base(driver.jobs.restorer()).unwrap().run().unwrap();
+        assert_eq!(given.len(), files, "{given:?}");
+    }
+    fs::remove_dir_all(&place).unwrap();
+    let why = needs(&mut driver, &id).await.unwrap_err().to_string();
+    assert!(why.contains("does not have the files"), "{why}");
+}
+
 #[tokio::test]
 async fn a_pause_without_memory_needs_the_files_from_which_it_boots() {
     let root = tempfile::tempdir().unwrap();

@@ -37,6 +37,7 @@ fn needs(base: &str, kind: BaseKind) -> PauseNeeds {
     PauseNeeds {
         base: base.to_owned(),
         kind,
+        boot: None,
         vmm: None,
         mode: PauseMode::Memory,
     }
@@ -189,6 +190,35 @@ fn copy_of(from: &Path, to: &Path) {
         let entry = entry.unwrap();
         fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
     }
+}
+
+#[test]
+fn a_kernel_or_initramfs_that_was_not_offered_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("t");
+    let base = template(&dir);
+    let [_, kernel, initrd] = images::guest_links(&dir);
+    for path in [&kernel, &initrd] {
+        fs::write(path, "1").unwrap();
+    }
+    let of = |boot: Option<String>| PauseNeeds {
+        boot,
+        ..needs(&base, BaseKind::Template)
+    };
+    let boot = sum_of_guest(&[kernel.clone(), initrd.clone()]).unwrap();
+    check(&dir, &of(Some(boot.clone()))).unwrap();
+    let why = check(&dir, &of(None)).unwrap_err();
+    assert!(why.contains("vmlinux was not announced"), "{why}");
+    for path in [&kernel, &initrd] {
+        fs::write(path, "2").unwrap();
+        let why = check(&dir, &of(Some(boot.clone()))).unwrap_err();
+        assert!(why.contains("another sum"), "{why}");
+        fs::write(path, "1").unwrap();
+    }
+    fs::remove_file(&kernel).unwrap();
+    assert!(check(&dir, &of(Some(boot))).is_err());
+    fs::remove_file(&initrd).unwrap();
+    check(&dir, &of(None)).unwrap();
 }
 
 #[test]
