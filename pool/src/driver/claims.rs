@@ -9,14 +9,14 @@ use model::SandboxId;
 
 use super::{Driver, Entry, entry::Serving};
 use crate::{
-    ChangeKind, Claim, GivesBase, Hold, PauseMode, PauseNeeds, PoolError, SandboxState,
+    BaseKind, ChangeKind, Claim, GivesBase, Hold, PauseMode, PauseNeeds, PoolError, SandboxState,
     durable::Durability,
     message::{Answer, Report, SandboxRequest},
     record::{Kept, Record, SlotDir},
     slot::{Event, Refusal, Slot, Stage},
     vmms::is_sha256,
     work::{
-        base::{Held, HoldPlan, held_vmm},
+        base::{Held, HoldPlan, can_check, held_vmm},
         needs::{Needed, NeedsPlan, lacks},
         take::TakePlan,
     },
@@ -223,10 +223,9 @@ impl Driver {
         }
         self.may_save()?;
         let base = self.templates.images().dir().join(&needs.base);
-        let is_here = gives == GivesBase::Yes || base.is_dir();
-        if !is_sha256(&needs.base) || !is_here {
-            let why = format!("this node has no template {:.12}", needs.base);
-            return Err(lacks(why));
+        let is_here = is_sha256(&needs.base) && base.is_dir();
+        if !is_here {
+            can_fetch(needs, gives).map_err(lacks)?;
         }
         match &needs.vmm {
             Some(vmm) => self.vmms.get(vmm).map(drop).map_err(lacks),
@@ -298,6 +297,20 @@ impl Driver {
         self.add_event(&id, now, "taken over from another node");
         self.changed(&id, ChangeKind::Arrived);
         self.look_again = true;
+    }
+}
+
+/// Whether a base that is not here can be fetched and checked.
+fn can_fetch(needs: &PauseNeeds, gives: GivesBase) -> Result<(), String> {
+    let (base, kind, format) = (&needs.base, needs.kind, needs.format);
+    match (gives, kind, format) {
+        (GivesBase::Yes, ..) if !is_sha256(base) => Err("the base has no well-formed name".into()),
+        (GivesBase::No, ..) => Err(format!("this node has no template {base:.12}")),
+        (GivesBase::Yes, BaseKind::Guest, _) => Ok(()),
+        (GivesBase::Yes, BaseKind::Template, Some(format)) => can_check(format),
+        (GivesBase::Yes, BaseKind::Template, None) => Err(format!(
+            "the format of template {base:.12} was not announced: upgrade its node"
+        )),
     }
 }
 

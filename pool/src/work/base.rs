@@ -316,13 +316,7 @@ fn check(dir: &Path, needs: &PauseNeeds) -> Result<(), String> {
         return Err("its manifest has another sum".to_owned());
     }
     let manifest = Manifest::read(dir)?;
-    if manifest.format != TEMPLATE_FORMAT {
-        return Err(format!(
-            "it has format {}, and this release can check format {TEMPLATE_FORMAT} only: resume and pause the sandbox \
-             under a template of this release",
-            manifest.format
-        ));
-    }
+    can_check(manifest.format)?;
     if manifest.base.is_some() {
         return Err("it is a diff".to_owned());
     }
@@ -340,6 +334,18 @@ fn check(dir: &Path, needs: &PauseNeeds) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// # Errors
+/// Returns a message for people if the sums of a template of this format mean something else to this release.
+pub(crate) fn can_check(format: u32) -> Result<(), String> {
+    if format == TEMPLATE_FORMAT {
+        return Ok(());
+    }
+    Err(format!(
+        "its template has format {format}, and this release can check format {TEMPLATE_FORMAT} only: resume and pause the \
+         sandbox under a template of this release"
+    ))
 }
 
 /// Checks the files of a template that its manifest does not name.

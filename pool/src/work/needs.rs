@@ -70,16 +70,24 @@ impl NeedsPlan {
             [] => None,
             [_, ..] => Some(self.sum(&paths)?),
         };
-        let (base, kind, boot) = match template {
-            Some((base, _)) => (base, BaseKind::Template, sum.clone()),
-            None => (sum.clone().unwrap_or_default(), BaseKind::Guest, None),
-        };
-        let needs = PauseNeeds {
-            base,
-            kind,
-            boot,
-            vmm: vmm_of(&self.record, self.mode),
-            mode: self.mode,
+        let (vmm, mode) = (vmm_of(&self.record, self.mode), self.mode);
+        let needs = match template {
+            Some((base, dir)) => PauseNeeds {
+                base,
+                kind: BaseKind::Template,
+                format: Some(Manifest::read(&dir).map_err(lacks)?.format),
+                boot: sum.clone(),
+                vmm,
+                mode,
+            },
+            None => PauseNeeds {
+                base: sum.clone().unwrap_or_default(),
+                kind: BaseKind::Guest,
+                format: None,
+                boot: None,
+                vmm,
+                mode,
+            },
         };
         // Only in the directory of images, files never change.
         let images = self.images.dir();

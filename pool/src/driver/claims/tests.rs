@@ -4,7 +4,7 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::{
-    BaseKind, driver::unused::tests::driver, images, lifetime::Lifetime, record::BootFiles,
+    driver::unused::tests::driver, images, lifetime::Lifetime, record::BootFiles,
     work::base::sum_of_guest,
 };
 
@@ -77,6 +77,7 @@ async fn the_files_with_which_a_template_boots_are_announced_and_given_if_it_has
         let needs = needs(&mut driver, &id).await.unwrap();
         assert_eq!((needs.kind, &needs.base), (BaseKind::Template, &base));
         assert_eq!(needs.boot, wanted);
+        assert_eq!(needs.format, Some(model::TEMPLATE_FORMAT));
         let plan = driver.needs_plan(&id).unwrap();
         let given = plan.base(driver.jobs.restorer()).unwrap().run().unwrap();
         assert_eq!(given.len(), files, "{given:?}");
@@ -84,6 +85,42 @@ async fn the_files_with_which_a_template_boots_are_announced_and_given_if_it_has
     fs::remove_dir_all(&place).unwrap();
     let why = needs(&mut driver, &id).await.unwrap_err().to_string();
     assert!(why.contains("does not have the files"), "{why}");
+}
+
+#[tokio::test]
+async fn a_template_that_this_release_cannot_check_is_refused_before_it_is_fetched() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut driver, _) = driver(root.path());
+    let needs = |kind, format| PauseNeeds {
+        base: "05".repeat(32),
+        kind,
+        format,
+        boot: None,
+        vmm: None,
+        mode: PauseMode::Memory,
+    };
+    let format = model::TEMPLATE_FORMAT;
+    let (template, guest) = (BaseKind::Template, BaseKind::Guest);
+    let mut can = |kind, format, gives| driver.can_take(&needs(kind, format), gives).is_ok();
+    assert!(can(template, Some(format), GivesBase::Yes));
+    assert!(can(guest, None, GivesBase::Yes));
+    assert!(!can(template, Some(format), GivesBase::No));
+    for format in [None, Some(format - 1), Some(format + 1)] {
+        assert!(!can(template, format, GivesBase::Yes), "{format:?}");
+    }
+    // It need not be checked again.
+    let place = driver.templates.images().dir().join("05".repeat(32));
+    fs::create_dir(&place).unwrap();
+    for gives in [GivesBase::Yes, GivesBase::No] {
+        driver.can_take(&needs(template, None), gives).unwrap();
+    }
+    // A former release states neither format nor boot files.
+    let mut former = serde_json::to_value(needs(template, Some(1))).unwrap();
+    for later in ["format", "boot", "kind"] {
+        former.as_object_mut().unwrap().remove(later).unwrap();
+    }
+    let read: PauseNeeds = serde_json::from_value(former).unwrap();
+    assert_eq!(read, needs(template, None));
 }
 
 #[tokio::test]

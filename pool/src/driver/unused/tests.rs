@@ -112,6 +112,7 @@ async fn what_a_sandbox_on_its_way_needs_stays_until_the_move_is_given_up() {
     let needs = PauseNeeds {
         base: name,
         kind: BaseKind::Template,
+        format: None,
         boot: None,
         vmm: Some(vmm),
         mode: PauseMode::Memory,

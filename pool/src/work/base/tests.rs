@@ -37,6 +37,7 @@ fn needs(base: &str, kind: BaseKind) -> PauseNeeds {
     PauseNeeds {
         base: base.to_owned(),
         kind,
+        format: None,
         boot: None,
         vmm: None,
         mode: PauseMode::Memory,

@@ -28,6 +28,7 @@ fn arrived(root: &Path, mode: PauseMode) -> TakePlan {
         needs: Some(PauseNeeds {
             base: name,
             kind: BaseKind::Guest,
+            format: None,
             boot: None,
             vmm: (mode == PauseMode::Memory).then_some(vmm),
             mode,
