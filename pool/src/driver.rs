@@ -58,7 +58,7 @@ use crate::{
     spec::OnClose,
     templates::Templates,
     vmms::Vmms,
-    work::{base::Held, needs::GuestSums},
+    work::{Stop, base::Held, needs::GuestSums},
 };
 use adoptions::Adoptions;
 use diffs::Storing;
@@ -131,6 +131,8 @@ struct Stopping {
     drained: Vec<oneshot::Sender<()>>,
     /// Set by close: no start, save or fill begins any more, and warm slots end.
     closing: Option<OnClose>,
+    /// Set by close, for jobs that read large files.
+    jobs: Stop,
     /// Callers of close, answered when the driver ends.
     closed: Vec<oneshot::Sender<()>>,
 }

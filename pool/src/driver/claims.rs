@@ -111,6 +111,7 @@ impl Driver {
             pause: entry.dir.pause(),
             images: self.templates.images().clone(),
             sums: self.guest_sums.clone(),
+            stop: self.stopping.jobs.clone(),
         })
     }
 
@@ -166,6 +167,7 @@ impl Driver {
             fetched,
             vmm,
             to: incoming.join(id.as_str()),
+            stop: self.stopping.jobs.clone(),
         };
         self.publishing += 1;
         self.jobs
@@ -262,6 +264,7 @@ impl Driver {
             needs,
             claim,
             host_boot_id: self.host_boot_id.clone(),
+            stop: self.stopping.jobs.clone(),
         };
         // What the sandbox needs is in no record yet.
         self.publishing += 1;

@@ -35,7 +35,7 @@ use crate::{
     host,
     images::{self, Images, sum_of_manifest},
     manifest::Manifest,
-    work::diff::Restorer,
+    work::{Stop, diff::Restorer},
 };
 
 const WHAT: &str = "use the base of a paused sandbox";
@@ -113,6 +113,7 @@ pub(crate) struct HoldPlan {
     pub(crate) vmm: Option<PathBuf>,
     /// The directory of the sandbox that is on its way.
     pub(crate) to: PathBuf,
+    pub(crate) stop: Stop,
 }
 
 impl HoldPlan {
@@ -121,6 +122,10 @@ impl HoldPlan {
     /// # Errors
     /// Returns [`PoolError`] if the files that have arrived are not the base, or cannot be linked.
     pub(crate) fn run(&self) -> Result<Option<Held>, PoolError> {
+        self.stop.outcome(self.hold())
+    }
+
+    fn hold(&self) -> Result<Option<Held>, PoolError> {
         let failed = |why: String| PoolError::Failed { what: WHAT, why };
         let of_disk = |e: io::Error| PoolError::of_disk(WHAT, &e);
         let place = self.images.dir().join(&self.needs.base);
@@ -128,7 +133,7 @@ impl HoldPlan {
             None => {}
             Some(fetched) if place.is_dir() => remove_dir(fetched).map_err(of_disk)?,
             Some(fetched) => {
-                check(fetched, &self.needs).map_err(failed)?;
+                check(fetched, &self.needs, &self.stop).map_err(failed)?;
                 let placed = self.images.place(fetched, &self.needs.base);
                 placed.map_err(of_disk)?;
             }
@@ -159,11 +164,16 @@ impl HoldPlan {
 }
 
 /// Makes the base of `needs` from the links of a sandbox that is on its way, if it was removed meanwhile.
-pub(super) fn restore(from: &Path, images: &Images, needs: &PauseNeeds) -> io::Result<()> {
+pub(super) fn restore(
+    from: &Path,
+    images: &Images,
+    needs: &PauseNeeds,
+    stop: &Stop,
+) -> io::Result<()> {
     let (place, held) = (images.dir().join(&needs.base), from.join(BASE));
     if !place.is_dir() && held.is_dir() {
         is_complete(&held, needs.kind)?;
-        if sum_of(&held, needs.kind)? != needs.base {
+        if sum_of(&held, needs.kind, stop)? != needs.base {
             return Err(io::Error::other("the links are those of another base"));
         }
         return link_dir(&held, &place);
@@ -236,19 +246,19 @@ fn link_files(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// The sum that identifies the files in `dir`.
-fn sum_of(dir: &Path, kind: BaseKind) -> io::Result<String> {
+fn sum_of(dir: &Path, kind: BaseKind, stop: &Stop) -> io::Result<String> {
     match kind {
         BaseKind::Template => sum_of_manifest(dir),
-        BaseKind::Guest => sum_of_guest(&images::guest_links(dir)),
+        BaseKind::Guest => sum_of_guest(&images::guest_links(dir), stop),
     }
 }
 
 /// SHA-256 of the lengths and sums of files: root image, kernel and initramfs.
-pub(crate) fn sum_of_guest(paths: &[PathBuf]) -> io::Result<String> {
+pub(crate) fn sum_of_guest(paths: &[PathBuf], stop: &Stop) -> io::Result<String> {
     let mut hash = Sha256::new();
     for path in paths {
         let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
-        let found = File::open(path).and_then(|file| sum(&file, Form::Whole));
+        let found = File::open(path).and_then(|file| sum(&file, Form::Whole, stop));
         let Sum { bytes, sha256 } = found.map_err(named)?;
         hash.update(bytes.to_le_bytes());
         hash.update(sha256);
@@ -293,7 +303,7 @@ enum Form {
 ///
 /// # Errors
 /// Returns a message for people.
-fn check(dir: &Path, needs: &PauseNeeds) -> Result<(), String> {
+fn check(dir: &Path, needs: &PauseNeeds, stop: &Stop) -> Result<(), String> {
     let PauseNeeds { base, kind, .. } = needs;
     let failed = |name: &str, e: io::Error| format!("{name}: {e}");
     for entry in fs::read_dir(dir).map_err(|e| e.to_string())? {
@@ -304,7 +314,7 @@ fn check(dir: &Path, needs: &PauseNeeds) -> Result<(), String> {
         }
     }
     if *kind == BaseKind::Guest {
-        let found = sum_of(dir, *kind).map_err(|e| e.to_string())?;
+        let found = sum_of(dir, *kind, stop).map_err(|e| e.to_string())?;
         let is_right = found == *base;
         return is_right
             .then_some(())
@@ -320,7 +330,7 @@ fn check(dir: &Path, needs: &PauseNeeds) -> Result<(), String> {
     if manifest.base.is_some() {
         return Err("it is a diff".to_owned());
     }
-    check_boot(dir, needs.boot.as_deref())?;
+    check_boot(dir, needs.boot.as_deref(), stop)?;
     let sums: Sums = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
     for (name, form, wanted) in [
         (template_file::STATE, Form::Whole, sums.state_sum),
@@ -328,7 +338,7 @@ fn check(dir: &Path, needs: &PauseNeeds) -> Result<(), String> {
         (template_file::LAYER, Form::Sparse, sums.layer_sum),
         (images::ROOT, Form::Whole, sums.root_sum),
     ] {
-        let found = File::open(dir.join(name)).and_then(|file| sum(&file, form));
+        let found = File::open(dir.join(name)).and_then(|file| sum(&file, form, stop));
         if found.map_err(|e| failed(name, e))? != wanted {
             return Err(format!("{name} has another sum than the manifest says"));
         }
@@ -349,7 +359,7 @@ pub(crate) fn can_check(format: u32) -> Result<(), String> {
 }
 
 /// Checks the files of a template that its manifest does not name.
-fn check_boot(dir: &Path, wanted: Option<&str>) -> Result<(), String> {
+fn check_boot(dir: &Path, wanted: Option<&str>, stop: &Stop) -> Result<(), String> {
     let [_, kernel, initrd] = images::guest_links(dir);
     let Some(wanted) = wanted else {
         return match [&kernel, &initrd].into_iter().find(|path| path.exists()) {
@@ -357,7 +367,7 @@ fn check_boot(dir: &Path, wanted: Option<&str>) -> Result<(), String> {
             Some(path) => Err(format!("{} was not announced", path.display())),
         };
     };
-    if sum_of_guest(&[kernel, initrd]).map_err(|e| e.to_string())? == wanted {
+    if sum_of_guest(&[kernel, initrd], stop).map_err(|e| e.to_string())? == wanted {
         Ok(())
     } else {
         Err("its kernel and initramfs have another sum".to_owned())
@@ -371,11 +381,12 @@ pub(crate) fn is_file_of_base(name: &str) -> bool {
 
 /// The sum that a manifest has for a file: SHA-256, of a sparse one only of the blocks that are not all zero, each preceded
 /// by its number.
-fn sum(file: &File, form: Form) -> io::Result<Sum> {
+fn sum(file: &File, form: Form, stop: &Stop) -> io::Result<Sum> {
     let bytes = file.metadata()?.len();
     let block = BLOCK as u64;
     let (mut hash, mut buffer, mut at) = (Sha256::new(), vec![0; BLOCK], 0);
     while at < bytes {
+        stop.go_on()?;
         if form == Form::Sparse {
             match next_data(file, at, bytes)? {
                 None => break,

@@ -12,6 +12,7 @@ use crate::{
     record::{Kept, Record},
     vmms::{VmmId, is_sha256},
     work::{
+        Stop,
         base::{BasePlan, sum_of_guest},
         diff::Restorer,
     },
@@ -30,6 +31,7 @@ pub(crate) struct NeedsPlan {
     pub(crate) images: Images,
     /// The sums that are known already.
     pub(crate) sums: GuestSums,
+    pub(crate) stop: Stop,
 }
 
 /// What a sandbox needs.
@@ -55,6 +57,10 @@ impl NeedsPlan {
     /// # Errors
     /// Returns [`PoolError`] if the sandbox can be used at this server only, or files cannot be read.
     pub(crate) fn run(&self) -> Result<Needed, PoolError> {
+        self.stop.outcome(self.needed())
+    }
+
+    fn needed(&self) -> Result<Needed, PoolError> {
         let Found {
             template,
             root,
@@ -152,7 +158,7 @@ impl NeedsPlan {
             return Ok(sum.clone());
         }
         let failed = |e| PoolError::of_disk("read the files of a sandbox", &e);
-        sum_of_guest(paths).map_err(failed)
+        sum_of_guest(paths, &self.stop).map_err(failed)
     }
 }
 

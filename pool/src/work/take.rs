@@ -13,7 +13,7 @@ use crate::{
     spec::MAX_NOTE,
     store::Store,
     vmms::is_sha256,
-    work::{base, needs::vmm_of},
+    work::{Stop, base, needs::vmm_of},
 };
 
 const WHAT: &str = "take over the paused sandbox";
@@ -30,6 +30,7 @@ pub(crate) struct TakePlan {
     /// Admits the files of the pause.
     pub(crate) store: Store,
     pub(crate) host_boot_id: String,
+    pub(crate) stop: Stop,
 }
 
 impl TakePlan {
@@ -38,6 +39,10 @@ impl TakePlan {
     /// # Errors
     /// Returns [`PoolError::Failed`] or [`PoolError::NoSpace`].
     pub(crate) fn run(self) -> Result<Option<Box<Record>>, PoolError> {
+        self.stop.outcome(self.take())
+    }
+
+    fn take(&self) -> Result<Option<Box<Record>>, PoolError> {
         let failed = |why| PoolError::Failed { what: WHAT, why };
         let (record, mode) = self.sent().map_err(failed)?;
         if let Some(needs) = &self.needs {
@@ -57,7 +62,7 @@ impl TakePlan {
     /// Makes the base again if it was removed meanwhile, and lets a pause without a base name its root image here.
     fn prepare(&self, needs: &PauseNeeds, mode: PauseMode) -> io::Result<()> {
         let images = self.store.images();
-        base::restore(self.from.path(), images, needs)?;
+        base::restore(self.from.path(), images, needs, &self.stop)?;
         if (needs.kind, mode) == (BaseKind::Guest, PauseMode::Memory) {
             let root = images.dir().join(&needs.base).join(crate::images::ROOT);
             base::set_root(&self.from.pause(), &root)?;

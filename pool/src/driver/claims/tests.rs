@@ -4,8 +4,11 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::{
-    driver::unused::tests::driver, images, lifetime::Lifetime, record::BootFiles,
-    work::base::sum_of_guest,
+    driver::unused::tests::driver,
+    images,
+    lifetime::Lifetime,
+    record::BootFiles,
+    work::{Stop, base::sum_of_guest},
 };
 
 /// Writes root image, kernel and initramfs, and returns where they are.
@@ -69,7 +72,7 @@ async fn the_files_with_which_a_template_boots_are_announced_and_given_if_it_has
     let boot = guest(&place);
     let id = add(&mut driver, PauseMode::Memory, boot.clone());
     diff_of(&driver, &id, &base);
-    let sum = sum_of_guest(&[boot.kernel.clone(), boot.initrd]).unwrap();
+    let sum = sum_of_guest(&[boot.kernel.clone(), boot.initrd], &Stop::default()).unwrap();
     for (has_kernel, wanted, files) in [(true, Some(sum), 7), (false, None, 5)] {
         if !has_kernel {
             fs::remove_file(&boot.kernel).unwrap();
@@ -133,10 +136,26 @@ async fn a_pause_without_memory_needs_the_files_from_which_it_boots() {
     crate::templates::tests::image(&images.join(&of_template), None);
     for name in [of_template, of_guest] {
         let boot = guest(&images.join(name));
-        let wanted = sum_of_guest(&images::guest_links(boot.root.parent().unwrap())).unwrap();
+        let files = images::guest_links(boot.root.parent().unwrap());
+        let wanted = sum_of_guest(&files, &Stop::default()).unwrap();
         let id = add(&mut driver, PauseMode::FilesystemOnly, boot);
         let needs = needs(&mut driver, &id).await.unwrap();
         assert_eq!((needs.kind, needs.base), (BaseKind::Guest, wanted));
         assert_eq!((needs.mode, needs.vmm), (PauseMode::FilesystemOnly, None));
     }
+}
+
+#[tokio::test]
+async fn a_close_ends_the_jobs_that_read_large_files() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut driver, _) = driver(root.path());
+    let boot = guest(&driver.templates.images().dir().join("06".repeat(32)));
+    let id = add(&mut driver, PauseMode::FilesystemOnly, boot);
+    let (answer, mut needs) = oneshot::channel();
+    driver.close(crate::OnClose::Keep, oneshot::channel().0);
+    driver.pause_needs(&id, answer);
+    let report = driver.reports.recv().await.unwrap();
+    driver.report(report);
+    let stopped = needs.try_recv().unwrap().unwrap_err();
+    assert!(matches!(stopped, PoolError::Draining), "{stopped}");
 }

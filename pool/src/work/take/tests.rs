@@ -35,6 +35,7 @@ fn arrived(root: &Path, mode: PauseMode) -> TakePlan {
         }),
         claim: None,
         host_boot_id: "this boot".to_owned(),
+        stop: Stop::default(),
     }
 }
 
