@@ -6,6 +6,7 @@ use std::{
 };
 
 use model::SandboxId;
+use tokio::{sync::oneshot, task::spawn_blocking};
 
 use super::{Driver, Entry, entry::Serving};
 use crate::{
@@ -16,7 +17,7 @@ use crate::{
     slot::{Event, Refusal, Slot, Stage},
     vmms::is_sha256,
     work::{
-        base::{Held, HoldPlan, can_check, held_vmm},
+        base::{Held, HoldPlan, can_check},
         needs::{Needed, NeedsPlan, lacks},
         take::TakePlan,
     },
@@ -159,7 +160,8 @@ impl Driver {
             Err(why) => return drop(answer.send(Err(lacks(why)))),
         };
         if !is_sha256(&needs.base) {
-            return drop(answer.send(Err(lacks("a well-formed name of a template".to_owned()))));
+            let why = "the base has no well-formed name".to_owned();
+            return drop(answer.send(Err(lacks(why))));
         }
         let plan = HoldPlan {
             images: self.templates.images().clone(),
@@ -191,28 +193,16 @@ impl Driver {
         let _ = answer.send(is_here);
     }
 
-    pub(super) fn root_images(&self) -> Vec<PathBuf> {
+    pub(super) fn root_images(&self, answer: oneshot::Sender<Vec<PathBuf>>) {
         let templates = self.templates.iter().map(|template| template.root.clone());
-        let mut roots: Vec<_> = templates.chain(self.templates.images().roots()).collect();
-        roots.sort();
-        roots.dedup();
-        roots
-    }
-
-    /// Keeps the VMM again that a sandbox on its way needs, if it was removed after it was held.
-    fn restore_vmm(&mut self, needs: &PauseNeeds, dir: &Path) -> Result<(), PoolError> {
-        let Some(vmm) = &needs.vmm else {
-            return Ok(());
-        };
-        let Err(missing) = self.vmms.get(vmm) else {
-            return Ok(());
-        };
-        let held = held_vmm(dir).ok_or_else(|| lacks(missing.clone()))?;
-        match self.vmms.keep(&held) {
-            Ok(kept) if kept == *vmm => Ok(()),
-            Ok(_) => Err(lacks(missing)),
-            Err(why) => Err(PoolError::of_disk("keep a VMM", &why)),
-        }
+        let mut roots: Vec<_> = templates.collect();
+        let images = self.templates.images().clone();
+        drop(spawn_blocking(move || {
+            roots.extend(images.roots());
+            roots.sort();
+            roots.dedup();
+            let _ = answer.send(roots);
+        }));
     }
 
     pub(super) fn can_take(
@@ -247,22 +237,20 @@ impl Driver {
             return drop(answer.send(Err(PoolError::Draining)));
         }
         let from = SlotDir::new(incoming, &id);
-        let restored = match &needs {
-            Some(needs) if !is_sha256(&needs.base) => {
-                Err(lacks("a well-formed name of a template".to_owned()))
-            }
-            Some(needs) => self.restore_vmm(needs, from.path()),
-            None => Ok(()),
-        };
-        if let Err(why) = restored {
-            return drop(answer.send(Err(why)));
+        if needs.as_ref().is_some_and(|needs| !is_sha256(&needs.base)) {
+            let why = "the base has no well-formed name".to_owned();
+            return drop(answer.send(Err(lacks(why))));
         }
+        let vmm = needs.as_ref().and_then(|needs| needs.vmm.as_ref());
+        let missing_vmm = vmm.and_then(|vmm| self.vmms.get(vmm).err());
+        let vmms = self.vmms.dir().to_owned();
         let plan = TakePlan {
             store: self.templates.store_with(&from.pause()),
             to: SlotDir::new(&self.config.state.join(crate::SANDBOXES), &id),
             from,
             needs,
             claim,
+            missing_vmm: missing_vmm.map(|why| (vmms, why)),
             host_boot_id: self.host_boot_id.clone(),
             stop: self.stopping.jobs.clone(),
         };
@@ -287,6 +275,10 @@ impl Driver {
     }
 
     fn arrived(&mut self, id: SandboxId, record: Record) {
+        // The job may have kept it again. As long as a record names it, it is not removed.
+        if let Some(vmm) = &record.vmm_id {
+            let _ = self.vmms.get(vmm);
+        }
         // The job has checked it.
         let Kept::Paused(mode) = record.kept else {
             return;

@@ -1,6 +1,10 @@
 //! Taking over a paused sandbox whose files another server has written.
 
-use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
 
 use model::MANIFEST_NAME;
 use vmm_control::files::{Home, Lineage, Size};
@@ -12,7 +16,7 @@ use crate::{
     record::{Kept, Record, SlotDir},
     spec::MAX_NOTE,
     store::Store,
-    vmms::is_sha256,
+    vmms::{self, is_sha256},
     work::{Stop, base, needs::vmm_of},
 };
 
@@ -27,6 +31,8 @@ pub(crate) struct TakePlan {
     pub(crate) needs: Option<PauseNeeds>,
     /// `None`: the files are only checked.
     pub(crate) claim: Option<Claim>,
+    /// The VMM of `needs`, if it is not kept here: the directory of all VMMs, and a message for people.
+    pub(crate) missing_vmm: Option<(PathBuf, String)>,
     /// Admits the files of the pause.
     pub(crate) store: Store,
     pub(crate) host_boot_id: String,
@@ -45,6 +51,7 @@ impl TakePlan {
     fn take(&self) -> Result<Option<Box<Record>>, PoolError> {
         let failed = |why| PoolError::Failed { what: WHAT, why };
         let (record, mode) = self.sent().map_err(failed)?;
+        self.keep_vmm()?;
         if let Some(needs) = &self.needs {
             self.prepare(needs, mode)
                 .map_err(|e| PoolError::of_disk(WHAT, &e))?;
@@ -57,6 +64,25 @@ impl TakePlan {
         let moved = self.commit(&record);
         moved.map_err(|e| PoolError::of_disk(WHAT, &e))?;
         Ok(Some(Box::new(record)))
+    }
+
+    /// Keeps the VMM again, if it was removed after it was held.
+    fn keep_vmm(&self) -> Result<(), PoolError> {
+        let Some((vmms, why)) = &self.missing_vmm else {
+            return Ok(());
+        };
+        let lacks = || PoolError::Failed {
+            what: WHAT,
+            why: why.clone(),
+        };
+        let held = base::held_vmm(self.from.path()).ok_or_else(lacks)?;
+        let kept = vmms::copy(&held, vmms).map_err(|e| PoolError::of_disk(WHAT, &e))?;
+        let wanted = self.needs.as_ref().and_then(|needs| needs.vmm.as_ref());
+        if wanted == Some(&kept) {
+            Ok(())
+        } else {
+            Err(lacks())
+        }
     }
 
     /// Makes the base again if it was removed meanwhile, and lets a pause without a base name its root image here.

@@ -34,6 +34,7 @@ fn arrived(root: &Path, mode: PauseMode) -> TakePlan {
             mode,
         }),
         claim: None,
+        missing_vmm: None,
         host_boot_id: "this boot".to_owned(),
         stop: Stop::default(),
     }
@@ -62,6 +63,40 @@ fn a_pause_of_another_mode_or_vmm_than_was_offered_is_refused() {
             assert!(why.contains(is_about), "{why}");
             assert_eq!(fs::read(&manifest).unwrap(), before, "it was changed");
         }
+    }
+}
+
+#[test]
+fn a_vmm_that_was_removed_is_kept_again_from_its_link_and_no_other_one() {
+    let root = tempfile::tempdir().unwrap();
+    let vmms = root.path().join("vmms");
+    fs::create_dir(&vmms).unwrap();
+    let taken = |program: Option<&str>| {
+        let mut plan = arrived(root.path(), PauseMode::Memory);
+        let link = plan.from.path().join("vmm");
+        let _ = fs::remove_file(&link);
+        if let Some(program) = program {
+            fs::write(link, program).unwrap();
+        }
+        let other = root.path().join("other");
+        fs::create_dir_all(&other).unwrap();
+        let program = root.path().join("program");
+        fs::write(&program, "the VMM").unwrap();
+        let id = vmms::copy(&program, &other).unwrap();
+        let mut record = plan.from.read_pause().unwrap();
+        record.vmm_id = Some(id.clone());
+        plan.from.write_pause(&record).unwrap();
+        plan.needs.as_mut().unwrap().vmm = Some(id.clone());
+        plan.missing_vmm = Some((vmms.clone(), "it is missing".to_owned()));
+        plan.run().map(|_| vmms.join(id.as_str()).join("cube-vmm"))
+    };
+    for wrong in [None, Some("another VMM")] {
+        let why = taken(wrong).unwrap_err().to_string();
+        assert!(why.contains("it is missing"), "{why}");
+    }
+    for _ in 0..2 {
+        let kept = taken(Some("the VMM")).unwrap();
+        assert_eq!(fs::read(kept).unwrap(), b"the VMM");
     }
 }
 
