@@ -40,6 +40,13 @@ pub struct PauseNeeds {
     /// Former releases have templates only.
     #[serde(default)]
     pub kind: BaseKind,
+    /// Of the template. `None` without a template, and from a release that offers no files of it.
+    #[serde(default)]
+    pub format: Option<u32>,
+    /// With a template: the sum of its kernel and initramfs, which its manifest does not name. `None`: it has none to boot
+    /// from.
+    #[serde(default)]
+    pub boot: Option<String>,
     /// The VMM that must read them; `None` for a pause without memory.
     pub vmm: Option<VmmId>,
     pub mode: PauseMode,

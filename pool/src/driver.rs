@@ -30,7 +30,12 @@ mod starts;
 mod stock;
 mod unused;
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use model::SandboxId;
 use tokio::{
@@ -53,6 +58,7 @@ use crate::{
     spec::OnClose,
     templates::Templates,
     vmms::Vmms,
+    work::{Stop, base::Held, needs::GuestSums},
 };
 use adoptions::Adoptions;
 use diffs::Storing;
@@ -105,7 +111,9 @@ pub(crate) struct Driver {
     forks_name: String,
     /// Number of templates and of changes of names that are being written to disk.
     publishing: u32,
-    guest_sums: claims::GuestSums,
+    guest_sums: GuestSums,
+    /// What sandboxes on their way to this server need, by their directories, until these have no links to it any more.
+    held: BTreeMap<PathBuf, Held>,
     former_servers: FormerServers,
     stopping: Stopping,
     /// Whether something has changed that may let a start or a fill begin.
@@ -123,6 +131,8 @@ struct Stopping {
     drained: Vec<oneshot::Sender<()>>,
     /// Set by close: no start, save or fill begins any more, and warm slots end.
     closing: Option<OnClose>,
+    /// Set by close, for jobs that read large files.
+    jobs: Stop,
     /// Callers of close, answered when the driver ends.
     closed: Vec<oneshot::Sender<()>>,
 }
@@ -194,7 +204,8 @@ impl Driver {
             forks: 0,
             forks_name: format!("{:x}", host::unix_ns()),
             publishing: 0,
-            guest_sums: claims::GuestSums::default(),
+            guest_sums: GuestSums::default(),
+            held: BTreeMap::new(),
             former_servers: FormerServers::Gone,
             stopping: Stopping::default(),
             look_again: true,

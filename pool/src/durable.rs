@@ -89,6 +89,17 @@ pub(crate) fn set_aside(dir: &Path) -> io::Result<PathBuf> {
     Ok(aside)
 }
 
+/// Gives a complete and synced directory the name of its content, beside it, and syncs that name. If another job did so first,
+/// removes this one: a directory that has its name is never replaced.
+pub(crate) fn name_content(draft: &Path, place: &Path) -> io::Result<()> {
+    match fs::rename(draft, place) {
+        Err(_) if place.is_dir() => remove_dir(draft)?,
+        renamed => renamed?,
+    }
+    // The other job may not have synced the name yet.
+    sync_dir(place.parent().unwrap_or(place))
+}
+
 /// Makes the names in a directory survive a crash of the host: files created, renamed, linked and removed there.
 ///
 /// # Errors

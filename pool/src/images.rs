@@ -23,7 +23,10 @@ use model::{MANIFEST_NAME, template_file};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    durable::{DRAFT, link_or_copy, private_dir, read_bounded, remove_dir, sync_dir, sync_files},
+    durable::{
+        DRAFT, link_or_copy, name_content, private_dir, read_bounded, remove_dir, sync_dir,
+        sync_files,
+    },
     host,
     manifest::{Base, Manifest},
     record::BootFiles,
@@ -89,8 +92,7 @@ impl Images {
         DirBuilder::new().mode(0o700).create(&draft)?;
         let linked = link_all(dir, manifest, &draft)
             .and_then(|()| sync_dir(&draft))
-            .and_then(|()| fs::rename(&draft, &place))
-            .and_then(|()| sync_dir(&self.0));
+            .and_then(|()| name_content(&draft, &place));
         if linked.is_err() {
             let _ = fs::remove_dir_all(&draft);
         }
@@ -141,15 +143,14 @@ impl Images {
         self.place(template, &sum)
     }
 
-    /// Moves files to the place of this name, where they survive a crash of the host.
+    /// Moves files to the place of this name, where they survive a crash of the host. Removes them if the place exists.
     ///
     /// # Errors
-    /// Returns an error if they cannot be synced or moved.
+    /// Returns an error if they cannot be synced, moved or removed.
     pub(crate) fn place(&self, files: &Path, name: &str) -> io::Result<PathBuf> {
         sync_files(files)?;
         let place = self.0.join(name);
-        fs::rename(files, &place)?;
-        sync_dir(&self.0)?;
+        name_content(files, &place)?;
         Ok(place)
     }
 

@@ -16,11 +16,12 @@ use crate::{
     slot::{Operation, Wake},
     spec::{OnClose, TimeoutChange},
     templates::{Origin, TakenNames},
-    vmms::VmmId,
     work::{
         WorkError,
+        base::Held,
         diff::Stored,
         lease::Served,
+        needs::Needed,
         rebuild::Outcome,
         save::{ForkSnapshot, PauseOutcome, SnapshotFailed},
         start::Started,
@@ -124,14 +125,6 @@ pub(crate) enum Request {
     Close(OnClose, oneshot::Sender<()>),
 }
 
-/// Files whose sum was computed, and for which pause.
-#[derive(Debug)]
-pub(crate) struct Summed {
-    pub(crate) paths: [PathBuf; 3],
-    pub(crate) vmm: Option<VmmId>,
-    pub(crate) mode: PauseMode,
-}
-
 /// Requests whose outcome depends on the sandbox's state.
 #[derive(Debug)]
 pub(crate) enum SandboxRequest {
@@ -211,15 +204,15 @@ pub(crate) enum Report {
     Snapshotted(SandboxId, SnapshotFor, Result<(), SnapshotFailed>),
     /// The record of a paused sandbox was written with another claim, or could not be written.
     Claimed(SandboxId, Option<Claim>, std::io::Result<()>),
-    /// The files from which a sandbox booted have this sum.
-    GuestSummed(Box<Summed>, std::io::Result<String>, Answer<PauseNeeds>),
+    /// What a sandbox needs at another server was found.
+    Needs(Result<Box<Needed>, PoolError>, Answer<PauseNeeds>),
     /// The files of a base were opened.
     BaseOpened(
         Result<Vec<(String, File)>, PoolError>,
         Answer<Vec<(String, File)>>,
     ),
-    /// What a paused sandbox of another server needs is held, if it is here.
-    Held(Result<bool, PoolError>, Answer<bool>),
+    /// What a paused sandbox of another server needs, whose directory this is, is held if it is here.
+    Held(PathBuf, Result<Option<Held>, PoolError>, Answer<bool>),
     /// The files of a paused sandbox were checked and, with a record, taken over.
     Taken(
         SandboxId,

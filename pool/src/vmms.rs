@@ -25,7 +25,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::durable::{DRAFT, private_dir, read_bounded};
+use crate::durable::{DRAFT, name_content, private_dir, read_bounded};
 
 /// File name of a kept VMM, and of the VMM that a template carries.
 pub(crate) const PROGRAM: &str = "cube-vmm";
@@ -173,33 +173,16 @@ impl Vmms {
     /// # Errors
     /// Returns an error if the program cannot be read or is too long, or the copy cannot be written.
     pub(crate) fn keep(&mut self, program: &Path) -> io::Result<VmmId> {
-        let named = |e: io::Error| {
-            let why = format!("cannot keep a copy of {}: {e}", program.display());
-            io::Error::new(e.kind(), why)
-        };
-        let bytes = read_bounded(program, MAX_PROGRAM).map_err(named)?;
-        let id = VmmId::of(&bytes);
+        let id = copy(program, &self.dir)?;
         if !self.kept.contains_key(&id) {
-            self.write(&id, &bytes).map_err(named)?;
             self.kept.insert(id.clone(), vmm(&self.dir, id.clone()));
         }
         Ok(id)
     }
 
-    fn write(&self, id: &VmmId, bytes: &[u8]) -> io::Result<()> {
-        let draft = self.dir.join(format!("{DRAFT}{id}"));
-        match fs::remove_dir_all(&draft) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-        let written = write_program(&draft, bytes)
-            .and_then(|()| fs::rename(&draft, self.dir.join(id.as_str())))
-            .and_then(|()| File::open(&self.dir)?.sync_all());
-        if written.is_err() {
-            // Frees the space: the disk may be full.
-            let _ = fs::remove_dir_all(&draft);
-        }
-        written
+    /// The directory of all VMMs.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// The VMM for everything new.
@@ -241,6 +224,37 @@ impl Vmms {
         self.kept.retain(|id, _| is_used(id));
         dirs
     }
+}
+
+/// Copies a program into the directory of all VMMs, unless it is there, and returns its id. A job may do so: [`Vmms::get`] finds
+/// the copy.
+///
+/// # Errors
+/// Returns an error if the program cannot be read or is too long, or the copy cannot be written.
+pub(crate) fn copy(program: &Path, dir: &Path) -> io::Result<VmmId> {
+    let named = |e: io::Error| {
+        let why = format!("cannot keep a copy of {}: {e}", program.display());
+        io::Error::new(e.kind(), why)
+    };
+    let bytes = read_bounded(program, MAX_PROGRAM).map_err(named)?;
+    let id = VmmId::of(&bytes);
+    write(dir, &id, &bytes).map_err(named)?;
+    Ok(id)
+}
+
+fn write(dir: &Path, id: &VmmId, bytes: &[u8]) -> io::Result<()> {
+    let place = dir.join(id.as_str());
+    if place.join(PROGRAM).is_file() {
+        return Ok(());
+    }
+    let own = crate::host::hex(&crate::host::random::<8>()?);
+    let draft = dir.join(format!("{DRAFT}{id}-{own}"));
+    let written = write_program(&draft, bytes).and_then(|()| name_content(&draft, &place));
+    if written.is_err() {
+        // Frees the space: the disk may be full.
+        let _ = fs::remove_dir_all(&draft);
+    }
+    written
 }
 
 fn vmm(dir: &Path, id: VmmId) -> Vmm {

@@ -7,6 +7,7 @@ pub(crate) mod copy;
 pub(crate) mod diff;
 pub(crate) mod disk;
 pub(crate) mod lease;
+pub(crate) mod needs;
 mod read_ahead;
 pub(crate) mod rebuild;
 pub(crate) mod save;
@@ -14,7 +15,15 @@ pub(crate) mod start;
 pub(crate) mod take;
 pub(crate) mod wall_clock;
 
-use std::{io, path::Path, time::Duration};
+use std::{
+    io,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use api_types::envd::{AnswerLimits, ClientError, ENVD_PORT, EnvdClient, InitRequest, Timestamp};
 use api_types::guest_text;
@@ -28,6 +37,41 @@ use crate::{
     host,
     record::Record,
 };
+
+/// Set when the pool closes: jobs that may take long end then.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// # Errors
+    /// Returns an error if the pool closes.
+    pub(crate) fn go_on(&self) -> io::Result<()> {
+        if self.is_set() {
+            Err(io::Error::other("the server stops"))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The outcome of a job. A job that fails when it is stopped has found nothing wrong.
+    pub(crate) fn outcome<T>(&self, outcome: Result<T, PoolError>) -> Result<T, PoolError> {
+        outcome.map_err(|error| {
+            if self.is_set() {
+                PoolError::Draining
+            } else {
+                error
+            }
+        })
+    }
+}
 
 /// Errors of jobs.
 #[derive(Debug, thiserror::Error)]

@@ -1,43 +1,29 @@
 //! Sandboxes that other servers can have too: their claims, and the files that move.
 
 use std::{
-    collections::BTreeMap,
     fs::File,
     path::{Path, PathBuf},
 };
 
 use model::SandboxId;
+use tokio::{sync::oneshot, task::spawn_blocking};
 
 use super::{Driver, Entry, entry::Serving};
 use crate::{
     BaseKind, ChangeKind, Claim, GivesBase, Hold, PauseMode, PauseNeeds, PoolError, SandboxState,
     durable::Durability,
-    images::{self, sum_of_manifest},
-    message::{Answer, Report, SandboxRequest, Summed},
+    message::{Answer, Report, SandboxRequest},
     record::{Kept, Record, SlotDir},
     slot::{Event, Refusal, Slot, Stage},
     vmms::is_sha256,
     work::{
-        base::{BasePlan, HoldPlan, held_vmm, sum_of_guest},
-        take::{self, TakePlan},
+        base::{Held, HoldPlan, can_check},
+        needs::{Needed, NeedsPlan, lacks},
+        take::TakePlan,
     },
 };
 
 const WRITE: &str = "write the sandbox's record";
-
-/// Sums of the files from which sandboxes booted.
-pub(super) type GuestSums = BTreeMap<[PathBuf; 3], String>;
-
-impl Summed {
-    fn needs(self, base: String) -> PauseNeeds {
-        PauseNeeds {
-            base,
-            kind: BaseKind::Guest,
-            vmm: self.vmm,
-            mode: self.mode,
-        }
-    }
-}
 
 impl Driver {
     /// Sets a claim. Of a running sandbox at once, as a policy; of a paused one by a job, because it is synced.
@@ -102,121 +88,62 @@ impl Driver {
         }
     }
 
-    /// Answers what a sandbox needs at another server; reads the files of one that booted for that, once.
+    /// Answers what a sandbox needs at another server.
     pub(super) fn pause_needs(&mut self, id: &SandboxId, answer: Answer<PauseNeeds>) {
-        let summed = match self.plan_needs(id) {
-            Ok(Ok(needs)) => return drop(answer.send(Ok(needs))),
-            Ok(Err(summed)) => summed,
-            Err(why) => return drop(answer.send(Err(why))),
-        };
-        if let Some(sum) = self.guest_sums.get(&summed.paths) {
-            return drop(answer.send(Ok(summed.needs(sum.clone()))));
+        match self.needs_plan(id) {
+            Err(why) => drop(answer.send(Err(why))),
+            Ok(plan) => {
+                self.publishing += 1;
+                self.jobs
+                    .run(move || Report::Needs(plan.run().map(Box::new), answer));
+            }
         }
-        self.publishing += 1;
-        self.jobs.run(move || {
-            let sum = sum_of_guest(&summed.paths);
-            Report::GuestSummed(Box::new(summed), sum, answer)
-        });
     }
 
-    /// What is needed, or the files whose sum must be known first.
-    fn plan_needs(&self, id: &SandboxId) -> Result<Result<PauseNeeds, Summed>, PoolError> {
+    fn needs_plan(&self, id: &SandboxId) -> Result<NeedsPlan, PoolError> {
         let entry = self.slots.leased(id)?;
         let mode = match entry.slot.state() {
             Some(SandboxState::Paused(mode)) => mode,
             Some(SandboxState::Running) | None => PauseMode::Memory,
         };
-        let base = take::base(&entry.record, &entry.dir.pause()).map_err(lacks)?;
-        let vmm = entry.record.vmm_id.clone();
-        let vmm = vmm.filter(|_| mode == PauseMode::Memory);
-        if let Some(base) = base {
-            return Ok(Ok(PauseNeeds {
-                base,
-                kind: BaseKind::Template,
-                vmm,
-                mode,
-            }));
-        }
-        let boot = entry.record.boot.as_ref();
-        let boot = boot.ok_or_else(|| lacks("it names no files to boot from".to_owned()))?;
-        let [kernel, initrd, root] = boot.paths();
-        Ok(Err(Summed {
-            paths: [root, kernel, initrd],
-            vmm,
+        Ok(NeedsPlan {
+            record: entry.record.clone(),
             mode,
-        }))
+            pause: entry.dir.pause(),
+            images: self.templates.images().clone(),
+            sums: self.guest_sums.clone(),
+            stop: self.stopping.jobs.clone(),
+        })
     }
 
-    pub(super) fn guest_summed(
+    pub(super) fn needed(
         &mut self,
-        summed: Summed,
-        sum: std::io::Result<String>,
+        needed: Result<Box<Needed>, PoolError>,
         answer: Answer<PauseNeeds>,
     ) {
         self.publishing -= 1;
-        let images = self.templates.images().dir();
-        let sum = sum.map_err(|e| PoolError::of_disk("read the files of a sandbox", &e));
-        let needs = sum.map(|sum| {
-            // Only there, files never change.
-            if summed.paths.iter().all(|path| path.starts_with(images)) {
-                self.guest_sums.insert(summed.paths.clone(), sum.clone());
-            }
-            summed.needs(sum)
+        let needs = needed.map(|needed| {
+            self.guest_sums.extend(needed.summed);
+            needed.needs
         });
         let _ = answer.send(needs);
     }
 
     /// Opens the files of the base of a paused sandbox whose claim is not open.
     pub(super) fn base_files(&mut self, id: &SandboxId, answer: Answer<Vec<(String, File)>>) {
-        match self.plan_base(id) {
+        let plan = self.pause_files(id).and_then(|_| self.needs_plan(id));
+        match plan {
             Err(why) => drop(answer.send(Err(why))),
             Ok(plan) => {
                 // A memory file that is made from a diff stays until it is open.
                 self.publishing += 1;
-                self.jobs
-                    .run(move || Report::BaseOpened(plan.run(), answer));
-            }
-        }
-    }
-
-    fn plan_base(&self, id: &SandboxId) -> Result<BasePlan, PoolError> {
-        self.pause_files(id)?;
-        let base = match self.plan_needs(id)? {
-            Ok(needs) => needs.base,
-            Err(Summed { paths, .. }) => {
-                return Ok(BasePlan {
-                    dir: None,
-                    guest: images::GUEST.into_iter().zip(paths).collect(),
-                    restorer: self.jobs.restorer(),
+                let restorer = self.jobs.restorer();
+                self.jobs.run(move || {
+                    let opened = plan.base(restorer).and_then(|base| base.run());
+                    Report::BaseOpened(opened, answer)
                 });
             }
-        };
-        let images = self.templates.images();
-        let record = &self.slots.leased(id)?.record;
-        let lineage = record.lineage.as_ref();
-        let linked = images.dir().join(&base);
-        if linked.is_dir() {
-            let guest = images::GUEST.into_iter().zip(images::guest_links(&linked));
-            return Ok(BasePlan {
-                dir: Some(linked),
-                guest: guest.collect(),
-                restorer: self.jobs.restorer(),
-            });
         }
-        // A template that this server has built, or that is used where it is installed.
-        let home = lineage.and_then(|lineage| lineage.home.as_ref());
-        let home = home.filter(|home| sum_of_manifest(&home.dir).is_ok_and(|sum| sum == base));
-        let (Some(home), Some(lineage)) = (home, lineage) else {
-            return Err(lacks(format!("the files of its template {base:.12}")));
-        };
-        let boot = record.boot.iter();
-        let boot = boot.flat_map(|boot| [boot.kernel.clone(), boot.initrd.clone()]);
-        let guest = [lineage.root.clone()].into_iter().chain(boot);
-        Ok(BasePlan {
-            dir: Some(home.dir.clone()),
-            guest: images::GUEST.into_iter().zip(guest).collect(),
-            restorer: self.jobs.restorer(),
-        })
     }
 
     pub(super) fn hold(
@@ -233,7 +160,8 @@ impl Driver {
             Err(why) => return drop(answer.send(Err(lacks(why)))),
         };
         if !is_sha256(&needs.base) {
-            return drop(answer.send(Err(lacks("a well-formed name of a template".to_owned()))));
+            let why = "the base has no well-formed name".to_owned();
+            return drop(answer.send(Err(lacks(why))));
         }
         let plan = HoldPlan {
             images: self.templates.images().clone(),
@@ -241,33 +169,40 @@ impl Driver {
             fetched,
             vmm,
             to: incoming.join(id.as_str()),
+            stop: self.stopping.jobs.clone(),
         };
         self.publishing += 1;
-        self.jobs.run(move || Report::Held(plan.run(), answer));
+        self.jobs
+            .run(move || Report::Held(plan.to.clone(), plan.run(), answer));
     }
 
-    pub(super) fn root_images(&self) -> Vec<PathBuf> {
+    pub(super) fn is_held(
+        &mut self,
+        dir: PathBuf,
+        held: Result<Option<Held>, PoolError>,
+        answer: Answer<bool>,
+    ) {
+        self.publishing -= 1;
+        let is_here = held.map(|held| {
+            let is_here = held.is_some();
+            self.held.extend(held.map(|held| (dir, held)));
+            is_here
+        });
+        // A base that has just arrived, and is not held, is of no use.
+        self.images_may_be_unused |= is_here.is_err();
+        let _ = answer.send(is_here);
+    }
+
+    pub(super) fn root_images(&self, answer: oneshot::Sender<Vec<PathBuf>>) {
         let templates = self.templates.iter().map(|template| template.root.clone());
-        let mut roots: Vec<_> = templates.chain(self.templates.images().roots()).collect();
-        roots.sort();
-        roots.dedup();
-        roots
-    }
-
-    /// Keeps the VMM again that a sandbox on its way needs, if it was removed after it was held.
-    fn restore_vmm(&mut self, needs: &PauseNeeds, dir: &Path) -> Result<(), PoolError> {
-        let Some(vmm) = &needs.vmm else {
-            return Ok(());
-        };
-        let Err(missing) = self.vmms.get(vmm) else {
-            return Ok(());
-        };
-        let held = held_vmm(dir).ok_or_else(|| lacks(missing.clone()))?;
-        match self.vmms.keep(&held) {
-            Ok(kept) if kept == *vmm => Ok(()),
-            Ok(_) => Err(lacks(missing)),
-            Err(why) => Err(PoolError::of_disk("keep a VMM", &why)),
-        }
+        let mut roots: Vec<_> = templates.collect();
+        let images = self.templates.images().clone();
+        drop(spawn_blocking(move || {
+            roots.extend(images.roots());
+            roots.sort();
+            roots.dedup();
+            let _ = answer.send(roots);
+        }));
     }
 
     pub(super) fn can_take(
@@ -280,10 +215,9 @@ impl Driver {
         }
         self.may_save()?;
         let base = self.templates.images().dir().join(&needs.base);
-        let is_here = gives == GivesBase::Yes || base.is_dir();
-        if !is_sha256(&needs.base) || !is_here {
-            let why = format!("this node has no template {:.12}", needs.base);
-            return Err(lacks(why));
+        let is_here = is_sha256(&needs.base) && base.is_dir();
+        if !is_here {
+            can_fetch(needs, gives).map_err(lacks)?;
         }
         match &needs.vmm {
             Some(vmm) => self.vmms.get(vmm).map(drop).map_err(lacks),
@@ -303,23 +237,22 @@ impl Driver {
             return drop(answer.send(Err(PoolError::Draining)));
         }
         let from = SlotDir::new(incoming, &id);
-        let restored = match &needs {
-            Some(needs) if !is_sha256(&needs.base) => {
-                Err(lacks("a well-formed name of a template".to_owned()))
-            }
-            Some(needs) => self.restore_vmm(needs, from.path()),
-            None => Ok(()),
-        };
-        if let Err(why) = restored {
-            return drop(answer.send(Err(why)));
+        if needs.as_ref().is_some_and(|needs| !is_sha256(&needs.base)) {
+            let why = "the base has no well-formed name".to_owned();
+            return drop(answer.send(Err(lacks(why))));
         }
+        let vmm = needs.as_ref().and_then(|needs| needs.vmm.as_ref());
+        let missing_vmm = vmm.and_then(|vmm| self.vmms.get(vmm).err());
+        let vmms = self.vmms.dir().to_owned();
         let plan = TakePlan {
             store: self.templates.store_with(&from.pause()),
             to: SlotDir::new(&self.config.state.join(crate::SANDBOXES), &id),
             from,
             needs,
             claim,
+            missing_vmm: missing_vmm.map(|why| (vmms, why)),
             host_boot_id: self.host_boot_id.clone(),
+            stop: self.stopping.jobs.clone(),
         };
         // What the sandbox needs is in no record yet.
         self.publishing += 1;
@@ -342,6 +275,10 @@ impl Driver {
     }
 
     fn arrived(&mut self, id: SandboxId, record: Record) {
+        // The job may have kept it again. As long as a record names it, it is not removed.
+        if let Some(vmm) = &record.vmm_id {
+            let _ = self.vmms.get(vmm);
+        }
         // The job has checked it.
         let Kept::Paused(mode) = record.kept else {
             return;
@@ -358,9 +295,19 @@ impl Driver {
     }
 }
 
-fn lacks(why: String) -> PoolError {
-    PoolError::Failed {
-        what: "move a paused sandbox",
-        why,
+/// Whether a base that is not here can be fetched and checked.
+fn can_fetch(needs: &PauseNeeds, gives: GivesBase) -> Result<(), String> {
+    let (base, kind, format) = (&needs.base, needs.kind, needs.format);
+    match (gives, kind, format) {
+        (GivesBase::Yes, ..) if !is_sha256(base) => Err("the base has no well-formed name".into()),
+        (GivesBase::No, ..) => Err(format!("this node has no template {base:.12}")),
+        (GivesBase::Yes, BaseKind::Guest, _) => Ok(()),
+        (GivesBase::Yes, BaseKind::Template, Some(format)) => can_check(format),
+        (GivesBase::Yes, BaseKind::Template, None) => Err(format!(
+            "the format of template {base:.12} was not announced: upgrade its node"
+        )),
     }
 }
+
+#[cfg(test)]
+mod tests;

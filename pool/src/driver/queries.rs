@@ -65,7 +65,7 @@ impl Driver {
                 fetched,
                 answer,
             } => self.hold(&id, &incoming, needs, fetched, answer),
-            Request::RootImages(answer) => drop(answer.send(self.root_images())),
+            Request::RootImages(answer) => self.root_images(answer),
             Request::Take {
                 id,
                 incoming,

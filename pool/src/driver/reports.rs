@@ -35,17 +35,12 @@ impl Driver {
             Report::Paused(id, outcome) => self.paused(&id, *outcome),
             Report::Snapshotted(id, purpose, result) => self.snapshotted(&id, purpose, result),
             Report::Claimed(id, claim, result) => self.claimed(&id, claim, result),
-            Report::GuestSummed(summed, sum, answer) => self.guest_summed(*summed, sum, answer),
+            Report::Needs(needed, answer) => self.needed(needed, answer),
             Report::BaseOpened(opened, answer) => {
                 self.publishing -= 1;
                 let _ = answer.send(opened);
             }
-            Report::Held(held, answer) => {
-                self.publishing -= 1;
-                // Without a sandbox, nothing needs a base that has arrived.
-                self.images_may_be_unused = true;
-                let _ = answer.send(held);
-            }
+            Report::Held(dir, held, answer) => self.is_held(dir, held, answer),
             Report::Taken(id, taken, answer) => self.taken(id, taken, answer),
             Report::Written(id, result) => self.written(&id, result),
             Report::WriteEnded(id, forgotten) => self.write_ended(&id, forgotten),

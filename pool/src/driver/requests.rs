@@ -552,8 +552,9 @@ impl Driver {
         Err(PoolError::TooManySaved(max))
     }
 
-    fn close(&mut self, on_close: OnClose, closed: oneshot::Sender<()>) {
+    pub(super) fn close(&mut self, on_close: OnClose, closed: oneshot::Sender<()>) {
         self.stopping.is_draining = true;
+        self.stopping.jobs.set();
         self.stopping.closed.push(closed);
         if self.stopping.closing != Some(OnClose::Kill) {
             self.stopping.closing = Some(on_close);

@@ -14,10 +14,11 @@ use crate::{
     record::BootFiles,
     slot::{Slot, Stage},
     templates::Template,
+    work::base::is_held,
 };
 
 impl Driver {
-    /// Removes the VMMs and the images that no sandbox and no template needs. Does nothing while a start or a new
+    /// Removes the VMMs and the images that no sandbox, on its way to this server or here, and no template needs. Does nothing while a start or a new
     /// template waits or is under way: what it will need is not in a record yet. Does nothing either once the pool
     /// closes: the next server decides with its own VMM and templates. Does nothing at all if this server could not read
     /// all records.
@@ -31,11 +32,17 @@ impl Driver {
         {
             return;
         }
+        // A sandbox that was on its way is here, and its record names the files, or the move was given up.
+        let before = self.held.len();
+        self.held.retain(|dir, _| is_held(dir));
+        self.images_may_be_unused |= self.held.len() < before;
         let mut unused = Vec::new();
         if self.vmms.has_former() {
             let records = self.slots.values().filter_map(|e| e.record.vmm_id.clone());
             let templates = self.templates.iter().map(|t| t.vmm.clone());
-            unused = self.vmms.take_unused(&records.chain(templates).collect());
+            let held = self.held.values().filter_map(|held| held.vmm.clone());
+            let used = records.chain(templates).chain(held).collect();
+            unused = self.vmms.take_unused(&used);
         }
         // A rebuilt template, or the base of a diff, is in no template's record until the job's report.
         let is_awaited = self.rebuilding.is_some() || self.storing.is_some();
@@ -94,6 +101,7 @@ impl Driver {
         for template in self.templates.iter() {
             used.extend(template.needs());
         }
+        used.extend(self.held.values().map(|held| held.base.clone()));
         images.unused(&used)
     }
 

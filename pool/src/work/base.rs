@@ -7,15 +7,18 @@
 //!         incoming/<id>/base/    links to images/<sum>/, until the sandbox is here
 //!         incoming/<id>/vmm      link to the VMM, likewise
 //! ```
-//! Files of `images` and VMMs that no record names may be removed at any time, also by the next server. A sandbox that is
-//! on its way therefore has links of its own, from which a [`super::take::TakePlan`] makes them again.
+//! As long as the links exist, the driver removes neither the files of `images` nor the VMM. The next server may: no record
+//! names them yet. A [`super::take::TakePlan`] then makes them again from the links.
 //!
-//! What must never happen: files have the name of a template in `images`, and not the content that its manifest states.
+//! Several jobs may make one directory of `images` at the same time. Each makes a draft of its own, complete and synced, and
+//! the first rename decides ([`name_content`]).
+//!
+//! What must never happen: files have the name of a template in `images`, and not all the content that its manifest states.
 
 use std::{
-    fs::{self, File},
+    fs::{self, DirBuilder, File},
     io,
-    os::unix::fs::FileExt,
+    os::unix::fs::{DirBuilderExt, FileExt},
     path::{Path, PathBuf},
 };
 
@@ -25,12 +28,14 @@ use sha2::{Digest, Sha256};
 use vmm_control::template::next_data;
 
 use crate::{
-    BaseKind, PauseNeeds, PoolError,
-    durable::{Durability, read_bounded, remove_dir, remove_file, replace, sync_dir},
+    BaseKind, PauseNeeds, PoolError, VmmId,
+    durable::{
+        DRAFT, Durability, name_content, read_bounded, remove_dir, remove_file, replace, sync_dir,
+    },
     host,
     images::{self, Images, sum_of_manifest},
     manifest::Manifest,
-    work::diff::Restorer,
+    work::{Stop, diff::Restorer},
 };
 
 const WHAT: &str = "use the base of a paused sandbox";
@@ -89,6 +94,14 @@ impl BasePlan {
     }
 }
 
+/// What the links of a sandbox that is on its way keep.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// The directory in `images`.
+    pub(crate) base: PathBuf,
+    pub(crate) vmm: Option<VmmId>,
+}
+
 /// Keeps what a paused sandbox needs until it is this server's.
 #[derive(Debug)]
 pub(crate) struct HoldPlan {
@@ -100,31 +113,47 @@ pub(crate) struct HoldPlan {
     pub(crate) vmm: Option<PathBuf>,
     /// The directory of the sandbox that is on its way.
     pub(crate) to: PathBuf,
+    pub(crate) stop: Stop,
 }
 
 impl HoldPlan {
-    /// Returns whether the base is here.
+    /// Returns what is held; `None`: the base is not here.
     ///
     /// # Errors
     /// Returns [`PoolError`] if the files that have arrived are not the base, or cannot be linked.
-    pub(crate) fn run(&self) -> Result<bool, PoolError> {
+    pub(crate) fn run(&self) -> Result<Option<Held>, PoolError> {
+        self.stop.outcome(self.hold())
+    }
+
+    fn hold(&self) -> Result<Option<Held>, PoolError> {
         let failed = |why: String| PoolError::Failed { what: WHAT, why };
+        let of_disk = |e: io::Error| PoolError::of_disk(WHAT, &e);
         let place = self.images.dir().join(&self.needs.base);
-        if let Some(fetched) = self.fetched.as_ref().filter(|_| !place.is_dir()) {
-            check(fetched, &self.needs).map_err(failed)?;
-            let placed = self.images.place(fetched, &self.needs.base);
-            placed.map_err(|e| PoolError::of_disk(WHAT, &e))?;
+        match &self.fetched {
+            None => {}
+            Some(fetched) if place.is_dir() => remove_dir(fetched).map_err(of_disk)?,
+            Some(fetched) => {
+                check(fetched, &self.needs, &self.stop).map_err(failed)?;
+                let placed = self.images.place(fetched, &self.needs.base);
+                placed.map_err(of_disk)?;
+            }
         }
         if !place.is_dir() {
-            return Ok(false);
+            return Ok(None);
         }
-        self.link(&place)
-            .map_err(|e| PoolError::of_disk(WHAT, &e))?;
-        Ok(true)
+        self.link(&place).map_err(of_disk)?;
+        Ok(Some(Held {
+            base: place,
+            vmm: self.needs.vmm.clone(),
+        }))
     }
 
     fn link(&self, place: &Path) -> io::Result<()> {
-        link_dir(place, &self.to.join(BASE))?;
+        is_complete(place, self.needs.kind)?;
+        let links = self.to.join(BASE);
+        // An earlier attempt to move the sandbox may have needed another base.
+        remove_dir(&links)?;
+        link_dir(place, &links)?;
         if let Some(program) = &self.vmm {
             let link = self.to.join(VMM);
             remove_file(&link)?;
@@ -135,15 +164,46 @@ impl HoldPlan {
 }
 
 /// Makes the base of `needs` from the links of a sandbox that is on its way, if it was removed meanwhile.
-pub(super) fn restore(from: &Path, images: &Images, needs: &PauseNeeds) -> io::Result<()> {
+pub(super) fn restore(
+    from: &Path,
+    images: &Images,
+    needs: &PauseNeeds,
+    stop: &Stop,
+) -> io::Result<()> {
     let (place, held) = (images.dir().join(&needs.base), from.join(BASE));
-    if place.is_dir() || !held.is_dir() {
-        return Ok(());
+    if !place.is_dir() && held.is_dir() {
+        is_complete(&held, needs.kind)?;
+        if sum_of(&held, needs.kind, stop)? != needs.base {
+            return Err(io::Error::other("the links are those of another base"));
+        }
+        return link_dir(&held, &place);
     }
-    if sum_of(&held, needs.kind)? != needs.base {
-        return Err(io::Error::other("the links are those of another base"));
+    if place.is_dir() {
+        is_complete(&place, needs.kind)?;
+        // Another job may have given it its name a moment ago.
+        sync_dir(images.dir())?;
     }
-    link_dir(&held, &place)
+    Ok(())
+}
+
+/// Whether a sandbox that is on its way still has links to its base.
+pub(crate) fn is_held(dir: &Path) -> bool {
+    dir.join(BASE).is_dir()
+}
+
+/// Checks that the files without which a base is of no use exist.
+fn is_complete(dir: &Path, kind: BaseKind) -> io::Result<()> {
+    let needed: &[&str] = match kind {
+        BaseKind::Template => &NEEDED,
+        BaseKind::Guest => &images::GUEST,
+    };
+    match needed.iter().find(|name| !dir.join(name).is_file()) {
+        None => Ok(()),
+        Some(name) => {
+            let why = format!("{} is incomplete: {name} is missing", dir.display());
+            Err(io::Error::new(io::ErrorKind::NotFound, why))
+        }
+    }
 }
 
 /// Removes the links when nothing needs them any more.
@@ -158,40 +218,47 @@ pub(crate) fn held_vmm(dir: &Path) -> Option<PathBuf> {
     program.is_file().then_some(program)
 }
 
-/// Links every file of a directory into a new one, which has its name when it is complete and on disk.
+/// Links every file of a directory into a new one, which has its name when it is complete and on disk. If the new one exists,
+/// it stays as it is.
 fn link_dir(from: &Path, to: &Path) -> io::Result<()> {
-    let parent = to.parent().unwrap_or(to);
     let name = to.file_name().unwrap_or_default().to_string_lossy();
-    let draft = parent.join(format!("{}{name}", crate::durable::DRAFT));
-    for old in [&draft, to] {
-        remove_dir(old)?;
+    let own = host::hex(&host::random::<8>()?);
+    let draft = to.with_file_name(format!("{DRAFT}{name}-{own}"));
+    let linked = link_files(from, &draft)
+        .and_then(|()| sync_dir(&draft))
+        .and_then(|()| name_content(&draft, to));
+    if linked.is_err() {
+        let _ = remove_dir(&draft);
     }
-    crate::durable::private_dir(&draft)?;
+    linked
+}
+
+fn link_files(from: &Path, to: &Path) -> io::Result<()> {
+    // Its parent must exist: a move that was given up meanwhile must not come back.
+    DirBuilder::new().mode(0o700).create(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         if entry.file_type()?.is_file() {
-            fs::hard_link(entry.path(), draft.join(entry.file_name()))?;
+            fs::hard_link(entry.path(), to.join(entry.file_name()))?;
         }
     }
-    sync_dir(&draft)?;
-    fs::rename(&draft, to)?;
-    sync_dir(parent)
+    Ok(())
 }
 
 /// The sum that identifies the files in `dir`.
-fn sum_of(dir: &Path, kind: BaseKind) -> io::Result<String> {
+fn sum_of(dir: &Path, kind: BaseKind, stop: &Stop) -> io::Result<String> {
     match kind {
         BaseKind::Template => sum_of_manifest(dir),
-        BaseKind::Guest => sum_of_guest(&images::guest_links(dir)),
+        BaseKind::Guest => sum_of_guest(&images::guest_links(dir), stop),
     }
 }
 
-/// SHA-256 of the lengths and sums of root image, kernel and initramfs.
-pub(crate) fn sum_of_guest(paths: &[PathBuf; 3]) -> io::Result<String> {
+/// SHA-256 of the lengths and sums of files: root image, kernel and initramfs.
+pub(crate) fn sum_of_guest(paths: &[PathBuf], stop: &Stop) -> io::Result<String> {
     let mut hash = Sha256::new();
     for path in paths {
         let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
-        let found = File::open(path).and_then(|file| sum(&file, Form::Whole));
+        let found = File::open(path).and_then(|file| sum(&file, Form::Whole, stop));
         let Sum { bytes, sha256 } = found.map_err(named)?;
         hash.update(bytes.to_le_bytes());
         hash.update(sha256);
@@ -236,7 +303,7 @@ enum Form {
 ///
 /// # Errors
 /// Returns a message for people.
-fn check(dir: &Path, needs: &PauseNeeds) -> Result<(), String> {
+fn check(dir: &Path, needs: &PauseNeeds, stop: &Stop) -> Result<(), String> {
     let PauseNeeds { base, kind, .. } = needs;
     let failed = |name: &str, e: io::Error| format!("{name}: {e}");
     for entry in fs::read_dir(dir).map_err(|e| e.to_string())? {
@@ -247,7 +314,7 @@ fn check(dir: &Path, needs: &PauseNeeds) -> Result<(), String> {
         }
     }
     if *kind == BaseKind::Guest {
-        let found = sum_of(dir, *kind).map_err(|e| e.to_string())?;
+        let found = sum_of(dir, *kind, stop).map_err(|e| e.to_string())?;
         let is_right = found == *base;
         return is_right
             .then_some(())
@@ -259,16 +326,11 @@ fn check(dir: &Path, needs: &PauseNeeds) -> Result<(), String> {
         return Err("its manifest has another sum".to_owned());
     }
     let manifest = Manifest::read(dir)?;
-    if manifest.format != TEMPLATE_FORMAT {
-        return Err(format!(
-            "it has format {}, and this release can check format {TEMPLATE_FORMAT} only: resume and pause the sandbox \
-             under a template of this release",
-            manifest.format
-        ));
-    }
+    can_check(manifest.format)?;
     if manifest.base.is_some() {
         return Err("it is a diff".to_owned());
     }
+    check_boot(dir, needs.boot.as_deref(), stop)?;
     let sums: Sums = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
     for (name, form, wanted) in [
         (template_file::STATE, Form::Whole, sums.state_sum),
@@ -276,12 +338,40 @@ fn check(dir: &Path, needs: &PauseNeeds) -> Result<(), String> {
         (template_file::LAYER, Form::Sparse, sums.layer_sum),
         (images::ROOT, Form::Whole, sums.root_sum),
     ] {
-        let found = File::open(dir.join(name)).and_then(|file| sum(&file, form));
+        let found = File::open(dir.join(name)).and_then(|file| sum(&file, form, stop));
         if found.map_err(|e| failed(name, e))? != wanted {
             return Err(format!("{name} has another sum than the manifest says"));
         }
     }
     Ok(())
+}
+
+/// # Errors
+/// Returns a message for people if the sums of a template of this format mean something else to this release.
+pub(crate) fn can_check(format: u32) -> Result<(), String> {
+    if format == TEMPLATE_FORMAT {
+        return Ok(());
+    }
+    Err(format!(
+        "its template has format {format}, and this release can check format {TEMPLATE_FORMAT} only: resume and pause the \
+         sandbox under a template of this release"
+    ))
+}
+
+/// Checks the files of a template that its manifest does not name.
+fn check_boot(dir: &Path, wanted: Option<&str>, stop: &Stop) -> Result<(), String> {
+    let [_, kernel, initrd] = images::guest_links(dir);
+    let Some(wanted) = wanted else {
+        return match [&kernel, &initrd].into_iter().find(|path| path.exists()) {
+            None => Ok(()),
+            Some(path) => Err(format!("{} was not announced", path.display())),
+        };
+    };
+    if sum_of_guest(&[kernel, initrd], stop).map_err(|e| e.to_string())? == wanted {
+        Ok(())
+    } else {
+        Err("its kernel and initramfs have another sum".to_owned())
+    }
 }
 
 /// Whether a base can have a file of this name.
@@ -291,11 +381,12 @@ pub(crate) fn is_file_of_base(name: &str) -> bool {
 
 /// The sum that a manifest has for a file: SHA-256, of a sparse one only of the blocks that are not all zero, each preceded
 /// by its number.
-fn sum(file: &File, form: Form) -> io::Result<Sum> {
+fn sum(file: &File, form: Form, stop: &Stop) -> io::Result<Sum> {
     let bytes = file.metadata()?.len();
     let block = BLOCK as u64;
     let (mut hash, mut buffer, mut at) = (Sha256::new(), vec![0; BLOCK], 0);
     while at < bytes {
+        stop.go_on()?;
         if form == Form::Sparse {
             match next_data(file, at, bytes)? {
                 None => break,

@@ -1,6 +1,10 @@
 //! Taking over a paused sandbox whose files another server has written.
 
-use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
 
 use model::MANIFEST_NAME;
 use vmm_control::files::{Home, Lineage, Size};
@@ -8,13 +12,12 @@ use vmm_control::files::{Home, Lineage, Size};
 use crate::{
     BaseKind, Claim, PauseMode, PauseNeeds, PoolError,
     durable::{sync_dir, sync_files},
-    images::{Images, sum_of_manifest},
-    manifest::Manifest,
+    images::Images,
     record::{Kept, Record, SlotDir},
     spec::MAX_NOTE,
     store::Store,
-    vmms::is_sha256,
-    work::base,
+    vmms::{self, is_sha256},
+    work::{Stop, base, needs::vmm_of},
 };
 
 const WHAT: &str = "take over the paused sandbox";
@@ -28,9 +31,12 @@ pub(crate) struct TakePlan {
     pub(crate) needs: Option<PauseNeeds>,
     /// `None`: the files are only checked.
     pub(crate) claim: Option<Claim>,
+    /// The VMM of `needs`, if it is not kept here: the directory of all VMMs, and a message for people.
+    pub(crate) missing_vmm: Option<(PathBuf, String)>,
     /// Admits the files of the pause.
     pub(crate) store: Store,
     pub(crate) host_boot_id: String,
+    pub(crate) stop: Stop,
 }
 
 impl TakePlan {
@@ -39,13 +45,18 @@ impl TakePlan {
     /// # Errors
     /// Returns [`PoolError::Failed`] or [`PoolError::NoSpace`].
     pub(crate) fn run(self) -> Result<Option<Box<Record>>, PoolError> {
+        self.stop.outcome(self.take())
+    }
+
+    fn take(&self) -> Result<Option<Box<Record>>, PoolError> {
+        let failed = |why| PoolError::Failed { what: WHAT, why };
+        let (record, mode) = self.sent().map_err(failed)?;
+        self.keep_vmm()?;
         if let Some(needs) = &self.needs {
-            self.prepare(needs)
+            self.prepare(needs, mode)
                 .map_err(|e| PoolError::of_disk(WHAT, &e))?;
         }
-        let mut record = self
-            .checked()
-            .map_err(|why| PoolError::Failed { what: WHAT, why })?;
+        let mut record = self.checked(record, mode).map_err(failed)?;
         if self.claim.is_none() {
             return Ok(None);
         }
@@ -55,26 +66,61 @@ impl TakePlan {
         Ok(Some(Box::new(record)))
     }
 
+    /// Keeps the VMM again, if it was removed after it was held.
+    fn keep_vmm(&self) -> Result<(), PoolError> {
+        let Some((vmms, why)) = &self.missing_vmm else {
+            return Ok(());
+        };
+        let lacks = || PoolError::Failed {
+            what: WHAT,
+            why: why.clone(),
+        };
+        let held = base::held_vmm(self.from.path()).ok_or_else(lacks)?;
+        let kept = vmms::copy(&held, vmms).map_err(|e| PoolError::of_disk(WHAT, &e))?;
+        let wanted = self.needs.as_ref().and_then(|needs| needs.vmm.as_ref());
+        if wanted == Some(&kept) {
+            Ok(())
+        } else {
+            Err(lacks())
+        }
+    }
+
     /// Makes the base again if it was removed meanwhile, and lets a pause without a base name its root image here.
-    fn prepare(&self, needs: &PauseNeeds) -> io::Result<()> {
+    fn prepare(&self, needs: &PauseNeeds, mode: PauseMode) -> io::Result<()> {
         let images = self.store.images();
-        base::restore(self.from.path(), images, needs)?;
-        if (needs.kind, needs.mode) == (BaseKind::Guest, PauseMode::Memory) {
+        base::restore(self.from.path(), images, needs, &self.stop)?;
+        if (needs.kind, mode) == (BaseKind::Guest, PauseMode::Memory) {
             let root = images.dir().join(&needs.base).join(crate::images::ROOT);
             base::set_root(&self.from.pause(), &root)?;
         }
         Ok(())
     }
 
-    /// The record of the pause as this server keeps it: with the paths of its own files, and without a process.
-    fn checked(&self) -> Result<Record, String> {
-        let mut record = self.from.read_pause()?;
+    /// The record that has arrived, which must be that of the pause that was offered.
+    fn sent(&self) -> Result<(Record, PauseMode), String> {
+        let record = self.from.read_pause()?;
         let Kept::Paused(mode) = record.kept else {
             return Err("the record is not that of a pause".to_owned());
         };
         if record.note.len() > MAX_NOTE {
             return Err(format!("the note has {} bytes", record.note.len()));
         }
+        if let Some(needs) = &self.needs {
+            if needs.mode != mode {
+                return Err(format!(
+                    "the pause is one of {mode:?}, one of {:?} was offered",
+                    needs.mode
+                ));
+            }
+            if needs.vmm != vmm_of(&record, mode) {
+                return Err("the record names another VMM than was offered".to_owned());
+            }
+        }
+        Ok((record, mode))
+    }
+
+    /// The record of the pause as this server keeps it: with the paths of its own files, and without a process.
+    fn checked(&self, mut record: Record, mode: PauseMode) -> Result<Record, String> {
         let (root, size, home) = match mode {
             PauseMode::Memory => {
                 let checked = self.store.check(&self.from.pause())?;
@@ -101,7 +147,7 @@ impl TakePlan {
             PauseMode::FilesystemOnly => {
                 let base = match &self.needs {
                     Some(needs) => needs.base.clone(),
-                    None => base(&record, &self.from.pause())?.ok_or("the pause has no base")?,
+                    None => base_of_former(&record).ok_or("the pause has no base")?,
                 };
                 let root = self
                     .store
@@ -131,15 +177,34 @@ impl TakePlan {
     fn commit(&self, record: &Record) -> io::Result<()> {
         sync_files(&self.from.pause())?;
         self.from.rewrite_pause(record)?;
-        fs::rename(self.from.path(), self.to.path())?;
-        for dir in [self.to.path(), self.from.path()] {
-            sync_dir(dir.parent().unwrap_or(dir))?;
-        }
+        arrive(self.from.path(), self.to.path(), sync_dir)?;
         // The record names them now. What stays goes with the sandbox.
         if let Err(error) = base::forget(self.to.path()) {
             tracing::warn!(%error, "cannot remove the links of a sandbox that has arrived");
         }
         Ok(())
+    }
+}
+
+/// Moves a directory, and syncs both parents. If that fails, moves it back, so that the sandbox is still on its way: the
+/// caller must not be answered that it is not here, for its giver would remove its files. The next attempt is another rename,
+/// which changes both parents again, and does not depend on what the failed sync has left in the page cache.
+///
+/// If it cannot be moved back either, it is here. A crash of the host then leaves it in one of the two places, with all its
+/// files, which are synced: here the next server finds it paused, there its note has the next step.
+fn arrive(from: &Path, to: &Path, sync: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
+    fs::rename(from, to)?;
+    let synced = [to, from].map(|dir| sync(dir.parent().unwrap_or(dir)));
+    let Err(error) = synced.into_iter().collect::<io::Result<()>>() else {
+        return Ok(());
+    };
+    match fs::rename(to, from) {
+        Ok(()) => Err(error),
+        Err(stays) => {
+            let dir = to.display();
+            tracing::error!(%dir, %error, %stays, "cannot sync the name of a sandbox that has arrived, and cannot move it back: it is this server's; repair the disk");
+            Ok(())
+        }
     }
 }
 
@@ -151,34 +216,13 @@ fn home(base: &Path) -> io::Result<Home> {
     })
 }
 
-/// SHA-256 of the manifest of the template whose files a sandbox needs; `dir` is that of its pause, if it is paused.
-///
-/// `None`: the sandbox has booted, or the template is gone.
-///
-/// # Errors
-/// Returns a message for people if the manifest cannot be read.
-pub(crate) fn base(record: &Record, dir: &Path) -> Result<Option<String>, String> {
-    let base = match record.kept {
-        Kept::Paused(PauseMode::Memory) => {
-            Manifest::read(dir)?.base.map(|base| base.manifest_sha256)
-        }
-        Kept::Paused(PauseMode::FilesystemOnly) => {
-            let dir = record.boot.as_ref().and_then(|boot| boot.root.parent());
-            let name = dir.and_then(Path::file_name).and_then(|name| name.to_str());
-            name.map(str::to_owned)
-        }
-        // A pause of it will be a diff of this template.
-        Kept::Nobody | Kept::Running => home_of(record),
-    };
-    // A pause without memory needs the root image of the template only.
-    let is_without_memory = record.kept == Kept::Paused(PauseMode::FilesystemOnly);
-    let base = base.filter(|base| is_sha256(base));
-    let base = base.or_else(|| home_of(record).filter(|_| is_without_memory));
-    Ok(base)
+/// The directory of images that has the root image of a pause without memory, as a former release names it.
+fn base_of_former(record: &Record) -> Option<String> {
+    let root = record.boot.as_ref()?.root.parent()?;
+    let name = root.file_name()?.to_str()?;
+    is_sha256(name).then(|| name.to_owned())
 }
 
-/// SHA-256 of the manifest of the template that the VM descends from, if that is still there.
-fn home_of(record: &Record) -> Option<String> {
-    let home = record.lineage.as_ref()?.home.as_ref()?;
-    sum_of_manifest(&home.dir).ok()
-}
+#[cfg(test)]
+#[path = "take/tests.rs"]
+mod tests;

@@ -1,11 +1,11 @@
 use std::{fs, sync::Arc, time::Duration};
 
 use model::{SandboxId, template_file};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::*;
 use crate::{
-    FORKS, PoolConfig, SANDBOXES, StateLock,
+    BaseKind, FORKS, PauseMode, PauseNeeds, PoolConfig, SANDBOXES, StateLock,
     cgroup::tests::no_groups,
     driver::{Setup, diffs::Storing},
     memory_diff::Header,
@@ -80,10 +80,65 @@ pub(in crate::driver) fn draft(driver: &Driver, id: &str) -> PathBuf {
 /// Removes what is not used, as after a change of the templates.
 async fn remove(driver: &mut Driver) {
     driver.images_may_be_unused = true;
+    removed(driver).await;
+}
+
+async fn removed(driver: &mut Driver) {
     driver.remove_unused();
     if let Some(removal) = driver.removal.take() {
         removal.await.unwrap();
     }
+}
+
+/// Another VMM that is kept.
+fn another_vmm(driver: &mut Driver, root: &Path) -> VmmId {
+    let program = root.join("another.vmm");
+    fs::write(&program, "another VMM").unwrap();
+    driver.vmms.keep(&program).unwrap()
+}
+
+#[tokio::test]
+async fn what_a_sandbox_on_its_way_needs_stays_until_the_move_is_given_up() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut driver, _) = driver(root.path());
+    let vmm = another_vmm(&mut driver, root.path());
+    let kept = root.path().join("s.vmms").join(vmm.as_str());
+    let name = "05".repeat(32);
+    let base = driver.templates.images().dir().join(&name);
+    fs::create_dir(&base).unwrap();
+    for file in ["manifest.json", "state", "memory", "layer", "root"] {
+        fs::write(base.join(file), "").unwrap();
+    }
+    let needs = PauseNeeds {
+        base: name,
+        kind: BaseKind::Template,
+        format: None,
+        boot: None,
+        vmm: Some(vmm),
+        mode: PauseMode::Memory,
+    };
+    let incoming = root.path().join("incoming");
+    let ids = [
+        SandboxId::from_random([1; 19]),
+        SandboxId::from_random([2; 19]),
+    ];
+    for id in &ids {
+        fs::create_dir_all(incoming.join(id.as_str())).unwrap();
+        let (answer, held) = oneshot::channel();
+        driver.hold(id, &incoming, needs.clone(), None, answer);
+        let report = driver.reports.recv().await.unwrap();
+        driver.report(report);
+        assert!(held.await.unwrap().unwrap());
+    }
+    for id in &ids {
+        remove(&mut driver).await;
+        assert!(base.exists() && kept.exists(), "{id} is on its way");
+        fs::remove_dir_all(incoming.join(id.as_str())).unwrap();
+    }
+    // Without any other event.
+    driver.images_may_be_unused = false;
+    removed(&mut driver).await;
+    assert!(!base.exists() && !kept.exists() && driver.held.is_empty());
 }
 
 #[tokio::test]
