@@ -26,6 +26,8 @@ mod give;
 mod own;
 mod take;
 mod tend;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::BTreeMap,
@@ -120,6 +122,12 @@ pub(crate) enum MoveError {
     Transfer(#[from] TransferError),
     #[error("cannot write below {}", path.display())]
     Io {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("cannot read {}, so the files beside it stay", path.display())]
+    Note {
         path: PathBuf,
         #[source]
         source: std::io::Error,

@@ -96,8 +96,12 @@ impl Moves {
         if let Some(note) = self.has(&id, offer.epoch).await {
             return Ok(taker(note));
         }
-        if self.incoming(&id).is_some_and(|note| note.is_taking) {
-            return self.finish(&id).await;
+        match self.incoming(&id).await {
+            Ok(note) if note.as_ref().is_some_and(|note| note.is_taking) => {
+                return self.finish(&id).await;
+            }
+            Ok(_) => {}
+            Err(why) => return Ok(unread(&id, &why)),
         }
         let gives = match offer.base_key {
             Some(_) => GivesBase::Yes,
@@ -182,8 +186,10 @@ impl Moves {
 
     /// Takes a sandbox whose files are here, until the outcome is definite.
     pub(super) async fn finish(&self, id: &SandboxId) -> Result<Holding, MoveError> {
-        let Some(mut note) = self.incoming(id) else {
-            return Ok(Holding::Nothing);
+        let mut note = match self.incoming(id).await {
+            Ok(Some(note)) => note,
+            Ok(None) => return Ok(Holding::Nothing),
+            Err(why) => return Ok(unread(id, &why)),
         };
         let cluster = self.0.peers.cluster();
         for attempt in 0..TRIES {
@@ -295,10 +301,11 @@ impl Moves {
         if let Some(note) = self.has(id, epoch).await {
             return Ok(taker(note));
         }
-        let note = match self.incoming(id) {
-            Some(note) if note.is_taking => TakerNote::Taking,
-            Some(_) => TakerNote::Incoming,
-            None => TakerNote::Absent,
+        let note = match self.incoming(id).await {
+            Ok(Some(note)) if note.is_taking => TakerNote::Taking,
+            Ok(Some(_)) => TakerNote::Incoming,
+            Ok(None) => TakerNote::Absent,
+            Err(why) => return Ok(unread(id, &why)),
         };
         if note == TakerNote::Taking {
             return self.finish(id).await;
@@ -321,9 +328,10 @@ impl Moves {
             let Some(_busy) = self.begin(&id) else {
                 continue;
             };
-            let done = match self.incoming(&id) {
-                Some(note) if note.is_taking => self.finish(&id).await.map(drop),
-                Some(_) | None => self.forget(&id).await,
+            let done = match self.incoming(&id).await {
+                Ok(Some(note)) if note.is_taking => self.finish(&id).await.map(drop),
+                Ok(Some(_) | None) => self.forget(&id).await,
+                Err(why) => Err(why),
             };
             if let Err(why) = done {
                 tracing::warn!(sandbox = %id, why = %model::chain(&why), "cannot finish a move to this node yet");
@@ -333,16 +341,31 @@ impl Moves {
 
     /// Whether files of the sandbox are here that may be this node's.
     pub(super) fn is_incoming(&self, id: &SandboxId) -> bool {
-        self.dir(id).exists()
+        // An error does not show that there are none.
+        self.dir(id).try_exists().unwrap_or(true)
     }
 
     fn dir(&self, id: &SandboxId) -> PathBuf {
         self.0.incoming.join(id.as_str())
     }
 
-    fn incoming(&self, id: &SandboxId) -> Option<Incoming> {
-        let bytes = read_bounded(&self.dir(id).join(NOTE), MAX_NOTE).ok()?;
-        serde_json::from_slice(&bytes).ok()
+    /// The note beside files of the sandbox. `None`: there is no such file. One that is there and cannot be read may be that
+    /// of a take, so nothing may be removed.
+    ///
+    /// # Errors
+    /// Returns [`MoveError::Note`].
+    async fn incoming(&self, id: &SandboxId) -> Result<Option<Incoming>, MoveError> {
+        let path = self.dir(id).join(NOTE);
+        let read = {
+            let path = path.clone();
+            move || match read_bounded(&path, MAX_NOTE) {
+                Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+                Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(why) => Err(why),
+            }
+        };
+        let note = blocking(read).await;
+        note.map_err(|source| MoveError::Note { path, source })
     }
 
     async fn note(&self, id: &SandboxId, note: &Incoming) -> Result<(), MoveError> {
@@ -374,6 +397,13 @@ impl Moves {
     }
 }
 
+/// The answer of a node that cannot read its note: the giver keeps its files, and asks again.
+fn unread(id: &SandboxId, why: &MoveError) -> Holding {
+    let why = model::chain(why);
+    tracing::error!(sandbox = %id, why, "cannot decide what became of a move to this node");
+    Holding::Busy
+}
+
 async fn in_dir(
     dir: PathBuf,
     work: impl FnOnce(&Path) -> io::Result<()> + Send + 'static,
@@ -382,3 +412,7 @@ async fn in_dir(
     let done = blocking(move || work(&dir)).await;
     done.map_err(|source| MoveError::Io { path, source })
 }
+
+#[cfg(test)]
+#[path = "take/tests.rs"]
+mod tests;
