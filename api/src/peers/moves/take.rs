@@ -7,7 +7,9 @@ use std::{
     time::Duration,
 };
 
-use cluster::{Holding, NodeId, NodeState, Owned, OwnerChange, Stamp, TakerNote, taker};
+use cluster::{
+    Holding, NodeId, NodeState, Owned, Owner, OwnerChange, OwnerError, Stamp, TakerNote, taker,
+};
 use model::{MANIFEST_NAME, SandboxId, template_file};
 use pool::{
     Claim, GivesBase, Hold, PauseNeeds, UnixMs,
@@ -68,6 +70,40 @@ struct Incoming {
     needs: Option<PauseNeeds>,
     /// A take has been sent, and its outcome may not be definite.
     is_taking: bool,
+}
+
+/// What a read of the record means for files that have arrived.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    /// The sandbox is this node's.
+    Taken(Owned),
+    /// A take may have been made, or may still be.
+    Open,
+    /// Nothing was taken, and nothing will be.
+    Nothing,
+    /// As `Nothing`, because no take was sent.
+    Failed(OwnerError),
+}
+
+impl Incoming {
+    /// Whether the record has the offer that is noted: only under that one can a take be under way.
+    fn is_offered(&self, this: &NodeId, owner: &Owner) -> bool {
+        owner.offered_to.as_ref() == Some(this)
+            && owner.node == self.from
+            && owner.epoch == self.epoch
+    }
+
+    fn outcome(&self, this: &NodeId, found: Result<Option<Owned>, OwnerError>) -> Outcome {
+        match found {
+            Ok(Some(owned)) if owned.owner.node == *this => Outcome::Taken(owned),
+            Ok(Some(owned)) if self.is_taking && self.is_offered(this, &owned.owner) => {
+                Outcome::Open
+            }
+            Ok(Some(_) | None) => Outcome::Nothing,
+            Err(_) if self.is_taking => Outcome::Open,
+            Err(why) => Outcome::Failed(why),
+        }
+    }
 }
 
 impl Moves {
@@ -203,10 +239,9 @@ impl Moves {
             if owned.owner.node == *cluster.this() {
                 return self.arrived(id, &note, owned).await;
             }
-            let is_offered = owned.owner.offered_to.as_ref() == Some(cluster.this())
-                && owned.owner.node == note.from
-                && owned.owner.epoch == note.epoch;
-            if !is_offered || !Stamp::permits(note.stamp.as_ref(), &owned.owner) {
+            if !note.is_offered(cluster.this(), &owned.owner)
+                || !Stamp::permits(note.stamp.as_ref(), &owned.owner)
+            {
                 break;
             }
             // A former process may have left less than its note says.
@@ -229,21 +264,14 @@ impl Moves {
             }
         }
         // Only a read decides that nothing was taken and nothing will be.
-        match cluster.owner(id).await {
-            Ok(Some(owned)) if owned.owner.node == *cluster.this() => {
-                self.arrived(id, &note, owned).await
-            }
-            Ok(Some(owned))
-                if owned.owner.offered_to.as_ref() == Some(cluster.this()) && note.is_taking =>
-            {
-                Ok(Holding::Busy)
-            }
-            Ok(_) => {
+        match note.outcome(cluster.this(), cluster.owner(id).await) {
+            Outcome::Taken(owned) => self.arrived(id, &note, owned).await,
+            Outcome::Open => Ok(Holding::Busy),
+            Outcome::Nothing => {
                 self.forget(id).await?;
                 Ok(Holding::Nothing)
             }
-            Err(_) if note.is_taking => Ok(Holding::Busy),
-            Err(why) => {
+            Outcome::Failed(why) => {
                 self.forget(id).await?;
                 Err(why.into())
             }
@@ -380,20 +408,24 @@ impl Moves {
         in_dir(self.dir(id), write).await
     }
 
+    /// Removes what has arrived. When this returns, that survives a crash of the host.
     async fn forget(&self, id: &SandboxId) -> Result<(), MoveError> {
         let remove = |dir: &Path| {
             // The note last: with it, nothing of a former move is taken for files of the next one.
-            match fs::remove_dir_all(dir.join(PAUSE)).and_then(|()| fs::remove_dir_all(dir)) {
-                Err(why) if why.kind() == io::ErrorKind::NotFound => {
-                    match fs::remove_dir_all(dir) {
-                        Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
-                        _ => Ok(()),
-                    }
-                }
-                removed => removed,
-            }
+            absent(fs::remove_dir_all(dir.join(PAUSE)))?;
+            absent(fs::remove_dir_all(dir))?;
+            // Also if it was gone: the sync of an earlier removal may have failed.
+            absent(sync_dir(dir.parent().unwrap_or(dir)))
         };
         in_dir(self.dir(id), remove).await
+    }
+}
+
+/// That something is missing is no error.
+fn absent(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
     }
 }
 
