@@ -112,6 +112,8 @@ pub(crate) enum MoveError {
     Unsettled(NodeId),
     #[error("etcd has lost a later owner record of the sandbox")]
     Stale,
+    #[error("etcd has no such offer of the sandbox to this node")]
+    NoOffer,
     #[error(transparent)]
     Owner(#[from] OwnerError),
     #[error(transparent)]

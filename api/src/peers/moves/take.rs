@@ -154,6 +154,13 @@ impl Moves {
             needs: Some(offer.needs.clone()),
             is_taking: false,
         };
+        // Only what etcd has is fetched: no member can fill this node's disk with offers of its own.
+        let cluster = self.0.peers.cluster();
+        let found = cluster.owner(&id).await?;
+        let owner = found.as_ref().map(|found| &found.owner);
+        if !owner.is_some_and(|owner| note.is_offered(cluster.this(), owner)) {
+            return Err(MoveError::NoOffer);
+        }
         let fetched = async {
             self.note(&id, &note).await?;
             self.hold_base(from, &offer).await?;

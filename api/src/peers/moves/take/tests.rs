@@ -88,6 +88,20 @@ async fn what_arrived_without_a_take_is_removed() {
     assert_eq!(all.map(|id| moves.is_incoming(id)), [false, false, true]);
 }
 
+#[tokio::test]
+async fn nothing_is_fetched_before_etcd_has_confirmed_the_offer() {
+    let state = tempfile::tempdir().unwrap();
+    let moves = alone(state.path()).await;
+    let id = SandboxId::from_random([1; 19]);
+    let refused = moves.take(&"a".parse().unwrap(), offer(&id, 4)).await;
+    let refused = refused.unwrap_err();
+    assert!(
+        matches!(refused, MoveError::Owner(OwnerError::Alone)),
+        "{refused:?}"
+    );
+    assert!(!state.path().join("incoming").exists(), "nothing is noted");
+}
+
 #[test]
 fn only_the_noted_offer_keeps_the_outcome_of_a_take_open() {
     let this: NodeId = "b".parse().unwrap();
