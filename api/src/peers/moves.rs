@@ -70,7 +70,7 @@ struct Inner {
     pool: Pool,
     incoming: PathBuf,
     /// Held while a base is fetched: two sandboxes may need the same one.
-    bases: tokio::sync::Mutex<()>,
+    bases: base::Bases,
     /// Sandboxes that a task here works on.
     busy: Mutex<BTreeMap<SandboxId, watch::Sender<()>>>,
     /// Why sandboxes of this node did not move.
@@ -168,7 +168,7 @@ impl Moves {
             peers,
             pool,
             incoming: state.join(INCOMING),
-            bases: tokio::sync::Mutex::default(),
+            bases: base::Bases::default(),
             busy: Mutex::default(),
             stuck: Mutex::default(),
             refusals: Mutex::default(),

@@ -8,9 +8,11 @@
 //! ```
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, SystemTime},
 };
 
@@ -34,23 +36,63 @@ const ROOT: &str = "root";
 /// The files that are not sent if this node has them in another template: those beside a root image.
 const LINKED: [&str; 3] = [ROOT, "vmlinux", "initramfs.cpio"];
 
+/// The right to the files of a base that arrive, by its sum: moves that need the same base wait for each other, and not for
+/// those of others, because a turn lasts as long as a node takes to send the files.
+#[derive(Debug, Default)]
+pub(super) struct Bases(Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>);
+
+/// The right to one base, until it is dropped.
+type Turn = tokio::sync::OwnedMutexGuard<()>;
+
+impl Bases {
+    async fn turn(&self, base: &str) -> Turn {
+        let lock = self.get(base);
+        lock.lock_owned().await
+    }
+
+    /// `None`: a move uses the base, or waits for it.
+    fn try_turn(&self, base: &str) -> Option<Turn> {
+        if self.lock().get(base).is_some_and(is_used) {
+            return None;
+        }
+        self.get(base).try_lock_owned().ok()
+    }
+
+    fn get(&self, base: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut all = self.lock();
+        all.retain(|_, lock| is_used(lock));
+        if let Some(lock) = all.get(base).and_then(Weak::upgrade) {
+            return lock;
+        }
+        let lock = Arc::default();
+        all.insert(base.to_owned(), Arc::downgrade(&lock));
+        lock
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Weak<tokio::sync::Mutex<()>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Those that have a turn, and those that wait for it, refer to the lock.
+fn is_used(lock: &Weak<tokio::sync::Mutex<()>>) -> bool {
+    lock.strong_count() > 0
+}
+
 impl Moves {
     /// Makes sure that the base of an offered sandbox is here, and stays until the sandbox is.
     pub(super) async fn hold_base(&self, from: &NodeId, offer: &Offer) -> Result<(), MoveError> {
         if self.is_held(offer, None).await? {
             return Ok(());
         }
-        let _turn = self.0.bases.lock().await;
+        let _turn = self.0.bases.turn(&offer.needs.base).await;
         // Another move may have fetched it meanwhile.
         if self.is_held(offer, None).await? {
             return Ok(());
         }
         let lacks = || MoveError::Malformed("the offer has no base".to_owned());
         let key = offer.base_key.as_deref().ok_or_else(lacks)?;
-        let dir = self
-            .0
-            .incoming
-            .join(format!("{PREFIX}{}", offer.needs.base));
+        let dir = self.base_dir(&offer.needs.base);
         self.fetch_base(from, key, &dir).await?;
         match self.is_held(offer, Some(dir.clone())).await {
             Ok(true) => Ok(()),
@@ -105,15 +147,30 @@ impl Moves {
 
     /// Removes incomplete bases that no attempt has used for long.
     pub(super) async fn clean_bases(&self) {
-        let Ok(_turn) = self.0.bases.try_lock() else {
-            return;
-        };
-        let cleaned = in_dir(self.0.incoming.clone(), |incoming| {
-            clean(incoming, SystemTime::now())
-        });
-        if let Err(why) = cleaned.await {
+        if let Err(why) = self.remove_bases().await {
             tracing::warn!(why = %model::chain(&why), "cannot remove an incomplete base of a sandbox");
         }
+    }
+
+    async fn remove_bases(&self) -> Result<(), MoveError> {
+        let found = in_dir(self.0.incoming.clone(), incomplete).await?;
+        for base in surplus(found, SystemTime::now()) {
+            let Some(turn) = self.0.bases.try_turn(&base) else {
+                continue;
+            };
+            let remove = move |dir: &Path| {
+                tracing::info!(dir = %dir.display(), "removing an incomplete base");
+                let _turn = turn;
+                remove_base(dir)
+            };
+            in_dir(self.base_dir(&base), remove).await?;
+        }
+        Ok(())
+    }
+
+    /// Where the files of a base arrive.
+    fn base_dir(&self, base: &str) -> PathBuf {
+        self.0.incoming.join(format!("{PREFIX}{base}"))
     }
 }
 
@@ -160,28 +217,37 @@ fn link_all(links: &[(&str, PathBuf)], dir: &Path) -> io::Result<()> {
     sync_dir(dir)
 }
 
-fn clean(incoming: &Path, now: SystemTime) -> io::Result<()> {
+/// The bases that arrive, each with the time of the last attempt.
+fn incomplete(incoming: &Path) -> io::Result<Vec<(SystemTime, String)>> {
     let entries = match fs::read_dir(incoming) {
-        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
+    let mut found = Vec::new();
     for entry in entries {
         let entry = entry?;
-        let is_base = entry.file_name().to_string_lossy().starts_with(PREFIX);
-        let changed = entry.metadata()?.modified()?;
-        let age = now.duration_since(changed).unwrap_or_default();
-        if is_base && age > KEPT_FOR {
-            tracing::info!(dir = %entry.path().display(), "removing an incomplete base");
-            fs::remove_dir_all(entry.path())?;
+        if let Some(base) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.strip_prefix(PREFIX))
+        {
+            found.push((entry.metadata()?.modified()?, base.to_owned()));
         }
     }
-    Ok(())
+    Ok(found)
 }
 
-async fn in_dir(
+/// The bases that are not kept.
+fn surplus(found: Vec<(SystemTime, String)>, now: SystemTime) -> Vec<String> {
+    let is_old = |changed| now.duration_since(changed).unwrap_or_default() > KEPT_FOR;
+    let old = found.into_iter().filter(|(changed, _)| is_old(*changed));
+    old.map(|(_, base)| base).collect()
+}
+
+async fn in_dir<T: Send + 'static>(
     dir: PathBuf,
-    work: impl FnOnce(&Path) -> io::Result<()> + Send + 'static,
-) -> Result<(), MoveError> {
+    work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+) -> Result<T, MoveError> {
     let path = dir.clone();
     let done = blocking(move || work(&dir)).await;
     done.map_err(|source| MoveError::Io { path, source })
@@ -190,19 +256,50 @@ async fn in_dir(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peers::moves::tests::alone;
 
-    #[test]
-    fn only_old_incomplete_bases_are_removed() {
-        let dir = tempfile::tempdir().unwrap();
-        clean(&dir.path().join("none"), SystemTime::now()).unwrap();
-        for name in ["base-1", "i123"] {
-            fs::create_dir(dir.path().join(name)).unwrap();
+    #[tokio::test]
+    async fn only_old_incomplete_bases_that_no_move_uses_are_removed() {
+        let state = tempfile::tempdir().unwrap();
+        let moves = alone(state.path()).await;
+        moves.clean_bases().await;
+        let old = SystemTime::now() - 2 * KEPT_FOR;
+        let others = state.path().join("incoming/i123");
+        let dirs = ["old", "new", "used"].map(|base| moves.base_dir(base));
+        for dir in [&dirs[0], &dirs[1], &dirs[2], &others] {
+            fs::create_dir_all(dir).unwrap();
         }
-        let now = SystemTime::now();
-        clean(dir.path(), now).unwrap();
-        assert!(dir.path().join("base-1").exists());
-        clean(dir.path(), now + 2 * KEPT_FOR).unwrap();
-        assert!(!dir.path().join("base-1").exists() && dir.path().join("i123").exists());
+        for dir in [&dirs[0], &dirs[2], &others] {
+            fs::File::open(dir).unwrap().set_modified(old).unwrap();
+        }
+        let turn = moves.0.bases.turn("used").await;
+        moves.clean_bases().await;
+        assert_eq!(dirs.each_ref().map(|dir| dir.exists()), [false, true, true]);
+        drop(turn);
+        moves.clean_bases().await;
+        assert_eq!(
+            dirs.each_ref().map(|dir| dir.exists()),
+            [false, true, false]
+        );
+        assert!(others.exists());
+    }
+
+    #[tokio::test]
+    async fn moves_wait_for_each_other_only_for_the_same_base() {
+        let bases = Bases::default();
+        let first = bases.turn("1").await;
+        let (long, short) = (Duration::from_secs(10), Duration::from_millis(20));
+        // The node that sends the first one may be stopped.
+        let other = tokio::time::timeout(long, bases.turn("2")).await;
+        drop(other.unwrap());
+        let mut second = Box::pin(bases.turn("1"));
+        let waits = tokio::time::timeout(short, &mut second).await;
+        assert!(waits.is_err() && bases.try_turn("1").is_none());
+        drop(first);
+        // It is in use as long as a move waits for it.
+        assert!(bases.try_turn("1").is_none());
+        drop(tokio::time::timeout(long, second).await.unwrap());
+        assert!(bases.try_turn("1").is_some());
     }
 
     #[test]
