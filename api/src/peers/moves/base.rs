@@ -8,7 +8,7 @@
 //! ```
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -30,7 +30,8 @@ use crate::{
 
 /// What names of directories of bases that arrive begin with.
 const PREFIX: &str = "base-";
-/// How long an incomplete base is kept for another attempt.
+/// Incomplete bases that are kept for another attempt, and how long.
+pub(super) const KEPT: usize = 4;
 const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
 const ROOT: &str = "root";
 /// The files that are not sent if this node has them in another template: those beside a root image.
@@ -56,6 +57,12 @@ impl Bases {
             return None;
         }
         self.get(base).try_lock_owned().ok()
+    }
+
+    fn used(&self) -> BTreeSet<String> {
+        let all = self.lock();
+        let used = all.iter().filter(|(_, lock)| is_used(lock));
+        used.map(|(base, _)| base.clone()).collect()
     }
 
     fn get(&self, base: &str) -> Arc<tokio::sync::Mutex<()>> {
@@ -93,6 +100,7 @@ impl Moves {
         let lacks = || MoveError::Malformed("the offer has no base".to_owned());
         let key = offer.base_key.as_deref().ok_or_else(lacks)?;
         let dir = self.base_dir(&offer.needs.base);
+        self.clean_bases(KEPT).await;
         self.fetch_base(from, key, &dir).await?;
         match self.is_held(offer, Some(dir.clone())).await {
             Ok(true) => Ok(()),
@@ -145,16 +153,20 @@ impl Moves {
         sums.same(paths, wanted).await
     }
 
-    /// Removes incomplete bases that no attempt has used for long.
-    pub(super) async fn clean_bases(&self) {
-        if let Err(why) = self.remove_bases().await {
+    /// Removes incomplete bases that no move uses: those that no attempt has used for long, and the oldest ones if there are
+    /// more than `most`. Returns how many it has removed.
+    pub(super) async fn clean_bases(&self, most: usize) -> usize {
+        let mut removed = 0;
+        if let Err(why) = self.remove_bases(most, &mut removed).await {
             tracing::warn!(why = %model::chain(&why), "cannot remove an incomplete base of a sandbox");
         }
+        removed
     }
 
-    async fn remove_bases(&self) -> Result<(), MoveError> {
+    async fn remove_bases(&self, most: usize, removed: &mut usize) -> Result<(), MoveError> {
         let found = in_dir(self.0.incoming.clone(), incomplete).await?;
-        for base in surplus(found, SystemTime::now()) {
+        let used = self.0.bases.used();
+        for base in surplus(found, &used, most, SystemTime::now()) {
             let Some(turn) = self.0.bases.try_turn(&base) else {
                 continue;
             };
@@ -164,6 +176,7 @@ impl Moves {
                 remove_base(dir)
             };
             in_dir(self.base_dir(&base), remove).await?;
+            *removed += 1;
         }
         Ok(())
     }
@@ -237,11 +250,21 @@ fn incomplete(incoming: &Path) -> io::Result<Vec<(SystemTime, String)>> {
     Ok(found)
 }
 
-/// The bases that are not kept.
-fn surplus(found: Vec<(SystemTime, String)>, now: SystemTime) -> Vec<String> {
+/// The bases that are not kept, oldest first: of those that no move uses, the old ones, and those beyond `most` with the used
+/// ones.
+fn surplus(
+    mut found: Vec<(SystemTime, String)>,
+    used: &BTreeSet<String>,
+    most: usize,
+    now: SystemTime,
+) -> Vec<String> {
+    found.retain(|(_, base)| !used.contains(base));
+    found.sort();
+    let beyond = (found.len() + used.len()).saturating_sub(most);
     let is_old = |changed| now.duration_since(changed).unwrap_or_default() > KEPT_FOR;
-    let old = found.into_iter().filter(|(changed, _)| is_old(*changed));
-    old.map(|(_, base)| base).collect()
+    let all = found.into_iter().enumerate();
+    let surplus = all.filter(|(at, (changed, _))| *at < beyond || is_old(*changed));
+    surplus.map(|(_, (_, base))| base).collect()
 }
 
 async fn in_dir<T: Send + 'static>(
@@ -255,14 +278,19 @@ async fn in_dir<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
+    use model::Bytes;
+
     use super::*;
-    use crate::peers::moves::tests::alone;
+    use crate::peers::{
+        moves::tests::{alone, with_reserve},
+        transfer::{FileSum, TransferError},
+    };
 
     #[tokio::test]
     async fn only_old_incomplete_bases_that_no_move_uses_are_removed() {
         let state = tempfile::tempdir().unwrap();
         let moves = alone(state.path()).await;
-        moves.clean_bases().await;
+        moves.clean_bases(KEPT).await;
         let old = SystemTime::now() - 2 * KEPT_FOR;
         let others = state.path().join("incoming/i123");
         let dirs = ["old", "new", "used"].map(|base| moves.base_dir(base));
@@ -273,15 +301,59 @@ mod tests {
             fs::File::open(dir).unwrap().set_modified(old).unwrap();
         }
         let turn = moves.0.bases.turn("used").await;
-        moves.clean_bases().await;
+        moves.clean_bases(KEPT).await;
         assert_eq!(dirs.each_ref().map(|dir| dir.exists()), [false, true, true]);
         drop(turn);
-        moves.clean_bases().await;
+        moves.clean_bases(KEPT).await;
         assert_eq!(
             dirs.each_ref().map(|dir| dir.exists()),
             [false, true, false]
         );
         assert!(others.exists());
+    }
+
+    #[test]
+    fn the_oldest_bases_beyond_four_are_removed_and_none_that_a_move_uses() {
+        let now = SystemTime::now();
+        let found: Vec<_> = (0..6)
+            .map(|n| (now - Duration::from_secs(60 - n), n.to_string()))
+            .collect();
+        let removed = |used: &[&str], most| {
+            let used = used.iter().map(|base| (*base).to_owned()).collect();
+            surplus(found.clone(), &used, most, now).concat()
+        };
+        assert_eq!(removed(&[], KEPT), "01");
+        assert_eq!(removed(&["0"], KEPT), "12");
+        // One that is about to be fetched has no directory yet.
+        assert_eq!(removed(&["0", "new"], KEPT), "123");
+        assert_eq!(removed(&["0", "1", "2", "3", "new"], KEPT), "45");
+        assert_eq!(removed(&["5"], 0), "01234");
+        assert_eq!(removed(&[], 6), "");
+    }
+
+    #[tokio::test]
+    async fn incomplete_bases_are_removed_if_a_move_has_no_space() {
+        let state = tempfile::tempdir().unwrap();
+        let moves = with_reserve(state.path(), Bytes(u64::MAX)).await;
+        let dirs = ["1", "2"].map(|base| moves.base_dir(base));
+        for dir in &dirs {
+            fs::create_dir_all(dir).unwrap();
+        }
+        let file = state.path().join("file");
+        fs::write(&file, "x").unwrap();
+        let sum = FileSum::of("layer", &fs::File::open(file).unwrap()).unwrap();
+        let list = FileList::try_from(vec![sum]).unwrap();
+        let _turn = moves.0.bases.turn("1").await;
+        let to = state.path().join("to");
+        let full = moves
+            .fetch_list(&"a".parse().unwrap(), "k", &list, &to)
+            .await;
+        let full = full.unwrap_err();
+        assert!(
+            matches!(full, MoveError::Transfer(TransferError::NoSpace { .. })),
+            "{full:?}"
+        );
+        assert_eq!(dirs.each_ref().map(|dir| dir.exists()), [true, false]);
     }
 
     #[tokio::test]

@@ -208,6 +208,13 @@ impl Moves {
                 }
                 // The next attempt goes on with the chunks that are here.
                 Err(why @ TransferError::Peer(_)) => last = Some(why),
+                // What another attempt may need makes room for what is needed now.
+                Err(why @ TransferError::NoSpace { .. }) => {
+                    if self.clean_bases(0).await == 0 {
+                        return Err(why.into());
+                    }
+                    last = Some(why);
+                }
                 Err(why) => return Err(why.into()),
             }
             tokio::time::sleep(AGAIN).await;

@@ -12,7 +12,7 @@ use pool::{Hold, Sandbox, SandboxState};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 use super::{
-    MoveError, Moves, Stuck,
+    MoveError, Moves, Stuck, base,
     claim::{Noted, Step, stamp},
 };
 use crate::builds::machine;
@@ -59,7 +59,7 @@ async fn finish(moves: &Moves) {
     loop {
         if cleaned.is_none_or(|at| at.elapsed() > CLEAN) {
             cleaned = Some(Instant::now());
-            moves.clean_bases().await;
+            moves.clean_bases(base::KEPT).await;
         }
         moves.recover_incoming().await;
         let view = moves.0.peers.cluster().view();

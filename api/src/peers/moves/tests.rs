@@ -10,6 +10,11 @@ use super::*;
 use crate::peers::{PeerTls, join, settings::Dir, transfer::TransferLimits};
 
 pub(super) async fn alone(state: &Path) -> Moves {
+    with_reserve(state, Bytes(0)).await
+}
+
+/// A node whose transfers leave this much of the disk free.
+pub(super) async fn with_reserve(state: &Path, disk_reserve: Bytes) -> Moves {
     let config = PoolConfig {
         missing_limits: MissingLimits::Allow,
         memory_reserve: Bytes(0),
@@ -31,7 +36,7 @@ pub(super) async fn alone(state: &Path) -> Moves {
     });
     let limits = TransferLimits {
         rate: Bytes::mib(64),
-        disk_reserve: Bytes(0),
+        disk_reserve,
     };
     let tls = PeerTls::load(&dir).unwrap();
     let peers = Peers::new(cluster, tls, dir, settings, limits);
