@@ -18,7 +18,7 @@ use std::{
 
 use cluster::NodeId;
 use pool::{
-    Pool,
+    Pool, PoolError,
     durable::{private_dir, sync_dir},
 };
 
@@ -102,21 +102,30 @@ impl Moves {
         let dir = self.base_dir(&offer.needs.base);
         self.clean_bases(KEPT).await;
         self.fetch_base(from, key, &dir).await?;
+        self.accept(offer, dir).await
+    }
+
+    /// Makes the base of files that have arrived.
+    async fn accept(&self, offer: &Offer, dir: PathBuf) -> Result<(), MoveError> {
         match self.is_held(offer, Some(dir.clone())).await {
             Ok(true) => Ok(()),
-            Ok(false) => Err(lacks()),
+            Ok(false) => Err(MoveError::Malformed(
+                "the base was removed meanwhile".to_owned(),
+            )),
             Err(why) => {
-                // It has the content that the other node has listed, so another attempt has the same end.
-                in_dir(dir, remove_base).await?;
-                Err(why)
+                if is_refusal(&why) {
+                    // They have the content that the other node has listed, so another attempt has the same end.
+                    in_dir(dir, remove_base).await?;
+                }
+                Err(why.into())
             }
         }
     }
 
-    async fn is_held(&self, offer: &Offer, fetched: Option<PathBuf>) -> Result<bool, MoveError> {
+    async fn is_held(&self, offer: &Offer, fetched: Option<PathBuf>) -> Result<bool, PoolError> {
         let (pool, needs) = (&self.0.pool, offer.needs.clone());
-        let held = pool.hold(&self.0.incoming, &offer.sandbox, needs, fetched);
-        Ok(held.await?)
+        pool.hold(&self.0.incoming, &offer.sandbox, needs, fetched)
+            .await
     }
 
     async fn fetch_base(&self, from: &NodeId, key: &str, dir: &Path) -> Result<(), MoveError> {
@@ -187,6 +196,12 @@ impl Moves {
     }
 }
 
+/// Whether the pool refuses files for their content or format. Its other errors are those of the disk: they have the number
+/// of an error of the system, and the files may be good.
+fn is_refusal(why: &PoolError) -> bool {
+    matches!(why, PoolError::Failed { why, .. } if !why.contains("(os error "))
+}
+
 fn remove_base(dir: &Path) -> io::Result<()> {
     match fs::remove_dir_all(dir) {
         Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
@@ -221,8 +236,13 @@ fn link_all(links: &[(&str, PathBuf)], dir: &Path) -> io::Result<()> {
         let link = dir.join(name);
         match fs::hard_link(file, &link) {
             Err(why) if why.kind() == io::ErrorKind::CrossesDevices => {
-                fs::copy(file, &link)?;
-                fs::File::open(&link)?.sync_all()?;
+                let synced = || fs::File::open(&link)?.sync_all();
+                let copied = fs::copy(file, &link).and_then(|_| synced());
+                if copied.is_err() {
+                    // Not to be taken for a file that is on the disk.
+                    let _ = fs::remove_file(&link);
+                }
+                copied?;
             }
             linked => linked?,
         }
@@ -278,12 +298,17 @@ async fn in_dir<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
-    use model::Bytes;
+    use model::{Bytes, SandboxId};
+    use pool::{BaseKind, PauseMode, PauseNeeds};
+    use sha2::{Digest, Sha256};
 
     use super::*;
-    use crate::peers::{
-        moves::tests::{alone, with_reserve},
-        transfer::{FileSum, TransferError},
+    use crate::{
+        hex::hex,
+        peers::{
+            moves::tests::{alone, with_reserve},
+            transfer::{FileSum, TransferError},
+        },
     };
 
     #[tokio::test]
@@ -310,6 +335,71 @@ mod tests {
             [false, true, false]
         );
         assert!(others.exists());
+    }
+
+    /// The files of a base that a sandbox booted from, and an offer that needs it.
+    fn fetched(moves: &Moves, id: u8) -> (Offer, PathBuf) {
+        let dir = moves.base_dir(&id.to_string());
+        private_dir(&dir).unwrap();
+        let mut sum = Sha256::new();
+        for name in LINKED {
+            fs::write(dir.join(name), [id]).unwrap();
+            sum.update(1_u64.to_le_bytes());
+            sum.update(hex(&Sha256::digest([id])));
+        }
+        let offer = Offer {
+            sandbox: SandboxId::from_random([id; 19]),
+            key: "move".to_owned(),
+            base_key: Some("base".to_owned()),
+            epoch: 4,
+            needs: PauseNeeds {
+                base: hex(&sum.finalize()),
+                kind: BaseKind::Guest,
+                vmm: None,
+                mode: PauseMode::FilesystemOnly,
+            },
+            stamp: None,
+            wake: None,
+        };
+        private_dir(&moves.0.incoming.join(offer.sandbox.as_str())).unwrap();
+        (offer, dir)
+    }
+
+    #[tokio::test]
+    async fn a_fetched_base_is_removed_for_its_content_and_not_for_an_error_of_the_disk() {
+        let state = tempfile::tempdir().unwrap();
+        let moves = alone(state.path()).await;
+        let images = state.path().join("images");
+        let (offer, dir) = fetched(&moves, 1);
+        moves.accept(&offer, dir.clone()).await.unwrap();
+        let links = moves.0.incoming.join(offer.sandbox.as_str()).join("base");
+        assert!(links.join(ROOT).exists() && !dir.exists());
+
+        let (offer, dir) = fetched(&moves, 2);
+        fs::write(dir.join(ROOT), "other").unwrap();
+        let refused = moves.accept(&offer, dir.clone()).await.unwrap_err();
+        assert!(!dir.exists(), "{refused}");
+
+        let (offer, dir) = fetched(&moves, 3);
+        fs::write(dir.join("memory"), "none of it").unwrap();
+        let refused = moves.accept(&offer, dir.clone()).await.unwrap_err();
+        assert!(!dir.exists(), "{refused}");
+
+        // The rename to its place fails: ENOTDIR.
+        let (offer, dir) = fetched(&moves, 4);
+        let place = images.join(&offer.needs.base);
+        fs::write(&place, "in the way").unwrap();
+        let failed = moves.accept(&offer, dir.clone()).await.unwrap_err();
+        assert!(dir.join(ROOT).exists(), "{failed}");
+        fs::remove_file(place).unwrap();
+        moves.accept(&offer, dir.clone()).await.unwrap();
+
+        // A file cannot be read while it is checked: EISDIR.
+        let (offer, dir) = fetched(&moves, 5);
+        fs::remove_file(dir.join(ROOT)).unwrap();
+        fs::create_dir(dir.join(ROOT)).unwrap();
+        let failed = moves.accept(&offer, dir.clone()).await.unwrap_err();
+        assert!(dir.join(ROOT).exists(), "{failed}");
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(super) const LAYER: &str = "layer";
 const MOST: usize = 10_000;
 /// Bytes of the templates of a page: an answer has at most twice as many.
 const PAGE: usize = 4 << 20;
-/// How long an offer waits for its next chunk, and most of them. An offer has its files open.
+/// How long an offer waits until it or a chunk of it is asked for again, and most of them. An offer has its files open.
 const IDLE: Duration = Duration::from_secs(1800);
 const MOST_KEPT: usize = 32;
 
@@ -261,10 +261,10 @@ pub(crate) struct GivenBuild {
 
 /// Offers that this node keeps for a while.
 #[derive(Debug, Default)]
-pub(crate) struct Kept(Mutex<BTreeMap<String, (Offered, Instant)>>);
+pub(crate) struct Kept(Mutex<BTreeMap<String, Offered>>);
 
 impl Kept {
-    /// Keeps an offer, which it makes if there is none, from now on for [`IDLE`].
+    /// Keeps an offer, which it makes if there is none, until it was not used for [`IDLE`].
     fn keep(
         &self,
         offers: &Offers,
@@ -272,15 +272,14 @@ impl Kept {
         files: impl FnOnce() -> io::Result<Vec<(String, File)>>,
     ) -> io::Result<()> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if let Some((_, used)) = kept.get_mut(key) {
-            *used = now;
+        if let Some(offered) = kept.get(key) {
+            offered.renew();
             return Ok(());
         }
         let offered = offers.offer(key, files()?);
-        kept.insert(offered.key().to_owned(), (offered, now));
+        kept.insert(offered.key().to_owned(), offered);
         if kept.len() > MOST_KEPT
-            && let Some(oldest) = kept.iter().min_by_key(|(_, (_, used))| *used)
+            && let Some(oldest) = kept.iter().min_by_key(|(_, offered)| offered.used())
         {
             let oldest = oldest.0.clone();
             kept.remove(&oldest);
@@ -290,8 +289,13 @@ impl Kept {
 
     /// Ends the offers that were not used for a while.
     pub(super) fn expire(&self) {
+        self.expire_at(Instant::now());
+    }
+
+    fn expire_at(&self, now: Instant) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.retain(|_, (_, used)| used.elapsed() < IDLE);
+        let is_idle = |used: Instant| now.saturating_duration_since(used) >= IDLE;
+        kept.retain(|_, offered| offered.used().is_some_and(|used| !is_idle(used)));
     }
 }
 
@@ -335,7 +339,10 @@ pub(crate) async fn offer(
 
 #[cfg(test)]
 mod tests {
+    use model::Bytes;
+
     use super::*;
+    use crate::peers::transfer::TransferLimits;
 
     fn shelf(count: usize) -> Shelf {
         let listed = |at: usize| {
@@ -391,6 +398,25 @@ mod tests {
         // A former release gets all at once.
         let all = page(shelf(10), &Asked::default(), one).unwrap().unwrap();
         assert!(!all.has_more && all.templates.len() == 10);
+    }
+
+    #[tokio::test]
+    async fn an_offer_is_kept_as_long_as_its_chunks_are_asked_for() {
+        let offers = Offers::new(TransferLimits {
+            rate: Bytes::mib(64),
+            disk_reserve: Bytes(0),
+        });
+        let (kept, dir) = (Kept::default(), tempfile::tempdir().unwrap());
+        let path = dir.path().join("layer");
+        std::fs::write(&path, "x").unwrap();
+        let files = || Ok(vec![(LAYER.to_owned(), File::open(&path)?)]);
+        kept.keep(&offers, "k", files).unwrap();
+        let made = Instant::now();
+        assert!(offers.chunk("k", LAYER, 0).await.unwrap().is_some());
+        kept.expire_at(made + IDLE);
+        assert!(offers.chunk("k", LAYER, 0).await.unwrap().is_some());
+        kept.expire_at(Instant::now() + IDLE);
+        assert!(offers.chunk("k", LAYER, 0).await.unwrap().is_none());
     }
 
     #[test]
