@@ -287,7 +287,8 @@ fn surplus(
     surplus.map(|(_, (_, base))| base).collect()
 }
 
-async fn in_dir<T: Send + 'static>(
+/// Works in a directory, on a thread.
+pub(super) async fn in_dir<T: Send + 'static>(
     dir: PathBuf,
     work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
 ) -> Result<T, MoveError> {

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     MoveError, Moves,
+    base::in_dir,
     claim::{Noted, stamp},
 };
 use crate::{
@@ -360,10 +361,13 @@ impl Moves {
 
     /// After a start: what was on its way is given up, what may have been taken is decided.
     pub(super) async fn recover_incoming(&self) {
-        let names: Vec<_> = fs::read_dir(&self.0.incoming)
-            .map(|entries| entries.flatten().map(|entry| entry.file_name()).collect())
-            .unwrap_or_default();
-        for name in names {
+        let list = |dir: &Path| {
+            let entries = fs::read_dir(dir)?.flatten();
+            Ok(entries.map(|entry| entry.file_name()).collect::<Vec<_>>())
+        };
+        // The next round tries again.
+        let names = in_dir(self.0.incoming.clone(), list).await;
+        for name in names.unwrap_or_default() {
             let Some(id) = name.to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
@@ -382,9 +386,10 @@ impl Moves {
     }
 
     /// Whether files of the sandbox are here that may be this node's.
-    pub(super) fn is_incoming(&self, id: &SandboxId) -> bool {
+    pub(super) async fn is_incoming(&self, id: &SandboxId) -> bool {
+        let found = in_dir(self.dir(id), Path::try_exists).await;
         // An error does not show that there are none.
-        self.dir(id).try_exists().unwrap_or(true)
+        found.unwrap_or(true)
     }
 
     fn dir(&self, id: &SandboxId) -> PathBuf {
@@ -448,15 +453,6 @@ fn unread(id: &SandboxId, why: &MoveError) -> Holding {
     let why = model::chain(why);
     tracing::error!(sandbox = %id, why, "cannot decide what became of a move to this node");
     Holding::Busy
-}
-
-async fn in_dir(
-    dir: PathBuf,
-    work: impl FnOnce(&Path) -> io::Result<()> + Send + 'static,
-) -> Result<(), MoveError> {
-    let path = dir.clone();
-    let done = blocking(move || work(&dir)).await;
-    done.map_err(|source| MoveError::Io { path, source })
 }
 
 #[cfg(test)]

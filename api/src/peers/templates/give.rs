@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs::File,
     io,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -264,19 +264,13 @@ pub(crate) struct GivenBuild {
 pub(crate) struct Kept(Mutex<BTreeMap<String, Offered>>);
 
 impl Kept {
-    /// Keeps an offer, which it makes if there is none, until it was not used for [`IDLE`].
-    fn keep(
-        &self,
-        offers: &Offers,
-        key: &str,
-        files: impl FnOnce() -> io::Result<Vec<(String, File)>>,
-    ) -> io::Result<()> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Keeps an offer of files, until it was not used for [`IDLE`]. If there is one under this key, that one stays.
+    fn keep(&self, offers: &Offers, key: &str, files: Vec<(String, File)>) {
+        let mut kept = self.lock();
         if let Some(offered) = kept.get(key) {
-            offered.renew();
-            return Ok(());
+            return offered.renew();
         }
-        let offered = offers.offer(key, files()?);
+        let offered = offers.offer(key, files);
         kept.insert(offered.key().to_owned(), offered);
         if kept.len() > MOST_KEPT
             && let Some(oldest) = kept.iter().min_by_key(|(_, offered)| offered.used())
@@ -284,7 +278,17 @@ impl Kept {
             let oldest = oldest.0.clone();
             kept.remove(&oldest);
         }
-        Ok(())
+    }
+
+    /// Renews an offer. Returns whether there is one.
+    fn renew(&self, key: &str) -> bool {
+        let kept = self.lock();
+        let found = kept.get(key);
+        found.inspect(|offered| offered.renew()).is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Offered>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the offers that were not used for a while.
@@ -293,7 +297,7 @@ impl Kept {
     }
 
     fn expire_at(&self, now: Instant) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.lock();
         let is_idle = |used: Instant| now.saturating_duration_since(used) >= IDLE;
         kept.retain(|_, offered| offered.used().is_some_and(|used| !is_idle(used)));
     }
@@ -316,13 +320,17 @@ pub(crate) async fn offer(
     };
     let finished = executor.finished(&template).await?;
     let key = format!("template-{template}");
-    let open = || {
-        let files = [(ROOT, &finished.root), (LAYER, &finished.layer)];
-        let files = files.map(|(name, path)| Ok((name.to_owned(), File::open(path)?)));
-        files.into_iter().collect::<io::Result<_>>()
-    };
-    let kept = peers.templates().kept().keep(peers.offers(), &key, open);
-    kept.map_err(|why| format!("cannot open the files of the template: {why}"))?;
+    let kept = peers.templates().kept();
+    if !kept.renew(&key) {
+        let paths = [(ROOT, finished.root), (LAYER, finished.layer)];
+        let open = move || {
+            let files = paths.map(|(name, path)| Ok((name.to_owned(), File::open(path)?)));
+            files.into_iter().collect::<io::Result<_>>()
+        };
+        let files = blocking(open).await;
+        let files = files.map_err(|why| format!("cannot open the files of the template: {why}"))?;
+        kept.keep(peers.offers(), &key, files);
+    }
     let build = Requested {
         template_id: wanted.template.clone(),
         build_id: wanted.build.clone(),
@@ -409,8 +417,8 @@ mod tests {
         let (kept, dir) = (Kept::default(), tempfile::tempdir().unwrap());
         let path = dir.path().join("layer");
         std::fs::write(&path, "x").unwrap();
-        let files = || Ok(vec![(LAYER.to_owned(), File::open(&path)?)]);
-        kept.keep(&offers, "k", files).unwrap();
+        let files = vec![(LAYER.to_owned(), File::open(&path).unwrap())];
+        kept.keep(&offers, "k", files);
         let made = Instant::now();
         assert!(offers.chunk("k", LAYER, 0).await.unwrap().is_some());
         kept.expire_at(made + IDLE);

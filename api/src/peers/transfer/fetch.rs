@@ -90,11 +90,14 @@ impl Fetch<'_> {
         limits: TransferLimits,
     ) -> Result<u64, TransferError> {
         let (dir, of) = (self.dir.to_owned(), file.clone());
-        let part = blocking(move || Part::open(&dir, of)).await?;
-        let part = Arc::new(part);
-        let lengths = part.missing.iter().map(|chunk| file.range(*chunk).1 as u64);
-        let needed = lengths.sum::<u64>();
-        check_space(self.dir, needed, limits)?;
+        let opened = blocking(move || {
+            let part = Part::open(&dir, of)?;
+            let missing = part.missing.iter();
+            let needed: u64 = missing.map(|chunk| part.sum.range(*chunk).1 as u64).sum();
+            check_space(&dir, needed, limits)?;
+            Ok((Arc::new(part), needed))
+        });
+        let (part, needed) = opened.await?;
         let (mut fetches, mut missing) = (JoinSet::new(), part.missing.clone().into_iter());
         let mut failed = None;
         loop {

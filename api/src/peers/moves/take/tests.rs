@@ -63,7 +63,7 @@ async fn a_note_that_cannot_be_read_removes_nothing() {
     for id in [&torn, &long, &failed] {
         let kept = moves.dir(id).join(PAUSE).join("memory");
         assert_eq!(fs::read(kept).unwrap(), b"all");
-        assert!(moves.is_incoming(id) && moves.dir(id).join(NOTE).exists());
+        assert!(moves.is_incoming(id).await && moves.dir(id).join(NOTE).exists());
     }
 }
 
@@ -85,7 +85,8 @@ async fn what_arrived_without_a_take_is_removed() {
     // Without etcd, the outcome of the take is not known.
     let expected = [Holding::Nothing, Holding::Nothing, Holding::Busy];
     assert_eq!(held, expected);
-    assert_eq!(all.map(|id| moves.is_incoming(id)), [false, false, true]);
+    let here = all.map(|id| moves.dir(id).exists());
+    assert_eq!(here, [false, false, true]);
 }
 
 #[tokio::test]
