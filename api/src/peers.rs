@@ -31,10 +31,11 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, Request, Response};
-use cluster::{Cluster, Health, NodeId, NodeState, Route};
+use cluster::{Cluster, Health, NodeId, NodeState, Route, View};
 use http_body_util::{BodyExt, Limited};
 use model::SandboxId;
 use serde::de::DeserializeOwned;
+use tokio::sync::watch;
 
 pub use client::{PeerClient, PeerError};
 pub(crate) use internal::router as internal_router;
@@ -63,6 +64,8 @@ const ASK: Duration = Duration::from_secs(5);
 /// How long another node may take to sum files, and to send a chunk.
 const SUM: Duration = Duration::from_secs(900);
 const SEND: Duration = Duration::from_secs(60);
+/// How long a node may be away while this one waits for files of it.
+const GONE: Duration = Duration::from_secs(10);
 /// Longest answer to a question in bytes.
 const MAX_ANSWER: usize = 8 << 20;
 const MAX_REFUSAL: usize = 4 << 10;
@@ -351,7 +354,7 @@ impl Peers {
         key: &str,
     ) -> Result<FileList, TransferError> {
         let question = question("GET", &format!("/cluster/files/{key}"), Vec::new());
-        let (status, bytes) = self.read(node, question, MAX_ANSWER, SUM).await?;
+        let (status, bytes) = self.read_files(node, question, MAX_ANSWER, SUM).await?;
         if status == StatusCode::NOT_FOUND {
             let (node, key) = (node.clone(), key.to_owned());
             return Err(TransferError::NotOffered { node, key });
@@ -392,6 +395,24 @@ impl Peers {
         answer_of(node, status, &bytes)
     }
 
+    /// As [`Self::read`], for answers that may take long. A server that is stopped keeps its connections and loses its lease:
+    /// after [`GONE`] without one, its answer is not waited for any more.
+    async fn read_files(
+        &self,
+        node: &NodeId,
+        request: Request<Body>,
+        most: usize,
+        limit: Duration,
+    ) -> Result<(StatusCode, Bytes), PeerError> {
+        tokio::select! {
+            answer = self.read(node, request, most, limit) => answer,
+            () = gone(self.0.cluster.views(), node, GONE) => Err(PeerError::Away {
+                node: node.clone(),
+                limit_s: GONE.as_secs(),
+            }),
+        }
+    }
+
     /// Sends a question, and reads an answer of at most `most` bytes within `limit`.
     async fn read(
         &self,
@@ -412,6 +433,25 @@ impl Peers {
             limit_s: limit.as_secs(),
         };
         tokio::time::timeout(limit, asked).await.map_err(late)?
+    }
+}
+
+/// Returns when a node has been away for `limit` without a break.
+async fn gone(mut views: watch::Receiver<Arc<View>>, node: &NodeId, limit: Duration) {
+    loop {
+        let left = views.wait_for(|view| !view.nodes.contains_key(node));
+        let mut is_open = left.await.is_ok();
+        if is_open {
+            let back = views.wait_for(|view| view.nodes.contains_key(node));
+            match tokio::time::timeout(limit, back).await {
+                Ok(back) => is_open = back.is_ok(),
+                Err(_) => return,
+            }
+        }
+        if !is_open {
+            // The view changes no more.
+            std::future::pending::<()>().await;
+        }
     }
 }
 
@@ -450,7 +490,9 @@ impl transfer::Source for Remote {
         let question = question("GET", &path, Vec::new());
         // Refusals have a text.
         let most = most.max(MAX_REFUSAL);
-        self.peers.read(&self.node, question, most, SEND).await
+        self.peers
+            .read_files(&self.node, question, most, SEND)
+            .await
     }
 }
 
@@ -501,5 +543,53 @@ pub fn state_of(status: api_types::rest::NodeStatus) -> Option<NodeState> {
         NodeStatus::Standby => Some(NodeState::Cordoned),
         NodeStatus::Draining => Some(NodeState::Draining),
         NodeStatus::Connecting | NodeStatus::Unhealthy => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use cluster::{CpuKind, Node};
+    use model::Platform;
+
+    use super::*;
+
+    fn view(nodes: &[&str]) -> Arc<View> {
+        let node = |name: &&str| Node {
+            id: name.parse().unwrap(),
+            identity: String::new(),
+            address: String::new(),
+            incarnation: "0".parse().unwrap(),
+            platform: Platform::Ring3,
+            cpu: CpuKind::default(),
+            version: String::new(),
+        };
+        let nodes = nodes.iter().map(node).map(|node| (node.id.clone(), node));
+        Arc::new(View {
+            nodes: Arc::new(nodes.collect::<BTreeMap<_, _>>()),
+            ..View::default()
+        })
+    }
+
+    #[tokio::test]
+    async fn only_a_node_that_stays_away_is_gone() {
+        let (views, seen) = watch::channel(view(&["a", "b"]));
+        let node: NodeId = "a".parse().unwrap();
+        let (short, long) = (Duration::from_millis(20), Duration::from_secs(600));
+        let mut gone_soon = Box::pin(gone(seen.clone(), &node, short));
+        let mut gone_late = Box::pin(gone(seen, &node, long));
+        // It is there.
+        let waited = tokio::time::timeout(3 * short, &mut gone_soon).await;
+        assert!(waited.is_err());
+        views.send_replace(view(&["b"]));
+        let waited = tokio::time::timeout(3 * short, &mut gone_late).await;
+        assert!(waited.is_err(), "it may return");
+        let waited = tokio::time::timeout(Duration::from_secs(10), gone_soon).await;
+        assert!(waited.is_ok());
+        views.send_replace(view(&["a"]));
+        drop(views);
+        let waited = tokio::time::timeout(3 * short, gone_late).await;
+        assert!(waited.is_err(), "it has returned");
     }
 }

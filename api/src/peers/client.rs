@@ -56,6 +56,9 @@ pub enum PeerError {
     },
     #[error("node {node} did not answer within {limit_s} s")]
     Late { node: NodeId, limit_s: u64 },
+    /// Its lease has ended: its server has ended, is stopped, or is cut off from etcd.
+    #[error("node {node} has been away for {limit_s} s")]
+    Away { node: NodeId, limit_s: u64 },
     #[error("node {node} sent a malformed answer: {why}")]
     Malformed { node: NodeId, why: String },
 }
@@ -67,6 +70,7 @@ impl PeerError {
             Self::Unreachable { node, .. }
             | Self::NoAnswer { node, .. }
             | Self::Late { node, .. }
+            | Self::Away { node, .. }
             | Self::Malformed { node, .. } => node,
         }
     }

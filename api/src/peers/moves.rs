@@ -26,6 +26,8 @@ mod give;
 mod own;
 mod take;
 mod tend;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::BTreeMap,
@@ -68,7 +70,7 @@ struct Inner {
     pool: Pool,
     incoming: PathBuf,
     /// Held while a base is fetched: two sandboxes may need the same one.
-    bases: tokio::sync::Mutex<()>,
+    bases: base::Bases,
     /// Sandboxes that a task here works on.
     busy: Mutex<BTreeMap<SandboxId, watch::Sender<()>>>,
     /// Why sandboxes of this node did not move.
@@ -110,6 +112,8 @@ pub(crate) enum MoveError {
     Unsettled(NodeId),
     #[error("etcd has lost a later owner record of the sandbox")]
     Stale,
+    #[error("etcd has no such offer of the sandbox to this node")]
+    NoOffer,
     #[error(transparent)]
     Owner(#[from] OwnerError),
     #[error(transparent)]
@@ -120,6 +124,12 @@ pub(crate) enum MoveError {
     Transfer(#[from] TransferError),
     #[error("cannot write below {}", path.display())]
     Io {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("cannot read {}, so the files beside it stay", path.display())]
+    Note {
         path: PathBuf,
         #[source]
         source: std::io::Error,
@@ -158,7 +168,7 @@ impl Moves {
             peers,
             pool,
             incoming: state.join(INCOMING),
-            bases: tokio::sync::Mutex::default(),
+            bases: base::Bases::default(),
             busy: Mutex::default(),
             stuck: Mutex::default(),
             refusals: Mutex::default(),

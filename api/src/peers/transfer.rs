@@ -48,7 +48,8 @@ pub struct TransferLimits {
     pub disk_reserve: Bytes,
 }
 
-/// Why files of another node are not here. What was fetched stays for the next attempt.
+/// Why files of another node are not here. What was fetched stays for the next attempt, but for a file that could not be
+/// synced.
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
     #[error(transparent)]

@@ -8,15 +8,17 @@
 //! ```
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, SystemTime},
 };
 
 use cluster::NodeId;
 use pool::{
-    Pool,
+    Pool, PoolError,
     durable::{private_dir, sync_dir},
 };
 
@@ -28,11 +30,61 @@ use crate::{
 
 /// What names of directories of bases that arrive begin with.
 const PREFIX: &str = "base-";
-/// How long an incomplete base is kept for another attempt.
+/// Incomplete bases that are kept for another attempt, and how long.
+pub(super) const KEPT: usize = 4;
 const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
 const ROOT: &str = "root";
 /// The files that are not sent if this node has them in another template: those beside a root image.
 const LINKED: [&str; 3] = [ROOT, "vmlinux", "initramfs.cpio"];
+
+/// The right to the files of a base that arrive, by its sum: moves that need the same base wait for each other, and not for
+/// those of others, because a turn lasts as long as a node takes to send the files.
+#[derive(Debug, Default)]
+pub(super) struct Bases(Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>);
+
+/// The right to one base, until it is dropped.
+type Turn = tokio::sync::OwnedMutexGuard<()>;
+
+impl Bases {
+    async fn turn(&self, base: &str) -> Turn {
+        let lock = self.get(base);
+        lock.lock_owned().await
+    }
+
+    /// `None`: a move uses the base, or waits for it.
+    fn try_turn(&self, base: &str) -> Option<Turn> {
+        if self.lock().get(base).is_some_and(is_used) {
+            return None;
+        }
+        self.get(base).try_lock_owned().ok()
+    }
+
+    fn used(&self) -> BTreeSet<String> {
+        let all = self.lock();
+        let used = all.iter().filter(|(_, lock)| is_used(lock));
+        used.map(|(base, _)| base.clone()).collect()
+    }
+
+    fn get(&self, base: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut all = self.lock();
+        all.retain(|_, lock| is_used(lock));
+        if let Some(lock) = all.get(base).and_then(Weak::upgrade) {
+            return lock;
+        }
+        let lock = Arc::default();
+        all.insert(base.to_owned(), Arc::downgrade(&lock));
+        lock
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Weak<tokio::sync::Mutex<()>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Those that have a turn, and those that wait for it, refer to the lock.
+fn is_used(lock: &Weak<tokio::sync::Mutex<()>>) -> bool {
+    lock.strong_count() > 0
+}
 
 impl Moves {
     /// Makes sure that the base of an offered sandbox is here, and stays until the sandbox is.
@@ -40,33 +92,40 @@ impl Moves {
         if self.is_held(offer, None).await? {
             return Ok(());
         }
-        let _turn = self.0.bases.lock().await;
+        let _turn = self.0.bases.turn(&offer.needs.base).await;
         // Another move may have fetched it meanwhile.
         if self.is_held(offer, None).await? {
             return Ok(());
         }
         let lacks = || MoveError::Malformed("the offer has no base".to_owned());
         let key = offer.base_key.as_deref().ok_or_else(lacks)?;
-        let dir = self
-            .0
-            .incoming
-            .join(format!("{PREFIX}{}", offer.needs.base));
+        let dir = self.base_dir(&offer.needs.base);
+        self.clean_bases(KEPT).await;
         self.fetch_base(from, key, &dir).await?;
+        self.accept(offer, dir).await
+    }
+
+    /// Makes the base of files that have arrived.
+    async fn accept(&self, offer: &Offer, dir: PathBuf) -> Result<(), MoveError> {
         match self.is_held(offer, Some(dir.clone())).await {
             Ok(true) => Ok(()),
-            Ok(false) => Err(lacks()),
+            Ok(false) => Err(MoveError::Malformed(
+                "the base was removed meanwhile".to_owned(),
+            )),
             Err(why) => {
-                // It has the content that the other node has listed, so another attempt has the same end.
-                in_dir(dir, remove_base).await?;
-                Err(why)
+                if is_refusal(&why) {
+                    // They have the content that the other node has listed, so another attempt has the same end.
+                    in_dir(dir, remove_base).await?;
+                }
+                Err(why.into())
             }
         }
     }
 
-    async fn is_held(&self, offer: &Offer, fetched: Option<PathBuf>) -> Result<bool, MoveError> {
+    async fn is_held(&self, offer: &Offer, fetched: Option<PathBuf>) -> Result<bool, PoolError> {
         let (pool, needs) = (&self.0.pool, offer.needs.clone());
-        let held = pool.hold(&self.0.incoming, &offer.sandbox, needs, fetched);
-        Ok(held.await?)
+        pool.hold(&self.0.incoming, &offer.sandbox, needs, fetched)
+            .await
     }
 
     async fn fetch_base(&self, from: &NodeId, key: &str, dir: &Path) -> Result<(), MoveError> {
@@ -103,18 +162,44 @@ impl Moves {
         sums.same(paths, wanted).await
     }
 
-    /// Removes incomplete bases that no attempt has used for long.
-    pub(super) async fn clean_bases(&self) {
-        let Ok(_turn) = self.0.bases.try_lock() else {
-            return;
-        };
-        let cleaned = in_dir(self.0.incoming.clone(), |incoming| {
-            clean(incoming, SystemTime::now())
-        });
-        if let Err(why) = cleaned.await {
+    /// Removes incomplete bases that no move uses: those that no attempt has used for long, and the oldest ones if there are
+    /// more than `most`. Returns how many it has removed.
+    pub(super) async fn clean_bases(&self, most: usize) -> usize {
+        let mut removed = 0;
+        if let Err(why) = self.remove_bases(most, &mut removed).await {
             tracing::warn!(why = %model::chain(&why), "cannot remove an incomplete base of a sandbox");
         }
+        removed
     }
+
+    async fn remove_bases(&self, most: usize, removed: &mut usize) -> Result<(), MoveError> {
+        let found = in_dir(self.0.incoming.clone(), incomplete).await?;
+        let used = self.0.bases.used();
+        for base in surplus(found, &used, most, SystemTime::now()) {
+            let Some(turn) = self.0.bases.try_turn(&base) else {
+                continue;
+            };
+            let remove = move |dir: &Path| {
+                tracing::info!(dir = %dir.display(), "removing an incomplete base");
+                let _turn = turn;
+                remove_base(dir)
+            };
+            in_dir(self.base_dir(&base), remove).await?;
+            *removed += 1;
+        }
+        Ok(())
+    }
+
+    /// Where the files of a base arrive.
+    fn base_dir(&self, base: &str) -> PathBuf {
+        self.0.incoming.join(format!("{PREFIX}{base}"))
+    }
+}
+
+/// Whether the pool refuses files for their content or format. Its other errors are those of the disk: they have the number
+/// of an error of the system, and the files may be good.
+fn is_refusal(why: &PoolError) -> bool {
+    matches!(why, PoolError::Failed { why, .. } if !why.contains("(os error "))
 }
 
 fn remove_base(dir: &Path) -> io::Result<()> {
@@ -151,8 +236,13 @@ fn link_all(links: &[(&str, PathBuf)], dir: &Path) -> io::Result<()> {
         let link = dir.join(name);
         match fs::hard_link(file, &link) {
             Err(why) if why.kind() == io::ErrorKind::CrossesDevices => {
-                fs::copy(file, &link)?;
-                fs::File::open(&link)?.sync_all()?;
+                let synced = || fs::File::open(&link)?.sync_all();
+                let copied = fs::copy(file, &link).and_then(|_| synced());
+                if copied.is_err() {
+                    // Not to be taken for a file that is on the disk.
+                    let _ = fs::remove_file(&link);
+                }
+                copied?;
             }
             linked => linked?,
         }
@@ -160,28 +250,48 @@ fn link_all(links: &[(&str, PathBuf)], dir: &Path) -> io::Result<()> {
     sync_dir(dir)
 }
 
-fn clean(incoming: &Path, now: SystemTime) -> io::Result<()> {
+/// The bases that arrive, each with the time of the last attempt.
+fn incomplete(incoming: &Path) -> io::Result<Vec<(SystemTime, String)>> {
     let entries = match fs::read_dir(incoming) {
-        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
+    let mut found = Vec::new();
     for entry in entries {
         let entry = entry?;
-        let is_base = entry.file_name().to_string_lossy().starts_with(PREFIX);
-        let changed = entry.metadata()?.modified()?;
-        let age = now.duration_since(changed).unwrap_or_default();
-        if is_base && age > KEPT_FOR {
-            tracing::info!(dir = %entry.path().display(), "removing an incomplete base");
-            fs::remove_dir_all(entry.path())?;
+        if let Some(base) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.strip_prefix(PREFIX))
+        {
+            found.push((entry.metadata()?.modified()?, base.to_owned()));
         }
     }
-    Ok(())
+    Ok(found)
 }
 
-async fn in_dir(
+/// The bases that are not kept, oldest first: of those that no move uses, the old ones, and those beyond `most` with the used
+/// ones.
+fn surplus(
+    mut found: Vec<(SystemTime, String)>,
+    used: &BTreeSet<String>,
+    most: usize,
+    now: SystemTime,
+) -> Vec<String> {
+    found.retain(|(_, base)| !used.contains(base));
+    found.sort();
+    let beyond = (found.len() + used.len()).saturating_sub(most);
+    let is_old = |changed| now.duration_since(changed).unwrap_or_default() > KEPT_FOR;
+    let all = found.into_iter().enumerate();
+    let surplus = all.filter(|(at, (changed, _))| *at < beyond || is_old(*changed));
+    surplus.map(|(_, (_, base))| base).collect()
+}
+
+/// Works in a directory, on a thread.
+pub(super) async fn in_dir<T: Send + 'static>(
     dir: PathBuf,
-    work: impl FnOnce(&Path) -> io::Result<()> + Send + 'static,
-) -> Result<(), MoveError> {
+    work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+) -> Result<T, MoveError> {
     let path = dir.clone();
     let done = blocking(move || work(&dir)).await;
     done.map_err(|source| MoveError::Io { path, source })
@@ -189,20 +299,170 @@ async fn in_dir(
 
 #[cfg(test)]
 mod tests {
+    use model::{Bytes, SandboxId};
+    use pool::{BaseKind, PauseMode, PauseNeeds};
+    use sha2::{Digest, Sha256};
+
     use super::*;
+    use crate::{
+        hex::hex,
+        peers::{
+            moves::tests::{alone, with_reserve},
+            transfer::{FileSum, TransferError},
+        },
+    };
+
+    #[tokio::test]
+    async fn only_old_incomplete_bases_that_no_move_uses_are_removed() {
+        let state = tempfile::tempdir().unwrap();
+        let moves = alone(state.path()).await;
+        moves.clean_bases(KEPT).await;
+        let old = SystemTime::now() - 2 * KEPT_FOR;
+        let others = state.path().join("incoming/i123");
+        let dirs = ["old", "new", "used"].map(|base| moves.base_dir(base));
+        for dir in [&dirs[0], &dirs[1], &dirs[2], &others] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        for dir in [&dirs[0], &dirs[2], &others] {
+            fs::File::open(dir).unwrap().set_modified(old).unwrap();
+        }
+        let turn = moves.0.bases.turn("used").await;
+        moves.clean_bases(KEPT).await;
+        assert_eq!(dirs.each_ref().map(|dir| dir.exists()), [false, true, true]);
+        drop(turn);
+        moves.clean_bases(KEPT).await;
+        assert_eq!(
+            dirs.each_ref().map(|dir| dir.exists()),
+            [false, true, false]
+        );
+        assert!(others.exists());
+    }
+
+    /// The files of a base that a sandbox booted from, and an offer that needs it.
+    fn fetched(moves: &Moves, id: u8) -> (Offer, PathBuf) {
+        let dir = moves.base_dir(&id.to_string());
+        private_dir(&dir).unwrap();
+        let mut sum = Sha256::new();
+        for name in LINKED {
+            fs::write(dir.join(name), [id]).unwrap();
+            sum.update(1_u64.to_le_bytes());
+            sum.update(hex(&Sha256::digest([id])));
+        }
+        let offer = Offer {
+            sandbox: SandboxId::from_random([id; 19]),
+            key: "move".to_owned(),
+            base_key: Some("base".to_owned()),
+            epoch: 4,
+            needs: PauseNeeds {
+                base: hex(&sum.finalize()),
+                kind: BaseKind::Guest,
+                vmm: None,
+                mode: PauseMode::FilesystemOnly,
+            },
+            stamp: None,
+            wake: None,
+        };
+        private_dir(&moves.0.incoming.join(offer.sandbox.as_str())).unwrap();
+        (offer, dir)
+    }
+
+    #[tokio::test]
+    async fn a_fetched_base_is_removed_for_its_content_and_not_for_an_error_of_the_disk() {
+        let state = tempfile::tempdir().unwrap();
+        let moves = alone(state.path()).await;
+        let images = state.path().join("images");
+        let (offer, dir) = fetched(&moves, 1);
+        moves.accept(&offer, dir.clone()).await.unwrap();
+        let links = moves.0.incoming.join(offer.sandbox.as_str()).join("base");
+        assert!(links.join(ROOT).exists() && !dir.exists());
+
+        let (offer, dir) = fetched(&moves, 2);
+        fs::write(dir.join(ROOT), "other").unwrap();
+        let refused = moves.accept(&offer, dir.clone()).await.unwrap_err();
+        assert!(!dir.exists(), "{refused}");
+
+        let (offer, dir) = fetched(&moves, 3);
+        fs::write(dir.join("memory"), "none of it").unwrap();
+        let refused = moves.accept(&offer, dir.clone()).await.unwrap_err();
+        assert!(!dir.exists(), "{refused}");
+
+        // The rename to its place fails: ENOTDIR.
+        let (offer, dir) = fetched(&moves, 4);
+        let place = images.join(&offer.needs.base);
+        fs::write(&place, "in the way").unwrap();
+        let failed = moves.accept(&offer, dir.clone()).await.unwrap_err();
+        assert!(dir.join(ROOT).exists(), "{failed}");
+        fs::remove_file(place).unwrap();
+        moves.accept(&offer, dir.clone()).await.unwrap();
+
+        // A file cannot be read while it is checked: EISDIR.
+        let (offer, dir) = fetched(&moves, 5);
+        fs::remove_file(dir.join(ROOT)).unwrap();
+        fs::create_dir(dir.join(ROOT)).unwrap();
+        let failed = moves.accept(&offer, dir.clone()).await.unwrap_err();
+        assert!(dir.join(ROOT).exists(), "{failed}");
+    }
 
     #[test]
-    fn only_old_incomplete_bases_are_removed() {
-        let dir = tempfile::tempdir().unwrap();
-        clean(&dir.path().join("none"), SystemTime::now()).unwrap();
-        for name in ["base-1", "i123"] {
-            fs::create_dir(dir.path().join(name)).unwrap();
-        }
+    fn the_oldest_bases_beyond_four_are_removed_and_none_that_a_move_uses() {
         let now = SystemTime::now();
-        clean(dir.path(), now).unwrap();
-        assert!(dir.path().join("base-1").exists());
-        clean(dir.path(), now + 2 * KEPT_FOR).unwrap();
-        assert!(!dir.path().join("base-1").exists() && dir.path().join("i123").exists());
+        let found: Vec<_> = (0..6)
+            .map(|n| (now - Duration::from_secs(60 - n), n.to_string()))
+            .collect();
+        let removed = |used: &[&str], most| {
+            let used = used.iter().map(|base| (*base).to_owned()).collect();
+            surplus(found.clone(), &used, most, now).concat()
+        };
+        assert_eq!(removed(&[], KEPT), "01");
+        assert_eq!(removed(&["0"], KEPT), "12");
+        // One that is about to be fetched has no directory yet.
+        assert_eq!(removed(&["0", "new"], KEPT), "123");
+        assert_eq!(removed(&["0", "1", "2", "3", "new"], KEPT), "45");
+        assert_eq!(removed(&["5"], 0), "01234");
+        assert_eq!(removed(&[], 6), "");
+    }
+
+    #[tokio::test]
+    async fn incomplete_bases_are_removed_if_a_move_has_no_space() {
+        let state = tempfile::tempdir().unwrap();
+        let moves = with_reserve(state.path(), Bytes(u64::MAX)).await;
+        let dirs = ["1", "2"].map(|base| moves.base_dir(base));
+        for dir in &dirs {
+            fs::create_dir_all(dir).unwrap();
+        }
+        let file = state.path().join("file");
+        fs::write(&file, "x").unwrap();
+        let sum = FileSum::of("layer", &fs::File::open(file).unwrap()).unwrap();
+        let list = FileList::try_from(vec![sum]).unwrap();
+        let _turn = moves.0.bases.turn("1").await;
+        let to = state.path().join("to");
+        let full = moves
+            .fetch_list(&"a".parse().unwrap(), "k", &list, &to)
+            .await;
+        let full = full.unwrap_err();
+        assert!(
+            matches!(full, MoveError::Transfer(TransferError::NoSpace { .. })),
+            "{full:?}"
+        );
+        assert_eq!(dirs.each_ref().map(|dir| dir.exists()), [true, false]);
+    }
+
+    #[tokio::test]
+    async fn moves_wait_for_each_other_only_for_the_same_base() {
+        let bases = Bases::default();
+        let first = bases.turn("1").await;
+        let (long, short) = (Duration::from_secs(10), Duration::from_millis(20));
+        // The node that sends the first one may be stopped.
+        let other = tokio::time::timeout(long, bases.turn("2")).await;
+        drop(other.unwrap());
+        let mut second = Box::pin(bases.turn("1"));
+        let waits = tokio::time::timeout(short, &mut second).await;
+        assert!(waits.is_err() && bases.try_turn("1").is_none());
+        drop(first);
+        // It is in use as long as a move waits for it.
+        assert!(bases.try_turn("1").is_none());
+        drop(tokio::time::timeout(long, second).await.unwrap());
+        assert!(bases.try_turn("1").is_some());
     }
 
     #[test]

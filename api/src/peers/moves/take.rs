@@ -7,7 +7,9 @@ use std::{
     time::Duration,
 };
 
-use cluster::{Holding, NodeId, NodeState, Owned, OwnerChange, Stamp, TakerNote, taker};
+use cluster::{
+    Holding, NodeId, NodeState, Owned, Owner, OwnerChange, OwnerError, Stamp, TakerNote, taker,
+};
 use model::{MANIFEST_NAME, SandboxId, template_file};
 use pool::{
     Claim, GivesBase, Hold, PauseNeeds, UnixMs,
@@ -17,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     MoveError, Moves,
+    base::in_dir,
     claim::{Noted, stamp},
 };
 use crate::{
@@ -70,6 +73,40 @@ struct Incoming {
     is_taking: bool,
 }
 
+/// What a read of the record means for files that have arrived.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    /// The sandbox is this node's.
+    Taken(Owned),
+    /// A take may have been made, or may still be.
+    Open,
+    /// Nothing was taken, and nothing will be.
+    Nothing,
+    /// As `Nothing`, because no take was sent.
+    Failed(OwnerError),
+}
+
+impl Incoming {
+    /// Whether the record has the offer that is noted: only under that one can a take be under way.
+    fn is_offered(&self, this: &NodeId, owner: &Owner) -> bool {
+        owner.offered_to.as_ref() == Some(this)
+            && owner.node == self.from
+            && owner.epoch == self.epoch
+    }
+
+    fn outcome(&self, this: &NodeId, found: Result<Option<Owned>, OwnerError>) -> Outcome {
+        match found {
+            Ok(Some(owned)) if owned.owner.node == *this => Outcome::Taken(owned),
+            Ok(Some(owned)) if self.is_taking && self.is_offered(this, &owned.owner) => {
+                Outcome::Open
+            }
+            Ok(Some(_) | None) => Outcome::Nothing,
+            Err(_) if self.is_taking => Outcome::Open,
+            Err(why) => Outcome::Failed(why),
+        }
+    }
+}
+
 impl Moves {
     /// Why this node cannot take a sandbox that needs this.
     pub(crate) async fn refuses(&self, needs: PauseNeeds, gives: GivesBase) -> Option<String> {
@@ -96,8 +133,12 @@ impl Moves {
         if let Some(note) = self.has(&id, offer.epoch).await {
             return Ok(taker(note));
         }
-        if self.incoming(&id).is_some_and(|note| note.is_taking) {
-            return self.finish(&id).await;
+        match self.incoming(&id).await {
+            Ok(note) if note.as_ref().is_some_and(|note| note.is_taking) => {
+                return self.finish(&id).await;
+            }
+            Ok(_) => {}
+            Err(why) => return Ok(unread(&id, &why)),
         }
         let gives = match offer.base_key {
             Some(_) => GivesBase::Yes,
@@ -114,6 +155,13 @@ impl Moves {
             needs: Some(offer.needs.clone()),
             is_taking: false,
         };
+        // Only what etcd has is fetched: no member can fill this node's disk with offers of its own.
+        let cluster = self.0.peers.cluster();
+        let found = cluster.owner(&id).await?;
+        let owner = found.as_ref().map(|found| &found.owner);
+        if !owner.is_some_and(|owner| note.is_offered(cluster.this(), owner)) {
+            return Err(MoveError::NoOffer);
+        }
         let fetched = async {
             self.note(&id, &note).await?;
             self.hold_base(from, &offer).await?;
@@ -161,6 +209,13 @@ impl Moves {
                 }
                 // The next attempt goes on with the chunks that are here.
                 Err(why @ TransferError::Peer(_)) => last = Some(why),
+                // What another attempt may need makes room for what is needed now.
+                Err(why @ TransferError::NoSpace { .. }) => {
+                    if self.clean_bases(0).await == 0 {
+                        return Err(why.into());
+                    }
+                    last = Some(why);
+                }
                 Err(why) => return Err(why.into()),
             }
             tokio::time::sleep(AGAIN).await;
@@ -182,8 +237,10 @@ impl Moves {
 
     /// Takes a sandbox whose files are here, until the outcome is definite.
     pub(super) async fn finish(&self, id: &SandboxId) -> Result<Holding, MoveError> {
-        let Some(mut note) = self.incoming(id) else {
-            return Ok(Holding::Nothing);
+        let mut note = match self.incoming(id).await {
+            Ok(Some(note)) => note,
+            Ok(None) => return Ok(Holding::Nothing),
+            Err(why) => return Ok(unread(id, &why)),
         };
         let cluster = self.0.peers.cluster();
         for attempt in 0..TRIES {
@@ -197,10 +254,9 @@ impl Moves {
             if owned.owner.node == *cluster.this() {
                 return self.arrived(id, &note, owned).await;
             }
-            let is_offered = owned.owner.offered_to.as_ref() == Some(cluster.this())
-                && owned.owner.node == note.from
-                && owned.owner.epoch == note.epoch;
-            if !is_offered || !Stamp::permits(note.stamp.as_ref(), &owned.owner) {
+            if !note.is_offered(cluster.this(), &owned.owner)
+                || !Stamp::permits(note.stamp.as_ref(), &owned.owner)
+            {
                 break;
             }
             // A former process may have left less than its note says.
@@ -223,21 +279,14 @@ impl Moves {
             }
         }
         // Only a read decides that nothing was taken and nothing will be.
-        match cluster.owner(id).await {
-            Ok(Some(owned)) if owned.owner.node == *cluster.this() => {
-                self.arrived(id, &note, owned).await
-            }
-            Ok(Some(owned))
-                if owned.owner.offered_to.as_ref() == Some(cluster.this()) && note.is_taking =>
-            {
-                Ok(Holding::Busy)
-            }
-            Ok(_) => {
+        match note.outcome(cluster.this(), cluster.owner(id).await) {
+            Outcome::Taken(owned) => self.arrived(id, &note, owned).await,
+            Outcome::Open => Ok(Holding::Busy),
+            Outcome::Nothing => {
                 self.forget(id).await?;
                 Ok(Holding::Nothing)
             }
-            Err(_) if note.is_taking => Ok(Holding::Busy),
-            Err(why) => {
+            Outcome::Failed(why) => {
                 self.forget(id).await?;
                 Err(why.into())
             }
@@ -295,10 +344,11 @@ impl Moves {
         if let Some(note) = self.has(id, epoch).await {
             return Ok(taker(note));
         }
-        let note = match self.incoming(id) {
-            Some(note) if note.is_taking => TakerNote::Taking,
-            Some(_) => TakerNote::Incoming,
-            None => TakerNote::Absent,
+        let note = match self.incoming(id).await {
+            Ok(Some(note)) if note.is_taking => TakerNote::Taking,
+            Ok(Some(_)) => TakerNote::Incoming,
+            Ok(None) => TakerNote::Absent,
+            Err(why) => return Ok(unread(id, &why)),
         };
         if note == TakerNote::Taking {
             return self.finish(id).await;
@@ -311,19 +361,23 @@ impl Moves {
 
     /// After a start: what was on its way is given up, what may have been taken is decided.
     pub(super) async fn recover_incoming(&self) {
-        let names: Vec<_> = fs::read_dir(&self.0.incoming)
-            .map(|entries| entries.flatten().map(|entry| entry.file_name()).collect())
-            .unwrap_or_default();
-        for name in names {
+        let list = |dir: &Path| {
+            let entries = fs::read_dir(dir)?.flatten();
+            Ok(entries.map(|entry| entry.file_name()).collect::<Vec<_>>())
+        };
+        // The next round tries again.
+        let names = in_dir(self.0.incoming.clone(), list).await;
+        for name in names.unwrap_or_default() {
             let Some(id) = name.to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
             let Some(_busy) = self.begin(&id) else {
                 continue;
             };
-            let done = match self.incoming(&id) {
-                Some(note) if note.is_taking => self.finish(&id).await.map(drop),
-                Some(_) | None => self.forget(&id).await,
+            let done = match self.incoming(&id).await {
+                Ok(Some(note)) if note.is_taking => self.finish(&id).await.map(drop),
+                Ok(Some(_) | None) => self.forget(&id).await,
+                Err(why) => Err(why),
             };
             if let Err(why) = done {
                 tracing::warn!(sandbox = %id, why = %model::chain(&why), "cannot finish a move to this node yet");
@@ -332,17 +386,33 @@ impl Moves {
     }
 
     /// Whether files of the sandbox are here that may be this node's.
-    pub(super) fn is_incoming(&self, id: &SandboxId) -> bool {
-        self.dir(id).exists()
+    pub(super) async fn is_incoming(&self, id: &SandboxId) -> bool {
+        let found = in_dir(self.dir(id), Path::try_exists).await;
+        // An error does not show that there are none.
+        found.unwrap_or(true)
     }
 
     fn dir(&self, id: &SandboxId) -> PathBuf {
         self.0.incoming.join(id.as_str())
     }
 
-    fn incoming(&self, id: &SandboxId) -> Option<Incoming> {
-        let bytes = read_bounded(&self.dir(id).join(NOTE), MAX_NOTE).ok()?;
-        serde_json::from_slice(&bytes).ok()
+    /// The note beside files of the sandbox. `None`: there is no such file. One that is there and cannot be read may be that
+    /// of a take, so nothing may be removed.
+    ///
+    /// # Errors
+    /// Returns [`MoveError::Note`].
+    async fn incoming(&self, id: &SandboxId) -> Result<Option<Incoming>, MoveError> {
+        let path = self.dir(id).join(NOTE);
+        let read = {
+            let path = path.clone();
+            move || match read_bounded(&path, MAX_NOTE) {
+                Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+                Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(why) => Err(why),
+            }
+        };
+        let note = blocking(read).await;
+        note.map_err(|source| MoveError::Note { path, source })
     }
 
     async fn note(&self, id: &SandboxId, note: &Incoming) -> Result<(), MoveError> {
@@ -357,28 +427,34 @@ impl Moves {
         in_dir(self.dir(id), write).await
     }
 
+    /// Removes what has arrived. When this returns, that survives a crash of the host.
     async fn forget(&self, id: &SandboxId) -> Result<(), MoveError> {
         let remove = |dir: &Path| {
             // The note last: with it, nothing of a former move is taken for files of the next one.
-            match fs::remove_dir_all(dir.join(PAUSE)).and_then(|()| fs::remove_dir_all(dir)) {
-                Err(why) if why.kind() == io::ErrorKind::NotFound => {
-                    match fs::remove_dir_all(dir) {
-                        Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
-                        _ => Ok(()),
-                    }
-                }
-                removed => removed,
-            }
+            absent(fs::remove_dir_all(dir.join(PAUSE)))?;
+            absent(fs::remove_dir_all(dir))?;
+            // Also if it was gone: the sync of an earlier removal may have failed.
+            absent(sync_dir(dir.parent().unwrap_or(dir)))
         };
         in_dir(self.dir(id), remove).await
     }
 }
 
-async fn in_dir(
-    dir: PathBuf,
-    work: impl FnOnce(&Path) -> io::Result<()> + Send + 'static,
-) -> Result<(), MoveError> {
-    let path = dir.clone();
-    let done = blocking(move || work(&dir)).await;
-    done.map_err(|source| MoveError::Io { path, source })
+/// That something is missing is no error.
+fn absent(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
 }
+
+/// The answer of a node that cannot read its note: the giver keeps its files, and asks again.
+fn unread(id: &SandboxId, why: &MoveError) -> Holding {
+    let why = model::chain(why);
+    tracing::error!(sandbox = %id, why, "cannot decide what became of a move to this node");
+    Holding::Busy
+}
+
+#[cfg(test)]
+#[path = "take/tests.rs"]
+mod tests;

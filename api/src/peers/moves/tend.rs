@@ -12,7 +12,7 @@ use pool::{Hold, Sandbox, SandboxState};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 use super::{
-    MoveError, Moves, Stuck,
+    MoveError, Moves, Stuck, base,
     claim::{Noted, Step, stamp},
 };
 use crate::builds::machine;
@@ -59,7 +59,7 @@ async fn finish(moves: &Moves) {
     loop {
         if cleaned.is_none_or(|at| at.elapsed() > CLEAN) {
             cleaned = Some(Instant::now());
-            moves.clean_bases().await;
+            moves.clean_bases(base::KEPT).await;
         }
         moves.recover_incoming().await;
         let view = moves.0.peers.cluster().view();
@@ -295,13 +295,17 @@ impl Moves {
         let cluster = self.0.peers.cluster();
         let view = cluster.view();
         let present: HashSet<&SandboxId> = sandboxes.iter().map(|sandbox| &sandbox.id).collect();
-        let stray = view.owners.iter().filter(|(id, owned)| {
-            owned.owner.node == *cluster.this() && !present.contains(id) && !self.is_incoming(id)
-        });
+        let stray = view
+            .owners
+            .iter()
+            .filter(|(id, owned)| owned.owner.node == *cluster.this() && !present.contains(id));
         let stray: Vec<_> = stray
             .map(|(id, owned)| (id.clone(), owned.clone()))
             .collect();
         for (id, owned) in stray {
+            if self.is_incoming(&id).await {
+                continue;
+            }
             let Some(_busy) = self.begin(&id) else {
                 continue;
             };
@@ -312,7 +316,7 @@ impl Moves {
                 .get(&id)
                 .await
                 .is_err_and(|why| why.is_not_found())
-                && !self.is_incoming(&id)
+                && !self.is_incoming(&id).await
             {
                 let ended = cluster.change_owner(&id, Some(&owned), OwnerChange::End);
                 // The next round tries again.

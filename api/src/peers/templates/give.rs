@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs::File,
     io,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -34,7 +34,7 @@ pub(super) const LAYER: &str = "layer";
 const MOST: usize = 10_000;
 /// Bytes of the templates of a page: an answer has at most twice as many.
 const PAGE: usize = 4 << 20;
-/// How long an offer waits for its next chunk, and most of them. An offer has its files open.
+/// How long an offer waits until it or a chunk of it is asked for again, and most of them. An offer has its files open.
 const IDLE: Duration = Duration::from_secs(1800);
 const MOST_KEPT: usize = 32;
 
@@ -261,37 +261,45 @@ pub(crate) struct GivenBuild {
 
 /// Offers that this node keeps for a while.
 #[derive(Debug, Default)]
-pub(crate) struct Kept(Mutex<BTreeMap<String, (Offered, Instant)>>);
+pub(crate) struct Kept(Mutex<BTreeMap<String, Offered>>);
 
 impl Kept {
-    /// Keeps an offer, which it makes if there is none, from now on for [`IDLE`].
-    fn keep(
-        &self,
-        offers: &Offers,
-        key: &str,
-        files: impl FnOnce() -> io::Result<Vec<(String, File)>>,
-    ) -> io::Result<()> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if let Some((_, used)) = kept.get_mut(key) {
-            *used = now;
-            return Ok(());
+    /// Keeps an offer of files, until it was not used for [`IDLE`]. If there is one under this key, that one stays.
+    fn keep(&self, offers: &Offers, key: &str, files: Vec<(String, File)>) {
+        let mut kept = self.lock();
+        if let Some(offered) = kept.get(key) {
+            return offered.renew();
         }
-        let offered = offers.offer(key, files()?);
-        kept.insert(offered.key().to_owned(), (offered, now));
+        let offered = offers.offer(key, files);
+        kept.insert(offered.key().to_owned(), offered);
         if kept.len() > MOST_KEPT
-            && let Some(oldest) = kept.iter().min_by_key(|(_, (_, used))| *used)
+            && let Some(oldest) = kept.iter().min_by_key(|(_, offered)| offered.used())
         {
             let oldest = oldest.0.clone();
             kept.remove(&oldest);
         }
-        Ok(())
+    }
+
+    /// Renews an offer. Returns whether there is one.
+    fn renew(&self, key: &str) -> bool {
+        let kept = self.lock();
+        let found = kept.get(key);
+        found.inspect(|offered| offered.renew()).is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Offered>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the offers that were not used for a while.
     pub(super) fn expire(&self) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.retain(|_, (_, used)| used.elapsed() < IDLE);
+        self.expire_at(Instant::now());
+    }
+
+    fn expire_at(&self, now: Instant) {
+        let mut kept = self.lock();
+        let is_idle = |used: Instant| now.saturating_duration_since(used) >= IDLE;
+        kept.retain(|_, offered| offered.used().is_some_and(|used| !is_idle(used)));
     }
 }
 
@@ -312,13 +320,17 @@ pub(crate) async fn offer(
     };
     let finished = executor.finished(&template).await?;
     let key = format!("template-{template}");
-    let open = || {
-        let files = [(ROOT, &finished.root), (LAYER, &finished.layer)];
-        let files = files.map(|(name, path)| Ok((name.to_owned(), File::open(path)?)));
-        files.into_iter().collect::<io::Result<_>>()
-    };
-    let kept = peers.templates().kept().keep(peers.offers(), &key, open);
-    kept.map_err(|why| format!("cannot open the files of the template: {why}"))?;
+    let kept = peers.templates().kept();
+    if !kept.renew(&key) {
+        let paths = [(ROOT, finished.root), (LAYER, finished.layer)];
+        let open = move || {
+            let files = paths.map(|(name, path)| Ok((name.to_owned(), File::open(path)?)));
+            files.into_iter().collect::<io::Result<_>>()
+        };
+        let files = blocking(open).await;
+        let files = files.map_err(|why| format!("cannot open the files of the template: {why}"))?;
+        kept.keep(peers.offers(), &key, files);
+    }
     let build = Requested {
         template_id: wanted.template.clone(),
         build_id: wanted.build.clone(),
@@ -335,7 +347,10 @@ pub(crate) async fn offer(
 
 #[cfg(test)]
 mod tests {
+    use model::Bytes;
+
     use super::*;
+    use crate::peers::transfer::TransferLimits;
 
     fn shelf(count: usize) -> Shelf {
         let listed = |at: usize| {
@@ -391,6 +406,25 @@ mod tests {
         // A former release gets all at once.
         let all = page(shelf(10), &Asked::default(), one).unwrap().unwrap();
         assert!(!all.has_more && all.templates.len() == 10);
+    }
+
+    #[tokio::test]
+    async fn an_offer_is_kept_as_long_as_its_chunks_are_asked_for() {
+        let offers = Offers::new(TransferLimits {
+            rate: Bytes::mib(64),
+            disk_reserve: Bytes(0),
+        });
+        let (kept, dir) = (Kept::default(), tempfile::tempdir().unwrap());
+        let path = dir.path().join("layer");
+        std::fs::write(&path, "x").unwrap();
+        let files = vec![(LAYER.to_owned(), File::open(&path).unwrap())];
+        kept.keep(&offers, "k", files);
+        let made = Instant::now();
+        assert!(offers.chunk("k", LAYER, 0).await.unwrap().is_some());
+        kept.expire_at(made + IDLE);
+        assert!(offers.chunk("k", LAYER, 0).await.unwrap().is_some());
+        kept.expire_at(Instant::now() + IDLE);
+        assert!(offers.chunk("k", LAYER, 0).await.unwrap().is_none());
     }
 
     #[test]

@@ -90,11 +90,14 @@ impl Fetch<'_> {
         limits: TransferLimits,
     ) -> Result<u64, TransferError> {
         let (dir, of) = (self.dir.to_owned(), file.clone());
-        let part = blocking(move || Part::open(&dir, of)).await?;
-        let part = Arc::new(part);
-        let lengths = part.missing.iter().map(|chunk| file.range(*chunk).1 as u64);
-        let needed = lengths.sum::<u64>();
-        check_space(self.dir, needed, limits)?;
+        let opened = blocking(move || {
+            let part = Part::open(&dir, of)?;
+            let missing = part.missing.iter();
+            let needed: u64 = missing.map(|chunk| part.sum.range(*chunk).1 as u64).sum();
+            check_space(&dir, needed, limits)?;
+            Ok((Arc::new(part), needed))
+        });
+        let (part, needed) = opened.await?;
         let (mut fetches, mut missing) = (JoinSet::new(), part.missing.clone().into_iter());
         let mut failed = None;
         loop {
@@ -245,13 +248,27 @@ impl Part {
         Ok(true)
     }
 
+    /// Syncs the file and gives it its name. If that fails, the file is removed: after a failed sync the page cache may have
+    /// chunks that are not on the disk and pass for written, so another attempt must not find them.
     fn publish(&self) -> Result<(), TransferError> {
         let dir = self.place.parent().unwrap_or(Path::new("/"));
         let synced = self.file.sync_all();
         let placed = synced.and_then(|()| fs::rename(&self.path, &self.place));
-        placed
-            .and_then(|()| sync_dir(dir))
-            .map_err(|why| self.failed(why))
+        placed.and_then(|()| sync_dir(dir)).map_err(|why| {
+            self.remove();
+            self.failed(why)
+        })
+    }
+
+    fn remove(&self) {
+        for path in [&self.path, &self.place] {
+            match fs::remove_file(path) {
+                Err(why) if why.kind() != io::ErrorKind::NotFound => {
+                    tracing::error!(path = %path.display(), %why, "cannot remove a file of another node that was not synced: remove it before the next attempt");
+                }
+                _ => {}
+            }
+        }
     }
 
     fn failed(&self, source: io::Error) -> TransferError {
@@ -302,4 +319,28 @@ async fn blocking<T: Send + 'static>(
         source: why.into(),
     };
     spawn_blocking(work).await.map_err(lost)?
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_not_synced_is_fetched_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(format!("layer{PART}"));
+        fs::write(&path, vec![7; usize::try_from(3 * CHUNK).unwrap()]).unwrap();
+        let sum = FileSum::of("layer", &File::open(&path).unwrap()).unwrap();
+        let mut part = Part::open(dir.path(), sum.clone()).unwrap();
+        assert!(part.missing.is_empty(), "all of it was written");
+        // A file whose fsync(2) fails: EINVAL.
+        let (_reader, writer) = io::pipe().unwrap();
+        part.file = OwnedFd::from(writer).into();
+        let failed = part.publish().unwrap_err();
+        assert!(matches!(failed, TransferError::Io { .. }), "{failed}");
+        let again = Part::open(dir.path(), sum).unwrap();
+        assert_eq!(again.missing, [0, 1, 2]);
+    }
 }

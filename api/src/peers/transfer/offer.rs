@@ -5,6 +5,7 @@ use std::{
     fs::File,
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Instant,
 };
 
 use tokio::sync::{OnceCell, Semaphore};
@@ -32,6 +33,8 @@ struct Offer {
     /// Open, so that they can be read until the end, also if they are removed.
     files: Vec<(String, File)>,
     list: OnceCell<FileList>,
+    /// When it was made, or last asked for.
+    used: Mutex<Instant>,
 }
 
 /// Files are offered as long as this value exists.
@@ -62,6 +65,7 @@ impl Offers {
         let offer = Arc::new(Offer {
             files,
             list: OnceCell::new(),
+            used: Mutex::new(Instant::now()),
         });
         let offered = Offered {
             key: key.to_owned(),
@@ -116,8 +120,11 @@ impl Offers {
         read.await
     }
 
+    /// The offer, which is asked for.
     fn get(&self, key: &str) -> Option<Arc<Offer>> {
-        self.lock().get(key).cloned()
+        let offer = self.lock().get(key).cloned()?;
+        offer.renew();
+        Some(offer)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Offer>>> {
@@ -126,6 +133,10 @@ impl Offers {
 }
 
 impl Offer {
+    fn renew(&self) {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
     fn sum(&self, sums: &Sums) -> io::Result<FileList> {
         let sums = self.files.iter().map(|(name, file)| sums.of(name, file));
         let sums: Vec<_> = sums.collect::<io::Result<_>>()?;
@@ -134,6 +145,19 @@ impl Offer {
 }
 
 impl Offered {
+    /// When the offer was made, or another node last asked for its files. `None`: another offer has its key.
+    pub(crate) fn used(&self) -> Option<Instant> {
+        let offer = self.offer.upgrade()?;
+        let used = offer.used.lock();
+        Some(*used.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn renew(&self) {
+        if let Some(offer) = self.offer.upgrade() {
+            offer.renew();
+        }
+    }
+
     #[must_use]
     pub(crate) fn key(&self) -> &str {
         &self.key

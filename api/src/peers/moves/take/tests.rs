@@ -1,0 +1,141 @@
+use std::fs::File;
+
+use pool::PauseMode;
+
+use super::*;
+use crate::peers::moves::tests::alone;
+
+fn offer(id: &SandboxId, epoch: u64) -> Offer {
+    Offer {
+        sandbox: id.clone(),
+        key: "move".to_owned(),
+        base_key: Some("base".to_owned()),
+        epoch,
+        needs: PauseNeeds {
+            base: "0".repeat(64),
+            kind: pool::BaseKind::Guest,
+            vmm: None,
+            mode: PauseMode::FilesystemOnly,
+        },
+        stamp: None,
+        wake: None,
+    }
+}
+
+fn incoming(from: &str, epoch: u64, is_taking: bool) -> Incoming {
+    Incoming {
+        from: from.parse().unwrap(),
+        epoch,
+        stamp: None,
+        wake: None,
+        needs: None,
+        is_taking,
+    }
+}
+
+/// Files of a sandbox that arrive, without a note.
+fn arriving(moves: &Moves, id: &SandboxId) -> PathBuf {
+    let dir = moves.dir(id);
+    fs::create_dir_all(dir.join(PAUSE)).unwrap();
+    fs::write(dir.join(PAUSE).join("memory"), "all").unwrap();
+    dir
+}
+
+#[tokio::test]
+async fn a_note_that_cannot_be_read_removes_nothing() {
+    let state = tempfile::tempdir().unwrap();
+    let moves = alone(state.path()).await;
+    let [torn, long, failed] = [1, 2, 3].map(|n| SandboxId::from_random([n; 19]));
+    let a = "a".parse().unwrap();
+    let later = br#"{"from": "a", "epoch": "4.1", "is_taking": true}"#;
+    fs::write(arriving(&moves, &torn).join(NOTE), later).unwrap();
+    let file = File::create(arriving(&moves, &long).join(NOTE)).unwrap();
+    file.set_len(MAX_NOTE + 1).unwrap();
+    // A read that fails: EISDIR.
+    fs::create_dir(arriving(&moves, &failed).join(NOTE)).unwrap();
+    for id in [&torn, &long, &failed] {
+        assert_eq!(moves.holding(id, 4).await.unwrap(), Holding::Busy);
+        assert_eq!(moves.finish(id).await.unwrap(), Holding::Busy);
+        let taken = moves.take(&a, offer(id, 5)).await;
+        assert_eq!(taken.unwrap(), Holding::Busy);
+    }
+    moves.recover_incoming().await;
+    for id in [&torn, &long, &failed] {
+        let kept = moves.dir(id).join(PAUSE).join("memory");
+        assert_eq!(fs::read(kept).unwrap(), b"all");
+        assert!(moves.is_incoming(id).await && moves.dir(id).join(NOTE).exists());
+    }
+}
+
+#[tokio::test]
+async fn what_arrived_without_a_take_is_removed() {
+    let state = tempfile::tempdir().unwrap();
+    let moves = alone(state.path()).await;
+    let [absent, noted, taking] = [1, 2, 3].map(|n| SandboxId::from_random([n; 19]));
+    let all = [&absent, &noted, &taking];
+    for id in all {
+        arriving(&moves, id);
+    }
+    moves.note(&noted, &incoming("a", 4, false)).await.unwrap();
+    moves.note(&taking, &incoming("a", 4, true)).await.unwrap();
+    let mut held = Vec::new();
+    for id in all {
+        held.push(moves.holding(id, 4).await.unwrap());
+    }
+    // Without etcd, the outcome of the take is not known.
+    let expected = [Holding::Nothing, Holding::Nothing, Holding::Busy];
+    assert_eq!(held, expected);
+    let here = all.map(|id| moves.dir(id).exists());
+    assert_eq!(here, [false, false, true]);
+}
+
+#[tokio::test]
+async fn nothing_is_fetched_before_etcd_has_confirmed_the_offer() {
+    let state = tempfile::tempdir().unwrap();
+    let moves = alone(state.path()).await;
+    let id = SandboxId::from_random([1; 19]);
+    let refused = moves.take(&"a".parse().unwrap(), offer(&id, 4)).await;
+    let refused = refused.unwrap_err();
+    assert!(
+        matches!(refused, MoveError::Owner(OwnerError::Alone)),
+        "{refused:?}"
+    );
+    assert!(!state.path().join("incoming").exists(), "nothing is noted");
+}
+
+#[test]
+fn only_the_noted_offer_keeps_the_outcome_of_a_take_open() {
+    let this: NodeId = "b".parse().unwrap();
+    let owned = |node: &str, epoch, offered_to: Option<&str>| Owned {
+        owner: Owner {
+            node: node.parse().unwrap(),
+            epoch,
+            state: cluster::OwnerState::Paused,
+            offered_to: offered_to.map(|to| to.parse().unwrap()),
+        },
+        revision: 1,
+    };
+    let outcome = |found: &Owned, is_taking| {
+        let note = incoming("a", 4, is_taking);
+        note.outcome(&this, Ok(Some(found.clone())))
+    };
+    let offered = owned("a", 4, Some("b"));
+    assert_eq!(outcome(&offered, true), Outcome::Open);
+    assert_eq!(outcome(&offered, false), Outcome::Nothing);
+    for other in [
+        // A later offer: the note is one that came back after a power loss.
+        owned("a", 5, Some("b")),
+        owned("c", 4, Some("b")),
+        owned("a", 4, Some("c")),
+        owned("a", 5, None),
+    ] {
+        assert_eq!(outcome(&other, true), Outcome::Nothing, "{other:?}");
+    }
+    let taken = owned("b", 5, None);
+    assert_eq!(outcome(&taken, true), Outcome::Taken(taken.clone()));
+    let read = |found, is_taking| incoming("a", 4, is_taking).outcome(&this, found);
+    assert_eq!(read(Ok(None), true), Outcome::Nothing);
+    let failed = OwnerError::Unavailable;
+    assert_eq!(read(Err(failed.clone()), true), Outcome::Open);
+    assert_eq!(read(Err(failed.clone()), false), Outcome::Failed(failed));
+}
