@@ -356,6 +356,8 @@ mod tests {
             needs: PauseNeeds {
                 base: hex(&sum.finalize()),
                 kind: BaseKind::Guest,
+                format: None,
+                boot: None,
                 vmm: None,
                 mode: PauseMode::FilesystemOnly,
             },

@@ -14,6 +14,8 @@ fn offer(id: &SandboxId, epoch: u64) -> Offer {
         needs: PauseNeeds {
             base: "0".repeat(64),
             kind: pool::BaseKind::Guest,
+            format: None,
+            boot: None,
             vmm: None,
             mode: PauseMode::FilesystemOnly,
         },
