@@ -18,8 +18,9 @@ from e2b import Sandbox
 
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "monitoring"
 PROMETHEUS = "http://127.0.0.1:9090"
-# Of families that a server has only if it has refused, failed, proxied or paused something.
-MAY_BE_EMPTY = ["failed", "refused", "egress", "died", "network", "webhook", "template"]
+# Of families that a server has only if it has refused, failed, proxied or paused something. This one has no warm slots: a
+# trace of a cold start is what tracing.py looks at.
+MAY_BE_EMPTY = ['warm="true"', "failed", "refused", "egress", "died", "network", "webhook", "template"]
 
 
 def query(expression: str) -> list:
@@ -46,7 +47,7 @@ def targets_up() -> bool:
 def starts_are_counted() -> bool:
     with Sandbox.create(timeout=60) as sandbox:
         sandbox.commands.run("true")
-    rates = query('rate(cube_start_phase_seconds_count{phase="agent_ready",warm="true"}[1m])')
+    rates = query('rate(cube_start_phase_seconds_count{phase="agent_ready"}[1m])')
     return any(float(sample["value"][1]) > 0 for sample in rates)
 
 
@@ -76,8 +77,8 @@ def main(programs: pathlib.Path) -> None:
         try:
             until("the first scrape", targets_up)
             before = len(query("cube_pool_running"))
-            # Rates need samples before and after; a busy host has no warm slot at first.
-            until("warm starts in the rates", starts_are_counted)
+            # Rates need samples before and after.
+            until("starts in the rates", starts_are_counted)
             print("scraped:", before, "server")
             dashboard = json.loads((DOCS / "dashboard.json").read_text())
             empty, count = [], 0
