@@ -24,7 +24,9 @@ static void catch(int signo, int flags) {
     CHECK(sigaction(signo, &act, NULL) == 0);
 }
 
-#define EXPECT(signal, code, address, act)                                                           \
+#define EXPECT(signal, code, address, act) EXPECT_IN(signal, code, address, address, act)
+
+#define EXPECT_IN(signal, code, first, last, act)                                                    \
     do {                                                                                             \
         seen.si_signo = 0;                                                                           \
         if (sigsetjmp(back, 1) == 0) {                                                               \
@@ -32,7 +34,8 @@ static void catch(int signo, int flags) {
         }                                                                                            \
         CHECK(seen.si_signo == (signal), "signal %d", seen.si_signo);                                \
         CHECK(seen.si_code == (code), "code %d", seen.si_code);                                      \
-        CHECK((uintptr_t)seen.si_addr == (uintptr_t)(address), "address %p", seen.si_addr);          \
+        CHECK((uintptr_t)seen.si_addr >= (uintptr_t)(first), "address %p", seen.si_addr);            \
+        CHECK((uintptr_t)seen.si_addr <= (uintptr_t)(last), "address %p", seen.si_addr);             \
     } while (0)
 
 // One access at `q + OFFSET`, in a page that allows none, by each kind of instruction. The guest's hypervisor finds the
@@ -79,7 +82,8 @@ static void operands(char *q) {
     AT(184, "push 184(%0)" ::"r"(q));
     AT(192, "call *192(%0)" ::"r"(q));
     AT(200, "jmp *200(%0)" ::"r"(q));
-    AT(256, "xsave 256(%0)" ::"r"(q));
+    // Intel's processors name the last byte of the area without extensions, AMD's the first.
+    EXPECT_IN(SIGSEGV, SEGV_ACCERR, q + 256, q + 256 + 575, asm volatile("xsave 256(%0)" ::"r"(q)));
     AT(300, "movsb" ::"S"(q + 300), "D"(q - PAGE));
     AT(301, "movsq" ::"S"(q - PAGE), "D"(q + 301));
     AT(302, "lodsl" ::"S"(q + 302));
