@@ -476,14 +476,14 @@ fn token(wanted: Token) -> Result<Option<String>, RegistryError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use model::Bytes;
     use pool::{MissingLimits, PoolConfig};
 
     use super::*;
 
     /// A pool without templates and sandboxes.
-    async fn empty_pool(state: &std::path::Path) -> Pool {
+    pub(crate) async fn empty_pool(state: &std::path::Path) -> Pool {
         let config = PoolConfig {
             missing_limits: MissingLimits::Allow,
             memory_reserve: Bytes(0),

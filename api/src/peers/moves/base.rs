@@ -300,14 +300,13 @@ pub(super) async fn in_dir<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use model::{Bytes, SandboxId};
-    use pool::{BaseKind, PauseMode, PauseNeeds};
     use sha2::{Digest, Sha256};
 
     use super::*;
     use crate::{
         hex::hex,
         peers::{
-            moves::tests::{alone, with_reserve},
+            moves::tests::{alone, offer, with_reserve},
             transfer::{FileSum, TransferError},
         },
     };
@@ -348,22 +347,7 @@ mod tests {
             sum.update(1_u64.to_le_bytes());
             sum.update(hex(&Sha256::digest([id])));
         }
-        let offer = Offer {
-            sandbox: SandboxId::from_random([id; 19]),
-            key: "move".to_owned(),
-            base_key: Some("base".to_owned()),
-            epoch: 4,
-            needs: PauseNeeds {
-                base: hex(&sum.finalize()),
-                kind: BaseKind::Guest,
-                format: None,
-                boot: None,
-                vmm: None,
-                mode: PauseMode::FilesystemOnly,
-            },
-            stamp: None,
-            wake: None,
-        };
+        let offer = offer(&SandboxId::from_random([id; 19]), hex(&sum.finalize()), 4);
         private_dir(&moves.0.incoming.join(offer.sandbox.as_str())).unwrap();
         (offer, dir)
     }

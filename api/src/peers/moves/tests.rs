@@ -4,10 +4,33 @@ use std::path::Path;
 
 use cluster::{Cluster, CpuKind, Node};
 use model::{Bytes, Platform};
-use pool::{MissingLimits, PoolConfig};
+use pool::{BaseKind, PauseMode, PauseNeeds};
 
 use super::*;
-use crate::peers::{PeerTls, join, settings::Dir, transfer::TransferLimits};
+use crate::{
+    peers::{PeerTls, join, settings::Dir, transfer::TransferLimits},
+    registry::tests::empty_pool,
+};
+
+/// An offer of a sandbox that has booted, and of what it booted from.
+pub(super) fn offer(id: &SandboxId, base: String, epoch: u64) -> Offer {
+    Offer {
+        sandbox: id.clone(),
+        key: "move".to_owned(),
+        base_key: Some("base".to_owned()),
+        epoch,
+        needs: PauseNeeds {
+            base,
+            kind: BaseKind::Guest,
+            format: None,
+            boot: None,
+            vmm: None,
+            mode: PauseMode::FilesystemOnly,
+        },
+        stamp: None,
+        wake: None,
+    }
+}
 
 pub(super) async fn alone(state: &Path) -> Moves {
     with_reserve(state, Bytes(0)).await
@@ -15,13 +38,7 @@ pub(super) async fn alone(state: &Path) -> Moves {
 
 /// A node whose transfers leave this much of the disk free.
 pub(super) async fn with_reserve(state: &Path, disk_reserve: Bytes) -> Moves {
-    let config = PoolConfig {
-        missing_limits: MissingLimits::Allow,
-        memory_reserve: Bytes(0),
-        disk_reserve: Bytes(0),
-        ..PoolConfig::new("/bin/true".into(), state.to_owned())
-    };
-    let (pool, ..) = Pool::open(config).await.unwrap();
+    let pool = empty_pool(state).await;
     let (dir, id) = (Dir::of(state), "b".parse::<NodeId>().unwrap());
     let address = "127.0.0.1:9".parse().unwrap();
     let settings = join::init(&dir, id.clone(), address, Vec::new()).unwrap();

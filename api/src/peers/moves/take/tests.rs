@@ -1,27 +1,10 @@
 use std::fs::File;
 
-use pool::PauseMode;
-
 use super::*;
-use crate::peers::moves::tests::alone;
+use crate::peers::moves::tests::{self, alone};
 
 fn offer(id: &SandboxId, epoch: u64) -> Offer {
-    Offer {
-        sandbox: id.clone(),
-        key: "move".to_owned(),
-        base_key: Some("base".to_owned()),
-        epoch,
-        needs: PauseNeeds {
-            base: "0".repeat(64),
-            kind: pool::BaseKind::Guest,
-            format: None,
-            boot: None,
-            vmm: None,
-            mode: PauseMode::FilesystemOnly,
-        },
-        stamp: None,
-        wake: None,
-    }
+    tests::offer(id, "0".repeat(64), epoch)
 }
 
 fn incoming(from: &str, epoch: u64, is_taking: bool) -> Incoming {
