@@ -34,7 +34,8 @@ pub(crate) struct ToServer {
 
 /// Holds a body back until the server has answered 100 Continue.
 pub(crate) struct ContinueWait {
-    continued: oneshot::Receiver<()>,
+    /// None: the server answered without 100 Continue, so the client must not be told to continue.
+    continued: Option<oneshot::Receiver<()>>,
     limit: Pin<Box<Sleep>>,
 }
 
@@ -42,12 +43,20 @@ impl ContinueWait {
     pub(crate) fn new() -> (oneshot::Sender<()>, Self) {
         let (continue_, continued) = oneshot::channel();
         let limit = Box::pin(sleep(CONTINUE_TIME));
-        (continue_, Self { continued, limit })
+        let wait = Self {
+            continued: Some(continued),
+            limit,
+        };
+        (continue_, wait)
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if Pin::new(&mut self.continued).poll(cx).is_ready() {
-            return Poll::Ready(());
+        if let Some(continued) = &mut self.continued {
+            match Pin::new(continued).poll(cx) {
+                Poll::Ready(Ok(())) => return Poll::Ready(()),
+                Poll::Ready(Err(_)) => self.continued = None,
+                Poll::Pending => {}
+            }
         }
         self.limit.as_mut().poll(cx)
     }
@@ -176,5 +185,26 @@ impl Body for ToGuest {
             Source::Text(text) => text.size_hint(),
             Source::Server(body, _) => body.size_hint(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_final_answer_does_not_let_the_body_through() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let (continue_, mut wait) = ContinueWait::new();
+        drop(continue_);
+        assert!(wait.poll(&mut cx).is_pending());
+        assert!(wait.poll(&mut cx).is_pending());
+        sleep(CONTINUE_TIME).await;
+        assert!(wait.poll(&mut cx).is_ready());
+        let (continue_, mut wait) = ContinueWait::new();
+        continue_.send(()).unwrap();
+        assert!(wait.poll(&mut cx).is_ready());
     }
 }

@@ -82,8 +82,10 @@ static void operands(char *q) {
     AT(184, "push 184(%0)" ::"r"(q));
     AT(192, "call *192(%0)" ::"r"(q));
     AT(200, "jmp *200(%0)" ::"r"(q));
-    // Intel's processors name the last byte of the area without extensions, AMD's the first.
-    EXPECT_IN(SIGSEGV, SEGV_ACCERR, q + 256, q + 256 + 575, asm volatile("xsave 256(%0)" ::"r"(q)));
+    // EDX:EAX says which states are saved, and so how long the area is: here x87 and SSE, 576 bytes. Intel's processors
+    // name its last byte, AMD's the first.
+    EXPECT_IN(SIGSEGV, SEGV_ACCERR, q + 256, q + 256 + 575,
+              asm volatile("xsave 256(%0)" ::"r"(q), "a"(3), "d"(0)));
     AT(300, "movsb" ::"S"(q + 300), "D"(q - PAGE));
     AT(301, "movsq" ::"S"(q - PAGE), "D"(q + 301));
     AT(302, "lodsl" ::"S"(q + 302));
