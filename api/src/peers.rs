@@ -354,7 +354,7 @@ impl Peers {
         key: &str,
     ) -> Result<FileList, TransferError> {
         let question = question("GET", &format!("/cluster/files/{key}"), Vec::new());
-        let (status, bytes) = self.read_files(node, question, MAX_ANSWER, SUM).await?;
+        let (status, bytes) = self.read_long(node, question, MAX_ANSWER, SUM).await?;
         if status == StatusCode::NOT_FOUND {
             let (node, key) = (node.clone(), key.to_owned());
             return Err(TransferError::NotOffered { node, key });
@@ -397,7 +397,7 @@ impl Peers {
 
     /// As [`Self::read`], for answers that may take long. A server that is stopped keeps its connections and loses its lease:
     /// after [`GONE`] without one, its answer is not waited for any more.
-    async fn read_files(
+    async fn read_long(
         &self,
         node: &NodeId,
         request: Request<Body>,
@@ -490,9 +490,7 @@ impl transfer::Source for Remote {
         let question = question("GET", &path, Vec::new());
         // Refusals have a text.
         let most = most.max(MAX_REFUSAL);
-        self.peers
-            .read_files(&self.node, question, most, SEND)
-            .await
+        self.peers.read_long(&self.node, question, most, SEND).await
     }
 }
 

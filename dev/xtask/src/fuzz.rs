@@ -214,19 +214,14 @@ impl Target {
     }
 }
 
-/// Builds all targets, and returns those that have a directory of seeds. Installs the C++ compiler if it is missing.
+/// Builds all targets, and returns those that have a directory of seeds.
 fn prepare(workspace: &Workspace, progress: Progress) -> Result<Vec<Target>> {
     let logs = workspace.artifacts().join("log");
     let findings = logs.join("fuzz");
     fs::create_dir_all(&findings)?;
-    let log = logs.join("fuzz.log");
-    fs::write(&log, "")?;
-    if tool::output(Command::new(COMPILER).arg("--version")).is_err() {
-        archive::update(progress, &log)?;
-        archive::install(&[COMPILER.to_owned()], progress, &log)?;
-    }
+    compiler(workspace, progress)?;
     let seeds = seeds(workspace)?;
-    let binaries = progress.stage("fuzz targets", || build(workspace, &log))?;
+    let binaries = build(workspace, workspace.cargo(), progress)?;
     let targets = seeds.into_iter().map(|(name, seeds)| Target {
         program: binaries.join(&name),
         log: logs.join(format!("fuzz-{name}.log")),
@@ -235,6 +230,24 @@ fn prepare(workspace: &Workspace, progress: Progress) -> Result<Vec<Target>> {
         seeds,
     });
     Ok(targets.collect())
+}
+
+/// Installs the C++ compiler if it is missing.
+pub(crate) fn compiler(workspace: &Workspace, progress: Progress) -> Result<()> {
+    if tool::output(Command::new(COMPILER).arg("--version")).is_err() {
+        let log = log(workspace)?;
+        archive::update(progress, &log)?;
+        archive::install(&[COMPILER.to_owned()], progress, &log)?;
+    }
+    Ok(())
+}
+
+fn log(workspace: &Workspace) -> Result<PathBuf> {
+    let logs = workspace.artifacts().join("log");
+    fs::create_dir_all(&logs)?;
+    let log = logs.join("fuzz.log");
+    fs::write(&log, "")?;
+    Ok(log)
 }
 
 /// The name and the seed directory of each target, sorted by name.
@@ -252,11 +265,15 @@ fn seeds(workspace: &Workspace) -> Result<Vec<(String, PathBuf)>> {
     Ok(found)
 }
 
-/// Builds all targets and returns the directory of the binaries.
-fn build(workspace: &Workspace, log: &Path) -> Result<PathBuf> {
+/// Builds all targets with this cargo, and returns the directory of the binaries.
+pub(crate) fn build(
+    workspace: &Workspace,
+    mut cargo: Command,
+    progress: Progress,
+) -> Result<PathBuf> {
+    let log = log(workspace)?;
     // A separate target directory: the flags differ from those of the main build, so the two can share nothing.
     let dir = workspace.target()?.join("fuzz");
-    let mut cargo = workspace.cargo();
     cargo
         .args([
             "build",
@@ -272,7 +289,7 @@ fn build(workspace: &Workspace, log: &Path) -> Result<PathBuf> {
         .arg(&dir)
         .env("RUSTFLAGS", COVERAGE)
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
-    tool::run(&mut cargo, log)?;
+    progress.stage("fuzz targets", || tool::run(&mut cargo, &log))?;
     Ok(dir.join(TRIPLE).join("release"))
 }
 

@@ -131,7 +131,16 @@ pub(crate) fn test(
         .filter(|tier| tier.runs_under_cargo())
         .collect();
     if !tests.is_empty() {
-        let cargo = || tiers::run(workspace, &tests, &environment);
+        let cargo = || {
+            std::thread::scope(|scope| {
+                if plan.run.contains(&Tier::Fuzz) {
+                    // On cores that no test uses. The tier builds again what fails here.
+                    let idle = || fuzz::build(workspace, workspace.idle_cargo(), progress.beside());
+                    scope.spawn(idle);
+                }
+                tiers::run(workspace, &tests, &environment)
+            })
+        };
         outcome = outcome.and(spent.on("cargo's tests", cargo)?);
     }
     let mut rest: Vec<Tier> = Tier::value_variants().to_vec();
@@ -304,6 +313,9 @@ fn prepare_for(
     checks: impl FnOnce(Progress) -> Result<()> + Send,
 ) -> Result<TestEnvironment> {
     let artifacts = workspace.artifacts();
+    if tiers.contains(&Tier::Fuzz) {
+        fuzz::compiler(workspace, progress)?;
+    }
     // The tests of guests in tier kvm make images with the same tools.
     if tiers.contains(&Tier::Image) || tiers.contains(&Tier::Kvm) {
         prepare::image_tools(workspace, progress)?;

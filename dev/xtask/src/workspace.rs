@@ -1,6 +1,7 @@
 //! Paths of this checkout.
 
 use std::{
+    ffi::OsString,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -46,8 +47,17 @@ impl Workspace {
 
     /// A cargo command in this workspace.
     pub(crate) fn cargo(&self) -> Command {
-        let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(program);
+        self.in_root(Command::new(cargo()))
+    }
+
+    /// As [`Self::cargo`], for work beside other work: it runs on cores that nothing else uses.
+    pub(crate) fn idle_cargo(&self) -> Command {
+        let mut command = Command::new("chrt");
+        command.args(["--idle", "0"]).arg(cargo());
+        self.in_root(command)
+    }
+
+    fn in_root(&self, mut command: Command) -> Command {
         // The output goes to logs and into error messages, where colour codes are noise.
         command
             .current_dir(&self.root)
@@ -78,4 +88,8 @@ pub(crate) fn read_list(path: &Path) -> Result<Vec<String>> {
         .filter(|line| !line.is_empty() && !line.starts_with('#'))
         .map(str::to_owned)
         .collect())
+}
+
+fn cargo() -> OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }

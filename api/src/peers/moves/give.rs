@@ -282,7 +282,7 @@ impl Moves {
         };
         let peers = &self.0.peers;
         let question = question("POST", "/cluster/moves", encode(&offer)?);
-        let (status, bytes) = peers.read(to, question, MAX_ANSWER, MOVE).await?;
+        let (status, bytes) = peers.read_long(to, question, MAX_ANSWER, MOVE).await?;
         Ok(answer_of(to, status, &bytes)?)
     }
 
