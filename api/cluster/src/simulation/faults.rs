@@ -6,7 +6,7 @@ use crate::{NodeState, Route, engine::Input, place};
 
 use super::{
     server::{Note, needs},
-    world::{Event, HOSTS, Message, World, replica, template},
+    world::{Event, HOSTS, Message, World},
 };
 
 impl World {
@@ -169,11 +169,7 @@ impl World {
     fn turn_template(&mut self, at: usize) {
         let has = !self.hosts[at].has_template;
         self.hosts[at].has_template = has;
-        if has {
-            self.input(at, Input::AddReplica(template(), replica()));
-        } else {
-            self.input(at, Input::RemoveReplica(template()));
-        }
+        self.publish(at);
     }
 
     /// Ends all faults. What is left to do must then be done without help.

@@ -8,7 +8,8 @@ use std::{
 use model::{Platform, SandboxId};
 
 use crate::{
-    CpuKind, HomeKey, HomeSlot, Load, Member, Node, NodeId, NodeState, Replica, Stamp, TemplateId,
+    CpuKind, HomeKey, HomeSlot, Load, Member, Node, NodeId, NodeState, Replica, Stamp, Tagged,
+    Tags, TemplateId,
     engine::{Effect, Engine, Input, Timing, Token},
     keys::{self, Founded, Key},
     moves::Holding,
@@ -450,7 +451,7 @@ impl World {
         });
         self.recover(at);
         if self.hosts[at].has_template {
-            self.input(at, Input::AddReplica(template(), replica()));
+            self.publish(at);
         }
         self.later(
             1,
@@ -459,6 +460,34 @@ impl World {
                 process: number,
             },
         );
+    }
+
+    /// The replica and the tags of a host, or that it has none.
+    pub(super) fn publish(&mut self, at: usize) {
+        let host = &self.hosts[at];
+        let build = "b".to_owned();
+        let replica = host.has_template.then(|| Replica {
+            content: "c".to_owned(),
+            bytes: 1,
+            tagged: Some(Tagged {
+                template: template(),
+                tag: "default".to_owned(),
+                build: build.clone(),
+            }),
+        });
+        let tags = host.has_template.then(|| Tags {
+            epoch: 0,
+            builds: BTreeMap::from([("default".to_owned(), build)]),
+        });
+        let id = host.id().clone();
+        let (replica, tags) = (
+            replica.as_ref().map(keys::encode),
+            tags.as_ref().map(keys::encode),
+        );
+        let of = |key: fn(TemplateId, NodeId) -> Key| key(template(), id.clone());
+        let (on_replica, on_tags) = (of(Key::Replica), of(Key::Tags));
+        self.input(at, Input::Publish(on_replica, replica));
+        self.input(at, Input::Publish(on_tags, tags));
     }
 
     fn tick(&mut self, at: usize, process: u64) {
@@ -732,13 +761,6 @@ fn host(at: usize) -> Host {
 
 pub(super) fn template() -> TemplateId {
     TEMPLATE.parse().unwrap()
-}
-
-pub(super) fn replica() -> Replica {
-    Replica {
-        content: "c".to_owned(),
-        bytes: 1,
-    }
 }
 
 pub(super) fn put(key: Key, value: Vec<u8>) -> Write {
