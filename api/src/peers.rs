@@ -31,7 +31,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, Request, Response};
-use cluster::{Cluster, Health, NodeId, NodeState, Route, View};
+use cluster::{Cluster, Health, NodeId, NodeState, Route, Tagged, View};
 use http_body_util::{BodyExt, Limited};
 use model::SandboxId;
 use serde::de::DeserializeOwned;
@@ -203,6 +203,12 @@ impl Peers {
         self.0.cluster.view().nodes.contains_key(node)
     }
 
+    /// Whether the home of a template has another build under a tag than this node.
+    #[must_use]
+    pub(crate) fn is_outdated(&self, tagged: &Tagged) -> bool {
+        self.cluster().view().is_outdated(self.this(), tagged)
+    }
+
     /// What a request for a sandbox of a node that is away is answered with.
     #[must_use]
     pub fn away(&self, node: &NodeId, id: &SandboxId) -> Refusal {
@@ -320,12 +326,14 @@ impl Peers {
         &self.0.templates
     }
 
-    /// Records that a template is deleted on all nodes.
+    /// Records that a template is deleted on all nodes. When this returns, the nodes that have answered use it no more.
     ///
     /// # Errors
     /// Returns an error if it cannot be kept.
     pub(crate) async fn delete_template(&self, id: &str) -> Result<(), BuildsError> {
-        self.templates().delete(self.dir(), id).await
+        self.templates().delete(self.dir(), id).await?;
+        self.announce_deletion(id).await;
+        Ok(())
     }
 
     /// The nodes on which sandboxes can be cloned from a template, as this node sees it.

@@ -221,12 +221,15 @@ async fn create(app: &App, peers: &Peers, asked: Asked, request: Request, next: 
             refused = Some(response);
         }
     }
-    if let Some(refused) = refused {
+    if let Some(refused) = refused
+        && refused.status() != StatusCode::NOT_FOUND
+    {
         return refused;
     }
-    // No ready node has published the template. Names are published every second, and its client has it since less.
+    // No ready node has published the template, or a tag has moved. Names are published every second, and the client has this
+    // one since less.
     if let Some(name) = named.template_id
-        && !app.has_template(&name).await
+        && !app.can_clone(&name).await
         && let Some(node) = peers.with_template(&name, true).await
     {
         let passed = peers.pass(&node, repeat(false), asked.from, &asked.host);
