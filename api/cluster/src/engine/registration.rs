@@ -173,11 +173,30 @@ impl Engine {
             },
             None => Write::Delete(key.clone()),
         };
+        let own = When::Revision(Key::Node(self.this.id.clone()), registered);
+        // A request that arrives late must not bring a former build back.
+        let tags = writes.iter().map(|(key, _)| key);
+        let tags = tags.filter(|key| matches!(key, Key::Tags(..)));
+        let same = tags.map(|key| self.unchanged(key));
         let txn = Txn {
-            when: vec![When::Revision(Key::Node(self.this.id.clone()), registered)],
+            when: [own].into_iter().chain(same).collect(),
             then: writes.iter().map(write).collect(),
         };
         self.ask(Asked::Write(writes), Request::Txn(txn));
+    }
+
+    /// The condition that a key is as this node last saw or wrote it.
+    fn unchanged(&self, key: &Key) -> When {
+        let seen = self.mirror.revision_of(key);
+        let last = match self.written.get(key) {
+            Some((None, written)) if *written >= self.mirror.view().revision => None,
+            Some((Some(_), written)) => Some(seen.unwrap_or(0).max(*written)),
+            Some((None, _)) | None => seen,
+        };
+        match last {
+            Some(revision) => When::Revision(key.clone(), revision),
+            None => When::Absent(key.clone()),
+        }
     }
 
     /// The load if it is due, replicas and tags that are not written, and those that should not be there.

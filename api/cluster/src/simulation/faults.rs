@@ -21,6 +21,9 @@ impl World {
         if self.hosts[front].process.is_none() || self.hosts[front].stopped_until > self.now {
             return;
         }
+        if self.draw(10) == 0 {
+            self.build();
+        }
         if self.draw(3) == 0 {
             self.ask_for_one(front);
         } else {
