@@ -197,6 +197,15 @@ impl Peers {
         others.cloned().collect()
     }
 
+    /// The other ready node with the most free memory.
+    #[must_use]
+    pub(crate) fn open_node(&self) -> Option<NodeId> {
+        let view = self.0.cluster.view();
+        let others = self.others().into_iter();
+        let open = others.filter(|node| view.state(node) == NodeState::Ready);
+        open.max_by_key(|node| view.loads.get(node).map(|load| load.memory_free_mib))
+    }
+
     /// Whether a node is there, as far as this one sees.
     #[must_use]
     pub fn is_there(&self, node: &NodeId) -> bool {

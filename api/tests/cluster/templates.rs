@@ -47,6 +47,7 @@ pub(crate) fn travel(world: &mut World) {
     open_all(world);
     builds_and_tags_count_at_once(world);
     a_build_ends_without_etcd(world);
+    a_closed_node_makes_no_template(world);
     a_deletion_reaches_all(world, &template);
 }
 
@@ -187,6 +188,24 @@ fn a_build_ends_without_etcd(world: &World) {
     until("b has the build", || {
         versions(&[&world.nodes[2]], "travels") == [(201, "third".to_owned())]
     });
+    open_all(world);
+}
+
+/// Without a build: where it is recorded.
+fn a_closed_node_makes_no_template(world: &World) {
+    only(world, 1);
+    let body = json!({"name": "elsewhere"});
+    let asked = world.nodes[0].send("POST", "/v3/templates", &body);
+    let asked = asked.expect(202).json();
+    let template = asked["templateID"].as_str().unwrap();
+    let is_at = |at: usize| {
+        let records = world.nodes[at].state.path().join("builds/templates");
+        records.join(template).exists()
+    };
+    assert!(is_at(1) && !is_at(0) && !is_at(2));
+    world.nodes[2]
+        .send("DELETE", &format!("/templates/{template}"), &Value::Null)
+        .expect(204);
     open_all(world);
 }
 

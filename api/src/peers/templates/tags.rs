@@ -76,7 +76,7 @@ impl Peers {
     }
 
     /// Publishes that a template is deleted, as [`Self::announce`].
-    pub(super) async fn announce_deletion(&self, id: &str) {
+    pub(crate) async fn announce_deletion(&self, id: &str) {
         let Ok(template) = id.parse::<TemplateId>() else {
             return;
         };
