@@ -85,8 +85,14 @@ impl Names {
             };
             let own = own.map(|name| (name.as_str(), tagged(name)));
             let by_pool = (template.id.as_str(), None);
-            // The id that clients know stands for the default tag.
-            let by_id = tagged(client_id).map(|tagged| (client_id, Some(tagged)));
+            // The id that clients know stands for the default tag, if there is one.
+            let by_id = match catalog.tagged(client_id) {
+                Some((tagged, pool_id)) if pool_id == template.id => {
+                    Some((client_id, Some(tagged)))
+                }
+                Some(_) => None,
+                None => Some((client_id, None)),
+            };
             let all = own.chain([by_pool]).chain(by_id);
             let names = all.filter_map(|(name, tagged)| Some((wanted(name)?, tagged)));
             (template.clone(), names.collect())
