@@ -27,7 +27,7 @@ use crate::builds::{
 /// Builds in the queue, beside those that run.
 pub(super) const MAX_QUEUED: usize = 32;
 /// How long a build waits for the template from which it is made.
-const BASE: Duration = Duration::from_secs(60);
+const BASE: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 60 });
 /// Logs of ended builds that stay in memory.
 const RECENT_LOGS: usize = 8;
 

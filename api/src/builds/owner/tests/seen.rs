@@ -84,7 +84,7 @@ async fn the_other_nodes_see_a_tag_before_the_answer() {
     assert_eq!(world.announced(&id, "v1"), None);
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_build_waits_for_the_current_build_of_its_base() {
     let world = World::new();
     world.pool.with(|s| s.lacked.insert("base2".to_owned()));
@@ -105,7 +105,13 @@ async fn a_build_waits_for_the_current_build_of_its_base() {
     world.pool.with(|s| s.lacked.insert("base2".to_owned()));
     let build = world.request("n").await;
     world.start_from(&build, "base2").await;
-    tokio::time::sleep(Duration::from_secs(150)).await;
+    let request_others = async {
+        while world.state(&build) == Some(BuildState::Started) {
+            world.request("other").await;
+        }
+    };
+    let limit = Duration::from_secs(20);
+    tokio::time::timeout(limit, request_others).await.unwrap();
     let BuildState::Failed(reason) = world.ended(&build).await else {
         panic!("it has not failed");
     };
