@@ -338,10 +338,13 @@ impl Cluster {
     }
 
     /// This node changes `template`, whose tags name these builds from now on; `None`: it does not change it any more. Kept
-    /// over losses of the lease. Returns at once: etcd has it when it is in the view.
+    /// over losses of the lease. Returns at once: etcd has it when it is in the view. More tags than a value can have are not
+    /// published, and all copies count.
     pub fn publish_tags(&self, template: TemplateId, tags: Option<&Tags>) {
         let key = Key::Tags(template, self.this().clone());
-        self.input(Input::Publish(key, tags.map(keys::encode)));
+        let value = tags.map(keys::encode);
+        let value = value.filter(|value| value.len() <= keys::MAX_VALUE);
+        self.input(Input::Publish(key, value));
     }
 
     /// Cordons, drains or readies any member.

@@ -10,7 +10,7 @@ use crate::{HomeSlot, Node, NodeId, TemplateId};
 
 pub(crate) const PREFIX: &str = "/cube/v1/";
 /// Longer values are ignored. A node's record with a thousand CPU features has 12 KiB.
-const MAX_VALUE: usize = 64 << 10;
+pub(crate) const MAX_VALUE: usize = 64 << 10;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {

@@ -196,6 +196,34 @@ fn a_replica_is_written_again_after_a_deletion_without_an_answer() {
 }
 
 #[test]
+fn a_request_that_arrives_late_does_not_bring_a_former_build_back() {
+    let mut bench = Bench::new();
+    let key = Key::Tags("t".parse().unwrap(), id("a"));
+    let tags = |build: &str| Tags {
+        epoch: 0,
+        builds: BTreeMap::from([("v1".to_owned(), build.to_owned())]),
+    };
+    let publish = |build| Input::Publish(key.clone(), Some(keys::encode(&tags(build))));
+    let mut effects = bench.engine.step(bench.now, publish("former"));
+    let Some(Effect::Ask(token, late)) = effects.pop() else {
+        panic!("nothing is written: {effects:?}");
+    };
+    bench.input(Input::Answer(token, Err(Fault::Unknown)));
+    bench.pass(2000);
+    bench.input(publish("new"));
+    bench.pass(2000);
+    let written = |bench: &Bench| {
+        let view = bench.engine.view();
+        view.tags[&"t".parse().unwrap()][&id("a")].clone()
+    };
+    assert_eq!(written(&bench), tags("new"));
+    bench.etcd.perform(bench.now, late).unwrap();
+    bench.follow();
+    assert_eq!(written(&bench), tags("new"));
+    assert_eq!(bench.engine.standing(), Standing::Registered);
+}
+
+#[test]
 fn a_lease_that_has_ended_is_replaced_with_all_that_was_under_it() {
     let mut bench = Bench::new();
     let tags = Tags {

@@ -99,7 +99,7 @@ impl Peers {
         if !is_seen {
             tracing::warn!(
                 template,
-                "etcd does not answer: the other nodes may use former builds of a template until they have asked for it"
+                "etcd does not confirm a change of tags: the other nodes may use former builds until they have asked for the template"
             );
             return;
         }
