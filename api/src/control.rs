@@ -46,7 +46,10 @@ use pool::Pool;
 
 use crate::{
     auth::{Authenticator, Scope},
-    builds::{catalog::Resolved, owner::Builds},
+    builds::{
+        catalog::{Catalog, Resolved},
+        owner::Builds,
+    },
     egress::Egress,
     events::Events,
     network::Network,
@@ -138,9 +141,31 @@ impl Control {
         (home.node != *peers.this()).then(|| home.node.clone())
     }
 
+    /// Whether a template's home has another build under this id or name than the copy on this node.
+    fn is_outdated(&self, catalog: &Catalog, reference: &str) -> bool {
+        let Some(peers) = &self.peers else {
+            return false;
+        };
+        let found = catalog.tagged(reference);
+        found.is_some_and(|(tagged, _)| peers.is_outdated(&tagged))
+    }
+
+    /// Whether creates can use what this node has under this id or name.
+    async fn can_clone(&self, reference: &str) -> bool {
+        match self.pool_reference(reference.to_owned()) {
+            Ok(found) => self.pool.template(&found).await.is_some(),
+            Err(_) => false,
+        }
+    }
+
     /// The reference with which the pool finds a template: of a build, its id in the pool.
     fn pool_reference(&self, reference: String) -> Result<String, ApiError> {
-        match self.builds.catalog().resolve(&reference) {
+        let catalog = self.builds.catalog();
+        match catalog.resolve(&reference) {
+            // As if it were not here: the home has it, or no node.
+            Resolved::Ready(_) if self.is_outdated(&catalog, &reference) => {
+                Err(ApiError::no_template(&reference))
+            }
             Resolved::Ready(pool_id) => Ok(pool_id),
             Resolved::Foreign => Ok(reference),
             Resolved::NotReady => Err(ApiError::no_template(&reference)),

@@ -31,7 +31,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, Request, Response};
-use cluster::{Cluster, Health, NodeId, NodeState, Route, View};
+use cluster::{Cluster, Health, NodeId, NodeState, Route, Tagged, View};
 use http_body_util::{BodyExt, Limited};
 use model::SandboxId;
 use serde::de::DeserializeOwned;
@@ -197,10 +197,25 @@ impl Peers {
         others.cloned().collect()
     }
 
+    /// The other ready node with the most free memory.
+    #[must_use]
+    pub(crate) fn open_node(&self) -> Option<NodeId> {
+        let view = self.0.cluster.view();
+        let others = self.others().into_iter();
+        let open = others.filter(|node| view.state(node) == NodeState::Ready);
+        open.max_by_key(|node| view.loads.get(node).map(|load| load.memory_free_mib))
+    }
+
     /// Whether a node is there, as far as this one sees.
     #[must_use]
     pub fn is_there(&self, node: &NodeId) -> bool {
         self.0.cluster.view().nodes.contains_key(node)
+    }
+
+    /// Whether the home of a template has another build under a tag than this node.
+    #[must_use]
+    pub(crate) fn is_outdated(&self, tagged: &Tagged) -> bool {
+        self.cluster().view().is_outdated(self.this(), tagged)
     }
 
     /// What a request for a sandbox of a node that is away is answered with.
@@ -320,12 +335,14 @@ impl Peers {
         &self.0.templates
     }
 
-    /// Records that a template is deleted on all nodes.
+    /// Records that a template is deleted on all nodes. When this returns, the nodes that have answered use it no more.
     ///
     /// # Errors
     /// Returns an error if it cannot be kept.
     pub(crate) async fn delete_template(&self, id: &str) -> Result<(), BuildsError> {
-        self.templates().delete(self.dir(), id).await
+        self.templates().delete(self.dir(), id).await?;
+        self.announce_deletion(id).await;
+        Ok(())
     }
 
     /// The nodes on which sandboxes can be cloned from a template, as this node sees it.

@@ -2,7 +2,7 @@
 //! in, requests to etcd go out. So the simulation runs the same code as the server.
 //!
 //! ```text
-//!            ┌─ Answer, Watched ──┐                     ┌─► Ask: list, lease, registration, load, replicas
+//!            ┌─ Answer, Watched ──┐                     ┌─► Ask: list, lease, registration, load, replicas, tags
 //! driver ───►│ Load, Hold, Tick … ├─► state ─► pump() ──┼─► Watch from a revision
 //!            └────────────────────┘                     └─► View, Event
 //! ```
@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use model::SandboxId;
 
 use crate::{
-    ClusterEvent, Load, Node, Owner, Replica, TemplateId, View,
+    ClusterEvent, Load, Node, Owner, View,
     keys::Key,
     mirror::{Mirror, Updated},
     store::{Answer, Entry, Fault, LeaseId, Request, Watched},
@@ -73,8 +73,8 @@ pub(crate) enum Input {
     /// From the watch with this generation.
     Watched(u64, Watched),
     Load(Load),
-    AddReplica(TemplateId, Replica),
-    RemoveReplica(TemplateId),
+    /// Keeps a value under a key of this node, a replica or tags; `None`: none.
+    Publish(Key, Option<Vec<u8>>),
     /// A change of this record is being asked for: it is not judged before `Hold`, `Settled` or `Release`.
     Changing(SandboxId),
     /// The change was refused, or its outcome is unknown.
@@ -154,7 +154,8 @@ pub(crate) struct Engine {
     ever_registered: bool,
     load: Load,
     load_at: Option<u64>,
-    replicas: BTreeMap<TemplateId, Replica>,
+    /// Replicas and tags.
+    published: BTreeMap<Key, Vec<u8>>,
     /// Values under the present registration, `None` if deleted, and the revisions at which they were written.
     written: BTreeMap<Key, (Option<Vec<u8>>, u64)>,
     held: BTreeMap<SandboxId, Held>,
@@ -200,7 +201,7 @@ impl Engine {
             ever_registered: false,
             load: Load::default(),
             load_at: None,
-            replicas: BTreeMap::new(),
+            published: BTreeMap::new(),
             written: BTreeMap::new(),
             held: BTreeMap::new(),
             changing: BTreeSet::new(),
@@ -242,12 +243,8 @@ impl Engine {
             // From a watch that has been replaced.
             Input::Watched(..) => {}
             Input::Load(load) => self.load = load,
-            Input::AddReplica(template, replica) => {
-                self.replicas.insert(template, replica);
-            }
-            Input::RemoveReplica(template) => {
-                self.replicas.remove(&template);
-            }
+            Input::Publish(key, Some(value)) => drop(self.published.insert(key, value)),
+            Input::Publish(key, None) => drop(self.published.remove(&key)),
             Input::Changing(id) => {
                 self.reassert.remove(&id);
                 self.changing.insert(id);

@@ -14,12 +14,13 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::{
     Candidate, ClusterEvent, EtcdConfig, EtcdConfigError, HomeKey, Load, Member, Needs, Node,
-    NodeId, NodeState, Owned, Owner, OwnerChange, OwnerError, Replica, Route, TemplateId, View,
+    NodeId, NodeState, Owned, Owner, OwnerChange, OwnerError, Replica, Route, Tags, TemplateId,
+    View,
     admission::{self, Admission, Denied, Keys},
     driver::{Driver, Order, Sent, Status, now_ms},
     engine::{Engine, Input, Standing, Timing},
     etcd::{Etcd, check_version},
-    keys::Key,
+    keys::{self, Key},
     placement::{next_random, place},
     store::{Answer, Fault, Request, Txn},
 };
@@ -327,11 +328,23 @@ impl Cluster {
 
     /// This node can clone from `template` from now on. Kept over losses of the lease. Returns at once.
     pub fn add_replica(&self, template: TemplateId, replica: Replica) {
-        self.input(Input::AddReplica(template, replica));
+        let key = Key::Replica(template, self.this().clone());
+        self.input(Input::Publish(key, Some(keys::encode(&replica))));
     }
 
     pub fn remove_replica(&self, template: &TemplateId) {
-        self.input(Input::RemoveReplica(template.clone()));
+        let key = Key::Replica(template.clone(), self.this().clone());
+        self.input(Input::Publish(key, None));
+    }
+
+    /// This node changes `template`, whose tags name these builds from now on; `None`: it does not change it any more. Kept
+    /// over losses of the lease. Returns at once: etcd has it when it is in the view. More tags than a value can have are not
+    /// published, and all copies count.
+    pub fn publish_tags(&self, template: TemplateId, tags: Option<&Tags>) {
+        let key = Key::Tags(template, self.this().clone());
+        let value = tags.map(keys::encode);
+        let value = value.filter(|value| value.len() <= keys::MAX_VALUE);
+        self.input(Input::Publish(key, value));
     }
 
     /// Cordons, drains or readies any member.

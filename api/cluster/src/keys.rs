@@ -10,7 +10,7 @@ use crate::{HomeSlot, Node, NodeId, TemplateId};
 
 pub(crate) const PREFIX: &str = "/cube/v1/";
 /// Longer values are ignored. A node's record with a thousand CPU features has 12 KiB.
-const MAX_VALUE: usize = 64 << 10;
+pub(crate) const MAX_VALUE: usize = 64 << 10;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
@@ -22,6 +22,7 @@ pub(crate) enum Key {
     State(NodeId),
     Node(NodeId),
     Load(NodeId),
+    Tags(TemplateId, NodeId),
     Replica(TemplateId, NodeId),
     Owner(SandboxId),
 }
@@ -53,6 +54,7 @@ impl fmt::Display for Key {
             Self::State(node) => write!(f, "{PREFIX}state/{node}"),
             Self::Node(node) => write!(f, "{PREFIX}nodes/{node}"),
             Self::Load(node) => write!(f, "{PREFIX}load/{node}"),
+            Self::Tags(template, node) => write!(f, "{PREFIX}tags/{template}/{node}"),
             Self::Replica(template, node) => write!(f, "{PREFIX}replicas/{template}/{node}"),
             Self::Owner(sandbox) => write!(f, "{PREFIX}owner/{sandbox}"),
         }
@@ -73,6 +75,10 @@ impl Key {
             "state" => Some(Self::State(rest.parse().ok()?)),
             "nodes" => Some(Self::Node(rest.parse().ok()?)),
             "load" => Some(Self::Load(rest.parse().ok()?)),
+            "tags" => {
+                let (template, node) = rest.split_once('/')?;
+                Some(Self::Tags(template.parse().ok()?, node.parse().ok()?))
+            }
             "replicas" => {
                 let (template, node) = rest.split_once('/')?;
                 Some(Self::Replica(template.parse().ok()?, node.parse().ok()?))
@@ -108,6 +114,7 @@ mod tests {
             Key::State(node.clone()),
             Key::Node(node.clone()),
             Key::Load(node.clone()),
+            Key::Tags("0a".parse().unwrap(), node.clone()),
             Key::Replica("base:1".parse().unwrap(), node),
             Key::Owner(SandboxId::from_random([3; 19])),
         ];

@@ -36,7 +36,7 @@ mod simulation;
 pub use etcd::{EtcdConfig, EtcdConfigError, TlsFiles};
 pub use handle::{Alone, Cluster, ClusterError, Health, JoinConfig, Membership, found};
 pub use home::{HomeKey, HomeSlot};
-pub use member::{CpuKind, Load, Member, Node, NodeState, Replica};
+pub use member::{CpuKind, Load, Member, Node, NodeState, Replica, Tagged, Tags};
 pub use moves::{GiverStep, Holding, TakerNote, giver, giver_without_taker, taker};
 pub use names::{Incarnation, NameError, NodeId, TemplateId};
 pub use owner::{Owned, Owner, OwnerChange, OwnerError, OwnerState, Refusal, Stamp};

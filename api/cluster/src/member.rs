@@ -84,4 +84,37 @@ pub struct Replica {
     pub content: String,
     /// Bytes on disk.
     pub bytes: u64,
+    /// The tag under which it is published, if it is a build that clients have ordered. Absent in records of former
+    /// releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tagged: Option<Tagged>,
+}
+
+/// A build under one of its template's tags.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tagged {
+    pub template: TemplateId,
+    pub tag: String,
+    pub build: String,
+}
+
+/// Which builds the tags of a template name: `tags/TEMPLATE/NODE`, written by the node that changes the template, with the
+/// lease of its server, before its clients get to know it. Without a record, the copies of all nodes count.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tags {
+    /// Of two records, the one with the later epoch counts, then that of the first node by name.
+    pub epoch: u64,
+    /// Builds by tag.
+    pub builds: BTreeMap<String, String>,
+}
+
+impl Tags {
+    /// Of a template that is deleted for good.
+    #[must_use]
+    pub fn deleted() -> Self {
+        Self {
+            epoch: u64::MAX,
+            builds: BTreeMap::new(),
+        }
+    }
 }

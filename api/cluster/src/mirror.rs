@@ -9,7 +9,7 @@ use std::{
 use model::SandboxId;
 
 use crate::{
-    ClusterEvent, Incarnation, NodeId, Owned, Replica, View,
+    ClusterEvent, Incarnation, NodeId, Owned, TemplateId, View,
     keys::{self, Key, NodeRecord},
     store::{Change, Entry},
 };
@@ -121,18 +121,12 @@ impl Mirror {
                 }
                 _ => false,
             },
-            Key::Replica(template, node) => match keys::decode::<Replica>(value) {
-                Some(replica) => {
-                    let known = view.replicas.get(template);
-                    if known.and_then(|nodes| nodes.get(node)) != Some(&replica) {
-                        let replicas = Arc::make_mut(&mut view.replicas);
-                        let of_template = replicas.entry(template.clone()).or_default();
-                        of_template.insert(node.clone(), replica);
-                    }
-                    true
-                }
-                None => false,
-            },
+            Key::Tags(template, node) => {
+                put_at(&mut view.tags, template, node, keys::decode(value))
+            }
+            Key::Replica(template, node) => {
+                put_at(&mut view.replicas, template, node, keys::decode(value))
+            }
             Key::Owner(sandbox) => match keys::decode(value) {
                 Some(owner) => {
                     let owned = Owned {
@@ -205,15 +199,8 @@ impl Mirror {
                     updated.events.push(ClusterEvent::Away { node });
                 }
             }
-            Key::Replica(template, node) => {
-                let replicas = Arc::make_mut(&mut view.replicas);
-                if let Some(of_template) = replicas.get_mut(template) {
-                    of_template.remove(node);
-                    if of_template.is_empty() {
-                        replicas.remove(template);
-                    }
-                }
-            }
+            Key::Tags(template, node) => remove_at(&mut view.tags, template, node),
+            Key::Replica(template, node) => remove_at(&mut view.replicas, template, node),
             Key::Owner(sandbox) => {
                 Arc::make_mut(&mut view.owners).remove(sandbox);
                 updated.owners.insert(sandbox.clone());
@@ -238,6 +225,36 @@ fn put<V: Clone + PartialEq>(
             true
         }
         None => false,
+    }
+}
+
+type ByTemplate<V> = Arc<BTreeMap<TemplateId, BTreeMap<NodeId, V>>>;
+
+/// As [`put`], for what a node has of a template.
+fn put_at<V: Clone + PartialEq>(
+    map: &mut ByTemplate<V>,
+    template: &TemplateId,
+    node: &NodeId,
+    value: Option<V>,
+) -> bool {
+    let Some(value) = value else {
+        return false;
+    };
+    let known = map.get(template).and_then(|nodes| nodes.get(node));
+    if known != Some(&value) {
+        let of_template = Arc::make_mut(map).entry(template.clone()).or_default();
+        of_template.insert(node.clone(), value);
+    }
+    true
+}
+
+fn remove_at<V: Clone>(map: &mut ByTemplate<V>, template: &TemplateId, node: &NodeId) {
+    let map = Arc::make_mut(map);
+    if let Some(of_template) = map.get_mut(template) {
+        of_template.remove(node);
+        if of_template.is_empty() {
+            map.remove(template);
+        }
     }
 }
 

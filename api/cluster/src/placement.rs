@@ -65,7 +65,9 @@ fn is_eligible(view: &View, node: &Node, needs: &Needs) -> bool {
     let replica = replicas.and_then(|replicas| replicas.get(&node.id));
     let has_template = replica.is_some_and(|replica| {
         let wanted = needs.content.as_ref();
+        let tagged = replica.tagged.as_ref();
         wanted.is_none_or(|content| *content == replica.content)
+            && !tagged.is_some_and(|tagged| view.is_outdated(&node.id, tagged))
     });
     let can_restore = needs.platform.is_none_or(|kind| kind == node.platform)
         && needs.features.is_subset(&node.cpu.features);

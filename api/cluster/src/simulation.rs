@@ -62,6 +62,8 @@ fn many_seeds_keep_every_property() {
     let each = [
         total.created,
         total.moved,
+        total.seen,
+        total.outdated,
         total.taken_over,
         total.resumed,
         total.crashes,

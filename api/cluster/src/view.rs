@@ -1,10 +1,13 @@
 //! The cluster as one node sees it.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
 use model::SandboxId;
 
-use crate::{HomeKey, HomeSlot, Load, Member, Node, NodeId, NodeState, Owned, Replica, TemplateId};
+use crate::{
+    HomeKey, HomeSlot, Load, Member, Node, NodeId, NodeState, Owned, Replica, Tagged, Tags,
+    TemplateId,
+};
 
 /// An immutable snapshot. Its parts are shared with the snapshots before it, so that an update copies only the part
 /// that has changed.
@@ -20,6 +23,7 @@ pub struct View {
     /// Absent: ready.
     pub states: Arc<BTreeMap<NodeId, NodeState>>,
     pub loads: Arc<BTreeMap<NodeId, Load>>,
+    pub tags: Arc<BTreeMap<TemplateId, BTreeMap<NodeId, Tags>>>,
     pub replicas: Arc<BTreeMap<TemplateId, BTreeMap<NodeId, Replica>>>,
     pub owners: Arc<BTreeMap<SandboxId, Owned>>,
 }
@@ -89,6 +93,17 @@ impl View {
             },
             None => Route::Away { node },
         }
+    }
+
+    /// Whether a build that `node` has under a tag must not be used, because another node, which changes the template, has
+    /// another build under this tag, or none.
+    #[must_use]
+    pub fn is_outdated(&self, node: &NodeId, tagged: &Tagged) -> bool {
+        let written = self.tags.get(&tagged.template).into_iter().flatten();
+        let home = written.max_by_key(|(node, tags)| (tags.epoch, Reverse(*node)));
+        home.is_some_and(|(home, tags)| {
+            home != node && tags.builds.get(&tagged.tag) != Some(&tagged.build)
+        })
     }
 
     fn at(&self, slot: HomeSlot) -> Option<&NodeId> {

@@ -5,6 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use cluster::Tagged;
+
 use super::{log::BuildLog, record::TemplateRecord, request::DEFAULT_TAG};
 
 /// All templates of builds, and the logs that are in memory.
@@ -24,11 +26,16 @@ fn find<'a>(templates: &'a Templates, word: &str) -> Option<&'a Arc<TemplateReco
     templates.get(word).or_else(named)
 }
 
+/// A reference without a tag means the default one.
+fn split(reference: &str) -> (&str, &str) {
+    reference
+        .split_once(':')
+        .unwrap_or((reference, DEFAULT_TAG))
+}
+
 /// What an id or a name, with or without a tag, refers to.
 pub(super) fn resolve(templates: &Templates, reference: &str) -> Resolved {
-    let (word, tag) = reference
-        .split_once(':')
-        .unwrap_or((reference, DEFAULT_TAG));
+    let (word, tag) = split(reference);
     match find(templates, word) {
         None => Resolved::Foreign,
         Some(template) => match template.tagged(tag) {
@@ -36,6 +43,14 @@ pub(super) fn resolve(templates: &Templates, reference: &str) -> Resolved {
             None => Resolved::NotReady,
         },
     }
+}
+
+/// As [`Catalog::tagged`].
+pub(super) fn tagged<'a>(templates: &'a Templates, reference: &str) -> Option<(Tagged, &'a str)> {
+    let (word, tag) = split(reference);
+    let template = find(templates, word)?;
+    let (_, pool_id) = template.tagged(tag)?;
+    Some((template.named(tag)?, pool_id))
 }
 
 /// What a reference in a request names.
@@ -60,6 +75,11 @@ impl Catalog {
     #[must_use]
     pub fn resolve(&self, reference: &str) -> Resolved {
         resolve(&self.templates, reference)
+    }
+
+    /// The ready build that an id or a name, with or without a tag, refers to, and its template in the pool.
+    pub(crate) fn tagged(&self, reference: &str) -> Option<(Tagged, &str)> {
+        tagged(&self.templates, reference)
     }
 
     /// The id that clients know of a template in the pool.

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cluster::NodeId;
+use cluster::{NodeId, Tagged};
 use model::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -183,6 +183,15 @@ impl TemplateRecord {
             } => Some((build, template)),
             _ => None,
         }
+    }
+
+    /// The build that a tag names, as the nodes of a cluster compare it.
+    pub(crate) fn named(&self, tag: &str) -> Option<Tagged> {
+        Some(Tagged {
+            template: self.id.parse().ok()?,
+            tag: tag.to_owned(),
+            build: self.tags.get(tag)?.build.clone(),
+        })
     }
 
     /// The templates in the pool that this one needs.

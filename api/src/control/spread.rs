@@ -48,6 +48,8 @@ const TRIES: usize = 4;
 const LIST: Duration = Duration::from_secs(5);
 /// Longest list of one node in bytes.
 const MAX_LIST: usize = 16 << 20;
+/// The route that requests a build, and makes its template if there is none.
+const NEW_TEMPLATE: &str = "/v3/templates";
 /// Memory that a sandbox is assumed to need: its template may be unknown here.
 const MEMORY_MIB: u64 = 512;
 
@@ -78,7 +80,7 @@ pub(super) fn spread_of(method: &str, path: &str) -> Spread {
         ("get", "/sandboxes") => Spread::Latest,
         ("get", "/sandboxes/metrics") => Spread::Metrics,
         ("get", "/templates" | "/v2/templates") => Spread::Templates,
-        (_, "/templates/tags" | "/v3/templates") => Spread::ByBody,
+        (_, "/templates/tags" | NEW_TEMPLATE) => Spread::ByBody,
         (_, path) if path.contains("/sandboxes/{id}") => Spread::OfSandbox,
         (_, path) if path.contains("/templates/") => Spread::OfTemplate,
         _ => Spread::Own,
@@ -221,12 +223,15 @@ async fn create(app: &App, peers: &Peers, asked: Asked, request: Request, next: 
             refused = Some(response);
         }
     }
-    if let Some(refused) = refused {
+    if let Some(refused) = refused
+        && refused.status() != StatusCode::NOT_FOUND
+    {
         return refused;
     }
-    // No ready node has published the template. Names are published every second, and its client has it since less.
+    // No ready node has published the template, or a tag has moved. Names are published every second, and the client has this
+    // one since less.
     if let Some(name) = named.template_id
-        && !app.has_template(&name).await
+        && !app.can_clone(&name).await
         && let Some(node) = peers.with_template(&name, true).await
     {
         let passed = peers.pass(&node, repeat(false), asked.from, &asked.host);
@@ -369,7 +374,12 @@ async fn of_template(
             Some(_) | None => next.run(request).await,
         };
     }
-    match peers.with_template(&name, is_by_copies).await {
+    let mut node = peers.with_template(&name, is_by_copies).await;
+    if node.is_none() && request.uri().path() == NEW_TEMPLATE && !app.node.is_open() {
+        // A closed node makes no sandboxes of what it builds, and is to become empty.
+        node = peers.open_node();
+    }
+    match node {
         Some(node) => pass(peers, &node, asked, request).await,
         None => next.run(request).await,
     }

@@ -6,6 +6,7 @@
 //! | `POST /cluster/signed` | a member | the sandbox whose token signed a file URL |
 //! | `POST /cluster/template` | a member | whether this node answers requests for a template |
 //! | `POST /cluster/templates` | a member | templates of builds, and deleted ones, if they have changed |
+//! | `POST /cluster/template/tags` | a member | whether this node sees what the member has published |
 //! | `POST /cluster/template/offer` | a member | the files of a build, and what it ended with |
 //! | `GET /cluster/files/KEY` | a member | sums of the files of an offer |
 //! | `GET /cluster/files/KEY/FILE/N` | a member | a chunk of one of them |
@@ -72,6 +73,7 @@ pub(crate) fn router(app: App, peers: Peers, moves: Moves, executor: Executor) -
         .route("/cluster/signed", post(signed))
         .route("/cluster/template", post(template))
         .route("/cluster/templates", post(templates))
+        .route("/cluster/template/tags", post(tags))
         .route("/cluster/template/offer", post(offer))
         .route("/cluster/files/{key}", get(files))
         .route("/cluster/files/{key}/{file}/{chunk}", get(chunk))
@@ -162,6 +164,18 @@ async fn templates(
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
+}
+
+async fn tags(
+    State(internal): State<Internal>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Json(announced): Json<templates::Announced>,
+) -> Json<bool> {
+    let peers = &internal.peers;
+    Json(match peers.member(&peer) {
+        Some(node) => peers.sees(node, &announced).await,
+        None => false,
+    })
 }
 
 async fn offer(

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use cluster::{Load, NodeState, Replica, TemplateId};
+use cluster::{Load, NodeState, Replica, Tagged, TemplateId};
 use pool::{Pool, PoolStats, TemplateInfo};
 
 use super::{
@@ -69,8 +69,8 @@ fn load(stats: &PoolStats, names: &Names, creating: u32, cpus: u32) -> Load {
     }
 }
 
-/// The names under which creates may ask for each template.
-struct Names(Vec<(TemplateInfo, Vec<TemplateId>)>);
+/// The names under which creates may ask for each template, and the tags of builds that they stand for.
+struct Names(Vec<(TemplateInfo, BTreeMap<TemplateId, Option<Tagged>>)>);
 
 impl Names {
     fn of(templates: &[TemplateInfo], builds: &Builds, peers: &Peers) -> Self {
@@ -79,31 +79,43 @@ impl Names {
             let client_id = catalog.id_for_clients(&template.id);
             let is_shadowed = peers.templates().is_shadowed(client_id);
             let own = template.names.iter().filter(|_| !is_shadowed);
-            let references = own.map(String::as_str);
-            let references = references.chain([template.id.as_str(), client_id]);
-            let mut names: Vec<_> = references.filter_map(wanted).collect();
-            names.sort_unstable();
-            names.dedup();
-            (template.clone(), names)
+            let tagged = |name: &str| {
+                let (tagged, pool_id) = catalog.tagged(name)?;
+                (pool_id == template.id).then_some(tagged)
+            };
+            let own = own.map(|name| (name.as_str(), tagged(name)));
+            let by_pool = (template.id.as_str(), None);
+            // The id that clients know stands for the default tag, if there is one.
+            let by_id = match catalog.tagged(client_id) {
+                Some((tagged, pool_id)) if pool_id == template.id => {
+                    Some((client_id, Some(tagged)))
+                }
+                Some(_) => None,
+                None => Some((client_id, None)),
+            };
+            let all = own.chain([by_pool]).chain(by_id);
+            let names = all.filter_map(|(name, tagged)| Some((wanted(name)?, tagged)));
+            (template.clone(), names.collect())
         });
         Self(named.collect())
     }
 
     /// Of the template whose stock has this key: its first name, or its id.
-    fn of_stock(&self, stock: &str) -> &[TemplateId] {
+    fn of_stock(&self, stock: &str) -> impl Iterator<Item = &TemplateId> {
         let mut all = self.0.iter();
         let found = all.find(|(template, _)| {
             template.id == stock || template.names.iter().any(|name| name == stock)
         });
-        found.map_or(&[], |(_, names)| names)
+        found.into_iter().flat_map(|(_, names)| names.keys())
     }
 
     fn replicas(&self) -> BTreeMap<TemplateId, Replica> {
         let all = self.0.iter().flat_map(|(template, names)| {
-            names.iter().map(|name| {
+            names.iter().map(|(name, tagged)| {
                 let replica = Replica {
                     content: template.id.clone(),
                     bytes: template.bytes.0,
+                    tagged: tagged.clone(),
                 };
                 (name.clone(), replica)
             })

@@ -1,11 +1,13 @@
 //! Templates of builds on every node: each ready node of a platform makes a copy of each tagged build, newest first.
 //!
 //! ```text
-//! every 3 s   others ─ POST /cluster/templates ─► shelves ─► plan (pure) ─┬─► deleted ones are removed
+//! every 3 s*  others ─ POST /cluster/templates ─► shelves ─► plan (pure) ─┬─► deleted ones are removed
 //!                                                                         ├─► tags follow the home's
 //!                                                                         └─► one missing build at a time:
 //! POST /cluster/template/offer ─► files ─ transfer ─► <state>/builds/copies/<build> ─► memory made ─► named
 //! ```
+//! \* At once if a copy is outdated ([`tags`]).
+//!
 //! A template has a home, the node that builds and changes it; requests about it go there. The others have copies of its
 //! builds that have tags. Disks travel, root image and layer; the memory is made on each node, as at the end of a build.
 //! A copy gets its names, and so is published as a replica, when sandboxes can be cloned from it.
@@ -17,6 +19,7 @@
 mod deleted;
 mod give;
 mod plan;
+mod tags;
 mod take;
 
 use std::{
@@ -47,10 +50,15 @@ use deleted::Deleted;
 pub(crate) use give::{Asked, Kept, Page, WantedBuild, offer, shelf};
 use give::{Pages, Shelf};
 use plan::{Missing, Plan, Scene};
+pub(crate) use tags::Announced;
+use tags::DeletedHere;
 use take::TakeError;
 
 /// How often the nodes are asked for their templates.
 const EVERY: Duration = Duration::from_secs(3);
+/// How often while a copy of this node is outdated, and how many times: its home does not answer, then.
+const SOON: Duration = Duration::from_millis(250);
+const SOON_TIMES: u32 = 20;
 /// How often incomplete copies are looked at that no attempt goes on with.
 const CLEAN: Duration = Duration::from_secs(3600);
 /// How long a copy that has failed waits for its next attempt: at first, at most, and at most if the other node did not
@@ -66,6 +74,7 @@ pub(crate) struct Templates(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     deleted: Mutex<Deleted>,
+    deleted_here: Mutex<DeletedHere>,
     /// Held while they are written.
     writing: tokio::sync::Mutex<()>,
     /// Ids of templates of this node whose names belong to older ones of other nodes.
@@ -97,6 +106,7 @@ impl Templates {
     pub(super) fn new(dir: &Dir) -> Self {
         Self(Arc::new(Inner {
             deleted: Mutex::new(Deleted::load(dir)),
+            deleted_here: Mutex::default(),
             writing: tokio::sync::Mutex::default(),
             shadowed: Mutex::default(),
             kept: Kept::default(),
@@ -165,6 +175,7 @@ pub(crate) async fn follow(peers: Peers, parts: Parts) {
     let mut failed: BTreeMap<String, Failed> = BTreeMap::new();
     let mut copies = JoinSet::new();
     let mut cleaned = None::<Instant>;
+    let mut soon = 0;
     loop {
         if copies.is_empty() && cleaned.is_none_or(|at| at.elapsed() > CLEAN) {
             cleaned = Some(Instant::now());
@@ -183,12 +194,19 @@ pub(crate) async fn follow(peers: Peers, parts: Parts) {
             let (peers, parts, next) = (peers.clone(), parts.clone(), next.clone());
             copies.spawn(async move { (take::take(&peers, &parts, &next).await, next) });
         }
-        let ended = tokio::time::timeout(EVERY, copies.join_next()).await;
-        match ended {
-            Ok(Some(Ok((outcome, missing)))) => note(&peers, &mut failed, outcome, &missing),
-            Ok(Some(Err(why))) => tracing::error!(%why, "the task of a copy has failed"),
-            Ok(None) => tokio::time::sleep(EVERY).await,
-            Err(_) => {}
+        let is_behind = peers.is_behind(&parts.builds);
+        soon = if is_behind { soon + 1 } else { 0 };
+        let pause = match soon {
+            1..=SOON_TIMES => SOON,
+            _ => EVERY,
+        };
+        tokio::select! {
+            Some(ended) = copies.join_next() => match ended {
+                Ok((outcome, missing)) => note(&peers, &mut failed, outcome, &missing),
+                Err(why) => tracing::error!(%why, "the task of a copy has failed"),
+            },
+            () = peers.until_behind(&parts.builds), if !is_behind => {}
+            () = tokio::time::sleep(pause) => {}
         }
         peers.templates().kept().expire();
     }

@@ -153,6 +153,7 @@ impl Engine {
         let machinery = Real {
             pool: pool.clone(),
             executor: executor.clone(),
+            peers: peers.clone(),
         };
         let running = spec.builds.running;
         let builds = Builds::open(stored, uploads, authority, machinery, running, &mut tasks);

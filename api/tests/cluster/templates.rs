@@ -45,11 +45,18 @@ pub(crate) fn travel(world: &mut World) {
     )
     .expect(204);
     open_all(world);
-    a_tag_and_a_deletion_reach_all(world, &template);
+    builds_and_tags_count_at_once(world);
+    a_build_ends_without_etcd(world);
+    a_closed_node_makes_no_template(world);
+    a_deletion_reaches_all(world, &template);
 }
 
 /// Returns the ids of the template and of its build.
 pub(crate) fn build_on_a(world: &World) -> (String, String) {
+    build(world, STEP)
+}
+
+fn build(world: &World, step: &str) -> (String, String) {
     let a = &world.nodes[0];
     let body = json!({"name": "travels", "cpuCount": 1, "memoryMB": 256});
     let asked = a.send("POST", "/v3/templates", &body).expect(202).json();
@@ -58,7 +65,7 @@ pub(crate) fn build_on_a(world: &World) -> (String, String) {
     let path = format!("/templates/{template}/builds/{build}");
     let body = json!({
         "fromTemplate": "base",
-        "steps": [{"type": "RUN", "args": [STEP, "root"]}],
+        "steps": [{"type": "RUN", "args": [step, "root"]}],
     });
     // By another node, which passes it on.
     let b = &world.nodes[1];
@@ -125,32 +132,90 @@ fn nodes_of(node: &Node, name: &str) -> Vec<String> {
         .collect()
 }
 
-fn a_tag_and_a_deletion_reach_all(world: &mut World, template: &str) {
-    let body = json!({"target": "travels", "tags": ["stable"]});
-    let [b, c] = [1, 2].map(|at| &world.nodes[at]);
-    b.send("POST", "/templates/tags", &body).expect(201);
-    only(world, 2);
-    let body = json!({"templateID": "travels:stable", "timeout": 300});
-    until("c has the tag", || {
-        let made = b.send("POST", "/v2/sandboxes", &body);
-        let is_made = made.status == 201;
-        if is_made {
-            c.send(
-                "DELETE",
-                &format!("/sandboxes/{}", id(&made.json())),
-                &Value::Null,
-            )
-            .expect(204);
+/// The answer to a create by each node, and what the sandbox's file `/version` says.
+fn versions(nodes: &[&Node], template: &str) -> Vec<(u16, String)> {
+    let body = json!({"templateID": template, "timeout": 300});
+    let version = |node: &&Node| {
+        let made = node.send("POST", "/v2/sandboxes", &body);
+        if made.status != 201 {
+            return (made.status, String::new());
         }
-        is_made
+        let sandbox = made.json();
+        let version = node.exec(&sandbox, "cat /version 2>/dev/null || echo first");
+        let path = format!("/sandboxes/{}", id(&sandbox));
+        node.send("DELETE", &path, &Value::Null).expect(204);
+        (201, version.unwrap().trim().to_owned())
+    };
+    nodes.iter().map(version).collect()
+}
+
+/// All nodes have the first build, and none but the home what follows. What a client was told counts at every node.
+fn builds_and_tags_count_at_once(world: &World) {
+    let [a, b, c] = [0, 1, 2].map(|at| &world.nodes[at]);
+    let all = [b, c, a];
+    let is = |version: &str| vec![(201, version.to_owned()); 3];
+    let body = json!({"target": "travels", "tags": ["stable"]});
+    b.send("POST", "/templates/tags", &body).expect(201);
+    assert_eq!(versions(&all, "travels:stable"), is("first"));
+    for node in all {
+        until("each node has the tag", || {
+            nodes_of(node, "travels") == ["a", "b", "c"]
+        });
+    }
+    build(world, "echo second >/version");
+    assert_eq!(versions(&all, "travels"), is("second"));
+    assert_eq!(versions(&all, "travels:stable"), is("first"));
+    c.send("POST", "/templates/tags", &body).expect(201);
+    assert_eq!(versions(&all, "travels:stable"), is("second"));
+    let body = json!({"name": "travels", "tags": ["stable"]});
+    b.send("DELETE", "/templates/tags", &body).expect(204);
+    assert_eq!(
+        versions(&all, "travels:stable"),
+        vec![(404, String::new()); 3]
+    );
+    let warned = "a node has not confirmed which builds are current";
+    assert!(!a.log().contains(warned), "{}", a.log());
+}
+
+fn a_build_ends_without_etcd(world: &World) {
+    world.stop_etcd();
+    build(world, "echo third >/version");
+    world.continue_etcd();
+    let log = world.nodes[0].log();
+    assert!(log.contains("the other nodes may use former builds"));
+    // Also those that could not see it.
+    only(world, 1);
+    until("b has the build", || {
+        versions(&[&world.nodes[2]], "travels") == [(201, "third".to_owned())]
     });
     open_all(world);
+}
+
+/// Without a build: where it is recorded.
+fn a_closed_node_makes_no_template(world: &World) {
+    only(world, 1);
+    let body = json!({"name": "elsewhere"});
+    let asked = world.nodes[0].send("POST", "/v3/templates", &body);
+    let asked = asked.expect(202).json();
+    let template = asked["templateID"].as_str().unwrap();
+    let is_at = |at: usize| {
+        let records = world.nodes[at].state.path().join("builds/templates");
+        records.join(template).exists()
+    };
+    assert!(is_at(1) && !is_at(0) && !is_at(2));
+    world.nodes[2]
+        .send("DELETE", &format!("/templates/{template}"), &Value::Null)
+        .expect(204);
+    open_all(world);
+}
+
+fn a_deletion_reaches_all(world: &mut World, template: &str) {
     // c learns it when it is back.
     world.nodes[2].kill();
     let path = format!("/templates/{template}");
-    world.nodes[1]
-        .send("DELETE", &path, &Value::Null)
-        .expect(204);
+    let b = &world.nodes[1];
+    b.send("DELETE", &path, &Value::Null).expect(204);
+    assert_eq!(versions(&[b], "travels"), [(404, String::new())]);
     world.nodes[2].start();
     for node in &world.nodes {
         node.until_all(world.nodes.len(), "ready");

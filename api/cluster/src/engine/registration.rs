@@ -1,4 +1,4 @@
-//! This node's record in `nodes/`, and what is written under it: load and replicas.
+//! This node's record in `nodes/`, and what is written under it: load, replicas and tags.
 
 use crate::{
     keys::{self, Key, NodeRecord},
@@ -173,14 +173,33 @@ impl Engine {
             },
             None => Write::Delete(key.clone()),
         };
+        let own = When::Revision(Key::Node(self.this.id.clone()), registered);
+        // A request that arrives late must not bring a former build back.
+        let tags = writes.iter().map(|(key, _)| key);
+        let tags = tags.filter(|key| matches!(key, Key::Tags(..)));
+        let same = tags.map(|key| self.unchanged(key));
         let txn = Txn {
-            when: vec![When::Revision(Key::Node(self.this.id.clone()), registered)],
+            when: [own].into_iter().chain(same).collect(),
             then: writes.iter().map(write).collect(),
         };
         self.ask(Asked::Write(writes), Request::Txn(txn));
     }
 
-    /// The load if it is due, replicas that are not written, and those that should not be there.
+    /// The condition that a key is as this node last saw or wrote it.
+    fn unchanged(&self, key: &Key) -> When {
+        let seen = self.mirror.revision_of(key);
+        let last = match self.written.get(key) {
+            Some((None, written)) if *written >= self.mirror.view().revision => None,
+            Some((Some(_), written)) => Some(seen.unwrap_or(0).max(*written)),
+            Some((None, _)) | None => seen,
+        };
+        match last {
+            Some(revision) => When::Revision(key.clone(), revision),
+            None => When::Absent(key.clone()),
+        }
+    }
+
+    /// The load if it is due, replicas and tags that are not written, and those that should not be there.
     fn missing_writes(&self, now: u64) -> Vec<(Key, Option<Vec<u8>>)> {
         let this = &self.this.id;
         let mut writes = Vec::new();
@@ -196,16 +215,17 @@ impl Engine {
         if is_load_due {
             put(Key::Load(this.clone()), keys::encode(&self.load));
         }
-        for (template, replica) in &self.replicas {
-            let key = Key::Replica(template.clone(), this.clone());
-            put(key, keys::encode(replica));
+        for (key, value) in &self.published {
+            put(key.clone(), value.clone());
         }
         let view = self.mirror.view();
-        let found = view
-            .replicas
-            .iter()
-            .filter(|(_, nodes)| nodes.contains_key(this));
-        let found = found.map(|(template, _)| Key::Replica(template.clone(), this.clone()));
+        let replicas = view.replicas.iter();
+        let replicas = replicas.filter(|(_, nodes)| nodes.contains_key(this));
+        let replicas = replicas.map(|(template, _)| Key::Replica(template.clone(), this.clone()));
+        let tags = view.tags.iter();
+        let tags = tags.filter(|(_, nodes)| nodes.contains_key(this));
+        let tags = tags.map(|(template, _)| Key::Tags(template.clone(), this.clone()));
+        let found = replicas.chain(tags);
         let written = self.written.iter();
         let written = written.filter(|(_, (value, _))| value.is_some());
         let mut known: Vec<Key> = written.map(|(key, _)| key.clone()).collect();
@@ -217,7 +237,7 @@ impl Engine {
         known.sort();
         known.dedup();
         let is_unwanted = |key: &Key| match key {
-            Key::Replica(template, _) => !self.replicas.contains_key(template),
+            Key::Replica(..) | Key::Tags(..) => !self.published.contains_key(key),
             _ => false,
         };
         let unwanted = known.into_iter().filter(is_unwanted);

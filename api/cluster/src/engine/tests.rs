@@ -4,7 +4,7 @@ use model::{Platform, SandboxId};
 
 use super::*;
 use crate::{
-    CpuKind, HomeSlot, Member, NodeId, OwnerState, keys,
+    CpuKind, HomeSlot, Member, NodeId, OwnerState, Replica, Tags, keys,
     simulation::etcd::Etcd,
     store::{Txn, When, Write},
 };
@@ -46,6 +46,18 @@ fn put(key: Key, value: Vec<u8>) -> Request {
     })
 }
 
+fn replica() -> Key {
+    Key::Replica("base".parse().unwrap(), id("a"))
+}
+
+fn value() -> Vec<u8> {
+    keys::encode(&Replica {
+        content: "c".to_owned(),
+        bytes: 1,
+        tagged: None,
+    })
+}
+
 impl Bench {
     /// A registered node with a replica.
     fn new() -> Self {
@@ -66,9 +78,7 @@ impl Bench {
             watch: None,
             events: Vec::new(),
         };
-        let content = "c".to_owned();
-        let replica = Replica { content, bytes: 1 };
-        bench.input(Input::AddReplica("base".parse().unwrap(), replica));
+        bench.input(Input::Publish(replica(), Some(value())));
         bench.pass(5000);
         assert_eq!(bench.engine.standing(), Standing::Registered);
         assert!(bench.has("replicas/base/a"));
@@ -143,7 +153,7 @@ impl Bench {
 #[test]
 fn a_replica_that_etcd_has_lost_is_written_again() {
     let mut bench = Bench::new();
-    let key = Key::Replica("base".parse().unwrap(), id("a"));
+    let key = replica();
     let lost = Txn {
         when: Vec::new(),
         then: vec![Write::Delete(key)],
@@ -161,7 +171,7 @@ fn a_replica_that_etcd_has_lost_is_written_again() {
 #[test]
 fn a_replica_is_written_again_after_a_deletion_that_arrived_late() {
     let mut bench = Bench::new();
-    let key = Key::Replica("base".parse().unwrap(), id("a"));
+    let key = replica();
     let late = Txn {
         when: Vec::new(),
         then: vec![Write::Delete(key)],
@@ -176,20 +186,53 @@ fn a_replica_is_written_again_after_a_deletion_that_arrived_late() {
 #[test]
 fn a_replica_is_written_again_after_a_deletion_without_an_answer() {
     let mut bench = Bench::new();
-    let template: TemplateId = "base".parse().unwrap();
     bench.is_deaf = true;
-    bench.input(Input::RemoveReplica(template.clone()));
+    bench.input(Input::Publish(replica(), None));
     assert!(!bench.has("replicas/base/a"));
-    let content = "c".to_owned();
-    bench.input(Input::AddReplica(template, Replica { content, bytes: 1 }));
+    bench.input(Input::Publish(replica(), Some(value())));
     bench.is_deaf = false;
     bench.pass(5000);
     assert!(bench.has("replicas/base/a"));
 }
 
 #[test]
+fn a_request_that_arrives_late_does_not_bring_a_former_build_back() {
+    let mut bench = Bench::new();
+    let key = Key::Tags("t".parse().unwrap(), id("a"));
+    let tags = |build: &str| Tags {
+        epoch: 0,
+        builds: BTreeMap::from([("v1".to_owned(), build.to_owned())]),
+    };
+    let publish = |build| Input::Publish(key.clone(), Some(keys::encode(&tags(build))));
+    let mut effects = bench.engine.step(bench.now, publish("former"));
+    let Some(Effect::Ask(token, late)) = effects.pop() else {
+        panic!("nothing is written: {effects:?}");
+    };
+    bench.input(Input::Answer(token, Err(Fault::Unknown)));
+    bench.pass(2000);
+    bench.input(publish("new"));
+    bench.pass(2000);
+    let written = |bench: &Bench| {
+        let view = bench.engine.view();
+        view.tags[&"t".parse().unwrap()][&id("a")].clone()
+    };
+    assert_eq!(written(&bench), tags("new"));
+    bench.etcd.perform(bench.now, late).unwrap();
+    bench.follow();
+    assert_eq!(written(&bench), tags("new"));
+    assert_eq!(bench.engine.standing(), Standing::Registered);
+}
+
+#[test]
 fn a_lease_that_has_ended_is_replaced_with_all_that_was_under_it() {
     let mut bench = Bench::new();
+    let tags = Tags {
+        epoch: 0,
+        builds: BTreeMap::new(),
+    };
+    let key = Key::Tags("t".parse().unwrap(), id("a"));
+    bench.input(Input::Publish(key.clone(), Some(keys::encode(&tags))));
+    assert!(bench.has("tags/t/a"));
     let before = bench.engine.lease();
     bench.is_away = true;
     bench.break_watch();
@@ -199,7 +242,13 @@ fn a_lease_that_has_ended_is_replaced_with_all_that_was_under_it() {
     bench.pass(5000);
     assert_ne!(bench.engine.lease(), before);
     assert!(bench.has("nodes/a") && bench.has("replicas/base/a") && bench.has("load/a"));
+    assert_eq!(
+        bench.engine.view().tags[&"t".parse().unwrap()][&id("a")],
+        tags
+    );
     assert!(bench.events.contains(&ClusterEvent::Attached));
+    bench.input(Input::Publish(key, None));
+    assert!(!bench.has("tags/t/a"));
 }
 
 #[test]

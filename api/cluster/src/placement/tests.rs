@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{CpuKind, Replica};
+use crate::{CpuKind, Replica, Tagged, Tags};
 
 fn id(number: usize) -> NodeId {
     format!("n{number}").parse().unwrap()
@@ -58,6 +58,7 @@ fn view(loads: &[Load]) -> View {
     let replica = Replica {
         content: "c".to_owned(),
         bytes: 1,
+        tagged: None,
     };
     for (number, load) in loads.iter().enumerate() {
         let node = node(number, Platform::Ring3, &["sse2"]);
@@ -113,6 +114,49 @@ fn a_node_that_cannot_run_the_sandbox_is_no_candidate() {
         ..needs()
     };
     assert_eq!(order(&view, &right).len(), 2);
+}
+
+#[test]
+fn a_build_that_the_home_has_replaced_is_no_candidate() {
+    let mut view = view(&vec![load(4096, 1, 0); 3]);
+    let tagged = |build: &str| Tagged {
+        template: "t".parse().unwrap(),
+        tag: "v1".to_owned(),
+        build: build.to_owned(),
+    };
+    let tags = |epoch, build: Option<&str>| Tags {
+        epoch,
+        builds: build
+            .map(|build| ("v1".to_owned(), build.to_owned()))
+            .into_iter()
+            .collect(),
+    };
+    // The home, n0, publishes its replica after its tags.
+    for (number, build) in ["old", "old", "new"].iter().enumerate() {
+        let of_template = Arc::make_mut(&mut view.replicas).get_mut(&template());
+        let replica = of_template.unwrap().get_mut(&id(number)).unwrap();
+        replica.tagged = Some(tagged(build));
+    }
+    let mut tried = |written: &[(usize, Tags)]| {
+        let written = written.iter().map(|(at, tags)| (id(*at), tags.clone()));
+        let of_template = ("t".parse().unwrap(), written.collect());
+        view.tags = Arc::new(BTreeMap::from([of_template]));
+        let mut order = order(&view, &needs());
+        order.sort();
+        order
+    };
+    assert_eq!(tried(&[]), ["n0", "n1", "n2"], "the home is away");
+    let new = (0, tags(0, Some("new")));
+    assert_eq!(tried(std::slice::from_ref(&new)), ["n0", "n2"]);
+    // Of two homes, the later one counts, then the first one.
+    assert_eq!(tried(&[new.clone(), (1, tags(0, None))]), ["n0", "n2"]);
+    assert_eq!(
+        tried(&[new.clone(), (1, tags(1, Some("old")))]),
+        ["n0", "n1"]
+    );
+    // The tag was taken away, or the template deleted by any node.
+    assert_eq!(tried(&[(0, tags(0, None))]), ["n0"]);
+    assert_eq!(tried(&[new, (2, Tags::deleted())]), ["n2"]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::{NodeState, Route, engine::Input, place};
 
 use super::{
     server::{Note, needs},
-    world::{Event, HOSTS, Message, World, replica, template},
+    world::{Event, HOSTS, Message, World},
 };
 
 impl World {
@@ -20,6 +20,9 @@ impl World {
         let front = usize::try_from(front).unwrap_or(0);
         if self.hosts[front].process.is_none() || self.hosts[front].stopped_until > self.now {
             return;
+        }
+        if self.draw(10) == 0 {
+            self.build();
         }
         if self.draw(3) == 0 {
             self.ask_for_one(front);
@@ -169,11 +172,7 @@ impl World {
     fn turn_template(&mut self, at: usize) {
         let has = !self.hosts[at].has_template;
         self.hosts[at].has_template = has;
-        if has {
-            self.input(at, Input::AddReplica(template(), replica()));
-        } else {
-            self.input(at, Input::RemoveReplica(template()));
-        }
+        self.publish(at);
     }
 
     /// Ends all faults. What is left to do must then be done without help.

@@ -57,6 +57,7 @@ impl World {
                 ("members", view.members == truth.members),
                 ("nodes", view.nodes == truth.nodes),
                 ("states", view.states == truth.states),
+                ("tags", view.tags == truth.tags),
                 ("replicas", view.replicas == truth.replicas),
                 ("owners", view.owners == truth.owners),
             ];

@@ -16,7 +16,7 @@ use crate::{
     taker,
 };
 
-use super::world::{Message, Truth, Waits, World, template};
+use super::world::{HOME, HOSTS, Message, Truth, Waits, World, tagged, template};
 
 /// A sandbox on a host's disk. Every change of it is durable at once.
 #[derive(Clone, Debug)]
@@ -86,6 +86,7 @@ impl World {
         if !process.ticks.is_multiple_of(4) {
             return;
         }
+        self.serve_template(at);
         let draining = self.is_draining(at);
         let locals: Vec<SandboxId> = self.hosts[at].disk.keys().cloned().collect();
         for id in locals {
@@ -94,6 +95,47 @@ impl World {
         self.collect_records(at);
         if self.draw(20) == 0 {
             self.take_over(at);
+        }
+    }
+
+    /// The home asks whether the others see its new build, once it is in its own view. They copy it by and by.
+    fn serve_template(&mut self, at: usize) {
+        let build = self.hosts[HOME].build;
+        if at != HOME {
+            if self.hosts[at].build < build && self.draw(8) == 0 {
+                self.hosts[at].build = build;
+                self.publish(at);
+            }
+            return;
+        }
+        if self.sees(at, build)
+            && let Some(process) = &self.hosts[at].process
+        {
+            for to in process.unseen.clone() {
+                let to = self.hosts[to].id().clone();
+                self.tell(at, &to, Message::DoYouSee { build });
+            }
+        }
+    }
+
+    /// Whether a host's view has a build of the home.
+    fn sees(&self, at: usize, build: u64) -> bool {
+        let home = self.hosts[HOME].id();
+        let view = self.view(at);
+        view.is_some_and(|view| {
+            let tags = view.tags.get(&template());
+            let tags = tags.and_then(|nodes| nodes.get(home));
+            tags.is_some_and(|tags| tags.builds.values().eq([&build.to_string()]))
+        })
+    }
+
+    /// The home has built the template again.
+    pub(super) fn build(&mut self) {
+        let host = &mut self.hosts[HOME];
+        if let Some(process) = &mut host.process {
+            host.build += 1;
+            process.unseen = (0..HOSTS).filter(|at| *at != HOME).collect();
+            self.publish(HOME);
         }
     }
 
@@ -496,6 +538,23 @@ impl World {
                     self.read(to, &sandbox, Some(holding));
                 }
             }
+            Message::DoYouSee { build } => {
+                if self.sees(to, build)
+                    && let Some(process) = &mut self.hosts[to].process
+                {
+                    process.confirmed = build;
+                    self.tell(to, &sender, Message::Seen { build });
+                }
+            }
+            Message::Seen { build } if build == self.hosts[HOME].build => {
+                if let Some(process) = &mut self.hosts[to].process
+                    && process.unseen.remove(&from)
+                    && process.unseen.is_empty()
+                {
+                    self.summary.seen += 1;
+                }
+            }
+            Message::Seen { .. } => {}
         }
     }
 
@@ -536,6 +595,10 @@ impl World {
             self.summary.refused += 1;
             return;
         }
+        if self.is_outdated(at) {
+            self.summary.outdated += 1;
+            return;
+        }
         let id = self.home_key.id(self.hosts[at].slot, id_bytes);
         if self.truths.contains_key(&id) {
             return;
@@ -559,6 +622,25 @@ impl World {
         self.hosts[at].vms.insert(id.clone());
         self.summary.created += 1;
         self.tell(at, client, Message::Created { sandbox: id });
+    }
+
+    /// Whether a host's view forbids its copy of the template.
+    fn is_outdated(&mut self, at: usize) -> bool {
+        let host = &self.hosts[at];
+        let (Some(view), Some(process)) = (self.view(at), &host.process) else {
+            return true;
+        };
+        let is_outdated = view.is_outdated(host.id(), &tagged(host.build));
+        // A home without a lease has no record, and etcd may be restored from a backup with an older one.
+        let is_known = view.tags.contains_key(&template()) && self.summary.restores == 0;
+        if !is_outdated && is_known && at != HOME && host.build < process.confirmed {
+            let detail = format!(
+                "n{at} uses {}, and has confirmed {}",
+                host.build, process.confirmed
+            );
+            self.fail("no former build", detail);
+        }
+        is_outdated
     }
 
     // Parts.

@@ -8,7 +8,8 @@ use std::{
 use model::{Platform, SandboxId};
 
 use crate::{
-    CpuKind, HomeKey, HomeSlot, Load, Member, Node, NodeId, NodeState, Replica, Stamp, TemplateId,
+    CpuKind, HomeKey, HomeSlot, Load, Member, Node, NodeId, NodeState, Replica, Stamp, Tagged,
+    Tags, TemplateId,
     engine::{Effect, Engine, Input, Timing, Token},
     keys::{self, Founded, Key},
     moves::Holding,
@@ -29,6 +30,9 @@ const LEASE_MS: u64 = 10_000;
 /// A driver's deadline for a request.
 const DEADLINE_MS: u64 = 3000;
 pub(super) const TEMPLATE: &str = "base";
+const TAG: &str = "default";
+/// The host that builds the template.
+pub(super) const HOME: usize = 0;
 
 #[derive(Debug)]
 pub(super) struct Failure {
@@ -43,6 +47,9 @@ pub(super) struct Summary {
     pub(super) refused: u64,
     pub(super) resumed: u64,
     pub(super) moved: u64,
+    /// Builds that all hosts have seen, and creates that a host with a former build refused.
+    pub(super) seen: u64,
+    pub(super) outdated: u64,
     pub(super) taken_over: u64,
     pub(super) withdrawn: u64,
     pub(super) superseded: u64,
@@ -60,6 +67,8 @@ impl Summary {
         self.refused += other.refused;
         self.resumed += other.resumed;
         self.moved += other.moved;
+        self.seen += other.seen;
+        self.outdated += other.outdated;
         self.taken_over += other.taken_over;
         self.withdrawn += other.withdrawn;
         self.superseded += other.superseded;
@@ -180,6 +189,13 @@ pub(super) enum Message {
         epoch: u64,
         holding: Holding,
     },
+    /// Of the home of the template: which build it has published.
+    DoYouSee {
+        build: u64,
+    },
+    Seen {
+        build: u64,
+    },
 }
 
 pub(super) struct WatchState {
@@ -200,6 +216,10 @@ pub(super) struct Process {
     pub(super) busy: BTreeSet<SandboxId>,
     /// Sandboxes that a client wants resumed.
     pub(super) wanted: BTreeSet<SandboxId>,
+    /// Of the home of the template: hosts that have not seen its new build.
+    pub(super) unseen: BTreeSet<usize>,
+    /// The last build that this process has confirmed to see.
+    pub(super) confirmed: u64,
     pub(super) ticks: u64,
 }
 
@@ -211,6 +231,8 @@ pub(super) struct Host {
     pub(super) disk: BTreeMap<SandboxId, Local>,
     pub(super) vms: BTreeSet<SandboxId>,
     pub(super) has_template: bool,
+    /// Of the template. The first host is the home: its build is the newest.
+    pub(super) build: u64,
     /// The process gets nothing before this time.
     pub(super) stopped_until: u64,
     pub(super) clock_offset: u64,
@@ -446,12 +468,12 @@ impl World {
             calls: BTreeMap::new(),
             busy: BTreeSet::new(),
             wanted: BTreeSet::new(),
+            unseen: BTreeSet::new(),
+            confirmed: 0,
             ticks: 0,
         });
         self.recover(at);
-        if self.hosts[at].has_template {
-            self.input(at, Input::AddReplica(template(), replica()));
-        }
+        self.publish(at);
         self.later(
             1,
             Event::Tick {
@@ -459,6 +481,27 @@ impl World {
                 process: number,
             },
         );
+    }
+
+    /// The replica of a host, or that it has none, and the tags of the home.
+    pub(super) fn publish(&mut self, at: usize) {
+        let host = &self.hosts[at];
+        let replica = host.has_template.then(|| Replica {
+            content: "c".to_owned(),
+            bytes: 1,
+            tagged: Some(tagged(host.build)),
+        });
+        let key = Key::Replica(template(), host.id().clone());
+        let tags = Tags {
+            epoch: 0,
+            builds: BTreeMap::from([(TAG.to_owned(), host.build.to_string())]),
+        };
+        let home = Key::Tags(template(), host.id().clone());
+        let replica = replica.as_ref().map(keys::encode);
+        self.input(at, Input::Publish(key, replica));
+        if at == HOME {
+            self.input(at, Input::Publish(home, Some(keys::encode(&tags))));
+        }
     }
 
     fn tick(&mut self, at: usize, process: u64) {
@@ -723,6 +766,7 @@ fn host(at: usize) -> Host {
         disk: BTreeMap::new(),
         vms: BTreeSet::new(),
         has_template: true,
+        build: 0,
         stopped_until: 0,
         clock_offset: 1_000_000 * at as u64,
         etcd_cut: false,
@@ -734,10 +778,12 @@ pub(super) fn template() -> TemplateId {
     TEMPLATE.parse().unwrap()
 }
 
-pub(super) fn replica() -> Replica {
-    Replica {
-        content: "c".to_owned(),
-        bytes: 1,
+/// A build of it.
+pub(super) fn tagged(build: u64) -> Tagged {
+    Tagged {
+        template: template(),
+        tag: TAG.to_owned(),
+        build: build.to_string(),
     }
 }
 

@@ -91,8 +91,12 @@ pub(crate) fn cluster_creates_write_nothing_and_loads_are_coalesced() {
     block_on(async {
         let first = founded(&etcd.config(), "a").await;
         let a = join(etcd.config(), first).await;
-        let content = "c".to_owned();
-        a.add_replica(template(), Replica { content, bytes: 1 });
+        let replica = Replica {
+            content: "c".to_owned(),
+            bytes: 1,
+            tagged: None,
+        };
+        a.add_replica(template(), replica);
         a.publish_load(load(0));
         let needs = Needs {
             template: template(),

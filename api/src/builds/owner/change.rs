@@ -1,4 +1,4 @@
-//! How the owner changes a record: names in the pool, record on disk, state in memory, in this order.
+//! How the owner changes a record: names in the pool, record on disk, the other nodes, state in memory, in this order.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,10 +40,13 @@ impl<M: Machinery> Owner<M> {
             self.restore_names(&new, &old).await;
             return Err(why);
         }
+        self.machinery.announce(&before, Some(&after)).await;
         let lost = old.keys().filter(|name| !new.contains_key(*name));
         self.take_names(lost).await;
         self.unneeded.extend(before.pool_ids());
         self.templates.insert(id.to_owned(), Arc::new(after));
+        // Before the caller gets its answer, and before the pool loses what clients still see.
+        self.show();
         self.remove_unneeded().await;
         Ok(result)
     }
@@ -126,6 +129,9 @@ impl<M: Machinery> Owner<M> {
                     Arc::make_mut(template).recover(unix_ms());
                 }
             }
+        }
+        for template in self.templates.values() {
+            self.machinery.announce(template, Some(template)).await;
         }
         let wanted: BTreeMap<_, _> = self
             .templates

@@ -2,13 +2,18 @@
 
 use std::future::Future;
 
+use cluster::Tagged;
 use pool::{Pool, PoolError, TemplateInfo};
 
-use crate::builds::{
-    cancel::Cancel,
-    log::BuildLog,
-    run::{Built, Executor, Failure, Order},
-    uploads::Uploads,
+use crate::{
+    builds::{
+        cancel::Cancel,
+        log::BuildLog,
+        record::TemplateRecord,
+        run::{Built, Executor, Failure, Order},
+        uploads::Uploads,
+    },
+    peers::Peers,
 };
 
 /// The executor and the pool. Tests of the owner use another one.
@@ -31,12 +36,22 @@ pub trait Machinery: Clone + Send + Sync + 'static {
     fn unname(&self, name: &str) -> impl Future<Output = Result<(), PoolError>> + Send;
     /// As [`Executor::remove`].
     fn remove(&self, id: &str) -> impl Future<Output = Result<(), PoolError>> + Send;
+    /// Whether another node has the current build of a template, and this one does not. `tagged`: what it has.
+    fn lacks(&self, reference: &str, tagged: Option<&Tagged>) -> impl Future<Output = bool> + Send;
+    /// As [`Peers::announce`].
+    fn announce(
+        &self,
+        before: &TemplateRecord,
+        after: Option<&TemplateRecord>,
+    ) -> impl Future<Output = ()> + Send;
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Real {
     pub(crate) pool: Pool,
     pub(crate) executor: Executor,
+    /// `None`: this server is alone.
+    pub(crate) peers: Option<Peers>,
 }
 
 impl Machinery for Real {
@@ -64,5 +79,22 @@ impl Machinery for Real {
 
     async fn remove(&self, id: &str) -> Result<(), PoolError> {
         self.executor.remove(id).await
+    }
+
+    async fn lacks(&self, reference: &str, tagged: Option<&Tagged>) -> bool {
+        match (&self.peers, tagged) {
+            (None, _) => false,
+            (Some(peers), Some(tagged)) => peers.is_outdated(tagged),
+            (Some(peers), None) => {
+                !peers.nodes_with(reference).is_empty()
+                    && self.pool.template(reference).await.is_none()
+            }
+        }
+    }
+
+    async fn announce(&self, before: &TemplateRecord, after: Option<&TemplateRecord>) {
+        if let Some(peers) = &self.peers {
+            peers.announce(before, after).await;
+        }
     }
 }

@@ -1,9 +1,12 @@
 //! Builds that are queued or run.
 
-use std::io;
+use std::{collections::VecDeque, io, time::Duration};
 
 use model::clock::unix_ms;
-use tokio::task::{Id, JoinError};
+use tokio::{
+    task::{Id, JoinError},
+    time::Instant,
+};
 use tracing::{error, info};
 
 use super::{
@@ -12,7 +15,7 @@ use super::{
 };
 use crate::builds::{
     cancel::{Canceller, cancellation},
-    catalog::{Resolved, resolve},
+    catalog::{Resolved, resolve, tagged},
     log::BuildLog,
     plan::{At, From},
     record::{Reason, TemplateRecord},
@@ -23,6 +26,8 @@ use crate::builds::{
 
 /// Builds in the queue, beside those that run.
 pub(super) const MAX_QUEUED: usize = 32;
+/// How long a build waits for the template from which it is made.
+const BASE: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 60 });
 /// Logs of ended builds that stay in memory.
 const RECENT_LOGS: usize = 8;
 
@@ -32,6 +37,7 @@ pub(super) struct Queued {
     log: BuildLog,
     /// Id of the build that this one repeats.
     redo_of: Option<String>,
+    since: Instant,
 }
 
 pub(super) struct Running {
@@ -72,18 +78,41 @@ impl<M: Machinery> Owner<M> {
             spec,
             log,
             redo_of,
+            since: Instant::now(),
         });
     }
 
-    /// Starts builds of the queue while there is room.
-    pub(super) fn fill(&mut self) {
+    /// Starts builds of the queue while there is room. One whose base is on its way from another node waits for it.
+    pub(super) async fn fill(&mut self) {
+        let mut waiting = VecDeque::new();
         while self.running.len() < self.most_running
             && let Some(queued) = self.queue.pop_front()
         {
-            if let Some(order) = self.order(&queued) {
+            if let Some(base) = self.lacked_base(&queued).await {
+                if queued.since.elapsed() < BASE {
+                    waiting.push_back(queued);
+                } else {
+                    let why = format!(
+                        "this node does not have the current build of the template '{base}' yet: try again"
+                    );
+                    self.fail(&queued.build, Reason::new(why)).await;
+                }
+            } else if let Some(order) = self.order(&queued) {
                 self.run_build(queued, order);
             }
         }
+        waiting.append(&mut self.queue);
+        self.queue = waiting;
+    }
+
+    async fn lacked_base(&self, queued: &Queued) -> Option<String> {
+        let From::Template(reference) = &queued.spec.from else {
+            return None;
+        };
+        let found = tagged(&self.templates, reference);
+        let found = found.as_ref().map(|(tagged, _)| tagged);
+        let lacks = self.machinery.lacks(reference, found).await;
+        lacks.then(|| reference.clone())
     }
 
     fn run_build(&mut self, queued: Queued, order: Order) {

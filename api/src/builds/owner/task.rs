@@ -111,7 +111,7 @@ impl<M: Machinery> Owner<M> {
                 },
                 _ = tick.tick() => self.tick().await,
             }
-            self.fill();
+            self.fill().await;
             self.show();
             self.answer_stop();
         }
@@ -269,7 +269,9 @@ impl<M: Machinery> Owner<M> {
         let template = self.templates.get(id).ok_or_else(missing)?.clone();
         let (store, of) = (self.store.clone(), id.to_owned());
         blocking(move || store.remove(&of)).await?;
+        self.machinery.announce(&template, None).await;
         self.templates.remove(id);
+        self.show();
         self.queue.retain(|queued| queued.build.template_id != id);
         for build in &template.builds {
             self.cancel(&build.id, DELETED);

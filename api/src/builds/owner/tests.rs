@@ -1,5 +1,6 @@
 mod follow;
 mod redo;
+mod seen;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use cluster::Tagged;
 use model::Bytes;
 use pool::{TemplateInfo, TemplateKind};
 use tokio::sync::Notify;
@@ -16,7 +18,7 @@ use crate::builds::{
     cancel::Cancel,
     catalog::Resolved,
     plan::At,
-    record::{BuildState, RESTARTED, Reason, SUPERSEDED},
+    record::{BuildState, RESTARTED, Reason, SUPERSEDED, TemplateRecord},
     request,
     run::{Built, Failure, Order},
 };
@@ -41,6 +43,12 @@ struct State {
     panics: bool,
     ends: HashMap<String, Result<Built, Failure>>,
     refuses_names: bool,
+    /// References that only other nodes have.
+    lacked: BTreeSet<String>,
+    /// What tags name, by template; `None`: it is deleted.
+    announced: BTreeMap<String, Option<BTreeMap<String, String>>>,
+    /// Changes of tags are not seen by the other nodes.
+    is_unseen: bool,
 }
 
 fn info(id: &str, kind: TemplateKind, names: &[&str]) -> TemplateInfo {
@@ -148,6 +156,29 @@ impl Machinery for Fake {
             Ok(())
         })
     }
+
+    async fn lacks(&self, reference: &str, _tagged: Option<&Tagged>) -> bool {
+        self.with_quiet(|s| s.lacked.contains(reference))
+    }
+
+    async fn announce(&self, before: &TemplateRecord, after: Option<&TemplateRecord>) {
+        let tags = after.map(builds_of);
+        let is_new = tags.is_some() && tags != Some(builds_of(before));
+        self.with_quiet(|s| s.announced.insert(before.id.clone(), tags));
+        loop {
+            let changed = self.0.changed.notified();
+            if !is_new || !self.with_quiet(|s| s.is_unseen) {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+fn builds_of(record: &TemplateRecord) -> BTreeMap<String, String> {
+    let tags = record.tags.iter();
+    tags.map(|(tag, named)| (tag.clone(), named.build.clone()))
+        .collect()
 }
 
 impl Fake {
