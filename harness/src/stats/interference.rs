@@ -141,8 +141,13 @@ pub(super) fn leave_out(summary: &mut Summary) {
         .iter()
         .chain(&summary.beside)
         .chain(&summary.baseline)
+        .chain(summary.peers.values().flatten())
         .filter(|attempt| attempt.failure.is_some())
         .map(|attempt| attempt.round)
+        .chain(
+            (summary.happened.iter().filter(|event| event.failure.is_some()))
+                .map(|event| event.round),
+        )
         .collect();
     for repetition in summary.interference.by_repetition() {
         let Some(why) = summary.interference.disturbed(&rule, &repetition) else {
@@ -165,12 +170,13 @@ pub(super) fn leave_out(summary: &mut Summary) {
         &mut summary.baseline,
         &mut summary.null,
     ];
-    for row in rows {
+    for row in rows.into_iter().chain(summary.peers.values_mut()) {
         row.retain(|attempt| keeps(&attempt.round));
     }
     summary.rounds.retain(|round, _| keeps(round));
     summary.baseline_rounds.retain(|round, _| keeps(round));
     summary.spent.retain(|spent| keeps(&spent.round));
+    summary.happened.retain(|event| keeps(&event.round));
     if has_own_memory {
         summary.memory.retain(|point| keeps(&point.group));
         summary.ledgers.retain(|ledger| keeps(&ledger.round));
