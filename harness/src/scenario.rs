@@ -656,7 +656,10 @@ mod tests {
         insta::assert_snapshot!(refused(&cluster("[[gates]]\nname='g'\nmetric='event.gap.p95'\nlimit='1s'")), @"scenario t: gate g: event.gap.p95 needs an event: set event.kind to \"drain-node\"");
         let s = parse("t", &cluster("by=['a','b']\n[event]\nkind='drain-node'\nafter='50ms'\npaused=2\nwritten='1MiB'\n[[gates]]\nname='g'\nmetric='event.lost'\nlimit='0'")).unwrap();
         let event = s.event.unwrap();
-        assert_eq!((event.running, event.paused, event.written.0), (1, 2, 1 << 20));
+        assert_eq!(
+            (event.running, event.paused, event.written.0),
+            (1, 2, 1 << 20)
+        );
         assert_eq!(event.after, Duration::from_millis(50));
         assert_eq!(s.gates[0].metric.to_string(), "event.lost");
     }

@@ -86,7 +86,7 @@ pub enum SessionError {
     #[error("cannot use target.kind {kind:?}: {why}")]
     Target { kind: &'static str, why: String },
     /// The cluster of the run did not start.
-    #[error("cannot start the cluster of the scenario")]
+    #[error(transparent)]
     Cluster(#[from] ClusterError),
     /// The `cube-api` of the run did not start.
     #[error(transparent)]

@@ -76,7 +76,9 @@ impl ClusterDocument {
         );
         let mut rows = vec![("nodes".to_owned(), nodes)];
         rows.extend(self.rates.iter().map(|rate| {
-            let value = rate.starts_per_s.map_or("n/a".to_owned(), |rate| format!("{rate:.1}"));
+            let value = rate
+                .starts_per_s
+                .map_or("n/a".to_owned(), |rate| format!("{rate:.1}"));
             let ratio = rate.target_ratio.map_or(String::new(), |ratio| {
                 format!("; the target has {} times as many", ratio.text())
             });
@@ -96,7 +98,10 @@ impl ClusterDocument {
                 (format!("{}: {name}", event.kind), value)
             }));
             rows.extend(event.first_failure.iter().map(|why| {
-                let name = format!("{}: {} of {} events failed", event.kind, event.failed, event.n);
+                let name = format!(
+                    "{}: {} of {} events failed",
+                    event.kind, event.failed, event.n
+                );
                 (name, why.clone())
             }));
         }
@@ -126,7 +131,9 @@ impl EventDocument {
     fn new(view: &View<'_>) -> Option<Self> {
         let spec = view.scenario.event?;
         let (summary, events) = (view.summary, &view.summary.happened);
-        let times = EventTime::ALL.into_iter().filter(|time| time.kind() == spec.kind);
+        let times = EventTime::ALL
+            .into_iter()
+            .filter(|time| time.kind() == spec.kind);
         let counts = EventCount::ALL.into_iter();
         let mut failures = events.iter().filter_map(|event| event.failure.as_ref());
         Some(Self {

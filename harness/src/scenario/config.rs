@@ -371,7 +371,9 @@ fn can_be_a_cluster(target: &TargetSpec, peers: &[PeerSpec]) -> Result<(), Strin
         ("target.by".to_owned(), &target.by),
         ("target.closed".to_owned(), &target.closed),
     ];
-    let of_peers = peers.iter().map(|peer| (format!("peer {}: by", peer.name), &peer.target.by));
+    let of_peers = peers
+        .iter()
+        .map(|peer| (format!("peer {}: by", peer.name), &peer.target.by));
     for (key, names) in lists.into_iter().chain(of_peers) {
         let Some(other) = names.iter().find(|name| !is_node(name)) else {
             continue;
@@ -386,7 +388,10 @@ fn can_be_a_cluster(target: &TargetSpec, peers: &[PeerSpec]) -> Result<(), Strin
             ),
         });
     }
-    match peers.iter().find(|peer| peer.target.nodes > 0 || !peer.target.closed.is_empty()) {
+    match peers
+        .iter()
+        .find(|peer| peer.target.nodes > 0 || !peer.target.closed.is_empty())
+    {
         None => Ok(()),
         Some(peer) => Err(format!(
             "peer {}: only the target can be a cluster: name its nodes in by",

@@ -29,9 +29,7 @@ use crate::{
     host::facts::{HostFacts, TemplateFacts},
     memory::FileId,
     plan,
-    scenario::{
-        BesideKind, CreateApi, EventSpec, NetworkSpec, Scenario, TargetKind, TargetSpec,
-    },
+    scenario::{BesideKind, CreateApi, EventSpec, NetworkSpec, Scenario, TargetKind, TargetSpec},
     target::{
         Target,
         adapter::Adapter,

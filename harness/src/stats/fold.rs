@@ -301,7 +301,10 @@ impl Summary {
     /// The sum of a count over all events; `None` if no event has it.
     #[must_use]
     pub fn event_count(&self, of: EventCount) -> Option<u64> {
-        let counts = self.happened.iter().filter_map(|event| event.counts.get(&of));
+        let counts = self
+            .happened
+            .iter()
+            .filter_map(|event| event.counts.get(&of));
         counts.copied().reduce(|sum, count| sum + count)
     }
 

@@ -152,11 +152,7 @@ impl Place {
         ))
         .and_then(|()| namespace.adopt("up0"))
         .and_then(|()| {
-            namespace.within(|| {
-                ip(&format!(
-                    "address add {host}/24 dev up0\nlink set up0 up"
-                ))
-            })
+            namespace.within(|| ip(&format!("address add {host}/24 dev up0\nlink set up0 up")))
         })
         .map_err(failed(format!("connect node {name}")))?;
         let dir = dir.join(format!("node-{name}"));
@@ -234,7 +230,9 @@ impl Cluster {
         };
         for place in places {
             let mut token = Command::new(program);
-            token.args(["cluster", "token", "--state"]).arg(&founder_state);
+            token
+                .args(["cluster", "token", "--state"])
+                .arg(&founder_state);
             let token = output_of(&mut token).map_err(failed("make a token"))?;
             let address = format!("{}:{NODES}", place.host);
             let own = ["--node", &place.name, "--address", &address];
@@ -268,9 +266,8 @@ impl Cluster {
     /// Waits until each node sees all nodes but the closed ones as ready, with their figures.
     fn await_open(&self, closed: &[&str]) -> io::Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        let is_open = |name: &String, status: &str| {
-            (status == "ready") != closed.contains(&name.as_str())
-        };
+        let is_open =
+            |name: &String, status: &str| (status == "ready") != closed.contains(&name.as_str());
         for by in &self.nodes {
             loop {
                 let seen = by.statuses();
@@ -312,7 +309,9 @@ impl Node {
     /// # Errors
     /// Returns an error if the node does not accept it.
     pub fn set_status(&self, body: &str) -> io::Result<()> {
-        let answer = self.api.send("POST", &format!("/nodes/{}", self.name), body)?;
+        let answer = self
+            .api
+            .send("POST", &format!("/nodes/{}", self.name), body)?;
         match answer.status {
             204 => Ok(()),
             status => Err(io::Error::other(format!(
@@ -335,7 +334,10 @@ impl Node {
             "unknown" => "unknown".to_owned(),
             _ => text(node, "status"),
         };
-        Ok(nodes.iter().map(|node| (text(node, "id"), status(node))).collect())
+        Ok(nodes
+            .iter()
+            .map(|node| (text(node, "id"), status(node)))
+            .collect())
     }
 
     /// Lets the node vanish as a host that loses its power: first its link, so that nothing is closed or refused, then
@@ -370,7 +372,12 @@ fn start_etcd(program: &Path, dir: &Path, founder: &Path) -> Result<Etcd, Cluste
         Command::new(program)
             .arg("--data-dir")
             .arg(dir.join("etcd"))
-            .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
+            .args([
+                "--listen-client-urls",
+                &url,
+                "--advertise-client-urls",
+                &url,
+            ])
             .args(["--listen-peer-urls", "http://127.0.0.1:2380"])
             .args(["--auto-compaction-mode", "periodic"])
             .args(["--auto-compaction-retention", "5m"])
@@ -393,7 +400,9 @@ fn start_etcd(program: &Path, dir: &Path, founder: &Path) -> Result<Etcd, Cluste
         if exited.is_some() || Instant::now() > deadline {
             let log = std::fs::read_to_string(&path).unwrap_or_default();
             let last = log.lines().last().unwrap_or_default().to_owned();
-            return Err(failed(format!("reach {}", program.display()))(io::Error::other(last)));
+            return Err(failed(format!("reach {}", program.display()))(
+                io::Error::other(last),
+            ));
         }
         std::thread::sleep(POLL);
     }

@@ -1,6 +1,7 @@
 //! What happens to the last node of a cluster in a round, and what clients of the first node see of it.
 
 use std::{
+    collections::BTreeMap,
     io,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
@@ -63,9 +64,15 @@ impl Stage<'_> {
     /// Returns an error that names the failed step.
     pub fn prepare(&self) -> Result<Scene, Failure> {
         let others = self.cluster.nodes().iter().map(Node::name);
-        let others: Vec<&str> = others.filter(|name| *name != self.victim().name()).collect();
+        let others: Vec<&str> = others
+            .filter(|name| *name != self.victim().name())
+            .collect();
         self.cluster.close(&others).map_err(|e| faulty(&e))?;
-        let make = |count: u32| (0..count).map(|_| self.make()).collect::<Result<Vec<_>, _>>();
+        let make = |count: u32| {
+            (0..count)
+                .map(|_| self.make())
+                .collect::<Result<Vec<_>, _>>()
+        };
         let (running, paused) = (make(self.spec.running)?, make(self.spec.paused)?);
         for (sandbox, _) in &paused {
             let path = format!("{}/pause", path_of(sandbox));
@@ -109,8 +116,8 @@ impl Stage<'_> {
             round: round.index,
             row: round.row,
             at_ns,
-            times: Default::default(),
-            counts: Default::default(),
+            times: BTreeMap::new(),
+            counts: BTreeMap::new(),
             failure: None,
         };
         let done = match self.spec.kind {
@@ -177,11 +184,13 @@ impl Stage<'_> {
             mut paused,
         } = scene;
         let moved_before = self.moved_bytes()?;
-        let (over, commands) = (AtomicBool::new(false), AtomicU64::new(0));
+        let (over, failed_commands) = (&AtomicBool::new(false), &AtomicU64::new(0));
         let (drained, gaps) = thread::scope(|scope| {
             let clients: Vec<_> = running
                 .iter_mut()
-                .map(|(sandbox, _)| scope.spawn(|| self.longest_gap(sandbox, &over, &commands)))
+                .map(|(sandbox, _)| {
+                    scope.spawn(move || self.longest_gap(sandbox, over, failed_commands))
+                })
                 .collect();
             clock::sleep_until(happened.at_ns);
             let asked_ns = clock::monotonic_ns();
@@ -191,7 +200,8 @@ impl Stage<'_> {
                 .set_status(r#"{"status":"draining","move":true}"#)
                 .map_err(|e| faulty(&e))
                 .map(|()| {
-                    let empty = |node: &Value| node["sandboxCount"] == 0 && node["pausedCount"] == 0;
+                    let empty =
+                        |node: &Value| node["sandboxCount"] == 0 && node["pausedCount"] == 0;
                     let at_ns = self.until(|| self.look(self.victim(), empty));
                     at_ns.map(|at_ns| at_ns - asked_ns)
                 });
@@ -213,7 +223,9 @@ impl Stage<'_> {
             let found = self.sum(sandbox);
             if !found.as_ref().is_ok_and(|sum| sum == before) {
                 lost += 1;
-                let why = found.err().map_or("another content".to_owned(), |f| f.message);
+                let why = found
+                    .err()
+                    .map_or("another content".to_owned(), |f| f.message);
                 let id = &sandbox.created.sandbox_id;
                 happened.failure.get_or_insert(format!("lost: {id}: {why}"));
             }
@@ -227,7 +239,10 @@ impl Stage<'_> {
         let moved = self.moved_bytes()?.saturating_sub(moved_before);
         happened.counts.extend([
             (EventCount::Lost, lost),
-            (EventCount::FailedCommands, commands.into_inner()),
+            (
+                EventCount::FailedCommands,
+                failed_commands.load(Ordering::Relaxed),
+            ),
             (EventCount::MovedBytes, moved),
         ]);
         Ok(())
@@ -302,7 +317,9 @@ impl Stage<'_> {
             let answer = accepted(&node.api().send("GET", "/metrics", ""))?;
             let mut lines = answer.lines();
             let bytes = lines.find_map(|line| line.strip_prefix("cube_cluster_moved_bytes_total "));
-            sum += bytes.and_then(|bytes| bytes.trim().parse::<u64>().ok()).unwrap_or(0);
+            sum += bytes
+                .and_then(|bytes| bytes.trim().parse::<u64>().ok())
+                .unwrap_or(0);
         }
         Ok(sum)
     }
