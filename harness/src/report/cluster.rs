@@ -87,7 +87,7 @@ impl ClusterDocument {
                 format!("{value}{ratio}"),
             )
         }));
-        for event in &self.event {
+        if let Some(event) = &self.event {
             rows.extend(event.counts.iter().map(|(name, count)| {
                 let value = if *name == EventCount::MovedBytes.name() {
                     let mean = *count as f64 / event.n.max(1) as f64;

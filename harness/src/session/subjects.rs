@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeSet,
     fs, io,
-    os::unix::fs::symlink,
+    os::unix::fs::{MetadataExt, symlink},
     path::Path,
     process::Command,
     sync::{Arc, Mutex, atomic::AtomicBool},
@@ -29,7 +29,9 @@ use crate::{
     host::facts::{HostFacts, TemplateFacts},
     memory::FileId,
     plan,
-    scenario::{BesideKind, CreateApi, EventSpec, NetworkSpec, Scenario, TargetKind, TargetSpec},
+    scenario::{
+        BesideKind, CreateApi, EventKind, EventSpec, NetworkSpec, Scenario, TargetKind, TargetSpec,
+    },
     target::{
         Target,
         adapter::Adapter,
@@ -145,8 +147,22 @@ pub(super) fn cluster(
         server,
     };
     let cluster = Cluster::start(hub, run_dir.path(), &spec)?;
-    let closed: Vec<&str> = scenario.target.closed.iter().map(String::as_str).collect();
-    cluster.close(&closed).map_err(at(run_dir.path()))?;
+    cluster
+        .close(&scenario.target.closed)
+        .map_err(at(run_dir.path()))?;
+    let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).ok();
+    let is_apart = device(&template.dir) != device(run_dir.path());
+    if is_apart
+        && scenario
+            .event
+            .is_some_and(|event| event.kind == EventKind::DrainNode)
+    {
+        eprintln!(
+            "cube-bench: moves contain the memory of the template: nodes cannot link its files from another file system; \
+             name a --run-root on that of {}",
+            template.dir.display()
+        );
+    }
     Ok(cluster)
 }
 
@@ -189,6 +205,7 @@ pub(super) fn stage<'a>(
     Stage {
         cluster,
         spec,
+        closed: &scenario.target.closed,
         first: first.swap_remove(0),
         exec: &scenario.exec,
         interrupted,

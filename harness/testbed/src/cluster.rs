@@ -254,9 +254,9 @@ impl Cluster {
     ///
     /// # Errors
     /// Returns an error if a node refuses, or if it takes longer than a minute.
-    pub fn close(&self, closed: &[&str]) -> io::Result<()> {
+    pub fn close(&self, closed: &[String]) -> io::Result<()> {
         for node in &self.nodes {
-            let is_closed = closed.contains(&node.name.as_str());
+            let is_closed = closed.contains(&node.name);
             let status = if is_closed { "standby" } else { "ready" };
             node.set_status(&format!("{{\"status\":\"{status}\"}}"))?;
         }
@@ -264,10 +264,9 @@ impl Cluster {
     }
 
     /// Waits until each node sees all nodes but the closed ones as ready, with their figures.
-    fn await_open(&self, closed: &[&str]) -> io::Result<()> {
+    fn await_open(&self, closed: &[String]) -> io::Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        let is_open =
-            |name: &String, status: &str| (status == "ready") != closed.contains(&name.as_str());
+        let is_open = |name: &String, status: &str| (status == "ready") != closed.contains(name);
         for by in &self.nodes {
             loop {
                 let seen = by.statuses();

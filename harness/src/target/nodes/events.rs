@@ -17,7 +17,6 @@ use testbed::{
 };
 
 use super::super::{
-    Sandbox,
     e2b::{E2b, Remote},
     exec_and_compare, exec_checked,
 };
@@ -42,6 +41,8 @@ const PACE: Duration = Duration::from_millis(20);
 pub struct Stage<'a> {
     pub cluster: &'a Cluster,
     pub spec: EventSpec,
+    /// Nodes that take no new sandboxes, but for those of the event.
+    pub closed: &'a [String],
     /// The first node as a target.
     pub first: E2b,
     /// Command of the clients.
@@ -83,7 +84,7 @@ impl Stage<'_> {
         let seen = |node: &Value| node["sandboxCount"] == count;
         self.until(|| self.look(self.observer(), seen))
             .ok_or_else(|| failed("the first node does not see the sandboxes of the last one"))?;
-        self.cluster.close(&[]).map_err(|e| faulty(&e))?;
+        self.restore()?;
         Ok(Scene { running, paused })
     }
 
@@ -124,11 +125,15 @@ impl Stage<'_> {
             EventKind::KillNode => self.kill(&scene, &mut happened),
             EventKind::DrainNode => self.drain(scene, &mut happened),
         };
-        let restored = done.and_then(|()| self.cluster.close(&[]).map_err(|e| faulty(&e)));
-        if let Err(failure) = restored {
+        if let Err(failure) = done.and_then(|()| self.restore()) {
             happened.failure.get_or_insert(failure.message);
         }
         happened
+    }
+
+    /// Opens all nodes that the scenario does not close.
+    fn restore(&self) -> Result<(), Failure> {
+        self.cluster.close(self.closed).map_err(|e| faulty(&e))
     }
 
     fn kill(&self, scene: &Scene, happened: &mut Happened) -> Result<(), Failure> {
