@@ -64,10 +64,9 @@ impl Stage<'_> {
     /// # Errors
     /// Returns an error that names the failed step.
     pub fn prepare(&self) -> Result<Scene, Failure> {
-        let others = self.cluster.nodes().iter().map(Node::name);
-        let others: Vec<&str> = others
-            .filter(|name| *name != self.victim().name())
-            .collect();
+        let all = self.cluster.nodes().iter().map(Node::name);
+        let others = all.filter(|name| *name != self.victim().name());
+        let others: Vec<String> = others.map(str::to_owned).collect();
         self.cluster.close(&others).map_err(|e| faulty(&e))?;
         let make = |count: u32| {
             (0..count)
