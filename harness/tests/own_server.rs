@@ -516,7 +516,10 @@ fn cluster_a_scenario_reports_a_dead_node_and_its_return() {
         .replace("paused = 1\n", "")
         // The first node forwards its creates, also to the node that dies.
         .replace("warm = 1", "warm = 1\nclosed = [\"a\"]")
-        .replace("kind = \"closed\"\nstarts = 12", "kind = \"open\"\nstarts = 80");
+        .replace(
+            "kind = \"closed\"\nstarts = 12",
+            "kind = \"open\"\nstarts = 80",
+        );
     let d = Bench::new().passes(&killed);
     let event = d.cluster.unwrap().event.unwrap();
     assert_eq!((event.n, event.failed), (1, 0), "{event:?}");

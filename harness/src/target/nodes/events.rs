@@ -29,6 +29,8 @@ use crate::{
 
 /// Longest time that an event may take, from each of its beginnings.
 const LIMIT: Duration = Duration::from_secs(120);
+/// How long a node stays dead after its loss was reported: no host starts faster.
+const DEAD: Duration = Duration::from_secs(5);
 /// Interval between two looks.
 const LOOK: Duration = Duration::from_millis(50);
 /// Time limit of a look: a node forwards it to one that does not answer any more.
@@ -154,6 +156,7 @@ impl Stage<'_> {
             }
             seen.is_some() && reported.iter().all(Option::is_some)
         });
+        clock::sleep_until(clock::monotonic_ns() + clock::nanoseconds(DEAD));
         let revived_ns = clock::monotonic_ns();
         let revived = self.victim().revive().map_err(|e| failed(&chain(&e)));
         let ready = |node: &Value| node["status"] == "ready";
