@@ -50,7 +50,7 @@ use crate::{
     proxy::{Refusal, Relay, Upload, head},
 };
 use authority::Authority;
-use hyper::StatusCode;
+use hyper::{StatusCode, body::Incoming};
 use settings::{Dir, Settings};
 use templates::Templates;
 use transfer::{Fetch, FileList, Offers, Rate, TransferError, TransferLimits};
@@ -66,6 +66,8 @@ const SUM: Duration = Duration::from_secs(900);
 const SEND: Duration = Duration::from_secs(60);
 /// How long a node may be away while this one waits for files of it.
 const GONE: Duration = Duration::from_secs(10);
+/// How long a node may be away while the answer to a client's request is awaited: longer than a reload takes.
+const LEFT: Duration = Duration::from_secs(3);
 /// Longest answer to a question in bytes.
 const MAX_ANSWER: usize = 8 << 20;
 const MAX_REFUSAL: usize = 4 << 10;
@@ -253,7 +255,7 @@ impl Peers {
             tracing::warn!(%node, why, "cannot forward a request");
             Refusal::NodeFailed { why }
         };
-        let sent = self.0.client.send(node, request.map(Body::new)).await;
+        let sent = self.send_while_there(node, request.map(Body::new)).await;
         let response = relay.response(sent.map_err(failed)?, held, Body::new);
         response.ok_or_else(|| Refusal::NodeFailed {
             why: format!("node {node} switched protocols without being asked"),
@@ -276,10 +278,26 @@ impl Peers {
         head::to_successor(&mut parts, host, None);
         mark(&mut parts.headers, from, is_forwarded);
         let request = Request::from_parts(parts, body);
-        let response = self.0.client.send(node, request).await?;
+        let response = self.send_while_there(node, request).await?;
         let (mut parts, body) = response.into_parts();
         head::to_client(&mut parts);
         Ok(Response::from_parts(parts, Body::new(body)))
+    }
+
+    /// Sends a request, and gives it up when the node has been away for [`LEFT`]: a host that has lost its power closes no
+    /// connection, and TCP would wait for a quarter of an hour.
+    async fn send_while_there(
+        &self,
+        node: &NodeId,
+        request: Request<Body>,
+    ) -> Result<Response<Incoming>, PeerError> {
+        tokio::select! {
+            sent = self.0.client.send(node, request) => sent,
+            () = gone(self.0.cluster.views(), node, LEFT) => Err(PeerError::Away {
+                node: node.clone(),
+                limit_s: LEFT.as_secs(),
+            }),
+        }
     }
 
     /// A node that answers requests for the template of this id or name. `is_by_copies`: one that has a copy will do, if

@@ -178,6 +178,9 @@ struct RunOptions {
     /// directory of this program]
     #[arg(long, value_name = "PATH")]
     probe: Option<PathBuf>,
+    /// Path of etcd 3.5.13 or later, for scenarios with a cluster [default: ARTIFACTS/stages/etcd/etcd, else in PATH]
+    #[arg(long, value_name = "PATH")]
+    etcd: Option<PathBuf>,
     /// Directory for the results of this run [default: ARTIFACTS/results/NAME-TIME]
     #[arg(long, value_name = "DIR")]
     results: Option<PathBuf>,
@@ -352,9 +355,10 @@ impl CommandError {
 
 fn session_end(error: &SessionError) -> End {
     match error {
-        SessionError::Artifact(_) | SessionError::Server(_) | SessionError::Target { .. } => {
-            End::TargetUnreachable
-        }
+        SessionError::Artifact(_)
+        | SessionError::Server(_)
+        | SessionError::Cluster(_)
+        | SessionError::Target { .. } => End::TargetUnreachable,
         SessionError::Url(_) | SessionError::NoKey(_) | SessionError::Record(_) => End::Usage,
         SessionError::Kvm(_)
         | SessionError::World(_)
@@ -531,6 +535,7 @@ fn record_run(
         vmm: options.places.vmm,
         api: options.places.api,
         probe: options.probe,
+        etcd: options.etcd,
         results: options.results,
         run_root: options.run_root.run_root,
         reproduce: command,
@@ -659,6 +664,7 @@ fn rerun_claims(
             vmm: places.vmm.clone(),
             api: places.api.clone(),
             probe: None,
+            etcd: None,
             results: None,
             run_root: run_root.to_owned(),
             reproduce: started.reproduce.clone(),

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     account::PoolMemory,
     plan::{Row, Subject},
-    scenario::{Scenario, TargetKind},
+    scenario::{EventCount, EventTime, Scenario, TargetKind},
 };
 
 /// Format of `events.jsonl`, recorded in its first event.
@@ -65,6 +65,8 @@ pub enum RunEvent {
         at_ns: u64,
         warm: u32,
     },
+    /// What clients saw of the scenario's event in a round.
+    Happened(Happened),
     /// What a measured round cost.
     Spent(Spent),
     /// A sample of the memory of the idle host.
@@ -126,6 +128,21 @@ pub struct Spent {
     /// Memory of the pool at `from_ns`, while it is full and, unless clones are held over rounds, has no other
     /// sandboxes.
     pub memory: Option<PoolMemory>,
+}
+
+/// An event of the scenario, as clients saw it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Happened {
+    /// Position of the round in the plan.
+    pub round: u32,
+    pub row: Row,
+    /// When it began.
+    pub at_ns: u64,
+    /// Durations in nanoseconds; `None` for what did not come in time.
+    pub times: BTreeMap<EventTime, Vec<Option<u64>>>,
+    pub counts: BTreeMap<EventCount, u64>,
+    /// The first fault, in one line.
+    pub failure: Option<String>,
 }
 
 /// A system of a comparison.

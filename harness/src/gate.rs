@@ -94,6 +94,19 @@ pub fn judge(gates: &[GateSpec], summary: &Summary, grade: Grade) -> Vec<GateRes
                 let found = ratio::of_turn(summary, number.saturating_sub(1));
                 times(gate, &found, "the same turn of the rounds beside", grade)
             }
+            Metric::Event(of, quantile) => {
+                time(gate, &summary.event_samples(of), quantile, "", grade)
+            }
+            Metric::EventCount(of) => {
+                let events = summary.happened.len();
+                let Some(count) = summary.event_count(of) else {
+                    let why = "the run has no completed event".to_owned();
+                    return result(gate, events, None, Verdict::Inconclusive, why);
+                };
+                let mut judged = counted(gate, events, count, "events");
+                judged.reason = format!("{count} in {events} events");
+                judged
+            }
             Metric::MemorySlope => slope(gate, summary),
             Metric::Failures => failures(gate, summary),
             Metric::NotWarm => not_warm(gate, summary),

@@ -2,7 +2,7 @@
 //! [`RunEvent`]s; no result is computed here.
 //!
 //! ```text
-//! for each round: page cache → settle, memory sample → workers ─► attempts
+//! for each round: page cache → settle, memory sample → workers ─► attempts, beside an event
 //!                 held clones: idle, memory sample, ledger, repeated command, kill
 //! ```
 //! The dispatcher owns the held clones. The workers of a round share only its base time, the number of its next arrival
@@ -33,7 +33,11 @@ use crate::{
     memory,
     plan::{Plan, Round, Row, Subject},
     scenario::{ExecSpec, HoldUntil, Scenario},
-    target::{CloneId, Output, PageCache, Target, exec_checked, null::Null},
+    target::{
+        CloneId, Output, PageCache, Target, exec_checked,
+        nodes::{Scene, Stage},
+        null::Null,
+    },
     work,
 };
 use held::HeldClone;
@@ -62,6 +66,8 @@ pub struct Runner<'a> {
     pub baseline: &'a dyn Target,
     /// `None` if the scenario has no network.
     pub network: Option<&'a Network>,
+    /// `None` if the scenario has no event.
+    pub stage: Option<&'a Stage<'a>>,
     /// cgroup of the run; `None` if it could not be created. The use of CPU time is then not recorded.
     pub group: Option<&'a OwnGroup>,
     /// Memory file of the template, for the ledger. `None` searches the mappings of each VMM.
@@ -195,8 +201,11 @@ impl Runner<'_> {
     /// or inspected and killed, as the scenario requires.
     fn round(&self, round: &Round, held: &mut Vec<HeldClone>) -> Result<usize, RunError> {
         let counted = round.row == Row::Measured && round.subject == Subject::Clone;
+        let mut scene = None;
         if round.subject == Subject::Clone {
             self.target.begin_round().map_err(RunError::Round)?;
+            let prepared = self.stage.map(Stage::prepare).transpose();
+            scene = prepared.map_err(RunError::Round)?;
         }
         // Before rounds of every subject: a pool that is being filled takes CPU time from all others. The parent of forks
         // took a warm slot when the round was prepared.
@@ -208,7 +217,7 @@ impl Runner<'_> {
             self.sample_memory(round.index, 0)?;
         }
         let mut meter = spent::Meter::start(self, round);
-        let mut started = self.start_all(round, &mut meter)?;
+        let mut started = self.start_all(round, scene, &mut meter)?;
         // Clones that do not outlive their attempt are not counted.
         let failed = round.arrivals.len().saturating_sub(started.len());
         let until = self.scenario.hold.until;
@@ -229,7 +238,8 @@ impl Runner<'_> {
             }
             held::kill_all(started);
         }
-        self.target.await_ready().map_err(RunError::NotReady)?;
+        let subject = self.target_of(round.subject);
+        subject.await_ready().map_err(RunError::NotReady)?;
         if round.row == Row::Measured {
             self.emit(RunEvent::Spent(meter.end()));
         }
@@ -330,11 +340,12 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Starts all arrivals of a round, waits until all attempts and lifetimes have ended, and returns the clones that are
-    /// still alive. `meter` is read when the last attempt has ended.
+    /// Starts all arrivals of a round, waits until all attempts, lifetimes and the event of `scene` have ended, and returns
+    /// the clones that are still alive. `meter` is read when the last attempt has ended.
     fn start_all(
         &self,
         round: &Round,
+        scene: Option<Scene>,
         meter: &mut spent::Meter<'_>,
     ) -> Result<Vec<HeldClone>, RunError> {
         let base = OnceLock::new();
@@ -381,6 +392,14 @@ impl Runner<'_> {
                 base_ns,
                 rate_per_s: round.rate_per_s,
             });
+            if let Some((stage, scene)) = self.stage.zip(scene) {
+                let events = self.events.clone();
+                scope.spawn(move || {
+                    let happened = stage.run(scene, round, base_ns);
+                    // Sending fails only if the recorder has failed.
+                    let _ = events.send(RunEvent::Happened(happened));
+                });
+            }
             let spawned = workers.map(|workers| {
                 for worker in workers {
                     if let Err(panic) = worker.join() {
@@ -401,7 +420,7 @@ impl Runner<'_> {
                 round: round.index,
                 at_ns: clock::monotonic_ns(),
             });
-            // The scope ends when the last lifetime has ended.
+            // The scope ends when the last lifetime and the event have ended.
             drop(expiry);
             spawned
         });

@@ -6,6 +6,7 @@
 
 mod change;
 mod config;
+mod event;
 mod gate_spec;
 mod keys;
 mod lives;
@@ -27,6 +28,7 @@ use crate::{
 };
 
 pub use change::{BadChange, Change};
+pub use event::{EventCount, EventKind, EventSpec, EventTime};
 pub use gate_spec::{GateSpec, Limit, Metric, Quantile, Timed};
 pub use lives::{Lifetime, MixSpec};
 pub use network::{ExchangeSpec, NetworkSpec};
@@ -92,6 +94,9 @@ pub struct Scenario {
     /// from the template.
     #[serde(default)]
     pub parent: Vec<ParentStep>,
+    /// What happens to a node of the target's cluster during each round of the target; `None` for nothing.
+    #[serde(default)]
+    pub event: Option<EventSpec>,
     /// How long clones live.
     pub hold: HoldSpec,
     /// `None` if memory is not measured.
@@ -160,6 +165,15 @@ pub struct TargetSpec {
     /// Interval at which the number of warm sandboxes is read during rounds of the target; `None` does not read it.
     #[serde(default)]
     pub watch: Option<Duration>,
+    /// Number of nodes of the cluster that the run starts; 0 for a single server.
+    #[serde(default)]
+    pub nodes: u8,
+    /// Nodes of the target's cluster that are asked in turn; empty for all.
+    #[serde(default)]
+    pub by: Vec<String>,
+    /// Nodes that take no new sandboxes and forward all creates.
+    #[serde(default)]
+    pub closed: Vec<String>,
     /// Name of a directory below `templates/` of the artifacts.
     pub template: String,
     /// Guest RAM that the template must have; `None` accepts any size.
@@ -611,7 +625,7 @@ mod tests {
         insta::assert_snapshot!(refused("[arrival]\nkind='steady'\nrates_per_s=[2,99999]"), @"scenario t: arrival.rates_per_s and arrival.lasts cause 5999940 starts in a round, at most 100000 are allowed");
         insta::assert_snapshot!(refused("[arrival]\nrates_per_s=[1]"), @r#"scenario t: arrival.rates_per_s has no meaning for kind "burst""#);
         insta::assert_snapshot!(refused("[target]\nkind='e2b'\nwatch='1ms'"), @"scenario t: target.watch reads the number of warm sandboxes: set target.warm");
-        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @"scenario t: gate a: \"first_exec.p96\" is not a metric: use PHASE.Q, turn.N.Q or round.Q with Q p50, p95, p99 or max, the same with .ratio for the ratio to host processes, or turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures, drain_per_s or sustainable_per_s");
+        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @"scenario t: gate a: \"first_exec.p96\" is not a metric: use PHASE.Q, turn.N.Q or round.Q with Q p50, p95, p99 or max, the same with .ratio for the ratio to host processes, or turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures, drain_per_s, sustainable_per_s, event.NAME.Q or event.COUNT");
         insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p95'\nlimit='60'"), @"scenario t: gate a: limit \"60\" is not a duration with a unit such as \"60ms\"");
         insta::assert_snapshot!(refused("[hold]\nat_least='3'"), @r#"scenario t: hold.at_least: "3" is not a duration with a unit such as "250ms""#);
         assert!(refused("[hold]\nat_least=3").contains("invalid type: integer"));
@@ -623,6 +637,31 @@ mod tests {
         insta::assert_snapshot!(refused("[beside]\nkind='host-process'\nprefault='on'"), @r#"scenario t: beside.prefault has no meaning for kind "host-process""#);
         insta::assert_snapshot!(refused("cold_rounds=1\n[target]\nkind='e2b'\n[beside]\nkind='host-process'"), @r#"scenario t: cold_rounds cannot drop the template of a server from the page cache: set beside.kind to "vmm-direct""#);
         insta::assert_snapshot!(refused("[beside]\nkind='vmm-direct'\nprefault='on'"), @r#"scenario t: beside.kind "vmm-direct" is the same as the target: set beside.prefault to the other value"#);
+    }
+
+    #[test]
+    fn a_cluster_and_its_events_are_checked() {
+        let cluster = |more: &str| format!("[target]\nkind='e2b'\nnodes=3\n{more}");
+        insta::assert_snapshot!(refused("[target]\nnodes=2"), @r#"scenario t: target.nodes has no meaning for kind "vmm-direct""#);
+        insta::assert_snapshot!(refused("[target]\nkind='e2b'\nnodes=1"), @"scenario t: target.nodes is 1, it must be 0 or lie between 2 and 8");
+        insta::assert_snapshot!(refused(&cluster("api_url='http://h:1'")), @"scenario t: target.nodes applies only to a cluster that the run starts: set target.nodes to 0, or remove target.api_url");
+        insta::assert_snapshot!(refused(&cluster("by=['d']")), @r#"scenario t: target.by: the cluster has no node "d", its 3 nodes are a, b and so on"#);
+        insta::assert_snapshot!(refused("[target]\nkind='e2b'\nclosed=['a']"), @"scenario t: target.closed names nodes of a cluster: set target.nodes");
+        insta::assert_snapshot!(refused("[target]\nkind='e2b'\n[hold]\nuntil='exec'\n[[peers]]\nname='p'\nkind='e2b'\nby=['a']"), @"scenario t: peer p: by names nodes of the target's cluster: set target.nodes");
+        insta::assert_snapshot!(refused(&cluster("[[mix]]\ntemplate='a'")), @"scenario t: target.nodes excludes mix, parent, [network], [beside] and cold_rounds");
+        insta::assert_snapshot!(refused("[event]\nkind='kill-node'"), @"scenario t: event.kind needs a cluster: set target.nodes to at least 2");
+        insta::assert_snapshot!(refused(&cluster("[event]\nrunning=2")), @r#"scenario t: event.running has no meaning for kind "none""#);
+        insta::assert_snapshot!(refused(&cluster("[event]\nkind='kill-node'\npaused=1")), @"scenario t: event.paused is 1, but only sandboxes that run can be lost: set event.running");
+        insta::assert_snapshot!(refused(&cluster("[event]\nkind='drain-node'\nrunning=0")), @"scenario t: event.running is 0, it must lie between 1 and 1000");
+        insta::assert_snapshot!(refused(&cluster("[[gates]]\nname='g'\nmetric='event.gap.p95'\nlimit='1s'")), @"scenario t: gate g: event.gap.p95 needs an event: set event.kind to \"drain-node\"");
+        let s = parse("t", &cluster("by=['a','b']\n[event]\nkind='drain-node'\nafter='50ms'\npaused=2\nwritten='1MiB'\n[[gates]]\nname='g'\nmetric='event.lost'\nlimit='0'")).unwrap();
+        let event = s.event.unwrap();
+        assert_eq!(
+            (event.running, event.paused, event.written.0),
+            (1, 2, 1 << 20)
+        );
+        assert_eq!(event.after, Duration::from_millis(50));
+        assert_eq!(s.gates[0].metric.to_string(), "event.lost");
     }
 
     /// A scenario with an isolated network and one turn, followed by `more`.

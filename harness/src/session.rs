@@ -24,6 +24,7 @@ use std::{
 use model::chain;
 use testbed::{
     artifacts::{self, ArtifactError},
+    cluster::{Cluster, ClusterError, Hub},
     endpoint::BadUrl,
     leftovers::{self, RunDir},
     server::ServerError,
@@ -61,6 +62,8 @@ pub struct Settings {
     pub api: Option<PathBuf>,
     /// `cube-netprobe`, which exchanges run inside sandboxes; `None` searches as [`artifacts::find_probe`] does.
     pub probe: Option<PathBuf>,
+    /// etcd, for scenarios with a cluster; `None` searches as [`artifacts::find_etcd`] does.
+    pub etcd: Option<PathBuf>,
     /// Directory for the results of this run; `None` is `ARTIFACTS/results/NAME-TIME`.
     pub results: Option<PathBuf>,
     /// Directory for sockets, logs and server state of the run.
@@ -82,6 +85,9 @@ pub enum SessionError {
     /// The program behind the target is missing, or did not start.
     #[error("cannot use target.kind {kind:?}: {why}")]
     Target { kind: &'static str, why: String },
+    /// The cluster of the run did not start.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     /// The `cube-api` of the run did not start.
     #[error(transparent)]
     Server(#[from] ServerError),
@@ -131,6 +137,7 @@ pub fn run_until(
 ) -> Result<PathBuf, SessionError> {
     // Entering namespaces must come first: it affects only the calling thread, and later threads inherit from it.
     let network = subjects::enter_network(scenario, settings)?;
+    let hub = (scenario.target.nodes > 0).then(Hub::enter).transpose()?;
     sweep(&settings.run_root)?;
     let mut host = facts::read(&settings.vmm.clone().unwrap_or_else(artifacts::default_vmm));
     // The server is a child of this process, so it must be started in the run's cgroup.
@@ -141,10 +148,13 @@ pub fn run_until(
         .ok();
     // Servers and clones keep files in this directory, so it must outlive all subjects.
     let run_dir = Arc::new(RunDir::create(&settings.run_root).map_err(at(&settings.run_root))?);
+    let cluster = hub.map(|hub| subjects::cluster(&hub, scenario, settings, &run_dir, &host));
+    let cluster = cluster.transpose()?;
     let results = results_dir(scenario, settings)?;
     let surroundings = Surroundings {
         run_dir: &run_dir,
         network: network.as_ref(),
+        cluster: cluster.as_ref(),
         results: &results,
         name: "target",
     };
@@ -159,6 +169,7 @@ pub fn run_until(
         settings,
         results: &results,
         interrupted,
+        cluster: cluster.as_ref(),
     };
     recording.run(&systems, network.as_ref(), group.as_ref())?;
     Ok(results)
@@ -244,6 +255,7 @@ struct Recording<'a> {
     settings: &'a Settings,
     results: &'a Path,
     interrupted: &'a AtomicBool,
+    cluster: Option<&'a Cluster>,
 }
 
 impl Recording<'_> {
@@ -281,6 +293,10 @@ impl Recording<'_> {
             }
             let noise_events = events.clone();
             scope.spawn(|| noise::watch(&stop_noise, &{ noise_events }));
+            let stage = self.cluster.zip(self.scenario.event);
+            let stage = stage.map(|(cluster, spec)| {
+                subjects::stage(self.scenario, cluster, spec, self.interrupted)
+            });
             let runner = Runner {
                 scenario: self.scenario,
                 plan: &plan,
@@ -289,6 +305,7 @@ impl Recording<'_> {
                 peers: &systems.peers,
                 baseline: &HostProcess,
                 network,
+                stage: stage.as_ref(),
                 group,
                 guest_memory: subjects.memory,
                 events: events.clone(),

@@ -8,6 +8,7 @@ pub mod forks;
 pub(crate) mod group;
 pub mod host_process;
 pub mod mix;
+pub mod nodes;
 pub mod null;
 pub mod oci;
 pub mod root_tree;

@@ -7,9 +7,14 @@
 use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
+    time::{Duration, Instant},
 };
 
 use harness::report::document::Document;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 
 /// A scenario without rounds beside and without a baseline.
 const ALONE: &str = r#"
@@ -201,6 +206,48 @@ metric = "failures"
 limit = "0"
 "#;
 
+/// A drain, and the same cluster asked by its second node, and a server alone.
+const DRAINED: &str = r#"
+rounds = 1
+warmup_rounds = 0
+[target]
+kind = "e2b"
+nodes = 3
+warm = 1
+start_timeout = "120s"
+[arrival]
+kind = "closed"
+starts = 12
+[exec]
+timeout = "120s"
+[event]
+kind = "drain-node"
+after = "100ms"
+running = 2
+paused = 1
+written = "4MiB"
+[hold]
+until = "exec"
+[baseline]
+kind = "none"
+[[peers]]
+name = "second"
+kind = "e2b"
+by = ["b"]
+[[peers]]
+name = "alone"
+kind = "e2b"
+warm = 1
+[[gates]]
+name = "all"
+metric = "failures"
+limit = "0"
+[[gates]]
+name = "nothing is lost"
+metric = "event.lost"
+limit = "0"
+"#;
+
 /// Runs `cube-bench` on the artefacts of the test tier, in a temporary directory.
 struct Bench {
     dir: tempfile::TempDir,
@@ -244,6 +291,19 @@ impl Bench {
             .unwrap()
     }
 
+    /// The process id of the run under way, which is part of the name of its directory.
+    fn harness(&self) -> i32 {
+        let runs = std::fs::read_dir(self.run_root()).unwrap();
+        let names = runs.map(|run| run.unwrap().file_name().into_string().unwrap());
+        let pid = names.map(|name| name.split('-').nth(1).unwrap().parse().unwrap());
+        pid.last().unwrap()
+    }
+
+    /// Processes whose standard error is a file of a run, and so of any that a run has started.
+    fn processes(&self) -> Vec<u32> {
+        testbed::leftovers::processes_of(&self.run_root())
+    }
+
     /// Runs a scenario that must pass and leave no files below the run root, and returns its report.
     fn passes(&self, scenario: &str) -> Document {
         let output = self.run(scenario);
@@ -252,7 +312,16 @@ impl Bench {
         assert_eq!(output.status.code(), Some(0), "{stderr}\n{stdout}");
         let left: Vec<_> = std::fs::read_dir(self.run_root()).unwrap().collect();
         assert!(left.is_empty(), "{left:?}");
+        assert_eq!(self.processes(), [0_u32; 0]);
         serde_json::from_str(&stdout).unwrap()
+    }
+}
+
+fn until(mut is_done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(120);
+    while !is_done() {
+        assert!(Instant::now() < end, "not in time");
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -411,4 +480,72 @@ fn kvm_a_refused_template_ends_the_run_with_the_servers_reason() {
         !why.contains("are warm"),
         "it did not wait for the timeout: {why}"
     );
+}
+
+#[test]
+fn cluster_a_scenario_starts_nodes_drains_one_and_leaves_nothing() {
+    let d = Bench::new().passes(DRAINED);
+    let event = d.cluster.as_ref().and_then(|c| c.event.clone()).unwrap();
+    assert_eq!((event.n, event.failed), (1, 0), "{event:?}");
+    assert_eq!(
+        (event.times["empty"].n, event.times["empty"].failed),
+        (1, 0)
+    );
+    let gap = &event.times["gap"];
+    assert_eq!((gap.n, gap.failed), (2, 0), "a client of each that runs");
+    assert!(gap.max_ms > Some(20.0), "a move pauses: {gap:?}");
+    // Each has written 4 MiB that no template has.
+    assert!(event.counts["moved_bytes"] > 3 * (4 << 20), "{event:?}");
+    let rates = d.cluster.unwrap().rates;
+    let names: Vec<_> = rates.iter().map(|rate| rate.name.as_str()).collect();
+    assert_eq!(names, ["target", "second", "alone"]);
+    for rate in &rates {
+        assert!(rate.starts_per_s > Some(0.0), "{rate:?}");
+    }
+    let systems = d.peers.unwrap().systems;
+    assert!(systems.iter().all(|s| s.n == 12 && s.failures.is_empty()));
+}
+
+#[test]
+fn cluster_a_scenario_reports_a_dead_node_and_its_return() {
+    let killed = DRAINED
+        .split_once("[[peers]]")
+        .unwrap()
+        .0
+        .replace("drain-node", "kill-node")
+        .replace("paused = 1\n", "")
+        // The first node forwards its creates, also to the node that dies.
+        .replace("warm = 1", "warm = 1\nclosed = [\"a\"]")
+        .replace(
+            "kind = \"closed\"\nstarts = 12",
+            "kind = \"open\"\nstarts = 80",
+        );
+    let d = Bench::new().passes(&killed);
+    let event = d.cluster.unwrap().event.unwrap();
+    assert_eq!((event.n, event.failed), (1, 0), "{event:?}");
+    for (name, n) in [("unhealthy", 1), ("reported_lost", 2), ("ready_again", 1)] {
+        let time = &event.times[name];
+        assert_eq!((time.n, time.failed), (n, 0), "{name}");
+    }
+    // It had renewed its lease of 10 s at most 3.3 s before.
+    assert!(event.times["reported_lost"].max_ms > Some(5000.0));
+}
+
+#[test]
+fn cluster_an_interrupted_scenario_leaves_no_process_and_no_file() {
+    let bench = Bench::new();
+    let run = std::thread::scope(|scope| {
+        let run = scope.spawn(|| bench.run(&DRAINED.replace("rounds = 1", "rounds = 50")));
+        // etcd, three servers and a VM of each.
+        until(|| bench.processes().len() >= 7);
+        let results = bench.dir.path().join("results/events.jsonl");
+        until(|| std::fs::read_to_string(&results).is_ok_and(|text| text.contains("attempt")));
+        let harness = bench.harness();
+        kill(Pid::from_raw(harness), Signal::SIGINT).unwrap();
+        run.join().unwrap()
+    });
+    assert_eq!(run.status.code(), Some(130));
+    let left: Vec<_> = std::fs::read_dir(bench.run_root()).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    assert_eq!(bench.processes(), [0_u32; 0]);
 }

@@ -9,9 +9,12 @@ use std::path::Path;
 
 use harness::{
     compare::{self, CompareError, Side},
+    event::{Happened, RunEvent},
     gate::Verdict,
     host::facts::{self, HostFacts},
+    plan::Row,
     report::{Strictness, View, comparison, document::Document, html, junit, markdown, terminal},
+    scenario::{EventCount, EventTime},
     stats::fold::{Summary, fold},
 };
 use testbed::exit::End;
@@ -252,4 +255,74 @@ fn a_breach_determines_the_exit_code() {
 
 fn side<'a>(summary: &'a Summary, facts: &'a HostFacts) -> Side<'a> {
     Side { summary, facts }
+}
+
+/// The synthetic run on three nodes, of which the last is drained in each round of clones.
+#[test]
+fn a_report_of_a_cluster_has_the_events_and_names_what_the_nodes_share() {
+    let drained = r#"
+[target]
+kind = "e2b"
+nodes = 3
+[event]
+kind = "drain-node"
+running = 2
+[[gates]]
+name = "nothing is lost"
+metric = "event.lost"
+limit = "0"
+"#;
+    let mut events = recorded::events(6);
+    if let RunEvent::RunStarted(started) = &mut events[0] {
+        started.scenario = harness::scenario::parse("cluster", drained).expect("a scenario");
+    }
+    let happened = |index: u32| {
+        RunEvent::Happened(Happened {
+            round: index * 2,
+            row: Row::Measured,
+            at_ns: 0,
+            times: [
+                (EventTime::Empty, vec![Some(3_000_000_000)]),
+                (EventTime::Gap, vec![Some(400_000_000), Some(600_000_000)]),
+            ]
+            .into(),
+            counts: [
+                (EventCount::Lost, u64::from(index == 5)),
+                (EventCount::MovedBytes, 50_000_000),
+            ]
+            .into(),
+            failure: (index == 5).then(|| "event: gone".to_owned()),
+        })
+    };
+    let last = events.len() - 1;
+    events.splice(last..last, (0..6).map(happened));
+    // As they are recorded.
+    let events: Vec<RunEvent> = events
+        .iter()
+        .map(|event| serde_json::to_string(event).expect("an event is JSON"))
+        .map(|line| serde_json::from_str(&line).expect("JSON is an event"))
+        .collect();
+    let (summary, host) = (fold(&events), host());
+    let view = View::new(&summary, &host).expect("the events begin with a start");
+    let cluster = Document::new(&view).cluster.expect("the target has nodes");
+    let event = cluster.event.expect("the scenario has an event");
+    assert_eq!((event.n, event.failed, event.counts["lost"]), (6, 1, 1));
+    let gap = &event.times["gap"];
+    assert_eq!(
+        (gap.n, gap.p50_ms, gap.max_ms),
+        (12, Some(400.0), Some(600.0))
+    );
+    assert!(!event.times.contains_key("unhealthy"));
+    let text = terminal::render(&view);
+    for part in [
+        "drain-node: gap",
+        "3, which share the 2 cores of this host",
+        "1 in 6 events",
+        "50.000 MB per event, mean",
+        "drain-node: 1 of 6 events failed",
+        "MISSED       nothing is lost: event.lost = 1, limit 0, n = 6",
+    ] {
+        assert!(text.contains(part), "{part}:\n{text}");
+    }
+    assert!(html::render(&view).contains("drain-node: empty"));
 }

@@ -203,7 +203,8 @@ async fn create(app: &App, peers: &Peers, asked: Asked, request: Request, next: 
             let passed = peers.pass(&node, repeat(false), asked.from, &asked.host);
             match passed.await {
                 Ok(response) => response,
-                Err(why @ PeerError::Unreachable { .. }) => {
+                // What a node has made whose lease has ended, it ends when it returns: its client is gone.
+                Err(why @ (PeerError::Unreachable { .. } | PeerError::Away { .. })) => {
                     tracing::warn!(why = %model::chain(&why), "a create goes to the next node");
                     refused.get_or_insert_with(|| asked.failed(&why));
                     continue;

@@ -57,7 +57,7 @@ pub enum PeerError {
     #[error("node {node} did not answer within {limit_s} s")]
     Late { node: NodeId, limit_s: u64 },
     /// Its lease has ended: its server has ended, is stopped, or is cut off from etcd.
-    #[error("node {node} has been away for {limit_s} s")]
+    #[error("node {node} is away: its lease ended {limit_s} s ago")]
     Away { node: NodeId, limit_s: u64 },
     #[error("node {node} sent a malformed answer: {why}")]
     Malformed { node: NodeId, why: String },

@@ -14,7 +14,7 @@ use nix::{
 };
 use serde_json::Value;
 use tempfile::TempDir;
-use testbed::server::{Door, LocalServer, ServerSpec, Tls};
+use testbed::server::{Door, LocalServer, ServerSpec, Site, Tls};
 
 /// Timeout of every wait; generous, for busy hosts.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -80,6 +80,7 @@ impl World {
             domain: (tls == Tls::PrivateAuthority).then(|| "cube.test".to_owned()),
             door,
             tls,
+            site: Site::Loopback,
             options,
             environment: Vec::new(),
         };

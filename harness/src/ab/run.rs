@@ -246,6 +246,7 @@ fn block_settings(plan: &AbPlan, side: Side, dir: &Path, run_root: &Path) -> Set
         vmm: build.endpoint.is_none().then(|| build.vmm()),
         api: build.endpoint.is_none().then(|| build.api()),
         probe: None,
+        etcd: None,
         results: Some(dir.to_owned()),
         run_root: run_root.to_owned(),
         reproduce: plan.reproduce.clone(),

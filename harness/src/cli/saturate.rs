@@ -62,6 +62,7 @@ impl Saturate {
             vmm: self.places.vmm,
             api: self.places.api,
             probe: None,
+            etcd: None,
             results: None,
             run_root: self.run_root.run_root,
             reproduce: format!(

@@ -1,8 +1,8 @@
 use super::*;
 use crate::{
-    event::{Attempt, EVENTS_FORMAT, Failure, FailureCause, MemoryPoint, RunStarted},
-    plan::Subject,
-    scenario,
+    event::{Attempt, EVENTS_FORMAT, Failure, FailureCause, Happened, MemoryPoint, RunStarted},
+    plan::{Row, Subject},
+    scenario::{self, EventCount, EventTime},
     stats::{fold::RoundTimes, turns::tests::attempt_with},
 };
 use model::{StartPhase, Timeline};
@@ -249,5 +249,56 @@ fn a_slope_is_judged_by_its_interval() {
         &Summary::default(),
         Grade::Publishable,
     );
+    assert_eq!(none.verdict, Verdict::Inconclusive);
+}
+
+/// 10 events, each with one time or none.
+fn with_events(seconds: impl Fn(u32) -> Option<u64>, lost: impl Fn(u32) -> u64) -> Summary {
+    let event = |round: u32| Happened {
+        round,
+        row: Row::Measured,
+        at_ns: 0,
+        times: [(
+            EventTime::Empty,
+            vec![seconds(round).map(|s| s * 1_000_000_000)],
+        )]
+        .into(),
+        counts: [(EventCount::Lost, lost(round))].into(),
+        failure: None,
+    };
+    Summary {
+        happened: (0..10).map(event).collect(),
+        ..Summary::default()
+    }
+}
+
+#[test]
+fn durations_and_counts_of_events_are_judged_as_others() {
+    let judged = |metric: &str, limit: &str, summary: &Summary| {
+        let text = format!(
+            "[target]\nkind='e2b'\nnodes=2\n[event]\nkind='drain-node'\n[[gates]]\nname='g'\nmetric='{metric}'\nlimit='{limit}'"
+        );
+        let gates = scenario::parse("t", &text).unwrap().gates;
+        judge(&gates, summary, Grade::Publishable).remove(0)
+    };
+    let good = with_events(|round| Some(2 + u64::from(round % 2)), |_| 0);
+    let result = judged("event.empty.p50", "10s", &good);
+    assert_eq!((result.verdict, result.n), (Verdict::Met, 10));
+    assert_eq!(result.measured, Some(2000.0));
+    let max = |limit| judged("event.empty.max", limit, &good).verdict;
+    assert_eq!((max("3s"), max("2s")), (Verdict::Met, Verdict::Missed));
+    let few = judged("event.empty.p95", "10s", &good);
+    assert_eq!(few.verdict, Verdict::Inconclusive, "{}", few.reason);
+    assert_eq!(judged("event.lost", "0", &good).verdict, Verdict::Met);
+
+    let bad = with_events(
+        |round| (round > 5).then_some(1),
+        |round| u64::from(round == 3),
+    );
+    let late = judged("event.empty.p50", "10s", &bad);
+    assert_eq!((late.verdict, late.measured), (Verdict::Missed, None));
+    let lost = judged("event.lost", "0", &bad);
+    assert_eq!((lost.verdict, lost.measured), (Verdict::Missed, Some(1.0)));
+    let none = judged("event.lost", "0", &Summary::default());
     assert_eq!(none.verdict, Verdict::Inconclusive);
 }

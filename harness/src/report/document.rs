@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     View,
+    cluster::ClusterDocument,
     cost::CostDocument,
     density::{self, LevelDocument},
     load::LoadDocument,
@@ -95,6 +96,9 @@ pub struct Document {
     /// Comparison of systems; `null` without peers.
     #[serde(default)]
     pub peers: Option<PeersDocument>,
+    /// Absent unless the target is a cluster that the run started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterDocument>,
     /// First-exec latency of the baseline; `null` without a baseline.
     pub baseline: Option<PhaseDocument>,
     /// Starts that are answered at once, through the same code: the overhead of the harness. `null` in runs without
@@ -331,6 +335,7 @@ impl Document {
                 Arrival::Closed { .. } | Arrival::Open { .. } => None,
             },
             peers: PeersDocument::new(view),
+            cluster: ClusterDocument::new(view),
             baseline: present(&summary.baseline_samples()),
             null_target: present(&summary.null_samples()),
             interference: InterferenceDocument::new(view),
@@ -396,6 +401,7 @@ impl Document {
         ] {
             rows.extend(row.as_ref().map(|row| (name.to_owned(), row)));
         }
+        rows.extend(self.cluster.iter().flat_map(ClusterDocument::latencies));
         rows
     }
 
@@ -412,6 +418,8 @@ impl Document {
             .as_ref()
             .map(LoadDocument::costs)
             .unwrap_or_default();
+        let cluster = self.cluster.iter();
+        rows.extend(cluster.flat_map(|cluster| cluster.costs(self.host.cores)));
         rows.extend(
             self.cost
                 .rows(self.beside_row().unwrap_or_default(), self.has_rates()),

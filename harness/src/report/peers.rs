@@ -10,7 +10,10 @@ use crate::{
     event::{Attempt, System},
     plan::Subject,
     scenario::{Quantile, TargetKind},
-    stats::peers::{self, Step},
+    stats::{
+        peers::{self, Step},
+        ratio::Ratio,
+    },
 };
 
 /// The systems of a comparison.
@@ -198,13 +201,7 @@ impl SystemDocument {
         };
         let quotient = |quantile| {
             let found = peers::over(attempts, base?, Step::FirstExec, quantile);
-            Some(QuotientDocument {
-                ratio: found.value.filter(|value| value.is_finite()),
-                ratio_ci95: found
-                    .interval95
-                    .filter(|(_, high)| high.is_finite())
-                    .map(|(low, high)| [low, high]),
-            })
+            Some(QuotientDocument::new(&found))
         };
         let mut failures = BTreeMap::new();
         for failure in attempts.iter().filter_map(|a| a.failure.as_ref()) {
@@ -283,7 +280,17 @@ impl SystemDocument {
 }
 
 impl QuotientDocument {
-    fn text(self) -> String {
+    pub(super) fn new(found: &Ratio) -> Self {
+        Self {
+            ratio: found.value.filter(|value| value.is_finite()),
+            ratio_ci95: found
+                .interval95
+                .filter(|(_, high)| high.is_finite())
+                .map(|(low, high)| [low, high]),
+        }
+    }
+
+    pub(super) fn text(self) -> String {
         match (self.ratio, self.ratio_ci95) {
             (None, _) => "n/a".to_owned(),
             (Some(ratio), None) => format!("{ratio:.2}"),

@@ -94,6 +94,7 @@ fn the_cost_of_starts_does_not_contain_the_lifetimes_after_them() {
         peers: &[],
         baseline: &Null,
         network: None,
+        stage: None,
         group: None,
         guest_memory: None,
         events,

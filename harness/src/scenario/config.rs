@@ -5,13 +5,18 @@ use std::{path::PathBuf, time::Duration};
 use model::{Bytes, WorkingSetPrefault};
 use serde::Deserialize;
 
-use testbed::endpoint::Endpoint;
+use testbed::{
+    cluster::{MAX_NODES, name_of},
+    endpoint::Endpoint,
+};
 
 use crate::trace::Trace;
 
 use super::{
     Arrival, BesideKind, CreateApi, ExecSpec, GateSpec, HoldSpec, HoldUntil, InterferenceSpec,
-    MemorySpec, Metric, Scenario, Spacing, SteadySpec, TargetKind, TargetSpec, Timed, TurnSpec,
+    MemorySpec, Metric, PeerSpec, Scenario, Spacing, SteadySpec, TargetKind, TargetSpec, Timed,
+    TurnSpec,
+    event::{EventConfig, EventKind, EventSpec},
     gate_spec::GateConfig,
     lives::{self, MixConfig},
     network::{ExchangeSpec, NetworkConfig},
@@ -46,6 +51,7 @@ pub(super) struct ScenarioConfig {
     turns: Vec<TurnConfig>,
     parent: Vec<ParentConfig>,
     peers: Vec<toml::Table>,
+    event: EventConfig,
     hold: HoldConfig,
     memory: MemoryConfig,
     baseline: BaselineConfig,
@@ -64,6 +70,9 @@ pub(super) struct TargetConfig {
     command: Vec<String>,
     warm: u32,
     watch: String,
+    nodes: u8,
+    by: Vec<String>,
+    closed: Vec<String>,
     template: String,
     memory: String,
     prefault: WorkingSetPrefault,
@@ -164,11 +173,24 @@ enum BaselineKind {
     HostProcess,
 }
 
-/// The keys of `[arrival]` that the scenario file sets. They must be read before the merge with the defaults, which
-/// adds all other keys.
-pub(super) fn keys_given(typed: &toml::Table) -> Vec<String> {
-    let arrival = typed.get("arrival").and_then(toml::Value::as_table);
-    arrival
+/// The keys of tables whose kind decides which keys have a meaning.
+pub(super) struct Given {
+    arrival: Vec<String>,
+    event: Vec<String>,
+}
+
+/// The keys of `[arrival]` and `[event]` that the scenario file sets. They must be read before the merge with the
+/// defaults, which adds all other keys.
+pub(super) fn keys_given(typed: &toml::Table) -> Given {
+    Given {
+        arrival: keys_of(typed, "arrival"),
+        event: keys_of(typed, "event"),
+    }
+}
+
+fn keys_of(typed: &toml::Table, table: &str) -> Vec<String> {
+    let table = typed.get(table).and_then(toml::Value::as_table);
+    table
         .into_iter()
         .flat_map(toml::Table::keys)
         .cloned()
@@ -203,12 +225,12 @@ impl ScenarioConfig {
         (!self.arrival.trace.is_empty()).then(|| PathBuf::from(&self.arrival.trace))
     }
 
-    /// Validates the scenario. `trace` is the content of [`Self::trace_file`]. `name` is used if the file has no `name`; `arrival_keys` is the result of
+    /// Validates the scenario. `trace` is the content of [`Self::trace_file`]. `name` is used if the file has no `name`; `given` is the result of
     /// [`keys_given`]. The error describes the first invalid value.
     pub(super) fn check(
         self,
         name: &str,
-        arrival_keys: &[String],
+        given: &Given,
         trace: Option<Trace>,
     ) -> Result<Scenario, String> {
         if self.rounds == 0 {
@@ -258,7 +280,7 @@ impl ScenarioConfig {
         if beside == Some(BesideKind::HostProcess) {
             can_run_on_the_host(&exec, &turns, network.is_some())?;
         }
-        let (arrival, steady) = self.arrival.check(arrival_keys, trace.as_ref())?;
+        let (arrival, steady) = self.arrival.check(&given.arrival, trace.as_ref())?;
         let mix = lives::mix(self.mix, trace.as_ref())?;
         let lifetime = lives::lifetime(self.hold.until, &self.hold.lifetime, trace.is_some())?;
         if self.hold.until == HoldUntil::Lifetime && (beside.is_some() || !parent.is_empty()) {
@@ -281,11 +303,26 @@ impl ScenarioConfig {
             can_exchange(turn, network.is_some(), beside.is_some())?;
         }
         let baseline = self.baseline.check(&exec)?;
+        let event = self.event.check(&given.event, self.target.nodes)?;
+        let target = self.target.check()?;
+        can_be_a_cluster(&target, &peers)?;
+        if target.nodes > 0
+            && (!mix.is_empty()
+                || !parent.is_empty()
+                || network.is_some()
+                || beside.is_some()
+                || self.cold_rounds > 0)
+        {
+            return Err(
+                "target.nodes excludes mix, parent, [network], [beside] and cold_rounds".to_owned(),
+            );
+        }
         let gates = gates(
             self.gates,
             turns.len(),
             beside.is_some(),
             baseline.is_some(),
+            event.as_ref(),
         )?;
         Ok(Scenario {
             name: if self.name.is_empty() {
@@ -298,7 +335,7 @@ impl ScenarioConfig {
             rounds: self.rounds,
             warmup_rounds: self.warmup_rounds,
             cold_rounds: self.cold_rounds,
-            target: self.target.check()?,
+            target,
             beside,
             beside_prefault,
             peers,
@@ -313,6 +350,7 @@ impl ScenarioConfig {
             work: None,
             turns,
             parent,
+            event,
             hold: HoldSpec {
                 until: self.hold.until,
                 at_least: duration("hold.at_least", &self.hold.at_least)?,
@@ -323,6 +361,42 @@ impl ScenarioConfig {
             interference: Some(self.interference.check()?),
             gates,
         })
+    }
+}
+
+/// Checks the names of nodes, in the target and in peers that are nodes of its cluster.
+fn can_be_a_cluster(target: &TargetSpec, peers: &[PeerSpec]) -> Result<(), String> {
+    let is_node = |name: &String| (0..target.nodes).any(|at| name_of(at) == *name);
+    let lists = [
+        ("target.by".to_owned(), &target.by),
+        ("target.closed".to_owned(), &target.closed),
+    ];
+    let of_peers = peers
+        .iter()
+        .map(|peer| (format!("peer {}: by", peer.name), &peer.target.by));
+    for (key, names) in lists.into_iter().chain(of_peers) {
+        let Some(other) = names.iter().find(|name| !is_node(name)) else {
+            continue;
+        };
+        return Err(match (target.nodes, key.strip_prefix("peer")) {
+            (0, None) => format!("{key} names nodes of a cluster: set target.nodes"),
+            (0, Some(_)) => {
+                format!("{key} names nodes of the target's cluster: set target.nodes")
+            }
+            (nodes, _) => format!(
+                "{key}: the cluster has no node {other:?}, its {nodes} nodes are a, b and so on"
+            ),
+        });
+    }
+    match peers
+        .iter()
+        .find(|peer| peer.target.nodes > 0 || !peer.target.closed.is_empty())
+    {
+        None => Ok(()),
+        Some(peer) => Err(format!(
+            "peer {}: only the target can be a cluster: name its nodes in by",
+            peer.name
+        )),
     }
 }
 
@@ -411,6 +485,7 @@ fn gates(
     turns: usize,
     beside: bool,
     baseline: bool,
+    event: Option<&EventSpec>,
 ) -> Result<Vec<GateSpec>, String> {
     let gates: Vec<GateSpec> = typed
         .into_iter()
@@ -430,6 +505,20 @@ fn gates(
         if matches!(gate.metric, Metric::BaselineRatio(..)) && !baseline {
             return Err(format!(
                 "gate {name}: a ratio to host processes needs their rounds: set baseline.kind to \"host-process\""
+            ));
+        }
+        let needed = match gate.metric {
+            Metric::Event(time, _) => Some(time.kind()),
+            Metric::EventCount(_) => Some(EventKind::DrainNode),
+            _ => None,
+        };
+        if let Some(kind) = needed
+            && event.is_none_or(|event| event.kind != kind)
+        {
+            return Err(format!(
+                "gate {name}: {} needs an event: set event.kind to {:?}",
+                gate.metric,
+                kind.name()
             ));
         }
         if matches!(gate.metric, Metric::TurnRatio(_)) && !beside {
@@ -476,6 +565,7 @@ impl TargetConfig {
                 self.api != CreateApi::V2 && self.kind != TargetKind::E2b,
             ),
             ("warm", self.warm > 0 && self.kind != TargetKind::E2b),
+            ("nodes", self.nodes > 0 && self.kind != TargetKind::E2b),
             (
                 "command",
                 !self.command.is_empty() && !has_command(self.kind),
@@ -501,6 +591,18 @@ impl TargetConfig {
                 "target.warm applies only to a server that the run starts: remove target.api_url"
                     .to_owned(),
             );
+        }
+        if self.nodes > 0 && api_url.is_some() {
+            return Err(
+                "target.nodes applies only to a cluster that the run starts: set target.nodes to 0, or remove target.api_url"
+                    .to_owned(),
+            );
+        }
+        if self.nodes == 1 || self.nodes > MAX_NODES {
+            return Err(format!(
+                "target.nodes is {}, it must be 0 or lie between 2 and {MAX_NODES}",
+                self.nodes
+            ));
         }
         if self.warm > MAX_WARM {
             return Err(format!(
@@ -531,6 +633,9 @@ impl TargetConfig {
             command: self.command,
             warm: self.warm,
             watch,
+            nodes: self.nodes,
+            by: self.by,
+            closed: self.closed,
             template: self.template,
             memory,
             prefault: self.prefault,
@@ -742,7 +847,7 @@ fn between(key: &str, n: u32) -> Result<(), String> {
     ))
 }
 
-fn duration(key: &str, text: &str) -> Result<Duration, String> {
+pub(super) fn duration(key: &str, text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|_| format!("{key}: {text:?} is not a duration with a unit such as \"250ms\""))
 }

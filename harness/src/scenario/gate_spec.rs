@@ -6,6 +6,8 @@ use std::fmt;
 use model::{Bytes, StartPhase};
 use serde::{Deserialize, Serialize};
 
+use super::event::{EventCount, EventTime};
+
 /// A gate as written in the scenario file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -54,6 +56,10 @@ pub enum Metric {
     /// Successful starts per second, if the time until the pool is full again is included.
     #[serde(alias = "starts_per_second")]
     SustainableRate,
+    /// Quantile of a duration of the scenario's events.
+    Event(EventTime, Quantile),
+    /// Sum of a count over the scenario's events.
+    EventCount(EventCount),
 }
 
 /// What a ratio to the baseline measures. Turns and phases are divided by the first exec of host processes, rounds by
@@ -128,6 +134,8 @@ impl fmt::Display for Metric {
             Self::AfterHoldFailures => f.write_str("after_hold.failures"),
             Self::DrainRate => f.write_str("drain_per_s"),
             Self::SustainableRate => f.write_str("sustainable_per_s"),
+            Self::Event(time, quantile) => write!(f, "event.{}.{}", time.name(), quantile.name()),
+            Self::EventCount(count) => write!(f, "event.{}", count.name()),
         }
     }
 }
@@ -164,6 +172,7 @@ impl Metric {
             "after_hold.failures" => Some(Self::AfterHoldFailures),
             "drain_per_s" => Some(Self::DrainRate),
             "sustainable_per_s" => Some(Self::SustainableRate),
+            _ if text.starts_with("event.") => Self::parse_event(text.strip_prefix("event.")?),
             _ => {
                 let (time, is_ratio) = match text.strip_suffix(".ratio") {
                     Some(time) => (time, true),
@@ -185,9 +194,19 @@ impl Metric {
         }
     }
 
+    fn parse_event(text: &str) -> Option<Self> {
+        let Some((time, quantile)) = text.split_once('.') else {
+            let count = EventCount::ALL.into_iter().find(|c| c.name() == text)?;
+            return Some(Self::EventCount(count));
+        };
+        let time = EventTime::ALL.into_iter().find(|t| t.name() == time)?;
+        let quantile = Quantile::ALL.into_iter().find(|q| q.name() == quantile)?;
+        Some(Self::Event(time, quantile))
+    }
+
     fn limit(self, text: &str) -> Result<Limit, String> {
         let (limit, shape) = match self {
-            Self::Phase(..) | Self::Turn(..) | Self::Round(_) => (
+            Self::Phase(..) | Self::Turn(..) | Self::Round(_) | Self::Event(..) => (
                 humantime::parse_duration(text)
                     .ok()
                     .map(|d| Limit::Nanoseconds(crate::clock::nanoseconds(d))),
@@ -204,7 +223,7 @@ impl Metric {
                 text.parse::<Bytes>().ok().map(|b| Limit::Bytes(b.0)),
                 "size with a unit such as \"5MB\"",
             ),
-            Self::Failures | Self::NotWarm | Self::AfterHoldFailures => {
+            Self::Failures | Self::NotWarm | Self::AfterHoldFailures | Self::EventCount(_) => {
                 (text.parse().ok().map(Limit::Count), "whole number")
             }
             Self::DrainRate | Self::SustainableRate => (
@@ -227,7 +246,7 @@ impl TryFrom<GateConfig> for GateSpec {
         let metric = Metric::parse(&config.metric).ok_or_else(|| {
             format!(
                 "gate {name}: {:?} is not a metric: use PHASE.Q, turn.N.Q or round.Q with Q p50, p95, p99 or max, the \
-                 same with .ratio for the ratio to host processes, or turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures, drain_per_s or sustainable_per_s",
+                 same with .ratio for the ratio to host processes, or turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures, drain_per_s, sustainable_per_s, event.NAME.Q or event.COUNT",
                 config.metric
             )
         })?;

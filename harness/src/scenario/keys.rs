@@ -36,6 +36,7 @@ const LISTS: [(&str, &[&str]); 5] = [
             "command",
             "sandbox_url",
             "warm",
+            "by",
             "template",
             "memory",
             "prefault",
@@ -91,13 +92,16 @@ fn known(name: &str, at: &str, key: &str, all: &[&str]) -> Result<(), ScenarioEr
 /// `prefault` and `start_timeout` from the scenario's target.
 pub(super) fn complete_peers(mut merged: Table) -> Table {
     let target = merged.get("target").and_then(Value::as_table).cloned();
-    let empty: [(&str, Value); 6] = [
+    let empty: [(&str, Value); 9] = [
         ("api_url", String::new().into()),
         ("sandbox_url", String::new().into()),
         ("api", "v2".to_owned().into()),
         ("api_key_env", "E2B_API_KEY".to_owned().into()),
         ("command", Value::Array(Vec::new())),
         ("warm", 0.into()),
+        ("nodes", 0.into()),
+        ("by", Value::Array(Vec::new())),
+        ("closed", Value::Array(Vec::new())),
     ];
     let mut inherited = target.unwrap_or_default();
     inherited.remove("kind");

@@ -4,19 +4,20 @@
 use std::{
     collections::BTreeSet,
     fs, io,
-    os::unix::fs::symlink,
+    os::unix::fs::{MetadataExt, symlink},
     path::Path,
     process::Command,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::AtomicBool},
 };
 
 use model::chain;
 use testbed::{
     api::Api,
     artifacts::{self, Template},
+    cluster::{Cluster, ClusterSpec, Hub},
     endpoint::Endpoint,
     leftovers::{self, RunDir},
-    server::{Door, LocalServer, ServerSpec, Tls},
+    server::{Door, LocalServer, ServerSpec, Site, Tls},
     world::{PlainNetwork, UPLINK},
 };
 use vmm_control::template::{LoadError, LoadedTemplate};
@@ -28,7 +29,9 @@ use crate::{
     host::facts::{HostFacts, TemplateFacts},
     memory::FileId,
     plan,
-    scenario::{BesideKind, CreateApi, NetworkSpec, Scenario, TargetKind, TargetSpec},
+    scenario::{
+        BesideKind, CreateApi, EventKind, EventSpec, NetworkSpec, Scenario, TargetKind, TargetSpec,
+    },
     target::{
         Target,
         adapter::Adapter,
@@ -38,11 +41,15 @@ use crate::{
         group::Groups,
         host_process::HostProcess,
         mix::Mix,
+        nodes::{Nodes, Stage},
         oci::{Oci, Runtime},
         root_tree,
         vmm_direct::{RANDOM, VmmDirect},
     },
 };
+
+/// Options of servers whose sandboxes have no network.
+const NO_NETWORK: [&str; 2] = ["--network", "none"];
 
 /// The targets of a run and the server behind them. Fields are dropped in this order.
 pub(super) struct Subjects {
@@ -76,6 +83,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) run_dir: &'a Arc<RunDir>,
     /// `None` if the scenario has no `[network]`.
     pub(super) network: Option<&'a Network>,
+    /// `None` if the target is no cluster that the run starts.
+    pub(super) cluster: Option<&'a Cluster>,
     /// Directory for the results of the run.
     pub(super) results: &'a Path,
     /// Name of the system in the run; `target` for the scenario's target.
@@ -97,6 +106,110 @@ pub(super) fn enter_network(
         None => Placement::Free,
     };
     Ok(Some(Network::enter(spec, program, placement)?))
+}
+
+/// Starts the cluster of the scenario's target.
+pub(super) fn cluster(
+    hub: &Hub,
+    scenario: &Scenario,
+    settings: &Settings,
+    run_dir: &RunDir,
+    host: &HostFacts,
+) -> Result<Cluster, SessionError> {
+    let spec = &scenario.target;
+    refuse_without_kvm(host)?;
+    let etcd = artifacts::find_etcd(settings.etcd.as_deref(), &settings.artifacts)?;
+    let template = artifacts::find_template(&settings.artifacts, &spec.template, spec.memory)?;
+    let templates = run_dir.path().join("cluster-templates");
+    install(&template.dir, &templates.join(&spec.template)).map_err(at(&templates))?;
+    let program = artifacts::find_api(settings.api.as_deref())?;
+    let server = ServerSpec {
+        vmm: artifacts::find_vmm(settings.vmm.as_deref())?,
+        templates,
+        warm: spec.warm,
+        domain: None,
+        door: Door::Locked,
+        tls: Tls::Off,
+        site: Site::Loopback,
+        options: [
+            &server_options(&settings.artifacts, false)[..],
+            &NO_NETWORK.map(str::to_owned),
+            &fixed_stock(&help_of(&program), spec.warm),
+        ]
+        .concat(),
+        environment: Vec::new(),
+        program,
+    };
+    let (nodes, etcd) = (spec.nodes, etcd.as_path());
+    let spec = ClusterSpec {
+        nodes,
+        etcd,
+        server,
+    };
+    let cluster = Cluster::start(hub, run_dir.path(), &spec)?;
+    cluster
+        .close(&scenario.target.closed)
+        .map_err(at(run_dir.path()))?;
+    let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).ok();
+    let is_apart = device(&template.dir) != device(run_dir.path());
+    if is_apart
+        && scenario
+            .event
+            .is_some_and(|event| event.kind == EventKind::DrainNode)
+    {
+        eprintln!(
+            "cube-bench: moves contain the memory of the template: nodes cannot link its files from another file system; \
+             name a --run-root on that of {}",
+            template.dir.display()
+        );
+    }
+    Ok(cluster)
+}
+
+/// The nodes of a cluster as targets.
+fn nodes(spec: &TargetSpec, cluster: &Cluster) -> Vec<E2b> {
+    let nodes = cluster.nodes().iter().map(|node| {
+        let server = node.server();
+        let mut target = e2b(spec, server.endpoint().clone(), server.key().to_owned());
+        target.sandboxes = Some(server.sandboxes());
+        target.warm = spec.warm;
+        target.log = Arc::new(Mutex::new(Complaints::of(&server.log())));
+        target
+    });
+    nodes.collect()
+}
+
+/// The nodes that a target asks: those that it names, or else all but the one of the scenario's event.
+fn asked(scenario: &Scenario, spec: &TargetSpec, cluster: &Cluster) -> Nodes {
+    let all = cluster.nodes();
+    let unnamed = match scenario.event {
+        _ if !spec.by.is_empty() => 0,
+        Some(_) => all.len().saturating_sub(1),
+        None => all.len(),
+    };
+    let is_asked = |at: &usize| *at < unnamed || spec.by.iter().any(|by| by == all[*at].name());
+    Nodes {
+        asked: (0..all.len()).filter(is_asked).collect(),
+        all: nodes(spec, cluster),
+    }
+}
+
+/// What happens to the cluster in each round of the target.
+pub(super) fn stage<'a>(
+    scenario: &'a Scenario,
+    cluster: &'a Cluster,
+    spec: EventSpec,
+    interrupted: &'a AtomicBool,
+) -> Stage<'a> {
+    let mut first = nodes(&scenario.target, cluster);
+    Stage {
+        cluster,
+        spec,
+        closed: &scenario.target.closed,
+        first: first.swap_remove(0),
+        exec: &scenario.exec,
+        interrupted,
+    }
 }
 
 /// Prepares the targets of the scenario, and adds their endpoint, server program and template to the facts of the host.
@@ -139,6 +252,25 @@ pub(super) fn start(
                 server: None,
                 account: None,
             })
+        }
+        (TargetKind::E2b, None) if spec.nodes > 0 || !spec.by.is_empty() => {
+            let Some(cluster) = surroundings.cluster else {
+                let why = "the target is no cluster".to_owned();
+                let kind = spec.kind.name();
+                return Err(SessionError::Target { kind, why });
+            };
+            if let Some(node) = cluster.nodes().first() {
+                host.add_binary("cube-api", node.server().program());
+            }
+            let template =
+                artifacts::find_template(&settings.artifacts, &spec.template, spec.memory)?;
+            host.template = Some(facts_of(&template, "mapped by cube-api".to_owned()));
+            host.endpoint = Some(format!(
+                "{} nodes started by the run, {} warm in each",
+                spec.nodes, spec.warm
+            ));
+            let asked = asked(scenario, spec, cluster);
+            Ok(Subjects::only(Box::new(asked)))
         }
         (TargetKind::E2b, None) => own_server(scenario, settings, surroundings, host),
         _ => Ok(Subjects {
@@ -250,8 +382,13 @@ fn own_server(
             domain: None,
             door: Door::Open,
             tls: Tls::Off,
+            site: Site::Loopback,
             options: [
                 server_options(&settings.artifacts, surroundings.network.is_some()),
+                // A peer of a cluster is in the cluster's namespace, which has no uplink.
+                (surroundings.cluster.iter())
+                    .flat_map(|_| NO_NETWORK.map(str::to_owned))
+                    .collect(),
                 fixed_stock(&help_of(&program), slots),
             ]
             .concat(),

@@ -1,6 +1,6 @@
 //! Rates of starts, and their CPU time.
 
-use super::{bootstrap, fold::Summary};
+use super::{bootstrap, fold::Summary, ratio::Ratio};
 use crate::{
     event::{Attempt, Spent, StartKind},
     plan::Subject,
@@ -27,6 +27,19 @@ impl Rate {
     #[must_use]
     pub fn rounds(&self) -> usize {
         self.0.len()
+    }
+
+    /// This rate over another one. The interval is a bootstrap over pairs of rounds at the same position.
+    #[must_use]
+    pub fn over(&self, other: &Self) -> Ratio {
+        let pairs = self.0.len().min(other.0.len());
+        let [ours, theirs] = [self, other].map(|rate| Self(rate.0[..pairs].to_vec()));
+        let quotient = |times: &[usize]| Some(ours.with(times)? / theirs.with(times)?);
+        Ratio {
+            value: quotient(&vec![1; pairs]),
+            interval95: bootstrap::interval95(pairs, quotient),
+            pairs,
+        }
     }
 
     /// The quotient if round `i` counts `times[i]` times.
@@ -74,6 +87,20 @@ pub fn sustainable(summary: &Summary) -> Rate {
         }
         Some(_) | None => Rate::default(),
     }
+}
+
+/// Successful starts per second of a subject, from the first intended start of each measured round until its sandboxes
+/// are gone and its pool is full again.
+#[must_use]
+pub fn starts_per_s(summary: &Summary, subject: Subject) -> Rate {
+    let spent = summary.spent.iter().filter(|s| s.subject == subject);
+    let rounds = spent.filter_map(|s| {
+        let base_ns = attempts_of(summary, s).map(|a| a.intended_ns).min()?;
+        let succeeded = attempts_of(summary, s).filter(|a| a.failure.is_none());
+        let seconds = s.until_ns.saturating_sub(base_ns) as f64 / 1e9;
+        Some((succeeded.count() as f64, seconds))
+    });
+    Rate(rounds.collect())
 }
 
 fn of_rounds(summary: &Summary) -> Rate {
@@ -267,6 +294,34 @@ mod tests {
         assert_eq!(until_full_ms(&lives), [0.0; 0], "the last life ends later");
         let other = server_ns_per_s_in_other_rounds(&summary).value().unwrap();
         assert!((other - 50e6).abs() < 1.0, "5 ms in 100 ms: {other}");
+    }
+
+    #[test]
+    fn rates_of_systems_are_compared_by_pairs_of_rounds() {
+        let mut summary = summary(0);
+        for (attempt, spent) in [(0, 0), (4, 1)] {
+            // The second round of the target is slower, and one start of it failed.
+            let base_ns = summary.spent[spent].from_ns;
+            for attempt in &mut summary.clones[attempt..attempt + 4] {
+                attempt.intended_ns = base_ns;
+            }
+        }
+        summary.clones[7].failure = Some(crate::event::Failure {
+            cause: crate::event::FailureCause::Create,
+            message: String::new(),
+        });
+        let ours = starts_per_s(&summary, Subject::Clone);
+        assert_eq!(ours, Rate(vec![(4.0, 0.4), (3.0, 0.4)]));
+        assert_eq!(starts_per_s(&summary, Subject::Peer(0)), Rate::default());
+        let theirs = Rate(vec![(4.0, 0.2), (4.0, 0.4), (9.0, 0.1)]);
+        let ratio = ours.over(&theirs);
+        assert_eq!((ratio.pairs, ratio.interval95), (2, None));
+        let expected = (7.0 / 0.8) / (8.0 / 0.6);
+        assert!((ratio.value.unwrap() - expected).abs() < 1e-9, "{ratio:?}");
+        let many = Rate(vec![(10.0, 1.0); 12]);
+        let (low, high) = many.over(&Rate(vec![(5.0, 1.0); 12])).interval95.unwrap();
+        assert!((low - 2.0).abs() < 1e-9 && (high - 2.0).abs() < 1e-9);
+        assert_eq!(many.over(&Rate::default()).value, None);
     }
 
     #[test]

@@ -11,12 +11,12 @@ use super::{
 };
 use crate::{
     event::{
-        Attempt, CloneLedger, EndReason, Failure, FailureCause, IdleSample, MemoryPoint,
+        Attempt, CloneLedger, EndReason, Failure, FailureCause, Happened, IdleSample, MemoryPoint,
         NoiseSample, RunEvent, RunStarted, Spent, StartKind, System,
     },
     memory::CPU_LISTS_FREE,
     plan::{Row, Subject},
-    scenario::Scenario,
+    scenario::{EventCount, EventTime, Scenario},
 };
 
 /// The data of a run that reports and gates use.
@@ -57,6 +57,8 @@ pub struct Summary {
     pub rates: BTreeMap<u32, f64>,
     /// Round, time and number of warm slots, in the order in which they were read.
     pub stock: Vec<(u32, u64, u32)>,
+    /// Events of measured rounds.
+    pub happened: Vec<Happened>,
     /// Costs of measured rounds, of all subjects.
     pub spent: Vec<Spent>,
     pub memory: Vec<MemoryPoint>,
@@ -139,6 +141,11 @@ impl Summary {
             }
             RunEvent::Attempt(attempt) => self.attempt(attempt),
             RunEvent::Stock { round, at_ns, warm } => self.stock.push((*round, *at_ns, *warm)),
+            RunEvent::Happened(happened) => {
+                if happened.row == Row::Measured {
+                    self.happened.push(happened.clone());
+                }
+            }
             RunEvent::Spent(spent) => self.spent.push(*spent),
             RunEvent::Memory(point) => self.memory.push(point.clone()),
             RunEvent::Idle(sample) => self.idle.push(*sample),
@@ -280,6 +287,25 @@ impl Summary {
     #[must_use]
     pub fn baseline_round_samples(&self) -> Samples {
         Samples::new(walls(&self.baseline_rounds, &self.baseline).concat())
+    }
+
+    /// A duration over all events, each as a cluster of its own; what did not come in time counts as [`INFINITE`].
+    #[must_use]
+    pub fn event_samples(&self, of: EventTime) -> Samples {
+        let events = self.happened.iter();
+        let times = events.filter_map(|event| event.times.get(&of));
+        let clusters = times.map(|times| times.iter().map(|ns| ns.unwrap_or(INFINITE)).collect());
+        Samples::clustered(&clusters.collect::<Vec<_>>())
+    }
+
+    /// The sum of a count over all events; `None` if no event has it.
+    #[must_use]
+    pub fn event_count(&self, of: EventCount) -> Option<u64> {
+        let counts = self
+            .happened
+            .iter()
+            .filter_map(|event| event.counts.get(&of));
+        counts.copied().reduce(|sum, count| sum + count)
     }
 
     /// Number of successful measured starts of the target in a round.

@@ -141,8 +141,16 @@ pub(super) fn leave_out(summary: &mut Summary) {
         .iter()
         .chain(&summary.beside)
         .chain(&summary.baseline)
+        .chain(summary.peers.values().flatten())
         .filter(|attempt| attempt.failure.is_some())
         .map(|attempt| attempt.round)
+        .chain(
+            (summary
+                .happened
+                .iter()
+                .filter(|event| event.failure.is_some()))
+            .map(|event| event.round),
+        )
         .collect();
     for repetition in summary.interference.by_repetition() {
         let Some(why) = summary.interference.disturbed(&rule, &repetition) else {
@@ -165,12 +173,13 @@ pub(super) fn leave_out(summary: &mut Summary) {
         &mut summary.baseline,
         &mut summary.null,
     ];
-    for row in rows {
+    for row in rows.into_iter().chain(summary.peers.values_mut()) {
         row.retain(|attempt| keeps(&attempt.round));
     }
     summary.rounds.retain(|round, _| keeps(round));
     summary.baseline_rounds.retain(|round, _| keeps(round));
     summary.spent.retain(|spent| keeps(&spent.round));
+    summary.happened.retain(|event| keeps(&event.round));
     if has_own_memory {
         summary.memory.retain(|point| keeps(&point.group));
         summary.ledgers.retain(|ledger| keeps(&ledger.round));
@@ -279,6 +288,52 @@ mod tests {
         assert_eq!(
             interference.by_repetition(),
             [vec![3, 4], vec![5, 6], vec![7]]
+        );
+    }
+
+    #[test]
+    fn a_disturbed_repetition_is_left_out_of_peers_and_events_unless_the_event_failed() {
+        use crate::{
+            event::{Happened, RunStarted},
+            plan::Row,
+            stats::turns::tests::attempt_with,
+        };
+        let event = |round, failure: Option<&str>| Happened {
+            round,
+            row: Row::Measured,
+            at_ns: 0,
+            times: BTreeMap::new(),
+            counts: BTreeMap::new(),
+            failure: failure.map(str::to_owned),
+        };
+        let attempts = |round| crate::event::Attempt {
+            round,
+            ..attempt_with(Vec::new())
+        };
+        let mut summary = Summary {
+            started: Some(RunStarted {
+                format: crate::event::EVENTS_FORMAT,
+                scenario: crate::scenario::parse("t", "").unwrap(),
+                reproduce: String::new(),
+                started_unix_ms: 0,
+                at_ns: 0,
+            }),
+            happened: vec![event(0, None), event(2, None), event(4, Some("late"))],
+            peers: [(0, [1, 3, 5].map(attempts).into())].into(),
+            ..Summary::default()
+        };
+        let (a, b) = (Subject::Clone, Subject::Peer(0));
+        summary.interference.rounds = vec![(0, a), (1, b), (2, a), (3, b), (4, a), (5, b)];
+        summary.interference.usage = [(3, usage(0.5, 0.0)), (4, usage(0.5, 0.0))].into();
+        leave_out(&mut summary);
+        let rounds: Vec<_> = summary.happened.iter().map(|event| event.round).collect();
+        assert_eq!(rounds, [0, 4]);
+        let peers: Vec<_> = summary.peers[&0].iter().map(|a| a.round).collect();
+        assert_eq!(peers, [1, 5]);
+        let found = &summary.interference;
+        assert_eq!(
+            (found.repetitions_left_out, found.kept_with_failures),
+            (1, 1)
         );
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The caller owns each connection and decides whether to reuse it.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use api_types::envd::{ClientError, EnvdClient, HttpAnswer, Transport};
 use serde::Deserialize;
@@ -56,6 +56,17 @@ impl Api {
         client.set_timeout(self.timeout);
         let json = [("content-type", "application/json")];
         client.request(method, path, &json, body)
+    }
+
+    /// Sends one request with the API key to the control plane, on a connection of its own.
+    ///
+    /// # Errors
+    /// Returns an error if the connection or the request fails or times out. An answer with any status is `Ok`.
+    pub fn send(&self, method: &str, path: &str, body: &str) -> io::Result<HttpAnswer> {
+        let client = self.connect(&self.control);
+        let mut client = client.map_err(io::Error::other)?;
+        self.request(&mut client, method, path, body.as_bytes())
+            .map_err(io::Error::other)
     }
 
     /// The address that serves `port` of the sandbox `id`.

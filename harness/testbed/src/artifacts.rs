@@ -18,6 +18,11 @@ pub enum ArtifactError {
     Probe { path: PathBuf },
     #[error("cannot find cube-egress at {path}: {CURE}, or use --egress PATH")]
     Egress { path: PathBuf },
+    #[error(
+        "cannot find etcd at {path}, nor in PATH: run `cargo xtask etcd`, install the package etcd-server of Debian 13 (etcd \
+         3.5.13 or later), or use --etcd PATH"
+    )]
+    Etcd { path: PathBuf },
     #[error("cannot read template {name} at {path}: {CURE}")]
     Template {
         name: String,
@@ -107,6 +112,23 @@ pub fn find_egress(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
         Ok(path) if path.is_file() => Ok(path),
         _ => Err(ArtifactError::Egress { path }),
     }
+}
+
+/// Finds etcd: `given`, or else the one that `cargo xtask etcd` unpacks below `artifacts`, or else the one in PATH.
+///
+/// # Errors
+/// Returns [`ArtifactError::Etcd`] if there is no such file.
+pub fn find_etcd(given: Option<&Path>, artifacts: &Path) -> Result<PathBuf, ArtifactError> {
+    let unpacked = artifacts.join("stages/etcd/etcd");
+    let path = given.map_or_else(|| unpacked, Path::to_owned);
+    let in_path = std::env::var_os("PATH").filter(|_| given.is_none());
+    let in_path = std::env::split_paths(&in_path.unwrap_or_default())
+        .map(|dir| dir.join("etcd"))
+        .collect::<Vec<_>>();
+    let found = std::iter::once(&path).chain(&in_path);
+    let mut found = found.filter(|path| path.is_file());
+    let found = found.find_map(|path| path.canonicalize().ok());
+    found.ok_or(ArtifactError::Etcd { path })
 }
 
 /// Path at which [`find_vmm`] looks for the VMM without `given`. The file may not exist.

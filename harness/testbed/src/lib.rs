@@ -1,4 +1,4 @@
-//! Code that measuring and verifying share: finding programs and templates, starting a `cube-api`, network namespaces,
+//! Code that measuring and verifying share: finding programs and templates, starting a `cube-api` or a cluster of them, network namespaces,
 //! a client of the API, run directories, seeded random numbers, percentiles, plots, and exit codes.
 //!
 //! The libraries `harness` and `verify` use this crate but not each other. None of the three crates links the VMM, the
@@ -7,6 +7,7 @@
 pub mod api;
 pub mod artifacts;
 pub mod chart;
+pub mod cluster;
 pub mod exit;
 pub mod leftovers;
 pub mod quantile;

@@ -1,5 +1,5 @@
-//! Starts a `cube-api` on a free port of the loopback interface, with its own state directory, and ends it with all its
-//! sandboxes.
+//! Starts a `cube-api` with its own state directory, on a free port of the loopback interface or in another network
+//! namespace, and ends it with all its sandboxes.
 //!
 //! Clients use only the public API, with one exception: they find the VMM of a sandbox by its standard error, which is
 //! a file in the sandbox's directory below the server's state directory.
@@ -8,10 +8,11 @@ use std::{
     ffi::OsString,
     fs::{self, File},
     io,
-    net::TcpListener,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -24,11 +25,12 @@ use nix::{
 use crate::{
     endpoint::{Endpoint, Wire},
     leftovers,
+    world::Namespace,
 };
 
 /// File name of the server's log.
 const LOG: &str = "cube-api.log";
-const STATE: &str = "state";
+pub(crate) const STATE: &str = "state";
 const CERTIFICATES: &str = "tls";
 /// Timeout of the start, which usually takes a second or two.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -44,12 +46,23 @@ const MAX_SANDBOXES: &str = "3000";
 const RATE: &str = "1000000";
 
 /// Whether the server requires a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Door {
     /// No key is required: any process that can reach the loopback interface can use the server.
     Open,
     /// A key is required. It is created for this server.
     Locked,
+    /// A key is required, and was created before.
+    Key(String),
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug)]
+pub enum Site {
+    /// On a free port of the loopback interface.
+    Loopback,
+    /// At this address, in another network namespace.
+    Within(Arc<Namespace>, SocketAddr),
 }
 
 /// Options of a server.
@@ -67,6 +80,7 @@ pub struct ServerSpec {
     pub domain: Option<String>,
     pub door: Door,
     pub tls: Tls,
+    pub site: Site,
     /// Additional options of `cube-api serve`.
     pub options: Vec<String>,
     /// Additional variables of its environment.
@@ -110,7 +124,7 @@ pub enum ServerError {
 pub struct LocalServer {
     child: Child,
     endpoint: Endpoint,
-    port: u16,
+    address: SocketAddr,
     key: String,
     dir: PathBuf,
     spec: ServerSpec,
@@ -126,16 +140,20 @@ impl LocalServer {
             program: spec.program.clone(),
             source,
         };
-        let key = match spec.door {
+        let key = match &spec.door {
             Door::Open => ANY_KEY.to_owned(),
-            Door::Locked => new_key(dir, &spec).map_err(failed)?,
+            Door::Locked => new_key(&spec.program, &dir.join(STATE), &[]).map_err(failed)?,
+            Door::Key(key) => key.clone(),
         };
-        let port = free_port().map_err(failed)?;
-        let (child, endpoint) = spawn(dir, &spec, port).map_err(failed)?;
+        let address = match spec.site {
+            Site::Loopback => (Ipv4Addr::LOCALHOST, free_port().map_err(failed)?).into(),
+            Site::Within(_, address) => address,
+        };
+        let (child, endpoint) = spawn(dir, &spec, address).map_err(failed)?;
         let mut server = Self {
             child,
             endpoint,
-            port,
+            address,
             key,
             dir: dir.to_owned(),
             spec,
@@ -225,7 +243,7 @@ impl LocalServer {
     /// Returns [`ServerError::Start`] if the process cannot be started.
     pub fn begin(&mut self) -> Result<(), ServerError> {
         let (child, _) =
-            spawn(&self.dir, &self.spec, self.port).map_err(|source| ServerError::Start {
+            spawn(&self.dir, &self.spec, self.address).map_err(|source| ServerError::Start {
                 program: self.spec.program.clone(),
                 source,
             })?;
@@ -321,14 +339,13 @@ impl Drop for LocalServer {
     }
 }
 
-fn spawn(dir: &Path, spec: &ServerSpec, port: u16) -> io::Result<(Child, Endpoint)> {
+fn spawn(dir: &Path, spec: &ServerSpec, address: SocketAddr) -> io::Result<(Child, Endpoint)> {
     // A restarted server appends to the same log.
     let log = File::options()
         .create(true)
         .append(true)
         .custom_flags(nix::libc::O_NOFOLLOW)
         .open(dir.join(LOG))?;
-    let address = format!("127.0.0.1:{port}");
     let certificates = dir.join(CERTIFICATES);
     let (scheme, tls) = match spec.tls {
         Tls::Off => ("http", Vec::new()),
@@ -344,10 +361,11 @@ fn spawn(dir: &Path, spec: &ServerSpec, port: u16) -> io::Result<(Child, Endpoin
             ("https", options.map(Path::to_owned).to_vec())
         }
     };
-    let child = Command::new(&spec.program)
+    let mut serve = Command::new(&spec.program);
+    serve
         .args(["serve", "--on-exit", "kill"])
         .args(["--max-sandboxes", MAX_SANDBOXES, "--rate", RATE])
-        .args(["--listen", &address])
+        .args(["--listen", &address.to_string()])
         .arg("--state")
         .arg(dir.join(STATE))
         .arg("--templates")
@@ -357,7 +375,7 @@ fn spawn(dir: &Path, spec: &ServerSpec, port: u16) -> io::Result<(Child, Endpoin
         .args(["--warm", &format!("{0}:{0}", spec.warm)])
         .args(match spec.door {
             Door::Open => &["--insecure-loopback"][..],
-            Door::Locked => &[],
+            Door::Locked | Door::Key(_) => &[],
         })
         .args(spec.domain.iter().flat_map(|domain| ["--domain", domain]))
         .args(tls)
@@ -365,17 +383,22 @@ fn spawn(dir: &Path, spec: &ServerSpec, port: u16) -> io::Result<(Child, Endpoin
         .envs(spec.environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
-        .stderr(log)
-        .spawn()?;
+        .stderr(log);
+    let child = match &spec.site {
+        Site::Loopback => serve.spawn()?,
+        Site::Within(namespace, _) => namespace.within(|| serve.spawn())?,
+    };
     let endpoint = Endpoint::parse(&format!("{scheme}://{address}")).map_err(io::Error::other)?;
     Ok((child, endpoint))
 }
 
-/// Creates a key in the state directory of a server that has not been started yet, and returns it.
-fn new_key(dir: &Path, spec: &ServerSpec) -> io::Result<String> {
-    let mut make = Command::new(&spec.program);
+/// Creates a key in the state directory of a server that has not been started yet, and returns it. Without `scopes`, it
+/// has the usual ones.
+pub(crate) fn new_key(program: &Path, state: &Path, scopes: &[&str]) -> io::Result<String> {
+    let mut make = Command::new(program);
     make.args(["key", "new", "cube-bench", "--state"])
-        .arg(dir.join(STATE));
+        .arg(state)
+        .args(scopes.iter().flat_map(|scope| ["--scope", scope]));
     output_of(&mut make)
 }
 
@@ -387,7 +410,7 @@ fn make_certificates(dir: &Path, spec: &ServerSpec) -> io::Result<()> {
 }
 
 /// Runs a command that must succeed, and returns its standard output without surrounding whitespace.
-fn output_of(command: &mut Command) -> io::Result<String> {
+pub(crate) fn output_of(command: &mut Command) -> io::Result<String> {
     let done = command.stdin(Stdio::null()).output()?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if done.status.success() {

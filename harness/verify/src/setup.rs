@@ -11,7 +11,7 @@ use testbed::{
     artifacts::{self, ArtifactError},
     endpoint::BadUrl,
     leftovers::{self, RunDir},
-    server::{Door, LocalServer, ServerError, ServerSpec, Tls},
+    server::{Door, LocalServer, ServerError, ServerSpec, Site, Tls},
     world::WorldError,
 };
 use vmm_control::ControlError;
@@ -137,6 +137,7 @@ impl Setup {
             domain: None,
             door: Door::Locked,
             tls: Tls::Off,
+            site: Site::Loopback,
             options: Vec::new(),
             environment: Vec::new(),
         })

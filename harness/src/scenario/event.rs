@@ -1,0 +1,176 @@
+//! Events: what happens to a node of a cluster during each round of the target.
+
+use std::time::Duration;
+
+use model::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// Most sandboxes that the node has when the event begins.
+const MAX_SANDBOXES: u32 = 1000;
+
+/// An event. It happens to the last node, and the others are asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventSpec {
+    pub kind: EventKind,
+    /// Time from the base of the round's arrivals.
+    pub after: Duration,
+    /// Running sandboxes of the node.
+    pub running: u32,
+    /// Paused sandboxes of the node.
+    pub paused: u32,
+    /// Memory that each of them has written.
+    pub written: Bytes,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EventKind {
+    /// The node vanishes as a host that loses its power, and returns when the others have reported the loss.
+    KillNode,
+    /// The sandboxes of the node move to other nodes.
+    DrainNode,
+}
+
+impl EventKind {
+    /// Name in scenarios and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::KillNode => "kill-node",
+            Self::DrainNode => "drain-node",
+        }
+    }
+}
+
+/// A duration that clients see during an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EventTime {
+    /// From the death of the node until another one shows it as `unhealthy`.
+    Unhealthy,
+    /// From the death of the node until a request for one of its sandboxes is answered with the loss and its last state.
+    ReportedLost,
+    /// From the start of the node's server until another node shows it as `ready`.
+    ReadyAgain,
+    /// From the request to drain until the node has no sandboxes.
+    Empty,
+    /// For each running sandbox, the longest time between two answers to a client that runs one command after the other.
+    Gap,
+}
+
+impl EventTime {
+    pub const ALL: [Self; 5] = [
+        Self::Unhealthy,
+        Self::ReportedLost,
+        Self::ReadyAgain,
+        Self::Empty,
+        Self::Gap,
+    ];
+
+    /// Name in metrics, JSON and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unhealthy => "unhealthy",
+            Self::ReportedLost => "reported_lost",
+            Self::ReadyAgain => "ready_again",
+            Self::Empty => "empty",
+            Self::Gap => "gap",
+        }
+    }
+
+    /// The events that it belongs to.
+    #[must_use]
+    pub fn kind(self) -> EventKind {
+        match self {
+            Self::Unhealthy | Self::ReportedLost | Self::ReadyAgain => EventKind::KillNode,
+            Self::Empty | Self::Gap => EventKind::DrainNode,
+        }
+    }
+}
+
+/// Something that is counted during a drain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EventCount {
+    /// Sandboxes without the memory that they had before.
+    Lost,
+    /// Commands that failed; their clients repeated them.
+    FailedCommands,
+    /// Bytes that other nodes received.
+    MovedBytes,
+}
+
+impl EventCount {
+    pub const ALL: [Self; 3] = [Self::Lost, Self::FailedCommands, Self::MovedBytes];
+
+    /// Name in metrics, JSON and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lost => "lost",
+            Self::FailedCommands => "failed_commands",
+            Self::MovedBytes => "moved_bytes",
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EventConfig {
+    kind: EventName,
+    after: String,
+    running: u32,
+    paused: u32,
+    written: String,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum EventName {
+    None,
+    KillNode,
+    DrainNode,
+}
+
+impl EventConfig {
+    /// `given` are the keys of `[event]` in the scenario file.
+    pub(super) fn check(&self, given: &[String], nodes: u8) -> Result<Option<EventSpec>, String> {
+        let kind = match self.kind {
+            EventName::None => {
+                let meaningless = given.iter().find(|key| *key != "kind");
+                return meaningless.map_or(Ok(None), |key| {
+                    Err(format!("event.{key} has no meaning for kind \"none\""))
+                });
+            }
+            EventName::KillNode => EventKind::KillNode,
+            EventName::DrainNode => EventKind::DrainNode,
+        };
+        if nodes < 2 {
+            return Err("event.kind needs a cluster: set target.nodes to at least 2".to_owned());
+        }
+        if kind == EventKind::KillNode && self.paused > 0 {
+            return Err(format!(
+                "event.paused is {}, but only sandboxes that run can be lost: set event.running",
+                self.paused
+            ));
+        }
+        if !(1..=MAX_SANDBOXES).contains(&self.running) || self.paused > MAX_SANDBOXES {
+            let (key, value, least) = match self.running {
+                1..=MAX_SANDBOXES => ("paused", self.paused, 0),
+                running => ("running", running, 1),
+            };
+            return Err(format!(
+                "event.{key} is {value}, it must lie between {least} and {MAX_SANDBOXES}"
+            ));
+        }
+        let written = self.written.parse();
+        Ok(Some(EventSpec {
+            kind,
+            after: super::config::duration("event.after", &self.after)?,
+            running: self.running,
+            paused: self.paused,
+            written: written.map_err(|e| format!("event.written: {e}"))?,
+        }))
+    }
+}
