@@ -2,7 +2,7 @@
 
 use model::SandboxId;
 
-use crate::{NodeState, Route, engine::Input, place};
+use crate::{NodeState, Route, place};
 
 use super::{
     server::{Note, needs},
