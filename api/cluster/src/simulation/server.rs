@@ -197,6 +197,8 @@ impl World {
                 self.decide_offer(at, id, &to, epoch, since, found, answer);
             }
             Note::Incoming | Note::Taking => self.decide_take(at, id, found),
+            // It was shared, taken over and ended: the answer to the first record was lost.
+            Note::Sharing if !self.has_files(id) => self.discard(at, id),
             Note::Sharing => match found {
                 None => self.change(at, id, None, OwnerChange::Share),
                 Some(_) if mine => {
