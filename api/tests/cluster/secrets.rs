@@ -45,6 +45,14 @@ pub(crate) fn belong_to_the_cluster(world: &mut World) {
         }
         assert!(!node.log().contains("canary"), "{}", node.name);
     }
+    // A node without secrets, as one that has just joined.
+    world.nodes[2].kill();
+    std::fs::remove_dir_all(world.nodes[2].state.path().join("secrets")).unwrap();
+    world.nodes[2].start();
+    until("c has the secrets", || {
+        ["one", "three"].map(|name| version(&c, name)) == [Some(3), Some(1)]
+    });
+    assert_eq!(value(&world.nodes[2], "one"), CANARY);
     remove(&c, "one");
     remove(&c, "three");
     assert_eq!(a.get("/secrets").expect(200).json(), json!([]));
