@@ -159,20 +159,10 @@ impl Secrets {
                 continue;
             }
             store.write(secret, &value)?;
-            if let Some(used) = self.find(&name)
-                && is_new
-            {
-                for loser in store.named(&name) {
-                    if loser != used.secret.id {
-                        let used = &used.secret.id;
-                        warn!(
-                            name,
-                            used,
-                            loser,
-                            "two secrets have one name: the one that was created first is used"
-                        );
-                    }
-                }
+            let named = store.named(&name);
+            if is_new && named.len() > 1 {
+                let used = self.get(&name)?.id;
+                warn!(name, ids = ?named, used, "several secrets have one name: the one that was created first is used by all nodes");
             }
         }
         Ok(())

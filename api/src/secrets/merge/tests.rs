@@ -1,4 +1,4 @@
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -241,6 +241,7 @@ proptest! {
         order in Just([0, 1, 2]).prop_shuffle(),
     ) {
         let nodes = [Node::new(), Node::new(), Node::new()];
+        let mut deleted = BTreeSet::new();
         for (n, step) in (0_u64..).zip(&steps) {
             // Many changes have equal times.
             let (at, value) = (1 + n / 16, format!("value {n}"));
@@ -251,7 +252,10 @@ proptest! {
                     drop(secrets.update(&format!("n{name}"), &value, None, at));
                 }
                 Step::Delete(node, name) => {
-                    drop(nodes[node].secrets.delete(&format!("n{name}"), at));
+                    let (secrets, name) = (&nodes[node].secrets, format!("n{name}"));
+                    let named = secrets.list().into_iter().filter(|secret| secret.name == name);
+                    deleted.extend(named.map(|secret| secret.id));
+                    drop(secrets.delete(&name, at));
                 }
                 Step::Pull(to, from) => nodes[to].pull(&nodes[from]),
             }
@@ -265,6 +269,7 @@ proptest! {
             let all = nodes[at].secrets.newer_than(&Stamps::new());
             second.secrets.merge(all, NOW).unwrap();
         }
+        prop_assert!(first.seen().keys().all(|id| !deleted.contains(id)));
         prop_assert_eq!(first.seen(), second.seen());
         prop_assert_eq!(first.secrets.digest(), second.secrets.digest());
         // The nodes themselves, by comparison as in the roster.
