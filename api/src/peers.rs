@@ -293,11 +293,22 @@ impl Peers {
         node: &NodeId,
         request: Request<Body>,
     ) -> Result<Response<Incoming>, PeerError> {
+        self.while_there(node, LEFT, self.0.client.send(node, request))
+            .await
+    }
+
+    /// What was asked of a node, unless that has been away for `limit` without a break.
+    async fn while_there<T>(
+        &self,
+        node: &NodeId,
+        limit: Duration,
+        asked: impl Future<Output = Result<T, PeerError>>,
+    ) -> Result<T, PeerError> {
         tokio::select! {
-            sent = self.0.client.send(node, request) => sent,
-            () = gone(self.0.cluster.views(), node, LEFT) => Err(PeerError::Away {
+            answer = asked => answer,
+            () = gone(self.0.cluster.views(), node, limit) => Err(PeerError::Away {
                 node: node.clone(),
-                limit_s: LEFT.as_secs(),
+                limit_s: limit.as_secs(),
             }),
         }
     }
@@ -441,13 +452,8 @@ impl Peers {
         most: usize,
         limit: Duration,
     ) -> Result<(StatusCode, Bytes), PeerError> {
-        tokio::select! {
-            answer = self.read(node, request, most, limit) => answer,
-            () = gone(self.0.cluster.views(), node, GONE) => Err(PeerError::Away {
-                node: node.clone(),
-                limit_s: GONE.as_secs(),
-            }),
-        }
+        self.while_there(node, GONE, self.read(node, request, most, limit))
+            .await
     }
 
     /// Sends a question, and reads an answer of at most `most` bytes within `limit`.

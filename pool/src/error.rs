@@ -63,6 +63,9 @@ pub enum PoolError {
         /// The chain of causes in one line.
         why: String,
     },
+    /// Files of another server are not what they should be. Fetched again, they would be the same.
+    #[error("{what}: {why}")]
+    Unfit { what: &'static str, why: String },
     #[error("the guest agent of {0} did not answer")]
     AgentSilent(SandboxId),
     /// The pool is draining or closed, see [`crate::Pool::drain`] and [`crate::Pool::close`].

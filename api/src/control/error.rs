@@ -202,7 +202,7 @@ fn pool_status(why: &PoolError) -> StatusCode {
             StatusCode::INSUFFICIENT_STORAGE
         }
         PoolError::BadName(_) | PoolError::NoteTooLong(_) => StatusCode::BAD_REQUEST,
-        PoolError::Failed { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        PoolError::Failed { .. } | PoolError::Unfit { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         PoolError::AgentSilent(_) | PoolError::Draining => StatusCode::SERVICE_UNAVAILABLE,
     }
 }

@@ -203,7 +203,7 @@ async fn create(app: &App, peers: &Peers, asked: Asked, request: Request, next: 
             let passed = peers.pass(&node, repeat(false), asked.from, &asked.host);
             match passed.await {
                 Ok(response) => response,
-                // What a node has made whose lease has ended, it ends when it returns: its client is gone.
+                // The node may have made a sandbox all the same. No client knows it, and it ends at its timeout.
                 Err(why @ (PeerError::Unreachable { .. } | PeerError::Away { .. })) => {
                     tracing::warn!(why = %model::chain(&why), "a create goes to the next node");
                     refused.get_or_insert_with(|| asked.failed(&why));
@@ -303,7 +303,7 @@ async fn of_sandbox(
         return next.run(request).await;
     };
     app.settled(&id).await;
-    if app.registry.has(&id) {
+    if app.registry.has(&id).await {
         return next.run(request).await;
     }
     match peers.find(&id) {
@@ -325,7 +325,7 @@ async fn forwarded(
     let id = sandbox_in(request.uri().path()).filter(|_| spread == Spread::OfSandbox);
     if let Some(id) = id {
         app.settled(&id).await;
-        let is_last = request.headers().contains_key(LAST_HOP) || app.registry.has(&id);
+        let is_last = request.headers().contains_key(LAST_HOP) || app.registry.has(&id).await;
         if let Some(node) = peers.moved(&id).filter(|_| !is_last) {
             return pass(peers, &node, asked, request).await;
         }

@@ -188,7 +188,7 @@ impl<R: Routes> Dispatch<R> {
                 side.moves.settled(id).await;
             }
             let place = match (id, &operation) {
-                (Some(id), _) if backend.proxy.routes().has(&id) => Place::Here,
+                (Some(id), _) if backend.proxy.routes().has(&id).await => Place::Here,
                 (Some(id), _) if is_forwarded => side.further(&id, &request),
                 (None, _) if is_forwarded => Place::Here,
                 (Some(id), _) => side.place(&id)?,

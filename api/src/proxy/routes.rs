@@ -12,7 +12,7 @@ pub trait Routes: Clone + Send + Sync + 'static {
     fn route(&self, id: &SandboxId) -> impl Future<Output = Result<Route, RouteError>> + Send;
 
     /// As [`Registry::has`].
-    fn has(&self, id: &SandboxId) -> bool;
+    fn has(&self, id: &SandboxId) -> impl Future<Output = bool> + Send;
 
     /// As [`Registry::find_by_signature`].
     fn find_by_signature(
@@ -27,8 +27,8 @@ impl Routes for Registry {
         Registry::route(self, id).await
     }
 
-    fn has(&self, id: &SandboxId) -> bool {
-        Registry::has(self, id)
+    async fn has(&self, id: &SandboxId) -> bool {
+        Registry::has(self, id).await
     }
 
     async fn find_by_signature(&self, query: &str, operation: &'static str) -> Option<SandboxId> {

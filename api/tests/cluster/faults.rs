@@ -24,7 +24,9 @@ const SLOW: &[&str] = &["--transfer-rate", "4MiB"];
 pub(crate) fn cluster_long_moves_survive_the_loss_of_either_node() {
     World::run_with(SLOW, |world| {
         for loser in [Loser::Giver, Loser::Taker] {
-            a_move_is_interrupted(world, loser);
+            for fault in [Fault::Killed, Fault::Stopped] {
+                a_move_is_interrupted(world, loser, fault);
+            }
         }
         a_full_disk_sends_it_elsewhere(world);
         a_taker_that_is_removed_leaves_the_sandbox(world);
@@ -37,7 +39,14 @@ enum Loser {
     Taker,
 }
 
-fn a_move_is_interrupted(world: &mut World, loser: Loser) {
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    Killed,
+    /// By SIGSTOP, for longer than its lease.
+    Stopped,
+}
+
+fn a_move_is_interrupted(world: &mut World, loser: Loser, fault: Fault) {
     only(world, 0);
     let loaded = Loaded::new(&world.nodes[0]);
     open_all(world);
@@ -52,10 +61,29 @@ fn a_move_is_interrupted(world: &mut World, loser: Loser) {
         .position(|node| node.is_incoming(&id))
         .unwrap();
     let at = if loser == Loser::Giver { 0 } else { taker };
-    world.nodes[at].kill();
-    // As long as it is away, no other node has the sandbox twice.
-    assert!(loaded.at(world).len() <= 1, "{loser:?}");
-    world.nodes[at].start();
+    match fault {
+        Fault::Killed => {
+            world.nodes[at].kill();
+            // As long as it is away, no other node has the sandbox twice.
+            assert!(loaded.at(world).len() <= 1, "{loser:?}");
+            world.nodes[at].start();
+        }
+        Fault::Stopped => {
+            world.nodes[at].signal("-STOP");
+            let path = format!("/nodes/{}", world.nodes[at].name);
+            until("its lease has ended", || {
+                world.nodes[3 - taker].get(&path).expect(200).json()["status"] == "unhealthy"
+            });
+            if loser == Loser::Taker {
+                until("the giver waits for it no longer", || {
+                    let giver = world.nodes[0].get("/nodes/a").expect(200).json();
+                    giver["stuck"].as_array().is_some_and(|all| all.len() == 1)
+                });
+            }
+            assert!(loaded.at(world).len() <= 1, "{loser:?}");
+            world.nodes[at].signal("-CONT");
+        }
+    }
     let all = world.nodes.len();
     until("the node returns", || {
         let nodes = world.nodes[1].get("/nodes").expect(200).json();

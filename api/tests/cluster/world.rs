@@ -4,8 +4,9 @@ use std::{
     fs::{self, File, Permissions},
     net::{SocketAddr, TcpStream},
     os::unix::fs::PermissionsExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -14,15 +15,16 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use template::{Builder, Limits, Recipe};
-use testbed::world::{Namespace, ip};
+use testbed::{
+    cluster::{Etcd, Host, add_bridge, etcd_url},
+    world::Namespace,
+};
 
 use crate::http::{self, Answer};
 
 /// Limit of every wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const NAMES: [&str; 3] = ["a", "b", "c"];
-/// Where etcd and the test are.
-const HUB: &str = "10.77.0.254";
 
 pub(crate) fn until(what: &str, mut is_done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
@@ -46,7 +48,7 @@ fn binary(name: &str) -> PathBuf {
 /// A node. When dropped, its server and its sandboxes are killed.
 pub(crate) struct Node {
     client: Client,
-    namespace: Namespace,
+    namespace: Arc<Namespace>,
     pub(crate) state: TempDir,
     server: Option<Child>,
     /// The process that a reload has put in its place.
@@ -76,8 +78,9 @@ impl std::ops::Deref for Node {
 /// All of them. The thread that makes it must be in the hub's namespace.
 pub(crate) struct World {
     pub(crate) nodes: Vec<Node>,
-    etcd: Child,
-    dir: TempDir,
+    etcd: Etcd,
+    /// Of etcd.
+    _dir: TempDir,
 }
 
 fn cube(words: &[&str]) -> Command {
@@ -102,26 +105,23 @@ impl World {
 
     /// With these options for each server.
     pub(crate) fn run_with(options: &'static [&'static str], test: impl FnOnce(&mut World) + Send) {
-        let hub = Namespace::new().unwrap();
-        let ran = hub.within(|| {
-            ip(&format!(
-                "link add br0 type bridge\naddress add {HUB}/24 dev br0\nlink set br0 up"
-            ))?;
-            let mut world = World::start(options, |_| {});
-            test(&mut world);
-            Ok(())
-        });
-        ran.unwrap();
+        Self::run_prepared(options, |_| {}, test);
     }
 
     /// The template `base` of the node b was made on b, so its memory is another one than that of a and c.
     pub(crate) fn run_with_two_bases(test: impl FnOnce(&mut World) + Send) {
+        Self::run_prepared(&[], |nodes| nodes[1].make_base(), test);
+    }
+
+    fn run_prepared(
+        options: &'static [&'static str],
+        prepare: impl FnOnce(&mut Vec<Node>) + Send,
+        test: impl FnOnce(&mut World) + Send,
+    ) {
         let hub = Namespace::new().unwrap();
         let ran = hub.within(|| {
-            ip(&format!(
-                "link add br0 type bridge\naddress add {HUB}/24 dev br0\nlink set br0 up"
-            ))?;
-            let mut world = World::start(&[], |nodes| nodes[1].make_base());
+            add_bridge()?;
+            let mut world = World::start(options, prepare);
             test(&mut world);
             Ok(())
         });
@@ -132,21 +132,20 @@ impl World {
         let dir = tempfile::tempdir().unwrap();
         let mut nodes: Vec<_> = NAMES
             .iter()
-            .zip(1..)
+            .zip(0..)
             .map(|(name, at)| Node::new(name, at, options))
             .collect();
         prepare(&mut nodes);
         let state = nodes[0].state.path().to_str().unwrap().to_owned();
-        let url = format!("https://{HUB}:2379");
         let own = nodes[0].own();
         let own: Vec<_> = own.iter().map(String::as_str).collect();
-        output(cube(&["cluster", "init", "--etcd", &url]).args(own));
+        output(cube(&["cluster", "init", "--etcd", &etcd_url()]).args(own));
+        let program = artifacts().join("stages/etcd/etcd");
         let mut world = Self {
-            etcd: start_etcd(&dir, &state),
+            etcd: Etcd::start(&program, dir.path(), Path::new(&state)).unwrap(),
             nodes,
-            dir,
+            _dir: dir,
         };
-        until("etcd listens", || TcpStream::connect((HUB, 2379)).is_ok());
         world.nodes[0].start();
         for at in 1..NAMES.len() {
             let token = output(&mut cube(&["cluster", "token", "--state", &state]));
@@ -165,11 +164,11 @@ impl World {
     }
 
     pub(crate) fn stop_etcd(&self) {
-        signal(&self.etcd, "-STOP");
+        kill("-STOP", self.etcd.pid());
     }
 
     pub(crate) fn continue_etcd(&self) {
-        signal(&self.etcd, "-CONT");
+        kill("-CONT", self.etcd.pid());
     }
 
     /// The number of owner records.
@@ -203,7 +202,7 @@ impl World {
                     "-d",
                     r#"{"key":"L2N1YmUv","range_end":"L2N1YmUw","keys_only":true}"#,
                 ])
-                .arg(format!("https://{HUB}:2379/v3/kv/range")),
+                .arg(format!("{}/v3/kv/range", etcd_url())),
         );
         let answer: Value = serde_json::from_str(&answer).unwrap();
         let keys = answer["kvs"].as_array().unwrap().iter();
@@ -226,19 +225,11 @@ impl Drop for World {
                     eprintln!("{}: {line}", node.name);
                 }
             }
-            let log = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
-            for line in log.lines().rev().take(10) {
+            for line in self.etcd.log().lines().rev().take(10) {
                 eprintln!("etcd: {line}");
             }
         }
-        self.continue_etcd();
-        self.etcd.kill().ok();
-        self.etcd.wait().ok();
     }
-}
-
-fn signal(child: &Child, signal: &str) {
-    kill(signal, child.id());
 }
 
 fn kill(signal: &str, pid: u32) {
@@ -248,47 +239,12 @@ fn kill(signal: &str, pid: u32) {
     assert!(sent.is_ok_and(|status| status.success()));
 }
 
-fn start_etcd(dir: &TempDir, state: &str) -> Child {
-    let file = |name: &str| format!("{state}/cluster/{name}");
-    let log = File::create(dir.path().join("log")).unwrap();
-    let url = format!("https://{HUB}:2379");
-    Command::new(artifacts().join("stages/etcd/etcd"))
-        .args(["--data-dir", dir.path().join("data").to_str().unwrap()])
-        .args([
-            "--listen-client-urls",
-            &url,
-            "--advertise-client-urls",
-            &url,
-        ])
-        .args(["--listen-peer-urls", "http://127.0.0.1:2380"])
-        .args([
-            "--cert-file",
-            &file("etcd.crt"),
-            "--key-file",
-            &file("etcd.key"),
-        ])
-        .args(["--trusted-ca-file", &file("ca.crt"), "--client-cert-auth"])
-        .stdout(Stdio::null())
-        .stderr(log)
-        .spawn()
-        .unwrap()
-}
-
 impl Node {
     fn new(name: &'static str, at: u8, options: &'static [&'static str]) -> Self {
-        let namespace = Namespace::new().unwrap();
+        let host = Host::add(at).unwrap();
         let mut private = tempfile::Builder::new();
         let private = private.permissions(Permissions::from_mode(0o700));
         let state = private.prefix("node").tempdir_in("/tmp").unwrap();
-        let host = format!("10.77.0.{at}");
-        // The thread of the test is in the hub, whose side of the link is on the bridge.
-        ip(&format!(
-            "link add v{at} type veth peer name w{at}\nlink set v{at} master br0 up"
-        ))
-        .unwrap();
-        namespace.adopt(&format!("w{at}")).unwrap();
-        let lines = format!("address add {host}/24 dev w{at}\nlink set w{at} up");
-        namespace.within(|| ip(&lines)).unwrap();
         let path = state.path().to_str().unwrap();
         let scopes = [
             "sandboxes:read",
@@ -303,10 +259,10 @@ impl Node {
         Self {
             client: Client {
                 name,
-                address: format!("{host}:3000").parse().unwrap(),
+                address: (host.address, 3000).into(),
                 key,
             },
-            namespace,
+            namespace: host.namespace,
             state,
             server: None,
             successor: None,

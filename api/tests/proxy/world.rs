@@ -74,7 +74,7 @@ impl Routes for Table {
         known.unwrap_or(Err(RouteError::NotFound))
     }
 
-    fn has(&self, id: &SandboxId) -> bool {
+    async fn has(&self, id: &SandboxId) -> bool {
         self.routes.lock().unwrap().contains_key(id)
     }
 

@@ -34,7 +34,7 @@ pub(crate) struct ToServer {
 
 /// Holds a body back until the server has answered 100 Continue.
 pub(crate) struct ContinueWait {
-    /// None: the server answered without 100 Continue, so the client must not be told to continue.
+    /// `None`: the server answered without 100 Continue, so the client must not be told to continue.
     continued: Option<oneshot::Receiver<()>>,
     limit: Pin<Box<Sleep>>,
 }

@@ -14,7 +14,7 @@ use model::chain;
 use testbed::{
     api::Api,
     artifacts::{self, Template},
-    cluster::{Cluster, ClusterSpec, Hub},
+    cluster::{Cluster, ClusterSpec, Hub, Node},
     endpoint::Endpoint,
     leftovers::{self, RunDir},
     server::{Door, LocalServer, ServerSpec, Site, Tls},
@@ -166,17 +166,14 @@ pub(super) fn cluster(
     Ok(cluster)
 }
 
-/// The nodes of a cluster as targets.
-fn nodes(spec: &TargetSpec, cluster: &Cluster) -> Vec<E2b> {
-    let nodes = cluster.nodes().iter().map(|node| {
-        let server = node.server();
-        let mut target = e2b(spec, server.endpoint().clone(), server.key().to_owned());
-        target.sandboxes = Some(server.sandboxes());
-        target.warm = spec.warm;
-        target.log = Arc::new(Mutex::new(Complaints::of(&server.log())));
-        target
-    });
-    nodes.collect()
+/// A node of a cluster as a target.
+fn node(spec: &TargetSpec, node: &Node) -> E2b {
+    let server = node.server();
+    let mut target = e2b(spec, server.endpoint().clone(), server.key().to_owned());
+    target.sandboxes = Some(server.sandboxes());
+    target.warm = spec.warm;
+    target.log = Arc::new(Mutex::new(Complaints::of(&server.log())));
+    target
 }
 
 /// The nodes that a target asks: those that it names, or else all but the one of the scenario's event.
@@ -190,7 +187,7 @@ fn asked(scenario: &Scenario, spec: &TargetSpec, cluster: &Cluster) -> Nodes {
     let is_asked = |at: &usize| *at < unnamed || spec.by.iter().any(|by| by == all[*at].name());
     Nodes {
         asked: (0..all.len()).filter(is_asked).collect(),
-        all: nodes(spec, cluster),
+        all: all.iter().map(|of| node(spec, of)).collect(),
     }
 }
 
@@ -201,12 +198,11 @@ pub(super) fn stage<'a>(
     spec: EventSpec,
     interrupted: &'a AtomicBool,
 ) -> Stage<'a> {
-    let mut first = nodes(&scenario.target, cluster);
     Stage {
         cluster,
         spec,
         closed: &scenario.target.closed,
-        first: first.swap_remove(0),
+        first: node(&scenario.target, &cluster.nodes()[0]),
         exec: &scenario.exec,
         interrupted,
     }

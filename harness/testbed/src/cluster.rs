@@ -37,11 +37,14 @@ const SCOPES: [&str; 4] = [
     "nodes:admin",
     "metrics:read",
 ];
+/// Where etcd and the clients are.
 const HUB: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 254);
 /// For clients, for the other nodes, and of etcd.
 const CLIENTS: u16 = 3000;
 const NODES: u16 = 3001;
 const ETCD: u16 = 2379;
+/// File name of etcd's log.
+const LOG: &str = "etcd.log";
 /// Limit of every wait: for etcd, for the nodes, for a change of their status.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
@@ -80,11 +83,55 @@ impl Hub {
     /// Returns an error if the namespace or the bridge cannot be created.
     pub fn enter() -> Result<Self, WorldError> {
         world::alone()?;
-        ip(&format!(
-            "link add br0 type bridge\naddress add {HUB}/24 dev br0\nlink set br0 up"
-        ))
-        .map_err(world::failed("create a bridge"))?;
+        add_bridge().map_err(world::failed("create a bridge"))?;
         Ok(Self(()))
+    }
+}
+
+/// Makes the bridge of a hub in the namespace of this thread.
+///
+/// # Errors
+/// Returns an error if `ip` fails.
+pub fn add_bridge() -> io::Result<()> {
+    ip(&format!(
+        "link add br0 type bridge\naddress add {HUB}/24 dev br0\nlink set br0 up"
+    ))
+}
+
+/// A host in a namespace of its own, on the bridge of the hub.
+#[derive(Debug)]
+pub struct Host {
+    pub address: Ipv4Addr,
+    /// The end of its link on the bridge.
+    pub link: String,
+    pub namespace: Arc<Namespace>,
+}
+
+impl Host {
+    /// Makes the host at a position, from 0; this thread is in the hub.
+    ///
+    /// # Errors
+    /// Returns an error if the namespace cannot be made, or if `ip` fails.
+    pub fn add(at: u8) -> Result<Self, WorldError> {
+        let namespace = Namespace::new()?;
+        let (link, address) = (format!("v{at}"), Ipv4Addr::new(10, 77, 0, at + 1));
+        let connect = || {
+            ip(&format!(
+                "link add {link} type veth peer name up0\nlink set {link} master br0 up"
+            ))?;
+            namespace.adopt("up0")?;
+            namespace.within(|| {
+                ip(&format!(
+                    "address add {address}/24 dev up0\nlink set up0 up"
+                ))
+            })
+        };
+        connect().map_err(world::failed(format!("connect host {}", name_of(at))))?;
+        Ok(Self {
+            address,
+            link,
+            namespace: Arc::new(namespace),
+        })
     }
 }
 
@@ -115,56 +162,41 @@ pub struct Cluster {
 #[derive(Debug)]
 pub struct Node {
     name: String,
-    /// The end of its link on the bridge.
     link: String,
     api: Api,
     /// Taken by whoever kills or starts it.
     server: Mutex<LocalServer>,
 }
 
+/// An etcd in the hub. Dropping it ends it, also if it is stopped.
 #[derive(Debug)]
-struct Etcd(Child);
+pub struct Etcd {
+    process: Child,
+    log: PathBuf,
+}
 
 impl Drop for Etcd {
     fn drop(&mut self) {
         // It may have exited by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
 /// A host that is being set up as a node.
 struct Place {
     name: String,
-    link: String,
-    host: Ipv4Addr,
-    namespace: Arc<Namespace>,
+    host: Host,
     dir: PathBuf,
 }
 
 impl Place {
     fn new(at: u8, dir: &Path) -> Result<Self, ClusterError> {
-        let name = name_of(at);
-        let (link, host) = (format!("v{at}"), Ipv4Addr::new(10, 77, 0, at + 1));
-        let namespace = Namespace::new()?;
-        ip(&format!(
-            "link add {link} type veth peer name up0\nlink set {link} master br0 up"
-        ))
-        .and_then(|()| namespace.adopt("up0"))
-        .and_then(|()| {
-            namespace.within(|| ip(&format!("address add {host}/24 dev up0\nlink set up0 up")))
-        })
-        .map_err(failed(format!("connect node {name}")))?;
+        let (name, host) = (name_of(at), Host::add(at)?);
         let dir = dir.join(format!("node-{name}"));
         let made = DirBuilder::new().mode(0o700).create(&dir);
         made.map_err(failed(format!("create {}", dir.display())))?;
-        Ok(Self {
-            name,
-            link,
-            host,
-            namespace: Arc::new(namespace),
-            dir,
-        })
+        Ok(Self { name, host, dir })
     }
 
     fn state(&self) -> PathBuf {
@@ -176,7 +208,7 @@ impl Place {
         let mut command = Command::new(program);
         command.arg("cluster").args(words);
         command.arg("--state").arg(self.state());
-        let done = self.namespace.within(|| output_of(&mut command));
+        let done = self.host.namespace.within(|| output_of(&mut command));
         let word = words.first().copied().unwrap_or_default();
         done.map_err(failed(format!("run cluster {word} for node {}", self.name)))
     }
@@ -184,7 +216,10 @@ impl Place {
     fn start(self, spec: &ServerSpec, key: &str) -> Result<Node, ClusterError> {
         let spec = ServerSpec {
             door: Door::Key(key.to_owned()),
-            site: Site::Within(self.namespace, SocketAddr::from((self.host, CLIENTS))),
+            site: Site::Within(
+                self.host.namespace,
+                SocketAddr::from((self.host.address, CLIENTS)),
+            ),
             options: [&spec.options[..], &["--cluster".to_owned()]].concat(),
             ..spec.clone()
         };
@@ -197,7 +232,7 @@ impl Place {
         };
         Ok(Node {
             name: self.name,
-            link: self.link,
+            link: self.host.link,
             api,
             server: Mutex::new(server),
         })
@@ -219,13 +254,13 @@ impl Cluster {
             return Err(failed("start a cluster without nodes")(none));
         };
         let key = new_key(program, &founder.state(), &SCOPES).map_err(failed("create a key"))?;
-        let url = format!("https://{HUB}:{ETCD}");
-        let address = format!("{}:{NODES}", founder.host);
+        let url = etcd_url();
+        let address = format!("{}:{NODES}", founder.host.address);
         let own = ["--node", &founder.name, "--address", &address];
         founder.cluster(program, &[&["init", "--etcd", &url][..], &own].concat())?;
         let founder_state = founder.state();
         let mut cluster = Self {
-            _etcd: start_etcd(spec.etcd, dir, &founder_state)?,
+            _etcd: Etcd::start(spec.etcd, dir, &founder_state)?,
             nodes: vec![founder.start(&spec.server, &key)?],
         };
         for place in places {
@@ -234,7 +269,7 @@ impl Cluster {
                 .args(["cluster", "token", "--state"])
                 .arg(&founder_state);
             let token = output_of(&mut token).map_err(failed("make a token"))?;
-            let address = format!("{}:{NODES}", place.host);
+            let address = format!("{}:{NODES}", place.host.address);
             let own = ["--node", &place.name, "--address", &address];
             place.cluster(program, &[&["join", &token][..], &own].concat())?;
             cluster.nodes.push(place.start(&spec.server, &key)?);
@@ -362,48 +397,66 @@ impl Node {
     }
 }
 
-fn start_etcd(program: &Path, dir: &Path, founder: &Path) -> Result<Etcd, ClusterError> {
-    let file = |name: &str| founder.join("cluster").join(name);
-    let url = format!("https://{HUB}:{ETCD}");
-    let path = dir.join("etcd.log");
-    let start = || {
-        let log = File::create(&path)?;
-        Command::new(program)
-            .arg("--data-dir")
-            .arg(dir.join("etcd"))
-            .args([
-                "--listen-client-urls",
-                &url,
-                "--advertise-client-urls",
-                &url,
-            ])
-            .args(["--listen-peer-urls", "http://127.0.0.1:2380"])
-            .args(["--auto-compaction-mode", "periodic"])
-            .args(["--auto-compaction-retention", "5m"])
-            .arg("--cert-file")
-            .arg(file("etcd.crt"))
-            .arg("--key-file")
-            .arg(file("etcd.key"))
-            .arg("--trusted-ca-file")
-            .arg(file("ca.crt"))
-            .arg("--client-cert-auth")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-    };
-    let mut etcd = Etcd(start().map_err(failed(format!("start {}", program.display())))?);
-    let deadline = Instant::now() + PATIENCE;
-    while TcpStream::connect((HUB, ETCD)).is_err() {
-        let exited = etcd.0.try_wait().ok().flatten();
-        if exited.is_some() || Instant::now() > deadline {
-            let log = std::fs::read_to_string(&path).unwrap_or_default();
-            let last = log.lines().last().unwrap_or_default().to_owned();
-            return Err(failed(format!("reach {}", program.display()))(
-                io::Error::other(last),
-            ));
+/// Where the nodes find etcd.
+#[must_use]
+pub fn etcd_url() -> String {
+    format!("https://{HUB}:{ETCD}")
+}
+
+impl Etcd {
+    /// Starts etcd with its files in `dir` and the certificates of the founder, whose state directory this is, and waits until
+    /// it listens.
+    ///
+    /// # Errors
+    /// Returns an error with the last line of its log if it ends, or does not listen within a minute.
+    pub fn start(program: &Path, dir: &Path, founder: &Path) -> Result<Self, ClusterError> {
+        let file = |name: &str| founder.join("cluster").join(name);
+        let (url, log) = (etcd_url(), dir.join(LOG));
+        let start = || {
+            Command::new(program)
+                .arg("--data-dir")
+                .arg(dir.join("etcd"))
+                .args(["--listen-client-urls", &url])
+                .args(["--advertise-client-urls", &url])
+                .args(["--listen-peer-urls", "http://127.0.0.1:2380"])
+                .args(["--auto-compaction-mode", "periodic"])
+                .args(["--auto-compaction-retention", "5m"])
+                .arg("--cert-file")
+                .arg(file("etcd.crt"))
+                .arg("--key-file")
+                .arg(file("etcd.key"))
+                .arg("--trusted-ca-file")
+                .arg(file("ca.crt"))
+                .arg("--client-cert-auth")
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(File::create(&log)?)
+                .spawn()
+        };
+        let process = start().map_err(failed(format!("start {}", program.display())))?;
+        let mut etcd = Self { process, log };
+        let deadline = Instant::now() + PATIENCE;
+        while TcpStream::connect((HUB, ETCD)).is_err() {
+            let exited = etcd.process.try_wait().ok().flatten();
+            if exited.is_some() || Instant::now() > deadline {
+                let last = etcd.log().lines().last().unwrap_or_default().to_owned();
+                return Err(failed(format!("reach {}", program.display()))(
+                    io::Error::other(last),
+                ));
+            }
+            std::thread::sleep(POLL);
         }
-        std::thread::sleep(POLL);
+        Ok(etcd)
     }
-    Ok(etcd)
+
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// What it has logged so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
 }

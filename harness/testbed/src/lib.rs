@@ -1,5 +1,5 @@
-//! Code that measuring and verifying share: finding programs and templates, starting a `cube-api` or a cluster of them, network namespaces,
-//! a client of the API, run directories, seeded random numbers, percentiles, plots, and exit codes.
+//! Code that measuring and verifying share: finding programs and templates, starting a `cube-api` or a cluster of them,
+//! network namespaces, a client of the API, run directories, seeded random numbers, percentiles, plots, and exit codes.
 //!
 //! The libraries `harness` and `verify` use this crate but not each other. None of the three crates links the VMM, the
 //! pool or the API server. They start `cube-vmm` and `cube-api` as processes.

@@ -91,15 +91,9 @@ impl Account {
         path: &str,
         body: Option<&Value>,
     ) -> Result<HttpAnswer, SandboxError> {
-        let failed =
-            |error: &dyn std::error::Error| failed(&format!("{method} {path}"), chain(error));
-        let mut client = self
-            .api
-            .connect(&self.api.control)
-            .map_err(|e| failed(&e))?;
         let body = body.map(Value::to_string).unwrap_or_default();
-        let answer = self.api.request(&mut client, method, path, body.as_bytes());
-        answer.map_err(|e| failed(&e))
+        let answer = self.api.send(method, path, &body);
+        answer.map_err(|error| failed(&format!("{method} {path}"), chain(&error)))
     }
 }
 

@@ -467,6 +467,7 @@ fn failed_by(error: &PoolError) -> FailedBy {
         | PoolError::InUse(..)
         | PoolError::NoDisk(_)
         | PoolError::BadName(_)
+        | PoolError::Unfit { .. }
         | PoolError::Draining => FailedBy::Host,
     }
 }

@@ -126,14 +126,16 @@ impl HoldPlan {
     }
 
     fn hold(&self) -> Result<Option<Held>, PoolError> {
-        let failed = |why: String| PoolError::Failed { what: WHAT, why };
         let of_disk = |e: io::Error| PoolError::of_disk(WHAT, &e);
         let place = self.images.dir().join(&self.needs.base);
         match &self.fetched {
             None => {}
             Some(fetched) if place.is_dir() => remove_dir(fetched).map_err(of_disk)?,
             Some(fetched) => {
-                check(fetched, &self.needs, &self.stop).map_err(failed)?;
+                check(fetched, &self.needs, &self.stop).map_err(|why| match why {
+                    NotUsed::Unfit(why) => PoolError::Unfit { what: WHAT, why },
+                    NotUsed::Disk(why) => of_disk(why),
+                })?;
                 let placed = self.images.place(fetched, &self.needs.base);
                 placed.map_err(of_disk)?;
             }
@@ -299,36 +301,49 @@ enum Form {
     Sparse,
 }
 
+/// Why files that have arrived are not used.
+#[derive(Debug, thiserror::Error)]
+enum NotUsed {
+    /// They are not the base. A message for people.
+    #[error("{0}")]
+    Unfit(String),
+    #[error(transparent)]
+    Disk(#[from] io::Error),
+}
+
+impl From<String> for NotUsed {
+    fn from(why: String) -> Self {
+        Self::Unfit(why)
+    }
+}
+
 /// Checks that the files in `dir` are the base that is needed.
-///
-/// # Errors
-/// Returns a message for people.
-fn check(dir: &Path, needs: &PauseNeeds, stop: &Stop) -> Result<(), String> {
+fn check(dir: &Path, needs: &PauseNeeds, stop: &Stop) -> Result<(), NotUsed> {
     let PauseNeeds { base, kind, .. } = needs;
-    let failed = |name: &str, e: io::Error| format!("{name}: {e}");
-    for entry in fs::read_dir(dir).map_err(|e| e.to_string())? {
-        let name = entry.map_err(|e| e.to_string())?.file_name();
+    let unfit = |why: &str| Err(NotUsed::Unfit(why.to_owned()));
+    let named = |name: &str, e: io::Error| io::Error::new(e.kind(), format!("{name}: {e}"));
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name();
         let name = name.to_string_lossy();
         if !is_file_of_base(&name) || *kind == BaseKind::Guest && !images::GUEST.contains(&&*name) {
-            return Err(format!("{name} is no file of it"));
+            return unfit(&format!("{name} is no file of it"));
         }
     }
     if *kind == BaseKind::Guest {
-        let found = sum_of(dir, *kind, stop).map_err(|e| e.to_string())?;
-        let is_right = found == *base;
-        return is_right
-            .then_some(())
-            .ok_or_else(|| "its files have another sum".to_owned());
+        if sum_of(dir, *kind, stop)? != *base {
+            return unfit("its files have another sum");
+        }
+        return Ok(());
     }
     let bytes = read_bounded(&dir.join(MANIFEST_NAME), MAX_MANIFEST);
-    let bytes = bytes.map_err(|e| failed(MANIFEST_NAME, e))?;
+    let bytes = bytes.map_err(|e| named(MANIFEST_NAME, e))?;
     if host::hex(&Sha256::digest(&bytes)) != *base {
-        return Err("its manifest has another sum".to_owned());
+        return unfit("its manifest has another sum");
     }
     let manifest = Manifest::read(dir)?;
     can_check(manifest.format)?;
     if manifest.base.is_some() {
-        return Err("it is a diff".to_owned());
+        return unfit("it is a diff");
     }
     check_boot(dir, needs.boot.as_deref(), stop)?;
     let sums: Sums = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
@@ -339,8 +354,8 @@ fn check(dir: &Path, needs: &PauseNeeds, stop: &Stop) -> Result<(), String> {
         (images::ROOT, Form::Whole, sums.root_sum),
     ] {
         let found = File::open(dir.join(name)).and_then(|file| sum(&file, form, stop));
-        if found.map_err(|e| failed(name, e))? != wanted {
-            return Err(format!("{name} has another sum than the manifest says"));
+        if found.map_err(|e| named(name, e))? != wanted {
+            return unfit(&format!("{name} has another sum than the manifest says"));
         }
     }
     Ok(())
@@ -359,18 +374,20 @@ pub(crate) fn can_check(format: u32) -> Result<(), String> {
 }
 
 /// Checks the files of a template that its manifest does not name.
-fn check_boot(dir: &Path, wanted: Option<&str>, stop: &Stop) -> Result<(), String> {
+fn check_boot(dir: &Path, wanted: Option<&str>, stop: &Stop) -> Result<(), NotUsed> {
     let [_, kernel, initrd] = images::guest_links(dir);
     let Some(wanted) = wanted else {
         return match [&kernel, &initrd].into_iter().find(|path| path.exists()) {
             None => Ok(()),
-            Some(path) => Err(format!("{} was not announced", path.display())),
+            Some(path) => Err(format!("{} was not announced", path.display()).into()),
         };
     };
-    if sum_of_guest(&[kernel, initrd], stop).map_err(|e| e.to_string())? == wanted {
+    if sum_of_guest(&[kernel, initrd], stop)? == wanted {
         Ok(())
     } else {
-        Err("its kernel and initramfs have another sum".to_owned())
+        Err("its kernel and initramfs have another sum"
+            .to_owned()
+            .into())
     }
 }
 

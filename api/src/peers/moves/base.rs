@@ -113,7 +113,7 @@ impl Moves {
                 "the base was removed meanwhile".to_owned(),
             )),
             Err(why) => {
-                if is_refusal(&why) {
+                if matches!(why, PoolError::Unfit { .. }) {
                     // They have the content that the other node has listed, so another attempt has the same end.
                     in_dir(dir, remove_base).await?;
                 }
@@ -194,12 +194,6 @@ impl Moves {
     fn base_dir(&self, base: &str) -> PathBuf {
         self.0.incoming.join(format!("{PREFIX}{base}"))
     }
-}
-
-/// Whether the pool refuses files for their content or format. Its other errors are those of the disk: they have the number
-/// of an error of the system, and the files may be good.
-fn is_refusal(why: &PoolError) -> bool {
-    matches!(why, PoolError::Failed { why, .. } if !why.contains("(os error "))
 }
 
 fn remove_base(dir: &Path) -> io::Result<()> {

@@ -234,11 +234,11 @@ fn a_kernel_or_initramfs_that_was_not_offered_is_refused() {
     let check = |of: &PauseNeeds| check(&dir, of, &Stop::default());
     let boot = sum_of_guest(&[kernel.clone(), initrd.clone()], &Stop::default()).unwrap();
     check(&of(Some(boot.clone()))).unwrap();
-    let why = check(&of(None)).unwrap_err();
+    let why = check(&of(None)).unwrap_err().to_string();
     assert!(why.contains("vmlinux was not announced"), "{why}");
     for path in [&kernel, &initrd] {
         fs::write(path, "2").unwrap();
-        let why = check(&of(Some(boot.clone()))).unwrap_err();
+        let why = check(&of(Some(boot.clone()))).unwrap_err().to_string();
         assert!(why.contains("another sum"), "{why}");
         fs::write(path, "1").unwrap();
     }
@@ -259,6 +259,8 @@ fn a_base_of_another_format_is_refused_with_the_reason() {
     fs::write(&path, json.to_string()).unwrap();
     let base = sum_of_manifest(&dir).unwrap();
     let why = check(&dir, &needs(&base, BaseKind::Template), &Stop::default()).unwrap_err();
+    assert!(matches!(why, NotUsed::Unfit(_)), "{why}");
+    let why = why.to_string();
     assert!(why.contains("has format"), "{why}");
 }
 
