@@ -15,12 +15,14 @@
 
 pub mod authority;
 mod client;
+pub(crate) mod deleted;
 pub mod internal;
 pub mod join;
 pub(crate) mod metrics;
 pub(crate) mod moves;
 mod publish;
 mod roster;
+mod secrets;
 pub mod settings;
 mod spec;
 pub(crate) mod templates;
@@ -69,7 +71,7 @@ const GONE: Duration = Duration::from_secs(10);
 /// How long a node may be away while the answer to a client's request is awaited: longer than a reload takes.
 const LEFT: Duration = Duration::from_secs(3);
 /// Longest answer to a question in bytes.
-const MAX_ANSWER: usize = 8 << 20;
+pub(crate) const MAX_ANSWER: usize = 8 << 20;
 const MAX_REFUSAL: usize = 4 << 10;
 
 /// The other nodes. Clones refer to the same cluster.

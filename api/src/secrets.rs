@@ -3,11 +3,14 @@
 //! ```text
 //! <state>/secrets/sec_<id>.json   name, version, labels; the value is encrypted
 //! <state>/secrets/key             the key, unless the operator gives one; mode 0600, made once
+//! <state>/cluster/deleted-secrets.json   ids, if this host is of a cluster
 //! ```
 //! A file is replaced as a whole and synced before a change is answered. A value is decrypted only for the request that
-//! it is added to. It must never be in an answer, a log, a `Debug` text, a record of the pool or an error.
+//! it is added to, and for the other nodes of a cluster ([`merge`]), which encrypt it with keys of their own. It must never
+//! be in an answer to a client, a log, a `Debug` text, a record of the pool or an error.
 
 mod key;
+pub(crate) mod merge;
 mod name;
 mod record;
 
@@ -25,15 +28,20 @@ pub use key::{KeyError, KeySource};
 pub use name::{SecretName, check_metadata, check_value};
 pub use record::Secret;
 
-use crate::auth::random_hex;
+use crate::{
+    auth::random_hex,
+    peers::{deleted::Deleted, settings},
+};
 use key::SealKey;
-use record::{MAX_RECORD, Sealed};
+use record::{MAX_RECORD, Sealed, sum_of};
 
 /// Maximum number of secrets.
 const MAX_SECRETS: usize = 1000;
 /// Directory below the state directory.
 const DIR: &str = "secrets";
 const EXTENSION: &str = "json";
+/// In the directory of the cluster's settings.
+const DELETED: &str = "deleted-secrets.json";
 /// What incomplete files end with.
 const DRAFT: &str = "new";
 
@@ -112,6 +120,9 @@ struct Store {
     key: SealKey,
     /// By id. Read for each request of a sandbox, so never locked while a file is written.
     known: RwLock<HashMap<String, Arc<Sealed>>>,
+    /// Where deletions are kept. `None`: this host is of no cluster.
+    deletions: Option<PathBuf>,
+    deleted: RwLock<Deleted>,
     /// Serializes changes.
     change: Mutex<()>,
 }
@@ -135,7 +146,7 @@ impl Secrets {
         };
         if *source == KeySource::Unused {
             let key = SealKey::load(source, &dir)?;
-            return Ok(Self::with(dir, key, HashMap::new()));
+            return Ok(Self::with(dir, key, HashMap::new(), None));
         }
         let made = !dir.exists();
         private_dir(&dir).map_err(failed)?;
@@ -151,14 +162,29 @@ impl Secrets {
                 count: undecrypted,
             });
         }
-        Ok(Self::with(dir, key, known))
+        let cluster = state.join(settings::DIRECTORY);
+        let deletions = cluster.is_dir().then(|| cluster.join(DELETED));
+        let secrets = Self::with(dir, key, known, deletions);
+        // A server that was killed may have left their files.
+        if let Err(why) = secrets.0.forget_deleted() {
+            warn!(why = %model::chain(&why), "cannot remove deleted secrets");
+        }
+        Ok(secrets)
     }
 
-    fn with(dir: PathBuf, key: SealKey, known: HashMap<String, Arc<Sealed>>) -> Self {
+    fn with(
+        dir: PathBuf,
+        key: SealKey,
+        known: HashMap<String, Arc<Sealed>>,
+        deletions: Option<PathBuf>,
+    ) -> Self {
+        let deleted = deletions.as_deref().map(Deleted::load);
         Self(Arc::new(Store {
             dir,
             key,
             known: RwLock::new(known),
+            deletions,
+            deleted: RwLock::new(deleted.unwrap_or_default()),
             change: Mutex::new(()),
         }))
     }
@@ -223,24 +249,22 @@ impl Secrets {
         self.0.write(secret, value)
     }
 
-    /// Removes a secret, named by its id or name. Blocks until the file is gone from the disk.
+    /// Removes a secret, named by its id, or all that nodes have stored under a name. Blocks until the files are gone from
+    /// the disk, and in a cluster until the deletions are on it.
     ///
     /// # Errors
     /// Returns [`SecretError::NotFound`] or [`SecretError::Io`].
-    pub fn delete(&self, reference: &str) -> Result<(), SecretError> {
+    pub fn delete(&self, reference: &str, now_ms: u64) -> Result<(), SecretError> {
         let _change = self.0.lock();
-        let Secret { id, .. } = self.get(reference)?;
-        // First: a request that is answered from now on must not use it, even if the disk fails.
-        let removed = self.0.write_known().remove(&id);
-        let gone = fs::remove_file(self.0.path(&id)).and_then(|()| sync_dir(&self.0.dir));
-        match (gone, removed) {
-            (Ok(()), _) => Ok(()),
-            (Err(why), Some(sealed)) if self.0.path(&id).exists() => {
-                self.0.write_known().insert(id, sealed);
-                Err(why.into())
-            }
-            (Err(why), _) => Err(why.into()),
-        }
+        let Secret { id, name, .. } = self.get(reference)?;
+        let ids = if reference == id {
+            vec![id]
+        } else {
+            self.0.named(&name)
+        };
+        let deleted = ids.iter().map(|id| (id.clone(), now_ms));
+        self.0.remember(deleted.collect(), now_ms)?;
+        ids.iter().try_for_each(|id| self.0.forget(id))
     }
 
     /// The secret with this id or name.
@@ -290,8 +314,8 @@ impl Secrets {
             return known.get(reference).cloned();
         }
         let name = reference.to_ascii_lowercase();
-        let found = known.values().find(|sealed| sealed.secret.name == name);
-        found.cloned()
+        let named = known.values().filter(|sealed| sealed.secret.name == name);
+        named.min_by(|a, b| a.age().cmp(&b.age())).cloned()
     }
 }
 
@@ -307,6 +331,49 @@ impl Store {
         Ok(secret)
     }
 
+    /// Keeps deletions, if this host is of a cluster.
+    fn remember(&self, deleted: BTreeMap<String, u64>, now_ms: u64) -> io::Result<()> {
+        let Some(file) = &self.deletions else {
+            return Ok(());
+        };
+        let merged = self.deleted().merged(deleted, now_ms);
+        if let Some(merged) = merged {
+            merged.store(file)?;
+            *self.deleted.write().unwrap_or_else(PoisonError::into_inner) = merged;
+        }
+        Ok(())
+    }
+
+    /// Removes all secrets whose deletion is known.
+    fn forget_deleted(&self) -> Result<(), SecretError> {
+        let deleted = self.deleted().clone();
+        let known = self.read();
+        let gone: Vec<_> = known.keys().filter(|id| deleted.has(id)).cloned().collect();
+        drop(known);
+        gone.iter().try_for_each(|id| self.forget(id))
+    }
+
+    fn forget(&self, id: &str) -> Result<(), SecretError> {
+        // First: a request that is answered from now on must not use it, even if the disk fails.
+        let removed = self.write_known().remove(id);
+        let gone = fs::remove_file(self.path(id)).and_then(|()| sync_dir(&self.dir));
+        match (gone, removed) {
+            (Ok(()), _) => Ok(()),
+            (Err(why), Some(sealed)) if self.path(id).exists() => {
+                self.write_known().insert(id.to_owned(), sealed);
+                Err(why.into())
+            }
+            (Err(why), _) => Err(why.into()),
+        }
+    }
+
+    /// The ids of the secrets of this name: nodes may have stored several at the same moment.
+    fn named(&self, name: &str) -> Vec<String> {
+        let known = self.read();
+        let named = known.values().filter(|sealed| sealed.secret.name == name);
+        named.map(|sealed| sealed.secret.id.clone()).collect()
+    }
+
     fn path(&self, id: &str) -> PathBuf {
         self.dir.join(format!("{id}.{EXTENSION}"))
     }
@@ -318,6 +385,10 @@ impl Store {
 
     fn read(&self) -> std::sync::RwLockReadGuard<'_, HashMap<String, Arc<Sealed>>> {
         self.known.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn deleted(&self) -> std::sync::RwLockReadGuard<'_, Deleted> {
+        self.deleted.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write_known(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<String, Arc<Sealed>>> {
@@ -354,11 +425,15 @@ fn read_all(dir: &Path, key: &SealKey) -> io::Result<(HashMap<String, Arc<Sealed
 /// Reads a file. `Ok(None)`: the key does not decrypt it.
 fn read(path: &Path, key: &SealKey) -> Result<Option<Sealed>, String> {
     let bytes = read_bounded(path, MAX_RECORD).map_err(|why| why.to_string())?;
-    let sealed = Sealed::parse(&bytes)?;
+    let mut sealed = Sealed::parse(&bytes)?;
     if path.file_stem().and_then(|stem| stem.to_str()) != Some(&sealed.secret.id) {
         return Err("its name is not the id in it".to_owned());
     }
-    Ok(key.open(&sealed).is_some().then_some(sealed))
+    let Some(value) = key.open(&sealed) else {
+        return Ok(None);
+    };
+    sealed.sum = sum_of(&sealed.secret, &value).map_err(|why| why.to_string())?;
+    Ok(Some(sealed))
 }
 
 #[cfg(test)]

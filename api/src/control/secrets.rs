@@ -2,6 +2,8 @@
 //!
 //! A key that may create sandboxes can use every secret in a rule, and so send it to a server of its own. Therefore the
 //! scopes of sandboxes apply, not scopes of their own.
+//!
+//! A change is answered when the other nodes of the cluster have it ([`crate::peers`]).
 
 use api_types::rest::{NewSecret, Secret as OnWire, SecretUpdate};
 use axum::{Json, extract::State, routing::MethodFilter};
@@ -61,7 +63,9 @@ async fn create(
             now(),
         )
     });
-    Ok((StatusCode::CREATED, Json(on_wire(made.await?))))
+    let made = made.await?;
+    share(&app, &made.id).await;
+    Ok((StatusCode::CREATED, Json(on_wire(made))))
 }
 
 async fn info(
@@ -79,14 +83,18 @@ async fn update(
     let updated = change(&app, move |secrets| {
         secrets.update(&reference, &body.value, body.metadata, now())
     });
-    Ok(Json(on_wire(updated.await?)))
+    let updated = updated.await?;
+    share(&app, &updated.id).await;
+    Ok(Json(on_wire(updated)))
 }
 
 async fn remove(
     State(app): State<App>,
     Segment(reference): Segment,
 ) -> Result<StatusCode, ApiError> {
-    change(&app, move |secrets| secrets.delete(&reference)).await?;
+    let removed = reference.clone();
+    change(&app, move |secrets| secrets.delete(&removed, now())).await?;
+    share(&app, &reference).await;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -97,6 +105,13 @@ async fn change<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     let secrets = app.secrets.clone();
     Ok(on_thread(move || change(&secrets)).await??)
+}
+
+/// Gives a changed secret, and all deletions, to the other nodes.
+async fn share(app: &App, id: &str) {
+    if let Some(peers) = &app.peers {
+        peers.push_secrets(&app.secrets.changed(id)).await;
+    }
 }
 
 fn on_wire(secret: Secret) -> OnWire {

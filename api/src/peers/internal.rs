@@ -2,7 +2,9 @@
 //!
 //! | request | by | answer |
 //! |---|---|---|
-//! | `GET /cluster/state` | a member | figures, sandboxes, hashes of keys |
+//! | `GET /cluster/state` | a member | figures, sandboxes, hashes of keys, digest of the secrets |
+//! | `POST /cluster/secrets` | a member | the secrets and deletions that it lacks, with values |
+//! | `PUT /cluster/secrets` | a member | nothing, when the given ones are on disk |
 //! | `POST /cluster/signed` | a member | the sandbox whose token signed a file URL |
 //! | `POST /cluster/template` | a member | whether this node answers requests for a template |
 //! | `POST /cluster/templates` | a member | templates of builds, and deleted ones, if they have changed |
@@ -21,6 +23,7 @@ use std::sync::Arc;
 use api_types::rest::{LostSandbox, RestError};
 use axum::{
     Extension, Json, Router,
+    body::Bytes,
     extract::{DefaultBodyLimit, Path, State},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -32,16 +35,18 @@ use pool::GivesBase;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Peer, PeerState, Peers,
+    MAX_ANSWER, Peer, PeerState, Peers,
     authority::AuthorityError,
     join::{Join, JoinError, Renew, Signed, sign_join, sign_renewal, take_token},
     moves::{Asked, MoveError, Moves, Offer},
+    secrets::merge,
     templates,
 };
 use crate::{
     builds::run::Executor,
     control::{ApiError, App, own_node},
     registry::timestamp,
+    secrets::merge::{Batch, Stamps},
 };
 
 /// Longest body of a question.
@@ -68,8 +73,11 @@ struct Internal {
 
 /// The routes. Callers pass requests of members only, but for [`JOIN`].
 pub(crate) fn router(app: App, peers: Peers, moves: Moves, executor: Executor) -> Router {
+    let secrets = post(newer_secrets).put(put_secrets);
+    let secrets = secrets.layer(DefaultBodyLimit::max(MAX_ANSWER));
     Router::new()
         .route("/cluster/state", get(state))
+        .route("/cluster/secrets", secrets)
         .route("/cluster/signed", post(signed))
         .route("/cluster/template", post(template))
         .route("/cluster/templates", post(templates))
@@ -107,7 +115,25 @@ async fn state(State(internal): State<Internal>) -> Result<Json<PeerState>, ApiE
         sandboxes: sandboxes.collect(),
         node: own_node(app).await?,
         keys: app.authenticator.own_keys(),
+        secrets: Some(app.secrets.digest()),
     }))
+}
+
+async fn newer_secrets(State(internal): State<Internal>, Json(known): Json<Stamps>) -> Json<Batch> {
+    Json(internal.app.secrets.newer_than(&known))
+}
+
+async fn put_secrets(State(internal): State<Internal>, body: Bytes) -> StatusCode {
+    let Ok(batch) = Batch::parse(&body) else {
+        return StatusCode::BAD_REQUEST;
+    };
+    match merge(&internal.app.secrets, batch).await {
+        Ok(()) => StatusCode::NO_CONTENT,
+        Err(why) => {
+            tracing::error!(why = %model::chain(&why), "cannot keep secrets of another node");
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
+    }
 }
 
 /// Body of `POST /cluster/signed`.

@@ -1,4 +1,4 @@
-//! What the other nodes had when they were last seen: their figures, their sandboxes and their keys. No create is recorded
+//! What the other nodes had when they were last seen: their figures, their sandboxes, their keys, a digest of their secrets. No create is recorded
 //! anywhere but on its node, so this is what is left to report of a node that is away.
 
 use std::{
@@ -19,6 +19,7 @@ use super::{Peers, question};
 use crate::{
     auth::{Authenticator, KeyRecord},
     registry::timestamp,
+    secrets::Secrets,
 };
 
 /// How often each node is looked at.
@@ -35,6 +36,9 @@ pub struct PeerState {
     pub node: Node,
     pub sandboxes: Vec<LostSandbox>,
     pub keys: Vec<KeyRecord>,
+    /// Absent: the node is of a release whose secrets are its own.
+    #[serde(default)]
+    pub secrets: Option<String>,
 }
 
 /// A node as it was last seen.
@@ -124,13 +128,13 @@ impl Roster {
     }
 }
 
-/// Looks at all nodes again and again; never returns. Accepts the keys of the other nodes here.
-pub(crate) async fn watch(peers: Peers, authenticator: Arc<Authenticator>) {
+/// Looks at all nodes again and again; never returns. Accepts the keys of the other nodes here, and takes over their secrets.
+pub(crate) async fn watch(peers: Peers, authenticator: Arc<Authenticator>, secrets: Secrets) {
     let all = |keys: &Keys| keys.values().flatten().cloned().collect();
     let mut kept = load_keys(&peers);
     authenticator.replace_others(all(&kept));
     loop {
-        look(&peers).await;
+        look(&peers, &secrets).await;
         let view = peers.cluster().view();
         // Until the first contact with etcd, the members are unknown, and this node is not among them.
         let is_known = view.members.contains_key(peers.this());
@@ -153,18 +157,26 @@ fn accepted(kept: &Keys, seen: Keys, is_member: impl Fn(&NodeId) -> bool) -> Key
     keys
 }
 
-async fn look(peers: &Peers) {
+async fn look(peers: &Peers, secrets: &Secrets) {
     let mut asked = tokio::task::JoinSet::new();
     for node in peers.others() {
         let peers = peers.clone();
         asked.spawn(async move {
-            let state = peers.ask(&node, question("GET", "/cluster/state", Vec::new()));
-            (state.await, node)
+            let question = question("GET", "/cluster/state", Vec::new());
+            (peers.ask::<PeerState>(&node, question).await, node)
         });
     }
     while let Some(done) = asked.join_next().await {
         match done {
-            Ok((Ok(state), node)) => peers.roster().enter(node, state),
+            Ok((Ok(state), node)) => {
+                let digest = state.secrets.clone();
+                peers.roster().enter(node.clone(), state);
+                if digest.is_some_and(|digest| digest != secrets.digest())
+                    && let Err(why) = peers.pull_secrets(&node, secrets).await
+                {
+                    tracing::warn!(%node, why, "cannot take over the secrets of a node");
+                }
+            }
             Ok((Err(why), node)) => {
                 tracing::debug!(%node, why = %model::chain(&why), "cannot look at a node");
             }

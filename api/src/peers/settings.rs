@@ -10,6 +10,7 @@
 //! | `etcd.crt`, `etcd.key` | for the etcd of the founder's host |
 //! | `tokens/` | SHA-256 of join tokens that are not used yet |
 //! | `deleted-templates.json` | ids of templates that no node copies again |
+//! | `deleted-secrets.json` | ids of secrets that no node takes over again |
 //! | `peer-keys.json` | API keys of the other nodes (hashes), as last seen |
 //!
 //! All files but certificates have mode 0600.

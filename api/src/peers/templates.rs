@@ -16,7 +16,6 @@
 //! - A deleted template comes back: deletions are kept longer than a node can be away, and are merged by all nodes.
 //! - Two nodes change one template: the home with the later epoch wins, and the other one follows it.
 
-mod deleted;
 mod give;
 mod plan;
 mod tags;
@@ -37,7 +36,7 @@ use cluster::{NodeId, NodeState};
 use model::clock::unix_ms;
 use tokio::{task::JoinSet, time::Instant};
 
-use super::{PeerError, Peers, question, settings::Dir};
+use super::{PeerError, Peers, deleted::Deleted, question, settings::Dir};
 use crate::{
     blocking::blocking,
     builds::{
@@ -46,7 +45,6 @@ use crate::{
     },
     node::OwnNode,
 };
-use deleted::Deleted;
 pub(crate) use give::{Asked, Kept, Page, WantedBuild, offer, shelf};
 use give::{Pages, Shelf};
 use plan::{Missing, Plan, Scene};
@@ -54,6 +52,8 @@ pub(crate) use tags::Announced;
 use tags::DeletedHere;
 use take::TakeError;
 
+/// In the directory of the cluster's settings.
+const DELETED: &str = "deleted-templates.json";
 /// How often the nodes are asked for their templates.
 const EVERY: Duration = Duration::from_secs(3);
 /// How often while a copy of this node is outdated, and how many times: its home does not answer, then.
@@ -105,7 +105,7 @@ pub(crate) struct Parts {
 impl Templates {
     pub(super) fn new(dir: &Dir) -> Self {
         Self(Arc::new(Inner {
-            deleted: Mutex::new(Deleted::load(dir)),
+            deleted: Mutex::new(Deleted::load(&dir.path(DELETED))),
             deleted_here: Mutex::default(),
             writing: tokio::sync::Mutex::default(),
             shadowed: Mutex::default(),
@@ -129,7 +129,7 @@ impl Templates {
         let Some(changed) = changed else {
             return Ok(());
         };
-        let (to, written) = (dir.clone(), changed.clone());
+        let (to, written) = (dir.path(DELETED), changed.clone());
         let written = blocking(move || written.store(&to)).await;
         written.map_err(BuildsError::Store)?;
         *self.deleted() = changed;
@@ -416,7 +416,7 @@ mod tests {
         for done in deletions.join_all().await {
             done.unwrap();
         }
-        let stored = Deleted::load(&dir);
+        let stored = Deleted::load(&dir.path(DELETED));
         assert!((0..8).all(|number| stored.has(&format!("template{number}"))));
     }
 }

@@ -10,7 +10,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use pool::durable::{Durability, read_bounded, replace};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
-use super::record::{Sealed, Secret};
+use super::record::{Sealed, Secret, sum_of};
 
 const KEY_LEN: usize = 32;
 /// The key in base64 or hex.
@@ -129,6 +129,7 @@ impl SealKey {
             )
             .map_err(|_| io::Error::other("the value cannot be encrypted"))?;
         Ok(Sealed {
+            sum: sum_of(&secret, value)?,
             secret,
             nonce,
             sealed,

@@ -5,10 +5,14 @@ use std::{collections::BTreeMap, io};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use ring::aead::{NONCE_LEN, Nonce};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::name::{ID_PREFIX, SecretName, check_metadata};
+use crate::hex::hex;
 
 const FORMAT: u32 = 1;
+/// A version that can be followed by others, and is exact in JSON.
+const MAX_VERSION: u64 = 1 << 53;
 /// Longest file in bytes: a value of 64 KiB in base64, with 8 KiB of labels whose characters may all be escaped.
 pub(super) const MAX_RECORD: u64 = 256 << 10;
 
@@ -34,6 +38,8 @@ pub(super) struct Sealed {
     pub(super) nonce: [u8; NONCE_LEN],
     /// Ciphertext and tag.
     pub(super) sealed: Vec<u8>,
+    /// SHA-256 of the secret with its value, in hex; not in the file.
+    pub(super) sum: String,
 }
 
 #[derive(Deserialize)]
@@ -72,11 +78,7 @@ impl Sealed {
         }
         let stored: Stored = serde_json::from_slice(bytes).map_err(malformed)?;
         let secret = stored.secret;
-        let is_canonical =
-            SecretName::parse(&secret.name).is_ok_and(|name| name.as_str() == secret.name);
-        if !is_canonical || !is_id(&secret.id) || check_metadata(&secret.metadata).is_err() {
-            return Err("its id, name or metadata is invalid".to_owned());
-        }
+        check(&secret)?;
         let decode = |text: &str| STANDARD.decode(text).ok();
         let nonce = decode(&stored.nonce).and_then(|nonce| nonce.try_into().ok());
         let sealed = decode(&stored.sealed);
@@ -85,14 +87,43 @@ impl Sealed {
                 secret,
                 nonce,
                 sealed,
+                sum: String::new(),
             }),
             _ => Err("its encrypted value is malformed".to_owned()),
         }
     }
 
+    /// Of several secrets of one name, the first in this order has it.
+    pub(super) fn age(&self) -> (u64, &str) {
+        (self.secret.created_at_ms, &self.secret.id)
+    }
+
     pub(super) fn nonce(&self) -> Nonce {
         Nonce::assume_unique_for_key(self.nonce)
     }
+}
+
+/// Checks a secret that this server has not made.
+///
+/// # Errors
+/// Returns what is wrong with it.
+pub(super) fn check(secret: &Secret) -> Result<(), String> {
+    let name = SecretName::parse(&secret.name);
+    let is_canonical = name.is_ok_and(|name| name.as_str() == secret.name);
+    let is_version = (1..MAX_VERSION).contains(&secret.version);
+    let is_valid = is_canonical && is_version && check_metadata(&secret.metadata).is_ok();
+    if is_valid && is_id(&secret.id) {
+        Ok(())
+    } else {
+        Err("its id, name, version or metadata is invalid".to_owned())
+    }
+}
+
+/// The sum of a secret with its value: equal on all nodes, whatever keys they encrypt with.
+pub(super) fn sum_of(secret: &Secret, value: &[u8]) -> serde_json::Result<String> {
+    let mut sum = Sha256::new_with_prefix(serde_json::to_vec(secret)?);
+    sum.update(value);
+    Ok(hex(&sum.finalize()))
 }
 
 fn is_id(text: &str) -> bool {

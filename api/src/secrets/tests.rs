@@ -42,9 +42,9 @@ fn a_secret_is_read_back_by_the_next_server_and_its_value_is_in_no_file() {
     }
     let shown = format!("{again:?} {:?}", again.value("openai"));
     assert!(!shown.contains("canary"), "{shown}");
-    again.delete("openai").unwrap();
+    again.delete("openai", 8).unwrap();
     assert!(matches!(
-        again.delete("openai"),
+        again.delete("openai", 8),
         Err(SecretError::NotFound(_))
     ));
     assert!(matches!(
@@ -138,6 +138,6 @@ fn a_deletion_that_the_disk_refuses_keeps_the_secret() {
     let path = file_of(state.path(), &made.id);
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    assert!(matches!(secrets.delete("a"), Err(SecretError::Io(_))));
+    assert!(matches!(secrets.delete("a", 2), Err(SecretError::Io(_))));
     assert_eq!(secrets.value("a").unwrap().expose(), VALUE);
 }

@@ -176,7 +176,7 @@ impl Engine {
             registry: registry.clone(),
             pool: pool.clone(),
             builds: builds.clone(),
-            secrets,
+            secrets: secrets.clone(),
             egress: egress.clone(),
             authenticator: Arc::clone(&authenticator),
             telemetry: Telemetry::shared(),
@@ -221,7 +221,7 @@ impl Engine {
         tasks.spawn(templates::follow(peers.clone(), parts));
         tasks.spawn(log_events(peers.clone()));
         tasks.spawn(renew(peers.clone()));
-        tasks.spawn(watch_roster(peers.clone(), authenticator));
+        tasks.spawn(watch_roster(peers.clone(), authenticator, secrets));
         tasks.spawn(tend(moves.clone()));
         let internal = internal_router(app, peers.clone(), moves.clone(), executor);
         Ok((engine, backend.with_peers(peers, moves, internal)))

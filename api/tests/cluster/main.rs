@@ -8,6 +8,7 @@ mod faults;
 #[allow(dead_code, reason = "the tests of the server use all of it")]
 mod http;
 mod moves;
+mod secrets;
 mod service;
 mod templates;
 mod world;

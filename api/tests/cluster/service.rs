@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    templates,
+    secrets, templates,
     world::{World, until},
 };
 
@@ -23,6 +23,7 @@ pub(crate) fn cluster_three_nodes_are_one_service() {
         without_etcd_creates_and_streams_go_on(world);
         a_closed_node_gets_no_sandbox(world);
         templates::travel(world);
+        secrets::belong_to_the_cluster(world);
         a_dead_node_is_reported(world);
     });
 }

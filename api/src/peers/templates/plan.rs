@@ -8,11 +8,11 @@ use std::{
 
 use cluster::NodeId;
 
-use super::{
-    deleted::Deleted,
-    give::{Listed, Shelf, home_of},
+use super::give::{Listed, Shelf, home_of};
+use crate::{
+    builds::record::{Home, TemplateRecord},
+    peers::deleted::Deleted,
 };
-use crate::builds::record::{Home, TemplateRecord};
 
 /// What is known.
 pub(super) struct Scene<'a> {

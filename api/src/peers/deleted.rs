@@ -1,12 +1,9 @@
-//! Deleted templates, which no node copies again.
+//! What was deleted, which no node takes from another one again: templates, secrets.
 
-use std::{collections::BTreeMap, io};
+use std::{collections::BTreeMap, ffi::OsStr, io, path::Path};
 
 use pool::durable::{Durability, read_bounded, replace};
 
-use crate::peers::settings::Dir;
-
-const FILE: &str = "deleted-templates.json";
 /// Longest file in bytes: more than all entries need.
 const MAX_FILE: u64 = 1 << 20;
 /// Most entries: the newest ones are kept.
@@ -14,48 +11,50 @@ const MOST: usize = 10_000;
 /// How long an entry is kept: longer than a certificate is valid, so a node that was away for longer is no member.
 const KEPT_MS: u64 = 100 * 24 * 3600 * 1000;
 
-/// When templates were deleted (Unix, ms), by id.
+/// When something was deleted (Unix, ms), by id.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Deleted(BTreeMap<String, u64>);
+pub(crate) struct Deleted(BTreeMap<String, u64>);
 
 impl Deleted {
     /// A file that cannot be read is reported; the other nodes have most of it.
-    pub(super) fn load(dir: &Dir) -> Self {
-        let read = read_bounded(&dir.path(FILE), MAX_FILE)
-            .and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
+    pub(crate) fn load(file: &Path) -> Self {
+        let read = read_bounded(file, MAX_FILE);
+        let read = read.and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
         match read {
             Ok(entries) => Self(entries),
             Err(why) if why.kind() == io::ErrorKind::NotFound => Self::default(),
             Err(why) => {
-                tracing::error!(%why, file = FILE, "cannot read which templates are deleted: asking the other nodes");
+                tracing::error!(%why, file = %file.display(), "cannot read what is deleted: asking the other nodes");
                 Self::default()
             }
         }
     }
 
-    pub(super) fn store(&self, dir: &Dir) -> io::Result<()> {
+    pub(crate) fn store(&self, file: &Path) -> io::Result<()> {
         let bytes = serde_json::to_vec(&self.0)?;
-        let path = dir.path(FILE);
-        let dir = path.parent().unwrap_or(&path);
-        replace(dir, FILE, &bytes, Durability::Host)
+        let name = file.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        let dir = file.parent().unwrap_or(file);
+        replace(dir, name, &bytes, Durability::Host)
     }
 
-    pub(super) fn has(&self, template: &str) -> bool {
-        self.0.contains_key(template)
+    pub(crate) fn has(&self, id: &str) -> bool {
+        self.0.contains_key(id)
     }
 
-    pub(super) fn entries(&self) -> &BTreeMap<String, u64> {
+    pub(crate) fn entries(&self) -> &BTreeMap<String, u64> {
         &self.0
     }
 
-    /// With entries of another node. `None`: nothing changes.
-    pub(super) fn merged(&self, others: BTreeMap<String, u64>, now_ms: u64) -> Option<Self> {
+    /// With entries of another node; the earlier time of an id counts. `None`: nothing changes.
+    pub(crate) fn merged(&self, others: BTreeMap<String, u64>, now_ms: u64) -> Option<Self> {
         let is_recent = |at: &u64| at.saturating_add(KEPT_MS) > now_ms;
         let mut all = self.0.clone();
         for (id, at) in others {
             if is_recent(&at) && is_id(&id) {
                 // A clock that is ahead does not keep an entry for ever.
-                all.entry(id).or_insert(at.min(now_ms));
+                let at = at.min(now_ms);
+                let own = all.entry(id).or_insert(at);
+                *own = at.min(*own);
             }
         }
         all.retain(|_, at| is_recent(at));
@@ -73,7 +72,7 @@ fn is_id(id: &str) -> bool {
     id.len() <= 64
         && id
             .bytes()
-            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
 }
 
 #[cfg(test)]
@@ -88,9 +87,14 @@ mod tests {
             entries.collect::<BTreeMap<_, _>>()
         };
         let own = Deleted(all(&[("a", now - 1)]));
-        let given = all(&[("b", now + 9), ("c", now - KEPT_MS), ("../d", now)]);
+        let given = all(&[
+            ("a", now - 2),
+            ("sec_b", now + 9),
+            ("c", now - KEPT_MS),
+            ("../d", now),
+        ]);
         let merged = own.merged(given.clone(), now).unwrap();
-        assert_eq!(merged.0, all(&[("a", now - 1), ("b", now)]));
+        assert_eq!(merged.0, all(&[("a", now - 2), ("sec_b", now)]));
         assert_eq!(merged.merged(given, now), None);
         let later = merged.merged(BTreeMap::new(), now + KEPT_MS).unwrap();
         assert_eq!(later, Deleted::default());
@@ -103,13 +107,12 @@ mod tests {
     #[test]
     fn deletions_survive_a_restart() {
         let state = tempfile::tempdir().unwrap();
-        let dir = Dir::of(state.path());
-        dir.create().unwrap();
-        assert_eq!(Deleted::load(&dir), Deleted::default());
+        let file = state.path().join("deleted.json");
+        assert_eq!(Deleted::load(&file), Deleted::default());
         let own = Deleted(BTreeMap::from([("a".to_owned(), 1)]));
-        own.store(&dir).unwrap();
-        assert_eq!(Deleted::load(&dir), own);
-        dir.write(FILE, b"x").unwrap();
-        assert_eq!(Deleted::load(&dir), Deleted::default());
+        own.store(&file).unwrap();
+        assert_eq!(Deleted::load(&file), own);
+        std::fs::write(&file, b"x").unwrap();
+        assert_eq!(Deleted::load(&file), Deleted::default());
     }
 }

@@ -1,0 +1,83 @@
+//! Secrets belong to the cluster: each node has all of them, encrypted with its own key.
+//!
+//! ```text
+//! change ─► disk of this node ─► PUT /cluster/secrets ─► disks of the nodes that are there ─► answer to the client
+//! every 2 s ─ GET /cluster/state: another digest? ─► POST /cluster/secrets: what is new? ─► disk of this node
+//! ```
+//! A change is not held up by a node that does not answer: such a node catches up by comparison, as one that was away.
+//!
+//! Values travel between members only. They must never be in etcd, in a log, in an error, or in `/cluster/state`.
+
+use std::{io, time::Duration};
+
+use hyper::StatusCode;
+use model::clock::unix_ms;
+use tokio::task::JoinSet;
+
+use super::{ASK, MAX_ANSWER, MAX_REFUSAL, Peers, question};
+use crate::{
+    blocking::blocking,
+    secrets::{Secrets, merge::Batch},
+};
+use cluster::NodeId;
+
+/// How long another node may take to confirm a change.
+const CONFIRMED: Duration = Duration::from_secs(3);
+
+impl Peers {
+    /// Gives a change to all nodes that are there. Returns when they have it on disk, or after [`CONFIRMED`].
+    pub(crate) async fn push_secrets(&self, batch: &Batch) {
+        let Ok(body) = serde_json::to_vec(batch) else {
+            return;
+        };
+        let mut asked = JoinSet::new();
+        for node in self.others() {
+            let (peers, body) = (self.clone(), body.clone());
+            asked.spawn(async move { (peers.push_to(&node, body).await, node) });
+        }
+        while let Some(done) = asked.join_next().await {
+            if let Ok((Err(why), node)) = done {
+                tracing::warn!(%node, why, "a node has not confirmed a change of secrets: it may use former ones for some seconds");
+            }
+        }
+    }
+
+    async fn push_to(&self, node: &NodeId, body: Vec<u8>) -> Result<(), String> {
+        let question = question("PUT", "/cluster/secrets", body);
+        let answer = self.read(node, question, MAX_REFUSAL, CONFIRMED).await;
+        match answer.map_err(|why| model::chain(&why))?.0 {
+            StatusCode::NOT_FOUND => {
+                tracing::debug!(%node, "a node of a former release does not take secrets");
+                Ok(())
+            }
+            status if status.is_success() => Ok(()),
+            status => Err(format!("status {status}")),
+        }
+    }
+
+    /// Takes over what a node has and this one lacks.
+    pub(super) async fn pull_secrets(
+        &self,
+        node: &NodeId,
+        secrets: &Secrets,
+    ) -> Result<(), String> {
+        let known = serde_json::to_vec(&secrets.stamps()).map_err(|why| why.to_string())?;
+        let question = question("POST", "/cluster/secrets", known);
+        let answer = self.read(node, question, MAX_ANSWER, ASK).await;
+        let (status, bytes) = answer.map_err(|why| model::chain(&why))?;
+        if !status.is_success() {
+            return Err(format!("status {status}"));
+        }
+        let merged = merge(secrets, Batch::parse(&bytes)?).await;
+        merged.map_err(|why| model::chain(&why))
+    }
+}
+
+/// Takes over what another node has given.
+///
+/// # Errors
+/// Returns an error if it cannot be kept.
+pub(super) async fn merge(secrets: &Secrets, batch: Batch) -> io::Result<()> {
+    let secrets = secrets.clone();
+    blocking(move || secrets.merge(batch, unix_ms()).map_err(io::Error::other)).await
+}
