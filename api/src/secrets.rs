@@ -118,6 +118,8 @@ pub struct Secrets(Arc<Store>);
 struct Store {
     dir: PathBuf,
     key: SealKey,
+    /// Of the cluster, unless the operator has given a key.
+    text_key: Option<SealKey>,
     /// By id. Read for each request of a sandbox, so never locked while a file is written.
     known: RwLock<HashMap<String, Arc<Sealed>>>,
     /// Where deletions are kept. `None`: this host is of no cluster.
@@ -146,7 +148,7 @@ impl Secrets {
         };
         if *source == KeySource::Unused {
             let key = SealKey::load(source, &dir)?;
-            return Ok(Self::with(dir, key, HashMap::new(), None));
+            return Ok(Self(Arc::new(Store::new(dir, key, HashMap::new()))));
         }
         let made = !dir.exists();
         private_dir(&dir).map_err(failed)?;
@@ -162,31 +164,22 @@ impl Secrets {
                 count: undecrypted,
             });
         }
-        let cluster = state.join(settings::DIRECTORY);
-        let deletions = cluster.is_dir().then(|| cluster.join(DELETED));
-        let secrets = Self::with(dir, key, known, deletions);
+        let mut store = Store::new(dir, key, known);
+        let cluster = settings::Dir::of(state);
+        if let Ok(settings) = cluster.load() {
+            let file = cluster.path(DELETED);
+            store.deleted = RwLock::new(Deleted::load(&file));
+            store.deletions = Some(file);
+            if *source == KeySource::Generated {
+                store.text_key = settings.text_key().and_then(|key| SealKey::new(&key));
+            }
+        }
+        let secrets = Self(Arc::new(store));
         // A server that was killed may have left their files.
         if let Err(why) = secrets.0.forget_deleted() {
             warn!(why = %model::chain(&why), "cannot remove deleted secrets");
         }
         Ok(secrets)
-    }
-
-    fn with(
-        dir: PathBuf,
-        key: SealKey,
-        known: HashMap<String, Arc<Sealed>>,
-        deletions: Option<PathBuf>,
-    ) -> Self {
-        let deleted = deletions.as_deref().map(Deleted::load);
-        Self(Arc::new(Store {
-            dir,
-            key,
-            known: RwLock::new(known),
-            deletions,
-            deleted: RwLock::new(deleted.unwrap_or_default()),
-            change: Mutex::new(()),
-        }))
     }
 
     /// Stores a new secret. Blocks until it is on disk.
@@ -300,12 +293,16 @@ impl Secrets {
     /// # Errors
     /// Returns an error if there are no random numbers.
     pub(crate) fn seal_text(&self, text: &str) -> io::Result<String> {
-        self.0.key.seal_text(text)
+        let key = self.0.text_key.as_ref().unwrap_or(&self.0.key);
+        key.seal_text(text)
     }
 
     /// The text of [`Secrets::seal_text`]; `None` if it is not of this key.
     pub(crate) fn open_text(&self, sealed: &str) -> Option<String> {
-        self.0.key.open_text(sealed)
+        let of_cluster = self.0.text_key.as_ref();
+        let opened = of_cluster.and_then(|key| key.open_text(sealed));
+        // Of before this host joined.
+        opened.or_else(|| self.0.key.open_text(sealed))
     }
 
     fn find(&self, reference: &str) -> Option<Arc<Sealed>> {
@@ -320,6 +317,19 @@ impl Secrets {
 }
 
 impl Store {
+    /// Of a host without a cluster.
+    fn new(dir: PathBuf, key: SealKey, known: HashMap<String, Arc<Sealed>>) -> Self {
+        Self {
+            dir,
+            key,
+            text_key: None,
+            known: RwLock::new(known),
+            deletions: None,
+            deleted: RwLock::default(),
+            change: Mutex::new(()),
+        }
+    }
+
     /// Encrypts a value, replaces the secret's file, and makes the secret known.
     fn write(&self, secret: Secret, value: &str) -> Result<Secret, SecretError> {
         let sealed = self.key.seal(secret, value.as_bytes())?;

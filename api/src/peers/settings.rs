@@ -23,6 +23,7 @@ use std::{
 
 use cluster::{HomeKey, Member, NodeId};
 use pool::durable::{Durability, private_dir, read_bounded, replace};
+use ring::hmac;
 use serde::{Deserialize, Serialize};
 
 const FORMAT: u32 = 1;
@@ -122,6 +123,15 @@ impl Settings {
     #[must_use]
     pub fn home_key(&self) -> Option<HomeKey> {
         bytes_of(&self.home_key).map(|bytes| HomeKey::new(&bytes))
+    }
+
+    /// A key that all nodes have for texts in records of sandboxes, which move: HMAC-SHA-256 by the key of home tags.
+    pub(crate) fn text_key(&self) -> Option<[u8; 32]> {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &bytes_of(&self.home_key)?);
+        hmac::sign(&key, b"texts in records")
+            .as_ref()
+            .try_into()
+            .ok()
     }
 }
 

@@ -111,7 +111,7 @@ impl SealKey {
         Self::new(&bytes).ok_or_else(|| KeyError::Malformed(source.clone()))
     }
 
-    fn new(bytes: &[u8; KEY_LEN]) -> Option<Self> {
+    pub(super) fn new(bytes: &[u8; KEY_LEN]) -> Option<Self> {
         let key = UnboundKey::new(&AES_256_GCM, bytes).ok()?;
         Some(Self(LessSafeKey::new(key)))
     }

@@ -4,7 +4,10 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::secrets::{KeySource, MAX_SECRETS};
+use crate::{
+    peers::settings::{Dir, Settings, Shared},
+    secrets::{KeySource, MAX_SECRETS},
+};
 
 /// Later than all that the tests do.
 const NOW: u64 = 1_000;
@@ -19,7 +22,7 @@ impl Node {
     fn new() -> Self {
         // In memory, because thousands of files are synced.
         let state = tempfile::tempdir_in("/dev/shm").unwrap();
-        std::fs::create_dir(state.path().join("cluster")).unwrap();
+        join(state.path());
         let secrets = open(state.path());
         Self { secrets, state }
     }
@@ -54,6 +57,20 @@ impl Node {
         });
         all.collect()
     }
+}
+
+/// Makes a host a member of the cluster of all these tests.
+fn join(state: &Path) {
+    let dir = Dir::of(state);
+    dir.create().unwrap();
+    let shared = Shared {
+        cluster: "c".to_owned(),
+        etcd: Vec::new(),
+        home_key: "07".repeat(32),
+    };
+    let address = "127.0.0.1:1".parse().unwrap();
+    let settings = Settings::new(shared, "a".parse().unwrap(), String::new(), address);
+    dir.store(&settings).unwrap();
 }
 
 fn open(state: &Path) -> Secrets {
@@ -283,4 +300,22 @@ proptest! {
         let kept = open(nodes[0].state.path());
         prop_assert_eq!(kept.digest(), first.secrets.digest());
     }
+}
+
+#[test]
+fn a_sealed_text_can_be_opened_where_its_sandbox_moves() {
+    let (a, b) = (Node::new(), Node::new());
+    let sealed = a.secrets.seal_text("hunter2").unwrap();
+    assert_eq!(b.secrets.open_text(&sealed).as_deref(), Some("hunter2"));
+    // Of before a host joined, and of no host of this cluster.
+    let state = tempfile::tempdir().unwrap();
+    let alone = open(state.path());
+    let sealed = alone.seal_text("hunter2").unwrap();
+    assert_eq!(alone.open_text(&sealed).as_deref(), Some("hunter2"));
+    assert_eq!(b.secrets.open_text(&sealed), None);
+    join(state.path());
+    assert_eq!(
+        open(state.path()).open_text(&sealed).as_deref(),
+        Some("hunter2")
+    );
 }
