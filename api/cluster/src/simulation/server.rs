@@ -197,8 +197,15 @@ impl World {
                 self.decide_offer(at, id, &to, epoch, since, found, answer);
             }
             Note::Incoming | Note::Taking => self.decide_take(at, id, found),
-            // It was shared, taken over and ended: the answer to the first record was lost.
-            Note::Sharing if !self.has_files(id) => self.discard(at, id),
+            // It was taken over, and has ended since.
+            Note::Sharing | Note::Paused if !self.has_files(id) => {
+                if mine {
+                    self.set_note(at, id, Note::Ending);
+                    self.change(at, id, found.as_ref(), OwnerChange::End);
+                } else {
+                    self.discard(at, id);
+                }
+            }
             Note::Sharing => match found {
                 None => self.change(at, id, None, OwnerChange::Share),
                 Some(_) if mine => {
@@ -258,9 +265,8 @@ impl World {
         let Some(Owned { owner, .. }) = &local.owned else {
             return;
         };
-        let has_files = self.has_files(id);
         let (epoch, state) = (owner.epoch, OwnerState::Paused);
-        if !has_files || !Stamp::permits(self.stamp(at, id).as_ref(), owner) {
+        if !Stamp::permits(self.stamp(at, id).as_ref(), owner) {
             self.discard(at, id);
         } else if found
             .as_ref()
