@@ -30,10 +30,13 @@ pub use record::Secret;
 
 use crate::{
     auth::random_hex,
-    peers::{deleted::Deleted, settings},
+    peers::{
+        deleted::Deleted,
+        settings::{self, SettingsError},
+    },
 };
 use key::SealKey;
-use record::{MAX_RECORD, Sealed, sum_of};
+use record::{MAX_RECORD, MAX_VERSION, Sealed, sum_of};
 
 /// Maximum number of secrets.
 const MAX_SECRETS: usize = 1000;
@@ -93,6 +96,8 @@ pub enum SecretError {
 pub enum OpenError {
     #[error(transparent)]
     Key(#[from] KeyError),
+    #[error(transparent)]
+    Cluster(#[from] SettingsError),
     #[error("cannot open the secrets in {}", path.display())]
     Io {
         path: PathBuf,
@@ -118,8 +123,10 @@ pub struct Secrets(Arc<Store>);
 struct Store {
     dir: PathBuf,
     key: SealKey,
-    /// Of the cluster, unless the operator has given a key.
+    /// Of the cluster.
     text_key: Option<SealKey>,
+    /// Unless the operator has given a key.
+    seals_for_cluster: bool,
     /// By id. Read for each request of a sandbox, so never locked while a file is written.
     known: RwLock<HashMap<String, Arc<Sealed>>>,
     /// Where deletions are kept. `None`: this host is of no cluster.
@@ -166,12 +173,15 @@ impl Secrets {
         }
         let mut store = Store::new(dir, key, known);
         let cluster = settings::Dir::of(state);
-        if let Ok(settings) = cluster.load() {
-            let file = cluster.path(DELETED);
-            store.deleted = RwLock::new(Deleted::load(&file));
-            store.deletions = Some(file);
-            if *source == KeySource::Generated {
+        match cluster.load() {
+            Err(SettingsError::None(_)) => {}
+            Err(why) => return Err(why.into()),
+            Ok(settings) => {
+                let file = cluster.path(DELETED);
+                store.deleted = RwLock::new(Deleted::load(&file));
+                store.deletions = Some(file);
                 store.text_key = settings.text_key().and_then(|key| SealKey::new(&key));
+                store.seals_for_cluster = *source == KeySource::Generated;
             }
         }
         let secrets = Self(Arc::new(store));
@@ -215,7 +225,7 @@ impl Secrets {
         self.0.write(secret, value)
     }
 
-    /// Replaces the value of a secret, named by its id or name, and its labels if there are `metadata`. Blocks until
+    /// Replaces the value of a secret, named by its id, or of all of a name, and its labels if there are `metadata`. Blocks until
     /// the new version is on disk; the old value is then in no file.
     ///
     /// # Errors
@@ -232,14 +242,28 @@ impl Secrets {
             check_metadata(metadata).map_err(SecretError::Invalid)?;
         }
         let _change = self.0.lock();
-        let old = self.get(reference)?;
-        let secret = Secret {
-            version: old.version.saturating_add(1),
-            metadata: metadata.unwrap_or(old.metadata),
-            updated_at_ms: now_ms.max(old.updated_at_ms),
-            ..old
+        let used = self.get(reference)?;
+        let next = |old: Secret| {
+            let version = old.version.saturating_add(1);
+            if version >= MAX_VERSION {
+                let why = "the secret has had too many versions: delete it, and create it again";
+                return Err(SecretError::Invalid(why.to_owned()));
+            }
+            Ok(Secret {
+                version,
+                metadata: metadata.clone().unwrap_or(old.metadata),
+                updated_at_ms: now_ms.max(old.updated_at_ms),
+                ..old
+            })
         };
-        self.0.write(secret, value)
+        if reference != used.id {
+            // So that no former value of the name comes back when the one that is used is deleted by its id.
+            let others = self.0.named(&used.name).into_iter();
+            for id in others.filter(|id| *id != used.id) {
+                self.0.write(next(self.get(&id)?)?, value)?;
+            }
+        }
+        self.0.write(next(used)?, value)
     }
 
     /// Removes a secret, named by its id, or all that nodes have stored under a name. Blocks until the files are gone from
@@ -293,15 +317,16 @@ impl Secrets {
     /// # Errors
     /// Returns an error if there are no random numbers.
     pub(crate) fn seal_text(&self, text: &str) -> io::Result<String> {
-        let key = self.0.text_key.as_ref().unwrap_or(&self.0.key);
-        key.seal_text(text)
+        let of_cluster = self.0.text_key.as_ref();
+        let key = of_cluster.filter(|_| self.0.seals_for_cluster);
+        key.unwrap_or(&self.0.key).seal_text(text)
     }
 
     /// The text of [`Secrets::seal_text`]; `None` if it is not of this key.
     pub(crate) fn open_text(&self, sealed: &str) -> Option<String> {
         let of_cluster = self.0.text_key.as_ref();
         let opened = of_cluster.and_then(|key| key.open_text(sealed));
-        // Of before this host joined.
+        // Of before this host joined, or of the operator's key.
         opened.or_else(|| self.0.key.open_text(sealed))
     }
 
@@ -323,6 +348,7 @@ impl Store {
             dir,
             key,
             text_key: None,
+            seals_for_cluster: false,
             known: RwLock::new(known),
             deletions: None,
             deleted: RwLock::default(),

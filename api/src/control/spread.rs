@@ -203,7 +203,7 @@ async fn create(app: &App, peers: &Peers, asked: Asked, request: Request, next: 
             let passed = peers.pass(&node, repeat(false), asked.from, &asked.host);
             match passed.await {
                 Ok(response) => response,
-                // The node may have made a sandbox all the same. No client knows it, and it ends at its timeout.
+                // The node may have made a sandbox all the same: it is in the list, and ends at its timeout.
                 Err(why @ (PeerError::Unreachable { .. } | PeerError::Away { .. })) => {
                     tracing::warn!(why = %model::chain(&why), "a create goes to the next node");
                     refused.get_or_insert_with(|| asked.failed(&why));

@@ -58,11 +58,17 @@ impl Deleted {
             }
         }
         all.retain(|_, at| is_recent(at));
-        while all.len() > MOST
-            && let Some(oldest) = all.iter().min_by_key(|(_, at)| **at)
-        {
-            let oldest = oldest.0.clone();
-            all.remove(&oldest);
+        let surplus = all.len().saturating_sub(MOST);
+        if surplus > 0 {
+            tracing::warn!(
+                surplus,
+                "the oldest deletions are forgotten: only the newest {MOST} are kept"
+            );
+            let mut by_age: Vec<_> = all.iter().map(|(id, at)| (*at, id.clone())).collect();
+            by_age.sort_unstable();
+            for (_, id) in by_age.into_iter().take(surplus) {
+                all.remove(&id);
+            }
         }
         (all != self.0).then_some(Self(all))
     }

@@ -128,7 +128,8 @@ async fn put_secrets(State(internal): State<Internal>, body: Bytes) -> StatusCod
         return StatusCode::BAD_REQUEST;
     };
     match merge(&internal.app.secrets, batch).await {
-        Ok(()) => StatusCode::NO_CONTENT,
+        Ok(0) => StatusCode::NO_CONTENT,
+        Ok(_) => StatusCode::CONFLICT,
         Err(why) => {
             tracing::error!(why = %model::chain(&why), "cannot keep secrets of another node");
             StatusCode::INTERNAL_SERVER_ERROR

@@ -133,8 +133,9 @@ pub(crate) async fn watch(peers: Peers, authenticator: Arc<Authenticator>, secre
     let all = |keys: &Keys| keys.values().flatten().cloned().collect();
     let mut kept = load_keys(&peers);
     authenticator.replace_others(all(&kept));
+    let mut pulls = tokio::task::JoinSet::new();
     loop {
-        look(&peers, &secrets).await;
+        let others = look(&peers, &secrets).await;
         let view = peers.cluster().view();
         // Until the first contact with etcd, the members are unknown, and this node is not among them.
         let is_known = view.members.contains_key(peers.this());
@@ -144,6 +145,11 @@ pub(crate) async fn watch(peers: Peers, authenticator: Arc<Authenticator>, secre
             authenticator.replace_others(all(&keys));
             store_keys(&peers, &keys);
             kept = keys;
+        }
+        // Beside the next looks: keys that are revoked do not wait for secrets.
+        while pulls.try_join_next().is_some() {}
+        if pulls.is_empty() && !others.is_empty() {
+            pulls.spawn(pull(peers.clone(), secrets.clone(), others));
         }
         tokio::time::sleep(LOOK).await;
     }
@@ -157,7 +163,19 @@ fn accepted(kept: &Keys, seen: Keys, is_member: impl Fn(&NodeId) -> bool) -> Key
     keys
 }
 
-async fn look(peers: &Peers, secrets: &Secrets) {
+/// Takes over what these nodes have, one after the other.
+async fn pull(peers: Peers, secrets: Secrets, nodes: Vec<NodeId>) {
+    for node in nodes {
+        if let Err(why) = peers.pull_secrets(&node, &secrets).await {
+            tracing::warn!(%node, why, "cannot take over the secrets of a node");
+        }
+    }
+}
+
+/// Looks at all nodes once, and returns those that have other secrets.
+async fn look(peers: &Peers, secrets: &Secrets) -> Vec<NodeId> {
+    let own = secrets.digest();
+    let mut differ = Vec::new();
     let mut asked = tokio::task::JoinSet::new();
     for node in peers.others() {
         let peers = peers.clone();
@@ -169,13 +187,10 @@ async fn look(peers: &Peers, secrets: &Secrets) {
     while let Some(done) = asked.join_next().await {
         match done {
             Ok((Ok(state), node)) => {
-                let digest = state.secrets.clone();
-                peers.roster().enter(node.clone(), state);
-                if digest.is_some_and(|digest| digest != secrets.digest())
-                    && let Err(why) = peers.pull_secrets(&node, secrets).await
-                {
-                    tracing::warn!(%node, why, "cannot take over the secrets of a node");
+                if state.secrets.as_ref().is_some_and(|digest| *digest != own) {
+                    differ.push(node.clone());
                 }
+                peers.roster().enter(node, state);
             }
             Ok((Err(why), node)) => {
                 tracing::debug!(%node, why = %model::chain(&why), "cannot look at a node");
@@ -199,6 +214,7 @@ async fn look(peers: &Peers, secrets: &Secrets) {
             }
         }
     }
+    differ
 }
 
 const KEYS: &str = "peer-keys.json";

@@ -4,7 +4,7 @@
 //! change ─► disk of this node ─► PUT /cluster/secrets ─► disks of the nodes that are there ─► answer to the client
 //! every 2 s ─ GET /cluster/state: another digest? ─► POST /cluster/secrets: what is new? ─► disk of this node
 //! ```
-//! A change is not held up by a node that does not answer: such a node catches up by comparison, as one that was away.
+//! A change waits for a node at most 3 s. A node that does not answer catches up by comparison, as one that was away.
 //!
 //! Values travel between members only. They must never be in etcd, in a log, in an error, or in `/cluster/state`.
 
@@ -69,15 +69,15 @@ impl Peers {
             return Err(format!("status {status}"));
         }
         let merged = merge(secrets, Batch::parse(&bytes)?).await;
-        merged.map_err(|why| model::chain(&why))
+        merged.map(drop).map_err(|why| model::chain(&why))
     }
 }
 
-/// Takes over what another node has given.
+/// Takes over what another node has given, and returns how many secrets this one refuses.
 ///
 /// # Errors
 /// Returns an error if it cannot be kept.
-pub(super) async fn merge(secrets: &Secrets, batch: Batch) -> io::Result<()> {
+pub(super) async fn merge(secrets: &Secrets, batch: Batch) -> io::Result<usize> {
     let secrets = secrets.clone();
     blocking(move || secrets.merge(batch, unix_ms()).map_err(io::Error::other)).await
 }

@@ -125,18 +125,20 @@ impl Secrets {
         Batch { secrets, deleted }
     }
 
-    /// Takes over what another node has given. Blocks until it is on disk.
+    /// Takes over what another node has given, and returns how many secrets it refuses. Blocks until it is on disk.
     ///
     /// # Errors
     /// Returns [`SecretError::Io`]; what was taken over until then stays.
-    pub(crate) fn merge(&self, batch: Batch, now_ms: u64) -> Result<(), SecretError> {
+    pub(crate) fn merge(&self, batch: Batch, now_ms: u64) -> Result<usize, SecretError> {
         let store = &self.0;
         let _change = store.lock();
+        let (mut refused, mut last) = (0, String::new());
         store.remember(batch.deleted, now_ms)?;
         store.forget_deleted()?;
         for Plain { secret, value } in batch.secrets {
             if let Err(why) = check(&secret).and_then(|()| check_value(&value)) {
-                warn!(%why, "a secret of another node is not used");
+                refused += 1;
+                last = why;
                 continue;
             }
             let (id, name) = (secret.id.clone(), secret.name.clone());
@@ -151,11 +153,8 @@ impl Secrets {
                 continue;
             }
             if is_new && store.read().len() >= MAX_SECRETS {
-                warn!(
-                    id,
-                    name,
-                    "a secret of another node is not used here: there are {MAX_SECRETS} already"
-                );
+                refused += 1;
+                last = format!("there are {MAX_SECRETS} already");
                 continue;
             }
             store.write(secret, &value)?;
@@ -165,7 +164,14 @@ impl Secrets {
                 warn!(name, ids = ?named, used, "several secrets have one name: the one that was created first is used by all nodes");
             }
         }
-        Ok(())
+        if refused > 0 {
+            warn!(
+                refused,
+                why = last,
+                "secrets of another node are not used here"
+            );
+        }
+        Ok(refused)
     }
 }
 

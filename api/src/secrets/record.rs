@@ -12,7 +12,7 @@ use crate::hex::hex;
 
 const FORMAT: u32 = 1;
 /// A version that can be followed by others, and is exact in JSON.
-const MAX_VERSION: u64 = 1 << 53;
+pub(super) const MAX_VERSION: u64 = 1 << 53;
 /// Longest file in bytes: a value of 64 KiB in base64, with 8 KiB of labels whose characters may all be escaped.
 pub(super) const MAX_RECORD: u64 = 256 << 10;
 
@@ -126,7 +126,9 @@ pub(super) fn sum_of(secret: &Secret, value: &[u8]) -> serde_json::Result<String
     Ok(hex(&sum.finalize()))
 }
 
+/// As deletions are kept, too: with another case of letters, a secret could not be deleted.
 fn is_id(text: &str) -> bool {
+    let is_digit = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
     text.strip_prefix(ID_PREFIX)
-        .is_some_and(|rest| rest.len() == 20 && rest.bytes().all(|b| b.is_ascii_hexdigit()))
+        .is_some_and(|rest| rest.len() == 20 && rest.bytes().all(is_digit))
 }

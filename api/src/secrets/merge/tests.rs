@@ -178,6 +178,7 @@ fn what_another_node_gives_is_checked() {
     };
     let bad = [
         with(|p| p.secret.id = "sec_../../x".to_owned()),
+        with(|p| p.secret.id = format!("sec_{}", "A".repeat(20))),
         with(|p| p.secret.name = "A b".to_owned()),
         with(|p| p.secret.name = "KEY".to_owned()),
         with(|p| p.secret.version = 0),
@@ -189,8 +190,9 @@ fn what_another_node_gives_is_checked() {
         }),
     ];
     let good = plain(2, "other", 1);
-    let all = bad.into_iter().chain([good]).collect();
-    node.secrets.merge(batch(all), NOW).unwrap();
+    let all: Vec<_> = bad.into_iter().chain([good]).collect();
+    let refused = all.len() - 1;
+    assert_eq!(node.secrets.merge(batch(all), NOW).unwrap(), refused);
     let names: Vec<_> = node.secrets.list().into_iter().map(|s| s.name).collect();
     assert_eq!(names, ["other"]);
     let why = Batch::parse(br#"{"secrets":[{"secret":"hunter2"}],"deleted":{}}"#);
@@ -318,4 +320,24 @@ fn a_sealed_text_can_be_opened_where_its_sandbox_moves() {
         open(state.path()).open_text(&sealed).as_deref(),
         Some("hunter2")
     );
+}
+
+#[test]
+fn a_version_that_no_node_takes_is_not_answered() {
+    let node = Node::new();
+    let last = plain(1, "key", (1 << 53) - 1);
+    node.secrets.merge(batch(vec![last]), NOW).unwrap();
+    let updated = node.secrets.update("key", "w", None, NOW);
+    assert!(matches!(updated, Err(SecretError::Invalid(_))));
+    assert_eq!(node.value("key").as_deref(), Some("v"));
+}
+
+#[test]
+fn an_update_by_name_leaves_no_former_value_of_it() {
+    let node = Node::new();
+    let two = vec![plain(1, "key", 1), plain(2, "key", 1)];
+    node.secrets.merge(batch(two), NOW).unwrap();
+    let used = node.secrets.update("key", "w", None, NOW).unwrap().id;
+    node.secrets.delete(&used, NOW).unwrap();
+    assert_eq!(node.value("key").as_deref(), Some("w"));
 }
