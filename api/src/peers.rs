@@ -362,6 +362,25 @@ impl Peers {
         None
     }
 
+    /// Tells all other nodes something at once, and returns those that have not confirmed it, with the reason.
+    async fn unconfirmed<F>(&self, tell: impl Fn(Self, NodeId) -> F) -> Vec<(NodeId, String)>
+    where
+        F: Future<Output = Result<(), String>> + Send + 'static,
+    {
+        let mut told = tokio::task::JoinSet::new();
+        for node in self.others() {
+            let answer = tell(self.clone(), node.clone());
+            told.spawn(async move { answer.await.map_err(|why| (node, why)) });
+        }
+        let mut unconfirmed = Vec::new();
+        while let Some(done) = told.join_next().await {
+            if let Ok(Err(by)) = done {
+                unconfirmed.push(by);
+            }
+        }
+        unconfirmed
+    }
+
     pub(crate) fn templates(&self) -> &Templates {
         &self.0.templates
     }

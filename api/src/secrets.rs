@@ -256,12 +256,10 @@ impl Secrets {
                 ..old
             })
         };
-        if reference != used.id {
-            // So that no former value of the name comes back when the one that is used is deleted by its id.
-            let others = self.0.named(&used.name).into_iter();
-            for id in others.filter(|id| *id != used.id) {
-                self.0.write(next(self.get(&id)?)?, value)?;
-            }
+        // So that no former value of the name comes back when the one that is used is deleted by its id.
+        let all = self.0.meant(reference, &used).into_iter();
+        for id in all.filter(|id| *id != used.id) {
+            self.0.write(next(self.get(&id)?)?, value)?;
         }
         self.0.write(next(used)?, value)
     }
@@ -273,12 +271,7 @@ impl Secrets {
     /// Returns [`SecretError::NotFound`] or [`SecretError::Io`].
     pub fn delete(&self, reference: &str, now_ms: u64) -> Result<(), SecretError> {
         let _change = self.0.lock();
-        let Secret { id, name, .. } = self.get(reference)?;
-        let ids = if reference == id {
-            vec![id]
-        } else {
-            self.0.named(&name)
-        };
+        let ids = self.0.meant(reference, &self.get(reference)?);
         let deleted = ids.iter().map(|id| (id.clone(), now_ms));
         self.0.remember(deleted.collect(), now_ms)?;
         ids.iter().try_for_each(|id| self.0.forget(id))
@@ -400,6 +393,15 @@ impl Store {
                 Err(why.into())
             }
             (Err(why), _) => Err(why.into()),
+        }
+    }
+
+    /// The ids of all secrets that a client means by this reference to one: itself by its id, or all of its name.
+    fn meant(&self, reference: &str, secret: &Secret) -> Vec<String> {
+        if reference == secret.id {
+            vec![secret.id.clone()]
+        } else {
+            self.named(&secret.name)
         }
     }
 

@@ -3,7 +3,7 @@
 //! A key that may create sandboxes can use every secret in a rule, and so send it to a server of its own. Therefore the
 //! scopes of sandboxes apply, not scopes of their own.
 //!
-//! A change is answered when the other nodes of the cluster have it ([`crate::peers`]).
+//! A change is answered when the other nodes of the cluster have it, or after three seconds ([`crate::peers`]).
 
 use api_types::rest::{NewSecret, Secret as OnWire, SecretUpdate};
 use axum::{Json, extract::State, routing::MethodFilter};

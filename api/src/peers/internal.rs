@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `GET /cluster/state` | a member | figures, sandboxes, hashes of keys, digest of the secrets |
 //! | `POST /cluster/secrets` | a member | the secrets and deletions that it lacks, with values |
-//! | `PUT /cluster/secrets` | a member | nothing, when the given ones are on disk |
+//! | `PUT /cluster/secrets` | a member | nothing, when the given ones are on disk; 409 if not all of them are taken |
 //! | `POST /cluster/signed` | a member | the sandbox whose token signed a file URL |
 //! | `POST /cluster/template` | a member | whether this node answers requests for a template |
 //! | `POST /cluster/templates` | a member | templates of builds, and deleted ones, if they have changed |

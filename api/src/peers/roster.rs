@@ -1,5 +1,5 @@
-//! What the other nodes had when they were last seen: their figures, their sandboxes, their keys, a digest of their secrets. No create is recorded
-//! anywhere but on its node, so this is what is left to report of a node that is away.
+//! What the other nodes had when they were last seen: their figures, their sandboxes, their keys, a digest of their secrets.
+//! No create is recorded anywhere but on its node, so this is what is left to report of a node that is away.
 
 use std::{
     collections::BTreeMap,

@@ -12,7 +12,6 @@ use std::{io, time::Duration};
 
 use hyper::StatusCode;
 use model::clock::unix_ms;
-use tokio::task::JoinSet;
 
 use super::{ASK, MAX_ANSWER, MAX_REFUSAL, Peers, question};
 use crate::{
@@ -30,15 +29,12 @@ impl Peers {
         let Ok(body) = serde_json::to_vec(batch) else {
             return;
         };
-        let mut asked = JoinSet::new();
-        for node in self.others() {
-            let (peers, body) = (self.clone(), body.clone());
-            asked.spawn(async move { (peers.push_to(&node, body).await, node) });
-        }
-        while let Some(done) = asked.join_next().await {
-            if let Ok((Err(why), node)) = done {
-                tracing::warn!(%node, why, "a node has not confirmed a change of secrets: it may use former ones for some seconds");
-            }
+        let push = |peers: Self, node| {
+            let body = body.clone();
+            async move { peers.push_to(&node, body).await }
+        };
+        for (node, why) in self.unconfirmed(push).await {
+            tracing::warn!(%node, why, "a node has not confirmed a change of secrets: it may use former ones for some seconds");
         }
     }
 

@@ -15,7 +15,7 @@ use std::{
 
 use cluster::{NodeId, Tags, TemplateId};
 use serde::{Deserialize, Serialize};
-use tokio::{task::JoinSet, time::timeout};
+use tokio::time::timeout;
 
 use super::{
     super::{PeerError, Peers, question},
@@ -106,18 +106,15 @@ impl Peers {
         let Ok(body) = serde_json::to_vec(&announced) else {
             return;
         };
-        let mut asked = JoinSet::new();
-        for node in self.others() {
-            let (peers, body) = (self.clone(), body.clone());
-            asked.spawn(async move { (peers.ask_whether_seen(&node, body).await, node) });
-        }
-        while let Some(done) = asked.join_next().await {
-            if let Ok((Err(why), node)) = done {
-                tracing::warn!(
-                    template, %node, why,
-                    "a node has not confirmed which builds are current: it may use former ones of a template for some seconds"
-                );
-            }
+        let ask = |peers: Self, node| {
+            let body = body.clone();
+            async move { peers.ask_whether_seen(&node, body).await }
+        };
+        for (node, why) in self.unconfirmed(ask).await {
+            tracing::warn!(
+                template, %node, why,
+                "a node has not confirmed which builds are current: it may use former ones of a template for some seconds"
+            );
         }
     }
 
