@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Announces virtio-mmio devices to a Xen PV guest.
+ * Announces virtio-mmio devices to a Xen PV guest, and lets an idle one sleep.
  *
  * Such a guest has no ACPI, no device tree, and a kernel without virtio_mmio's
  * command-line devices. The VMM therefore describes the devices in parameters
@@ -14,6 +14,7 @@
 
 #include <linux/err.h>
 #include <linux/ioport.h>
+#include <linux/kprobes.h>
 #include <linux/module.h>
 #include <linux/platform_device.h>
 #include <xen/events.h>
@@ -50,6 +51,43 @@ static int __init announce(unsigned int i)
 		"virtio-mmio", i, resources, ARRAY_SIZE(resources)));
 }
 
+static struct kprobe stop = { .symbol_name = "tick_nohz_idle_stop_tick" };
+
+static int stop_instead(struct kprobe *p, struct pt_regs *regs)
+{
+	instruction_pointer_set(regs, (unsigned long)stop.addr);
+	return 1;
+}
+
+/* With a post_handler, ftrace lets no one else change the address of the call. */
+static void unused(struct kprobe *p, struct pt_regs *regs, unsigned long flags)
+{
+}
+
+static struct kprobe retain = {
+	.symbol_name = "tick_nohz_idle_retain_tick",
+	.pre_handler = stop_instead,
+	.post_handler = unused,
+};
+
+/*
+ * The idle loop of recent 6.1 kernels stops the tick of a CPU without a cpuidle
+ * driver, which a Xen PV kernel cannot have, only after a tick that found
+ * nothing to do. So each wake-up of an idle guest costs another one within 4 ms.
+ * This makes the loop stop the tick at once, as it did before.
+ */
+static void __init stop_tick_at_once(void)
+{
+	int err = register_kprobe(&stop);
+
+	if (!err) {
+		unregister_kprobe(&stop);
+		err = register_kprobe(&retain);
+	}
+	if (err)
+		pr_info("the tick of an idle CPU stops late: error %d\n", err);
+}
+
 static int __init cube_mmio_init(void)
 {
 	unsigned int i;
@@ -62,6 +100,7 @@ static int __init cube_mmio_init(void)
 		       MAX_DEVICES);
 		return -EINVAL;
 	}
+	stop_tick_at_once();
 	for (i = 0; i < count; i++) {
 		err = announce(i);
 		if (err)

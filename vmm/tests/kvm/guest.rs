@@ -112,6 +112,24 @@ pub(crate) fn kvm_a_fork_bomb_meets_its_limit() {
     vm.assert_healthy();
 }
 
+/// A wake-up of an idle guest costs one timer interrupt: the tick stops at once, and not after another one.
+pub(crate) fn kvm_an_idle_guest_stops_its_tick() {
+    let vm = TestVm::new();
+    let count = "
+import re, time
+def interrupts():
+    return int(re.search(r'([0-9]+) .* timer0$', open('/proc/interrupts').read(), re.M)[1])
+before = interrupts()
+for _ in range(100):
+    time.sleep(0.01)
+print(interrupts() - before)
+";
+    let taken = vm.sh(&format!("python3 -c \"{count}\""));
+    let taken: u32 = taken.parse().expect("a number of interrupts");
+    // Some others come from timers of the kernel. With a late tick there are two for each sleep.
+    assert!((100..150).contains(&taken), "{taken} interrupts in 100 sleeps");
+}
+
 /// Checks the description of the machine that programs read.
 pub(crate) fn kvm_proc_is_sane() {
     let vm = TestVm::new();

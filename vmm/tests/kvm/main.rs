@@ -49,6 +49,7 @@ fn main() {
             kvm_out_of_memory_is_survived,
             kvm_a_fork_bomb_meets_its_limit,
             kvm_proc_is_sane,
+            kvm_an_idle_guest_stops_its_tick,
             kvm_a_hundred_commands,
         },
         identity::{
