@@ -127,7 +127,10 @@ print(interrupts() - before)
     let taken = vm.sh(&format!("python3 -c \"{count}\""));
     let taken: u32 = taken.parse().expect("a number of interrupts");
     // Some others come from timers of the kernel. With a late tick there are two for each sleep.
-    assert!((100..150).contains(&taken), "{taken} interrupts in 100 sleeps");
+    assert!(
+        (100..150).contains(&taken),
+        "{taken} interrupts in 100 sleeps"
+    );
 }
 
 /// Checks the description of the machine that programs read.
