@@ -32,9 +32,6 @@ use crate::{
     vmms::Vmm,
 };
 
-/// Command that a guest runs before its slot becomes warm, if its template lists no warm-up requests. After it, the
-/// pages that a process start writes are private to the VM and have page table entries.
-const WARM_UP: &str = "/bin/true";
 /// Header of the warm-up requests.
 const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
 /// How long a killed VMM may take to exit.
@@ -344,7 +341,8 @@ impl StartPlan {
     }
 
     /// Makes the guest do what a user's first request does, so that the pages for it are already private to the VM.
-    /// Sends the template's warm-up requests or, if it has none, runs a command.
+    /// Sends the template's warm-up requests or, if it has none, runs [`template::SLOT_WARM_UP`], after which the pages that
+    /// the start of a process writes are private to the VM and have page table entries.
     fn warm_up(&self, requests: &[WarmUpRequest], agent: &mut EnvdClient) -> Result<(), WorkError> {
         if requests.is_empty() {
             return self.warm_up_by_command(agent);
@@ -368,7 +366,7 @@ impl StartPlan {
     fn warm_up_by_command(&self, agent: &mut EnvdClient) -> Result<(), WorkError> {
         let request = ExecRequest {
             user: Some("root".to_owned()),
-            ..ExecRequest::new(WARM_UP, &[])
+            ..ExecRequest::new(template::SLOT_WARM_UP, &[])
         };
         agent
             .exec(&request, self.timeout)

@@ -12,9 +12,12 @@ const MEMORY: Bytes = Bytes::mib(512);
 /// Runs of each warm-up command: the first fills the page cache, the second touches the memory that a warm run needs.
 const WARM_UP_RUNS: usize = 2;
 const PROBE: [&str; 1] = ["/usr/local/bin/probe"];
-/// The commands that users run first.
-pub const WARM_UP: [&[&str]; 6] = [
+/// What a pool's slot of a template without `warm-up.json` runs before it waits.
+pub const SLOT_WARM_UP: &str = "/bin/true";
+/// The commands that slots and users run first.
+pub const WARM_UP: [&[&str]; 7] = [
     &PROBE,
+    &[SLOT_WARM_UP],
     &["/bin/bash", "-lc", "true"],
     &["/usr/bin/python3", "-c", "print(1)"],
     &["/usr/bin/node", "-e", "0"],
