@@ -51,18 +51,24 @@ static int __init announce(unsigned int i)
 		"virtio-mmio", i, resources, ARRAY_SIZE(resources)));
 }
 
-static struct kprobe stop = { .symbol_name = "tick_nohz_idle_stop_tick" };
+/* The address of tick_nohz_idle_stop_tick(). */
+static unsigned long stop_tick;
 
 static int stop_instead(struct kprobe *p, struct pt_regs *regs)
 {
-	instruction_pointer_set(regs, (unsigned long)stop.addr);
+	instruction_pointer_set(regs, stop_tick);
 	return 1;
 }
+NOKPROBE_SYMBOL(stop_instead);
 
-/* With a post_handler, ftrace lets no one else change the address of the call. */
+/*
+ * A kprobe with a post_handler is not optimized into a jump, which would ignore
+ * the new address (Documentation/trace/kprobes.rst), and keeps live patches off.
+ */
 static void unused(struct kprobe *p, struct pt_regs *regs, unsigned long flags)
 {
 }
+NOKPROBE_SYMBOL(unused);
 
 static struct kprobe retain = {
 	.symbol_name = "tick_nohz_idle_retain_tick",
@@ -72,17 +78,23 @@ static struct kprobe retain = {
 
 /*
  * The idle loop of recent 6.1 kernels stops the tick of a CPU without a cpuidle
- * driver, which a Xen PV kernel cannot have, only after a tick that found
- * nothing to do. So each wake-up of an idle guest costs another one within 4 ms.
+ * driver, which a Xen PV kernel cannot have, only after a tick that came
+ * while the CPU was idle. So each wake-up of an idle guest costs another one within 4 ms.
  * This makes the loop stop the tick at once, as it did before.
  */
 static void __init stop_tick_at_once(void)
 {
+	/* Disabled: it only looks up the address and changes no code. */
+	struct kprobe stop = {
+		.symbol_name = "tick_nohz_idle_stop_tick",
+		.flags = KPROBE_FLAG_DISABLED,
+	};
 	int err = register_kprobe(&stop);
 
 	if (!err) {
+		stop_tick = (unsigned long)stop.addr;
 		unregister_kprobe(&stop);
-		err = register_kprobe(&retain);
+		err = stop_tick ? register_kprobe(&retain) : -ENOENT;
 	}
 	if (err)
 		pr_info("the tick of an idle CPU stops late: error %d\n", err);
@@ -110,5 +122,5 @@ static int __init cube_mmio_init(void)
 }
 module_init(cube_mmio_init);
 
-MODULE_DESCRIPTION("virtio-mmio devices of a cube-vmm guest");
+MODULE_DESCRIPTION("virtio-mmio devices and a quiet tick of a cube-vmm guest");
 MODULE_LICENSE("GPL");

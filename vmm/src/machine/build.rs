@@ -27,11 +27,9 @@ const CMDLINE: &str = "quiet panic=-1 mitigations=off init_on_alloc=0 init_on_fr
     random.trust_cpu=off";
 /// Parameters that keep an idle guest from waking up: each wake-up costs the host a tenth of a millisecond, and
 /// thousands of guests are idle. They turn off the watchdogs (clock source, lock-ups) and background compaction,
-/// collect statistics twice a minute, and make RCU quiet (docs/guest.md): callbacks are called by a thread, so that they
-/// do not keep the tick, a grace period looks for its end at once and then every 40 ms, and who waits for one expedites it.
+/// collect statistics twice a minute, and let RCU grace periods end at the first possible tick.
 const QUIET: &str = "tsc=nowatchdog nowatchdog sysctl.vm.compaction_proactiveness=0 \
-    sysctl.vm.stat_interval=30 rcutree.jiffies_till_first_fqs=0 rcutree.jiffies_till_next_fqs=10 rcu_nocbs=all \
-    rcupdate.rcu_expedited=1";
+    sysctl.vm.stat_interval=30 rcutree.jiffies_till_first_fqs=0";
 
 impl Machine {
     /// Runs `attempt`, which builds the VM. If it fails, its stamps on the timeline are discarded.

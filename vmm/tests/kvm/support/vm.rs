@@ -248,13 +248,15 @@ pub(crate) fn refusal<T>(answer: Result<T, ControlError>) -> Result<(), Failure>
 /// One warning is expected: with `hypercalls = "call"` the rewritten site is not a return that `apply_returns`
 /// recognizes, and the kernel warns once at boot.
 pub(crate) fn complaints(log: &str) -> Vec<&str> {
-    const BAD: [&str; 7] = [
+    const BAD: [&str; 9] = [
         "BUG:",
         "Oops",
         "WARNING:",
         "lockup",
         "general protection",
         "self-detected stall",
+        "detected stalls on",
+        "detected expedited stalls",
         "blocked for more than",
     ];
     log.lines()
