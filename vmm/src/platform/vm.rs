@@ -44,8 +44,7 @@ impl PlatformState {
 /// Parameters of a guest whose kernel has one CPU and stops its tick at once (docs/guest.md, "The tick of an idle guest"):
 /// a thread calls RCU callbacks, so that they do not keep the tick; after the first look, a grace period is looked at every
 /// ten ticks, 40 ms, which must stay below the 50 ms of the rule for quiet templates; a wait for one is expedited.
-const QUIET_RCU: &str =
-    "rcu_nocbs=all rcutree.jiffies_till_next_fqs=10 rcupdate.rcu_expedited=1";
+const QUIET_RCU: &str = "rcu_nocbs=all rcutree.jiffies_till_next_fqs=10 rcupdate.rcu_expedited=1";
 
 /// Kernel parameters that the platform needs.
 #[must_use]

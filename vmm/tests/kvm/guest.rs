@@ -131,7 +131,8 @@ print(min(taken() for _ in range(10)))
     let least: u32 = least.parse().expect("a number of interrupts");
     // Other timers and a busy host only add some. With a late tick there are two for each sleep.
     assert!((20..30).contains(&least), "{least} interrupts in 20 sleeps");
-    let next = vm.sh("pgrep -x rcuop/0 >&2 && cat /sys/module/rcutree/parameters/jiffies_till_next_fqs");
+    let next =
+        vm.sh("pgrep -x rcuop/0 >&2 && cat /sys/module/rcutree/parameters/jiffies_till_next_fqs");
     assert_eq!(next, "10");
     vm.assert_healthy();
 }
