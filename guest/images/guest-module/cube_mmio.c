@@ -78,9 +78,9 @@ static struct kprobe retain = {
 
 /*
  * The idle loop of recent 6.1 kernels stops the tick of a CPU without a cpuidle
- * driver, which a Xen PV kernel cannot have, only after a tick that came
- * while the CPU was idle. So each wake-up of an idle guest costs another one within 4 ms.
- * This makes the loop stop the tick at once, as it did before.
+ * driver, which a Xen PV kernel cannot have, only after a tick that came while
+ * the CPU was idle. So each wake-up of an idle guest costs another one within
+ * 4 ms. This makes the loop stop the tick at once, as it did before.
  */
 static void __init stop_tick_at_once(void)
 {
