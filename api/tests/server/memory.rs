@@ -51,7 +51,8 @@ fn memory_of_templates() -> u64 {
     each.sum()
 }
 
-/// The processes of a group, without the egress proxy, which counts to its server.
+/// The processes of a group, without the egress proxy, which counts to its server. The proxy is unknown until it has
+/// executed its program.
 fn processes_of(group: &Path) -> String {
     let text = fs::read_to_string(group.join("cgroup.procs")).unwrap();
     let is_proxy = |pid: &&str| {
@@ -69,7 +70,9 @@ pub(crate) fn kvm_the_server_is_in_a_control_group_of_its_own() {
     let suffix = format!("-server-{}", server.pid());
     let vms = own.with_file_name(name.strip_suffix(&suffix).unwrap());
     assert_eq!(limit_of(&own), 2 << 30);
-    assert_eq!(processes_of(&own), server.pid().to_string());
+    until("only the server is in its cgroup", || {
+        processes_of(&own) == server.pid().to_string()
+    });
 
     // A VMM is in the cgroup of its sandbox and not in the server's.
     let sandbox = server.create(&json!({}));
