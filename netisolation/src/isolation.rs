@@ -290,6 +290,13 @@ impl Isolation {
     }
 
     /// Gives tests access to the maps.
+    /// Sweeps, and returns when a sweep last looked at all flows.
+    #[cfg(test)]
+    pub(crate) fn sweep(&self) -> u64 {
+        self.0.shared.sweep();
+        self.0.shared.last_look()
+    }
+
     #[cfg(test)]
     pub(crate) fn inspect<T>(&self, look: impl FnOnce(&mut Enforcement) -> T) -> T {
         self.with(look)

@@ -11,7 +11,7 @@ use crate::{
     datapath::Programs,
     device,
     error::{IsolationError, system},
-    flows::FlowMaps,
+    flows::{FlowMaps, Swept},
     gateway::Gateway,
     owner::Owner,
     tap::Tap,
@@ -84,7 +84,8 @@ impl Shared {
     /// Removes a TAP that no process has open (at most one, because the kernel's RTNL lock is contended), the entries of
     /// TAPs whose devices are gone, flows that are expired or of an earlier tenure, and expired pins. The lock
     /// of the flow maps is held throughout, so that only one sweep runs at a time. Otherwise two sweeps could find the
-    /// same TAP gone, and the second could clear the TAP's number after a new TAP has got it.
+    /// same TAP gone, and the second could clear the TAP's number after a new TAP has got it. While no flow is open, the
+    /// table of flows is left alone for up to ten seconds.
     pub(crate) fn sweep(&self) {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let unclaimed = self.with(|owner| owner.enforcement.taps.next_unclaimed());
@@ -94,7 +95,19 @@ impl Shared {
             device::remove_unopened(&name, ifindex);
         }
         let gone = self.with(Owner::close_gone);
-        let swept = flows.sweep(monotonic_ns());
+        let now = monotonic_ns();
+        let is_empty = || !self.with(|owner| owner.enforcement.taps.has_open_flows());
+        let swept = if gone.is_empty() && !flows.is_due(now) && is_empty() {
+            Swept::default()
+        } else {
+            flows.sweep(now)
+        };
         self.with(|owner| owner.finish_sweep(&gone, &swept));
+    }
+
+    #[cfg(test)]
+    pub(crate) fn last_look(&self) -> u64 {
+        let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        flows.swept
     }
 }

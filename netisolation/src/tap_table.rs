@@ -291,6 +291,14 @@ impl TapTable {
         Some(ifindex)
     }
 
+    /// Whether any TAP has an open flow, or its state cannot be read.
+    pub(crate) fn has_open_flows(&self) -> bool {
+        self.iter().any(|(index, tap)| {
+            let opened = self.state(index).map(|state| state.opened);
+            opened.ok() != Some(tap.entry.closed)
+        })
+    }
+
     /// Counts removed flows as closed, so that they no longer count towards their TAPs' limits on open flows.
     pub(crate) fn credit_flows(&mut self, removed: &BTreeMap<u32, u64>) {
         for (index, flows) in removed {

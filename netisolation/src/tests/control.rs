@@ -167,6 +167,21 @@ fn net_two_flows_to_the_same_remote_end_get_different_ports() {
 }
 
 #[test]
+fn net_sweeps_look_at_the_flows_while_there_are_any() {
+    in_namespace(|| {
+        let world = World::new();
+        let guest = world.guest(&Policy::internet());
+        let before = world.isolation.sweep();
+        assert_eq!(world.isolation.sweep(), before, "no flow is open");
+        let datagram = Packet::from_guest(ip(PEER4), UDP, udp(1000, 7, b"x"));
+        guest.send(&datagram);
+        let looked = world.isolation.sweep();
+        assert!(looked > before);
+        assert!(world.isolation.sweep() > looked);
+    });
+}
+
+#[test]
 fn net_a_flood_of_flows_uses_up_only_its_sandboxs_limit() {
     in_namespace(|| {
         let mut config = config();

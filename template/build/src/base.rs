@@ -10,7 +10,7 @@ use crate::{Recipe, Work, file_sum};
 /// Guest memory: E2B's default for a sandbox.
 const MEMORY: Bytes = Bytes::mib(512);
 /// Runs of each warm-up command: the first fills the page cache, the second touches the memory that a warm run needs.
-const WARM_UP_RUNS: usize = 2;
+pub const WARM_UP_RUNS: usize = 2;
 const PROBE: [&str; 1] = ["/usr/local/bin/probe"];
 /// What a pool's slot of a template without `warm-up.json` runs before it waits.
 pub const SLOT_WARM_UP: &str = "/bin/true";

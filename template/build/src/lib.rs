@@ -19,7 +19,7 @@ mod quiet;
 mod recipe;
 mod sum;
 
-pub use base::{SLOT_WARM_UP, WARM_UP, add_maker, base};
+pub use base::{SLOT_WARM_UP, WARM_UP, WARM_UP_RUNS, add_maker, base};
 pub use build::{Builder, Limits, Report, files_of};
 pub use error::{BuildError, Cause, Step};
 pub use quiet::{Quiet, until_quiet};

@@ -27,6 +27,8 @@ pub(super) const TITLE: &str = "Finalizing template build";
 const READY: Duration = Duration::from_secs(600);
 /// Pauses between two attempts: the first, and the longest.
 const READY_STEP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// Time limit of the program that warms a template up. It may be another one in an image.
+const WARM_UP: Duration = Duration::from_secs(10);
 /// Bytes of the ready command's output in the message about its end.
 const SHOWN: usize = 500;
 /// E2B's ready command for a start command without one.
@@ -167,6 +169,7 @@ impl Build<'_> {
         self.wait_until_ready(machine, settings, start_up, &mut started)
             .await?;
         room::check(machine, self.order.min_free_disk).await?;
+        warm_up(machine).await?;
         self.note(At::Finalize, "Template is ready");
         if self.cancel.is_cancelled() {
             return Err(CANCELLED.to_owned());
@@ -312,6 +315,21 @@ impl Build<'_> {
             ready = poll_in_time(machine, settings, &ready) => ready,
         }
     }
+}
+
+/// Runs what the pool's slots run before they wait, so that they find it in the page cache. If that fails (an image may
+/// lack the program), the slots are slower. It is no login shell, whose profile may leave files and processes.
+async fn warm_up(machine: &Machine) -> Result<(), String> {
+    let command = Command {
+        limit: Some(WARM_UP),
+        ..Command::of_root(PROGRAM, &[template::SLOT_WARM_UP], &Settings::default())
+    };
+    for _ in 0..template::WARM_UP_RUNS {
+        if let Err(CommandError::Cancelled) = machine.guest.capture(&command).await {
+            return Err(CANCELLED.to_owned());
+        }
+    }
+    Ok(())
 }
 
 /// Waits until a start command that no ready command watches ends with an error, before its guest is quiet.
