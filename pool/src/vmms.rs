@@ -92,9 +92,16 @@ pub(crate) struct Vmm {
     pub(crate) id: VmmId,
     path: PathBuf,
     is_checked: Arc<OnceLock<()>>,
+    /// Whether it is the present one, which came with this server.
+    is_current: bool,
 }
 
 impl Vmm {
+    /// Whether the program joins control groups by itself. Those of earlier releases may not.
+    pub(crate) fn joins_groups(&self) -> bool {
+        self.is_current
+    }
+
     /// The program, whose content may not have been compared yet.
     pub(crate) fn path(&self) -> &Path {
         &self.path
@@ -196,7 +203,7 @@ impl Vmms {
     /// Returns a message for people if the VMM is not kept.
     pub(crate) fn get(&mut self, id: &VmmId) -> Result<Vmm, String> {
         if let Some(vmm) = self.kept.get(id) {
-            return Ok(vmm.clone());
+            return Ok(self.seen(vmm));
         }
         let vmm = vmm(&self.dir, id.clone());
         if !vmm.path.is_file() {
@@ -206,7 +213,14 @@ impl Vmms {
             ));
         }
         self.kept.insert(id.clone(), vmm.clone());
-        Ok(vmm)
+        Ok(self.seen(&vmm))
+    }
+
+    fn seen(&self, vmm: &Vmm) -> Vmm {
+        Vmm {
+            is_current: vmm.id == self.current,
+            ..vmm.clone()
+        }
     }
 
     /// Whether VMMs besides the present one are kept.
@@ -262,6 +276,7 @@ fn vmm(dir: &Path, id: VmmId) -> Vmm {
         path: dir.join(id.as_str()).join(PROGRAM),
         id,
         is_checked: Arc::default(),
+        is_current: false,
     }
 }
 

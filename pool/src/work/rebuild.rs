@@ -146,7 +146,7 @@ impl RebuildPlan {
                 return Err(io::Error::other("the server stops"));
             }
             self.groups.create_for_rebuild(ram)?;
-            self.groups.enter(REBUILD, pid)?;
+            self.groups.enter(REBUILD, pid, &[])?;
             on_vmm(Arc::new(crate::vm::open(pid)?));
             Ok(())
         };

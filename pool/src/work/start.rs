@@ -242,7 +242,11 @@ impl StartPlan {
             .open(self.dir.stderr())
             .map_err(|e| WorkError::Io("create the VMM's log", e))?;
         let user = VmUser::new(self.record.user.unwrap_or(VmUser::POOL.start));
-        let child = vmm_control::spawn_detached(program, &self.dir.control(), log, user)
+        let joined = match self.vmm.joins_groups() {
+            true => self.groups.tasks(self.id.as_str()),
+            false => Vec::new(),
+        };
+        let child = vmm_control::spawn_detached(program, &self.dir.control(), log, user, &joined)
             .map_err(|e| WorkError::Control("start the VMM", e))?;
         let vm = Vm::of_child(child).map_err(|(e, mut child)| {
             let _ = child.kill();
@@ -250,10 +254,10 @@ impl StartPlan {
             WorkError::Io("watch the VMM", e)
         })?;
         // Before the VMM gets its first request, it must be in its group, so that all guest memory is charged there,
-        // and in the record.
+        // and in the record. It joins its groups before it accepts a client.
         let known = self
             .groups
-            .enter(self.id.as_str(), vm.name.pid)
+            .enter(self.id.as_str(), vm.name.pid, &joined)
             .and_then(|()| {
                 // If the host runs out of memory despite the limits, the kernel prefers to kill a sandbox.
                 fs::write(format!("/proc/{}/oom_score_adj", vm.name.pid), "500")?;

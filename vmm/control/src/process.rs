@@ -1,6 +1,7 @@
 //! A VMM process and the client of its control socket.
 
 use std::{
+    ffi::OsStr,
     io,
     os::{
         fd::{BorrowedFd, OwnedFd},
@@ -400,7 +401,8 @@ impl ControlClient {
 
 /// Starts a `cube-vmm` that outlives this process. Its control socket listens at `control`, which must not exist yet,
 /// and serves one client after another. The VMM makes its own session. It exits when its guest ends, after
-/// [`Request::Shutdown`], or when it is killed. `log` receives its standard error.
+/// [`Request::Shutdown`], or when it is killed. `log` receives its standard error. `join`: files `tasks` of the control
+/// groups of version 1 that the VMM joins before it accepts a client; a VMM of an earlier release does not know how.
 ///
 /// # Errors
 /// Returns [`ControlError::Spawn`] if the socket cannot be created or the program cannot be started. In the second case
@@ -410,13 +412,18 @@ pub fn spawn_detached(
     control: &Path,
     log: std::fs::File,
     user: VmUser,
+    join: &[PathBuf],
 ) -> Result<Child, ControlError> {
     let failed = |source| ControlError::Spawn {
         program: program.display().to_string(),
         source,
     };
     let listener = UnixListener::bind(control).map_err(failed)?;
+    let joins = join
+        .iter()
+        .flat_map(|tasks| [OsStr::new("--join"), tasks.as_os_str()]);
     let child = confined(program, user)
+        .args(joins)
         .stdin(Stdio::from(OwnedFd::from(listener)))
         .stdout(Stdio::null())
         .stderr(log)

@@ -4,9 +4,9 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     os::unix::{fs::MetadataExt, net::UnixStream},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
-    thread,
+    slice, thread,
     time::{Duration, Instant},
 };
 
@@ -133,7 +133,8 @@ pub(crate) fn kvm_a_listening_vmm_outlives_its_client() {
     let connect = || ControlClient::connect(&control, Some(PATIENCE)).expect("a client");
     let log = fs::File::create(dir.join("log")).expect("a log");
     let user = VmUser::new(VmUser::POOL.start);
-    let mut child = spawn_detached(&host::program(), &control, log, user).expect("cube-vmm starts");
+    let mut child =
+        spawn_detached(&host::program(), &control, log, user, &[]).expect("cube-vmm starts");
     let mut first = connect();
     first.restore(spec_of_clone(&dir), None).expect("a restore");
     first.resume().expect("a resume");
@@ -155,6 +156,31 @@ pub(crate) fn kvm_a_listening_vmm_outlives_its_client() {
     assert!(log.contains("powered off"), "{log}");
 }
 
+/// A VMM that cannot join its control group, where its memory is limited, serves nobody. A plain file stands for the
+/// group's: it gets what the kernel would.
+pub(crate) fn kvm_a_vmm_joins_its_groups_or_ends() {
+    let dir = run_dir::make("join");
+    let (joined, missing) = (dir.join("tasks"), dir.join("missing/tasks"));
+    let user = VmUser::new(VmUser::POOL.start);
+    let start = |name: &str, join: &[PathBuf]| {
+        let log = fs::File::create(dir.join("log")).expect("a log");
+        spawn_detached(&host::program(), &dir.join(name), log, user, join).expect("cube-vmm starts")
+    };
+    let mut child = start("first", slice::from_ref(&joined));
+    let mut client = ControlClient::connect(&dir.join("first"), Some(PATIENCE)).expect("a client");
+    // Any answer shows that it serves.
+    let _refused = client.stats();
+    assert_eq!(fs::read_to_string(&joined).expect("a file"), "0");
+    child.kill().expect("a running VMM");
+    child.wait().expect("a child");
+
+    let mut child = start("second", &[joined, missing.clone()]);
+    let status = child.wait().expect("a child");
+    assert!(!status.success());
+    let log = fs::read_to_string(dir.join("log")).expect("a log");
+    assert!(log.contains(missing.to_str().expect("a path")), "{log}");
+}
+
 /// On a busy host, a client has sent its request before the VMM accepts it. A guest that never halts gives the VMM no
 /// other reason to look.
 pub(crate) fn kvm_a_request_that_is_older_than_its_connection_is_answered() {
@@ -162,7 +188,8 @@ pub(crate) fn kvm_a_request_that_is_older_than_its_connection_is_answered() {
     let control = dir.join("control");
     let log = fs::File::create(dir.join("log")).expect("a log");
     let user = VmUser::new(VmUser::POOL.start);
-    let mut child = spawn_detached(&host::program(), &control, log, user).expect("cube-vmm starts");
+    let mut child =
+        spawn_detached(&host::program(), &control, log, user, &[]).expect("cube-vmm starts");
     let mut first = ControlClient::connect(&control, Some(PATIENCE)).expect("a client");
     first.restore(spec_of_clone(&dir), None).expect("a restore");
     first.resume().expect("a resume");

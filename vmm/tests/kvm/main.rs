@@ -62,7 +62,7 @@ fn main() {
             kvm_a_bad_identity_is_refused,
         },
         lifecycle::{
-            kvm_a_listening_vmm_outlives_its_client, kvm_a_request_that_is_older_than_its_connection_is_answered, kvm_a_guest_does_not_notice_a_pause,
+            kvm_a_listening_vmm_outlives_its_client, kvm_a_vmm_joins_its_groups_or_ends, kvm_a_request_that_is_older_than_its_connection_is_answered, kvm_a_guest_does_not_notice_a_pause,
             kvm_a_paused_guest_does_not_run,
             kvm_space_of_deleted_files_returns_to_the_host,
             kvm_requests_in_the_wrong_phase_are_refused,
