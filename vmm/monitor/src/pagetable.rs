@@ -141,12 +141,18 @@ fn own_entry() -> u64 {
 
 /// The hypercall `MMUEXT_PIN_L4_TABLE`: sets the monitor's slot, and the U bits in the tables of the kernel's half. In
 /// the user's half, the kernel sets U itself. Returns false if the table is not in guest RAM.
+///
+/// Tables that the present address space has, too, were walked when that one was pinned. What the kernel has added to
+/// them since is repaired when it is used ([`repair`]).
 pub fn pin_l4(gpa: u64) -> bool {
     if !is_ram(gpa) {
         return false;
     }
     for index in KERNEL_HALF..512 {
-        fix(gpa, index, 3);
+        let in_use = peek::<u64>(entry_at(cr3(), index));
+        if peek::<u64>(entry_at(gpa, index)) != in_use {
+            fix(gpa, index, 3);
+        }
     }
     own_slot(gpa);
     true
