@@ -159,7 +159,7 @@ impl Datapath {
             taps: typed("taps", Map::Array(open("taps")?))?,
             flows: typed("flows", Map::HashMap(open("flows")?))?,
             wires: typed("wires", Map::HashMap(open("wires")?))?,
-            swept: 0,
+            last_full_sweep: 0,
         })
     }
 

@@ -23,17 +23,18 @@ const CLOSED: Duration = Duration::from_secs(3);
 const UDP: Duration = Duration::from_secs(60);
 const ICMP: Duration = Duration::from_secs(15);
 
-/// Longest time without a look at the table of flows. A look takes as long for an empty table as for a full one, and an
-/// empty one needs none, but its emptiness is known only by counters, of which a program may just be behind.
-const LONGEST_UNSEEN: Duration = Duration::from_secs(10);
+/// Longest time between two sweeps of all flows. A sweep takes as long for an empty table as for a full one, and an empty
+/// table needs none. But that it is empty is known by counters only, and a program may have inserted a flow that it has not
+/// counted yet.
+const FULL_SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A sweep's own handles to the maps that it reads and writes, so that it does not need the owner's lock.
 pub(crate) struct FlowMaps {
     pub(crate) taps: Array<MapData, Tap>,
     pub(crate) flows: HashMap<MapData, FlowKey, Flow>,
     pub(crate) wires: HashMap<MapData, WireKey, FlowKey>,
-    /// When the last sweep looked at all flows, CLOCK_MONOTONIC in nanoseconds.
-    pub(crate) swept: u64,
+    /// CLOCK_MONOTONIC in nanoseconds; 0: the next sweep must be a full one.
+    pub(crate) last_full_sweep: u64,
 }
 
 #[derive(Debug, Default)]
@@ -55,15 +56,15 @@ impl FlowMaps {
         (is_same && is_answered).then_some((key, flow.tenure))
     }
 
-    /// Whether a sweep must look at the flows although no TAP has an open one.
+    /// Whether all flows must be swept although no TAP has an open one.
     pub(crate) fn is_due(&self, now: u64) -> bool {
-        nanoseconds(LONGEST_UNSEEN) <= now.saturating_sub(self.swept)
+        nanoseconds(FULL_SWEEP_INTERVAL) <= now.saturating_sub(self.last_full_sweep)
     }
 
     /// Checks every flow, and removes it if its idle timeout has passed or its tenure is not the TAP's current one.
     /// `now`: CLOCK_MONOTONIC in nanoseconds.
     pub(crate) fn sweep(&mut self, now: u64) -> Swept {
-        self.swept = now;
+        self.last_full_sweep = now;
         let mut swept = Swept::default();
         let mut tenures = BTreeMap::new();
         // Collect the keys first: removing the key at which an iteration stands restarts the iteration.

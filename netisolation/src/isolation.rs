@@ -289,14 +289,14 @@ impl Isolation {
         self.0.shared.with(|owner| work(&mut owner.enforcement))
     }
 
-    /// Gives tests access to the maps.
-    /// Sweeps, and returns when a sweep last looked at all flows.
+    /// Sweeps, and returns the time of the last full sweep.
     #[cfg(test)]
     pub(crate) fn sweep(&self) -> u64 {
         self.0.shared.sweep();
-        self.0.shared.last_look()
+        self.0.shared.last_full_sweep()
     }
 
+    /// Gives tests access to the maps.
     #[cfg(test)]
     pub(crate) fn inspect<T>(&self, look: impl FnOnce(&mut Enforcement) -> T) -> T {
         self.with(look)

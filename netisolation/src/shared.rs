@@ -11,7 +11,7 @@ use crate::{
     datapath::Programs,
     device,
     error::{IsolationError, system},
-    flows::{FlowMaps, Swept},
+    flows::FlowMaps,
     gateway::Gateway,
     owner::Owner,
     tap::Tap,
@@ -85,7 +85,7 @@ impl Shared {
     /// TAPs whose devices are gone, flows that are expired or of an earlier tenure, and expired pins. The lock
     /// of the flow maps is held throughout, so that only one sweep runs at a time. Otherwise two sweeps could find the
     /// same TAP gone, and the second could clear the TAP's number after a new TAP has got it. While no flow is open, the
-    /// table of flows is left alone for up to ten seconds.
+    /// tables of flows and pins are left alone for up to ten seconds; the programs do not apply expired pins.
     pub(crate) fn sweep(&self) {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let unclaimed = self.with(|owner| owner.enforcement.taps.next_unclaimed());
@@ -96,18 +96,22 @@ impl Shared {
         }
         let gone = self.with(Owner::close_gone);
         let now = monotonic_ns();
-        let is_empty = || !self.with(|owner| owner.enforcement.taps.has_open_flows());
-        let swept = if gone.is_empty() && !flows.is_due(now) && is_empty() {
-            Swept::default()
-        } else {
-            flows.sweep(now)
-        };
+        let may_skip = gone.is_empty() && !flows.is_due(now);
+        if may_skip && !self.with(|owner| owner.enforcement.taps.may_have_open_flows()) {
+            return;
+        }
+        let swept = flows.sweep(now);
+        if !gone.is_empty() {
+            // A program may insert a flow of a removed TAP after this sweep has passed. The next one must find it before the
+            // TAP's number is used again.
+            flows.last_full_sweep = 0;
+        }
         self.with(|owner| owner.finish_sweep(&gone, &swept));
     }
 
     #[cfg(test)]
-    pub(crate) fn last_look(&self) -> u64 {
+    pub(crate) fn last_full_sweep(&self) -> u64 {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        flows.swept
+        flows.last_full_sweep
     }
 }

@@ -292,7 +292,7 @@ impl TapTable {
     }
 
     /// Whether any TAP has an open flow, or its state cannot be read.
-    pub(crate) fn has_open_flows(&self) -> bool {
+    pub(crate) fn may_have_open_flows(&self) -> bool {
         self.iter().any(|(index, tap)| {
             let opened = self.state(index).map(|state| state.opened);
             opened.ok() != Some(tap.entry.closed)

@@ -320,8 +320,8 @@ impl Groups {
         }
     }
 
-    /// The files by which a VMM moves itself into the groups of version 1 of its VM. It then does not wait, as
-    /// [`Self::enter`] does: 8 ms on an idle host. In version 2 a process has no such way.
+    /// The files by which a VMM moves itself into the groups of version 1 of its VM. This avoids the wait of
+    /// [`Self::enter`], 8 ms on an idle host. Version 2 has no such file.
     pub(crate) fn tasks(&self, name: &str) -> Vec<PathBuf> {
         let ones = self.needed().filter(|h| h.version == Version::One);
         ones.map(|h| h.group.join(name).join("tasks")).collect()

@@ -203,7 +203,7 @@ impl Vmms {
     /// Returns a message for people if the VMM is not kept.
     pub(crate) fn get(&mut self, id: &VmmId) -> Result<Vmm, String> {
         if let Some(vmm) = self.kept.get(id) {
-            return Ok(self.seen(vmm));
+            return Ok(self.marked(vmm));
         }
         let vmm = vmm(&self.dir, id.clone());
         if !vmm.path.is_file() {
@@ -213,10 +213,10 @@ impl Vmms {
             ));
         }
         self.kept.insert(id.clone(), vmm.clone());
-        Ok(self.seen(&vmm))
+        Ok(self.marked(&vmm))
     }
 
-    fn seen(&self, vmm: &Vmm) -> Vmm {
+    fn marked(&self, vmm: &Vmm) -> Vmm {
         Vmm {
             is_current: vmm.id == self.current,
             ..vmm.clone()
@@ -311,6 +311,7 @@ mod tests {
         let second = vmms.current().clone();
         assert!(first != second && vmms.has_former());
         let kept = vmms.get(&first).unwrap();
+        assert!(vmms.get(&second).unwrap().joins_groups() && !kept.joins_groups());
         let path = kept.program().unwrap();
         assert_eq!(fs::read(path).unwrap(), b"release 1");
         let mode = fs::metadata(path).unwrap().permissions().mode();

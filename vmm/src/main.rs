@@ -1,7 +1,8 @@
 //! `cube-vmm`: one process runs one microVM.
 
 use std::{
-    fs,
+    fs::OpenOptions,
+    io::Write,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -54,12 +55,15 @@ fn main() -> ExitCode {
     }
 }
 
-/// Moves this process, which has one thread, into a control group of version 1. A process that moves another one waits for
-/// a grace period of RCU, 8 ms on an idle host; a thread that moves itself does not (`cgroup_attach_lock` in
-/// kernel/cgroup/cgroup.c).
+/// Moves this process, which has one thread, into a control group of version 1. A process that moves another one, or writes
+/// to `cgroup.procs`, takes `cgroup_threadgroup_rwsem` and waits for a grace period of RCU; a thread that moves itself does not
+/// (`cgroup_procs_write_start` in kernel/cgroup/cgroup.c).
 fn join_group(tasks: &Path) -> Result<(), String> {
-    fs::write(tasks, "0")
-        .map_err(|e| format!("cannot join the control group: {}: {e}", tasks.display()))
+    let written = OpenOptions::new()
+        .write(true)
+        .open(tasks)
+        .and_then(|mut file| file.write_all(b"0"));
+    written.map_err(|e| format!("cannot join the control group: {}: {e}", tasks.display()))
 }
 
 fn run(command: Option<Command>, started: u64) -> Result<(), Box<dyn std::error::Error>> {

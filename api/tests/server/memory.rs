@@ -51,8 +51,8 @@ fn memory_of_templates() -> u64 {
     each.sum()
 }
 
-/// The processes of a group, without the egress proxy, which counts to its server. The proxy is unknown until it has
-/// executed its program.
+/// The processes of a group, without the egress proxy, which counts to its server. The proxy is recognized only after
+/// it has executed its program.
 fn processes_of(group: &Path) -> String {
     let text = fs::read_to_string(group.join("cgroup.procs")).unwrap();
     let is_proxy = |pid: &&str| {
@@ -77,7 +77,9 @@ pub(crate) fn kvm_the_server_is_in_a_control_group_of_its_own() {
     // A VMM is in the cgroup of its sandbox and not in the server's.
     let sandbox = server.create(&json!({}));
     assert_eq!(group_of(server.vmm_of(&sandbox)), vms.join(&sandbox.id));
-    assert_eq!(processes_of(&own), server.pid().to_string());
+    until("only the server is left in its cgroup", || {
+        processes_of(&own) == server.pid().to_string()
+    });
 
     // The next server process has a cgroup with a limit of its own, and removes the former one. Loaded templates raise
     // the limit.

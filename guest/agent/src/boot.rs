@@ -87,6 +87,9 @@ fn from_initramfs() -> Result<Option<OwnedFd>, BootError> {
     let cmdline = std::fs::read_to_string("/proc/cmdline").map_err(cannot("read /proc/cmdline"))?;
     let cmdline = CommandLine::parse(&cmdline);
     modules::load_all(&cmdline)?;
+    if let Some(bytes) = cmdline.value("cube.fault_around") {
+        system::set_fault_around(bytes);
+    }
     let layer = root::assemble(
         Path::new(cmdline.value("cube.root").unwrap_or("/dev/vda")),
         Path::new(cmdline.value("cube.layer").unwrap_or("/dev/vdb")),

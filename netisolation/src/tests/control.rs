@@ -175,9 +175,9 @@ fn net_sweeps_look_at_the_flows_while_there_are_any() {
         assert_eq!(world.isolation.sweep(), before, "no flow is open");
         let datagram = Packet::from_guest(ip(PEER4), UDP, udp(1000, 7, b"x"));
         guest.send(&datagram);
-        let looked = world.isolation.sweep();
-        assert!(looked > before);
-        assert!(world.isolation.sweep() > looked);
+        let full = world.isolation.sweep();
+        assert!(full > before);
+        assert!(world.isolation.sweep() > full);
     });
 }
 

@@ -402,7 +402,7 @@ impl ControlClient {
 /// Starts a `cube-vmm` that outlives this process. Its control socket listens at `control`, which must not exist yet,
 /// and serves one client after another. The VMM makes its own session. It exits when its guest ends, after
 /// [`Request::Shutdown`], or when it is killed. `log` receives its standard error. `join`: files `tasks` of the control
-/// groups of version 1 that the VMM joins before it accepts a client; a VMM of an earlier release does not know how.
+/// groups of version 1 that the VMM joins before it accepts a client; VMMs of earlier releases do not have the option.
 ///
 /// # Errors
 /// Returns [`ControlError::Spawn`] if the socket cannot be created or the program cannot be started. In the second case

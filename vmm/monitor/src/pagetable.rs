@@ -143,14 +143,15 @@ fn own_entry() -> u64 {
 /// the user's half, the kernel sets U itself. Returns false if the table is not in guest RAM.
 ///
 /// Tables that the present address space has, too, were walked when that one was pinned. What the kernel has added to
-/// them since is repaired when it is used ([`repair`]).
+/// them since is repaired when the kernel uses it ([`repair`]).
 pub fn pin_l4(gpa: u64) -> bool {
     if !is_ram(gpa) {
         return false;
     }
+    let present = cr3();
     for index in KERNEL_HALF..512 {
-        let in_use = peek::<u64>(entry_at(cr3(), index));
-        if peek::<u64>(entry_at(gpa, index)) != in_use {
+        let [new, known] = [gpa, present].map(|l4| peek::<u64>(entry_at(l4, index)));
+        if (new ^ known) & !ACCESSED != 0 {
             fix(gpa, index, 3);
         }
     }

@@ -46,13 +46,17 @@ impl PlatformState {
 /// ten ticks, 40 ms, which must stay below the 50 ms of the rule for quiet templates; a wait for one is expedited.
 const QUIET_RCU: &str = "rcu_nocbs=all rcutree.jiffies_till_next_fqs=10 rcupdate.rcu_expedited=1";
 
+/// Bytes of a file that a page fault maps at once, where the page cache has them; the kernel's default is 64 KiB. A fault
+/// costs a guest more than many entries of a page table do (docs/guest.md, "Page faults of files").
+const FAULT_AROUND: &str = "cube.fault_around=1048576";
+
 /// Kernel parameters that the platform needs.
 #[must_use]
 pub fn kernel_parameters(platform: Platform, ram: u64, devices: usize) -> String {
     match platform {
         Platform::Ring3 => {
             let devices = Ring3::device_parameters(ram, devices);
-            format!("console=hvc0 clocksource=xen {QUIET_RCU} {devices}")
+            format!("console=hvc0 clocksource=xen {QUIET_RCU} {FAULT_AROUND} {devices}")
         }
         Platform::Hvm => hvm::PARAMETERS.to_owned(),
     }

@@ -156,11 +156,11 @@ pub(crate) fn kvm_a_listening_vmm_outlives_its_client() {
     assert!(log.contains("powered off"), "{log}");
 }
 
-/// A VMM that cannot join its control group, where its memory is limited, serves nobody. A plain file stands for the
-/// group's: it gets what the kernel would.
+/// A VMM that cannot join its control group, where its memory is limited, exits. A plain file stands for `tasks`.
 pub(crate) fn kvm_a_vmm_joins_its_groups_or_ends() {
     let dir = run_dir::make("join");
     let (joined, missing) = (dir.join("tasks"), dir.join("missing/tasks"));
+    fs::write(&joined, "").expect("a file");
     let user = VmUser::new(VmUser::POOL.start);
     let start = |name: &str, join: &[PathBuf]| {
         let log = fs::File::create(dir.join("log")).expect("a log");
@@ -168,14 +168,17 @@ pub(crate) fn kvm_a_vmm_joins_its_groups_or_ends() {
     };
     let mut child = start("first", slice::from_ref(&joined));
     let mut client = ControlClient::connect(&dir.join("first"), Some(PATIENCE)).expect("a client");
-    // Any answer shows that it serves.
-    let _refused = client.stats();
+    client
+        .restore(spec_of_clone(&dir), None)
+        .expect("a restore");
     assert_eq!(fs::read_to_string(&joined).expect("a file"), "0");
     child.kill().expect("a running VMM");
     child.wait().expect("a child");
 
     let mut child = start("second", &[joined, missing.clone()]);
-    let status = child.wait().expect("a child");
+    let status = until("the VMM ends", PATIENCE, || {
+        child.try_wait().expect("a child")
+    });
     assert!(!status.success());
     let log = fs::read_to_string(dir.join("log")).expect("a log");
     assert!(log.contains(missing.to_str().expect("a path")), "{log}");

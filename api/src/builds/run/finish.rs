@@ -7,7 +7,7 @@ use std::{
 
 use api_types::rest::LogLevel;
 use pool::{TemplateDefaults, Work};
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::{Build, Built, CANCELLED, Failure, Order, Reached, failed, room};
 use crate::builds::{
@@ -27,7 +27,7 @@ pub(super) const TITLE: &str = "Finalizing template build";
 const READY: Duration = Duration::from_secs(600);
 /// Pauses between two attempts: the first, and the longest.
 const READY_STEP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// Time limit of the program that warms a template up. It may be another one in an image.
+/// Time limit of the program that warms a template up. An image may have another program at that path.
 const WARM_UP: Duration = Duration::from_secs(10);
 /// Bytes of the ready command's output in the message about its end.
 const SHOWN: usize = 500;
@@ -325,9 +325,13 @@ async fn warm_up(machine: &Machine) -> Result<(), String> {
         ..Command::of_root(PROGRAM, &[template::SLOT_WARM_UP], &Settings::default())
     };
     for _ in 0..template::WARM_UP_RUNS {
-        if let Err(CommandError::Cancelled) = machine.guest.capture(&command).await {
-            return Err(CANCELLED.to_owned());
-        }
+        let why = match machine.guest.capture(&command).await {
+            Ok((_, Ok(()))) => continue,
+            Err(CommandError::Cancelled) => return Err(CANCELLED.to_owned()),
+            Ok((_, Err(why))) | Err(why) => why,
+        };
+        debug!(%why, "the warm-up of a template failed");
+        break;
     }
     Ok(())
 }

@@ -82,6 +82,19 @@ pub(super) fn mount_early() -> Result<(), BootError> {
     mount_kernel("devtmpfs", "/dev", MsFlags::MS_NOSUID, "mode=0755")
 }
 
+/// Sets how many bytes of a file a page fault maps. The setting is only in debugfs. If this fails, the kernel's default
+/// stays.
+pub(super) fn set_fault_around(bytes: &str) {
+    const DEBUGFS: &str = "/sys/kernel/debug";
+    let file = Path::new(DEBUGFS).join("fault_around_bytes");
+    let set = mount_kernel("debugfs", DEBUGFS, QUIET, "")
+        .and_then(|()| fs::write(file, bytes).map_err(cannot("set fault_around_bytes")));
+    if let Err(error) = set {
+        eprintln!("{}", model::chain(&error));
+    }
+    let _best_effort = nix::mount::umount(DEBUGFS);
+}
+
 /// Mounts all kernel file systems in the final root, and creates the usual links in /dev and the directory /run/lock.
 pub(super) fn mount_all() -> Result<(), BootError> {
     let nosuid = MsFlags::MS_NOSUID;
