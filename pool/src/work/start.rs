@@ -242,9 +242,10 @@ impl StartPlan {
             .open(self.dir.stderr())
             .map_err(|e| WorkError::Io("create the VMM's log", e))?;
         let user = VmUser::new(self.record.user.unwrap_or(VmUser::POOL.start));
-        let joined = match self.vmm.joins_groups() {
-            true => self.groups.tasks(self.id.as_str()),
-            false => Vec::new(),
+        let joined = if self.vmm.joins_groups() {
+            self.groups.tasks(self.id.as_str())
+        } else {
+            Vec::new()
         };
         let child = vmm_control::spawn_detached(program, &self.dir.control(), log, user, &joined)
             .map_err(|e| WorkError::Control("start the VMM", e))?;

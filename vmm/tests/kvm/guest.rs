@@ -151,6 +151,10 @@ pub(crate) fn kvm_proc_is_sane() {
             .last(),
         Some("overlay")
     );
+    // The agent has set how much of a file a page fault maps, and debugfs is not left mounted.
+    let around = "! grep -q debugfs /proc/mounts && mount -t debugfs none /sys/kernel/debug \
+                  && cat /sys/kernel/debug/fault_around_bytes && umount /sys/kernel/debug";
+    assert_eq!(vm.sh(around), "1048576");
     // setmntent(3) reads this.
     vm.sh("grep -q '^overlay / overlay' /etc/mtab");
     // Idle time increases while nothing runs: the guest halts instead of spinning.
