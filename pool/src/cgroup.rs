@@ -330,12 +330,10 @@ impl Groups {
     /// Moves a VMM process into the groups of its VM, the sandbox's id or [`REBUILD`], except those that it has joined.
     pub(crate) fn enter(&self, name: &str, pid: u32, joined: &[PathBuf]) -> io::Result<()> {
         for h in self.needed() {
-            let is_joined = joined.contains(&h.group.join(name).join("tasks"));
-            if is_joined {
-                continue;
+            let group = h.group.join(name);
+            if !joined.contains(&group.join("tasks")) {
+                fs::write(group.join("cgroup.procs"), pid.to_string())?;
             }
-            let procs = h.group.join(name).join("cgroup.procs");
-            fs::write(procs, pid.to_string())?;
         }
         Ok(())
     }
