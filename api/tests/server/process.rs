@@ -12,6 +12,7 @@ use std::{
 
 use api_types::envd::{EnvdClient, ExecRequest};
 use nix::{
+    errno::Errno,
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -99,9 +100,11 @@ impl Server {
         });
     }
 
-    /// Kills the process with SIGKILL.
+    /// Kills the process with SIGKILL. It may have ended already.
     pub(crate) fn kill(&mut self) {
-        self.signal(Signal::SIGKILL);
+        let pid = Pid::from_raw(i32::try_from(self.pid()).unwrap());
+        let sent = kill(pid, Signal::SIGKILL);
+        assert!(matches!(sent, Ok(()) | Err(Errno::ESRCH)), "{sent:?}");
         self.wait();
     }
 

@@ -6,7 +6,7 @@ use std::{
     io::BufReader,
     net::{TcpListener, TcpStream},
     os::unix::{fs::PermissionsExt, net::UnixDatagram},
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     sync::atomic::Ordering,
     thread,
@@ -422,7 +422,9 @@ pub(crate) fn kvm_a_new_process_killed_at_any_moment_leaves_a_server_or_a_clean_
             went_on += 1;
             assert_eq!(server.pid(), old);
         } else {
-            // It served before it was killed.
+            // It served before it was killed. Its predecessor reaps it, and then no process has its id any more.
+            let killed = PathBuf::from(format!("/proc/{}", server.pid()));
+            until("the killed process is reaped", || !killed.exists());
             server.crash_and_restart();
         }
         assert_eq!(server.read_file(&sandbox, "/dev/shm/note"), "kept");

@@ -6,7 +6,10 @@
 //! next server therefore has a group of its own, and removes the former one as soon as no process is in it: that of a
 //! predecessor that finishes its connections, when it ends.
 
-use std::{fs, io, path::PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use super::{Controller, Groups, Hierarchy, Version, make, remove_group};
 
@@ -31,7 +34,7 @@ impl Groups {
             // `Groups::open` has already refused or allowed a missing memory controller.
             return Ok(());
         };
-        if let Err(error) = remove_group(&group) {
+        if let Err(error) = remove_former(&group) {
             tracing::warn!(group = %group.display(), %error, "cannot replace the cgroup of a former server: using it again");
         }
         self.held(&group, make(&group))?;
@@ -64,15 +67,10 @@ impl Groups {
         let Some((_, group)) = self.server_group() else {
             return;
         };
-        let own = std::process::id().to_string();
-        let inside = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-        let Some(root) = group
-            .parent()
-            .filter(|_| inside.lines().any(|pid| pid == own))
-        else {
+        let Some(root) = group.parent().filter(|_| contains_this_process(&group)) else {
             return;
         };
-        let left = fs::write(root.join("cgroup.procs"), own);
+        let left = fs::write(root.join("cgroup.procs"), std::process::id().to_string());
         if let Err(error) = left.and_then(|()| remove_group(&group)) {
             tracing::warn!(group = %group.display(), %error, "cannot remove the server's cgroup");
         }
@@ -117,6 +115,21 @@ impl Groups {
         let mut all = self.hierarchies.iter();
         all.find(|h| h.controllers.contains(&controller))
     }
+}
+
+/// Removes the group that a former server with this process's id left behind. Keeps the group of this process: a server
+/// that opens its pool again after a failed handover never left it, and the kernel would only answer "busy".
+fn remove_former(group: &Path) -> io::Result<()> {
+    if contains_this_process(group) {
+        return Ok(());
+    }
+    remove_group(group)
+}
+
+fn contains_this_process(group: &Path) -> bool {
+    let own = std::process::id().to_string();
+    let pids = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    pids.lines().any(|pid| pid == own)
 }
 
 /// The beginning of the names of all servers' groups for this state directory.
@@ -166,6 +179,19 @@ mod tests {
             groups.missing = MissingLimits::Allow;
             groups.enter_as_server(7 << 20).unwrap();
         }
+    }
+
+    #[test]
+    fn a_server_that_opens_its_pool_again_keeps_its_group() {
+        let dir = tempfile::tempdir().unwrap();
+        let group = dir.path().join("cube-a-server-1");
+        fs::create_dir(&group).unwrap();
+        let procs = group.join("cgroup.procs");
+        fs::write(&procs, format!("1\n{}\n", std::process::id())).unwrap();
+        remove_former(&group).unwrap();
+        // The directory is not empty, so an attempt to remove it fails.
+        fs::write(&procs, "1\n").unwrap();
+        assert!(remove_former(&group).is_err());
     }
 
     #[test]
