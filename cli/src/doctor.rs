@@ -6,6 +6,7 @@
 
 mod host;
 mod options;
+mod selftest;
 mod service;
 
 pub(crate) use host::beside;
@@ -28,6 +29,10 @@ pub(crate) struct DoctorArgs {
     /// Options file of the server
     #[arg(long, value_name = "FILE", default_value = OPTIONS_FILE)]
     config: PathBuf,
+    /// Also start, clone, measure and attack sandboxes on this host for some minutes, and write the verdicts and figures
+    /// to FILE, which has no secrets
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "cube-selftest.json")]
+    selftest: Option<PathBuf>,
 }
 
 /// How a check ended.
@@ -90,6 +95,9 @@ pub(crate) fn run(context: &Context, args: &DoctorArgs) -> Result<(), Failure> {
     let findings: Vec<_> = findings.map(|found| options.applied(found)).collect();
     let columns = ["RESULT", "CHECK", "FOUND"];
     context.format.list("findings", &findings, &columns, row)?;
+    if let Some(file) = &args.selftest {
+        return selftest::run(&options, findings, file);
+    }
     let missing = |found: &&Finding| found.verdict == Verdict::Missing;
     match findings.iter().filter(missing).count() {
         0 => Ok(()),

@@ -80,7 +80,11 @@ mod tests {
         let config = dir.path().join("server.conf");
         fs::write(&config, text).unwrap();
         let state = state.map(PathBuf::from);
-        Options::load(&DoctorArgs { state, config })
+        Options::load(&DoctorArgs {
+            state,
+            config,
+            selftest: None,
+        })
     }
 
     #[test]
