@@ -98,7 +98,7 @@ fn ring3_kind(error: &Ring3Error) -> FailureKind {
 
 fn hvm_kind(error: &HvmError) -> FailureKind {
     match error {
-        HvmError::State(_) | HvmError::Missing(_) => FailureKind::BadSnapshot,
+        HvmError::State(_) | HvmError::Missing { .. } => FailureKind::BadSnapshot,
         HvmError::Kernel(_) | HvmError::Boot(..) | HvmError::Room(_) => FailureKind::BadSpec,
         HvmError::Kvm { .. } | HvmError::Memory(_) | HvmError::Resource(..) => FailureKind::Io,
     }

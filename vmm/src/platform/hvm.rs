@@ -17,10 +17,14 @@ mod cpu;
 mod cpuid;
 mod error;
 mod map;
+mod msrs;
 mod ports;
 mod secondary;
 mod step;
 mod write;
+
+#[cfg(test)]
+mod restore_rules;
 
 use std::sync::Arc;
 
@@ -41,6 +45,7 @@ use crate::{
     platform::{EndReason, Exit},
     sys,
 };
+use cpu::Host;
 use error::kvm;
 use map::{DEVICE_GSI, REGISTERS};
 use ports::{Ports, SerialLine, SharedPorts, pulse};
@@ -104,7 +109,7 @@ impl Hvm {
         let memory = Memory::anonymous(ram, Some(HOLE))?;
         let entry = boot::load(&memory.ram, ram, vcpus, devices, files)?;
         let (mut this, others) = Self::new(kvm_fd, memory, vcpus, devices)?;
-        let host = cpuid::of_host(kvm_fd)?;
+        let host = cpuid::of_host(&cpuid::offered(kvm_fd)?);
         for (id, vcpu) in (0..vcpus).zip(std::iter::once(&this.vcpu).chain(&others)) {
             cpu::prepare(vcpu, &cpuid::of_vcpu(&host, id, vcpus))?;
         }
@@ -131,9 +136,12 @@ impl Hvm {
         if vcpus == 0 || vcpus > 8 || state.irqchips.len() != IRQCHIPS.len() {
             return Err(HvmError::State("number of vCPUs or interrupt controllers"));
         }
-        let host = cpuid::of_host(kvm_fd)?;
+        let host = Host {
+            cpuid: cpuid::offered(kvm_fd)?,
+            msrs: msrs::listed(kvm_fd)?,
+        };
         for cpu in &state.cpus {
-            cpu.check(&host)?;
+            cpu.check(&host.cpuid)?;
         }
         let (mut this, others) = Self::new(kvm_fd, memory, vcpus, devices)?;
         for (cpu, vcpu) in state
@@ -141,7 +149,7 @@ impl Hvm {
             .iter()
             .zip(std::iter::once(&this.vcpu).chain(&others))
         {
-            cpu.apply(kvm_fd, vcpu)?;
+            cpu.apply(kvm_fd, vcpu, &host)?;
         }
         for (id, chip) in IRQCHIPS.into_iter().zip(&state.irqchips) {
             let mut chip = *chip;
@@ -196,7 +204,7 @@ impl Hvm {
             secondaries: Secondaries::default(),
             ports: Ports::shared(&vm),
             paused_clock: None,
-            msrs: cpu::saved_msrs(kvm_fd)?,
+            msrs: msrs::listed(kvm_fd)?,
             vm,
             vcpu,
             memory,

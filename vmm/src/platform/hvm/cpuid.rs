@@ -13,25 +13,38 @@ use crate::platform::features::vendor;
 const PARAVIRTUAL: u32 =
     1 << 0 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 9 | 1 << 11 | 1 << 13 | 1 << 24;
 
-/// XSAVE components of AMX. They lie beyond the 4096 bytes of `kvm_xsave` and are available only on request.
-const TILES: u32 = 3 << 17;
+/// XSAVE components that guests do not get: MPX, which newer CPUs lack, and AMX, whose state lies beyond the 4096 bytes
+/// of `kvm_xsave` and is available only on request.
+const HIDDEN_COMPONENTS: u32 = 3 << 3 | 3 << 17;
 
-/// The part of CPUID that is the same for all guests and vCPUs on this host.
-pub(super) fn of_host(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, HvmError> {
+/// Bits of physical addresses that guests see at most. This is enough for any VM. The host's number depends on settings
+/// of its firmware (memory encryption takes some), so a template with that number could be refused on an equal CPU.
+const PHYSICAL_BITS: u32 = 40;
+
+/// What this host can offer to guests: KVM's list, with the bits that KVM leaves to the VMM.
+pub(super) fn offered(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, HvmError> {
     let supported = kvm_fd
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(kvm("list CPUID"))?;
     let deadline = kvm_fd.check_extension(Cap::TscDeadlineTimer);
-    let entries = supported.as_slice().iter();
-    let mut entries: Vec<_> = entries.filter_map(|e| filter(e, deadline)).collect();
-    let has_xsave = entries
-        .iter()
-        .any(|e| e.function == 1 && e.ecx >> 26 & 1 == 1);
+    let mut entries = supported.as_slice().to_vec();
+    let mut has_xsave = false;
+    for e in entries.iter_mut().filter(|e| e.function == 1) {
+        set_if(&mut e.ecx, 24, deadline);
+        // hypervisor
+        e.ecx |= 1 << 31;
+        has_xsave = e.ecx >> 26 & 1 == 1;
+    }
     if !has_xsave || !kvm_fd.check_extension(Cap::Xcrs) {
         entries.retain(|e| e.function != 0xd);
         entries.iter_mut().for_each(hide_xsave);
     }
     Ok(entries)
+}
+
+/// The part of CPUID that is the same for all guests and vCPUs on this host.
+pub(super) fn of_host(offered: &[kvm_cpuid_entry2]) -> Vec<kvm_cpuid_entry2> {
+    offered.iter().filter_map(filter).collect()
 }
 
 /// Hides features that need XSAVE, for a KVM without it. Programs that check only a feature's own bit (coreutils 9.1
@@ -65,14 +78,12 @@ fn clear(register: &mut u32, bits: &[u32]) {
     }
 }
 
-fn filter(entry: &kvm_cpuid_entry2, deadline: bool) -> Option<kvm_cpuid_entry2> {
+fn filter(entry: &kvm_cpuid_entry2) -> Option<kvm_cpuid_entry2> {
     let mut e = *entry;
     match (e.function, e.index) {
         (1, _) => {
-            // DTES64, MONITOR, DS-CPL, VMX, SMX, EIST, TM2, PDCM, DCA, TSC deadline, OSXSAVE
-            clear(&mut e.ecx, &[2, 3, 4, 5, 6, 7, 8, 15, 18, 24, 27]);
-            // hypervisor
-            e.ecx |= u32::from(deadline) << 24 | 1 << 31;
+            // DTES64, MONITOR, DS-CPL, VMX, SMX, EIST, TM2, PDCM, DCA, OSXSAVE
+            clear(&mut e.ecx, &[2, 3, 4, 5, 6, 7, 8, 15, 18, 27]);
             // MCE, MCA, DS, ACPI, TM
             clear(&mut e.edx, &[7, 14, 21, 22, 29]);
         }
@@ -83,13 +94,20 @@ fn filter(entry: &kvm_cpuid_entry2, deadline: bool) -> Option<kvm_cpuid_entry2> 
             clear(&mut e.ebx, &[2, 4, 11, 12, 14, 15, 25]);
             // WAITPKG, bus lock, ENQCMD, SGX launch control
             clear(&mut e.ecx, &[5, 24, 29, 30]);
-            // tiles, ARCH_CAPABILITIES
-            clear(&mut e.edx, &[22, 24, 25, 29]);
+            // TSXLDTRK, tiles, ARCH_CAPABILITIES
+            clear(&mut e.edx, &[16, 22, 24, 25, 29]);
+        }
+        // More of tiles; AVX10, whose version is a number that another CPU cannot be compared with bit by bit.
+        (7, 1) => {
+            clear(&mut e.eax, &[21]);
+            clear(&mut e.edx, &[8, 19]);
         }
         // MONITOR, performance counters
         (5 | 0xa, _) => (e.eax, e.ebx, e.ecx, e.edx) = (0, 0, 0, 0),
-        (0xd, 0) => e.eax &= !TILES,
-        (0xd, i) if i < 32 && TILES >> i & 1 == 1 => return None,
+        (0xd, 0) => e.eax &= !HIDDEN_COMPONENTS,
+        // XFD, which only tiles need.
+        (0xd, 1) => clear(&mut e.eax, &[4]),
+        (0xd, i) if i < 32 && HIDDEN_COMPONENTS >> i & 1 == 1 => return None,
         (0x8000_0001, _) => {
             // SVM, extended APIC, OSVW, IBS, SKINIT, WDT, LWP, counters, MWAITX
             clear(&mut e.ecx, &[2, 3, 9, 10, 12, 13, 15, 23, 24, 28, 29]);
@@ -99,9 +117,10 @@ fn filter(entry: &kvm_cpuid_entry2, deadline: bool) -> Option<kvm_cpuid_entry2> 
         // No invariant TSC: a clone on another host can have another rate. The guest's clock is kvm-clock.
         (0x8000_0007, _) => (e.eax, e.ebx, e.ecx, e.edx) = (0, 0, 0, 0),
         (0x4000_0001, _) => (e.eax, e.edx) = (e.eax & PARAVIRTUAL, 0),
-        // Topology (replaced below), resource control, SGX, PT, TSC and bus frequency, tiles, SVM, counters.
-        (0xb | 0x1f | 0xf | 0x10 | 0x12 | 0x14..=0x16 | 0x1d | 0x1e, _)
-        | (0x8000_000a | 0x8000_001b | 0x8000_001c | 0x8000_0022, _) => return None,
+        // Topology (replaced below), resource control, SGX, PT, TSC and bus frequency, tiles, AVX10, SVM, memory
+        // encryption, counters.
+        (0xb | 0x1f | 0xf | 0x10 | 0x12 | 0x14..=0x16 | 0x1d | 0x1e | 0x24, _)
+        | (0x8000_000a | 0x8000_001b | 0x8000_001c | 0x8000_001f | 0x8000_0022, _) => return None,
         _ => {}
     }
     Some(e)
@@ -129,7 +148,10 @@ pub(super) fn of_vcpu(host: &[kvm_cpuid_entry2], id: u8, count: u8) -> Vec<kvm_c
             }
             // CmpLegacy
             0x8000_0001 => set_if(&mut e.ecx, 1, count > 1 && is_amd(host)),
-            0x8000_0008 => e.ecx = (e.ecx & !0xf0ff) | shift << 12 | (count - 1),
+            0x8000_0008 => {
+                e.eax = (e.eax & 0xff00) | (e.eax & 0xff).min(PHYSICAL_BITS);
+                e.ecx = (e.ecx & !0xf0ff) | shift << 12 | (count - 1);
+            }
             0x8000_001e => (e.eax, e.ebx, e.ecx) = (id, id, 0),
             _ => {}
         }
@@ -186,14 +208,12 @@ mod tests {
 
     #[test]
     fn features_that_a_restore_cannot_preserve_are_hidden() {
-        let seen = filter(&leaf(1, u32::MAX), true).unwrap();
-        for bit in [3, 5, 15] {
+        let seen = filter(&leaf(1, u32::MAX)).unwrap();
+        for bit in [3, 5, 15, 27] {
             assert_eq!(seen.ecx >> bit & 1, 0, "ecx bit {bit}");
         }
-        assert_eq!(seen.ecx >> 24 & 1, 1);
-        assert_eq!(filter(&leaf(1, u32::MAX), false).unwrap().ecx >> 24 & 1, 0);
-        assert_eq!(filter(&leaf(0x8000_0007, u32::MAX), true).unwrap().edx, 0);
-        assert!(filter(&leaf(0x15, 1), true).is_none());
+        assert_eq!(filter(&leaf(0x8000_0007, u32::MAX)).unwrap().edx, 0);
+        assert!(filter(&leaf(0x15, 1)).is_none());
     }
 
     #[test]

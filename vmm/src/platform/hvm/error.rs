@@ -27,8 +27,15 @@ pub enum HvmError {
     #[error("the saved state is invalid: {0}")]
     State(&'static str),
     /// The state was saved on a CPU with other features.
-    #[error("this CPU cannot run the template, it lacks: {}", .0.join(", "))]
-    Missing(Vec<String>),
+    #[error(
+        "this CPU ({host}) cannot run the template of another ({template}), it lacks: {}",
+        missing.join(", ")
+    )]
+    Missing {
+        template: String,
+        host: String,
+        missing: Vec<String>,
+    },
 }
 
 pub(super) fn kvm(step: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> HvmError {
