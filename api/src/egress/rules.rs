@@ -1,7 +1,8 @@
 //! Rules of a sandbox for outbound requests (`network.rules`): headers by host name. Performs no I/O.
 //!
 //! Rules of E2B: the exact host applies first, then the longest `*.` suffix; rules are not merged. A host has at most one
-//! transform. A rule without headers changes nothing, but hides the rules for shorter suffixes. A rule opens nothing.
+//! transform. A rule without headers hides the rules for shorter suffixes; the proxy reads its requests and compares their
+//! names, as with every rule. A rule opens nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -72,11 +73,10 @@ impl Rules {
         }
     }
 
-    /// The patterns of names whose requests are to be rewritten.
+    /// The patterns of names whose requests the proxy reads.
     #[must_use]
     pub fn ruled(&self) -> Vec<NamePattern> {
-        let ruled = self.0.iter().filter(|rule| !rule.headers.is_empty());
-        ruled.map(|rule| rule.pattern.clone()).collect()
+        self.0.iter().map(|rule| rule.pattern.clone()).collect()
     }
 
     /// The rule for a host name in lower case without a trailing dot.
@@ -138,9 +138,6 @@ impl Rule {
     /// The answer to the proxy's question whether there is a rule.
     #[must_use]
     pub fn outcome(&self) -> RuleOutcome {
-        if self.headers.is_empty() {
-            return RuleOutcome::None;
-        }
         RuleOutcome::Headers {
             rule: self.key.clone(),
             headers: Vec::new(),
@@ -151,9 +148,6 @@ impl Rule {
     /// The answer to the proxy's question for the headers of a request. `value` returns the value of a secret by its
     /// name, or why there is none.
     pub fn fill(&self, value: impl Fn(&str) -> Result<Value, String>) -> RuleOutcome {
-        if self.headers.is_empty() {
-            return RuleOutcome::None;
-        }
         let failed = |reason| RuleOutcome::Failed {
             rule: self.key.clone(),
             reason,

@@ -83,6 +83,24 @@ async fn a_name_without_rule_passes_unread() {
     assert_eq!(world.rule_questions(), [("api.test".to_owned(), false)]);
 }
 
+/// The documented cure for domain fronting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rule_without_headers_compares_the_host_and_adds_none() {
+    let (world, origin) = world().await;
+    let guest = world.guest(origin.address, &["api.test", "other.test"]);
+    world.outcome("api.test", World::headers("api.test", Vec::new()));
+    for (host, status) in [("api.test", 200), ("other.test", 421)] {
+        let stream = tls(&world, guest, "api.test", &["http/1.1"]).await.unwrap();
+        assert!(is_terminated(&world, &stream));
+        let answer = send1(&mut http1(stream).await, get(host, "/")).await;
+        assert_eq!(answer.status, status, "{host}");
+    }
+    let seen = origin.seen();
+    assert_eq!(seen.len(), 1);
+    let names: Vec<_> = seen[0].headers.keys().map(|name| name.as_str()).collect();
+    assert_eq!(names, ["host"]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn spellings_of_an_answered_name_pass() {
     let (world, origin) = world().await;
