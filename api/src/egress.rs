@@ -34,7 +34,7 @@ use std::{
     time::Duration,
 };
 
-use ::egress::control::{Authority, Call, Flow, LISTENER, RuleOutcome, Way};
+use ::egress::control::{Ask, Authority, Call, Flow, LISTENER, RuleOutcome, Way};
 use model::SandboxId;
 use netisolation::{Exception, NetEvent};
 use tokio::{
@@ -53,7 +53,7 @@ pub use calls::{CallCounts, CallFile, CallLog, CallLogError, time_of};
 
 use crate::{registry::Registry, secrets::Secrets, telemetry::name_of_reason};
 use process::Processes;
-use session::{Answers, Ask};
+use session::Answers;
 
 /// Pauses before the proxy is started again: doubled each time, and short again after a proxy that ran for [`STABLE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -319,12 +319,9 @@ impl Answers for Desk {
         let Some(rule) = rules.find(&host) else {
             return RuleOutcome::None;
         };
-        match ask {
-            Ask::Existence => rule.outcome(),
-            Ask::Headers => {
-                rule.fill(|name| self.secrets.value(name).map_err(|why| why.to_string()))
-            }
-        }
+        rule.answer(ask, |name| {
+            self.secrets.value(name).map_err(|why| why.to_string())
+        })
     }
 
     async fn way(&self, sandbox: SandboxId) -> Way {

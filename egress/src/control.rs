@@ -54,13 +54,12 @@ pub enum ToProxy {
 pub enum ToServer {
     /// Whose connection is this, and where does it lead? `peer` is the address from which it was accepted.
     Flow { id: u64, peer: SocketAddr },
-    /// The rule of a sandbox for a host name (lower case, without trailing dot). With `headers`, the answer contains their
-    /// values; otherwise only whether there is a rule.
+    /// The rule of a sandbox for a host name (lower case, without trailing dot).
     Rule {
         id: u64,
         sandbox: String,
         host: String,
-        headers: bool,
+        ask: Ask,
     },
     /// How does a sandbox's connection to a server leave? Asked for each, if [`Flow::has_own_way`].
     Way { id: u64, sandbox: String },
@@ -68,6 +67,18 @@ pub enum ToServer {
     Call(Call),
     /// So many calls were not sent, because the proxy's queue was full.
     Lost { calls: u64 },
+}
+
+/// What the proxy asks about a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ask {
+    /// Only whether there is one. The answer has no header.
+    Existence,
+    /// The headers of a request in TLS, with their values.
+    Headers,
+    /// The same for a request without TLS.
+    HeadersInClear,
 }
 
 /// The certificate authority of this server, in PEM.
@@ -149,6 +160,8 @@ pub enum RuleOutcome {
         /// Names of the secrets in the values.
         secrets: Vec<String>,
     },
+    /// The rule has headers and no `plain`, and the request has no TLS: it fails with 426.
+    NeedsTls { rule: String },
     /// The headers cannot be made, for example because a secret was deleted. The request fails with 502 and this text.
     Failed { rule: String, reason: String },
 }
@@ -163,6 +176,7 @@ impl fmt::Debug for RuleOutcome {
                 .field("rule", rule)
                 .field("secrets", secrets)
                 .finish_non_exhaustive(),
+            Self::NeedsTls { rule } => write!(f, "NeedsTls({rule:?})"),
             Self::Failed { rule, reason } => f
                 .debug_struct("Failed")
                 .field("rule", rule)

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ::egress::control::{NOT_FOR_RULES, RuleOutcome};
+use ::egress::control::{Ask, NOT_FOR_RULES, RuleOutcome};
 use hyper::header::{HeaderName, HeaderValue};
 use netisolation::NamePattern;
 use serde_json::{Map, Value as Json};
@@ -20,6 +20,8 @@ const MAX_HOSTS: usize = 256;
 const MAX_HEADERS: usize = 64;
 /// Maximum number of different secrets for a host, as in E2B.
 const MAX_SECRETS: usize = 32;
+/// Extension of an entry: its headers are also added to requests without TLS.
+const PLAIN: &str = "plain";
 /// Longest header name, and longest value with placeholders, in bytes.
 const MAX_NAME: usize = 256;
 const MAX_VALUE: usize = 16 << 10;
@@ -47,6 +49,14 @@ pub struct Rule {
     key: String,
     /// Names in lower case.
     headers: Vec<(HeaderName, Template)>,
+    /// The headers may leave the host in clear text.
+    is_plain: bool,
+}
+
+/// An entry of a host's list.
+struct Entry<'a> {
+    headers: Option<&'a Map<String, Json>>,
+    is_plain: bool,
 }
 
 impl Rules {
@@ -106,11 +116,11 @@ impl Rule {
                 shown(host)
             )));
         };
-        let transforms = list
+        let entries = list
             .iter()
-            .map(|rule| transform(host, rule))
+            .map(|rule| Entry::parse(host, rule))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut transforms = transforms.into_iter().flatten();
+        let mut transforms = entries.iter().filter_map(|entry| entry.headers);
         let (first, second) = (transforms.next(), transforms.next());
         if second.is_some() {
             return Err(invalid(format!(
@@ -126,6 +136,7 @@ impl Rule {
             pattern,
             key,
             headers,
+            is_plain: entries.iter().any(|entry| entry.is_plain),
         })
     }
 
@@ -135,9 +146,25 @@ impl Rule {
         &self.key
     }
 
-    /// The answer to the proxy's question whether there is a rule.
-    #[must_use]
-    pub fn outcome(&self) -> RuleOutcome {
+    /// The answer to the proxy's question. `value`: as for [`Rule::fill`].
+    pub fn answer(
+        &self,
+        ask: Ask,
+        value: impl Fn(&str) -> Result<Value, String>,
+    ) -> RuleOutcome {
+        match ask {
+            Ask::Existence => self.outcome(),
+            Ask::HeadersInClear if !(self.is_plain || self.headers.is_empty()) => {
+                RuleOutcome::NeedsTls {
+                    rule: self.key.clone(),
+                }
+            }
+            Ask::Headers | Ask::HeadersInClear => self.fill(value),
+        }
+    }
+
+    /// The rule without its headers.
+    fn outcome(&self) -> RuleOutcome {
         RuleOutcome::Headers {
             rule: self.key.clone(),
             headers: Vec::new(),
@@ -185,33 +212,45 @@ fn names<'a>(secrets: impl Iterator<Item = &'a str>) -> String {
     secrets.join(" or ")
 }
 
-/// The headers of a rule; `None` if it has no transform.
-fn transform<'a>(host: &str, rule: &'a Json) -> Result<Option<&'a Map<String, Json>>, RuleError> {
-    let at = format!("network.rules[{}]", shown(host));
-    let Some(rule) = known(rule, &at, "transform")? else {
-        return Ok(None);
-    };
-    let at = format!("{at}.transform");
-    match known(rule, &at, "headers")? {
-        None => Ok(None),
-        Some(Json::Object(headers)) => Ok(Some(headers)),
-        Some(_) => Err(invalid(format!("{at}.headers must be an object"))),
+impl<'a> Entry<'a> {
+    fn parse(host: &str, entry: &'a Json) -> Result<Self, RuleError> {
+        let at = format!("network.rules[{}]", shown(host));
+        let [transform, plain] = known(entry, &at, ["transform", PLAIN])?;
+        let is_plain = match plain {
+            None => false,
+            Some(Json::Bool(plain)) => *plain,
+            Some(_) => return Err(invalid(format!("{at}.{PLAIN} must be true or false"))),
+        };
+        let at = format!("{at}.transform");
+        let [headers] = match transform {
+            None => [None],
+            Some(transform) => known(transform, &at, ["headers"])?,
+        };
+        match headers {
+            None => Ok(Self { headers: None, is_plain }),
+            Some(Json::Object(headers)) => Ok(Self { headers: Some(headers), is_plain }),
+            Some(_) => Err(invalid(format!("{at}.headers must be an object"))),
+        }
     }
 }
 
-/// The value of the only key that an object may have; `None` if it is absent or null.
-fn known<'a>(object: &'a Json, at: &str, key: &str) -> Result<Option<&'a Json>, RuleError> {
+/// The values of the only keys that an object may have; `None` for those that are absent or null.
+fn known<'a, const N: usize>(
+    object: &'a Json,
+    at: &str,
+    keys: [&str; N],
+) -> Result<[Option<&'a Json>; N], RuleError> {
     let Json::Object(entries) = object else {
         return Err(invalid(format!("{at} must contain objects")));
     };
     // A part that is ignored would change nothing although the client expects it.
-    if let Some(other) = entries.keys().find(|other| *other != key) {
+    if let Some(other) = entries.keys().find(|other| !keys.contains(&other.as_str())) {
         return Err(RuleError::Unsupported(format!(
             "{at} has {}: this server rewrites headers only",
             shown(other)
         )));
     }
-    Ok(entries.get(key).filter(|value| !value.is_null()))
+    Ok(keys.map(|key| entries.get(key).filter(|value| !value.is_null())))
 }
 
 fn headers_of(

@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use ::egress::control::{Authority, Call, Flow, MAX_MESSAGE, RuleOutcome, ToProxy, ToServer, Way};
+use ::egress::control::{Ask, Authority, Call, Flow, MAX_MESSAGE, RuleOutcome, ToProxy, ToServer, Way};
 use model::SandboxId;
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
@@ -38,13 +38,6 @@ pub(super) enum SessionError {
     Stuck,
     #[error("it closed its control socket")]
     Closed,
-}
-
-/// Whether the proxy asks for the values of headers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ask {
-    Existence,
-    Headers,
 }
 
 /// Answers the proxy's questions.
@@ -199,15 +192,10 @@ async fn read_all<A: Answers>(
                 id,
                 sandbox,
                 host,
-                headers,
+                ask,
             } => {
                 let Ok(sandbox) = sandbox.parse() else {
                     return SessionError::Malformed;
-                };
-                let ask = if headers {
-                    Ask::Headers
-                } else {
-                    Ask::Existence
                 };
                 let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
                     return SessionError::Closed;

@@ -146,7 +146,7 @@ pub(crate) fn expect(server: &Server, value: &str) {
 
 pub(crate) fn rules(secret: &str) -> Value {
     let headers = json!({"X-Api-Key": format!("${{e2b.secrets.{secret}}}")});
-    json!({HOST: [{"transform": {"headers": headers}}]})
+    json!({HOST: [{"transform": {"headers": headers}, "plain": true}]})
 }
 
 fn network(rules: &Value) -> Value {
@@ -456,6 +456,12 @@ pub(crate) fn kvm_a_secret_reaches_the_origin_and_nothing_else() {
         let plain = json!({"denyOut": ["0.0.0.0/0"], "allowOut": [HOST]});
         server.put(&path, &plain).expect(204);
         assert_eq!(call(&server, &sandbox, "http"), "200 other");
+        // Without `plain`, the key does not leave in clear text.
+        let mut in_tls = rules("key");
+        in_tls[HOST][0].as_object_mut().unwrap().remove("plain");
+        server.put(&path, &network(&in_tls)).expect(204);
+        let refused = call(&server, &sandbox, "http");
+        assert!(refused.starts_with("426 ") && refused.contains("https://"), "{refused}");
         // And back, with a CA that the guest has got already.
         server
             .post("/secrets", &json!({"name": "key", "value": second}))

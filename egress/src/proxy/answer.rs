@@ -3,7 +3,7 @@
 use hyper::{
     Response, StatusCode,
     body::Bytes,
-    header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue},
+    header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, UPGRADE},
 };
 
 use super::body::ToGuest;
@@ -58,6 +58,11 @@ impl Refusal {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if self.status == StatusCode::UPGRADE_REQUIRED {
+            // RFC 9110, section 15.5.22.
+            headers.insert(UPGRADE, HeaderValue::from_static("TLS/1.2, HTTP/1.1"));
+            headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        }
         if is_http1 && self.after == After::Close {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }

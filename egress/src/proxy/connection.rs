@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, sync::Arc};
 
 use egress::{
-    control::{Flow, RuleOutcome},
+    control::{Ask, Flow, RuleOutcome},
     framing::MAX_HEAD,
     hello::{ClientHello, HelloError, HelloReader},
     name::{HostName, HostPort},
@@ -136,16 +136,14 @@ impl Connection<'_> {
         if !self.is_answered(&name) {
             return refuse(format!("{name} was not resolved to this address"));
         }
-        match self
-            .shared
-            .link
-            .rule(&self.flow.sandbox, &name, false)
-            .await
-        {
+        let link = &self.shared.link;
+        match link.rule(&self.flow.sandbox, &name, Ask::Existence).await {
             Ok(RuleOutcome::None) => Decision::Splice,
-            Ok(RuleOutcome::Headers { .. } | RuleOutcome::Failed { .. }) => {
-                Decision::Tls(name, hello)
-            }
+            Ok(
+                RuleOutcome::Headers { .. }
+                | RuleOutcome::NeedsTls { .. }
+                | RuleOutcome::Failed { .. },
+            ) => Decision::Tls(name, hello),
             Err(error) => Decision::Refuse(format!("the rule for {name} is not known: {error}")),
         }
     }

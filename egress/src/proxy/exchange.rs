@@ -140,7 +140,8 @@ async fn rule_headers(
         return Ok(Ruled::none());
     }
     let link = &session.shared.link;
-    let outcome = link.rule(&session.flow.sandbox, &target.name, true).await;
+    let ask = session.security.ask();
+    let outcome = link.rule(&session.flow.sandbox, &target.name, ask).await;
     let outcome = outcome.map_err(|error| {
         let reason = format!("the rule for {} is not known: {error}", target.name);
         Refusal::closing(StatusCode::SERVICE_UNAVAILABLE, reason)

@@ -54,11 +54,21 @@ impl RuleHeaders {
                 rule: Some(rule),
                 secrets,
             },
-            RuleOutcome::Failed { rule, reason } => Self {
-                headers: Err(failed(&rule, &reason)),
-                rule: Some(rule),
-                secrets: Vec::new(),
-            },
+            RuleOutcome::NeedsTls { rule } => Self::refused(rule, |rule| {
+                let reason = format!(
+                    "the rule for {rule} adds headers in TLS only: use https://, or give the rule \"plain\": true if its headers may leave this host in clear text"
+                );
+                Refusal::passing(StatusCode::UPGRADE_REQUIRED, reason)
+            }),
+            RuleOutcome::Failed { rule, reason } => Self::refused(rule, |rule| failed(rule, &reason)),
+        }
+    }
+
+    fn refused(rule: String, why: impl FnOnce(&str) -> Refusal) -> Self {
+        Self {
+            headers: Err(why(&rule)),
+            rule: Some(rule),
+            secrets: Vec::new(),
         }
     }
 }

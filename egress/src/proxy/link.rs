@@ -15,7 +15,7 @@ use std::{
 };
 
 use egress::{
-    control::{Authority, Call, Flow, MAX_MESSAGE, RuleOutcome, ToProxy, ToServer, Way},
+    control::{Ask, Authority, Call, Flow, MAX_MESSAGE, RuleOutcome, ToProxy, ToServer, Way},
     name::HostName,
 };
 use tokio::{
@@ -129,12 +129,12 @@ impl Link {
         self.ask(ToServer::Flow { id, peer }, answered).await
     }
 
-    /// The rule of a sandbox for a name; with `headers`, with its values.
+    /// The rule of a sandbox for a name.
     pub(crate) async fn rule(
         &self,
         sandbox: &str,
         host: &HostName,
-        headers: bool,
+        ask: Ask,
     ) -> Result<RuleOutcome, LinkError> {
         let (answer, answered) = oneshot::channel();
         let id = self.next.fetch_add(1, Ordering::Relaxed);
@@ -144,7 +144,7 @@ impl Link {
             id,
             sandbox: sandbox.to_owned(),
             host: host.to_string(),
-            headers,
+            ask,
         };
         self.ask(question, answered).await
     }

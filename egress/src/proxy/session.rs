@@ -7,7 +7,11 @@ use std::{
     time::Duration,
 };
 
-use egress::{control::Flow, framing::MAX_HEAD, name::HostName};
+use egress::{
+    control::{Ask, Flow},
+    framing::MAX_HEAD,
+    name::HostName,
+};
 use hyper::{
     server::conn::{http1, http2},
     service::service_fn,
@@ -47,6 +51,14 @@ impl Security {
         match self {
             Self::Plain => "http",
             Self::Tls { .. } => "https",
+        }
+    }
+
+    /// The question for the headers of a request.
+    pub(crate) fn ask(&self) -> Ask {
+        match self {
+            Self::Plain => Ask::HeadersInClear,
+            Self::Tls { .. } => Ask::Headers,
         }
     }
 }

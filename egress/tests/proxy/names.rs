@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use egress::control::Ask;
 use rustls::{ClientConnection, pki_types::ServerName};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -80,7 +81,7 @@ async fn a_name_without_rule_passes_unread() {
     );
     assert!(call.bytes_out > 100 && call.bytes_in > 100, "{call:?}");
     assert_eq!(call.remote, origin.address);
-    assert_eq!(world.rule_questions(), [("api.test".to_owned(), false)]);
+    assert_eq!(world.rule_questions(), [("api.test".to_owned(), Ask::Existence)]);
 }
 
 /// The documented cure for domain fronting.

@@ -2,6 +2,7 @@
 
 use std::{net::Ipv4Addr, sync::Arc};
 
+use egress::control::{Ask, RuleOutcome};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -38,6 +39,31 @@ async fn each_request_of_a_connection_has_its_own_rule() {
     assert_eq!(origin.connections(), 1);
     let call = world.call(guest, |call| call.name.as_deref() == Some("free.test"));
     assert_eq!((call.rule, call.status), (None, Some(200)));
+}
+
+/// A guest must not choose that a secret leaves the host in clear text.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rule_for_tls_only_is_answered_with_426() {
+    let (world, origin, guest) = world().await;
+    let rule = "api.test".to_owned();
+    world.outcome("api.test", RuleOutcome::NeedsTls { rule });
+    let mut sender = http1(connect(&world, guest).await).await;
+    let refused = send1(&mut sender, get("api.test", "/")).await;
+    assert_eq!(refused.status, 426);
+    assert_eq!(refused.headers["upgrade"], "TLS/1.2, HTTP/1.1");
+    for cure in ["https://", "plain", "\"rule\":\"api.test\""] {
+        assert!(refused.text.contains(cure), "{}", refused.text);
+    }
+    // Other names of the connection are served.
+    assert_eq!(
+        send1(&mut sender, get("free.test", "/")).await.text,
+        "ok"
+    );
+    assert_eq!(origin.seen().len(), 1);
+    let asked = ["api.test", "free.test"].map(|name| (name.to_owned(), Ask::HeadersInClear));
+    assert_eq!(world.rule_questions(), asked);
+    let call = world.call(guest, |call| call.status == Some(426));
+    assert!(call.refused.is_some() && call.rule.as_deref() == Some("api.test"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

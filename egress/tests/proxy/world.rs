@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use egress::control::{Authority, Call, Flow, RuleOutcome, ToProxy, ToServer, Way};
+use egress::control::{Ask, Authority, Call, Flow, RuleOutcome, ToProxy, ToServer, Way};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
@@ -46,7 +46,7 @@ struct Answers {
     rules: HashMap<String, RuleOutcome>,
     calls: Vec<Call>,
     lost: u64,
-    rule_questions: Vec<(String, bool)>,
+    rule_questions: Vec<(String, Ask)>,
     silent: bool,
     way: Option<Way>,
 }
@@ -210,7 +210,7 @@ impl World {
         self.answers.lock().unwrap().lost
     }
 
-    pub(crate) fn rule_questions(&self) -> Vec<(String, bool)> {
+    pub(crate) fn rule_questions(&self) -> Vec<(String, Ask)> {
         self.answers.lock().unwrap().rule_questions.clone()
     }
 
@@ -274,22 +274,18 @@ fn answer(control: &UnixStream, answers: &Mutex<Answers>) {
                 id,
                 flow: answers.flows.get(&peer.ip()).cloned(),
             },
-            ToServer::Rule {
-                id, host, headers, ..
-            } => {
+            ToServer::Rule { id, host, ask, .. } => {
                 let mut outcome = answers
                     .rules
                     .get(&host)
                     .cloned()
                     .unwrap_or(RuleOutcome::None);
-                if let RuleOutcome::Headers {
-                    headers: values, ..
-                } = &mut outcome
-                    && !headers
+                if let RuleOutcome::Headers { headers, .. } = &mut outcome
+                    && ask == Ask::Existence
                 {
-                    values.clear();
+                    headers.clear();
                 }
-                answers.rule_questions.push((host, headers));
+                answers.rule_questions.push((host, ask));
                 ToProxy::Rule { id, outcome }
             }
             ToServer::Way { id, .. } => ToProxy::Way {

@@ -72,6 +72,37 @@ fn a_rule_without_headers_hides_others_and_is_for_the_proxy() {
 }
 
 #[test]
+fn headers_leave_in_clear_text_only_if_the_rule_says_so() {
+    let transform = json!({"headers": {"a": "${e2b.secrets.key}"}});
+    let in_clear = |rules: Json| {
+        let rules = parse(json!({"a.test": rules})).unwrap();
+        // With TLS the option changes nothing.
+        let rule = rules.find("a.test").unwrap();
+        let outcome = rule.answer(Ask::Headers, secret);
+        assert!(matches!(outcome, RuleOutcome::Headers { .. }));
+        rule.answer(Ask::HeadersInClear, secret)
+    };
+    let refused = RuleOutcome::NeedsTls {
+        rule: "a.test".to_owned(),
+    };
+    for plain in [json!(null), json!(false)] {
+        let rules = json!([{"transform": transform, "plain": plain}]);
+        assert_eq!(in_clear(rules), refused, "{plain}");
+    }
+    assert_eq!(in_clear(json!([{"transform": transform}])), refused);
+    for allowed in [
+        json!([{"transform": transform, "plain": true}]),
+        json!([{"plain": true}, {"transform": transform}]),
+        // Without headers, nothing leaves.
+        json!([]),
+        json!([{"plain": false}]),
+    ] {
+        let outcome = in_clear(allowed.clone());
+        assert!(matches!(outcome, RuleOutcome::Headers { .. }), "{allowed}");
+    }
+}
+
+#[test]
 fn placeholders_are_filled_at_the_request() {
     let rules = parse(json!({"a.test": headers(json!({
         "Authorization": "Bearer ${e2b.secrets.KEY}:${e2b.secrets.key} ${HOME} $",
@@ -169,6 +200,8 @@ fn wrong_rules_are_refused_by_name() {
         ),
         (json!({"a.test": [{"transform": {"path": "/"}}]}), "501 "),
         (json!({"a.test": [{"action": "deny"}]}), "\"action\""),
+        (json!({"a.test": [{"plain": 1}]}), "true or false"),
+        (json!({"a.test": [{"transform": {"plain": true}}]}), "501 "),
         (
             json!({"a.test": [{"transform": {"headers": {}}}, {"transform": {"headers": {}}}]}),
             "more than one transform",

@@ -34,7 +34,7 @@ impl Answers for Fake {
     async fn rule(&self, _: SandboxId, host: String, ask: Ask) -> RuleOutcome {
         let headers = match ask {
             Ask::Existence => Vec::new(),
-            Ask::Headers => vec![("x".to_owned(), "hunter2".to_owned())],
+            Ask::Headers | Ask::HeadersInClear => vec![("x".to_owned(), "hunter2".to_owned())],
         };
         RuleOutcome::Headers {
             rule: host,
@@ -124,12 +124,12 @@ async fn questions_are_answered_by_their_ids_and_cuts_are_passed_on() {
         };
         assert_eq!((of, flow.is_some()), (id, port == 1));
     }
-    for headers in [false, true] {
+    for ask in [Ask::Existence, Ask::Headers] {
         let rule = ToServer::Rule {
             id: 9,
             sandbox: id().to_string(),
             host: "a.test".into(),
-            headers,
+            ask,
         };
         proxy.send(&rule).await;
         let ToProxy::Rule {
@@ -139,7 +139,7 @@ async fn questions_are_answered_by_their_ids_and_cuts_are_passed_on() {
         else {
             panic!("not the answer");
         };
-        assert_eq!(got.len(), usize::from(headers));
+        assert_eq!(got.len(), usize::from(ask == Ask::Headers));
     }
     let way = ToServer::Way {
         id: 10,
@@ -200,7 +200,7 @@ async fn messages_that_are_too_long_or_not_of_the_protocol_end_the_session() {
     let why = start().await.ends_after(&long).await;
     assert!(matches!(why, SessionError::TooLong), "{why:?}");
     let foreign =
-        r#"{"type":"rule","id":1,"sandbox":"../x","host":"a","headers":true}"#.to_owned() + "\n";
+        r#"{"type":"rule","id":1,"sandbox":"../x","host":"a","ask":"headers"}"#.to_owned() + "\n";
     for wrong in ["{}\n", "\n", "\u{0}\n", foreign.as_str()] {
         let why = start().await.ends_after(wrong.as_bytes()).await;
         assert!(matches!(why, SessionError::Malformed), "{wrong:?}: {why:?}");
