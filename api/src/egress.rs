@@ -77,6 +77,8 @@ pub struct EgressSpec {
     /// The program `cube-egress`.
     pub program: PathBuf,
     pub calls: CallFile,
+    /// Connections of all sandboxes at a time. `None`: the program's default.
+    pub connections: Option<u32>,
 }
 
 /// Why the proxy cannot be prepared.
@@ -413,6 +415,9 @@ impl Supervisor {
         drop(listener);
         let (pid, mut status) = self.processes.watch(child)?;
         self.starts.fetch_add(1, Ordering::Relaxed);
+        if let Some(connections) = self.spec.connections {
+            command.args(["--connections", &connections.to_string()]);
+        }
         info!(pid, "egress proxy started");
         ours.set_nonblocking(true)?;
         let control = UnixStream::from_std(ours)?;

@@ -16,6 +16,8 @@ use nix::{
 };
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
+use crate::proxy::accept::HEADROOM;
+
 /// The user and group that the process changes to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
@@ -133,7 +135,8 @@ fn filter() -> Result<(), seccompiler::Error> {
 
 /// The limit for connections, each of which needs two descriptors.
 pub(crate) fn connections(wanted: u32, descriptors: u64) -> u32 {
-    let possible = descriptors.saturating_sub(64) / 2;
+    let others = 64 + u64::from(HEADROOM);
+    let possible = descriptors.saturating_sub(others) / 2;
     let possible = u32::try_from(possible).unwrap_or(u32::MAX);
     if possible < wanted {
         tracing::warn!(

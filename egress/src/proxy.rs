@@ -12,7 +12,7 @@
 //! What must never happen: a connection to another address than the flow's; a rule's header in a request for another name
 //! than the rule's; a request whose name was not compared; a value of a rule in a message, a record or an error.
 
-mod accept;
+pub(crate) mod accept;
 mod answer;
 mod body;
 mod connection;

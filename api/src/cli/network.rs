@@ -49,6 +49,9 @@ pub(super) struct NetworkOptions {
     /// [default: cube-egress beside this program, if it is there]
     #[arg(long, value_name = "FILE")]
     egress_proxy: Option<EgressProxy>,
+    /// Connections of all sandboxes through the proxy at a time; each needs two open files [default: 4096]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    egress_connections: Option<u32>,
     /// Append all outbound calls of sandboxes that pass the proxy to egress-calls.jsonl in the state directory
     #[arg(long)]
     egress_calls: bool,
@@ -198,6 +201,7 @@ impl NetworkOptions {
                 && self.network_rate.is_none()
                 && self.alert_refusals.is_none()
                 && !self.egress_calls
+                && self.egress_connections.is_none()
                 && matches!(self.egress_proxy, None | Some(EgressProxy::None))
                 && default == DefaultEgress::Deny;
             return if is_plain {
@@ -217,9 +221,13 @@ impl NetworkOptions {
         } else {
             CallFile::Off
         };
-        if calls == CallFile::On && proxy.is_none() {
+        let needs_proxy = [
+            ("--egress-calls", calls == CallFile::On),
+            ("--egress-connections", self.egress_connections.is_some()),
+        ];
+        if let (Some((option, _)), None) = (needs_proxy.iter().find(|(_, given)| *given), &proxy) {
             return Err(format!(
-                "--egress-calls needs the proxy, and {PROXY} is not beside this program: name it with --egress-proxy"
+                "{option} needs the proxy, and {PROXY} is not beside this program: name it with --egress-proxy"
             ));
         }
         let command = self.alert_command.map(AlertAction::Command);
@@ -236,7 +244,11 @@ impl NetworkOptions {
                     None => Rewriting::Off,
                 },
             },
-            proxy: proxy.map(|program| EgressSpec { program, calls }),
+            proxy: proxy.map(|program| EgressSpec {
+                program,
+                calls,
+                connections: self.egress_connections,
+            }),
             alert: (self.alert_refusals.zip(action))
                 .map(|(refusals, action)| AlertSpec { refusals, action }),
             dns_servers: servers.collect(),

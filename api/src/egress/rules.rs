@@ -147,11 +147,7 @@ impl Rule {
     }
 
     /// The answer to the proxy's question. `value`: as for [`Rule::fill`].
-    pub fn answer(
-        &self,
-        ask: Ask,
-        value: impl Fn(&str) -> Result<Value, String>,
-    ) -> RuleOutcome {
+    pub fn answer(&self, ask: Ask, value: impl Fn(&str) -> Result<Value, String>) -> RuleOutcome {
         match ask {
             Ask::Existence => self.outcome(),
             Ask::HeadersInClear if !(self.is_plain || self.headers.is_empty()) => {
@@ -227,8 +223,14 @@ impl<'a> Entry<'a> {
             Some(transform) => known(transform, &at, ["headers"])?,
         };
         match headers {
-            None => Ok(Self { headers: None, is_plain }),
-            Some(Json::Object(headers)) => Ok(Self { headers: Some(headers), is_plain }),
+            None => Ok(Self {
+                headers: None,
+                is_plain,
+            }),
+            Some(Json::Object(headers)) => Ok(Self {
+                headers: Some(headers),
+                is_plain,
+            }),
             Some(_) => Err(invalid(format!("{at}.headers must be an object"))),
         }
     }

@@ -461,7 +461,10 @@ pub(crate) fn kvm_a_secret_reaches_the_origin_and_nothing_else() {
         in_tls[HOST][0].as_object_mut().unwrap().remove("plain");
         server.put(&path, &network(&in_tls)).expect(204);
         let refused = call(&server, &sandbox, "http");
-        assert!(refused.starts_with("426 ") && refused.contains("https://"), "{refused}");
+        assert!(
+            refused.starts_with("426 ") && refused.contains("https://"),
+            "{refused}"
+        );
         // And back, with a CA that the guest has got already.
         server
             .post("/secrets", &json!({"name": "key", "value": second}))

@@ -1,10 +1,10 @@
 //! Accepts connections until the control socket closes.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{
-    net::TcpListener,
-    sync::Semaphore,
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -14,8 +14,13 @@ use super::{DRAIN_TIME, Shared, connection};
 /// After a failed `accept(2)`, as at the limit for open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Connections beyond the limit for all: those whose sandbox is not known yet, and those that are being closed for others.
+/// Further ones wait in the listener.
+pub(crate) const HEADROOM: u32 = 64;
+
 pub(crate) async fn run(listener: TcpListener, shared: Arc<Shared>) {
-    let room = Arc::new(Semaphore::new(shared.settings.connections as usize));
+    let room = shared.settings.connections.saturating_add(HEADROOM);
+    let room = Arc::new(Semaphore::new(room as usize));
     let mut connections = JoinSet::new();
     let mut closed = shared.link.closed();
     tracing::info!("accepting connections");
@@ -24,14 +29,10 @@ pub(crate) async fn run(listener: TcpListener, shared: Arc<Shared>) {
             biased;
             () = closed.wait() => break,
             Some(_) = connections.join_next(), if !connections.is_empty() => continue,
-            accepted = listener.accept() => accepted,
+            accepted = next(&listener, &room) => accepted,
         };
         match accepted {
-            Ok((stream, peer)) => {
-                // Without room the connection is closed at once.
-                let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
-                    continue;
-                };
+            Ok((stream, peer, permit)) => {
                 let shared = Arc::clone(&shared);
                 connections.spawn(async move {
                     connection::serve(&shared, stream, peer).await;
@@ -55,4 +56,14 @@ pub(crate) async fn run(listener: TcpListener, shared: Arc<Shared>) {
     if drained.await.is_err() {
         tracing::warn!("{} connections are ended", connections.len());
     }
+}
+
+async fn next(
+    listener: &TcpListener,
+    room: &Arc<Semaphore>,
+) -> io::Result<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
+    let permit = Arc::clone(room).acquire_owned().await;
+    let permit = permit.map_err(io::Error::other)?;
+    let (stream, peer) = listener.accept().await?;
+    Ok((stream, peer, permit))
 }

@@ -18,11 +18,11 @@ use tokio_rustls::TlsAcceptor;
 use super::{
     HEAD_TIME, Shared,
     link::Admission,
-    record::{Record, log_unanswered},
+    record::{Record, log_unanswered, refuse_connection},
     sandboxes::Membership,
     session::{self, Security, Session},
     splice,
-    stream::{Activity, Guest},
+    stream::Guest,
     tasks::Tasks,
     upstream::{Dialer, Protocol, Upstream},
 };
@@ -30,7 +30,10 @@ use super::{
 /// A fatal alert `access_denied` (RFC 8446, section 6): the guest's program shows it.
 const ACCESS_DENIED: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
 
-/// Serves the connection until it ends, or its sandbox is cut.
+/// Why a connection was closed that had a place.
+const DISPLACED: &str = "closed: all connections of the proxy were taken, and this one of the sandbox with most was idle for the longest time";
+
+/// Serves the connection until it ends, its sandbox is cut, or another sandbox needs its place.
 pub(crate) async fn serve(shared: &Arc<Shared>, guest: TcpStream, peer: SocketAddr) {
     let admission = match shared.link.flow(peer).await {
         Ok(Some(admission)) => admission,
@@ -42,17 +45,17 @@ pub(crate) async fn serve(shared: &Arc<Shared>, guest: TcpStream, peer: SocketAd
         }
     };
     let Admission { flow, membership } = admission;
-    let Ok(membership) = membership else {
-        super::record::refuse_connection(
-            &shared.link,
-            &flow,
-            "the sandbox has too many connections",
-        );
-        splice::reset(&guest);
-        return;
+    let membership = match membership {
+        Ok(membership) => membership,
+        Err(full) => {
+            refuse_connection(&shared.link, &flow, &full.to_string());
+            splice::reset(&guest);
+            return;
+        }
     };
     let _ = guest.set_nodelay(true);
-    let cut = membership.cut();
+    let (cut, place) = (membership.cut(), membership.place());
+    let closed = flow.clone();
     let (tasks, _owner) = Tasks::new();
     let connection = Connection {
         record: Record::new(&shared.link, &flow),
@@ -67,6 +70,7 @@ pub(crate) async fn serve(shared: &Arc<Shared>, guest: TcpStream, peer: SocketAd
         biased;
         () = cut => {}
         () = connection.run() => {}
+        () = place.closed() => refuse_connection(&shared.link, &closed, DISPLACED),
     }
 }
 
@@ -210,7 +214,8 @@ impl Connection<'_> {
             Ok(mut server) => {
                 let traffic = self.record.traffic();
                 let first = std::mem::take(&mut self.first);
-                splice::run(&mut self.guest, &mut server, &first, &traffic).await;
+                let activity = self.membership.activity();
+                splice::run(&mut self.guest, &mut server, &first, &traffic, &activity).await;
             }
             Err(error) => {
                 self.record.refused(&error.to_string());
@@ -222,7 +227,7 @@ impl Connection<'_> {
     async fn plain(self) {
         let dialer = Dialer::of(&self.shared.link, &self.flow);
         let upstream = Upstream::plain(dialer, &self.tasks);
-        let activity = Activity::new();
+        let activity = self.membership.activity();
         let stream = Guest::new(self.first.into(), self.guest, Arc::clone(&activity));
         self.record.discard();
         let session = Session::new(
@@ -260,7 +265,7 @@ impl Connection<'_> {
             Ok(config) => config,
             Err(error) => return self.refuse(&error.to_string(), true).await,
         };
-        let activity = Activity::new();
+        let activity = self.membership.activity();
         let stream = Guest::new(self.first.into(), self.guest, Arc::clone(&activity));
         let deadline = deadline.max(Instant::now() + HEAD_TIME / 2);
         let accepted =

@@ -60,7 +60,9 @@ impl RuleHeaders {
                 );
                 Refusal::passing(StatusCode::UPGRADE_REQUIRED, reason)
             }),
-            RuleOutcome::Failed { rule, reason } => Self::refused(rule, |rule| failed(rule, &reason)),
+            RuleOutcome::Failed { rule, reason } => {
+                Self::refused(rule, |rule| failed(rule, &reason))
+            }
         }
     }
 

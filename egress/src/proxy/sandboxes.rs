@@ -1,22 +1,33 @@
-//! Limits by sandbox, and the end of all its connections at once.
+//! Limits by sandbox and for all, and the end of all connections of a sandbox at once.
+//!
+//! At the limit for all, the sandbox with most connections makes room: its longest-idle connection is closed. So a sandbox
+//! with few connections gets a place, however many the others hold.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
-use super::Settings;
+use super::{Settings, stream::Activity};
 
 /// Idle entries are removed when there are more than this.
 const PRUNE_ABOVE: usize = 1024;
+/// A connection that has passed a byte within this time is in use. A sandbox with as many connections as any other gets
+/// no place from one that is in use.
+const IN_USE: Duration = Duration::from_secs(1);
 
 /// The sandboxes with connections, by id.
 pub(crate) struct Sandboxes {
     settings: Settings,
     entries: Mutex<HashMap<String, Arc<Sandbox>>>,
+    /// Connections of all sandboxes. Only [`Sandboxes::join`] adds to it.
+    all: Arc<AtomicUsize>,
 }
 
 struct Sandbox {
@@ -25,8 +36,14 @@ struct Sandbox {
 }
 
 struct State {
-    connections: u32,
+    places: Vec<Arc<Place>>,
     budget: Budget,
+}
+
+/// What a connection occupies.
+pub(crate) struct Place {
+    activity: Arc<Activity>,
+    closed: Notify,
 }
 
 /// A bucket of requests.
@@ -40,49 +57,86 @@ pub(crate) struct Membership {
     sandbox: Arc<Sandbox>,
     settings: Settings,
     cut: watch::Receiver<()>,
+    place: Arc<Place>,
+    all: Arc<AtomicUsize>,
 }
 
-/// The sandbox has as many connections as it may.
-#[derive(Debug)]
-pub(crate) struct Full;
+/// Why a connection has no place. The texts are in records.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Full {
+    #[error("the sandbox has too many connections")]
+    Sandbox,
+    #[error(
+        "the proxy has too many connections, and no sandbox has more of them than this one: raise --egress-connections"
+    )]
+    All,
+}
 
 impl Sandboxes {
     pub(crate) fn new(settings: Settings) -> Self {
         let entries = Mutex::new(HashMap::new());
-        Self { settings, entries }
+        Self {
+            settings,
+            entries,
+            all: Arc::default(),
+        }
     }
 
     /// Counts a connection. A later [`Sandboxes::cut`] ends it.
     pub(crate) fn join(&self, id: &str) -> Result<Membership, Full> {
+        self.join_at(id, Instant::now())
+    }
+
+    fn join_at(&self, id: &str, now: Instant) -> Result<Membership, Full> {
         let mut entries = lock(&self.entries);
         if entries.len() > PRUNE_ABOVE {
-            entries.retain(|_, sandbox| !sandbox.is_idle(&self.settings));
+            entries.retain(|_, sandbox| !sandbox.is_unused(&self.settings));
         }
-        let sandbox = entries.entry(id.to_owned()).or_insert_with(|| {
-            let budget = Budget {
-                requests: burst(&self.settings),
-                filled: Instant::now(),
-            };
-            let state = State {
-                connections: 0,
-                budget,
-            };
-            Arc::new(Sandbox {
-                state: Mutex::new(state),
-                cut: watch::Sender::new(()),
-            })
+        let sandbox = entries.entry(id.to_owned());
+        let sandbox = sandbox.or_insert_with(|| Arc::new(Sandbox::new(&self.settings)));
+        let sandbox = Arc::clone(sandbox);
+        if sandbox.count() >= self.settings.sandbox_connections as usize {
+            return Err(Full::Sandbox);
+        }
+        if self.all.load(Ordering::Relaxed) >= self.settings.connections as usize {
+            self.make_room(&entries, &sandbox, now)?;
+        }
+        self.all.fetch_add(1, Ordering::Relaxed);
+        let place = Arc::new(Place {
+            activity: Activity::new(),
+            closed: Notify::new(),
         });
-        let mut state = lock(&sandbox.state);
-        if state.connections >= self.settings.sandbox_connections {
-            return Err(Full);
-        }
-        state.connections += 1;
-        drop(state);
+        lock(&sandbox.state).places.push(Arc::clone(&place));
         Ok(Membership {
-            sandbox: Arc::clone(sandbox),
             settings: self.settings,
             cut: sandbox.cut.subscribe(),
+            place,
+            all: Arc::clone(&self.all),
+            sandbox,
         })
+    }
+
+    /// Closes the longest-idle connection of the sandbox that has most, with the new one.
+    fn make_room(
+        &self,
+        entries: &HashMap<String, Arc<Sandbox>>,
+        newcomer: &Arc<Sandbox>,
+        now: Instant,
+    ) -> Result<(), Full> {
+        let load =
+            |sandbox: &Arc<Sandbox>| sandbox.count() + usize::from(Arc::ptr_eq(sandbox, newcomer));
+        let most = entries.values().map(load).max().unwrap_or(0);
+        let largest = entries.values().filter(|sandbox| load(sandbox) == most);
+        let idle = largest.filter_map(|sandbox| Some((sandbox.longest_idle(now)?, sandbox)));
+        let ((idle, place), sandbox) = idle.max_by_key(|((idle, _), _)| *idle).ok_or(Full::All)?;
+        if load(newcomer) == most && idle < IN_USE {
+            return Err(Full::All);
+        }
+        if sandbox.leave(&place) {
+            self.all.fetch_sub(1, Ordering::Relaxed);
+        }
+        place.closed.notify_one();
+        Ok(())
     }
 
     /// Ends all connections of the sandbox. Its budget of requests stays.
@@ -94,10 +148,54 @@ impl Sandboxes {
 }
 
 impl Sandbox {
-    fn is_idle(&self, settings: &Settings) -> bool {
+    fn new(settings: &Settings) -> Self {
+        let budget = Budget {
+            requests: burst(settings),
+            filled: Instant::now(),
+        };
+        let places = Vec::new();
+        Self {
+            state: Mutex::new(State { places, budget }),
+            cut: watch::Sender::new(()),
+        }
+    }
+
+    fn count(&self) -> usize {
+        lock(&self.state).places.len()
+    }
+
+    /// `None`: it has no connection.
+    fn longest_idle(&self, now: Instant) -> Option<(Duration, Arc<Place>)> {
+        let state = lock(&self.state);
+        let idle = state
+            .places
+            .iter()
+            .map(|place| (place.activity.idle_at(now), place));
+        let (idle, place) = idle.max_by_key(|(idle, _)| *idle)?;
+        Some((idle, Arc::clone(place)))
+    }
+
+    /// Whether the place was still the sandbox's.
+    fn leave(&self, place: &Arc<Place>) -> bool {
+        let mut state = lock(&self.state);
+        let at = state
+            .places
+            .iter()
+            .position(|other| Arc::ptr_eq(other, place));
+        at.map(|at| state.places.swap_remove(at)).is_some()
+    }
+
+    fn is_unused(&self, settings: &Settings) -> bool {
         let mut state = lock(&self.state);
         state.budget.fill(settings);
-        state.connections == 0 && state.budget.requests >= burst(settings)
+        state.places.is_empty() && state.budget.requests >= burst(settings)
+    }
+}
+
+impl Place {
+    /// Waits until another connection needs the place.
+    pub(crate) async fn closed(&self) {
+        self.closed.notified().await;
     }
 }
 
@@ -105,6 +203,15 @@ impl Membership {
     /// Counts a request.
     pub(crate) fn take_request(&self) -> bool {
         lock(&self.sandbox.state).budget.take(&self.settings)
+    }
+
+    pub(crate) fn place(&self) -> Arc<Place> {
+        Arc::clone(&self.place)
+    }
+
+    /// The connection's bytes. Without any, it is the first to be closed at the limit for all.
+    pub(crate) fn activity(&self) -> Arc<Activity> {
+        Arc::clone(&self.place.activity)
     }
 
     /// Waits until the sandbox is cut.
@@ -119,8 +226,9 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        let mut state = lock(&self.sandbox.state);
-        state.connections = state.connections.saturating_sub(1);
+        if self.sandbox.leave(&self.place) {
+            self.all.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -178,6 +286,51 @@ mod tests {
         // The budget is the sandbox's, whatever its connections.
         let third = sandboxes.join("a").ok().unwrap();
         assert!(!third.take_request());
+    }
+
+    /// Whether the place of a connection was taken.
+    async fn is_closed(member: &Membership) -> bool {
+        tokio::select! {
+            biased;
+            () = member.place.closed() => true,
+            () = tokio::task::yield_now() => false,
+        }
+    }
+
+    #[tokio::test]
+    async fn at_the_limit_for_all_the_sandbox_with_most_connections_makes_room() {
+        let sandboxes = Sandboxes::new(Settings {
+            connections: 4,
+            sandbox_connections: 4,
+            ..SETTINGS
+        });
+        let small = sandboxes.join("small").ok().unwrap();
+        let large: Vec<_> = (0..3).map(|_| sandboxes.join("large").unwrap()).collect();
+        let now = Instant::now() + IN_USE / 100;
+        // `small` would be the longest idle, but has fewer.
+        for member in [&large[0], &large[2]] {
+            while member.activity().idle_at(now) >= large[1].activity().idle_at(now) {
+                member.activity().touch();
+                std::thread::yield_now();
+            }
+        }
+        // All of its own are in use, and none has more.
+        assert_eq!(sandboxes.join_at("large", now).err(), Some(Full::All));
+        let new = sandboxes.join_at("new", now).ok().unwrap();
+        assert!(is_closed(&large[1]).await);
+        for other in [&small, &large[0], &large[2], &new] {
+            assert!(!is_closed(other).await);
+        }
+        assert_eq!(sandboxes.all.load(Ordering::Relaxed), 4);
+        // A connection that was closed does not free its place twice.
+        drop(large);
+        assert_eq!(sandboxes.all.load(Ordering::Relaxed), 2);
+        // A sandbox with most takes its own place when it is not in use.
+        let mut own: Vec<_> = (0..2).map(|_| sandboxes.join("own").unwrap()).collect();
+        let later = Instant::now() + IN_USE;
+        own.push(sandboxes.join_at("own", later).unwrap());
+        let closed = [is_closed(&own[0]).await, is_closed(&own[1]).await];
+        assert_eq!(closed.iter().filter(|closed| **closed).count(), 1);
     }
 
     #[tokio::test]

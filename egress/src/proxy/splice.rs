@@ -19,20 +19,20 @@ pub(crate) async fn run(
     server: &mut TcpStream,
     first: &[u8],
     traffic: &Traffic,
+    activity: &Activity,
 ) {
     if server.write_all(first).await.is_err() {
         reset(guest);
         return;
     }
     traffic.count_out(first.len());
-    let activity = Activity::new();
     let copied = {
         let (guest_reader, guest_writer) = guest.split();
         let (server_reader, server_writer) = server.split();
-        let out = copy(&guest_reader, server_writer, &activity, |bytes| {
+        let out = copy(&guest_reader, server_writer, activity, |bytes| {
             traffic.count_out(bytes)
         });
-        let back = copy(&server_reader, guest_writer, &activity, |bytes| {
+        let back = copy(&server_reader, guest_writer, activity, |bytes| {
             traffic.count_in(bytes)
         });
         tokio::select! {

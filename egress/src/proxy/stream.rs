@@ -37,6 +37,13 @@ impl Activity {
         self.last_ms.store(now, Ordering::Relaxed);
     }
 
+    /// How long no byte has passed.
+    pub(crate) fn idle_at(&self, now: Instant) -> Duration {
+        let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
+        now.saturating_duration_since(self.began)
+            .saturating_sub(last)
+    }
+
     /// Waits until no byte has passed for this time.
     pub(crate) async fn idle(&self, limit: Duration) {
         loop {

@@ -71,17 +71,33 @@ async fn a_sandbox_with_too_many_connections_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_beyond_the_limit_of_all_are_closed() {
-    let (world, origin, guest) = world(&["--connections", "1"]).await;
+async fn at_the_limit_of_all_the_longest_idle_connection_of_the_sandbox_with_most_is_closed() {
+    let (world, origin, guest) = world(&["--connections", "4"]).await;
     let other = world.guest(origin.address, &["free.test"]);
-    let one = tls(&world, guest, "free.test", &[]).await.unwrap();
-    tls(&world, other, "free.test", &[]).await.unwrap_err();
-    drop(one);
-    world.call(guest, |call| call.refused.is_none());
-    let limit = Instant::now() + Duration::from_secs(10);
-    while tls(&world, other, "free.test", &[]).await.is_err() {
-        assert!(Instant::now() < limit);
+    let mut greedy = Vec::new();
+    for _ in 0..4 {
+        let stream = tls(&world, guest, "free.test", &[]).await.unwrap();
+        greedy.push(http1(stream).await);
     }
+    // In use again: the second is now idle for the longest time.
+    for number in [0, 2, 3] {
+        let answer = send1(&mut greedy[number], get("free.test", "/")).await;
+        assert_eq!(answer.text, "ok");
+    }
+    let mut sender = http1(tls(&world, other, "free.test", &[]).await.unwrap()).await;
+    assert_eq!(send1(&mut sender, get("free.test", "/")).await.text, "ok");
+    let limit = Instant::now() + Duration::from_secs(10);
+    while !greedy[1].is_closed() {
+        assert!(Instant::now() < limit, "the idle connection stays open");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for number in [0, 2, 3] {
+        let answer = send1(&mut greedy[number], get("free.test", "/")).await;
+        assert_eq!(answer.text, "ok", "{number}");
+    }
+    let call = world.call(guest, |call| call.refused.is_some());
+    let reason = call.refused.unwrap();
+    assert!(reason.contains("idle for the longest time"), "{reason}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

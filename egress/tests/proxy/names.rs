@@ -81,7 +81,10 @@ async fn a_name_without_rule_passes_unread() {
     );
     assert!(call.bytes_out > 100 && call.bytes_in > 100, "{call:?}");
     assert_eq!(call.remote, origin.address);
-    assert_eq!(world.rule_questions(), [("api.test".to_owned(), Ask::Existence)]);
+    assert_eq!(
+        world.rule_questions(),
+        [("api.test".to_owned(), Ask::Existence)]
+    );
 }
 
 /// The documented cure for domain fronting.

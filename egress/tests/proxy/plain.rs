@@ -55,10 +55,7 @@ async fn a_rule_for_tls_only_is_answered_with_426() {
         assert!(refused.text.contains(cure), "{}", refused.text);
     }
     // Other names of the connection are served.
-    assert_eq!(
-        send1(&mut sender, get("free.test", "/")).await.text,
-        "ok"
-    );
+    assert_eq!(send1(&mut sender, get("free.test", "/")).await.text, "ok");
     assert_eq!(origin.seen().len(), 1);
     let asked = ["api.test", "free.test"].map(|name| (name.to_owned(), Ask::HeadersInClear));
     assert_eq!(world.rule_questions(), asked);
