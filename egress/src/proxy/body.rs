@@ -2,7 +2,10 @@
 
 use std::{
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -30,6 +33,7 @@ pub(crate) struct ToServer {
     /// Fields that must not be in the trailers: names of the rule's headers.
     ruled: Vec<HeaderName>,
     wait: Option<ContinueWait>,
+    ended: Arc<AtomicBool>,
 }
 
 /// Holds a body back until the server has answered 100 Continue.
@@ -74,7 +78,13 @@ impl ToServer {
             traffic,
             ruled,
             wait,
+            ended: Arc::default(),
         }
+    }
+
+    /// Set when the guest has sent the last byte.
+    pub(crate) fn ended(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.ended)
     }
 }
 
@@ -93,6 +103,9 @@ impl Body for ToServer {
             self.wait = None;
         }
         let frame = Pin::new(&mut self.inner).poll_frame(cx);
+        if matches!(frame, Poll::Ready(None)) || self.inner.is_end_stream() {
+            self.ended.store(true, Ordering::Release);
+        }
         frame.map_ok(|mut frame| {
             if let Some(data) = frame.data_ref() {
                 self.traffic.count_out(data.len());

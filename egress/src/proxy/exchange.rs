@@ -81,7 +81,7 @@ async fn serve(
     ruled.apply(&mut parts.headers);
     address(session, &mut parts, &target)?;
     let request = outgoing(session, parts, body, names, record);
-    let response = session.upstream.send(request).await;
+    let response = session.upstream.send(&target.name, request).await;
     let mut response =
         response.map_err(|error| Refusal::passing(StatusCode::BAD_GATEWAY, error.to_string()))?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {

@@ -1,7 +1,19 @@
-//! The connection to the server of a flow. Only one guest connection uses it, and it leads nowhere else: the address and
-//! the name are those of that guest connection.
+//! The connection to the server of a flow. Only one guest connection uses it, for one name, and it leads nowhere else: the
+//! address is that of the guest connection.
+//!
+//! A server that ignores the body of a request takes the body for the next request, and its own next request for the rest
+//! of that (CL.0). A guest could so have the rule's headers of its next request stored as a text. HTTP/1 connections are
+//! therefore not used again after a body that a server is likely to ignore: see [`Reuse`].
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use egress::{
     control::{Flow, Way},
@@ -9,8 +21,8 @@ use egress::{
     name::HostName,
 };
 use hyper::{
-    Request, Response,
-    body::Incoming,
+    Method, Request, Response, StatusCode,
+    body::{Body, Incoming},
     client::conn::{TrySendError, http1, http2},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -77,8 +89,14 @@ pub(crate) struct Upstream {
     remote: SocketAddr,
     tls: Option<Tls>,
     protocol: Protocol,
-    sender: Mutex<Option<Sender>>,
+    kept: Mutex<Option<Kept>>,
     tasks: Tasks,
+}
+
+/// A connection that may have further requests, all for this name.
+struct Kept {
+    name: HostName,
+    sender: Sender,
 }
 
 struct Tls {
@@ -89,6 +107,35 @@ struct Tls {
 enum Sender {
     Http1(http1::SendRequest<ToServer>),
     Http2(http2::SendRequest<ToServer>),
+}
+
+/// Whether an HTTP/1 connection may have another request after this one.
+enum Reuse {
+    /// The request has no body.
+    Always,
+    /// If the server has read the whole body, which has then ended, and has not refused the request.
+    AfterBody(Arc<AtomicBool>),
+    /// Servers ignore bodies of such methods (RFC 9110, section 9.3.1: they have no defined meaning).
+    Never,
+}
+
+impl Reuse {
+    fn of(request: &Request<ToServer>) -> Self {
+        let body = request.body();
+        match *request.method() {
+            _ if body.is_end_stream() => Self::Always,
+            Method::POST | Method::PUT | Method::PATCH => Self::AfterBody(body.ended()),
+            _ => Self::Never,
+        }
+    }
+
+    fn is_allowed(&self, status: StatusCode) -> bool {
+        match self {
+            Self::Always => true,
+            Self::AfterBody(ended) => status.is_success() && ended.load(Ordering::Acquire),
+            Self::Never => false,
+        }
+    }
 }
 
 /// Whether a connection has had requests before.
@@ -122,7 +169,10 @@ impl Upstream {
         let mut upstream = Self::new(dialer, Some(tls), fallback, tasks);
         if let Ok((sender, protocol)) = upstream.connect(offered).await {
             upstream.protocol = protocol;
-            *upstream.sender.get_mut() = Some(sender);
+            *upstream.kept.get_mut() = Some(Kept {
+                name: name.clone(),
+                sender,
+            });
         }
         Ok(upstream)
     }
@@ -133,7 +183,7 @@ impl Upstream {
             dialer,
             tls,
             protocol,
-            sender: Mutex::default(),
+            kept: Mutex::default(),
             tasks: tasks.clone(),
         }
     }
@@ -146,11 +196,12 @@ impl Upstream {
     /// sent again over a new one.
     pub(crate) async fn send(
         &self,
+        name: &HostName,
         request: Request<ToServer>,
     ) -> Result<Response<Incoming>, UpstreamError> {
         let failed = |error| UpstreamError::Http(self.remote, error);
-        let (sender, age) = self.sender().await?;
-        let mut refused = match self.try_send(sender, request).await {
+        let (sender, age) = self.sender(name).await?;
+        let mut refused = match self.try_send(name, sender, request).await {
             Ok(response) => return Ok(response),
             Err(refused) => refused,
         };
@@ -158,46 +209,65 @@ impl Upstream {
             (Age::Kept, Some(request)) => request,
             (Age::Kept | Age::New, _) => return Err(failed(refused.into_error())),
         };
-        let (sender, _) = self.sender().await?;
-        let sent = self.try_send(sender, request).await;
+        let (sender, _) = self.sender(name).await?;
+        let sent = self.try_send(name, sender, request).await;
         sent.map_err(|refused| failed(refused.into_error()))
     }
 
-    /// The sender of the connection, or of a new one. That of HTTP/1 is taken: it has one request at a time. Requests that
-    /// need a new connection wait for one another, so that there is one for all.
-    async fn sender(&self) -> Result<(Sender, Age), UpstreamError> {
-        let mut kept = self.sender.lock().await;
-        match kept.take() {
-            Some(Sender::Http1(mut sender)) => {
+    /// The sender of the name's connection, or of a new one. That of HTTP/1 is taken: it has one request at a time. Requests
+    /// that need a new connection wait for one another, so that there is one for all.
+    async fn sender(&self, name: &HostName) -> Result<(Sender, Age), UpstreamError> {
+        let mut kept = self.kept.lock().await;
+        match kept.take().filter(|kept| kept.name == *name) {
+            Some(Kept {
+                sender: Sender::Http1(mut sender),
+                ..
+            }) => {
                 if sender.ready().await.is_ok() {
                     return Ok((Sender::Http1(sender), Age::Kept));
                 }
             }
-            Some(Sender::Http2(sender)) if !sender.is_closed() => {
-                *kept = Some(Sender::Http2(sender.clone()));
-                return Ok((Sender::Http2(sender), Age::Kept));
+            Some(Kept {
+                name,
+                sender: Sender::Http2(sender),
+            }) if !sender.is_closed() => {
+                let (kept_sender, used) = (Sender::Http2(sender.clone()), Sender::Http2(sender));
+                *kept = Some(Kept {
+                    name,
+                    sender: kept_sender,
+                });
+                return Ok((used, Age::Kept));
             }
-            Some(Sender::Http2(_)) | None => {}
+            Some(_) | None => {}
         }
         let (sender, _) = self.connect(&[self.protocol]).await?;
         if let Sender::Http2(sender) = &sender {
-            *kept = Some(Sender::Http2(sender.clone()));
+            *kept = Some(Kept {
+                name: name.clone(),
+                sender: Sender::Http2(sender.clone()),
+            });
         }
         Ok((sender, Age::New))
     }
 
     async fn try_send(
         &self,
+        name: &HostName,
         sender: Sender,
         request: Request<ToServer>,
     ) -> Result<Response<Incoming>, TrySendError<Request<ToServer>>> {
         match sender {
             Sender::Http1(mut sender) => {
-                let response = sender.try_send_request(request).await;
-                if response.is_ok() {
-                    *self.sender.lock().await = Some(Sender::Http1(sender));
+                let reuse = Reuse::of(&request);
+                let response = sender.try_send_request(request).await?;
+                // A connection that is not kept ends with this answer.
+                if reuse.is_allowed(response.status()) {
+                    *self.kept.lock().await = Some(Kept {
+                        name: name.clone(),
+                        sender: Sender::Http1(sender),
+                    });
                 }
-                response
+                Ok(response)
             }
             Sender::Http2(mut sender) => sender.try_send_request(request).await,
         }

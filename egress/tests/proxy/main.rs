@@ -8,6 +8,7 @@
 
 mod bodies;
 mod client;
+mod desync;
 mod frames;
 mod life;
 mod names;
