@@ -300,6 +300,10 @@ impl Answers for Desk {
         Some(flow)
     }
 
+    fn sandbox(&self, peer: SocketAddr) -> Option<SandboxId> {
+        (self.handed.flow)(peer)?.sandbox.parse().ok()
+    }
+
     fn awaits_adoption(&self, peer: SocketAddr) -> bool {
         (self.handed.awaits_adoption)(peer)
     }
@@ -411,13 +415,13 @@ impl Supervisor {
             let user = self.user.to_string();
             command.args(["--user", &user, "--group", &user]);
         }
+        if let Some(connections) = self.spec.connections {
+            command.args(["--connections", &connections.to_string()]);
+        }
         let child = sys::spawn_with(command, listener.as_fd(), LISTENER)?;
         drop(listener);
         let (pid, mut status) = self.processes.watch(child)?;
         self.starts.fetch_add(1, Ordering::Relaxed);
-        if let Some(connections) = self.spec.connections {
-            command.args(["--connections", &connections.to_string()]);
-        }
         info!(pid, "egress proxy started");
         ours.set_nonblocking(true)?;
         let control = UnixStream::from_std(ours)?;

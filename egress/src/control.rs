@@ -54,15 +54,16 @@ pub enum ToProxy {
 pub enum ToServer {
     /// Whose connection is this, and where does it lead? `peer` is the address from which it was accepted.
     Flow { id: u64, peer: SocketAddr },
-    /// The rule of a sandbox for a host name (lower case, without trailing dot).
+    /// The rule for a host name (lower case, without trailing dot) of the sandbox whose flow was accepted from `peer`. The
+    /// proxy cannot name a sandbox: without an open flow there is no answer about it.
     Rule {
         id: u64,
-        sandbox: String,
+        peer: SocketAddr,
         host: String,
         ask: Ask,
     },
-    /// How does a sandbox's connection to a server leave? Asked for each, if [`Flow::has_own_way`].
-    Way { id: u64, sandbox: String },
+    /// How does a connection of that sandbox to a server leave? Asked for each, if [`Flow::has_own_way`].
+    Way { id: u64, peer: SocketAddr },
     /// A request or connection that has ended or was refused. There is no answer.
     Call(Call),
     /// So many calls were not sent, because the proxy's queue was full.

@@ -3,7 +3,9 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use ::egress::control::{Ask, Authority, Call, Flow, MAX_MESSAGE, RuleOutcome, ToProxy, ToServer, Way};
+use ::egress::control::{
+    Ask, Authority, Call, Flow, MAX_MESSAGE, RuleOutcome, ToProxy, ToServer, Way,
+};
 use model::SandboxId;
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
@@ -25,6 +27,9 @@ pub(super) const LOOKUP: Duration = Duration::from_secs(8);
 /// How long the proxy may leave an answer unread.
 const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 10_000 });
 
+/// The answer to a question about a peer address without an open flow. A proxy in other hands could ask about any address.
+const NO_FLOW: &str = "no flow of a sandbox is open there";
+
 /// Why a conversation ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionError {
@@ -44,6 +49,8 @@ pub(super) enum SessionError {
 pub(super) trait Answers: Send + Sync + 'static {
     /// The flow that was accepted from `peer`.
     fn flow(&self, peer: SocketAddr) -> Option<Flow>;
+    /// The sandbox of the flow that was accepted from `peer`, if that flow is still open.
+    fn sandbox(&self, peer: SocketAddr) -> Option<SandboxId>;
     /// Whether `peer` belongs to a sandbox of the former server that is being adopted: [`Answers::flow`] finds its flow
     /// afterwards.
     fn awaits_adoption(&self, peer: SocketAddr) -> bool;
@@ -190,34 +197,39 @@ async fn read_all<A: Answers>(
             }
             ToServer::Rule {
                 id,
-                sandbox,
+                peer,
                 host,
                 ask,
             } => {
-                let Ok(sandbox) = sandbox.parse() else {
-                    return SessionError::Malformed;
-                };
                 let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
                     return SessionError::Closed;
                 };
                 let (answers, send) = (Arc::clone(&answers), send.clone());
                 tokio::spawn(async move {
-                    let outcome = answers.rule(sandbox, host, ask).await;
+                    let outcome = match answers.sandbox(peer) {
+                        Some(sandbox) => answers.rule(sandbox, host, ask).await,
+                        None => RuleOutcome::Failed {
+                            rule: String::new(),
+                            reason: NO_FLOW.to_owned(),
+                        },
+                    };
                     // If the conversation has ended, nothing waits for the answer.
                     let _ = send.send(Reply::Rule { id, outcome }).await;
                     drop(permit);
                 });
             }
-            ToServer::Way { id, sandbox } => {
-                let Ok(sandbox) = sandbox.parse() else {
-                    return SessionError::Malformed;
-                };
+            ToServer::Way { id, peer } => {
                 let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
                     return SessionError::Closed;
                 };
                 let (answers, send) = (Arc::clone(&answers), send.clone());
                 tokio::spawn(async move {
-                    let way = answers.way(sandbox).await;
+                    let way = match answers.sandbox(peer) {
+                        Some(sandbox) => answers.way(sandbox).await,
+                        None => Way::Failed {
+                            reason: NO_FLOW.to_owned(),
+                        },
+                    };
                     let _ = send.send(Reply::Way { id, way }).await;
                     drop(permit);
                 });

@@ -61,6 +61,7 @@ pub(crate) async fn serve(shared: &Arc<Shared>, guest: TcpStream, peer: SocketAd
         record: Record::new(&shared.link, &flow),
         shared,
         flow,
+        peer,
         membership,
         guest,
         tasks,
@@ -69,14 +70,15 @@ pub(crate) async fn serve(shared: &Arc<Shared>, guest: TcpStream, peer: SocketAd
     tokio::select! {
         biased;
         () = cut => {}
-        () = connection.run() => {}
         () = place.closed() => refuse_connection(&shared.link, &closed, DISPLACED),
+        () = connection.run() => {}
     }
 }
 
 struct Connection<'a> {
     shared: &'a Arc<Shared>,
     flow: Flow,
+    peer: SocketAddr,
     membership: Membership,
     record: Record,
     guest: TcpStream,
@@ -141,7 +143,7 @@ impl Connection<'_> {
             return refuse(format!("{name} was not resolved to this address"));
         }
         let link = &self.shared.link;
-        match link.rule(&self.flow.sandbox, &name, Ask::Existence).await {
+        match link.rule(self.peer, &name, Ask::Existence).await {
             Ok(RuleOutcome::None) => Decision::Splice,
             Ok(
                 RuleOutcome::Headers { .. }
@@ -161,6 +163,10 @@ impl Connection<'_> {
             Ok(Some(name)) if self.is_answered(&name) => Decision::Plain,
             Ok(_) | Err(_) => Decision::Splice,
         }
+    }
+
+    fn dialer(&self) -> Dialer {
+        Dialer::of(&self.shared.link, &self.flow, self.peer)
     }
 
     fn is_answered(&self, name: &HostName) -> bool {
@@ -210,7 +216,7 @@ impl Connection<'_> {
     }
 
     async fn splice(mut self) {
-        match Dialer::of(&self.shared.link, &self.flow).connect().await {
+        match self.dialer().connect().await {
             Ok(mut server) => {
                 let traffic = self.record.traffic();
                 let first = std::mem::take(&mut self.first);
@@ -225,7 +231,7 @@ impl Connection<'_> {
     }
 
     async fn plain(self) {
-        let dialer = Dialer::of(&self.shared.link, &self.flow);
+        let dialer = self.dialer();
         let upstream = Upstream::plain(dialer, &self.tasks);
         let activity = self.membership.activity();
         let stream = Guest::new(self.first.into(), self.guest, Arc::clone(&activity));
@@ -233,6 +239,7 @@ impl Connection<'_> {
         let session = Session::new(
             self.shared,
             self.flow,
+            self.peer,
             self.membership,
             Security::Plain,
             upstream,
@@ -245,14 +252,8 @@ impl Connection<'_> {
         let offered = offered(&hello.protocols);
         let deadline = Instant::now() + HEAD_TIME;
         let shared = self.shared;
-        let upstream = Upstream::tls(
-            Dialer::of(&shared.link, &self.flow),
-            &name,
-            &shared.client,
-            &offered,
-            &self.tasks,
-        )
-        .await;
+        let upstream =
+            Upstream::tls(self.dialer(), &name, &shared.client, &offered, &self.tasks).await;
         let upstream = match upstream {
             Ok(upstream) => upstream,
             Err(error) => return self.refuse(&error.to_string(), true).await,
@@ -286,7 +287,14 @@ impl Connection<'_> {
         };
         self.record.discard();
         let security = Security::Tls { name };
-        let session = Session::new(shared, self.flow, self.membership, security, upstream);
+        let session = Session::new(
+            shared,
+            self.flow,
+            self.peer,
+            self.membership,
+            security,
+            upstream,
+        );
         session::serve(session, stream, &activity, &self.tasks).await;
     }
 

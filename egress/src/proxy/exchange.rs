@@ -141,7 +141,7 @@ async fn rule_headers(
     }
     let link = &session.shared.link;
     let ask = session.security.ask();
-    let outcome = link.rule(&session.flow.sandbox, &target.name, ask).await;
+    let outcome = link.rule(session.peer, &target.name, ask).await;
     let outcome = outcome.map_err(|error| {
         let reason = format!("the rule for {} is not known: {error}", target.name);
         Refusal::closing(StatusCode::SERVICE_UNAVAILABLE, reason)

@@ -129,10 +129,10 @@ impl Link {
         self.ask(ToServer::Flow { id, peer }, answered).await
     }
 
-    /// The rule of a sandbox for a name.
+    /// The rule for a name of the sandbox whose connection was accepted from `peer`.
     pub(crate) async fn rule(
         &self,
-        sandbox: &str,
+        peer: SocketAddr,
         host: &HostName,
         ask: Ask,
     ) -> Result<RuleOutcome, LinkError> {
@@ -142,21 +142,20 @@ impl Link {
         let _pending = Asked { link: self, id };
         let question = ToServer::Rule {
             id,
-            sandbox: sandbox.to_owned(),
+            peer,
             host: host.to_string(),
             ask,
         };
         self.ask(question, answered).await
     }
 
-    /// How a connection of a sandbox leaves.
-    pub(crate) async fn way(&self, sandbox: &str) -> Result<Way, LinkError> {
+    /// How connections of that sandbox leave.
+    pub(crate) async fn way(&self, peer: SocketAddr) -> Result<Way, LinkError> {
         let (answer, answered) = oneshot::channel();
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         self.pending().ways.insert(id, answer);
         let _pending = Asked { link: self, id };
-        let sandbox = sandbox.to_owned();
-        self.ask(ToServer::Way { id, sandbox }, answered).await
+        self.ask(ToServer::Way { id, peer }, answered).await
     }
 
     async fn ask<T>(

@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    net::SocketAddr,
     pin::{Pin, pin},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -67,6 +68,8 @@ impl Security {
 pub(crate) struct Session {
     pub(crate) shared: Arc<Shared>,
     pub(crate) flow: Flow,
+    /// The guest's end of the flow, by which the sandbox's rules are asked for.
+    pub(crate) peer: SocketAddr,
     pub(crate) membership: Membership,
     pub(crate) security: Security,
     pub(crate) upstream: Upstream,
@@ -79,6 +82,7 @@ impl Session {
     pub(crate) fn new(
         shared: &Arc<Shared>,
         flow: Flow,
+        peer: SocketAddr,
         membership: Membership,
         security: Security,
         upstream: Upstream,
@@ -86,6 +90,7 @@ impl Session {
         Arc::new(Self {
             shared: Arc::clone(shared),
             flow,
+            peer,
             membership,
             security,
             upstream,

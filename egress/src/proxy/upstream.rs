@@ -352,16 +352,16 @@ impl Upstream {
 pub(crate) struct Dialer {
     link: Arc<Link>,
     remote: SocketAddr,
-    /// The sandbox whose way must be asked for.
-    asks_for: Option<String>,
+    /// The guest's end of the flow, if the sandbox's way must be asked for.
+    asks_for: Option<SocketAddr>,
 }
 
 impl Dialer {
-    pub(crate) fn of(link: &Arc<Link>, flow: &Flow) -> Self {
+    pub(crate) fn of(link: &Arc<Link>, flow: &Flow, peer: SocketAddr) -> Self {
         Self {
             link: Arc::clone(link),
             remote: flow.remote,
-            asks_for: flow.has_own_way.then(|| flow.sandbox.clone()),
+            asks_for: flow.has_own_way.then_some(peer),
         }
     }
 
@@ -372,14 +372,14 @@ impl Dialer {
 
     async fn connect_now(&self) -> Result<TcpStream, UpstreamError> {
         let remote = self.remote;
-        let Some(sandbox) = &self.asks_for else {
+        let Some(peer) = self.asks_for else {
             let stream = TcpStream::connect(remote).await;
             return stream
                 .map(immediate)
                 .map_err(|error| UpstreamError::Connect(remote, error));
         };
         let unknown = |error: LinkError| UpstreamError::Way(error.to_string());
-        match self.link.way(sandbox).await.map_err(unknown)? {
+        match self.link.way(peer).await.map_err(unknown)? {
             // The policy hands over every flow because there is a proxy: without one, none leaves.
             Way::Direct => Err(UpstreamError::Way("it has none any more".to_owned())),
             Way::Failed { reason } => Err(UpstreamError::Way(reason)),

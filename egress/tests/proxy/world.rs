@@ -274,7 +274,13 @@ fn answer(control: &UnixStream, answers: &Mutex<Answers>) {
                 id,
                 flow: answers.flows.get(&peer.ip()).cloned(),
             },
-            ToServer::Rule { id, host, ask, .. } => {
+            ToServer::Rule {
+                id,
+                peer,
+                host,
+                ask,
+            } => {
+                assert!(answers.flows.contains_key(&peer.ip()), "{peer}");
                 let mut outcome = answers
                     .rules
                     .get(&host)

@@ -27,6 +27,10 @@ impl Answers for Fake {
         })
     }
 
+    fn sandbox(&self, peer: SocketAddr) -> Option<SandboxId> {
+        self.flow(peer)?.sandbox.parse().ok()
+    }
+
     fn awaits_adoption(&self, peer: SocketAddr) -> bool {
         peer.port() == 3 && !self.is_adopted.load(Ordering::Relaxed)
     }
@@ -56,6 +60,10 @@ impl Answers for Fake {
     fn lost(&self, calls: u64) {
         self.calls.lock().unwrap().push(format!("lost {calls}"));
     }
+}
+
+fn peer(port: u16) -> SocketAddr {
+    ([198, 18, 0, 1], port).into()
 }
 
 fn id() -> SandboxId {
@@ -127,7 +135,7 @@ async fn questions_are_answered_by_their_ids_and_cuts_are_passed_on() {
     for ask in [Ask::Existence, Ask::Headers] {
         let rule = ToServer::Rule {
             id: 9,
-            sandbox: id().to_string(),
+            peer: peer(1),
             host: "a.test".into(),
             ask,
         };
@@ -141,11 +149,12 @@ async fn questions_are_answered_by_their_ids_and_cuts_are_passed_on() {
         };
         assert_eq!(got.len(), usize::from(ask == Ask::Headers));
     }
-    let way = ToServer::Way {
-        id: 10,
-        sandbox: id().to_string(),
-    };
-    proxy.send(&way).await;
+    proxy
+        .send(&ToServer::Way {
+            id: 10,
+            peer: peer(1),
+        })
+        .await;
     let answer = proxy.next().await;
     assert!(
         matches!(&answer, ToProxy::Way { id: 10, way: Way::Failed { reason } } if reason == "none"),
@@ -162,6 +171,39 @@ async fn questions_are_answered_by_their_ids_and_cuts_are_passed_on() {
     let answers = Arc::clone(&proxy.answers);
     assert!(matches!(proxy.ends_after(b"").await, SessionError::Closed));
     assert_eq!(*answers.calls.lock().unwrap(), ["/v1", "lost 3"]);
+}
+
+/// A proxy that was taken over could ask about any sandbox.
+#[tokio::test]
+async fn without_an_open_flow_there_is_neither_a_rule_nor_a_way() {
+    let mut proxy = start().await;
+    let rule = ToServer::Rule {
+        id: 1,
+        peer: peer(2),
+        host: "a.test".into(),
+        ask: Ask::Headers,
+    };
+    proxy.send(&rule).await;
+    let answer = proxy.next().await;
+    let ToProxy::Rule {
+        outcome: RuleOutcome::Failed { reason, .. },
+        ..
+    } = answer
+    else {
+        panic!("{answer:?}");
+    };
+    assert_eq!(reason, NO_FLOW);
+    proxy
+        .send(&ToServer::Way {
+            id: 2,
+            peer: peer(2),
+        })
+        .await;
+    let answer = proxy.next().await;
+    assert!(
+        matches!(&answer, ToProxy::Way { way: Way::Failed { reason }, .. } if reason == NO_FLOW),
+        "{answer:?}"
+    );
 }
 
 /// After a restart, sandboxes run before this server has adopted them.
@@ -200,7 +242,7 @@ async fn messages_that_are_too_long_or_not_of_the_protocol_end_the_session() {
     let why = start().await.ends_after(&long).await;
     assert!(matches!(why, SessionError::TooLong), "{why:?}");
     let foreign =
-        r#"{"type":"rule","id":1,"sandbox":"../x","host":"a","ask":"headers"}"#.to_owned() + "\n";
+        r#"{"type":"rule","id":1,"peer":"../x","host":"a","ask":"headers"}"#.to_owned() + "\n";
     for wrong in ["{}\n", "\n", "\u{0}\n", foreign.as_str()] {
         let why = start().await.ends_after(wrong.as_bytes()).await;
         assert!(matches!(why, SessionError::Malformed), "{wrong:?}: {why:?}");
