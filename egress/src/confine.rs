@@ -1,5 +1,5 @@
 //! What the proxy gives up before it reads a byte of a guest: its user, its capabilities, all files, and every system call
-//! that only a program in other hands would make.
+//! but those of a runtime with threads, of TCP connections, and of the control socket.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,10 @@ use nix::{
     },
     unistd::{Gid, Uid, setgroups, setresgid, setresuid},
 };
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
+};
 
 use crate::proxy::accept::HEADROOM;
 
@@ -39,49 +42,83 @@ pub(crate) enum ConfineError {
     Filter(#[source] seccompiler::Error),
 }
 
-/// System calls that the proxy never makes after its start. An attempt ends the process: the code is not its own any more.
-const FORBIDDEN: [i64; 41] = [
-    libc::SYS_execve,
-    libc::SYS_execveat,
-    libc::SYS_fork,
-    libc::SYS_vfork,
-    libc::SYS_ptrace,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
-    libc::SYS_pidfd_getfd,
-    libc::SYS_pidfd_open,
-    libc::SYS_kill,
-    libc::SYS_tkill,
-    libc::SYS_bind,
-    libc::SYS_listen,
-    libc::SYS_unshare,
-    libc::SYS_setns,
-    libc::SYS_mount,
-    libc::SYS_umount2,
-    libc::SYS_pivot_root,
-    libc::SYS_chroot,
-    libc::SYS_move_mount,
-    libc::SYS_open_tree,
-    libc::SYS_fsopen,
-    libc::SYS_bpf,
-    libc::SYS_perf_event_open,
-    libc::SYS_keyctl,
-    libc::SYS_add_key,
-    libc::SYS_request_key,
-    libc::SYS_userfaultfd,
-    libc::SYS_io_uring_setup,
-    libc::SYS_init_module,
-    libc::SYS_finit_module,
-    libc::SYS_kexec_load,
-    libc::SYS_reboot,
-    libc::SYS_open_by_handle_at,
-    libc::SYS_unlink,
-    libc::SYS_unlinkat,
-    libc::SYS_rename,
-    libc::SYS_renameat2,
-    libc::SYS_mkdir,
-    libc::SYS_link,
-    libc::SYS_symlink,
+/// System calls that are allowed with any arguments.
+const CALLS: [i64; 42] = [
+    // Data, on descriptors that are open. sendmsg is missing because it can send descriptors, recvmsg because it can get them.
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_recvfrom,
+    libc::SYS_shutdown,
+    libc::SYS_close,
+    libc::SYS_fstat,
+    // Connections; see also socket, setsockopt and sendto below.
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_getsockopt,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+    // Waiting and time.
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_create1,
+    libc::SYS_eventfd2,
+    libc::SYS_poll,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_gettimeofday,
+    // Threads, locks, signals; see also clone and tgkill below.
+    libc::SYS_futex,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    // Memory; see also mmap and mprotect below.
+    libc::SYS_brk,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_getrandom,
+];
+
+/// Calls of libraries that fail, and that they do without. No file can be opened in any case; without clone3, the C library
+/// uses clone.
+const FAILING: [(i32, &[i64]); 2] = [
+    (
+        libc::ENOSYS,
+        &[libc::SYS_clone3, libc::SYS_statx, libc::SYS_newfstatat],
+    ),
+    (libc::EACCES, &[libc::SYS_open, libc::SYS_openat]),
+];
+
+/// Options that can be set on sockets: level and name.
+const SOCKET_OPTIONS: [(i32, i32); 2] = [
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::SOL_SOCKET, libc::SO_LINGER),
+];
+
+/// Bits of a socket's type without its flags (`linux/net.h`, `SOCK_TYPE_MASK`).
+const SOCKET_TYPE: u64 = 0xf;
+
+/// Commands of fcntl: duplicate a descriptor, read and set its flags.
+const FILE_COMMANDS: [i32; 5] = [
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_SETFL,
 ];
 
 /// Confines this process, which must have one thread. Returns the limit for open descriptors.
@@ -121,16 +158,95 @@ pub(crate) fn confine(identity: Option<Identity>) -> Result<u64, ConfineError> {
     Ok(descriptors)
 }
 
+/// Any other call ends the process: it runs code that is not its own.
 fn filter() -> Result<(), seccompiler::Error> {
-    let rules: BTreeMap<i64, _> = FORBIDDEN.map(|call| (call, Vec::new())).into();
-    let filter = SeccompFilter::new(
-        rules,
-        SeccompAction::Allow,
-        SeccompAction::KillProcess,
-        TargetArch::x86_64,
-    )?;
-    let program = BpfProgram::try_from(filter)?;
-    seccompiler::apply_filter(&program)
+    // Of several filters, the strictest one decides.
+    for (errno, calls) in FAILING {
+        let calls = calls.iter().map(|call| (*call, Vec::new()));
+        let fails = SeccompAction::Errno(errno.unsigned_abs());
+        install(calls.collect(), fails, SeccompAction::Allow)?;
+    }
+    install(rules()?, SeccompAction::Allow, SeccompAction::KillProcess)
+}
+
+fn install(
+    rules: BTreeMap<i64, Vec<SeccompRule>>,
+    matching: SeccompAction,
+    others: SeccompAction,
+) -> Result<(), seccompiler::Error> {
+    let filter = SeccompFilter::new(rules, others, matching, TargetArch::x86_64)?;
+    seccompiler::apply_filter(&BpfProgram::try_from(filter)?)
+}
+
+fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Error> {
+    let failing = FAILING
+        .into_iter()
+        .flat_map(|(_, calls)| calls.iter().copied());
+    let any = CALLS.into_iter().chain(failing);
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = any.map(|call| (call, Vec::new())).collect();
+    for (call, alternatives) in checked() {
+        let alternatives = alternatives.into_iter().map(|arguments| {
+            let conditions = arguments.into_iter().map(|(argument, operator, value)| {
+                SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)
+            });
+            Ok(SeccompRule::new(conditions.collect::<Result<_, _>>()?)?)
+        });
+        let alternatives = alternatives.collect::<Result<_, seccompiler::Error>>()?;
+        rules.insert(call, alternatives);
+    }
+    // Only to the connected peer: with an address, sendto can connect (TCP Fast Open).
+    let no_address = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
+    rules.insert(libc::SYS_sendto, vec![SeccompRule::new(vec![no_address])?]);
+    Ok(rules)
+}
+
+/// A condition for the lower 32 bits of an argument.
+type Argument = (u8, SeccompCmpOp, u64);
+
+/// Calls that are allowed with some arguments: all conditions of an alternative must hold.
+fn checked() -> Vec<(i64, Vec<Vec<Argument>>)> {
+    let bits = |value: i32| u64::from(value.unsigned_abs());
+    let is = |argument, value| (argument, SeccompCmpOp::Eq, bits(value));
+    let has = |argument, mask, value| (argument, SeccompCmpOp::MaskedEq(mask), value);
+    let thread = bits(libc::CLONE_THREAD);
+    let not_executable = || vec![vec![has(2, bits(libc::PROT_EXEC), 0)]];
+    let stream = has(1, SOCKET_TYPE, bits(libc::SOCK_STREAM));
+    let families = [libc::AF_INET, libc::AF_INET6];
+    vec![
+        (libc::SYS_mmap, not_executable()),
+        (libc::SYS_mprotect, not_executable()),
+        (libc::SYS_clone, vec![vec![has(0, thread, thread)]]),
+        // abort(3): signals may go only to threads of this process.
+        (
+            libc::SYS_tgkill,
+            vec![vec![(0, SeccompCmpOp::Eq, std::process::id().into())]],
+        ),
+        (
+            libc::SYS_fcntl,
+            FILE_COMMANDS.map(|command| vec![is(1, command)]).into(),
+        ),
+        // Non-blocking mode.
+        (
+            libc::SYS_ioctl,
+            vec![vec![(1, SeccompCmpOp::Eq, libc::FIONBIO)]],
+        ),
+        // The runtime's own pair, for signals.
+        (libc::SYS_socketpair, vec![vec![is(0, libc::AF_UNIX)]]),
+        // Names of threads.
+        (libc::SYS_prctl, vec![vec![is(0, libc::PR_SET_NAME)]]),
+        (
+            libc::SYS_socket,
+            families
+                .map(|family| vec![is(0, family), stream.clone()])
+                .into(),
+        ),
+        (
+            libc::SYS_setsockopt,
+            SOCKET_OPTIONS
+                .map(|(level, name)| vec![is(1, level), is(2, name)])
+                .into(),
+        ),
+    ]
 }
 
 /// The limit for connections, each of which needs two descriptors.
@@ -144,4 +260,80 @@ pub(crate) fn connections(wanted: u32, descriptors: u64) -> u32 {
         );
     }
     wanted.min(possible)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::File,
+        net::{TcpListener, TcpStream, UdpSocket},
+        os::unix::{net::UnixStream, process::ExitStatusExt},
+        process::{Command, ExitStatus},
+    };
+
+    use super::*;
+
+    /// Names the action for the child process below.
+    const ATTEMPT: &str = "CUBE_EGRESS_TEST_ATTEMPT";
+
+    /// Does nothing unless the test below started this process.
+    #[test]
+    fn child_that_tries_an_action() {
+        let Ok(attempt) = std::env::var(ATTEMPT) else {
+            return;
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        confine(None).unwrap();
+        match attempt.as_str() {
+            "connection" => {
+                let stream = TcpStream::connect(address).unwrap();
+                stream.set_nodelay(true).unwrap();
+                assert!(
+                    std::thread::spawn(move || listener.accept().is_ok())
+                        .join()
+                        .unwrap()
+                );
+            }
+            // Refused, but without an end of the process.
+            "file" => drop(File::open("/dev/null").unwrap_err()),
+            "program" => drop(Command::new("/bin/true").spawn()),
+            "udp" => drop(UdpSocket::bind("127.0.0.1:0")),
+            "listener" => drop(TcpListener::bind("127.0.0.1:0")),
+            "path" => drop(UnixStream::connect("/nowhere")),
+            "signal" => drop(nix::sys::signal::kill(nix::unistd::getppid(), None)),
+            "name" => drop(std::fs::remove_file("/nowhere")),
+            "option" => drop(nix::sys::socket::setsockopt(
+                &listener,
+                nix::sys::socket::sockopt::ReuseAddr,
+                &true,
+            )),
+            "memory" => drop(nix::sys::memfd::memfd_create(
+                c"x",
+                nix::sys::memfd::MFdFlags::empty(),
+            )),
+            other => panic!("unknown attempt {other}"),
+        }
+    }
+
+    #[test]
+    fn a_system_call_that_is_not_on_the_list_kills_the_proxy() {
+        let own = std::env::current_exe().unwrap();
+        let run = |attempt: &str| -> ExitStatus {
+            Command::new(&own)
+                .args(["child_that_tries_an_action", "--test-threads=1"])
+                .env(ATTEMPT, attempt)
+                .status()
+                .unwrap()
+        };
+        for attempt in ["connection", "file"] {
+            assert!(run(attempt).success(), "{attempt}");
+        }
+        for attempt in [
+            "program", "udp", "listener", "path", "signal", "name", "option", "memory",
+        ] {
+            let status = run(attempt);
+            assert_eq!(status.signal(), Some(libc::SIGSYS), "{attempt}: {status}");
+        }
+    }
 }
