@@ -114,6 +114,19 @@ pub fn find_egress(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
     }
 }
 
+/// Path of the image converter: `cube-image` in `$CUBE_BIN`. If that is not set, in the directory of this program. The file
+/// may not exist.
+#[must_use]
+pub fn default_image() -> PathBuf {
+    default_program("cube-image")
+}
+
+/// Path of the egress proxy, likewise.
+#[must_use]
+pub fn default_egress() -> PathBuf {
+    default_program("cube-egress")
+}
+
 /// Finds etcd: `given`, or else the one that `cargo xtask etcd` unpacks below `artifacts`, or else the one in PATH.
 ///
 /// # Errors

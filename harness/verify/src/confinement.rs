@@ -3,6 +3,7 @@
 //! ```text
 //! attempts ─► a clone in the release VMM, guest running ─► intruder: system calls made in that process ─┐
 //! scene: files, sockets, another sandbox, a process of root ─► observed from outside ───────────────────┼─► classify ─► report
+//! cube-egress, cube-image: some of the attempts in each ────────────────────────────────────────────────┤
 //! VMMs started directly and by a server ─► /proc: users, capabilities, seccomp, limits, descriptors ────┘
 //! ```
 //! An attempt passes if the kernel refused it in a way that the attempt lists (usually SIGSYS from the seccomp filter,
@@ -18,6 +19,7 @@ mod pool;
 mod process;
 pub mod report;
 mod scene;
+mod services;
 mod spec;
 mod state;
 mod trial;
@@ -70,6 +72,7 @@ pub fn run(spec: &ConfinementSpec) -> Result<Proof, VerifyError> {
     );
     if spec.starts == Starts::Both {
         cases.extend(pool::prove(spec, &mut scene, &cloner)?);
+        cases.extend(services::prove(spec, &mut scene, &cloner)?);
     }
     Ok(Proof {
         format: report::FORMAT,
@@ -80,12 +83,13 @@ pub fn run(spec: &ConfinementSpec) -> Result<Proof, VerifyError> {
 
 fn check_names(spec: &ConfinementSpec, all: &[&Attempt]) -> Result<(), VerifyError> {
     let mut classes: BTreeSet<&str> = all.iter().map(|a| a.class.name()).collect();
-    classes.insert(Class::State.name());
+    classes.extend([Class::State, Class::Egress, Class::Image].map(Class::name));
     let is_known = |name: &&String| {
         let name = name.as_str();
         classes.contains(name)
             || state::NAMES.contains(&name)
             || pool::is_case(name)
+            || services::is_case(name)
             || all.iter().any(|a| a.name == name)
     };
     match spec.only.iter().find(|name| !is_known(name)) {

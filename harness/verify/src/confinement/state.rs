@@ -36,7 +36,7 @@ const CHECKS: [(&str, &str, Check); 9] = [
     ),
     (
         "state-groups",
-        "The VMM has no supplementary groups.",
+        "The process has no supplementary groups.",
         groups,
     ),
     (
@@ -52,7 +52,7 @@ const CHECKS: [(&str, &str, Check); 9] = [
     ("state-filter", "Every thread has a seccomp filter.", filter),
     (
         "state-dumpable",
-        "The VMM is not dumpable, so root owns its /proc directory.",
+        "The process is not dumpable, so root owns its /proc directory.",
         not_dumpable,
     ),
     (
@@ -88,6 +88,33 @@ pub(super) const NAMES: [&str; 11] = [
     UNIQUE,
     PROGRAM,
 ];
+
+/// Checks of programs that are not a VMM. The names of the checks are those of VMMs.
+pub(super) const OF_SERVICES: [&str; 4] = [
+    "state-groups",
+    "state-no-new-privileges",
+    "state-filter",
+    "state-dumpable",
+];
+
+/// Checks a process of a program that is not a VMM.
+pub(super) fn of_service(prefix: &str, class: Class, pid: io::Result<u32>) -> Vec<CaseReport> {
+    let checks = CHECKS
+        .iter()
+        .filter(|(name, ..)| OF_SERVICES.contains(name));
+    let case = |(name, why, check): &(&str, &str, Check)| {
+        let found = match &pid {
+            Ok(pid) => check(*pid),
+            Err(error) => Err(io::Error::other(error.to_string())),
+        };
+        let fault = found.unwrap_or_else(|error| Some(error.to_string()));
+        CaseReport {
+            class,
+            ..report(prefix, name, why, fault.into_iter().collect())
+        }
+    };
+    checks.map(case).collect()
+}
 
 /// Checks clones that this suite starts, and the VMM's executable.
 pub(super) fn of_clones(scene: &Scene, cloner: &Cloner) -> Result<Vec<CaseReport>, VerifyError> {

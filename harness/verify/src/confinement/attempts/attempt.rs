@@ -46,6 +46,10 @@ pub enum Class {
     Limits,
     /// State of the VMM in /proc, without an attempt.
     State,
+    /// Attempts and state of `cube-egress`.
+    Egress,
+    /// Attempts and state of `cube-image`.
+    Image,
 }
 
 impl Class {
@@ -69,6 +73,8 @@ impl Class {
             Self::Kernel => "kernel",
             Self::Limits => "limits",
             Self::State => "state",
+            Self::Egress => "egress",
+            Self::Image => "image",
         }
     }
 }
