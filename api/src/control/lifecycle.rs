@@ -129,14 +129,11 @@ async fn resume(
     OfSandbox(id): OfSandbox,
     MaybeBody(body): MaybeBody<ResumeRequest>,
 ) -> SandboxAnswer {
-    if body.memory == Some(false) {
-        let what =
-            "memory: false: a sandbox that was paused with memory can only be resumed with memory";
-        return Err(ApiError::NotImplemented(what.into()));
-    }
     let timeout_s = timeout(&app, body.timeout)?;
-    let wake = Wake::Resume {
-        auto_pause: body.auto_pause,
+    let auto_pause = body.auto_pause;
+    let wake = match body.memory {
+        Some(false) => Wake::ResumeColdBoot { auto_pause },
+        None | Some(true) => Wake::Resume { auto_pause },
     };
     let connected = app.registry.connect(&id, timeout_s, wake).await?;
     let answer = wire::sandbox(&app, &connected.view);

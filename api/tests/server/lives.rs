@@ -141,7 +141,9 @@ pub(crate) fn kvm_a_pause_keeps_memory_and_a_resume_goes_on() {
         .post(&sandbox.path("/timeout"), &json!({"timeout": 9}))
         .expect(404);
     let connect = format!("/v2{}", sandbox.path("/connect"));
-    server.post(&connect, &json!({"memory": false})).expect(501);
+    for path in [&connect, &sandbox.path("/resume")] {
+        server.post(path, &json!({"memory": false})).expect(501);
+    }
     let resumed = server
         .post(&connect, &json!({"timeout": 60}))
         .expect(201)
@@ -188,7 +190,14 @@ pub(crate) fn kvm_a_pause_without_memory_is_a_cold_boot() {
         .post(&connect, &json!({"timeout": 60, "memory": false}))
         .expect(201);
     assert_eq!(server.read_file(&sandbox, "/home/user/note"), "on disk");
-    assert_ne!(server.boot_id(&sandbox), boot);
+    let second = server.boot_id(&sandbox);
+    assert_ne!(second, boot);
+    let no_memory = json!({"memory": false});
+    server.post(&sandbox.path("/pause"), &no_memory).expect(204);
+    server
+        .post(&sandbox.path("/resume"), &no_memory)
+        .expect(201);
+    assert_ne!(server.boot_id(&sandbox), second);
     let gone = server.envd(
         &sandbox,
         "GET",
@@ -306,7 +315,7 @@ pub(crate) fn kvm_snapshots_and_forks_have_what_the_source_had() {
     server.delete(&format!("/templates/{id}")).expect(404);
     for wrong in [
         json!({"count": 0}),
-        json!({"count": 65}),
+        json!({"count": 101}),
         json!({"count": -1}),
     ] {
         server.post(&source.path("/fork"), &wrong).expect(400);

@@ -437,17 +437,27 @@ fn on_timeout_after(present: OnTimeout, wake: Wake) -> OnTimeout {
         (
             Wake::Resume {
                 auto_pause: Some(false),
+            }
+            | Wake::ResumeColdBoot {
+                auto_pause: Some(false),
             },
             _,
         ) => OnTimeout::End,
         (
             Wake::Resume {
                 auto_pause: Some(true),
+            }
+            | Wake::ResumeColdBoot {
+                auto_pause: Some(true),
             },
             OnTimeout::End,
         ) => OnTimeout::Pause(PauseMode::Memory),
         (
-            Wake::Resume { .. } | Wake::Connect | Wake::ConnectColdBoot | Wake::GoOn { .. },
+            Wake::Resume { .. }
+            | Wake::ResumeColdBoot { .. }
+            | Wake::Connect
+            | Wake::ConnectColdBoot
+            | Wake::GoOn { .. },
             present,
         ) => present,
     }

@@ -20,6 +20,8 @@ pub enum Wake {
         /// action.
         auto_pause: Option<bool>,
     },
+    /// Like [`Self::Resume`], but as [`Self::ConnectColdBoot`].
+    ResumeColdBoot { auto_pause: Option<bool> },
     /// Go on after a move to this server, with the deadline that the sandbox had; a running sandbox stays as it is.
     GoOn { end_at: UnixMs },
 }
@@ -110,9 +112,10 @@ pub(crate) fn decide(slot: &Slot, operation: Operation, now: UnixMs) -> Result<N
         (S::Running | S::Snapshotting, O::Reach) if lifetime.end_at <= now => {
             Err(Refusal::NotFound)
         }
-        (S::Running | S::Snapshotting, O::Connect(Wake::Resume { .. })) => {
-            Err(Refusal::AlreadyRunning)
-        }
+        (
+            S::Running | S::Snapshotting,
+            O::Connect(Wake::Resume { .. } | Wake::ResumeColdBoot { .. }),
+        ) => Err(Refusal::AlreadyRunning),
         // The record is written by one writer at a time.
         (S::Running | S::Snapshotting, O::SetPolicy | O::SetClaim) if slot.writing => {
             Ok(Next::Wait)
@@ -135,7 +138,10 @@ pub(crate) fn decide(slot: &Slot, operation: Operation, now: UnixMs) -> Result<N
         // The job writes the record.
         (S::Paused(_), O::SetClaim) => Ok(Next::Begin(Event::Snapshot)),
 
-        (S::Paused(PauseMode::Memory), O::Connect(Wake::ConnectColdBoot)) => Err(Refusal::ColdBoot),
+        (
+            S::Paused(PauseMode::Memory),
+            O::Connect(Wake::ConnectColdBoot | Wake::ResumeColdBoot { .. }),
+        ) => Err(Refusal::ColdBoot),
         (S::Paused(_), O::Connect(_)) => Ok(Next::Begin(Event::QueueResume)),
         (S::Paused(PauseMode::Memory), O::Reach) if lifetime.auto_resume => {
             match slot.backoff.delay_s(now) {

@@ -198,6 +198,7 @@ fn operations() -> impl Strategy<Value = Operation> {
         Operation::Connect(Wake::Connect),
         Operation::Connect(Wake::ConnectColdBoot),
         Operation::Connect(Wake::Resume { auto_pause: None }),
+        Operation::Connect(Wake::ResumeColdBoot { auto_pause: None }),
         Operation::SetTimeout,
         Operation::SetPolicy,
         Operation::Pause(PauseMode::Memory),
@@ -494,8 +495,11 @@ fn refusals_name_the_state() {
     let pause = Operation::Pause(PauseMode::Memory);
     let resume = Operation::Connect(Wake::Resume { auto_pause: None });
     let cold = Operation::Connect(Wake::ConnectColdBoot);
+    let resume_cold = Operation::Connect(Wake::ResumeColdBoot { auto_pause: None });
     let running = World::running(ENDS).slot;
-    assert_eq!(decide(&running, resume, 0), Err(Refusal::AlreadyRunning));
+    for resume in [resume, resume_cold] {
+        assert_eq!(decide(&running, resume, 0), Err(Refusal::AlreadyRunning));
+    }
     assert_eq!(decide(&running, cold, 0), Ok(Next::Grant));
     for mode in [PauseMode::Memory, PauseMode::FilesystemOnly] {
         let paused = paused(mode, ENDS);
@@ -507,10 +511,12 @@ fn refusals_name_the_state() {
         assert_eq!(moved, Err(Refusal::NotRunning));
     }
     let memory = paused(PauseMode::Memory, ENDS);
-    assert_eq!(decide(&memory, cold, 0), Err(Refusal::ColdBoot));
     let disk = paused(PauseMode::FilesystemOnly, ENDS);
-    let resumed = decide(&disk, cold, 0);
-    assert_eq!(resumed, Ok(Next::Begin(Event::QueueResume)));
+    for wake in [cold, resume_cold] {
+        assert_eq!(decide(&memory, wake, 0), Err(Refusal::ColdBoot));
+        let resumed = decide(&disk, wake, 0);
+        assert_eq!(resumed, Ok(Next::Begin(Event::QueueResume)));
+    }
     let snapshot = decide(&disk, Operation::Snapshot, 0);
     assert_eq!(snapshot, Err(Refusal::NoMemory));
     let (ending, _) = transition(running, Event::Kill, 0).unwrap();

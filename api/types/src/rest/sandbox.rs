@@ -82,7 +82,7 @@ pub struct ResumeRequest {
     /// Changes what happens at the timeout: `true` pauses the sandbox, `false` kills it.
     #[serde(default)]
     pub auto_pause: Option<bool>,
-    /// Whether the memory is restored. Absent: yes; `false` is not supported.
+    /// `false`: as in [`ConnectSandbox`].
     #[serde(default)]
     pub memory: Option<bool>,
 }
