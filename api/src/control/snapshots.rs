@@ -20,7 +20,7 @@ const WRITE: Access = Access::Key(Scope::SandboxesWrite);
 const READ: Access = Access::Key(Scope::TemplatesRead);
 
 /// Maximum number of forks in one request.
-const MAX_FORKS: i64 = 64;
+const MAX_FORKS: i64 = 100;
 /// Default timeout of a fork in seconds.
 const FORK_TIMEOUT_S: u32 = 15;
 
@@ -70,14 +70,7 @@ async fn fork(
 ) -> Result<(StatusCode, Json<Vec<ForkResult>>), ApiError> {
     app.check_open()?;
     let timeout_s = timeout(&app, body.timeout)?.unwrap_or(FORK_TIMEOUT_S);
-    let asked = body.count.unwrap_or(1);
-    let count = u32::try_from(asked)
-        .ok()
-        .filter(|_| (1..=MAX_FORKS).contains(&asked));
-    let Some(count) = count else {
-        let wrong = format!("count is {asked}: use 1 to {MAX_FORKS}");
-        return Err(ApiError::BadRequest(wrong));
-    };
+    let count = fork_count(body.count)?;
     let forks = app.registry.fork(&id, count, timeout_s).await?;
     let results = forks.into_iter().map(|fork| match fork {
         Ok(view) => ForkResult {
@@ -90,6 +83,16 @@ async fn fork(
         },
     });
     Ok((StatusCode::CREATED, Json(results.collect())))
+}
+
+fn fork_count(asked: Option<i64>) -> Result<u32, ApiError> {
+    let asked = asked.unwrap_or(1);
+    match u32::try_from(asked) {
+        Ok(count) if (1..=MAX_FORKS).contains(&asked) => Ok(count),
+        Ok(_) | Err(_) => Err(ApiError::BadRequest(format!(
+            "count is {asked}: use 1 to {MAX_FORKS}"
+        ))),
+    }
 }
 
 async fn list(
@@ -125,5 +128,19 @@ fn position(template: &TemplateInfo) -> Position {
     Position {
         at: template.created_unix_s,
         id: template.id.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_request_forks_a_sandbox_1_to_100_times() {
+        assert_eq!(fork_count(None).unwrap(), 1);
+        assert_eq!(fork_count(Some(100)).unwrap(), 100);
+        for wrong in [0, 101, -1, i64::MAX] {
+            assert!(fork_count(Some(wrong)).is_err(), "{wrong}");
+        }
     }
 }
