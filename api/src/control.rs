@@ -12,6 +12,7 @@ mod events;
 #[doc(hidden)]
 pub mod fuzz;
 mod guard;
+mod idempotency;
 mod lifecycle;
 mod logs;
 mod merge;
@@ -220,10 +221,12 @@ pub struct Endpoint {
 /// Builds the service of the control plane.
 pub fn router(app: App) -> Router {
     let mut router = Router::new();
+    let repeated = Arc::new(idempotency::Table::default());
     for endpoint in endpoints() {
         let guard = middleware::from_fn_with_state((app.clone(), endpoint.access), guard::guard);
         let spread = spread::is_spread(endpoint.method, endpoint.path, endpoint.access);
-        let handler = match (&app.peers, spread) {
+        let is_create = matches!(endpoint.path, "/sandboxes" | "/v2/sandboxes");
+        let mut handler = match (&app.peers, spread) {
             (Some(peers), Some(spread)) => {
                 let state = (app.clone(), peers.clone(), spread);
                 let layer = middleware::from_fn_with_state(state, spread::layer);
@@ -231,6 +234,11 @@ pub fn router(app: App) -> Router {
             }
             (None | Some(_), _) => endpoint.handler,
         };
+        if is_create && endpoint.method == "post" {
+            let state = (app.clone(), Arc::clone(&repeated));
+            let once = middleware::from_fn_with_state(state, idempotency::layer);
+            handler = handler.route_layer(once);
+        }
         router = router.route(endpoint.path, handler.route_layer(guard));
     }
     console::add_to(router)

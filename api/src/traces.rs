@@ -184,6 +184,17 @@ impl Request {
     }
 }
 
+/// The span of this request for a task of its own.
+pub(crate) fn carry<T>(serve: impl Future<Output = T>) -> impl Future<Output = T> {
+    let context = CURRENT.try_with(|context| *context).ok();
+    async move {
+        match context {
+            Some(context) => CURRENT.scope(context, serve).await,
+            None => serve.await,
+        }
+    }
+}
+
 /// Adds the spans of a sandbox's start to the request that this task serves.
 pub(crate) fn started(sandbox: &Sandbox) {
     if EXPORTER.get().is_none() {

@@ -131,6 +131,15 @@ impl Authenticator {
         }
     }
 
+    /// Identifies the key in `headers`, for state that is kept for each key. `None`: the server needs no key.
+    #[must_use]
+    pub fn owner(&self, headers: &HeaderMap) -> Option<String> {
+        match self.0 {
+            Mode::Open => None,
+            Mode::Keys { .. } => presented(headers).map(hash),
+        }
+    }
+
     /// Checks that the key in `headers` has `scope`, and takes one token from the key's bucket.
     ///
     /// # Errors

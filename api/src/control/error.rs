@@ -16,6 +16,7 @@ use model::SandboxId;
 use pool::{PoolError, Refusal};
 use tracing::{error, warn};
 
+use super::idempotency::IdempotencyError;
 use crate::{
     auth::AuthError,
     builds::{grant::GrantError, owner::BuildsError, request::RequestError, uploads::UploadError},
@@ -94,6 +95,8 @@ pub enum ApiError {
     )]
     Untrusting(SandboxId),
     #[error(transparent)]
+    Idempotency(#[from] IdempotencyError),
+    #[error(transparent)]
     Note(NoteError),
     #[error("cannot create tokens: the kernel provides no random numbers")]
     Random(#[source] getrandom::Error),
@@ -109,6 +112,9 @@ pub enum ApiError {
     Webhook(#[from] HookError),
     #[error("cannot read the events")]
     Events(#[source] io::Error),
+    /// The VM of a new sandbox did not start.
+    #[error(transparent)]
+    CreateFailed(PoolError),
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
@@ -149,6 +155,7 @@ impl ApiError {
             Self::NoMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
             Self::Unresponsive(_) | Self::Untrusting(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Idempotency(why) => idempotency_status(*why),
             Self::Note(_) => StatusCode::BAD_REQUEST,
             Self::Random(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Builds(why) => builds_status(why),
@@ -157,7 +164,7 @@ impl ApiError {
             Self::Secret(why) => secret_status(why),
             Self::Webhook(why) => webhook_status(why),
             Self::Events(_) | Self::Reports(_) => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::Pool(why) => pool_status(why),
+            Self::CreateFailed(why) | Self::Pool(why) => pool_status(why),
         }
     }
 
@@ -172,21 +179,52 @@ impl ApiError {
             Self::Pool(
                 PoolError::Draining
                 | PoolError::Refused(_, Refusal::Crowded | Refusal::Sealed | Refusal::Moving),
-            ) => Some(Duration::from_secs(1)),
+            )
+            | Self::Idempotency(IdempotencyError::InProgress | IdempotencyError::TooMany) => Some(Duration::from_secs(1)),
             _ => None,
         }
     }
 
     #[must_use]
     pub fn body(&self) -> RestError {
-        let error_code = match self {
-            Self::Unresponsive(_) => Some(UNRESPONSIVE.to_owned()),
-            _ => None,
-        };
         RestError {
             code: self.status().as_u16(),
             message: model::chain(self),
-            error_code,
+            error_code: self.error_code().map(str::to_owned),
+        }
+    }
+
+    /// The identifier of E2B's specification for this error. Most errors of the client have none.
+    fn error_code(&self) -> Option<&'static str> {
+        match self {
+            Self::Unresponsive(_) => Some(UNRESPONSIVE),
+            Self::Idempotency(why) => Some(match why {
+                IdempotencyError::Mismatch => "idempotency_request_mismatch",
+                IdempotencyError::InProgress => "idempotency_in_progress",
+                IdempotencyError::OutcomeUnknown => "idempotency_outcome_unknown",
+                IdempotencyError::TooMany => return None,
+            }),
+            Self::Pool(PoolError::Full { .. } | PoolError::Draining) | Self::NodeClosed(..) => {
+                Some("sandbox_capacity_unavailable")
+            }
+            Self::CreateFailed(_) => Some("sandbox_create_failed"),
+            Self::Secret(SecretError::TooMany) => Some("secret_limit_reached"),
+            _ if self.status() == StatusCode::INTERNAL_SERVER_ERROR => {
+                Some("internal_server_error")
+            }
+            _ => None,
+        }
+    }
+
+    /// The error of a create: of the start of its VM, or any other.
+    pub(super) fn of_create(why: RegistryError) -> Self {
+        match why {
+            RegistryError::Pool(
+                why @ (PoolError::Failed { .. }
+                | PoolError::AgentSilent(_)
+                | PoolError::Unfit { .. }),
+            ) => Self::CreateFailed(why),
+            other => other.into(),
         }
     }
 }
@@ -204,6 +242,14 @@ fn pool_status(why: &PoolError) -> StatusCode {
         PoolError::BadName(_) | PoolError::NoteTooLong(_) => StatusCode::BAD_REQUEST,
         PoolError::Failed { .. } | PoolError::Unfit { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         PoolError::AgentSilent(_) | PoolError::Draining => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+fn idempotency_status(why: IdempotencyError) -> StatusCode {
+    match why {
+        IdempotencyError::Mismatch | IdempotencyError::InProgress => StatusCode::CONFLICT,
+        IdempotencyError::OutcomeUnknown => StatusCode::UNPROCESSABLE_ENTITY,
+        IdempotencyError::TooMany => StatusCode::TOO_MANY_REQUESTS,
     }
 }
 
@@ -390,9 +436,53 @@ mod tests {
     }
 
     #[test]
-    fn an_unresponsive_guest_has_its_error_code() {
-        let body = serde_json::to_value(ApiError::Unresponsive(id()).body()).unwrap();
-        assert_eq!(body["error_code"], UNRESPONSIVE);
-        assert_eq!(body["code"], 503);
+    fn errors_have_the_error_codes_of_the_specification() {
+        let full = PoolError::Full {
+            why: "memory".into(),
+            retry_after: Duration::ZERO,
+        };
+        let silent = || PoolError::AgentSilent(id());
+        let cases: [(ApiError, u16, Option<&str>); 11] = [
+            (ApiError::Unresponsive(id()), 503, Some(UNRESPONSIVE)),
+            (full.into(), 429, Some("sandbox_capacity_unavailable")),
+            (
+                ApiError::NodeClosed("a".into(), NodeStatus::Draining),
+                503,
+                Some("sandbox_capacity_unavailable"),
+            ),
+            (
+                ApiError::of_create(RegistryError::Pool(silent())),
+                503,
+                Some("sandbox_create_failed"),
+            ),
+            (silent().into(), 503, None),
+            (
+                ApiError::of_create(RegistryError::Pool(PoolError::NoTemplate("x".into()))),
+                404,
+                None,
+            ),
+            (
+                IdempotencyError::Mismatch.into(),
+                409,
+                Some("idempotency_request_mismatch"),
+            ),
+            (
+                IdempotencyError::OutcomeUnknown.into(),
+                422,
+                Some("idempotency_outcome_unknown"),
+            ),
+            (SecretError::TooMany.into(), 507, Some("secret_limit_reached")),
+            (
+                ApiError::Interrupted("x".into()),
+                500,
+                Some("internal_server_error"),
+            ),
+            (ApiError::BadRequest("x".into()), 400, None),
+        ];
+        for (error, status, code) in cases {
+            let body = serde_json::to_value(error.body()).unwrap();
+            assert_eq!(body["code"], status, "{error}");
+            assert_eq!(body["error_code"].as_str(), code, "{error}");
+        }
     }
 }

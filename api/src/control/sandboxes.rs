@@ -77,7 +77,8 @@ async fn create_as(
         network::seal(network, app)?;
     }
     let starting = app.node.begin();
-    let created = app.registry.create(lease).await?;
+    let created = app.registry.create(lease).await;
+    let created = created.map_err(ApiError::of_create)?;
     starting.succeeded();
     let pool::Sandbox { timeline, warm, .. } = &created.sandbox;
     app.telemetry.started(timeline, *warm);

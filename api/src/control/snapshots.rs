@@ -79,7 +79,7 @@ async fn fork(
         },
         Err(error) => ForkResult {
             sandbox: None,
-            error: Some(ApiError::from(error).body()),
+            error: Some(ApiError::of_create(error).body()),
         },
     });
     Ok((StatusCode::CREATED, Json(results.collect())))

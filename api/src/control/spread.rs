@@ -163,7 +163,7 @@ struct Named {
     template_id: Option<String>,
 }
 
-async fn buffered(request: Request) -> Result<(Parts, Bytes), ApiError> {
+pub(super) async fn buffered(request: Request) -> Result<(Parts, Bytes), ApiError> {
     let (parts, body) = request.into_parts();
     match Limited::new(body, MAX_BODY).collect().await {
         Ok(collected) => Ok((parts, collected.to_bytes())),
@@ -394,14 +394,21 @@ fn is_served_by_copies(method: &Method, path: &str) -> bool {
     matches!(*method, Method::GET | Method::HEAD) || is_removal
 }
 
-/// The answer of one node to a list.
-struct Answer {
-    status: StatusCode,
+/// An answer with its whole body, of one node to a list or of a create.
+#[derive(Clone, Debug)]
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
     headers: HeaderMap,
-    body: Bytes,
+    pub(super) body: Bytes,
 }
 
-async fn read(response: Response) -> Result<Answer, String> {
+impl IntoResponse for Answer {
+    fn into_response(self) -> Response {
+        (self.status, self.headers, self.body).into_response()
+    }
+}
+
+pub(super) async fn read(response: Response) -> Result<Answer, String> {
     let (parts, body) = response.into_parts();
     let body = Limited::new(body, MAX_LIST).collect().await;
     let body = body.map_err(|why| why.to_string())?.to_bytes();

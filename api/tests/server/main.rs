@@ -45,6 +45,7 @@ fn main() {
         },
         rules::{
             kvm_wrong_requests_are_told_in_json,
+            kvm_a_repeated_create_with_its_idempotency_key_makes_one_sandbox,
             kvm_ports_ask_for_their_tokens,
             kvm_a_page_of_another_origin_changes_nothing,
             kvm_a_create_that_nobody_waits_for_leaves_nothing,

@@ -52,6 +52,30 @@ pub(crate) fn kvm_wrong_requests_are_told_in_json() {
     assert_eq!(server.get("/v2/sandboxes").expect(200).json(), json!([]));
 }
 
+pub(crate) fn kvm_a_repeated_create_with_its_idempotency_key_makes_one_sandbox() {
+    let server = Server::open();
+    let create = |path: &str, timeout: u32| {
+        let fields = [JSON[0], ("Idempotency-Key", "order-7")];
+        let body = json!({"templateID": "base", "timeout": timeout}).to_string();
+        http::send(server.address, "POST", path, &fields, body.as_bytes())
+    };
+    let answers = std::thread::scope(|scope| {
+        let both = [(); 2].map(|()| scope.spawn(|| create("/v2/sandboxes", 60).expect(201)));
+        both.map(|answer| answer.join().unwrap())
+    });
+    let sandbox = Sandbox::of(&answers[0].json());
+    assert_eq!(answers[0].body, answers[1].body);
+    let replayed = |answer: &http::Answer| answer.header("idempotency-replayed").is_some();
+    assert_ne!(replayed(&answers[0]), replayed(&answers[1]));
+    for (path, timeout) in [("/v2/sandboxes", 61), ("/sandboxes", 60)] {
+        let refused = create(path, timeout).expect(409).json();
+        assert_eq!(refused["error_code"], "idempotency_request_mismatch");
+    }
+    server.delete(&sandbox.path("")).expect(204);
+    assert_eq!(create("/v2/sandboxes", 60).expect(201).body, answers[0].body);
+    assert_eq!(server.get("/v2/sandboxes").expect(200).json(), json!([]));
+}
+
 pub(crate) fn kvm_ports_ask_for_their_tokens() {
     let server = Server::open();
     let network = json!({"allowPublicTraffic": false, "maskRequestHost": "localhost:${PORT}",

@@ -8,7 +8,7 @@ pub struct RestError {
     pub code: u16,
     /// Describes the failure and its remedy.
     pub message: String,
-    /// An identifier by which clients recognize certain errors. Most errors have none.
+    /// An identifier of E2B's specification, such as `sandbox_capacity_unavailable`. Absent: the error has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_code: Option<String>,
 }
