@@ -10,13 +10,14 @@
 //! same `e2b-delivery-id`. What a crash keeps out of the log is found by comparison when the next server starts
 //! ([`ledger`]). Nothing of the pool waits for either task.
 
+mod attempts;
 mod deliver;
 mod hooks;
 mod ledger;
 mod log;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     io,
     path::{Path, PathBuf},
     sync::{
@@ -26,7 +27,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use api_types::rest::{LifecycleEvent, NewWebhook, RefusedTraffic, Webhook, WebhookUpdate};
+use api_types::rest::{
+    DeliveryStats, LifecycleEvent, NewWebhook, RefusedTraffic, Webhook, WebhookDelivery,
+    WebhookDeliveryGroup, WebhookUpdate,
+};
 use ipnet::IpNet;
 use model::SandboxId;
 use netisolation::Exception;
@@ -37,6 +41,7 @@ use tokio::{
     task::JoinHandle,
 };
 
+pub(crate) use attempts::WantedAttempts;
 pub use hooks::HookError;
 
 use crate::{
@@ -46,6 +51,7 @@ use crate::{
     hex::uuid,
     registry::{note::now, timestamp},
 };
+use attempts::Attempts;
 use hooks::Hooks;
 use ledger::{Happened, Ledger, Names};
 use log::{Entry, Listing, Log, kept_since_ns};
@@ -162,6 +168,8 @@ struct Shared {
     dir: PathBuf,
     team: &'static str,
     hooks: Mutex<Hooks>,
+    /// Locked after `hooks`.
+    attempts: Mutex<Attempts>,
     ring: Mutex<VecDeque<Arc<Entry>>>,
     /// The number of the latest entry.
     latest: AtomicU64,
@@ -235,6 +243,7 @@ impl Events {
             dir,
             team,
             hooks: Mutex::new(hooks),
+            attempts: Mutex::default(),
             ring: Mutex::new(past.latest.into_iter().map(Arc::new).collect()),
             latest: AtomicU64::new(log.next() - 1),
             news: Notify::new(),
@@ -326,7 +335,42 @@ impl Events {
     /// # Errors
     /// Returns [`HookError`].
     pub(crate) fn delete(&self, id: &str) -> Result<(), HookError> {
-        self.hooks().delete(id)
+        let mut hooks = self.hooks();
+        hooks.delete(id)?;
+        self.attempts().forget(id);
+        Ok(())
+    }
+
+    /// The attempts of a webhook's deliveries by event, with its number.
+    ///
+    /// # Errors
+    /// Returns [`HookError::NotFound`].
+    pub(crate) fn deliveries(
+        &self,
+        id: &str,
+        wanted: &WantedAttempts,
+    ) -> Result<BTreeMap<u64, WebhookDeliveryGroup>, HookError> {
+        self.hooks().get(id)?;
+        Ok(self.attempts().groups(id, wanted))
+    }
+
+    /// # Errors
+    /// Returns [`HookError::NotFound`].
+    pub(crate) fn stats(
+        &self,
+        id: &str,
+        wanted: &WantedAttempts,
+    ) -> Result<DeliveryStats, HookError> {
+        self.hooks().get(id)?;
+        Ok(self.attempts().stats(id, wanted))
+    }
+
+    /// Keeps an attempt, unless its webhook was deleted meanwhile. `number`: of its event.
+    fn attempted(&self, number: u64, attempt: WebhookDelivery) {
+        let hooks = self.hooks();
+        if hooks.get(&attempt.webhook_id).is_ok() {
+            self.attempts().add(number, attempt);
+        }
     }
 
     #[must_use]
@@ -347,6 +391,11 @@ impl Events {
     /// Locks the webhooks. A panic while the lock is held cannot leave one half changed.
     fn hooks(&self) -> MutexGuard<'_, Hooks> {
         self.0.hooks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn attempts(&self) -> MutexGuard<'_, Attempts> {
+        let attempts = self.0.attempts.lock();
+        attempts.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ring(&self) -> MutexGuard<'_, VecDeque<Arc<Entry>>> {

@@ -293,7 +293,7 @@ fn export(collector: &Webhook, messages: &Receiver<Message>) {
             // The operator's own URL: any address is allowed.
             let posted = collector.post("application/x-protobuf", "", &body, |_| true);
             match posted {
-                Ok(()) => is_failing = false,
+                Ok(_) => is_failing = false,
                 Err(why) if !is_failing => {
                     is_failing = true;
                     tracing::warn!(%why, spans = batch.len(), "cannot send traces to the collector: dropping them until it answers");

@@ -65,16 +65,27 @@ pub(crate) enum PostError {
     Io(#[from] io::Error),
 }
 
+impl PostError {
+    /// The status of the answer.
+    pub(crate) fn status(&self) -> Option<u16> {
+        match self {
+            Self::Answered(text) => text.get(9..)?.parse().ok(),
+            Self::Forbidden(_) | Self::Io(_) => None,
+        }
+    }
+}
+
 impl Webhook {
     /// Posts a body with further header lines, each ended by CRLF. Connects only to addresses that are allowed, and to none if
-    /// one of the host's addresses is not. Only a 2xx status is a success; the rest of the answer is discarded.
+    /// one of the host's addresses is not. Only a 2xx status is a success, and is returned; the rest of the answer is
+    /// discarded.
     pub(crate) fn post(
         &self,
         content_type: &str,
         headers: &str,
         body: &[u8],
         allowed: impl Fn(IpAddr) -> bool,
-    ) -> Result<(), PostError> {
+    ) -> Result<u16, PostError> {
         let mut forbidden = None;
         let check = |address: IpAddr| {
             let is_allowed = allowed(address);
@@ -102,12 +113,11 @@ impl Webhook {
         let mut status = [0; 12];
         wire.read_exact(&mut status)?;
         discard(&mut wire);
-        if status.starts_with(b"HTTP/1.") && status[8..10] == *b" 2" {
-            return Ok(());
+        let answer = PostError::Answered(String::from_utf8_lossy(&status).into_owned());
+        match answer.status() {
+            Some(code @ 200..300) if status.starts_with(b"HTTP/1.") && status[8] == b' ' => Ok(code),
+            Some(_) | None => Err(answer),
         }
-        Err(PostError::Answered(
-            String::from_utf8_lossy(&status).into_owned(),
-        ))
     }
 }
 

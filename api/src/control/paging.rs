@@ -35,11 +35,6 @@ pub(super) struct Page {
 impl Page {
     /// Parses `limit`, `order` and `nextToken`.
     pub(super) fn of(query: &Query) -> Result<Self, ApiError> {
-        let limit = query.number("limit")?.unwrap_or(MAX_PAGE);
-        if !(1..=MAX_PAGE).contains(&limit) {
-            let wrong = format!("limit is {limit}: use a number from 1 to {MAX_PAGE}");
-            return Err(ApiError::BadRequest(wrong));
-        }
         let order = match query.get("order") {
             None | Some("desc") => Order::Desc,
             Some("asc") => Order::Asc,
@@ -48,7 +43,22 @@ impl Page {
                 return Err(ApiError::BadRequest(wrong));
             }
         };
-        let after = query.get("nextToken").map(read_token).transpose()?;
+        Self::with(query, MAX_PAGE, order, "nextToken")
+    }
+
+    /// Parses `limit` and the token in the parameter `token`.
+    pub(super) fn with(
+        query: &Query,
+        usual: usize,
+        order: Order,
+        token: &str,
+    ) -> Result<Self, ApiError> {
+        let limit = query.number("limit")?.unwrap_or(usual);
+        if !(1..=MAX_PAGE).contains(&limit) {
+            let wrong = format!("limit is {limit}: use a number from 1 to {MAX_PAGE}");
+            return Err(ApiError::BadRequest(wrong));
+        }
+        let after = query.get(token).map(read_token).transpose()?;
         Ok(Self {
             limit,
             order,
@@ -87,7 +97,7 @@ pub(super) fn token(position: &Position) -> String {
 }
 
 fn read_token(token: &str) -> Result<Position, ApiError> {
-    let wrong = || ApiError::BadRequest("nextToken is invalid: use a token of this server".into());
+    let wrong = || ApiError::BadRequest("the token of the page is invalid: use a token of this server".into());
     let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|_| wrong())?;
     let text = String::from_utf8(bytes).map_err(|_| wrong())?;
     let (at, id) = text

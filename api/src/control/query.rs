@@ -51,6 +51,17 @@ impl Query {
         number.map_err(|_| ApiError::BadRequest(format!("{key}={text:?} is not a number in range")))
     }
 
+    /// The value of a boolean parameter. An absent or empty one is `false`.
+    pub(super) fn flag(&self, key: &str) -> Result<bool, ApiError> {
+        match self.get(key) {
+            None | Some("false") => Ok(false),
+            Some("true") => Ok(true),
+            Some(other) => Err(ApiError::BadRequest(format!(
+                "{key} is {other:?}: use true or false"
+            ))),
+        }
+    }
+
     /// The value of a time parameter. `None`: the parameter is absent or empty.
     pub(super) fn time(&self, key: &str) -> Result<Option<Timestamp>, ApiError> {
         let Some(text) = self.get(key) else {

@@ -2,25 +2,36 @@
 //!
 //! A webhook sends the metadata of every sandbox to a URL, so the scopes of sandboxes apply.
 
-use api_types::rest::{LifecycleEvent, NewWebhook, Webhook, WebhookUpdate};
+use api_types::{
+    envd::Timestamp,
+    rest::{
+        DeliveryStats, DeliveryStatus, LifecycleEvent, NewWebhook, Webhook, WebhookDeliveries,
+        WebhookUpdate,
+    },
+};
 use axum::{Json, extract::State, routing::MethodFilter};
 use hyper::StatusCode;
+use model::clock;
 
 use super::{
     Access, ApiError, App, Endpoint,
     body::{OfSandbox, SecretBody, Segment},
     on_thread,
+    paging::{Order, Page, Position},
     query::Query,
 };
 use crate::{
     auth::Scope,
-    events::{Events, HookError, Kind, MAX_LISTED, Wanted},
+    events::{Events, HookError, Kind, MAX_LISTED, Wanted, WantedAttempts},
 };
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
 /// Events of an answer if the client names no number.
 const LISTED: usize = 10;
+/// Events with deliveries of an answer if the client names no number.
+const DELIVERIES: usize = 25;
+const DAY_NS: u64 = 24 * 3600 * 1_000_000_000;
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let (get, post, patch) = (MethodFilter::GET, MethodFilter::POST, MethodFilter::PATCH);
@@ -33,6 +44,8 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
         Endpoint::new(get, one, READ, webhook),
         Endpoint::new(patch, one, WRITE, update),
         Endpoint::new(MethodFilter::DELETE, one, WRITE, remove),
+        Endpoint::new(get, "/events/webhooks/{id}/deliveries", READ, deliveries),
+        Endpoint::new(get, "/events/webhooks/{id}/stats", READ, stats),
     ]
 }
 
@@ -59,19 +72,24 @@ fn wanted(sandbox: Option<String>, query: &Query) -> Result<Wanted, ApiError> {
         let why = format!("limit is 1 to {MAX_LISTED}");
         return Err(ApiError::BadRequest(why));
     }
-    let kinds = query.list("types");
+    Ok(Wanted {
+        sandbox,
+        kinds: kinds(query, "types")?,
+        offset: query.number("offset")?.unwrap_or(0),
+        limit,
+        is_ascending: query.flag("orderAsc")?,
+    })
+}
+
+/// The types of events in a parameter.
+fn kinds(query: &Query, key: &str) -> Result<Vec<String>, ApiError> {
+    let kinds = query.list(key);
     if let Some(unknown) = kinds.iter().find(|name| Kind::of(name).is_none()) {
         let shown: String = unknown.chars().take(64).collect();
         let why = format!("{shown:?} is not a type of events");
         return Err(ApiError::BadRequest(why));
     }
-    Ok(Wanted {
-        sandbox,
-        kinds: kinds.into_iter().map(str::to_owned).collect(),
-        offset: query.number("offset")?.unwrap_or(0),
-        limit,
-        is_ascending: query.get("orderAsc") == Some("true"),
-    })
+    Ok(kinds.into_iter().map(str::to_owned).collect())
 }
 
 async fn webhooks(State(app): State<App>) -> Json<Vec<Webhook>> {
@@ -104,6 +122,65 @@ async fn remove(State(app): State<App>, Segment(id): Segment) -> Result<StatusCo
     Ok(StatusCode::OK)
 }
 
+async fn deliveries(
+    State(app): State<App>,
+    Segment(id): Segment,
+    query: Query,
+) -> Result<Json<WebhookDeliveries>, ApiError> {
+    let order = if query.flag("orderAsc")? {
+        Order::Asc
+    } else {
+        Order::Desc
+    };
+    let page = Page::with(&query, DELIVERIES, order, "cursor")?;
+    let wanted = WantedAttempts {
+        statuses: statuses(&query)?,
+        kinds: kinds(&query, "eventType")?,
+        ..range(&query)?
+    };
+    let groups = app.events.deliveries(&id, &wanted)?.into_iter();
+    let (shown, next_cursor) = page.cut(groups.collect(), |(number, group)| Position {
+        at: *number,
+        id: group.event_id.clone(),
+    });
+    Ok(Json(WebhookDeliveries {
+        data: shown.into_iter().map(|(_, group)| group).collect(),
+        next_cursor,
+    }))
+}
+
+/// Of the last day, unless the query names another range.
+async fn stats(
+    State(app): State<App>,
+    Segment(id): Segment,
+    query: Query,
+) -> Result<Json<DeliveryStats>, ApiError> {
+    let mut wanted = range(&query)?;
+    let yesterday = clock::unix_ns().saturating_sub(DAY_NS);
+    wanted.start_ns = wanted.start_ns.or(Some(yesterday));
+    Ok(Json(app.events.stats(&id, &wanted)?))
+}
+
+fn range(query: &Query) -> Result<WantedAttempts, ApiError> {
+    Ok(WantedAttempts {
+        start_ns: query.time("start")?.map(Timestamp::unix_ns),
+        end_ns: query.time("end")?.map(Timestamp::unix_ns),
+        ..WantedAttempts::default()
+    })
+}
+
+fn statuses(query: &Query) -> Result<Vec<DeliveryStatus>, ApiError> {
+    let names = query.list("deliveryStatus").into_iter();
+    let statuses = names.map(|name| match name {
+        "success" => Ok(DeliveryStatus::Success),
+        "failed" => Ok(DeliveryStatus::Failed),
+        other => Err(ApiError::BadRequest(format!(
+            "deliveryStatus contains {other:?}: use success or failed"
+        ))),
+    });
+    statuses.collect()
+}
+
 /// Runs a change on a thread, because it waits for the disk.
 async fn change<T: Send + 'static>(
     app: &App,
@@ -129,7 +206,13 @@ mod tests {
         let some = some.unwrap();
         assert_eq!((some.kinds.len(), some.limit, some.offset), (2, 100, 3));
         assert!(some.is_ascending);
-        for wrong in ["limit=0", "limit=101", "types=x", "offset=-1"] {
+        for wrong in [
+            "limit=0",
+            "limit=101",
+            "types=x",
+            "offset=-1",
+            "orderAsc=yes",
+        ] {
             assert!(of(wrong).is_err(), "{wrong}");
         }
     }

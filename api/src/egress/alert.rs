@@ -213,6 +213,7 @@ fn deliver_all(alerts: &Receiver<Alert>, action: &AlertAction) {
                 // The operator's own URL: any address is allowed.
                 AlertAction::Webhook(webhook) => webhook
                     .post(JSON, "", &body, |_| true)
+                    .map(drop)
                     .map_err(io::Error::other),
             };
             let (sandbox, refusals) = (&alert.sandbox, alert.refusals);

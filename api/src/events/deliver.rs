@@ -1,19 +1,26 @@
 //! Deliveries: for each webhook a batch at a time, in which the deliveries run side by side, at most [`AT_ONCE`] of all
 //! webhooks. The webhook's progress is recorded after each batch.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    io::ErrorKind,
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
+use api_types::rest::{DeliveryError, DeliveryStatus, LifecycleEvent, WebhookDelivery};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use netisolation::{Exception, is_forbidden};
+use pool::UnixMs;
 use ring::hmac;
 use sha2::{Digest, Sha256};
 use tokio::{sync::Semaphore, task::JoinSet};
 use tracing::{debug, warn};
 
-use super::{Entry, Events, hooks::Hook};
+use super::{Entry, Events, drawn_uuid, hooks::Hook};
 use crate::{
     hex::{hex, uuid},
-    registry::note::now,
+    registry::{note::now, timestamp},
     webhook::{JSON, PostError, Webhook},
 };
 
@@ -157,6 +164,7 @@ async fn deliver(delivery: Delivery, entry: Arc<Entry>, permits: Arc<Semaphore>,
         return;
     };
     let (body, url) = (Arc::new(body), Arc::new(url));
+    let shown = String::from_utf8_lossy(&body).into_owned();
     let mut pauses = pauses.0.into_iter();
     loop {
         let Ok(permit) = permits.acquire().await else {
@@ -164,11 +172,18 @@ async fn deliver(delivery: Delivery, entry: Arc<Entry>, permits: Arc<Semaphore>,
         };
         let (url, body, allowed) = (Arc::clone(&url), Arc::clone(&body), allowed.clone());
         let headers = headers(&hook, &entry.event.id, now() / 1000, &body);
+        let (at, began) = (now(), Instant::now());
         let posted = tokio::task::spawn_blocking(move || {
             url.post(JSON, &headers, &body, |address| allowed.permits(address))
         });
-        let why = match posted.await {
-            Ok(Ok(())) => {
+        let posted = posted.await;
+        if let Ok(posted) = &posted {
+            let took = began.elapsed();
+            let attempt = attempt(&hook, &entry.event, &shown, posted, (at, took));
+            events.attempted(entry.number, attempt);
+        }
+        let why = match posted {
+            Ok(Ok(_)) => {
                 debug!(webhook = hook.id, event = entry.event.id, "delivered");
                 counts.delivered.fetch_add(1, Relaxed);
                 return;
@@ -197,7 +212,69 @@ async fn deliver(delivery: Delivery, entry: Arc<Entry>, permits: Arc<Semaphore>,
     }
 }
 
-/// The header lines of a delivery. The delivery id is the same in repeated deliveries, also after a restart.
+/// An attempt with its beginning and duration. It names no address that a host name of the client resolves to.
+fn attempt(
+    hook: &Hook,
+    event: &LifecycleEvent,
+    body: &str,
+    posted: &Result<u16, PostError>,
+    (at, took): (UnixMs, Duration),
+) -> WebhookDelivery {
+    let (class, message) = match posted {
+        Ok(_) => (None, None),
+        Err(PostError::Forbidden(_)) => (
+            Some(DeliveryError::RequestError),
+            Some("an address of the host is in a denied range".to_owned()),
+        ),
+        Err(why @ PostError::Answered(_)) => (Some(DeliveryError::HttpError), Some(why.to_string())),
+        Err(PostError::Io(why)) => {
+            let is_late = matches!(why.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock);
+            let (class, what) = if is_late {
+                (DeliveryError::Timeout, "the receiver did not answer in time")
+            } else {
+                (DeliveryError::TransportError, "the connection failed")
+            };
+            (Some(class), Some(what.to_owned()))
+        }
+    };
+    let headers = serde_json::json!({
+        "Content-Type": JSON,
+        "e2b-webhook-id": hook.id,
+        "e2b-delivery-id": delivery_id(&hook.id, &event.id),
+        "e2b-signature-version": "v1",
+    });
+    WebhookDelivery {
+        id: drawn_uuid(),
+        team_id: event.sandbox_team_id.clone(),
+        webhook_id: hook.id.clone(),
+        event_id: event.id.clone(),
+        sandbox_id: event.sandbox_id.clone(),
+        event_type: event.kind.clone(),
+        status: match posted {
+            Ok(_) => DeliveryStatus::Success,
+            Err(_) => DeliveryStatus::Failed,
+        },
+        duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+        request_body: body.to_owned(),
+        request_headers: headers.to_string(),
+        request_url: hook.url.clone(),
+        response_http_status_code: match posted {
+            Ok(status) => Some(*status),
+            Err(why) => why.status(),
+        },
+        error_class: class,
+        error_message: message,
+        timestamp: timestamp(at),
+    }
+}
+
+/// The same in repeated deliveries, also after a restart.
+fn delivery_id(hook: &str, event: &str) -> String {
+    let hash = Sha256::new_with_prefix(hook).chain_update(event);
+    uuid(&hex(&hash.finalize()))
+}
+
+/// The header lines of a delivery.
 pub(super) fn headers(hook: &Hook, event: &str, unix_s: u64, body: &[u8]) -> String {
     let (id, secret) = (&hook.id, hook.secret.as_bytes());
     let sum = |parts: [&[u8]; 2]| {
@@ -205,8 +282,7 @@ pub(super) fn headers(hook: &Hook, event: &str, unix_s: u64, body: &[u8]) -> Str
         parts.into_iter().for_each(|part| hash.update(part));
         hash.finalize()
     };
-    let delivery = sum([id.as_bytes(), event.as_bytes()]);
-    let delivery = uuid(&hex(&delivery));
+    let delivery = delivery_id(id, event);
     let signature = URL_SAFE_NO_PAD.encode(sum([secret, body]));
     let mut signed = format!("{unix_s}.").into_bytes();
     signed.extend_from_slice(body);

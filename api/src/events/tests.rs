@@ -4,7 +4,7 @@ use std::{
     net::TcpListener,
 };
 
-use api_types::rest::EventData;
+use api_types::rest::{DeliveryError, EventData};
 use pool::{ChangeKind, Lifetime, SandboxState, TemplateInfo, TemplateKind};
 
 use super::{
@@ -362,6 +362,23 @@ async fn a_delivery_is_signed_in_both_ways_and_repeated_with_its_id_until_it_suc
     .await
     .unwrap();
     running.abort();
+    let groups = events.deliveries(&made.id, &WantedAttempts::default());
+    let groups = groups.unwrap();
+    let attempts = &groups[&2].attempts;
+    let answers: Vec<_> = attempts
+        .iter()
+        .map(|a| (a.response_http_status_code, a.error_class))
+        .collect();
+    let failed = Some(DeliveryError::HttpError);
+    assert_eq!(
+        answers,
+        [(Some(302), failed), (Some(500), failed), (Some(204), None)]
+    );
+    assert_eq!(attempts[2].request_body.as_bytes(), body.as_slice());
+    assert!(!attempts[2].request_headers.contains("signature\""));
+    let stats = events.stats(&made.id, &WantedAttempts::default());
+    let stats = stats.unwrap();
+    assert_eq!((stats.total, stats.failed), (3, 2));
     // The next server goes on behind it.
     let again = Hooks::open(dir.path().join("events/webhooks"), 9).unwrap();
     assert_eq!(again.get(&made.id).unwrap().done, 2);
@@ -399,6 +416,16 @@ async fn private_addresses_get_nothing_unless_they_are_opened() {
         0,
         "not tried again"
     );
+    for hook in events.webhooks() {
+        let groups = events.deliveries(&hook.id, &WantedAttempts::default());
+        let attempt = groups.unwrap().remove(&1).unwrap().attempts.remove(0);
+        assert_eq!(attempt.error_class, Some(DeliveryError::RequestError));
+        let shown = serde_json::to_string(&attempt.error_message).unwrap();
+        assert!(!shown.contains("127."), "{shown}");
+        events.delete(&hook.id).unwrap();
+        let gone = events.deliveries(&hook.id, &WantedAttempts::default());
+        assert!(matches!(gone, Err(HookError::NotFound(_))));
+    }
     listener.set_nonblocking(true).unwrap();
     assert!(listener.accept().is_err(), "no connection was made");
 }

@@ -23,7 +23,9 @@ pub use build::{
 };
 pub use error::RestError;
 pub use event::{
-    EventData, Execution, LifecycleEvent, NewWebhook, RefusedTraffic, Webhook, WebhookUpdate,
+    DeliveryBucket, DeliveryDurations, DeliveryError, DeliveryStats, DeliveryStatus, EventData,
+    Execution, LifecycleEvent, NewWebhook, RefusedTraffic, Webhook, WebhookDeliveries,
+    WebhookDelivery, WebhookDeliveryGroup, WebhookUpdate,
 };
 pub use key::ApiKey;
 pub use network::{NetworkConfig, NetworkUpdate};

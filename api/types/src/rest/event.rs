@@ -125,3 +125,102 @@ impl fmt::Debug for WebhookUpdate {
             .finish_non_exhaustive()
     }
 }
+
+/// Whether the receiver has taken a delivery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeliveryStatus {
+    Success,
+    Failed,
+}
+
+/// Why an attempt of a delivery failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeliveryError {
+    /// The receiver answered with another status than 2xx.
+    HttpError,
+    Timeout,
+    /// No connection, or it broke.
+    TransportError,
+    /// Nothing was sent: the address is in a denied range.
+    RequestError,
+}
+
+/// An attempt of a delivery to a webhook.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WebhookDelivery {
+    /// Of the attempt.
+    pub id: String,
+    pub team_id: String,
+    pub webhook_id: String,
+    pub event_id: String,
+    pub sandbox_id: String,
+    pub event_type: String,
+    pub status: DeliveryStatus,
+    pub duration_ms: u64,
+    /// The body that was sent, or its beginning.
+    pub request_body: String,
+    /// A JSON object, without the signatures.
+    pub request_headers: String,
+    pub request_url: String,
+    /// Absent: no answer arrived.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response_http_status_code: Option<u16>,
+    /// Null: the attempt succeeded.
+    pub error_class: Option<DeliveryError>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_message: Option<String>,
+    /// When the attempt began.
+    pub timestamp: Timestamp,
+}
+
+/// The attempts to deliver an event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WebhookDeliveryGroup {
+    pub event_id: String,
+    pub event_type: String,
+    pub sandbox_id: String,
+    pub attempts: Vec<WebhookDelivery>,
+}
+
+/// Answer of `GET /events/webhooks/{id}/deliveries`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WebhookDeliveries {
+    pub data: Vec<WebhookDeliveryGroup>,
+    /// Null: this is the last page.
+    pub next_cursor: Option<String>,
+}
+
+/// Durations in milliseconds; zero without attempts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DeliveryDurations {
+    pub minimum: f64,
+    pub average: f64,
+    pub maximum: f64,
+}
+
+/// The attempts of an hour.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeliveryBucket {
+    /// Beginning of the hour.
+    pub timestamp: Timestamp,
+    pub total: u64,
+    pub failed: u64,
+    pub duration_ms: DeliveryDurations,
+}
+
+/// Answer of `GET /events/webhooks/{id}/stats`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeliveryStats {
+    /// Hours with attempts, oldest first.
+    pub buckets: Vec<DeliveryBucket>,
+    pub total: u64,
+    pub failed: u64,
+    pub duration_ms: DeliveryDurations,
+}
