@@ -72,6 +72,12 @@ pub enum BuildsError {
          source"
     )]
     NoOrder(String),
+    /// Name, and why.
+    #[error(
+        "the server does not keep the request of this build of the template {0:?}, because {1}: build it from its \
+         source, or name the tag of a ready build"
+    )]
+    OrderGone(String, &'static str),
     /// Name, and number of the step.
     #[error(
         "the files of step {1} of the template {0:?} are no longer on this server (--upload-quota): build it from its \

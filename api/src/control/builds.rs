@@ -6,7 +6,7 @@ use api_types::{
     envd::Timestamp,
     rest::{
         AssignTags, AssignedTags, BuildInfo, BuildLogEntry, BuildLogs, BuildOrder, BuildStatus,
-        DeleteTags, FileUpload, LogLevel, NewBuild, RedoTemplate, RequestedBuild, StartBuild,
+        DeleteTags, FileUpload, NewBuild, RedoTemplate, RequestedBuild, StartBuild,
         StatusReason,
     },
 };
@@ -163,7 +163,7 @@ async fn order(
         build_id: build.id.clone(),
     };
     let kept = app.builds.order(&id).await.map_err(BuildsError::Store)?;
-    let kept = kept.ok_or(BuildsError::NoOrder(reference))?;
+    let kept = kept.ok_or_else(|| no_order(&build.state, reference))?;
     Ok(Json(BuildOrder {
         template_id: id.template_id,
         build_id: id.build_id,
@@ -173,6 +173,19 @@ async fn order(
         had_credentials: kept.had_credentials,
         start: kept.request(),
     }))
+}
+
+/// Why there is no order of a build in this state.
+fn no_order(state: &BuildState, reference: String) -> BuildsError {
+    let why = match state {
+        BuildState::Waiting => "it was not started",
+        BuildState::Failed(_) => "it has failed",
+        BuildState::Ready { template: None } => "a newer build has replaced it",
+        BuildState::Started | BuildState::Ready { template: Some(_) } => {
+            return BuildsError::NoOrder(reference);
+        }
+    };
+    BuildsError::OrderGone(reference, why)
 }
 
 /// The template of builds that a path or a body names, by id or name.
@@ -285,7 +298,7 @@ async fn status(
     query: Query,
 ) -> Result<Json<BuildInfo>, ApiError> {
     let offset = query.number("logsOffset")?.unwrap_or(0);
-    let (limit, level) = (limit(&query)?, level(&query)?);
+    let (limit, level) = (limit(&query)?, query.level()?);
     let found = Found::of(&app, &template, build)?;
     let state = found.record().map(|record| record.state.clone());
     let reason = match &state {
@@ -338,7 +351,7 @@ async fn logs(
     query: Query,
 ) -> Result<Json<BuildLogs>, ApiError> {
     let cursor = query.number("cursor")?;
-    let (limit, level) = (limit(&query)?, level(&query)?);
+    let (limit, level) = (limit(&query)?, query.level()?);
     let direction = match query.get("direction") {
         None | Some("forward") => Direction::Forward,
         Some("backward") => Direction::Backward,
@@ -358,16 +371,6 @@ async fn logs(
 
 fn limit(query: &Query) -> Result<usize, ApiError> {
     Ok(query.number("limit")?.unwrap_or(MAX_PAGE))
-}
-
-fn level(query: &Query) -> Result<Option<LogLevel>, ApiError> {
-    let Some(text) = query.get("level") else {
-        return Ok(None);
-    };
-    let level = serde_json::from_value(text.into());
-    let wrong =
-        |_| ApiError::BadRequest(format!("level is {text:?}: use debug, info, warn or error"));
-    level.map(Some).map_err(wrong)
 }
 
 async fn assign(
@@ -432,4 +435,22 @@ pub(super) fn timestamp(unix_ms: u64) -> Timestamp {
 
 fn now_s() -> u64 {
     clock::unix_ns() / 1_000_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_order_is_explained_by_the_state_of_its_build() {
+        let failed = BuildState::Failed(Reason {
+            message: String::new(),
+            step: None,
+        });
+        let text = |state: &BuildState| no_order(state, "n".into()).to_string();
+        assert!(text(&failed).contains("it has failed"));
+        assert!(text(&BuildState::Waiting).contains("was not started"));
+        let template = Some("p".to_owned());
+        assert!(text(&BuildState::Ready { template }).contains("an older server"));
+    }
 }

@@ -274,6 +274,7 @@ fn builds_status(why: &BuildsError) -> StatusCode {
         BuildsError::Taken(_)
         | BuildsError::Busy(_)
         | BuildsError::NoOrder(_)
+        | BuildsError::OrderGone(..)
         | BuildsError::NotBuilt(_)
         | BuildsError::NoFiles(..)
         | BuildsError::OfSandbox(_) => StatusCode::CONFLICT,

@@ -63,6 +63,7 @@ async fn new(
         }
     };
     let search = query.get("search").unwrap_or_default();
+    let level = query.level()?;
     let mut logs = entries(&history, &app.refused(&id).await).await;
     logs.retain(|entry| {
         let at_ms = entry.timestamp.unix_ns() / 1_000_000;
@@ -71,7 +72,8 @@ async fn new(
             (Some(cursor), false) => at_ms >= cursor,
             (Some(cursor), true) => at_ms <= cursor,
         };
-        in_range && entry.message.contains(search)
+        let is_of_level = level.is_none_or(|least| entry.level >= least);
+        in_range && is_of_level && entry.message.contains(search)
     });
     if is_backward {
         logs.reverse();

@@ -34,11 +34,24 @@ pub(super) fn page(page: &Page, parts: Vec<Part>) -> (Vec<Value>, Option<String>
 
 /// The position of a listed sandbox, as `startedAt` and `sandboxID` print it.
 pub(super) fn position(item: &Value) -> Option<Position> {
-    let started = Timestamp::parse(item.get("startedAt")?.as_str()?).ok()?;
+    position_in(item, "startedAt", "sandboxID")
+}
+
+fn position_in(item: &Value, time: &str, id: &str) -> Option<Position> {
+    let at = Timestamp::parse(item.get(time)?.as_str()?).ok()?;
     Some(Position {
-        at: started.unix_ns() / 1_000_000,
-        id: item.get("sandboxID")?.as_str()?.to_owned(),
+        at: at.unix_ns() / 1_000_000,
+        id: item.get(id)?.as_str()?.to_owned(),
     })
+}
+
+/// The page of merged templates, and the token of the next one. A template without a position is left out.
+pub(super) fn page_of_templates(page: &Page, all: Vec<Value>) -> (Vec<Value>, Option<String>) {
+    let items = all
+        .into_iter()
+        .filter_map(|item| Some((position_in(&item, "createdAt", "templateID")?, item)));
+    let (shown, token) = page.cut(items.collect(), |(position, _)| position.clone());
+    (shown.into_iter().map(|(_, item)| item).collect(), token)
 }
 
 /// Positions as a field of an answer: `AT:ID,AT:ID`.
@@ -210,6 +223,16 @@ mod tests {
         ]);
         assert_eq!(merged.len(), 2);
         assert_eq!(merged[0], base(7, 3));
+    }
+
+    #[test]
+    fn templates_of_all_nodes_have_pages() {
+        let item = |at: u64, id: &str| json!({"templateID": id, "createdAt": Timestamp::from_unix_ns(at * 1_000_000)});
+        let all = || vec![item(1, "a"), item(3, "b"), item(3, "c")];
+        let (shown, token) = page_of_templates(&wanted(2, "desc", None), all());
+        assert_eq!(shown, [item(3, "c"), item(3, "b")]);
+        let (shown, token) = page_of_templates(&wanted(2, "desc", token.as_ref()), all());
+        assert_eq!((shown, token), (vec![item(1, "a")], None));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use api_types::envd::Timestamp;
+use api_types::{envd::Timestamp, rest::LogLevel};
 use axum::extract::FromRequestParts;
 use hyper::http::request::Parts;
 use percent_encoding::percent_decode_str;
@@ -62,6 +62,17 @@ impl Query {
         }
     }
 
+    /// The least level of log entries in the parameter `level`.
+    pub(super) fn level(&self) -> Result<Option<LogLevel>, ApiError> {
+        let Some(text) = self.get("level") else {
+            return Ok(None);
+        };
+        let wrong =
+            |_| ApiError::BadRequest(format!("level is {text:?}: use debug, info, warn or error"));
+        let level = serde_json::from_value(text.into());
+        level.map(Some).map_err(wrong)
+    }
+
     /// The value of a time parameter. `None`: the parameter is absent or empty.
     pub(super) fn time(&self, key: &str) -> Result<Option<Timestamp>, ApiError> {
         let Some(text) = self.get(key) else {
@@ -109,5 +120,10 @@ mod tests {
         assert_eq!(query.number::<u32>("absent").unwrap(), None);
         assert!(query.time("t").unwrap().is_some());
         assert!(query.time("limit").is_err());
+        let level = |text: &str| Query::parse(text).level();
+        assert_eq!(level("level=warn").unwrap(), Some(LogLevel::Warn));
+        assert_eq!(level("level=").unwrap(), None);
+        assert!(level("level=WARN").is_err());
+        assert!(query.flag("limit").is_err() && !query.flag("absent").unwrap());
     }
 }

@@ -50,6 +50,8 @@ const LIST: Duration = Duration::from_secs(5);
 const MAX_LIST: usize = 16 << 20;
 /// The route that requests a build, and makes its template if there is none.
 const NEW_TEMPLATE: &str = "/v3/templates";
+/// The list of templates that has pages.
+const PAGED_TEMPLATES: &str = "/v2/templates";
 /// Memory that a sandbox is assumed to need: its template may be unknown here.
 const MEMORY_MIB: u64 = 512;
 
@@ -79,7 +81,7 @@ pub(super) fn spread_of(method: &str, path: &str) -> Spread {
         ("get", "/v2/sandboxes" | "/snapshots") => Spread::Pages,
         ("get", "/sandboxes") => Spread::Latest,
         ("get", "/sandboxes/metrics") => Spread::Metrics,
-        ("get", "/templates" | "/v2/templates") => Spread::Templates,
+        ("get", "/templates" | PAGED_TEMPLATES) => Spread::Templates,
         (_, "/templates/tags" | NEW_TEMPLATE) => Spread::ByBody,
         (_, path) if path.contains("/sandboxes/{id}") => Spread::OfSandbox,
         (_, path) if path.contains("/templates/") => Spread::OfTemplate,
@@ -492,6 +494,10 @@ impl<S: Sync> axum::extract::FromRequestParts<S> for Merging {
 }
 
 impl Merging {
+    pub(super) fn is_wanted(&self) -> bool {
+        self.0
+    }
+
     /// Adds the positions of the items, if they are needed.
     pub(super) fn put(&self, headers: &mut HeaderMap, positions: impl FnOnce() -> Vec<Position>) {
         if self.0
@@ -581,12 +587,17 @@ fn merge_bodies(
         }
         _ => {
             let parts: Result<Vec<_>, _> = answers.iter().map(items).collect();
-            let merge = if spread == Spread::Latest {
-                merge::latest_first
-            } else {
-                merge::templates
-            };
-            Ok(Value::Array(merge(parts?)))
+            if spread == Spread::Latest {
+                return Ok(Value::Array(merge::latest_first(parts?)));
+            }
+            let mut all = merge::templates(parts?);
+            if uri.path() == PAGED_TEMPLATES {
+                let page = Page::of(&Query::parse(uri.query().unwrap_or_default()))?;
+                let (shown, token) = merge::page_of_templates(&page, all);
+                super::sandboxes::put_token(headers, token)?;
+                all = shown;
+            }
+            Ok(Value::Array(all))
         }
     }
 }

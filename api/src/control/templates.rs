@@ -22,6 +22,7 @@ use super::{
     paging::{Page, Position},
     query::Query,
     sandboxes::put_token,
+    spread::Merging,
     wire,
 };
 use crate::{
@@ -40,7 +41,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
     let (get, delete) = (MethodFilter::GET, MethodFilter::DELETE);
     vec![
         Endpoint::new(get, "/templates", READ, list),
-        Endpoint::new(get, "/v2/templates", READ, list),
+        Endpoint::new(get, "/v2/templates", READ, list_paged),
         Endpoint::new(get, "/templates/{id}", READ, detail),
         Endpoint::new(get, "/templates/aliases/{alias}", READ, alias),
         Endpoint::new(get, "/templates/{id}/tags", READ, tags),
@@ -49,8 +50,33 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
     ]
 }
 
+/// The older route: all templates, without paging.
+async fn list(State(app): State<App>) -> Json<Vec<Template>> {
+    Json(listed(&app).await)
+}
+
+/// Latest first. In a cluster, the node that was asked pages the templates of all nodes.
+async fn list_paged(
+    State(app): State<App>,
+    merging: Merging,
+    query: Query,
+) -> Result<(HeaderMap, Json<Vec<Template>>), ApiError> {
+    let page = Page::of(&query)?;
+    let all = listed(&app).await;
+    let mut headers = HeaderMap::new();
+    if merging.is_wanted() {
+        return Ok((headers, Json(all)));
+    }
+    let (shown, token) = page.cut(all, |template| Position {
+        at: template.created_at.unix_ns() / 1_000_000,
+        id: template.template_id.clone(),
+    });
+    put_token(&mut headers, token)?;
+    Ok((headers, Json(shown)))
+}
+
 /// The templates that the host's operator installed, and those of builds.
-async fn list(State(app): State<App>, _query: Query) -> Json<Vec<Template>> {
+async fn listed(app: &App) -> Vec<Template> {
     let pool = app.pool.templates().await;
     let installed = pool.iter().filter(|t| t.kind == TemplateKind::Installed);
     let mut all: Vec<_> = installed.map(item).collect();
@@ -63,9 +89,9 @@ async fn list(State(app): State<App>, _query: Query) -> Json<Vec<Template>> {
             .filter_map(|t| built_item(t, &by_id)),
     );
     for template in &mut all {
-        template.nodes = nodes_with(&app, &template.template_id);
+        template.nodes = nodes_with(app, &template.template_id);
     }
-    Json(all)
+    all
 }
 
 async fn detail(

@@ -360,6 +360,12 @@ pub(crate) fn kvm_figures_and_logs_are_there() {
             .len(),
         1
     );
+    let of_level = |level: &str| {
+        let path = format!("/v2{}?level={level}", sandbox.path("/logs"));
+        server.get(&path).expect(200).json()["logs"].clone()
+    };
+    assert_ne!(of_level("info"), json!([]));
+    assert_eq!(of_level("warn"), json!([]));
     let text = server.get("/metrics").expect(200).text();
     assert!(text.contains("cube_pool_running 1\n"), "{text}");
     let created =

@@ -52,12 +52,19 @@ pub struct FileUpload {
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StartBuild {
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub from_image: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub from_template: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub from_image_registry: Option<ImageRegistry>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub force: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<Vec<BuildStep>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub start_cmd: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub ready_cmd: Option<String>,
     /// What the build takes from the config of `from_image` besides its variables. Not part of E2B's interface. Absent:
     /// nothing.
@@ -110,11 +117,11 @@ pub struct BuildOrder {
 pub struct BuildStep {
     #[serde(rename = "type")]
     pub kind: String,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub args: Option<Vec<String>>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files_hash: Option<String>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub force: Option<bool>,
 }
 
@@ -247,6 +254,11 @@ mod tests {
             start.from_image_registry,
             Some(ImageRegistry::Registry { username, .. }) if username == "u"
         ));
+        let printed = serde_json::to_string(&StartBuild {
+            steps: Some(vec![BuildStep::default()]),
+            ..StartBuild::default()
+        });
+        assert_eq!(printed.unwrap(), r#"{"steps":[{"type":""}]}"#);
         let aws = r#"{"type":"aws","awsAccessKeyId":"k","awsSecretAccessKey":"s","awsRegion":"r"}"#;
         let aws: ImageRegistry = serde_json::from_str(aws).unwrap();
         assert!(matches!(aws, ImageRegistry::Aws { aws_region, .. } if aws_region == "r"));
