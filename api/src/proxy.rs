@@ -185,6 +185,7 @@ impl<R: Routes> Proxy<R> {
             drop(ticket.take());
             access::check(&route, to.port, asked.uri.path(), &asked.headers)?;
             let permit = self.admit(&route)?;
+            self.routes.reached(&route);
             let mut parts = asked.clone();
             head::to_sandbox(&mut parts, &to.host, &route, to.port, upgrade.clone());
             let request = Request::from_parts(parts, body);

@@ -6,6 +6,7 @@
 
 mod error;
 pub mod note;
+mod renewal;
 mod route;
 mod sample;
 mod signature;
@@ -20,13 +21,14 @@ use model::SandboxId;
 use netisolation::{EventLog, Policy};
 use pool::{
     CreateSpec, Ended, LifeEvent, Lifetime, OnTimeout, Pool, PoolError, Priority, Refusal, Sandbox,
-    Wake,
+    TimeoutChange, Wake,
 };
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tracing::error;
 
 pub use error::RegistryError;
+pub use renewal::Renewal;
 pub use route::{Route, RouteError};
 pub use sample::{Sample, sample_all, timestamp};
 
@@ -85,6 +87,8 @@ pub struct NewLease {
     pub policy: Policy,
     /// Stored, but not used by the server.
     pub mcp: Option<Value>,
+    /// As [`Note::on_activity_s`].
+    pub on_activity_s: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +116,8 @@ struct Known {
     note: Arc<Note>,
     rules: SandboxRules,
     samples: VecDeque<Sample>,
+    /// A request has moved the deadline, which is being written.
+    renewing: bool,
 }
 
 /// The parsed `network.rules` of a note. An error: a server of another version has accepted what this one cannot read.
@@ -188,6 +194,7 @@ impl Registry {
             allow_internet_access: lease.allow_internet_access,
             network: lease.network,
             mcp: lease.mcp,
+            on_activity_s: lease.on_activity_s,
         };
         let spec = spec(&note, lease.template, lifetime, lease.policy)?;
         let sandbox = self.pool.create(spec).await?;
@@ -338,6 +345,32 @@ impl Registry {
         view.map(Route::from).map_err(|e| RouteError::of(&e))
     }
 
+    /// Moves the deadline of a sandbox with renewal by activity, which a request has reached. The request does not wait
+    /// for the change.
+    pub fn renew(&self, route: &Route) {
+        let Some(renewal) = route.renewal.filter(|renewal| renewal.is_due(now())) else {
+            return;
+        };
+        let is_first = self
+            .known()
+            .get_mut(&route.id)
+            .is_some_and(|known| !std::mem::replace(&mut known.renewing, true));
+        if !is_first {
+            return;
+        }
+        let (registry, id) = (self.clone(), route.id.clone());
+        tokio::spawn(async move {
+            let until = renewal.until;
+            let change = TimeoutChange::Renew { until };
+            if let Err(why) = registry.pool.set_timeout(&id, change, renewal.timeout_s).await {
+                tracing::debug!(sandbox = %id, %why, "a request does not move the deadline");
+            }
+            if let Some(known) = registry.known().get_mut(&id) {
+                known.renewing = false;
+            }
+        });
+    }
+
     /// Finds the sandbox for a signed file URL that does not name a sandbox: the sandbox whose envd token produced the
     /// signature. `operation` is `read` or `write`. Signatures are compared in constant time; the duration grows with
     /// the number of sandboxes.
@@ -395,6 +428,7 @@ impl Registry {
             rules: rules_of(&note),
             note: Arc::clone(&note),
             samples: VecDeque::new(),
+            renewing: false,
         };
         self.known().insert(sandbox.id.clone(), known);
         View { sandbox, note }
@@ -419,6 +453,7 @@ impl Registry {
             rules: rules_of(&note),
             note: Arc::clone(&note),
             samples: samples.unwrap_or_default(),
+            renewing: false,
         };
         known.insert(sandbox.id.clone(), entry);
         Ok(View { sandbox, note })
@@ -509,12 +544,14 @@ pub(crate) mod tests {
             allow_internet_access: None,
             network: None,
             mcp: None,
+            on_activity_s: None,
         };
         let known = Known {
             text: note.to_text().unwrap().into(),
             rules: rules_of(&note),
             note: Arc::new(note),
             samples: VecDeque::new(),
+            renewing: false,
         };
         let id = SandboxId::from_random([0; 19]);
         registry.known().insert(id.clone(), known);

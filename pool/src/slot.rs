@@ -271,6 +271,17 @@ impl Slot {
         self.pause_again_at = 0;
     }
 
+    /// Moves the deadline to `timeout_s` seconds from `now`, at most to `until`, if the present one is earlier.
+    pub(crate) fn renew_deadline(&mut self, now: UnixMs, timeout_s: u32, until: UnixMs) -> bool {
+        let end_at = now.saturating_add(u64::from(timeout_s) * 1000).min(until);
+        let is_later = end_at > self.lifetime.end_at;
+        if is_later {
+            self.lifetime.end_at = end_at;
+            self.pause_again_at = 0;
+        }
+        is_later
+    }
+
     /// As [`Slot::set_deadline`], but changes nothing if the present deadline is later or the same. Returns whether the
     /// deadline changed.
     pub(crate) fn extend_deadline(&mut self, now: UnixMs, timeout_s: u32) -> bool {

@@ -231,6 +231,8 @@ pub enum TimeoutChange {
     Replace,
     /// Keeps the present deadline if that is later.
     Extend,
+    /// As [`Self::Extend`], but not beyond `until`, and without effect on the timeout of later resumes.
+    Renew { until: UnixMs },
 }
 
 /// A new sandbox.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use api_types::envd::Timestamp;
-use api_types::rest::{ListedSandbox, NewSandbox, Sandbox, SandboxDetail, SandboxState};
+use api_types::rest::{ListedSandbox, NewLifecycle, NewSandbox, OnActivity, Sandbox, SandboxDetail, SandboxState};
 use axum::{Json, extract::State, routing::MethodFilter};
 use hyper::{HeaderMap, StatusCode, header::HeaderValue};
 use pool::{OnTimeout, PauseMode, SandboxState as PoolState};
@@ -71,7 +71,9 @@ async fn create_as(
 ) -> CreateAnswer {
     app.check_open()?;
     let timeout_s = timeout(app, body.timeout)?.unwrap_or(default_s);
+    let on_activity_s = on_activity(body.lifecycle, app.max_timeout_s)?;
     let mut lease = lease_of(body, timeout_s, source, app.egress_config())?;
+    lease.on_activity_s = on_activity_s;
     lease.template = app.pool_reference(lease.template)?;
     if let Some(network) = &mut lease.network {
         network::seal(network, app)?;
@@ -152,7 +154,21 @@ fn lease_of(
         policy,
         network: Some(network).filter(|network| *network != Default::default()),
         mcp: body.mcp.filter(|mcp| !mcp.is_null()),
+        on_activity_s: None,
     })
+}
+
+/// Seconds from the creation up to which requests move the deadline.
+fn on_activity(lifecycle: Option<NewLifecycle>, most: u32) -> Result<Option<u32>, ApiError> {
+    let Some(OnActivity { max_timeout }) = lifecycle.and_then(|l| l.on_activity) else {
+        return Ok(None);
+    };
+    match u32::try_from(max_timeout) {
+        Ok(longest) if (1..=most).contains(&longest) => Ok(Some(longest)),
+        Ok(_) | Err(_) => Err(ApiError::BadRequest(format!(
+            "lifecycle.onActivity.maxTimeout is {max_timeout} seconds: use 1 to {most}"
+        ))),
+    }
 }
 
 /// What happens to the sandbox at its deadline.
@@ -430,6 +446,24 @@ mod tests {
                 "{json}"
             );
         }
+    }
+
+    #[test]
+    fn renewal_by_activity_has_a_maximum_within_the_servers() {
+        let asked = |json: serde_json::Value| {
+            let body: NewSandbox = serde_json::from_value(json).unwrap();
+            on_activity(body.lifecycle, 100).map_err(|why| why.status().as_u16())
+        };
+        let of = |max: i64| json_with(serde_json::json!({"onActivity": {"maxTimeout": max}}));
+        assert_eq!(asked(of(100)), Ok(Some(100)));
+        assert_eq!(asked(json_with(serde_json::json!({}))), Ok(None));
+        for wrong in [0, 101, -1] {
+            assert_eq!(asked(of(wrong)), Err(400), "{wrong}");
+        }
+    }
+
+    fn json_with(lifecycle: serde_json::Value) -> serde_json::Value {
+        serde_json::json!({"templateID": "b", "lifecycle": lifecycle})
     }
 
     #[test]

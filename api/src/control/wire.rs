@@ -1,7 +1,7 @@
 //! Converts sandboxes to response bodies.
 
 use api_types::rest::{
-    Lifecycle, ListedSandbox, OnTimeout, PauseMode, Sandbox, SandboxDetail, SandboxState,
+    Lifecycle, ListedSandbox, OnActivity, OnTimeout, PauseMode, Sandbox, SandboxDetail, SandboxState,
 };
 use pool::TemplateInfo;
 
@@ -76,6 +76,9 @@ pub(super) fn detail(app: &Control, view: &View) -> SandboxDetail {
                 pool::OnTimeout::Pause(_) => OnTimeout::Pause,
                 pool::OnTimeout::End => OnTimeout::Kill,
             },
+            on_activity: note.on_activity_s.map(|max_s| OnActivity {
+                max_timeout: max_s.into(),
+            }),
         },
         pause_mode: match view.sandbox.state {
             pool::SandboxState::Running => None,

@@ -107,6 +107,7 @@ fn check_request(mut parts: request::Parts, is_envd: bool) {
         mask_request_host: Some("localhost:${PORT}".into()),
         https_ports: Vec::new(),
         generation: 1,
+        renewal: None,
     };
     let classify = |path: &str| (internal::is_internal(path), internal::runs_code(path));
     let before = classify(parts.uri.path());

@@ -204,6 +204,7 @@ mod tests {
             mask_request_host: mask.map(Into::into),
             https_ports: Vec::new(),
             generation: 1,
+            renewal: None,
         }
     }
 

@@ -11,6 +11,9 @@ pub trait Routes: Clone + Send + Sync + 'static {
     /// As [`Registry::route`].
     fn route(&self, id: &SandboxId) -> impl Future<Output = Result<Route, RouteError>> + Send;
 
+    /// A request has reached the sandbox of this route; see [`Registry::renew`].
+    fn reached(&self, route: &Route);
+
     /// As [`Registry::has`].
     fn has(&self, id: &SandboxId) -> impl Future<Output = bool> + Send;
 
@@ -25,6 +28,10 @@ pub trait Routes: Clone + Send + Sync + 'static {
 impl Routes for Registry {
     async fn route(&self, id: &SandboxId) -> Result<Route, RouteError> {
         Registry::route(self, id).await
+    }
+
+    fn reached(&self, route: &Route) {
+        Registry::renew(self, route);
     }
 
     async fn has(&self, id: &SandboxId) -> bool {

@@ -33,6 +33,9 @@ pub struct Note {
     pub network: Option<NetworkConfig>,
     /// The MCP settings of the create request. The server stores them but does not use them.
     pub mcp: Option<Value>,
+    /// Seconds from the creation up to which requests move the deadline; `None`: they do not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_activity_s: Option<u32>,
 }
 
 #[derive(Serialize)]
@@ -174,6 +177,7 @@ pub(crate) mod tests {
             allow_internet_access: None,
             network: None,
             mcp: None,
+            on_activity_s: None,
         }
     }
 

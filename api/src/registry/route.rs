@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use model::SandboxId;
 use pool::{PoolError, Refusal};
 
-use super::{RegistryError, View};
+use super::{RegistryError, Renewal, View};
 
 /// How the data plane reaches the ports of a sandbox.
 #[derive(Clone, Debug)]
@@ -23,10 +23,13 @@ pub struct Route {
     pub https_ports: Vec<u16>,
     /// Number of the sandbox's VM. When it changes, pooled connections to the previous VM are dead.
     pub generation: u64,
+    /// `None`: requests do not move the sandbox's deadline.
+    pub renewal: Option<Renewal>,
 }
 
 impl From<View> for Route {
     fn from(view: View) -> Self {
+        let renewal = Renewal::of(&view);
         let View { sandbox, note } = view;
         Self {
             id: sandbox.id,
@@ -36,6 +39,7 @@ impl From<View> for Route {
             mask_request_host: note.mask_request_host().map(str::to_owned),
             https_ports: note.https_ports().to_vec(),
             generation: sandbox.generation,
+            renewal,
         }
     }
 }

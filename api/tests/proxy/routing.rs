@@ -286,9 +286,11 @@ async fn private_ports_require_the_traffic_token() {
         let message = reply.json()["message"].as_str().unwrap().to_owned();
         assert!(message.ends_with(end), "{message}");
     }
+    let reached = || world.table.reached.lock().unwrap().len();
+    assert_eq!(reached(), 0, "a refused request is no activity");
     let right = format!("{to}E2b-Traffic-Access-Token: secret\r\n");
     let reply = wire.ask("GET /", &right).await;
-    assert_eq!(reply.status, 200);
+    assert_eq!((reply.status, reached()), (200, 1));
     assert!(!reply.text().contains("secret"), "{}", reply.text());
     // The agent's port does not need the traffic token: the agent checks its own.
     assert_eq!(wire.ask("GET /health", &world.to(ENVD)).await.status, 204);

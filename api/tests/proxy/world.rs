@@ -45,6 +45,7 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
 pub(crate) struct Table {
     routes: Arc<Mutex<HashMap<SandboxId, Result<Route, RouteError>>>>,
     asked: Arc<AtomicUsize>,
+    pub(crate) reached: Arc<Mutex<Vec<SandboxId>>>,
 }
 
 impl Table {
@@ -72,6 +73,11 @@ impl Routes for Table {
         self.asked.fetch_add(1, Ordering::Relaxed);
         let known = self.routes.lock().unwrap().get(id).cloned();
         known.unwrap_or(Err(RouteError::NotFound))
+    }
+
+    fn reached(&self, route: &Route) {
+        let mut reached = self.reached.lock().unwrap();
+        reached.push(route.id.clone());
     }
 
     async fn has(&self, id: &SandboxId) -> bool {
@@ -332,6 +338,7 @@ impl World {
             mask_request_host: None,
             https_ports: Vec::new(),
             generation: 1,
+            renewal: None,
         }
     }
 

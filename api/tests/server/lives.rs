@@ -124,6 +124,23 @@ pub(crate) fn kvm_timeouts_are_set_shortened_and_never_shortened_by_connect() {
     server.post(&connect, &json!({"timeout": 60})).expect(404);
 }
 
+pub(crate) fn kvm_requests_prolong_a_life_up_to_its_maximum() {
+    let server = Server::open();
+    let lifecycle = json!({"onActivity": {"maxTimeout": 18}});
+    let sandbox = server.create(&json!({"timeout": 16, "lifecycle": lifecycle}));
+    let detail = || server.get(&sandbox.path("")).expect(200).json();
+    let first = detail();
+    assert_eq!(first["lifecycle"]["onActivity"]["maxTimeout"], 18);
+    until("a request moves the deadline to the maximum", || {
+        server.is_up(&sandbox) && detail()["endAt"] != first["endAt"]
+    });
+    let time = |of: &str| Timestamp::parse(detail()[of].as_str().unwrap()).unwrap();
+    let lived_ns = time("endAt").unix_ns() - time("startedAt").unix_ns();
+    assert_eq!(lived_ns, 18_000_000_000);
+    let wrong = json!({"lifecycle": {"onActivity": {"maxTimeout": 0}}});
+    server.ask(&wrong).expect(400);
+}
+
 pub(crate) fn kvm_a_pause_keeps_memory_and_a_resume_goes_on() {
     let server = Server::open();
     let sandbox = server.create(&json!({}));

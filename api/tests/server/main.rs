@@ -36,6 +36,7 @@ fn main() {
             kvm_a_sandbox_is_created_looked_at_and_ended,
             kvm_lists_are_filtered_and_paged,
             kvm_timeouts_are_set_shortened_and_never_shortened_by_connect,
+            kvm_requests_prolong_a_life_up_to_its_maximum,
             kvm_a_pause_keeps_memory_and_a_resume_goes_on,
             kvm_a_pause_without_memory_is_a_cold_boot,
             kvm_an_automatic_pause_ends_with_traffic,

@@ -38,8 +38,8 @@ pub use observe::{
     SandboxMetric, SandboxesWithMetrics,
 };
 pub use sandbox::{
-    AutoResume, ConnectSandbox, ForkRequest, ForkResult, Lifecycle, ListedSandbox, NewSandbox,
-    OnTimeout, PauseMode, PauseRequest, RefreshRequest, ResumeRequest, Sandbox, SandboxDetail,
+    AutoResume, ConnectSandbox, ForkRequest, ForkResult, Lifecycle, ListedSandbox, NewLifecycle,
+    NewSandbox, OnActivity, OnTimeout, PauseMode, PauseRequest, RefreshRequest, ResumeRequest, Sandbox, SandboxDetail,
     SandboxState, SnapshotInfo, SnapshotRequest, TimeoutRequest,
 };
 pub use secret::{NewSecret, Secret, SecretUpdate};

@@ -178,6 +178,7 @@ impl Driver {
         let now = self.clock.now();
         let moved = self.slots.update(id, |entry| match change {
             TimeoutChange::Extend => entry.slot.extend_deadline(now, timeout_s),
+            TimeoutChange::Renew { until } => entry.slot.renew_deadline(now, timeout_s, until),
             TimeoutChange::Replace => {
                 entry.slot.set_deadline(now, timeout_s);
                 true

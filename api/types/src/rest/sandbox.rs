@@ -52,6 +52,26 @@ pub struct NewSandbox {
     /// Whether the agent requires an access token. Absent: yes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secure: Option<bool>,
+    /// Not of E2B.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lifecycle: Option<NewLifecycle>,
+}
+
+/// Automatic actions that a create asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NewLifecycle {
+    /// Absent: requests do not move the sandbox's deadline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_activity: Option<OnActivity>,
+}
+
+/// Each request to a sandbox sets its deadline to the last requested timeout from then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OnActivity {
+    /// Seconds from the sandbox's creation, beyond which requests do not move the deadline.
+    pub max_timeout: i64,
 }
 
 /// Whether requests to a paused sandbox resume it.
@@ -244,6 +264,9 @@ pub struct Lifecycle {
     /// Whether requests to the paused sandbox resume it.
     pub auto_resume: bool,
     pub on_timeout: OnTimeout,
+    /// Not of E2B. Absent: requests do not move the deadline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_activity: Option<OnActivity>,
 }
 
 /// An element of a list of sandboxes.
