@@ -435,6 +435,11 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
             "Creates refused for lack of resources",
             stats.refused,
         ),
+        (
+            "pool_wakes_waited",
+            "Resumes by traffic that waited for room",
+            stats.wakes_waited,
+        ),
         ("pool_died", "VMs that ended unexpectedly", stats.died),
         (
             "pool_rebuilds",

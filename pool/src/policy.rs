@@ -162,6 +162,20 @@ pub(crate) enum Short {
     },
 }
 
+/// How long traffic to a paused sandbox waits for room on a full host.
+const ROOM_WAIT: Duration = Duration::from_secs(5);
+/// Resumes that wait for room at a time: anyone who can reach a port may cause them.
+const MAX_AWAITING: usize = 64;
+
+/// Whether a resume by traffic waits for room instead of being refused. `waited`: since the request; `others`: resumes that
+/// wait for room. Disk space does not become free within seconds.
+pub(crate) fn may_wait(short: Short, waited: Duration, others: usize) -> bool {
+    match short {
+        Short::Disk { .. } => false,
+        Short::Memory { .. } | Short::Slots { .. } => waited < ROOM_WAIT && others < MAX_AWAITING,
+    }
+}
+
 impl std::fmt::Display for Short {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -454,6 +468,19 @@ mod tests {
         assert!(may_fill(&starved));
         let full = Foreground { filling: 2, ..calm };
         assert!(!may_fill(&full));
+    }
+
+    #[test]
+    fn resumes_by_traffic_wait_for_memory_and_slots_for_a_while() {
+        let slots = Short::Slots { max: 1 };
+        let memory = Short::Memory { need: 2, free: 1 };
+        let early = ROOM_WAIT - Duration::from_millis(1);
+        for short in [slots, memory] {
+            assert!(may_wait(short, early, MAX_AWAITING - 1));
+            assert!(!may_wait(short, ROOM_WAIT, 0));
+            assert!(!may_wait(short, Duration::ZERO, MAX_AWAITING));
+        }
+        assert!(!may_wait(Short::Disk { need: 2, free: 1 }, early, 0));
     }
 
     #[test]

@@ -433,6 +433,8 @@ pub struct PoolStats {
     /// Creates, resumes, pauses, snapshots and forks that were refused for lack of memory, slots or disk space, or
     /// because of [`PoolConfig::max_saved`].
     pub refused: u64,
+    /// Resumes by traffic that waited for room on a full host.
+    pub wakes_waited: u64,
     /// Failed jobs, by the part that failed.
     pub failed: BTreeMap<&'static str, u64>,
     /// Sandboxes whose VM exited by itself.

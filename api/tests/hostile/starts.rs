@@ -57,6 +57,29 @@ fn anonymous_resumes_leave_capacity_for_creates() {
 }
 
 #[test]
+fn traffic_to_a_paused_sandbox_waits_for_room() {
+    let options = ["--warm", "0:0", "--max-sandboxes", "1"];
+    let server = Server::start(&[], &options);
+    let ids = sleepers(&server, "good", 1);
+    let other = server.create("good", &json!({}));
+    std::thread::scope(|scope| {
+        let knock = scope.spawn(|| server.knock(&ids[0], 49_983));
+        until("the request waits", || {
+            server.figure("cube_pool_wakes_waited_total") == 1
+        });
+        server.kill(&other);
+        let answer = knock.join().unwrap();
+        assert_eq!(answer.status, 204, "{}", answer.text());
+    });
+    server.pause(&ids[0], &json!({})).expect(204);
+    server.create("good", &json!({}));
+    let refused = server.knock(&ids[0], 49_983);
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    assert!(refused.text().contains("no room"), "{}", refused.text());
+    assert_eq!(server.figure("cube_pool_wakes_waited_total"), 2);
+}
+
+#[test]
 fn a_failed_resume_is_not_repeated_by_every_request() {
     const KNOCKS: usize = 60;
     let server = Server::start(&[BROKEN], &["--warm", "0:0"]);

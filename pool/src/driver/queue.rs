@@ -18,6 +18,8 @@ pub(super) struct Pending {
     pub(super) want: Want,
     /// When the call was made, in CLOCK_MONOTONIC.
     pub(super) accepted_ns: u64,
+    /// A resume by traffic that waits for room.
+    pub(super) awaits_room: bool,
 }
 
 #[derive(Debug)]
@@ -60,7 +62,11 @@ impl Queue {
     }
 
     pub(super) fn push(&mut self, want: Want, accepted_ns: u64) {
-        self.pending.push_back(Pending { want, accepted_ns });
+        self.pending.push_back(Pending {
+            want,
+            accepted_ns,
+            awaits_room: false,
+        });
     }
 
     /// Appends a request that must keep waiting.
@@ -74,6 +80,11 @@ impl Queue {
 
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty()
+    }
+
+    /// Number of resumes by traffic that wait for room.
+    pub(super) fn awaiting_room(&self) -> usize {
+        self.pending.iter().filter(|p| p.awaits_room).count()
     }
 
     /// Whether a request waits that is not of a build.

@@ -51,7 +51,7 @@ impl Driver {
     }
 
     /// Serves or refuses one request of the queue. Returns the request if it must keep waiting.
-    fn place(&mut self, pending: Pending) -> Option<Pending> {
+    fn place(&mut self, mut pending: Pending) -> Option<Pending> {
         if self.stopping.closing.is_some() {
             self.refuse(pending.want, PoolError::Draining);
             return None;
@@ -81,6 +81,14 @@ impl Driver {
                     tracing::info!(sandbox = %id, "ending a warm slot to make room");
                     self.end(&id);
                 }
+                return Some(pending);
+            }
+            Placement::Refuse(short)
+                if pending.start_for() == StartFor::Wake
+                    && policy::may_wait(short, waited, self.queue.awaiting_room()) =>
+            {
+                self.counters.wakes_waited += u64::from(!pending.awaits_room);
+                pending.awaits_room = true;
                 return Some(pending);
             }
             Placement::Refuse(short) => {
