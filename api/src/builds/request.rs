@@ -62,6 +62,8 @@ pub struct StartSpec {
     pub ready: Option<String>,
     /// Only with an image.
     pub image_config: Option<ImageConfig>,
+    /// Identifies the API key of the request. It is not kept.
+    pub owner: Option<String>,
 }
 
 fn invalid(why: impl Into<String>) -> RequestError {
@@ -233,6 +235,7 @@ pub fn check_start(request: StartBuild) -> Result<StartSpec, RequestError> {
         start: command("startCmd", request.start_cmd)?,
         ready: command("readyCmd", request.ready_cmd)?,
         image_config: request.image_config,
+        owner: None,
     })
 }
 

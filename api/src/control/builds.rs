@@ -103,6 +103,7 @@ fn accepted(
 async fn redo(
     State(app): State<App>,
     Segment(reference): Segment,
+    headers: HeaderMap,
     MaybeBody(body): MaybeBody<RedoTemplate>,
 ) -> Result<(StatusCode, Json<RequestedBuild>), ApiError> {
     let (word, tag) = request::split(&reference)?;
@@ -125,6 +126,7 @@ async fn redo(
         tag: tag.to_owned(),
         skip_cache: body.skip_cache,
         credentials: registry.map(request::credentials).transpose()?,
+        owner: app.authenticator.owner(&headers),
     };
     let requested = app.builds.redo(spec).await?;
     let tags = template
@@ -240,9 +242,11 @@ async fn upload(
 async fn start(
     State(app): State<App>,
     Path((template_id, build_id)): Path<(String, String)>,
+    headers: HeaderMap,
     Body(body): Body<StartBuild>,
 ) -> Result<StatusCode, ApiError> {
-    let spec = request::check_start(body)?;
+    let mut spec = request::check_start(body)?;
+    spec.owner = app.authenticator.owner(&headers);
     let build = Requested {
         template_id,
         build_id,

@@ -18,6 +18,8 @@ pub struct Limits {
     pub ratio: u64,
     /// Bytes of a layer for which [`Limits::ratio`] does not apply.
     pub ratio_free: u64,
+    /// As [`Limits::ratio_free`], for the same ratio with blocks of zeros: a few MiB of them would take minutes.
+    pub zeros_free: u64,
     /// Files, directories and links of all layers, directories that are only implied included.
     pub entries: usize,
     /// Bytes of names, link targets, extended attributes and maps of sparse files of all layers.
@@ -40,6 +42,7 @@ impl Default for Limits {
             stored: 16 * GIB,
             ratio: 100,
             ratio_free: 256 * MIB,
+            zeros_free: GIB,
             entries: 2_000_000,
             metadata: 512 * MIB,
             steps: 200_000_000,

@@ -71,7 +71,9 @@ impl Unpacker {
         out: File,
     ) -> Result<Unpacked, UnpackError> {
         let packed = blob.metadata().map_err(UnpackError::Decompress)?.len();
-        let allowance = (packed.saturating_mul(self.limits.ratio)).max(self.limits.ratio_free);
+        let allowance = packed.saturating_mul(self.limits.ratio);
+        let with_zeros = allowance.max(self.limits.zeros_free);
+        let allowance = allowance.max(self.limits.ratio_free);
         let blob = BufReader::with_capacity(PIECE, blob);
         let mut reader: Box<dyn Read> = match compression {
             Compression::None => Box::new(blob),
@@ -86,6 +88,9 @@ impl Unpacker {
             let piece = &buffer[..len];
             let too_long = UnpackError::Stream(self.limits.stream);
             self.stream = self.stream.checked_sub(len as u64).ok_or(too_long)?;
+            if offset + len as u64 > with_zeros {
+                return Err(UnpackError::Ratio(self.limits.ratio));
+            }
             hasher.update(piece);
             for run in runs(piece) {
                 let bytes = &piece[run.clone()];

@@ -26,6 +26,8 @@ pub struct RedoSpec {
     pub skip_cache: bool,
     /// For the image's registry.
     pub credentials: Option<Credentials>,
+    /// As [`StartSpec::owner`].
+    pub owner: Option<String>,
 }
 
 impl<M: Machinery> Owner<M> {
@@ -90,6 +92,7 @@ impl<M: Machinery> Owner<M> {
         }
         Ok(StartSpec {
             credentials: spec.credentials.clone(),
+            owner: spec.owner.clone(),
             force: spec.skip_cache,
             ..order.spec
         })

@@ -43,6 +43,7 @@ pub(super) struct Queued {
 pub(super) struct Running {
     build: Requested,
     redo_of: Option<String>,
+    owner: Option<String>,
     task: Id,
     pub(super) canceller: Canceller,
     /// Why it was cancelled: the reason of its end, whatever the executor returns.
@@ -86,7 +87,7 @@ impl<M: Machinery> Owner<M> {
     pub(super) async fn fill(&mut self) {
         let mut waiting = VecDeque::new();
         while self.running.len() < self.most_running
-            && let Some(queued) = self.queue.pop_front()
+            && let Some(queued) = self.next_queued()
         {
             if let Some(base) = self.lacked_base(&queued).await {
                 if queued.since.elapsed() < BASE {
@@ -98,11 +99,37 @@ impl<M: Machinery> Owner<M> {
                     self.fail(&queued.build, Reason::new(why)).await;
                 }
             } else if let Some(order) = self.order(&queued) {
+                self.starts += 1;
+                self.started_last
+                    .insert(queued.spec.owner.clone(), self.starts);
                 self.run_build(queued, order);
             }
         }
         waiting.append(&mut self.queue);
         self.queue = waiting;
+    }
+
+    /// Takes a build from the queue: of the API key that has the fewest builds running, and of several the one whose last
+    /// build was started before those of the others.
+    fn next_queued(&mut self) -> Option<Queued> {
+        let Self {
+            queue,
+            running,
+            started_last,
+            ..
+        } = self;
+        started_last.retain(|owner, _| {
+            let mut queued = queue.iter().map(|queued| &queued.spec.owner);
+            queued.any(|of| of == owner) || running.values().any(|running| running.owner == *owner)
+        });
+        let place = |queued: &Queued| {
+            let owner = &queued.spec.owner;
+            let running = running.values().filter(|running| running.owner == *owner);
+            (running.count(), started_last.get(owner).copied())
+        };
+        // The first one of several.
+        let (index, _) = queue.iter().enumerate().min_by_key(|(_, q)| place(q))?;
+        queue.remove(index)
     }
 
     async fn lacked_base(&self, queued: &Queued) -> Option<String> {
@@ -120,6 +147,7 @@ impl<M: Machinery> Owner<M> {
             build,
             log,
             redo_of,
+            spec,
             ..
         } = queued;
         info!(
@@ -138,6 +166,7 @@ impl<M: Machinery> Owner<M> {
         let running = Running {
             build: build.clone(),
             redo_of,
+            owner: spec.owner,
             task: task.id(),
             canceller,
             cancelled: None,

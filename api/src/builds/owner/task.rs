@@ -55,6 +55,10 @@ pub(super) struct Owner<M> {
     /// Builds that have ended and whose logs are in memory, oldest first.
     pub(super) recent: VecDeque<String>,
     pub(super) queue: VecDeque<Queued>,
+    /// Counts builds that were started.
+    pub(super) starts: u64,
+    /// The last start of each API key that has builds here.
+    pub(super) started_last: HashMap<Option<String>, u64>,
     /// By build.
     pub(super) running: HashMap<String, Running>,
     pub(super) tasks: JoinSet<Ended>,
@@ -87,6 +91,8 @@ impl<M: Machinery> Owner<M> {
             logs: HashMap::new(),
             recent: VecDeque::new(),
             queue: VecDeque::new(),
+            starts: 0,
+            started_last: HashMap::new(),
             running: HashMap::new(),
             tasks: JoinSet::new(),
             unneeded: BTreeSet::new(),

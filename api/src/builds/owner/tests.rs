@@ -360,6 +360,31 @@ async fn a_newer_build_supersedes_running_and_queued_ones() {
 }
 
 #[tokio::test]
+async fn builds_of_one_key_queue_behind_those_of_others() {
+    let world = World::new();
+    let mut builds = Vec::new();
+    for (name, owner) in [("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b")] {
+        let build = world.request(name).await;
+        let request = api_types::rest::StartBuild {
+            from_image: Some("debian".to_owned()),
+            ..Default::default()
+        };
+        let mut spec = request::check_start(request).unwrap();
+        spec.owner = Some(owner.to_owned());
+        world.builds.start(build.clone(), spec).await.unwrap();
+        builds.push(build.template_id);
+    }
+    for (number, expected) in [0, 3, 1, 2].into_iter().enumerate() {
+        let begun = |w: &World| w.pool.with_quiet(|s| s.begun.clone());
+        world
+            .until("the next one begins", |w| begun(w).len() == number + 1)
+            .await;
+        assert_eq!(begun(&world)[number], builds[expected]);
+        world.pool.succeed(&builds[expected], &format!("p{number}"));
+    }
+}
+
+#[tokio::test]
 async fn the_queue_is_bounded() {
     let world = World::new();
     let mut builds = Vec::new();

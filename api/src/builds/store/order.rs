@@ -177,6 +177,7 @@ mod tests {
             start: Some("serve".to_owned()),
             ready: None,
             image_config: Some(ImageConfig::Start),
+            owner: None,
         }
     }
 

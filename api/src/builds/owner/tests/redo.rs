@@ -9,6 +9,7 @@ fn again(build: &Requested, tag: &str) -> RedoSpec {
         tag: tag.to_owned(),
         skip_cache: false,
         credentials: None,
+        owner: None,
     }
 }
 
