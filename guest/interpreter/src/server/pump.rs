@@ -11,6 +11,7 @@ use crate::{
     context::State,
     event::{Event, now},
     host::Stream,
+    language::Language,
     message::{Line, classify},
 };
 
@@ -109,12 +110,14 @@ impl Interpreter {
             let Some(conn) = conn.filter(|_| !text.is_empty()) else {
                 continue;
             };
-            let (text, timestamp) = (text.as_str(), now());
-            let event = match stream {
-                Stream::Stdout => Event::Stdout { text, timestamp },
-                Stream::Stderr => Event::Stderr { text, timestamp },
-            };
-            stream::push_line(conn, &event.line());
+            let timestamp = now();
+            for text in texts(&context.language, stream, &text) {
+                let event = match stream {
+                    Stream::Stdout => Event::Stdout { text, timestamp },
+                    Stream::Stderr => Event::Stderr { text, timestamp },
+                };
+                stream::push_line(conn, &event.line());
+            }
         }
     }
 
@@ -198,4 +201,16 @@ impl Interpreter {
             self.fail_waiting(key);
         }
     }
+}
+
+/// The texts of the events for an output. E2B's kernel for Java sends the end of a line by itself, and clients look at the
+/// first text.
+fn texts<'a>(language: &Language, stream: Stream, text: &'a str) -> impl Iterator<Item = &'a str> {
+    let is_split = *language == Language::Java && stream == Stream::Stdout;
+    let end = match text.strip_suffix('\n').filter(|_| is_split) {
+        Some(line) => line.len(),
+        None => text.len(),
+    };
+    let (line, end) = text.split_at(end);
+    [line, end].into_iter().filter(|text| !text.is_empty())
 }

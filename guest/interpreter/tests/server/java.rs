@@ -88,6 +88,10 @@ fn values_and_output(java: &Java) {
         ),
         ("grüße\n", "no")
     );
+    // As E2B's kernel for Java, whose clients look at the first text.
+    let printed = of_type(&hello, "stdout");
+    let texts: Vec<_> = printed.iter().map(|event| &event["text"]).collect();
+    assert_eq!(texts, [&json!("grüße"), &json!("\n")]);
     assert!(of_type(&java.cell("int x = 6;"), "result").is_empty());
     assert_eq!(java.value("// more\nx * 7"), "42");
     assert!(of_type(&java.cell("x = 5"), "result").is_empty());
