@@ -346,6 +346,26 @@ mod tests {
     }
 
     #[test]
+    fn every_operation_declares_its_statuses() {
+        let document: serde_json::Value = serde_json::from_str(server::OPENAPI).unwrap();
+        for (method, path, is_public) in documented() {
+            let operation = &document["paths"][&path][&method];
+            let declares = |status: &str| operation["responses"].get(status).is_some();
+            assert!(!declares("default"), "{method} {path}");
+            let mut wanted = Vec::new();
+            if !is_public {
+                wanted.extend(["401", "403", "429"]);
+            }
+            if operation.get("requestBody").is_some() && !is_public {
+                wanted.extend(["400", "413", "415"]);
+            }
+            for status in wanted {
+                assert!(declares(status), "{method} {path}: {status}");
+            }
+        }
+    }
+
+    #[test]
     fn every_reference_in_the_openapi_document_resolves() {
         let document: serde_json::Value = serde_json::from_str(server::OPENAPI).unwrap();
         let mut values = vec![&document];

@@ -144,7 +144,7 @@ pub(super) async fn layer(
     };
     let owner = app.authenticator.owner(request.headers());
     let (parts, body) = buffered(request).await?;
-    let digest = Sha256::new_with_prefix(parts.uri.path()).chain_update([0]);
+    let digest = Sha256::new_with_prefix(parts.uri.path()).chain_update([0_u8]);
     let asked = Asked {
         owner,
         key,
@@ -291,10 +291,13 @@ mod tests {
     async fn the_outcome_of_a_create_without_an_answer_is_unknown() {
         let table = Arc::new(Table::default());
         for _ in 0..2 {
-            let run = async { panic!("a bug") };
-            let answer = once(&table, asked("a", "k", 1), run).await;
+            let answer = once(&table, asked("a", "k", 1), bug()).await;
             assert_eq!(text(answer).await, Err(422));
         }
+    }
+
+    async fn bug() -> Response {
+        panic!("a bug")
     }
 
     #[test]
@@ -338,7 +341,8 @@ mod tests {
         assert_eq!(key(&[]).unwrap(), None);
         let longest = "k".repeat(MAX_KEY);
         assert_eq!(key(&[&longest]).unwrap(), Some(longest.clone()));
-        for wrong in [&[""][..], &["a b"], &[&format!("{longest}k")], &["a", "a"]] {
+        let too_long = format!("{longest}k");
+        for wrong in [&[""][..], &["a b"], &[&*too_long], &["a", "a"]] {
             assert!(key(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -4,6 +4,7 @@
 //! ```text
 //! node/          Node, from a Python wheel: Debian's version is too old for the SDKs
 //! python-…/      a virtual environment each
+//! schemathesis/  a virtual environment with what generates requests from the OpenAPI document
 //! js-…/, cli-…/  node_modules each
 //! ```
 //! Each directory is a separate stage, so that a new version of one SDK downloads only that SDK. The suite's cases are
@@ -48,6 +49,8 @@ pub(crate) fn build(store: &Store, workspace: &Workspace) -> Result<()> {
         python(store, &place, &lock)?;
         sources.copy_suite("python", &place)?;
     }
+    let lock = sources.dir.join("python/schemathesis.txt");
+    python(store, "sdk/schemathesis", &lock)?;
     for version in JS {
         let place = format!("sdk/js-{version}");
         sources.node(store, &place, &format!("js/e2b-{version}"), &node)?;

@@ -14,7 +14,7 @@ import traceback
 
 from cases import Absent, Case
 
-AREAS = ("guide", "examples", "sandboxes", "commands", "terminals", "files", "watching", "network", "lifecycle", "interpreter", "templates", "dockerfiles")
+AREAS = ("guide", "examples", "sandboxes", "commands", "terminals", "files", "watching", "network", "lifecycle", "interpreter", "templates", "dockerfiles", "document")
 
 
 def known() -> dict[str, Case]:
