@@ -32,6 +32,20 @@ def create_and_kill():
 
 
 @case
+def create_idempotent():
+    if "idempotency_key" not in inspect.signature(Sandbox.create).parameters:
+        raise Absent("create has no idempotency_key")
+    key = str(uuid.uuid4())
+    first = Sandbox.create(TEMPLATE, timeout=60, idempotency_key=key)
+    try:
+        again = Sandbox.create(TEMPLATE, timeout=60, idempotency_key=key)
+        same(again.sandbox_id, first.sandbox_id)
+        raises(Exception, Sandbox.create, TEMPLATE, timeout=61, idempotency_key=key)
+    finally:
+        same(first.kill(), True)
+
+
+@case
 def kill_unknown():
     same(Sandbox.kill("i0123456789abcdefghi"), False)
 
