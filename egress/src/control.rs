@@ -122,11 +122,21 @@ pub enum Way {
     Socks {
         addresses: Vec<SocketAddr>,
         credentials: Option<Credentials>,
+        tls: Option<WayTls>,
     },
     /// There is none at the moment. The connection fails with this text.
     Failed {
         reason: String,
     },
+}
+
+/// TLS to the proxy of a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WayTls {
+    /// The name or address in the proxy's certificate.
+    pub server_name: String,
+    /// Authorities in PEM. `None`: those of the host.
+    pub authorities: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 //!
 //! The password is encrypted before the option is kept with the sandbox, and decrypted for each connection. The proxy's
 //! name is resolved for each connection, too. Its address must not be one that sandboxes can never reach, or one of this
-//! host: otherwise a client could use this option to reach them.
+//! host: otherwise a client could use this option to reach them. With `tls`, the proxy speaks TLS.
 
 use std::{
     io,
@@ -10,9 +10,13 @@ use std::{
     sync::Arc,
 };
 
-use ::egress::control::{Credentials, Way};
+use ::egress::control::{Credentials, Way, WayTls};
 use api_types::rest::NetworkConfig;
 use netisolation::{Exception, is_forbidden};
+use rustls::{
+    RootCertStore,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use tokio::{net::lookup_host, time::timeout};
@@ -25,11 +29,15 @@ const MAX_CREDENTIAL: usize = 255;
 /// Longest host name, in bytes.
 const MAX_HOST: usize = 253;
 
+/// Longest text with certificates, in bytes, and most certificates in it.
+const MAX_CA: usize = 64 << 10;
+const MAX_CERTIFICATES: usize = 32;
+
 /// Why the option is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SocksOptionError {
     #[error(
-        "network.egressProxy is not {{\"address\": \"host:port\", \"username\"?, \"password\"?}}"
+        "network.egressProxy is not {{\"address\": \"host:port\", \"username\"?, \"password\"?, \"tls\"?}}"
     )]
     Form,
     #[error("invalid network.egressProxy.address {0:?}: write host:port")]
@@ -40,6 +48,16 @@ pub enum SocksOptionError {
         "network.egressProxy needs both username and password, each of 1 to {MAX_CREDENTIAL} bytes, or neither"
     )]
     Credentials,
+    #[error(
+        "network.egressProxy.tls is not {{\"enabled\": true or false, \"serverName\"?, \"caCert\"?}}"
+    )]
+    Tls,
+    #[error("invalid network.egressProxy.tls.serverName {0:?}: write a host name or an IP address")]
+    ServerName(String),
+    #[error(
+        "network.egressProxy.tls.caCert must be 1 to {MAX_CERTIFICATES} certificates of authorities in PEM, of at most {MAX_CA} bytes"
+    )]
+    CaCert,
 }
 
 /// The option as clients send it.
@@ -49,6 +67,20 @@ struct Asked {
     address: String,
     username: Option<String>,
     password: Option<String>,
+    tls: Option<Json>,
+}
+
+/// TLS to the proxy, as clients send it and as it is kept.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Tls {
+    enabled: bool,
+    /// The name in the proxy's certificate. By default the host in the address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    server_name: Option<String>,
+    /// Authorities in PEM that replace those of the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ca_cert: Option<String>,
 }
 
 /// The option as it is kept.
@@ -60,6 +92,8 @@ struct Kept {
     /// The password, encrypted. Not shown to clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     sealed: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls: Option<Tls>,
 }
 
 /// Whether the options name a proxy.
@@ -80,6 +114,9 @@ fn read(option: &Json, exceptions: &[Exception]) -> Result<Asked, SocksOptionErr
     let asked: Asked =
         serde_json::from_value(option.clone()).map_err(|_| SocksOptionError::Form)?;
     let (host, _) = host_and_port(&asked.address)?;
+    if let Some(tls) = read_tls(asked.tls.as_ref())? {
+        check_tls(host, &tls)?;
+    }
     if let Ok(address) = host.parse::<IpAddr>() {
         check_address(address, exceptions)?;
     }
@@ -90,6 +127,34 @@ fn read(option: &Json, exceptions: &[Exception]) -> Result<Asked, SocksOptionErr
         _ => return Err(SocksOptionError::Credentials),
     }
     Ok(asked)
+}
+
+fn read_tls(option: Option<&Json>) -> Result<Option<Tls>, SocksOptionError> {
+    let tls = option.map(Tls::deserialize);
+    tls.transpose().map_err(|_| SocksOptionError::Tls)
+}
+
+fn check_tls(host: &str, tls: &Tls) -> Result<(), SocksOptionError> {
+    let name = tls.server_name.as_deref().unwrap_or(host);
+    if ServerName::try_from(name).is_err() {
+        let shown = name.chars().take(64).collect();
+        return Err(SocksOptionError::ServerName(shown));
+    }
+    let Some(text) = &tls.ca_cert else {
+        return Ok(());
+    };
+    if text.len() > MAX_CA {
+        return Err(SocksOptionError::CaCert);
+    }
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(text.as_bytes()) {
+        let added = certificate.ok().and_then(|found| roots.add(found).ok());
+        added.ok_or(SocksOptionError::CaCert)?;
+    }
+    match roots.len() {
+        1..=MAX_CERTIFICATES => Ok(()),
+        _ => Err(SocksOptionError::CaCert),
+    }
 }
 
 fn host_and_port(address: &str) -> Result<(&str, u16), SocksOptionError> {
@@ -135,6 +200,7 @@ pub fn seal(network: &mut NetworkConfig, secrets: &Secrets) -> io::Result<()> {
     let asked: Asked = serde_json::from_value(option)?;
     let sealed = asked.password.map(|password| secrets.seal_text(&password));
     let kept = Kept {
+        tls: read_tls(asked.tls.as_ref()).map_err(io::Error::other)?,
         address: asked.address,
         username: asked.username,
         sealed: sealed.transpose()?,
@@ -188,9 +254,14 @@ pub(super) async fn way(
     if addresses.is_empty() {
         return failed(format!("{host} has no address that sandboxes may reach"));
     }
+    let tls = kept.tls.filter(|tls| tls.enabled).map(|tls| WayTls {
+        server_name: tls.server_name.unwrap_or_else(|| host.to_owned()),
+        authorities: tls.ca_cert,
+    });
     Way::Socks {
         addresses,
         credentials,
+        tls,
     }
 }
 
@@ -228,12 +299,86 @@ mod tests {
         ] {
             assert!(check(bad.clone()).is_err(), "{bad}");
         }
+        let authority = authority();
+        let tls = |tls: Json| check(json!({"address": "proxy.example.com:1080", "tls": tls}));
+        for good in [
+            json!(null),
+            json!({"enabled": false}),
+            json!({"enabled": true, "serverName": "other.example.com", "caCert": authority}),
+            json!({"enabled": true, "serverName": "203.0.113.9", "caCert": null}),
+        ] {
+            assert_eq!(tls(good.clone()), Ok(()), "{good}");
+        }
+        let many = authority.repeat(MAX_CERTIFICATES + 1);
+        for (bad, part) in [
+            (json!({}), "egressProxy.tls is not"),
+            (json!({"enabled": "yes"}), "egressProxy.tls is not"),
+            (
+                json!({"enabled": true, "more": 1}),
+                "egressProxy.tls is not",
+            ),
+            (
+                json!({"enabled": true, "serverName": "a b"}),
+                "tls.serverName \"a b\"",
+            ),
+            (json!({"enabled": true, "caCert": ""}), "tls.caCert"),
+            (json!({"enabled": true, "caCert": "none"}), "tls.caCert"),
+            (json!({"enabled": true, "caCert": many}), "tls.caCert"),
+            (
+                json!({"enabled": true, "caCert": "-".repeat(MAX_CA + 1)}),
+                "tls.caCert",
+            ),
+        ] {
+            let why = tls(bad.clone()).unwrap_err().to_string();
+            assert!(why.contains(part), "{bad}: {why}");
+        }
         for denied in ["127.0.0.1:1", "10.0.0.1:1", "169.254.169.254:80", "[::1]:1"] {
             let denied = check(json!({"address": denied}));
             assert!(
                 matches!(denied, Err(SocksOptionError::Forbidden(_))),
                 "{denied:?}"
             );
+        }
+    }
+
+    fn authority() -> String {
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = rcgen::KeyPair::generate().unwrap();
+        params.self_signed(&key).unwrap().pem()
+    }
+
+    #[tokio::test]
+    async fn tls_to_the_proxy_is_kept_and_passed_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = crate::secrets::KeySource::Generated;
+        let secrets = Secrets::open(dir.path(), &source).unwrap();
+        let exceptions: Arc<[Exception]> = Arc::new([]);
+        let authority = authority();
+        for (tls, expected) in [
+            (json!({"enabled": false, "serverName": "a.test"}), None),
+            (json!({"enabled": true}), Some(("203.0.113.9", None))),
+            (
+                json!({"enabled": true, "serverName": "a.test", "caCert": authority}),
+                Some(("a.test", Some(&authority))),
+            ),
+        ] {
+            let option = json!({"address": "203.0.113.9:1080", "tls": tls});
+            let mut network = NetworkConfig {
+                egress_proxy: Some(option.clone()),
+                ..NetworkConfig::default()
+            };
+            seal(&mut network, &secrets).unwrap();
+            let kept = network.egress_proxy.clone().unwrap();
+            assert_eq!(shown(network).egress_proxy, Some(option));
+            let Way::Socks { tls, .. } = way(Some(&kept), &secrets, &exceptions).await else {
+                panic!("no way");
+            };
+            let expected = expected.map(|(name, authorities)| WayTls {
+                server_name: name.to_owned(),
+                authorities: authorities.cloned(),
+            });
+            assert_eq!(tls, expected);
         }
     }
 
@@ -259,6 +404,7 @@ mod tests {
         let Way::Socks {
             addresses,
             credentials,
+            ..
         } = way(Some(&kept), &secrets, &exceptions).await
         else {
             panic!("no way");

@@ -24,7 +24,7 @@ use super::{
     splice,
     stream::Guest,
     tasks::Tasks,
-    upstream::{Dialer, Protocol, Upstream},
+    upstream::{Dialer, Protocol, Upstream, Wire},
 };
 
 /// A fatal alert `access_denied` (RFC 8446, section 6): the guest's program shows it.
@@ -166,7 +166,7 @@ impl Connection<'_> {
     }
 
     fn dialer(&self) -> Dialer {
-        Dialer::of(&self.shared.link, &self.flow, self.peer)
+        Dialer::of(self.shared, &self.flow, self.peer)
     }
 
     fn is_answered(&self, name: &HostName) -> bool {
@@ -217,11 +217,18 @@ impl Connection<'_> {
 
     async fn splice(mut self) {
         match self.dialer().connect().await {
-            Ok(mut server) => {
+            Ok(server) => {
                 let traffic = self.record.traffic();
                 let first = std::mem::take(&mut self.first);
-                let activity = self.membership.activity();
-                splice::run(&mut self.guest, &mut server, &first, &traffic, &activity).await;
+                let (guest, activity) = (&mut self.guest, self.membership.activity());
+                match server {
+                    Wire::Tcp(mut server) => {
+                        splice::run(guest, &mut server, &first, &traffic, &activity).await;
+                    }
+                    Wire::Tls(server) => {
+                        splice::run_in_tls(guest, *server, &first, &traffic, &activity).await;
+                    }
+                }
             }
             Err(error) => {
                 self.record.refused(&error.to_string());

@@ -1,13 +1,24 @@
-//! The client's side of SOCKS5: CONNECT to an address (RFC 1928), with user name and password (RFC 1929). Every message of
-//! the proxy has a fixed or bounded length; the caller limits the time.
+//! The client's side of SOCKS5: CONNECT to an address (RFC 1928), with user name and password (RFC 1929), in TLS if the proxy
+//! wants it. Every message of the proxy has a fixed or bounded length; the caller limits the time.
 
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
-use egress::control::Credentials;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use egress::control::{Credentials, WayTls};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use super::client_config;
 
 const VERSION: u8 = 5;
 const NO_AUTHENTICATION: u8 = 0;
@@ -23,6 +34,10 @@ const IPV6: u8 = 4;
 pub(crate) enum SocksError {
     #[error(transparent)]
     Io(#[from] io::Error),
+    #[error("its settings for TLS cannot be used")]
+    Settings,
+    #[error("cannot set up TLS: {0}")]
+    Tls(#[source] io::Error),
     #[error("it does not speak SOCKS5")]
     Protocol,
     #[error("it accepts neither a user name with password nor a client without one")]
@@ -33,6 +48,30 @@ pub(crate) enum SocksError {
     Credentials,
     #[error("it does not connect to {0}: {1}")]
     Refused(SocketAddr, &'static str),
+}
+
+/// TLS with the proxy, whose certificate is verified. `host`: a configuration with the host's authorities.
+pub(crate) async fn secured(
+    stream: TcpStream,
+    tls: &WayTls,
+    host: &ClientConfig,
+) -> Result<TlsStream<TcpStream>, SocksError> {
+    let config = match &tls.authorities {
+        Some(authorities) => only(authorities).ok_or(SocksError::Settings)?,
+        None => host.clone(),
+    };
+    let name = ServerName::try_from(tls.server_name.clone()).map_err(|_| SocksError::Settings)?;
+    let connected = TlsConnector::from(Arc::new(config)).connect(name, stream);
+    connected.await.map_err(SocksError::Tls)
+}
+
+/// A configuration with these authorities, in PEM, in place of the host's.
+fn only(authorities: &str) -> Option<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(authorities.as_bytes()) {
+        roots.add(certificate.ok()?).ok()?;
+    }
+    client_config(roots).ok()
 }
 
 /// Asks the proxy at the other end of `stream` for a connection. Afterwards the stream is that connection.
@@ -46,6 +85,7 @@ pub(crate) async fn connect(
         None => NO_AUTHENTICATION,
     };
     stream.write_all(&[VERSION, 1, method]).await?;
+    stream.flush().await?;
     let mut chosen = [0; 2];
     stream.read_exact(&mut chosen).await?;
     match (chosen, credentials) {
@@ -55,6 +95,7 @@ pub(crate) async fn connect(
         _ => return Err(SocksError::Protocol),
     }
     stream.write_all(&request(remote)).await?;
+    stream.flush().await?;
     let mut head = [0; 4];
     stream.read_exact(&mut head).await?;
     let [VERSION, reply, _, kind] = head else {
@@ -86,6 +127,7 @@ async fn log_in(
         message.extend_from_slice(text.as_bytes());
     }
     stream.write_all(&message).await?;
+    stream.flush().await?;
     let mut answer = [0; 2];
     stream.read_exact(&mut answer).await?;
     match answer {

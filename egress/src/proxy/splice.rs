@@ -8,7 +8,9 @@ use tokio::{
     },
 };
 
-use super::{TUNNEL_IDLE_TIME, record::Traffic, stream::Activity};
+use tokio_rustls::client::TlsStream;
+
+use super::{TUNNEL_IDLE_TIME, record::Traffic, stream::Activity, tunnel};
 
 const BUFFER: usize = 64 << 10;
 
@@ -43,6 +45,39 @@ pub(crate) async fn run(
     if !copied {
         reset(guest);
         reset(server);
+    }
+}
+
+/// The same in the TLS of the sandbox's proxy, with a buffer for each direction while the connection lasts.
+pub(crate) async fn run_in_tls(
+    guest: &mut TcpStream,
+    mut server: TlsStream<TcpStream>,
+    first: &[u8],
+    traffic: &Traffic,
+    activity: &Activity,
+) {
+    let copied = async {
+        server.write_all(first).await?;
+        server.flush().await?;
+        traffic.count_out(first.len());
+        let (guest_reader, guest_writer) = guest.split();
+        let (server_reader, server_writer) = io::split(server);
+        let out = tunnel::copy(guest_reader, server_writer, |bytes| {
+            activity.touch();
+            traffic.count_out(bytes);
+        });
+        let back = tunnel::copy(server_reader, guest_writer, |bytes| {
+            activity.touch();
+            traffic.count_in(bytes);
+        });
+        tokio::try_join!(out, back)
+    };
+    let copied = tokio::select! {
+        copied = copied => copied.is_ok(),
+        () = activity.idle(TUNNEL_IDLE_TIME) => false,
+    };
+    if !copied {
+        reset(guest);
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) async fn run(guest: OnUpgrade, server: OnUpgrade, record: Record) {
     let _ = tokio::try_join!(out, back);
 }
 
-async fn copy(
+pub(crate) async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     count: impl Fn(usize),

@@ -16,7 +16,7 @@ use std::{
 };
 
 use egress::{
-    control::{Flow, Way},
+    control::{Credentials, Flow, Way, WayTls},
     framing::MAX_HEAD,
     name::HostName,
 };
@@ -33,13 +33,13 @@ use tokio::{
     sync::Mutex,
     time::timeout,
 };
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{
-    HEAD_TIME,
+    HEAD_TIME, Shared,
     body::ToServer,
-    link::{Link, LinkError},
-    socks,
+    link::LinkError,
+    socks::{self, SocksError},
     tasks::Tasks,
 };
 
@@ -279,7 +279,20 @@ impl Upstream {
     }
 
     async fn connect_now(&self, offered: &[Protocol]) -> Result<(Sender, Protocol), UpstreamError> {
-        let stream = self.dialer.connect().await?;
+        match self.dialer.connect().await? {
+            Wire::Tcp(stream) => self.over(stream, offered).await,
+            Wire::Tls(stream) => self.over(*stream, offered).await,
+        }
+    }
+
+    async fn over<S>(
+        &self,
+        stream: S,
+        offered: &[Protocol],
+    ) -> Result<(Sender, Protocol), UpstreamError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let Some(tls) = &self.tls else {
             return Ok((self.http1(stream).await?, Protocol::Http1));
         };
@@ -347,54 +360,76 @@ impl Upstream {
     }
 }
 
+/// A connection by which a server is reached.
+pub(crate) enum Wire {
+    Tcp(TcpStream),
+    /// In the TLS of the sandbox's proxy.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
 /// Connects to the address of a flow, and to no other: directly, or by the proxy of the sandbox.
 #[derive(Clone)]
 pub(crate) struct Dialer {
-    link: Arc<Link>,
+    shared: Arc<Shared>,
     remote: SocketAddr,
     /// The guest's end of the flow, if the sandbox's way must be asked for.
     asks_for: Option<SocketAddr>,
 }
 
 impl Dialer {
-    pub(crate) fn of(link: &Arc<Link>, flow: &Flow, peer: SocketAddr) -> Self {
+    pub(crate) fn of(shared: &Arc<Shared>, flow: &Flow, peer: SocketAddr) -> Self {
         Self {
-            link: Arc::clone(link),
+            shared: Arc::clone(shared),
             remote: flow.remote,
             asks_for: flow.has_own_way.then_some(peer),
         }
     }
 
-    pub(crate) async fn connect(&self) -> Result<TcpStream, UpstreamError> {
+    pub(crate) async fn connect(&self) -> Result<Wire, UpstreamError> {
         let connected = timeout(HEAD_TIME, self.connect_now()).await;
         connected.unwrap_or(Err(UpstreamError::Timeout(self.remote)))
     }
 
-    async fn connect_now(&self) -> Result<TcpStream, UpstreamError> {
+    async fn connect_now(&self) -> Result<Wire, UpstreamError> {
         let remote = self.remote;
         let Some(peer) = self.asks_for else {
             let stream = TcpStream::connect(remote).await;
             return stream
-                .map(immediate)
+                .map(|stream| Wire::Tcp(immediate(stream)))
                 .map_err(|error| UpstreamError::Connect(remote, error));
         };
         let unknown = |error: LinkError| UpstreamError::Way(error.to_string());
-        match self.link.way(peer).await.map_err(unknown)? {
+        match self.shared.link.way(peer).await.map_err(unknown)? {
             // The policy hands over every flow because there is a proxy: without one, none leaves.
             Way::Direct => Err(UpstreamError::Way("it has none any more".to_owned())),
             Way::Failed { reason } => Err(UpstreamError::Way(reason)),
             Way::Socks {
                 addresses,
                 credentials,
+                tls,
             } => {
-                let stream = TcpStream::connect(&*addresses).await;
-                let stream = stream.map_err(|error| UpstreamError::Way(error.to_string()))?;
-                let mut stream = immediate(stream);
-                let asked = socks::connect(&mut stream, remote, credentials.as_ref()).await;
-                asked.map_err(|error| UpstreamError::Way(error.to_string()))?;
-                Ok(stream)
+                let asked = self.by_proxy(&addresses, credentials.as_ref(), tls.as_ref());
+                asked
+                    .await
+                    .map_err(|error| UpstreamError::Way(error.to_string()))
             }
         }
+    }
+
+    async fn by_proxy(
+        &self,
+        addresses: &[SocketAddr],
+        credentials: Option<&Credentials>,
+        tls: Option<&WayTls>,
+    ) -> Result<Wire, SocksError> {
+        let mut stream = immediate(TcpStream::connect(addresses).await?);
+        let Some(tls) = tls else {
+            socks::connect(&mut stream, self.remote, credentials).await?;
+            return Ok(Wire::Tcp(stream));
+        };
+        let mut stream = socks::secured(stream, tls, &self.shared.client).await?;
+        socks::connect(&mut stream, self.remote, credentials).await?;
+        Ok(Wire::Tls(Box::new(stream)))
     }
 }
 
