@@ -190,17 +190,18 @@ async fn slow_heads_and_handshakes_end() {
         .unwrap();
     let mut answer = [0; 12];
     later.read_exact(&mut answer).await.unwrap();
-    let began = Instant::now();
+    // They are not ended at once: another connection is served first.
+    let mut sender = http1(tls(&world, guest, "api.test", &[]).await.unwrap()).await;
+    assert_eq!(send1(&mut sender, get("api.test", "/")).await.status, 200);
+    for open in [&nothing, &partial, &head] {
+        let read = open.try_read(&mut [0]).map_err(|error| error.kind());
+        assert_eq!(read, Err(std::io::ErrorKind::WouldBlock));
+    }
     let (nothing, partial, head, later) = tokio::join!(
         until_end(nothing),
         until_end(partial),
         exchange(head, b"GET / HTTP/1.1\r\nHost: api"),
         exchange(later, b"GET / HTTP/1.1\r\nA: ")
-    );
-    assert!(
-        began.elapsed() > Duration::from_secs(8),
-        "{:?}",
-        began.elapsed()
     );
     assert_eq!((nothing.len(), partial.len()), (7, 7));
     assert!(statuses(&head).is_empty(), "{head}");
