@@ -362,7 +362,11 @@ impl Registry {
         tokio::spawn(async move {
             let until = renewal.until;
             let change = TimeoutChange::Renew { until };
-            if let Err(why) = registry.pool.set_timeout(&id, change, renewal.timeout_s).await {
+            if let Err(why) = registry
+                .pool
+                .set_timeout(&id, change, renewal.timeout_s)
+                .await
+            {
                 tracing::debug!(sandbox = %id, %why, "a request does not move the deadline");
             }
             if let Some(known) = registry.known().get_mut(&id) {

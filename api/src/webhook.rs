@@ -115,7 +115,9 @@ impl Webhook {
         discard(&mut wire);
         let answer = PostError::Answered(String::from_utf8_lossy(&status).into_owned());
         match answer.status() {
-            Some(code @ 200..300) if status.starts_with(b"HTTP/1.") && status[8] == b' ' => Ok(code),
+            Some(code @ 200..300) if status.starts_with(b"HTTP/1.") && status[8] == b' ' => {
+                Ok(code)
+            }
             Some(_) | None => Err(answer),
         }
     }

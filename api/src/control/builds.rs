@@ -6,8 +6,7 @@ use api_types::{
     envd::Timestamp,
     rest::{
         AssignTags, AssignedTags, BuildInfo, BuildLogEntry, BuildLogs, BuildOrder, BuildStatus,
-        DeleteTags, FileUpload, NewBuild, RedoTemplate, RequestedBuild, StartBuild,
-        StatusReason,
+        DeleteTags, FileUpload, NewBuild, RedoTemplate, RequestedBuild, StartBuild, StatusReason,
     },
 };
 use axum::{

@@ -180,7 +180,9 @@ impl ApiError {
                 PoolError::Draining
                 | PoolError::Refused(_, Refusal::Crowded | Refusal::Sealed | Refusal::Moving),
             )
-            | Self::Idempotency(IdempotencyError::InProgress | IdempotencyError::TooMany) => Some(Duration::from_secs(1)),
+            | Self::Idempotency(IdempotencyError::InProgress | IdempotencyError::TooMany) => {
+                Some(Duration::from_secs(1))
+            }
             _ => None,
         }
     }
@@ -472,7 +474,11 @@ mod tests {
                 422,
                 Some("idempotency_outcome_unknown"),
             ),
-            (SecretError::TooMany.into(), 507, Some("secret_limit_reached")),
+            (
+                SecretError::TooMany.into(),
+                507,
+                Some("secret_limit_reached"),
+            ),
             (
                 ApiError::Interrupted("x".into()),
                 500,

@@ -281,7 +281,9 @@ mod tests {
             _ = first => panic!("it was not finished"),
             () = tokio::task::yield_now() => {}
         }
-        let again = once(&table, asked("a", "k", 1), async { "second".into_response() });
+        let again = once(&table, asked("a", "k", 1), async {
+            "second".into_response()
+        });
         let (again, sent) = tokio::join!(again, async { finish.send(()) });
         sent.unwrap();
         assert_eq!(text(again).await.unwrap(), "first");
@@ -304,7 +306,10 @@ mod tests {
     fn answers_expire_and_the_oldest_make_room() {
         let (table, start) = (Table::default(), Instant::now());
         let is_first = |key: &str, now| {
-            matches!(table.enter(&asked("a", key, 1), now), Ok(Entered::First(..)))
+            matches!(
+                table.enter(&asked("a", key, 1), now),
+                Ok(Entered::First(..))
+            )
         };
         assert!(is_first("0", start));
         // The sender is gone, so the request is not in progress.

@@ -97,7 +97,9 @@ pub(super) fn token(position: &Position) -> String {
 }
 
 fn read_token(token: &str) -> Result<Position, ApiError> {
-    let wrong = || ApiError::BadRequest("the token of the page is invalid: use a token of this server".into());
+    let wrong = || {
+        ApiError::BadRequest("the token of the page is invalid: use a token of this server".into())
+    };
     let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|_| wrong())?;
     let text = String::from_utf8(bytes).map_err(|_| wrong())?;
     let (at, id) = text

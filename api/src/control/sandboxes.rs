@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use api_types::envd::Timestamp;
-use api_types::rest::{ListedSandbox, NewLifecycle, NewSandbox, OnActivity, Sandbox, SandboxDetail, SandboxState};
+use api_types::rest::{
+    ListedSandbox, NewLifecycle, NewSandbox, OnActivity, Sandbox, SandboxDetail, SandboxState,
+};
 use axum::{Json, extract::State, routing::MethodFilter};
 use hyper::{HeaderMap, StatusCode, header::HeaderValue};
 use pool::{OnTimeout, PauseMode, SandboxState as PoolState};

@@ -1,7 +1,8 @@
 //! Converts sandboxes to response bodies.
 
 use api_types::rest::{
-    Lifecycle, ListedSandbox, OnActivity, OnTimeout, PauseMode, Sandbox, SandboxDetail, SandboxState,
+    Lifecycle, ListedSandbox, OnActivity, OnTimeout, PauseMode, Sandbox, SandboxDetail,
+    SandboxState,
 };
 use pool::TemplateInfo;
 

@@ -125,7 +125,11 @@ struct Sum {
 impl Sum {
     fn add(&mut self, attempt: &WebhookDelivery) {
         let ms = u32::try_from(attempt.duration_ms).unwrap_or(u32::MAX);
-        self.minimum = if self.total == 0 { ms } else { self.minimum.min(ms) };
+        self.minimum = if self.total == 0 {
+            ms
+        } else {
+            self.minimum.min(ms)
+        };
         self.maximum = self.maximum.max(ms);
         self.all_ms += f64::from(ms);
         self.total += 1;
@@ -171,13 +175,17 @@ mod tests {
     fn attempts_are_grouped_by_event_filtered_and_counted() {
         use DeliveryStatus::{Failed, Success};
         let mut attempts = Attempts::default();
-        for (number, hour, status, ms) in [(1, 1, Failed, 10), (2, 1, Success, 2), (1, 3, Success, 3)]
+        for (number, hour, status, ms) in
+            [(1, 1, Failed, 10), (2, 1, Success, 2), (1, 3, Success, 3)]
         {
             attempts.add(number, attempt(hour, status, ms));
         }
         let wanted = WantedAttempts::default();
         let groups = attempts.groups("h", &wanted);
-        assert_eq!((groups[&1].attempts.len(), groups[&2].attempts.len()), (2, 1));
+        assert_eq!(
+            (groups[&1].attempts.len(), groups[&2].attempts.len()),
+            (2, 1)
+        );
         assert!(groups[&1].attempts[0].request_body.len() <= MAX_BODY);
         let failed = WantedAttempts {
             statuses: vec![Failed],
@@ -192,7 +200,10 @@ mod tests {
         let stats = attempts.stats("h", &wanted);
         assert_eq!((stats.total, stats.failed, stats.buckets.len()), (3, 1, 2));
         let of_first = stats.buckets[0].duration_ms;
-        assert_eq!((of_first.minimum, of_first.average, of_first.maximum), (2.0, 6.0, 10.0));
+        assert_eq!(
+            (of_first.minimum, of_first.average, of_first.maximum),
+            (2.0, 6.0, 10.0)
+        );
         let late = WantedAttempts {
             start_ns: Some(2 * HOUR_NS),
             end_ns: Some(3 * HOUR_NS + 7),
@@ -200,7 +211,10 @@ mod tests {
         };
         assert_eq!(attempts.stats("h", &late).total, 0);
         attempts.forget("h");
-        assert_eq!(attempts.stats("h", &wanted).duration_ms, DeliveryDurations::default());
+        assert_eq!(
+            attempts.stats("h", &wanted).duration_ms,
+            DeliveryDurations::default()
+        );
     }
 
     #[test]
@@ -210,6 +224,9 @@ mod tests {
             attempts.add(number, attempt(1, DeliveryStatus::Failed, 1));
         }
         let groups = attempts.groups("h", &WantedAttempts::default());
-        assert_eq!((groups.len(), *groups.keys().next().unwrap()), (MAX_KEPT, 50));
+        assert_eq!(
+            (groups.len(), *groups.keys().next().unwrap()),
+            (MAX_KEPT, 50)
+        );
     }
 }

@@ -226,11 +226,16 @@ fn attempt(
             Some(DeliveryError::RequestError),
             Some("an address of the host is in a denied range".to_owned()),
         ),
-        Err(why @ PostError::Answered(_)) => (Some(DeliveryError::HttpError), Some(why.to_string())),
+        Err(why @ PostError::Answered(_)) => {
+            (Some(DeliveryError::HttpError), Some(why.to_string()))
+        }
         Err(PostError::Io(why)) => {
             let is_late = matches!(why.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock);
             let (class, what) = if is_late {
-                (DeliveryError::Timeout, "the receiver did not answer in time")
+                (
+                    DeliveryError::Timeout,
+                    "the receiver did not answer in time",
+                )
             } else {
                 (DeliveryError::TransportError, "the connection failed")
             };

@@ -72,7 +72,10 @@ pub(crate) fn kvm_a_repeated_create_with_its_idempotency_key_makes_one_sandbox()
         assert_eq!(refused["error_code"], "idempotency_request_mismatch");
     }
     server.delete(&sandbox.path("")).expect(204);
-    assert_eq!(create("/v2/sandboxes", 60).expect(201).body, answers[0].body);
+    assert_eq!(
+        create("/v2/sandboxes", 60).expect(201).body,
+        answers[0].body
+    );
     assert_eq!(server.get("/v2/sandboxes").expect(200).json(), json!([]));
 }
 

@@ -39,8 +39,8 @@ pub use observe::{
 };
 pub use sandbox::{
     AutoResume, ConnectSandbox, ForkRequest, ForkResult, Lifecycle, ListedSandbox, NewLifecycle,
-    NewSandbox, OnActivity, OnTimeout, PauseMode, PauseRequest, RefreshRequest, ResumeRequest, Sandbox, SandboxDetail,
-    SandboxState, SnapshotInfo, SnapshotRequest, TimeoutRequest,
+    NewSandbox, OnActivity, OnTimeout, PauseMode, PauseRequest, RefreshRequest, ResumeRequest,
+    Sandbox, SandboxDetail, SandboxState, SnapshotInfo, SnapshotRequest, TimeoutRequest,
 };
 pub use secret::{NewSecret, Secret, SecretUpdate};
 pub use template::{
