@@ -59,6 +59,12 @@ pub enum BuildsError {
         "the template {0:?} is installed on this server and cannot be changed by clients: use another name"
     )]
     Installed(String),
+    /// A deletion of an installed template.
+    #[error(
+        "the template {0:?} is installed on this server and cannot be deleted by clients: the operator removes it \
+         from the directory of --templates"
+    )]
+    Kept(String),
     #[error("{0:?} is the name or the id of a snapshot or of another template: use another name")]
     Taken(String),
     /// Name and tag.

@@ -272,7 +272,9 @@ fn builds_status(why: &BuildsError) -> StatusCode {
             StatusCode::NOT_FOUND
         }
         BuildsError::NotWaiting | BuildsError::NoCredentials(_) => StatusCode::BAD_REQUEST,
-        BuildsError::Installed(_) | BuildsError::OnHost(_) => StatusCode::FORBIDDEN,
+        BuildsError::Installed(_) | BuildsError::Kept(_) | BuildsError::OnHost(_) => {
+            StatusCode::FORBIDDEN
+        }
         BuildsError::Taken(_)
         | BuildsError::Busy(_)
         | BuildsError::NoOrder(_)

@@ -28,6 +28,7 @@ use super::{
 use crate::{
     auth::Scope,
     builds::{
+        owner::BuildsError,
         record::{BuildRecord, BuildState, TemplateRecord},
         request::DEFAULT_TAG,
     },
@@ -125,6 +126,7 @@ async fn detail(
         spawn_count: spawned(&template, &by_id),
         builds: shown.into_iter().map(|b| built(b, &by_id)).collect(),
         nodes: nodes_with(&app, &template.id),
+        installed: false,
     };
     Ok((headers, Json(answer)))
 }
@@ -174,10 +176,14 @@ async fn remove(State(app): State<App>, Segment(id): Segment) -> Result<StatusCo
         return Ok(StatusCode::NO_CONTENT);
     }
     let found = find(&app, &id).await?;
-    if app.builds.catalog().by_pool.contains_key(&found.id) {
-        return Err(ApiError::NoTemplate(id));
+    match found.kind {
+        TemplateKind::Snapshot => {}
+        TemplateKind::Installed => return Err(BuildsError::Kept(id).into()),
+        // The builds own them.
+        TemplateKind::Built | TemplateKind::Disk => return Err(ApiError::no_template(&id)),
     }
-    match app.pool.remove_template(&id).await {
+    // By its id: another template may have got the name since.
+    match app.pool.remove_template(&found.id).await {
         Ok(()) => Ok(StatusCode::NO_CONTENT),
         Err(PoolError::NoTemplate(name)) => Err(ApiError::NoTemplate(name)),
         Err(why) => Err(why.into()),
@@ -288,6 +294,7 @@ fn built_item(template: &TemplateRecord, pool: &Pool) -> Option<Template> {
         build_status: builds::status_of(&last.state),
         stored_bytes: in_pool(named, pool).and_then(wire::stored_bytes),
         nodes: Vec::new(),
+        installed: false,
     })
 }
 
@@ -314,6 +321,7 @@ fn installed_detail(template: &TemplateInfo) -> TemplateWithBuilds {
             envd_version: item.envd_version,
         }],
         nodes: item.nodes,
+        installed: item.installed,
     }
 }
 
@@ -342,6 +350,7 @@ fn item(template: &TemplateInfo) -> Template {
         build_status: BuildStatus::Ready,
         stored_bytes: wire::stored_bytes(template),
         nodes: Vec::new(),
+        installed: template.kind == TemplateKind::Installed,
     }
 }
 

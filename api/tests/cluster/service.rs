@@ -168,6 +168,9 @@ fn lists_are_merged(world: &World) {
         .iter()
         .filter(|t| t["aliases"][0] == "base");
     assert_eq!(base.count(), 1, "{templates}");
+    world.nodes[1]
+        .send("DELETE", "/templates/base", &Value::Null)
+        .expect(403);
     for made in made {
         world.nodes[1]
             .send("DELETE", &format!("/sandboxes/{made}"), &Value::Null)

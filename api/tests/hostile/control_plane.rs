@@ -71,6 +71,32 @@ fn is_refused(server: &Server, conduct: &str) {
 }
 
 #[test]
+fn clients_cannot_delete_an_installed_template() {
+    let server = Server::start(&[], &["--warm", "0:0"]);
+    let listed = server.get("/templates").expect(200).json();
+    assert_eq!(listed[0]["installed"], true, "{listed}");
+    let id = listed[0]["templateID"].as_str().unwrap();
+    for reference in ["good", "good:default", "GOOD", id, &format!("{id}:default")] {
+        let refused = server.delete(&format!("/templates/{reference}"));
+        assert!(
+            matches!(refused.status, 403 | 404),
+            "{reference}: {}",
+            refused.text()
+        );
+        assert!(server.get("/templates/good").status == 200, "{reference}");
+    }
+    for reference in ["good", id] {
+        let refused = server
+            .delete(&format!("/templates/{reference}"))
+            .expect(403);
+        let text = refused.text();
+        assert!(text.contains("cannot be deleted by clients"), "{text}");
+    }
+    let sandbox = server.create("good", &json!({}));
+    server.kill(&sandbox);
+}
+
+#[test]
 fn data_after_the_end_of_a_stream_is_not_read() {
     let server = Server::start(&["after-the-end"], &["--warm", "0:0"]);
     let ids: Vec<_> = (0..4)

@@ -128,15 +128,12 @@ impl Server {
         created["sandboxID"].as_str().unwrap().to_owned()
     }
 
+    pub(crate) fn delete(&self, path: &str) -> Answer {
+        http::send(self.address, "DELETE", path, &[], b"")
+    }
+
     pub(crate) fn kill(&self, id: &str) {
-        http::send(
-            self.address,
-            "DELETE",
-            &format!("/sandboxes/{id}"),
-            &[],
-            b"",
-        )
-        .expect(204);
+        self.delete(&format!("/sandboxes/{id}")).expect(204);
     }
 
     pub(crate) fn pause(&self, id: &str, options: &Value) -> Answer {

@@ -65,6 +65,7 @@ interface Whole {
   names: string[];
   builds: TemplateBuild[];
   tags: Tag[];
+  installed?: boolean;
 }
 
 function One({ id }: { id: string }) {
@@ -72,7 +73,7 @@ function One({ id }: { id: string }) {
   const live = useLive(
     async (signal): Promise<Whole> => {
       const [whole, tags] = await Promise.all([
-        get<{ names: string[]; builds: TemplateBuild[] }>(at`/templates/${id}`, signal),
+        get<Omit<Whole, "tags">>(at`/templates/${id}`, signal),
         get<Tag[]>(at`/templates/${id}/tags`, signal).catch(() => []),
       ]);
       return { ...whole, tags };
@@ -93,9 +94,11 @@ function One({ id }: { id: string }) {
         >
           Build again
         </Button>
-        <Button kind="danger" onClick={() => setGone(true)}>
-          Delete
-        </Button>
+        {live.data && !live.data.installed && (
+          <Button kind="danger" onClick={() => setGone(true)}>
+            Delete
+          </Button>
+        )}
         <p class="sub mono">{line(id, 60)}</p>
       </div>
       <Loaded live={live}>

@@ -30,6 +30,19 @@ async function build({ browser, page, server }) {
   assert(mine.storedBytes > 0, "the template has no size on disk");
 }
 
+/** A template of a build can be deleted, that of the operator cannot. */
+async function deletions({ browser, page, server }) {
+  const all = await server.call("GET", "/templates");
+  for (const [name, buttons] of [
+    ["mine", 1],
+    ["base", 0],
+  ]) {
+    await browser.go(`#/templates/${all.find((one) => one.aliases.includes(name)).templateID}`);
+    await page.getByRole("heading", { name: "Builds" }).waitFor();
+    same(await page.getByRole("button", { name: "Delete", exact: true }).count(), buttons, `buttons that delete ${name}`);
+  }
+}
+
 async function snapshots({ browser, page, kept }) {
   await browser.go("#/snapshots");
   const tree = page.getByRole("list", { name: "Snapshots by their origin" });
@@ -94,6 +107,7 @@ async function reports({ browser, page, results, server }) {
 export const cases = [
   ["a Dockerfile that needs files is refused with its line", false, dockerfile],
   ["a template is built, its log read as it comes", false, build],
+  ["only templates that clients made can be deleted", false, deletions],
   ["snapshots are a tree", false, snapshots],
   ["secrets are names", false, secrets],
   ["keys are names and scopes", false, keys],

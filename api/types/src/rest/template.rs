@@ -49,6 +49,9 @@ pub struct Template {
     /// Not of E2B: the nodes of a cluster that have the template. Empty for a server that is alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
+    /// Not of E2B: whether the operator installed it. Clients can neither change nor delete such a template.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub installed: bool,
 }
 
 /// Answer of `GET /templates/{id}`.
@@ -74,6 +77,9 @@ pub struct TemplateWithBuilds {
     /// Not of E2B: the nodes of a cluster that have the template. Empty for a server that is alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
+    /// As [`Template::installed`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub installed: bool,
 }
 
 /// A build in a [`TemplateWithBuilds`].

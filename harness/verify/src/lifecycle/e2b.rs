@@ -96,12 +96,17 @@ fn guest(created: Created) -> Result<Guest, Miss> {
 }
 
 impl E2b {
-    /// Sends a request to the control plane. Statuses from 200 to 299 are successes.
-    fn request(&self, method: &str, path: &str, body: Option<Value>) -> Result<HttpAnswer, Miss> {
+    /// Sends a request to the control plane.
+    fn send(&self, method: &str, path: &str, body: Option<Value>) -> Result<HttpAnswer, Miss> {
         let mut client = self.api.connect(&self.api.control)?;
         let body = body.map(|body| body.to_string()).unwrap_or_default();
         let answer = self.api.request(&mut client, method, path, body.as_bytes());
-        let answer = answer.map_err(|error| Miss::Failed(chain(&error)))?;
+        answer.map_err(|error| Miss::Failed(chain(&error)))
+    }
+
+    /// Sends a request to the control plane. Statuses from 200 to 299 are successes.
+    fn request(&self, method: &str, path: &str, body: Option<Value>) -> Result<HttpAnswer, Miss> {
+        let answer = self.send(method, path, body)?;
         match answer.status {
             200..=299 => Ok(answer),
             404 => Err(Miss::NotFound),
@@ -229,6 +234,21 @@ impl Site for E2b {
     fn remove_snapshot(&self, id: &str) -> Result<(), Miss> {
         self.request("DELETE", &format!("/templates/{id}"), None)
             .map(drop)
+    }
+
+    fn keeps_template(&self) -> Result<(), String> {
+        if self.local.is_none() {
+            return Ok(());
+        }
+        let path = format!("/templates/{}", self.template);
+        match self.send("DELETE", &path, None) {
+            Ok(answer) if answer.status == 403 => Ok(()),
+            Ok(answer) => Err(format!(
+                "deletion of the installed template: {} instead of status 403",
+                quote(&answer)
+            )),
+            Err(miss) => Err(format!("deletion of the installed template: {miss:?}")),
+        }
     }
 
     fn act(&self, on: &Guest, action: Action) -> Result<Reply, Miss> {

@@ -401,7 +401,7 @@ impl Client<'_> {
         listed.unwrap_or_default()
     }
 
-    /// Reads all values, ends all sandboxes, removes all snapshots, and looks for leaks.
+    /// Reads all values, ends all sandboxes, removes all snapshots, tries to remove the template, and looks for leaks.
     fn end_everything(&mut self) {
         let bindings = self.bindings;
         for (handle, guest) in bindings.known() {
@@ -424,6 +424,7 @@ impl Client<'_> {
             .filter_map(|cell| cell.get()?.as_deref());
         let images: Vec<&str> = images.collect();
         self.remove_snapshots(&images);
+        self.history.faults.extend(self.site.keeps_template().err());
         let listed = self.list(None);
         let known: BTreeSet<&str> = bindings
             .known()

@@ -61,6 +61,8 @@ pub(super) trait Site: Sync {
     /// Returns the id of the snapshot.
     fn snapshot(&self, of: &Guest) -> Result<String, Miss>;
     fn remove_snapshot(&self, id: &str) -> Result<(), Miss>;
+    /// Tries to delete the installed template, which must be refused. Only on a server that the suite started.
+    fn keeps_template(&self) -> Result<(), String>;
     /// Performs any other action but [`Action::Deadline`] and [`Action::KillVmm`]. `Expire` only sets the deadline.
     fn act(&self, on: &Guest, action: Action) -> Result<Reply, Miss>;
     /// Whether the deadline of a sandbox is near. True also if that is not known.

@@ -131,6 +131,12 @@ fn a_request_that_fails_without_a_cause_is_found_and_shrunk() {
 }
 
 #[test]
+fn a_template_that_a_client_can_delete_is_found() {
+    let (_, text) = found(Fault::DeletedTemplate, Kind::Leak);
+    assert!(text.contains("was deleted"), "{text}");
+}
+
+#[test]
 fn a_sandbox_that_no_answer_has_named_is_found() {
     let (_, text) = found(Fault::ExtraSandbox, Kind::Unknown);
     assert!(text.contains("no answer has named"), "{text}");

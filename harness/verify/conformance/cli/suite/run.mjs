@@ -103,6 +103,12 @@ const cases = {
       await e2b('sandbox', 'kill', made)
     }
   },
+  async 'template-delete-installed'() {
+    const answer = await e2b('template', 'delete', '--yes', TEMPLATE)
+    assert.notEqual(answer.status, 0, answer.stdout)
+    assert.ok(`${answer.stdout}${answer.stderr}`.includes('cannot be deleted by clients'), `${answer.stdout}${answer.stderr}`)
+    await withSandbox(async () => {})
+  },
   async 'list-templates'() {
     const templates = JSON.parse(await succeed('template', 'list', '--format', 'json'))
     assert.ok(JSON.stringify(templates).includes(TEMPLATE), JSON.stringify(templates))

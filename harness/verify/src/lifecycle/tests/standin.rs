@@ -28,6 +28,8 @@ pub(super) enum Fault {
     ExtraSandbox,
     /// Deadlines are acted upon at once.
     EarlyDeadline,
+    /// Clients can delete the template.
+    DeletedTemplate,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -184,6 +186,13 @@ impl Site for StandIn {
             .remove(id)
             .map(drop)
             .ok_or(Miss::NotFound)
+    }
+
+    fn keeps_template(&self) -> Result<(), String> {
+        if self.has(Fault::DeletedTemplate) {
+            return Err("the template was deleted".to_owned());
+        }
+        Ok(())
     }
 
     fn act(&self, on: &Guest, action: Action) -> Result<Reply, Miss> {
