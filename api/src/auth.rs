@@ -10,5 +10,5 @@ mod random;
 
 pub use authenticator::{Auth, AuthError, Authenticator, watch_keys};
 pub use bucket::{Bucket, Rate};
-pub use keys::{KeyError, KeyFile, KeyRecord, Scope, now_unix_s};
+pub use keys::{Granted, KeyError, KeyFile, KeyRecord, Scope, now_unix_s};
 pub use random::random_hex;

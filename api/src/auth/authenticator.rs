@@ -14,7 +14,7 @@ use tracing::{error, info};
 
 use super::{
     bucket::{Bucket, Rate},
-    keys::{KeyFile, KeyRecord, Scope, hash},
+    keys::{Granted, KeyFile, KeyRecord, Scope, hash},
 };
 
 /// Interval at which a running server checks whether the key file has changed.
@@ -140,34 +140,33 @@ impl Authenticator {
         }
     }
 
-    /// Checks that the key in `headers` has `scope`, and takes one token from the key's bucket.
+    /// Checks that the key in `headers` has `scope`, and takes one token from the key's bucket. Returns all scopes of the
+    /// key.
     ///
     /// # Errors
     /// Returns [`AuthError::Missing`] if the request presents no key, [`AuthError::Unknown`] if the key is not live,
     /// [`AuthError::Rate`] if the key's bucket is empty, and [`AuthError::Scope`] if the key lacks `scope`; a request
     /// that lacks the scope costs a token as well.
-    pub fn admit(&self, headers: &HeaderMap, scope: Scope, now: Instant) -> Result<(), AuthError> {
+    pub fn admit(
+        &self,
+        headers: &HeaderMap,
+        scope: Scope,
+        now: Instant,
+    ) -> Result<Granted, AuthError> {
         let Mode::Keys { rate, state } = &self.0 else {
-            return Ok(());
+            return Ok(Granted::ALL);
         };
         let rate = *rate;
         let presented = hash(presented(headers).ok_or(AuthError::Missing)?);
         let mut state = lock(state);
-        let mut found = None;
-        // Every hash is compared, each in constant time, so that the duration does not depend on which key matches.
-        for key in state.keys.iter().chain(&state.others) {
-            if bool::from(key.sha256.as_bytes().ct_eq(presented.as_bytes())) {
-                found = Some(key.scopes.contains(&scope));
-            }
-        }
-        let has_scope = found.ok_or(AuthError::Unknown)?;
+        let granted = state.find(&presented).ok_or(AuthError::Unknown)?;
         let bucket = state.buckets.entry(presented);
         let bucket = bucket.or_insert_with(|| Bucket::full(rate, now));
         bucket
             .take(rate, now)
             .map_err(|retry_after| AuthError::Rate { retry_after })?;
-        if has_scope {
-            Ok(())
+        if granted.has(scope) {
+            Ok(granted)
         } else {
             Err(AuthError::Scope(scope.name()))
         }
@@ -188,6 +187,18 @@ impl KeyState {
 
 /// The key in `X-API-KEY` or, without that header, the bearer token in `Authorization`.
 fn presented(headers: &HeaderMap) -> Option<&str> {
+    /// The scopes of the live key with this hash.
+    fn find(&self, sha256: &str) -> Option<Granted> {
+        let mut found = None;
+        // Every hash is compared, each in constant time, so that the duration does not depend on which key matches.
+        for key in self.keys.iter().chain(&self.others) {
+            if bool::from(key.sha256.as_bytes().ct_eq(sha256.as_bytes())) {
+                found = Some(key.granted());
+            }
+        }
+        found
+    }
+
     if let Some(key) = headers.get("x-api-key") {
         return key.to_str().ok();
     }
@@ -273,11 +284,10 @@ mod tests {
         ];
         let authenticator = Authenticator::with_keys(keys, RATE);
         let read = Scope::SandboxesRead;
-        assert_eq!(
-            authenticator.admit(&with("x-api-key", "good"), read, now),
-            Ok(())
-        );
+        let granted = authenticator.admit(&with("x-api-key", "good"), read, now);
+        assert_eq!(granted, Ok(Granted::from_iter([read])));
         let bearer = with("authorization", "Bearer good");
+            names_secrets: true,
         let write = authenticator.admit(&bearer, Scope::SandboxesWrite, now);
         assert_eq!(write, Err(AuthError::Scope("sandboxes:write")));
         for wrong in ["gone", "goo", "good ", "", &hash("good")] {
@@ -294,7 +304,12 @@ mod tests {
         let scopes = vec![Scope::SandboxesRead];
         let keys = vec![record("a", scopes.clone(), None), record("b", scopes, None)];
         let authenticator = Authenticator::with_keys(keys.clone(), RATE);
-        let admit = |key| authenticator.admit(&with("x-api-key", key), Scope::SandboxesRead, now);
+        let admit = |key| {
+            let headers = with("x-api-key", key);
+            authenticator
+                .admit(&headers, Scope::SandboxesRead, now)
+                .map(drop)
+        };
         assert_eq!((admit("a"), admit("a")), (Ok(()), Ok(())));
         assert!(matches!(admit("a"), Err(AuthError::Rate { .. })));
         assert_eq!(admit("b"), Ok(()));

@@ -31,6 +31,15 @@ pub enum Scope {
     /// Create, change and kill sandboxes.
     #[serde(rename = "sandboxes:write")]
     SandboxesWrite,
+    /// Get the access tokens of existing sandboxes. [`Scope::SandboxesWrite`] includes it.
+    #[serde(rename = "sandboxes:exec")]
+    SandboxesExec,
+    /// List secrets, without their values.
+    #[serde(rename = "secrets:read")]
+    SecretsRead,
+    /// Create, update and delete secrets.
+    #[serde(rename = "secrets:write")]
+    SecretsWrite,
     /// View templates and snapshots.
     #[serde(rename = "templates:read")]
     TemplatesRead,
@@ -46,9 +55,12 @@ pub enum Scope {
 }
 
 impl Scope {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 9] = [
         Self::SandboxesRead,
         Self::SandboxesWrite,
+        Self::SandboxesExec,
+        Self::SecretsRead,
+        Self::SecretsWrite,
         Self::TemplatesRead,
         Self::TemplatesWrite,
         Self::MetricsRead,
@@ -61,6 +73,9 @@ impl Scope {
         match self {
             Self::SandboxesRead => "sandboxes:read",
             Self::SandboxesWrite => "sandboxes:write",
+            Self::SandboxesExec => "sandboxes:exec",
+            Self::SecretsRead => "secrets:read",
+            Self::SecretsWrite => "secrets:write",
             Self::TemplatesRead => "templates:read",
             Self::TemplatesWrite => "templates:write",
             Self::MetricsRead => "metrics:read",
@@ -79,6 +94,31 @@ impl FromStr for Scope {
     }
 }
 
+/// The scopes that a request has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granted(u16);
+
+impl Granted {
+    /// Of requests to a server without authentication.
+    pub const ALL: Self = Self(u16::MAX);
+
+    #[must_use]
+    pub fn has(self, scope: Scope) -> bool {
+        self.0 & Self::bit(scope) != 0
+    }
+
+    fn bit(scope: Scope) -> u16 {
+        1 << (scope as u16)
+    }
+}
+
+impl FromIterator<Scope> for Granted {
+    fn from_iter<I: IntoIterator<Item = Scope>>(scopes: I) -> Self {
+        let bits = scopes.into_iter().map(Self::bit);
+        Self(bits.fold(0, |all, bit| all | bit))
+    }
+}
+
 /// The stored form of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -90,11 +130,38 @@ pub struct KeyRecord {
     /// SHA-256 of the key, in hex.
     pub sha256: String,
     pub scopes: Vec<Scope>,
+    /// Whether `scopes` names the scopes of secrets. Records of former releases do not: there, `sandboxes:read` includes
+    /// `secrets:read`, and `sandboxes:write` includes `secrets:write`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub names_secrets: bool,
     /// Creation time in seconds since 1970.
     pub created_unix_s: u64,
     /// Revocation time in seconds since 1970. `None`: the key is live.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked_unix_s: Option<u64>,
+}
+
+impl KeyRecord {
+    /// The scopes of the key, with those that others include.
+    #[must_use]
+    pub fn granted(&self) -> Granted {
+        let with_included = self.scopes.iter().flat_map(|scope| {
+            let included: &[Scope] = match scope {
+                Scope::SandboxesRead if !self.names_secrets => &[Scope::SecretsRead],
+                Scope::SandboxesWrite if self.names_secrets => &[Scope::SandboxesExec],
+                Scope::SandboxesWrite => &[Scope::SandboxesExec, Scope::SecretsWrite],
+                _ => &[],
+            };
+            included.iter().chain([scope]).copied()
+        });
+        with_included.collect()
+    }
+
+    /// As [`KeyRecord::granted`], in the order of [`Scope::ALL`].
+    pub fn scopes(&self) -> impl Iterator<Item = Scope> {
+        let granted = self.granted();
+        Scope::ALL.into_iter().filter(move |s| granted.has(*s))
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -193,6 +260,7 @@ impl KeyFile {
             name: name.to_owned(),
             sha256,
             scopes,
+            names_secrets: true,
             created_unix_s: now,
             revoked_unix_s: None,
         };
@@ -321,6 +389,46 @@ mod tests {
             file.revoke("ci", 11),
             Err(KeyError::NotOne { found: 0, .. })
         ));
+    }
+
+    #[test]
+    fn keys_of_former_releases_keep_the_scopes_of_secrets_and_new_ones_name_them() {
+        let record = |scopes: &[&str], more: &str| -> KeyRecord {
+            let scopes = serde_json::to_string(scopes).unwrap();
+            let text = format!(
+                r#"{{"id":"i","name":"n","sha256":"s","scopes":{scopes},"created_unix_s":0{more}}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        let new = r#","names_secrets":true"#;
+        for (scopes, more, expected) in [
+            (
+                &["sandboxes:read"][..],
+                "",
+                &["sandboxes:read", "secrets:read"][..],
+            ),
+            (
+                &["sandboxes:write"],
+                "",
+                &["sandboxes:write", "sandboxes:exec", "secrets:write"],
+            ),
+            (&["sandboxes:read"], new, &["sandboxes:read"]),
+            (
+                &["sandboxes:write"],
+                new,
+                &["sandboxes:write", "sandboxes:exec"],
+            ),
+            (&["sandboxes:exec"], new, &["sandboxes:exec"]),
+            (&["secrets:write"], new, &["secrets:write"]),
+            (&["metrics:read"], "", &["metrics:read"]),
+        ] {
+            let granted: Vec<_> = record(scopes, more).scopes().map(Scope::name).collect();
+            assert_eq!(granted, expected, "{scopes:?} {more}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = KeyFile::of(dir.path());
+        file.add("k", vec![Scope::SandboxesWrite], 0).unwrap();
+        assert!(!file.read().unwrap()[0].granted().has(Scope::SecretsWrite));
     }
 
     #[test]

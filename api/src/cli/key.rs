@@ -81,7 +81,7 @@ fn line(key: &KeyRecord) -> String {
         Some(at) => format!("revoked {}", time(at)),
         None => "live".to_owned(),
     };
-    let scopes: Vec<_> = key.scopes.iter().map(|scope| scope.name()).collect();
+    let scopes: Vec<_> = key.scopes().map(Scope::name).collect();
     let (created, scopes) = (time(key.created_unix_s), scopes.join(","));
     format!("{}  {created}  {state}  {scopes}  {}", key.id, key.name)
 }

@@ -13,21 +13,20 @@ use tracing::debug;
 use super::{Access, ApiError, App};
 use crate::{proxy::host, traces};
 
-/// Passes an authorized request to its route.
+/// Passes an authorized request to its route, with its [`Granted`] scopes.
 pub(super) async fn guard(
     State((app, access)): State<(App, Access)>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    match access {
-        Access::Public => {}
+    if let Access::Key(scope) = access {
         // Without authentication, web pages of other origins must not reach this server through a browser.
-        Access::Key(_) if app.authenticator.is_open() => {
-            check_origin(request.uri(), request.headers())?
+        if app.authenticator.is_open() {
+            check_origin(request.uri(), request.headers())?;
         }
-        Access::Key(scope) => app
-            .authenticator
-            .admit(request.headers(), scope, Instant::now())?,
+        let headers = request.headers();
+        let granted = app.authenticator.admit(headers, scope, Instant::now())?;
+        request.extensions_mut().insert(granted);
     }
     Ok(next.run(request).await)
 }

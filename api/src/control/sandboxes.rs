@@ -6,7 +6,7 @@ use api_types::envd::Timestamp;
 use api_types::rest::{
     ListedSandbox, NewLifecycle, NewSandbox, OnActivity, Sandbox, SandboxDetail, SandboxState,
 };
-use axum::{Json, extract::State, routing::MethodFilter};
+use axum::{Extension, Json, extract::State, routing::MethodFilter};
 use hyper::{HeaderMap, StatusCode, header::HeaderValue};
 use pool::{OnTimeout, PauseMode, SandboxState as PoolState};
 
@@ -20,7 +20,7 @@ use super::{
     timing, wire,
 };
 use crate::{
-    auth::Scope,
+    auth::{Granted, Scope},
     builds::catalog::Catalog,
     network::EgressConfig,
     registry::{NewLease, Token, View, timestamp},
@@ -219,10 +219,12 @@ fn check_env(env: Option<&BTreeMap<String, String>>) -> Result<(), ApiError> {
 async fn detail(
     State(app): State<App>,
     OfSandbox(id): OfSandbox,
+    Extension(granted): Extension<Granted>,
 ) -> Result<([(&'static str, String); 1], Json<SandboxDetail>), ApiError> {
     let view = app.registry.get(&id).await?;
     let phases = timing::of_start(&view.sandbox.timeline);
-    Ok(([(timing::HEADER, phases)], Json(wire::detail(&app, &view))))
+    let detail = wire::detail(&app, &view, granted);
+    Ok(([(timing::HEADER, phases)], Json(detail)))
 }
 
 async fn kill(State(app): State<App>, OfSandbox(id): OfSandbox) -> Result<StatusCode, ApiError> {

@@ -1,7 +1,7 @@
 //! Secrets: values that rules of sandboxes add to outbound requests. No answer contains a value.
 //!
-//! A key that may create sandboxes can use every secret in a rule, and so send it to a server of its own. Therefore the
-//! scopes of sandboxes apply, not scopes of their own.
+//! A key that may create sandboxes can use every secret in a rule, and so send it to a server of its own, but it needs
+//! scopes of secrets to list or to change them.
 //!
 //! A change is answered when the other nodes of the cluster have it, or after three seconds ([`crate::peers`]).
 
@@ -23,8 +23,8 @@ use crate::{
     secrets::{Secret, SecretError, Secrets},
 };
 
-const READ: Access = Access::Key(Scope::SandboxesRead);
-const WRITE: Access = Access::Key(Scope::SandboxesWrite);
+const READ: Access = Access::Key(Scope::SecretsRead);
+const WRITE: Access = Access::Key(Scope::SecretsWrite);
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let (get, post, delete) = (MethodFilter::GET, MethodFilter::POST, MethodFilter::DELETE);

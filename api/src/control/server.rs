@@ -81,9 +81,9 @@ async fn keys(State(app): State<App>) -> Json<Vec<ApiKey>> {
     let mut keys = app.authenticator.live_keys();
     keys.sort_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
     let shown = keys.into_iter().map(|key| ApiKey {
+        scopes: key.scopes().map(|s| s.name().to_owned()).collect(),
         id: key.id,
         name: key.name,
-        scopes: key.scopes.iter().map(|s| s.name().to_owned()).collect(),
         created_at: Timestamp::from_unix_ns(key.created_unix_s.saturating_mul(1_000_000_000)),
     });
     Json(shown.collect())

@@ -8,8 +8,9 @@ use pool::TemplateInfo;
 
 use super::{Control, ENVD_VERSION};
 use crate::{
+    auth::{Granted, Scope},
     builds::catalog::Catalog,
-    egress::socks,
+    egress::{rules, socks},
     registry::{View, timestamp},
 };
 
@@ -50,8 +51,9 @@ pub(super) fn listed(catalog: &Catalog, view: &View) -> ListedSandbox {
     }
 }
 
-/// The details of a sandbox.
-pub(super) fn detail(app: &Control, view: &View) -> SandboxDetail {
+/// The details of a sandbox: the agent's token only for requests that may use it, and header values of rules only for those
+/// that may set them.
+pub(super) fn detail(app: &Control, view: &View, granted: Granted) -> SandboxDetail {
     let (cpu_count, memory_mb, disk_size_mb) = size(&view.sandbox.template);
     let (note, lifetime) = (&view.note, &view.sandbox.lifetime);
     SandboxDetail {
@@ -67,10 +69,19 @@ pub(super) fn detail(app: &Control, view: &View) -> SandboxDetail {
         state: state(view.sandbox.state),
         alias: alias(&view.sandbox.template),
         metadata: note.metadata.clone(),
-        envd_access_token: note.envd_token.clone(),
+        envd_access_token: note
+            .envd_token
+            .clone()
+            .filter(|_| granted.has(Scope::SandboxesExec)),
         allow_internet_access: note.allow_internet_access,
         domain: app.domain.clone(),
-        network: note.network.clone().map(socks::shown),
+        network: note.network.clone().map(|network| {
+            let mut network = socks::shown(network);
+            if !granted.has(Scope::SandboxesWrite) {
+                rules::mask(&mut network);
+            }
+            network
+        }),
         lifecycle: Lifecycle {
             auto_resume: lifetime.auto_resume,
             on_timeout: match lifetime.on_timeout {

@@ -7,11 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ::egress::control::{Ask, NOT_FOR_RULES, RuleOutcome};
+use api_types::rest::NetworkConfig;
 use hyper::header::{HeaderName, HeaderValue};
 use netisolation::NamePattern;
 use serde_json::{Map, Value as Json};
 
-use super::template::{Template, TemplateError};
+use super::template::{MASK, Template, TemplateError};
 use crate::secrets::Value;
 
 /// Maximum number of hosts with rules.
@@ -104,6 +105,28 @@ impl Rule {
             .parse()
             .map_err(|why| invalid(format!("invalid host in network.rules: {why}")))?;
         let key = String::from(pattern.clone());
+/// Replaces the texts in header values by stars, because they may be keys. Placeholders stay.
+pub fn mask(network: &mut NetworkConfig) {
+    let rules = network.rules.iter_mut().flatten();
+    rules.for_each(|(_, rules)| mask_headers(rules, false));
+}
+
+fn mask_headers(json: &mut Json, is_header: bool) {
+    match json {
+        Json::Object(entries) => entries
+            .iter_mut()
+            .for_each(|(key, value)| mask_headers(value, is_header || key == "headers")),
+        Json::Array(list) => list
+            .iter_mut()
+            .for_each(|value| mask_headers(value, is_header)),
+        Json::String(text) if is_header => {
+            let masked = Template::parse(text).map(|template| template.masked());
+            *text = masked.unwrap_or_else(|_| MASK.to_owned());
+        }
+        Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) => {}
+    }
+}
+
         if key == "*" {
             return Err(invalid(
                 "network.rules has the host \"*\": name hosts, or all below one like *.example.com"

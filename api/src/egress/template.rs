@@ -5,6 +5,8 @@ use crate::secrets::SecretName;
 const START: &str = "${e2b";
 const SECRETS: &str = "${e2b.secrets.";
 const IDENTITY: &str = "${e2b.identity";
+/// Stands for a text that is not shown.
+pub(super) const MASK: &str = "***";
 
 /// Why a value is refused. Contains the start of the placeholder.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,6 +66,15 @@ impl Template {
             Part::Text(_) => None,
             Part::Secret(name) => Some(name.as_str()),
         })
+    }
+
+    /// The text with its placeholders, and stars instead of all other parts.
+    pub(super) fn masked(&self) -> String {
+        let parts = self.0.iter().map(|part| match part {
+            Part::Text(_) => MASK.to_owned(),
+            Part::Secret(name) => format!("{SECRETS}{}}}", name.as_str()),
+        });
+        parts.collect()
     }
 
     /// Replaces each placeholder with the value of its secret.

@@ -239,6 +239,7 @@ mod tests {
 
     fn keys(all: &[(&str, &[&str])]) -> Keys {
         let record = |id: &&str| KeyRecord {
+            names_secrets: true,
             id: (*id).to_owned(),
             name: String::new(),
             sha256: (*id).to_owned(),

@@ -249,6 +249,8 @@ impl Node {
         let scopes = [
             "sandboxes:read",
             "sandboxes:write",
+            "secrets:read",
+            "secrets:write",
             "templates:read",
             "templates:write",
             "nodes:admin",

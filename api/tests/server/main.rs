@@ -17,6 +17,7 @@ mod names;
 mod network;
 mod outside;
 mod process;
+mod reads;
 mod redo;
 mod reload;
 mod restarts;
@@ -93,6 +94,9 @@ fn main() {
             kvm_keys_open_what_their_scopes_say,
             kvm_a_printed_key_survives_a_power_loss,
             kvm_created_certificates_survive_a_power_loss,
+        },
+        reads::{
+            kvm_no_answer_to_a_key_that_reads_has_a_token_or_a_secret,
         },
         restarts::{
             kvm_what_runs_outlives_a_killed_server,

@@ -127,7 +127,8 @@ class World:
 
     def key(self) -> str:
         words = [self.binaries / "cube-api", "key", "new", "integrations", "--state", self.directory / "state"]
-        scopes = ["sandboxes:read", "sandboxes:write", "templates:read", "templates:write", "metrics:read"]
+        scopes = ["sandboxes:read", "sandboxes:write", "templates:read", "templates:write"]
+        scopes += ["secrets:read", "secrets:write", "metrics:read"]
         for scope in scopes:
             words += ["--scope", scope]
         done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=True)

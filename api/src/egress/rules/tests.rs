@@ -103,6 +103,26 @@ fn headers_leave_in_clear_text_only_if_the_rule_says_so() {
 }
 
 #[test]
+fn a_mask_hides_all_texts_of_headers_and_keeps_placeholders_and_the_form() {
+    let rules = json!({
+        "a.test": headers(json!({"a": "Bearer hunter2", "b": "x ${e2b.secrets.KEY} hunter2 ${HOME}", "c": "${e2b.secrets."})),
+        "*.b.test": [],
+        "c.test": [{"transform": {"headers": {"d": ["hunter2", {"e": "hunter2"}]}, "other": "kept"}}],
+    });
+    let mut network = NetworkConfig {
+        rules: serde_json::from_value(rules).unwrap(),
+        ..NetworkConfig::default()
+    };
+    mask(&mut network);
+    let expected = json!({
+        "a.test": headers(json!({"a": "***", "b": "***${e2b.secrets.key}***", "c": "***"})),
+        "*.b.test": [],
+        "c.test": [{"transform": {"headers": {"d": ["***", {"e": "***"}]}, "other": "kept"}}],
+    });
+    assert_eq!(json!(network.rules), expected);
+}
+
+#[test]
 fn placeholders_are_filled_at_the_request() {
     let rules = parse(json!({"a.test": headers(json!({
         "Authorization": "Bearer ${e2b.secrets.KEY}:${e2b.secrets.key} ${HOME} $",
