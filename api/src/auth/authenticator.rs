@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hyper::header::{AUTHORIZATION, HeaderMap};
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use subtle::ConstantTimeEq;
 use tracing::{error, info};
 
@@ -171,22 +171,22 @@ impl Authenticator {
             Err(AuthError::Scope(scope.name()))
         }
     }
-}
 
-impl KeyState {
-    /// Drops the rate limits of keys that are not accepted any more.
-    fn forget_buckets(&mut self) {
-        let Self {
-            keys,
-            others,
-            buckets,
-        } = self;
-        buckets.retain(|hash, _| keys.iter().chain(&*others).any(|key| key.sha256 == *hash));
+    /// Removes the fields that [`Authenticator::admit`] reads if they have a live key: guests must not get it.
+    pub fn strip(&self, headers: &mut HeaderMap) {
+        let Mode::Keys { state, .. } = &self.0 else {
+            return;
+        };
+        for (name, key_of) in FIELDS {
+            let mut keys = headers.get_all(&name).iter().filter_map(key_of).map(hash);
+            if keys.any(|key| lock(state).find(&key).is_some()) {
+                headers.remove(name);
+            }
+        }
     }
 }
 
-/// The key in `X-API-KEY` or, without that header, the bearer token in `Authorization`.
-fn presented(headers: &HeaderMap) -> Option<&str> {
+impl KeyState {
     /// The scopes of the live key with this hash.
     fn find(&self, sha256: &str) -> Option<Granted> {
         let mut found = None;
@@ -199,11 +199,36 @@ fn presented(headers: &HeaderMap) -> Option<&str> {
         found
     }
 
-    if let Some(key) = headers.get("x-api-key") {
-        return key.to_str().ok();
+    /// Drops the rate limits of keys that are not accepted any more.
+    fn forget_buckets(&mut self) {
+        let Self {
+            keys,
+            others,
+            buckets,
+        } = self;
+        buckets.retain(|hash, _| keys.iter().chain(&*others).any(|key| key.sha256 == *hash));
     }
-    let authorization = headers.get(AUTHORIZATION)?.to_str().ok()?;
-    let (scheme, key) = authorization.split_once(' ')?;
+}
+
+type KeyOf = fn(&HeaderValue) -> Option<&str>;
+
+/// The fields that may have a key, and how it is read. The first one that is present counts.
+const FIELDS: [(HeaderName, KeyOf); 2] = [
+    (HeaderName::from_static("x-api-key"), |value| {
+        value.to_str().ok()
+    }),
+    (AUTHORIZATION, bearer),
+];
+
+/// The key in `X-API-KEY` or, without that header, the bearer token in `Authorization`.
+fn presented(headers: &HeaderMap) -> Option<&str> {
+    let mut fields = FIELDS.into_iter();
+    let (value, key_of) = fields.find_map(|(name, key_of)| Some((headers.get(name)?, key_of)))?;
+    key_of(value)
+}
+
+fn bearer(value: &HeaderValue) -> Option<&str> {
+    let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
@@ -264,6 +289,7 @@ mod tests {
             name: key.to_owned(),
             sha256: hash(key),
             scopes,
+            names_secrets: true,
             created_unix_s: 0,
             revoked_unix_s,
         }
@@ -287,7 +313,6 @@ mod tests {
         let granted = authenticator.admit(&with("x-api-key", "good"), read, now);
         assert_eq!(granted, Ok(Granted::from_iter([read])));
         let bearer = with("authorization", "Bearer good");
-            names_secrets: true,
         let write = authenticator.admit(&bearer, Scope::SandboxesWrite, now);
         assert_eq!(write, Err(AuthError::Scope("sandboxes:write")));
         for wrong in ["gone", "goo", "good ", "", &hash("good")] {

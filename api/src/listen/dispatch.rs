@@ -18,6 +18,7 @@ use super::Came;
 use super::forward;
 use super::gate::{Gate, Passage, Recipient};
 use super::limits::BODY_PAUSE;
+use crate::auth::Authenticator;
 use crate::peers::{CLIENT, LAST_HOP, Peer, Peers, Place, internal, moves::Moves};
 use crate::proxy::{
     Destination, Form, Hosts, Origin, Proxy, Refusal, Routes, Target, Upload, by_path, host,
@@ -47,6 +48,8 @@ impl<R> Clone for Dispatch<R> {
 pub struct Backend<R> {
     proxy: Proxy<R>,
     control: TowerToHyperService<Router>,
+    /// The keys that guests must not get. `None`: there are none.
+    keys: Option<Arc<Authenticator>>,
     cluster: Option<ClusterSide>,
 }
 
@@ -64,8 +67,16 @@ impl<R> Backend<R> {
         Self {
             proxy,
             control: TowerToHyperService::new(control),
+            keys: None,
             cluster: None,
         }
+    }
+
+    /// Requests for sandboxes lose the live keys of `keys`.
+    #[must_use]
+    pub fn with_keys(mut self, keys: Arc<Authenticator>) -> Self {
+        self.keys = Some(keys);
+        self
     }
 
     /// Requests for sandboxes of other nodes go to `peers`; questions of other nodes go to `internal`.
@@ -263,11 +274,14 @@ impl<R: Routes> Dispatch<R> {
     async fn sandbox(
         &self,
         backend: &Backend<R>,
-        request: Request<Upload>,
+        mut request: Request<Upload>,
         to: &Destination,
         held: impl Send + 'static,
         ticket: impl Send,
     ) -> Result<Response<Body>, Refusal> {
+        if let Some(keys) = &backend.keys {
+            keys.strip(request.headers_mut());
+        }
         // A request body with a known length is an upload; a body without a known length may be an interactive stream
         // that pauses.
         let request = match request.body().size_hint().exact() {

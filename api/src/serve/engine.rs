@@ -205,6 +205,7 @@ impl Engine {
             tasks,
         };
         let backend = Backend::new(proxy, control::router(Arc::clone(&app)));
+        let backend = backend.with_keys(Arc::clone(&authenticator));
         let (Some(peers), Some(moves)) = (peers, moves) else {
             return Ok((engine, backend));
         };

@@ -4,6 +4,7 @@
 
 mod guest;
 mod hostile;
+mod keys;
 mod limits;
 mod measure;
 mod routing;

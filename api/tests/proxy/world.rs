@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use api::auth::Authenticator;
 use api::listen::{Backend, Dispatch, Limits, Server, bind};
 use api::proxy::{Hosts, Proxy, Routes};
 use api::registry::{Route, RouteError};
@@ -240,6 +241,7 @@ pub(crate) struct Setup {
     pub(crate) tls: bool,
     /// Whether host names are checked as by a server without keys.
     pub(crate) strict: bool,
+    pub(crate) keys: Option<Arc<Authenticator>>,
 }
 
 /// Replaces the routes of the control plane.
@@ -303,7 +305,11 @@ impl World {
         let id = SandboxId::from_random([1; 19]);
         let hosts = Hosts::new(Some("e2b.test"));
         let hosts = if setup.strict { hosts.strict() } else { hosts };
-        let dispatch = Dispatch::new(hosts, Backend::new(Proxy::new(table.clone()), control()));
+        let mut backend = Backend::new(Proxy::new(table.clone()), control());
+        if let Some(keys) = setup.keys {
+            backend = backend.with_keys(keys);
+        }
+        let dispatch = Dispatch::new(hosts, backend);
         let tls = setup.tls.then(|| {
             let files = api::tls::ca::init(&dir.path().join("ca"), "e2b.test").unwrap();
             api::tls::load(&files.certificate, &files.key).unwrap().0
