@@ -21,6 +21,7 @@ pub mod proxy;
 pub mod registry;
 pub mod secrets;
 pub mod serve;
+pub mod shield;
 pub mod systemd;
 pub mod telemetry;
 pub mod tls;

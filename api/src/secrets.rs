@@ -23,6 +23,7 @@ use std::{
 
 use pool::durable::{Durability, private_dir, read_bounded, replace, sync_dir};
 use tracing::warn;
+use zeroize::Zeroizing;
 
 pub use key::{KeyError, KeySource};
 pub use name::{SecretName, check_metadata, check_value};
@@ -48,9 +49,9 @@ const DELETED: &str = "deleted-secrets.json";
 /// What incomplete files end with.
 const DRAFT: &str = "new";
 
-/// A value in plain text. It has no `Debug` that shows it.
+/// A value in plain text. It has no `Debug` that shows it, and is overwritten when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Value(String);
+pub struct Value(Zeroizing<String>);
 
 impl Value {
     /// The text, for the message to the proxy.
@@ -61,7 +62,7 @@ impl Value {
 
     #[cfg(any(test, fuzzing))]
     pub(crate) fn of_test(text: &str) -> Self {
-        Self(text.to_owned())
+        Self(Zeroizing::new(text.to_owned()))
     }
 }
 
@@ -302,7 +303,8 @@ impl Secrets {
         let sealed = sealed.ok_or_else(|| SecretError::NotFound(name.to_owned()))?;
         let damaged = || SecretError::Damaged(name.to_owned());
         let plain = self.0.key.open(&sealed).ok_or_else(damaged)?;
-        String::from_utf8(plain).map(Value).map_err(|_| damaged())
+        let text = std::str::from_utf8(&plain).map_err(|_| damaged())?;
+        Ok(Value(Zeroizing::new(text.to_owned())))
     }
 
     /// Encrypts a text that is no secret of its own, to be kept elsewhere.
@@ -316,7 +318,7 @@ impl Secrets {
     }
 
     /// The text of [`Secrets::seal_text`]; `None` if it is not of this key.
-    pub(crate) fn open_text(&self, sealed: &str) -> Option<String> {
+    pub(crate) fn open_text(&self, sealed: &str) -> Option<Zeroizing<String>> {
         let of_cluster = self.0.text_key.as_ref();
         let opened = of_cluster.and_then(|key| key.open_text(sealed));
         // Of before this host joined, or of the operator's key.

@@ -14,6 +14,7 @@ use api::{
     peers::{ClusterSpec, transfer::TransferLimits},
     secrets::KeySource,
     serve::{self, BuildsSpec, ServeError, ServeSpec, TlsFiles},
+    shield::shield,
     systemd,
     traces::{self, TraceSpec},
 };
@@ -209,6 +210,10 @@ enum Log {
 
 pub(super) fn run(config: ServeConfig) -> Result<(), Failure> {
     log_as(config.log);
+    shield().map_err(|why| {
+        let why = format!("cannot keep the memory of this process out of core dumps: {why}");
+        Failure::UnsuitableHost(why)
+    })?;
     let sockets = systemd::listening_sockets();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -8,6 +8,7 @@
 use api_types::rest::{NewSecret, Secret as OnWire, SecretUpdate};
 use axum::{Json, extract::State, routing::MethodFilter};
 use hyper::{HeaderMap, StatusCode};
+use zeroize::Zeroizing;
 
 use super::{
     Access, ApiError, App, Endpoint,
@@ -55,10 +56,11 @@ async fn create(
     State(app): State<App>,
     SecretBody(body): SecretBody<NewSecret>,
 ) -> Result<(StatusCode, Json<OnWire>), ApiError> {
+    let value = Zeroizing::new(body.value);
     let made = change(&app, move |secrets| {
         secrets.create(
             &body.name,
-            &body.value,
+            &value,
             body.metadata.unwrap_or_default(),
             now(),
         )
@@ -81,6 +83,7 @@ async fn update(
     SecretBody(body): SecretBody<SecretUpdate>,
 ) -> Result<Json<OnWire>, ApiError> {
     let updated = change(&app, move |secrets| {
+    let value = Zeroizing::new(body.value);
         secrets.update(&reference, &body.value, body.metadata, now())
     });
     let updated = updated.await?;

@@ -12,6 +12,7 @@ use tokio::{
     sync::{Semaphore, mpsc},
     time::{sleep, timeout},
 };
+use zeroize::{Zeroize, Zeroizing};
 
 /// Questions about rules that are answered at the same time. Further messages wait in the socket.
 const CONCURRENT: usize = 256;
@@ -108,7 +109,7 @@ pub(super) async fn run<A: Answers>(
     let start = ToProxy::Start {
         authority: authority.clone(),
     };
-    if let Err(why) = write(&mut writing, &start).await {
+    if let Err(why) = write(&mut writing, start).await {
         return why;
     }
     let (send, mut queue) = mpsc::channel::<Reply>(WAITING);
@@ -122,7 +123,7 @@ pub(super) async fn run<A: Answers>(
                         let Ok(waiting) = queue.try_recv() else {
                             break;
                         };
-                        if let Err(why) = write(&mut writing, &waiting.message(&*asked)).await {
+                        if let Err(why) = write(&mut writing, waiting.message(&*asked)).await {
                             return why;
                         }
                     }
@@ -133,7 +134,7 @@ pub(super) async fn run<A: Answers>(
                 Some(reply) = queue.recv() => reply.message(&*asked),
                 else => return SessionError::Closed,
             };
-            if let Err(why) = write(&mut writing, &message).await {
+            if let Err(why) = write(&mut writing, message).await {
                 return why;
             }
         }
@@ -146,9 +147,16 @@ pub(super) async fn run<A: Answers>(
 
 async fn write(
     writing: &mut (impl AsyncWrite + Unpin),
-    message: &ToProxy,
+    mut message: ToProxy,
 ) -> Result<(), SessionError> {
-    let mut line = serde_json::to_vec(message).map_err(std::io::Error::from)?;
+    let mut line = Zeroizing::new(serde_json::to_vec(&message).map_err(std::io::Error::from)?);
+    if let ToProxy::Rule {
+        outcome: RuleOutcome::Headers { headers, .. },
+        ..
+    } = &mut message
+    {
+        headers.iter_mut().for_each(|(_, value)| value.zeroize());
+    }
     line.push(b'\n');
     let written = timeout(PATIENCE, writing.write_all(&line)).await;
     Ok(written.map_err(|_| SessionError::Stuck)??)

@@ -233,7 +233,10 @@ pub(super) async fn way(
     };
     let credentials = match (kept.username, kept.sealed) {
         (Some(user), Some(sealed)) => match secrets.open_text(&sealed) {
-            Some(password) => Some(Credentials { user, password }),
+            Some(password) => Some(Credentials {
+                user,
+                password: password.to_string(),
+            }),
             None => return failed("its password cannot be decrypted".to_owned()),
         },
         _ => None,

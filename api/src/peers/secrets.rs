@@ -12,6 +12,7 @@ use std::{io, time::Duration};
 
 use hyper::StatusCode;
 use model::clock::unix_ms;
+use zeroize::Zeroizing;
 
 use super::{ASK, MAX_ANSWER, MAX_REFUSAL, Peers, question};
 use crate::{
@@ -29,8 +30,9 @@ impl Peers {
         let Ok(body) = serde_json::to_vec(batch) else {
             return;
         };
+        let body = Zeroizing::new(body);
         let push = |peers: Self, node| {
-            let body = body.clone();
+            let body = body.to_vec();
             async move { peers.push_to(&node, body).await }
         };
         for (node, why) in self.unconfirmed(push).await {

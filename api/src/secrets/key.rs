@@ -9,6 +9,7 @@ use std::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use pool::durable::{Durability, read_bounded, replace};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use zeroize::Zeroizing;
 
 use super::record::{Sealed, Secret, sum_of};
 
@@ -98,13 +99,13 @@ impl SealKey {
             }
             KeySource::Credential(path) => read(path, source)?,
             KeySource::Variable => {
-                let text = env::var(VARIABLE).unwrap_or_default();
+                let text = Zeroizing::new(env::var(VARIABLE).unwrap_or_default());
                 decode(&text).ok_or_else(|| KeyError::Malformed(source.clone()))?
             }
             KeySource::Generated => generated(dir)?,
             KeySource::Unused => {
-                let mut bytes = [0; KEY_LEN];
-                getrandom::fill(&mut bytes)?;
+                let mut bytes = Zeroizing::new([0; KEY_LEN]);
+                getrandom::fill(&mut *bytes)?;
                 bytes
             }
         };
@@ -137,8 +138,8 @@ impl SealKey {
     }
 
     /// The value; `None` if it is not of this key, id, name and version.
-    pub(super) fn open(&self, sealed: &Sealed) -> Option<Vec<u8>> {
-        let mut bytes = sealed.sealed.clone();
+    pub(super) fn open(&self, sealed: &Sealed) -> Option<Zeroizing<Vec<u8>>> {
+        let mut bytes = Zeroizing::new(sealed.sealed.clone());
         let aad = Aad::from(bound(&sealed.secret));
         let plain = self.0.open_in_place(sealed.nonce(), aad, &mut bytes);
         let length = plain.ok()?.len();
@@ -164,16 +165,17 @@ impl SealKey {
         Ok(STANDARD.encode([&nonce[..], &sealed].concat()))
     }
 
-    pub(super) fn open_text(&self, sealed: &str) -> Option<String> {
+    pub(super) fn open_text(&self, sealed: &str) -> Option<Zeroizing<String>> {
         let bytes = STANDARD.decode(sealed).ok()?;
         let (nonce, sealed) = bytes.split_first_chunk::<NONCE_LEN>()?;
-        let mut sealed = sealed.to_vec();
+        let mut sealed = Zeroizing::new(sealed.to_vec());
         let nonce = Nonce::assume_unique_for_key(*nonce);
         let plain = self
             .0
             .open_in_place(nonce, Aad::from(TEXT), &mut sealed)
             .ok()?;
-        String::from_utf8(plain.to_vec()).ok()
+        let text = std::str::from_utf8(plain).ok()?;
+        Some(Zeroizing::new(text.to_owned()))
     }
 }
 
@@ -182,16 +184,16 @@ fn bound(secret: &Secret) -> Vec<u8> {
     format!("secret 1 {} {} {}", secret.id, secret.name, secret.version).into_bytes()
 }
 
-fn generated(dir: &Path) -> Result<[u8; KEY_LEN], KeyError> {
+fn generated(dir: &Path) -> Result<Zeroizing<[u8; KEY_LEN]>, KeyError> {
     let source = KeySource::Generated;
     let path = dir.join(GENERATED);
     if path.exists() {
         check_private(&path, &source)?;
         return read(&path, &source);
     }
-    let mut bytes = [0; KEY_LEN];
-    getrandom::fill(&mut bytes)?;
-    let text = format!("{}\n", STANDARD.encode(bytes));
+    let mut bytes = Zeroizing::new([0; KEY_LEN]);
+    getrandom::fill(&mut *bytes)?;
+    let text = Zeroizing::new(STANDARD.encode(*bytes) + "\n");
     let written = replace(dir, GENERATED, text.as_bytes(), Durability::Host);
     written.map_err(|error| KeyError::Io {
         from: source,
@@ -200,20 +202,23 @@ fn generated(dir: &Path) -> Result<[u8; KEY_LEN], KeyError> {
     Ok(bytes)
 }
 
-fn read(path: &Path, source: &KeySource) -> Result<[u8; KEY_LEN], KeyError> {
+fn read(path: &Path, source: &KeySource) -> Result<Zeroizing<[u8; KEY_LEN]>, KeyError> {
     let bytes = read_bounded(path, MAX_KEY_FILE).map_err(|error| KeyError::Io {
         from: source.clone(),
         source: error,
     })?;
-    let text = String::from_utf8(bytes).ok();
-    let key = text.and_then(|text| decode(&text));
+    let bytes = Zeroizing::new(bytes);
+    let key = std::str::from_utf8(&bytes).ok().and_then(decode);
     key.ok_or_else(|| KeyError::Malformed(source.clone()))
 }
 
-fn decode(text: &str) -> Option<[u8; KEY_LEN]> {
+fn decode(text: &str) -> Option<Zeroizing<[u8; KEY_LEN]>> {
     let text = text.trim();
     if text.len() != 2 * KEY_LEN {
-        return STANDARD.decode(text).ok()?.try_into().ok();
+        let bytes = Zeroizing::new(STANDARD.decode(text).ok()?);
+        return <[u8; KEY_LEN]>::try_from(&bytes[..])
+            .ok()
+            .map(Zeroizing::new);
     }
     let digit = |b: u8| {
         char::from(b)
@@ -224,7 +229,10 @@ fn decode(text: &str) -> Option<[u8; KEY_LEN]> {
     let bytes = pairs
         .iter()
         .map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?));
-    bytes.collect::<Option<Vec<u8>>>()?.try_into().ok()
+    let bytes = Zeroizing::new(bytes.collect::<Option<Vec<u8>>>()?);
+    <[u8; KEY_LEN]>::try_from(&bytes[..])
+        .ok()
+        .map(Zeroizing::new)
 }
 
 fn check_private(path: &Path, source: &KeySource) -> Result<(), KeyError> {

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tracing::warn;
+use zeroize::Zeroize;
 
 use super::{
     MAX_SECRETS, Secret, SecretError, Secrets, check_value,
@@ -31,11 +32,17 @@ pub(crate) struct Stamp {
 /// The stamps of all secrets of a node, by id.
 pub(crate) type Stamps = BTreeMap<String, Stamp>;
 
-/// A secret with its value in plain text. It has no `Debug`.
+/// A secret with its value in plain text, which is overwritten when it is dropped. It has no `Debug`.
 #[derive(Serialize, Deserialize)]
 struct Plain {
     secret: Secret,
     value: String,
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        self.value.zeroize();
+    }
 }
 
 /// What one node gives another one: some secrets, and all deletions. It has no `Debug`.
@@ -112,9 +119,9 @@ impl Secrets {
             if bytes < ENOUGH
                 && is_wanted(&sealed)
                 && let Some(plain) = self.0.key.open(&sealed)
-                && let Ok(value) = String::from_utf8(plain)
+                && let Ok(value) = std::str::from_utf8(&plain)
             {
-                let secret = sealed.secret.clone();
+                let (secret, value) = (sealed.secret.clone(), value.to_owned());
                 let labels = secret.metadata.iter();
                 let labels = labels.map(|(key, value)| key.len() + value.len());
                 bytes += value.len() + labels.sum::<usize>();
@@ -135,8 +142,9 @@ impl Secrets {
         let (mut refused, mut last) = (0, String::new());
         store.remember(batch.deleted, now_ms)?;
         store.forget_deleted()?;
-        for Plain { secret, value } in batch.secrets {
-            if let Err(why) = check(&secret).and_then(|()| check_value(&value)) {
+        for plain in batch.secrets {
+            let (secret, value) = (&plain.secret, &plain.value);
+            if let Err(why) = check(secret).and_then(|()| check_value(value)) {
                 refused += 1;
                 last = why;
                 continue;
@@ -146,7 +154,7 @@ impl Secrets {
             let stamp = Stamp {
                 version: secret.version,
                 updated_at_ms: secret.updated_at_ms,
-                sum: sum_of(&secret, value.as_bytes()).map_err(std::io::Error::from)?,
+                sum: sum_of(secret, value.as_bytes()).map_err(std::io::Error::from)?,
             };
             let is_new = own.is_none();
             if store.deleted().has(&id) || own.is_some_and(|own| own >= stamp) {
@@ -157,7 +165,7 @@ impl Secrets {
                 last = format!("there are {MAX_SECRETS} already");
                 continue;
             }
-            store.write(secret, &value)?;
+            store.write(secret.clone(), value)?;
             let named = store.named(&name);
             if is_new && named.len() > 1 {
                 let used = self.get(&name)?.id;

@@ -71,6 +71,17 @@ fn is_refused(server: &Server, conduct: &str) {
 }
 
 #[test]
+fn a_server_dumps_no_core() {
+    let server = Server::start(&[], &["--warm", "0:0"]);
+    let limits = std::fs::read_to_string(server.proc("limits")).unwrap();
+    let core = limits
+        .lines()
+        .find(|line| line.starts_with("Max core file size"));
+    let fields: Vec<_> = core.unwrap().split_whitespace().skip(4).take(2).collect();
+    assert_eq!(fields, ["0", "0"], "{limits}");
+}
+
+#[test]
 fn clients_cannot_delete_an_installed_template() {
     let server = Server::start(&[], &["--warm", "0:0"]);
     let listed = server.get("/templates").expect(200).json();

@@ -99,7 +99,7 @@ impl Server {
         self.peak_bytes()
     }
 
-    fn proc(&self, file: &str) -> PathBuf {
+    pub(crate) fn proc(&self, file: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/{file}", self.child.id()))
     }
 
