@@ -33,7 +33,8 @@ pub struct Registries {
     pub local: BTreeMap<String, String>,
     /// Blocks of forbidden ranges that registries may be in.
     pub open: Vec<IpNet>,
-    /// Credentials by domain, for requests without their own.
+    /// Credentials by domain, or by a domain and the start of a repository's path (`quay.io/team`), for requests without
+    /// their own. The longest entry counts.
     pub credentials: BTreeMap<String, Credentials>,
     pub timeouts: Timeouts,
 }
@@ -167,7 +168,8 @@ struct DockerAuth {
     auth: String,
 }
 
-/// Reads the credentials in the text of a `config.json` of Docker, by domain.
+/// Reads the credentials in the text of a `config.json` of Docker, by what they serve (containers-auth.json(5)): a domain, or
+/// the repositories below a path of it.
 ///
 /// # Errors
 /// Returns an error if the text is malformed or refers to a credential helper.
@@ -189,17 +191,25 @@ pub fn docker_config(text: &str) -> Result<BTreeMap<String, Credentials>, Docker
             username: username.to_owned(),
             password: password.trim_end_matches('\0').to_owned(),
         };
-        // Docker Hub's key is the URL of its old index.
-        let host = server
-            .trim_start_matches("https://")
-            .trim_start_matches("http://");
-        let domain = match host.split('/').next().unwrap_or_default() {
-            "index.docker.io" => DOCKER_HUB,
-            other => other,
-        };
-        found.insert(domain.to_owned(), credentials);
+        found.insert(served_by(&server), credentials);
     }
     Ok(found)
+}
+
+/// What the credentials of this key of `auths` serve. URLs, and the paths of the interface, stand for the whole server.
+fn served_by(key: &str) -> String {
+    let bare = key.trim_start_matches("https://");
+    let bare = bare.trim_start_matches("http://").trim_end_matches('/');
+    let (host, path) = bare.split_once('/').unwrap_or((bare, ""));
+    let domain = match host {
+        // Docker Hub's key is the URL of its old index.
+        "index.docker.io" => DOCKER_HUB,
+        other => other,
+    };
+    if key.contains("://") || matches!(path, "" | "v1" | "v2") {
+        return domain.to_owned();
+    }
+    format!("{domain}/{path}")
 }
 
 /// A server to try for a reference.
@@ -231,7 +241,7 @@ impl Registries {
             domain => domain,
         };
         let own: Endpoint = format!("https://{host}").parse()?;
-        let credentials = given.or_else(|| self.credentials.get(&reference.domain));
+        let credentials = given.or_else(|| self.serving(&reference.domain, &reference.path));
         let listed = self.endpoints.get(&reference.domain);
         let endpoints = listed.cloned().unwrap_or_else(|| vec![own.clone()]);
         let target = |endpoint: Endpoint| {
@@ -239,7 +249,7 @@ impl Registries {
             let is_named = reference.domain == format!("{}:{}", endpoint.host, endpoint.port);
             let is_own = endpoint == own || is_named;
             let authority = format!("{}:{}", endpoint.host, endpoint.port);
-            let of_mirror = self.credentials.get(&authority);
+            let of_mirror = self.serving(&authority, &reference.path);
             let credentials = if is_own { credentials } else { of_mirror };
             Target {
                 credentials: credentials.cloned(),
@@ -247,6 +257,16 @@ impl Registries {
             }
         };
         Ok(endpoints.into_iter().map(target).collect())
+    }
+
+    /// The operator's credentials for a repository.
+    fn serving(&self, domain: &str, path: &str) -> Option<&Credentials> {
+        let repository = format!("{domain}/{path}");
+        let ends = repository.rmatch_indices('/').map(|(at, _)| at);
+        let mut names = std::iter::once(repository.len())
+            .chain(ends)
+            .map(|end| &repository[..end]);
+        names.find_map(|name| self.credentials.get(name))
     }
 }
 
@@ -298,6 +318,35 @@ mod tests {
         let helper = docker_config(r#"{"credsStore":"desktop"}"#).unwrap_err();
         assert!(helper.to_string().contains("desktop"), "{helper}");
         assert!(docker_config(r#"{"auths":{"a":{"auth":"!"}}}"#).is_err());
+    }
+
+    #[test]
+    fn credentials_of_a_repository_are_not_used_for_others() {
+        let text = r#"{"auths":{"quay.io/team":{"auth":"dGVhbTpw"},"quay.io/team/app":{"auth":"YXBwOnA="},
+            "a.example/v2/":{"auth":"YTpw"},"https://b.example/team":{"auth":"Yjpw"}}}"#;
+        let registries = Registries {
+            credentials: docker_config(text).unwrap(),
+            ..Registries::default()
+        };
+        for (reference, expected) in [
+            ("quay.io/team/x", Some("team")),
+            ("quay.io/team/app", Some("app")),
+            ("quay.io/team/app/below:tag", Some("app")),
+            ("quay.io/team/application", Some("team")),
+            ("quay.io/teams/x", None),
+            ("quay.io/other/x", None),
+            ("a.example/any/x", Some("a")),
+            ("b.example/any/x", Some("b")),
+        ] {
+            let targets = registries
+                .targets(&reference.parse().unwrap(), None)
+                .unwrap();
+            let used = targets[0]
+                .credentials
+                .as_ref()
+                .map(|used| used.username.as_str());
+            assert_eq!(used, expected, "{reference}");
+        }
     }
 
     #[test]
