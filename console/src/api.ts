@@ -23,6 +23,9 @@ export interface Answer<T> {
   headers: Headers;
 }
 
+/** Bytes of a refusal that are read. */
+const MOST_REFUSAL = 4096;
+
 /** Options of every request of this page: no cookies, no caches, no redirects, no referrer. */
 export const PLAIN: RequestInit = {
   credentials: "omit",
@@ -45,9 +48,39 @@ export async function send(path: string, init: RequestInit): Promise<Response> {
   return response;
 }
 
-/** Reads at most `most` bytes of a JSON answer. */
+/** The pieces of a body. It is cancelled if the loop over them ends early. */
+export async function* chunks(response: Response): AsyncGenerator<Uint8Array> {
+  const reader = response.body?.getReader();
+  if (!reader) return;
+  let done = false;
+  try {
+    for (;;) {
+      const next = await reader.read();
+      done = next.done;
+      if (next.done) return;
+      yield next.value;
+    }
+  } finally {
+    if (!done) await reader.cancel().catch(() => undefined);
+  }
+}
+
+/** The first `most` bytes of a body, which may be a guest's. The rest is not read. */
+async function start(response: Response, most: number): Promise<string> {
+  const decoder = new TextDecoder();
+  let text = "";
+  let left = most;
+  for await (const chunk of chunks(response)) {
+    text += decoder.decode(chunk.subarray(0, left), { stream: true });
+    left -= chunk.length;
+    if (left <= 0) break;
+  }
+  return text;
+}
+
+/** The reason of a refusal. */
 export async function refused(response: Response): Promise<ApiError> {
-  const text = (await response.text().catch(() => "")).slice(0, 4096);
+  const text = await start(response, MOST_REFUSAL).catch(() => "");
   try {
     const body: unknown = JSON.parse(text);
     const message = (body as { message?: unknown }).message;

@@ -1,13 +1,15 @@
 // The data plane: requests to a port of a sandbox, on this origin, by the headers that the SDKs send. Everything that
 // comes back is the guest's: sizes are limited here, and what is shown goes through `text.ts`.
 import { decode, encode } from "./base64";
-import { ApiError, at, get, post, refused, send, PLAIN, type Detail, type Sandbox } from "./api";
+import { ApiError, at, chunks, get, post, refused, send, PLAIN, type Detail, type Sandbox } from "./api";
 
 export const AGENT = 49983;
 export const INTERPRETER = 49999;
 /** A frame of a process's output has at most this many bytes. */
 const MOST_FRAME = 8 << 20;
 const MOST_ANSWER = 16 << 20;
+/** Of the answer to an upload. */
+const MOST_UPLOADED = 64 << 10;
 
 /** How to reach a sandbox. */
 export interface Guest {
@@ -71,23 +73,6 @@ export function join(parts: Uint8Array[], total: number): Uint8Array {
     offset += part.length;
   }
   return whole;
-}
-
-/** The pieces of a body. It is cancelled if the loop over them ends early. */
-export async function* chunks(response: Response): AsyncGenerator<Uint8Array> {
-  const reader = response.body?.getReader();
-  if (!reader) return;
-  let done = false;
-  try {
-    for (;;) {
-      const next = await reader.read();
-      done = next.done;
-      if (next.done) return;
-      yield next.value;
-    }
-  } finally {
-    if (!done) await reader.cancel().catch(() => undefined);
-  }
 }
 
 export interface ProcessEvent {
@@ -182,6 +167,12 @@ export function upload(guest: Guest, path: string, user: string, file: Blob, pro
     request.setRequestHeader("Content-Type", "application/octet-stream");
     request.upload.onprogress = (event) => progress(event.loaded, event.total);
     request.onload = () => (request.status < 300 ? resolve() : reject(new ApiError(request.status, messageOf(request.responseText))));
+    // The answer is the guest's.
+    request.onprogress = (event) => {
+      if (event.loaded <= MOST_UPLOADED) return;
+      reject(new ApiError(request.status, "The sandbox's answer is too long."));
+      request.abort();
+    };
     request.onerror = () => reject(new ApiError(0, "The upload was cut."));
     request.onabort = () => reject(new Error("The upload was stopped."));
     signal.addEventListener("abort", () => request.abort());

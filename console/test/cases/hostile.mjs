@@ -56,6 +56,12 @@ async function cells(world) {
   same(await browser.overflow(), 0, "pixels beyond the window");
 }
 
+async function endless(world) {
+  await open(world);
+  const shown = await cell(world, "endless");
+  assert((await shown.innerText()).includes("500"), "a refusal without an end is shown as one");
+}
+
 async function drawn(world) {
   const { page, browser, results } = world;
   await open(world);
@@ -154,6 +160,7 @@ http.server.HTTPServer(("127.0.0.1", 8000), H).serve_forever()`;
 
 export const cases = [
   ["results of cells run nothing and reach nothing", false, cells],
+  ["a refusal without an end is not read to its end", false, endless],
   ["tables, charts and images are drawn", false, drawn],
   ["lines of the log are text", false, logs],
   ["a refusal appears as it happens", false, refusal],

@@ -45,6 +45,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         code = json.loads(self.rfile.read(int(self.headers["content-length"])))["code"].strip()
+        if code == "endless":
+            return self.refuse_without_end()
         events = [{"type": "number_of_executions", "execution_count": 1}]
         if code in RESULTS:
             events.append({"type": "result", "is_main_result": True, **RESULTS[code]})
@@ -61,6 +63,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def refuse_without_end(self):
+        self.send_response(500)
+        self.send_header("content-type", "application/json")
+        self.send_header("connection", "close")
+        self.end_headers()
+        try:
+            self.wfile.write(b'{"message": "')
+            while True:
+                self.wfile.write(b"x" * 65536)
+        except OSError:
+            self.close_connection = True
 
     def log_message(self, *_):
         pass
