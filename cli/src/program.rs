@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::{
     cluster, doctor,
@@ -93,9 +93,10 @@ pub(crate) fn main() -> ExitCode {
     if words.next().is_some_and(|first| first == seed::NAME) {
         return seed::main(words);
     }
-    let cube = Cube::parse();
+    let matches = Cube::command().get_matches();
+    let cube = Cube::from_arg_matches(&matches).unwrap_or_else(|why| why.exit());
     let context = Context {
-        args: cube.server,
+        args: cube.server.of_one_server(&matches),
         format: if cube.json {
             Format::Json
         } else {
@@ -155,7 +156,6 @@ fn report(context: &Context, failure: &Failure, code: u8) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent_and_shows_only_what_exists() {

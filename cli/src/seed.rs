@@ -11,7 +11,7 @@ mod templates;
 
 use std::{ffi::OsString, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde_json::{Value, json};
 
 use crate::{failure::Failure, output::Format, program::Context, server::ServerArgs};
@@ -78,7 +78,10 @@ enum SeedCommand {
 
 /// Runs the command line of these words, without the program's name: usage lines have that of the guides.
 pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
-    let seed = Seed::parse_from(std::iter::once(NAME.into()).chain(words));
+    let words = std::iter::once(NAME.into()).chain(words);
+    let matches = Seed::command().get_matches_from(words);
+    let mut seed = Seed::from_arg_matches(&matches).unwrap_or_else(|why| why.exit());
+    seed.server = seed.server.of_one_server(&matches);
     match run(&seed) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -10,7 +10,7 @@ use api_types::{
     envd::{ClientError, EnvdClient, HttpAnswer},
     rest::RestError,
 };
-use clap::Args;
+use clap::{ArgMatches, Args, parser::ValueSource};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::failure::{Failure, Kind, Peer};
@@ -37,7 +37,7 @@ pub(crate) struct ServerArgs {
     /// API key; a server started with --insecure-loopback needs none
     #[arg(long, global = true, env = "E2B_API_KEY", hide_env_values = true)]
     pub(crate) key: Option<String>,
-    /// URL at which sandboxes are reached, if it is not that of the server
+    /// URL at which sandboxes are reached, if it is not that of the server; the variable is ignored with --url or --domain
     #[arg(
         long,
         global = true,
@@ -80,6 +80,19 @@ fn given(text: Option<&String>) -> Option<&str> {
 }
 
 impl ServerArgs {
+    /// Drops the sandboxes' URL of the environment if the command line names a server: it belongs to the server that the
+    /// environment names.
+    pub(crate) fn of_one_server(mut self, matches: &ArgMatches) -> Self {
+        let came = |name| matches.value_source(name);
+        let is_named = ["url", "domain"]
+            .map(came)
+            .contains(&Some(ValueSource::CommandLine));
+        if is_named && came("sandbox_url") == Some(ValueSource::EnvVariable) {
+            self.sandbox_url = None;
+        }
+        self
+    }
+
     /// Checks the options. Opens no connection.
     pub(crate) fn server(&self) -> Result<Server, Failure> {
         if let Some(path) = &self.ca {

@@ -32,6 +32,18 @@ pub(crate) fn kvm_failures_name_the_cause_and_the_cure() {
     without(&["server", "health"]).expect(0);
     world.run(&["run", "--", "true"]).expect(0);
 
+    // The variable is of another server.
+    let key = world.server.key();
+    let words = ["--url", &url, "--key", key, "run", "--", "echo", "here"];
+    let elsewhere = |words: &[&str]| {
+        let output = bare(words).env("E2B_SANDBOX_URL", &nothing).output();
+        Ran::of(words, output.unwrap())
+    };
+    assert_eq!(elsewhere(&words).line(), "here");
+    elsewhere(&[&["--sandbox-url", &nothing], &words[..]].concat()).expect(125);
+    let words = ["run", "--url", &url, "--key", key, "--", "true"];
+    elsewhere(&words).expect(0);
+
     let ran = world
         .run(&["run", "--template", "nope", "--", "true"])
         .expect(125);
