@@ -326,7 +326,9 @@ impl Answers for Desk {
             return RuleOutcome::None;
         };
         rule.answer(ask, |name| {
-            self.secrets.value(name).map_err(|why| why.to_string())
+            self.secrets
+                .value(name, &host)
+                .map_err(|why| why.to_string())
         })
     }
 

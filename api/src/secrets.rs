@@ -26,7 +26,7 @@ use tracing::warn;
 use zeroize::Zeroizing;
 
 pub use key::{KeyError, KeySource};
-pub use name::{SecretName, check_metadata, check_value};
+pub use name::{SecretName, check_hosts, check_metadata, check_value};
 pub use record::Secret;
 
 use crate::{
@@ -87,6 +87,9 @@ pub enum SecretError {
     Io(#[from] io::Error),
     #[error("cannot create the secret: the kernel provides no random numbers")]
     Random(#[from] getrandom::Error),
+    /// The name of the secret, and the host or the pattern of a rule.
+    #[error("the secret {0:?} may not go to {1:?}: `cube secret info {0}` shows its hosts")]
+    Elsewhere(String, String),
     /// The stored value does not match its name, id and version under the server's key.
     #[error("the stored value of the secret {0:?} is damaged: update it")]
     Damaged(String),
@@ -203,11 +206,13 @@ impl Secrets {
         name: &str,
         value: &str,
         metadata: BTreeMap<String, String>,
+        hosts: Vec<String>,
         now_ms: u64,
     ) -> Result<Secret, SecretError> {
         let name = SecretName::parse(name).map_err(SecretError::Invalid)?;
         check_value(value).map_err(SecretError::Invalid)?;
         check_metadata(&metadata).map_err(SecretError::Invalid)?;
+        let hosts = check_hosts(&hosts).map_err(SecretError::Invalid)?;
         let _change = self.0.lock();
         if self.find(name.as_str()).is_some() {
             return Err(SecretError::Taken(name.into_string()));
@@ -220,13 +225,14 @@ impl Secrets {
             name: name.into_string(),
             version: 1,
             metadata,
+            hosts,
             created_at_ms: now_ms,
             updated_at_ms: now_ms,
         };
         self.0.write(secret, value)
     }
 
-    /// Replaces the value of a secret, named by its id, or of all of a name, and its labels if there are `metadata`. Blocks until
+    /// Replaces the value of a secret, named by its id, or of all of a name, and its labels and hosts if they are given. Blocks until
     /// the new version is on disk; the old value is then in no file.
     ///
     /// # Errors
@@ -236,12 +242,15 @@ impl Secrets {
         reference: &str,
         value: &str,
         metadata: Option<BTreeMap<String, String>>,
+        hosts: Option<Vec<String>>,
         now_ms: u64,
     ) -> Result<Secret, SecretError> {
         check_value(value).map_err(SecretError::Invalid)?;
         if let Some(metadata) = &metadata {
             check_metadata(metadata).map_err(SecretError::Invalid)?;
         }
+        let hosts = hosts.map(|hosts| check_hosts(&hosts)).transpose();
+        let hosts = hosts.map_err(SecretError::Invalid)?;
         let _change = self.0.lock();
         let used = self.get(reference)?;
         let next = |old: Secret| {
@@ -253,6 +262,7 @@ impl Secrets {
             Ok(Secret {
                 version,
                 metadata: metadata.clone().unwrap_or(old.metadata),
+                hosts: hosts.clone().unwrap_or(old.hosts),
                 updated_at_ms: now_ms.max(old.updated_at_ms),
                 ..old
             })
@@ -294,13 +304,30 @@ impl Secrets {
         known.values().map(|sealed| sealed.secret.clone()).collect()
     }
 
-    /// The current value of the secret with this name.
+    /// Refuses a rule for a host, or for all of a pattern, that uses this secret and must not. A secret that does not exist is
+    /// checked by [`Secrets::value`] when it does.
     ///
     /// # Errors
-    /// Returns [`SecretError::NotFound`] or [`SecretError::Damaged`].
-    pub fn value(&self, name: &str) -> Result<Value, SecretError> {
+    /// Returns [`SecretError::Elsewhere`].
+    pub fn check_host(&self, name: &str, host: &str) -> Result<(), SecretError> {
+        match self.find(name) {
+            Some(sealed) if !sealed.secret.may_go_to(host) => {
+                Err(SecretError::Elsewhere(name.to_owned(), host.to_owned()))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// The current value of the secret with this name, for a request to a host.
+    ///
+    /// # Errors
+    /// Returns [`SecretError::NotFound`], [`SecretError::Elsewhere`] or [`SecretError::Damaged`].
+    pub fn value(&self, name: &str, host: &str) -> Result<Value, SecretError> {
         let sealed = self.find(name);
         let sealed = sealed.ok_or_else(|| SecretError::NotFound(name.to_owned()))?;
+        if !sealed.secret.may_go_to(host) {
+            return Err(SecretError::Elsewhere(name.to_owned(), host.to_owned()));
+        }
         let damaged = || SecretError::Damaged(name.to_owned());
         let plain = self.0.key.open(&sealed).ok_or_else(damaged)?;
         let text = std::str::from_utf8(&plain).map_err(|_| damaged())?;

@@ -24,6 +24,9 @@ pub(crate) enum SecretCommand {
         /// Label; may be repeated
         #[arg(long, value_name = "NAME=VALUE")]
         metadata: Vec<String>,
+        /// Host that the value may go to, or *.example.com for all names below it; may be repeated [default: any]
+        #[arg(long = "host", value_name = "HOST")]
+        hosts: Vec<String>,
     },
     /// List secrets, newest first; values are never shown
     #[command(visible_alias = "ls")]
@@ -42,6 +45,9 @@ pub(crate) enum SecretCommand {
         /// Label, instead of all present ones; may be repeated
         #[arg(long, value_name = "NAME=VALUE")]
         metadata: Vec<String>,
+        /// Host that the value may go to, instead of all present ones; may be repeated
+        #[arg(long = "host", value_name = "HOST")]
+        hosts: Vec<String>,
     },
     /// Delete secrets; requests of sandboxes that need them fail from now on
     #[command(visible_alias = "rm")]
@@ -64,7 +70,9 @@ pub(crate) struct ValueArgs {
     from_env: Option<String>,
 }
 
-const COLUMNS: [&str; 6] = ["NAME", "ID", "VERSION", "CREATED", "UPDATED", "METADATA"];
+const COLUMNS: [&str; 7] = [
+    "NAME", "ID", "VERSION", "CREATED", "UPDATED", "HOSTS", "METADATA",
+];
 /// Longest value that a server takes, in bytes, and a line end.
 const MAX_VALUE: u64 = (64 << 10) + 2;
 
@@ -74,11 +82,13 @@ pub(crate) fn run(context: &Context, command: &SecretCommand) -> Result<(), Fail
             name,
             value,
             metadata,
+            hosts,
         } => {
             let body = NewSecret {
                 name: name.clone(),
                 value: value.read()?,
                 metadata: labels(metadata)?,
+                hosts: Some(hosts.clone()).filter(|hosts| !hosts.is_empty()),
             };
             let made: Secret = context.server()?.post("/secrets", &body)?;
             let item = serde_json::to_value(&made).unwrap_or_default();
@@ -99,10 +109,12 @@ pub(crate) fn run(context: &Context, command: &SecretCommand) -> Result<(), Fail
             secret,
             value,
             metadata,
+            hosts,
         } => {
             let body = SecretUpdate {
                 value: value.read()?,
                 metadata: labels(metadata)?,
+                hosts: Some(hosts.clone()).filter(|hosts| !hosts.is_empty()),
             };
             let made: Secret = context
                 .server()?
@@ -143,6 +155,7 @@ fn row(secret: &Secret) -> Vec<String> {
         secret.current_version.to_string(),
         time(Some(secret.created_at)),
         time(Some(secret.updated_at)),
+        secret.hosts.join(","),
         labels.join(","),
     ]
 }

@@ -301,7 +301,7 @@ fn upload_status(why: &UploadError) -> StatusCode {
 
 fn secret_status(why: &SecretError) -> StatusCode {
     match why {
-        SecretError::Invalid(_) => StatusCode::BAD_REQUEST,
+        SecretError::Invalid(_) | SecretError::Elsewhere(..) => StatusCode::BAD_REQUEST,
         SecretError::NotFound(_) => StatusCode::NOT_FOUND,
         SecretError::Taken(_) => StatusCode::CONFLICT,
         SecretError::TooMany => StatusCode::INSUFFICIENT_STORAGE,

@@ -148,6 +148,7 @@ async fn set_network(
     let allow_internet_access = body.allow_internet_access;
     let mut outbound = network::outbound(body);
     let policy = network::grant(&outbound, allow_internet_access, app.egress_config())?;
+    network::check_secrets(&outbound, app.egress_config(), &app.secrets)?;
     if let (Some(egress), [_, ..]) = (&app.egress, policy.ruled.as_slice()) {
         let sandbox = app.pool.get(&id).await?;
         // First, since requests fail while the rules are in force without it. A paused sandbox is refused below.

@@ -24,7 +24,7 @@ use crate::{
         socks,
     },
     network::{EgressConfig, Rewriting},
-    secrets::SecretError,
+    secrets::{SecretError, Secrets},
 };
 
 /// Maximum number of entries in `allowOut`, and in `denyOut`.
@@ -200,6 +200,20 @@ fn rules_of(network: &NetworkConfig, rewriting: Rewriting) -> Result<Rules, ApiE
         )),
         Rewriting::Off | Rewriting::On => Ok(rules),
     }
+}
+
+/// Refuses rules that would send a secret to a host that is not one of its own.
+pub(super) fn check_secrets(
+    network: &NetworkConfig,
+    egress: Option<&EgressConfig>,
+    secrets: &Secrets,
+) -> Result<(), ApiError> {
+    let rewriting = egress.map_or(Rewriting::Off, |egress| egress.rewriting);
+    let rules = rules_of(network, rewriting)?;
+    for (host, secret) in rules.uses() {
+        secrets.check_host(secret, host)?;
+    }
+    Ok(())
 }
 
 fn limited<'a>(

@@ -78,6 +78,7 @@ async fn create_as(
     lease.on_activity_s = on_activity_s;
     lease.template = app.pool_reference(lease.template)?;
     if let Some(network) = &mut lease.network {
+        network::check_secrets(network, app.egress_config(), &app.secrets)?;
         network::seal(network, app)?;
     }
     let starting = app.node.begin();
@@ -218,8 +219,8 @@ fn check_env(env: Option<&BTreeMap<String, String>>) -> Result<(), ApiError> {
 /// The headers have the times of its last start or resume, if this server made it.
 async fn detail(
     State(app): State<App>,
-    OfSandbox(id): OfSandbox,
     Extension(granted): Extension<Granted>,
+    OfSandbox(id): OfSandbox,
 ) -> Result<([(&'static str, String); 1], Json<SandboxDetail>), ApiError> {
     let view = app.registry.get(&id).await?;
     let phases = timing::of_start(&view.sandbox.timeline);

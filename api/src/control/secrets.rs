@@ -62,6 +62,7 @@ async fn create(
             &body.name,
             &value,
             body.metadata.unwrap_or_default(),
+            body.hosts.unwrap_or_default(),
             now(),
         )
     });
@@ -82,9 +83,9 @@ async fn update(
     Segment(reference): Segment,
     SecretBody(body): SecretBody<SecretUpdate>,
 ) -> Result<Json<OnWire>, ApiError> {
-    let updated = change(&app, move |secrets| {
     let value = Zeroizing::new(body.value);
-        secrets.update(&reference, &body.value, body.metadata, now())
+    let updated = change(&app, move |secrets| {
+        secrets.update(&reference, &value, body.metadata, body.hosts, now())
     });
     let updated = updated.await?;
     share(&app, &updated.id).await;
@@ -123,6 +124,7 @@ fn on_wire(secret: Secret) -> OnWire {
         name: secret.name,
         current_version: secret.version,
         metadata: secret.metadata,
+        hosts: secret.hosts,
         created_at: timestamp(secret.created_at_ms),
         updated_at: timestamp(secret.updated_at_ms),
     }

@@ -90,6 +90,12 @@ impl Rules {
         self.0.iter().map(|rule| rule.pattern.clone()).collect()
     }
 
+    /// The hosts with rules, and the secrets that these use.
+    pub fn uses(&self) -> impl Iterator<Item = (&str, &str)> {
+        let rules = self.0.iter();
+        rules.flat_map(|rule| rule.secrets().into_iter().map(|name| (rule.key(), name)))
+    }
+
     /// The rule for a host name in lower case without a trailing dot.
     #[must_use]
     pub fn find(&self, host: &str) -> Option<&Rule> {
@@ -99,12 +105,6 @@ impl Rules {
     }
 }
 
-impl Rule {
-    fn parse(host: &str, rules: &Json) -> Result<Self, RuleError> {
-        let pattern: NamePattern = host
-            .parse()
-            .map_err(|why| invalid(format!("invalid host in network.rules: {why}")))?;
-        let key = String::from(pattern.clone());
 /// Replaces the texts in header values by stars, because they may be keys. Placeholders stay.
 pub fn mask(network: &mut NetworkConfig) {
     let rules = network.rules.iter_mut().flatten();
@@ -127,6 +127,12 @@ fn mask_headers(json: &mut Json, is_header: bool) {
     }
 }
 
+impl Rule {
+    fn parse(host: &str, rules: &Json) -> Result<Self, RuleError> {
+        let pattern: NamePattern = host
+            .parse()
+            .map_err(|why| invalid(format!("invalid host in network.rules: {why}")))?;
+        let key = String::from(pattern.clone());
         if key == "*" {
             return Err(invalid(
                 "network.rules has the host \"*\": name hosts, or all below one like *.example.com"

@@ -85,8 +85,8 @@ pub enum KeyError {
     Random(#[from] getrandom::Error),
 }
 
-/// Encrypts and decrypts values. Id, name and version are authenticated with a value, so that the value of one secret
-/// cannot be put into the file of another.
+/// Encrypts and decrypts values. Id, name, version and hosts are authenticated with a value, so that the value of one secret
+/// cannot be put into the file of another, and its hosts cannot be changed there.
 pub(super) struct SealKey(LessSafeKey);
 
 impl SealKey {
@@ -179,9 +179,14 @@ impl SealKey {
     }
 }
 
-/// What is authenticated with a value. Neither ids nor names contain a space.
+/// What is authenticated with a value. Neither ids nor names nor hosts contain a space.
 fn bound(secret: &Secret) -> Vec<u8> {
-    format!("secret 1 {} {} {}", secret.id, secret.name, secret.version).into_bytes()
+    let mut bound = format!("secret 1 {} {} {}", secret.id, secret.name, secret.version);
+    for host in &secret.hosts {
+        bound.push(' ');
+        bound.push_str(host);
+    }
+    bound.into_bytes()
 }
 
 fn generated(dir: &Path) -> Result<Zeroizing<[u8; KEY_LEN]>, KeyError> {

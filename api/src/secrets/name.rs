@@ -1,6 +1,8 @@
 //! What names, values and labels of secrets may be.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use netisolation::NamePattern;
 
 /// What ids begin with; names must not.
 pub(super) const ID_PREFIX: &str = "sec_";
@@ -12,6 +14,8 @@ const MAX_LABELS: usize = 32;
 const MAX_LABEL_KEY: usize = 128;
 const MAX_LABEL_VALUE: usize = 1024;
 const MAX_LABEL_BYTES: usize = 8192;
+/// Maximum number of hosts of a secret.
+const MAX_HOSTS: usize = 64;
 
 /// A name in lower case: 1 to 128 letters, digits, `-` and `_`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,6 +50,31 @@ impl SecretName {
     pub fn into_string(self) -> String {
         self.0
     }
+}
+
+/// The hosts that a value may go to, in their normal form. An empty list means any.
+///
+/// # Errors
+/// Returns what is wrong, with the start of the entry.
+pub fn check_hosts(hosts: &[String]) -> Result<Vec<String>, String> {
+    if hosts.len() > MAX_HOSTS {
+        return Err(format!(
+            "hosts has {} entries; at most {MAX_HOSTS} are allowed",
+            hosts.len()
+        ));
+    }
+    let normal = hosts.iter().map(|host| {
+        let pattern = host.parse::<NamePattern>().map(String::from);
+        pattern
+            .ok()
+            .filter(|pattern| pattern != "*")
+            .ok_or_else(|| {
+                let shown: String = host.chars().take(64).collect();
+                format!("hosts has {shown:?}: use host names, or all below one like *.example.com")
+            })
+    });
+    let normal: BTreeSet<_> = normal.collect::<Result<_, _>>()?;
+    Ok(normal.into_iter().collect())
 }
 
 /// # Errors

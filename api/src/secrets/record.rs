@@ -3,11 +3,12 @@
 use std::{collections::BTreeMap, io};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
+use netisolation::NamePattern;
 use ring::aead::{NONCE_LEN, Nonce};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::name::{ID_PREFIX, SecretName, check_metadata};
+use super::name::{ID_PREFIX, SecretName, check_hosts, check_metadata};
 use crate::hex::hex;
 
 const FORMAT: u32 = 1;
@@ -25,10 +26,25 @@ pub struct Secret {
     /// Counts the values that the secret has had, from 1.
     pub version: u64,
     pub metadata: BTreeMap<String, String>,
+    /// The hosts that the value may go to, in their normal form: names, or all names below one (`*.example.com`). Empty: any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
     /// Milliseconds since 1970.
     pub created_at_ms: u64,
     /// Milliseconds since 1970.
     pub updated_at_ms: u64,
+}
+
+impl Secret {
+    /// Whether the value may go to a host, or to all hosts of a pattern: as a text, `*.b.c` is below `b.c`.
+    #[must_use]
+    pub fn may_go_to(&self, host: &str) -> bool {
+        let allows = |entry: &String| {
+            let pattern = entry.parse::<NamePattern>();
+            pattern.is_ok_and(|pattern| pattern.matches(host))
+        };
+        self.hosts.is_empty() || self.hosts.iter().any(allows)
+    }
 }
 
 /// A secret with its value, encrypted.
@@ -111,11 +127,13 @@ pub(super) fn check(secret: &Secret) -> Result<(), String> {
     let name = SecretName::parse(&secret.name);
     let is_canonical = name.is_ok_and(|name| name.as_str() == secret.name);
     let is_version = (1..MAX_VERSION).contains(&secret.version);
-    let is_valid = is_canonical && is_version && check_metadata(&secret.metadata).is_ok();
+    let has_hosts = check_hosts(&secret.hosts).is_ok_and(|hosts| hosts == secret.hosts);
+    let is_valid =
+        is_canonical && is_version && has_hosts && check_metadata(&secret.metadata).is_ok();
     if is_valid && is_id(&secret.id) {
         Ok(())
     } else {
-        Err("its id, name, version or metadata is invalid".to_owned())
+        Err("its id, name, version, metadata or hosts are invalid".to_owned())
     }
 }
 

@@ -79,5 +79,5 @@ fn version(node: &Client, name: &str) -> Option<u64> {
 /// The value that a request of a sandbox of this node would get, by the files of its server.
 fn value(node: &Node, name: &str) -> String {
     let secrets = Secrets::open(node.state.path(), &KeySource::Generated).unwrap();
-    secrets.value(name).unwrap().expose().to_owned()
+    secrets.value(name, "a.test").unwrap().expose().to_owned()
 }

@@ -318,3 +318,42 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_rule_that_sends_a_secret_elsewhere_is_refused_with_both_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let secrets = Secrets::open(dir.path(), &crate::secrets::KeySource::Generated).unwrap();
+    let hosts = vec!["*.api.test".to_owned()];
+    secrets
+        .create("key", "v", Default::default(), hosts, 1)
+        .unwrap();
+    let egress = EgressConfig {
+        rewriting: Rewriting::On,
+        ..EgressConfig::default()
+    };
+    for (host, text, is_allowed) in [
+        ("a.api.test", "${e2b.secrets.key}", true),
+        ("*.api.test", "Bearer ${e2b.secrets.KEY}", true),
+        ("evil.test", "${e2b.secrets.later}", true),
+        ("evil.test", "a literal", true),
+        ("evil.test", "${e2b.secrets.key}", false),
+        ("*.test", "x ${e2b.secrets.Key}", false),
+    ] {
+        let rule = serde_json::json!([{"transform": {"headers": {"a": text}}}]);
+        let network = NetworkConfig {
+            rules: Some([(host.to_owned(), rule)].into()),
+            ..NetworkConfig::default()
+        };
+        match check_secrets(&network, Some(&egress), &secrets) {
+            Ok(()) => assert!(is_allowed, "{host} {text}"),
+            Err(why) => {
+                assert_eq!(why.status().as_u16(), 400);
+                let why = why.to_string();
+                assert!(
+                    !is_allowed && why.contains("\"key\"") && why.contains(host),
+                    "{why}"
+                );
+            }
+        }
+    }
+}

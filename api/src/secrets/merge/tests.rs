@@ -28,11 +28,12 @@ impl Node {
     }
 
     fn create(&self, name: &str, value: &str, at: u64) -> Result<Secret, SecretError> {
-        self.secrets.create(name, value, BTreeMap::new(), at)
+        self.secrets
+            .create(name, value, BTreeMap::new(), Vec::new(), at)
     }
 
     fn value(&self, name: &str) -> Option<String> {
-        let value = self.secrets.value(name).ok()?;
+        let value = self.secrets.value(name, "a.test").ok()?;
         Some(value.expose().to_owned())
     }
 
@@ -82,6 +83,7 @@ fn plain(id: u32, name: &str, version: u64) -> Plain {
         id: format!("sec_{id:020x}"),
         name: name.to_owned(),
         version,
+        hosts: Vec::new(),
         metadata: BTreeMap::new(),
         created_at_ms: 1,
         updated_at_ms: 1,
@@ -106,7 +108,9 @@ fn another_node_uses_the_value_the_update_and_the_deletion() {
         b.create("KEY", "x", 2),
         Err(SecretError::Taken(_))
     ));
-    b.secrets.update("key", "second-canary", None, 2).unwrap();
+    b.secrets
+        .update("key", "second-canary", None, None, 2)
+        .unwrap();
     // What is older changes nothing.
     b.pull(&a);
     assert_eq!(b.value("key").unwrap(), "second-canary");
@@ -117,12 +121,17 @@ fn another_node_uses_the_value_the_update_and_the_deletion() {
     assert_ne!(key(&a), key(&b));
     assert_eq!(a.secrets.digest(), b.secrets.digest());
     assert_eq!(
-        open(b.state.path()).value("key").unwrap().expose(),
+        open(b.state.path())
+            .value("key", "a.test")
+            .unwrap()
+            .expose(),
         "second-canary"
     );
     // b is away while a deletes it, and its update does not bring it back.
     a.secrets.delete("key", 3).unwrap();
-    b.secrets.update("key", "third-canary", None, 4).unwrap();
+    b.secrets
+        .update("key", "third-canary", None, None, 4)
+        .unwrap();
     a.pull(&b);
     assert_eq!(a.value("key"), None);
     assert_ne!(a.secrets.digest(), b.secrets.digest());
@@ -146,7 +155,9 @@ fn a_server_alone_keeps_no_deletions() {
     let state = tempfile::tempdir().unwrap();
     let secrets = open(state.path());
     let none = secrets.digest();
-    let made = secrets.create("key", "v", BTreeMap::new(), 1).unwrap();
+    let made = secrets
+        .create("key", "v", BTreeMap::new(), Vec::new(), 1)
+        .unwrap();
     secrets.delete(&made.id, 2).unwrap();
     assert_eq!(secrets.digest(), none);
     assert_eq!(std::fs::read_dir(state.path()).unwrap().count(), 1);
@@ -268,7 +279,7 @@ proptest! {
                 Step::Create(node, name) => drop(nodes[node].create(&format!("n{name}"), &value, at)),
                 Step::Update(node, name) => {
                     let secrets = &nodes[node].secrets;
-                    drop(secrets.update(&format!("n{name}"), &value, None, at));
+                    drop(secrets.update(&format!("n{name}"), &value, None, None, at));
                 }
                 Step::Delete(node, name) => {
                     let (secrets, name) = (&nodes[node].secrets, format!("n{name}"));
@@ -336,7 +347,7 @@ fn a_version_that_no_node_takes_is_not_answered() {
     let node = Node::new();
     let last = plain(1, "key", (1 << 53) - 1);
     node.secrets.merge(batch(vec![last]), NOW).unwrap();
-    let updated = node.secrets.update("key", "w", None, NOW);
+    let updated = node.secrets.update("key", "w", None, None, NOW);
     assert!(matches!(updated, Err(SecretError::Invalid(_))));
     assert_eq!(node.value("key").as_deref(), Some("v"));
 }
@@ -346,7 +357,28 @@ fn an_update_by_name_leaves_no_former_value_of_it() {
     let node = Node::new();
     let two = vec![plain(1, "key", 1), plain(2, "key", 1)];
     node.secrets.merge(batch(two), NOW).unwrap();
-    let used = node.secrets.update("key", "w", None, NOW).unwrap().id;
+    let used = node.secrets.update("key", "w", None, None, NOW).unwrap().id;
     node.secrets.delete(&used, NOW).unwrap();
     assert_eq!(node.value("key").as_deref(), Some("w"));
+}
+
+#[test]
+fn hosts_belong_to_a_secret_on_all_nodes() {
+    let states = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [a, b] = states.each_ref().map(|state| open(state.path()));
+    let hosts = vec!["a.test".to_owned()];
+    let made = a
+        .create("key", "v", BTreeMap::new(), hosts.clone(), 1)
+        .unwrap();
+    let text = serde_json::to_vec(&a.changed(&made.id)).unwrap();
+    assert_eq!(b.merge(Batch::parse(&text).unwrap(), 2).unwrap(), 0);
+    assert_eq!(
+        (b.get("key").unwrap().hosts, a.digest()),
+        (hosts, b.digest())
+    );
+    assert!(b.value("key", "evil.test").is_err() && b.value("key", "a.test").is_ok());
+    // What another node gives is checked as what a client gives.
+    let mut wrong = plain(9, "other", 1);
+    wrong.secret.hosts = vec!["*".to_owned()];
+    assert_eq!(b.merge(batch(vec![wrong]), 2).unwrap(), 1);
 }

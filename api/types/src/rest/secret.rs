@@ -16,6 +16,9 @@ pub struct NewSecret {
     /// Labels of the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<BTreeMap<String, String>>,
+    /// Not of E2B: the hosts that the value may go to, such as `api.example.com` and `*.example.com`. Absent or empty: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hosts: Option<Vec<String>>,
 }
 
 /// Body of `POST /secrets/{id}`: a new version of the value.
@@ -26,6 +29,9 @@ pub struct SecretUpdate {
     /// Replaces the labels. Absent: they stay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<BTreeMap<String, String>>,
+    /// Not of E2B: replaces the hosts. Absent: they stay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hosts: Option<Vec<String>>,
 }
 
 /// What the server tells about a secret. It has no value.
@@ -38,6 +44,9 @@ pub struct Secret {
     /// Counts the values that the secret has had, from 1.
     pub current_version: u64,
     pub metadata: BTreeMap<String, String>,
+    /// Not of E2B: as [`NewSecret::hosts`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
 }
