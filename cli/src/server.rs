@@ -321,6 +321,8 @@ impl Server {
             (401, None) => Failure::new(Kind::NoKey, failure.message).with_cure(
                 "set a key with --key or E2B_API_KEY; `cube-api key new NAME` makes one on the server's host",
             ),
+            // A refusal for another reason than the key.
+            (403, Some(_)) if !failure.message.contains("key") => failure,
             (401 | 403, Some(_)) => failure.with_cure(
                 "check --key or E2B_API_KEY; on the server's host, `cube-api key list` shows keys and their scopes",
             ),

@@ -32,6 +32,12 @@ pub(crate) fn kvm_failures_name_the_cause_and_the_cure() {
     without(&["server", "health"]).expect(0);
     world.run(&["run", "--", "true"]).expect(0);
 
+    let ran = world.run(&["template", "delete", "base"]).expect(1);
+    assert!(
+        ran.stderr.contains("cannot be deleted by clients") && !ran.stderr.contains("key list"),
+        "{}",
+        ran.stderr
+    );
     // The variable is of another server.
     let key = world.server.key();
     let words = ["--url", &url, "--key", key, "run", "--", "echo", "here"];
