@@ -11,7 +11,7 @@
 //! Invariants:
 //! - No request reaches an internal route of the agent.
 //! - The code interpreter of a secure sandbox runs no code for requests without the sandbox's access token.
-//! - No request that the sandbox may have seen is sent twice, unless its method is safe and it has no body.
+//! - No request that the sandbox may have seen is sent twice, unless it only reads.
 //! - A body that was cut short never looks complete.
 //! - A connection to one VM is never used for another.
 
@@ -26,6 +26,7 @@ pub mod fuzz;
 pub(crate) mod head;
 mod internal;
 mod refusal;
+mod line;
 mod relay;
 mod reply;
 mod routes;

@@ -1,20 +1,32 @@
 //! Sends one request and receives the head of its response, on an idle or a new connection.
 //!
 //! The agent may close an idle connection just as it is reused. The request is then sent again on another connection,
-//! but only if none of it was written, or if it has no body and its method is safe (RFC 9110, 9.2.1).
+//! but only if none of it was written ([`super::line`]), or if it only reads (RFC 9110, 9.2.1), and if no byte of its
+//! body is lost.
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::{Method, Request, Response, request};
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Incoming;
 
 use super::connections::RequestPermit;
-use super::upload::Upload;
+use super::line::Line;
+use super::upload::{KeepUntil, Progress, Upload};
 use super::upstream::{self, DialError, Sender};
 use crate::registry::Route;
+
+/// Calls of the agent that only read. Their method is POST, as for all calls of the Connect protocol.
+const READING_CALLS: [&str; 3] = [
+    "/process.Process/List",
+    "/filesystem.Filesystem/Stat",
+    "/filesystem.Filesystem/ListDir",
+];
 
 /// A request that got no response.
 #[derive(Debug)]
 pub(super) struct Failed {
-    /// The request, if none of it was sent; it can be sent again.
+    /// The request, if it may be sent again.
     pub(super) unsent: Option<Request<Upload>>,
     pub(super) cause: ExchangeError,
 }
@@ -46,23 +58,24 @@ pub(super) async fn exchange(
     permit: &RequestPermit,
 ) -> Result<(Response<Incoming>, Sender), Failed> {
     if port == api_types::envd::ENVD_PORT {
+        let progress = request.body().progress();
         while let Some(sender) = permit.take_idle().await {
-            let copy = copy_of(&request);
-            match send(sender, request).await {
-                Ok(answered) => return Ok(answered),
-                Err(failed) => match (failed.unsent, copy) {
-                    (Some(unsent), _) => request = unsent,
-                    (None, Some(copy)) => request = Request::from_parts(copy, Upload::none()),
-                    (None, None) => {
-                        let (unsent, cause) = (None, failed.cause);
-                        return Err(Failed { unsent, cause });
-                    }
-                },
+            match send_again(sender, request).await {
+                Ok(answered) => {
+                    progress.forget();
+                    return Ok(answered);
+                }
+                Err(Failed {
+                    unsent: Some(unsent),
+                    ..
+                }) => request = unsent,
+                Err(failed) => return Err(failed),
             }
         }
+        progress.forget();
     }
     match upstream::dial(route, port).await {
-        Ok(sender) => send(sender, request).await,
+        Ok(sender) => send(sender, request).await.map_err(|(failed, _)| failed),
         Err(error) => Err(Failed {
             unsent: Some(request),
             cause: error.into(),
@@ -70,32 +83,83 @@ pub(super) async fn exchange(
     }
 }
 
+/// Sends a request on a connection that was idle. If it fails and may be sent again, it comes back.
+async fn send_again(
+    sender: Sender,
+    request: Request<Upload>,
+) -> Result<(Response<Incoming>, Sender), Failed> {
+    let (copy, request) = Copy::of(request, sender.line());
+    let (mut failed, sender) = match send(sender, request).await {
+        Ok(answered) => return Ok(answered),
+        Err(failed) => failed,
+    };
+    if failed.unsent.is_none() && copy.may_be_sent(&failed.cause) {
+        sender.end().await;
+        failed.unsent = copy.request();
+    }
+    Err(failed)
+}
+
 async fn send(
     mut sender: Sender,
     request: Request<Upload>,
-) -> Result<(Response<Incoming>, Sender), Failed> {
-    match sender.try_send_request(request).await {
+) -> Result<(Response<Incoming>, Sender), (Failed, Sender)> {
+    match sender.send(request).await {
         Ok(response) => Ok((response, sender)),
-        Err(mut error) => Err(Failed {
-            unsent: error.take_message(),
-            cause: ExchangeError::Lost(error.into_error()),
-        }),
+        Err(mut error) => {
+            let failed = Failed {
+                unsent: error.take_message(),
+                cause: ExchangeError::Lost(error.into_error()),
+            };
+            Err((failed, sender))
+        }
     }
 }
 
-/// A copy of the request's head, for sending the request again. `None`: the request has a body or an unsafe method, so
-/// it must not be sent twice.
-fn copy_of(request: &Request<Upload>) -> Option<request::Parts> {
-    let is_safe = matches!(
-        *request.method(),
-        Method::GET | Method::HEAD | Method::OPTIONS
-    );
-    if !is_safe || !request.body().is_end_stream() {
-        return None;
+/// What is kept of a request while it may have to be sent again.
+struct Copy {
+    head: request::Parts,
+    progress: Progress,
+    patience: Option<Duration>,
+    line: Arc<Line>,
+    only_reads: bool,
+}
+
+impl Copy {
+    fn of(request: Request<Upload>, line: &Arc<Line>) -> (Self, Request<Upload>) {
+        line.begin();
+        let (head, mut body) = request.into_parts();
+        let copy = Self {
+            only_reads: only_reads(&head),
+            head: head.clone(),
+            progress: body.progress(),
+            patience: body.patience(),
+            line: Arc::clone(line),
+        };
+        body.keep(if copy.only_reads {
+            KeepUntil::Answered
+        } else {
+            KeepUntil::Written(Arc::clone(line))
+        });
+        (copy, Request::from_parts(head, body))
     }
-    let mut copy = Request::new(());
-    copy.method_mut().clone_from(request.method());
-    copy.uri_mut().clone_from(request.uri());
-    copy.headers_mut().clone_from(request.headers());
-    Some(copy.into_parts().0)
+
+    /// An answer that is not HTTP shows that the sandbox has seen the request.
+    fn may_be_sent(&self, cause: &ExchangeError) -> bool {
+        let is_answered = matches!(cause, ExchangeError::Lost(error) if error.is_parse());
+        !self.line.is_used() || (self.only_reads && !is_answered)
+    }
+
+    fn request(self) -> Option<Request<Upload>> {
+        let body = self.progress.rewind(self.patience)?;
+        Some(Request::from_parts(self.head, body))
+    }
+}
+
+fn only_reads(head: &request::Parts) -> bool {
+    match head.method {
+        Method::GET | Method::HEAD | Method::OPTIONS => true,
+        Method::POST => READING_CALLS.contains(&head.uri.path()),
+        _ => false,
+    }
 }

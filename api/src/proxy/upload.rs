@@ -3,10 +3,13 @@
 //! Many clients write the whole body before they read the response. If an early response closed the connection while
 //! body data is in transit, the kernel would reset the connection, and the client would see the reset instead of the
 //! response. Therefore the unread rest of the body is read and discarded before the response is sent, within limits.
+//!
+//! While a request may have to be sent again, the body keeps the frames that it has given away ([`Upload::keep`]).
 
+use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,10 +18,15 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::line::Line;
+
 /// Maximum number of bytes that are discarded before an early response.
 const DROPPED_MAX: u64 = 64 << 20;
 /// Time limit for discarding the rest of a body.
 const DROPPING_LIMIT: Duration = Duration::from_secs(10);
+/// Maximum number of bytes that are kept of a body. Before hyper writes, it takes less than `max_buf_size` (64 KiB) and
+/// one frame, which is at most as long.
+const KEPT_MAX: usize = 128 << 10;
 
 /// The body could not be read to its end.
 #[derive(Debug, thiserror::Error)]
@@ -40,13 +48,20 @@ struct Shared {
     state: AtomicU8,
     /// The unread rest of a body that was dropped before its end.
     left: Mutex<Option<Incoming>>,
+    /// Whether the request may have to be sent again.
+    is_kept: AtomicBool,
+    /// The frames that a dropped body has given away. `None`: not all of them were kept.
+    kept: Mutex<Option<VecDeque<Bytes>>>,
 }
 
 impl Shared {
     fn take_left(&self) -> Option<Incoming> {
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        left.take()
+        lock(&self.left).take()
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 const IN_PROGRESS: u8 = 0;
@@ -64,6 +79,30 @@ impl Progress {
     #[must_use]
     pub fn is_stalled(&self) -> bool {
         self.0.state.load(Ordering::Acquire) == STALLED
+    }
+
+    /// Frees what was kept, because the request is not sent again.
+    pub(super) fn forget(&self) {
+        self.0.is_kept.store(false, Ordering::Release);
+        *lock(&self.0.kept) = None;
+    }
+
+    /// A dropped body from its start. `None`: its start was not kept.
+    pub(super) fn rewind(&self, patience: Option<Duration>) -> Option<Upload> {
+        let again = lock(&self.0.kept).take()?;
+        if self.is_stalled() {
+            return None;
+        }
+        let mut upload = Upload::with(self.0.take_left(), self.clone());
+        upload.again = again;
+        upload.patience = patience;
+        let state = if upload.is_end_stream() {
+            COMPLETE
+        } else {
+            IN_PROGRESS
+        };
+        self.0.state.store(state, Ordering::Release);
+        Some(upload)
     }
 
     /// Reads and discards the unread rest of a dropped body, up to `DROPPED_MAX` bytes and for at most
@@ -96,6 +135,26 @@ pub struct Upload {
     pause: Option<Pin<Box<Sleep>>>,
     waiting: bool,
     progress: Progress,
+    /// Frames of a body that is sent again. They come before those of `inner`.
+    again: VecDeque<Bytes>,
+    kept: Option<Kept>,
+}
+
+/// The frames that a body has given away.
+#[derive(Debug)]
+struct Kept {
+    frames: VecDeque<Bytes>,
+    bytes: usize,
+    until: KeepUntil,
+}
+
+/// How long a request may have to be sent again.
+#[derive(Debug)]
+pub(super) enum KeepUntil {
+    /// Until it is answered: the sandbox may see it twice.
+    Answered,
+    /// Until the first byte of it is written.
+    Written(Arc<Line>),
 }
 
 impl Upload {
@@ -106,12 +165,18 @@ impl Upload {
         if inner.is_end_stream() {
             progress.0.state.store(COMPLETE, Ordering::Release);
         }
+        Self::with(Some(inner), progress)
+    }
+
+    fn with(inner: Option<Incoming>, progress: Progress) -> Self {
         Self {
-            inner: Some(inner),
+            inner,
             patience: None,
             pause: None,
             waiting: false,
             progress,
+            again: VecDeque::new(),
+            kept: None,
         }
     }
 
@@ -123,21 +188,53 @@ impl Upload {
     }
 
     #[must_use]
-    pub fn none() -> Self {
-        let progress = Progress::default();
-        progress.0.state.store(COMPLETE, Ordering::Release);
-        Self {
-            inner: None,
-            patience: None,
-            pause: None,
-            waiting: false,
-            progress,
-        }
-    }
-
-    #[must_use]
     pub fn progress(&self) -> Progress {
         self.progress.clone()
+    }
+
+    pub(super) fn patience(&self) -> Option<Duration> {
+        self.patience
+    }
+
+    /// Keeps the frames that are read from now on. None may have been read before.
+    pub(super) fn keep(&mut self, until: KeepUntil) {
+        self.progress.0.is_kept.store(true, Ordering::Release);
+        let (frames, bytes) = (VecDeque::new(), 0);
+        self.kept = Some(Kept {
+            frames,
+            bytes,
+            until,
+        });
+    }
+
+    fn note(&mut self, frame: Option<&Result<Frame<Bytes>, UploadError>>) {
+        let is_kept = self.progress.0.is_kept.load(Ordering::Acquire);
+        self.kept = self
+            .kept
+            .take()
+            .filter(|_| is_kept)
+            .and_then(|kept| kept.and(frame));
+    }
+
+    fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
+        if let Some(data) = self.again.pop_front() {
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+        let Some(inner) = &mut self.inner else {
+            return Poll::Ready(None);
+        };
+        if let Poll::Ready(frame) = Pin::new(inner).poll_frame(cx) {
+            self.waiting = false;
+            return Poll::Ready(frame.map(|frame| frame.map_err(UploadError::Client)));
+        }
+        if self.poll_pause(cx).is_pending() {
+            return Poll::Pending;
+        }
+        self.progress.0.state.store(STALLED, Ordering::Release);
+        Poll::Ready(Some(Err(UploadError::Stalled)))
     }
 
     fn poll_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -159,11 +256,29 @@ impl Upload {
     }
 }
 
+impl Kept {
+    /// With another frame. `None`: it cannot be kept, or need not be.
+    fn and(mut self, frame: Option<&Result<Frame<Bytes>, UploadError>>) -> Option<Self> {
+        if matches!(&self.until, KeepUntil::Written(line) if line.is_used()) {
+            return None;
+        }
+        if let Some(frame) = frame {
+            let data = frame.as_ref().ok()?.data_ref()?;
+            self.bytes += data.len();
+            self.frames.push_back(data.clone());
+        }
+        (self.bytes <= KEPT_MAX).then_some(self)
+    }
+}
+
 impl Drop for Upload {
     fn drop(&mut self) {
-        if self.progress.0.state.load(Ordering::Acquire) == IN_PROGRESS {
-            let left = self.progress.0.left.lock();
-            *left.unwrap_or_else(PoisonError::into_inner) = self.inner.take();
+        let shared = &self.progress.0;
+        if shared.state.load(Ordering::Acquire) == IN_PROGRESS {
+            *lock(&shared.left) = self.inner.take();
+        }
+        if shared.is_kept.load(Ordering::Acquire) {
+            *lock(&shared.kept) = self.kept.take().map(|kept| kept.frames);
         }
     }
 }
@@ -176,31 +291,31 @@ impl Body for Upload {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
-        let Some(inner) = &mut self.inner else {
-            return Poll::Ready(None);
+        let Poll::Ready(frame) = self.poll_next(cx) else {
+            return Poll::Pending;
         };
-        let Poll::Ready(frame) = Pin::new(inner).poll_frame(cx) else {
-            if self.poll_pause(cx).is_pending() {
-                return Poll::Pending;
-            }
-            self.progress.0.state.store(STALLED, Ordering::Release);
-            return Poll::Ready(Some(Err(UploadError::Stalled)));
-        };
-        self.waiting = false;
+        self.note(frame.as_ref());
         if frame.is_none() || (matches!(frame, Some(Ok(_))) && self.is_end_stream()) {
             self.progress.0.state.store(COMPLETE, Ordering::Release);
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(UploadError::Client)))
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.as_ref().is_none_or(Body::is_end_stream)
+        self.again.is_empty() && self.inner.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.inner {
-            Some(inner) => inner.size_hint(),
-            None => SizeHint::with_exact(0),
+        let again = self.again.iter().map(Bytes::len).sum::<usize>();
+        let again = u64::try_from(again).unwrap_or(u64::MAX);
+        let mut hint = self
+            .inner
+            .as_ref()
+            .map_or(SizeHint::with_exact(0), Body::size_hint);
+        if let Some(upper) = hint.upper() {
+            hint.set_upper(upper.saturating_add(again));
         }
+        hint.set_lower(hint.lower().saturating_add(again));
+        hint
     }
 }

@@ -12,15 +12,22 @@
 //! bounded.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use api_types::envd::ENVD_PORT;
+use hyper::body::Incoming;
+use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{self, SendRequest};
+use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
 
+use super::line::{Line, LineStream};
 use super::tls;
 use super::upload::Upload;
 use crate::registry::Route;
@@ -38,8 +45,43 @@ pub(super) const FIELDS_MAX: usize = 128;
 /// Size of a connection's read buffer. If the client reads slowly, a few times this size may be held.
 const BUFFER: usize = 64 << 10;
 
+/// How long a connection that has failed may take to give its request back.
+const END_LIMIT: Duration = Duration::from_millis(100);
+
 /// The handle for sending requests on a connection, one after another.
-pub(super) type Sender = SendRequest<Upload>;
+#[derive(Debug)]
+pub(super) struct Sender {
+    http: SendRequest<Upload>,
+    line: Arc<Line>,
+    connection: JoinHandle<()>,
+}
+
+impl Sender {
+    pub(super) fn line(&self) -> &Arc<Line> {
+        &self.line
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.http.is_closed()
+    }
+
+    pub(super) async fn ready(&mut self) -> hyper::Result<()> {
+        self.http.ready().await
+    }
+
+    pub(super) async fn send(
+        &mut self,
+        request: Request<Upload>,
+    ) -> Result<Response<Incoming>, TrySendError<Request<Upload>>> {
+        self.http.try_send_request(request).await
+    }
+
+    /// Waits until the connection has dropped its request.
+    pub(super) async fn end(self) {
+        drop(self.http);
+        let _late = tokio::time::timeout(END_LIMIT, self.connection).await;
+    }
+}
 
 /// Why a connection could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -92,9 +134,10 @@ pub(super) async fn dial(route: &Route, port: u16) -> Result<Sender, DialError> 
 
 /// Starts HTTP on a connection.
 async fn over(
-    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    stream: impl AsyncRead + AsyncWrite + AsRawFd + Send + Unpin + 'static,
 ) -> Result<Sender, DialError> {
-    let (sender, connection) = http1::Builder::new()
+    let (stream, line) = LineStream::new(stream);
+    let (http, connection) = http1::Builder::new()
         .max_headers(FIELDS_MAX)
         .max_header_size(HEAD_MAX)
         .max_buf_size(BUFFER)
@@ -103,13 +146,17 @@ async fn over(
         .handshake(TokioIo::new(stream))
         .await
         .map_err(DialError::Unusable)?;
-    tokio::spawn(async move {
+    let connection = tokio::spawn(async move {
         // The error is logged only: the caller of the in-flight request gets it as well.
         if let Err(error) = connection.with_upgrades().await {
             tracing::debug!(%error, "a connection to a sandbox failed");
         }
     });
-    Ok(sender)
+    Ok(Sender {
+        http,
+        line,
+        connection,
+    })
 }
 
 /// How a port is reached.

@@ -7,6 +7,7 @@ mod hostile;
 mod keys;
 mod limits;
 mod measure;
+mod reuse;
 mod routing;
 mod streams;
 mod tls;

@@ -552,27 +552,6 @@ async fn a_vm_that_refuses_connections_is_not_found_once_its_end_is_known() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_closed_idle_connection_does_not_fail_a_request() {
-    let mut world = World::new().await;
-    let mut wire = Wire::connect(world.address).await;
-    for round in 0..5 {
-        assert_eq!(
-            wire.ask("GET /envs", &world.to(ENVD)).await.status,
-            200,
-            "{round}"
-        );
-        world.agent = None;
-        let dir = world.dir.path().to_owned();
-        let again = tokio::task::spawn_blocking(move || Agent::start(&dir));
-        world.agent = Some(again.await.unwrap());
-    }
-    let list = "Content-Type: application/json\r\n";
-    let fields = format!("{}{list}", world.to(ENVD));
-    let reply = wire.post("/process.Process/List", &fields, b"{}").await;
-    assert_eq!(reply.status, 200);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn every_request_to_an_unknown_sandbox_is_not_found() {
     let world = World::with_guest(Setup::default(), async |_| {}).await;
     let mut wire = Wire::connect(world.address).await;

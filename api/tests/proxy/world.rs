@@ -42,15 +42,18 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// A table of routes that replaces the registry.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Table {
     routes: Arc<Mutex<HashMap<SandboxId, Result<Route, RouteError>>>>,
     asked: Arc<AtomicUsize>,
     pub(crate) reached: Arc<Mutex<Vec<SandboxId>>>,
 }
 
+    on_next_route: Arc<Mutex<Option<Action>>>,
 impl Table {
     pub(crate) fn set(&self, route: Route) {
+type Action = Box<dyn FnOnce() + Send>;
+
         let id = route.id.clone();
         self.routes.lock().unwrap().insert(id, Ok(route));
     }
@@ -65,6 +68,11 @@ impl Table {
 
     /// How often a route was asked for.
     pub(crate) fn asked(&self) -> usize {
+    /// Does `action` when a route is asked for the next time.
+    pub(crate) fn on_next_route(&self, action: impl FnOnce() + Send + 'static) {
+        *self.on_next_route.lock().unwrap() = Some(Box::new(action));
+    }
+
         self.asked.load(Ordering::Relaxed)
     }
 }
@@ -74,6 +82,9 @@ impl Routes for Table {
         self.asked.fetch_add(1, Ordering::Relaxed);
         let known = self.routes.lock().unwrap().get(id).cloned();
         known.unwrap_or(Err(RouteError::NotFound))
+        if let Some(action) = self.on_next_route.lock().unwrap().take() {
+            action();
+        }
     }
 
     fn reached(&self, route: &Route) {
