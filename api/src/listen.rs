@@ -17,6 +17,7 @@ mod dispatch;
 mod eviction;
 mod forward;
 mod gate;
+mod guesses;
 mod internal;
 pub mod limits;
 mod peer;
@@ -144,7 +145,7 @@ impl<R: Routes> Server<R> {
         limits: Limits,
     ) -> Self {
         let mut dispatch = dispatch;
-        dispatch.set_body_pause(limits.body_pause);
+        dispatch.set_limits(&limits);
         let clients =
             ClientLimiter::new(limits.trusted_proxies.clone(), limits.connections_of_peer);
         let (back, returned) = mpsc::unbounded_channel();

@@ -37,7 +37,7 @@ use cluster::{Cluster, Health, NodeId, NodeState, Route, Tagged, View};
 use http_body_util::{BodyExt, Limited};
 use model::SandboxId;
 use serde::de::DeserializeOwned;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 pub use client::{PeerClient, PeerError};
 pub(crate) use internal::router as internal_router;
@@ -50,6 +50,7 @@ pub use tls::{Peer, PeerTls};
 use crate::{
     builds::owner::BuildsError,
     proxy::{Refusal, Relay, Upload, head},
+    registry::check_signed,
 };
 use authority::Authority;
 use hyper::{StatusCode, body::Incoming};
@@ -66,6 +67,8 @@ const ASK: Duration = Duration::from_secs(5);
 /// How long another node may take to sum files, and to send a chunk.
 const SUM: Duration = Duration::from_secs(900);
 const SEND: Duration = Duration::from_secs(60);
+/// Signed file URLs that the other nodes are asked about at once: clients without a key send them.
+const SIGNED: usize = 64;
 /// How long a node may be away while this one waits for files of it.
 const GONE: Duration = Duration::from_secs(10);
 /// How long a node may be away while the answer to a client's request is awaited: longer than a reload takes.
@@ -91,6 +94,8 @@ struct Inner {
     /// Of what this node fetches.
     rate: Rate,
     templates: Templates,
+    /// For questions about signed URLs.
+    signed: Semaphore,
 }
 
 /// Where a sandbox is served.
@@ -124,6 +129,7 @@ impl Peers {
             transfers,
             offers: Offers::new(transfers),
             rate: Rate::new(transfers.rate),
+            signed: Semaphore::new(SIGNED),
         }))
     }
 
@@ -334,6 +340,8 @@ impl Peers {
             query: query.to_owned(),
             operation: operation.to_owned(),
         };
+        check_signed(query).ok()?;
+        let _asking = self.0.signed.acquire().await.ok()?;
         let found = self.ask_all::<Option<SandboxId>>("/cluster/signed", &asked, Option::is_some);
         let (node, id) = found.await?;
         Some((node, id?))

@@ -27,14 +27,28 @@ impl Bucket {
         }
     }
 
+    /// Gives the token of a request back.
+    pub fn give_back(&mut self, rate: Rate) {
+        self.tokens = (self.tokens + 1.0).min(f64::from(rate.burst));
+    }
+
+    #[must_use]
+    pub fn is_full(&self, rate: Rate, now: Instant) -> bool {
+        self.filled(rate, now) >= f64::from(rate.burst)
+    }
+
+    fn filled(&self, rate: Rate, now: Instant) -> f64 {
+        let passed = now.saturating_duration_since(self.at).as_secs_f64();
+        let filled = self.tokens + passed * f64::from(rate.per_second);
+        filled.min(f64::from(rate.burst))
+    }
+
     /// Takes the token of one request.
     ///
     /// # Errors
     /// Returns the time until the next token is available if the bucket does not hold a whole token.
     pub fn take(&mut self, rate: Rate, now: Instant) -> Result<(), Duration> {
-        let passed = now.saturating_duration_since(self.at).as_secs_f64();
-        let filled = self.tokens + passed * f64::from(rate.per_second);
-        self.tokens = filled.min(f64::from(rate.burst));
+        self.tokens = self.filled(rate, now);
         self.at = now;
         if self.tokens >= 1.0 {
             self.tokens -= 1.0;

@@ -56,8 +56,7 @@ impl ClientLimiter {
         if !self.trusted.has(peer.ip()) {
             return Ok(None);
         }
-        let client = self.trusted.client(headers).unwrap_or(peer.ip());
-        let client = Peer::of(client);
+        let client = self.trusted.client_of(peer, headers);
         let mut under_way = self
             .under_way
             .lock()

@@ -17,13 +17,15 @@ use model::SandboxId;
 use super::Came;
 use super::forward;
 use super::gate::{Gate, Passage, Recipient};
-use super::limits::BODY_PAUSE;
+use super::guesses::{Guess, GuessLimiter};
+use super::limits::{BODY_PAUSE, Limits};
 use crate::auth::Authenticator;
 use crate::peers::{CLIENT, LAST_HOP, Peer, Peers, Place, internal, moves::Moves};
 use crate::proxy::{
     Destination, Form, Hosts, Origin, Proxy, Refusal, Routes, Target, Upload, by_path, host,
     isolate,
 };
+use crate::registry::{SignatureError, check_signed};
 
 /// Routes each request. Cheap to clone: every request gets a clone.
 #[derive(Debug)]
@@ -31,6 +33,7 @@ pub struct Dispatch<R> {
     hosts: Hosts,
     gate: Gate<R>,
     body_pause: Duration,
+    guesses: GuessLimiter,
 }
 
 impl<R> Clone for Dispatch<R> {
@@ -39,6 +42,7 @@ impl<R> Clone for Dispatch<R> {
             hosts: self.hosts.clone(),
             gate: self.gate.clone(),
             body_pause: self.body_pause,
+            guesses: self.guesses.clone(),
         }
     }
 }
@@ -106,6 +110,7 @@ impl<R: Routes> Dispatch<R> {
             hosts,
             gate: Gate::new(backend),
             body_pause: BODY_PAUSE,
+            guesses: GuessLimiter::default(),
         }
     }
 
@@ -115,8 +120,9 @@ impl<R: Routes> Dispatch<R> {
         self.gate.clone()
     }
 
-    pub(super) fn set_body_pause(&mut self, pause: Duration) {
-        self.body_pause = pause;
+    pub(super) fn set_limits(&mut self, limits: &Limits) {
+        self.body_pause = limits.body_pause;
+        self.guesses = GuessLimiter::new(limits.trusted_proxies.clone());
     }
 
     /// Answers a request from `peer`. If the response upgrades the connection, `held` is kept until the upgraded
@@ -188,6 +194,10 @@ impl<R: Routes> Dispatch<R> {
                 }
             }
         };
+        let guess = match (&target, &operation) {
+            (Ok(Target::Control), Some(Ok(_))) => Some(self.guesses.take(peer, request.headers())?),
+            (Ok(_) | Err(_), _) => None,
+        };
         let is_forwarded = request.extensions().get::<Arc<Peer>>().is_some();
         if let Some(side) = &backend.cluster {
             let id = match (&by_path, &target) {
@@ -210,6 +220,7 @@ impl<R: Routes> Dispatch<R> {
             };
             if let Place::Node(node) = place {
                 drop(ticket);
+                guess.map(Guess::is_right);
                 let forwarded = side.peers.forward(&node, request, peer, &host, held);
                 return Ok(Answered::Successor(forwarded.await?));
             }
@@ -249,7 +260,8 @@ impl<R: Routes> Dispatch<R> {
                 let operation = operation?;
                 let query = request.uri().query().unwrap_or_default();
                 let found = backend.proxy.routes().find_by_signature(query, operation);
-                let id = found.await.ok_or(Refusal::Signature)?;
+                let id = found.await.ok_or_else(|| no_signer(query))?;
+                guess.map(Guess::is_right);
                 let port = ENVD_PORT;
                 Destination { id, port, host }
             }
@@ -381,6 +393,12 @@ impl ClusterSide {
         let found = self.peers.signer(query, operation).await;
         found.map_or(Place::Here, |(node, _)| Place::Node(node))
     }
+}
+
+/// Why a signed file URL matches no sandbox.
+fn no_signer(query: &str) -> Refusal {
+    let error = check_signed(query).err();
+    error.unwrap_or(SignatureError::Invalid).into()
 }
 
 /// Whether the request uploads files for a build of a template.

@@ -10,6 +10,7 @@ use model::SandboxId;
 use serde::Serialize;
 
 use super::{target::TargetError, upstream::INTERPRETER_PORT};
+use crate::registry::SignatureError;
 
 /// Delay in seconds that clients are asked to wait before a retry.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
@@ -30,8 +31,11 @@ pub enum Refusal {
     #[error("the request body was not received in time")]
     Stalled,
     /// The URL is a signed file URL whose signature matches no sandbox.
-    #[error("invalid signature")]
-    Signature,
+    #[error(transparent)]
+    Signature(#[from] SignatureError),
+    /// The client has sent too many such URLs.
+    #[error("too many signed URLs of this client match no sandbox: try again later")]
+    TooManyGuesses,
     /// The route is one of the agent's internal routes.
     #[error("this route is not reachable from outside the sandbox")]
     Internal { path: String },
@@ -130,7 +134,7 @@ impl Refusal {
             Self::Target(_) | Self::Malformed(_) => StatusCode::BAD_REQUEST,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
             Self::Stalled => StatusCode::REQUEST_TIMEOUT,
-            Self::Signature | Self::CodeToken { .. } => StatusCode::UNAUTHORIZED,
+            Self::Signature(_) | Self::CodeToken { .. } => StatusCode::UNAUTHORIZED,
             Self::Internal { .. } => StatusCode::NOT_FOUND,
             Self::NotFound { .. }
             | Self::PortClosed { .. }
@@ -139,7 +143,9 @@ impl Refusal {
             Self::NotMember => StatusCode::FORBIDDEN,
             Self::Unavailable { .. } | Self::NoSuccessor => StatusCode::SERVICE_UNAVAILABLE,
             Self::TokenMissing { .. } | Self::TokenInvalid { .. } => StatusCode::FORBIDDEN,
-            Self::TooMany { .. } | Self::TooManyOfClient { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::TooMany { .. } | Self::TooManyOfClient { .. } | Self::TooManyGuesses => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
         }
     }
 
@@ -157,7 +163,8 @@ impl Refusal {
             | Self::Malformed(_)
             | Self::Method
             | Self::Stalled
-            | Self::Signature
+            | Self::Signature(_)
+            | Self::TooManyGuesses
             | Self::NoSuccessor
             | Self::NodeFailed { .. }
             | Self::NotMember => {}
@@ -202,6 +209,7 @@ impl Refusal {
             Self::Unavailable { .. }
                 | Self::TooMany { .. }
                 | Self::TooManyOfClient { .. }
+                | Self::TooManyGuesses
                 | Self::NoSuccessor
         ) {
             headers.insert(header::RETRY_AFTER, RETRY_AFTER);

@@ -73,6 +73,29 @@ async fn a_chunked_body_is_forwarded_without_a_second_length() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_guesses_signatures_is_stopped() {
+    let world = World::counting().await.0;
+    let mut wire = Wire::connect(world.address).await;
+    let host = "Host: localhost\r\n";
+    let ask = |signature| format!("GET /files?path=x&signature={signature}");
+    let mut refused = 0;
+    let last = loop {
+        let reply = wire.ask(&ask("v1_other"), host).await;
+        match reply.status {
+            401 => refused += 1,
+            _ => break reply,
+        }
+        assert!(refused < 10_000);
+    };
+    assert_eq!((last.status, last.field("retry-after")), (429, Some("1")));
+    assert!(refused >= 400, "{refused}");
+    // Others go on.
+    assert_eq!(wire.ask("GET /control", host).await.status, 200);
+    let mut other = Wire::connect_from("127.0.0.2:0", world.address).await;
+    assert_eq!(other.ask(&ask("v1_other"), host).await.status, 401);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn each_request_is_forwarded_as_exactly_one_request() {
     let world = World::new().await;
     // Answers with the request that it receives, and checks that no further data arrives on the same connection.

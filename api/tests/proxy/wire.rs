@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::world::soon;
 
@@ -48,6 +48,16 @@ impl Wire {
             .await
             .unwrap();
         stream.set_nodelay(true).unwrap();
+        Self::over(stream)
+    }
+}
+
+impl Wire {
+    /// Connects from another address of this host.
+    pub(crate) async fn connect_from(own: &str, address: SocketAddr) -> Self {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(own.parse().unwrap()).unwrap();
+        let stream = soon("connecting", socket.connect(address)).await.unwrap();
         Self::over(stream)
     }
 }
