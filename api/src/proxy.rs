@@ -18,6 +18,7 @@
 mod access;
 mod by_path;
 mod connections;
+mod cookie;
 mod cors;
 mod exchange;
 #[cfg(any(test, fuzzing))]

@@ -240,7 +240,7 @@ impl<R: Routes> Dispatch<R> {
             } else {
                 Origin::Shared
             };
-            isolate(response.headers_mut(), origin);
+            isolate(response.headers_mut(), origin, Some(&found.prefix));
             return Ok(Answered::Sandbox(response));
         }
         let target = target?;
@@ -270,7 +270,7 @@ impl<R: Routes> Dispatch<R> {
         let mut response = self.sandbox(&backend, request, &to, held, ticket).await?;
         if is_signed {
             // The agent answers, but it is the guest's, and the origin is that of the control plane.
-            isolate(response.headers_mut(), Origin::Opaque);
+            isolate(response.headers_mut(), Origin::Opaque, None);
             let is_file = is_download && response.status().is_success();
             let headers = response.headers_mut();
             let nosniff = HeaderValue::from_static("nosniff");

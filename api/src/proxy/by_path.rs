@@ -5,30 +5,54 @@
 //! below `/sandbox/`. All rules for paths within sandboxes apply to what follows the prefix.
 //!
 //! Pages of all sandboxes have the origin of the control plane. A server without keys takes requests of its own origin
-//! for those of its user, so its answers from sandboxes give their pages an origin of their own ([`isolate`]).
+//! for those of its user, so its answers from sandboxes give their pages an origin of their own. Fields that act on the
+//! whole origin are removed, and cookies stay below the sandbox's prefix ([`isolate`]).
 
 use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 use model::SandboxId;
 
-use super::TargetError;
 use super::target::parse_port;
+use super::{TargetError, cookie};
 
 const PREFIX: &str = "/sandbox/";
 /// A page with this policy has an opaque origin, which the control plane refuses.
 const OPAQUE: HeaderValue = HeaderValue::from_static(
     "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts",
 );
-/// Extends the paths for which a page's service worker answers, here to those of other sandboxes.
-const WORKER_SCOPE: HeaderName = HeaderName::from_static("service-worker-allowed");
-/// With the policy of the console's pages, a page could hold on to a window in which it opens the console.
-const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
+/// Fields of an answer that a browser applies beyond its own path.
+const OF_ORIGIN: [HeaderName; 16] = [
+    // Extends the paths for which a page's service worker answers, here to those of other sandboxes.
+    HeaderName::from_static("service-worker-allowed"),
+    // With the policy of the console's pages, a page could hold on to a window in which it opens the console.
+    HeaderName::from_static("cross-origin-opener-policy"),
+    HeaderName::from_static("cross-origin-opener-policy-report-only"),
+    HeaderName::from_static("origin-agent-cluster"),
+    // Deletes cookies, storage and caches of the host.
+    HeaderName::from_static("clear-site-data"),
+    // Redirect later requests to the host, or make them fail.
+    HeaderName::from_static("alt-svc"),
+    HeaderName::from_static("strict-transport-security"),
+    HeaderName::from_static("public-key-pins"),
+    HeaderName::from_static("public-key-pins-report-only"),
+    HeaderName::from_static("expect-ct"),
+    // Report later requests to the host, with their URLs.
+    HeaderName::from_static("nel"),
+    HeaderName::from_static("report-to"),
+    // Change what the browser sends to the host.
+    HeaderName::from_static("accept-ch"),
+    HeaderName::from_static("use-as-dictionary"),
+    HeaderName::from_static("set-login"),
+    HeaderName::from_static("set-cookie2"),
+];
 
 /// The sandbox and the port that a path names, and the request target within the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ByPath {
     pub id: SandboxId,
     pub port: u16,
+    /// The part of the path that names them, as the client spelled it.
+    pub prefix: String,
     pub uri: Uri,
 }
 
@@ -39,11 +63,12 @@ pub fn by_path(uri: &Uri) -> Option<Result<ByPath, TargetError>> {
 }
 
 fn read(named: &str, uri: &Uri) -> Result<ByPath, TargetError> {
-    let (id, rest) = named.split_once('/').unwrap_or((named, ""));
-    let id = id.parse().map_err(|_| TargetError::SandboxId)?;
+    let (name, rest) = named.split_once('/').unwrap_or((named, ""));
+    let id = name.parse().map_err(|_| TargetError::SandboxId)?;
     let end = rest.find('/').unwrap_or(rest.len());
-    let (port, path) = rest.split_at(end);
-    let port = parse_port(port)?;
+    let (digits, path) = rest.split_at(end);
+    let port = parse_port(digits)?;
+    let prefix = format!("{PREFIX}{name}/{digits}");
     let path = if path.is_empty() { "/" } else { path };
     let target = match uri.query() {
         Some(query) => format!("{path}?{query}"),
@@ -53,7 +78,12 @@ fn read(named: &str, uri: &Uri) -> Result<ByPath, TargetError> {
     let target = PathAndQuery::try_from(target).map_err(|_| TargetError::Host)?;
     parts.path_and_query = Some(target);
     let uri = Uri::from_parts(parts).map_err(|_| TargetError::Host)?;
-    Ok(ByPath { id, port, uri })
+    Ok(ByPath {
+        id,
+        port,
+        prefix,
+        uri,
+    })
 }
 
 /// Whether pages of sandboxes may have the origin of the control plane.
@@ -64,10 +94,13 @@ pub enum Origin {
     Opaque,
 }
 
-/// Restricts what an answer of a sandbox may do in the browser beyond the sandbox's own paths.
-pub fn isolate(headers: &mut HeaderMap, origin: Origin) {
-    headers.remove(WORKER_SCOPE);
-    headers.remove(OPENER_POLICY);
+/// Restricts what an answer of a sandbox may do in the browser beyond the sandbox's own paths. Its cookies are sent
+/// below `prefix` only; an answer without one sets none.
+pub fn isolate(headers: &mut HeaderMap, origin: Origin, prefix: Option<&str>) {
+    for name in OF_ORIGIN {
+        headers.remove(name);
+    }
+    cookie::confine(headers, prefix);
     if origin == Origin::Opaque {
         // Policies of the sandbox's own stay in force: browsers enforce all of them.
         headers.append(header::CONTENT_SECURITY_POLICY, OPAQUE);
@@ -85,6 +118,7 @@ mod tests {
         let found = by_path(&uri.parse().unwrap())?;
         Some(found.map(|found| {
             assert_eq!(found.id.as_str(), ID);
+            assert!(uri.contains(&found.prefix), "{}", found.prefix);
             (found.port, found.uri.to_string())
         }))
     }
@@ -159,12 +193,13 @@ mod tests {
             "content-security-policy",
             HeaderValue::from_static("img-src *"),
         );
-        headers.insert("service-worker-allowed", HeaderValue::from_static("/"));
-        let policy = HeaderValue::from_static("same-origin");
-        headers.insert("cross-origin-opener-policy", policy);
-        isolate(&mut headers, Origin::Shared);
+        for name in OF_ORIGIN {
+            headers.append(name.clone(), HeaderValue::from_static("one"));
+            headers.append(name, HeaderValue::from_static("two"));
+        }
+        isolate(&mut headers, Origin::Shared, None);
         assert_eq!(headers.len(), 1);
-        isolate(&mut headers, Origin::Opaque);
+        isolate(&mut headers, Origin::Opaque, None);
         let policies: Vec<_> = headers.get_all("content-security-policy").iter().collect();
         assert_eq!(policies, ["img-src *", OPAQUE.to_str().unwrap()]);
         assert!(!OPAQUE.to_str().unwrap().contains("allow-same-origin"));

@@ -183,7 +183,7 @@ async fn an_invalid_response_of_a_guest_is_a_bad_gateway() {
 async fn a_signed_url_yields_neither_a_page_nor_a_script_of_the_servers_origin() {
     for kind in ["text/html", "text/javascript"] {
         let answer = format!(
-            "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nService-Worker-Allowed: /\r\nContent-Length: 2\r\n\r\nhi"
+            "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nService-Worker-Allowed: /\r\nSet-Cookie: a=b\r\nContent-Length: 2\r\n\r\nhi"
         );
         let world = World::with_guest(Setup::default(), saying(answer.into())).await;
         let mut wire = Wire::connect(world.address).await;
@@ -196,6 +196,7 @@ async fn a_signed_url_yields_neither_a_page_nor_a_script_of_the_servers_origin()
         let policy = reply.field("content-security-policy").unwrap();
         assert!(policy.starts_with("sandbox "), "{policy}");
         assert_eq!(reply.field("service-worker-allowed"), None);
+        assert_eq!(reply.field("set-cookie"), None);
     }
 }
 

@@ -109,6 +109,34 @@ async fn a_sandbox_is_reached_by_a_path_of_the_control_plane() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_answer_by_path_acts_on_no_other_path_of_the_server() {
+    let world = World::new().await;
+    let program = Program::start(async |mut wire| {
+        wire.request_head().await;
+        wire.send(
+            "HTTP/1.1 200 OK\r\nSet-Cookie: a=b; Path=/x; Domain=localhost\r\nClear-Site-Data: \"*\"\r\n\
+             Strict-Transport-Security: max-age=9\r\nAlt-Svc: h2=\":1\"\r\nContent-Length: 2\r\n\r\nhi",
+        )
+        .await;
+        wire.is_closed().await;
+    })
+    .await;
+    let prefix = format!("/sandbox/{}/{}", world.id, program.port);
+    let mut wire = Wire::connect(world.address).await;
+    let reply = wire
+        .ask(&format!("GET {prefix}/"), "Host: localhost\r\n")
+        .await;
+    let cookie = format!("a=b; Path={prefix}/x");
+    assert_eq!(reply.field("set-cookie"), Some(cookie.as_str()));
+    for name in ["clear-site-data", "strict-transport-security", "alt-svc"] {
+        assert_eq!(reply.field(name), None, "{name}");
+    }
+    // Below a host name of its own, a sandbox decides.
+    let reply = wire.ask("GET /", &world.to(program.port)).await;
+    assert_eq!(reply.field("clear-site-data"), Some("\"*\""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn internal_routes_and_tokens_are_checked_behind_the_path_too() {
     let (world, asked) = World::counting().await;
     world.table.set(Route {
