@@ -8,7 +8,9 @@ use api_types::envd::ENVD_PORT;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
-use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, Version, header};
+use axum::http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header,
+};
 use hyper::body::{Body as _, Incoming};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
@@ -26,6 +28,8 @@ use crate::proxy::{
     isolate,
 };
 use crate::registry::{SignatureError, check_signed};
+
+const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Routes each request. Cheap to clone: every request gets a clone.
 #[derive(Debug)]
@@ -147,6 +151,8 @@ impl<R: Routes> Dispatch<R> {
         if is_final && !waits {
             progress.drop_rest().await;
         }
+        let mut response = response;
+        mark_stream(&mut response);
         response
     }
 
@@ -157,6 +163,10 @@ impl<R: Routes> Dispatch<R> {
         held: impl Send + 'static,
     ) -> Result<Answered, Refusal> {
         check(&request)?;
+        if is_plain_health_check(&request) {
+            let own = HeaderValue::from_static("localhost");
+            request.headers_mut().insert(header::HOST, own);
+        }
         let host = host(request.uri(), request.headers())?;
         let target = self.hosts.target(request.uri(), request.headers());
         let operation = signed_operation(&request);
@@ -392,6 +402,23 @@ impl ClusterSide {
         }
         let found = self.peers.signer(query, operation).await;
         found.map_or(Place::Here, |(node, _)| Place::Node(node))
+    }
+}
+
+/// Whether a load balancer asks for this server's health without naming it, as HTTP/1.0 permits.
+fn is_plain_health_check<B>(request: &Request<B>) -> bool {
+    request.version() == Version::HTTP_10
+        && request.uri() == "/health"
+        && !request.headers().contains_key(header::HOST)
+}
+
+/// Asks nginx, and other reverse proxies that read the same field, to forward a response without a known length as it
+/// arrives: it may be a stream. A program in a sandbox may decide otherwise.
+fn mark_stream(response: &mut Response<Body>) {
+    let is_switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+    if !is_switched && response.body().size_hint().exact().is_none() {
+        let entry = response.headers_mut().entry(BUFFERING);
+        entry.or_insert(HeaderValue::from_static("no"));
     }
 }
 

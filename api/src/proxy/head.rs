@@ -26,6 +26,15 @@ const CLAIMS: [HeaderName; 5] = [
     HeaderName::from_static("x-forwarded"),
 ];
 
+/// Fields by which a server makes the reverse proxy in front of it send something else: a file of its host, or the answer
+/// of another server.
+const ORDERS: [HeaderName; 4] = [
+    HeaderName::from_static("x-accel-redirect"),
+    HeaderName::from_static("x-sendfile"),
+    HeaderName::from_static("x-lighttpd-send-file"),
+    HeaderName::from_static("x-reproxy-url"),
+];
+
 /// The value of `Upgrade` to forward. `None`: the request is not HTTP/1.1, asks for no upgrade, has several `Upgrade`
 /// fields, or asks for a version of HTTP or for TLS, which would bypass this proxy.
 pub(crate) fn upgrade(parts: &request::Parts) -> Option<HeaderValue> {
@@ -113,6 +122,9 @@ pub(crate) fn to_successor(parts: &mut request::Parts, host: &str, upgrade: Opti
 pub(crate) fn to_client(parts: &mut response::Parts) {
     let protocol = parts.headers.remove(header::UPGRADE);
     strip(&mut parts.headers);
+    for name in ORDERS {
+        parts.headers.remove(name);
+    }
     if parts.status == StatusCode::SWITCHING_PROTOCOLS {
         if let Some(protocol) = protocol {
             parts.headers.insert(header::UPGRADE, protocol);

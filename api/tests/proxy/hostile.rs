@@ -95,6 +95,26 @@ async fn a_client_that_guesses_signatures_is_stopped() {
     assert_eq!(other.ask(&ask("v1_other"), host).await.status, 401);
 }
 
+/// A program in a sandbox must not make a reverse proxy in front of the server send files of its host.
+#[tokio::test(flavor = "multi_thread")]
+async fn orders_to_a_reverse_proxy_are_not_forwarded() {
+    let program = Program::start(async |mut wire| {
+        wire.request_head().await;
+        wire.send(
+            "HTTP/1.1 200 OK\r\nX-Accel-Redirect: /private/key\r\nX-Sendfile: /etc/shadow\r\n\
+             X-Accel-Buffering: yes\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        )
+        .await;
+    })
+    .await;
+    let world = World::new().await;
+    let mut wire = Wire::connect(world.address).await;
+    let reply = wire.ask("GET /", &world.to(program.port)).await;
+    assert_eq!(reply.field("x-accel-redirect"), None);
+    assert_eq!(reply.field("x-sendfile"), None);
+    assert_eq!(reply.field("x-accel-buffering"), Some("yes"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn each_request_is_forwarded_as_exactly_one_request() {
     let world = World::new().await;

@@ -136,6 +136,28 @@ async fn an_answer_by_path_acts_on_no_other_path_of_the_server() {
     assert_eq!(reply.field("clear-site-data"), Some("\"*\""));
 }
 
+/// The checks of load balancers send no more by default.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_health_check_of_http_1_0_needs_no_host() {
+    for strict in [false, true] {
+        let setup = Setup {
+            strict,
+            ..Setup::default()
+        };
+        let world = World::with_guest(setup, async |_| {}).await;
+        for (line, host, status) in [
+            ("GET /health HTTP/1.0", "", 200),
+            ("GET /control HTTP/1.0", "", 400),
+            ("GET /health HTTP/1.1", "", 400),
+            ("GET /health HTTP/1.0", "Host: a\r\nHost: b\r\n", 400),
+        ] {
+            let mut wire = Wire::connect(world.address).await;
+            wire.send(format!("{line}\r\n{host}\r\n")).await;
+            assert_eq!(wire.head().await.status, status, "{line} {host}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn internal_routes_and_tokens_are_checked_behind_the_path_too() {
     let (world, asked) = World::counting().await;

@@ -455,3 +455,22 @@ async fn an_early_response_reaches_a_client_that_still_sends_its_body() {
         assert_eq!(reply.status, 200);
     }
 }
+
+/// nginx forwards such an answer as it arrives, whatever its configuration.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_stream_asks_reverse_proxies_not_to_buffer_it() {
+    let world = World::new().await;
+    let mut wire = Wire::connect(world.address).await;
+    start(&mut wire, &world, "echo").await;
+    let reply = wire.answer(false).await;
+    assert_eq!(reply.field("x-accel-buffering"), Some("no"));
+    let reply = wire.ask("GET /stream", "Host: localhost\r\n").await;
+    assert_eq!(reply.field("x-accel-buffering"), Some("no"));
+    for (path, fields) in [
+        ("/control", "Host: localhost\r\n"),
+        ("/metrics", &world.to(ENVD)),
+    ] {
+        let reply = wire.ask(&format!("GET {path}"), fields).await;
+        assert_eq!(reply.field("x-accel-buffering"), None, "{path}");
+    }
+}

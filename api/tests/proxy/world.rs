@@ -17,6 +17,8 @@ use api::proxy::{Hosts, Proxy, Routes};
 use api::registry::{Route, RouteError};
 use api_types::envd::{EnvdClient, InitRequest};
 use axum::Router;
+use axum::body::{Body, Bytes};
+use http_body_util::{BodyExt, Full};
 use model::SandboxId;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, copy_bidirectional};
 use tokio::net::{UnixListener, UnixStream};
@@ -47,13 +49,13 @@ pub(crate) struct Table {
     routes: Arc<Mutex<HashMap<SandboxId, Result<Route, RouteError>>>>,
     asked: Arc<AtomicUsize>,
     pub(crate) reached: Arc<Mutex<Vec<SandboxId>>>,
+    on_next_route: Arc<Mutex<Option<Action>>>,
 }
 
-    on_next_route: Arc<Mutex<Option<Action>>>,
-impl Table {
-    pub(crate) fn set(&self, route: Route) {
 type Action = Box<dyn FnOnce() + Send>;
 
+impl Table {
+    pub(crate) fn set(&self, route: Route) {
         let id = route.id.clone();
         self.routes.lock().unwrap().insert(id, Ok(route));
     }
@@ -66,13 +68,13 @@ type Action = Box<dyn FnOnce() + Send>;
         self.routes.lock().unwrap().remove(id);
     }
 
-    /// How often a route was asked for.
-    pub(crate) fn asked(&self) -> usize {
     /// Does `action` when a route is asked for the next time.
     pub(crate) fn on_next_route(&self, action: impl FnOnce() + Send + 'static) {
         *self.on_next_route.lock().unwrap() = Some(Box::new(action));
     }
 
+    /// How often a route was asked for.
+    pub(crate) fn asked(&self) -> usize {
         self.asked.load(Ordering::Relaxed)
     }
 }
@@ -80,11 +82,11 @@ type Action = Box<dyn FnOnce() + Send>;
 impl Routes for Table {
     async fn route(&self, id: &SandboxId) -> Result<Route, RouteError> {
         self.asked.fetch_add(1, Ordering::Relaxed);
-        let known = self.routes.lock().unwrap().get(id).cloned();
-        known.unwrap_or(Err(RouteError::NotFound))
         if let Some(action) = self.on_next_route.lock().unwrap().take() {
             action();
         }
+        let known = self.routes.lock().unwrap().get(id).cloned();
+        known.unwrap_or(Err(RouteError::NotFound))
     }
 
     fn reached(&self, route: &Route) {
@@ -255,11 +257,19 @@ pub(crate) struct Setup {
     pub(crate) keys: Option<Arc<Authenticator>>,
 }
 
+/// An answer of unknown length.
+fn stream() -> Body {
+    let bytes = Full::new(Bytes::from("stream"));
+    Body::new(bytes.map_frame(|frame| frame))
+}
+
 /// Replaces the routes of the control plane.
 fn control() -> Router {
     use axum::routing::{get, post};
     Router::new()
         .route("/control", get(async || "control"))
+        .route("/health", get(async || "up"))
+        .route("/stream", get(async || stream()))
         .route(
             "/length",
             post(async |body: axum::body::Bytes| body.len().to_string()),

@@ -43,6 +43,7 @@ CASES = [
     ("browser/browse.py", ["--packages", "{browser}"]),
     (str(HERE / "monitoring.py"), ["{prometheus}"]),
     (str(HERE / "tracing.py"), []),
+    (str(HERE / "reverse_proxies.py"), ["{reverse-proxies}"]),
     (str(HERE / "egress_speed.py"), ["--rounds", "40" if IS_LONG else "5"]),
 ]
 # Node packages by example, from `package-lock.json` beside the program.
@@ -83,14 +84,22 @@ def installed(packages: pathlib.Path, artifacts: pathlib.Path) -> dict[str, str]
     if "browser" in places and not (browser / "chromium").exists():
         extract = [node / "bin/node", EXAMPLES / "browser/extract.mjs", browser / "chromium"]
         subprocess.run(extract, cwd=browser, check=True)
-    prometheus = packages / "prometheus"
-    if not (prometheus / "usr/bin/promtool").exists():
-        # Unpacked, not installed: nothing is started on the host.
-        prometheus.mkdir(exist_ok=True)
-        subprocess.run(["apt-get", "download", "-q", "prometheus"], cwd=prometheus, check=True, stdout=sys.stderr)
-        subprocess.run(["dpkg-deb", "-x", next(prometheus.glob("*.deb")), prometheus], check=True)
-    places["prometheus"] = str(prometheus / "usr/bin")
+    places["prometheus"] = str(unpacked(packages / "prometheus", ["prometheus"]) / "usr/bin")
+    places["reverse-proxies"] = str(unpacked(packages / "reverse-proxies", ["nginx", "caddy", "haproxy"]))
     return places
+
+
+def unpacked(place: pathlib.Path, debs: list[str]) -> pathlib.Path:
+    """Packages of Debian, unpacked and not installed: nothing is started on the host."""
+    stamp = place / "unpacked.txt"
+    if not stamp.exists():
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        subprocess.run(["apt-get", "download", "-q", *debs], cwd=place, check=True, stdout=sys.stderr)
+        for deb in place.glob("*.deb"):
+            subprocess.run(["dpkg-deb", "-x", deb, place], check=True)
+        stamp.touch()
+    return place
 
 
 def enter(arguments: list[str], environment: dict[str, str]) -> None:
