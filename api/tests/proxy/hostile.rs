@@ -72,6 +72,27 @@ async fn a_chunked_body_is_forwarded_without_a_second_length() {
     }
 }
 
+/// The same at the control plane, as RFC 9112, 6.1 permits: the coding counts, and the connection is closed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_with_two_lengths_is_the_last_one_of_its_connection() {
+    let world = World::counting().await.0;
+    let host = "Host: localhost\r\n";
+    let smuggled = format!("GET /control HTTP/1.1\r\n{host}\r\n");
+    let length = format!("Content-Length: {}\r\n", smuggled.len() + 5);
+    let coding = "Transfer-Encoding: chunked\r\n";
+    for framing in [format!("{length}{coding}"), format!("{coding}{length}")] {
+        let mut wire = Wire::connect(world.address).await;
+        wire.send(format!(
+            "POST /length HTTP/1.1\r\n{host}{framing}\r\n0\r\n\r\n{smuggled}"
+        ))
+        .await;
+        let reply = wire.head().await;
+        assert_eq!(reply.status, 200);
+        assert_eq!(reply.field("connection"), Some("close"));
+        assert_eq!(wire.rest().await, b"0");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_guesses_signatures_is_stopped() {
     let world = World::counting().await.0;

@@ -136,6 +136,34 @@ async fn an_answer_by_path_acts_on_no_other_path_of_the_server() {
     assert_eq!(reply.field("clear-site-data"), Some("\"*\""));
 }
 
+/// An absolute request target replaces `Host` (RFC 9112, 3.2.2), for each decision that depends on the host.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_absolute_target_is_routed_and_checked_by_its_authority() {
+    let strict = Setup {
+        strict: true,
+        ..Setup::default()
+    };
+    let world = World::with(strict).await;
+    let mut wire = Wire::connect(world.address).await;
+    for (target, host, status) in [
+        ("http://localhost/control", "evil.example", 200),
+        ("http://evil.example/control", "localhost", 400),
+        ("http://user@localhost/control", "localhost", 400),
+    ] {
+        let reply = wire
+            .ask(&format!("GET {target}"), &format!("Host: {host}\r\n"))
+            .await;
+        assert_eq!(reply.status, status, "{target} {host}");
+    }
+    let program = Program::mirror().await;
+    let name = format!("{}-{}.e2b.test", program.port, world.id);
+    let reply = wire
+        .ask(&format!("GET http://{name}/x"), "Host: localhost\r\n")
+        .await;
+    assert!(reply.text().starts_with("GET /x HTTP/1.1\r\n"));
+    assert!(reply.text().contains(&format!("Host: {name}\r\n")));
+}
+
 /// The checks of load balancers send no more by default.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_health_check_of_http_1_0_needs_no_host() {
