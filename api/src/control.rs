@@ -92,8 +92,8 @@ pub struct Control {
     pub state_dir: PathBuf,
     /// Directory of benchmark runs. `None`: there is none.
     pub reports: Option<PathBuf>,
-    /// Value of `domain` in answers. `None`: `domain` is omitted, and clients use the domain that they are configured
-    /// with.
+    /// Value of `domain` in answers. `None`: the domain below which the client reached this server, or one that does not
+    /// exist.
     pub domain: Option<String>,
     /// `None`: sandboxes have no network.
     pub network: Option<Network>,

@@ -10,7 +10,7 @@ use axum::{
 use hyper::{HeaderMap, Method, Uri, header};
 use tracing::debug;
 
-use super::{Access, ApiError, App};
+use super::{Access, ApiError, App, wire};
 use crate::{proxy::host, traces};
 
 /// Passes an authorized request to its route, with its [`Granted`] scopes.
@@ -28,7 +28,8 @@ pub(super) async fn guard(
         let granted = app.authenticator.admit(headers, scope, Instant::now())?;
         request.extensions_mut().insert(granted);
     }
-    Ok(next.run(request).await)
+    let host = host(request.uri(), request.headers()).unwrap_or_default();
+    Ok(wire::reached_at(&host, next.run(request)).await)
 }
 
 /// Refuses requests that a browser sends on behalf of a page of another origin, which `Origin` or `Sec-Fetch-Site`

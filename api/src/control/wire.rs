@@ -18,6 +18,28 @@ use crate::{
 const CLIENT_ID: &str = "cube";
 const MIB: u64 = 1 << 20;
 
+/// The domain for clients without one, of a server without one. No name below it exists (RFC 6761, 6.4), so clients that
+/// build names of sandboxes send nothing to anyone, and their error shows the variable that is missing.
+const NO_DOMAIN: &str = "set-e2b-sandbox-url.invalid";
+
+tokio::task_local! {
+    /// The domain of a client that reached this server as `api.<domain>`, as it does with `E2B_DOMAIN`.
+    static REACHED_BELOW: Option<String>;
+}
+
+/// Answers a request whose client used this host name.
+pub(super) async fn reached_at<T>(host: &str, answering: impl Future<Output = T>) -> T {
+    let domain = host.strip_prefix("api.").map(str::to_owned);
+    REACHED_BELOW.scope(domain, answering).await
+}
+
+/// Clients without `E2B_SANDBOX_URL` build names of sandboxes below this domain. Without it, they would use that of E2B.
+fn domain(configured: Option<&String>) -> String {
+    let reached = || REACHED_BELOW.try_with(Clone::clone).ok().flatten();
+    let domain = configured.cloned().or_else(reached);
+    domain.unwrap_or_else(|| NO_DOMAIN.to_owned())
+}
+
 /// The answer of create, connect, resume and fork.
 pub(super) fn sandbox(app: &Control, view: &View) -> Sandbox {
     Sandbox {
@@ -28,7 +50,7 @@ pub(super) fn sandbox(app: &Control, view: &View) -> Sandbox {
         alias: alias(&view.sandbox.template),
         envd_access_token: view.note.envd_token.clone(),
         traffic_access_token: view.note.traffic_token.clone(),
-        domain: app.domain.clone(),
+        domain: Some(domain(app.domain.as_ref())),
     }
 }
 
@@ -74,7 +96,7 @@ pub(super) fn detail(app: &Control, view: &View, granted: Granted) -> SandboxDet
             .clone()
             .filter(|_| granted.has(Scope::SandboxesExec)),
         allow_internet_access: note.allow_internet_access,
-        domain: app.domain.clone(),
+        domain: Some(domain(app.domain.as_ref())),
         network: note.network.clone().map(|network| {
             let mut network = socks::shown(network);
             if !granted.has(Scope::SandboxesWrite) {
@@ -141,4 +163,25 @@ pub(super) fn size(template: &TemplateInfo) -> (u8, u64, u64) {
         template.memory.0 / MIB,
         template.disk.0 / MIB,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_reached_the_server_below_a_domain_gets_that_domain() {
+        let own = "own.test".to_owned();
+        for (host, configured, expected) in [
+            ("api.e2b.test:8443", None, "e2b.test:8443"),
+            ("api.e2b.test", Some(&own), "own.test"),
+            ("127.0.0.1:3000", None, NO_DOMAIN),
+            ("apiary.test", None, NO_DOMAIN),
+            ("", None, NO_DOMAIN),
+        ] {
+            let found = reached_at(host, async { domain(configured) }).await;
+            assert_eq!(found, expected, "{host}");
+        }
+        assert_eq!(domain(None), NO_DOMAIN);
+    }
 }

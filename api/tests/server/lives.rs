@@ -36,6 +36,28 @@ pub(crate) fn kvm_a_sandbox_is_created_looked_at_and_ended() {
     assert_eq!(server.get("/v2/sandboxes").expect(200).json(), json!([]));
 }
 
+/// Clients that build names of sandboxes themselves send code and tokens to them.
+pub(crate) fn kvm_a_server_without_a_domain_names_one_that_does_not_exist() {
+    let server = Server::open();
+    let created = server.ask(&json!({})).expect(201).json();
+    let sandbox = Sandbox::of(&created);
+    let connect = sandbox.path("/connect");
+    let connected = server.post(&connect, &json!({"timeout": 60})).expect(200);
+    let forked = server.post(&sandbox.path("/fork"), &json!({})).expect(201);
+    let detail = server.get(&sandbox.path("")).expect(200).json();
+    for answer in [
+        created,
+        connected.json(),
+        forked.json()[0]["sandbox"].clone(),
+        detail,
+    ] {
+        let text = |field: &str| answer[field].as_str().unwrap().to_owned();
+        let host = format!("49999-{}.{}", text("sandboxID"), text("domain"));
+        assert!(host.ends_with(".invalid"), "{host}");
+        assert!(host.split('.').all(|label| label.len() <= 63), "{host}");
+    }
+}
+
 pub(crate) fn kvm_lists_are_filtered_and_paged() {
     let server = Server::open();
     let make = |n: u32| server.create(&json!({"metadata": {"n": n.to_string(), "a": "b c"}}));

@@ -35,6 +35,7 @@ fn main() {
     let cases = cases! {
         lives::{
             kvm_a_sandbox_is_created_looked_at_and_ended,
+            kvm_a_server_without_a_domain_names_one_that_does_not_exist,
             kvm_lists_are_filtered_and_paged,
             kvm_timeouts_are_set_shortened_and_never_shortened_by_connect,
             kvm_requests_prolong_a_life_up_to_its_maximum,
