@@ -150,13 +150,14 @@ impl Resolver {
     }
 
     fn decide(&self, source: SocketAddr, transport: Protocol, bytes: &[u8]) -> Decision {
-        let Some(client) = (self.hooks.client)(source) else {
-            let is_awaited = (self.hooks.is_awaited)(source);
-            return if is_awaited {
-                Decision::Wait
-            } else {
-                Decision::Ignore
-            };
+        let client = match (self.hooks.client)(source) {
+            Some(client) => client,
+            None if (self.hooks.is_awaited)(source) => return Decision::Wait,
+            // The sandbox may have been adopted between the two questions.
+            None => match (self.hooks.client)(source) {
+                Some(client) => client,
+                None => return Decision::Ignore,
+            },
         };
         let admitted = self.guard().admit(&client.sandbox, Instant::now());
         let question = match query::parse(bytes) {

@@ -537,3 +537,18 @@ async fn queries_of_a_sandbox_that_is_being_adopted_wait_for_it() {
     assert!(answered.into_iter().eq(0..60));
     assert!(by_tcp.await.unwrap().is_some());
 }
+
+#[tokio::test]
+async fn a_query_whose_sandbox_is_adopted_while_it_is_looked_up_is_answered() {
+    let upstream = Upstream::with(vec![record("www.good.test.", 300, "192.0.2.1")]).await;
+    let world = World::start(vec![upstream.address]);
+    world.adopt_when_asked(1, Policy::internet());
+    assert_eq!(
+        world.addresses(1, "www.good.test.").await,
+        [ip("192.0.2.1")]
+    );
+    world.adopt_when_asked(2, Policy::internet());
+    let mut stream = world.connect(2).await;
+    let by_tcp = ask_on(&mut stream, "www.good.test.", RecordType::A).await;
+    assert!(by_tcp.is_some());
+}

@@ -40,6 +40,8 @@ struct State {
     clients: HashMap<IpAddr, Client>,
     /// TAPs whose sandboxes are being adopted.
     awaited: HashSet<IpAddr>,
+    /// Clients whose adoption ends just before the resolver asks whether they are awaited.
+    adopted_when_asked: HashMap<IpAddr, Client>,
     pinned: Vec<Pinned>,
     is_full: bool,
     events: Vec<NetEvent>,
@@ -95,7 +97,10 @@ impl World {
                     .cloned()
             }),
             is_awaited: Box::new(move |source| {
-                let state = awaited.state.lock().unwrap();
+                let mut state = awaited.state.lock().unwrap();
+                if let Some(client) = state.adopted_when_asked.remove(&source.ip()) {
+                    state.clients.insert(source.ip(), client);
+                }
                 state.awaited.contains(&source.ip())
             }),
             pin: Box::new(move |client, address, name, ttl| pins.pin(client, address, name, ttl)),
@@ -130,11 +135,7 @@ impl World {
 
     /// Assigns TAP `n` to sandbox `to`.
     pub(crate) fn hand_over(&self, n: u8, to: u8, policy: Policy) {
-        let client = Client {
-            tap: TapIndex(n.into()),
-            sandbox: sandbox(to),
-            policy: Arc::new(policy),
-        };
+        let client = client(n, to, policy);
         let mut state = self.state.lock().unwrap();
         state.awaited.remove(&source(n));
         state.clients.insert(source(n), client);
@@ -143,6 +144,13 @@ impl World {
     /// TAP `n` belongs to a sandbox of the former server, until [`Self::confine`].
     pub(crate) fn expect(&self, n: u8) {
         self.state.lock().unwrap().awaited.insert(source(n));
+    }
+
+    /// TAP `n` belongs to a sandbox of the former server until the resolver asks about it.
+    pub(crate) fn adopt_when_asked(&self, n: u8, policy: Policy) {
+        let mut state = self.state.lock().unwrap();
+        let client = client(n, n, policy);
+        state.adopted_when_asked.insert(source(n), client);
     }
 
     /// Stops the resolver.
@@ -273,6 +281,14 @@ pub(crate) fn names(patterns: &[&str]) -> Policy {
 
 pub(crate) fn sandbox(n: u8) -> SandboxId {
     SandboxId::from_random([n; 19])
+}
+
+fn client(n: u8, of: u8, policy: Policy) -> Client {
+    Client {
+        tap: TapIndex(n.into()),
+        sandbox: sandbox(of),
+        policy: Arc::new(policy),
+    }
 }
 
 fn source(n: u8) -> IpAddr {
