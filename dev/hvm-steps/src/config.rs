@@ -16,8 +16,14 @@ pub(crate) struct Config {
     pub(crate) only: Option<String>,
     /// `Some`: run the confinement prover instead of the steps, with these cases and classes. Empty: all cases.
     pub(crate) cases: Option<Vec<String>>,
-    /// On an emulated host: the directory of a disk that the second emulated host, with another CPU, reads.
+    /// Run only the steps of a further machine.
+    pub(crate) brief: bool,
+    /// Steps that are not run. A word of the step's name is enough.
+    pub(crate) skip: Vec<String>,
+    /// On an emulated host: the directory of a disk that the emulated hosts of later runs read.
     pub(crate) kept: Option<PathBuf>,
-    /// On the second emulated host: CPU features, separated by commas, that the first one had and this one lacks.
-    pub(crate) lacking: Option<String>,
+    /// Keep a template that can be restored, with this name, instead of one that can only be refused.
+    pub(crate) keep: Option<String>,
+    /// Templates that other emulated hosts have kept, as NAME:OUTCOME; see [`crate::steps`].
+    pub(crate) templates: Vec<String>,
 }

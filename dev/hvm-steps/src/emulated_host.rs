@@ -4,6 +4,7 @@ use std::{
     convert::Infallible,
     ffi::CString,
     fs::{self, File},
+    io,
     path::Path,
     time::{Duration, Instant},
 };
@@ -16,19 +17,20 @@ use nix::{
     sys::{
         reboot::{RebootMode, reboot},
         resource::{Resource, setrlimit},
+        termios::tcdrain,
     },
 };
 
 use crate::config::Config;
 
-/// The disk with the files that guests boot from.
-const DISK: &str = "/dev/vda";
+/// The disk with the files that guests boot from, in QEMU and in Bochs.
+const DISK: [&str; 2] = ["/dev/vda", "/dev/sda"];
 const GUEST: &str = "/guest";
 const WORK: &str = "/work";
 /// Limit of open files while the steps run.
 const DESCRIPTORS: u64 = 1 << 20;
-/// The disk that both emulated hosts mount.
-const KEPT_DISK: &str = "/dev/vdb";
+/// The disk that all emulated hosts mount.
+const KEPT_DISK: [&str; 2] = ["/dev/vdb", "/dev/sdb"];
 const KEPT: &str = "/kept";
 
 /// Sets the host up, calls `run`, prints the result and powers off. `xtask` reads the result from the last line
@@ -42,8 +44,11 @@ pub(crate) fn serve(run: impl FnOnce(&Config) -> Result<()>) -> ! {
             work: WORK.into(),
             only: option("hvm_steps.only"),
             cases: option("hvm_steps.confinement").map(|names| words(&names)),
+            brief: option("hvm_steps.brief").is_some(),
+            skip: list("hvm_steps.skip"),
             kept: Some(KEPT.into()),
-            lacking: option("hvm_steps.lacking"),
+            keep: option("hvm_steps.keep"),
+            templates: list("hvm_steps.templates"),
         })
     });
     // Unmounting writes everything to the disk for the second host.
@@ -52,6 +57,8 @@ pub(crate) fn serve(run: impl FnOnce(&Config) -> Result<()>) -> ! {
         Ok(()) => println!("hvm-steps: passed"),
         Err(error) => println!("hvm-steps: failed: {error:#}"),
     }
+    // A serial line at its real speed has not sent everything yet. If this fails, xtask reports that the result is missing.
+    let _ = tcdrain(io::stdout());
     let gone: Result<Infallible, Errno> = reboot(RebootMode::RB_POWER_OFF);
     // If PID 1 exits, the kernel panics: the console shows that the power-off failed.
     std::process::exit(gone.map_or(1, |never| match never {}))
@@ -75,16 +82,19 @@ fn prepare() -> Result<()> {
     let order = fs::read_to_string("/modules/order").context("cannot read /modules/order")?;
     for name in order.lines() {
         let file = File::open(Path::new("/modules").join(name))?;
-        finit_module(&file, &CString::default(), ModuleInitFlags::empty())
-            .with_context(|| format!("cannot load {name}"))?;
+        let parameters = parameters(name);
+        finit_module(
+            &file,
+            &CString::new(parameters.clone())?,
+            ModuleInitFlags::empty(),
+        )
+        .with_context(|| format!("cannot load {name} {parameters}"))?;
     }
     raise_limit()?;
-    wait_for(Path::new(DISK))?;
     // Mounted writable, so that nothing but the confinement keeps VMMs from writing to it. The emulator discards all
     // writes.
-    mount_at(DISK, GUEST, "ext4", MsFlags::empty(), "")?;
-    wait_for(Path::new(KEPT_DISK))?;
-    mount_at(KEPT_DISK, KEPT, "ext4", MsFlags::empty(), "")?;
+    mount_at(wait_for(DISK)?, GUEST, "ext4", MsFlags::empty(), "")?;
+    mount_at(wait_for(KEPT_DISK)?, KEPT, "ext4", MsFlags::empty(), "")?;
     println!("prepared in {:.1} s", start.elapsed().as_secs_f64());
     Ok(())
 }
@@ -103,17 +113,30 @@ fn mount_at(source: &str, target: &str, fstype: &str, flags: MsFlags, options: &
         .with_context(|| format!("cannot mount {target}"))
 }
 
-fn wait_for(device: &Path) -> Result<()> {
+/// Waits until one of the devices exists.
+fn wait_for(devices: [&'static str; 2]) -> Result<&'static str> {
     let deadline = Instant::now() + Duration::from_secs(10);
-    while !device.exists() {
-        ensure!(
-            Instant::now() < deadline,
-            "{} did not appear",
-            device.display()
-        );
+    loop {
+        if let Some(device) = devices.into_iter().find(|d| Path::new(d).exists()) {
+            return Ok(device);
+        }
+        ensure!(Instant::now() < deadline, "none of {devices:?} appeared");
         std::thread::sleep(Duration::from_millis(5));
     }
-    Ok(())
+}
+
+/// The parameters of a module on the kernel's command line, where they have the form `module.parameter=value`.
+fn parameters(file: &str) -> String {
+    let name = file.split('.').next().unwrap_or(file).replace('-', "_");
+    let line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let own = |word: &str| Some(word.strip_prefix(&name)?.strip_prefix('.')?.to_owned());
+    let own: Vec<String> = line.split_whitespace().filter_map(own).collect();
+    own.join(" ")
+}
+
+/// The words of `name=word,word` on the kernel's command line.
+fn list(name: &str) -> Vec<String> {
+    option(name).map(|text| words(&text)).unwrap_or_default()
 }
 
 /// Splits a text at commas. Empty words are dropped.

@@ -57,8 +57,11 @@ fn main() -> ExitCode {
             work: work.path().to_owned(),
             only: args.only,
             cases: args.confinement,
+            brief: false,
+            skip: Vec::new(),
             kept: None,
-            lacking: None,
+            keep: None,
+            templates: Vec::new(),
         };
         steps::run(&config)
     });

@@ -164,6 +164,52 @@ pub(crate) fn install(names: &[String], progress: Progress, log: &Path) -> Resul
     })
 }
 
+/// Installs packages from other suites than the host's sources have. `dir` gets the package lists.
+pub(crate) fn install_from(
+    suites: &[Suite],
+    names: &[&str],
+    dir: &Path,
+    progress: Progress,
+    log: &Path,
+) -> Result<()> {
+    progress.line(&format!("installing {}", names.join(" ")));
+    progress.stage("host packages", || {
+        let apt = apt_of(suites, dir)?;
+        tool::run(apt().arg("update"), log)?;
+        let release = &suites.last().context("no suite")?.release;
+        let mut install = apt();
+        install.args(["install", "--yes", "--no-install-recommends"]);
+        install.args(["--target-release", release]);
+        tool::run(install.args(names), log)
+    })
+}
+
+/// Makes apt-get commands with sources and package lists of their own in `dir`.
+pub(crate) fn apt_of(suites: &[Suite], dir: &Path) -> Result<impl Fn() -> Command> {
+    fs::create_dir_all(dir.join("lists/partial"))?;
+    let sources = dir.join("sources.list");
+    let lines: Vec<_> = suites.iter().map(Suite::source_line).collect();
+    fs::write(&sources, lines.join("\n") + "\n")?;
+    let options = [
+        ("Dir::Etc::sourcelist", sources),
+        ("Dir::Etc::sourceparts", PathBuf::from("/dev/null")),
+        ("Dir::State::lists", dir.join("lists")),
+        ("Dir::Cache::pkgcache", PathBuf::new()),
+        ("Dir::Cache::srcpkgcache", PathBuf::new()),
+    ];
+    let dir = dir.to_owned();
+    Ok(move || {
+        let mut apt = apt_get();
+        apt.current_dir(&dir);
+        for (option, path) in &options {
+            apt.arg("-o").arg(format!("{option}={}", path.display()));
+        }
+        apt.args(["-o", "APT::Sandbox::User=root"]);
+        apt.args(["-o", "Acquire::Languages=none"]);
+        apt
+    })
+}
+
 /// apt-get without questions, for logs.
 pub(crate) fn apt_get() -> Command {
     let mut command = Command::new("apt-get");

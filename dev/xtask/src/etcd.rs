@@ -1,11 +1,7 @@
 //! The etcd of the tier `cluster`: Debian trixie's, and bookworm's, which is too old and must be refused. Only the
 //! programs are unpacked; nothing is installed. Both are Go programs that need nothing but a C library.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context, Result};
 
@@ -39,25 +35,7 @@ fn make(suites: &[Suite], out: &Path, log: &Path) -> Result<()> {
 
 /// Downloads the package with package lists of its own: the host's sources need not have the release.
 fn fetch(suite: &Suite, work: &Path, log: &Path) -> Result<()> {
-    fs::create_dir_all(work.join("lists/partial"))?;
-    let sources = work.join("sources.list");
-    fs::write(&sources, format!("{}\n", suite.source_line()))?;
-    let apt = || {
-        let mut apt = archive::apt_get();
-        apt.current_dir(work);
-        for (option, path) in [
-            ("Dir::Etc::sourcelist", sources.clone()),
-            ("Dir::Etc::sourceparts", PathBuf::from("/dev/null")),
-            ("Dir::State::lists", work.join("lists")),
-            ("Dir::Cache::pkgcache", PathBuf::new()),
-            ("Dir::Cache::srcpkgcache", PathBuf::new()),
-        ] {
-            apt.arg("-o").arg(format!("{option}={}", path.display()));
-        }
-        apt.args(["-o", "APT::Sandbox::User=root"]);
-        apt.args(["-o", "Acquire::Languages=none"]);
-        apt
-    };
+    let apt = archive::apt_of(std::slice::from_ref(suite), work)?;
     tool::run(apt().arg("update"), log)?;
     tool::run(apt().args(["download", "etcd-server"]), log)?;
     let deb = fs::read_dir(work)?

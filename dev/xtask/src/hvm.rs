@@ -1,15 +1,16 @@
 //! The tier `hvm`: runs `hvm-steps` with the release binaries. The steps run on this host if its KVM uses VMX or SVM,
-//! otherwise on an AMD machine with SVM that QEMU emulates.
+//! otherwise on AMD machines with SVM that QEMU emulates.
 //!
 //! ```text
-//! QEMU (TCG) ─► Debian's cloud kernel ─► /init = hvm-steps ─► cube-vmm ─► the same kernel, in a VM
+//! emulator ─► Debian's cloud kernel ─► /init = hvm-steps ─► cube-vmm ─► the same kernel, in a VM
 //!   initramfs: init, cube-vmm, cube-bench, modules      disk: vmlinux, initramfs, root image, layer
+//!   second disk: templates, for the machines of later runs
 //! ```
 
 use std::{
     fs,
     io::{BufRead, BufReader},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
     sync::mpsc::{self, RecvTimeoutError},
     thread,
@@ -18,37 +19,23 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
+mod qemu;
+
+mod host_files;
+
 use crate::{
-    archive, binaries,
-    binaries::StaticBinaries,
-    cpio::Archive,
-    guest_dir, host, initramfs,
-    kernel::Kernel,
+    binaries, host,
     prepare::{self, Freshness},
     progress::Progress,
-    root_image,
-    stage::{Built, Recipe, Store},
+    stage::Store,
     tiers::{Counts, Outcome},
     tool,
     workspace::Workspace,
 };
+use host_files::HostFiles;
 
-const EMULATOR: &str = "qemu-system-x86_64";
-const PACKAGE: &str = "qemu-system-x86";
 /// Time limit of a run. On an emulated machine, a run takes three or four minutes with two cores.
 const RUN_TIMEOUT: Duration = Duration::from_secs(900);
-/// The first major version of QEMU that emulates XSAVE correctly under SVM. In older versions, a guest of the emulated
-/// machine can set XCR0 without an intercept to KVM, and its XSAVE state becomes inconsistent.
-const XSAVE_SINCE: u32 = 10;
-/// Modules that the emulated host loads, in load order.
-const MODULES: [&str; 6] = [
-    "irqbypass",
-    "kvm-amd",
-    "virtio_pci",
-    "virtio_blk",
-    "ext4",
-    "tun",
-];
 const PASSED: &str = "hvm-steps: passed";
 const FAILED: &str = "hvm-steps: failed";
 
@@ -61,8 +48,13 @@ pub(crate) enum Work {
     Prover(Vec<String>),
 }
 
-/// Runs the steps or the prover, on this host if its platform is `hvm`, otherwise on an emulated machine. If all steps
-/// pass on the emulated machine, the steps for a CPU that lacks [`LACKING`] run on a second one.
+/// CPU features that the second machine lacks. QEMU and the VMM use the same names; the first machine has these
+/// features, and its KVM offers them to guests.
+const LACKING: [&str; 2] = ["aes", "bmi2"];
+
+/// Runs the steps or the prover, on this host if its platform is `hvm`, otherwise on emulated machines. After all steps
+/// have passed on the first machine, the second one, which lacks [`LACKING`], must refuse its template, and some steps
+/// run on a third one without XSAVE.
 pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Result<Outcome> {
     prepare::images(workspace, progress, Freshness::Keep)?;
     let log = workspace.artifacts().join("log/hvm.log");
@@ -79,28 +71,41 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Res
         }
         return watch(command, &log);
     }
-    let machine = Emulated::prepare(workspace, progress, &binaries, &log)?;
-    progress.line(&format!(
-        "tier hvm: running on an emulated machine, for at most {} s; its console output goes to {}",
-        RUN_TIMEOUT.as_secs(),
-        log.display()
-    ));
-    let words = match work {
-        Work::Steps => String::new(),
-        Work::Prover(cases) => format!("hvm_steps.confinement={}", cases.join(",")),
+    qemu::install(workspace, progress, &log)?;
+    let store = Store::open(&workspace.artifacts(), progress)?;
+    let kept = host_files::kept_disk(workspace, &log)?;
+    let files = HostFiles::prepare(&store, workspace, &binaries, &qemu::MODULES, &kept)?;
+    let emulated = |machine: &str, without: &[&str], words: &str, log: &str| {
+        let log = workspace.artifacts().join("log").join(log);
+        progress.line(&format!(
+            "tier hvm: running on {machine}, for at most {} s; its console output goes to {}",
+            RUN_TIMEOUT.as_secs(),
+            log.display()
+        ));
+        watch(qemu::command(&files, without, words), &log)
     };
-    let outcome = watch(machine.command(&[], &words), &log)?;
-    if !outcome.success || matches!(work, Work::Prover(_)) {
-        return Ok(outcome);
+    if let Work::Prover(cases) = work {
+        let words = format!("hvm_steps.confinement={}", cases.join(","));
+        return emulated("an emulated machine", &[], &words, "hvm.log");
     }
-    progress.line(&format!(
-        "tier hvm: running on a second emulated machine, without the CPU features {}",
-        LACKING.join(", ")
-    ));
-    let log = log.with_file_name("hvm-lesser.log");
-    let words = format!("hvm_steps.lacking={}", LACKING.join(","));
-    let lesser = watch(machine.command(&LACKING, &words), &log)?;
-    Ok(outcome.and(lesser))
+    let mut outcome = emulated("an emulated machine", &[], "", "hvm.log")?;
+    let refused = format!("hvm_steps.templates=one:{}", LACKING.join("+"));
+    let lesser = format!("an emulated machine without {}", LACKING.join(" and "));
+    let without_xsave = "hvm_steps.brief=1 hvm_steps.skip=diff,keep";
+    for (machine, without, words, log) in [
+        (&*lesser, &LACKING[..], &*refused, "hvm-lesser.log"),
+        (
+            "an emulated machine without XSAVE",
+            &["xsave"],
+            without_xsave,
+            "hvm-no-xsave.log",
+        ),
+    ] {
+        if outcome.success {
+            outcome = outcome.and(emulated(machine, without, words, log)?);
+        }
+    }
+    Ok(outcome)
 }
 
 fn host_platform_is_hvm(vmm: &Path) -> bool {
@@ -110,135 +115,6 @@ fn host_platform_is_hvm(vmm: &Path) -> bool {
     let output = tool::output(Command::new(vmm).arg("probe")).unwrap_or_default();
     let probe: serde_json::Value = serde_json::from_str(&output).unwrap_or_default();
     probe["platform"] == "hvm"
-}
-
-/// CPU features that the second machine lacks. QEMU and the VMM use the same names; the first machine has these
-/// features, and its KVM offers them to guests.
-const LACKING: [&str; 2] = ["aes", "bmi2"];
-
-/// The files and the CPU model of an emulated machine.
-struct Emulated {
-    kernel: PathBuf,
-    initramfs: PathBuf,
-    /// Guest files, read by the emulated host.
-    disk: PathBuf,
-    /// A disk that the first machine writes and the second one reads.
-    kept: PathBuf,
-    cpu: &'static str,
-}
-
-impl Emulated {
-    fn prepare(
-        workspace: &Workspace,
-        progress: Progress,
-        binaries: &StaticBinaries,
-        log: &Path,
-    ) -> Result<Self> {
-        if tool::output(Command::new(EMULATOR).arg("--version")).is_err() {
-            archive::update(progress, log)?;
-            archive::install(&[PACKAGE.to_owned()], progress, log)?;
-        }
-        let store = Store::open(&workspace.artifacts(), progress)?;
-        let kernel = prepare::kernel(&store)?;
-        let initramfs = workspace.artifacts().join("tmp/hvm-initramfs.cpio");
-        fs::write(&initramfs, archive_of(&kernel, binaries)?)?;
-        let kept = workspace.artifacts().join("tmp/hvm-kept.ext4");
-        let mut mkfs = Command::new("mkfs.ext4");
-        mkfs.args(["-q", "-F", "-O", "^has_journal"]).arg(&kept);
-        tool::run(mkfs.arg("64M"), log)?;
-        Ok(Self {
-            kernel: kernel.vmlinux(),
-            initramfs,
-            disk: disk(&store, workspace)?.dir.join(DISK),
-            kept,
-            cpu: match version()? {
-                XSAVE_SINCE.. => "EPYC,+svm",
-                _ => "EPYC,+svm,-xsave",
-            },
-        })
-    }
-
-    /// The QEMU command line. `lacking` is removed from the CPU model; `words` is appended to the kernel command line,
-    /// where `hvm-steps` reads its options.
-    fn command(&self, lacking: &[&str], words: &str) -> Command {
-        let without: String = lacking.iter().map(|name| format!(",-{name}")).collect();
-        let drive = |file: &Path, snapshot| {
-            let file = file.display();
-            format!("file={file},format=raw,if=virtio,snapshot={snapshot}")
-        };
-        let words = format!("console=ttyS0 panic=-1 rdinit=/init quiet mitigations=off {words}");
-        let mut command = Command::new(EMULATOR);
-        command
-            .args(["-accel", "tcg,thread=multi", "-machine", "pc"])
-            .args(["-cpu", &format!("{}{without}", self.cpu)])
-            .args(["-smp", "1", "-m", "1536", "-nodefaults", "-no-user-config"])
-            .args(["-no-reboot", "-display", "none", "-serial", "stdio"])
-            .args(["-drive", &drive(&self.disk, "on")])
-            .args(["-drive", &drive(&self.kept, "off")])
-            .arg("-kernel")
-            .arg(&self.kernel)
-            .arg("-initrd")
-            .arg(&self.initramfs)
-            .args(["-append", &words]);
-        command
-    }
-}
-
-/// The major version of QEMU.
-fn version() -> Result<u32> {
-    let output = tool::output(Command::new(EMULATOR).arg("--version"))?;
-    let number = output.split_once("version ").map(|(_, rest)| rest);
-    let major = number.and_then(|number| number.split('.').next());
-    major
-        .and_then(|major| major.parse().ok())
-        .with_context(|| format!("`{EMULATOR} --version` printed no version number: {output:?}"))
-}
-
-/// The initramfs of the emulated host.
-fn archive_of(kernel: &Kernel, binaries: &StaticBinaries) -> Result<Vec<u8>> {
-    let modules = kernel.modules()?;
-    let order = modules.load_order(&MODULES.map(str::to_owned))?;
-    let mut archive = Archive::default();
-    for name in [
-        "dev", "etc", "proc", "sys", "tmp", "work", "guest", "kept", "modules",
-    ] {
-        archive.directory(name)?;
-    }
-    archive.device("dev/console", 0o600, (5, 1))?;
-    archive.file("init", 0o755, &fs::read(&binaries.steps)?)?;
-    archive.file("cube-vmm", 0o755, &fs::read(&binaries.vmm)?)?;
-    archive.file("cube-bench", 0o755, &fs::read(&binaries.bench)?)?;
-    initramfs::add_modules(&mut archive, &order)?;
-    archive.finish()
-}
-
-const DISK: &str = "disk.ext4";
-
-/// The disk with the files that guests of the emulated host boot from.
-fn disk(store: &Store, workspace: &Workspace) -> Result<Built> {
-    let guest = workspace.guest();
-    let recipe = Recipe::new("hvm-disk")
-        .text("form", "1")
-        .path("manifest", &guest.join(guest_dir::MANIFEST))?;
-    store.build(&recipe, "stages/hvm-disk", |out, log| {
-        let content = out.join("content");
-        fs::create_dir(&content)?;
-        for name in [
-            "vmlinux",
-            initramfs::FILE,
-            root_image::FILE,
-            crate::layer::FILE,
-        ] {
-            fs::hard_link(guest.join(name), content.join(name))?;
-        }
-        let mut mkfs = Command::new("mkfs.ext4");
-        mkfs.args(["-q", "-F", "-O", "^has_journal", "-m", "0", "-d"])
-            .arg(&content)
-            .arg(out.join(DISK))
-            .arg("768M");
-        tool::run(&mut mkfs, log)?;
-        Ok(fs::remove_dir_all(content)?)
-    })
 }
 
 /// A child process that is killed on drop.
