@@ -157,7 +157,11 @@ pub(super) fn prove(
 
 impl Service {
     fn attempt(&self, attempt: &Attempt, scene: &Scene) -> CaseReport {
-        match (self.start)() {
+        let started = (self.start)().and_then(|running| {
+            scene.group.add(running.child.id())?;
+            Ok(running)
+        });
+        match started {
             Ok(running) => {
                 let seized = Intruder::enter(running.child.id(), Relation::Parent);
                 try_in(attempt, scene, seized)
