@@ -88,14 +88,14 @@ async fn send_again(
     sender: Sender,
     request: Request<Upload>,
 ) -> Result<(Response<Incoming>, Sender), Failed> {
-    let (copy, request) = Copy::of(request, sender.line());
+    let (original, request) = Original::of(request, sender.line());
     let (mut failed, sender) = match send(sender, request).await {
         Ok(answered) => return Ok(answered),
         Err(failed) => failed,
     };
-    if failed.unsent.is_none() && copy.may_be_sent(&failed.cause) {
+    if failed.unsent.is_none() && original.may_be_sent(&failed.cause) {
         sender.end().await;
-        failed.unsent = copy.request();
+        failed.unsent = original.request();
     }
     Err(failed)
 }
@@ -117,7 +117,7 @@ async fn send(
 }
 
 /// What is kept of a request while it may have to be sent again.
-struct Copy {
+struct Original {
     head: request::Parts,
     progress: Progress,
     patience: Option<Duration>,
@@ -125,23 +125,23 @@ struct Copy {
     only_reads: bool,
 }
 
-impl Copy {
+impl Original {
     fn of(request: Request<Upload>, line: &Arc<Line>) -> (Self, Request<Upload>) {
         line.begin();
         let (head, mut body) = request.into_parts();
-        let copy = Self {
+        let original = Self {
             only_reads: only_reads(&head),
             head: head.clone(),
             progress: body.progress(),
             patience: body.patience(),
             line: Arc::clone(line),
         };
-        body.keep(if copy.only_reads {
+        body.keep(if original.only_reads {
             KeepUntil::Answered
         } else {
             KeepUntil::Written(Arc::clone(line))
         });
-        (copy, Request::from_parts(head, body))
+        (original, Request::from_parts(head, body))
     }
 
     /// An answer that is not HTTP shows that the sandbox has seen the request.

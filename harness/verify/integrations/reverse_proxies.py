@@ -23,9 +23,9 @@ PROXY = "http://127.0.0.1:8080"
 BARE = "server { listen 8080; location / { proxy_pass http://127.0.0.1:3000; } }"
 # Above all buffers and nginx's limit of a body.
 LARGE = 20 << 20
-# Answers a request for a WebSocket, and then each piece of data with that data.
+# Answers a request for a WebSocket (RFC 6455, 4.2.2; HAProxy checks the field), and then each piece of data with that data.
 ECHO = """
-import socket
+import base64, hashlib, re, socket
 listener = socket.create_server(("127.0.0.1", 8000))
 while True:
     client, _ = listener.accept()
@@ -35,7 +35,10 @@ while True:
     if b"upgrade: websocket" not in head.lower():
         client.close()
         continue
-    client.sendall(b"HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\nConnection: upgrade\\r\\n\\r\\n")
+    key = re.search(rb"(?i)sec-websocket-key: (\\S+)", head)[1] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+    accept = base64.b64encode(hashlib.sha1(key).digest())
+    client.sendall(b"HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\nConnection: upgrade\\r\\n")
+    client.sendall(b"Sec-WebSocket-Accept: " + accept + b"\\r\\n\\r\\n")
     while data := client.recv(4096):
         client.sendall(data)
 """
