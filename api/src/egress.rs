@@ -36,7 +36,7 @@ use std::{
 
 use ::egress::control::{Ask, Authority, Call, Flow, LISTENER, RuleOutcome, Way};
 use model::SandboxId;
-use netisolation::{Exception, NetEvent};
+use netisolation::{ForbiddenAddresses, NetEvent};
 use tokio::{
     net::UnixStream,
     sync::mpsc,
@@ -97,8 +97,8 @@ pub(crate) struct Handed {
     pub(crate) flow: Box<dyn Fn(SocketAddr) -> Option<Flow> + Send + Sync>,
     /// The sandbox is being adopted, so there is no flow yet.
     pub(crate) awaits_adoption: Box<dyn Fn(SocketAddr) -> bool + Send + Sync>,
-    /// Forbidden addresses that the operator has opened.
-    pub(crate) exceptions: Arc<[Exception]>,
+    /// Addresses that no proxy of a sandbox may have.
+    pub(crate) forbidden: ForbiddenAddresses,
 }
 
 /// Makes the listening socket for a proxy.
@@ -343,7 +343,7 @@ impl Answers for Desk {
         };
         let network = view.note.network.as_ref();
         let option = network.and_then(|network| network.egress_proxy.as_ref());
-        socks::way(option, &self.secrets, &self.handed.exceptions).await
+        socks::way(option, &self.secrets, &self.handed.forbidden).await
     }
 
     fn call(&self, sandbox: SandboxId, call: Call) {

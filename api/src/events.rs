@@ -31,9 +31,8 @@ use api_types::rest::{
     DeliveryStats, LifecycleEvent, NewWebhook, RefusedTraffic, Webhook, WebhookDelivery,
     WebhookDeliveryGroup, WebhookUpdate,
 };
-use ipnet::IpNet;
 use model::SandboxId;
-use netisolation::Exception;
+use netisolation::ForbiddenAddresses;
 use pool::{Change, Recovered, Sandbox};
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -258,19 +257,14 @@ impl Events {
         Ok((Self(Arc::new(shared)), opened))
     }
 
-    /// Begins to log and to deliver. `open`: ranges that webhooks may reach although they are denied to sandboxes.
+    /// Begins to log and to deliver. `forbidden`: addresses that no webhook may have.
     pub(crate) fn start(
         &self,
         opened: Opened,
         found: Found,
         templates: TemplateNames,
-        open: &[IpNet],
+        forbidden: ForbiddenAddresses,
     ) -> Running {
-        let exceptions = open.iter().map(|block| Exception {
-            block: *block,
-            access: Vec::new(),
-        });
-        let allowed = deliver::Allowed(exceptions.collect());
         let owner = Owner {
             events: self.clone(),
             log: opened.log,
@@ -282,7 +276,7 @@ impl Events {
             owner: tokio::spawn(owner.run(found, opened.refusals)),
             deliveries: tokio::spawn(deliver::run(
                 self.clone(),
-                allowed,
+                forbidden,
                 deliver::Pauses::default(),
             )),
         }

@@ -30,5 +30,7 @@ pub mod traces;
 mod agent;
 mod blocking;
 mod hex;
+#[cfg(test)]
+mod namespace;
 mod shell;
 mod webhook;

@@ -5,7 +5,7 @@ use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 
 use ::egress::control::Flow;
 use netisolation::{
-    DefaultEgress, EventLog, Exception, Hooks, Isolation, IsolationConfig, IsolationError,
+    DefaultEgress, EventLog, ForbiddenAddresses, Hooks, Isolation, IsolationConfig, IsolationError,
     LogError, NetEvent, Resolver, ResolverConfig, ResolverSockets, Uplinks,
 };
 use sha2::{Digest, Sha256};
@@ -34,8 +34,8 @@ const MAX_FLOWS: u32 = 4096;
 pub struct EgressConfig {
     /// Policy for sandboxes whose client sets no network options.
     pub default: DefaultEgress,
-    /// Exceptions to the address ranges that are denied to all sandboxes. An exception may permit a DNS server.
-    pub exceptions: Vec<Exception>,
+    /// Addresses that are denied to all sandboxes, and to their DNS servers and proxies.
+    pub forbidden: ForbiddenAddresses,
     pub rewriting: Rewriting,
 }
 
@@ -53,7 +53,7 @@ pub enum Rewriting {
 pub struct NetworkSpec {
     /// Interfaces through which packets may leave the host.
     pub uplinks: Uplinks,
-    /// Default policy for sandboxes, and exceptions to the address ranges that are denied to all of them.
+    /// Default policy for sandboxes, and the addresses that are denied to all of them.
     pub egress: EgressConfig,
     /// Upstream DNS servers of the resolver. Empty: the servers in /etc/resolv.conf.
     pub dns_servers: Vec<SocketAddr>,
@@ -122,7 +122,7 @@ pub(crate) async fn open(
         instance: instance(state).map_err(NetworkError::State)?,
         pins: PINS.into(),
         uplinks: spec.uplinks.clone(),
-        exceptions: spec.egress.exceptions.clone(),
+        forbidden: spec.egress.forbidden.clone(),
         stock: STOCK.min(max_sandboxes),
         max_taps: max_sandboxes.saturating_add(SPARE),
         max_flows: MAX_FLOWS,
@@ -147,12 +147,18 @@ pub(crate) async fn open(
 /// Ports of connections in which the proxy looks for names. Others reach it only from sandboxes with a proxy of their own.
 const CHECKED: [u16; 2] = [80, 443];
 
-/// The listening socket of the egress proxy, and the flows that are handed to it.
-pub(crate) fn proxied(isolation: &Isolation, exceptions: &[Exception]) -> (Listen, Handed) {
+/// The listening socket of the egress proxy, and the flows that are handed to it. The programs have judged their remote
+/// ends, but the proxy connects to them from this host, where more addresses than those of its interfaces can be local.
+pub(crate) fn proxied(isolation: &Isolation, forbidden: ForbiddenAddresses) -> (Listen, Handed) {
     let (listening, handing, adopting) = (isolation.clone(), isolation.clone(), isolation.clone());
     let listen = move || listening.proxy_listener();
+    let judge = forbidden.clone();
     let flow = move |peer| {
         let flow = handing.handed(peer)?;
+        if let Err(why) = judge.check_connection(flow.remote) {
+            tracing::warn!(sandbox = %flow.sandbox, why = model::chain(&why), "refused a connection of a sandbox through the egress proxy");
+            return None;
+        }
         Some(Flow {
             sandbox: flow.sandbox.to_string(),
             remote: flow.remote,
@@ -165,7 +171,7 @@ pub(crate) fn proxied(isolation: &Isolation, exceptions: &[Exception]) -> (Liste
     let handed = Handed {
         flow: Box::new(flow),
         awaits_adoption: Box::new(move |peer| adopting.awaits_adoption(peer)),
-        exceptions: exceptions.into(),
+        forbidden,
     };
     (Box::new(listen), handed)
 }
@@ -179,7 +185,7 @@ fn resolve(
     let sockets = isolation.resolver_sockets()?;
     let config = ResolverConfig {
         dns_servers: spec.dns_servers.clone(),
-        exceptions: spec.egress.exceptions.clone(),
+        forbidden: spec.egress.forbidden.clone(),
     };
     let resolver = Arc::new(Resolver::new(config, Hooks::of(isolation)));
     let (serving, stop) = watch::channel(false);

@@ -26,7 +26,7 @@ use std::{
 
 use ipnet::IpNet;
 use model::Bytes;
-use netisolation::{DefaultEgress, ResolverSockets};
+use netisolation::{DefaultEgress, ForbiddenAddresses, ResolverSockets};
 use pool::{OnClose, Pool, PoolConfig, PoolError, StateLock};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -87,8 +87,8 @@ pub struct ServeSpec {
     pub node: String,
     /// `None`: the server is alone.
     pub cluster: Option<ClusterSpec>,
-    /// Ranges that webhooks may reach although they are denied to sandboxes.
-    pub webhook_exceptions: Vec<IpNet>,
+    /// Addresses that no webhook of a client may have.
+    pub webhooks_forbidden: ForbiddenAddresses,
     /// Directory of benchmark runs that the console compares.
     pub reports: Option<PathBuf>,
 }

@@ -2,13 +2,14 @@
 
 use std::{
     io::{self, Read, Write},
-    net::IpAddr,
+    net::SocketAddr,
     str::FromStr,
     time::{Duration, Instant},
 };
 
 use api_client::endpoint::{Endpoint, Wire};
 use api_types::envd::Transport;
+use netisolation::Refused;
 
 /// How long each step of a delivery may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -57,8 +58,8 @@ impl FromStr for Webhook {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PostError {
     /// Trying again does not help.
-    #[error("{0} is an address that nothing may be posted to")]
-    Forbidden(IpAddr),
+    #[error(transparent)]
+    Refused(Refused),
     #[error("the server answered {0:?}")]
     Answered(String),
     #[error(transparent)]
@@ -70,33 +71,30 @@ impl PostError {
     pub(crate) fn status(&self) -> Option<u16> {
         match self {
             Self::Answered(text) => text.get(9..)?.parse().ok(),
-            Self::Forbidden(_) | Self::Io(_) => None,
+            Self::Refused(_) | Self::Io(_) => None,
         }
     }
 }
 
 impl Webhook {
-    /// Posts a body with further header lines, each ended by CRLF. Connects only to addresses that are allowed, and to none if
-    /// one of the host's addresses is not. Only a 2xx status is a success, and is returned; the rest of the answer is
-    /// discarded.
+    /// Posts a body with further header lines, each ended by CRLF. Connects only to addresses that `judge` accepts, and to
+    /// none if it refuses one of the host's addresses. Only a 2xx status is a success, and is returned; the rest of the
+    /// answer is discarded.
     pub(crate) fn post(
         &self,
         content_type: &str,
         headers: &str,
         body: &[u8],
-        allowed: impl Fn(IpAddr) -> bool,
+        judge: impl Fn(SocketAddr) -> Result<(), Refused>,
     ) -> Result<u16, PostError> {
-        let mut forbidden = None;
-        let check = |address: IpAddr| {
-            let is_allowed = allowed(address);
-            if !is_allowed {
-                forbidden = Some(address);
-            }
-            is_allowed
+        let mut refused = None;
+        let check = |address| {
+            refused = judge(address).err();
+            refused.is_none()
         };
         let wire = self.endpoint.dial_where(PATIENCE, check);
-        if let Some(address) = forbidden {
-            return Err(PostError::Forbidden(address));
+        if let Some(why) = refused {
+            return Err(PostError::Refused(why));
         }
         let mut wire = wire.map_err(io::Error::other)?;
         wire.bound_reads(Some(PATIENCE))?;
@@ -144,6 +142,8 @@ fn discard(wire: &mut Wire) {
 mod tests {
     use std::net::TcpListener;
 
+    use netisolation::{Destinations, ForbiddenAddresses};
+
     use super::*;
 
     #[test]
@@ -190,7 +190,7 @@ mod tests {
             early.map_err(|why| why.kind())
         });
         let hook: Webhook = url.parse().unwrap();
-        hook.post(JSON, "", b"{}", |_| true).unwrap();
+        hook.post(JSON, "", b"{}", |_| Ok(())).unwrap();
         let early = server.join().unwrap();
         assert_eq!(early, Err(io::ErrorKind::WouldBlock), "not closed before");
     }
@@ -202,9 +202,38 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         for host in ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"] {
             let hook: Webhook = format!("http://{host}:{port}/").parse().unwrap();
-            let refused = hook.post(JSON, "", b"{}", |_| false);
-            assert!(matches!(refused, Err(PostError::Forbidden(_))), "{host}");
+            let judge = |to: SocketAddr| Err(Refused::Forbidden(to.ip()));
+            let refused = hook.post(JSON, "", b"{}", judge);
+            assert!(matches!(refused, Err(PostError::Refused(_))), "{host}");
         }
         assert!(listener.accept().is_err(), "no connection was made");
+    }
+
+    #[test]
+    fn net_nothing_is_sent_to_an_address_of_this_host_that_is_not_named() {
+        use crate::namespace::{IN_LOCAL_PREFIX, SECONDARY, in_namespace};
+        in_namespace(|| {
+            let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let post = move |host: &str, forbidden: &ForbiddenAddresses| {
+                let hook: Webhook = format!("http://{host}:{port}/").parse().unwrap();
+                hook.post(JSON, "", b"{}", |to| forbidden.check_connection(to))
+            };
+            for host in [SECONDARY, IN_LOCAL_PREFIX] {
+                let refused = post(host, &ForbiddenAddresses::default());
+                let is_own = matches!(refused, Err(PostError::Refused(Refused::Host(_))));
+                assert!(is_own, "{host}: {refused:?}");
+            }
+            assert!(listener.accept().is_err(), "no connection was made");
+            let named = Destinations {
+                block: format!("{SECONDARY}/32").parse().unwrap(),
+                access: Vec::new(),
+            };
+            let named = ForbiddenAddresses::new(vec![named], Vec::new());
+            drop(listener);
+            let connected = post(SECONDARY, &named);
+            assert!(matches!(connected, Err(PostError::Io(_))), "{connected:?}");
+        });
     }
 }

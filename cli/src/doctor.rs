@@ -91,6 +91,7 @@ pub(crate) fn run(context: &Context, args: &DoctorArgs) -> Result<(), Failure> {
     let (options, unusable) = Options::load(args);
     let mut findings = host::findings(&options.state);
     findings.extend(service::findings(context, &options)?);
+    findings.extend(options.denied_addresses());
     let findings = unusable.into_iter().chain(findings);
     let findings: Vec<_> = findings.map(|found| options.applied(found)).collect();
     let columns = ["RESULT", "CHECK", "FOUND"];

@@ -118,7 +118,7 @@ FUNCTION int evaluate(struct packet *p, __u32 index, __u8 outward, __u8 open)
 	struct rule *rule = rule_for(0, remote);
 	if (rule && rule->verdict == HOST)
 		return OF_HOST;
-	if (rule && (rule->verdict == FORBIDDEN || !covers(rule, p, port)))
+	if (rule && (rule->verdict == FORBIDDEN) == covers(rule, p, port))
 		return FORBIDDEN_RANGE;
 	struct pin *pin = bpf_map_lookup_elem(&pins, &pin_key);
 	__u32 marks = pin && pin->tenure == tap->tenure && (open || pin->expires > bpf_ktime_get_ns()) ? pin->marks : 0;

@@ -12,7 +12,9 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net};
 use model::SandboxId;
-use netisolation::{Isolation, IsolationConfig, Policy, Rule, RuleAction, Tap, Uplinks};
+use netisolation::{
+    ForbiddenAddresses, Isolation, IsolationConfig, Policy, Rule, RuleAction, Tap, Uplinks,
+};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = env::args().skip(1).map(|text| text.parse::<u32>());
@@ -22,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         instance: "example".to_owned(),
         pins: PathBuf::from("/sys/fs/bpf/cube-example"),
         uplinks: Uplinks::DefaultRoutes,
-        exceptions: Vec::new(),
+        forbidden: ForbiddenAddresses::default(),
         stock: 0,
         // Numbers of released TAPs are reused as late as possible.
         max_taps: 2 * taps,

@@ -8,7 +8,7 @@ use crate::{
     error::IsolationError,
     event::Protocol,
     layout::{ACCESSES, Address, PortRange, Rule, verdict},
-    policy::{self, Access, Exception, Policy, RuleAction, forbidden},
+    policy::{self, Access, ForbiddenAddresses, Policy, RuleAction, Verdict},
     rule_sets::{Prefix, Rules, SENTINEL},
 };
 
@@ -37,24 +37,24 @@ pub(crate) fn rules_of(policy: &Policy) -> Result<Rules, IsolationError> {
     Ok(all)
 }
 
-/// The rule set for all sandboxes: the forbidden ranges, the operator's exceptions inside them, and the addresses of
-/// the host. An exception outside the forbidden ranges has no effect.
+/// The rule set for all sandboxes: the forbidden addresses, the operator's exceptions, and the addresses of the host.
 ///
 /// # Errors
-/// Returns [`IsolationError::TooMany`] if an exception has too many port ranges.
+/// Returns [`IsolationError::TooMany`] if more ports of a block are opened or denied than a rule has place for.
 pub(crate) fn rules_for_all(
-    exceptions: &[Exception],
+    forbidden: &ForbiddenAddresses,
     host: &[IpAddr],
 ) -> Result<Rules, IsolationError> {
-    let mapped = |block: &&IpNet| Address::from(block.network()).is_v4() && block.addr().is_ipv6();
+    let mapped = |block: &IpNet| Address::from(block.network()).is_v4() && block.addr().is_ipv6();
     let mut all = Rules::new();
-    for block in forbidden().iter().filter(|block| !mapped(block)) {
-        all.extend([entry(*block, verdict::FORBIDDEN, &[])?]);
-    }
-    for Exception { block, access } in exceptions {
-        if forbidden().iter().any(|range| range.contains(block)) {
-            all.extend([entry(*block, verdict::ALLOW, access)?]);
-        }
+    for block in forbidden.blocks().filter(|block| !mapped(block)) {
+        let entry = match forbidden.verdict(&block) {
+            Verdict::Open => entry(block, verdict::ALLOW, &[]),
+            Verdict::Only(access) => entry(block, verdict::ALLOW, &access),
+            Verdict::AllBut(access) => entry(block, verdict::FORBIDDEN, &access),
+            Verdict::Forbidden => entry(block, verdict::FORBIDDEN, &[]),
+        };
+        all.extend([entry?]);
     }
     for address in host {
         all.extend([entry(IpNet::from(*address), verdict::HOST, &[])?]);
@@ -124,5 +124,77 @@ pub(crate) fn protocol(number: u8) -> Protocol {
         6 => Protocol::Tcp,
         17 => Protocol::Udp,
         other => Protocol::Other(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+    use crate::{
+        fuzz::{edges, longest},
+        policy::Destinations,
+    };
+
+    fn destinations(block: &str, ports: &[u16]) -> Destinations {
+        let access = ports.iter().flat_map(|port| {
+            [Protocol::Tcp, Protocol::Udp].map(|protocol| Access {
+                protocol,
+                first: *port,
+                last: *port,
+            })
+        });
+        Destinations {
+            block: block.parse().unwrap(),
+            access: access.collect(),
+        }
+    }
+
+    /// As `evaluate` in `bpf/net.bpf.c`.
+    fn is_refused(rules: &Rules, to: SocketAddr) -> bool {
+        let covers = |rule: &Rule| {
+            let mut access = rule.access.iter().take(rule.accesses.into());
+            let is_for = |a: &PortRange| a.protocol == 6 && (a.first..=a.last).contains(&to.port());
+            rule.accesses == 0 || access.any(is_for)
+        };
+        longest(rules, to.ip())
+            .is_some_and(|rule| (rule.verdict == verdict::FORBIDDEN) == covers(&rule))
+    }
+
+    #[test]
+    fn the_map_and_the_judges_outside_of_it_refuse_the_same() {
+        let forbidden = ForbiddenAddresses::new(
+            vec![
+                destinations("10.0.0.0/8", &[443]),
+                destinations("10.0.0.0/8", &[80]),
+                destinations("10.1.0.0/16", &[]),
+                destinations("64:ff9b::/96", &[]),
+                destinations("fd00::/8", &[]),
+                destinations("198.51.100.7/32", &[]),
+            ],
+            vec![
+                destinations("0.0.0.0/0", &[25]),
+                destinations("::/0", &[25]),
+                destinations("10.1.2.0/24", &[443]),
+                destinations("10.1.2.4/30", &[80]),
+                destinations("198.51.100.0/24", &[]),
+                destinations("fd00:1::/32", &[443]),
+            ],
+        );
+        let rules = rules_for_all(&forbidden, &[]).unwrap();
+        let mut refused = 0;
+        for address in forbidden.blocks().flat_map(edges) {
+            for port in [25, 80, 443, 9] {
+                let to = SocketAddr::new(address, port);
+                assert_eq!(is_refused(&rules, to), forbidden.forbids_tcp(to), "{to}");
+                refused += u32::from(forbidden.forbids_tcp(to));
+            }
+        }
+        assert!(refused > 100, "{refused}");
+        let ports = [1, 2, 3, 4, 5];
+        let many = vec![destinations("203.0.113.0/24", &ports)];
+        let many = ForbiddenAddresses::new(Vec::new(), many);
+        assert!(rules_for_all(&many, &[]).is_err());
     }
 }

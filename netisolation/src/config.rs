@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::{
     error::{IsolationError, unsuitable},
-    policy::Exception,
+    policy::ForbiddenAddresses,
 };
 
 /// Maximum number of TAPs of one server. The resolver identifies each TAP by an address in the server's /20 block of
@@ -20,8 +20,8 @@ pub struct IsolationConfig {
     pub pins: PathBuf,
     /// Interfaces through which packets may leave the host.
     pub uplinks: Uplinks,
-    /// Blocks in forbidden ranges that the operator opens.
-    pub exceptions: Vec<Exception>,
+    /// Addresses that no policy opens.
+    pub forbidden: ForbiddenAddresses,
     /// Number of TAPs to keep ready.
     pub stock: u32,
     /// Maximum number of TAPs at a time, including ready TAPs and released ones whose entries are not yet removed.

@@ -75,7 +75,7 @@ pub(crate) fn remove_unopened(name: &str, index: u32) -> bool {
 }
 
 /// Sets a device's queueing discipline to `noqueue`: the sender of a frame then passes it to the driver synchronously.
-/// The message is built by hand, because it is this crate's only rtnetlink(7) request.
+/// The message is built by hand, because this crate has only two rtnetlink(7) requests.
 pub(crate) fn bypass_queueing(index: u32) -> io::Result<()> {
     const LENGTH: u32 = 48;
     // `nlmsghdr`, `tcmsg`, `rtattr` (`linux/netlink.h`, `linux/rtnetlink.h`).
@@ -95,11 +95,11 @@ pub(crate) fn bypass_queueing(index: u32) -> io::Result<()> {
     ];
     let mut message: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     message.extend(b"noqueue\0");
-    request_rtnetlink(&message)
+    acknowledgement(&request_rtnetlink(&message)?)
 }
 
-/// Sends a request and waits for its acknowledgement.
-fn request_rtnetlink(message: &[u8]) -> io::Result<()> {
+/// Sends a request and returns the beginning of the answer.
+pub(crate) fn request_rtnetlink(message: &[u8]) -> io::Result<Vec<u8>> {
     let kind = (
         AddressFamily::Netlink,
         SockType::Raw,
@@ -107,9 +107,10 @@ fn request_rtnetlink(message: &[u8]) -> io::Result<()> {
     );
     let socket = socket(kind.0, kind.1, kind.2, SockProtocol::NetlinkRoute)?;
     send(socket.as_raw_fd(), message, MsgFlags::empty())?;
-    let mut answer = [0; 128];
+    let mut answer = vec![0; 128];
     let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-    acknowledgement(answer.get(..length).unwrap_or_default())
+    answer.truncate(length);
+    Ok(answer)
 }
 
 /// Reads an acknowledgement: `nlmsghdr`, then `nlmsgerr`, which begins with the negated errno.

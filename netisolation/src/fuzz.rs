@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use crate::{
     clock, compile, device,
-    layout::{Address, Record, verdict},
+    layout::{Address, Record, Rule, verdict},
     policy::{NamePattern, Policy},
     refusals, resolver,
     rule_sets::Rules,
@@ -57,14 +57,15 @@ pub fn check_policy(policy: &Policy) {
     }
     for rule in policy.rules.iter().take(64) {
         for address in edges(rule.block) {
-            let allowed = longest(&rules, address) == Some(verdict::ALLOW);
+            let rule = longest(&rules, address);
+            let allowed = rule.is_some_and(|rule| rule.verdict == verdict::ALLOW);
             assert_eq!(allowed, policy.allows(address), "{address}");
         }
     }
 }
 
 /// The first and last address of a block, and their neighbours.
-fn edges(block: IpNet) -> impl Iterator<Item = IpAddr> {
+pub(crate) fn edges(block: IpNet) -> impl Iterator<Item = IpAddr> {
     let near = |address: IpAddr| match address {
         IpAddr::V4(v4) => [-1, 0, 1].map(|by| {
             let bits = v4.to_bits().wrapping_add_signed(by);
@@ -85,7 +86,7 @@ fn edges(block: IpNet) -> impl Iterator<Item = IpAddr> {
 }
 
 /// The longest match, as in `rule_for` of `bpf/net.bpf.c`: rules for IPv6 do not apply to IPv4 addresses.
-fn longest(rules: &Rules, address: IpAddr) -> Option<u8> {
+pub(crate) fn longest(rules: &Rules, address: IpAddr) -> Option<Rule> {
     let wanted = u128::from_be_bytes(Address::from(address).0);
     let matching = rules.iter().filter(|((prefix, network), _)| {
         let host_bits = 128 - u32::from(*prefix);
@@ -93,7 +94,7 @@ fn longest(rules: &Rules, address: IpAddr) -> Option<u8> {
         network_of(wanted) == network_of(u128::from_be_bytes(network.0))
     });
     let ((prefix, _), rule) = matching.max_by_key(|((prefix, _), _)| *prefix)?;
-    (address.is_ipv6() || *prefix >= 96).then_some(rule.verdict)
+    (address.is_ipv6() || *prefix >= 96).then_some(*rule)
 }
 
 /// Checks that a pattern survives serialization and matches only names with its suffix.

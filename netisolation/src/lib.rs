@@ -30,6 +30,7 @@ mod isolation;
 mod kfuncs;
 mod layout;
 mod limits;
+mod local;
 mod log;
 mod maintenance;
 mod name_pins;
@@ -56,10 +57,11 @@ pub use event::{Counters, Direction, NetEvent, Protocol, Reason};
 pub use gateway::ResolverSockets;
 pub use handed::HandedFlow;
 pub use isolation::Isolation;
+pub use local::{Refused, is_of_this_host};
 pub use log::{EventLog, LogError, LogFile, Subscriber};
 pub use policy::{
-    Access, DefaultEgress, Exception, NamePattern, Naming, Policy, PolicyError, Rule, RuleAction,
-    forbidden, is_forbidden,
+    Access, DefaultEgress, Destinations, ForbiddenAddresses, NamePattern, Naming, Policy,
+    PolicyError, Rule, RuleAction, canonical,
 };
 pub use resolver::{Client, FindClient, Hooks, Pin, Resolver, ResolverConfig};
 pub use tap::{Tap, TapIndex};

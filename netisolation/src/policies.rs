@@ -8,13 +8,13 @@ use crate::{
     error::{IsolationError, system},
     layout,
     limits::Limits,
-    policy::{Exception, Policy, is_forbidden},
+    policy::{ForbiddenAddresses, Policy},
     rule_sets::{RuleMap, RuleSets},
 };
 
 pub(crate) struct Policies {
     pub(crate) rules: RuleSets,
-    exceptions: Vec<Exception>,
+    forbidden: ForbiddenAddresses,
     limits: Limits,
     /// The upper half of `policy` in the next entry, so that a change is visible even if the rule set is the same.
     next_change: u32,
@@ -25,7 +25,7 @@ impl Policies {
     pub(crate) fn new(rules: RuleMap, config: &IsolationConfig) -> Self {
         Self {
             rules: RuleSets::new(rules),
-            exceptions: config.exceptions.clone(),
+            forbidden: config.forbidden.clone(),
             limits: Limits::of(config),
             next_change: 1,
             next_tenure: 1,
@@ -84,12 +84,12 @@ impl Policies {
         self.rules.release(rule_set);
     }
 
-    /// Writes the rules for all sandboxes: the forbidden ranges, the exceptions, and the host's addresses that are not
-    /// already forbidden.
+    /// Writes the rules for all sandboxes: the forbidden addresses, the exceptions, and the host's addresses that are
+    /// not already forbidden.
     pub(crate) fn set_host_addresses(&mut self, host: &[IpAddr]) -> Result<(), IsolationError> {
-        let is_reachable = |address: &&IpAddr| !is_forbidden(**address, &self.exceptions);
+        let is_reachable = |address: &&IpAddr| !self.forbidden.forbids(**address);
         let host: Vec<IpAddr> = host.iter().filter(is_reachable).copied().collect();
-        let rules = compile::rules_for_all(&self.exceptions, &host)?;
+        let rules = compile::rules_for_all(&self.forbidden, &host)?;
         let written = self.rules.set_for_all(rules);
         written.map_err(|e| system("write the rules for all sandboxes", e))
     }

@@ -5,7 +5,8 @@ mod lists;
 mod name;
 mod rules;
 
-pub use forbidden::{Exception, forbidden, is_forbidden};
+pub(crate) use forbidden::Verdict;
+pub use forbidden::{Destinations, ForbiddenAddresses, canonical};
 pub use lists::DefaultEgress;
 pub use name::{NamePattern, Naming, PolicyError};
 pub use rules::{Access, Policy, Rule, RuleAction};

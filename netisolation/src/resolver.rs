@@ -38,7 +38,7 @@ use crate::{
     error::IsolationError,
     event::{Direction, NetEvent, Protocol, Reason},
     isolation::Isolation,
-    policy::{Exception, Naming, Policy, is_forbidden},
+    policy::{ForbiddenAddresses, Naming, Policy},
     tap::TapIndex,
 };
 
@@ -104,13 +104,13 @@ pub struct ResolverConfig {
     /// Upstream servers for sandboxes whose policy names none. Empty: the servers in /etc/resolv.conf at startup, which
     /// may be loopback addresses.
     pub dns_servers: Vec<SocketAddr>,
-    /// Blocks in forbidden ranges whose addresses answers may contain.
-    pub exceptions: Vec<Exception>,
+    /// Addresses that no answer contains and that no policy's DNS server has.
+    pub forbidden: ForbiddenAddresses,
 }
 
 pub struct Resolver {
     hooks: Hooks,
-    exceptions: Vec<Exception>,
+    forbidden: ForbiddenAddresses,
     upstreams: Upstreams,
     guard: Mutex<Guard>,
 }
@@ -143,7 +143,7 @@ impl Resolver {
     pub fn new(config: ResolverConfig, hooks: Hooks) -> Self {
         Self {
             hooks,
-            exceptions: config.exceptions,
+            forbidden: config.forbidden,
             upstreams: Upstreams::new(config.dns_servers),
             guard: Mutex::default(),
         }
@@ -200,12 +200,23 @@ impl Resolver {
         let Kind::Address(kind) = query.question.kind else {
             return query.question.reply(ResponseCode::Refused);
         };
-        let servers = &query.client.policy.dns_servers;
-        match self.upstreams.ask(servers, &query.name, kind).await {
+        let Some(servers) = self.servers_of(&query.client.policy) else {
+            return query.question.reply(ResponseCode::ServFail);
+        };
+        match self.upstreams.ask(&servers, &query.name, kind).await {
             Outcome::Addresses { addresses, ttl } => self.check_and_pin(query, &addresses, ttl),
             Outcome::None(code) => query.question.reply(code),
             Outcome::Failed => query.question.reply(ResponseCode::ServFail),
         }
+    }
+
+    /// The policy's DNS servers that may be asked; empty if it names none. `None`: it names only others. They are checked
+    /// for each query, because the host may have got an address since the client chose them.
+    fn servers_of(&self, policy: &Policy) -> Option<Vec<SocketAddr>> {
+        let servers = policy.dns_servers.iter().copied();
+        let allowed = servers.filter(|server| self.forbidden.check_connection(*server).is_ok());
+        let allowed: Vec<_> = allowed.collect();
+        (!allowed.is_empty() || policy.dns_servers.is_empty()).then_some(allowed)
     }
 
     /// Checks the addresses of an upstream answer, pins them if a pattern allowed the name, and returns the reply.
@@ -217,7 +228,7 @@ impl Resolver {
         };
         if addresses
             .iter()
-            .any(|address| is_forbidden(*address, &self.exceptions))
+            .any(|address| self.forbidden.forbids(*address))
         {
             return refused(Reason::Rebinding);
         }

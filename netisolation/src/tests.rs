@@ -5,6 +5,7 @@ mod control;
 mod frame;
 mod handed;
 mod inward;
+mod local;
 mod names;
 mod offload;
 mod outward;

@@ -14,7 +14,7 @@ use std::{
 };
 
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
-use netisolation::{Isolation, IsolationConfig, Uplinks};
+use netisolation::{ForbiddenAddresses, Isolation, IsolationConfig, Uplinks};
 use pool::{CreateSpec, Init, Lifetime, OnClose, Pool, PoolConfig, Sandbox};
 use setup::{Failure, PATIENCE, config, number, quantile};
 
@@ -176,7 +176,7 @@ fn network() -> Result<Option<Isolation>, Failure> {
         instance: format!("acquire{}", std::process::id()),
         pins: "/sys/fs/bpf/cube".into(),
         uplinks: Uplinks::DefaultRoutes,
-        exceptions: Vec::new(),
+        forbidden: ForbiddenAddresses::default(),
         stock: 4,
         max_taps: 1024,
         max_flows: 1024,

@@ -6,7 +6,7 @@
 use std::{
     fmt,
     io::{self, Read, Write},
-    net::{IpAddr, Ipv4Addr, TcpStream, ToSocketAddrs},
+    net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs},
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
@@ -130,8 +130,7 @@ impl Endpoint {
     }
 
     /// As [`Endpoint::dial`], if all addresses of the host are allowed. Whoever controls the host's name cannot choose
-    /// another one: it is resolved once. An address of this host that it is reached at without the loopback interface is
-    /// judged as a loopback address too.
+    /// another one: it is resolved once.
     ///
     /// # Errors
     /// Returns [`DialError::Connect`] with [`io::ErrorKind::PermissionDenied`] if an address is not allowed, and the errors
@@ -139,7 +138,7 @@ impl Endpoint {
     pub fn dial_where(
         &self,
         timeout: Duration,
-        allowed: impl FnMut(IpAddr) -> bool,
+        allowed: impl FnMut(SocketAddr) -> bool,
     ) -> Result<Wire, DialError> {
         let failed = |source| DialError::Connect {
             to: self.to_string(),
@@ -161,12 +160,12 @@ impl Endpoint {
     fn connect(
         &self,
         timeout: Duration,
-        mut allowed: impl FnMut(IpAddr) -> bool,
+        mut allowed: impl FnMut(SocketAddr) -> bool,
     ) -> io::Result<TcpStream> {
         let deadline = Instant::now() + timeout;
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         let addresses: Vec<_> = (self.host.as_str(), self.port).to_socket_addrs()?.collect();
-        if addresses.iter().any(|address| !allowed(address.ip())) {
+        if addresses.iter().any(|address| !allowed(*address)) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         for address in addresses {
@@ -175,13 +174,7 @@ impl Endpoint {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             match TcpStream::connect_timeout(&address, left) {
-                Ok(stream) => {
-                    let is_here = stream.local_addr()?.ip() == stream.peer_addr()?.ip();
-                    if is_here && !allowed(Ipv4Addr::LOCALHOST.into()) {
-                        return Err(io::ErrorKind::PermissionDenied.into());
-                    }
-                    return Ok(stream);
-                }
+                Ok(stream) => return Ok(stream),
                 Err(error) => last = error,
             }
         }

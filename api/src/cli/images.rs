@@ -9,7 +9,10 @@ use api::builds::bases::ImagesSpec;
 use clap::Args;
 use ipnet::IpNet;
 use model::Bytes;
+use netisolation::Destinations;
 use oci_image::registry::{Endpoint, Registries, docker_config};
+
+use super::network::forbidden;
 
 /// Memory of one conversion, if the server's memory has no limit.
 const MEMORY: Bytes = Bytes::mib(4096);
@@ -22,7 +25,8 @@ pub(super) struct ImageOptions {
     /// Server from which the images of a domain are pulled instead; repeat for more, which are tried in this order
     #[arg(long, value_name = "DOMAIN=URL")]
     image_mirror: Vec<Mirror>,
-    /// Block of the ranges that are denied to image registries in which registries may be; repeat for more
+    /// Block of the ranges that are denied to image registries in which registries may be, or an address of this host;
+    /// repeat for more
     #[arg(long, value_name = "CIDR", value_parser = super::serve::block)]
     image_exception: Vec<IpNet>,
     /// Docker's config.json with credentials for image registries, for builds without their own
@@ -66,6 +70,7 @@ impl FromStr for Mirror {
 
 impl ImageOptions {
     /// `beside`: the directory of this program. `templates`: that of templates. `memory`: the limit of the server's memory.
+    /// `denied`: the addresses that the operator denies.
     ///
     /// # Errors
     /// Returns a message if the credentials cannot be read.
@@ -74,9 +79,10 @@ impl ImageOptions {
         beside: &Path,
         templates: Option<&Path>,
         memory: Option<Bytes>,
+        denied: &[Destinations],
     ) -> Result<ImagesSpec, String> {
         let mut registries = Registries {
-            open: self.image_exception,
+            forbidden: forbidden(&self.image_exception, denied),
             ..Registries::default()
         };
         for Mirror { domain, endpoint } in self.image_mirror {

@@ -14,7 +14,9 @@ use api::{
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use model::Bytes;
-use netisolation::{Access, DefaultEgress, Exception, Protocol, Uplinks};
+use netisolation::{
+    Access, DefaultEgress, Destinations, ForbiddenAddresses, Protocol, Uplinks, canonical,
+};
 
 use super::ceiling::Ceiling;
 
@@ -32,7 +34,11 @@ pub(super) struct NetworkOptions {
     uplink: Vec<String>,
     /// Permit part of the ranges that are denied to all sandboxes; a sandbox's own policy must allow it too
     #[arg(long, value_name = "CIDR[:PORT]")]
-    network_exception: Vec<Opened>,
+    network_exception: Vec<Block>,
+    /// Deny a block, or a port of it, to all sandboxes and to what this server connects to for clients (webhooks,
+    /// registries, DNS servers, proxies); no policy and no exception opens it
+    #[arg(long, value_name = "CIDR[:PORT]")]
+    network_deny: Vec<Block>,
     /// Outbound access of a sandbox whose client sets no network options
     #[arg(long, value_enum, default_value = "deny")]
     default_egress: Egress,
@@ -113,11 +119,11 @@ enum Egress {
     Internet,
 }
 
-/// The value of `--network-exception`.
+/// The value of `--network-exception` and `--network-deny`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Opened(Exception);
+struct Block(Destinations);
 
-impl FromStr for Opened {
+impl FromStr for Block {
     type Err = String;
 
     /// Parses `CIDR[:PORT]`. A port follows the prefix length: `10.0.0.0/8:443`, `fd00::/8:443`. An IPv6 address can
@@ -132,7 +138,7 @@ impl FromStr for Opened {
         };
         let block = match block.parse::<IpAddr>() {
             Ok(address) => IpNet::from(address),
-            Err(_) => block.parse::<IpNet>().map_err(|_| wrong())?.trunc(),
+            Err(_) => block.parse::<IpNet>().map_err(|_| wrong())?,
         };
         let access = match port.map(str::parse::<u16>) {
             None => Vec::new(),
@@ -145,7 +151,8 @@ impl FromStr for Opened {
                 .into(),
             Some(_) => return Err(wrong()),
         };
-        Ok(Self(Exception { block, access }))
+        let block = canonical(block);
+        Ok(Self(Destinations { block, access }))
     }
 }
 
@@ -186,6 +193,24 @@ impl From<Egress> for DefaultEgress {
 impl NetworkOptions {
     pub(super) fn build_egress(&self) -> DefaultEgress {
         self.build_egress.into()
+    }
+
+    /// The addresses that the operator denies.
+    pub(super) fn denied(&self) -> Vec<Destinations> {
+        self.network_deny
+            .iter()
+            .map(|block| block.0.clone())
+            .collect()
+    }
+
+    /// The values of `--network-deny` for the log. `None`: there are none.
+    pub(super) fn shown_denied(&self) -> Option<String> {
+        let shown = |Block(Destinations { block, access })| match access.first() {
+            Some(service) => format!("{block}:{}", service.first),
+            None => block.to_string(),
+        };
+        let shown: Vec<_> = self.network_deny.iter().cloned().map(shown).collect();
+        (!shown.is_empty()).then(|| shown.join(", "))
     }
 
     /// The network configuration. `None`: sandboxes have no network. `beside`: the directory of this program.
@@ -232,13 +257,14 @@ impl NetworkOptions {
         }
         let command = self.alert_command.map(AlertAction::Command);
         let action = command.or(self.alert_webhook.map(AlertAction::Webhook));
+        let denied = self.denied();
         let exceptions = self.network_exception.into_iter().map(|opened| opened.0);
         let servers = self.dns_server.into_iter().map(|server| server.0);
         Ok(Some(NetworkSpec {
             uplinks,
             egress: EgressConfig {
                 default,
-                exceptions: exceptions.collect(),
+                forbidden: ForbiddenAddresses::new(exceptions.collect(), denied),
                 rewriting: match proxy {
                     Some(_) => Rewriting::On,
                     None => Rewriting::Off,
@@ -255,6 +281,15 @@ impl NetworkOptions {
             bytes_per_s: self.network_rate.unwrap_or(RATE).0.map(|rate| rate.0),
         }))
     }
+}
+
+/// What is forbidden to connections that the server makes for clients. `exceptions`: the blocks that are opened for them.
+pub(super) fn forbidden(exceptions: &[IpNet], denied: &[Destinations]) -> ForbiddenAddresses {
+    let exceptions = exceptions.iter().map(|block| Destinations {
+        block: *block,
+        access: Vec::new(),
+    });
+    ForbiddenAddresses::new(exceptions.collect(), denied.to_vec())
 }
 
 fn proxy(option: Option<EgressProxy>, beside: &Path) -> Result<Option<PathBuf>, String> {
@@ -276,7 +311,7 @@ mod tests {
     #[test]
     fn exceptions_are_blocks_with_an_optional_port() {
         let read = |text: &str| {
-            text.parse::<Opened>()
+            text.parse::<Block>()
                 .map(|o| (o.0.block.to_string(), o.0.access))
         };
         let whole = |block: &str| Ok((block.to_owned(), Vec::new()));
@@ -284,6 +319,7 @@ mod tests {
         assert_eq!(read("10.1.2.3/8"), whole("10.0.0.0/8"));
         assert_eq!(read("fd00::1"), whole("fd00::1/128"));
         assert_eq!(read("fd00::/8"), whole("fd00::/8"));
+        assert_eq!(read("::ffff:10.0.0.0/104"), whole("10.0.0.0/8"));
         for (text, block) in [
             ("10.1.2.3:443", "10.1.2.3/32"),
             ("10.0.0.0/8:443", "10.0.0.0/8"),

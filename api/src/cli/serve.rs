@@ -24,7 +24,13 @@ use model::{Bytes, STATE_DIR};
 use pool::{MissingLimits, OnClose, PoolConfig, SandboxLimits, WarmMarks};
 use tracing_subscriber::EnvFilter;
 
-use super::{Failure, ceiling::Ceiling, failure, images::ImageOptions, network::NetworkOptions};
+use super::{
+    Failure,
+    ceiling::Ceiling,
+    failure,
+    images::ImageOptions,
+    network::{NetworkOptions, forbidden},
+};
 
 /// The address to listen on if none is named.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
@@ -151,7 +157,8 @@ pub(super) struct ServeConfig {
     /// Bytes per second that copies of templates and moves of sandboxes take from other nodes, and again to them
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     transfer_rate: Bytes,
-    /// Block of the ranges that are denied to sandboxes in which webhooks may be; repeat for more
+    /// Block of the ranges that are denied to sandboxes in which webhooks may be, or an address of this host; repeat for
+    /// more
     #[arg(long, value_name = "CIDR", value_parser = block)]
     webhook_exception: Vec<IpNet>,
     /// Directory of runs of cube-bench, which the console compares
@@ -311,7 +318,15 @@ fn check(
         traces::install(traced).map_err(|why| Failure::Usage(format!("--otlp-endpoint: {why}")))?;
     }
     let server_memory = server_memory(config.server_memory)?;
-    let from_images = (config.registries).spec(beside, installed.as_deref(), server_memory);
+    let denied = config.network.denied();
+    if let Some(blocks) = config.network.shown_denied() {
+        tracing::info!(
+            blocks,
+            "addresses denied to all sandboxes in addition to the built-in ranges"
+        );
+    }
+    let from_images =
+        (config.registries).spec(beside, installed.as_deref(), server_memory, &denied);
     let from_images = from_images.map_err(Failure::Usage)?;
     let (warm, warm_spare) = match config.warm {
         Some(Marks(marks)) => (marks, WarmMarks::default()),
@@ -394,7 +409,7 @@ fn check(
         images: from_images,
         node,
         cluster,
-        webhook_exceptions: config.webhook_exception,
+        webhooks_forbidden: forbidden(&config.webhook_exception, &denied),
         reports: config.reports,
     })
 }

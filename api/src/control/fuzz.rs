@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ::egress::control::RuleOutcome;
 use api_types::rest::{NetworkConfig, NetworkUpdate, NewSandbox};
-use netisolation::{DefaultEgress, forbidden};
+use netisolation::{DefaultEgress, ForbiddenAddresses};
 
 use crate::builds::{grant::Authority, request, store};
 
@@ -54,7 +54,7 @@ fn check_options(options: &NetworkConfig) {
     for default in [DefaultEgress::Deny, DefaultEgress::Internet] {
         let egress = EgressConfig {
             default,
-            exceptions: Vec::new(),
+            forbidden: ForbiddenAddresses::default(),
             rewriting: Rewriting::On,
         };
         for access in [None, Some(false), Some(true)] {
@@ -69,8 +69,7 @@ fn check_options(options: &NetworkConfig) {
                 assert!(!(closed && policy.allows(address)), "{address}");
             }
             for server in &policy.dns_servers {
-                let is_inside = forbidden().iter().any(|range| range.contains(&server.ip()));
-                assert!(!is_inside, "{server}");
+                assert!(!egress.forbidden.forbids(server.ip()), "{server}");
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Translates E2B's network options to a policy. Performs no I/O.
+//! Translates E2B's network options to a policy. Performs no I/O, except that it looks up the routes to DNS servers and
+//! proxies.
 //!
 //! Rules of E2B: `allowOut` takes precedence over `denyOut`, regardless of prefix lengths. An entry of `allowOut` that
 //! is neither an address nor a CIDR block is a domain; domains are valid only if all traffic is denied. E2B writes all
@@ -15,7 +16,7 @@ use api_types::{
     rest::{NetworkConfig, NetworkUpdate},
 };
 use ipnet::IpNet;
-use netisolation::{DefaultEgress, Exception, NamePattern, Policy, RuleAction};
+use netisolation::{DefaultEgress, ForbiddenAddresses, NamePattern, Policy, RuleAction, canonical};
 
 use super::{ApiError, App};
 use crate::{
@@ -78,7 +79,7 @@ pub(super) fn policy_of(
                 .into(),
         ));
     }
-    let dns_servers = dns_servers(network, &egress.exceptions)?;
+    let dns_servers = dns_servers(network, &egress.forbidden)?;
     check_https_ports(network)?;
     let hands_all = has_proxy(network, egress)?;
     let rules = rules_of(network, egress.rewriting)?;
@@ -130,7 +131,7 @@ fn name(entry: &str) -> Result<NamePattern, ApiError> {
 
 fn dns_servers(
     network: &NetworkConfig,
-    exceptions: &[Exception],
+    forbidden: &ForbiddenAddresses,
 ) -> Result<Vec<SocketAddr>, ApiError> {
     let entries = limited(
         "dnsServers",
@@ -143,13 +144,13 @@ fn dns_servers(
                 "invalid dnsServers entry {entry:.64}: use an IP address"
             ))
         })?;
-        if netisolation::is_forbidden(address, exceptions) {
-            let text = format!(
-                "invalid dnsServers entry {entry:.64}: the operator denies this address to all sandboxes"
-            );
-            return Err(wrong(text));
-        }
-        Ok(SocketAddr::new(address, DNS_PORT))
+        let server = SocketAddr::new(address, DNS_PORT);
+        forbidden.check_connection(server).map_err(|why| {
+            wrong(format!(
+                "invalid dnsServers entry {entry:.64}: {why}: the operator denies it to all sandboxes"
+            ))
+        })?;
+        Ok(server)
     };
     entries.iter().map(server).collect()
 }
@@ -177,7 +178,7 @@ fn has_proxy(network: &NetworkConfig, egress: &EgressConfig) -> Result<bool, Api
     let Some(option) = network.egress_proxy.as_ref().filter(|p| !p.is_null()) else {
         return Ok(false);
     };
-    socks::check(option, &egress.exceptions).map_err(|why| wrong(why.to_string()))?;
+    socks::check(option, &egress.forbidden).map_err(|why| wrong(why.to_string()))?;
     match egress.rewriting {
         Rewriting::On => Ok(true),
         Rewriting::Off => Err(ApiError::NotImplemented(
@@ -234,18 +235,9 @@ fn limited<'a>(
 fn block(entry: &str) -> Option<IpNet> {
     let block = match entry.parse::<IpAddr>() {
         Ok(address) => IpNet::from(address),
-        Err(_) => entry.parse::<IpNet>().ok()?.trunc(),
+        Err(_) => entry.parse::<IpNet>().ok()?,
     };
-    let mapped = match block.addr() {
-        IpAddr::V6(address) => address
-            .to_ipv4_mapped()
-            .zip(block.prefix_len().checked_sub(96)),
-        IpAddr::V4(_) => None,
-    };
-    match mapped {
-        Some((address, bits)) => IpNet::new(address.into(), bits).ok(),
-        None => Some(block),
-    }
+    Some(canonical(block))
 }
 
 /// Replaces the block of all IPv4 addresses with all traffic, which includes IPv6.

@@ -6,13 +6,12 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr, UdpSocket},
-    sync::Arc,
+    net::{IpAddr, SocketAddr},
 };
 
 use ::egress::control::{Credentials, Way, WayTls};
 use api_types::rest::NetworkConfig;
-use netisolation::{Exception, is_forbidden};
+use netisolation::{ForbiddenAddresses, Refused};
 use rustls::{
     RootCertStore,
     pki_types::{CertificateDer, ServerName, pem::PemObject},
@@ -34,7 +33,7 @@ const MAX_CA: usize = 64 << 10;
 const MAX_CERTIFICATES: usize = 32;
 
 /// Why the option is refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum SocksOptionError {
     #[error(
         "network.egressProxy is not {{\"address\": \"host:port\", \"username\"?, \"password\"?, \"tls\"?}}"
@@ -42,8 +41,8 @@ pub enum SocksOptionError {
     Form,
     #[error("invalid network.egressProxy.address {0:?}: write host:port")]
     Address(String),
-    #[error("network.egressProxy.address: the operator denies {0} to all sandboxes")]
-    Forbidden(IpAddr),
+    #[error("network.egressProxy.address: {0}: the operator denies it to all sandboxes")]
+    Refused(#[from] Refused),
     #[error(
         "network.egressProxy needs both username and password, each of 1 to {MAX_CREDENTIAL} bytes, or neither"
     )]
@@ -106,19 +105,19 @@ pub fn is_given(network: &NetworkConfig) -> bool {
 ///
 /// # Errors
 /// Returns [`SocksOptionError`].
-pub fn check(option: &Json, exceptions: &[Exception]) -> Result<(), SocksOptionError> {
-    read(option, exceptions).map(drop)
+pub fn check(option: &Json, forbidden: &ForbiddenAddresses) -> Result<(), SocksOptionError> {
+    read(option, forbidden).map(drop)
 }
 
-fn read(option: &Json, exceptions: &[Exception]) -> Result<Asked, SocksOptionError> {
+fn read(option: &Json, forbidden: &ForbiddenAddresses) -> Result<Asked, SocksOptionError> {
     let asked: Asked =
         serde_json::from_value(option.clone()).map_err(|_| SocksOptionError::Form)?;
-    let (host, _) = host_and_port(&asked.address)?;
+    let (host, port) = host_and_port(&asked.address)?;
     if let Some(tls) = read_tls(asked.tls.as_ref())? {
         check_tls(host, &tls)?;
     }
     if let Ok(address) = host.parse::<IpAddr>() {
-        check_address(address, exceptions)?;
+        forbidden.check_connection((address, port).into())?;
     }
     let is_valid = |text: &String| (1..=MAX_CREDENTIAL).contains(&text.len());
     match (&asked.username, &asked.password) {
@@ -177,18 +176,6 @@ fn host_and_port(address: &str) -> Result<(&str, u16), SocksOptionError> {
     }
 }
 
-fn check_address(address: IpAddr, exceptions: &[Exception]) -> Result<(), SocksOptionError> {
-    if is_forbidden(address, exceptions) || is_local(address) {
-        return Err(SocksOptionError::Forbidden(address));
-    }
-    Ok(())
-}
-
-/// Whether this host has the address: only then can a socket be bound to it.
-fn is_local(address: IpAddr) -> bool {
-    UdpSocket::bind((address, 0)).is_ok()
-}
-
 /// Replaces the password in the options by its encrypted form. The option must have passed [`check`].
 ///
 /// # Errors
@@ -222,7 +209,7 @@ pub fn shown(mut network: NetworkConfig) -> NetworkConfig {
 pub(super) async fn way(
     option: Option<&Json>,
     secrets: &Secrets,
-    exceptions: &Arc<[Exception]>,
+    forbidden: &ForbiddenAddresses,
 ) -> Way {
     let failed = |reason: String| Way::Failed { reason };
     let Some(option) = option else {
@@ -252,7 +239,7 @@ pub(super) async fn way(
     };
     let allowed = found
         .iter()
-        .filter(|address| check_address(address.ip(), exceptions).is_ok());
+        .filter(|address| forbidden.check_connection(**address).is_ok());
     let addresses: Vec<_> = allowed.copied().collect();
     if addresses.is_empty() {
         return failed(format!("{host} has no address that sandboxes may reach"));
@@ -270,19 +257,20 @@ pub(super) async fn way(
 
 #[cfg(test)]
 mod tests {
+    use netisolation::Destinations;
     use serde_json::json;
 
     use super::*;
 
     #[test]
     fn addresses_and_credentials_are_checked() {
-        let check = |option: Json| super::check(&option, &[]);
+        let check = |option: Json| super::check(&option, &ForbiddenAddresses::default());
         for good in [
             json!({"address": "proxy.example.com:1080"}),
             json!({"address": "203.0.113.9:1080", "username": "a", "password": "b"}),
             json!({"address": "[2606:4700::1]:1080", "username": null}),
         ] {
-            assert_eq!(check(good.clone()), Ok(()), "{good}");
+            assert!(check(good.clone()).is_ok(), "{good}");
         }
         for bad in [
             json!({}),
@@ -338,7 +326,7 @@ mod tests {
         for denied in ["127.0.0.1:1", "10.0.0.1:1", "169.254.169.254:80", "[::1]:1"] {
             let denied = check(json!({"address": denied}));
             assert!(
-                matches!(denied, Err(SocksOptionError::Forbidden(_))),
+                matches!(denied, Err(SocksOptionError::Refused(_))),
                 "{denied:?}"
             );
         }
@@ -356,7 +344,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let source = crate::secrets::KeySource::Generated;
         let secrets = Secrets::open(dir.path(), &source).unwrap();
-        let exceptions: Arc<[Exception]> = Arc::new([]);
+        let forbidden = ForbiddenAddresses::default();
         let authority = authority();
         for (tls, expected) in [
             (json!({"enabled": false, "serverName": "a.test"}), None),
@@ -374,7 +362,7 @@ mod tests {
             seal(&mut network, &secrets).unwrap();
             let kept = network.egress_proxy.clone().unwrap();
             assert_eq!(shown(network).egress_proxy, Some(option));
-            let Way::Socks { tls, .. } = way(Some(&kept), &secrets, &exceptions).await else {
+            let Way::Socks { tls, .. } = way(Some(&kept), &secrets, &forbidden).await else {
                 panic!("no way");
             };
             let expected = expected.map(|(name, authorities)| WayTls {
@@ -403,12 +391,12 @@ mod tests {
             shown(network).egress_proxy,
             Some(json!({"address": "203.0.113.9:1080", "username": "me"}))
         );
-        let exceptions: Arc<[Exception]> = Arc::new([]);
+        let forbidden = ForbiddenAddresses::default();
         let Way::Socks {
             addresses,
             credentials,
             ..
-        } = way(Some(&kept), &secrets, &exceptions).await
+        } = way(Some(&kept), &secrets, &forbidden).await
         else {
             panic!("no way");
         };
@@ -416,8 +404,38 @@ mod tests {
         assert_eq!(credentials.unwrap().password, "hunter2");
         // A name that has only addresses of this host.
         let local = json!({"address": "localhost:1080"});
-        let refused = way(Some(&local), &secrets, &exceptions).await;
+        let refused = way(Some(&local), &secrets, &forbidden).await;
         assert!(matches!(refused, Way::Failed { .. }));
-        assert_eq!(way(None, &secrets, &exceptions).await, Way::Direct);
+        assert_eq!(way(None, &secrets, &forbidden).await, Way::Direct);
+    }
+
+    #[test]
+    fn net_denied_addresses_and_those_of_the_host_are_no_proxies() {
+        use crate::namespace::{IN_LOCAL_PREFIX, SECONDARY, in_namespace};
+        in_namespace(|| {
+            let dir = tempfile::tempdir().unwrap();
+            let source = crate::secrets::KeySource::Generated;
+            let secrets = Secrets::open(dir.path(), &source).unwrap();
+            let denied = Destinations {
+                block: "192.0.2.0/24".parse().unwrap(),
+                access: Vec::new(),
+            };
+            let forbidden = ForbiddenAddresses::new(Vec::new(), vec![denied]);
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
+            let runtime = runtime.unwrap();
+            for (host, is_used) in [
+                ("203.0.113.4", true),
+                ("192.0.2.1", false),
+                (SECONDARY, false),
+                (IN_LOCAL_PREFIX, false),
+            ] {
+                let option = json!({"address": format!("{host}:1080")});
+                assert_eq!(check(&option, &forbidden).is_ok(), is_used, "{host}");
+                let way = runtime.block_on(way(Some(&option), &secrets, &forbidden));
+                assert_eq!(matches!(way, Way::Socks { .. }), is_used, "{host}");
+            }
+        });
     }
 }

@@ -3,14 +3,13 @@
 
 use std::{
     io::ErrorKind,
-    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use api_types::rest::{DeliveryError, DeliveryStatus, LifecycleEvent, WebhookDelivery};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use netisolation::{Exception, is_forbidden};
+use netisolation::ForbiddenAddresses;
 use pool::UnixMs;
 use ring::hmac;
 use sha2::{Digest, Sha256};
@@ -28,16 +27,6 @@ const BATCH: usize = 16;
 const AT_ONCE: usize = 16;
 /// Entries that are not for a webhook, after which its progress is recorded nevertheless.
 const SKIPPED: u64 = 256;
-
-/// Ranges that webhooks may reach although they are denied to sandboxes.
-#[derive(Clone, Debug)]
-pub(super) struct Allowed(pub(super) Vec<Exception>);
-
-impl Allowed {
-    fn permits(&self, address: IpAddr) -> bool {
-        !is_forbidden(address, &self.0)
-    }
-}
 
 /// Between the tries of a delivery.
 #[derive(Clone, Debug)]
@@ -57,7 +46,7 @@ struct Done {
 }
 
 /// Delivers until it is aborted.
-pub(super) async fn run(events: Events, allowed: Allowed, pauses: Pauses) {
+pub(super) async fn run(events: Events, forbidden: ForbiddenAddresses, pauses: Pauses) {
     let permits = Arc::new(Semaphore::new(AT_ONCE));
     let mut batches: JoinSet<Done> = JoinSet::new();
     let mut busy: Vec<String> = Vec::new();
@@ -69,14 +58,14 @@ pub(super) async fn run(events: Events, allowed: Allowed, pauses: Pauses) {
             }
             busy.push(hook.id.clone());
             let (events, permits) = (events.clone(), Arc::clone(&permits));
-            let (allowed, pauses) = (allowed.clone(), pauses.clone());
+            let (forbidden, pauses) = (forbidden.clone(), pauses.clone());
             batches.spawn(async move {
                 let mut posts = JoinSet::new();
                 for entry in batch {
                     let delivery = Delivery {
                         events: events.clone(),
                         hook: hook.clone(),
-                        allowed: allowed.clone(),
+                        forbidden: forbidden.clone(),
                     };
                     posts.spawn(deliver(
                         delivery,
@@ -146,7 +135,7 @@ fn due(events: &Events, busy: &[String]) -> Vec<(Hook, Vec<Arc<Entry>>, u64)> {
 struct Delivery {
     events: Events,
     hook: Hook,
-    allowed: Allowed,
+    forbidden: ForbiddenAddresses,
 }
 
 async fn deliver(delivery: Delivery, entry: Arc<Entry>, permits: Arc<Semaphore>, pauses: Pauses) {
@@ -154,7 +143,7 @@ async fn deliver(delivery: Delivery, entry: Arc<Entry>, permits: Arc<Semaphore>,
     let Delivery {
         events,
         hook,
-        allowed,
+        forbidden,
     } = delivery;
     let counts = &events.0.counts;
     let (Ok(body), Ok(url)) = (
@@ -170,11 +159,11 @@ async fn deliver(delivery: Delivery, entry: Arc<Entry>, permits: Arc<Semaphore>,
         let Ok(permit) = permits.acquire().await else {
             return;
         };
-        let (url, body, allowed) = (Arc::clone(&url), Arc::clone(&body), allowed.clone());
+        let (url, body, forbidden) = (Arc::clone(&url), Arc::clone(&body), forbidden.clone());
         let headers = headers(&hook, &entry.event.id, now() / 1000, &body);
         let (at, began) = (now(), Instant::now());
         let posted = tokio::task::spawn_blocking(move || {
-            url.post(JSON, &headers, &body, |address| allowed.permits(address))
+            url.post(JSON, &headers, &body, |to| forbidden.check_connection(to))
         });
         let posted = posted.await;
         if let Ok(posted) = &posted {
@@ -188,9 +177,13 @@ async fn deliver(delivery: Delivery, entry: Arc<Entry>, permits: Arc<Semaphore>,
                 counts.delivered.fetch_add(1, Relaxed);
                 return;
             }
-            Ok(Err(PostError::Forbidden(address))) => {
+            Ok(Err(PostError::Refused(why))) => {
                 counts.given_up.fetch_add(1, Relaxed);
-                warn!(webhook = hook.id, %address, "a webhook's address is in a range that is denied: the operator can open it with --webhook-exception");
+                warn!(
+                    webhook = hook.id,
+                    why = model::chain(&why),
+                    "cannot deliver an event to a webhook: unless --network-deny forbids its address, the operator can open it with --webhook-exception"
+                );
                 return;
             }
             Ok(Err(why)) => why.to_string(),
@@ -222,7 +215,7 @@ fn attempt(
 ) -> WebhookDelivery {
     let (class, message) = match posted {
         Ok(_) => (None, None),
-        Err(PostError::Forbidden(_)) => (
+        Err(PostError::Refused(_)) => (
             Some(DeliveryError::RequestError),
             Some("an address of the host is in a denied range".to_owned()),
         ),

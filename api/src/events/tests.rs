@@ -5,12 +5,10 @@ use std::{
 };
 
 use api_types::rest::{DeliveryError, EventData};
+use netisolation::{Destinations, ForbiddenAddresses};
 use pool::{ChangeKind, Lifetime, SandboxState, TemplateInfo, TemplateKind};
 
-use super::{
-    deliver::{Allowed, Pauses},
-    *,
-};
+use super::{deliver::Pauses, *};
 
 struct Fixed(u32);
 
@@ -294,11 +292,15 @@ fn field<'a>(head: &'a str, name: &str) -> &'a str {
     fields.find(|(found, _)| *found == name).unwrap().1
 }
 
-fn loopback() -> Allowed {
-    Allowed(vec![Exception {
+fn loopback() -> ForbiddenAddresses {
+    ForbiddenAddresses::new(vec![loopback_block()], Vec::new())
+}
+
+fn loopback_block() -> Destinations {
+    Destinations {
         block: "127.0.0.0/8".parse().unwrap(),
         access: Vec::new(),
-    }])
+    }
 }
 
 #[tokio::test]
@@ -386,8 +388,17 @@ async fn a_delivery_is_signed_in_both_ways_and_repeated_with_its_id_until_it_suc
 
 #[tokio::test]
 async fn private_addresses_get_nothing_unless_they_are_opened() {
-    let dir = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    get_nothing(&listener, ForbiddenAddresses::default()).await;
+    // Opened, but denied.
+    let denied = loopback_block();
+    let forbidden = ForbiddenAddresses::new(vec![loopback_block()], vec![denied]);
+    get_nothing(&listener, forbidden).await;
+}
+
+/// Checks that webhooks at loopback addresses get nothing and are tried once.
+async fn get_nothing(listener: &TcpListener, forbidden: ForbiddenAddresses) {
+    let dir = tempfile::tempdir().unwrap();
     let port = listener.local_addr().unwrap().port();
     let events = events(dir.path(), Vec::new());
     for host in ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "0.0.0.0"] {
@@ -400,7 +411,7 @@ async fn private_addresses_get_nothing_unless_they_are_opened() {
     events.0.latest.store(1, Ordering::Release);
     let running = tokio::spawn(deliver::run(
         events.clone(),
-        Allowed(Vec::new()),
+        forbidden,
         Pauses(vec![Duration::ZERO; 2]),
     ));
     tokio::time::timeout(Duration::from_secs(30), async {

@@ -120,8 +120,10 @@ impl Engine {
         let registry = Registry::open(pool.clone(), recovered.alive);
         let egress = match (prepared, &isolation) {
             (Some(prepared), Some(isolation)) => {
-                let opened = network.as_ref().map(|network| &*network.egress.exceptions);
-                let (listen, handed) = network::proxied(isolation, opened.unwrap_or_default());
+                let forbidden = network
+                    .as_ref()
+                    .map(|network| network.egress.forbidden.clone());
+                let (listen, handed) = network::proxied(isolation, forbidden.unwrap_or_default());
                 let (registry, secrets) = (registry.clone(), secrets.clone());
                 Some(prepared.start(registry, secrets, listen, handed, &mut tasks))
             }
@@ -163,8 +165,8 @@ impl Engine {
             let id = catalog.id_for_clients(pool_id).to_owned();
             (id, control::build_id(pool_id))
         };
-        let open = &spec.webhook_exceptions;
-        let lives = events.start(history, found, Box::new(templates), open);
+        let forbidden = spec.webhooks_forbidden.clone();
+        let lives = events.start(history, found, Box::new(templates), forbidden);
         let moves = peers
             .as_ref()
             .map(|peers| Moves::new(peers.clone(), pool.clone(), &state));

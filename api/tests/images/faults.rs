@@ -46,7 +46,7 @@ const FAULTS: [Fault; 9] = [
             let to = [("Location", "http://169.254.169.254/latest/meta-data")];
             server.set(&layer(image), answer(307, &to, b""));
         },
-        "169.254.169.254, which is in a forbidden range",
+        "169.254.169.254 is in a forbidden range",
     ),
     (
         "other processor",

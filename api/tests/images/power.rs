@@ -156,7 +156,7 @@ fn spec(state: &Path, small: &Path, registry: Option<SocketAddr>) -> ServeSpec {
             running: 1,
             upload_quota: Bytes::mib(64),
         },
-        webhook_exceptions: Vec::new(),
+        webhooks_forbidden: netisolation::ForbiddenAddresses::default(),
         reports: None,
         secrets_key: api::secrets::KeySource::Generated,
         images: images(registries(&Vec::from_iter(registry))),

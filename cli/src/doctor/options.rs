@@ -14,6 +14,8 @@ pub(super) struct Options {
     /// The first address to listen on.
     pub(super) listen: Option<String>,
     pub(super) has_tls: bool,
+    /// Blocks that the operator denies to all sandboxes.
+    pub(super) denied: Vec<String>,
     has_no_network: bool,
     allows_missing_limits: bool,
 }
@@ -48,9 +50,19 @@ impl Options {
             templates: value("templates").map(PathBuf::from),
             listen: value("listen").map(str::to_owned),
             has_tls: line("tls-cert").is_some(),
+            denied: (lines.iter())
+                .filter(|(name, _)| *name == "network-deny")
+                .filter_map(|(_, value)| value.map(str::to_owned))
+                .collect(),
             has_no_network: value("network") == Some("none"),
             allows_missing_limits: line("allow-missing-limits").is_some(),
         }
+    }
+
+    /// The addresses that the operator denies, if there are any.
+    pub(super) fn denied_addresses(&self) -> Option<Finding> {
+        let found = || format!("denied to all sandboxes: {}", self.denied.join(", "));
+        (!self.denied.is_empty()).then(|| Finding::ok("network-deny", found()))
     }
 
     /// A finding, for a server with these options.
@@ -105,7 +117,19 @@ mod tests {
             };
             assert_eq!(found.verdict, expected, "{check}");
         }
+        let denied = load(
+            "network-deny = 203.0.113.0/24\nnetwork-deny = 0.0.0.0/0:25\n",
+            None,
+        )
+        .0;
+        let found = denied.denied_addresses().unwrap();
+        assert_eq!(found.verdict, Verdict::Ok);
+        assert!(
+            found.found.ends_with("203.0.113.0/24, 0.0.0.0/0:25"),
+            "{found:?}"
+        );
         let (usual, _) = load("", None);
+        assert_eq!(usual.denied_addresses(), None);
         assert_eq!(usual.state, PathBuf::from(STATE_DIR));
         let missing = Finding::missing("kernel", "x", "y");
         assert_eq!(usual.applied(missing.clone()), missing);

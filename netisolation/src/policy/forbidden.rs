@@ -1,42 +1,71 @@
-//! Address ranges that no sandbox can reach unless the operator opens them. The eBPF rules, the resolver and the
-//! API's checks of network options all derive from this list.
+//! Address ranges that no sandbox can reach unless the operator opens them, and those that the operator denies. Every
+//! judge of addresses gets a [`ForbiddenAddresses`]: the eBPF rules, the resolver, the API's checks of network options,
+//! and the connections that the host makes for clients.
 //!
 //! The documentation ranges (192.0.2.0/24, 198.51.100.0/24, 203.0.113.0/24, 2001:db8::/32) are not forbidden: they are
 //! not routed, and tests use them as the internet.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{Arc, LazyLock},
+};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::rules::Access;
+use crate::event::Protocol;
 
-/// A block inside a forbidden range that the operator opens. A sandbox can reach the block only if the sandbox's policy
-/// allows it too. A block outside the forbidden ranges has no effect.
+/// A block of addresses and services there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exception {
+pub struct Destinations {
     pub block: IpNet,
-    /// Services that are opened. Empty: all.
+    /// Empty: all services.
     pub access: Vec<Access>,
 }
 
-/// IANA's special-purpose address registries, and every IPv6 range that is not global unicast. The ranges do not
-/// overlap, so at most one contains a given address.
+/// The addresses that no sandbox can reach, whatever its policy allows: built-in ranges, except for the operator's
+/// exceptions inside them, and what the operator denies, without exception.
+#[derive(Clone, Debug, Default)]
+pub struct ForbiddenAddresses(Arc<Lists>);
+
+#[derive(Debug, Default)]
+struct Lists {
+    exceptions: Vec<Destinations>,
+    /// With the IPv6 forms of IPv4 blocks.
+    denied: Vec<Destinations>,
+}
+
+/// What applies to a block for all sandboxes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The sandbox's policy decides.
+    Open,
+    /// Services for which the sandbox's policy decides; at least one.
+    Only(Vec<Access>),
+    /// Services that are forbidden; at least one.
+    AllBut(Vec<Access>),
+    Forbidden,
+}
+
+/// IANA's special-purpose address registries, every IPv6 range that is not global unicast, and public addresses at which
+/// clouds serve their virtual machines. The ranges do not overlap.
 ///
 /// `::ffff:0:0/96` has no entry in the map of rules. The map stores IPv4 addresses as IPv4-mapped ones, so the entry
 /// would forbid all of IPv4. Instead, the program refuses IPv6 packets with an IPv4-mapped remote address before it
 /// looks up a rule.
-static FORBIDDEN: [IpNet; 24] = [
-    v4([0, 0, 0, 0], 8),      // this network; Linux treats 0.0.0.0 as the local host
-    v4([10, 0, 0, 0], 8),     // private
-    v4([100, 64, 0, 0], 10),  // carrier-grade NAT
-    v4([127, 0, 0, 0], 8),    // loopback
-    v4([169, 254, 0, 0], 16), // link-local, cloud metadata
-    v4([172, 16, 0, 0], 12),  // private
-    v4([192, 0, 0, 0], 24),   // protocol assignments
+static FORBIDDEN: [IpNet; 25] = [
+    v4([0, 0, 0, 0], 8),     // this network; Linux treats 0.0.0.0 as the local host
+    v4([10, 0, 0, 0], 8),    // private
+    v4([100, 64, 0, 0], 10), // carrier-grade NAT; metadata of Alibaba Cloud
+    v4([127, 0, 0, 0], 8),   // loopback
+    v4([168, 63, 129, 16], 32), // Azure's WireServer
+    v4([169, 254, 0, 0], 16), // link-local; metadata of most clouds
+    v4([172, 16, 0, 0], 12), // private
+    v4([192, 0, 0, 0], 24),  // protocol assignments; metadata of Oracle Cloud
     v4([192, 88, 99, 0], 24), // 6to4 relays
     v4([192, 168, 0, 0], 16), // private
-    v4([198, 18, 0, 0], 15),  // benchmarks; this crate's resolver
-    v4([224, 0, 0, 0], 3),    // multicast, reserved, broadcast
+    v4([198, 18, 0, 0], 15), // benchmarks; this crate's resolver
+    v4([224, 0, 0, 0], 3),   // multicast, reserved, broadcast
     v6([0, 0, 0, 0, 0, 0], 96), // unspecified, loopback, v4-compatible
     v6([0, 0, 0, 0, 0, 0xffff], 96), // v4-mapped
     v6([0, 0, 0, 0, 0xffff, 0], 96), // v4-translated
@@ -52,20 +81,158 @@ static FORBIDDEN: [IpNet; 24] = [
     v6([0x8000, 0, 0, 0, 0, 0], 1), // unique local (with metadata), link-local, site-local, multicast
 ];
 
-/// The forbidden ranges, IPv4 first. Host bits are zero.
-#[must_use]
-pub fn forbidden() -> &'static [IpNet] {
-    &FORBIDDEN
+/// [`FORBIDDEN`], and the IPv6 forms of its IPv4 ranges, so that an exception for all of NAT64 opens none of them.
+static RANGES: LazyLock<Vec<IpNet>> = LazyLock::new(|| {
+    let embedded = FORBIDDEN.iter().flat_map(embedded);
+    FORBIDDEN.iter().copied().chain(embedded).collect()
+});
+
+impl ForbiddenAddresses {
+    /// An exception opens its block if a built-in range contains it; outside of these ranges it has no effect. `denied`
+    /// includes the IPv4-mapped, NAT64 and 6to4 forms of IPv4 blocks.
+    #[must_use]
+    pub fn new(exceptions: Vec<Destinations>, denied: Vec<Destinations>) -> Self {
+        let canonical = |all: Vec<Destinations>| -> Vec<Destinations> {
+            let canonical = all.into_iter().map(|one| Destinations {
+                block: canonical(one.block),
+                ..one
+            });
+            canonical.collect()
+        };
+        let with_forms = |one: Destinations| {
+            let blocks = std::iter::once(one.block).chain(embedded(&one.block));
+            let blocks: Vec<IpNet> = blocks.collect();
+            blocks.into_iter().map(move |block| Destinations {
+                block,
+                access: one.access.clone(),
+            })
+        };
+        Self(Arc::new(Lists {
+            exceptions: canonical(exceptions),
+            denied: canonical(denied).into_iter().flat_map(with_forms).collect(),
+        }))
+    }
+
+    /// Whether every service of an address is forbidden.
+    #[must_use]
+    pub fn forbids(&self, address: IpAddr) -> bool {
+        self.verdict(&address.into()) == Verdict::Forbidden
+    }
+
+    /// Whether a TCP connection to this address and port is forbidden.
+    #[must_use]
+    pub fn forbids_tcp(&self, to: SocketAddr) -> bool {
+        let covered = |access: &[Access]| access.iter().any(|access| is_for(access, to.port()));
+        match self.verdict(&to.ip().into()) {
+            Verdict::Open => false,
+            Verdict::Only(access) => !covered(&access),
+            Verdict::AllBut(access) => covered(&access),
+            Verdict::Forbidden => true,
+        }
+    }
+
+    /// Whether an exception names an address of this host: it opens this address alone, or a part of the loopback range.
+    pub(crate) fn opens_host(&self, to: SocketAddr) -> bool {
+        let is_exact = |block: &IpNet| block.prefix_len() == block.max_prefix_len();
+        self.0.exceptions.iter().any(|exception| {
+            exception.block.contains(&to.ip())
+                && (is_exact(&exception.block) || to.ip().is_loopback())
+                && (exception.access.is_empty()
+                    || exception.access.iter().any(|a| is_for(a, to.port())))
+        })
+    }
+
+    /// Every block with a verdict of its own. The longest one that contains an address has the address's verdict.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = IpNet> {
+        let own = self.0.exceptions.iter().chain(&self.0.denied);
+        RANGES.iter().copied().chain(own.map(|own| own.block))
+    }
+
+    pub(crate) fn verdict(&self, block: &IpNet) -> Verdict {
+        let mut denied = Vec::new();
+        let around = |one: &&Destinations| one.block.contains(block);
+        for Destinations { access, .. } in self.0.denied.iter().filter(around) {
+            if access.is_empty() {
+                return Verdict::Forbidden;
+            }
+            let new = access.iter().filter(|a| !denied.contains(*a));
+            denied.extend(new.copied().collect::<Vec<_>>());
+        }
+        match self.without_denials(block) {
+            Verdict::Open if denied.is_empty() => Verdict::Open,
+            Verdict::Open => Verdict::AllBut(denied),
+            Verdict::Only(mut access) => {
+                access.retain(|opened| !denied.iter().any(|denied| overlap(opened, denied)));
+                match access.as_slice() {
+                    [] => Verdict::Forbidden,
+                    _ => Verdict::Only(access),
+                }
+            }
+            closed @ (Verdict::AllBut(_) | Verdict::Forbidden) => closed,
+        }
+    }
+
+    /// The verdict of the built-in ranges and the exceptions. An exception counts if its prefix is at least as long as
+    /// the range's; the longest ones decide.
+    fn without_denials(&self, block: &IpNet) -> Verdict {
+        let length = |around: &IpNet| around.contains(block).then(|| around.prefix_len());
+        let Some(range) = RANGES.iter().filter_map(length).max() else {
+            return Verdict::Open;
+        };
+        let opened = || {
+            let exceptions = self.0.exceptions.iter();
+            exceptions.filter_map(|e| length(&e.block).map(|bits| (bits, &e.access)))
+        };
+        let longest = opened().map(|(bits, _)| bits).max();
+        let Some(longest) = longest.filter(|bits| *bits >= range) else {
+            return Verdict::Forbidden;
+        };
+        let decisive = || opened().filter(|(bits, _)| *bits == longest);
+        if decisive().any(|(_, access)| access.is_empty()) {
+            return Verdict::Open;
+        }
+        Verdict::Only(decisive().flat_map(|(_, access)| access).copied().collect())
+    }
 }
 
-/// Whether `address` is in a forbidden range and no exception opens it. An exception that contains `address` opens it
-/// if the exception's prefix is at least as long as the range's; the exception's `access` is ignored.
+fn is_for(access: &Access, port: u16) -> bool {
+    access.protocol == Protocol::Tcp && (access.first..=access.last).contains(&port)
+}
+
+fn overlap(a: &Access, b: &Access) -> bool {
+    a.protocol == b.protocol && a.first <= b.last && b.first <= a.last
+}
+
+/// The block without host bits. An IPv4-mapped block becomes the IPv4 block.
 #[must_use]
-pub fn is_forbidden(address: IpAddr, exceptions: &[Exception]) -> bool {
-    let length = |block: &IpNet| block.contains(&address).then(|| block.prefix_len());
-    let range = FORBIDDEN.iter().find_map(length);
-    let opened = exceptions.iter().filter_map(|e| length(&e.block)).max();
-    range.is_some_and(|range| opened.is_none_or(|opened| opened < range))
+pub fn canonical(block: IpNet) -> IpNet {
+    let mapped = match block.addr() {
+        IpAddr::V6(address) => address
+            .to_ipv4_mapped()
+            .zip(block.prefix_len().checked_sub(96)),
+        IpAddr::V4(_) => None,
+    };
+    let plain = mapped.and_then(|(address, bits)| IpNet::new(address.into(), bits).ok());
+    plain.unwrap_or(block).trunc()
+}
+
+/// The blocks of IPv6 addresses that stand for the addresses of an IPv4 block: IPv4-mapped (RFC 4291, 2.5.5.2), NAT64
+/// (RFC 6052, 2.1) and 6to4 (RFC 3056, 2).
+fn embedded(block: &IpNet) -> Vec<IpNet> {
+    let IpNet::V4(block) = block else {
+        return Vec::new();
+    };
+    let (bits, length) = (u128::from(block.network().to_bits()), block.prefix_len());
+    let form = |prefix: u128, shift: u8| {
+        let address = Ipv6Addr::from_bits(prefix | bits << shift);
+        IpNet::new(address.into(), 96 - shift + length).ok()
+    };
+    let forms = [
+        form(0xffff << 32, 0),
+        form(0x64_ff9b << 96, 0),
+        form(0x2002 << 112, 80),
+    ];
+    forms.into_iter().flatten().collect()
 }
 
 const fn v4([a, b, c, d]: [u8; 4], bits: u8) -> IpNet {
@@ -83,12 +250,31 @@ const fn v6([a, b, c, d, e, f]: [u16; 6], bits: u8) -> IpNet {
 mod tests {
     use super::*;
 
+    /// `CIDR`, or `CIDR:PORT` for a port of TCP and UDP.
+    fn destinations(texts: &[&str]) -> Vec<Destinations> {
+        let read = |text: &&str| {
+            let (block, port) = match text.rsplit_once('/') {
+                Some((_, tail)) if tail.contains(':') => text.rsplit_once(':').unwrap(),
+                _ => (*text, ""),
+            };
+            let access = port.parse().ok().map(|port| {
+                [Protocol::Tcp, Protocol::Udp].map(|protocol| Access {
+                    protocol,
+                    first: port,
+                    last: port,
+                })
+            });
+            Destinations {
+                block: block.parse().unwrap(),
+                access: access.into_iter().flatten().collect(),
+            }
+        };
+        texts.iter().map(read).collect()
+    }
+
     fn is_open(address: &str, exceptions: &[&str]) -> bool {
-        let exceptions = exceptions.iter().map(|block| Exception {
-            block: block.parse().unwrap(),
-            access: Vec::new(),
-        });
-        !is_forbidden(address.parse().unwrap(), &exceptions.collect::<Vec<_>>())
+        let forbidden = ForbiddenAddresses::new(destinations(exceptions), Vec::new());
+        !forbidden.forbids(address.parse().unwrap())
     }
 
     #[test]
@@ -109,6 +295,7 @@ mod tests {
             "100.64.0.1",
             "100.127.255.255",
             "127.0.0.53",
+            "168.63.129.16",
             "169.254.169.254",
             "172.16.0.1",
             "172.31.255.255",
@@ -137,7 +324,10 @@ mod tests {
             "2002:a00:1::1",
             "5f00::1",
             "fc00::1",
+            "100.100.100.200",
+            "192.0.0.192",
             "fd00:ec2::254",
+            "fd20:ce::254",
             "fe80::1",
             "fec0::1",
             "ff02::1",
@@ -157,6 +347,8 @@ mod tests {
             "100.63.255.255",
             "100.128.0.0",
             "128.0.0.1",
+            "168.63.129.15",
+            "168.63.129.17",
             "172.15.255.255",
             "172.32.0.0",
             "192.0.2.1",
@@ -185,5 +377,90 @@ mod tests {
         assert!(!is_open("10.1.2.3", &["10.2.0.0/16"]));
         assert!(!is_open("10.1.2.3", &["0.0.0.0/0"]));
         assert!(is_open("fd00:1::1", &["fe80::/10", "fd00:1::/32"]));
+    }
+    #[test]
+    fn a_denied_block_is_forbidden_in_all_forms_and_no_exception_opens_it() {
+        let denied = destinations(&["203.0.113.0/24", "2600:1::/32"]);
+        let exceptions = [
+            "203.0.113.9/32",
+            "64:ff9b::/96",
+            "2002::/16",
+            "::ffff:0:0/96",
+        ];
+        let forbidden = ForbiddenAddresses::new(destinations(&exceptions), denied);
+        for address in [
+            "203.0.113.9",
+            "::ffff:203.0.113.9",
+            "64:ff9b::203.0.113.9",
+            "2002:cb00:7109::1",
+            "2600:1:2::3",
+            // The forms of a built-in range.
+            "64:ff9b::169.254.169.254",
+            "2002:a9fe:a9fe::1",
+            "::ffff:10.0.0.1",
+        ] {
+            assert!(forbidden.forbids(address.parse().unwrap()), "{address}");
+        }
+        for address in [
+            "203.0.114.1",
+            "64:ff9b::203.0.114.1",
+            "2002:cb00:7209::1",
+            "2600:2::1",
+        ] {
+            assert!(!forbidden.forbids(address.parse().unwrap()), "{address}");
+        }
+        let mapped = ForbiddenAddresses::new(Vec::new(), destinations(&["::ffff:203.0.113.0/120"]));
+        assert!(mapped.forbids("203.0.113.9".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_port_is_denied_or_opened_alone() {
+        let forbidden = ForbiddenAddresses::new(
+            destinations(&["10.0.0.0/8:443", "10.0.0.0/8:25", "10.1.0.0/16"]),
+            destinations(&["0.0.0.0/0:25", "203.0.113.0/24:443", "203.0.113.9/32:80"]),
+        );
+        let is_open = |to: &str| !forbidden.forbids_tcp(to.parse().unwrap());
+        for open in [
+            "10.2.0.1:443",
+            "10.1.0.1:22",
+            "203.0.113.8:80",
+            "192.0.2.1:26",
+        ] {
+            assert!(is_open(open), "{open}");
+        }
+        for closed in [
+            "10.2.0.1:25",
+            "10.1.0.1:25",
+            "10.2.0.1:80",
+            "203.0.113.8:443",
+            "203.0.113.9:443",
+            "203.0.113.9:80",
+            "203.0.113.9:25",
+            "192.0.2.1:25",
+            "127.0.0.1:443",
+        ] {
+            assert!(!is_open(closed), "{closed}");
+        }
+        assert!(!forbidden.forbids("203.0.113.9".parse().unwrap()));
+    }
+
+    #[test]
+    fn an_exception_for_a_range_does_not_open_the_addresses_of_this_host_in_it() {
+        let forbidden = ForbiddenAddresses::new(
+            destinations(&[
+                "10.0.0.0/8",
+                "10.0.0.5/32:53",
+                "203.0.113.9/32",
+                "127.0.0.0/8",
+            ]),
+            Vec::new(),
+        );
+        let opens = |to: &str| forbidden.opens_host(to.parse().unwrap());
+        for open in ["10.0.0.5:53", "203.0.113.9:1", "127.0.0.1:80"] {
+            assert!(opens(open), "{open}");
+        }
+        for closed in ["10.0.0.5:80", "10.0.0.6:53", "203.0.113.8:1", "[::1]:80"] {
+            assert!(!opens(closed), "{closed}");
+        }
     }
 }

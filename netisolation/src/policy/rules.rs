@@ -9,7 +9,7 @@ use super::name::{NamePattern, Naming};
 use crate::event::Protocol;
 
 /// What a sandbox may reach. The default denies everything. No policy opens a forbidden range
-/// ([`crate::forbidden`]); only the operator can, with an [`crate::Exception`].
+/// ([`crate::ForbiddenAddresses`]); only the operator can.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Policy {
     /// Rules by address. The longest matching prefix decides; addresses that no rule matches are denied. The order

@@ -10,12 +10,14 @@ use std::{
 use model::guest;
 
 use super::{
-    frame::{ACK, Packet, SYN, TCP, UDP, checksum, fix_header4, pseudo, sum_at, tcp, udp},
+    frame::{
+        ACK, ICMP, Packet, SYN, TCP, UDP, checksum, echo, fix_header4, pseudo, sum_at, tcp, udp,
+    },
     world::{Guest, PEER4, PEER6, World, config, eventually, in_namespace, ip, write_with},
 };
 use crate::{
-    Access, Direction, Exception, Isolation, Policy, Protocol, Reason, Rule, RuleAction,
-    enforcement::Enforcement,
+    Access, Destinations, Direction, ForbiddenAddresses, Isolation, Policy, Protocol, Reason, Rule,
+    RuleAction, enforcement::Enforcement,
 };
 
 const OTHER4: &str = "198.51.100.8";
@@ -90,14 +92,8 @@ fn net_the_longest_rule_decides_by_address_protocol_and_port() {
 fn net_an_exception_opens_a_forbidden_range_that_the_policy_still_has_to_allow() {
     in_namespace(|| {
         let mut config = config();
-        config.exceptions = vec![Exception {
-            block: "10.1.0.0/16".parse().unwrap(),
-            access: vec![Access {
-                protocol: Protocol::Udp,
-                first: 80,
-                last: 80,
-            }],
-        }];
+        let opened = destinations("10.1.0.0/16", Some(80));
+        config.forbidden = ForbiddenAddresses::new(vec![opened], Vec::new());
         let world = World::with(config);
         let open = world.guest(&Policy::internet());
         world.pass(&open, &datagram("10.1.2.3", 80));
@@ -105,6 +101,66 @@ fn net_an_exception_opens_a_forbidden_range_that_the_policy_still_has_to_allow()
         world.refused(&open, &datagram("10.2.0.1", 80).bytes(), Reason::Forbidden);
         let closed = world.guest(&policy(vec![allow("198.51.100.0/24", &[])]));
         world.refused(&closed, &datagram("10.1.2.3", 80).bytes(), Reason::Policy);
+    });
+}
+
+/// A block, or one of its UDP ports.
+fn destinations(block: &str, port: Option<u16>) -> Destinations {
+    let access = port.map(|port| Access {
+        protocol: Protocol::Udp,
+        first: port,
+        last: port,
+    });
+    Destinations {
+        block: block.parse().unwrap(),
+        access: access.into_iter().collect(),
+    }
+}
+
+#[test]
+fn net_no_policy_and_no_exception_opens_what_the_operator_denies() {
+    in_namespace(|| {
+        let mut config = config();
+        let exceptions = ["10.1.0.0/16", "198.51.100.0/24", "64:ff9b::/96"];
+        let exceptions = exceptions.map(|block| destinations(block, None));
+        let denied = [
+            destinations("198.51.100.64/26", None),
+            destinations("10.1.2.0/24", None),
+            destinations("198.51.100.0/24", Some(81)),
+            destinations("2001:db8:7::/48", Some(81)),
+        ];
+        config.forbidden = ForbiddenAddresses::new(exceptions.into(), denied.into());
+        let world = World::with(config);
+        let narrow = ["198.51.100.65/32", "198.51.100.7/32", "10.1.2.3/32", "::/0"];
+        let narrow = narrow.map(|block| allow(block, &[])).into();
+        for policy in [Policy::internet(), policy(narrow)] {
+            let guest = world.guest(&policy);
+            for (peer, port) in [(PEER4, 80), (PEER6, 80), ("64:ff9b::808:808", 80)] {
+                world.pass(&guest, &datagram(peer, port));
+            }
+            world.pass(
+                &guest,
+                &Packet::from_guest(ip(PEER4), ICMP, echo(ip(PEER4), true, 1)),
+            );
+            for (peer, port) in [
+                (PEER4, 81),
+                (PEER6, 81),
+                ("198.51.100.65", 80),
+                ("198.51.100.65", 81),
+                ("64:ff9b::198.51.100.65", 80),
+                ("64:ff9b::198.51.100.7", 81),
+                ("10.1.2.3", 80),
+                ("168.63.129.16", 80),
+            ] {
+                let packet = datagram(peer, port);
+                world.refused(&guest, &packet.bytes(), Reason::Forbidden);
+            }
+            // A TCP port stays open if only the UDP port is denied.
+            world.pass(
+                &guest,
+                &Packet::from_guest(ip(PEER4), TCP, tcp(1, 81, SYN, b"")),
+            );
+        }
     });
 }
 

@@ -26,8 +26,8 @@ use super::{
     world::{Guest, PATIENCE, PEER4, PEER6, World, command, config, eventually, in_namespace, ip},
 };
 use crate::{
-    Access, Counters, Direction, Exception, HandedFlow, Isolation, IsolationConfig, Policy,
-    Protocol, Reason, Rule, RuleAction, device,
+    Access, Counters, Destinations, Direction, ForbiddenAddresses, HandedFlow, Isolation,
+    IsolationConfig, Policy, Protocol, Reason, Rule, RuleAction, device,
     flows::FlowMaps,
     layout::{Flow, FlowKey, WireKey, mark},
 };
@@ -478,14 +478,14 @@ fn net_a_new_policy_cuts_flows_that_it_would_hand_to_the_proxy() {
 #[test]
 fn net_neither_the_proxys_port_nor_the_flows_of_others_can_be_addressed() {
     // The block of the resolver's device, even if an operator opened it by mistake.
-    let opened = Exception {
+    let opened = Destinations {
         block: "198.18.0.0/15".parse().unwrap(),
         access: Vec::new(),
     };
     for exceptions in [Vec::new(), vec![opened]] {
         in_namespace(move || {
             let world = World::with(IsolationConfig {
-                exceptions,
+                forbidden: ForbiddenAddresses::new(exceptions, Vec::new()),
                 ..with_proxy()
             });
             let proxy = Proxy::of(&world.isolation);

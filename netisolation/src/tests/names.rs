@@ -19,7 +19,10 @@ use super::{
     frame::{Packet, UDP, udp},
     world::{Guest, PEER4, PEER6, World, eventually, in_namespace, ip},
 };
-use crate::{Hooks, Isolation, Policy, Reason, Resolver, ResolverConfig, ResolverSockets, guest};
+use crate::{
+    ForbiddenAddresses, Hooks, Isolation, Policy, Reason, Resolver, ResolverConfig,
+    ResolverSockets, guest,
+};
 
 const QUERY_PORT: u16 = 5353;
 
@@ -143,7 +146,7 @@ fn serve(isolation: &Isolation) -> Serving {
     let upstream = UdpSocket::bind("127.0.0.1:0").unwrap();
     let config = ResolverConfig {
         dns_servers: vec![upstream.local_addr().unwrap()],
-        exceptions: Vec::new(),
+        forbidden: ForbiddenAddresses::default(),
     };
     thread::spawn(move || answer_all(&upstream));
     let resolver = Arc::new(Resolver::new(config, Hooks::of(isolation)));

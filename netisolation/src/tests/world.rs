@@ -25,7 +25,8 @@ use nix::{
 
 use super::frame::{ICMP, Packet, UDP, UNREACHABLE, udp};
 use crate::{
-    Counters, Isolation, IsolationConfig, NetEvent, Policy, Reason, TapIndex, Uplinks,
+    Counters, ForbiddenAddresses, Isolation, IsolationConfig, NetEvent, Policy, Reason, TapIndex,
+    Uplinks,
     device::{self, Device},
 };
 
@@ -109,7 +110,7 @@ pub(crate) fn config() -> IsolationConfig {
         instance,
         pins,
         uplinks: Uplinks::DefaultRoutes,
-        exceptions: Vec::new(),
+        forbidden: ForbiddenAddresses::default(),
         stock: 0,
         max_taps: 16,
         max_flows: 256,

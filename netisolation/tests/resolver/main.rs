@@ -5,13 +5,16 @@
 mod upstream;
 mod world;
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use hickory_proto::{
     op::{Message, ResponseCode},
     rr::{Name, RecordType},
 };
-use netisolation::{Exception, Policy, Protocol, Reason};
+use netisolation::{Destinations, ForbiddenAddresses, Policy, Protocol, Reason};
 use tokio::{io::AsyncReadExt, time::timeout};
 
 use self::{
@@ -155,13 +158,54 @@ async fn one_forbidden_address_makes_the_whole_answer_refused() {
 #[tokio::test]
 async fn the_operator_can_open_a_forbidden_address() {
     let upstream = Upstream::with(vec![record("git.corp.test.", 300, "10.0.0.7")]).await;
-    let exception = Exception {
-        block: "10.0.0.7/32".parse().unwrap(),
-        access: Vec::new(),
-    };
-    let world = World::start_with(vec![upstream.address], vec![exception]);
+    let forbidden = ForbiddenAddresses::new(all_of("10.0.0.7/32"), Vec::new());
+    let world = World::start_with(vec![upstream.address], forbidden);
     world.confine(1, names(&["git.corp.test"]));
     assert_eq!(world.addresses(1, "git.corp.test.").await, [ip("10.0.0.7")]);
+}
+
+/// All services of a block.
+fn all_of(block: &str) -> Vec<Destinations> {
+    vec![Destinations {
+        block: block.parse().unwrap(),
+        access: Vec::new(),
+    }]
+}
+
+#[tokio::test]
+async fn an_answer_with_an_address_that_the_operator_denies_is_refused() {
+    for (denied, kind, address) in [
+        ("198.51.100.0/24", RecordType::A, "198.51.100.7"),
+        ("2001:db8:7::/48", RecordType::AAAA, "2001:db8:7::7"),
+    ] {
+        let upstream = Upstream::with(vec![record("a.test.", 300, address)]).await;
+        let open = World::start(vec![upstream.address]);
+        open.confine(1, Policy::internet());
+        assert_eq!(open.code(1, "a.test.", kind).await, ResponseCode::NoError);
+        let forbidden = ForbiddenAddresses::new(Vec::new(), all_of(denied));
+        let world = World::start_with(vec![upstream.address], forbidden);
+        world.confine(1, Policy::internet());
+        assert_eq!(world.code(1, "a.test.", kind).await, ResponseCode::Refused);
+        world.event(Reason::Rebinding).await;
+    }
+}
+
+#[tokio::test]
+async fn a_policys_dns_servers_that_are_forbidden_or_of_this_host_are_not_asked() {
+    let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
+    let other = Upstream::with(vec![record("a.test.", 300, "192.0.2.2")]).await;
+    let with_servers = |dns_servers: &[SocketAddr]| Policy {
+        dns_servers: dns_servers.to_vec(),
+        ..Policy::internet()
+    };
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, with_servers(&[other.address]));
+    let code = world.code(1, "a.test.", RecordType::A).await;
+    assert_eq!(code, ResponseCode::ServFail);
+    assert!(other.asked().is_empty() && upstream.asked().is_empty());
+    // The operator's own servers may be anywhere.
+    world.confine(2, Policy::internet());
+    assert_eq!(world.addresses(2, "a.test.").await, [ip("192.0.2.1")]);
 }
 
 #[tokio::test]
@@ -356,7 +400,8 @@ async fn long_answers_use_tcp_upstream_and_downstream() {
 async fn each_list_of_servers_has_a_separate_cache() {
     let correct = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
     let wrong = Upstream::with(vec![record("a.test.", 300, "192.0.2.66")]).await;
-    let world = World::start(vec![correct.address]);
+    let forbidden = ForbiddenAddresses::new(all_of("127.0.0.1/32"), Vec::new());
+    let world = World::start_with(vec![correct.address], forbidden);
     world.confine(1, names(&["a.test"]));
     world.confine(
         2,
@@ -382,7 +427,8 @@ async fn a_dead_server_does_not_delay_the_next_one() {
 async fn pending_queries_of_one_sandbox_do_not_delay_another() {
     let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
     let slow = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    let world = World::start(vec![upstream.address]);
+    let forbidden = ForbiddenAddresses::new(all_of("127.0.0.1/32"), Vec::new());
+    let world = World::start_with(vec![upstream.address], forbidden);
     let patient = Policy {
         dns_servers: vec![slow.local_addr().unwrap()],
         ..names(&["*.slow.test"])

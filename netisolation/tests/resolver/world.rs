@@ -13,8 +13,8 @@ use hickory_proto::{
 };
 use model::SandboxId;
 use netisolation::{
-    Client, Exception, Hooks, IsolationError, NetEvent, Policy, Reason, Resolver, ResolverConfig,
-    ResolverSockets, TapIndex,
+    Client, ForbiddenAddresses, Hooks, IsolationError, NetEvent, Policy, Reason, Resolver,
+    ResolverConfig, ResolverSockets, TapIndex,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -56,10 +56,10 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn start(dns_servers: Vec<SocketAddr>) -> Self {
-        Self::start_with(dns_servers, Vec::new())
+        Self::start_with(dns_servers, ForbiddenAddresses::default())
     }
 
-    pub(crate) fn start_with(dns_servers: Vec<SocketAddr>, exceptions: Vec<Exception>) -> Self {
+    pub(crate) fn start_with(dns_servers: Vec<SocketAddr>, forbidden: ForbiddenAddresses) -> Self {
         let (udp, tcp) = sockets();
         let (running, stop) = watch::channel(false);
         let world = Self {
@@ -69,7 +69,7 @@ impl World {
         };
         let config = ResolverConfig {
             dns_servers,
-            exceptions,
+            forbidden,
         };
         let resolver = Arc::new(Resolver::new(config, world.hooks()));
         tokio::spawn(resolver.serve(

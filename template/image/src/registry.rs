@@ -12,7 +12,7 @@ mod pull;
 use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use ipnet::IpNet;
+use netisolation::ForbiddenAddresses;
 use serde::Deserialize;
 
 pub use auth::{Challenge, challenges};
@@ -31,8 +31,8 @@ pub struct Registries {
     pub endpoints: BTreeMap<String, Vec<Endpoint>>,
     /// Repositories (`docker.io/e2bdev/base`) that are not pulled, and the local image that is used instead.
     pub local: BTreeMap<String, String>,
-    /// Blocks of forbidden ranges that registries may be in.
-    pub open: Vec<IpNet>,
+    /// Addresses that no registry may have, and neither may what a registry refers to.
+    pub forbidden: ForbiddenAddresses,
     /// Credentials by domain, or by a domain and the start of a repository's path (`quay.io/team`), for requests without
     /// their own. The longest entry counts.
     pub credentials: BTreeMap<String, Credentials>,

@@ -13,7 +13,7 @@ pub(super) fn explain(reference: &str, why: &PullError) -> String {
             "image '{reference}' cannot be pulled: {host} denies access; check that the image exists and that the \
              registry's credentials are right"
         ),
-        PullError::Http(HttpError::Forbidden { .. }) => {
+        PullError::Http(HttpError::Refused { .. }) => {
             format!("image '{reference}' cannot be pulled: {why} (--image-exception)")
         }
         PullError::Store(full @ StoreError::Full { .. }) => {

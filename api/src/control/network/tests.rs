@@ -1,4 +1,4 @@
-use netisolation::Naming;
+use netisolation::{Destinations, Naming};
 use proptest::prelude::*;
 
 use super::*;
@@ -29,7 +29,7 @@ fn message_of(network: &NetworkConfig) -> String {
 fn reaches(network: &NetworkConfig, allow: Option<bool>, default: DefaultEgress, to: &str) -> bool {
     let egress = EgressConfig {
         default,
-        exceptions: Vec::new(),
+        forbidden: ForbiddenAddresses::default(),
         rewriting: Rewriting::Off,
     };
     let policy = policy_of(network, allow, &egress).unwrap();
@@ -148,12 +148,18 @@ fn dns_servers_are_addresses_that_sandboxes_may_reach() {
     ] {
         assert!(message_of(&servers(&[wrong])).contains(wrong));
     }
+    let destinations = |block: &str| {
+        vec![Destinations {
+            block: block.parse().unwrap(),
+            access: Vec::new(),
+        }]
+    };
     let egress = EgressConfig {
         default: DefaultEgress::Deny,
-        exceptions: vec![Exception {
-            block: "10.0.0.2/32".parse().unwrap(),
-            access: Vec::new(),
-        }],
+        forbidden: ForbiddenAddresses::new(
+            destinations("10.0.0.2/32"),
+            destinations("2600:1::/32"),
+        ),
         rewriting: Rewriting::Off,
     };
     let policy = policy_of(&servers(&["10.0.0.2", "2600::53"]), None, &egress).unwrap();
@@ -161,6 +167,34 @@ fn dns_servers_are_addresses_that_sandboxes_may_reach() {
         .map(|a| a.parse().unwrap())
         .into();
     assert_eq!(policy.dns_servers, expected);
+    assert!(policy_of(&servers(&["2600:1::53"]), None, &egress).is_err());
+}
+
+#[test]
+fn net_a_dns_server_on_this_host_must_be_opened_by_its_address() {
+    use crate::namespace::{IN_LOCAL_PREFIX, SECONDARY, in_namespace};
+    in_namespace(|| {
+        let grant = |server: &str, exceptions: &[&str]| {
+            let exceptions = exceptions.iter().map(|block| Destinations {
+                block: block.parse().unwrap(),
+                access: Vec::new(),
+            });
+            let egress = EgressConfig {
+                forbidden: ForbiddenAddresses::new(exceptions.collect(), Vec::new()),
+                ..EgressConfig::default()
+            };
+            let network = NetworkConfig {
+                dns_servers: list(&[server]),
+                ..NetworkConfig::default()
+            };
+            policy_of(&network, None, &egress).is_ok()
+        };
+        assert!(grant("203.0.113.4", &[]));
+        for own in [SECONDARY, IN_LOCAL_PREFIX] {
+            assert!(!grant(own, &["203.0.113.0/24"]), "{own}");
+            assert!(grant(own, &[&format!("{own}/32")]), "{own}");
+        }
+    });
 }
 
 #[test]
@@ -309,7 +343,7 @@ proptest! {
             deny_out: Some(deny.clone()),
             ..NetworkConfig::default()
         };
-        let egress = EgressConfig { default, exceptions: Vec::new(), rewriting: Rewriting::Off };
+        let egress = EgressConfig { default, forbidden: ForbiddenAddresses::default(), rewriting: Rewriting::Off };
         let policy = policy_of(&network, source, &egress).unwrap();
         let addresses = (0..16u8).flat_map(|n| [format!("8.8.8.{n}"), format!("2600::{n:x}")]);
         for to in addresses.chain(["9.9.9.9".into(), "2a00::1".into()]) {

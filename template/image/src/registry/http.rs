@@ -1,6 +1,6 @@
 //! HTTP requests whose targets are checked.
 
-use std::{collections::HashSet, io, net::IpAddr, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::HashSet, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use http_body_util::{BodyExt, Empty};
 use hyper::{
@@ -9,7 +9,7 @@ use hyper::{
     header::{ACCEPT, AUTHORIZATION, HOST, LOCATION, USER_AGENT},
 };
 use hyper_util::rt::TokioIo;
-use netisolation::{Exception, is_forbidden};
+use netisolation::{ForbiddenAddresses, Refused};
 use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -26,10 +26,8 @@ const MAX_REDIRECTS: usize = 5;
 /// An error of one exchange. Names hosts only: paths and queries of redirects may contain signatures.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    #[error(
-        "{host} has the address {address}, which is in a forbidden range: the operator can open it for registries"
-    )]
-    Forbidden { host: String, address: IpAddr },
+    #[error("cannot connect to {host}: {why}: the operator can open it for registries")]
+    Refused { host: String, why: Refused },
     #[error("cannot resolve {host}")]
     Resolve { host: String, source: io::Error },
     #[error("{host} has no address")]
@@ -71,7 +69,7 @@ pub fn tls() -> Arc<ClientConfig> {
 /// Opens connections, each for one exchange.
 pub(crate) struct Connector {
     tls: TlsConnector,
-    open: Vec<Exception>,
+    forbidden: ForbiddenAddresses,
     /// Endpoints that the operator named.
     trusted: HashSet<Endpoint>,
     pub(crate) timeouts: Timeouts,
@@ -85,13 +83,9 @@ pub(crate) struct Answer {
 
 impl Connector {
     pub(crate) fn new(registries: &Registries, tls: Arc<ClientConfig>) -> Self {
-        let open = registries.open.iter().map(|block| Exception {
-            block: *block,
-            access: Vec::new(),
-        });
         Self {
             tls: tls.into(),
-            open: open.collect(),
+            forbidden: registries.forbidden.clone(),
             trusted: registries.endpoints.values().flatten().cloned().collect(),
             timeouts: registries.timeouts.clone(),
         }
@@ -200,14 +194,16 @@ impl Connector {
         if self.trusted.contains(at) {
             return Ok(found);
         }
-        let is_closed = |address: &SocketAddr| is_forbidden(address.ip(), &self.open);
-        let closed = found.iter().find(|address| is_closed(address)).copied();
-        let allowed: Vec<_> = found.into_iter().filter(|a| !is_closed(a)).collect();
-        match closed {
-            Some(address) if allowed.is_empty() => Err(HttpError::Forbidden {
-                host: host(),
-                address: address.ip(),
-            }),
+        let mut refused = None;
+        let mut allowed = Vec::new();
+        for address in found {
+            match self.forbidden.check_connection(address) {
+                Ok(()) => allowed.push(address),
+                Err(why) => refused = Some(why),
+            }
+        }
+        match refused {
+            Some(why) if allowed.is_empty() => Err(HttpError::Refused { host: host(), why }),
             _ => Ok(allowed),
         }
     }

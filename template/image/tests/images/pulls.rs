@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use netisolation::{Destinations, ForbiddenAddresses, Refused};
 use oci_image::{
     Client, ConvertError, Limits, Program, PullError, Pulled, Registries, Resources, Store,
     digest::Digest,
@@ -254,7 +255,7 @@ async fn forbidden_addresses_are_refused_by_name_redirect_and_realm() {
         let pull = client.pull(&reference, None, &store, &limits);
         let error = pull.await.unwrap_err();
         assert!(
-            matches!(error, PullError::Http(HttpError::Forbidden { .. })),
+            matches!(error, PullError::Http(HttpError::Refused { .. })),
             "{host}: {error}"
         );
     }
@@ -267,7 +268,7 @@ async fn forbidden_addresses_are_refused_by_name_redirect_and_realm() {
             .await
             .unwrap_err();
         assert!(
-            matches!(error, PullError::Http(HttpError::Forbidden { .. })),
+            matches!(error, PullError::Http(HttpError::Refused { .. })),
             "{error}"
         );
         let realm = format!("Bearer realm=\"{to}\"");
@@ -279,11 +280,90 @@ async fn forbidden_addresses_are_refused_by_name_redirect_and_realm() {
             .await
             .unwrap_err();
         assert!(
-            matches!(error, PullError::Http(HttpError::Forbidden { .. })),
+            matches!(error, PullError::Http(HttpError::Refused { .. })),
             "{error}"
         );
     }
     assert!(error_free(&server));
+}
+
+fn loopback() -> Vec<Destinations> {
+    vec![Destinations {
+        block: "127.0.0.0/8".parse().unwrap(),
+        access: Vec::new(),
+    }]
+}
+
+#[tokio::test]
+async fn an_address_that_the_operator_denies_is_refused_although_it_is_opened() {
+    let image = small();
+    let address = Server::of(&image).start().await;
+    let pull = async |registries: Registries| {
+        let client = Client::new(registries, tls());
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), 1 << 30).unwrap();
+        let reference = format!("{address}/r").parse().unwrap();
+        let pulled = client.pull(&reference, None, &store, &Limits::default());
+        pulled.await.unwrap_err()
+    };
+    let with = |denied| Registries {
+        forbidden: ForbiddenAddresses::new(loopback(), denied),
+        ..Registries::default()
+    };
+    // The server does not speak TLS.
+    let opened = pull(with(Vec::new())).await;
+    let is_refused = |e: &PullError| matches!(e, PullError::Http(HttpError::Refused { .. }));
+    assert!(!is_refused(&opened), "{opened}");
+    let denied = pull(with(loopback())).await;
+    assert!(is_refused(&denied), "{denied}");
+}
+
+#[test]
+fn net_a_registry_on_this_host_must_be_opened_by_its_address() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("SKIP net tier: needs root");
+        return;
+    }
+    let thread = std::thread::spawn(|| {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        for line in ["link set lo up", "addr add 203.0.113.3/32 dev lo"] {
+            let status = std::process::Command::new("ip")
+                .args(line.split(' '))
+                .status();
+            assert!(status.unwrap().success(), "ip {line}");
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let opened = Destinations {
+            block: "203.0.113.3/32".parse().unwrap(),
+            access: Vec::new(),
+        };
+        let pull = async |exceptions| {
+            let registries = Registries {
+                forbidden: ForbiddenAddresses::new(exceptions, Vec::new()),
+                ..Registries::default()
+            };
+            let address = "203.0.113.3:9".parse().unwrap();
+            pull_with(registries, address, None).await.unwrap_err()
+        };
+        runtime.unwrap().block_on(async {
+            let own = pull(Vec::new()).await;
+            let is_own = matches!(
+                &own,
+                PullError::Http(HttpError::Refused {
+                    why: Refused::Host(_),
+                    ..
+                })
+            );
+            assert!(is_own, "{own}");
+            // Nothing listens there.
+            let named = pull(vec![opened]).await;
+            let is_connected = matches!(&named, PullError::Http(HttpError::Connect { .. }));
+            assert!(is_connected, "{named}");
+        });
+    });
+    thread.join().unwrap();
 }
 
 /// Whether only paths of the registry were asked for.
@@ -305,7 +385,7 @@ async fn opened_blocks_are_reached_and_redirects_drop_credentials() {
     server.set(&layer(&image), answer(307, &[("Location", &to)], b""));
     let address = server.start().await;
     let mut registries = registries(address);
-    registries.open.push("127.0.0.0/8".parse().unwrap());
+    registries.forbidden = ForbiddenAddresses::new(loopback(), Vec::new());
     let credentials = Credentials {
         username: "u".to_owned(),
         password: "p".to_owned(),

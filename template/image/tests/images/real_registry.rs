@@ -3,6 +3,7 @@
 use std::{fs, net::SocketAddr, process::Command, time::SystemTime};
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use netisolation::{Destinations, ForbiddenAddresses};
 use oci_image::{
     Client, Limits, PullError, Pulled, Registries, Store,
     registry::{Credentials, tls},
@@ -170,7 +171,11 @@ async fn image_behind_a_token_server_is_pulled() {
     let registry = with_auth(dir.path(), &small(), &auth);
     let path = "/token?scope=repository%3Ar%3Apull&service=reg";
     let mut open = registries(registry.address);
-    open.open.push("127.0.0.0/8".parse().unwrap());
+    let loopback = Destinations {
+        block: "127.0.0.0/8".parse().unwrap(),
+        access: Vec::new(),
+    };
+    open.forbidden = ForbiddenAddresses::new(vec![loopback], Vec::new());
     let valid = jwt(&key, certificate.der(), 300);
     let body = format!(r#"{{"token":"{valid}"}}"#);
     tokens.set(path, answer(200, &[], body.as_bytes()));
