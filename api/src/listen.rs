@@ -44,7 +44,7 @@ pub use limits::Limits;
 pub use peer::TrustedProxies;
 pub use sockets::{ListenError, Sockets, bind};
 
-use crate::peers::{Peer, PeerTls};
+use crate::peers::{Peer, PeerTls, Shown};
 use crate::proxy::Routes;
 use clients::ClientLimiter;
 use conn::Phase;
@@ -87,11 +87,11 @@ pub(super) enum Came {
 }
 
 impl Came {
-    /// The node, if it was found to be a member.
-    fn node(&self) -> Option<&cluster::NodeId> {
+    /// What the certificate of the node shows, if it was found to be a member.
+    fn node(&self) -> Option<&Shown> {
         match self {
             Self::Client => None,
-            Self::Node(peer) => peer.name(),
+            Self::Node(peer) => peer.shown(),
         }
     }
 }

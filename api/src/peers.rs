@@ -11,7 +11,8 @@
 //! What must never happen:
 //! - A create writes to etcd, or waits for it.
 //! - A request that a node may have seen is sent to another one, unless that node has answered that it refuses it.
-//! - A host that is not a member is treated as one: certificates are checked against the members of the present view.
+//! - A host that is not a member is treated as one: name and key of certificates are compared with the members of the present
+//!   view, in both directions.
 
 pub mod authority;
 mod client;
@@ -33,7 +34,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, Request, Response};
-use cluster::{Cluster, Health, NodeId, NodeState, Route, Tagged, View};
+use cluster::{Cluster, ClusterError, Health, NodeId, NodeState, Route, Tagged, View};
 use http_body_util::{BodyExt, Limited};
 use model::SandboxId;
 use serde::de::DeserializeOwned;
@@ -45,7 +46,7 @@ pub(crate) use publish::{follow_status, publish, renew};
 pub(crate) use roster::watch as watch_roster;
 pub use roster::{PeerState, Roster, Seen};
 pub use spec::ClusterSpec;
-pub use tls::{Peer, PeerTls};
+pub use tls::{Peer, PeerTls, Shown};
 
 use crate::{
     builds::owner::BuildsError,
@@ -171,13 +172,43 @@ impl Peers {
         Authority::load(&self.0.dir, &self.0.settings.cluster)
     }
 
+    /// Removes a member that does not live, if the authority's key is on this node.
+    pub(crate) async fn remove_here(&self, node: &NodeId) -> Result<(), ClusterError> {
+        let registrar = spec::registrar(&self.0.dir, &self.0.settings);
+        let elsewhere = |why: AuthorityError| ClusterError::NoAuthority(model::chain(&why));
+        registrar.map_err(elsewhere)?.remove(node).await?;
+        tracing::warn!(%node, "a node was removed: replace what its host has seen, as docs/cluster.md lists");
+        Ok(())
+    }
+
+    /// Removes a member that does not live, by the node that has the authority's key.
+    ///
+    /// # Errors
+    /// Returns [`ClusterError::NoAuthority`] if that node does not answer, or the reason for which it refuses.
+    pub(crate) async fn remove(&self, node: &NodeId) -> Result<(), ClusterError> {
+        let mut outcome = self.remove_here(node).await;
+        let body = serde_json::to_vec(node).unwrap_or_default();
+        for other in self.others() {
+            if !matches!(outcome, Err(ClusterError::NoAuthority(_))) {
+                break;
+            }
+            let question = question("POST", "/cluster/remove", body.clone());
+            outcome = match self.ask(&other, question).await {
+                Ok(internal::Removal::Removed) => Ok(()),
+                Ok(internal::Removal::NotMember) => Err(ClusterError::NotMember(node.clone())),
+                Ok(internal::Removal::Lives) => Err(ClusterError::NodeLives(node.clone())),
+                Ok(internal::Removal::Failed(why)) => Err(ClusterError::NoAuthority(why)),
+                Err(why) => Err(ClusterError::NoAuthority(model::chain(&why))),
+            };
+        }
+        outcome
+    }
+
     /// The member at the other end of a connection; `None`: it is none.
     #[must_use]
     pub fn member<'a>(&self, peer: &'a Peer) -> Option<&'a NodeId> {
-        let view = self.0.cluster.view();
-        let found = peer.find(view.members.keys())?;
         // It may have been removed since the connection began.
-        view.members.contains_key(found).then_some(found)
+        peer.find(&self.0.cluster.view().members)
     }
 
     /// Where a sandbox is served that this node does not have.

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::rest::{LostSandbox, Node, NodeStatus, NodeStatusChange, StuckSandbox};
+use api_types::rest::{LostSandbox, Node, NodeStatus, NodeStatusChange, Secret, StuckSandbox};
 use clap::Subcommand;
 use serde_json::json;
 
@@ -84,6 +84,9 @@ pub(crate) fn run(context: &Context, command: &NodeCommand) -> Result<(), Failur
         NodeCommand::Uncordon { node } => set(context, &mut server, node, NodeStatus::Ready),
         NodeCommand::Remove { node } => {
             server.delete(&path(node)).map_err(unknown)?;
+            // A key without the scope of secrets shows no names.
+            let secrets: Vec<Secret> = server.get("/secrets").unwrap_or_default();
+            eprint!("{}", to_replace(node, &secrets));
             let item = json!({"id": node, "removed": true});
             context
                 .format
@@ -144,6 +147,23 @@ fn change(
     let item = json!({"id": node, "status": status.name()});
     let line = format!("{node} {}", status.name());
     context.format.done("node", &item, &line)
+}
+
+/// What a host has seen that was removed from the cluster.
+fn to_replace(node: &str, secrets: &[Secret]) -> String {
+    let names: Vec<&str> = secrets.iter().map(|secret| secret.name.as_str()).collect();
+    let names = if names.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", names.join(", "))
+    };
+    format!(
+        "The host of {node} keeps what it has seen. If you do not trust it any more, replace:\n\
+         - the values of all secrets{names}, at the services that they are for, and here: `cube secret update`\n\
+         - API keys that clients have sent to {node}: `cube key revoke`\n\
+         - passwords of `egressProxy` and webhook secrets\n\
+         - the private key of --tls-key and the key of --secrets-key, if the nodes share them\n"
+    )
 }
 
 /// What becomes of the sandboxes of a node that drains.

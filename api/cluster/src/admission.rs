@@ -1,8 +1,8 @@
 //! The changes of a cluster by operators, as transactions on a list of its keys. Pure.
 
 use crate::{
-    HomeSlot, Incarnation, Member, NodeId, NodeState, Owned, Owner, OwnerChange, OwnerError,
-    Refusal,
+    Applicant, HomeSlot, Incarnation, Member, MemberSigner, NodeId, NodeState, Owned, Owner,
+    OwnerChange, OwnerError, Refusal,
     keys::{self, Founded, Key, NodeRecord},
     store::{Entry, Txn, When, Write},
 };
@@ -70,17 +70,29 @@ impl Keys {
         }
     }
 
+    /// The members that the authority has signed.
+    pub(crate) fn signed(&self, signer: &MemberSigner) -> Vec<Member> {
+        let verifier = signer.verifier();
+        let members = self.members.iter().map(|(member, _)| member);
+        let signed = members.filter(|member| verifier.is_signed(member));
+        signed.cloned().collect()
+    }
+
     fn member(&self, node: &NodeId) -> Option<&(Member, u64)> {
         self.members.iter().find(|(member, _)| member.id == *node)
     }
 
     /// Founds a cluster with its first member.
-    pub(crate) fn found(&self, node: &NodeId, identity: &str) -> Result<(Txn, Member), Denied> {
+    pub(crate) fn found(
+        &self,
+        applicant: &Applicant,
+        signer: &MemberSigner,
+    ) -> Result<(Txn, Member), Denied> {
         if self.format.is_some() || !self.members.is_empty() {
             return Err(Denied::Founded);
         }
         let slot = HomeSlot::new(0).ok_or(Denied::Full(0))?;
-        let (mut txn, member) = make(node, identity, slot);
+        let (mut txn, member) = make(signer.member(applicant, slot));
         txn.when.push(When::Absent(Key::Cluster));
         let format = Founded::FORMAT;
         txn.then
@@ -88,19 +100,26 @@ impl Keys {
         Ok((txn, member))
     }
 
-    pub(crate) fn admit(&self, node: &NodeId, identity: &str) -> Result<Admission, Denied> {
+    pub(crate) fn admit(
+        &self,
+        applicant: &Applicant,
+        signer: &MemberSigner,
+    ) -> Result<Admission, Denied> {
         self.check()?;
-        match self.member(node) {
-            Some((member, _)) if member.identity == identity => {
-                return Ok(Admission::Is(member.clone()));
-            }
+        let is_same = |member: &Member| {
+            member.identity == applicant.identity
+                && member.key == applicant.key
+                && signer.verifier().is_signed(member)
+        };
+        match self.member(&applicant.id) {
+            Some((member, _)) if is_same(member) => return Ok(Admission::Is(member.clone())),
             Some(_) => return Err(Denied::NameTaken),
             None => {}
         }
         let is_free = |slot: &HomeSlot| self.members.iter().all(|(member, _)| member.slot != *slot);
         let slot = (0..HomeSlot::COUNT).filter_map(HomeSlot::new).find(is_free);
         let slot = slot.ok_or(Denied::Full(self.members.len()))?;
-        let (txn, member) = make(node, identity, slot);
+        let (txn, member) = make(signer.member(applicant, slot));
         Ok(Admission::Make(txn, member))
     }
 
@@ -135,18 +154,13 @@ impl Keys {
     }
 }
 
-fn make(node: &NodeId, identity: &str, slot: HomeSlot) -> (Txn, Member) {
-    let member = Member {
-        id: node.clone(),
-        identity: identity.to_owned(),
-        slot,
-    };
-    let (own, taken) = (Key::Member(node.clone()), Key::Slot(slot));
+fn make(member: Member) -> (Txn, Member) {
+    let (own, taken) = (Key::Member(member.id.clone()), Key::Slot(member.slot));
     let txn = Txn {
         when: vec![When::Absent(own.clone()), When::Absent(taken.clone())],
         then: vec![
             put(own, keys::encode(&member)),
-            put(taken, keys::encode(node)),
+            put(taken, keys::encode(&member.id)),
         ],
     };
     (txn, member)
@@ -200,6 +214,7 @@ pub(crate) fn owned(entry: Option<&Entry>) -> Result<Option<Owned>, OwnerError> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::roll::{self, tests::applicant};
 
     fn node(name: &str) -> NodeId {
         name.parse().unwrap()
@@ -219,21 +234,30 @@ mod tests {
 
     #[test]
     fn members_get_slots_of_their_own_and_a_name_is_one_hosts() {
-        let (txn, first) = Keys::default().found(&node("a"), "x").unwrap();
+        let signer = roll::tests::signer();
+        let (txn, first) = Keys::default()
+            .found(&applicant("a", "x"), &signer)
+            .unwrap();
         let mut all = entries(&txn);
         assert_eq!(
-            Keys::read(&all).found(&node("b"), "y"),
+            Keys::read(&all).found(&applicant("b", "y"), &signer),
             Err(Denied::Founded)
         );
-        let again = Keys::read(&all).admit(&node("a"), "x").unwrap();
+        let again = Keys::read(&all)
+            .admit(&applicant("a", "x"), &signer)
+            .unwrap();
         assert_eq!(again, Admission::Is(first.clone()));
-        let other = Keys::read(&all).admit(&node("a"), "y");
+        let other = Keys::read(&all).admit(&applicant("a", "y"), &signer);
         assert_eq!(other, Err(Denied::NameTaken));
-        let Ok(Admission::Make(txn, second)) = Keys::read(&all).admit(&node("b"), "y") else {
+        let Ok(Admission::Make(txn, second)) =
+            Keys::read(&all).admit(&applicant("b", "y"), &signer)
+        else {
             panic!("not admitted");
         };
         assert_ne!(first.slot, second.slot);
         all.extend(entries(&txn));
+        assert_eq!(Keys::read(&all).signed(&signer), [first.clone(), second]);
+        assert_eq!(Keys::read(&all).signed(&roll::tests::signer()), []);
         let removal = Keys::read(&all).remove(&node("a")).unwrap();
         assert!(removal.then.contains(&Write::Delete(Key::Slot(first.slot))));
         let unknown = Keys::read(&all).set_state(&node("c"), NodeState::Ready);
@@ -262,14 +286,14 @@ mod tests {
     #[test]
     fn a_cluster_of_another_format_is_refused() {
         let key = Key::Cluster.to_string();
-        let value = br#"{"format":2}"#.to_vec();
-        let later = [Entry {
+        let value = br#"{"format":1}"#.to_vec();
+        let former = [Entry {
             key,
             value,
             revision: 1,
         }];
-        let format = Some(2);
-        let denied = Keys::read(&later).admit(&node("a"), "x");
+        let format = Some(1);
+        let denied = Keys::read(&former).admit(&applicant("a", "x"), &roll::tests::signer());
         assert_eq!(denied, Err(Denied::NoCluster { format }));
     }
 }

@@ -10,7 +10,7 @@
 //! answer, a lost lease and a first start take the same way:
 //!
 //! ```text
-//! list ─► watch from the next revision           lease ─► nodes/THIS ─► load/THIS, replicas/*/THIS
+//! list ─► watch from the next revision           lease ─► nodes/THIS ─► load/THIS, replicas/THIS/*
 //!   ▲        │ ended: from the next revision       ▲         │ conditions on the revision of nodes/THIS:
 //!   └────────┘ compacted, or etcd is older         └─────────┘ a write of a lost registration fails
 //! ```
@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use model::SandboxId;
 
 use crate::{
-    ClusterEvent, Load, Node, Owner, View,
+    ClusterEvent, Load, MemberVerifier, Node, Owner, View,
     keys::Key,
     mirror::{Mirror, Updated},
     store::{Answer, Entry, Fault, LeaseId, Request, Watched},
@@ -183,10 +183,10 @@ enum Kind {
 const KINDS: usize = 5;
 
 impl Engine {
-    pub(crate) fn new(timing: Timing, this: Node, instance: u64) -> Self {
+    pub(crate) fn new(timing: Timing, this: Node, instance: u64, verifier: MemberVerifier) -> Self {
         Self {
             timing,
-            mirror: Mirror::new(this.id.clone()),
+            mirror: Mirror::new(this.id.clone(), verifier),
             this,
             instance,
             asked: BTreeMap::new(),

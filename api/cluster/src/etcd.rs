@@ -27,8 +27,12 @@ use crate::{
     store::{Answer, Change, Entry, Fault, LeaseId, Request, Txn, Watched, When, Write},
 };
 
+mod accounts;
 mod version;
 mod wire;
+
+pub use accounts::AccountsError;
+pub(crate) use accounts::sync;
 
 pub(crate) use version::check_version;
 
@@ -40,10 +44,17 @@ pub struct EtcdConfig {
     pub tls: Option<TlsFiles>,
 }
 
-/// PEM files of this node: certificate and key signed by the cluster's authority.
+/// PEM files: the authority's certificate, and a client's.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
     pub authority: PathBuf,
+    /// `None`: the client shows no certificate.
+    pub identity: Option<IdentityFiles>,
+}
+
+/// Certificate and key, signed by the cluster's authority.
+#[derive(Clone, Debug)]
+pub struct IdentityFiles {
     pub certificate: PathBuf,
     pub key: PathBuf,
 }
@@ -127,9 +138,12 @@ impl Etcd {
     }
 
     pub(crate) async fn ask(&self, request: Request) -> Result<Answer, Fault> {
-        let at = self.current.load(Ordering::Relaxed) % self.members.len();
-        let (address, channel) = &self.members[at];
-        let answer = perform(channel, request).await;
+        let (at, channel) = self.member();
+        let address = &self.members[at].0;
+        let mut answer = perform(channel, request.clone()).await;
+        if answer.as_ref().is_err_and(is_overtaken) {
+            answer = perform(channel, request).await;
+        }
         answer.map_err(|status| {
             tracing::debug!(etcd = address, "request failed: {}", reason(&status));
             self.turn_from(at);
@@ -139,8 +153,8 @@ impl Etcd {
 
     /// Watches the prefix from a revision, until the watch or the receiver ends.
     pub(crate) async fn watch(&self, from: u64, reports: mpsc::Sender<Watched>) {
-        let at = self.current.load(Ordering::Relaxed) % self.members.len();
-        let (address, channel) = &self.members[at];
+        let (at, channel) = self.member();
+        let address = &self.members[at].0;
         let ended = match follow(channel, from, &reports).await {
             Ok(ended) => ended,
             Err(status) => {
@@ -151,6 +165,12 @@ impl Etcd {
         };
         // If the receiver has gone, another watch has replaced this one.
         let _ = reports.send(ended).await;
+    }
+
+    /// The member that is asked now.
+    fn member(&self) -> (usize, &Channel) {
+        let at = self.current.load(Ordering::Relaxed) % self.members.len();
+        (at, &self.members[at].1)
     }
 
     fn turn_from(&self, at: usize) {
@@ -169,14 +189,22 @@ fn client_tls(files: &TlsFiles) -> Result<ClientTlsConfig, EtcdConfigError> {
         })
     };
     let authority = Certificate::from_pem(read(&files.authority)?);
-    let identity = Identity::from_pem(read(&files.certificate)?, read(&files.key)?);
-    Ok(ClientTlsConfig::new()
-        .ca_certificate(authority)
-        .identity(identity))
+    let config = ClientTlsConfig::new().ca_certificate(authority);
+    Ok(match &files.identity {
+        Some(IdentityFiles { certificate, key }) => {
+            config.identity(Identity::from_pem(read(certificate)?, read(key)?))
+        }
+        None => config,
+    })
 }
 
 fn reason(status: &Status) -> String {
     model::chain(status)
+}
+
+/// Whether etcd has refused a request because its users have changed since the request arrived.
+fn is_overtaken(status: &Status) -> bool {
+    status.code() == Code::InvalidArgument && status.message().contains("auth store is old")
 }
 
 /// A request counts as without effect only if etcd itself has refused it.
@@ -199,7 +227,7 @@ async fn perform(channel: &Channel, request: Request) -> Result<Answer, Status> 
         Request::List => {
             let request = wire::RangeRequest {
                 key: PREFIX.as_bytes().to_vec(),
-                range_end: prefix_end(),
+                range_end: prefix_end(PREFIX.as_bytes()),
             };
             let range = range(channel, request).await?;
             let revision = revision_in(range.header);
@@ -289,7 +317,7 @@ async fn follow(
         let create = wire::WatchRequest {
             create: Some(wire::WatchCreateRequest {
                 key: PREFIX.as_bytes().to_vec(),
-                range_end: prefix_end(),
+                range_end: prefix_end(PREFIX.as_bytes()),
                 start_revision: signed(from),
             }),
         };
@@ -401,8 +429,8 @@ fn change(event: wire::Event) -> Option<Change> {
 }
 
 /// The first key after all keys with the prefix.
-fn prefix_end() -> Vec<u8> {
-    let mut end = PREFIX.as_bytes().to_vec();
+fn prefix_end(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
     if let Some(last) = end.last_mut() {
         *last += 1;
     }

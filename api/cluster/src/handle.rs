@@ -13,13 +13,13 @@ use model::SandboxId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::{
-    Candidate, ClusterEvent, EtcdConfig, EtcdConfigError, HomeKey, Load, Member, Needs, Node,
-    NodeId, NodeState, Owned, Owner, OwnerChange, OwnerError, Replica, Route, Tags, TemplateId,
-    View,
+    AccountsError, Applicant, Candidate, ClusterEvent, EtcdConfig, EtcdConfigError, HomeKey, Load,
+    Member, MemberVerifier, Needs, Node, NodeId, NodeState, Owned, Owner, OwnerChange, OwnerError,
+    Registrar, Replica, Route, Tags, TemplateId, View,
     admission::{self, Admission, Denied, Keys},
     driver::{Driver, Order, Sent, Status, now_ms},
     engine::{Engine, Input, Standing, Timing},
-    etcd::{Etcd, check_version},
+    etcd::{self, Etcd, check_version},
     keys::{self, Key},
     placement::{next_random, place},
     store::{Answer, Fault, Request, Txn},
@@ -65,8 +65,10 @@ pub struct JoinConfig {
     /// Time to live of the node's lease: 10 s, more on hosts with slow disks. Other nodes notice a death after it.
     pub lease: Duration,
     pub home_key: HomeKey,
-    /// From [`found`] or [`Cluster::admit`].
+    /// From [`found`] or [`Registrar::admit`].
     pub member: Member,
+    /// Of the cluster's authority.
+    pub verifier: MemberVerifier,
 }
 
 /// The age and worth of the view.
@@ -90,7 +92,11 @@ pub enum ClusterError {
     OldEtcd { found: String },
     #[error("etcd holds no cluster: run `cube cluster init` on the first node")]
     NoCluster,
-    #[error("etcd holds a cluster of format {0}, which this release does not support")]
+    #[error(transparent)]
+    Accounts(#[from] AccountsError),
+    #[error(
+        "etcd holds a cluster of format {0}, which this release does not support: see \"Upgrade of a cluster\" in docs/cluster.md"
+    )]
     OtherFormat(u32),
     #[error("etcd holds a cluster already")]
     Founded,
@@ -104,10 +110,16 @@ pub enum ClusterError {
     NodeLives(NodeId),
     #[error("no answer from etcd: the outcome is unknown, so repeat the command")]
     Unknown,
+    #[error(
+        "no node with the cluster's authority has answered, and only such a node admits and removes nodes: {0}"
+    )]
+    NoAuthority(String),
     #[error("this server is not part of a cluster")]
     Alone,
 }
 
+/// Two admissions at the same moment must not delete each other's users.
+static SECURING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 /// Attempts of a change that others may interfere with.
 const ATTEMPTS: usize = 8;
 /// Time for a first registration. A server that cannot reach etcd then serves its own sandboxes all the same.
@@ -151,7 +163,12 @@ impl Cluster {
         let mut seed = now_ms() ^ (u64::from(std::process::id()) << 32);
         let instance = next_random(&mut seed);
         let lease_ms = u64::try_from(config.lease.as_millis()).unwrap_or(u64::MAX);
-        let engine = Engine::new(Timing::with_lease(lease_ms), this, instance);
+        let engine = Engine::new(
+            Timing::with_lease(lease_ms),
+            this,
+            instance,
+            config.verifier,
+        );
         let (orders, receiver) = mpsc::unbounded_channel();
         let (load, loads) = watch::channel(Load::default());
         let (views, view) = watch::channel(Arc::new(engine.view().clone()));
@@ -394,25 +411,6 @@ impl Cluster {
         self.input(Input::Hold(id, owner, revision));
     }
 
-    /// Admits a node: reserves its name and a slot. The same name with the same identity returns the record it has.
-    pub async fn admit(&self, node: &NodeId, identity: &str) -> Result<Member, ClusterError> {
-        let store = self.store().ok_or(ClusterError::Alone)?;
-        let plan = |keys: &Keys| {
-            Ok(match keys.admit(node, identity)? {
-                Admission::Make(txn, member) => Plan::Do(txn, member),
-                Admission::Is(member) => Plan::Done(member),
-            })
-        };
-        transact(store, node, plan).await
-    }
-
-    /// Removes a member that does not live. Sandboxes that it had are lost from now on.
-    pub async fn remove(&self, node: &NodeId) -> Result<(), ClusterError> {
-        let store = self.store().ok_or(ClusterError::Alone)?;
-        let plan = |keys: &Keys| Ok(Plan::Do(keys.remove(node)?, ()));
-        transact(store, node, plan).await
-    }
-
     /// Revokes the lease, so that the others see this node leave at once. For a planned stop; the handle's view stays
     /// what it was.
     pub async fn leave(&self) {
@@ -469,18 +467,54 @@ impl Membership {
 }
 
 /// Founds a cluster in an etcd without one: its format, and the first member. For `cube cluster init`.
-pub async fn found(
-    config: &EtcdConfig,
-    node: &NodeId,
-    identity: &str,
-) -> Result<Member, ClusterError> {
-    let store = Etcd::open(config)?;
+pub async fn found(registrar: &Registrar, applicant: &Applicant) -> Result<Member, ClusterError> {
+    let store = Etcd::open(&registrar.etcd)?;
     check_versions(&store).await?;
     let plan = |keys: &Keys| {
-        let (txn, member) = keys.found(node, identity)?;
+        let (txn, member) = keys.found(applicant, &registrar.signer)?;
         Ok(Plan::Do(txn, member))
     };
-    transact(&store, node, plan).await
+    let member = transact(&store, &applicant.id, plan).await?;
+    registrar.secure().await?;
+    Ok(member)
+}
+
+impl Registrar {
+    /// Admits a node: reserves its name and a slot, and makes its user. The same host gets the record that it has.
+    pub async fn admit(&self, applicant: &Applicant) -> Result<Member, ClusterError> {
+        let store = Etcd::open(&self.etcd)?;
+        let plan = |keys: &Keys| {
+            Ok(match keys.admit(applicant, &self.signer)? {
+                Admission::Make(txn, member) => Plan::Do(txn, member),
+                Admission::Is(member) => Plan::Done(member),
+            })
+        };
+        let member = transact(&store, &applicant.id, plan).await?;
+        self.secure().await?;
+        Ok(member)
+    }
+
+    /// Removes a member that does not live, and its user. Sandboxes that it had are lost from now on.
+    pub async fn remove(&self, node: &NodeId) -> Result<(), ClusterError> {
+        let store = Etcd::open(&self.etcd)?;
+        let plan = |keys: &Keys| Ok(Plan::Do(keys.remove(node)?, ()));
+        transact(&store, node, plan).await?;
+        self.secure().await
+    }
+
+    /// Makes etcd's users those of the members. Repairs what an interrupted change has left.
+    pub async fn secure(&self) -> Result<(), ClusterError> {
+        let _turn = SECURING.lock().await;
+        let store = Etcd::open(&self.etcd)?;
+        let Ok(Answer::List { entries, .. }) = store.ask(Request::List).await else {
+            return Err(ClusterError::Unreachable {
+                endpoints: store.addresses(),
+                reason: "no list of the keys".to_owned(),
+            });
+        };
+        let members = Keys::read(&entries).signed(&self.signer);
+        Ok(etcd::sync(&self.etcd, &members).await?)
+    }
 }
 
 /// All members that answer must be new enough, and one must answer.

@@ -12,6 +12,7 @@ pub(crate) const PREFIX: &str = "/cube/v1/";
 /// Longer values are ignored. A node's record with a thousand CPU features has 12 KiB.
 pub(crate) const MAX_VALUE: usize = 64 << 10;
 
+/// What a node writes about itself is below its name, so that etcd can refuse the same to other nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
     /// A [`Founded`]. Present in every cluster.
@@ -34,7 +35,8 @@ pub(crate) struct Founded {
 }
 
 impl Founded {
-    pub(crate) const FORMAT: u32 = 1;
+    /// Format 1 had members without keys and signatures.
+    pub(crate) const FORMAT: u32 = 2;
 }
 
 /// A live node with the process that registered it.
@@ -54,8 +56,8 @@ impl fmt::Display for Key {
             Self::State(node) => write!(f, "{PREFIX}state/{node}"),
             Self::Node(node) => write!(f, "{PREFIX}nodes/{node}"),
             Self::Load(node) => write!(f, "{PREFIX}load/{node}"),
-            Self::Tags(template, node) => write!(f, "{PREFIX}tags/{template}/{node}"),
-            Self::Replica(template, node) => write!(f, "{PREFIX}replicas/{template}/{node}"),
+            Self::Tags(template, node) => write!(f, "{PREFIX}tags/{node}/{template}"),
+            Self::Replica(template, node) => write!(f, "{PREFIX}replicas/{node}/{template}"),
             Self::Owner(sandbox) => write!(f, "{PREFIX}owner/{sandbox}"),
         }
     }
@@ -76,11 +78,11 @@ impl Key {
             "nodes" => Some(Self::Node(rest.parse().ok()?)),
             "load" => Some(Self::Load(rest.parse().ok()?)),
             "tags" => {
-                let (template, node) = rest.split_once('/')?;
+                let (node, template) = rest.split_once('/')?;
                 Some(Self::Tags(template.parse().ok()?, node.parse().ok()?))
             }
             "replicas" => {
-                let (template, node) = rest.split_once('/')?;
+                let (node, template) = rest.split_once('/')?;
                 Some(Self::Replica(template.parse().ok()?, node.parse().ok()?))
             }
             "owner" => Some(Self::Owner(rest.parse().ok()?)),
@@ -131,7 +133,7 @@ mod tests {
             assert_eq!(Key::parse(other), None, "{other}");
         }
         assert_eq!(decode::<Founded>(&vec![b' '; MAX_VALUE + 1]), None);
-        let newer = br#"{"format":1,"later":true}"#;
+        let newer = br#"{"format":2,"later":true}"#;
         assert_eq!(decode::<Founded>(newer).unwrap().format, Founded::FORMAT);
     }
 }

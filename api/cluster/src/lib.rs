@@ -28,12 +28,13 @@ mod home;
 mod keys;
 mod member;
 mod names;
+mod roll;
 mod store;
 
 #[cfg(test)]
 mod simulation;
 
-pub use etcd::{EtcdConfig, EtcdConfigError, TlsFiles};
+pub use etcd::{AccountsError, EtcdConfig, EtcdConfigError, IdentityFiles, TlsFiles};
 pub use handle::{Alone, Cluster, ClusterError, Health, JoinConfig, Membership, found};
 pub use home::{HomeKey, HomeSlot};
 pub use member::{CpuKind, Load, Member, Node, NodeState, Replica, Tagged, Tags};
@@ -41,4 +42,5 @@ pub use moves::{GiverStep, Holding, TakerNote, giver, giver_without_taker, taker
 pub use names::{Incarnation, NameError, NodeId, TemplateId};
 pub use owner::{Owned, Owner, OwnerChange, OwnerError, OwnerState, Refusal, Stamp};
 pub use placement::{Candidate, Needs, place};
+pub use roll::{Applicant, MemberSigner, MemberVerifier, Registrar, RollSignature};
 pub use view::{ClusterEvent, Route, View};

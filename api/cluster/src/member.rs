@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use model::Platform;
 use serde::{Deserialize, Serialize};
 
-use crate::{HomeSlot, Incarnation, NodeId, TemplateId};
+use crate::{HomeSlot, Incarnation, NodeId, RollSignature, TemplateId};
 
-/// A node that has joined, alive or not: `members/NODE`. It is written by `cube cluster join` and deleted by
-/// `cube node remove`; it has no lease.
+/// A node that has joined, alive or not: `members/NODE`. The authority writes it for
+/// `cube cluster join` and deletes it for `cube node remove`; it has no lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     pub id: NodeId,
@@ -16,6 +16,19 @@ pub struct Member {
     pub identity: String,
     /// The number that ids of this node's sandboxes carry.
     pub slot: HomeSlot,
+    /// SHA-256 of the public key (SubjectPublicKeyInfo in DER) in the node's certificates, in hex. A certificate with the
+    /// node's name and another key is not the node's.
+    pub key: String,
+    /// By the cluster's authority. A record without a valid one counts for nothing.
+    pub signature: RollSignature,
+}
+
+impl Member {
+    /// The node's user in etcd: the common name of its certificates. Two hosts that have had one name have different users.
+    #[must_use]
+    pub fn user(&self) -> String {
+        format!("{}.{}", self.id, self.identity)
+    }
 }
 
 /// What an operator wants of a node: `state/NODE`. Without a record it is `Ready`. It outlives restarts of the node.
@@ -75,7 +88,7 @@ pub struct Load {
     pub cpus: u32,
 }
 
-/// A template that a node can clone from: `replicas/TEMPLATE/NODE`, with the lease of the node's server. It is written
+/// A template that a node can clone from: `replicas/NODE/TEMPLATE`, with the lease of the node's server. It is written
 /// after all files are in their place and verified.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replica {
@@ -98,7 +111,7 @@ pub struct Tagged {
     pub build: String,
 }
 
-/// Which builds the tags of a template name: `tags/TEMPLATE/NODE`, written by the node that changes the template, with the
+/// Which builds the tags of a template name: `tags/NODE/TEMPLATE`, written by the node that changes the template, with the
 /// lease of its server, before its clients get to know it. Without a record, the copies of all nodes count.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tags {

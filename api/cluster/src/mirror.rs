@@ -9,7 +9,7 @@ use std::{
 use model::SandboxId;
 
 use crate::{
-    ClusterEvent, Incarnation, NodeId, Owned, TemplateId, View,
+    ClusterEvent, Incarnation, Member, MemberVerifier, NodeId, Owned, TemplateId, View,
     keys::{self, Key, NodeRecord},
     store::{Change, Entry},
 };
@@ -18,6 +18,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Mirror {
     view: View,
+    verifier: MemberVerifier,
     /// Revision of each key that is part of the view.
     revisions: BTreeMap<Key, u64>,
     /// The process that registered this node.
@@ -35,12 +36,13 @@ pub(crate) struct Updated {
 }
 
 impl Mirror {
-    pub(crate) fn new(this: NodeId) -> Self {
+    pub(crate) fn new(this: NodeId, verifier: MemberVerifier) -> Self {
         Self {
             view: View {
                 this: Some(this),
                 ..View::default()
             },
+            verifier,
             revisions: BTreeMap::new(),
             instance: None,
             incarnations: BTreeMap::new(),
@@ -106,12 +108,18 @@ impl Mirror {
         updated
     }
 
-    /// A value that cannot be decoded counts as a deletion.
+    /// A value that cannot be decoded, or a member that the authority has not signed, counts as a deletion.
     fn insert(&mut self, key: Key, entry: &Entry, updated: &mut Updated) {
         let value = entry.value.as_slice();
         let view = &mut self.view;
         let is_decoded = match &key {
-            Key::Member(node) => put(&mut view.members, node, keys::decode(value)),
+            Key::Member(node) => {
+                let member = keys::decode(value).filter(|member: &Member| {
+                    let is_known = view.members.get(node) == Some(member);
+                    member.id == *node && (is_known || self.verifier.is_signed(member))
+                });
+                put(&mut view.members, node, member)
+            }
             Key::State(node) => put(&mut view.states, node, keys::decode(value)),
             Key::Load(node) => put(&mut view.loads, node, keys::decode(value)),
             Key::Node(node) => match keys::decode::<NodeRecord>(value) {
@@ -261,7 +269,10 @@ fn remove_at<V: Clone>(map: &mut ByTemplate<V>, template: &TemplateId, node: &No
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::NodeState;
+    use crate::{
+        HomeSlot, NodeState,
+        roll::tests::{applicant, signer},
+    };
 
     fn state(node: &str, state: NodeState, revision: u64) -> Entry {
         Entry {
@@ -269,6 +280,10 @@ mod tests {
             value: keys::encode(&state),
             revision,
         }
+    }
+
+    fn mirror() -> Mirror {
+        Mirror::new("a".parse().unwrap(), signer().verifier())
     }
 
     fn states(mirror: &Mirror) -> Vec<(&str, NodeState)> {
@@ -280,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_list_removes_what_is_not_in_it_and_old_changes_are_not_repeated() {
-        let mut mirror = Mirror::new("a".parse().unwrap());
+        let mut mirror = mirror();
         let first = vec![
             state("a", NodeState::Cordoned, 3),
             state("b", NodeState::Draining, 4),
@@ -305,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_snapshot_does_not_change_and_shares_what_has_not() {
-        let mut mirror = Mirror::new("a".parse().unwrap());
+        let mut mirror = mirror();
         mirror.list(1, vec![state("a", NodeState::Cordoned, 1)]);
         let before = mirror.view().clone();
         mirror.follow(vec![Change::Put(state("a", NodeState::Ready, 2))]);
@@ -315,11 +330,35 @@ mod tests {
 
     #[test]
     fn a_value_that_cannot_be_read_is_no_value() {
-        let mut mirror = Mirror::new("a".parse().unwrap());
+        let mut mirror = mirror();
         mirror.list(1, vec![state("a", NodeState::Cordoned, 1)]);
         let mut entry = state("a", NodeState::Ready, 2);
         entry.value = b"{".to_vec();
         mirror.follow(vec![Change::Put(entry)]);
         assert_eq!(states(&mirror), []);
+    }
+
+    #[test]
+    fn a_member_that_the_authority_has_not_signed_is_none() {
+        let (ours, other) = (signer(), signer());
+        let mut mirror = Mirror::new("a".parse().unwrap(), ours.verifier());
+        let mut revision = 0;
+        let mut write = |key: &str, member: &Member| {
+            revision += 1;
+            let entry = Entry {
+                key: format!("{}members/{key}", keys::PREFIX),
+                value: keys::encode(member),
+                revision,
+            };
+            mirror.follow(vec![Change::Put(entry)]);
+            mirror.view().members.keys().cloned().collect::<Vec<_>>()
+        };
+        let slot = HomeSlot::new(1).unwrap();
+        let member = ours.member(&applicant("b", "x"), slot);
+        assert_eq!(write("b", &member).len(), 1);
+        // The record of one member under the name of another.
+        assert_eq!(write("c", &member).len(), 1);
+        let forged = other.member(&applicant("b", "x"), slot);
+        assert_eq!(write("b", &forged), []);
     }
 }

@@ -85,7 +85,7 @@ async fn change(
 /// Removes a node that is away from the cluster: its name and its certificate are worth nothing from then on.
 async fn remove(State(app): State<App>, Segment(id): Segment) -> Result<StatusCode, ApiError> {
     match member(&app, &id)? {
-        Member::Other(peers, node) => peers.cluster().remove(&node).await?,
+        Member::Other(peers, node) => peers.remove(&node).await?,
         Member::Own => {
             let own = cluster::ClusterError::Alone;
             let lives = |peers: &Peers| cluster::ClusterError::NodeLives(peers.this().clone());

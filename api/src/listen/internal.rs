@@ -4,7 +4,7 @@
 //! A client first sends one line:
 //! ```text
 //! cube 1 forward ADDRESS:PORT     then HTTP/1.1, on behalf of this peer of another process
-//! cube 1 forward-node NODE ADDRESS:PORT     the same, for a connection of this node of the cluster
+//! cube 1 forward-node NODE KEY ADDRESS:PORT     the same, for a connection of this node of the cluster, which has shown this key
 //! cube 1 reload                   answered with one line: `ok PID` or `failed WHY`
 //! ```
 //! The address is trusted: limits apply as if that peer had connected itself. Nothing outside of this socket can name
@@ -20,7 +20,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
 use super::Came;
-use crate::peers::Peer;
+use crate::peers::{Peer, Shown};
 
 /// Name of the socket in the state directory.
 pub const INTERNAL: &str = "server.sock";
@@ -58,7 +58,7 @@ impl Reload {
 pub(super) fn forward_line(peer: SocketAddr, came: &Came) -> String {
     match came.node() {
         None => format!("cube {VERSION} forward {peer}\n"),
-        Some(node) => format!("cube {VERSION} forward-node {node} {peer}\n"),
+        Some(Shown { name, key }) => format!("cube {VERSION} forward-node {name} {key} {peer}\n"),
     }
 }
 
@@ -95,9 +95,13 @@ fn parse(line: &str) -> Option<Purpose> {
     match rest.split_once(' ') {
         Some(("forward", peer)) => Some(Purpose::Forward(peer.parse().ok()?, Came::Client)),
         Some(("forward-node", rest)) => {
-            let (node, peer) = rest.split_once(' ')?;
-            let node = Peer::checked(node.parse().ok()?);
-            let came = Came::Node(Arc::new(node));
+            let (name, rest) = rest.split_once(' ')?;
+            let (key, peer) = rest.split_once(' ')?;
+            let shown = Shown {
+                name: name.parse().ok()?,
+                key: key.to_owned(),
+            };
+            let came = Came::Node(Arc::new(Peer::checked(shown)));
             Some(Purpose::Forward(peer.parse().ok()?, came))
         }
         None if rest == "reload" => Some(Purpose::Reload),
@@ -152,7 +156,11 @@ mod tests {
             matches!(parsed, Some(Purpose::Forward(found, Came::Client)) if found == peer),
             "{parsed:?}"
         );
-        let node = Came::Node(Arc::new(Peer::checked("b".parse().unwrap())));
+        let shown = Shown {
+            name: "b".parse().unwrap(),
+            key: "k".to_owned(),
+        };
+        let node = Came::Node(Arc::new(Peer::checked(shown)));
         let line = forward_line(peer, &node);
         let Some(Purpose::Forward(found, came)) = parse(line.trim_end()) else {
             panic!("{line}");
@@ -167,7 +175,8 @@ mod tests {
             "cube 1 forward nobody",
             "cube 1 forward",
             "cube 1 forward-node 1.2.3.4:5",
-            "cube 1 forward-node A 1.2.3.4:5",
+            "cube 1 forward-node a 1.2.3.4:5",
+            "cube 1 forward-node A k 1.2.3.4:5",
             "GET / HTTP/1.1",
         ] {
             assert!(parse(wrong).is_none(), "{wrong}");

@@ -1,18 +1,22 @@
 //! The authority of a cluster: it signs certificates of nodes and of etcd, and nothing else trusts it.
 //!
-//! A node's certificate is for one name, `<node>.node.cube.internal`, as server and as client. The other nodes check that
-//! name against the members of the cluster, so the certificate of etcd, or of a node that was removed, opens nothing.
+//! A node's certificate is for one name, `<node>.node.cube.internal`, as server and as client. The other nodes compare that
+//! name and the public key with the records of the members, so the certificate of etcd, or of a host that was removed, opens
+//! nothing. The common name is the node's user in etcd ([`Member::user`]).
 
 use std::{net::IpAddr, time::SystemTime};
 
-use cluster::NodeId;
+use cluster::{Member, MemberSigner, NodeId};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
     SignatureAlgorithm,
 };
 
+use sha2::{Digest, Sha256};
+
 use super::settings::{Dir, SettingsError};
+use crate::hex::hex;
 
 /// Validity of the authority, and of the certificates that it signs.
 const CA_DAYS: u64 = 3650;
@@ -34,12 +38,13 @@ pub enum AuthorityError {
     Elsewhere,
     #[error("cannot create a certificate")]
     Make(#[from] rcgen::Error),
-    #[error("the public key is not a point of P-256")]
+    #[error("the public key is not a point of P-256, or not that of the member")]
     Key,
 }
 
 /// The authority with its key.
 pub struct Authority {
+    cluster: String,
     issuer: Issuer<'static, KeyPair>,
     certificate: String,
 }
@@ -69,6 +74,18 @@ pub fn host_name(node: &NodeId) -> String {
     format!("{node}.node.cube.internal")
 }
 
+/// SHA-256 of a public key as in certificates, in hex.
+///
+/// # Errors
+/// Returns [`AuthorityError::Key`] if it is not an uncompressed point of P-256.
+pub fn key_sum(public_key: &[u8]) -> Result<String, AuthorityError> {
+    if public_key.len() != POINT || public_key[0] != 4 {
+        return Err(AuthorityError::Key);
+    }
+    let spki = Point(public_key.to_vec()).subject_public_key_info();
+    Ok(hex(&Sha256::digest(spki)))
+}
+
 impl Authority {
     /// Creates the authority of a new cluster in `dir`.
     ///
@@ -81,6 +98,7 @@ impl Authority {
         dir.write("ca.crt", certificate.as_bytes())?;
         let issuer = Issuer::new(params(cluster), key);
         Ok(Self {
+            cluster: cluster.to_owned(),
             issuer,
             certificate,
         })
@@ -96,23 +114,43 @@ impl Authority {
         }
         let key = KeyPair::from_pem(&dir.read("ca.key")?)?;
         Ok(Self {
+            cluster: cluster.to_owned(),
             issuer: Issuer::new(params(cluster), key),
             certificate: dir.read("ca.crt")?,
         })
     }
 
-    /// The certificate of a node for this public key, followed by the authority's, in PEM.
+    /// What signs the records of members.
     ///
     /// # Errors
-    /// Returns [`AuthorityError::Key`] if the key is malformed, and [`AuthorityError::Make`].
-    pub fn node(&self, node: &NodeId, public_key: &[u8]) -> Result<String, AuthorityError> {
-        if public_key.len() != POINT || public_key[0] != 4 {
+    /// Returns [`AuthorityError::Key`] if the authority's key is of another kind.
+    pub fn signer(&self) -> Result<MemberSigner, AuthorityError> {
+        let key = self.issuer.key().serialize_der();
+        MemberSigner::new(&self.cluster, &key).ok_or(AuthorityError::Key)
+    }
+
+    /// The certificate of a member for its public key, followed by the authority's, in PEM.
+    ///
+    /// # Errors
+    /// Returns [`AuthorityError::Key`] if the key is not the member's, and [`AuthorityError::Make`].
+    pub fn node(&self, member: &Member, public_key: &[u8]) -> Result<String, AuthorityError> {
+        if key_sum(public_key)? != member.key {
             return Err(AuthorityError::Key);
         }
-        let mut leaf = dated(&host_name(node), DAYS);
-        let name = SanType::DnsName(host_name(node).as_str().try_into()?);
+        let mut leaf = dated(&member.user(), DAYS);
+        let name = SanType::DnsName(host_name(&member.id).as_str().try_into()?);
         leaf.subject_alt_names.push(name);
         self.leaf(leaf, &Point(public_key.to_vec()))
+    }
+
+    /// Certificate and key of etcd's user `root`, who makes the users of the members.
+    ///
+    /// # Errors
+    /// Returns [`AuthorityError::Make`].
+    pub fn etcd_root(&self) -> Result<String, AuthorityError> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let certificate = self.leaf(dated("root", CA_DAYS), &key)?;
+        Ok(format!("{certificate}{}", key.serialize_pem()))
     }
 
     /// Certificate and key of etcd on these hosts.

@@ -26,7 +26,10 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::{authority::host_name, tls::PeerTls};
+use super::{
+    authority::host_name,
+    tls::{PeerTls, key_of},
+};
 
 /// How long a connection to a node may take.
 const DIAL: Duration = Duration::from_secs(3);
@@ -80,6 +83,7 @@ impl PeerError {
 #[derive(Clone, Debug)]
 pub struct PeerClient {
     client: Client<Dialer, Body>,
+    cluster: Cluster,
 }
 
 impl PeerClient {
@@ -92,8 +96,21 @@ impl PeerClient {
             .http1_max_buf_size(HEAD)
             .http1_max_headers(FIELDS)
             .set_host(false)
-            .build(Dialer { cluster, tls });
-        Self { client }
+            .build(Dialer {
+                cluster: cluster.clone(),
+                tls,
+            });
+        Self { client, cluster }
+    }
+
+    /// The host in URIs: name and key of a member. A name without a member leads nowhere.
+    fn membership(&self, node: &NodeId) -> String {
+        let view = self.cluster.view();
+        let key = view
+            .members
+            .get(node)
+            .map_or("none", |member| member.key.as_str());
+        format!("{node}.{key}")
     }
 
     /// Sends a request. Its URI must be in origin form, its fields those of the next hop. A request that was not sent is
@@ -110,8 +127,8 @@ impl PeerClient {
             .uri()
             .path_and_query()
             .map_or("/", |path| path.as_str());
-        let absolute = format!("http://{node}{path}");
-        // A valid path after a valid name.
+        let absolute = format!("http://{}{path}", self.membership(node));
+        // A valid path after a valid name. Connections to a host that had the name before are not used again.
         if let Ok(uri) = absolute.parse() {
             *request.uri_mut() = uri;
         }
@@ -126,7 +143,7 @@ impl PeerClient {
     }
 }
 
-/// Opens connections to nodes by their names: addresses may change while a node is away.
+/// Opens connections to nodes by their names and keys: addresses may change while a node is away.
 #[derive(Clone, Debug)]
 struct Dialer {
     cluster: Cluster,
@@ -135,28 +152,40 @@ struct Dialer {
 
 impl Dialer {
     async fn dial(self, to: Uri) -> io::Result<Stream> {
-        let node: NodeId = to
+        let (name, key) = to
             .host()
-            .unwrap_or_default()
-            .parse()
-            .map_err(io::Error::other)?;
+            .and_then(|host| host.split_once('.'))
+            .unwrap_or_default();
+        let node: NodeId = name.parse().map_err(io::Error::other)?;
         let view = self.cluster.view();
         let found = view.nodes.get(&node);
         let found = found.ok_or_else(|| io::Error::other("the node is not there"))?;
         let address: SocketAddr = found.address.parse().map_err(io::Error::other)?;
-        let dialed = tokio::time::timeout(DIAL, secure(address, host_name(&node), &self.tls));
+        let dialed = tokio::time::timeout(DIAL, secure(address, &node, key, &self.tls));
         dialed.await.map_err(|_| io::ErrorKind::TimedOut)?
     }
 }
 
-async fn secure(address: SocketAddr, name: String, tls: &PeerTls) -> io::Result<Stream> {
+/// `key`: of the member; a host that has another one is not sent anything.
+async fn secure(
+    address: SocketAddr,
+    node: &NodeId,
+    key: &str,
+    tls: &PeerTls,
+) -> io::Result<Stream> {
     let stream = TcpStream::connect(address).await?;
     // Commands and their output are small and latency matters.
     stream.set_nodelay(true)?;
     crate::listen::probe(&stream)?;
-    let name = ServerName::try_from(name).map_err(io::Error::other)?;
+    let name = ServerName::try_from(host_name(node)).map_err(io::Error::other)?;
     let connector = TlsConnector::from(tls.client());
     let stream = connector.connect(name, stream).await?;
+    let chain = stream.get_ref().1.peer_certificates();
+    let shown = chain.and_then(<[_]>::first).and_then(key_of);
+    if shown.as_deref() != Some(key) {
+        let why = format!("the host at {address} has not the key of the member {node}");
+        return Err(io::Error::other(why));
+    }
     Ok(Stream(TokioIo::new(stream)))
 }
 

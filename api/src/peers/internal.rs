@@ -16,6 +16,7 @@
 //! | `POST /cluster/moves` | a member | whether the offered sandbox is this node's now; the files are fetched first |
 //! | `POST /cluster/moves/holding` | a member | whether an offered sandbox is this node's |
 //! | `POST /cluster/renew` | a member | a new certificate for its name |
+//! | `POST /cluster/remove` | a member | what became of the removal of a member, by the node that has the authority's key |
 //! | `POST /cluster/join` | a host with a token | a certificate, and the settings of the cluster |
 
 use std::sync::Arc;
@@ -28,7 +29,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use cluster::{ClusterError, Holding};
+use cluster::{ClusterError, Holding, NodeId};
 use hyper::StatusCode;
 use model::{SandboxId, clock::unix_ms};
 use pool::GivesBase;
@@ -40,6 +41,7 @@ use super::{
     join::{Join, JoinError, Renew, Signed, sign_join, sign_renewal, take_token},
     moves::{Asked, MoveError, Moves, Offer},
     secrets::merge,
+    spec::registrar,
     templates,
 };
 use crate::{
@@ -89,6 +91,7 @@ pub(crate) fn router(app: App, peers: Peers, moves: Moves, executor: Executor) -
         .route("/cluster/moves", post(take))
         .route("/cluster/moves/holding", post(holding))
         .route("/cluster/renew", post(renew))
+        .route("/cluster/remove", post(remove))
         .route(JOIN, post(join))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(Internal {
@@ -235,6 +238,7 @@ async fn files(State(internal): State<Internal>, Path(key): Path<String>) -> Res
 
 async fn chunk(
     State(internal): State<Internal>,
+    Extension(peer): Extension<Arc<Peer>>,
     Path((key, file, chunk)): Path<(String, String, usize)>,
 ) -> Response {
     match internal.peers.offers().chunk(&key, &file, chunk).await {
@@ -309,9 +313,30 @@ async fn renew(
     let peers = &internal.peers;
     let node = peers.member(&peer).ok_or(JoinError::Spent)?;
     let authority = peers.authority()?;
-    let signed = sign_renewal(&authority, peers.dir(), node, &asked)?;
+    let view = peers.cluster().view();
+    let member = view.members.get(node).ok_or(JoinError::Spent)?;
+    let signed = sign_renewal(&authority, peers.dir(), member, &asked)?;
     tracing::info!(%node, "certificate renewed");
     Ok(Json(signed))
+}
+
+/// What became of a removal.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Removal {
+    Removed,
+    NotMember,
+    Lives,
+    /// Or this node does not have the authority's key.
+    Failed(String),
+}
+
+async fn remove(State(internal): State<Internal>, Json(node): Json<NodeId>) -> Json<Removal> {
+    Json(match internal.peers.remove_here(&node).await {
+        Ok(()) => Removal::Removed,
+        Err(ClusterError::NotMember(_)) => Removal::NotMember,
+        Err(ClusterError::NodeLives(_)) => Removal::Lives,
+        Err(why) => Removal::Failed(model::chain(&why)),
+    })
 }
 
 async fn join(
@@ -321,7 +346,9 @@ async fn join(
     let peers = &internal.peers;
     let authority = peers.authority()?;
     take_token(peers.dir(), &asked)?;
-    let member = peers.cluster().admit(&asked.node, &asked.identity).await?;
+    let applicant = asked.applicant()?;
+    let registrar = registrar(peers.dir(), peers.settings())?;
+    let member = registrar.admit(&applicant).await?;
     let signed = sign_join(&authority, peers.dir(), peers.settings(), &asked, member)?;
     tracing::info!(node = %asked.node, "a node has joined");
     Ok(Json(signed))
@@ -331,7 +358,9 @@ impl IntoResponse for JoinError {
     fn into_response(self) -> Response {
         let status = match &self {
             Self::Spent => StatusCode::FORBIDDEN,
-            Self::Malformed | Self::Authority(AuthorityError::Key) => StatusCode::BAD_REQUEST,
+            Self::Malformed | Self::Identity | Self::Authority(AuthorityError::Key) => {
+                StatusCode::BAD_REQUEST
+            }
             Self::Authority(AuthorityError::Elsewhere)
             | Self::Cluster(ClusterError::NameTaken(_) | ClusterError::Full(_)) => {
                 StatusCode::CONFLICT

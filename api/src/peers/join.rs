@@ -4,7 +4,7 @@
 //! ```text
 //! founder: cube-api cluster token ─► tokens/<SHA-256 of the secret>, one use, one hour
 //! host:    cube-api cluster join TOKEN ─ TLS; the authority's SHA-256 is in the token ─► POST /cluster/join
-//! founder: token unused and not expired ─► member admitted in etcd ─► certificate signed, token removed
+//! founder: token unused and not expired ─► record of the member signed and in etcd, with a user there ─► certificate signed
 //! ```
 
 use std::{
@@ -15,7 +15,7 @@ use std::{
 };
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use cluster::{ClusterError, Member, NodeId};
+use cluster::{Applicant, ClusterError, HomeSlot, Member, NodeId};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
@@ -24,7 +24,7 @@ use rustls::{
     ClientConfig, DigitallySignedStruct, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     crypto::{CryptoProvider, ring, verify_tls13_signature},
-    pki_types::{CertificateDer, ServerName, UnixTime},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -32,12 +32,14 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::{
-    authority::{Authority, AuthorityError, host_name},
-    settings::{Dir, Settings, SettingsError, Shared},
+    authority::{Authority, AuthorityError, host_name, key_sum},
+    settings::{Dir, ETCD_ROOT, Settings, SettingsError, Shared},
     tls::{OWN, PeerTlsError, certificates},
 };
 use crate::{auth::random_hex, hex::hex};
 
+/// Hex digits of [`Member::identity`].
+const IDENTITY: usize = 32;
 const TOKENS: &str = "tokens";
 const PREFIX: &str = "cube-join-1.";
 /// How long a join may take.
@@ -67,6 +69,8 @@ pub enum JoinError {
         #[source]
         source: io::Error,
     },
+    #[error("the identity of the host is not {IDENTITY} hex digits")]
+    Identity,
     #[error("the founder refused: {0}")]
     Refused(String),
     #[error("cannot read the boot of this host from /proc/sys/kernel/random/boot_id")]
@@ -100,7 +104,25 @@ pub(super) struct Join {
     public_key: String,
 }
 
-/// Body of `POST /cluster/renew`.
+impl Join {
+    /// What the record of the host is made of.
+    ///
+    /// # Errors
+    /// Returns [`JoinError::Identity`] or [`AuthorityError::Key`] if the host has sent something else.
+    pub(super) fn applicant(&self) -> Result<Applicant, JoinError> {
+        let is_hex = self.identity.bytes().all(|b| b.is_ascii_hexdigit());
+        if self.identity.len() != IDENTITY || !is_hex {
+            return Err(JoinError::Identity);
+        }
+        Ok(Applicant {
+            id: self.node.clone(),
+            identity: self.identity.clone(),
+            key: key_sum(&point(&self.public_key)?)?,
+        })
+    }
+}
+
+/// Body of `POST /cluster/renew`. The key is that of the member's record.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Renew {
@@ -196,7 +218,7 @@ pub(super) fn sign_join(
     join: &Join,
     member: Member,
 ) -> Result<Signed, JoinError> {
-    let mut signed = sign(authority, dir, &join.node, &join.public_key)?;
+    let mut signed = sign(authority, dir, &member, &join.public_key)?;
     signed.shared = Some(settings.shared());
     signed.member = Some(member);
     Ok(signed)
@@ -205,34 +227,44 @@ pub(super) fn sign_join(
 pub(super) fn sign_renewal(
     authority: &Authority,
     dir: &Dir,
-    node: &NodeId,
+    member: &Member,
     renew: &Renew,
 ) -> Result<Signed, JoinError> {
-    sign(authority, dir, node, &renew.public_key)
+    sign(authority, dir, member, &renew.public_key)
 }
 
 fn sign(
     authority: &Authority,
     dir: &Dir,
-    node: &NodeId,
+    member: &Member,
     public_key: &str,
 ) -> Result<Signed, JoinError> {
-    let key = URL_SAFE_NO_PAD.decode(public_key);
-    let key = key.map_err(|_| AuthorityError::Key)?;
     Ok(Signed {
-        certificate: authority.node(node, &key)?,
+        certificate: authority.node(member, &point(public_key)?)?,
         authority: dir.read("ca.crt")?,
         shared: None,
         member: None,
     })
 }
 
-/// A key of this node that is not certified yet.
-pub(super) struct NewKey(KeyPair);
+fn point(public_key: &str) -> Result<Vec<u8>, AuthorityError> {
+    let point = URL_SAFE_NO_PAD.decode(public_key);
+    point.map_err(|_| AuthorityError::Key)
+}
 
-impl NewKey {
-    pub(super) fn generate() -> Result<Self, AuthorityError> {
+/// The key of this node, for a new certificate.
+pub(super) struct NodeKey(KeyPair);
+
+impl NodeKey {
+    fn generate() -> Result<Self, AuthorityError> {
         Ok(Self(KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?))
+    }
+
+    /// The key that the node has: its record names it, so a renewal does not change it.
+    pub(super) fn load(dir: &Dir) -> Result<Self, JoinError> {
+        let key = PrivateKeyDer::from_pem_slice(dir.read(OWN)?.as_bytes());
+        let key = key.map_err(|_| PeerTlsError::Pem(OWN))?;
+        Ok(Self(KeyPair::try_from(&key).map_err(AuthorityError::from)?))
     }
 
     fn public(&self) -> String {
@@ -272,8 +304,16 @@ pub fn init(
     // Version 8 of RFC 9562: an id of our own making.
     let cluster = format!("{a}-{b}-8{c}-a{d}-{e}");
     let authority = Authority::create(dir, &cluster)?;
-    let key = NewKey::generate()?;
-    key.store(dir, &authority.node(&node, key.0.public_key_raw())?)?;
+    let (key, identity) = (NodeKey::generate()?, random_hex::<16>()?);
+    let applicant = Applicant {
+        id: node.clone(),
+        identity: identity.clone(),
+        key: key_sum(key.0.public_key_raw())?,
+    };
+    let slot = HomeSlot::new(0).ok_or(JoinError::Malformed)?;
+    let member = authority.signer()?.member(&applicant, slot);
+    key.store(dir, &authority.node(&member, key.0.public_key_raw())?)?;
+    dir.write(ETCD_ROOT, authority.etcd_root()?.as_bytes())?;
     let (certificate, etcd_key) = authority.etcd(&hosts(&etcd))?;
     dir.write("etcd.crt", certificate.as_bytes())?;
     dir.write("etcd.key", etcd_key.as_bytes())?;
@@ -282,7 +322,7 @@ pub fn init(
         etcd,
         home_key: random_hex::<32>()?,
     };
-    let settings = Settings::new(shared, node, random_hex::<16>()?, address);
+    let settings = Settings::new(shared, node, identity, address);
     dir.store(&settings)?;
     Ok(settings)
 }
@@ -316,7 +356,7 @@ pub async fn join(
 ) -> Result<Settings, JoinError> {
     let token = read_token(token)?;
     dir.create()?;
-    let (key, identity) = (NewKey::generate()?, random_hex::<16>()?);
+    let (key, identity) = (NodeKey::generate()?, random_hex::<16>()?);
     let body = Join {
         secret: token.secret.clone(),
         node: node.clone(),
@@ -467,8 +507,8 @@ mod tests {
         Join {
             secret: token.secret.clone(),
             node: "b".parse().unwrap(),
-            identity: "i".to_owned(),
-            public_key: NewKey::generate().unwrap().public(),
+            identity: "0a".repeat(16),
+            public_key: NodeKey::generate().unwrap().public(),
         }
     }
 
@@ -482,11 +522,12 @@ mod tests {
         take_token(&dir, &join).unwrap();
         assert!(matches!(take_token(&dir, &join), Err(JoinError::Spent)));
         let authority = Authority::load(&dir, &settings.cluster).unwrap();
-        let member = Member {
-            id: join.node.clone(),
-            identity: join.identity.clone(),
-            slot: cluster::HomeSlot::new(1).unwrap(),
-        };
+        let slot = HomeSlot::new(1).unwrap();
+        let signer = authority.signer().unwrap();
+        let member = signer.member(&join.applicant().unwrap(), slot);
+        // A renewal is for the key of the member's record.
+        let renewal = NodeKey::generate().unwrap().renewal();
+        assert!(sign_renewal(&authority, &dir, &member, &renewal).is_err());
         let signed = sign_join(&authority, &dir, &settings, &join, member).unwrap();
         assert!(
             signed.shared.is_some() && fingerprint(&signed.authority).unwrap() == made.authority
@@ -515,7 +556,20 @@ mod tests {
         let authority = Authority::load(&dir, &settings.cluster).unwrap();
         let node: NodeId = "b".parse().unwrap();
         for key in [&[][..], &[4; 64], &[2; 65]] {
-            assert!(authority.node(&node, key).is_err());
+            assert!(key_sum(key).is_err());
+        }
+        let mut join = request(&read_token(&token(&dir, Duration::ZERO).unwrap()).unwrap());
+        let applicant = join.applicant().unwrap();
+        let member = authority
+            .signer()
+            .unwrap()
+            .member(&applicant, HomeSlot::new(1).unwrap());
+        let other = NodeKey::generate().unwrap();
+        assert!(authority.node(&member, other.0.public_key_raw()).is_err());
+        // The identity is a part of a user's name in etcd.
+        for identity in ["", "root", &"x".repeat(32)] {
+            join.identity = identity.to_owned();
+            assert!(matches!(join.applicant(), Err(JoinError::Identity)));
         }
         assert!(
             init(&dir, node, settings.address, Vec::new()).is_err(),

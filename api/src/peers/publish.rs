@@ -8,7 +8,7 @@ use pool::{Pool, PoolStats, TemplateInfo};
 use super::{
     PeerError, Peers,
     authority::RENEW_AFTER,
-    join::{NewKey, Signed},
+    join::{NodeKey, Signed},
     question, status_of,
     tls::OWN,
 };
@@ -175,10 +175,13 @@ async fn renew_now(peers: &Peers) {
 
 async fn renewed(peers: &Peers) -> Result<(), String> {
     let text = |why: &dyn std::error::Error| model::chain(why);
-    let key = NewKey::generate().map_err(|why| text(&why))?;
+    let key = NodeKey::load(peers.dir()).map_err(|why| text(&why))?;
     let asked = key.renewal();
     if let Ok(authority) = peers.authority() {
-        let signed = super::join::sign_renewal(&authority, peers.dir(), peers.this(), &asked);
+        let view = peers.cluster().view();
+        let member = view.members.get(peers.this());
+        let member = member.ok_or("this node is not in the view of the cluster")?;
+        let signed = super::join::sign_renewal(&authority, peers.dir(), member, &asked);
         let signed = signed.map_err(|why| text(&why))?;
         return key.keep(peers.dir(), &signed).map_err(|why| text(&why));
     }

@@ -8,6 +8,7 @@
 //! | `ca.key` | its key; only on the node that founded the cluster |
 //! | `node.pem` | certificate of this node, that of the authority, and the node's key |
 //! | `etcd.crt`, `etcd.key` | for the etcd of the founder's host |
+//! | `etcd-root.pem` | certificate and key of etcd's user `root`; only on the node that founded the cluster |
 //! | `tokens/` | SHA-256 of join tokens that are not used yet |
 //! | `deleted-templates.json` | ids of templates that no node copies again |
 //! | `deleted-secrets.json` | ids of secrets that no node takes over again |
@@ -26,10 +27,13 @@ use pool::durable::{Durability, private_dir, read_bounded, replace};
 use ring::hmac;
 use serde::{Deserialize, Serialize};
 
-const FORMAT: u32 = 1;
+/// Format 1 is of clusters whose members had no keys in their records.
+const FORMAT: u32 = 2;
 const FILE: &str = "cluster.json";
 const MAX_FILE: u64 = 64 << 10;
 
+/// Certificate and key of etcd's user `root`.
+pub(super) const ETCD_ROOT: &str = "etcd-root.pem";
 /// Name of the directory in the state directory.
 pub const DIRECTORY: &str = "cluster";
 
@@ -86,6 +90,11 @@ impl std::fmt::Debug for Settings {
     }
 }
 
+#[derive(Deserialize)]
+struct Header {
+    format: u32,
+}
+
 /// What all nodes of a cluster share.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -132,6 +141,26 @@ impl Settings {
             .as_ref()
             .try_into()
             .ok()
+    }
+}
+
+/// How a node reaches etcd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EtcdLink {
+    Tls,
+    /// Plain HTTP on loopback. etcd has no users then, so every program of the host can change what it holds.
+    Loopback,
+}
+
+impl EtcdLink {
+    /// `None`: neither https nor a loopback address, whose traffic others could read and change.
+    #[must_use]
+    pub fn of(url: &str) -> Option<Self> {
+        if url.starts_with("https://") {
+            return Some(Self::Tls);
+        }
+        let address: SocketAddr = url.strip_prefix("http://")?.parse().ok()?;
+        address.ip().is_loopback().then_some(Self::Loopback)
     }
 }
 
@@ -191,11 +220,14 @@ impl Dir {
             path: path.clone(),
             why,
         };
-        let settings: Settings =
-            serde_json::from_slice(&bytes).map_err(|why| malformed(why.to_string()))?;
-        if settings.format != FORMAT {
-            return Err(malformed(format!("it has format {}", settings.format)));
+        let unread = |why: serde_json::Error| malformed(why.to_string());
+        let Header { format } = serde_json::from_slice(&bytes).map_err(unread)?;
+        if format != FORMAT {
+            return Err(malformed(format!(
+                "it has format {format}, and this release uses format {FORMAT}: see \"Upgrade of a cluster\" in docs/cluster.md"
+            )));
         }
+        let settings: Settings = serde_json::from_slice(&bytes).map_err(unread)?;
         if settings.home_key().is_none() {
             return Err(malformed("its home key is not 64 hex digits".to_owned()));
         }
@@ -290,6 +322,21 @@ mod tests {
     }
 
     #[test]
+    fn plain_http_to_etcd_is_for_loopback_only() {
+        for (url, expected) in [
+            ("https://10.0.0.1:2379", Some(EtcdLink::Tls)),
+            ("http://127.0.0.1:2379", Some(EtcdLink::Loopback)),
+            ("http://[::1]:2379", Some(EtcdLink::Loopback)),
+            ("http://10.0.0.1:2379", None),
+            ("http://127.0.0.1.evil.example:2379", None),
+            ("http://localhost:2379", None),
+            ("10.0.0.1:2379", None),
+        ] {
+            assert_eq!(EtcdLink::of(url), expected, "{url}");
+        }
+    }
+
+    #[test]
     fn malformed_settings_are_refused() {
         let state = tempfile::tempdir().unwrap();
         let dir = Dir::of(state.path());
@@ -299,9 +346,9 @@ mod tests {
         dir.store(&wrong).unwrap();
         assert!(dir.load().unwrap_err().to_string().contains("64 hex"));
         let mut later = settings();
-        later.format = 2;
+        later.format = 3;
         dir.store(&later).unwrap();
-        assert!(dir.load().unwrap_err().to_string().contains("format 2"));
+        assert!(dir.load().unwrap_err().to_string().contains("format 3,"));
         dir.write(FILE, b"{}").unwrap();
         assert!(dir.load().is_err());
     }

@@ -8,16 +8,17 @@ use std::{
 };
 
 use cluster::{
-    Cluster, ClusterError, CpuKind, EtcdConfig, HomeSlot, Incarnation, JoinConfig, Member, Node,
-    TlsFiles, found,
+    AccountsError, Applicant, Cluster, ClusterError, CpuKind, EtcdConfig, HomeSlot, IdentityFiles,
+    Incarnation, JoinConfig, Member, Node, Registrar, TlsFiles, found,
 };
 use model::Platform;
 
 use super::{
     PeerTls, Peers,
+    authority::{Authority, AuthorityError},
     join::JoinError,
-    settings::{Dir, Settings, SettingsError},
-    tls::{OWN, PeerTlsError},
+    settings::{Dir, ETCD_ROOT, EtcdLink, Settings, SettingsError},
+    tls::{OWN, PeerTlsError, own_key, verifier},
     transfer::TransferLimits,
 };
 
@@ -45,6 +46,10 @@ pub enum ClusterSpecError {
     Settings(#[from] SettingsError),
     #[error(transparent)]
     Tls(#[from] PeerTlsError),
+    #[error(
+        "the settings of the cluster name etcd at {0}: only https, and http on a loopback address, are accepted"
+    )]
+    Plain(String),
 }
 
 impl ClusterSpec {
@@ -55,6 +60,7 @@ impl ClusterSpec {
     pub fn load(state: &Path, transfers: TransferLimits) -> Result<Self, ClusterSpecError> {
         let dir = Dir::of(state);
         let settings = dir.load()?;
+        check_links(&settings)?;
         let tls = PeerTls::load(&dir)?;
         Ok(Self {
             settings,
@@ -62,22 +68,6 @@ impl ClusterSpec {
             transfers,
             dir,
         })
-    }
-
-    fn etcd(&self) -> EtcdConfig {
-        let is_tls = self
-            .settings
-            .etcd
-            .iter()
-            .any(|url| url.starts_with("https:"));
-        EtcdConfig {
-            endpoints: self.settings.etcd.clone(),
-            tls: is_tls.then(|| TlsFiles {
-                authority: self.dir.path("ca.crt"),
-                certificate: self.dir.path(OWN),
-                key: self.dir.path(OWN),
-            }),
-        }
     }
 
     /// Joins the cluster. The first node founds it before.
@@ -101,12 +91,14 @@ impl ClusterSpec {
                 member
             }
         };
+        self.secure().await?;
         let home_key = settings.home_key().ok_or(JoinError::Malformed)?;
         let config = JoinConfig {
-            etcd: self.etcd(),
+            etcd: etcd_config(&self.dir, &settings, OWN),
             lease: LEASE,
             home_key,
             member,
+            verifier: verifier(&self.dir, &settings.cluster)?,
         };
         let cluster = Cluster::join(config, this).await?;
         let (tls, dir) = (self.tls.clone(), self.dir.clone());
@@ -115,10 +107,15 @@ impl ClusterSpec {
 
     /// A cluster that this node has founded without keeping the record has its first slot.
     async fn found(&self, settings: &Settings) -> Result<Member, JoinError> {
-        let (node, identity) = (&settings.node, &settings.identity);
+        let registrar = registrar(&self.dir, settings)?;
+        let applicant = Applicant {
+            id: settings.node.clone(),
+            identity: settings.identity.clone(),
+            key: own_key(&self.dir)?,
+        };
         let deadline = Instant::now() + FOUND;
         let made = loop {
-            match found(&self.etcd(), node, identity).await {
+            match found(&registrar, &applicant).await {
                 // Etcd may be starting, too.
                 Err(why @ ClusterError::Unreachable { .. }) if Instant::now() < deadline => {
                     tracing::warn!("{}: trying again", model::chain(&why));
@@ -128,12 +125,27 @@ impl ClusterSpec {
             }
         };
         match (made, HomeSlot::new(0)) {
-            (Err(ClusterError::Founded), Some(slot)) => Ok(Member {
-                id: node.clone(),
-                identity: identity.clone(),
-                slot,
-            }),
+            (Err(ClusterError::Founded), Some(slot)) => {
+                Ok(registrar.signer.member(&applicant, slot))
+            }
             (made, _) => Ok(made?),
+        }
+    }
+
+    /// On the node that has the authority: repairs what an interrupted change has left of etcd's users.
+    async fn secure(&self) -> Result<(), JoinError> {
+        let registrar = match registrar(&self.dir, &self.settings) {
+            Err(AuthorityError::Elsewhere) => return Ok(()),
+            found => found?,
+        };
+        match registrar.secure().await {
+            Err(why @ ClusterError::Accounts(AccountsError::Open)) => Err(why.into()),
+            // The server serves its own sandboxes all the same.
+            Err(why) => {
+                tracing::warn!("cannot check the users of etcd: {}", model::chain(&why));
+                Ok(())
+            }
+            Ok(()) => Ok(()),
         }
     }
 
@@ -151,6 +163,47 @@ impl ClusterSpec {
             version: env!("CARGO_PKG_VERSION").to_owned(),
         })
     }
+}
+
+fn check_links(settings: &Settings) -> Result<(), ClusterSpecError> {
+    for url in &settings.etcd {
+        match EtcdLink::of(url) {
+            Some(EtcdLink::Tls) => {}
+            Some(EtcdLink::Loopback) => tracing::warn!(
+                etcd = url,
+                "etcd is reached over plain HTTP: every program of this host can change its records; found the cluster with an https URL"
+            ),
+            None => return Err(ClusterSpecError::Plain(url.clone())),
+        }
+    }
+    Ok(())
+}
+
+/// How this node reaches etcd, with the certificate and key in the file `identity`.
+fn etcd_config(dir: &Dir, settings: &Settings, identity: &str) -> EtcdConfig {
+    let is_tls = settings.etcd.iter().any(|url| url.starts_with("https:"));
+    EtcdConfig {
+        endpoints: settings.etcd.clone(),
+        tls: is_tls.then(|| TlsFiles {
+            authority: dir.path("ca.crt"),
+            identity: Some(IdentityFiles {
+                certificate: dir.path(identity),
+                key: dir.path(identity),
+            }),
+        }),
+    }
+}
+
+/// What admits and removes members.
+///
+/// # Errors
+/// Returns [`AuthorityError::Elsewhere`] if the authority's key is not on this node.
+pub(super) fn registrar(dir: &Dir, settings: &Settings) -> Result<Registrar, AuthorityError> {
+    let authority = Authority::load(dir, &settings.cluster)?;
+    Ok(Registrar {
+        signer: authority.signer()?,
+        etcd: etcd_config(dir, settings, ETCD_ROOT),
+    })
 }
 
 /// Guests run in ring 0 if the CPU has VMX or SVM.
@@ -185,6 +238,25 @@ fn cpu_of(cpuinfo: &str) -> CpuKind {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn settings_with_etcd_over_a_network_without_tls_are_refused() {
+        let state = tempfile::tempdir().unwrap();
+        let dir = Dir::of(state.path());
+        let address = "127.0.0.1:9".parse().unwrap();
+        let node: cluster::NodeId = "a".parse().unwrap();
+        let limits = TransferLimits {
+            rate: model::Bytes(1),
+            disk_reserve: model::Bytes(0),
+        };
+        let etcd = vec!["http://127.0.0.1:2379".to_owned()];
+        let mut settings = crate::peers::join::init(&dir, node, address, etcd).unwrap();
+        assert!(ClusterSpec::load(state.path(), limits).is_ok());
+        settings.etcd.push("http://10.0.0.1:2379".to_owned());
+        dir.store(&settings).unwrap();
+        let refused = ClusterSpec::load(state.path(), limits);
+        assert!(matches!(refused, Err(ClusterSpecError::Plain(_))));
+    }
 
     #[test]
     fn the_kind_of_a_cpu_is_that_of_the_first_one() {

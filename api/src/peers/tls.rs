@@ -1,8 +1,11 @@
 //! TLS between nodes: both sides show a certificate of the cluster's authority.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
 
-use cluster::NodeId;
+use cluster::{Member, MemberVerifier, NodeId};
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
     crypto::ring,
@@ -11,11 +14,16 @@ use rustls::{
     sign::CertifiedKey,
 };
 
+use sha2::{Digest, Sha256};
+
 use super::{
     authority::host_name,
     settings::{Dir, SettingsError},
 };
+use crate::hex::hex;
 
+/// Length of an uncompressed point of P-256 (SEC 1, 2.3.3), which ends its SubjectPublicKeyInfo.
+const POINT: usize = 65;
 /// The certificate of this node, that of the authority, and the key. One file, so that a renewal replaces all at once.
 pub const OWN: &str = "node.pem";
 
@@ -126,12 +134,42 @@ pub(super) fn certificates(
     }
 }
 
+/// SHA-256 of the public key in a certificate, in hex, as in [`Member::key`].
+pub(super) fn key_of(certificate: &CertificateDer<'_>) -> Option<String> {
+    let parsed = ParsedCertificate::try_from(certificate).ok()?;
+    Some(hex(&Sha256::digest(parsed.subject_public_key_info())))
+}
+
+/// Checks what the authority of `dir` has signed.
+pub(super) fn verifier(dir: &Dir, cluster: &str) -> Result<MemberVerifier, PeerTlsError> {
+    let authority = certificates(&dir.read("ca.crt")?, "ca.crt")?;
+    let parsed = ParsedCertificate::try_from(&authority[0]).map_err(PeerTlsError::Unusable)?;
+    let spki = parsed.subject_public_key_info();
+    let point = spki.len().checked_sub(POINT).map(|at| &spki[at..]);
+    let point = point.ok_or(PeerTlsError::Pem("ca.crt"))?;
+    Ok(MemberVerifier::new(cluster, point))
+}
+
+/// [`Member::key`] of the node whose files are in `dir`.
+pub(super) fn own_key(dir: &Dir) -> Result<String, PeerTlsError> {
+    let own = certificates(&dir.read(OWN)?, OWN)?;
+    key_of(&own[0]).ok_or(PeerTlsError::Pem(OWN))
+}
+
 /// The node at the other end of a connection to this one.
 #[derive(Debug)]
 pub struct Peer {
     /// Checked against the authority. `None`: it has shown none, or another process has checked it.
     certificate: Option<CertificateDer<'static>>,
-    name: OnceLock<NodeId>,
+    shown: OnceLock<Shown>,
+}
+
+/// What a certificate shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    pub name: NodeId,
+    /// As in [`Member::key`].
+    pub key: String,
 }
 
 impl Peer {
@@ -139,41 +177,42 @@ impl Peer {
     pub fn new(certificate: Option<CertificateDer<'static>>) -> Self {
         Self {
             certificate,
-            name: OnceLock::new(),
+            shown: OnceLock::new(),
         }
     }
 
     /// A peer that another process of this server has checked.
     #[must_use]
-    pub fn checked(name: NodeId) -> Self {
+    pub fn checked(shown: Shown) -> Self {
         let peer = Self::new(None);
-        let _ = peer.name.set(name);
+        let _ = peer.shown.set(shown);
         peer
     }
 
-    /// The node, if it was found before.
+    /// What its certificate shows, if it was found before.
     #[must_use]
-    pub fn name(&self) -> Option<&NodeId> {
-        self.name.get()
+    pub fn shown(&self) -> Option<&Shown> {
+        self.shown.get()
     }
 
-    /// The node that the certificate is of, which must be one of `members`.
-    pub(super) fn find<'a>(
-        &self,
-        mut members: impl Iterator<Item = &'a NodeId>,
-    ) -> Option<&NodeId> {
-        if self.name.get().is_none() {
-            let certificate = ParsedCertificate::try_from(self.certificate.as_ref()?).ok()?;
+    /// The member that shows this certificate: name and key are those of its record as it is now.
+    pub(super) fn find(&self, members: &BTreeMap<NodeId, Member>) -> Option<&NodeId> {
+        if self.shown.get().is_none() {
+            let certificate = self.certificate.as_ref()?;
+            let parsed = ParsedCertificate::try_from(certificate).ok()?;
             let is_of = |node: &&NodeId| {
                 let name = ServerName::try_from(host_name(node));
-                name.is_ok_and(|name| {
-                    rustls::client::verify_server_name(&certificate, &name).is_ok()
-                })
+                name.is_ok_and(|name| rustls::client::verify_server_name(&parsed, &name).is_ok())
             };
-            let found = members.find(is_of)?.clone();
-            let _ = self.name.set(found);
+            let shown = Shown {
+                name: members.keys().find(is_of)?.clone(),
+                key: key_of(certificate)?,
+            };
+            let _ = self.shown.set(shown);
         }
-        self.name.get()
+        let shown = self.shown.get()?;
+        let member = members.get(&shown.name)?;
+        (member.key == shown.key).then_some(&shown.name)
     }
 }
 
@@ -182,7 +221,10 @@ mod tests {
     use tokio_rustls::{TlsAcceptor, TlsConnector};
 
     use super::*;
-    use crate::peers::{authority::Authority, join};
+    use crate::peers::{
+        authority::{Authority, key_sum},
+        join,
+    };
 
     fn id(name: &str) -> NodeId {
         name.parse().unwrap()
@@ -207,10 +249,18 @@ mod tests {
         dir
     }
 
-    fn signed(authority: &Authority, node: &str) -> String {
+    /// Certificate and key of a node, and its record.
+    fn signed(authority: &Authority, node: &str) -> (String, Member) {
         let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
-        let certificate = authority.node(&id(node), key.public_key_raw()).unwrap();
-        format!("{certificate}{}", key.serialize_pem())
+        let applicant = cluster::Applicant {
+            id: id(node),
+            identity: "i".to_owned(),
+            key: key_sum(key.public_key_raw()).unwrap(),
+        };
+        let slot = cluster::HomeSlot::new(1).unwrap();
+        let member = authority.signer().unwrap().member(&applicant, slot);
+        let certificate = authority.node(&member, key.public_key_raw()).unwrap();
+        (format!("{certificate}{}", key.serialize_pem()), member)
     }
 
     /// The certificate that the server gets from the client, which expects a server of this name.
@@ -235,13 +285,24 @@ mod tests {
         let [a, b, other, etcd] = [(); 4].map(|()| tempfile::tempdir().unwrap());
         let (dir, authority) = founder(a.path());
         let server = PeerTls::load(&dir).unwrap();
-        let client = PeerTls::load(&with(b.path(), &dir, &signed(&authority, "b"))).unwrap();
-        let members = [id("a"), id("b")];
+        let (own, record) = signed(&authority, "b");
+        let client = PeerTls::load(&with(b.path(), &dir, &own)).unwrap();
+        let member = |record: &Member| BTreeMap::from([(record.id.clone(), record.clone())]);
+        let members = member(&record);
+        assert!(verifier(&dir, "c").is_ok_and(|verifier| !verifier.is_signed(&record)));
 
         let shown = shake(&server, client.client(), "a").await.unwrap();
         let peer = Peer::new(shown);
-        assert_eq!(peer.find(members[..1].iter()), None, "it is no member yet");
-        assert_eq!(peer.find(members.iter()), Some(&members[1]));
+        assert_eq!(peer.find(&BTreeMap::new()), None, "it is no member yet");
+        assert_eq!(peer.find(&members), Some(&id("b")));
+        // Removed, and after another host has joined under its name.
+        assert_eq!(peer.find(&BTreeMap::new()), None);
+        let (_, successor) = signed(&authority, "b");
+        assert_eq!(peer.find(&member(&successor)), None);
+        assert_eq!(
+            Peer::new(peer.certificate.clone()).find(&member(&successor)),
+            None
+        );
         // A client that expects another node is not deceived.
         assert!(shake(&server, client.client(), "b").await.is_err());
 
@@ -253,7 +314,7 @@ mod tests {
         );
         let client = PeerTls::load(&with(etcd.path(), &dir, &own)).unwrap();
         let shown = shake(&server, client.client(), "a").await.unwrap();
-        assert!(shown.is_some() && Peer::new(shown).find(members.iter()).is_none());
+        assert!(shown.is_some() && Peer::new(shown).find(&members).is_none());
 
         // Another cluster's node of the same name is refused on both sides.
         let (foreign, _) = founder(other.path());
@@ -271,7 +332,7 @@ mod tests {
             .with_root_certificates(roots)
             .with_no_client_auth();
         let shown = shake(&server, Arc::new(plain), "a").await.unwrap();
-        assert!(Peer::new(shown).find(members.iter()).is_none());
+        assert!(Peer::new(shown).find(&members).is_none());
     }
 
     #[test]
@@ -280,7 +341,8 @@ mod tests {
         let (dir, authority) = founder(a.path());
         let tls = PeerTls::load(&dir).unwrap();
         let before = tls.server();
-        dir.write(OWN, signed(&authority, "a").as_bytes()).unwrap();
+        dir.write(OWN, signed(&authority, "a").0.as_bytes())
+            .unwrap();
         tls.reload(&dir).unwrap();
         assert!(!Arc::ptr_eq(&before, &tls.server()));
         dir.write(OWN, b"x").unwrap();

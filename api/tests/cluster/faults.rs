@@ -227,7 +227,11 @@ fn an_expired_certificate_opens_nothing(world: &World) {
     };
     let issuer = Issuer::new(named(name), KeyPair::from_pem(&read("ca.key")).unwrap());
     let member = "b.node.cube.internal";
-    let key = KeyPair::generate().unwrap();
+    // The key of the member: with another one, it is no member's anyway.
+    let own = world.nodes[1].state.path().join("cluster/node.pem");
+    let own = fs::read_to_string(own).unwrap();
+    let key = &own[own.find("-----BEGIN PRIVATE").unwrap()..];
+    let key = KeyPair::from_pem(key).unwrap();
     let hour = Duration::from_secs(3600);
     let status = |expires: SystemTime| {
         let mut leaf = named(member);

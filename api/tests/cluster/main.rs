@@ -3,11 +3,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod etcd;
 mod faults;
 #[path = "../server/http.rs"]
 #[allow(dead_code, reason = "the tests of the server use all of it")]
 mod http;
 mod moves;
+mod removed;
 mod secrets;
 mod service;
 mod templates;
@@ -26,6 +28,9 @@ fn main() {
         },
         moves::{
             cluster_a_drained_node_gives_its_sandboxes_away,
+        },
+        removed::{
+            cluster_a_removed_node_has_nothing_left,
         },
         faults::{
             cluster_long_moves_survive_the_loss_of_either_node,

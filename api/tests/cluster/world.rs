@@ -11,7 +11,6 @@ use std::{
 };
 
 use api_types::envd::{EnvdClient, ExecRequest};
-use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use template::{Builder, Limits, Recipe};
@@ -20,7 +19,10 @@ use testbed::{
     world::Namespace,
 };
 
-use crate::http::{self, Answer};
+use crate::{
+    etcd,
+    http::{self, Answer},
+};
 
 /// Limit of every wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -148,19 +150,33 @@ impl World {
         };
         world.nodes[0].start();
         for at in 1..NAMES.len() {
-            let token = output(&mut cube(&["cluster", "token", "--state", &state]));
-            let node = &world.nodes[at];
-            let own = node.own();
-            let mut join = cube(&["cluster", "join", &token]);
-            join.args(&own);
-            let joined = node.namespace.within(|| Ok(output(&mut join)));
-            joined.unwrap();
-            world.nodes[at].start();
+            world.join(at);
         }
         for node in &world.nodes {
             node.until_all(NAMES.len(), "ready");
         }
         world
+    }
+
+    /// Joins the cluster of the first node, and starts.
+    fn join(&mut self, at: usize) {
+        let state = self.nodes[0].state.path().to_str().unwrap();
+        let token = output(&mut cube(&["cluster", "token", "--state", state]));
+        let node = &self.nodes[at];
+        let mut join = cube(&["cluster", "join", &token]);
+        join.args(node.own());
+        let joined = node.namespace.within(|| Ok(output(&mut join)));
+        joined.unwrap();
+        self.nodes[at].start();
+    }
+
+    /// Puts a new host in the place of a node that has been removed: it joins under the same name.
+    pub(crate) fn replace_host(&mut self, at: usize) {
+        self.nodes[at].renew();
+        self.join(at);
+        for node in &self.nodes {
+            node.until_all(NAMES.len(), "ready");
+        }
     }
 
     pub(crate) fn stop_etcd(&self) {
@@ -188,30 +204,9 @@ impl World {
 
     /// All keys, with the revision of their last change.
     fn keys(&self) -> Vec<(Vec<u8>, u64)> {
-        let file = |name: &str| self.nodes[0].state.path().join("cluster").join(name);
-        // JSON over the gateway of etcd, so that no client of etcd is needed.
-        let answer = output(
-            Command::new("curl")
-                .args(["-s", "--max-time", "10", "--cacert"])
-                .arg(file("ca.crt"))
-                .arg("--cert")
-                .arg(file("node.pem"))
-                .arg("--key")
-                .arg(file("node.pem"))
-                .args([
-                    "-d",
-                    r#"{"key":"L2N1YmUv","range_end":"L2N1YmUw","keys_only":true}"#,
-                ])
-                .arg(format!("{}/v3/kv/range", etcd_url())),
-        );
-        let answer: Value = serde_json::from_str(&answer).unwrap();
-        let keys = answer["kvs"].as_array().unwrap().iter();
-        let keys = keys.map(|kv| {
-            let key = STANDARD.decode(kv["key"].as_str().unwrap()).unwrap();
-            let revision = kv["mod_revision"].as_str().unwrap();
-            (key, revision.parse().unwrap())
-        });
-        keys.collect()
+        let found = etcd::list(&self.nodes[0].state.path().join("cluster"));
+        let keys = found.unwrap().into_iter();
+        keys.map(|kv| (kv.key, kv.revision)).collect()
     }
 }
 
@@ -239,25 +234,31 @@ fn kill(signal: &str, pid: u32) {
     assert!(sent.is_ok_and(|status| status.success()));
 }
 
+/// The state directory of a host, and a key of its server.
+fn new_state(name: &str) -> (TempDir, String) {
+    let mut private = tempfile::Builder::new();
+    let private = private.permissions(Permissions::from_mode(0o700));
+    let state = private.prefix("node").tempdir_in("/tmp").unwrap();
+    let path = state.path().to_str().unwrap();
+    let scopes = [
+        "sandboxes:read",
+        "sandboxes:write",
+        "secrets:read",
+        "secrets:write",
+        "templates:read",
+        "templates:write",
+        "nodes:admin",
+        "metrics:read",
+    ];
+    let scopes = scopes.iter().flat_map(|scope| ["--scope", scope]);
+    let key = output(cube(&["key", "new", name, "--state", path]).args(scopes));
+    (state, key)
+}
+
 impl Node {
     fn new(name: &'static str, at: u8, options: &'static [&'static str]) -> Self {
         let host = Host::add(at).unwrap();
-        let mut private = tempfile::Builder::new();
-        let private = private.permissions(Permissions::from_mode(0o700));
-        let state = private.prefix("node").tempdir_in("/tmp").unwrap();
-        let path = state.path().to_str().unwrap();
-        let scopes = [
-            "sandboxes:read",
-            "sandboxes:write",
-            "secrets:read",
-            "secrets:write",
-            "templates:read",
-            "templates:write",
-            "nodes:admin",
-            "metrics:read",
-        ];
-        let scopes = scopes.iter().flat_map(|scope| ["--scope", scope]);
-        let key = output(cube(&["key", "new", name, "--state", path]).args(scopes));
+        let (state, key) = new_state(name);
         Self {
             client: Client {
                 name,
@@ -271,6 +272,12 @@ impl Node {
             options,
             templates: artifacts().join("templates"),
         }
+    }
+
+    /// The host is another one: nothing is left of its state.
+    fn renew(&mut self) {
+        self.die();
+        (self.state, self.client.key) = new_state(self.client.name);
     }
 
     /// Makes the template `base` of this node from the same files as that of the others.
@@ -432,6 +439,10 @@ impl Node {
 impl Client {
     pub(crate) fn send(&self, method: &str, path: &str, body: &Value) -> Answer {
         self.send_with(&self.key, method, path, body)
+    }
+
+    pub(crate) fn key(&self) -> &str {
+        &self.key
     }
 
     /// With the key of another node.

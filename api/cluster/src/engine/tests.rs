@@ -4,7 +4,8 @@ use model::{Platform, SandboxId};
 
 use super::*;
 use crate::{
-    CpuKind, HomeSlot, Member, NodeId, OwnerState, Replica, Tags, keys,
+    CpuKind, HomeSlot, MemberSigner, NodeId, OwnerState, Replica, Tags, keys,
+    roll::tests::{applicant, signer},
     simulation::etcd::Etcd,
     store::{Txn, When, Write},
 };
@@ -17,6 +18,7 @@ struct Bench {
     /// Requests take effect, but their answers are lost.
     is_deaf: bool,
     engine: Engine,
+    signer: MemberSigner,
     /// Generation and next revision of the watch.
     watch: Option<(u64, u64)>,
     events: Vec<ClusterEvent>,
@@ -62,11 +64,8 @@ impl Bench {
     /// A registered node with a replica.
     fn new() -> Self {
         let mut etcd = Etcd::new();
-        let member = Member {
-            id: id("a"),
-            identity: "x".to_owned(),
-            slot: HomeSlot::new(0).unwrap(),
-        };
+        let signer = signer();
+        let member = signer.member(&applicant("a", "x"), HomeSlot::new(0).unwrap());
         let member = put(Key::Member(id("a")), keys::encode(&member));
         etcd.perform(0, member).unwrap();
         let mut bench = Self {
@@ -74,14 +73,15 @@ impl Bench {
             etcd,
             is_away: false,
             is_deaf: false,
-            engine: Engine::new(Timing::with_lease(10_000), node("a"), 1),
+            engine: Engine::new(Timing::with_lease(10_000), node("a"), 1, signer.verifier()),
+            signer,
             watch: None,
             events: Vec::new(),
         };
         bench.input(Input::Publish(replica(), Some(value())));
         bench.pass(5000);
         assert_eq!(bench.engine.standing(), Standing::Registered);
-        assert!(bench.has("replicas/base/a"));
+        assert!(bench.has("replicas/a/base"));
         bench
     }
 
@@ -162,9 +162,9 @@ fn a_replica_that_etcd_has_lost_is_written_again() {
     let (generation, _) = bench.watch.unwrap();
     bench.etcd.perform(bench.now, Request::Txn(lost)).unwrap();
     bench.watch = Some((generation, bench.etcd.revision() + 1));
-    assert!(!bench.has("replicas/base/a"));
+    assert!(!bench.has("replicas/a/base"));
     bench.pass(70_000);
-    assert!(bench.has("replicas/base/a"));
+    assert!(bench.has("replicas/a/base"));
 }
 
 /// Seed 7727: a deletion without an answer was made again, then the replica was added, and the first deletion arrived.
@@ -177,9 +177,9 @@ fn a_replica_is_written_again_after_a_deletion_that_arrived_late() {
         then: vec![Write::Delete(key)],
     };
     bench.etcd.perform(bench.now, Request::Txn(late)).unwrap();
-    assert!(!bench.has("replicas/base/a"));
+    assert!(!bench.has("replicas/a/base"));
     bench.pass(5000);
-    assert!(bench.has("replicas/base/a"));
+    assert!(bench.has("replicas/a/base"));
 }
 
 /// Seed 145: a deletion without an answer was made, and the same replica was added again.
@@ -188,11 +188,11 @@ fn a_replica_is_written_again_after_a_deletion_without_an_answer() {
     let mut bench = Bench::new();
     bench.is_deaf = true;
     bench.input(Input::Publish(replica(), None));
-    assert!(!bench.has("replicas/base/a"));
+    assert!(!bench.has("replicas/a/base"));
     bench.input(Input::Publish(replica(), Some(value())));
     bench.is_deaf = false;
     bench.pass(5000);
-    assert!(bench.has("replicas/base/a"));
+    assert!(bench.has("replicas/a/base"));
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn a_lease_that_has_ended_is_replaced_with_all_that_was_under_it() {
     };
     let key = Key::Tags("t".parse().unwrap(), id("a"));
     bench.input(Input::Publish(key.clone(), Some(keys::encode(&tags))));
-    assert!(bench.has("tags/t/a"));
+    assert!(bench.has("tags/a/t"));
     let before = bench.engine.lease();
     bench.is_away = true;
     bench.break_watch();
@@ -241,20 +241,21 @@ fn a_lease_that_has_ended_is_replaced_with_all_that_was_under_it() {
     bench.is_away = false;
     bench.pass(5000);
     assert_ne!(bench.engine.lease(), before);
-    assert!(bench.has("nodes/a") && bench.has("replicas/base/a") && bench.has("load/a"));
+    assert!(bench.has("nodes/a") && bench.has("replicas/a/base") && bench.has("load/a"));
     assert_eq!(
         bench.engine.view().tags[&"t".parse().unwrap()][&id("a")],
         tags
     );
     assert!(bench.events.contains(&ClusterEvent::Attached));
     bench.input(Input::Publish(key, None));
-    assert!(!bench.has("tags/t/a"));
+    assert!(!bench.has("tags/a/t"));
 }
 
 #[test]
 fn a_successor_on_the_same_host_takes_the_name_over_and_the_predecessor_yields() {
     let mut bench = Bench::new();
-    let mut successor = Engine::new(Timing::with_lease(10_000), node("a"), 2);
+    let verifier = bench.signer.verifier();
+    let mut successor = Engine::new(Timing::with_lease(10_000), node("a"), 2, verifier);
     std::mem::swap(&mut bench.engine, &mut successor);
     let watch = bench.watch.take();
     bench.pass(5000);
@@ -270,7 +271,8 @@ fn a_host_with_the_name_of_another_waits() {
     let mut bench = Bench::new();
     let mut twin = node("a");
     twin.incarnation = "1".parse().unwrap();
-    bench.engine = Engine::new(Timing::with_lease(10_000), twin, 2);
+    let verifier = bench.signer.verifier();
+    bench.engine = Engine::new(Timing::with_lease(10_000), twin, 2, verifier);
     bench.watch = None;
     bench.pass(2000);
     assert_eq!(bench.engine.standing(), Standing::NameTaken);

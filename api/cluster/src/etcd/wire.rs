@@ -198,3 +198,79 @@ pub(super) struct StatusResponse {
     #[prost(string, tag = "2")]
     pub(super) version: String,
 }
+
+/// `AuthUserListRequest`, `AuthStatusRequest`, `AuthEnableRequest`, and answers of which only the success counts.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct Empty {}
+
+/// `AuthUserListResponse`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Names {
+    #[prost(string, repeated, tag = "2")]
+    pub(super) names: Vec<String>,
+}
+
+/// `AuthStatusResponse`.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct AuthStatus {
+    #[prost(bool, tag = "2")]
+    pub(super) enabled: bool,
+}
+
+/// `AuthUserDeleteRequest`, `AuthRoleAddRequest`, `AuthRoleDeleteRequest`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Named {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+}
+
+/// `AuthUserAddRequest`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct UserAdd {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(message, optional, tag = "3")]
+    pub(super) options: Option<UserOptions>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct UserOptions {
+    #[prost(bool, tag = "1")]
+    pub(super) no_password: bool,
+}
+
+/// `AuthUserGrantRoleRequest`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct UserGrantRole {
+    #[prost(string, tag = "1")]
+    pub(super) user: String,
+    #[prost(string, tag = "2")]
+    pub(super) role: String,
+}
+
+/// `AuthRoleGrantPermissionRequest`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct RoleGrant {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(message, optional, tag = "2")]
+    pub(super) perm: Option<Permission>,
+}
+
+/// `authpb.Permission`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Permission {
+    #[prost(enumeration = "PermissionKind", tag = "1")]
+    pub(super) kind: i32,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    pub(super) range_end: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Enumeration)]
+#[repr(i32)]
+pub(super) enum PermissionKind {
+    Read = 0,
+    Write = 1,
+}

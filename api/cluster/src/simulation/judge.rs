@@ -45,7 +45,7 @@ impl World {
 
     /// Every view is what etcd holds, every node is registered, and the replicas are those that exist.
     fn check_views(&mut self) {
-        let mut truth = Mirror::new(self.hosts[0].id().clone());
+        let mut truth = Mirror::new(self.hosts[0].id().clone(), self.signer.verifier());
         truth.list(self.etcd.revision(), self.etcd.entries());
         let truth = truth.view().clone();
         for at in 0..self.hosts.len() {

@@ -8,12 +8,13 @@ use std::{
 use model::{Platform, SandboxId};
 
 use crate::{
-    CpuKind, HomeKey, HomeSlot, Load, Member, Node, NodeId, NodeState, Replica, Stamp, Tagged,
-    Tags, TemplateId,
+    CpuKind, HomeKey, HomeSlot, Load, MemberSigner, Node, NodeId, NodeState, Replica, Stamp,
+    Tagged, Tags, TemplateId,
     engine::{Effect, Engine, Input, Timing, Token},
     keys::{self, Founded, Key},
     moves::Holding,
     placement::next_random,
+    roll::tests::{applicant, signer},
     store::{Answer, Fault, Request, Txn, Watched, Write},
 };
 
@@ -257,6 +258,7 @@ pub(super) struct World {
     pub(super) answered: BTreeSet<u64>,
     pub(super) truths: BTreeMap<SandboxId, Truth>,
     pub(super) home_key: HomeKey,
+    pub(super) signer: MemberSigner,
     pub(super) processes: u64,
     pub(super) requests: u64,
     pub(super) summary: Summary,
@@ -280,6 +282,7 @@ impl World {
             answered: BTreeSet::new(),
             truths: BTreeMap::new(),
             home_key: HomeKey::new(&[9; 32]),
+            signer: signer(),
             processes: 0,
             requests: 0,
             summary: Summary::default(),
@@ -299,11 +302,8 @@ impl World {
         let format = Founded::FORMAT;
         let mut then = vec![put(Key::Cluster, keys::encode(&Founded { format }))];
         for host in &self.hosts {
-            let member = Member {
-                id: host.node.id.clone(),
-                identity: host.node.identity.clone(),
-                slot: host.slot,
-            };
+            let applicant = applicant(host.node.id.as_str(), &host.node.identity);
+            let member = self.signer.member(&applicant, host.slot);
             then.push(put(
                 Key::Member(host.node.id.clone()),
                 keys::encode(&member),
@@ -460,7 +460,8 @@ impl World {
             relist_ms,
             ..Timing::with_lease(LEASE_MS)
         };
-        let engine = Engine::new(timing, host.node.clone(), number);
+        let verifier = self.signer.verifier();
+        let engine = Engine::new(timing, host.node.clone(), number, verifier);
         self.hosts[at].process = Some(Process {
             number,
             engine,

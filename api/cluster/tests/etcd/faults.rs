@@ -5,7 +5,7 @@ use std::{path::Path, process::Command};
 use cluster::{Cluster, ClusterEvent, NodeState, OwnerChange, OwnerState};
 use nix::sys::signal::Signal;
 
-use super::support::{Cable, Etcd, LEASE, block_on, founded, id, join, join_by, sees, until};
+use super::support::{Cable, Etcd, LEASE, block_on, founded, id, join, join_as, sees, until};
 
 /// While a node is cut off, keys are written and deleted, and the changes are compacted: its watch cannot go on, and a
 /// list without comparison would keep what was deleted.
@@ -15,7 +15,7 @@ pub(crate) fn cluster_a_watch_goes_on_after_a_compaction() {
     block_on(async {
         let b = join(etcd.config(), founded(&etcd.config(), "b").await).await;
         let cable = Cable::lay(etcd.port).await;
-        let a = join_by(&b, etcd.config_at(cable.port), "a").await;
+        let a = join_as(etcd.config_at(cable.port), "a").await;
         let (kept, ended) = (b.mint([1; 19]), b.mint([2; 19]));
         let record = b.change_owner(&ended, None, OwnerChange::Share).await;
         let record = record.unwrap();
@@ -64,7 +64,7 @@ pub(crate) fn cluster_nodes_return_after_etcd_was_killed_or_stopped() {
     let mut etcd = Etcd::start("etcd", dir.path(), None);
     block_on(async {
         let a = join(etcd.config(), founded(&etcd.config(), "a").await).await;
-        let b = join_by(&a, etcd.config(), "b").await;
+        let b = join_as(etcd.config(), "b").await;
         until("a sees b", || sees(&a, "b")).await;
 
         etcd.kill();

@@ -16,6 +16,7 @@ fn main() -> ExitCode {
             cluster_owner_records_change_by_compare_and_swap,
             cluster_an_old_etcd_is_refused,
             cluster_etcd_with_certificates,
+            cluster_an_etcd_without_client_certificates_is_refused,
         },
         faults::{
             cluster_a_watch_goes_on_after_a_compaction,

@@ -1,13 +1,13 @@
 //! Nodes, loads, owner records, versions and certificates.
 
 use cluster::{
-    Cluster, ClusterError, EtcdConfig, Needs, NodeState, OwnerChange, OwnerError, OwnerState,
-    Refusal, Replica, Route, TlsFiles, found,
+    AccountsError, Applicant, Cluster, ClusterError, EtcdConfig, IdentityFiles, Needs, NodeState,
+    OwnerChange, OwnerError, OwnerState, Refusal, Replica, Route, TlsFiles, found,
 };
 
 use super::support::{
-    Etcd, block_on, founded, id, identity, join, join_by, joining, load, node, sees, template,
-    until,
+    Etcd, applicant, block_on, founded, id, identity, join, join_as, joining, load, node,
+    registrar, sees, template, until,
 };
 
 pub(crate) fn cluster_nodes_find_each_other_and_a_death_is_noticed() {
@@ -15,10 +15,10 @@ pub(crate) fn cluster_nodes_find_each_other_and_a_death_is_noticed() {
     let etcd = Etcd::start("etcd", dir.path(), None);
     block_on(async {
         let first = founded(&etcd.config(), "a").await;
-        let again = found(&etcd.config(), &id("b"), "x").await;
+        let again = found(&registrar(&etcd.config()), &applicant("b")).await;
         assert!(matches!(again, Err(ClusterError::Founded)), "{again:?}");
         let a = join(etcd.config(), first.clone()).await;
-        let b = join_by(&a, etcd.config(), "b").await;
+        let b = join_as(etcd.config(), "b").await;
         until("a sees b, b sees a", || sees(&a, "b") && sees(&b, "a")).await;
 
         // Ids lead to their home from every node.
@@ -37,12 +37,17 @@ pub(crate) fn cluster_nodes_find_each_other_and_a_death_is_noticed() {
             b.view().state(&id("b")) == NodeState::Draining
         })
         .await;
-        let lives = a.remove(&id("b")).await;
+        let office = registrar(&etcd.config());
+        let lives = office.remove(&id("b")).await;
         assert!(
             matches!(lives, Err(ClusterError::NodeLives(_))),
             "{lives:?}"
         );
-        let taken = a.admit(&id("b"), "other").await;
+        let other = Applicant {
+            identity: "other".to_owned(),
+            ..applicant("b")
+        };
+        let taken = office.admit(&other).await;
         assert!(
             matches!(taken, Err(ClusterError::NameTaken(_))),
             "{taken:?}"
@@ -57,7 +62,7 @@ pub(crate) fn cluster_nodes_find_each_other_and_a_death_is_noticed() {
         // A second boot under the same name, while the first lives.
         let mut twin = node("b");
         twin.incarnation = "1".parse().unwrap();
-        let member = a.admit(&id("b"), &identity("b")).await.unwrap();
+        let member = office.admit(&applicant("b")).await.unwrap();
         let refused = Cluster::join(joining(etcd.config(), member.clone()), twin).await;
         assert!(
             matches!(refused, Err(ClusterError::NameTaken(_))),
@@ -79,7 +84,7 @@ pub(crate) fn cluster_nodes_find_each_other_and_a_death_is_noticed() {
             "{:?}",
             start.elapsed()
         );
-        a.remove(&id("b")).await.unwrap();
+        office.remove(&id("b")).await.unwrap();
         until("b is removed", || a.view().members.len() == 1).await;
         assert_eq!(a.route(&sandbox), Route::Unknown);
     });
@@ -144,8 +149,8 @@ pub(crate) fn cluster_owner_records_change_by_compare_and_swap() {
     let etcd = Etcd::start("etcd", dir.path(), None);
     block_on(async {
         let a = join(etcd.config(), founded(&etcd.config(), "a").await).await;
-        let b = join_by(&a, etcd.config(), "b").await;
-        let c = join_by(&a, etcd.config(), "c").await;
+        let b = join_as(etcd.config(), "b").await;
+        let c = join_as(etcd.config(), "c").await;
         let sandbox = a.mint([5; 19]);
         let shared = a.change_owner(&sandbox, None, OwnerChange::Share).await;
         let shared = shared.unwrap().unwrap();
@@ -204,7 +209,7 @@ pub(crate) fn cluster_an_old_etcd_is_refused() {
     block_on(async {
         let start = std::time::Instant::now();
         loop {
-            match found(&etcd.config(), &id("a"), "x").await {
+            match found(&registrar(&etcd.config()), &applicant("a")).await {
                 Err(ClusterError::OldEtcd { found }) => {
                     assert!(found.starts_with("3.4."), "{found}");
                     break;
@@ -222,30 +227,90 @@ pub(crate) fn cluster_an_old_etcd_is_refused() {
 pub(crate) fn cluster_etcd_with_certificates() {
     let dir = tempfile::tempdir().unwrap();
     let (ours, other) = (Authority::new(), Authority::new());
-    let server = ours.certify(&dir.path().join("server"));
-    let client = ours.certify(&dir.path().join("client"));
-    let stranger = other.certify(&dir.path().join("stranger"));
+    let certify =
+        |authority: &Authority, user: &str| authority.certify(&dir.path().join(user), user);
+    let [server, root] = ["server", "root"].map(|user| certify(&ours, user));
+    let [for_a, for_b] = ["a", "b"].map(|name| certify(&ours, &user(name)));
+    let stranger = certify(&other, "stranger");
     let etcd = Etcd::start("etcd", &dir.path().join("data"), Some(&server));
     let config = |tls: Option<TlsFiles>| EtcdConfig {
         endpoints: vec![format!("https://127.0.0.1:{}", etcd.port)],
         tls,
     };
     block_on(async {
-        let right = config(Some(client));
-        let a = join(right.clone(), founded(&right, "a").await).await;
+        let root = config(Some(root));
+        let a = join(config(Some(for_a)), founded(&root, "a").await).await;
         assert!(a.health().registered && a.may_act_as_owner());
+        let office = registrar(&root);
+        let as_b = config(Some(for_b));
+        let b = join(as_b.clone(), office.admit(&applicant("b")).await.unwrap()).await;
+        assert!(b.health().registered);
+        b.set_node_state(&id("a"), NodeState::Cordoned)
+            .await
+            .unwrap();
+
+        // A member admits nobody, and is nobody else, also with the authority's signature.
+        let forged = registrar(&as_b).admit(&applicant("c")).await;
+        assert!(matches!(forged, Err(ClusterError::Unknown)), "{forged:?}");
+        let c = office.admit(&applicant("c")).await.unwrap();
+        let as_c = join(as_b.clone(), c).await;
+        assert!(!as_c.health().registered);
+
+        // Removed, it has nothing left, on the connections that it has.
+        b.leave().await;
+        office.remove(&id("b")).await.unwrap();
+        let gone = b.set_node_state(&id("a"), NodeState::Ready).await;
+        assert!(
+            matches!(gone, Err(ClusterError::Unreachable { .. })),
+            "{gone:?}"
+        );
+        assert!(b.owner(&b.mint([1; 19])).await.is_err());
+        assert_eq!(a.view().state(&id("a")), NodeState::Cordoned);
         // A certificate of another authority, with the right authority to check the server by.
         let authority = server.authority.clone();
         let wrong = config(Some(TlsFiles {
             authority,
             ..stranger
         }));
-        let refused = found(&wrong, &id("b"), "x").await;
+        let refused = found(&registrar(&wrong), &applicant("b")).await;
         assert!(
             matches!(refused, Err(ClusterError::Unreachable { .. })),
             "{refused:?}"
         );
     });
+}
+
+/// etcd that answers everyone is refused: its users would be locked out, and nobody else.
+pub(crate) fn cluster_an_etcd_without_client_certificates_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let ours = Authority::new();
+    let [server, root] = ["server", "root"].map(|user| ours.certify(&dir.path().join(user), user));
+    let etcd = Etcd::start_open("etcd", &dir.path().join("data"), &server);
+    let root = EtcdConfig {
+        endpoints: vec![format!("https://127.0.0.1:{}", etcd.port)],
+        tls: Some(root),
+    };
+    block_on(async {
+        let start = std::time::Instant::now();
+        loop {
+            match found(&registrar(&root), &applicant("a")).await {
+                Err(ClusterError::Unreachable { .. }) => {
+                    assert!(start.elapsed() < std::time::Duration::from_secs(30));
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                }
+                refused => {
+                    let open = ClusterError::Accounts(AccountsError::Open);
+                    let text = refused.unwrap_err().to_string();
+                    break assert_eq!(text, open.to_string());
+                }
+            }
+        }
+    });
+}
+
+/// The user of a node in etcd.
+fn user(name: &str) -> String {
+    format!("{name}.{}", identity(name))
 }
 
 struct Authority {
@@ -267,12 +332,15 @@ impl Authority {
         }
     }
 
-    /// Writes a certificate for 127.0.0.1, as server and as client.
-    fn certify(&self, dir: &std::path::Path) -> TlsFiles {
+    /// Writes a certificate for 127.0.0.1, as server and as this user.
+    fn certify(&self, dir: &std::path::Path, user: &str) -> TlsFiles {
         std::fs::create_dir_all(dir).unwrap();
         let key = rcgen::KeyPair::generate().unwrap();
         let names = vec!["127.0.0.1".to_owned()];
         let mut parameters = rcgen::CertificateParams::new(names).unwrap();
+        let mut name = rcgen::DistinguishedName::new();
+        name.push(rcgen::DnType::CommonName, user);
+        parameters.distinguished_name = name;
         parameters.extended_key_usages = vec![
             rcgen::ExtendedKeyUsagePurpose::ServerAuth,
             rcgen::ExtendedKeyUsagePurpose::ClientAuth,
@@ -281,12 +349,14 @@ impl Authority {
         let certificate = parameters.signed_by(&key, &issuer).unwrap();
         let files = TlsFiles {
             authority: dir.join("ca.pem"),
-            certificate: dir.join("cert.pem"),
-            key: dir.join("key.pem"),
+            identity: Some(IdentityFiles {
+                certificate: dir.join("cert.pem"),
+                key: dir.join("key.pem"),
+            }),
         };
         std::fs::write(&files.authority, &self.pem).unwrap();
-        std::fs::write(&files.certificate, certificate.pem()).unwrap();
-        std::fs::write(&files.key, key.serialize_pem()).unwrap();
+        std::fs::write(dir.join("cert.pem"), certificate.pem()).unwrap();
+        std::fs::write(dir.join("key.pem"), key.serialize_pem()).unwrap();
         files
     }
 }

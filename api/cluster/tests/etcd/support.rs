@@ -7,15 +7,15 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use cluster::{
-    Cluster, ClusterError, CpuKind, EtcdConfig, HomeKey, JoinConfig, Load, Member, Node, NodeId,
-    TemplateId, TlsFiles, found,
+    Applicant, Cluster, ClusterError, CpuKind, EtcdConfig, HomeKey, JoinConfig, Load, Member,
+    MemberSigner, Node, NodeId, Registrar, TemplateId, TlsFiles, found,
 };
 use model::Platform;
 
@@ -56,20 +56,24 @@ pub(crate) struct Etcd {
 impl Etcd {
     /// Starts one member, with its data in `dir`.
     pub(crate) fn start(program: &str, dir: &Path, tls: Option<&TlsFiles>) -> Self {
+        let mut arguments = tls.map_or_else(Vec::new, certified);
+        if let Some(tls) = tls {
+            let authority = tls.authority.display().to_string();
+            arguments.extend(["--trusted-ca-file".to_owned(), authority]);
+            arguments.push("--client-cert-auth".to_owned());
+        }
+        Self::start_with(program, dir, arguments)
+    }
+
+    /// As [`Self::start`], and clients need no certificate.
+    pub(crate) fn start_open(program: &str, dir: &Path, tls: &TlsFiles) -> Self {
+        Self::start_with(program, dir, certified(tls))
+    }
+
+    fn start_with(program: &str, dir: &Path, arguments: Vec<String>) -> Self {
         let artifacts = PathBuf::from(std::env::var_os("CUBE_ARTIFACTS").unwrap());
         let program = artifacts.join("stages/etcd").join(program);
         let (port, peer_port) = (free_port(), free_port());
-        let mut arguments = Vec::new();
-        if let Some(tls) = tls {
-            for (option, file) in [
-                ("--trusted-ca-file", &tls.authority),
-                ("--cert-file", &tls.certificate),
-                ("--key-file", &tls.key),
-            ] {
-                arguments.extend([option.to_owned(), file.display().to_string()]);
-            }
-            arguments.push("--client-cert-auth".to_owned());
-        }
         let dir = dir.to_owned();
         let child = spawn(&program, &dir, port, peer_port, &arguments);
         Self {
@@ -135,6 +139,20 @@ impl Drop for Etcd {
     }
 }
 
+/// The options that make etcd serve TLS.
+fn certified(tls: &TlsFiles) -> Vec<String> {
+    let identity = tls.identity.as_ref().unwrap();
+    let path = |path: &Path| path.display().to_string();
+    [
+        "--cert-file",
+        &path(&identity.certificate),
+        "--key-file",
+        &path(&identity.key),
+    ]
+    .map(str::to_owned)
+    .into()
+}
+
 fn spawn(program: &Path, dir: &Path, port: u16, peer_port: u16, more: &[String]) -> Child {
     let scheme = if more.is_empty() { "http" } else { "https" };
     let client = format!("{scheme}://127.0.0.1:{port}");
@@ -194,11 +212,29 @@ pub(crate) fn load(running: u32) -> Load {
     }
 }
 
+/// The authority of all clusters here.
+pub(crate) fn registrar(etcd: &EtcdConfig) -> Registrar {
+    static KEY: OnceLock<Vec<u8>> = OnceLock::new();
+    let key = KEY.get_or_init(|| rcgen::KeyPair::generate().unwrap().serialize_der());
+    Registrar {
+        signer: MemberSigner::new("c", key).unwrap(),
+        etcd: etcd.clone(),
+    }
+}
+
+pub(crate) fn applicant(name: &str) -> Applicant {
+    Applicant {
+        id: id(name),
+        identity: identity(name),
+        key: String::new(),
+    }
+}
+
 /// Founds a cluster as soon as etcd answers.
 pub(crate) async fn founded(config: &EtcdConfig, name: &str) -> Member {
     let start = Instant::now();
     loop {
-        match found(config, &id(name), &identity(name)).await {
+        match found(&registrar(config), &applicant(name)).await {
             Ok(member) => return member,
             Err(ClusterError::Unreachable { .. }) if start.elapsed() < PATIENCE => {
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -209,8 +245,10 @@ pub(crate) async fn founded(config: &EtcdConfig, name: &str) -> Member {
 }
 
 pub(crate) fn joining(etcd: EtcdConfig, member: Member) -> JoinConfig {
+    let verifier = registrar(&etcd).signer.verifier();
     JoinConfig {
         etcd,
+        verifier,
         lease: LEASE,
         home_key: HomeKey::new(&[1; 32]),
         member,
@@ -222,9 +260,8 @@ pub(crate) async fn join(etcd: EtcdConfig, member: Member) -> Cluster {
     Cluster::join(joining(etcd, member), node).await.unwrap()
 }
 
-/// A new member, by one that is there.
-pub(crate) async fn join_by(host: &Cluster, etcd: EtcdConfig, name: &str) -> Cluster {
-    let member = host.admit(&id(name), &identity(name)).await.unwrap();
+pub(crate) async fn join_as(etcd: EtcdConfig, name: &str) -> Cluster {
+    let member = registrar(&etcd).admit(&applicant(name)).await.unwrap();
     join(etcd, member).await
 }
 
