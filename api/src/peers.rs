@@ -30,7 +30,11 @@ pub(crate) mod templates;
 pub mod tls;
 pub mod transfer;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, Request, Response};
@@ -49,18 +53,22 @@ pub use spec::ClusterSpec;
 pub use tls::{Peer, PeerTls, Shown};
 
 use crate::{
+    auth::{Bucket, Rate, presented_sum},
     builds::owner::BuildsError,
     proxy::{Refusal, Relay, Upload, head},
     registry::check_signed,
 };
-use authority::Authority;
-use hyper::{StatusCode, body::Incoming};
+use authority::{Authority, AuthorityError};
+use hyper::{StatusCode, body::Incoming, header::AUTHORIZATION};
 use settings::{Dir, Settings};
 use templates::Templates;
-use transfer::{Fetch, FileList, Offers, Rate, TransferError, TransferLimits};
+use transfer::{Fetch, FileList, Offers, TransferError, TransferLimits};
 
 /// The address of the client of a forwarded request. Other nodes read it on the cluster listener only.
 pub const CLIENT: HeaderName = HeaderName::from_static("x-cube-client");
+/// SHA-256 of the client's API key, in the place of the key. Read on the cluster listener only, where the connection vouches for
+/// the node; the owner looks up whether the key is live, and its scopes. The key itself stays at the node that was asked.
+pub const KEY: HeaderName = HeaderName::from_static("x-cube-key");
 /// A mark of forwarded requests that are forwarded no further. Read on the cluster listener only.
 pub const LAST_HOP: HeaderName = HeaderName::from_static("x-cube-last-hop");
 /// How long another node may take to answer a question of this one.
@@ -74,6 +82,12 @@ const SIGNED: usize = 64;
 const GONE: Duration = Duration::from_secs(10);
 /// How long a node may be away while the answer to a client's request is awaited: longer than a reload takes.
 const LEFT: Duration = Duration::from_secs(3);
+/// Requests without a key for which this node asks all others, a second: signed file URLs that name no sandbox, and uploads for
+/// templates that it does not have. Each costs all nodes a search.
+const KEYLESS: Rate = Rate {
+    per_second: 50,
+    burst: 200,
+};
 /// Longest answer to a question in bytes.
 pub(crate) const MAX_ANSWER: usize = 8 << 20;
 const MAX_REFUSAL: usize = 4 << 10;
@@ -93,10 +107,11 @@ struct Inner {
     transfers: TransferLimits,
     offers: Offers,
     /// Of what this node fetches.
-    rate: Rate,
+    rate: transfer::Rate,
     templates: Templates,
     /// For questions about signed URLs.
     signed: Semaphore,
+    keyless: Mutex<Bucket>,
 }
 
 /// Where a sandbox is served.
@@ -128,8 +143,9 @@ impl Peers {
             dir,
             settings,
             transfers,
+            keyless: Mutex::new(Bucket::full(KEYLESS, Instant::now())),
             offers: Offers::new(transfers),
-            rate: Rate::new(transfers.rate),
+            rate: transfer::Rate::new(transfers.rate),
             signed: Semaphore::new(SIGNED),
         }))
     }
@@ -314,8 +330,10 @@ impl Peers {
     ) -> Result<Response<Body>, PeerError> {
         let (mut parts, body) = request.into_parts();
         let is_forwarded = parts.extensions.get::<Arc<Peer>>().is_some();
+        let key = key_for(&parts.headers, is_forwarded);
         head::to_successor(&mut parts, host, None);
         mark(&mut parts.headers, from, is_forwarded);
+        name_key(&mut parts.headers, key);
         let request = Request::from_parts(parts, body);
         let response = self.send_while_there(node, request).await?;
         let (mut parts, body) = response.into_parts();
@@ -376,6 +394,20 @@ impl Peers {
         let found = self.ask_all::<Option<SandboxId>>("/cluster/signed", &asked, Option::is_some);
         let (node, id) = found.await?;
         Some((node, id?))
+    }
+
+    /// Counts a question to all nodes that a request without a key causes.
+    ///
+    /// # Errors
+    /// Returns [`Refusal::TooManyKeyless`] above [`KEYLESS`].
+    pub(crate) fn spend_keyless(&self) -> Result<(), Refusal> {
+        let mut bucket = self
+            .0
+            .keyless
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let taken = bucket.take(KEYLESS, Instant::now());
+        taken.map_err(|_| Refusal::TooManyKeyless)
     }
 
     /// Asks all nodes at once, and returns the first answer that is wanted.
@@ -597,6 +629,8 @@ impl transfer::Source for Remote {
 
 /// Adds the client's address, in place of what the client may have claimed, and whether this is the second hop.
 fn mark(headers: &mut axum::http::HeaderMap, from: SocketAddr, is_forwarded: bool) {
+    // Requests for sandboxes need no API key, and what a client has put here is not this node's word.
+    headers.remove(KEY);
     headers.remove(LAST_HOP);
     if is_forwarded {
         headers.insert(LAST_HOP, HeaderValue::from_static("1"));
@@ -604,6 +638,23 @@ fn mark(headers: &mut axum::http::HeaderMap, from: SocketAddr, is_forwarded: boo
     headers.remove(CLIENT);
     if let Ok(value) = HeaderValue::try_from(from.to_string()) {
         headers.insert(CLIENT, value);
+    }
+}
+
+/// The key of a request to the control plane: as the node that has forwarded it says, or as the client has presented it.
+fn key_for(headers: &axum::http::HeaderMap, is_forwarded: bool) -> Option<HeaderValue> {
+    if is_forwarded {
+        return headers.get(KEY).cloned();
+    }
+    HeaderValue::try_from(presented_sum(headers)?).ok()
+}
+
+/// Puts the name of a key in the place of the key.
+fn name_key(headers: &mut axum::http::HeaderMap, key: Option<HeaderValue>) {
+    headers.remove("x-api-key");
+    headers.remove(AUTHORIZATION);
+    if let Some(key) = key {
+        headers.insert(KEY, key);
     }
 }
 
@@ -669,6 +720,27 @@ mod tests {
             nodes: Arc::new(nodes.collect::<BTreeMap<_, _>>()),
             ..View::default()
         })
+    }
+
+    #[test]
+    fn a_forwarded_request_names_the_key_of_the_client_and_does_not_have_it() {
+        let mut headers = axum::http::HeaderMap::new();
+        headers.insert("authorization", HeaderValue::from_static("Bearer secret"));
+        headers.insert(KEY, HeaderValue::from_static("of the client"));
+        let sum = presented_sum(&headers).unwrap();
+        let key = key_for(&headers, false);
+        mark(&mut headers, ([10, 0, 0, 1], 1).into(), false);
+        name_key(&mut headers, key);
+        assert_eq!(headers[KEY], sum);
+        assert!(!format!("{headers:?}").contains("secret"), "{headers:?}");
+        // The second hop names the same key.
+        let key = key_for(&headers, true);
+        assert_eq!(key.as_ref(), Some(&headers[KEY]));
+        // A request for a sandbox names none.
+        mark(&mut headers, ([10, 0, 0, 1], 1).into(), true);
+        assert_eq!(headers.get(KEY), None);
+        name_key(&mut headers, key);
+        assert_eq!(headers[KEY], sum);
     }
 
     #[tokio::test]

@@ -136,7 +136,7 @@ impl Authenticator {
     pub fn owner(&self, headers: &HeaderMap) -> Option<String> {
         match self.0 {
             Mode::Open => None,
-            Mode::Keys { .. } => presented(headers).map(hash),
+            Mode::Keys { .. } => presented_sum(headers),
         }
     }
 
@@ -153,11 +153,24 @@ impl Authenticator {
         scope: Scope,
         now: Instant,
     ) -> Result<Granted, AuthError> {
+        self.admit_sum(presented_sum(headers), scope, now)
+    }
+
+    /// As [`Self::admit`], by the SHA-256 of a key, which another node of the cluster has checked.
+    ///
+    /// # Errors
+    /// Those of [`Self::admit`].
+    pub(crate) fn admit_sum(
+        &self,
+        presented: Option<String>,
+        scope: Scope,
+        now: Instant,
+    ) -> Result<Granted, AuthError> {
         let Mode::Keys { rate, state } = &self.0 else {
             return Ok(Granted::ALL);
         };
         let rate = *rate;
-        let presented = hash(presented(headers).ok_or(AuthError::Missing)?);
+        let presented = presented.ok_or(AuthError::Missing)?;
         let mut state = lock(state);
         let granted = state.find(&presented).ok_or(AuthError::Unknown)?;
         let bucket = state.buckets.entry(presented);
@@ -219,6 +232,10 @@ const FIELDS: [(HeaderName, KeyOf); 2] = [
     }),
     (AUTHORIZATION, bearer),
 ];
+/// SHA-256 of the key that a request presents, in hex.
+pub(crate) fn presented_sum(headers: &HeaderMap) -> Option<String> {
+    presented(headers).map(hash)
+}
 
 /// The key in `X-API-KEY` or, without that header, the bearer token in `Authorization`.
 fn presented(headers: &HeaderMap) -> Option<&str> {

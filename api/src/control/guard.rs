@@ -1,6 +1,6 @@
 //! Middleware of all routes: authentication (without API keys: a check of the request's origin) and metrics.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use axum::{
     extract::{MatchedPath, Request, State},
@@ -11,7 +11,11 @@ use hyper::{HeaderMap, Method, Uri, header};
 use tracing::debug;
 
 use super::{Access, ApiError, App, wire};
-use crate::{proxy::host, traces};
+use crate::{
+    peers::{self, Peer},
+    proxy::host,
+    traces,
+};
 
 /// Passes an authorized request to its route, with its [`Granted`] scopes.
 pub(super) async fn guard(
@@ -25,7 +29,14 @@ pub(super) async fn guard(
             check_origin(request.uri(), request.headers())?;
         }
         let headers = request.headers();
-        let granted = app.authenticator.admit(headers, scope, Instant::now())?;
+        let granted = if request.extensions().get::<Arc<Peer>>().is_some() {
+            // The node that has forwarded the request names the key, and this one looks the scopes up.
+            let key = headers.get(peers::KEY);
+            let key = key.and_then(|key| key.to_str().ok()).map(str::to_owned);
+            app.authenticator.admit_sum(key, scope, Instant::now())?
+        } else {
+            app.authenticator.admit(headers, scope, Instant::now())?
+        };
         request.extensions_mut().insert(granted);
     }
     let host = host(request.uri(), request.headers()).unwrap_or_default();

@@ -10,8 +10,8 @@
 //! | `POST /cluster/templates` | a member | templates of builds, and deleted ones, if they have changed |
 //! | `POST /cluster/template/tags` | a member | whether this node sees what the member has published |
 //! | `POST /cluster/template/offer` | a member | the files of a build, and what it ended with |
-//! | `GET /cluster/files/KEY` | a member | sums of the files of an offer |
-//! | `GET /cluster/files/KEY/FILE/N` | a member | a chunk of one of them |
+//! | `GET /cluster/files/KEY` | the taker of an offer | sums of its files; those of a build have all members as takers |
+//! | `GET /cluster/files/KEY/FILE/N` | the taker of an offer | a chunk of one of them |
 //! | `POST /cluster/moves/can` | a member | why a sandbox cannot move here; `null`: it can |
 //! | `POST /cluster/moves` | a member | whether the offered sandbox is this node's now; the files are fetched first |
 //! | `POST /cluster/moves/holding` | a member | whether an offered sandbox is this node's |
@@ -228,8 +228,15 @@ async fn offer(
     }
 }
 
-async fn files(State(internal): State<Internal>, Path(key): Path<String>) -> Response {
-    match internal.peers.offers().list(&key).await {
+async fn files(
+    State(internal): State<Internal>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Path(key): Path<String>,
+) -> Response {
+    let Some(by) = internal.peers.member(&peer) else {
+        return StatusCode::FORBIDDEN.into_response();
+    };
+    match internal.peers.offers().list(&key, by).await {
         Ok(Some(list)) => Json(list).into_response(),
         Ok(None) => StatusCode::NOT_FOUND.into_response(),
         Err(why) => unreadable(&key, &why),
@@ -241,7 +248,11 @@ async fn chunk(
     Extension(peer): Extension<Arc<Peer>>,
     Path((key, file, chunk)): Path<(String, String, usize)>,
 ) -> Response {
-    match internal.peers.offers().chunk(&key, &file, chunk).await {
+    let Some(by) = internal.peers.member(&peer) else {
+        return StatusCode::FORBIDDEN.into_response();
+    };
+    let offers = internal.peers.offers();
+    match offers.chunk(&key, by, &file, chunk).await {
         Ok(Some(bytes)) => bytes.into_response(),
         Ok(None) => StatusCode::NOT_FOUND.into_response(),
         Err(why) => unreadable(&key, &why),

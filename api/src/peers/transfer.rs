@@ -1,7 +1,7 @@
 //! Files between nodes, by content.
 //!
 //! ```text
-//! giver:  Offers::offer(key, files) ─► GET /cluster/files/KEY            sums of all chunks
+//! giver:  Offers::offer(key, takers, files) ─► GET /cluster/files/KEY            sums of all chunks
 //!                                      GET /cluster/files/KEY/FILE/N     one chunk
 //! taker:  Peers::list_files ─► Peers::fetch_files into a directory of its own:
 //!                              NAME.part ─► every chunk compared with its sum ─► synced ─► NAME
@@ -32,7 +32,7 @@ use model::Bytes;
 use super::PeerError;
 pub(crate) use fetch::{Fetch, PART, Source};
 pub use list::{FileList, FileSum};
-pub(crate) use offer::{Offered, Offers};
+pub(crate) use offer::{Offered, Offers, Takers};
 pub(crate) use rate::Rate;
 pub(crate) use sums::Sums;
 

@@ -73,6 +73,9 @@ pub enum Refusal {
     /// The sandbox has too many requests in flight. `limit` is lower while the server as a whole is busy.
     #[error("The sandbox has too many concurrent incoming connections (limit: {limit})")]
     TooMany { id: SandboxId, limit: usize },
+    /// Only another node could answer a request without a key, and this node has asked the others for many such requests.
+    #[error("too many requests without a key that other nodes would have to answer: try again")]
+    TooManyKeyless,
     /// This process has handed its sandboxes over, and the server that took over does not answer.
     #[error("the server is being restarted: try again")]
     NoSuccessor,
@@ -143,7 +146,10 @@ impl Refusal {
             Self::NotMember => StatusCode::FORBIDDEN,
             Self::Unavailable { .. } | Self::NoSuccessor => StatusCode::SERVICE_UNAVAILABLE,
             Self::TokenMissing { .. } | Self::TokenInvalid { .. } => StatusCode::FORBIDDEN,
-            Self::TooMany { .. } | Self::TooManyOfClient { .. } | Self::TooManyGuesses => {
+            Self::TooMany { .. }
+            | Self::TooManyOfClient { .. }
+            | Self::TooManyGuesses
+            | Self::TooManyKeyless => {
                 StatusCode::TOO_MANY_REQUESTS
             }
         }
@@ -166,6 +172,7 @@ impl Refusal {
             | Self::Signature(_)
             | Self::TooManyGuesses
             | Self::NoSuccessor
+            | Self::TooManyKeyless
             | Self::NodeFailed { .. }
             | Self::NotMember => {}
             Self::Internal { path } => body.path = Some(path),
@@ -210,6 +217,7 @@ impl Refusal {
                 | Self::TooMany { .. }
                 | Self::TooManyOfClient { .. }
                 | Self::TooManyGuesses
+                | Self::TooManyKeyless
                 | Self::NoSuccessor
         ) {
             headers.insert(header::RETRY_AFTER, RETRY_AFTER);

@@ -5,6 +5,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::{
+    removed,
     service::{id, only, open_all},
     templates,
     world::{Node, World, until},
@@ -101,6 +102,19 @@ fn filled(world: &World) -> (Loaded, Loaded) {
     (running, paused)
 }
 
+/// While a offers a sandbox to b, its files are not for c, which is a member, too.
+fn its_files_are_for_its_taker(world: &World, id: &str) {
+    let path = format!("/cluster/files/move-{id}");
+    let status = |at: usize| {
+        let pem = world.nodes[at].state.path().join("cluster/node.pem");
+        let answer = removed::ask(&world.nodes[0], &pem, &path, &[]);
+        answer.rsplit(' ').next().unwrap().to_owned()
+    };
+    until("the files are offered", || status(1) == "200");
+    let other = status(2);
+    assert_eq!((other.as_str(), status(1).as_str()), ("404", "200"));
+}
+
 fn a_drain_moves_both(world: &World, running: &Loaded, paused: &Loaded) {
     let [a, b, c] = [0, 1, 2].map(|at| &world.nodes[at]);
     a.send(
@@ -117,6 +131,7 @@ fn a_drain_moves_both(world: &World, running: &Loaded, paused: &Loaded) {
     assert_eq!(b.images(), 1, "b has its own base only");
     let began = Instant::now();
     drain(world, 1, 0);
+    its_files_are_for_its_taker(world, &running.id());
     until("a is empty", || is_empty(world, 0));
     let metrics = b.get("/metrics").text();
     let moved = metrics

@@ -21,7 +21,10 @@ use super::{
 };
 use crate::{
     blocking::blocking,
-    peers::{MAX_ANSWER, answer_of, question, transfer::Offered},
+    peers::{
+        MAX_ANSWER, answer_of, question,
+        transfer::{Offered, Takers},
+    },
 };
 
 /// How long a taker may take to fetch the files.
@@ -221,8 +224,8 @@ impl Moves {
         );
         let offers = self.0.peers.offers();
         let offered = Files {
-            pause: offers.offer(&key(id), pause),
-            base: offers.offer(&base_key(id), base),
+            pause: offers.offer(&key(id), Takers::Only(to.clone()), pause),
+            base: offers.offer(&base_key(id), Takers::Only(to.clone()), base),
         };
         let next = Noted {
             owner: Some(Owner {

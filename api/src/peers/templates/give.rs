@@ -23,7 +23,7 @@ use crate::{
     hex::hex,
     peers::{
         Peers,
-        transfer::{Offered, Offers},
+        transfer::{Offered, Offers, Takers},
     },
 };
 
@@ -270,7 +270,8 @@ impl Kept {
         if let Some(offered) = kept.get(key) {
             return offered.renew();
         }
-        let offered = offers.offer(key, files);
+        // Every member copies every template.
+        let offered = offers.offer(key, Takers::Members, files);
         kept.insert(offered.key().to_owned(), offered);
         if kept.len() > MOST_KEPT
             && let Some(oldest) = kept.iter().min_by_key(|(_, offered)| offered.used())
@@ -418,13 +419,14 @@ mod tests {
         let path = dir.path().join("layer");
         std::fs::write(&path, "x").unwrap();
         let files = vec![(LAYER.to_owned(), File::open(&path).unwrap())];
+        let by: NodeId = "b".parse().unwrap();
         kept.keep(&offers, "k", files);
         let made = Instant::now();
-        assert!(offers.chunk("k", LAYER, 0).await.unwrap().is_some());
+        assert!(offers.chunk("k", &by, LAYER, 0).await.unwrap().is_some());
         kept.expire_at(made + IDLE);
-        assert!(offers.chunk("k", LAYER, 0).await.unwrap().is_some());
+        assert!(offers.chunk("k", &by, LAYER, 0).await.unwrap().is_some());
         kept.expire_at(Instant::now() + IDLE);
-        assert!(offers.chunk("k", LAYER, 0).await.unwrap().is_none());
+        assert!(offers.chunk("k", &by, LAYER, 0).await.unwrap().is_none());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::{
     time::Instant,
 };
 
+use cluster::NodeId;
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::{FileList, Rate, Sums, TransferLimits, list::read_chunk};
@@ -28,8 +29,16 @@ struct Inner {
     sums: Sums,
 }
 
+/// The nodes that may have the files of an offer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Takers {
+    Members,
+    Only(NodeId),
+}
+
 #[derive(Debug)]
 struct Offer {
+    takers: Takers,
     /// Open, so that they can be read until the end, also if they are removed.
     files: Vec<(String, File)>,
     list: OnceCell<FileList>,
@@ -61,8 +70,9 @@ impl Offers {
     }
 
     /// Offers files, which must not change, under a key of letters, digits and `-`. Another offer of this key ends.
-    pub(crate) fn offer(&self, key: &str, files: Vec<(String, File)>) -> Offered {
+    pub(crate) fn offer(&self, key: &str, takers: Takers, files: Vec<(String, File)>) -> Offered {
         let offer = Arc::new(Offer {
+            takers,
             files,
             list: OnceCell::new(),
             used: Mutex::new(Instant::now()),
@@ -77,12 +87,12 @@ impl Offers {
     }
 
     /// The files of an offer with their sums, which are computed when they are first asked for. `None`: there is no such
-    /// offer.
+    /// offer for the member `by`.
     ///
     /// # Errors
     /// Returns an error if a file cannot be read, or the files are beyond the limits of a list.
-    pub(crate) async fn list(&self, key: &str) -> io::Result<Option<FileList>> {
-        let Some(offer) = self.get(key) else {
+    pub(crate) async fn list(&self, key: &str, by: &NodeId) -> io::Result<Option<FileList>> {
+        let Some(offer) = self.get(key, by) else {
             return Ok(None);
         };
         let sum = || {
@@ -92,18 +102,19 @@ impl Offers {
         offer.list.get_or_try_init(sum).await.cloned().map(Some)
     }
 
-    /// A chunk of an offered file. `None`: there is no such chunk.
+    /// A chunk of an offered file. `None`: there is no such chunk for the member `by`.
     ///
     /// # Errors
     /// Returns an error if it cannot be read.
     pub(crate) async fn chunk(
         &self,
         key: &str,
+        by: &NodeId,
         name: &str,
         chunk: usize,
     ) -> io::Result<Option<Vec<u8>>> {
         let _turn = self.0.reads.acquire().await.map_err(io::Error::other)?;
-        let Some((offer, list)) = self.get(key).zip(self.list(key).await?) else {
+        let Some((offer, list)) = self.get(key, by).zip(self.list(key, by).await?) else {
             return Ok(None);
         };
         let found = list.get(name).filter(|file| chunk < file.chunks.len());
@@ -120,9 +131,14 @@ impl Offers {
         read.await
     }
 
-    /// The offer, which is asked for.
-    fn get(&self, key: &str) -> Option<Arc<Offer>> {
+    /// The offer, which is asked for by a member that may have it.
+    fn get(&self, key: &str, by: &NodeId) -> Option<Arc<Offer>> {
         let offer = self.lock().get(key).cloned()?;
+        match &offer.takers {
+            Takers::Members => {}
+            Takers::Only(taker) if taker == by => {}
+            Takers::Only(_) => return None,
+        }
         offer.renew();
         Some(offer)
     }

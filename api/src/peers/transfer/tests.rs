@@ -62,7 +62,8 @@ impl Source for Fake {
         self.asked.lock().unwrap().push(path.clone());
         let parts: Vec<_> = path.split('/').skip(3).collect();
         let chunk = parts[2].parse().unwrap();
-        let found = self.offers.chunk(parts[0], parts[1], chunk).await.unwrap();
+        let found = self.offers.chunk(parts[0], &by(), parts[1], chunk);
+        let found = found.await.unwrap();
         let Some(mut bytes) = found else {
             return Ok((StatusCode::NOT_FOUND, Body::new()));
         };
@@ -72,6 +73,11 @@ impl Source for Fake {
         }
         Ok((StatusCode::OK, bytes.into()))
     }
+}
+
+/// The node that asks.
+fn by() -> NodeId {
+    "b".parse().unwrap()
 }
 
 const CHUNKS: u64 = 6;
@@ -105,8 +111,12 @@ async fn fetch(from: &Fake, list: &FileList, dir: &Path) -> Result<u64, Transfer
 async fn a_fetch_goes_on_after_a_break_and_holes_are_not_sent() {
     let dir = tempfile::tempdir().unwrap();
     let offers = Offers::new(LIMITS);
-    let offered = offers.offer("k", vec![("layer".to_owned(), file(dir.path(), 1))]);
-    let list = offers.list("k").await.unwrap().unwrap();
+    let offered = offers.offer(
+        "k",
+        Takers::Members,
+        vec![("layer".to_owned(), file(dir.path(), 1))],
+    );
+    let list = offers.list("k", &by()).await.unwrap().unwrap();
     let from = Fake::of(&offers);
     from.left.store(2, Ordering::SeqCst);
     let to = dir.path().join("to");
@@ -126,8 +136,12 @@ async fn a_fetch_goes_on_after_a_break_and_holes_are_not_sent() {
     // Another content under the same name replaces it, its zeros included.
     drop(offered);
     let gone = Fake::of(&offers);
-    let _other = offers.offer("k", vec![("layer".to_owned(), file(dir.path(), 9))]);
-    let other = offers.list("k").await.unwrap().unwrap();
+    let _other = offers.offer(
+        "k",
+        Takers::Members,
+        vec![("layer".to_owned(), file(dir.path(), 9))],
+    );
+    let other = offers.list("k", &by()).await.unwrap().unwrap();
     assert_ne!(other.files()[0].content(), list.files()[0].content());
     fetch(&gone, &other, &to).await.unwrap();
     assert_eq!(
@@ -137,11 +151,33 @@ async fn a_fetch_goes_on_after_a_break_and_holes_are_not_sent() {
 }
 
 #[tokio::test]
+async fn only_the_taker_of_an_offer_gets_its_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let offers = Offers::new(LIMITS);
+    let files = vec![("layer".to_owned(), file(dir.path(), 1))];
+    let _offered = offers.offer("k", Takers::Only(by()), files);
+    let other: NodeId = "c".parse().unwrap();
+    for (node, expected) in [(by(), true), (other, false)] {
+        let list = offers.list("k", &node).await.unwrap();
+        let chunk = offers.chunk("k", &node, "layer", 0).await.unwrap();
+        assert_eq!(
+            (list.is_some(), chunk.is_some()),
+            (expected, expected),
+            "{node}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_chunk_with_another_content_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let offers = Offers::new(LIMITS);
-    let offered = offers.offer("k", vec![("layer".to_owned(), file(dir.path(), 1))]);
-    let list = offers.list("k").await.unwrap().unwrap();
+    let offered = offers.offer(
+        "k",
+        Takers::Members,
+        vec![("layer".to_owned(), file(dir.path(), 1))],
+    );
+    let list = offers.list("k", &by()).await.unwrap().unwrap();
     let mut from = Fake::of(&offers);
     from.is_corrupt = true;
     let to = dir.path().join("to");
@@ -159,8 +195,12 @@ async fn a_chunk_with_another_content_is_refused() {
 async fn what_was_damaged_on_disk_is_fetched_again() {
     let dir = tempfile::tempdir().unwrap();
     let offers = Offers::new(LIMITS);
-    let _offered = offers.offer("k", vec![("layer".to_owned(), file(dir.path(), 1))]);
-    let list = offers.list("k").await.unwrap().unwrap();
+    let _offered = offers.offer(
+        "k",
+        Takers::Members,
+        vec![("layer".to_owned(), file(dir.path(), 1))],
+    );
+    let list = offers.list("k", &by()).await.unwrap().unwrap();
     let from = Fake::of(&offers);
     let to = dir.path().join("to");
     fetch(&from, &list, &to).await.unwrap();
@@ -179,8 +219,12 @@ async fn what_was_damaged_on_disk_is_fetched_again() {
 async fn the_reserve_of_the_disk_stays_free() {
     let dir = tempfile::tempdir().unwrap();
     let offers = Offers::new(LIMITS);
-    let _offered = offers.offer("k", vec![("layer".to_owned(), file(dir.path(), 1))]);
-    let list = offers.list("k").await.unwrap().unwrap();
+    let _offered = offers.offer(
+        "k",
+        Takers::Members,
+        vec![("layer".to_owned(), file(dir.path(), 1))],
+    );
+    let list = offers.list("k", &by()).await.unwrap().unwrap();
     let limits = TransferLimits {
         disk_reserve: Bytes(u64::MAX),
         ..LIMITS
