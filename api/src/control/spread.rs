@@ -64,6 +64,8 @@ pub(super) enum Spread {
     OfSandbox,
     /// The template is in the path.
     OfTemplate,
+    /// As `OfTemplate`, without a key: each question to the other nodes is counted.
+    Keyless,
     /// The template is in the body.
     ByBody,
     /// A page of sandboxes or snapshots.
@@ -93,8 +95,12 @@ pub(super) fn spread_of(method: &str, path: &str) -> Spread {
 pub(super) fn is_spread(method: &str, path: &str, access: Access) -> Option<Spread> {
     // Volumes and the like are answered with 501 everywhere.
     let spread = spread_of(method, path);
-    let is_public = access == Access::Public && spread != Spread::OfTemplate;
-    (spread != Spread::Own && !is_public).then_some(spread)
+    match (access, spread) {
+        (_, Spread::Own) => None,
+        (Access::Public, Spread::OfTemplate) => Some(Spread::Keyless),
+        (Access::Public, _) => None,
+        (Access::Key(_), spread) => Some(spread),
+    }
 }
 
 /// Passes a request to the node that answers it.
@@ -113,6 +119,16 @@ pub(super) async fn layer(
         Spread::OfSandbox => of_sandbox(&app, &peers, asked, request, next).await,
         Spread::OfTemplate => {
             let name = template_in(request.uri().path());
+            of_template(&app, &peers, name, asked, request, next).await
+        }
+        Spread::Keyless => {
+            let name = template_in(request.uri().path());
+            if let Some(name) = &name
+                && !app.has_template(name).await
+                && let Err(refusal) = peers.spend_keyless()
+            {
+                return refusal.answer(asked.form);
+            }
             of_template(&app, &peers, name, asked, request, next).await
         }
         Spread::ByBody => match buffered(request).await {

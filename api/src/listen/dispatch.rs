@@ -224,7 +224,7 @@ impl<R: Routes> Dispatch<R> {
                 (None, _) if is_forwarded => Place::Here,
                 (Some(id), _) => side.place(&id)?,
                 (None, Some(Ok(operation))) if matches!(target, Ok(Target::Control)) => {
-                    side.signer(&backend.proxy, &request, operation).await
+                    side.signer(&backend.proxy, &request, operation).await?
                 }
                 (None, _) => Place::Here,
             };
@@ -390,7 +390,7 @@ impl ClusterSide {
         proxy: &Proxy<R>,
         request: &Request<Upload>,
         operation: &'static str,
-    ) -> Place {
+    ) -> Result<Place, Refusal> {
         let query = request.uri().query().unwrap_or_default();
         if proxy
             .routes()
@@ -398,10 +398,11 @@ impl ClusterSide {
             .await
             .is_some()
         {
-            return Place::Here;
+            return Ok(Place::Here);
         }
+        self.peers.spend_keyless()?;
         let found = self.peers.signer(query, operation).await;
-        found.map_or(Place::Here, |(node, _)| Place::Node(node))
+        Ok(found.map_or(Place::Here, |(node, _)| Place::Node(node)))
     }
 }
 

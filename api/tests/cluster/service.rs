@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    secrets, templates,
+    http, secrets, templates,
     world::{World, until},
 };
 
@@ -18,6 +18,7 @@ const CREATES: usize = 6;
 pub(crate) fn cluster_three_nodes_are_one_service() {
     World::run(|world| {
         only_members_use_the_listener_of_the_cluster(world);
+        requests_without_a_key_ask_other_nodes_so_often_only(world);
         a_node_serves_what_another_has(world);
         creates_write_nothing_to_etcd(world);
         without_etcd_creates_and_streams_go_on(world);
@@ -64,6 +65,17 @@ pub(crate) fn cluster_long_a_node_that_owns_nothing_keeps_the_life_cycle() {
         only(world, 1);
         world.nodes[0].verify_lifecycle();
     });
+}
+
+/// A signed file URL that names no sandbox, and no node has signed.
+fn requests_without_a_key_ask_other_nodes_so_often_only(world: &World) {
+    let c = &world.nodes[2];
+    let path = "/files?path=x&signature=v1_x&signature_expiration=9999999999";
+    let status = |_| http::send(c.address, "GET", path, &[], b"").status;
+    let refused = (0..5000).map(status).position(|status| status == 429);
+    assert!(refused.is_some_and(|asked| asked >= 200), "{refused:?}");
+    // With a key, all is as before.
+    c.get("/v2/templates").expect(200);
 }
 
 /// The public listener has no routes of nodes, and the other one answers hosts without a certificate with 403.
