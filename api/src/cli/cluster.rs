@@ -7,7 +7,7 @@ use api::{
     peers::{
         authority::AuthorityError,
         join::{self, JoinError},
-        settings::{Dir, Settings, SettingsError},
+        settings::{Dir, EtcdLink, Settings, SettingsError},
     },
     serve::open_state,
 };
@@ -126,14 +126,16 @@ fn read_token(token: String) -> Result<String, Failure> {
 
 fn check_urls(urls: &[String]) -> Result<(), Failure> {
     for url in urls {
-        let is_loopback = url
-            .strip_prefix("http://")
-            .and_then(|rest| rest.parse::<SocketAddr>().ok())
-            .is_some_and(|address| address.ip().is_loopback());
-        if !url.starts_with("https://") && !is_loopback {
-            return Err(Failure::Usage(format!(
-                "--etcd {url}: write https://HOST:PORT, or http://127.0.0.1:PORT"
-            )));
+        match EtcdLink::of(url) {
+            Some(EtcdLink::Tls) => {}
+            Some(EtcdLink::Loopback) => eprintln!(
+                "warning: {url} is plain HTTP: every program of this host can change the cluster's records"
+            ),
+            None => {
+                return Err(Failure::Usage(format!(
+                    "--etcd {url}: write https://HOST:PORT, or http://127.0.0.1:PORT"
+                )));
+            }
         }
     }
     Ok(())

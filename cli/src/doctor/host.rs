@@ -52,6 +52,32 @@ pub(super) fn findings(state: &Path) -> Vec<Finding> {
         memory(&read("/proc/meminfo").unwrap_or_default()),
         disk(state),
     ]
+    .into_iter()
+    .chain(etcd(state))
+    .collect()
+}
+
+/// How the node of a cluster reaches etcd. `None`: this host is no node, or it may not read the settings.
+fn etcd(state: &Path) -> Option<Finding> {
+    let settings = fs::read(state.join("cluster/cluster.json")).ok()?;
+    let settings: ClusterSettings = serde_json::from_slice(&settings).ok()?;
+    let plain = settings.etcd.iter().find(|url| url.starts_with("http://"));
+    Some(match plain {
+        None => Finding::ok("etcd", "reached over TLS"),
+        Some(url) => Finding::warning(
+            "etcd",
+            format!(
+                "{url} is plain HTTP: every program of this host can change the cluster's records"
+            ),
+            "found the cluster with an https URL (`cube cluster init --etcd https://…`)",
+        ),
+    })
+}
+
+/// A part of the settings of a node.
+#[derive(Deserialize)]
+struct ClusterSettings {
+    etcd: Vec<String>,
 }
 
 fn kvm() -> Finding {
@@ -305,6 +331,21 @@ mod tests {
             let found = kernel(old);
             assert_eq!(found.verdict, Verdict::Missing, "{old}");
             assert!(found.cure.unwrap().contains("bookworm-backports"));
+        }
+    }
+
+    #[test]
+    fn plain_http_to_etcd_is_a_warning() {
+        let state = tempfile::tempdir().unwrap();
+        assert_eq!(etcd(state.path()), None);
+        fs::create_dir(state.path().join("cluster")).unwrap();
+        for (url, expected) in [
+            ("https://10.0.0.1:2379", Verdict::Ok),
+            ("http://127.0.0.1:2379", Verdict::Warning),
+        ] {
+            let settings = format!("{{\"format\": 2, \"etcd\": [\"{url}\"]}}");
+            fs::write(state.path().join("cluster/cluster.json"), settings).unwrap();
+            assert_eq!(etcd(state.path()).unwrap().verdict, expected, "{url}");
         }
     }
 
