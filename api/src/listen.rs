@@ -44,7 +44,7 @@ pub use limits::Limits;
 pub use peer::TrustedProxies;
 pub use sockets::{ListenError, Sockets, bind};
 
-use crate::peers::{Peer, PeerTls, Shown};
+use crate::peers::{Peer, PeerTls};
 use crate::proxy::Routes;
 use clients::ClientLimiter;
 use conn::Phase;
@@ -84,16 +84,6 @@ pub(super) enum Came {
     Client,
     /// The listener of the cluster. Whether the peer is a member is checked for each request.
     Node(Arc<Peer>),
-}
-
-impl Came {
-    /// What the certificate of the node shows, if it was found to be a member.
-    fn node(&self) -> Option<&Shown> {
-        match self {
-            Self::Client => None,
-            Self::Node(peer) => peer.shown(),
-        }
-    }
 }
 
 /// The parts of a server that all of its connections share.

@@ -50,7 +50,7 @@ pub(crate) use publish::{follow_status, publish, renew};
 pub(crate) use roster::watch as watch_roster;
 pub use roster::{PeerState, Roster, Seen};
 pub use spec::ClusterSpec;
-pub use tls::{Peer, PeerTls, Shown};
+pub use tls::{Peer, PeerTls};
 
 use crate::{
     auth::{Bucket, Rate, presented_sum},

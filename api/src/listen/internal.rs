@@ -4,7 +4,8 @@
 //! A client first sends one line:
 //! ```text
 //! cube 1 forward ADDRESS:PORT     then HTTP/1.1, on behalf of this peer of another process
-//! cube 1 forward-node NODE KEY ADDRESS:PORT     the same, for a connection of this node of the cluster, which has shown this key
+//! cube 1 forward-node CERTIFICATE ADDRESS:PORT     the same, for a connection of a node of the cluster: the certificate that it has
+//!                                                 shown and the TLS of that process has checked, in base64; `-` for none
 //! cube 1 reload                   answered with one line: `ok PID` or `failed WHY`
 //! ```
 //! The address is trusted: limits apply as if that peer had connected itself. Nothing outside of this socket can name
@@ -16,16 +17,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
 use super::Came;
-use crate::peers::{Peer, Shown};
+use crate::peers::Peer;
 
 /// Name of the socket in the state directory.
 pub const INTERNAL: &str = "server.sock";
 /// Version of the first line.
 const VERSION: u32 = 1;
+/// In the place of a certificate that was not shown.
+const NONE: &str = "-";
 /// Longest first line, and longest answer to a reload, in bytes.
 const LINE: u64 = 4096;
 /// How long a client may take to send its first line.
@@ -56,9 +60,13 @@ impl Reload {
 
 /// The first line of a forwarded connection.
 pub(super) fn forward_line(peer: SocketAddr, came: &Came) -> String {
-    match came.node() {
-        None => format!("cube {VERSION} forward {peer}\n"),
-        Some(Shown { name, key }) => format!("cube {VERSION} forward-node {name} {key} {peer}\n"),
+    match came {
+        Came::Client => format!("cube {VERSION} forward {peer}\n"),
+        Came::Node(node) => {
+            let shown = node.certificate().map(|der| URL_SAFE_NO_PAD.encode(der));
+            let shown = shown.unwrap_or_else(|| NONE.to_owned());
+            format!("cube {VERSION} forward-node {shown} {peer}\n")
+        }
     }
 }
 
@@ -95,13 +103,12 @@ fn parse(line: &str) -> Option<Purpose> {
     match rest.split_once(' ') {
         Some(("forward", peer)) => Some(Purpose::Forward(peer.parse().ok()?, Came::Client)),
         Some(("forward-node", rest)) => {
-            let (name, rest) = rest.split_once(' ')?;
-            let (key, peer) = rest.split_once(' ')?;
-            let shown = Shown {
-                name: name.parse().ok()?,
-                key: key.to_owned(),
+            let (shown, peer) = rest.split_once(' ')?;
+            let certificate = match shown {
+                NONE => None,
+                shown => Some(URL_SAFE_NO_PAD.decode(shown).ok()?.into()),
             };
-            let came = Came::Node(Arc::new(Peer::checked(shown)));
+            let came = Came::Node(Arc::new(Peer::new(certificate)));
             Some(Purpose::Forward(peer.parse().ok()?, came))
         }
         None if rest == "reload" => Some(Purpose::Reload),
@@ -156,16 +163,14 @@ mod tests {
             matches!(parsed, Some(Purpose::Forward(found, Came::Client)) if found == peer),
             "{parsed:?}"
         );
-        let shown = Shown {
-            name: "b".parse().unwrap(),
-            key: "k".to_owned(),
-        };
-        let node = Came::Node(Arc::new(Peer::checked(shown)));
-        let line = forward_line(peer, &node);
-        let Some(Purpose::Forward(found, came)) = parse(line.trim_end()) else {
-            panic!("{line}");
-        };
-        assert_eq!((found, came.node()), (peer, node.node()));
+        for shown in [None, Some(vec![48, 255, 0].into())] {
+            let node = Came::Node(Arc::new(Peer::new(shown.clone())));
+            let line = forward_line(peer, &node);
+            let Some(Purpose::Forward(found, Came::Node(node))) = parse(line.trim_end()) else {
+                panic!("{line}");
+            };
+            assert_eq!((found, node.certificate()), (peer, shown.as_ref()));
+        }
         assert!(matches!(parse("cube 1 reload"), Some(Purpose::Reload)));
         for wrong in [
             "",
@@ -175,8 +180,7 @@ mod tests {
             "cube 1 forward nobody",
             "cube 1 forward",
             "cube 1 forward-node 1.2.3.4:5",
-            "cube 1 forward-node a 1.2.3.4:5",
-            "cube 1 forward-node A k 1.2.3.4:5",
+            "cube 1 forward-node ! 1.2.3.4:5",
             "GET / HTTP/1.1",
         ] {
             assert!(parse(wrong).is_none(), "{wrong}");

@@ -159,17 +159,17 @@ pub(super) fn own_key(dir: &Dir) -> Result<String, PeerTlsError> {
 /// The node at the other end of a connection to this one.
 #[derive(Debug)]
 pub struct Peer {
-    /// Checked against the authority. `None`: it has shown none, or another process has checked it.
+    /// Checked against the authority, here or by the process before this one. `None`: it has shown none.
     certificate: Option<CertificateDer<'static>>,
     shown: OnceLock<Shown>,
 }
 
 /// What a certificate shows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
-    pub name: NodeId,
+#[derive(Debug)]
+struct Shown {
+    name: NodeId,
     /// As in [`Member::key`].
-    pub key: String,
+    key: String,
 }
 
 impl Peer {
@@ -181,18 +181,9 @@ impl Peer {
         }
     }
 
-    /// A peer that another process of this server has checked.
-    #[must_use]
-    pub fn checked(shown: Shown) -> Self {
-        let peer = Self::new(None);
-        let _ = peer.shown.set(shown);
-        peer
-    }
-
-    /// What its certificate shows, if it was found before.
-    #[must_use]
-    pub fn shown(&self) -> Option<&Shown> {
-        self.shown.get()
+    /// What the peer has shown, for the process that takes its connection over.
+    pub(crate) fn certificate(&self) -> Option<&CertificateDer<'static>> {
+        self.certificate.as_ref()
     }
 
     /// The member that shows this certificate: name and key are those of its record as it is now.
