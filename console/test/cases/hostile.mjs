@@ -60,6 +60,9 @@ async function endless(world) {
   await open(world);
   const shown = await cell(world, "endless");
   assert((await shown.innerText()).includes("500"), "a refusal without an end is shown as one");
+  const sent = async () => Number(await world.server.exec(world.kept.sandbox, "cat /tmp/sent 2> /dev/null || true"));
+  await until("the page closes the connection", async () => (await sent()) > 0);
+  assert((await sent()) < 64 * 2 ** 20, `${await sent()} bytes of a refusal were read`);
 }
 
 async function drawn(world) {

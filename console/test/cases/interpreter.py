@@ -69,12 +69,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("content-type", "application/json")
         self.send_header("connection", "close")
         self.end_headers()
+        sent = 0
         try:
             self.wfile.write(b'{"message": "')
             while True:
-                self.wfile.write(b"x" * 65536)
+                sent += self.wfile.write(b"x" * 65536)
         except OSError:
             self.close_connection = True
+        with open("/tmp/sent", "w") as file:
+            file.write(str(sent))
 
     def log_message(self, *_):
         pass
