@@ -89,6 +89,7 @@ fn prepare() -> Result<()> {
             ModuleInitFlags::empty(),
         )
         .with_context(|| format!("cannot load {name} {parameters}"))?;
+        check_switches(&module_name(name), &parameters)?;
     }
     raise_limit()?;
     // Mounted writable, so that nothing but the confinement keeps VMMs from writing to it. The emulator discards all
@@ -127,11 +128,25 @@ fn wait_for(devices: [&'static str; 2]) -> Result<&'static str> {
 
 /// The parameters of a module on the kernel's command line, where they have the form `module.parameter=value`.
 fn parameters(file: &str) -> String {
-    let name = file.split('.').next().unwrap_or(file).replace('-', "_");
+    let name = module_name(file);
     let line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let own = |word: &str| Some(word.strip_prefix(&name)?.strip_prefix('.')?.to_owned());
     let own: Vec<String> = line.split_whitespace().filter_map(own).collect();
     own.join(" ")
+}
+
+fn module_name(file: &str) -> String {
+    file.split('.').next().unwrap_or(file).replace('-', "_")
+}
+
+/// Checks that the switches in `parameters` are off: the kernel ignores unknown parameters.
+fn check_switches(module: &str, parameters: &str) -> Result<()> {
+    for switch in parameters.split(' ').filter_map(|p| p.strip_suffix("=0")) {
+        let file = format!("/sys/module/{module}/parameters/{switch}");
+        let value = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
+        ensure!(value.trim() == "N", "{module}.{switch} is {value:?}");
+    }
+    Ok(())
 }
 
 /// The words of `name=word,word` on the kernel's command line.

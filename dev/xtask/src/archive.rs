@@ -210,6 +210,33 @@ pub(crate) fn apt_of(suites: &[Suite], dir: &Path) -> Result<impl Fn() -> Comman
     })
 }
 
+/// Fetches a file of the archive's pool that has this SHA-256, whatever the host's package lists contain. The attempts
+/// are repeated, since mirrors answer some files with 404 for a while.
+pub(crate) fn fetch(
+    suites: &[Suite],
+    path: &str,
+    sha256: &str,
+    to: &Path,
+    log: &Path,
+) -> Result<()> {
+    const ATTEMPTS: usize = 5;
+    let suite = suites.first().context("no suite in apt's sources")?;
+    let uri = format!("{}pool/{}", suite.uri, path.replace('+', "%2b"));
+    let attempt = || {
+        let mut helper = Command::new("/usr/lib/apt/apt-helper");
+        helper.args(["-o", "APT::Sandbox::User=root", "download-file", &uri]);
+        tool::run(helper.arg(to).arg(format!("SHA256:{sha256}")), log)
+    };
+    let mut done = attempt();
+    for _ in 1..ATTEMPTS {
+        if done.is_ok() {
+            break;
+        }
+        done = attempt();
+    }
+    done.with_context(|| format!("cannot fetch {uri}"))
+}
+
 /// apt-get without questions, for logs.
 pub(crate) fn apt_get() -> Command {
     let mut command = Command::new("apt-get");

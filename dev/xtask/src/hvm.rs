@@ -1,5 +1,7 @@
-//! The tier `hvm`: runs `hvm-steps` with the release binaries. The steps run on this host if its KVM uses VMX or SVM,
-//! otherwise on AMD machines with SVM that QEMU emulates.
+//! The tiers `hvm` and `hvm-vmx`: run `hvm-steps` with the release binaries.
+//!
+//! `hvm` runs the steps on this host if its KVM uses VMX or SVM, otherwise on AMD machines with SVM that QEMU emulates.
+//! `hvm-vmx` runs them on Intel machines with VMX that Bochs emulates ([`vmx`]).
 //!
 //! ```text
 //! emulator ─► Debian's cloud kernel ─► /init = hvm-steps ─► cube-vmm ─► the same kernel, in a VM
@@ -20,7 +22,9 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 mod qemu;
+mod vmx;
 
+mod bochs;
 mod host_files;
 
 use crate::{
@@ -46,13 +50,15 @@ pub(crate) enum Work {
     Steps,
     /// The confinement prover, with these cases and classes. Empty: all cases.
     Prover(Vec<String>),
+    /// The steps on Intel machines: the tier `hvm-vmx`.
+    Vmx,
 }
 
 /// CPU features that the second machine lacks. QEMU and the VMM use the same names; the first machine has these
 /// features, and its KVM offers them to guests.
 const LACKING: [&str; 2] = ["aes", "bmi2"];
 
-/// Runs the steps or the prover, on this host if its platform is `hvm`, otherwise on emulated machines. After all steps
+/// Runs the tier `hvm-vmx`, or the steps or the prover: on this host if its platform is `hvm`, otherwise on emulated machines. After all steps
 /// have passed on the first machine, the second one, which lacks [`LACKING`], must refuse its template, and some steps
 /// run on a third one without XSAVE.
 pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Result<Outcome> {
@@ -60,6 +66,9 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Res
     let log = workspace.artifacts().join("log/hvm.log");
     fs::write(&log, "")?;
     let binaries = binaries::build_static(workspace, progress, &log)?;
+    if matches!(work, Work::Vmx) {
+        return vmx::run(workspace, progress, &binaries, &log);
+    }
     if host_platform_is_hvm(&binaries.vmm) {
         progress.line("tier hvm: running on the KVM of this host");
         let mut command = Command::new(&binaries.steps);

@@ -153,6 +153,9 @@ enum Task {
         /// Run the confinement prover instead of the steps: the cases and classes given, or all of them.
         #[arg(long, value_name = "CASE", num_args = 0..)]
         confinement: Option<Vec<String>>,
+        /// Run the tier `hvm-vmx` instead.
+        #[arg(long, conflicts_with = "confinement")]
+        vmx: bool,
     },
     /// Run the long tests: mixed stress, thousands of sandboxes, simulated days, test suites of other projects. A
     /// failure does not stop the others; the last output is a table.
@@ -236,8 +239,13 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Console => console::refresh(&workspace, progress)?,
         Task::Peers => prepare::peers(&workspace, progress)?,
         Task::Etcd => prepare::cluster_tools(&workspace, progress)?,
-        Task::Hvm { confinement } => {
-            let work = confinement.map_or(hvm::Work::Steps, hvm::Work::Prover);
+        Task::Hvm { confinement, vmx } => {
+            let steps = if vmx {
+                hvm::Work::Vmx
+            } else {
+                hvm::Work::Steps
+            };
+            let work = confinement.map_or(steps, hvm::Work::Prover);
             return tasks::hvm(&workspace, progress, &work);
         }
         Task::Soak { only } => return tasks::soak(&workspace, only.as_deref(), progress),

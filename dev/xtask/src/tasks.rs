@@ -194,6 +194,7 @@ fn beyond_cargo(
             outcome = conformance::run(workspace, &part, environment, progress)?;
         }
         Tier::Hvm => outcome = hvm::run(workspace, progress, &Work::Steps)?,
+        Tier::HvmVmx => outcome = hvm::run(workspace, progress, &Work::Vmx)?,
         Tier::Fuzz => outcome = fuzz::run(workspace, progress)?,
         Tier::Isolation => {
             for prover in [
@@ -257,11 +258,15 @@ pub(crate) fn verify(
     Ok(exit_code_of(status))
 }
 
-/// Runs the tier `hvm` alone, or the confinement prover on the machine where that tier runs.
+/// Runs the tier `hvm` or `hvm-vmx` alone, or the confinement prover on the machine where that tier runs.
 pub(crate) fn hvm(workspace: &Workspace, progress: Progress, work: &Work) -> Result<ExitCode> {
     let outcome = hvm::run(workspace, progress, work)?;
+    let tier = match work {
+        Work::Steps | Work::Prover(_) => Tier::Hvm,
+        Work::Vmx => Tier::HvmVmx,
+    };
     let plan = TierPlan {
-        run: vec![Tier::Hvm],
+        run: vec![tier],
         skipped: Vec::new(),
     };
     Ok(conclude(&outcome, &plan))

@@ -33,6 +33,8 @@ pub(crate) enum Tier {
     Cluster,
     /// Needs root. Runs on this host if its KVM uses VMX or SVM, otherwise on an AMD machine emulated by QEMU.
     Hvm,
+    /// Needs root; runs only if it is named. Runs the steps of `hvm` on Intel machines emulated by Bochs.
+    HvmVmx,
     /// Needs a C++ compiler. Runs all fuzz targets for a minute in total.
     Fuzz,
     /// Needs /dev/kvm and network namespaces. Runs the provers of isolation, confinement, restarts and
@@ -79,7 +81,7 @@ impl Tier {
 
     pub(crate) fn needs_kvm(self) -> bool {
         match self {
-            Self::Unit | Self::Net | Self::Image | Self::Hvm | Self::Fuzz => false,
+            Self::Unit | Self::Net | Self::Image | Self::Hvm | Self::HvmVmx | Self::Fuzz => false,
             Self::Kvm
             | Self::Interpreter
             | Self::Cluster
@@ -102,6 +104,7 @@ impl Tier {
             | Self::Interpreter
             | Self::Cluster => true,
             Self::Hvm
+            | Self::HvmVmx
             | Self::Fuzz
             | Self::Isolation
             | Self::E2b
@@ -117,6 +120,7 @@ impl Tier {
         match self {
             Self::Unit
             | Self::Hvm
+            | Self::HvmVmx
             | Self::Fuzz
             | Self::Isolation
             | Self::E2b
