@@ -19,7 +19,7 @@ use model::SandboxId;
 use super::Came;
 use super::forward;
 use super::gate::{Gate, Passage, Recipient};
-use super::guesses::{Guess, GuessLimiter};
+use super::guesses::GuessLimiter;
 use super::limits::{BODY_PAUSE, Limits};
 use crate::auth::Authenticator;
 use crate::peers::{CLIENT, LAST_HOP, Peer, Peers, Place, internal, moves::Moves};
@@ -230,7 +230,9 @@ impl<R: Routes> Dispatch<R> {
             };
             if let Place::Node(node) = place {
                 drop(ticket);
-                guess.map(Guess::is_right);
+                if let Some(guess) = guess {
+                    guess.forgive();
+                }
                 let forwarded = side.peers.forward(&node, request, peer, &host, held);
                 return Ok(Answered::Successor(forwarded.await?));
             }
@@ -271,7 +273,9 @@ impl<R: Routes> Dispatch<R> {
                 let query = request.uri().query().unwrap_or_default();
                 let found = backend.proxy.routes().find_by_signature(query, operation);
                 let id = found.await.ok_or_else(|| no_signer(query))?;
-                guess.map(Guess::is_right);
+                if let Some(guess) = guess {
+                    guess.forgive();
+                }
                 let port = ENVD_PORT;
                 Destination { id, port, host }
             }

@@ -74,8 +74,8 @@ impl GuessLimiter {
 }
 
 impl Guess<'_> {
-    /// The URL matches a sandbox.
-    pub(super) fn is_right(self) {
+    /// Does not count the URL: it matches a sandbox.
+    pub(super) fn forgive(self) {
         if let Some(bucket) = self.limiter.lock().get_mut(&self.client) {
             bucket.give_back(RATE);
         }
@@ -97,7 +97,7 @@ mod tests {
         let limiter = GuessLimiter::default();
         let now = Instant::now();
         for _ in 0..1000 {
-            limiter.take_at(peer(1), now).unwrap().is_right();
+            limiter.take_at(peer(1), now).unwrap().forgive();
         }
         for _ in 0..RATE.burst {
             limiter.take_at(peer(1), now).unwrap();
