@@ -235,6 +235,7 @@ impl NetworkOptions {
                 Err("--network none excludes all other network options: remove them, or use --network isolated".into())
             };
         }
+        let denied = self.denied();
         let uplinks = if self.uplink.is_empty() {
             Uplinks::DefaultRoutes
         } else {
@@ -257,7 +258,6 @@ impl NetworkOptions {
         }
         let command = self.alert_command.map(AlertAction::Command);
         let action = command.or(self.alert_webhook.map(AlertAction::Webhook));
-        let denied = self.denied();
         let exceptions = self.network_exception.into_iter().map(|opened| opened.0);
         let servers = self.dns_server.into_iter().map(|server| server.0);
         Ok(Some(NetworkSpec {

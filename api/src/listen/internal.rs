@@ -152,6 +152,8 @@ pub async fn ask_reload(state: &Path) -> io::Result<Result<u32, String>> {
 
 #[cfg(test)]
 mod tests {
+    use rustls::pki_types::CertificateDer;
+
     use super::*;
 
     #[test]
@@ -163,7 +165,7 @@ mod tests {
             matches!(parsed, Some(Purpose::Forward(found, Came::Client)) if found == peer),
             "{parsed:?}"
         );
-        for shown in [None, Some(vec![48, 255, 0].into())] {
+        for shown in [None, Some(CertificateDer::from(vec![48_u8, 255, 0]))] {
             let node = Came::Node(Arc::new(Peer::new(shown.clone())));
             let line = forward_line(peer, &node);
             let Some(Purpose::Forward(found, Came::Node(node))) = parse(line.trim_end()) else {

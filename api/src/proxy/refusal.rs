@@ -149,9 +149,7 @@ impl Refusal {
             Self::TooMany { .. }
             | Self::TooManyOfClient { .. }
             | Self::TooManyGuesses
-            | Self::TooManyKeyless => {
-                StatusCode::TOO_MANY_REQUESTS
-            }
+            | Self::TooManyKeyless => StatusCode::TOO_MANY_REQUESTS,
         }
     }
 
