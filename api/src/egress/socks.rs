@@ -298,7 +298,7 @@ mod tests {
             json!({"enabled": true, "serverName": "other.example.com", "caCert": authority}),
             json!({"enabled": true, "serverName": "203.0.113.9", "caCert": null}),
         ] {
-            assert_eq!(tls(good.clone()), Ok(()), "{good}");
+            assert!(tls(good.clone()).is_ok(), "{good}");
         }
         let many = authority.repeat(MAX_CERTIFICATES + 1);
         for (bad, part) in [

@@ -180,7 +180,9 @@ impl Fixture {
             | "/sandboxes/{id}/network/events"
             | "/events/sandboxes/{id}" => with(sandbox),
             "/sandboxes/metrics" => format!("{pattern}?sandbox_ids={sandbox}"),
-            "/events/webhooks/{id}" => with(&self.hook),
+            "/events/webhooks/{id}"
+            | "/events/webhooks/{id}/deliveries"
+            | "/events/webhooks/{id}/stats" => with(&self.hook),
             "/templates/{id}" | "/templates/{id}/tags" => with(&self.template),
             "/templates/aliases/{alias}" => "/templates/aliases/base".to_owned(),
             "/templates/{id}/builds/{build}/status" => format!("{}/status", self.build),

@@ -62,7 +62,8 @@ impl Source for Fake {
         self.asked.lock().unwrap().push(path.clone());
         let parts: Vec<_> = path.split('/').skip(3).collect();
         let chunk = parts[2].parse().unwrap();
-        let found = self.offers.chunk(parts[0], &by(), parts[1], chunk);
+        let by = by();
+        let found = self.offers.chunk(parts[0], &by, parts[1], chunk);
         let found = found.await.unwrap();
         let Some(mut bytes) = found else {
             return Ok((StatusCode::NOT_FOUND, Body::new()));
