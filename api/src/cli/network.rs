@@ -218,7 +218,7 @@ impl NetworkOptions {
     /// # Errors
     /// Returns a message if `--network none` is combined with another network option, or if the proxy does not exist.
     pub(super) fn spec(self, beside: &Path) -> Result<Option<NetworkSpec>, String> {
-        let default = self.default_egress.into();
+        let (default, denied) = (self.default_egress.into(), self.denied());
         if let Network::None = self.network {
             let is_plain = self.uplink.is_empty()
                 && self.network_exception.is_empty()
@@ -235,7 +235,6 @@ impl NetworkOptions {
                 Err("--network none excludes all other network options: remove them, or use --network isolated".into())
             };
         }
-        let denied = self.denied();
         let uplinks = if self.uplink.is_empty() {
             Uplinks::DefaultRoutes
         } else {

@@ -303,7 +303,8 @@ async fn an_address_that_the_operator_denies_is_refused_although_it_is_opened() 
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path(), 1 << 30).unwrap();
         let reference = format!("{address}/r").parse().unwrap();
-        let pulled = client.pull(&reference, None, &store, &Limits::default());
+        let limits = Limits::default();
+        let pulled = client.pull(&reference, None, &store, &limits);
         pulled.await.unwrap_err()
     };
     let with = |denied| Registries {
