@@ -149,7 +149,7 @@ fn change(
     context.format.done("node", &item, &line)
 }
 
-/// What a host has seen that was removed from the cluster.
+/// Credentials that a removed host may have copied.
 fn to_replace(node: &str, secrets: &[Secret]) -> String {
     let names: Vec<&str> = secrets.iter().map(|secret| secret.name.as_str()).collect();
     let names = if names.is_empty() {

@@ -55,7 +55,7 @@ pub enum ToServer {
     /// Whose connection is this, and where does it lead? `peer` is the address from which it was accepted.
     Flow { id: u64, peer: SocketAddr },
     /// The rule for a host name (lower case, without trailing dot) of the sandbox whose flow was accepted from `peer`. The
-    /// proxy cannot name a sandbox: without an open flow there is no answer about it.
+    /// proxy cannot name a sandbox: without an open flow, the server does not answer.
     Rule {
         id: u64,
         peer: SocketAddr,

@@ -12,7 +12,7 @@ pub(crate) const PREFIX: &str = "/cube/v1/";
 /// Longer values are ignored. A node's record with a thousand CPU features has 12 KiB.
 pub(crate) const MAX_VALUE: usize = 64 << 10;
 
-/// What a node writes about itself is below its name, so that etcd can refuse the same to other nodes.
+/// A node writes its own records below its name, so etcd can refuse that prefix to other nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
     /// A [`Founded`]. Present in every cluster.

@@ -1,5 +1,5 @@
 //! Signatures of member records. The key of the cluster's authority signs each record, and every node checks it, so that
-//! access to etcd alone admits nobody.
+//! access to etcd alone admits no host.
 
 use std::fmt;
 

@@ -176,7 +176,7 @@ async fn order(
     }))
 }
 
-/// Why there is no order of a build in this state.
+/// The reason why a build in this state has no order.
 fn no_order(state: &BuildState, reference: String) -> BuildsError {
     let why = match state {
         BuildState::Waiting => "it was not started",

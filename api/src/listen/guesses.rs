@@ -12,7 +12,7 @@ use super::peer::{Peer, TrustedProxies};
 use crate::auth::{Bucket, Rate};
 use crate::proxy::Refusal;
 
-/// The burst is that of a client which has as many URLs checked at once as one sandbox answers requests.
+/// The burst lets a client have as many URLs checked at once as one sandbox serves requests.
 const RATE: Rate = Rate {
     per_second: 20,
     burst: 400,

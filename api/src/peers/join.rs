@@ -105,7 +105,7 @@ pub(super) struct Join {
 }
 
 impl Join {
-    /// What the record of the host is made of.
+    /// The parts of a host's member record.
     ///
     /// # Errors
     /// Returns [`JoinError::Identity`] or [`AuthorityError::Key`] if the host has sent something else.
@@ -122,7 +122,7 @@ impl Join {
     }
 }
 
-/// Body of `POST /cluster/renew`. The key is that of the member's record.
+/// Body of `POST /cluster/renew`. The public key must equal the one in the member's record.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Renew {

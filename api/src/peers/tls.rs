@@ -181,7 +181,7 @@ impl Peer {
         }
     }
 
-    /// What the peer has shown, for the process that takes its connection over.
+    /// The certificate that the peer presented, for the process that takes over its connection.
     pub(crate) fn certificate(&self) -> Option<&CertificateDer<'static>> {
         self.certificate.as_ref()
     }

@@ -116,7 +116,7 @@ async fn send(
     }
 }
 
-/// What is kept of a request while it may have to be sent again.
+/// Keeps a request for as long as it may have to be sent again.
 struct Original {
     head: request::Parts,
     progress: Progress,

@@ -21,7 +21,7 @@ const EXPIRATION: usize = 20;
 const QUERY: usize = 16 << 10;
 const VERSION: &str = "v1_";
 
-/// Why a URL is the signed URL of no sandbox. Clients compare the texts, which are those of the agent.
+/// Why a signed URL matches no sandbox. The texts equal the agent's, because clients compare them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SignatureError {
     #[error("invalid signature")]

@@ -24,7 +24,7 @@ struct Echo {
     fault: Arc<Mutex<Option<Fault>>>,
 }
 
-/// What the guest does with a request instead of answering it.
+/// How the guest treats a request that it does not answer.
 #[derive(Clone, Copy)]
 enum Fault {
     Close,

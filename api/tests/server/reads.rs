@@ -33,7 +33,7 @@ struct Fixture {
     template: String,
     hook: String,
     node: String,
-    /// What no answer to the reader may have, with a name for each.
+    /// Values that no answer to the reader may contain, each with a name.
     denied: Vec<(&'static str, String)>,
 }
 
@@ -204,7 +204,7 @@ impl Fixture {
         (path, &[200])
     }
 
-    /// What an answer has of what is denied.
+    /// The names of the denied values that an answer contains.
     fn found_in(&self, answer: &Answer) -> Vec<&'static str> {
         let whole = format!("{answer:?}{}", answer.text());
         let found = self

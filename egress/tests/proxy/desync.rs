@@ -19,7 +19,7 @@ const STORE: &str = "/store";
 /// The request whose header the guest wants to read.
 const VICTIM: &str = "GET / HTTP/1.1\r\nHost: api.test\r\nConnection: close\r\n\r\n";
 
-/// What a server has stored.
+/// The requests that a server has stored.
 type Stored = Arc<Mutex<String>>;
 
 async fn serve(stream: TcpStream, acceptor: TlsAcceptor, stored: Stored) {

@@ -196,7 +196,7 @@ pub fn docker_config(text: &str) -> Result<BTreeMap<String, Credentials>, Docker
     Ok(found)
 }
 
-/// What the credentials of this key of `auths` serve. URLs, and the paths of the interface, stand for the whole server.
+/// The repositories that the credentials of this key of `auths` serve. A URL or an API path stands for the whole server.
 fn served_by(key: &str) -> String {
     let bare = key.trim_start_matches("https://");
     let bare = bare.trim_start_matches("http://").trim_end_matches('/');

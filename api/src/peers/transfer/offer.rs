@@ -102,7 +102,7 @@ impl Offers {
         offer.list.get_or_try_init(sum).await.cloned().map(Some)
     }
 
-    /// A chunk of an offered file. `None`: there is no such chunk for the member `by`.
+    /// A chunk of an offered file. `None`: nothing is offered to the member `by` under this name.
     ///
     /// # Errors
     /// Returns an error if it cannot be read.

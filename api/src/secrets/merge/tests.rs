@@ -377,7 +377,7 @@ fn hosts_belong_to_a_secret_on_all_nodes() {
         (hosts, b.digest())
     );
     assert!(b.value("key", "evil.test").is_err() && b.value("key", "a.test").is_ok());
-    // What another node gives is checked as what a client gives.
+    // Secrets from another node are checked like those from a client.
     let mut wrong = plain(9, "other", 1);
     wrong.secret.hosts = vec!["*".to_owned()];
     assert_eq!(b.merge(batch(vec![wrong]), 2).unwrap(), 1);

@@ -18,7 +18,7 @@ use crate::{platform::features, sys};
 /// as noise.
 const TSC_TOLERANCE_PPM: u64 = 250;
 
-/// What a restore needs to compare a template with this host.
+/// The host's features, with which a restore compares a template.
 #[derive(Debug)]
 pub(super) struct Host {
     /// What the host can offer to guests.

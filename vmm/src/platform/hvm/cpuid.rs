@@ -21,7 +21,7 @@ const HIDDEN_COMPONENTS: u32 = 3 << 3 | 3 << 17;
 /// of its firmware (memory encryption takes some), so a template with that number could be refused on an equal CPU.
 const PHYSICAL_BITS: u32 = 40;
 
-/// What this host can offer to guests: KVM's list, with the bits that KVM leaves to the VMM.
+/// The features that this host can offer to guests: KVM's list, with the bits that KVM leaves to the VMM.
 pub(super) fn offered(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, HvmError> {
     let supported = kvm_fd
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
