@@ -219,6 +219,7 @@ fn image() -> io::Result<Running> {
         "stored",
         "ratio",
         "ratio_free",
+        "zeros_free",
         "entries",
         "metadata",
         "steps",
