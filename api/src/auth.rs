@@ -8,8 +8,8 @@ mod bucket;
 mod keys;
 mod random;
 
-pub(crate) use authenticator::presented_sum;
 pub use authenticator::{Auth, AuthError, Authenticator, watch_keys};
+pub(crate) use authenticator::{presented_sum, remove_keys};
 pub use bucket::{Bucket, Rate};
 pub use keys::{Granted, KeyError, KeyFile, KeyRecord, Scope, now_unix_s};
 pub use random::random_hex;

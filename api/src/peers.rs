@@ -53,13 +53,13 @@ pub use spec::ClusterSpec;
 pub use tls::{Peer, PeerTls};
 
 use crate::{
-    auth::{Bucket, Rate, presented_sum},
+    auth::{Bucket, Rate, presented_sum, remove_keys},
     builds::owner::BuildsError,
     proxy::{Refusal, Relay, Upload, head},
     registry::check_signed,
 };
 use authority::{Authority, AuthorityError};
-use hyper::{StatusCode, body::Incoming, header::AUTHORIZATION};
+use hyper::{StatusCode, body::Incoming};
 use settings::{Dir, Settings};
 use templates::Templates;
 use transfer::{Fetch, FileList, Offers, TransferError, TransferLimits};
@@ -651,8 +651,7 @@ fn key_for(headers: &axum::http::HeaderMap, is_forwarded: bool) -> Option<Header
 
 /// Puts the name of a key in the place of the key.
 fn name_key(headers: &mut axum::http::HeaderMap, key: Option<HeaderValue>) {
-    headers.remove("x-api-key");
-    headers.remove(AUTHORIZATION);
+    remove_keys(headers);
     if let Some(key) = key {
         headers.insert(KEY, key);
     }

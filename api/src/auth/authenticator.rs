@@ -232,6 +232,13 @@ const FIELDS: [(HeaderName, KeyOf); 2] = [
     }),
     (AUTHORIZATION, bearer),
 ];
+/// Removes every field that may have a key, whether the key is live or not.
+pub(crate) fn remove_keys(headers: &mut HeaderMap) {
+    for (field, _) in FIELDS {
+        headers.remove(field);
+    }
+}
+
 /// SHA-256 of the key that a request presents, in hex.
 pub(crate) fn presented_sum(headers: &HeaderMap) -> Option<String> {
     presented(headers).map(hash)
