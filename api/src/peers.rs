@@ -193,7 +193,7 @@ impl Peers {
         let registrar = spec::registrar(&self.0.dir, &self.0.settings);
         let elsewhere = |why: AuthorityError| ClusterError::NoAuthority(model::chain(&why));
         registrar.map_err(elsewhere)?.remove(node).await?;
-        tracing::warn!(%node, "a node was removed: replace what its host has seen, as docs/cluster.md lists");
+        tracing::warn!(%node, "a node was removed: replace what its host has seen, as docs/operate/cluster.md lists");
         Ok(())
     }
 

@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn the_units_in_the_documentation_are_valid() {
         let dir = tempfile::tempdir().unwrap();
-        let text = include_str!("../../docs/reload.md");
+        let text = include_str!("../../docs/operate/reload.md");
         let mut units = Vec::new();
         for unit in text.split("```ini\n# ").skip(1) {
             let (name, rest) = unit.split_once('\n').unwrap();

@@ -2,7 +2,7 @@
 //!
 //! `claims.toml` lists, for each quoted text, the run in `results/` and the key of each figure in that run's report. The
 //! report is computed again from the raw events, so a change of the statistics that changes a published figure is
-//! found too. In the figures of README.md and docs/figures.md, every number of the column "measured" must be in the list,
+//! found too. In the figures of README.md and docs/measure/figures.md, every number of the column "measured" must be in the list,
 //! a figure beyond its goal must be marked as missed, and every number of milliseconds or megabytes in their text must be
 //! in the list. In docs/*.md, so must every such number of a sentence or a row that names a run. A report that a document
 //! shows must be that of its run.
@@ -34,7 +34,7 @@ use crate::{
 /// Name of the list in the root of the repository.
 pub const CLAIMS_FILE: &str = "claims.toml";
 /// The documents whose figures must all be in the list, and the marks around them.
-const COVERED: [&str; 2] = ["README.md", "docs/figures.md"];
+const COVERED: [&str; 2] = ["README.md", "docs/measure/figures.md"];
 const BEGIN: &str = "<!-- figures -->";
 const END: &str = "<!-- /figures -->";
 

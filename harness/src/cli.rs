@@ -238,7 +238,7 @@ enum Format {
     /// Text for a terminal
     #[default]
     Human,
-    /// One JSON document, described in docs/report-format.md
+    /// One JSON document, described in docs/measure/report-format.md
     Json,
     /// JUnit XML for CI systems
     Junit,

@@ -206,7 +206,7 @@ pub enum TargetKind {
     E2b,
     /// A server of CubeSandbox: E2B's API with its own statuses.
     Cubesandbox,
-    /// A program that speaks the protocol of docs/adapters.md.
+    /// A program that speaks the protocol of docs/measure/adapters.md.
     Adapter,
     /// Processes of the host.
     Process,

@@ -24,7 +24,7 @@ fn root() -> std::path::PathBuf {
 /// Writes the list, and one text as each of the documents with figures.
 fn write_documents(dir: &Path, text: &str, list: &str) {
     fs::create_dir_all(dir.join("docs")).unwrap();
-    for name in ["README.md", "docs/figures.md"] {
+    for name in ["README.md", "docs/measure/figures.md"] {
         fs::write(dir.join(name), text).unwrap();
     }
     fs::write(dir.join("claims.toml"), list).unwrap();
@@ -47,7 +47,7 @@ fn a_figure_changed_by_hand_is_found() {
             "<!-- figures -->\n| a | {measured} | {goal} | `{run}` |\n<!-- /figures -->\n| b | 7 | | `{run}` |\n"
         );
         let claims = format!(
-            "[[claims]]\nfiles = [\"README.md\", \"docs/figures.md\"]\ntext = \"{text}\"\nrun = \"{run}\"\n\
+            "[[claims]]\nfiles = [\"README.md\", \"docs/measure/figures.md\"]\ntext = \"{text}\"\nrun = \"{run}\"\n\
              values = [{{ printed = \"{printed}\", key = \"/phases/first_exec/p50_ms\" }}]\n"
         );
         write_documents(dir.path(), &readme, &claims);
@@ -58,7 +58,7 @@ fn a_figure_changed_by_hand_is_found() {
     // In the document only: the listed text is gone, and the new figure is not listed.
     let in_document = wrong("1.9 ms", "2.3 ms", "2.3");
     assert!(in_document.contains("not in the document"), "{in_document}");
-    for file in ["README.md", "docs/figures.md"] {
+    for file in ["README.md", "docs/measure/figures.md"] {
         let unlisted = format!("{file}: 1.9 in \"1.9 ms\" is not in claims.toml");
         assert!(in_document.contains(&unlisted), "{in_document}");
     }
@@ -85,7 +85,7 @@ fn a_document_that_lost_its_figures_is_found() {
     write_documents(dir.path(), "No figures.\n", "claims = []\n");
     let wrong = claims::verify(dir.path()).unwrap().wrong;
     assert_eq!(wrong.len(), 2, "{wrong:?}");
-    assert!(wrong[1].starts_with("docs/figures.md has no figures"));
+    assert!(wrong[1].starts_with("docs/measure/figures.md has no figures"));
 }
 
 #[test]
@@ -95,14 +95,14 @@ fn the_figures_of_a_document_are_written_from_its_runs() {
     let run = "code-interpreter-ring3-2core-20261122";
     let readme = format!("<!-- figures -->\n| a | 1.9 / 3.3 ms | | `{run}` |\n<!-- /figures -->\n");
     let claims = format!(
-        "# A comment stays.\n\n[[claims]]\nfiles = [\"README.md\", \"docs/figures.md\"]\ntext = \"1.9 / 3.3 ms\"\nrun = \"{run}\"\nvalues = [\n    \
+        "# A comment stays.\n\n[[claims]]\nfiles = [\"README.md\", \"docs/measure/figures.md\"]\ntext = \"1.9 / 3.3 ms\"\nrun = \"{run}\"\nvalues = [\n    \
          {{ printed = \"1.9\", key = \"/phases/first_exec/p50_ms\" }},\n    \
          {{ printed = \"3.3\", key = \"/phases/first_exec/p95_ms\" }},\n]\n"
     );
     write_documents(dir.path(), &readme, &claims);
     assert_eq!(claims::verify(dir.path()).unwrap().wrong.len(), 1);
     assert_eq!(claims::write(dir.path()).unwrap(), 1);
-    for file in ["README.md", "docs/figures.md"] {
+    for file in ["README.md", "docs/measure/figures.md"] {
         let written = fs::read_to_string(dir.path().join(file)).unwrap();
         assert!(written.contains("| 2.3 / 3.3 ms |"), "{file}: {written}");
     }
@@ -118,7 +118,7 @@ fn the_figures_of_a_document_are_written_from_its_runs() {
 #[test]
 fn the_shown_report_is_that_of_its_run() {
     let dir = tempfile::tempdir().unwrap();
-    let page = "docs/reading-reports.md";
+    let page = "docs/measure/reading-reports.md";
     let text = fs::read_to_string(root().join(page)).unwrap();
     let shown = "memory of one more clone: 3.862 MB";
     assert!(text.contains(shown));
@@ -177,7 +177,7 @@ fn a_published_run_is_measured_again_and_a_drift_is_found() {
     let p50 = figure("/phases/first_exec/p50_ms");
     let readme = format!("<!-- figures -->\n| a | {p50} ms | | `{RUN}` |\n<!-- /figures -->\n");
     let list = format!(
-        "[[claims]]\nfiles = [\"README.md\", \"docs/figures.md\"]\ntext = \"{p50} ms\"\nrun = \"{RUN}\"\n\
+        "[[claims]]\nfiles = [\"README.md\", \"docs/measure/figures.md\"]\ntext = \"{p50} ms\"\nrun = \"{RUN}\"\n\
          values = [{{ printed = \"{p50}\", key = \"/phases/first_exec/p50_ms\" }}]\n"
     );
     write_documents(stage.dir.path(), &readme, &list);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-/* The data path between guests and uplinks; docs/network.md explains it.
+/* The data path between guests and uplinks; docs/use/network.md explains it.
  *
  * from_guest      on every TAP: answers a frame, redirects it to the resolver, the proxy or an uplink, or drops it
  * from_wire       on every uplink: redirects replies to guests' flows; leaves all other packets to the host

@@ -1,4 +1,4 @@
-//! Network isolation of sandboxes, enforced by eBPF programs on their TAPs. `docs/network.md` explains the design,
+//! Network isolation of sandboxes, enforced by eBPF programs on their TAPs. `docs/use/network.md` explains the design,
 //! `README.md` in this crate lists its parts.
 //!
 //! Every sandbox has a TAP with one eBPF program on it, and all guests have the same addresses. The program answers a

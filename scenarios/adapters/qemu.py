@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""QEMU as an adapter of cube-bench (docs/adapters.md): each sandbox is a VM that boots the guest kernel.
+"""QEMU as an adapter of cube-bench (docs/measure/adapters.md): each sandbox is a VM that boots the guest kernel.
 
     qemu.py GUEST [--machine microvm|pc] [--accel kvm|tcg]
 

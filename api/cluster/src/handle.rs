@@ -95,7 +95,7 @@ pub enum ClusterError {
     #[error(transparent)]
     Accounts(#[from] AccountsError),
     #[error(
-        "etcd holds a cluster of format {0}, which this release does not support: see \"Upgrade of a cluster\" in docs/cluster.md"
+        "etcd holds a cluster of format {0}, which this release does not support: see \"Upgrade of a cluster\" in docs/operate/cluster.md"
     )]
     OtherFormat(u32),
     #[error("etcd holds a cluster already")]

@@ -224,7 +224,7 @@ impl Dir {
         let Header { format } = serde_json::from_slice(&bytes).map_err(unread)?;
         if format != FORMAT {
             return Err(malformed(format!(
-                "it has format {format}, and this release uses format {FORMAT}: see \"Upgrade of a cluster\" in docs/cluster.md"
+                "it has format {format}, and this release uses format {FORMAT}: see \"Upgrade of a cluster\" in docs/operate/cluster.md"
             )));
         }
         let settings: Settings = serde_json::from_slice(&bytes).map_err(unread)?;

@@ -1,4 +1,4 @@
-// `report.json` of a run (docs/report-format.md): what of it is compared.
+// `report.json` of a run (docs/measure/report-format.md): what of it is compared.
 import { line } from "../text";
 
 export interface Times {

@@ -27,9 +27,15 @@ use document::{Block, Document, Language};
 pub(crate) use session::Session;
 
 /// The documents all of whose blocks a tier runs.
-const COVERED: [&str; 2] = ["README.md", "docs/quickstart.md"];
+const COVERED: [&str; 2] = ["README.md", "docs/use/quickstart.md"];
 /// Directories whose documents may have blocks that a tier runs.
-const OTHERS: [&str; 2] = ["docs", "docs/howto"];
+const OTHERS: [&str; 5] = [
+    "docs",
+    "docs/use",
+    "docs/operate",
+    "docs/measure",
+    "docs/develop",
+];
 
 /// All blocks of all documents.
 #[derive(Debug, Default)]

@@ -39,7 +39,7 @@ pub(crate) fn build(store: &Store, workspace: &Workspace) -> Result<()> {
     let sources = Sources {
         dir: workspace.root().join("harness/verify/conformance"),
         artifacts: workspace.artifacts(),
-        docs: workspace.root().join("docs"),
+        docs: workspace.root().join("docs/use"),
         examples: workspace.root().join("examples"),
     };
     let node = node(store, workspace)?;

@@ -7,7 +7,7 @@
     %sandbox_stop
 
 The kernel of the notebook stays where it is, with your keys and files. Only the marked cells run in the sandbox. With the template
-`code-interpreter-v1`, `run_code` of `e2b-code-interpreter` gives charts and tables too (docs/interpreter.md).
+`code-interpreter-v1`, `run_code` of `e2b-code-interpreter` gives charts and tables too (docs/use/interpreter.md).
 """
 
 import json

@@ -88,7 +88,7 @@ impl Language {
             "java" => return format!("use {COMPLETE}"),
             _ => {
                 return "use python, javascript, typescript, bash, r or java, or install a Jupyter kernel \
-                    for it, see docs/interpreter.md"
+                    for it, see docs/use/interpreter.md"
                     .to_owned();
             }
         };

@@ -1,11 +1,11 @@
-//! Figures in docs/*.md that name the run from which they are.
+//! Figures in docs/ that name the run from which they are.
 
 use std::{collections::BTreeSet, fs, io, path::Path};
 
 use super::{CLAIMS_FILE, COVERED, Claims, ClaimsError, read, with_units};
 
 /// Directory of the documents.
-pub(super) const DOCS: &str = "docs";
+const DOCS: &str = "docs";
 /// Cell of a row whose figures are of the run in the row above.
 const SAME: &str = "the same";
 
@@ -14,11 +14,7 @@ const SAME: &str = "the same";
 pub(super) fn missing(root: &Path, claims: &Claims) -> Result<Vec<String>, ClaimsError> {
     let runs = names(&root.join("results"))?;
     let mut missing = Vec::new();
-    for name in names(&root.join(DOCS))? {
-        if !name.ends_with(".md") {
-            continue;
-        }
-        let file = format!("{DOCS}/{name}");
+    for file in documents(root)? {
         // All their figures are in the list, also those of statements that name no run.
         if COVERED.contains(&file.as_str()) {
             continue;
@@ -29,8 +25,26 @@ pub(super) fn missing(root: &Path, claims: &Claims) -> Result<Vec<String>, Claim
     Ok(missing)
 }
 
+/// The paths of all documents, from the root; none if there is no [`DOCS`].
+pub(super) fn documents(root: &Path) -> Result<Vec<String>, ClaimsError> {
+    let mut found = Vec::new();
+    let mut dirs = vec![DOCS.to_owned()];
+    while let Some(dir) = dirs.pop() {
+        for name in names(&root.join(&dir))? {
+            let path = format!("{dir}/{name}");
+            if root.join(&path).is_dir() {
+                dirs.push(path);
+            } else if name.ends_with(".md") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
 /// Names of the entries of a directory; none if there is no such directory.
-pub(super) fn names(dir: &Path) -> Result<BTreeSet<String>, ClaimsError> {
+fn names(dir: &Path) -> Result<BTreeSet<String>, ClaimsError> {
     let failed = |source| ClaimsError::Read {
         path: dir.to_owned(),
         source,

@@ -2,11 +2,7 @@
 
 use std::path::Path;
 
-use super::{
-    ClaimsError,
-    cited::{DOCS, names},
-    read,
-};
+use super::{ClaimsError, cited::documents, read};
 use crate::{report::terminal, session::RecordedRun};
 
 /// Text before the name of the run whose report is shown in the next block of code.
@@ -16,11 +12,8 @@ const SHOWS: &str = "Shortened report of a published run (`results/";
 /// were left out.
 pub(super) fn differing(root: &Path) -> Result<Vec<String>, ClaimsError> {
     let mut differing = Vec::new();
-    for name in names(&root.join(DOCS))? {
-        if name.ends_with(".md") {
-            let file = format!("{DOCS}/{name}");
-            differing.extend(of_document(root, &file, &read(&root.join(&file))?)?);
-        }
+    for file in documents(root)? {
+        differing.extend(of_document(root, &file, &read(&root.join(&file))?)?);
     }
     Ok(differing)
 }

@@ -24,7 +24,7 @@ pub(super) struct Init {
     /// Measure the server with E2B's API at this URL
     #[arg(long, value_name = "URL")]
     target: Option<String>,
-    /// Measure through this adapter (docs/adapters.md): its program and all its arguments, so this is the last option
+    /// Measure through this adapter (docs/measure/adapters.md): its program and all its arguments, so this is the last option
     #[arg(
         long,
         value_name = "COMMAND",
@@ -85,7 +85,7 @@ fn text(url: Option<&str>, adapter: &[String]) -> String {
             .to_owned()
             + "\nkind = \"vmm-direct\"",
         (None, command) => format!(
-            "# A program that starts sandboxes of any platform (docs/adapters.md).\nkind = \"adapter\"\ncommand = {}",
+            "# A program that starts sandboxes of any platform (docs/measure/adapters.md).\nkind = \"adapter\"\ncommand = {}",
             toml::Value::from(command.to_vec())
         ),
     };

@@ -1,4 +1,4 @@
-//! The JSON report. `docs/report-format.md` documents its fields for scripts; a change that could break a reader increases
+//! The JSON report. `docs/measure/report-format.md` documents its fields for scripts; a change that could break a reader increases
 //! [`FORMAT`].
 
 use std::collections::BTreeMap;

@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn intervals_cover_the_true_quantile_of_simulated_bursts() {
         // With rounds that differ by a factor of 1.5, the P95 depends on the few slowest of them: 20 are then too few for
-        // 95 %, and docs/measuring.md states so.
+        // 95 %, and docs/measure/measuring.md states so.
         for (n, spread, permille, least) in [
             (20, 0.05, 500, 0.92),
             (20, 0.2, 950, 0.92),

@@ -1,4 +1,4 @@
-//! The target `adapter`: a program that starts sandboxes of any platform, one JSON line per request (docs/adapters.md).
+//! The target `adapter`: a program that starts sandboxes of any platform, one JSON line per request (docs/measure/adapters.md).
 //!
 //! ```text
 //! Adapter, Remote ── Call ──► driver thread ── line ──► adapter's stdin

@@ -16,7 +16,7 @@ import urllib.request
 
 from e2b import Sandbox
 
-DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "monitoring"
+DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "operate" / "monitoring"
 PROMETHEUS = "http://127.0.0.1:9090"
 # Of families that a server has only if it has refused, failed, proxied or paused something. This one has no warm slots: a
 # trace of a cold start is what tracing.py looks at.

@@ -1,4 +1,4 @@
-"""The reverse proxies of docs/routing.md, with Debian's programs and the configurations of that page, in front of the run's server.
+"""The reverse proxies of docs/operate/routing.md, with Debian's programs and the configurations of that page, in front of the run's server.
 
     reverse_proxies.py DIR      DIR has the programs, unpacked
 """
@@ -17,7 +17,7 @@ import urllib.request
 
 from e2b import PtySize, Sandbox
 
-PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "routing.md"
+PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "operate" / "routing.md"
 PROXY = "http://127.0.0.1:8080"
 # The page's words for a configuration of one line.
 BARE = "server { listen 8080; location / { proxy_pass http://127.0.0.1:3000; } }"

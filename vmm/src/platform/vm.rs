@@ -41,13 +41,13 @@ impl PlatformState {
     }
 }
 
-/// Parameters of a guest whose kernel has one CPU and stops its tick at once (docs/guest.md, "The tick of an idle guest"):
+/// Parameters of a guest whose kernel has one CPU and stops its tick at once (docs/develop/guest.md, "The tick of an idle guest"):
 /// a thread calls RCU callbacks, so that they do not keep the tick; after the first look, a grace period is looked at every
 /// ten ticks, 40 ms, which must stay below the 50 ms of the rule for quiet templates; a wait for one is expedited.
 const QUIET_RCU: &str = "rcu_nocbs=all rcutree.jiffies_till_next_fqs=10 rcupdate.rcu_expedited=1";
 
 /// Bytes of a file that a page fault maps at once, where the page cache has them; the kernel's default is 64 KiB. A fault
-/// costs a guest more than many entries of a page table do (docs/guest.md, "Page faults of files").
+/// costs a guest more than many entries of a page table do (docs/develop/guest.md, "Page faults of files").
 const FAULT_AROUND: &str = "cube.fault_around=1048576";
 
 /// Kernel parameters that the platform needs.

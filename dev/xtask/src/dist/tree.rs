@@ -139,7 +139,7 @@ impl Tree<'_> {
     fn documents(&self, dir: &Path) -> Result<()> {
         let root = self.workspace.root();
         for (from, to) in [
-            ("docs/install.md", "install.md"),
+            ("docs/operate/install.md", "install.md"),
             ("SECURITY.md", "SECURITY.md"),
             ("dev/packaging/copyright", "copyright"),
         ] {

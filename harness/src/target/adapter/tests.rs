@@ -53,7 +53,7 @@ fn command(argv: &[&str], expect: &str) -> ExecSpec {
 
 #[test]
 fn the_example_of_the_documentation_works() {
-    let text = include_str!("../../../../docs/adapters.md");
+    let text = include_str!("../../../../docs/measure/adapters.md");
     let example = text.split("```python\n").nth(1).unwrap();
     let example = example.split("```").next().unwrap();
     let lines = example.lines().filter(|line| !line.is_empty()).count();

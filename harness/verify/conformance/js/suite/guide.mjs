@@ -1,4 +1,4 @@
-// The programs in docs/quickstart.md, or in another guide for another area, exactly as printed there.
+// The programs in docs/use/quickstart.md, or in another guide for another area, exactly as printed there.
 
 import { execFile } from 'node:child_process'
 import fs from 'node:fs'
