@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use api_types::envd::{ENVD_PORT, InitRequest};
+use envd::{ENVD_PORT, InitRequest};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,

@@ -27,13 +27,13 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use api_types::rest::{
-    DeliveryStats, LifecycleEvent, NewWebhook, RefusedTraffic, Webhook, WebhookDelivery,
-    WebhookDeliveryGroup, WebhookUpdate,
-};
 use model::SandboxId;
 use netisolation::ForbiddenAddresses;
 use pool::{Change, Recovered, Sandbox};
+use rest::{
+    DeliveryStats, LifecycleEvent, NewWebhook, RefusedTraffic, Webhook, WebhookDelivery,
+    WebhookDeliveryGroup, WebhookUpdate,
+};
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::{Notify, mpsc},

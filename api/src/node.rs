@@ -16,9 +16,9 @@ use std::{
     time::Duration,
 };
 
-use api_types::rest::NodeStatus;
 use model::clock::unix_ms;
 use pool::durable::{Durability, read_bounded, replace};
+use rest::NodeStatus;
 use serde::{Deserialize, Serialize};
 
 pub use machine::{disks, info, memory};

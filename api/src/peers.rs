@@ -674,8 +674,8 @@ pub(crate) fn question(method: &str, path: &str, body: Vec<u8>) -> Request<Body>
 
 /// The node's status as the cluster has it.
 #[must_use]
-pub fn status_of(state: NodeState) -> api_types::rest::NodeStatus {
-    use api_types::rest::NodeStatus;
+pub fn status_of(state: NodeState) -> rest::NodeStatus {
+    use rest::NodeStatus;
     match state {
         NodeState::Ready => NodeStatus::Ready,
         NodeState::Cordoned => NodeStatus::Standby,
@@ -685,8 +685,8 @@ pub fn status_of(state: NodeState) -> api_types::rest::NodeStatus {
 
 /// The state in the cluster for a status that can be set.
 #[must_use]
-pub fn state_of(status: api_types::rest::NodeStatus) -> Option<NodeState> {
-    use api_types::rest::NodeStatus;
+pub fn state_of(status: rest::NodeStatus) -> Option<NodeState> {
+    use rest::NodeStatus;
     match status {
         NodeStatus::Ready => Some(NodeState::Ready),
         NodeStatus::Standby => Some(NodeState::Cordoned),

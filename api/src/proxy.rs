@@ -39,9 +39,9 @@ mod upstream;
 
 use std::time::{Duration, Instant};
 
-use api_types::envd::ENVD_PORT;
 use axum::body::Body;
 use axum::http::{HeaderName, Request, Response, StatusCode, header};
+use envd::ENVD_PORT;
 use hyper::body::{Body as _, Incoming};
 use hyper::upgrade::OnUpgrade;
 use model::SandboxId;

@@ -16,13 +16,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use api_types::rest::NetworkConfig;
 use model::SandboxId;
 use netisolation::{EventLog, Policy};
 use pool::{
     CreateSpec, Ended, LifeEvent, Lifetime, OnTimeout, Pool, PoolError, Priority, Refusal, Sandbox,
     TimeoutChange, Wake,
 };
+use rest::NetworkConfig;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tracing::error;

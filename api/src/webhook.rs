@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_client::endpoint::{Endpoint, Wire};
-use api_types::envd::Transport;
+use client::endpoint::{Endpoint, Wire};
+use envd::Transport;
 use netisolation::Refused;
 
 /// How long each step of a delivery may take.

@@ -20,8 +20,8 @@ use std::{
     time::Duration,
 };
 
-use api_client::endpoint::Wire;
-use api_types::envd::{
+use client::endpoint::Wire;
+use envd::{
     ClientError, EndEvent, EnvdClient, ProcessConfig, ProcessEvent, Pty, PtySize, StartRequest,
 };
 

@@ -2,11 +2,11 @@
 
 use std::{thread, time::Duration};
 
-use api_types::rest::{
+use clap::Args;
+use rest::{
     BuildInfo, BuildStatus, ImageRegistry, NewBuild, RedoTemplate, RequestedBuild, StartBuild,
     StatusReason,
 };
-use clap::Args;
 
 use crate::{
     failure::Failure,
@@ -173,7 +173,7 @@ pub(crate) fn failed(name: &str, reason: &StatusReason) -> Failure {
         Some("finalize") => " at its end (start command, ready command or snapshot)".to_owned(),
         Some(number) => format!(" in step {number}"),
     };
-    let message = api_types::guest_text(&reason.message);
+    let message = envd::guest_text(&reason.message);
     Failure::refused(format!("the build of {name} failed{step}: {message}"))
 }
 

@@ -2,11 +2,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use api_types::{
-    envd::ProcessConfig,
-    rest::{NetworkConfig, NewSandbox},
-};
 use clap::{ArgAction, Args};
+use envd::ProcessConfig;
+use rest::{NetworkConfig, NewSandbox};
 
 use crate::{
     attach::{Input, Order, Streams, is_terminal, size},

@@ -15,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use api_types::rest::{BuildStep, FileUpload};
+use rest::{BuildStep, FileUpload};
 
 use crate::{
     failure::Failure,

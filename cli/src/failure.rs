@@ -2,11 +2,8 @@
 
 use std::fmt;
 
-use api_client::endpoint::{BadUrl, DialError, Endpoint, TrustError};
-use api_types::{
-    envd::{ClientError, CutAnswer},
-    one_line,
-};
+use client::endpoint::{BadUrl, DialError, Endpoint, TrustError};
+use envd::{ClientError, CutAnswer, one_line};
 use serde_json::json;
 
 use crate::output::FORMAT;

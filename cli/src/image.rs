@@ -2,8 +2,8 @@
 
 use std::{thread, time::Duration};
 
-use api_types::rest::{BuildStatus, ImageConfig, NewBuild, StartBuild};
 use clap::{Args, ValueEnum};
+use rest::{BuildStatus, ImageConfig, NewBuild, StartBuild};
 use sha2::{Digest, Sha256};
 
 use crate::{

@@ -5,8 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::rest::{LostSandbox, Node, NodeStatus, NodeStatusChange, Secret, StuckSandbox};
 use clap::Subcommand;
+use rest::{LostSandbox, Node, NodeStatus, NodeStatusChange, Secret, StuckSandbox};
 use serde_json::json;
 
 use crate::{
@@ -340,8 +340,8 @@ fn properties(node: &Node) -> Vec<(&'static str, String)> {
 fn lost(sandboxes: &[LostSandbox]) -> String {
     let lines = sandboxes.iter().map(|s| {
         let state = match s.state {
-            api_types::rest::SandboxState::Running => "running",
-            api_types::rest::SandboxState::Paused => "paused",
+            rest::SandboxState::Running => "running",
+            rest::SandboxState::Paused => "paused",
         };
         let (id, template, seen) = (&s.sandbox_id, &s.template_id, time(Some(s.seen_at)));
         format!("lost: {id} of {template}, {state} at {seen}\n")

@@ -7,7 +7,7 @@
 
 use std::io::{self, Write};
 
-use api_types::{envd::Timestamp, one_line};
+use envd::{Timestamp, one_line};
 use serde::Serialize;
 use serde_json::{Value, json};
 

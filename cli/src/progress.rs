@@ -5,7 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::{guest_text, rest::BuildLogEntry};
+use envd::guest_text;
+use rest::BuildLogEntry;
 
 use model::Bytes;
 

@@ -1,7 +1,7 @@
 //! `cube run`: a fresh sandbox for one command. It is gone at the end, however the command ends.
 
-use api_types::rest::{NewSandbox, Sandbox};
 use clap::Args;
+use rest::{NewSandbox, Sandbox};
 
 use crate::{
     attach::{self, AtEnd, LEASE, Order, Outcome, Signals},

@@ -7,8 +7,8 @@ use std::{
     path::PathBuf,
 };
 
-use api_types::rest::{NewSecret, Secret, SecretUpdate};
 use clap::{Args, Subcommand};
+use rest::{NewSecret, Secret, SecretUpdate};
 use serde_json::json;
 
 use crate::{failure::Failure, output::time, program::Context, server::segment};

@@ -5,12 +5,10 @@ mod route;
 
 use std::{io::Read, path::PathBuf, time::Duration};
 
-use api_client::endpoint::{Endpoint, Wire, trust_only};
-use api_types::{
-    envd::{ClientError, EnvdClient, HttpAnswer},
-    rest::RestError,
-};
 use clap::{ArgMatches, Args, parser::ValueSource};
+use client::endpoint::{Endpoint, Wire, trust_only};
+use envd::{ClientError, EnvdClient, HttpAnswer};
+use rest::RestError;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::failure::{Failure, Kind, Peer};
@@ -314,7 +312,7 @@ impl Server {
         let message = serde_json::from_slice::<RestError>(&answer.body);
         let message = message.map_or_else(
             |_| format!("{} answered with status {status}", self.control),
-            |error| api_types::guest_text(&error.message),
+            |error| envd::guest_text(&error.message),
         );
         let failure = Failure::refused(message);
         match (status, &self.key) {

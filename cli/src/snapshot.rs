@@ -1,7 +1,7 @@
 //! `cube snapshot`: kept states of running sandboxes, from which others are created.
 
-use api_types::rest::{SnapshotInfo, SnapshotRequest};
 use clap::Subcommand;
+use rest::{SnapshotInfo, SnapshotRequest};
 use serde_json::json;
 
 use crate::{

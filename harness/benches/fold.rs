@@ -5,11 +5,9 @@
 mod recorded;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use harness::{
-    scenario::Quantile,
-    stats::{fold::fold, quantile::Samples},
-};
+use harness::{scenario::Quantile, summary::fold::fold};
 use model::StartPhase;
+use stats::quantile::Samples;
 
 fn benches(c: &mut Criterion) {
     let events = recorded::events(250);

@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use api_types::envd::frame as envd_frame;
+use envd::frame as envd_frame;
 use model::{StartPhase, Timeline};
 use vmm_control::{
     Call, Failure, FailureKind, Reply, Request,

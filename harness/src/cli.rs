@@ -33,7 +33,7 @@ use harness::{
     saturate::SaturateError,
     scenario::{self, Change, Scenario, ScenarioError},
     session::{self, RecordedRun, SessionError, Settings},
-    stats::fold,
+    summary::fold,
     trace,
 };
 use model::chain;

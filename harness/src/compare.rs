@@ -15,12 +15,12 @@ use crate::{
     event::Attempt,
     host::facts::HostFacts,
     scenario::{Quantile, Scenario},
-    stats::{
-        fisher,
-        fold::Summary,
-        permutation::{self, Difference},
-        quantile::INFINITE,
-    },
+    summary::fold::Summary,
+};
+use stats::{
+    fisher,
+    permutation::{self, Difference},
+    quantile::INFINITE,
 };
 
 /// Format of the JSON document.

@@ -10,14 +10,16 @@ use crate::{
     event::StartKind,
     host::grade::Grade,
     scenario::{GateSpec, Limit, Metric, Quantile},
-    stats::{
-        bootstrap::NEEDS_CLUSTERS,
+    summary::{
         cost::{self, Rate},
         fold::Summary,
-        quantile::{Estimate, Samples},
         ratio::{self, Ratio},
         turns,
     },
+};
+use stats::{
+    bootstrap::NEEDS_CLUSTERS,
+    quantile::{Estimate, Samples},
 };
 
 /// Result of evaluating a gate.
@@ -297,7 +299,7 @@ fn after_hold(gate: &GateSpec, summary: &Summary) -> GateResult {
     let asked = &summary.after_hold_ns;
     let failed = asked
         .iter()
-        .filter(|ns| **ns == crate::stats::quantile::INFINITE)
+        .filter(|ns| **ns == stats::quantile::INFINITE)
         .count() as u64;
     counted(
         gate,

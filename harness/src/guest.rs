@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use api_types::envd::{ClientError, ENVD_PORT, EnvdClient, ExecRequest, InitRequest, Transport};
+use envd::{ClientError, ENVD_PORT, EnvdClient, ExecRequest, InitRequest, Transport};
 use model::chain;
 
 use serde::Deserialize;

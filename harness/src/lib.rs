@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! scenario ─► plan ─► run (target, memory, noise) ─► events ─► record
-//!                                                        └──► stats::fold ─► gate ─► report
+//!                                                        └──► summary::fold ─► gate ─► report
 //! ```
 //! Events separate the two halves. Code before them has effects on the host. Code after them is a pure function of
 //! recorded data, so `cube-bench report` computes the same report again from an old run. This crate does not link the
@@ -29,7 +29,7 @@ pub mod run;
 pub mod saturate;
 pub mod scenario;
 pub mod session;
-pub mod stats;
+pub mod summary;
 pub mod target;
 pub mod trace;
 pub mod work;

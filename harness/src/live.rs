@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use model::StartPhase;
-use testbed::quantile::nearest_rank;
+use stats::rank::nearest_rank;
 
 use crate::{
     event::RunEvent,

@@ -8,7 +8,7 @@ mod lives;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use testbed::random::SplitMix64;
+use stats::random::SplitMix64;
 
 use crate::{
     clock::nanoseconds,

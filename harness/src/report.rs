@@ -29,8 +29,9 @@ use crate::{
         grade::{self, Grade, Graded, NoiseLevel},
     },
     scenario::{Arrival, Scenario},
-    stats::{self, bootstrap::PUBLISHED_ROUNDS, fold::Summary},
+    summary::{self, fold::Summary},
 };
+use stats::bootstrap::PUBLISHED_ROUNDS;
 
 /// The input of all reporters.
 #[derive(Clone, Debug)]
@@ -106,7 +107,7 @@ impl<'a> View<'a> {
     pub fn end(&self) -> End {
         let clones = &self.summary.clones;
         let all_missing =
-            !self.summary.systems.is_empty() && stats::peers::reference(self.summary).is_none();
+            !self.summary.systems.is_empty() && summary::peers::reference(self.summary).is_none();
         let none_replied = all_missing
             || !clones.is_empty()
                 && clones

@@ -8,7 +8,7 @@ pub mod search;
 use std::{path::PathBuf, sync::atomic::AtomicBool, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use testbed::quantile::nearest_rank;
+use stats::rank::nearest_rank;
 
 use crate::{
     event::{Attempt, EndReason},
@@ -16,13 +16,13 @@ use crate::{
     record::{self, RecordError},
     scenario::{Arrival, Scenario, Spacing},
     session::{self, SessionError, Settings},
-    stats::{
+    summary::{
         fold::{self, Summary},
         load,
-        quantile::INFINITE,
     },
 };
 use search::{Saturation, Search, Verdict};
+use stats::quantile::INFINITE;
 
 /// Format of the JSON document.
 pub const FORMAT: u32 = 1;

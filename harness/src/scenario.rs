@@ -29,9 +29,10 @@ use crate::{
 
 pub use change::{BadChange, Change};
 pub use event::{EventCount, EventKind, EventSpec, EventTime};
-pub use gate_spec::{GateSpec, Limit, Metric, Quantile, Timed};
+pub use gate_spec::{GateSpec, Limit, Metric, Timed};
 pub use lives::{Lifetime, MixSpec};
 pub use network::{ExchangeSpec, NetworkSpec};
+pub use stats::quantile::Quantile;
 
 /// Defaults and documentation of all keys.
 pub const DEFAULTS: &str = include_str!("../../scenarios/defaults.toml");

@@ -45,7 +45,7 @@ use crate::{
     report::View,
     run::Runner,
     scenario::Scenario,
-    stats::fold::{self, Summary},
+    summary::fold::{self, Summary},
     target::{host_process::HostProcess, oci},
 };
 use subjects::Surroundings;

@@ -5,7 +5,7 @@ use std::path::Path;
 use harness::{
     record,
     scenario::{self, Limit, Metric},
-    stats::{fold, ratio},
+    summary::{fold, ratio},
 };
 
 #[test]

@@ -15,7 +15,7 @@ use harness::{
     plan::Row,
     report::{Strictness, View, comparison, document::Document, html, junit, markdown, terminal},
     scenario::{EventCount, EventTime},
-    stats::fold::{Summary, fold},
+    summary::fold::{Summary, fold},
 };
 use testbed::exit::End;
 

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
+use envd::{ENVD_PORT, EnvdClient, ExecRequest};
 use netisolation::{ForbiddenAddresses, Isolation, IsolationConfig, Uplinks};
 use pool::{CreateSpec, Init, Lifetime, OnClose, Pool, PoolConfig, Sandbox};
 use setup::{Failure, PATIENCE, config, number, quantile};

@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use api_types::guest_text;
+use envd::guest_text;
 use model::ProcessStat;
 pub(crate) use model::clock::{boottime_ns, monotonic_ns, unix_ms, unix_ns};
 
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(last_words(&path).as_deref(), Some("last\\u{1b}[2J"));
         fs::write(&path, [b"x".repeat(1 << 20), b"\n".to_vec()].concat()).unwrap();
         let words = last_words(&path).unwrap();
-        assert_eq!(words.chars().count(), api_types::GUEST_TEXT_MAX);
+        assert_eq!(words.chars().count(), envd::GUEST_TEXT_MAX);
     }
 
     #[test]

@@ -418,7 +418,7 @@ fn shut_down(dir: &SlotDir, patience: Duration) {
     if let Ok(mut control) = ControlClient::connect(&dir.control(), Some(patience))
         && let Err(error) = control.shutdown()
     {
-        let why = api_types::guest_text(&model::chain(&error));
+        let why = envd::guest_text(&model::chain(&error));
         tracing::warn!(dir = %dir.path().display(), why, "a VMM does not answer the request to exit");
     }
 }

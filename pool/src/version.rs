@@ -49,7 +49,7 @@ pub(crate) fn check(state: &Path) -> io::Result<Raise> {
         newer => Err(failed(format!(
             "the directory was used by release {} (state version {newer}), and this server reads up to version \
              {VERSION}: start that release or a later one, or give this server another state directory",
-            api_types::guest_text(&found.release)
+            envd::guest_text(&found.release)
         ))),
     }
 }

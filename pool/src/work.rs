@@ -25,8 +25,8 @@ use std::{
     time::Duration,
 };
 
-use api_types::envd::{AnswerLimits, ClientError, ENVD_PORT, EnvdClient, InitRequest, Timestamp};
-use api_types::guest_text;
+use envd::guest_text;
+use envd::{AnswerLimits, ClientError, ENVD_PORT, EnvdClient, InitRequest, Timestamp};
 use model::SandboxId;
 use model::chain;
 use netisolation::IsolationError;

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{InitRequest, Timestamp};
+use envd::{InitRequest, Timestamp};
 use model::{Identity, clock};
 
 use crate::watch::{Interest, Token, Watch};

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use api_types::envd::frame;
+use envd::frame;
 
 use crate::conduct::{Conduct, State};
 

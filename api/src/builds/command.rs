@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use api_types::envd::ExecRequest;
+use envd::ExecRequest;
 
 use super::settings::Settings;
 use crate::shell::quoted;

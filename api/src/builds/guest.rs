@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use api_types::envd::{ClientError, ENVD_PORT, EndEvent, EnvdClient, ProcessEvent};
+use envd::{ClientError, ENVD_PORT, EndEvent, EnvdClient, ProcessEvent};
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::{
@@ -241,7 +241,7 @@ fn follow(
     }
     match end {
         Some(end) if end.exited && end.exit_code == 0 => Ok(()),
-        Some(end) => Err(CommandError::Status(api_types::guest_text(&end.status))),
+        Some(end) => Err(CommandError::Status(envd::guest_text(&end.status))),
         None => Err(CommandError::Lost("the agent sent no result".to_owned())),
     }
 }

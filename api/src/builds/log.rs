@@ -10,11 +10,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use api_types::{
-    envd::Timestamp,
-    rest::{BuildLogEntry, LogLevel},
-};
+use envd::Timestamp;
 use model::clock;
+use rest::{BuildLogEntry, LogLevel};
 
 use super::{
     plan::At,

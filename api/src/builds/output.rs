@@ -1,9 +1,7 @@
 //! The output of commands in the guest.
 
-use api_types::{
-    envd::{Blob, ProcessEvent},
-    rest::LogLevel,
-};
+use envd::{Blob, ProcessEvent};
+use rest::LogLevel;
 
 use super::{guest::CommandError, log::BuildLog, plan::At};
 
@@ -114,7 +112,7 @@ impl Captured {
 
 #[cfg(test)]
 mod tests {
-    use api_types::envd::DataEvent;
+    use envd::DataEvent;
     use proptest::prelude::*;
 
     use super::*;

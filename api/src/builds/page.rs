@@ -1,6 +1,6 @@
 //! Parts of a build's log, as clients ask for them. Pure.
 
-use api_types::rest::{BuildLogEntry, LogLevel};
+use rest::{BuildLogEntry, LogLevel};
 
 /// Maximum and default number of entries in one answer.
 pub const MAX_PAGE: usize = 100;
@@ -62,7 +62,7 @@ fn is_of(entry: &BuildLogEntry, level: Option<LogLevel>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api_types::envd::Timestamp;
+    use envd::Timestamp;
     use proptest::prelude::*;
 
     /// Entries at these milliseconds; every third is an error.

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use api_types::rest::{BuildStep, ImageConfig, ImageRegistry, NewBuild, StartBuild};
 use model::{Bytes, MAX_MEMORY, MIN_MEMORY};
 use oci_image::registry::Credentials;
+use rest::{BuildStep, ImageConfig, ImageRegistry, NewBuild, StartBuild};
 
 use super::{
     plan::{From, Step, StepKind},

@@ -21,11 +21,11 @@ mod travel;
 
 use std::{path::PathBuf, time::Duration};
 
-use api_types::rest::{ImageConfig, LogLevel};
 use model::Bytes;
 use netisolation::{DefaultEgress, Policy};
 use oci_image::registry::Credentials;
 use pool::{Pool, PoolError};
+use rest::{ImageConfig, LogLevel};
 
 pub use super::command::COMMAND_LIMIT;
 use super::{

@@ -13,7 +13,7 @@ mod workdir;
 
 use std::{path::PathBuf, time::Duration};
 
-use api_types::rest::LogLevel;
+use rest::LogLevel;
 
 use super::{
     command::Command,

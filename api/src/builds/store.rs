@@ -302,8 +302,8 @@ fn private_file(path: &Path) -> io::Result<File> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use api_types::rest::StartBuild;
     use proptest::prelude::*;
+    use rest::StartBuild;
 
     use super::*;
     use crate::builds::{

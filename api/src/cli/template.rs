@@ -1,12 +1,12 @@
 //! `cube-api template`: requests to a running server. The server's pool owns the state directory, so this command never
 //! accesses the directory itself.
 
-use api_types::rest::{RestError, Template};
 use clap::{Args, Subcommand, ValueEnum};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::{Method, Request, Uri, body::Bytes};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use rest::{RestError, Template};
 
 use super::{Failure, failure};
 

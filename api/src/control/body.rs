@@ -144,7 +144,7 @@ mod tests {
             r#"{"name":"n","value":"v","metadata":"hunter2"}"#,
             "hunter2",
         ] {
-            let why = parse_quietly::<api_types::rest::NewSecret>(body.as_bytes()).unwrap_err();
+            let why = parse_quietly::<rest::NewSecret>(body.as_bytes()).unwrap_err();
             let why = why.to_string();
             assert!(why.contains("column") && !why.contains("hunter2"), "{why}");
         }

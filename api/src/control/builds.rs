@@ -2,22 +2,20 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use api_types::{
-    envd::Timestamp,
-    rest::{
-        AssignTags, AssignedTags, BuildInfo, BuildLogEntry, BuildLogs, BuildOrder, BuildStatus,
-        DeleteTags, FileUpload, NewBuild, RedoTemplate, RequestedBuild, StartBuild, StatusReason,
-    },
-};
 use axum::{
     Json,
     body::Body as HttpBody,
     extract::{Path, Request, State},
     routing::MethodFilter,
 };
+use envd::Timestamp;
 use hyper::{HeaderMap, StatusCode, Uri};
 use model::clock;
 use pool::TemplateKind;
+use rest::{
+    AssignTags, AssignedTags, BuildInfo, BuildLogEntry, BuildLogs, BuildOrder, BuildStatus,
+    DeleteTags, FileUpload, NewBuild, RedoTemplate, RequestedBuild, StartBuild, StatusReason,
+};
 
 use super::{
     Access, ApiError, App, Control, Endpoint,

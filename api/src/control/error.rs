@@ -2,7 +2,6 @@
 
 use std::{io, time::Duration};
 
-use api_types::rest::{NodeStatus, RestError};
 use axum::{
     Json,
     response::{IntoResponse, Response},
@@ -14,6 +13,7 @@ use hyper::{
 };
 use model::SandboxId;
 use pool::{PoolError, Refusal};
+use rest::{NodeStatus, RestError};
 use tracing::{error, warn};
 
 use super::idempotency::IdempotencyError;

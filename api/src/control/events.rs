@@ -6,12 +6,10 @@ use std::{
 };
 
 use ::egress::control::Call;
-use api_types::{
-    envd::Timestamp,
-    rest::{LogEntry, LogLevel, NetworkCall, NetworkEvent},
-};
 use axum::{Json, extract::State, routing::MethodFilter};
+use envd::Timestamp;
 use netisolation::{Direction, NetEvent, Protocol};
+use rest::{LogEntry, LogLevel, NetworkCall, NetworkEvent};
 
 use super::{Access, ApiError, App, Endpoint, body::OfSandbox};
 use crate::{auth::Scope, egress::time_of, telemetry::name_of_reason};

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use ::egress::control::RuleOutcome;
-use api_types::rest::{NetworkConfig, NetworkUpdate, NewSandbox};
 use netisolation::{DefaultEgress, ForbiddenAddresses};
+use rest::{NetworkConfig, NetworkUpdate, NewSandbox};
 
 use crate::builds::{grant::Authority, request, store};
 

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use api_types::rest::{
-    ConnectSandbox, NetworkUpdate, PauseRequest, RefreshRequest, ResumeRequest, Sandbox,
-    TimeoutRequest,
-};
 use axum::{Json, extract::State, routing::MethodFilter};
 use hyper::StatusCode;
 use pool::{PauseMode, SandboxState, TimeoutChange, Wake};
+use rest::{
+    ConnectSandbox, NetworkUpdate, PauseRequest, RefreshRequest, ResumeRequest, Sandbox,
+    TimeoutRequest,
+};
 
 use super::{
     Access, ApiError, App, Endpoint,

@@ -4,9 +4,9 @@
 
 use std::{collections::BTreeMap, io::SeekFrom, path::Path};
 
-use api_types::rest::{LogEntry, LogLevel, LogLine, SandboxLogs, SandboxLogsV2};
 use axum::{Json, extract::State, routing::MethodFilter};
 use netisolation::NetEvent;
+use rest::{LogEntry, LogLevel, LogLine, SandboxLogs, SandboxLogsV2};
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
 use super::{Access, ApiError, App, Endpoint, body::OfSandbox, events, query::Query};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use api_types::envd::Timestamp;
+use envd::Timestamp;
 use serde_json::{Map, Value};
 
 use super::paging::{Page, Position};

@@ -1,7 +1,7 @@
 //! Resource usage of sandboxes. It is measured on the host, so that measuring does not wake an idle guest.
 
-use api_types::rest::{SandboxMetric, SandboxesWithMetrics};
 use axum::{Json, extract::State, routing::MethodFilter};
+use rest::{SandboxMetric, SandboxesWithMetrics};
 
 use super::{Access, ApiError, App, Endpoint, body::OfSandbox, query::Query};
 use crate::auth::Scope;

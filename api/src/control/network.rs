@@ -11,12 +11,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use api_types::{
-    envd::ENVD_PORT,
-    rest::{NetworkConfig, NetworkUpdate},
-};
+use envd::ENVD_PORT;
 use ipnet::IpNet;
 use netisolation::{DefaultEgress, ForbiddenAddresses, NamePattern, Policy, RuleAction, canonical};
+use rest::{NetworkConfig, NetworkUpdate};
 
 use super::{ApiError, App};
 use crate::{

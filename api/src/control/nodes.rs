@@ -1,10 +1,10 @@
 //! Nodes: this host, and its peers in a cluster.
 
-use api_types::rest::{Node, NodeMetrics, NodeStatus, NodeStatusChange, StuckSandbox};
 use axum::{Json, extract::State, routing::MethodFilter};
 use cluster::{NodeId, NodeState};
 use hyper::StatusCode;
 use pool::SandboxState;
+use rest::{Node, NodeMetrics, NodeStatus, NodeStatusChange, StuckSandbox};
 
 use super::{
     Access, ApiError, App, Endpoint,
@@ -136,7 +136,7 @@ fn unseen(app: &App, node: &NodeId, is_there: bool) -> Node {
         id: node.to_string(),
         service_instance_id: String::new(),
         cluster_id: cluster_id(app),
-        machine_info: api_types::rest::MachineInfo::default(),
+        machine_info: rest::MachineInfo::default(),
         status: if is_there {
             NodeStatus::Connecting
         } else {

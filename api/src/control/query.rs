@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use api_types::{envd::Timestamp, rest::LogLevel};
 use axum::extract::FromRequestParts;
+use envd::Timestamp;
 use hyper::http::request::Parts;
 use percent_encoding::percent_decode_str;
+use rest::LogLevel;
 
 use super::{ApiError, App};
 

@@ -10,14 +10,15 @@ use std::{
     time::UNIX_EPOCH,
 };
 
-use api_types::{envd::Timestamp, rest::BenchmarkRun};
 use axum::{
     Json,
     extract::{Path, State},
     response::IntoResponse,
     routing::MethodFilter,
 };
+use envd::Timestamp;
 use hyper::header::CONTENT_TYPE;
+use rest::BenchmarkRun;
 
 use super::{Access, ApiError, App, Endpoint, on_thread};
 use crate::auth::Scope;

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use api_types::envd::Timestamp;
-use api_types::rest::{
-    ListedSandbox, NewLifecycle, NewSandbox, OnActivity, Sandbox, SandboxDetail, SandboxState,
-};
 use axum::{Extension, Json, extract::State, routing::MethodFilter};
+use envd::Timestamp;
 use hyper::{HeaderMap, StatusCode, header::HeaderValue};
 use pool::{OnTimeout, PauseMode, SandboxState as PoolState};
+use rest::{
+    ListedSandbox, NewLifecycle, NewSandbox, OnActivity, Sandbox, SandboxDetail, SandboxState,
+};
 
 use super::{
     Access, ApiError, App, Endpoint,

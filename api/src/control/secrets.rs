@@ -5,9 +5,9 @@
 //!
 //! A change is answered when the other nodes of the cluster have it, or after three seconds ([`crate::peers`]).
 
-use api_types::rest::{NewSecret, Secret as OnWire, SecretUpdate};
 use axum::{Json, extract::State, routing::MethodFilter};
 use hyper::{HeaderMap, StatusCode};
+use rest::{NewSecret, Secret as OnWire, SecretUpdate};
 use zeroize::Zeroizing;
 
 use super::{

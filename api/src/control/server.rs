@@ -1,14 +1,12 @@
 //! Routes that concern the server itself: health, metrics, OpenAPI document, team.
 
-use api_types::{
-    envd::Timestamp,
-    rest::{ApiKey, Team},
-};
 use axum::{Json, extract::State, response::IntoResponse, routing::MethodFilter};
+use envd::Timestamp;
 use hyper::{
     HeaderMap, StatusCode,
     header::{AUTHORIZATION, CONTENT_TYPE},
 };
+use rest::{ApiKey, Team};
 
 use super::{Access, ApiError, App, Endpoint};
 use crate::{auth::Scope, telemetry::EgressStats};

@@ -1,9 +1,9 @@
 //! Snapshots and forks of sandboxes.
 
-use api_types::rest::{ForkRequest, ForkResult, SnapshotInfo, SnapshotRequest};
 use axum::{Json, extract::State, routing::MethodFilter};
 use hyper::{HeaderMap, StatusCode};
 use pool::{TemplateInfo, TemplateKind};
+use rest::{ForkRequest, ForkResult, SnapshotInfo, SnapshotRequest};
 
 use super::{
     Access, ApiError, App, Endpoint,

@@ -3,16 +3,14 @@
 
 use std::collections::HashMap;
 
-use api_types::{
-    envd::Timestamp,
-    rest::{
-        BuildStatus, Template, TemplateAlias, TemplateBuild, TemplateTag, TemplateWithBuilds,
-        UpdateTemplate, UpdatedTemplate,
-    },
-};
 use axum::{Json, extract::State, routing::MethodFilter};
+use envd::Timestamp;
 use hyper::{HeaderMap, StatusCode};
 use pool::{PoolError, TemplateInfo, TemplateKind};
+use rest::{
+    BuildStatus, Template, TemplateAlias, TemplateBuild, TemplateTag, TemplateWithBuilds,
+    UpdateTemplate, UpdatedTemplate,
+};
 use sha2::{Digest, Sha256};
 
 use super::{

@@ -2,16 +2,14 @@
 //!
 //! A webhook sends the metadata of every sandbox to a URL, so the scopes of sandboxes apply.
 
-use api_types::{
-    envd::Timestamp,
-    rest::{
-        DeliveryStats, DeliveryStatus, LifecycleEvent, NewWebhook, Webhook, WebhookDeliveries,
-        WebhookUpdate,
-    },
-};
 use axum::{Json, extract::State, routing::MethodFilter};
+use envd::Timestamp;
 use hyper::StatusCode;
 use model::clock;
+use rest::{
+    DeliveryStats, DeliveryStatus, LifecycleEvent, NewWebhook, Webhook, WebhookDeliveries,
+    WebhookUpdate,
+};
 
 use super::{
     Access, ApiError, App, Endpoint,

@@ -1,10 +1,10 @@
 //! Converts sandboxes to response bodies.
 
-use api_types::rest::{
+use pool::TemplateInfo;
+use rest::{
     Lifecycle, ListedSandbox, OnActivity, OnTimeout, PauseMode, Sandbox, SandboxDetail,
     SandboxState,
 };
-use pool::TemplateInfo;
 
 use super::{Control, ENVD_VERSION};
 use crate::{

@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ::egress::control::{Ask, NOT_FOR_RULES, RuleOutcome};
-use api_types::rest::NetworkConfig;
 use hyper::header::{HeaderName, HeaderValue};
 use netisolation::NamePattern;
+use rest::NetworkConfig;
 use serde_json::{Map, Value as Json};
 
 use super::template::{MASK, Template, TemplateError};

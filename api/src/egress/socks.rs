@@ -10,8 +10,8 @@ use std::{
 };
 
 use ::egress::control::{Credentials, Way, WayTls};
-use api_types::rest::NetworkConfig;
 use netisolation::{ForbiddenAddresses, Refused};
+use rest::NetworkConfig;
 use rustls::{
     RootCertStore,
     pki_types::{CertificateDer, ServerName, pem::PemObject},

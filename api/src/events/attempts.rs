@@ -2,12 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use api_types::{
-    envd::Timestamp,
-    rest::{
-        DeliveryBucket, DeliveryDurations, DeliveryStats, DeliveryStatus, WebhookDelivery,
-        WebhookDeliveryGroup,
-    },
+use envd::Timestamp;
+use rest::{
+    DeliveryBucket, DeliveryDurations, DeliveryStats, DeliveryStatus, WebhookDelivery,
+    WebhookDeliveryGroup,
 };
 
 /// Attempts that are kept for one webhook.

@@ -7,10 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::rest::{DeliveryError, DeliveryStatus, LifecycleEvent, WebhookDelivery};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use netisolation::ForbiddenAddresses;
 use pool::UnixMs;
+use rest::{DeliveryError, DeliveryStatus, LifecycleEvent, WebhookDelivery};
 use ring::hmac;
 use sha2::{Digest, Sha256};
 use tokio::{sync::Semaphore, task::JoinSet};

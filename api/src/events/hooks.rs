@@ -7,11 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use api_types::rest::{NewWebhook, Webhook as OnWire, WebhookUpdate};
 use pool::{
     UnixMs,
     durable::{Durability, private_dir, read_bounded, replace},
 };
+use rest::{NewWebhook, Webhook as OnWire, WebhookUpdate};
 use serde::{Deserialize, Serialize};
 
 use super::Kind;

@@ -5,9 +5,9 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use api_types::rest::{EventData, Execution, RefusedTraffic};
 use model::SandboxId;
 use pool::{ChangeKind, Sandbox, SandboxState, UnixMs};
+use rest::{EventData, Execution, RefusedTraffic};
 use serde::{Deserialize, Serialize};
 
 use super::Kind;

@@ -13,8 +13,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use api_types::rest::LifecycleEvent;
 use pool::durable::private_dir;
+use rest::LifecycleEvent;
 use serde::{Deserialize, Serialize};
 
 use super::ledger::{Alive, AliveMap};

@@ -4,9 +4,9 @@ use std::{
     net::TcpListener,
 };
 
-use api_types::rest::{DeliveryError, EventData};
 use netisolation::{Destinations, ForbiddenAddresses};
 use pool::{ChangeKind, Lifetime, SandboxState, TemplateInfo, TemplateKind};
+use rest::{DeliveryError, EventData};
 
 use super::{deliver::Pauses, *};
 

@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api_types::envd::ENVD_PORT;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header,
 };
+use envd::ENVD_PORT;
 use hyper::body::{Body as _, Incoming};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;

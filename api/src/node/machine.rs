@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use api_types::rest::{DiskMetrics, MachineInfo, NodeMetrics};
+use rest::{DiskMetrics, MachineInfo, NodeMetrics};
 
 /// Ticks of all CPUs since boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,7 +21,6 @@
 
 use std::sync::Arc;
 
-use api_types::rest::{LostSandbox, RestError};
 use axum::{
     Extension, Json, Router,
     body::Bytes,
@@ -33,6 +32,7 @@ use cluster::{ClusterError, Holding, NodeId};
 use hyper::StatusCode;
 use model::{SandboxId, clock::unix_ms};
 use pool::GivesBase;
+use rest::{LostSandbox, RestError};
 use serde::{Deserialize, Serialize};
 
 use super::{

@@ -427,7 +427,7 @@ async fn ask(token: &Token, body: Vec<u8>) -> Result<Signed, JoinError> {
     if status.is_success() {
         serde_json::from_slice(&bytes).map_err(|why| JoinError::Refused(why.to_string()))
     } else {
-        let message = serde_json::from_slice::<api_types::rest::RestError>(&bytes);
+        let message = serde_json::from_slice::<rest::RestError>(&bytes);
         let message = message.map_or_else(|_| format!("status {status}"), |body| body.message);
         Err(JoinError::Refused(message))
     }

@@ -7,12 +7,10 @@ use std::{
     time::Duration,
 };
 
-use api_types::{
-    envd::Timestamp,
-    rest::{LostSandbox, Node, NodeStatus, SandboxState},
-};
 use cluster::NodeId;
+use envd::Timestamp;
 use model::{SandboxId, clock::unix_ms};
+use rest::{LostSandbox, Node, NodeStatus, SandboxState};
 use serde::{Deserialize, Serialize};
 
 use super::{Peers, question};

@@ -31,9 +31,9 @@ use std::{
     time::Duration,
 };
 
-use api_types::rest::NodeStatus;
 use cluster::{NodeId, NodeState};
 use model::clock::unix_ms;
+use rest::NodeStatus;
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{PeerError, Peers, deleted::Deleted, question, settings::Dir};

@@ -10,8 +10,8 @@
 //! template may run an interpreter that checks none. A check in the guest would add no protection, since a program that
 //! reaches the interpreter over loopback can run code anyway.
 
-use api_types::envd::ENVD_PORT;
 use axum::http::{HeaderMap, HeaderName};
+use envd::ENVD_PORT;
 use subtle::ConstantTimeEq;
 
 use super::upstream::INTERPRETER_PORT;

@@ -57,7 +57,7 @@ pub(super) async fn exchange(
     port: u16,
     permit: &RequestPermit,
 ) -> Result<(Response<Incoming>, Sender), Failed> {
-    if port == api_types::envd::ENVD_PORT {
+    if port == envd::ENVD_PORT {
         let progress = request.body().progress();
         while let Some(sender) = permit.take_idle().await {
             match send_again(sender, request).await {

@@ -66,7 +66,7 @@ pub(super) fn to_sandbox(
     for name in CLAIMS {
         headers.remove(name);
     }
-    let is_envd = port == api_types::envd::ENVD_PORT;
+    let is_envd = port == envd::ENVD_PORT;
     let mask = route.mask_request_host.as_deref().filter(|_| !is_envd);
     if !is_envd && route.traffic_token.is_some() {
         headers.remove(TRAFFIC_TOKEN);

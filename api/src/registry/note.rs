@@ -8,8 +8,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use api_types::rest::NetworkConfig;
 use pool::{Init, Lifetime, MAX_NOTE, OnTimeout, PauseMode, UnixMs};
+use rest::NetworkConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

@@ -2,8 +2,9 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use api_types::{envd::Timestamp, rest::SandboxMetric};
+use envd::Timestamp;
 use pool::{Sandbox, SandboxState, TemplateInfo, UnixMs, Usage};
+use rest::SandboxMetric;
 
 use super::{Registry, note::now};
 

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{EnvdClient, ExecRequest};
+use envd::{EnvdClient, ExecRequest};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use template::{Builder, Limits, Recipe};

@@ -5,7 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[expect(dead_code, reason = "not all kinds of archives are needed here")]
-#[path = "../../../template/image/tests/images/archive.rs"]
+#[path = "../../../template/oci-image/tests/images/archive.rs"]
 mod archive;
 mod faults;
 mod guests;
@@ -19,11 +19,11 @@ mod power;
 #[path = "../server/process.rs"]
 mod process;
 mod quota;
-#[path = "../../../template/image/tests/images/registry.rs"]
+#[path = "../../../template/oci-image/tests/images/registry.rs"]
 mod registry;
 mod restarts;
 mod served;
-#[path = "../../../template/image/tests/images/server.rs"]
+#[path = "../../../template/oci-image/tests/images/server.rs"]
 mod server;
 mod world;
 

@@ -11,7 +11,7 @@ use api::builds::{
     cancel::{Canceller, cancellation},
     log::BuildLog,
 };
-use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
+use envd::{ENVD_PORT, EnvdClient, ExecRequest};
 use model::Bytes;
 use oci_image::registry::{Credentials, Registries};
 use pool::{CreateSpec, Init, Lifetime, MissingLimits, OnClose, Pool, PoolConfig, Sandbox};

@@ -15,9 +15,9 @@ use api::auth::Authenticator;
 use api::listen::{Backend, Dispatch, Limits, Server, bind};
 use api::proxy::{Hosts, Proxy, Routes};
 use api::registry::{Route, RouteError};
-use api_types::envd::{EnvdClient, InitRequest};
 use axum::Router;
 use axum::body::{Body, Bytes};
+use envd::{EnvdClient, InitRequest};
 use http_body_util::{BodyExt, Full};
 use model::SandboxId;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, copy_bidirectional};
@@ -129,7 +129,7 @@ fn agent_program() -> &'static Path {
                 "build",
                 "--quiet",
                 "--package",
-                "guest-agent",
+                "agent",
                 "--bin",
                 "guest-agent",
             ])

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api_types::envd::Timestamp;
+use envd::Timestamp;
 use serde_json::json;
 use test_cases::found;
 

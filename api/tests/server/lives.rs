@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use api_types::envd::Timestamp;
+use envd::Timestamp;
 use serde_json::{Value, json};
 
 use crate::process::{Sandbox, Server, until};

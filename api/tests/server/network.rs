@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
+use envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
 use serde_json::{Value, json};
 
 use crate::{

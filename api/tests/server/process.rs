@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{EnvdClient, ExecRequest};
+use envd::{EnvdClient, ExecRequest};
 use nix::{
     errno::Errno,
     sys::signal::{Signal, kill},

@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use api_types::envd::Timestamp;
+use envd::Timestamp;
 use serde_json::{Value, json};
 
 use crate::{

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use api_types::envd::{
+use envd::{
     Blob, Empty, EnvdClient, ExecRequest, ProcessConfig, ProcessInput, ProcessSelector, Pty,
     SendInputRequest, StartRequest,
 };

@@ -6,10 +6,7 @@ use std::{
     time::Duration,
 };
 
-use api_types::{
-    envd::{Blob, CloseStdinRequest, Empty, ProcessInput, ProcessSelector},
-    one_line,
-};
+use envd::{Blob, CloseStdinRequest, Empty, ProcessInput, ProcessSelector, one_line};
 
 use super::Streams;
 use crate::server::SandboxRoute;

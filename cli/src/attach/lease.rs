@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use api_types::rest::RefreshRequest;
+use rest::RefreshRequest;
 
 use crate::server::{Server, segment};
 

@@ -15,8 +15,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_client::endpoint::Wire;
-use api_types::envd::{
+use client::endpoint::Wire;
+use envd::{
     ClientError, Empty, EnvdClient, ExecRequest, ProcessSelector, Pty, SendSignalRequest,
     Signal as AgentSignal, UpdateRequest,
 };

@@ -1,6 +1,6 @@
 //! Exit codes of commands, as shells show them.
 
-use api_types::envd::EndEvent;
+use envd::EndEvent;
 use nix::sys::signal::Signal;
 
 /// Exit code for a signal whose number is unknown.

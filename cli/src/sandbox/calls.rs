@@ -2,8 +2,8 @@
 
 use std::{collections::HashSet, thread, time::Duration};
 
-use api_types::rest::NetworkEvent;
 use clap::Args;
+use rest::NetworkEvent;
 
 use crate::{
     failure::{Failure, Kind},
@@ -113,14 +113,14 @@ fn row(event: &NetworkEvent) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use api_types::rest::NetworkCall;
+    use rest::NetworkCall;
 
     use super::*;
 
     #[test]
     fn calls_and_refused_packets_have_the_same_columns() {
         let packet = NetworkEvent {
-            timestamp: api_types::envd::Timestamp::from_unix_ns(0),
+            timestamp: envd::Timestamp::from_unix_ns(0),
             direction: "out".into(),
             protocol: "tcp".into(),
             source: "169.254.0.21:1".into(),

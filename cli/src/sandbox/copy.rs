@@ -13,12 +13,12 @@ use std::{
     time::Duration,
 };
 
-use api_client::endpoint::Wire;
-use api_types::envd::{
+use clap::Args;
+use client::endpoint::Wire;
+use envd::{
     ClientError, EntryInfo, EntryResponse, EnvdClient, ExecRequest, FileType, ListDirRequest,
     ListDirResponse, PathRequest,
 };
-use clap::Args;
 use serde_json::json;
 
 use crate::{
@@ -297,7 +297,7 @@ impl Copier {
         let done = self.client.exec(&request, PER_FILE);
         let done = done.map_err(|why| self.failed(first, &why))?;
         if done.exit_code != 0 {
-            let why = api_types::guest_text(&String::from_utf8_lossy(&done.stderr));
+            let why = envd::guest_text(&String::from_utf8_lossy(&done.stderr));
             return Err(Failure::refused(format!(
                 "cannot make {first} executable: {why}"
             )));
@@ -423,7 +423,7 @@ fn check_depth(path: &str, depth: usize) -> Result<(), Failure> {
 }
 
 fn skip(path: &str) {
-    let path = api_types::guest_text(path);
+    let path = envd::guest_text(path);
     eprintln!(
         "cube: {path} is not copied: it is neither a file nor a directory, or a link to a directory"
     );

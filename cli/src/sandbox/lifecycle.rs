@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use api_types::rest::{
+use clap::Args;
+use rest::{
     AutoResume, ConnectSandbox, ForkRequest, ForkResult, NewSandbox, PauseRequest, Sandbox,
     TimeoutRequest,
 };
-use clap::Args;
 use serde_json::json;
 
 use super::list::all;
@@ -197,7 +197,7 @@ pub(super) fn fork(context: &Context, args: &ForkArgs) -> Result<(), Failure> {
     for fork in forks {
         match (fork.sandbox, fork.error) {
             (Some(sandbox), _) => show(context, &sandbox)?,
-            (None, Some(error)) => failures.push(api_types::guest_text(&error.message)),
+            (None, Some(error)) => failures.push(envd::guest_text(&error.message)),
             (None, None) => failures.push("the server names no reason".to_owned()),
         }
     }

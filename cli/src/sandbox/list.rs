@@ -1,10 +1,8 @@
 //! `cube sandbox list` and `info`.
 
-use api_types::{
-    one_line,
-    rest::{ListedSandbox, OnTimeout, SandboxDetail, SandboxState},
-};
 use clap::{Args, ValueEnum};
+use envd::one_line;
+use rest::{ListedSandbox, OnTimeout, SandboxDetail, SandboxState};
 
 use crate::{
     failure::Failure,
@@ -96,7 +94,7 @@ fn row(sandbox: &ListedSandbox) -> Vec<String> {
         format!("{} MiB", sandbox.memory_mb),
         time(Some(sandbox.started_at)),
         time(Some(sandbox.end_at)),
-        api_types::guest_text(&labels.join(",")),
+        envd::guest_text(&labels.join(",")),
     ]
 }
 
@@ -143,7 +141,7 @@ pub(crate) fn info(context: &Context, id: &str) -> Result<(), Failure> {
         ("at its end", end.to_owned()),
         ("egress", egress),
         ("domain", found.domain.clone().unwrap_or_default()),
-        ("metadata", api_types::guest_text(&labels.join(","))),
+        ("metadata", envd::guest_text(&labels.join(","))),
     ];
     context.format.properties("sandbox", &found, &lines)
 }

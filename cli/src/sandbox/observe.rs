@@ -1,11 +1,9 @@
 //! `cube sandbox logs` and `metrics`.
 
-use api_types::{
-    guest_text,
-    rest::{LogLevel, SandboxLogs, SandboxMetric},
-};
 use clap::Args;
+use envd::guest_text;
 use model::Bytes;
+use rest::{LogLevel, SandboxLogs, SandboxMetric};
 
 use crate::{
     failure::Failure,

@@ -2,8 +2,8 @@
 
 use std::{io, path::PathBuf};
 
-use api_types::rest::{BuildStep, ImageConfig, NewBuild, StartBuild};
 use clap::Args;
+use rest::{BuildStep, ImageConfig, NewBuild, StartBuild};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 

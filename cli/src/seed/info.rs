@@ -1,9 +1,7 @@
 //! `tpl list` and `tpl info`, with the names of CubeSandbox's answers.
 
-use api_types::{
-    one_line,
-    rest::{BuildOrder, BuildStatus, SnapshotInfo, Template, TemplateBuild, TemplateWithBuilds},
-};
+use envd::one_line;
+use rest::{BuildOrder, BuildStatus, SnapshotInfo, Template, TemplateBuild, TemplateWithBuilds};
 use serde_json::{Value, json};
 
 use super::{
@@ -203,7 +201,7 @@ fn create_request(template: &str, order: &BuildOrder) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use api_types::rest::StartBuild;
+    use rest::StartBuild;
 
     use super::*;
 

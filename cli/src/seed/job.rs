@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use api_types::{
-    one_line,
-    rest::{BuildInfo, BuildStatus, SnapshotInfo, Template},
-};
+use envd::one_line;
+use rest::{BuildInfo, BuildStatus, SnapshotInfo, Template};
 use serde_json::{Value, json};
 
 use super::answer;
@@ -297,7 +295,7 @@ pub(super) fn settle(server: &mut Server, build: &Build) -> Result<Job, Failure>
 
 #[cfg(test)]
 mod tests {
-    use api_types::rest::StatusReason;
+    use rest::StatusReason;
 
     use super::*;
 

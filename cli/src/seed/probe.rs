@@ -1,6 +1,6 @@
 //! The ready command of a probe: an HTTP request to a port, or else a connection to it.
 
-use api_types::envd::ENVD_PORT;
+use envd::ENVD_PORT;
 
 /// The path that a probe asks for unless one is given.
 const USUAL_PATH: &str = "/health";

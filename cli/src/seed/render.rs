@@ -7,8 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use api_types::rest::{NetworkConfig, NewSandbox};
 use clap::{ArgGroup, Args};
+use rest::{NetworkConfig, NewSandbox};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

@@ -1,7 +1,7 @@
 //! `list`, `info`, `sandbox …`, `cubebox …`, `snapshot …`
 
-use api_types::rest::{ListedSandbox, SandboxState, SnapshotInfo};
 use clap::{Args, Subcommand};
+use rest::{ListedSandbox, SandboxState, SnapshotInfo};
 use serde_json::json;
 
 use super::job;

@@ -2,11 +2,9 @@
 
 use std::path::PathBuf;
 
-use api_types::{
-    one_line,
-    rest::{NewBuild, SnapshotInfo, SnapshotRequest, StartBuild},
-};
 use clap::{Args, Subcommand};
+use envd::one_line;
+use rest::{NewBuild, SnapshotInfo, SnapshotRequest, StartBuild};
 use serde_json::json;
 
 use super::{

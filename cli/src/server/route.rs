@@ -1,10 +1,8 @@
 //! The way to a sandbox's agent.
 
-use api_client::endpoint::{Endpoint, Wire};
-use api_types::{
-    envd::{ENVD_PORT, EnvdClient},
-    rest::{RefreshRequest, ResumeRequest, Sandbox, SandboxDetail, SandboxState},
-};
+use client::endpoint::{Endpoint, Wire};
+use envd::{ENVD_PORT, EnvdClient};
+use rest::{RefreshRequest, ResumeRequest, Sandbox, SandboxDetail, SandboxState};
 
 use super::{ANSWER, DIAL, DataPlane, Server, segment};
 use crate::{

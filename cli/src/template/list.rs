@@ -1,11 +1,8 @@
 //! `cube template list`, `info` and `logs`.
 
-use api_types::{
-    envd::Timestamp,
-    guest_text,
-    rest::{BuildLogEntry, BuildStatus, Template, TemplateBuild, TemplateWithBuilds},
-};
 use clap::Args;
+use envd::{Timestamp, guest_text};
+use rest::{BuildLogEntry, BuildStatus, Template, TemplateBuild, TemplateWithBuilds};
 
 use super::UNKNOWN;
 use crate::{

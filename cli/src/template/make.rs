@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use api_types::rest::{ImageConfig, NewBuild, RequestedBuild, StartBuild};
 use clap::{ArgGroup, Args};
+use rest::{ImageConfig, NewBuild, RequestedBuild, StartBuild};
 
 use super::built;
 use crate::{

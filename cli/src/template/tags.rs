@@ -1,7 +1,7 @@
 //! `cube template tag`, `untag` and `tags`.
 
-use api_types::rest::{AssignTags, AssignedTags, DeleteTags, TemplateTag};
 use clap::Args;
+use rest::{AssignTags, AssignedTags, DeleteTags, TemplateTag};
 use serde_json::json;
 
 use super::UNKNOWN;

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
+use envd::{ENVD_PORT, EnvdClient, ExecRequest};
 use nix::{pty::openpty, sys::signal::Signal};
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;

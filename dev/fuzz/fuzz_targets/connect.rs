@@ -2,11 +2,7 @@
 //! The result must not depend on the sizes of the pieces in which bytes arrive.
 #![no_main]
 
-use api_types::envd::{
-    BadRequest, Blob, ChunkError, ChunkedDecoder, ConnectError, Decoded, EndStream, EventResponse,
-    Framing, FramingHeaders, MAX_HEAD, MAX_HEADERS, StreamInputRequest, Timestamp, frame,
-    header_text, parse_head,
-};
+use envd::{BadRequest, Blob, ChunkError, ChunkedDecoder, ConnectError, Decoded, EndStream, EventResponse, Framing, FramingHeaders, MAX_HEAD, MAX_HEADERS, StreamInputRequest, Timestamp, frame, header_text, parse_head};
 
 /// Limit of an envelope's body, in bytes.
 const LIMIT: u32 = 1 << 12;

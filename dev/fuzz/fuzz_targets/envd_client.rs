@@ -9,9 +9,7 @@ use std::{
     time::Duration,
 };
 
-use api_types::envd::{
-    EnvdClient, ExecRequest, InitRequest, ListResponse, ProcessInput, ProcessSelector, Transport,
-};
+use envd::{EnvdClient, ExecRequest, InitRequest, ListResponse, ProcessInput, ProcessSelector, Transport};
 
 /// Never reached: this agent answers at once or closes the connection.
 const PATIENCE: Duration = Duration::from_secs(60);

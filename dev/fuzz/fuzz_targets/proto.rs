@@ -2,7 +2,7 @@
 //! message.
 #![no_main]
 
-use api_types::envd::proto;
+use envd::proto;
 
 const PATHS: [&str; 6] = [
     "/process.Process/Start",

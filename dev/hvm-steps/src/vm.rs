@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
+use envd::{ENVD_PORT, EnvdClient, ExecRequest};
 use model::{Bytes, GuestPaths, HypercallPath, RestoreSpec, VmSpec, WorkingSetPrefault};
 use vmm_control::{VmProcess, fresh_identity};
 

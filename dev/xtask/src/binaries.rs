@@ -58,7 +58,7 @@ pub(crate) fn build_agent(
     progress: Progress,
     log: &Path,
 ) -> Result<PathBuf> {
-    build_guest(workspace, progress, "guest-agent", "guest-agent", log)
+    build_guest(workspace, progress, "agent", "guest-agent", log)
 }
 
 /// Builds a static program for guests and returns its path.

@@ -31,7 +31,7 @@ use crate::{
 /// The lists.
 pub(crate) const NETISOLATION: &str = "harness/verify/isolation/mutations.toml";
 pub(crate) const POOL: &str = "pool/mutations.toml";
-pub(crate) const EGRESS: &str = "egress/mutations.toml";
+pub(crate) const EGRESS: &str = "netisolation/egress/mutations.toml";
 pub(crate) const CLUSTER: &str = "api/cluster/mutations.toml";
 
 #[derive(Debug, Deserialize)]

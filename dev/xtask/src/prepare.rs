@@ -188,7 +188,7 @@ pub(crate) fn image_tools(workspace: &Workspace, progress: Progress) -> Result<(
     let store = Store::open(&workspace.artifacts(), progress)?;
     let list = workspace
         .root()
-        .join("template/image/tests/host-packages.txt");
+        .join("template/oci-image/tests/host-packages.txt");
     install_missing(&store, &list, progress)
 }
 

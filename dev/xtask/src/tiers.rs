@@ -23,7 +23,7 @@ pub(crate) enum Tier {
     Unit,
     /// Needs root and network namespaces.
     Net,
-    /// Needs root, the kernel's EROFS, and the packages in `template/image/tests/host-packages.txt`.
+    /// Needs root, the kernel's EROFS, and the packages in `template/oci-image/tests/host-packages.txt`.
     Image,
     /// Needs /dev/kvm and the template `base`: starts real VMs.
     Kvm,

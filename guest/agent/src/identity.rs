@@ -14,7 +14,7 @@ use std::{
     path::Path,
 };
 
-use api_types::envd::{InitRequest, Timestamp};
+use envd::{InitRequest, Timestamp};
 use nix::{
     errno::Errno,
     sys::time::TimeSpec,

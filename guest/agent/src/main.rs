@@ -72,7 +72,7 @@ fn run() -> i32 {
 fn run_as_init() -> i32 {
     let done = boot::run().map_err(|error| model::chain(&error));
     let served = done.and_then(|machine| {
-        let port = api_types::envd::ENVD_PORT.into();
+        let port = envd::ENVD_PORT.into();
         let listener = Listener::vsock(port, Peers::Host).map_err(|e| model::chain(&e))?;
         let mut server = Server::new(listener, Duties::Machine(Box::new(machine)))
             .map_err(|e| model::chain(&e))?;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use agent::{Agent, PATIENCE};
-use api_types::envd::{EntryInfo, EventResponse, ListDirResponse, frame, proto};
+use envd::{EntryInfo, EventResponse, ListDirResponse, frame, proto};
 
 const UNARY: (&str, &str) = ("content-type", "application/proto");
 const STREAM: (&str, &str) = ("content-type", "application/connect+proto");

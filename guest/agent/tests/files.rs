@@ -13,7 +13,7 @@ use std::{
 };
 
 use agent::{Agent, init, is_root};
-use api_types::envd::{Blob, EnvdClient, ErrorBody, HttpAnswer, WriteInfo};
+use envd::{Blob, EnvdClient, ErrorBody, HttpAnswer, WriteInfo};
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use sha2::{Digest, Sha256};
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use agent::{Agent, is_root, refusal};
-use api_types::envd::{
+use envd::{
     ClientError, Empty, EntryInfo, EntryResponse, EnvdClient, FileType, ListDirRequest,
     ListDirResponse, MoveRequest, PathRequest,
 };
@@ -353,7 +353,7 @@ fn created_entries_belong_to_the_user() {
     let mut client = agent.client();
     let mut call = |method: &str, body: &str, user: &str| {
         let mut basic = b"Basic ".to_vec();
-        api_types::envd::Blob::encode_into(format!("{user}:").as_bytes(), &mut basic);
+        envd::Blob::encode_into(format!("{user}:").as_bytes(), &mut basic);
         let basic = String::from_utf8(basic).unwrap();
         let headers = [
             ("content-type", "application/json"),

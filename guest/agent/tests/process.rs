@@ -12,7 +12,7 @@ use std::{
 };
 
 use agent::{Agent, PATIENCE, by_pid, init, is_alive, refusal, sh, until};
-use api_types::envd::{
+use envd::{
     Blob, ClientError, CloseStdinRequest, ConnectRequest, Empty, ExecRequest, ExecStream,
     ListResponse, ProcessInput, ProcessSelector, SendInputRequest, StreamInputRequest,
 };

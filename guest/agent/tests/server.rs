@@ -12,7 +12,7 @@ use std::{
 };
 
 use agent::{Agent, PATIENCE, by_pid, init, is_alive, is_root, refusal, sh, until};
-use api_types::envd::{
+use envd::{
     Blob, CloseStdinRequest, ConnectRequest, Empty, ExecRequest, InitRequest, ListResponse,
     ProcessInput, ProcessSelector, SendInputRequest, SendSignalRequest, Signal,
 };

@@ -4,7 +4,7 @@
 mod agent;
 
 use agent::{Agent, PATIENCE, by_pid, is_alive, is_root, refusal, until};
-use api_types::envd::{
+use envd::{
     Blob, Empty, EndEvent, EnvdClient, ExecStream, ProcessConfig, ProcessInput, Pty, PtySize,
     SendInputRequest, SendSignalRequest, Signal, StartRequest, UpdateRequest,
 };
@@ -60,7 +60,7 @@ fn read_until(stream: &mut ExecStream<'_>, wanted: &str) -> String {
     output
 }
 
-fn send(agent: &Agent, pid: u32, input: ProcessInput) -> Result<(), api_types::envd::ClientError> {
+fn send(agent: &Agent, pid: u32, input: ProcessInput) -> Result<(), envd::ClientError> {
     let process = by_pid(pid);
     let request = SendInputRequest { process, input };
     let sent = agent
@@ -157,7 +157,7 @@ fn input_must_match_the_kind_of_process() {
     let pid = on_terminal.pid();
     let refused = send(&agent, pid, stdin).unwrap_err();
     assert_eq!(refusal(refused).1, "failed_precondition");
-    let close = api_types::envd::CloseStdinRequest {
+    let close = envd::CloseStdinRequest {
         process: by_pid(pid),
     };
     let refused = agent

@@ -11,7 +11,7 @@ use std::{
 };
 
 use agent::{Agent, PATIENCE, by_pid, init, refusal, sh, until};
-use api_types::envd::{Blob, Empty, ProcessInput, SendInputRequest, Tunnel};
+use envd::{Blob, Empty, ProcessInput, SendInputRequest, Tunnel};
 
 /// Serves the connections of a port, each by `serve` on a new thread. Returns the port.
 fn port(listener: TcpListener, serve: fn(TcpStream)) -> u16 {

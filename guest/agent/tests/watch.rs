@@ -12,7 +12,7 @@ use std::{
 
 use EventType::{Chmod, Create, Remove, Rename, Write as Written};
 use agent::{Agent, PATIENCE, refusal, sh, until};
-use api_types::envd::{
+use envd::{
     ChunkedDecoder, ClientError, CreateWatcherResponse, Decoded, Empty, EndStream, EnvdClient,
     EventType, FilesystemEvent, GetWatcherEventsResponse, WatchDirRequest, WatchDirResponse,
     WatcherRequest, frame,
@@ -355,7 +355,7 @@ fn watchers_end_without_leftovers() {
     let soon = "connect-timeout-ms: 100\r\n";
     let mut stream = Stream::open(&agent, &request(&dir), soon);
     let error = stream.end().error.unwrap();
-    assert_eq!(error.code, api_types::envd::ConnectCode::DeadlineExceeded);
+    assert_eq!(error.code, envd::ConnectCode::DeadlineExceeded);
     assert_eq!(inotify_instances(&agent), 0);
     let health = b"GET /health HTTP/1.1\r\n\r\n";
     stream.socket.write_all(health).unwrap();
@@ -436,7 +436,7 @@ fn a_slow_reader_loses_no_changes_silently() {
     );
     assert_eq!(output.unwrap().exit_code, 0);
     let error = stream.end().error.unwrap();
-    assert_eq!(error.code, api_types::envd::ConnectCode::DataLoss);
+    assert_eq!(error.code, envd::ConnectCode::DataLoss);
     assert_eq!(inotify_instances(&agent), 0);
 }
 

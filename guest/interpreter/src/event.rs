@@ -3,7 +3,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use api_types::envd::Timestamp;
+use envd::Timestamp;
 use serde::Serialize;
 
 /// An event in the answer to `/execute`.

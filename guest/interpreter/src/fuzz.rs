@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use api_types::envd::{BadRequest, ChunkError, Decoded, Framing, MAX_HEAD};
+use envd::{BadRequest, ChunkError, Decoded, Framing, MAX_HEAD};
 use transport::{Head, http};
 
 use crate::{

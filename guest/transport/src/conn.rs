@@ -11,7 +11,7 @@ use std::{
     time::Instant,
 };
 
-use api_types::envd::Framing;
+use envd::Framing;
 use nix::{
     errno::Errno,
     sys::{

@@ -4,7 +4,7 @@
 //! unchanged. The official servers, which are written in Go, treat a value with such an escape as absent, and this
 //! crate must behave like them.
 
-use api_types::envd::{
+use envd::{
     BadRequest, Framing, FramingHeaders, MAX_HEADERS, asks_to_close, header_text, parse_head,
 };
 
@@ -267,7 +267,7 @@ pub const JSON: &str = "application/json";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api_types::envd::MAX_HEAD;
+    use envd::MAX_HEAD;
     use proptest::prelude::*;
 
     fn head(text: &str) -> Result<Option<(Head<Recorded>, Framing, usize)>, BadRequest> {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use api_types::envd::{Decoded, Framing};
+use envd::{Decoded, Framing};
 
 use crate::{
     conn::{Conn, Gone, Phase, Rest},

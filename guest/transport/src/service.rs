@@ -2,7 +2,7 @@
 
 use std::{any::Any, time::Instant};
 
-use api_types::envd::Framing;
+use envd::Framing;
 use nix::sys::epoll::EpollFlags;
 
 use crate::{

@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use api_types::envd::Framing;
+use envd::Framing;
 use nix::sys::epoll::EpollFlags;
 use proptest::prelude::*;
 use transport::{

@@ -9,8 +9,8 @@ use super::{Side, metrics::Metric, record::Block};
 use crate::{
     event::{Attempt, StartKind},
     scenario::Scenario,
-    stats::{fisher, paired, permutation::benjamini_hochberg},
 };
+use stats::{fisher, paired, permutation::benjamini_hochberg};
 
 /// Largest p value with which a change is reported as `better` or `worse`.
 pub const LEVEL: f64 = 0.05;

@@ -1,19 +1,15 @@
 //! The metrics that are compared, and their raw samples in a block.
 
 use model::StartPhase;
-use testbed::quantile::nearest_rank;
+use stats::rank::nearest_rank;
 
 use crate::{
     event::CloneLedger,
     plan::Subject,
     scenario::{Arrival, Quantile, Scenario},
-    stats::{
-        cost,
-        fold::Summary,
-        quantile::{INFINITE, Samples},
-        turns,
-    },
+    summary::{cost, fold::Summary, turns},
 };
+use stats::quantile::{INFINITE, Samples};
 
 /// Number of samples that a block needs for its P95. With fewer samples nearest rank returns the maximum.
 const BLOCK_NEEDS_P95: usize = 20;

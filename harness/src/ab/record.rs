@@ -21,7 +21,7 @@ use crate::{
     record::{self, RecordError},
     scenario::Scenario,
     session::{self, SessionError},
-    stats::fold::{self, Summary},
+    summary::fold::{self, Summary},
 };
 
 /// Format of `ab.json`.

@@ -20,12 +20,9 @@ use crate::{
     record::{RecordError, read},
     scenario::{Arrival, Quantile, Scenario, TargetKind},
     session::{self, SessionError, Settings},
-    stats::{
-        fold::{self, Summary},
-        paired,
-        quantile::Estimate,
-    },
+    summary::fold::{self, Summary},
 };
+use stats::{paired, quantile::Estimate};
 
 /// Options of a comparison.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! Comparisons of simulated blocks.
 
 use model::{StartPhase, Timeline};
-use testbed::random::SplitMix64;
+use stats::random::SplitMix64;
 
 use super::{
     compare::{Comparison, Finding, compare, not_within},
@@ -13,7 +13,7 @@ use crate::{
     event::{Attempt, Failure, FailureCause},
     plan::{Row, Subject},
     scenario::{self, Scenario},
-    stats::fold::{self, Summary},
+    summary::fold::{self, Summary},
 };
 use std::collections::BTreeMap;
 

@@ -7,7 +7,7 @@ use harness::{
     report::density::DensityReport,
     scenario::{self, HoldUntil},
     session::{RecordedRun, SessionError},
-    stats::density::Bounds,
+    summary::density::Bounds,
 };
 use model::Bytes;
 use testbed::exit::End;

@@ -3,7 +3,7 @@ use crate::{
     event::{Attempt, EVENTS_FORMAT, Failure, FailureCause, Happened, MemoryPoint, RunStarted},
     plan::{Row, Subject},
     scenario::{self, EventCount, EventTime},
-    stats::{fold::RoundTimes, turns::tests::attempt_with},
+    summary::{fold::RoundTimes, turns::tests::attempt_with},
 };
 use model::{StartPhase, Timeline};
 

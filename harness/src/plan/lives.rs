@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use testbed::random::SplitMix64;
+use stats::random::SplitMix64;
 
 use super::{MAX_OPEN_WORKERS, Round, Row, Start, Subject};
 use crate::scenario::{Lifetime, MixSpec, Scenario};

@@ -8,7 +8,7 @@ use super::{View, document::PhaseDocument, peers::QuotientDocument, terminal::mb
 use crate::{
     plan::Subject,
     scenario::{Arrival, EventCount, EventTime},
-    stats::cost,
+    summary::cost,
 };
 
 /// A run whose target is a cluster on this host.

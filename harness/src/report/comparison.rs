@@ -2,12 +2,12 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use model::StartPhase;
-use testbed::chart::{Frame, legend};
+use stats::chart::{Frame, legend};
 
 use super::terminal::milliseconds;
 use crate::{
     compare::{Comparison, Side},
-    stats::fold::Summary,
+    summary::fold::Summary,
 };
 
 const STYLE: &str = include_str!("html.css");

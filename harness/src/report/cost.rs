@@ -7,7 +7,7 @@ use crate::{
     event::Spent,
     plan::Subject,
     scenario::HoldUntil,
-    stats::{
+    summary::{
         cost::{self, Rate},
         fold::Summary,
     },

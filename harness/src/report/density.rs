@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{document::PhaseDocument, html::cell, terminal::mb};
 use crate::{
     scenario::Quantile,
-    stats::{
+    summary::{
         density::{self, Bounds, Level},
         fold::Summary,
     },

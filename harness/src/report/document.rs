@@ -21,11 +21,9 @@ use crate::{
     gate::GateResult,
     plan::Subject,
     scenario::{Arrival, BesideKind, Quantile, TargetKind},
-    stats::{
-        fold,
-        quantile::{Estimate, Samples},
-    },
+    summary::fold,
 };
+use stats::quantile::{Estimate, Samples};
 
 /// Format of the document.
 pub const FORMAT: u32 = 3;

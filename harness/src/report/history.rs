@@ -7,7 +7,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use testbed::chart::{Frame, legend, place};
+use stats::chart::{Frame, legend, place};
 
 use super::{
     document::{Document, PhaseDocument},

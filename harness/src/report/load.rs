@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::document::PhaseDocument;
-use crate::stats::{
+use crate::summary::{
     fold::Summary,
     load::{self, AtLevel, AtRate},
 };

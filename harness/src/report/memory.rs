@@ -6,7 +6,7 @@ use super::{View, terminal::mb};
 use crate::{
     event::MemoryPoint,
     memory::{CPU_LISTS_FREE, DAMON_BYTES, SCANNED, STOLEN},
-    stats::fold::{Summary, available, available_of},
+    summary::fold::{Summary, available, available_of},
 };
 
 /// Numbers of clones for which reports state the total.

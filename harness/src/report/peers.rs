@@ -10,7 +10,7 @@ use crate::{
     event::{Attempt, System},
     plan::Subject,
     scenario::{Quantile, TargetKind},
-    stats::{
+    summary::{
         peers::{self, Step},
         ratio::Ratio,
     },

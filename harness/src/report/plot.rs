@@ -8,7 +8,7 @@ pub(super) mod timeline;
 
 use maud::Markup;
 use model::StartPhase;
-use testbed::chart::legend;
+use stats::chart::legend;
 
 use crate::event::Attempt;
 

@@ -6,7 +6,7 @@ use super::document::PhaseDocument;
 use crate::{
     event::Attempt,
     scenario::TurnSpec,
-    stats::{fold::Summary, ratio, turns},
+    summary::{fold::Summary, ratio, turns},
     work,
 };
 

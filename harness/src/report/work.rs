@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{View, document::PhaseDocument};
 use crate::{
     event::Attempt,
-    stats::fold::{self, Summary},
+    summary::fold::{self, Summary},
     work::{self, WorkKind, WorkSet},
 };
 use model::StartPhase;

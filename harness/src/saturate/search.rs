@@ -116,7 +116,7 @@ impl Search {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use testbed::random::SplitMix64;
+    use stats::random::SplitMix64;
 
     /// A server with a token bucket: `capacity` tokens per second and room for `burst` of them. A start takes a token, or
     /// waits for one. Time is simulated.

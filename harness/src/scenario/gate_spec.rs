@@ -6,6 +6,8 @@ use std::fmt;
 use model::{Bytes, StartPhase};
 use serde::{Deserialize, Serialize};
 
+use stats::quantile::Quantile;
+
 use super::event::{EventCount, EventTime};
 
 /// A gate as written in the scenario file.
@@ -73,17 +75,6 @@ pub enum Timed {
     Round,
 }
 
-/// A quantile that reports print and gates can limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Quantile {
-    P50,
-    P95,
-    P99,
-    /// The largest sample.
-    Max,
-}
-
 /// A limit in the unit of its metric.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -98,22 +89,6 @@ pub enum Limit {
     PerSecond(f64),
     /// Upper limit of a ratio.
     Times(f64),
-}
-
-impl Quantile {
-    /// All quantiles in ascending order.
-    pub const ALL: [Self; 4] = [Self::P50, Self::P95, Self::P99, Self::Max];
-
-    /// Name in metrics, JSON and reports.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::P50 => "p50",
-            Self::P95 => "p95",
-            Self::P99 => "p99",
-            Self::Max => "max",
-        }
-    }
 }
 
 impl fmt::Display for Metric {

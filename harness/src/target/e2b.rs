@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{EnvdClient, HttpAnswer};
+use envd::{EnvdClient, HttpAnswer};
 use model::{StartPhase, Timeline, chain};
 use serde_json::{Value, json};
 
@@ -301,7 +301,7 @@ fn dial_failure(error: &DialError) -> Failure {
 mod tests {
     use super::*;
     use crate::scenario::ExecSpec;
-    use api_types::envd::ENVD_PORT;
+    use envd::ENVD_PORT;
     use std::{
         io::{BufRead, BufReader, Read, Write},
         net::TcpListener,
@@ -348,7 +348,7 @@ mod tests {
     fn frames(messages: &[(u8, &str)]) -> Vec<u8> {
         let mut out = Vec::new();
         for (flags, text) in messages {
-            api_types::envd::frame::encode(*flags, text.as_bytes(), &mut out).unwrap();
+            envd::frame::encode(*flags, text.as_bytes(), &mut out).unwrap();
         }
         out
     }

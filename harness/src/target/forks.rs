@@ -6,7 +6,7 @@
 
 use std::sync::{OnceLock, RwLock};
 
-use api_types::envd::HttpAnswer;
+use envd::HttpAnswer;
 use model::{StartPhase, Timeline};
 use serde::Deserialize;
 use serde_json::json;

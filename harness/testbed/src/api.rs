@@ -4,7 +4,7 @@
 
 use std::{io, time::Duration};
 
-use api_types::envd::{ClientError, EnvdClient, HttpAnswer, Transport};
+use envd::{ClientError, EnvdClient, HttpAnswer, Transport};
 use serde::Deserialize;
 
 use crate::endpoint::{BadUrl, DialError, Endpoint, Wire};

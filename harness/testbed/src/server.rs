@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::EnvdClient;
+use envd::EnvdClient;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,

@@ -11,7 +11,7 @@ use harness::{
     scenario,
 };
 use model::{StartPhase, Timeline};
-use testbed::random::SplitMix64;
+use stats::random::SplitMix64;
 
 const SCENARIO: &str = r#"
 name = "recorded"

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest, HttpAnswer};
+use envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest, HttpAnswer};
 use model::chain;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};

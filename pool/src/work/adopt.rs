@@ -3,7 +3,7 @@
 
 use std::{fs, sync::Arc, time::Duration};
 
-use api_types::guest_text;
+use envd::guest_text;
 use model::{SandboxId, chain};
 use netisolation::{Isolation, Policy, TapIndex};
 use vmm_control::{ControlClient, VmPhase};

@@ -3,7 +3,7 @@
 
 use std::{io, os::unix::net::UnixStream as StdStream, sync::Arc, time::Duration};
 
-use api_types::guest_text;
+use envd::guest_text;
 use model::{SandboxId, StartPhase, Timeline};
 use netisolation::Isolation;
 use tokio::{
@@ -121,7 +121,7 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
 }
 
 /// The bytes of a `POST /init`.
-pub(super) fn http_request(init: &api_types::envd::InitRequest) -> Result<Vec<u8>, WorkError> {
+pub(super) fn http_request(init: &envd::InitRequest) -> Result<Vec<u8>, WorkError> {
     let body = serde_json::to_vec(init)
         .map_err(|e| WorkError::Io("encode a request", io::Error::other(e)))?;
     let mut request = format!(

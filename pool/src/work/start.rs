@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{EnvdClient, ExecRequest};
+use envd::{EnvdClient, ExecRequest};
 use model::{
     Bytes, EntropySeed, GuestPaths, HypercallPath, Identity, RestoreSpec, SandboxId, StartPhase,
     Timeline, VmSpec, WarmUpRequest, WorkingSetPrefault,

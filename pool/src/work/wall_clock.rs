@@ -4,7 +4,7 @@
 
 use std::{io, os::fd::AsFd, time::Duration};
 
-use api_types::envd::{InitRequest, Timestamp};
+use envd::{InitRequest, Timestamp};
 use tokio::{io::AsyncWriteExt, net::UnixStream, time::timeout};
 
 use super::{

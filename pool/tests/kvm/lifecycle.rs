@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use api_types::envd::ENVD_PORT;
+use envd::ENVD_PORT;
 use model::{StartPhase, WarmUpRequest};
 use pool::{
     CreateSpec, Init, OnClose, PauseMode, Pool, PoolError, Refusal, SandboxState, TemplateKind,

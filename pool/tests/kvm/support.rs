@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
-use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
+use envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
 use model::{SandboxId, template_file};
 use pool::{
     CreateSpec, Init, Lifetime, MissingLimits, Pool, PoolConfig, PoolError, Sandbox, SandboxLimits,

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{ENVD_PORT, EnvdClient};
+use envd::{ENVD_PORT, EnvdClient};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use api_types::rest::LogLevel;
 use model::Bytes;
 use oci_image::{
     Converter,
     digest::Digest,
     registry::{Follow, Need, Origin},
 };
+use rest::LogLevel;
 
 use super::{Asker, index::Index};
 use crate::builds::{key::Key, plan::At};

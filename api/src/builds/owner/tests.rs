@@ -103,7 +103,7 @@ impl Machinery for Fake {
         log: &BuildLog,
         mut cancel: Cancel,
     ) -> Result<Built, Failure> {
-        log.push(api_types::rest::LogLevel::Info, At::Base, "begun");
+        log.push(rest::LogLevel::Info, At::Base, "begun");
         self.with(|s| {
             s.begun.push(order.template_id.clone());
             s.orders.push(order.clone());
@@ -220,7 +220,7 @@ impl World {
     }
 
     async fn try_request(&self, name: &str) -> Result<Requested, BuildsError> {
-        let request = api_types::rest::NewBuild {
+        let request = rest::NewBuild {
             name: Some(name.to_owned()),
             ..Default::default()
         };
@@ -236,9 +236,9 @@ impl World {
     async fn start_with(
         &self,
         build: &Requested,
-        request: api_types::rest::StartBuild,
+        request: rest::StartBuild,
     ) -> Result<(), BuildsError> {
-        let request = api_types::rest::StartBuild {
+        let request = rest::StartBuild {
             from_image: Some("debian".to_owned()),
             ..request
         };
@@ -365,7 +365,7 @@ async fn builds_of_one_key_queue_behind_those_of_others() {
     let mut builds = Vec::new();
     for (name, owner) in [("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b")] {
         let build = world.request(name).await;
-        let request = api_types::rest::StartBuild {
+        let request = rest::StartBuild {
             from_image: Some("debian".to_owned()),
             ..Default::default()
         };

@@ -5,8 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::rest::LogLevel;
 use pool::{TemplateDefaults, Work};
+use rest::LogLevel;
 use tracing::{debug, warn};
 
 use super::{Build, Built, CANCELLED, Failure, Order, Reached, failed, room};

@@ -1,8 +1,8 @@
 //! What a build begins with.
 
-use api_types::rest::ImageConfig;
 use oci_image::config::Defaults;
 use pool::{PoolError, Recipe, TemplateInfo, TemplateKind};
+use rest::ImageConfig;
 
 use super::{Build, CANCELLED, Failure, failed};
 use crate::builds::{

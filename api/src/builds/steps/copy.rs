@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use api_types::rest::LogLevel;
+use rest::LogLevel;
 
 use super::{Disk, Done, Place, StepError};
 use crate::builds::{

@@ -1,6 +1,6 @@
 //! RUN: `[command, user?]`. The user is that of this step only.
 
-use api_types::rest::LogLevel;
+use rest::LogLevel;
 
 use super::{Disk, Done, Place, StepError};
 use crate::builds::command::Command;

@@ -1,6 +1,6 @@
 //! USER: `[name, "true"?]`. An account that is missing is made; "true" lets it use sudo without a password.
 
-use api_types::rest::LogLevel;
+use rest::LogLevel;
 
 use super::{Disk, Done, Place, StepError};
 use crate::builds::{

@@ -5,8 +5,8 @@
 
 use std::io;
 
-use api_types::rest::{BuildStep, StartBuild};
 use pool::durable::{Durability, read_bounded, replace};
+use rest::{BuildStep, StartBuild};
 use serde::{Deserialize, Serialize};
 
 use super::{Header, Store};
@@ -151,9 +151,9 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use api_types::rest::ImageConfig;
     use oci_image::registry::Credentials;
     use proptest::prelude::*;
+    use rest::ImageConfig;
 
     use super::*;
     use crate::builds::plan::StepKind;

@@ -29,7 +29,7 @@ pub(super) fn component(name: &str) -> Result<&str, Failure> {
     if is_one {
         return Ok(name);
     }
-    let shown = api_types::guest_text(name);
+    let shown = envd::guest_text(name);
     Err(Failure::refused(format!(
         "the sandbox lists a file named {shown:?}, which no file can have"
     )))

@@ -9,7 +9,7 @@ use crate::{interpreter, workspace::Workspace};
 
 const PYTHON: &str = "guest/interpreter/hosts/python/cube_host/warm.py";
 const NODE: &str = "guest/interpreter/hosts/node/host.js";
-const COMMANDS: &str = "template/build/src/base.rs";
+const COMMANDS: &str = "template/src/base.rs";
 
 #[derive(Deserialize)]
 struct Training {

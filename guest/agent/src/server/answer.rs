@@ -1,6 +1,6 @@
 //! Answers of the Connect protocol on a connection.
 
-use api_types::envd::ConnectError;
+use envd::ConnectError;
 use transport::{After, Rest, http};
 
 use super::{core::Conn, envelope};

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use api_types::envd::{
+use envd::{
     ConnectCode::{InvalidArgument, Unimplemented},
     ConnectError, frame,
 };

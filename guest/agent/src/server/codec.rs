@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use api_types::envd::{
+use envd::{
     ConnectCode::{Internal, InvalidArgument},
     ConnectError,
     proto::{self, Method},

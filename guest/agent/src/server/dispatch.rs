@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use api_types::envd::{ErrorBody, Framing};
+use envd::{ErrorBody, Framing};
 use nix::sys::epoll::EpollFlags;
 use transport::{Admission, After, Key, Reactor, Refusal, Service, http};
 

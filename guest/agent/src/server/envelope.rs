@@ -1,6 +1,6 @@
 //! Messages of a stream, appended to a connection's output: HTTP chunk, Connect envelope and message in one pass.
 
-use api_types::envd::{ConnectError, EndStream, frame};
+use envd::{ConnectError, EndStream, frame};
 use transport::http;
 
 use super::codec::Codec;

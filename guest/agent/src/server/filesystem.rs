@@ -15,7 +15,7 @@ mod tasks;
 
 use std::{fs, io, path::Path};
 
-use api_types::envd::{
+use envd::{
     ConnectCode::{AlreadyExists, InvalidArgument},
     ConnectError, EntryResponse, ListDirRequest, MoveRequest, PathRequest,
 };

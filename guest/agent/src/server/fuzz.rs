@@ -1,6 +1,6 @@
 //! Runs the request parsers on arbitrary bytes.
 
-use api_types::envd::{
+use envd::{
     BadRequest, CloseStdinRequest, ConnectRequest, Decoded, Framing, InitRequest, ListDirRequest,
     MAX_HEAD, MoveRequest, PathRequest, SendInputRequest, SendSignalRequest, StartRequest,
     UpdateRequest, WatchDirRequest,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api_types::envd::{BadRequest, Blob};
+use envd::{BadRequest, Blob};
 use transport::Fields;
 
 use super::files::head::FileHead;

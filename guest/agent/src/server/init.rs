@@ -1,6 +1,6 @@
 //! `POST /init`: the identity and settings of the sandbox.
 
-use api_types::envd::InitRequest;
+use envd::InitRequest;
 
 use super::core::{Conn, Core};
 use crate::identity::IdentityError;

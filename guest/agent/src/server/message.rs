@@ -1,6 +1,6 @@
 //! Messages of the Connect protocol as values.
 
-use api_types::envd::{
+use envd::{
     ConnectCode::{self, Internal, InvalidArgument},
     ConnectError,
 };

@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use api_types::envd::Metrics;
+use envd::Metrics;
 use nix::sys::statvfs::{Statvfs, statvfs};
 
 /// Measures processor use between answers: holds the times of the previous answer, or zeros before the first, which

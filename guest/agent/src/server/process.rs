@@ -12,7 +12,7 @@ mod terminal;
 
 use std::{os::fd::AsFd, time::Instant};
 
-use api_types::envd::{
+use envd::{
     ConnectCode::{FailedPrecondition, Internal, InvalidArgument},
     ConnectError, ConnectRequest, ListResponse, ProcessInfo, SendSignalRequest, Signal,
     UpdateRequest,

@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{
+use envd::{
     ConnectCode::{Internal, InvalidArgument, NotFound, ResourceExhausted},
     ConnectError, CreateWatcherResponse, Empty, GetWatcherEventsResponse, WatchDirRequest,
     WatcherRequest,

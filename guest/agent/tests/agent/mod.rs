@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{ClientError, EnvdClient, ExecRequest, InitRequest, ProcessSelector};
+use envd::{ClientError, EnvdClient, ExecRequest, InitRequest, ProcessSelector};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 

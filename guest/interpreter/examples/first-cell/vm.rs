@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use api_types::envd::EnvdClient;
+use envd::EnvdClient;
 use model::{RestoreSpec, WorkingSetPrefault};
 use nix::sys::resource::{UsageWho, getrusage};
 use vmm_control::{VmProcess, fresh_identity, template::LoadedTemplate};

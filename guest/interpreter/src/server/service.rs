@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use api_types::envd::Framing;
+use envd::Framing;
 use nix::sys::epoll::EpollFlags;
 use transport::{Admission, After, Head, Key, Reactor, Service, http};
 

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest, InitRequest};
+use envd::{ENVD_PORT, EnvdClient, ExecRequest, InitRequest};
 use model::{RestoreSpec, WorkingSetPrefault};
 use serde_json::{Value, json};
 use vmm_control::{VmProcess, fresh_identity};

@@ -2,14 +2,15 @@
 
 use maud::{Markup, html};
 use model::StartPhase;
-use testbed::chart::{Frame, legend, place};
+use stats::chart::{Frame, legend, place};
 
 use super::phase_colour;
 use crate::{
     report::View,
     scenario::{Limit, Metric},
-    stats::{fold, quantile::Samples},
+    summary::fold,
 };
+use stats::quantile::Samples;
 
 struct Curve {
     name: String,

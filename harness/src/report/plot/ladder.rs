@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use maud::{Markup, html};
 use model::StartPhase;
-use testbed::chart::{Frame, place};
+use stats::chart::{Frame, place};
 
 use super::{Step, step_legend, steps};
 use crate::{event::Attempt, report::View};

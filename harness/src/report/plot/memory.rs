@@ -1,11 +1,11 @@
 //! Decrease of available memory over the number of clones.
 
 use maud::{Markup, html};
-use testbed::chart::{Frame, legend, place};
+use stats::chart::{Frame, legend, place};
 
 use crate::{
     report::{View, terminal::mb},
-    stats::fold::available,
+    summary::fold::available,
 };
 
 /// Draws the samples of all groups, each relative to the first sample of its group, and the fitted line.

@@ -1,14 +1,15 @@
 //! Latency over the number of living sandboxes, or over the time since the first start.
 
 use maud::{Markup, html};
-use testbed::chart::{Frame, legend, place};
+use stats::chart::{Frame, legend, place};
 
 use crate::{
     report::View,
     scenario::{Arrival, HoldUntil, Limit, Metric},
-    stats::{density, quantile::INFINITE},
+    summary::density,
 };
 use model::StartPhase;
+use stats::quantile::INFINITE;
 
 /// Circles of a plot at most; of more starts, only the slowest of each part is drawn, so that no slow one is hidden.
 const CIRCLES: usize = 1200;

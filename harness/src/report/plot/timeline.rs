@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 use model::StartPhase;
-use testbed::chart::{Frame, place};
+use stats::chart::{Frame, place};
 
 use super::{step_legend, steps};
 use crate::{event::Attempt, report::View};

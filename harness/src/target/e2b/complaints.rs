@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use api_types::guest_text;
+use envd::guest_text;
 
 /// Bytes of a line at most; a longer one counts as several.
 const LINE: u64 = 64 << 10;

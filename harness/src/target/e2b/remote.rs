@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use api_types::envd::{ENVD_PORT, EnvdClient};
+use envd::{ENVD_PORT, EnvdClient};
 use model::chain;
 use serde_json::Value;
 use testbed::{

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::HttpAnswer;
+use envd::HttpAnswer;
 use model::{Timeline, chain};
 use serde_json::Value;
 use testbed::{

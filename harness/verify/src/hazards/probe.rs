@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use api_types::envd::{ClientError, EnvdClient, ExecRequest};
+use envd::{ClientError, EnvdClient, ExecRequest};
 use model::chain;
 use serde_json::{Value, json};
 use testbed::{api::INTERPRETER_PORT, endpoint::Wire};

@@ -24,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::ExecRequest;
+use envd::ExecRequest;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use testbed::{

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::ExecRequest;
+use envd::ExecRequest;
 use model::chain;
 use netprobe::{Finding, Order, Probe};
 use serde::Deserialize;

@@ -7,11 +7,9 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use api_types::{
-    envd::{ClientError, ENVD_PORT, EnvdClient, ExecRequest, HttpAnswer, Timestamp},
-    rest::{ForkResult, ListedSandbox, SandboxState, SnapshotInfo},
-};
+use envd::{ClientError, ENVD_PORT, EnvdClient, ExecRequest, HttpAnswer, Timestamp};
 use model::{chain, clock::nanoseconds};
+use rest::{ForkResult, ListedSandbox, SandboxState, SnapshotInfo};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use testbed::{

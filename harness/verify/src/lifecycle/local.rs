@@ -9,7 +9,8 @@ use std::{
 };
 
 use model::chain;
-use testbed::{leftovers, random::SplitMix64, server::LocalServer};
+use stats::random::SplitMix64;
+use testbed::{leftovers, server::LocalServer};
 
 use crate::remains::Remains;
 

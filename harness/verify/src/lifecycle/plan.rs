@@ -4,7 +4,7 @@
 use std::{fmt, ops::RangeInclusive};
 
 use serde::Serialize;
-use testbed::random::SplitMix64;
+use stats::random::SplitMix64;
 
 /// Clients of an episode. Each performs its steps in order.
 pub(super) const CLIENTS: u8 = 4;

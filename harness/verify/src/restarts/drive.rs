@@ -8,9 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::EnvdClient;
+use envd::EnvdClient;
 use model::{chain, clock::monotonic_ns};
-use testbed::{random::SplitMix64, server::LocalServer};
+use stats::random::SplitMix64;
+use testbed::server::LocalServer;
 
 use super::{
     judge::{Bare, Ended, Kind, Restart},

@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use api_types::envd::{ENVD_PORT, EnvdClient};
+use envd::{ENVD_PORT, EnvdClient};
 use serde_json::{Value, json};
 use testbed::api::{Api, Created};
 

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use api_types::envd::{ClientError, EnvdClient, Transport};
+use envd::{ClientError, EnvdClient, Transport};
 use model::chain;
 use testbed::{
     api::Api,

@@ -14,7 +14,8 @@ use std::{
     time::Duration,
 };
 
-use testbed::{api::Api, random::SplitMix64};
+use stats::random::SplitMix64;
+use testbed::api::Api;
 
 use super::{
     event::{Cause, Event, Fate, Record, Seen, Work},

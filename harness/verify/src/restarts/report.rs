@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use maud::html;
-use testbed::{
+use stats::{
     chart::{Frame, standalone},
-    quantile::nearest_rank,
+    rank::nearest_rank,
 };
 
 use super::judge::{Kind, Proof, RestartReport};

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{ClientError, EnvdClient, ExecRequest};
+use envd::{ClientError, EnvdClient, ExecRequest};
 use model::template_file;
 use template::until_quiet;
 use vmm_control::{ControlClient, ControlError, files::Lineage};

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
+use envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
 use model::chain;
 use model::{Bytes, HypercallPath, RestoreSpec, VmSpec, WorkingSetPrefault};
 use vmm_control::{

@@ -1,5 +1,5 @@
-use api_types::rest::{BuildStep, ImageRegistry, StartBuild};
 use oci_image::registry::Credentials;
+use rest::{BuildStep, ImageRegistry, StartBuild};
 
 use super::*;
 

@@ -13,7 +13,7 @@ impl World {
     }
 
     async fn start_from(&self, build: &Requested, template: &str) {
-        let request = api_types::rest::StartBuild {
+        let request = rest::StartBuild {
             from_template: Some(template.to_owned()),
             ..Default::default()
         };

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use api_types::envd::ErrorBody;
+use envd::ErrorBody;
 use flate2::{Compression, write::GzEncoder};
 
 use transport::{Exchange, Gone, Key, Rest, Step, http};

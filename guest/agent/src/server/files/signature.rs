@@ -1,6 +1,6 @@
 //! Signed links: access to one file without the access token. Pure.
 
-use api_types::envd::Blob;
+use envd::Blob;
 use sha2::{Digest, Sha256};
 
 use transport::http;

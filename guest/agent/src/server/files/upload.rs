@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use api_types::envd::WriteInfo;
+use envd::WriteInfo;
 use flate2::write::MultiGzDecoder;
 
 use transport::{Refusal, Sink, http};

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use api_types::envd::{EntryInfo, FileType, Timestamp};
+use envd::{EntryInfo, FileType, Timestamp};
 
 use super::super::files::metadata;
 use crate::users::UserDb;

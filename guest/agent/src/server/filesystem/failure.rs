@@ -2,7 +2,7 @@
 
 use std::{io, path::Path};
 
-use api_types::envd::{
+use envd::{
     ConnectCode::{FailedPrecondition, Internal, InvalidArgument, NotFound, PermissionDenied},
     ConnectError,
 };

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, fs, io, path::PathBuf, vec};
 
-use api_types::envd::{ConnectCode, ConnectError, EntryInfo};
+use envd::{ConnectCode, ConnectError, EntryInfo};
 
 use super::{
     super::message::error,

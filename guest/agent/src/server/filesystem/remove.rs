@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use api_types::envd::{ConnectCode, ConnectError};
+use envd::{ConnectCode, ConnectError};
 use nix::{
     dir::Dir,
     errno::Errno,

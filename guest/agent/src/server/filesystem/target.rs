@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use api_types::envd::{
+use envd::{
     ConnectCode::{InvalidArgument, Unauthenticated},
     ConnectError,
 };

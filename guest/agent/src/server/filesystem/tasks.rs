@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use api_types::envd::{ConnectError, ListDirResponse};
+use envd::{ConnectError, ListDirResponse};
 use transport::{Exchange, Gone, Key, Step};
 
 use super::{

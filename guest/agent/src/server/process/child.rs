@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{EndEvent, ProcessConfig};
+use envd::{EndEvent, ProcessConfig};
 use nix::{
     errno::Errno,
     sys::signal::{Signal, kill},

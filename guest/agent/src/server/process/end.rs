@@ -1,6 +1,6 @@
 //! The end of a process in the words of Go's `ProcessState`, which envd sends.
 
-use api_types::envd::EndEvent;
+use envd::EndEvent;
 
 /// Converts a status of waitpid(2); `None` if the process has only stopped or continued.
 pub(crate) fn end_event(status: i32) -> Option<EndEvent> {

@@ -1,7 +1,7 @@
 //! Events of a process, appended to a connection's output. Output of the process is encoded as base64 without an
 //! intermediate copy.
 
-use api_types::envd::{
+use envd::{
     Blob, EndEvent, EventResponse, ProcessEvent,
     proto::{self, DataField},
 };
@@ -78,7 +78,7 @@ pub(crate) fn push_end(out: &mut Vec<u8>, codec: Codec, end: &EndEvent) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api_types::envd::{ChunkedDecoder, DataEvent, Decoded, StartEvent, frame};
+    use envd::{ChunkedDecoder, DataEvent, Decoded, StartEvent, frame};
 
     #[test]
     fn the_wire_types_read_the_events_written_here() {

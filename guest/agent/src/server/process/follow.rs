@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use api_types::envd::{ConnectCode::DeadlineExceeded, ConnectError};
+use envd::{ConnectCode::DeadlineExceeded, ConnectError};
 use nix::sys::{epoll::EpollFlags, signal::Signal};
 use transport::{Exchange, Gone, Key, ROUNDS, Step, Work};
 

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use api_types::envd::{
+use envd::{
     CloseStdinRequest,
     ConnectCode::{DeadlineExceeded, FailedPrecondition, InvalidArgument},
     ConnectError, Decoded, Framing, ProcessInput, SendInputRequest, StreamInputRequest, frame,

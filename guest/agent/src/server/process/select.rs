@@ -1,6 +1,6 @@
 //! Finding the process that a request names.
 
-use api_types::envd::{
+use envd::{
     ConnectCode::{InvalidArgument, NotFound},
     ConnectError, ProcessSelector,
 };

@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use api_types::envd::{
+use envd::{
     ConnectCode::{
         Internal, InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated,
     },

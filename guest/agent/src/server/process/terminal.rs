@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use api_types::envd::{ConnectCode, ConnectError, PtySize};
+use envd::{ConnectCode, ConnectError, PtySize};
 use nix::{
     errno::Errno,
     fcntl::{FcntlArg, FdFlag, OFlag, fcntl},

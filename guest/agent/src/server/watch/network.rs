@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use api_types::envd::ConnectError;
+use envd::ConnectError;
 use nix::sys::statfs::{FUSE_SUPER_MAGIC, FsType, NFS_SUPER_MAGIC, SMB_SUPER_MAGIC, statfs};
 
 use super::super::filesystem::failure::explain;

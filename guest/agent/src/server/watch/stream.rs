@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use api_types::envd::{
-    ConnectCode::DeadlineExceeded, ConnectError, Empty, FilesystemEvent, WatchDirResponse,
-};
+use envd::{ConnectCode::DeadlineExceeded, ConnectError, Empty, FilesystemEvent, WatchDirResponse};
 use transport::{Exchange, Gone, Key, ROUNDS, Step, Work};
 
 use super::{

@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use api_types::envd::EventType;
+use envd::EventType;
 use nix::{
     errno::Errno,
     sys::inotify::{AddWatchFlags as Mask, InitFlags, Inotify, InotifyEvent, WatchDescriptor},

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use api_types::envd::{
+use envd::{
     ConnectCode::{DataLoss, Internal, InvalidArgument, ResourceExhausted},
     ConnectError, EventType, FilesystemEvent,
 };

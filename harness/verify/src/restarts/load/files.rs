@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use model::clock::monotonic_ns;
-use testbed::random::SplitMix64;
+use stats::random::SplitMix64;
 
 use super::{Fault, Site};
 use crate::restarts::{

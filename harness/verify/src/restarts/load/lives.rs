@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use api_types::envd::HttpAnswer;
+use envd::HttpAnswer;
 use model::clock::monotonic_ns;
 use serde_json::Value;
-use testbed::{api::Created, random::SplitMix64};
+use stats::random::SplitMix64;
+use testbed::api::Created;
 
 use super::{Fault, Site};
 use crate::restarts::{

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use api_types::envd::{EnvdClient, ExecRequest};
+use envd::{EnvdClient, ExecRequest};
 use model::clock::monotonic_ns;
 use serde::Deserialize;
-use testbed::random::SplitMix64;
+use stats::random::SplitMix64;
 
 use super::{Fault, Site};
 use crate::restarts::{

@@ -2,13 +2,13 @@
 
 use std::{thread, time::Duration};
 
-use api_types::envd::{
+use envd::{
     Blob, ClientError, Empty, EnvdClient, EventType, ExecRequest, ExecStream, ProcessConfig,
     ProcessInput, ProcessSelector, Pty, PtySize, SendInputRequest, SendSignalRequest, Signal,
     StartRequest, WatchDirRequest, WatchStream,
 };
 use model::clock::monotonic_ns;
-use testbed::random::SplitMix64;
+use stats::random::SplitMix64;
 
 use super::{BACKOFF, Fault, Site};
 use crate::restarts::{
