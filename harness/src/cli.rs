@@ -591,7 +591,7 @@ fn history(dirs: &[PathBuf], out: &Path) -> Result<End, CommandError> {
         let runs = std::fs::read_dir(dir).map_err(io_error)?;
         for run in runs {
             let path = run.map_err(io_error)?.path();
-            if path.join(record::EVENTS_FILE).exists() {
+            if record::events_file(&path).is_some() {
                 entries.push(Entry {
                     name: path.display().to_string(),
                     run: document(&path).map_err(|error| chain(&error)),

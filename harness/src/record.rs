@@ -3,14 +3,18 @@
 
 use std::{
     fs::File,
-    io::{self, BufRead, BufReader, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
 };
+
+use ruzstd::decoding::StreamingDecoder;
 
 use crate::event::{EVENTS_FORMAT, RunEvent};
 
 /// Name of the event file in the results directory of a run.
 pub const EVENTS_FILE: &str = "events.jsonl";
+/// The same file of a published run, compressed by zstd.
+pub const COMPRESSED_EVENTS_FILE: &str = "events.jsonl.zst";
 
 /// Recorded events that cannot be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +72,23 @@ impl Recorder {
     }
 }
 
+/// The events file of a run, plain or compressed; `None` if the directory has neither.
+#[must_use]
+pub fn events_file(dir: &Path) -> Option<PathBuf> {
+    let paths = [EVENTS_FILE, COMPRESSED_EVENTS_FILE].map(|name| dir.join(name));
+    paths.into_iter().find(|path| path.exists())
+}
+
+/// Opens an events file, whose name says whether it is compressed.
+fn open(path: &Path) -> io::Result<Box<dyn Read>> {
+    let file = BufReader::new(File::open(path)?);
+    if path.extension().is_some_and(|ending| ending == "zst") {
+        let decoder = StreamingDecoder::new(file).map_err(io::Error::other)?;
+        return Ok(Box::new(decoder));
+    }
+    Ok(Box::new(file))
+}
+
 /// Reads the events of a run. A last line that cannot be parsed is dropped, because a crash can leave an incomplete
 /// line.
 ///
@@ -75,13 +96,13 @@ impl Recorder {
 /// Returns [`RecordError::Io`] if the file cannot be read, [`RecordError::Line`] for a damaged line before the last, and
 /// [`RecordError::Format`] if the first event is not the start of a run of this format.
 pub fn read(dir: &Path) -> Result<Vec<RunEvent>, RecordError> {
-    let path = dir.join(EVENTS_FILE);
+    let path = events_file(dir).unwrap_or_else(|| dir.join(EVENTS_FILE));
     let io_error = |source| RecordError::Io {
         path: path.clone(),
         source,
     };
-    let file = File::open(&path).map_err(io_error)?;
-    let lines: Vec<String> = BufReader::new(file)
+    let events = open(&path).map_err(io_error)?;
+    let lines: Vec<String> = BufReader::new(events)
         .lines()
         .collect::<Result<_, _>>()
         .map_err(io_error)?;
@@ -136,6 +157,19 @@ mod tests {
         recorder.file.write_all(b"{\"attempt\":{\"rou").unwrap();
         assert_eq!(read(dir.path()).unwrap(), [started(), ended]);
         assert!(Recorder::create(dir.path()).is_err());
+    }
+
+    #[test]
+    fn compressed_events_read_back_and_a_cut_file_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let line = serde_json::to_string(&started()).unwrap() + "\n";
+        let level = ruzstd::encoding::CompressionLevel::Fastest;
+        let compressed = ruzstd::encoding::compress_to_vec(line.as_bytes(), level);
+        let path = dir.path().join(COMPRESSED_EVENTS_FILE);
+        std::fs::write(&path, &compressed).unwrap();
+        assert_eq!(read(dir.path()).unwrap(), [started()]);
+        std::fs::write(&path, &compressed[..compressed.len() / 2]).unwrap();
+        assert!(matches!(read(dir.path()), Err(RecordError::Io { .. })));
     }
 
     #[test]

@@ -137,7 +137,7 @@ pub fn read(dir: &Path) -> Result<Recorded, ReadError> {
     let mut host: Option<HostFacts> = None;
     for (index, side) in super::order(plan.blocks).into_iter().enumerate() {
         let path = block_dir(dir, index, side);
-        if !path.join(record::EVENTS_FILE).exists() {
+        if record::events_file(&path).is_none() {
             break;
         }
         let summary = fold::fold(&record::read(&path)?);
