@@ -26,7 +26,7 @@ const SERVER: &str = "CUBE_LOAD_SERVER";
 const SERVERS: &str = "CUBE_LOAD_SERVERS";
 /// Size of the image that is pulled and converted.
 const IMAGE_MIB: (&str, usize) = ("CUBE_LOAD_IMAGE_MIB", 64);
-/// Of medians. Generous, because few starts decide here, beside other tests: 2.5 was seen. docs/use/templates.md has the
+/// Of medians. Generous, because few starts decide here, beside other tests: 2.5 was seen. results/notes-use.md has the
 /// command of a measurement.
 const LARGEST_RATIO: f64 = 5.0;
 /// Never ends by itself.
