@@ -46,7 +46,7 @@ struct Options {
 }
 
 /// Guests and the server need cores too: with as many threads as cores, a request wakes a thread on another core for each
-/// step, and takes longer (docs/use/egress.md).
+/// step, and takes longer (results/notes-use.md).
 fn threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / 2).clamp(1, 8)

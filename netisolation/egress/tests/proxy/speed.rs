@@ -1,4 +1,4 @@
-//! Figures for docs/use/egress.md: `cargo test --release -p egress --test proxy speed -- --ignored --nocapture --test-threads 1`.
+//! Figures for results/notes-use.md: `cargo test --release -p egress --test proxy speed -- --ignored --nocapture --test-threads 1`.
 
 use std::{net::SocketAddr, sync::Arc, time::Instant};
 
