@@ -13,7 +13,7 @@
 //!
 //! The record that a pause writes is one file with two names, `record.json` and `pause/record.json`. Later records
 //! replace only the first name, without a sync. If the host crashes then and leaves a torn `record.json`, the record of
-//! the pause still exists. `docs/operate/durability.md` lists the order of all writes.
+//! the pause still exists. `docs/develop/write-order.md` lists the order of all writes.
 
 use std::{
     fs::{self, DirBuilder},
