@@ -31,6 +31,12 @@ pub(crate) const SANDBOX: Part = Part {
     results: "results/conformance",
 };
 
+/// The same for each change: one SDK of each language.
+pub(crate) const SANDBOX_USUAL: Part = Part {
+    sdks: &["python-2.63.0", "js-2.51.0"],
+    ..SANDBOX
+};
+
 /// The features of the code interpreter, for the SDK versions that have a code interpreter package.
 pub(crate) const INTERPRETER: Part = Part {
     area: "interpreter",

@@ -25,6 +25,15 @@ pub(crate) enum Prover {
 }
 
 impl Prover {
+    pub(crate) const ALL: [Self; 4] = [
+        Self::Isolation,
+        Self::Confinement,
+        Self::Restarts,
+        Self::Lifecycle,
+    ];
+    /// Those that run for each change: their cases do not become better with time.
+    pub(crate) const USUAL: [Self; 2] = [Self::Isolation, Self::Confinement];
+
     /// The name of the subcommand of `cube-bench verify`, which is also the name of its report without the extension.
     fn name(self) -> &'static str {
         match self {

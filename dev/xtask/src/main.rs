@@ -62,7 +62,7 @@ mod repository;
 use binaries::HostBinaries;
 use prepare::Freshness;
 use progress::Progress;
-use tiers::Tier;
+use tiers::{Selection, Tier};
 use workspace::Workspace;
 
 const EXIT_BUG: u8 = 1;
@@ -112,12 +112,14 @@ enum Task {
     Peers,
     /// Fetch the etcd of the tier `cluster` into target/cube/stages/etcd.
     Etcd,
-    /// Build everything, check format and lints, and run the tests.
+    /// Build everything, check format and lints, and run the tests that every change has to pass.
     Test {
-        /// Run only this tier; may be repeated. Default: every tier that this host supports. `unit` needs neither root
-        /// nor KVM.
+        /// Run this whole tier instead; may be repeated. `unit` needs neither root nor KVM.
         #[arg(long = "tier", value_enum)]
         tiers: Vec<Tier>,
+        /// Run every tier, whole.
+        #[arg(long, conflicts_with = "tiers")]
+        all: bool,
     },
     /// Install missing packages; build the images, the binaries and the template `base`.
     Prepare {
@@ -228,7 +230,10 @@ fn run(task: Task) -> Result<ExitCode> {
             scenario,
             arguments,
         } => return tasks::bench(&workspace, &scenario, &arguments, progress),
-        Task::Test { tiers } => return tasks::test(&workspace, &tiers, progress),
+        Task::Test { tiers, all } => {
+            let selection = Selection::of(tiers, all);
+            return tasks::test(&workspace, &selection, progress);
+        }
         Task::Verify { arguments } => return tasks::verify(&workspace, &arguments, progress),
         Task::Blocks { run: false } => {
             println!("{}", blocks::Blocks::load(&workspace)?.list());

@@ -19,7 +19,7 @@ use crate::{
     prepare::Freshness,
     progress::Progress,
     smoke, soak,
-    tiers::{self, Outcome, TestEnvironment, Tier},
+    tiers::{self, Outcome, Selection, TestEnvironment, Tier},
     tool,
     workspace::Workspace,
 };
@@ -74,21 +74,18 @@ struct TierPlan {
 }
 
 impl TierPlan {
-    /// Plans the tiers in `requested`. If it is empty, plans all usual tiers; without KVM on this host, the tiers that
-    /// need it are skipped. A requested tier is never skipped: it fails if the host does not support it.
-    fn decide(requested: &[Tier]) -> Result<Self> {
+    /// Plans the tiers of a selection. Without KVM on this host, those that need it are skipped, unless they were named:
+    /// a named tier fails if the host does not support it.
+    fn decide(selection: &Selection) -> Result<Self> {
         let mut plan = Self {
-            run: requested.to_vec(),
+            run: selection.tiers(),
             skipped: Vec::new(),
         };
-        if requested.is_empty() {
-            plan.run = Tier::USUAL.to_vec();
-        }
         if plan.run.iter().any(|tier| *tier != Tier::Unit) {
             host::check_system()?;
         }
         if let Err(lack) = host::check_kvm()
-            && requested.is_empty()
+            && !matches!(selection, Selection::Tiers(_))
         {
             let lack = lack.to_string();
             for tier in plan.run.iter().filter(|tier| tier.needs_kvm()) {
@@ -100,14 +97,14 @@ impl TierPlan {
     }
 }
 
-/// Runs the lints, then the tests. The last line on standard output is the summary. If `requested` is empty and this
-/// host has no KVM, runs the tiers that do not need it, and returns exit code 6 if all of them pass.
+/// Runs the lints, then the tests. The last line on standard output is the summary. If no tier is named and this host has
+/// no KVM, runs the tiers that do not need it, and returns exit code 6 if all of them pass.
 pub(crate) fn test(
     workspace: &Workspace,
-    requested: &[Tier],
+    selection: &Selection,
     progress: Progress,
 ) -> Result<ExitCode> {
-    let plan = TierPlan::decide(requested)?;
+    let plan = TierPlan::decide(selection)?;
     for (tier, lack) in &plan.skipped {
         progress.line(&format!("tier {tier} will be skipped: {lack}"));
     }
@@ -121,7 +118,7 @@ pub(crate) fn test(
         Ok(())
     };
     let environment = spent.on("preparation, lints, build of the tests", || {
-        prepare_for(workspace, &plan.run, progress, checks)
+        prepare_for(workspace, selection, &plan.run, progress, checks)
     })?;
     let mut outcome = dependencies::check(workspace, progress)?;
     let tests: Vec<Tier> = plan
@@ -138,7 +135,7 @@ pub(crate) fn test(
                     let idle = || fuzz::build(workspace, workspace.idle_cargo(), progress.beside());
                     scope.spawn(idle);
                 }
-                tiers::run(workspace, &tests, &environment)
+                tiers::run(workspace, &tests, selection, &environment)
             })
         };
         outcome = outcome.and(spent.on("cargo's tests", cargo)?);
@@ -147,11 +144,11 @@ pub(crate) fn test(
     rest.retain(|tier| plan.run.contains(tier));
     if BESIDE.iter().all(|tier| rest.contains(tier)) {
         rest.retain(|tier| !BESIDE.contains(tier));
-        let beside = || beside(workspace, &environment, progress.beside());
+        let beside = || beside(workspace, selection, &environment, progress.beside());
         outcome = outcome.and(spent.on("hvm beside fuzz", beside)?);
     }
     for tier in rest {
-        let rest = || beyond_cargo(workspace, tier, &environment, progress);
+        let rest = || beyond_cargo(workspace, tier, selection, &environment, progress);
         outcome = outcome.and(spent.on(&tier.to_string(), rest)?);
     }
     progress.line(&spent.summary());
@@ -163,11 +160,12 @@ const BESIDE: [Tier; 2] = [Tier::Hvm, Tier::Fuzz];
 
 fn beside(
     workspace: &Workspace,
+    selection: &Selection,
     environment: &TestEnvironment,
     progress: Progress,
 ) -> Result<Outcome> {
     std::thread::scope(|scope| {
-        let run = |tier| beyond_cargo(workspace, tier, environment, progress);
+        let run = |tier| beyond_cargo(workspace, tier, selection, environment, progress);
         let threads = BESIDE.map(|tier| scope.spawn(move || run(tier)));
         let mut outcome = Outcome::default();
         // Each is waited for, so that an error of one does not end the other.
@@ -183,10 +181,12 @@ fn beside(
 fn beyond_cargo(
     workspace: &Workspace,
     tier: Tier,
+    selection: &Selection,
     environment: &TestEnvironment,
     progress: Progress,
 ) -> Result<Outcome> {
     let mut outcome = Outcome::default();
+    let is_whole = *selection != Selection::Usual;
     match tier {
         Tier::Unit | Tier::Net | Tier::Image | Tier::Kvm | Tier::Cluster => {}
         Tier::Interpreter => {
@@ -197,17 +197,22 @@ fn beyond_cargo(
         Tier::HvmVmx => outcome = hvm::run(workspace, progress, &Work::Vmx)?,
         Tier::Fuzz => outcome = fuzz::run(workspace, progress)?,
         Tier::Isolation => {
-            for prover in [
-                Prover::Isolation,
-                Prover::Confinement,
-                Prover::Restarts,
-                Prover::Lifecycle,
-            ] {
+            let provers: &[Prover] = if is_whole {
+                &Prover::ALL
+            } else {
+                &Prover::USUAL
+            };
+            for prover in provers {
                 outcome = outcome.and(prover.run(workspace, environment)?);
             }
         }
         Tier::E2b => {
-            outcome = conformance::run(workspace, &conformance::SANDBOX, environment, progress)?
+            let part = if is_whole {
+                &conformance::SANDBOX
+            } else {
+                &conformance::SANDBOX_USUAL
+            };
+            outcome = conformance::run(workspace, part, environment, progress)?
                 .and(blocks::run(workspace, environment)?);
         }
         Tier::Bench => outcome = smoke::run(workspace, environment)?,
@@ -313,6 +318,7 @@ pub(crate) fn soak(
 /// Builds the binaries and templates that these tiers need, and calls `checks` when the host's packages are there.
 fn prepare_for(
     workspace: &Workspace,
+    selection: &Selection,
     tiers: &[Tier],
     progress: Progress,
     checks: impl FnOnce(Progress) -> Result<()> + Send,
@@ -321,8 +327,9 @@ fn prepare_for(
     if tiers.contains(&Tier::Fuzz) {
         fuzz::compiler(workspace, progress)?;
     }
-    // The tests of guests in tier kvm make images with the same tools.
-    if tiers.contains(&Tier::Image) || tiers.contains(&Tier::Kvm) {
+    // The tests of guests in the tier kvm make images with the same tools.
+    let is_whole = *selection != Selection::Usual;
+    if tiers.contains(&Tier::Image) || tiers.contains(&Tier::Kvm) && is_whole {
         prepare::image_tools(workspace, progress)?;
     }
     if tiers.contains(&Tier::Cluster) {
@@ -339,7 +346,7 @@ fn prepare_for(
         checks(progress)?;
         binaries.map(|binaries| binaries.dir)
     };
-    let later_vmms = if tiers.contains(&Tier::Kvm) {
+    let later_vmms = if tiers.contains(&Tier::Kvm) && is_whole {
         let log = artifacts.join("log/later-vmms.log");
         std::fs::write(&log, "")?;
         Some(binaries::build_later_vmms(workspace, progress, &log)?)
@@ -380,10 +387,8 @@ fn lint(workspace: &Workspace, progress: Progress) -> Result<()> {
 }
 
 fn conclude(outcome: &Outcome, plan: &TierPlan) -> ExitCode {
-    for tier in Tier::USUAL.iter().filter(|tier| !plan.run.contains(tier)) {
-        let lack = plan.skipped.iter().find(|(skipped, _)| skipped == tier);
-        let reason = lack.map_or("not requested", |(_, lack)| lack);
-        eprintln!("tier {tier} skipped: {reason}");
+    for (tier, lack) in &plan.skipped {
+        eprintln!("tier {tier} skipped: {lack}");
     }
     println!("{}", outcome.counts);
     ExitCode::from(match (outcome.success, plan.skipped.is_empty()) {

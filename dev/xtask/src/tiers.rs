@@ -63,20 +63,14 @@ impl std::fmt::Display for Tier {
 }
 
 impl Tier {
-    /// The tiers that `cargo xtask test` runs by default.
-    pub(crate) const USUAL: [Self; 12] = [
+    /// The tiers of [`Selection::Usual`].
+    const USUAL: [Self; 6] = [
         Self::Unit,
         Self::Net,
-        Self::Image,
         Self::Kvm,
-        Self::Interpreter,
-        Self::Cluster,
-        Self::Hvm,
-        Self::Fuzz,
         Self::Isolation,
         Self::E2b,
         Self::Bench,
-        Self::Console,
     ];
 
     pub(crate) fn needs_kvm(self) -> bool {
@@ -135,6 +129,50 @@ impl Tier {
             Self::Cluster => Some("cluster_"),
         }
     }
+}
+
+/// The tests of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Selection {
+    /// The tests that every change has to pass, in half an hour on two cores: [`Tier::USUAL`], with the tests in
+    /// `usual-kvm.txt` of the tier `kvm`, two SDKs, and the two provers whose cases do not depend on time.
+    Usual,
+    /// Whole tiers.
+    Tiers(Vec<Tier>),
+    /// Every tier, whole.
+    All,
+}
+
+impl Selection {
+    pub(crate) fn of(tiers: Vec<Tier>, all: bool) -> Self {
+        match (all, tiers.is_empty()) {
+            (true, _) => Self::All,
+            (false, true) => Self::Usual,
+            (false, false) => Self::Tiers(tiers),
+        }
+    }
+
+    pub(crate) fn tiers(&self) -> Vec<Tier> {
+        match self {
+            Self::Usual => Tier::USUAL.to_vec(),
+            Self::Tiers(tiers) => tiers.clone(),
+            Self::All => Tier::value_variants().to_vec(),
+        }
+    }
+
+    /// The tests of the tier `kvm` that run; `None` for all.
+    pub(crate) fn kvm_tests(&self) -> Option<Vec<&'static str>> {
+        match self {
+            Self::Usual => Some(usual_kvm_tests()),
+            Self::Tiers(_) | Self::All => None,
+        }
+    }
+}
+
+/// The names in `usual-kvm.txt`.
+pub(crate) fn usual_kvm_tests() -> Vec<&'static str> {
+    let lines = include_str!("../usual-kvm.txt").lines();
+    lines.filter(|line| line.starts_with("kvm_")).collect()
 }
 
 /// The tiers whose tests have a prefix. Tests with the prefix `soak_` are ignored by both runners; [`crate::soak`] runs
@@ -222,11 +260,13 @@ pub(crate) struct TestEnvironment {
 pub(crate) fn run(
     workspace: &Workspace,
     tiers: &[Tier],
+    selection: &Selection,
     environment: &TestEnvironment,
 ) -> Result<Outcome> {
     let runner = Runner::installed(workspace);
     let mut command = match runner {
-        Runner::Nextest => nextest(workspace, tiers),
+        Runner::Nextest => nextest(workspace, &filter(tiers, selection)),
+        // Selects by substrings, so it runs whole tiers.
         Runner::CargoTest => cargo_test(workspace, tiers),
     };
     command.env("CUBE_ARTIFACTS", &environment.artifacts);
@@ -276,7 +316,7 @@ impl Runner {
     }
 }
 
-fn nextest(workspace: &Workspace, tiers: &[Tier]) -> Command {
+fn nextest(workspace: &Workspace, filter: &str) -> Command {
     let mut command = workspace.cargo();
     command
         .args([
@@ -289,7 +329,7 @@ fn nextest(workspace: &Workspace, tiers: &[Tier]) -> Command {
         .arg("--config-file")
         .arg(workspace.root().join("dev/xtask/nextest.toml"))
         .args(["--test-threads", &at_a_time().to_string()])
-        .args(["--no-tests=warn", "-E", &filter(tiers)]);
+        .args(["--no-tests=warn", "-E", filter]);
     command
 }
 
@@ -299,14 +339,14 @@ fn at_a_time() -> usize {
     cores + cores.div_ceil(2)
 }
 
-/// A nextest filter expression that selects the tests of these tiers.
-fn filter(tiers: &[Tier]) -> String {
+/// A nextest filter expression that selects the selected tests of these tiers.
+fn filter(tiers: &[Tier], selection: &Selection) -> String {
     let named = |prefix: &str| format!("test(/(^|::){prefix}/)");
-    let mut terms: Vec<_> = tiers
-        .iter()
-        .filter_map(|tier| tier.prefix())
-        .map(named)
-        .collect();
+    let of_tier = |tier: &Tier| match (tier, selection.kvm_tests()) {
+        (Tier::Kvm, Some(names)) => Some(format!("test(/(^|::)({})$/)", names.join("|"))),
+        _ => tier.prefix().map(named),
+    };
+    let mut terms: Vec<_> = tiers.iter().filter_map(of_tier).collect();
     if tiers.contains(&Tier::Unit) {
         let others: Vec<_> = PREFIXED
             .iter()
@@ -460,9 +500,15 @@ mod tests {
 
     #[test]
     fn the_nextest_filter_selects_exactly_the_requested_tiers() {
-        assert_eq!(filter(&[Tier::Kvm]), "test(/(^|::)kvm_/)");
+        let all = Selection::All;
+        assert_eq!(filter(&[Tier::Kvm], &all), "test(/(^|::)kvm_/)");
+        let usual = filter(&[Tier::Kvm], &Selection::Usual);
+        assert!(
+            usual.starts_with("test(/(^|::)(kvm_boot_with_patched_hypercalls|kvm_"),
+            "{usual}"
+        );
         assert_eq!(
-            filter(&[Tier::Unit, Tier::Net]),
+            filter(&[Tier::Unit, Tier::Net], &all),
             "test(/(^|::)net_/) + not (test(/(^|::)net_/) + test(/(^|::)image_/) + \
              test(/(^|::)kvm_/) + test(/(^|::)interpreter_/) + test(/(^|::)cluster_/))"
         );

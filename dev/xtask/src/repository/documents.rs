@@ -17,7 +17,7 @@ use super::{
     markdown::{self, Located},
     sources::{Sources, entries, file_name, visible_dirs},
 };
-use crate::{Cli, Task, workspace::Workspace};
+use crate::{Cli, Task, tiers, workspace::Workspace};
 
 /// Endings of paths that are checked even if they do not begin with a top-level directory.
 const SOURCE_ENDINGS: [&str; 8] = [".rs", ".toml", ".md", ".txt", ".yml", ".py", ".mjs", ".c"];
@@ -116,6 +116,18 @@ fn is_placeholder(component: &str) -> bool {
             "LICENSE",
         ]
         .contains(&stem)
+}
+
+#[test]
+fn the_usual_tests_of_the_tier_kvm_exist() {
+    let sources = Sources::load(workspace().root());
+    let names = tiers::usual_kvm_tests();
+    assert!(names.len() > 40, "{names:?}");
+    let missing: Vec<_> = names
+        .iter()
+        .filter(|name| !sources.has_function(name))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 #[test]

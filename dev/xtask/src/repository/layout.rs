@@ -8,7 +8,10 @@ use crate::workspace::Workspace;
 const MOST_DIRS: usize = 17;
 const MOST_FILES: usize = 12;
 /// Folders that contain crates. Each crate is described in its own README or in the README of its folder.
-const GROUPS: [&str; 7] = [
+const GROUPS: [&str; 10] = [
+    "base",
+    "wire",
+    "harness/verify",
     "guest",
     "dev",
     "vmm",
