@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* Keys and values of the maps, shared by the programs and the server. `src/layout.rs` declares the same structures,
- * and a test compares sizes and offsets with the type information that clang writes. Addresses and ports are in
- * network byte order unless a comment says otherwise. */
+/* Keys and values of the maps, shared by the programs and the server. `src/datapath/layout.rs` declares the same
+ * structures, and a test compares sizes and offsets with the type information that clang writes. Addresses and ports
+ * are in network byte order unless a comment says otherwise. */
 #pragma once
 
 #include <linux/types.h>
@@ -161,7 +161,7 @@ _Static_assert(__builtin_offsetof(struct record, refusal) == 8, "no padding");
 
 enum direction { OUT, IN };
 
-/* The numbers of `Reason` in `src/event.rs`, which documents them. */
+/* The numbers of `Reason` in `src/events/event.rs`, which documents them. */
 enum reason {
 	PASS = 0,
 	POLICY = 1,

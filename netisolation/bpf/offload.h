@@ -5,7 +5,7 @@
 
 #include "packet.h"
 
-/* kfuncs. The loader replaces these placeholder addresses with the functions' BTF ids (`src/kfuncs.rs`). */
+/* kfuncs. The loader replaces these placeholder addresses with the functions' BTF ids (`src/datapath/kfuncs.rs`). */
 static void *(*const bpf_cast_to_kern_ctx)(void *skb) = (void *)0x63756201;
 static void *(*const bpf_rdonly_cast)(const void *at, __u32 type) = (void *)0x63756202;
 

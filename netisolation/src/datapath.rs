@@ -1,9 +1,25 @@
 //! Loads the eBPF programs and their maps, and attaches the programs to devices.
 //!
-//! Programs, maps and links are pinned ([`crate::bpffs`]), so they stay in force when the server dies. The next server
+//! Programs, maps and links are pinned ([`bpffs`]), so they stay in force when the server dies. The next server
 //! takes the programs over if it would load the same ones with the same settings. Otherwise it loads its own and
 //! atomically replaces the programs of existing links. Loading takes tenths of a second, most of them for parsing the
 //! kernel's type information.
+
+// Before the programs are loaded.
+pub(crate) mod bpffs;
+pub(crate) mod host;
+mod kfuncs;
+
+// Their maps.
+pub(crate) mod clock;
+pub(crate) mod flows;
+pub(crate) mod layout;
+pub(crate) mod rule_sets;
+
+pub(crate) mod gateway;
+mod sys;
+
+pub(crate) use sys::{programs_on, programs_on_egress};
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,16 +41,16 @@ use aya::{
 };
 use model::chain;
 
-use crate::{
+use self::{
     bpffs::InstanceDir,
-    config::IsolationConfig,
-    device::Device,
-    error::{IsolationError, system},
     flows::FlowMaps,
-    kfuncs,
     layout::{Pin, PinKey, Refusal, Settings, State, Tap, Uplink},
     rule_sets::RuleMap,
-    verify::programs_on,
+};
+use crate::{
+    config::IsolationConfig,
+    error::{IsolationError, system},
+    taps::device::Device,
 };
 
 /// Hash of the maps' keys, values and declarations (`build.rs`).
@@ -71,7 +87,7 @@ pub(crate) struct Datapath {
     dir: InstanceDir,
     maps_dir: PathBuf,
     pub(crate) programs: Programs,
-    /// The kernel's ids of the programs, which [`crate::verify`] compares with the attached programs.
+    /// The kernel's ids of the programs, which [`crate::enforcement::verify`] compares with the attached programs.
     pub(crate) from_guest_id: u32,
     pub(crate) from_wire_id: u32,
     pub(crate) from_resolver_id: u32,

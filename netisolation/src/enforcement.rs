@@ -1,6 +1,19 @@
 //! Enforces policies on TAPs: writes them to the maps, then reads everything back. Closes a TAP that cannot be confined
 //! or adopted. Composes the parts that own the maps.
 
+// What a policy becomes in the kernel.
+pub(crate) mod compile;
+mod limits;
+mod policies;
+
+// Owners of one map each, or some.
+pub(crate) mod name_pins;
+pub(crate) mod refusals;
+pub(crate) mod tap_table;
+pub(crate) mod uplink;
+
+pub(crate) mod verify;
+
 use std::{
     net::{IpAddr, SocketAddr},
     sync::{Arc, mpsc::SyncSender},
@@ -9,23 +22,29 @@ use std::{
 
 use model::SandboxId;
 
-use crate::{
-    clock::{monotonic_ns, nanoseconds},
-    config::{IsolationConfig, Uplinks},
-    datapath::{Datapath, Maps},
-    device::{self, Device},
-    error::{IsolationError, system},
-    event::{Counters, NetEvent},
-    handed::HandedFlow,
-    layout::{FlowKey, State},
+use self::{
     name_pins::{NamePins, PinnedName},
     policies::Policies,
-    policy::{Naming, Policy},
     refusals::{Refusals, total_refused},
-    tap::TapIndex,
     tap_table::TapTable,
-    uplink::{self, UplinkSet},
+    uplink::UplinkSet,
     verify::Expected,
+};
+use crate::{
+    config::{IsolationConfig, Uplinks},
+    datapath::{
+        Datapath, Maps,
+        clock::{monotonic_ns, nanoseconds},
+        layout::{FlowKey, State},
+    },
+    error::{IsolationError, system},
+    events::event::{Counters, NetEvent},
+    handed::HandedFlow,
+    policy::{Naming, Policy},
+    taps::{
+        device::{self, Device},
+        tap::TapIndex,
+    },
 };
 
 pub(crate) struct Enforcement {

@@ -4,7 +4,7 @@ use std::{error::Error, io};
 
 use model::chain;
 
-use crate::tap::TapIndex;
+use crate::taps::tap::TapIndex;
 
 #[derive(Debug, thiserror::Error)]
 pub enum IsolationError {

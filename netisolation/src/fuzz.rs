@@ -6,11 +6,15 @@ use std::{net::IpAddr, time::Duration};
 use ipnet::IpNet;
 
 use crate::{
-    clock, compile, device,
-    layout::{Address, Record, Rule, verdict},
+    datapath::{
+        clock,
+        layout::{Address, Record, Rule, verdict},
+        rule_sets::Rules,
+    },
+    enforcement::{compile, refusals},
     policy::{NamePattern, Policy},
-    refusals, resolver,
-    rule_sets::Rules,
+    resolver,
+    taps::device,
 };
 
 /// Passes `bytes` to the parser that their first byte selects.

@@ -1,5 +1,12 @@
 //! The public handle to network isolation.
 
+pub(crate) mod owner;
+pub(crate) mod shared;
+
+// The threads.
+mod maintenance;
+mod replenish;
+
 use std::{
     fmt,
     io::{self, PipeWriter},
@@ -15,27 +22,26 @@ use std::{
 
 use model::{SandboxId, guest};
 
+use self::{owner::Owner, shared::Shared};
 use crate::{
-    bpffs::InstanceDir,
-    clock::monotonic_ns,
     config::IsolationConfig,
-    datapath::{Datapath, Sizes},
-    enforcement::Enforcement,
+    datapath::{
+        Datapath, Sizes,
+        bpffs::InstanceDir,
+        clock::monotonic_ns,
+        gateway::{Gateway, ResolverSockets},
+        host,
+        layout::Settings,
+    },
+    enforcement::{Enforcement, tap_table::Attachment, uplink},
     error::{IsolationError, system},
-    event::{Counters, NetEvent},
-    gateway::{Gateway, ResolverSockets},
+    events::event::{Counters, NetEvent},
     handed::HandedFlow,
-    host,
-    layout::Settings,
-    maintenance,
-    owner::Owner,
     policy::Policy,
-    replenish,
-    shared::Shared,
-    stock::{Disposal, TapStock},
-    tap::{Tap, TapIndex},
-    tap_table::Attachment,
-    uplink,
+    taps::{
+        stock::{Disposal, TapStock},
+        tap::{Tap, TapIndex},
+    },
 };
 
 /// Maximum number of events that wait for the receiver. Further events are dropped and counted.

@@ -1,5 +1,4 @@
-//! Network isolation of sandboxes, enforced by eBPF programs on their TAPs. `docs/use/network.md` explains the design,
-//! `README.md` in this crate lists its parts.
+//! Network isolation of sandboxes, enforced by eBPF programs on their TAPs. `docs/use/network.md` explains the design.
 //!
 //! Every sandbox has a TAP with one eBPF program on it, and all guests have the same addresses. The program answers a
 //! frame from the guest (ARP, neighbour discovery), redirects it to the resolver (port 53 of the gateway) or to the
@@ -7,64 +6,55 @@
 //! It passes nothing else to the host's network stack. Frames reach a guest only if they belong to a flow that the
 //! guest opened.
 //!
+//! ```text
+//! isolation     the handle, the owner of all TAPs, and their threads
+//! policy        what one sandbox may reach; pure
+//! enforcement   a policy as entries of the maps, and what the kernel has of it
+//! datapath      the eBPF programs and their maps in the kernel; the resolver's device
+//! taps          the devices: made, reset between two sandboxes, in stock
+//! events        refused traffic: its events, counters and log
+//! resolver      DNS for guests; it pins the addresses that it answers
+//! ```
+//!
 //! What must never happen: a guest runs on a TAP that was not verified; a frame passes because a map is full, a program
 //! is missing, or this process has died.
 
-mod bpffs;
-mod clock;
-mod compile;
-mod config;
-mod datapath;
-mod device;
+mod isolation;
+mod policy;
+
 mod enforcement;
+
+mod datapath;
+mod taps;
+
+mod events;
+mod resolver;
+
+mod config;
 mod error;
-mod event;
-mod flows;
+mod handed;
+mod local;
+
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzz;
-mod gateway;
-mod handed;
-mod host;
-mod isolation;
-mod kfuncs;
-mod layout;
-mod limits;
-mod local;
-mod log;
-mod maintenance;
-mod name_pins;
-mod owner;
-mod policies;
-mod policy;
-mod refusals;
-mod replenish;
-mod reset;
-mod resolver;
-mod rule_sets;
-mod shared;
-mod stock;
-mod tap;
-mod tap_table;
-mod uplink;
-mod verify;
 
 pub use model::guest;
 
 pub use config::{IsolationConfig, Uplinks};
+pub use datapath::gateway::ResolverSockets;
 pub use error::IsolationError;
-pub use event::{Counters, Direction, NetEvent, Protocol, Reason};
-pub use gateway::ResolverSockets;
+pub use events::event::{Counters, Direction, NetEvent, Protocol, Reason};
+pub use events::log::{EventLog, LogError, LogFile, Subscriber};
 pub use handed::HandedFlow;
 pub use isolation::Isolation;
 pub use local::{Refused, is_of_this_host};
-pub use log::{EventLog, LogError, LogFile, Subscriber};
 pub use policy::{
     Access, DefaultEgress, Destinations, ForbiddenAddresses, NamePattern, Naming, Policy,
     PolicyError, Rule, RuleAction, canonical,
 };
 pub use resolver::{Client, FindClient, Hooks, Pin, Resolver, ResolverConfig};
-pub use tap::{Tap, TapIndex};
+pub use taps::tap::{Tap, TapIndex};
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use std::{
 
 use nix::libc;
 
-use crate::{device, policy::ForbiddenAddresses};
+use crate::{policy::ForbiddenAddresses, taps::device};
 
 /// Sizes of `nlmsghdr` and `rtmsg` (`linux/netlink.h`, `linux/rtnetlink.h`).
 const HEADER: usize = 16;

@@ -36,10 +36,10 @@ use self::{
 };
 use crate::{
     error::IsolationError,
-    event::{Direction, NetEvent, Protocol, Reason},
+    events::event::{Direction, NetEvent, Protocol, Reason},
     isolation::Isolation,
     policy::{ForbiddenAddresses, Naming, Policy},
-    tap::TapIndex,
+    taps::tap::TapIndex,
 };
 
 /// Shortest lifetime of a pin: clients connect some time after they resolve a name.

@@ -13,7 +13,7 @@ use std::{
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::rules::Access;
-use crate::event::Protocol;
+use crate::events::event::Protocol;
 
 /// A block of addresses and services there.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::name::{NamePattern, Naming};
-use crate::event::Protocol;
+use crate::events::event::Protocol;
 
 /// What a sandbox may reach. The default denies everything. No policy opens a forbidden range
 /// ([`crate::ForbiddenAddresses`]); only the operator can.

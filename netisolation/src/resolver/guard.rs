@@ -12,8 +12,8 @@ use model::SandboxId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::{
-    event::{NetEvent, Reason},
-    tap::TapIndex,
+    events::event::{NetEvent, Reason},
+    taps::tap::TapIndex,
 };
 
 /// Time in which a sandbox's token bucket gains one query: 50 queries per second.
@@ -204,7 +204,7 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::event::{Direction, Protocol};
+    use crate::events::event::{Direction, Protocol};
 
     fn sandbox(n: u8) -> SandboxId {
         SandboxId::from_random([n; 19])

@@ -21,7 +21,7 @@ use super::{
     guard::Place,
     query::{self, MAX_MESSAGE, MAX_QUERY, PLAIN_DATAGRAM},
 };
-use crate::{ResolverSockets, event::Protocol};
+use crate::{ResolverSockets, events::event::Protocol};
 
 /// Timeout for receiving a complete message on a connection, and for sending a reply.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -27,9 +27,12 @@ use super::{
 };
 use crate::{
     Access, Counters, Destinations, Direction, ForbiddenAddresses, HandedFlow, Isolation,
-    IsolationConfig, Policy, Protocol, Reason, Rule, RuleAction, device,
-    flows::FlowMaps,
-    layout::{Flow, FlowKey, WireKey, mark},
+    IsolationConfig, Policy, Protocol, Reason, Rule, RuleAction,
+    datapath::{
+        flows::FlowMaps,
+        layout::{Flow, FlowKey, WireKey, mark},
+    },
+    taps::device,
 };
 
 const OTHER4: &str = "198.51.100.8";

@@ -21,7 +21,7 @@ use super::{
     sys,
     world::{Guest, PEER4, config, eventually, ip},
 };
-use crate::{Isolation, IsolationConfig, Policy, TapIndex, enforcement::Enforcement, reset};
+use crate::{Isolation, IsolationConfig, Policy, TapIndex, enforcement::Enforcement, taps::reset};
 
 /// Environment variables of the server process: the path of its socket, its instance name, the size of its stock, the
 /// policy of its sandbox in JSON, and, if it has a proxy, the name for which `PEER4` is pinned.

@@ -21,7 +21,7 @@ use super::{
     sys::set_offloads,
     world::{Guest, command},
 };
-use crate::device::{self, Device};
+use crate::taps::device::{self, Device};
 
 type Work = Box<dyn FnOnce() + Send>;
 

@@ -12,12 +12,14 @@ use super::{
 };
 use crate::{
     Counters, DefaultEgress, Isolation, IsolationConfig, IsolationError, Policy, Reason, Rule,
-    RuleAction, Tap, TapIndex, compile, device,
-    enforcement::Enforcement,
-    layout::{PinKey, pin_mark},
-    rule_sets::{self, FOR_ALL},
-    tap_table::Usage,
-    verify::programs_on,
+    RuleAction, Tap, TapIndex,
+    datapath::{
+        layout::{PinKey, pin_mark},
+        programs_on,
+        rule_sets::{self, FOR_ALL},
+    },
+    enforcement::{Enforcement, compile, tap_table::Usage},
+    taps::device,
 };
 
 /// Start of the device name in the error about a removed TAP.

@@ -27,7 +27,7 @@ use super::frame::{ICMP, Packet, UDP, UNREACHABLE, udp};
 use crate::{
     Counters, ForbiddenAddresses, Isolation, IsolationConfig, NetEvent, Policy, Reason, TapIndex,
     Uplinks,
-    device::{self, Device},
+    taps::device::{self, Device},
 };
 
 /// Deadline for anything that a test waits for.

@@ -30,7 +30,7 @@ struct Query {
 }
 
 /// Ids of the tcx programs that run on frames from a device, in order.
-pub(crate) fn programs(ifindex: u32) -> io::Result<Vec<u32>> {
+pub(crate) fn programs_on(ifindex: u32) -> io::Result<Vec<u32>> {
     query(ifindex, BPF_TCX_INGRESS)
 }
 

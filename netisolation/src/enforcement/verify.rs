@@ -1,22 +1,21 @@
 //! Reads back a TAP's device, programs and map entries from the kernel and compares them with what this server wrote.
 
-mod sys;
-
-pub(crate) use sys::programs as programs_on;
-
 use std::net::{IpAddr, Ipv6Addr};
 
 use nix::libc::IFF_UP;
 
 use crate::{
-    datapath::Datapath,
-    device,
+    datapath::{
+        Datapath, programs_on, programs_on_egress,
+        rule_sets::{FOR_ALL, Prefix, RuleSets},
+    },
+    enforcement::{
+        name_pins::NamePins,
+        tap_table::{Attachment, TapTable},
+        uplink::UplinkSet,
+    },
     error::{IsolationError, system},
-    name_pins::NamePins,
-    rule_sets::{FOR_ALL, Prefix, RuleSets},
-    tap::TapIndex,
-    tap_table::{Attachment, TapTable},
-    uplink::UplinkSet,
+    taps::{device, tap::TapIndex},
 };
 
 /// The state that this server wrote and that the checks expect in the kernel.
@@ -86,7 +85,7 @@ impl Expected<'_> {
         attachment: &Attachment,
     ) -> Result<Difference, IsolationError> {
         let programs = |name: &str, ifindex: u32| {
-            sys::programs(ifindex).map_err(|e| system(format!("read the programs of {name}"), e))
+            programs_on(ifindex).map_err(|e| system(format!("read the programs of {name}"), e))
         };
         let (name, expected) = (&attachment.name, self.datapath.from_guest_id);
         let first = programs(name, attachment.entry.ifindex)?.first().copied();
@@ -103,7 +102,7 @@ impl Expected<'_> {
         let Some((ifindex, name)) = self.resolver else {
             return Ok(None);
         };
-        let programs = sys::programs_on_egress(*ifindex);
+        let programs = programs_on_egress(*ifindex);
         let programs = programs.map_err(|e| system(format!("read the programs of {name}"), e))?;
         let (first, expected) = (programs.first().copied(), self.datapath.from_resolver_id);
         if first == Some(expected) {

@@ -5,11 +5,13 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::{
+    datapath::{
+        layout::{ACCESSES, Address, PortRange, Rule, verdict},
+        rule_sets::{Prefix, Rules, SENTINEL},
+    },
     error::IsolationError,
-    event::Protocol,
-    layout::{ACCESSES, Address, PortRange, Rule, verdict},
+    events::event::Protocol,
     policy::{self, Access, ForbiddenAddresses, Policy, RuleAction, Verdict},
-    rule_sets::{Prefix, Rules, SENTINEL},
 };
 
 /// Maximum number of rules in one policy. All policies share the map's 2²⁰ entries.

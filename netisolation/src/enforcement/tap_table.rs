@@ -6,13 +6,17 @@ use aya::maps::{Array, HashMap, MapData};
 use model::SandboxId;
 
 use crate::{
-    datapath::Datapath,
-    device::{self, Device},
+    datapath::{
+        Datapath,
+        layout::{self, State},
+    },
     error::{IsolationError, system},
-    layout::{self, State},
     policy::Policy,
-    reset::OwnedTap,
-    tap::TapIndex,
+    taps::{
+        device::{self, Device},
+        reset::OwnedTap,
+        tap::TapIndex,
+    },
 };
 
 pub(crate) struct TapTable {

@@ -16,7 +16,7 @@ use std::{
 use aya::maps::{LpmTrie, Map, MapData, MapError, lpm_trie::Key};
 
 use self::sys::RawKey;
-use crate::layout::{Address, Rule, RuleKey};
+use crate::datapath::layout::{Address, Rule, RuleKey};
 
 mod sys;
 

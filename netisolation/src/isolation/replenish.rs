@@ -7,18 +7,19 @@
 use std::{io, os::fd::AsFd, sync::PoisonError, time::Duration};
 
 use crate::{
-    device,
     error::{IsolationError, system},
-    owner::Owner,
-    reset::{self, OwnedTap},
-    shared::Shared,
-    stock::{ReleasedTap, ReleasedTaps},
+    isolation::{owner::Owner, shared::Shared},
+    taps::{
+        device,
+        reset::{self, OwnedTap},
+        stock::{ReleasedTap, ReleasedTaps},
+    },
 };
 
 /// Time after a failure until the thread tries again, unless a caller takes the failure earlier.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Runs until [`crate::stock::TapStock::stop`] is called.
+/// Runs until [`crate::taps::stock::TapStock::stop`] is called.
 pub(crate) fn run(shared: &Shared) {
     while wait_for_work(shared) {
         let ReleasedTaps {

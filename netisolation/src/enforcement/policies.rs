@@ -3,13 +3,14 @@
 use std::net::IpAddr;
 
 use crate::{
-    compile,
     config::IsolationConfig,
+    datapath::{
+        layout,
+        rule_sets::{RuleMap, RuleSets},
+    },
+    enforcement::{compile, limits::Limits},
     error::{IsolationError, system},
-    layout,
-    limits::Limits,
     policy::{ForbiddenAddresses, Policy},
-    rule_sets::{RuleMap, RuleSets},
 };
 
 pub(crate) struct Policies {

@@ -293,7 +293,7 @@ pub(crate) fn wire_port(port: u16) -> u16 {
 }
 
 #[cfg(test)]
-#[path = "../build/layout_hash.rs"]
+#[path = "../../build/layout_hash.rs"]
 mod layout_hash;
 #[cfg(test)]
 mod tests;

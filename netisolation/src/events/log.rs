@@ -19,7 +19,7 @@ use model::SandboxId;
 use tokio::sync::oneshot;
 
 pub use self::file::LogFile;
-use crate::event::NetEvent;
+use crate::events::event::NetEvent;
 
 mod file;
 
@@ -220,7 +220,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::event::{Direction, Protocol, Reason};
+    use crate::events::event::{Direction, Protocol, Reason};
 
     pub(super) fn event(n: u16, port: u16) -> NetEvent {
         let [high, low] = n.to_be_bytes();

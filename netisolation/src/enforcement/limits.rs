@@ -1,7 +1,7 @@
 //! What a sandbox's entry has of its policy and the host's configuration: limits of bandwidth and flows, and whether all
 //! flows go to the proxy.
 
-use crate::{config::IsolationConfig, layout, policy::Policy};
+use crate::{config::IsolationConfig, datapath::layout, policy::Policy};
 
 /// The host's limits.
 #[derive(Clone, Copy, Debug)]

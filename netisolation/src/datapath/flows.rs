@@ -7,7 +7,7 @@ use std::{
 
 use aya::maps::{Array, HashMap, MapData};
 
-use crate::{
+use crate::datapath::{
     clock::nanoseconds,
     layout::{Flow, FlowKey, PinKey, Tap, WireKey, mark},
 };

@@ -1,6 +1,6 @@
 //! Name pins: addresses that the resolver answered to a sandbox, with the names for which it answered them.
 //!
-//! The programs read one entry for each address ([`crate::layout::Pin`]): the latest expiry and the marks of all its
+//! The programs read one entry for each address ([`Pin`]): the latest expiry and the marks of all its
 //! names, and the last name. The other names, each with its own expiry, are only in this process, for the proxy
 //! ([`crate::HandedFlow`]). A successor thus begins with the last name of each address, and learns others when the
 //! guest queries them again.
@@ -14,9 +14,11 @@ use std::{
 use aya::maps::{HashMap, MapData};
 
 use crate::{
-    clock::nanoseconds,
+    datapath::{
+        clock::nanoseconds,
+        layout::{Pin, PinKey, pin_mark},
+    },
     error::{IsolationError, system},
-    layout::{Pin, PinKey, pin_mark},
     policy::{Naming, Policy},
 };
 

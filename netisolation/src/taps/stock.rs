@@ -2,9 +2,10 @@
 
 use std::{collections::VecDeque, os::fd::OwnedFd};
 
-use crate::{error::IsolationError, reset::OwnedTap};
+use crate::{error::IsolationError, taps::reset::OwnedTap};
 
-/// The state that callers of [`crate::Isolation::take`] share with the thread that makes TAPs ([`crate::replenish`]).
+/// The state that callers of [`crate::Isolation::take`] share with the thread that makes TAPs
+/// ([`crate::isolation::replenish`]).
 #[derive(Debug)]
 pub(crate) struct TapStock {
     /// Number of TAPs to keep ready.

@@ -25,9 +25,9 @@ use nix::{
 
 use crate::{
     config::MAX_TAPS,
-    device::{self, Device},
+    datapath::layout::{Address, WireKey, wire_port},
     error::{IsolationError, system, unsuitable},
-    layout::{Address, WireKey, wire_port},
+    taps::device::{self, Device},
 };
 
 /// Maximum number of servers in one network namespace. The server in the first slot has most of the ports.

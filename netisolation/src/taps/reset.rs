@@ -18,7 +18,7 @@ use nix::{
     libc,
 };
 
-use crate::device::{self, Device};
+use crate::taps::device::{self, Device};
 
 /// More frames than a TAP can queue (`tx_queue_len` is 1000). If a reset finds more, frames are still arriving.
 const MAX_FRAMES: usize = 2000;

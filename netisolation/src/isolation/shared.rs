@@ -7,14 +7,10 @@ use std::{
 };
 
 use crate::{
-    clock::monotonic_ns,
-    datapath::Programs,
-    device,
+    datapath::{Programs, clock::monotonic_ns, flows::FlowMaps, gateway::Gateway},
     error::{IsolationError, system},
-    flows::FlowMaps,
-    gateway::Gateway,
-    owner::Owner,
-    tap::Tap,
+    isolation::owner::Owner,
+    taps::{device, tap::Tap},
 };
 
 /// Longest wait of [`crate::Isolation::take`] for a TAP.

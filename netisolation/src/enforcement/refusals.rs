@@ -12,12 +12,12 @@ use std::{
 use aya::maps::{HashMap, MapData, RingBuf};
 
 use crate::{
-    clock::wall_time,
-    compile::protocol,
-    event::{Counters, Direction, NetEvent, Reason},
-    layout::{Address, Record, Refusal, State},
-    name_pins::NamePins,
-    tap_table::TapTable,
+    datapath::{
+        clock::wall_time,
+        layout::{Address, Record, Refusal, State},
+    },
+    enforcement::{compile::protocol, name_pins::NamePins, tap_table::TapTable},
+    events::event::{Counters, Direction, NetEvent, Reason},
 };
 
 /// Maximum number of refused flows, across all TAPs, whose packets after the first are reported in sums. Equal to the

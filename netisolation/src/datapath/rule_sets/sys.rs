@@ -12,7 +12,7 @@ use std::{
 use aya::maps::lpm_trie::Key;
 use nix::libc;
 
-use crate::layout::{Rule, RuleKey};
+use crate::datapath::layout::{Rule, RuleKey};
 
 /// A key as the kernel stores it.
 pub(super) type RawKey = Key<RuleKey>;

@@ -13,7 +13,7 @@ use std::{
 use model::SandboxId;
 use serde::Serialize;
 
-use crate::event::{Direction, NetEvent, Protocol, Reason};
+use crate::events::event::{Direction, NetEvent, Protocol, Reason};
 
 /// A file is full at this size; there are at most two files.
 const MAX_BYTES: u64 = 16 << 20;
@@ -137,7 +137,7 @@ pub(super) fn line(event: &NetEvent) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::tests::event;
+    use crate::events::log::tests::event;
 
     fn append(log: &mut LogFile, event: &NetEvent) -> io::Result<()> {
         log.append(&event.sandbox, line(event)?)

@@ -6,10 +6,9 @@ use aya::maps::{HashMap, MapData};
 
 use crate::{
     config::Uplinks,
-    datapath::Datapath,
-    device::{self, Assigned},
+    datapath::{Datapath, layout::Uplink},
     error::{IsolationError, system, unsuitable},
-    layout::Uplink,
+    taps::device::{self, Assigned},
 };
 
 /// The device from which the programs look up routes, so that they follow the routes of the host's own packets.

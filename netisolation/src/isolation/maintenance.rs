@@ -10,7 +10,7 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::{enforcement::Enforcement, shared::Shared};
+use crate::{enforcement::Enforcement, isolation::shared::Shared};
 
 /// Longest wait for records.
 const POLL_TIMEOUT_MS: u16 = 250;

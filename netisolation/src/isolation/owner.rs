@@ -1,18 +1,18 @@
 //! The owner of all TAPs: hands them out from the stock, takes them back and removes them. The lock of
-//! [`crate::shared::Shared`] protects it.
+//! [`crate::isolation::shared::Shared`] protects it.
 
 use std::os::fd::AsFd;
 
 use crate::{
-    clock::monotonic_ns,
-    device,
-    enforcement::Enforcement,
+    datapath::{clock::monotonic_ns, flows::Swept},
+    enforcement::{Enforcement, tap_table::Usage},
     error::{IsolationError, system},
-    flows::Swept,
-    reset::OwnedTap,
-    stock::{Disposal, TapStock},
-    tap::{Tap, TapIndex},
-    tap_table::Usage,
+    taps::{
+        device,
+        reset::OwnedTap,
+        stock::{Disposal, TapStock},
+        tap::{Tap, TapIndex},
+    },
 };
 
 pub(crate) struct Owner {
