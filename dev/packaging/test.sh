@@ -4,7 +4,7 @@
 #   test.sh OLD.deb NEW.deb DIR [SESSION…]
 #
 # DIR keeps the fresh root for the next run. The variable SUITE names another Debian than bookworm. SESSION: a directory with
-# steps of a document (dev/xtask/src/blocks/session.rs), which run in the machine after the purge. Needs root, KVM,
+# steps of a document (dev/xtask/src/tiers/blocks/session.rs), which run in the machine after the purge. Needs root, KVM,
 # mmdebstrap, curl and systemd-nspawn (package systemd-container). Each check prints a line on standard output:
 # `pass NAME: FIGURES` or `FAIL NAME: …`.
 set -u

@@ -23,7 +23,10 @@ use anyhow::{Context, Result, ensure};
 use model::Bytes;
 
 use crate::{
-    binaries::HostBinaries, progress::Progress, stage::remove_tree, tool, workspace::Workspace,
+    progress::Progress,
+    stages::{binaries::HostBinaries, stage::remove_tree},
+    tool,
+    workspace::Workspace,
 };
 use tree::Tree;
 

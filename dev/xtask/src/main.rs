@@ -2,67 +2,40 @@
 //!
 //! Exit codes: 0 success · 1 bug or failed test · 2 usage · 6 unsuitable host. `bench` and `verify` pass on the exit
 //! code of `cube-bench` once it has started.
+//!
+//! ```text
+//! tasks          the commands, each from its preconditions to its exit code
+//! tiers          the tests: which tiers there are, and how each runs
+//! prepare, dist  what is built, in order; packages of it
+//! stages         one module for each thing that is built, and the formats that this takes
+//! repository     tests of the repository's documents, layout and workflows
+//! ```
 
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-mod blocks;
-mod conformance;
-mod console;
-mod soak;
 mod tasks;
 mod tiers;
 
-mod dependencies;
-mod fuzz;
-mod hvm;
-mod integrations;
-mod isolation;
-mod mutate;
-mod mutate_confinement;
-mod package;
-mod smoke;
-
-mod prepare;
-mod workspace;
-
-mod archive;
-mod host;
-
 mod dist;
+mod prepare;
+mod stages;
 
-mod binaries;
-mod etcd;
-mod guest_dir;
-mod guest_module;
-mod initramfs;
-mod interpreter;
-mod kernel;
-mod layer;
-mod root_image;
-mod sdks;
-mod suites;
-mod template;
-mod userland;
-
-mod bzimage;
-mod cpio;
+mod host;
 mod markdown;
-mod modules;
-mod mounts;
 mod progress;
-mod stage;
 mod tool;
+mod workspace;
 
 #[cfg(test)]
 mod repository;
 
-use binaries::HostBinaries;
 use prepare::Freshness;
 use progress::Progress;
-use tiers::{Selection, Tier};
+use stages::binaries::HostBinaries;
+use tiers::{Selection, Tier, blocks, console, fuzz, hvm, mutate, mutate_confinement};
 use workspace::Workspace;
 
 const EXIT_BUG: u8 = 1;

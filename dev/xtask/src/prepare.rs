@@ -7,18 +7,21 @@ use anyhow::{Context, Result};
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::{
-    archive::{self, Suite},
-    binaries::{self, HostBinaries},
-    console::{self, Console},
-    etcd, guest_dir, guest_module, host, initramfs,
-    interpreter::{self, Parts, Sources},
-    kernel::{self, Kernel},
-    layer,
+    host,
     progress::Progress,
-    root_image::{self, RootRecipe},
-    sdks,
-    stage::Store,
-    suites, template, userland,
+    stages::{
+        archive::{self, Suite},
+        binaries::{self, HostBinaries},
+        etcd, guest_dir, guest_module, initramfs,
+        interpreter::{self, Parts, Sources},
+        kernel::{self, Kernel},
+        layer,
+        root_image::{self, RootRecipe},
+        sdks,
+        stage::Store,
+        suites, template, userland,
+    },
+    tiers::console::{self, Console},
     workspace::{Workspace, read_list},
 };
 

@@ -10,16 +10,18 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 
 use crate::{
-    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, binaries, blocks, conformance, console,
-    dependencies, fuzz, host,
-    hvm::{self, Work},
-    integrations,
-    isolation::Prover,
-    package, prepare,
-    prepare::Freshness,
+    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, host,
+    prepare::{self, Freshness},
     progress::Progress,
-    smoke, soak,
-    tiers::{self, Outcome, Selection, TestEnvironment, Tier},
+    stages::binaries,
+    tiers::{
+        self, Outcome, Selection, TestEnvironment, Tier, blocks, conformance, console,
+        dependencies, fuzz,
+        hvm::{self, Work},
+        integrations,
+        isolation::Prover,
+        package, smoke, soak,
+    },
     tool,
     workspace::Workspace,
 };

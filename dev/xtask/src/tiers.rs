@@ -1,8 +1,27 @@
 //! The test tiers, and the runner of the tiers whose tests are cargo tests.
 //!
 //! The prefix of a test function's name is its tier: `kvm_…`, `net_…`, `image_…`, `interpreter_…`, `cluster_…`; a test
-//! without one of these prefixes is `unit`, except `soak_…`, which [`crate::soak`] runs. Tests find the build outputs
+//! without one of these prefixes is `unit`, except `soak_…`, which [`soak`] runs. Tests find the build outputs
 //! through the variables CUBE_ARTIFACTS and CUBE_BIN.
+
+// Beside cargo's tests in the usual run.
+pub(crate) mod dependencies;
+pub(crate) mod fuzz;
+pub(crate) mod hvm;
+pub(crate) mod isolation;
+
+// Against a real server, in the documents' words or with clients of others.
+pub(crate) mod blocks;
+pub(crate) mod conformance;
+pub(crate) mod console;
+pub(crate) mod integrations;
+pub(crate) mod package;
+pub(crate) mod smoke;
+
+// Only by name: hours, and tests of the tests.
+pub(crate) mod mutate;
+pub(crate) mod mutate_confinement;
+pub(crate) mod soak;
 
 use std::{
     fs,
@@ -29,7 +48,7 @@ pub(crate) enum Tier {
     Kvm,
     /// Needs /dev/kvm and the template `code-interpreter-v1`.
     Interpreter,
-    /// Needs /dev/kvm, network namespaces and the etcd that [`crate::etcd`] fetches.
+    /// Needs /dev/kvm, network namespaces and the etcd that [`crate::stages::etcd`] fetches.
     Cluster,
     /// Needs root. Runs on this host if its KVM uses VMX or SVM, otherwise on an AMD machine emulated by QEMU.
     Hvm,
@@ -175,7 +194,7 @@ pub(crate) fn usual_kvm_tests() -> Vec<&'static str> {
     lines.filter(|line| line.starts_with("kvm_")).collect()
 }
 
-/// The tiers whose tests have a prefix. Tests with the prefix `soak_` are ignored by both runners; [`crate::soak`] runs
+/// The tiers whose tests have a prefix. Tests with the prefix `soak_` are ignored by both runners; [`soak`] runs
 /// them.
 const PREFIXED: [Tier; 5] = [
     Tier::Net,

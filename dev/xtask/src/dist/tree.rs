@@ -12,8 +12,11 @@ use anyhow::{Context, Result};
 
 use super::place;
 use crate::{
-    binaries::{BUILD_RECORD, HostBinaries, PROBE, PROGRAMS},
-    guest_dir, initramfs, layer, root_image, tool, userland,
+    stages::{
+        binaries::{BUILD_RECORD, HostBinaries, PROBE, PROGRAMS},
+        guest_dir, initramfs, layer, root_image, userland,
+    },
+    tool,
     workspace::Workspace,
 };
 

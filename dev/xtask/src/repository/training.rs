@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs};
 
 use serde::Deserialize;
 
-use crate::{interpreter, workspace::Workspace};
+use crate::{stages::interpreter, workspace::Workspace};
 
 const PYTHON: &str = "guest/interpreter/hosts/python/cube_host/warm.py";
 const NODE: &str = "guest/interpreter/hosts/node/host.js";

@@ -1,0 +1,29 @@
+//! What `prepare` builds: each output of a stage is rebuilt only when one of its inputs changes.
+
+pub(crate) mod stage;
+
+// From packages to what a VMM boots.
+pub(crate) mod guest_module;
+pub(crate) mod initramfs;
+pub(crate) mod kernel;
+pub(crate) mod layer;
+pub(crate) mod root_image;
+pub(crate) mod userland;
+
+// Programs, templates, and the directory in which a user finds them.
+pub(crate) mod binaries;
+pub(crate) mod guest_dir;
+pub(crate) mod interpreter;
+pub(crate) mod template;
+
+// Programs of other projects, for tests.
+pub(crate) mod etcd;
+pub(crate) mod sdks;
+pub(crate) mod suites;
+
+// Formats and mechanisms of the above.
+pub(crate) mod archive;
+mod bzimage;
+pub(crate) mod cpio;
+mod modules;
+mod mounts;
