@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use options::Options;
 
-use crate::{failure::Failure, program::Context};
+use crate::{context::Context, failure::Failure};
 
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {

@@ -4,7 +4,7 @@ use clap::Subcommand;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::{failure::Failure, program::Context};
+use crate::{context::Context, failure::Failure};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum ServerCommand {

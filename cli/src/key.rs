@@ -10,7 +10,7 @@ use std::{
 use clap::Subcommand;
 use serde_json::{Value, json};
 
-use crate::{failure::Failure, output::Format, program::Context};
+use crate::{context::Context, failure::Failure, output::Format};
 
 pub(crate) const PROGRAM: &str = "cube-api";
 

@@ -2,30 +2,42 @@
 //!
 //! The program is synchronous: a command makes the requests that it needs, one after the other, on one connection
 //! ([`server`]). Only an attached command ([`attach`]) has threads: for input, signals and the sandbox's lifetime.
+//! [`program`] has the list of commands; each is a module. [`cubemastercli`] is a second command line with the same
+//! requests.
 
-mod attach;
-mod build;
+mod program;
+
+// The commands.
 mod cluster;
-mod command_args;
-mod dockerfile;
 mod doctor;
-mod failure;
 mod health;
-mod image;
 mod key;
 mod node;
-mod output;
 mod pages;
-mod program;
-mod progress;
 mod quickstart;
 mod run;
 mod sandbox;
 mod secret;
-mod seed;
-mod server;
 mod snapshot;
 mod template;
+
+mod cubemastercli;
+
+// Commands with the streams and the exit code of a program in a sandbox.
+mod attach;
+mod command_args;
+
+// Templates from images and Dockerfiles.
+mod build;
+mod dockerfile;
+mod image;
+mod progress;
+
+// What every command has: its options, the requests, what it prints.
+mod context;
+mod failure;
+mod output;
+mod server;
 
 use std::process::ExitCode;
 

@@ -10,9 +10,9 @@ use rest::{LostSandbox, Node, NodeStatus, NodeStatusChange, Secret, StuckSandbox
 use serde_json::json;
 
 use crate::{
+    context::Context,
     failure::{Failure, Kind},
     output::{Format, print, time},
-    program::Context,
     server::{Server, segment},
 };
 

@@ -2,10 +2,10 @@
 
 use std::{fs, io, path::PathBuf};
 
-use clap::{CommandFactory, Subcommand};
+use clap::{Command, Subcommand};
 use clap_complete::Shell;
 
-use crate::{failure::Failure, program::Cube};
+use crate::failure::Failure;
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum PagesCommand {
@@ -21,8 +21,7 @@ pub(crate) enum PagesCommand {
     },
 }
 
-pub(crate) fn run(command: &PagesCommand) -> Result<(), Failure> {
-    let mut cube = Cube::command();
+pub(crate) fn run(command: &PagesCommand, mut cube: Command) -> Result<(), Failure> {
     match command {
         PagesCommand::Completions { shell } => {
             clap_complete::generate(*shell, &mut cube, "cube", &mut io::stdout());

@@ -5,12 +5,14 @@ use std::{path::Path, process::ExitCode};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::{
-    cluster, doctor,
+    cluster,
+    context::Context,
+    cubemastercli, doctor,
     failure::{ATTACHED, Failure, Kind},
     health, key, node,
     output::Format,
-    pages, quickstart, run, sandbox, secret, seed,
-    server::{Server, ServerArgs},
+    pages, quickstart, run, sandbox, secret,
+    server::ServerArgs,
     snapshot, template,
 };
 
@@ -69,29 +71,20 @@ pub(crate) enum Command {
     Generate(pages::PagesCommand),
 }
 
-/// Options that all commands share.
-pub(crate) struct Context {
-    pub(crate) args: ServerArgs,
-    pub(crate) format: Format,
-}
-
-impl Context {
-    pub(crate) fn server(&self) -> Result<Server, Failure> {
-        self.args.server()
-    }
-}
-
 pub(crate) fn main() -> ExitCode {
     let mut words = std::env::args_os();
     let name = words.next().unwrap_or_default();
     if Path::new(&name)
         .file_name()
-        .is_some_and(|name| name == seed::NAME)
+        .is_some_and(|name| name == cubemastercli::NAME)
     {
-        return seed::main(words);
+        return cubemastercli::main(words);
     }
-    if words.next().is_some_and(|first| first == seed::NAME) {
-        return seed::main(words);
+    if words
+        .next()
+        .is_some_and(|first| first == cubemastercli::NAME)
+    {
+        return cubemastercli::main(words);
     }
     let matches = Cube::command().get_matches();
     let cube = Cube::from_arg_matches(&matches).unwrap_or_else(|why| why.exit());
@@ -119,7 +112,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Node(command) => finished(&context, node::run(&context, &command)),
         Command::Cluster(args) => finished(&context, cluster::run(&args)),
         Command::Key(command) => finished(&context, key::run(&context, &command)),
-        Command::Generate(command) => finished(&context, pages::run(&command)),
+        Command::Generate(command) => finished(&context, pages::run(&command, Cube::command())),
         Command::Server(command) => finished(&context, health::run(&context, &command)),
         Command::Doctor(args) => finished(&context, doctor::run(&context, &args)),
         Command::Quickstart(args) => finished(&context, quickstart::run(&context, &args)),
@@ -195,10 +188,10 @@ mod tests {
     #[test]
     fn pages_are_made_of_all_commands() {
         let dir = tempfile::tempdir().unwrap();
-        pages::run(&pages::PagesCommand::Man {
+        let command = pages::PagesCommand::Man {
             dir: dir.path().to_owned(),
-        })
-        .unwrap();
+        };
+        pages::run(&command, Cube::command()).unwrap();
         for page in ["cube.1", "cube-run.1", "cube-sandbox-cp.1"] {
             assert!(dir.path().join(page).exists(), "{page}");
         }

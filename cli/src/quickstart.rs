@@ -10,9 +10,9 @@ use clap::Args;
 use serde_json::json;
 
 use crate::{
+    context::Context,
     failure::{Failure, Kind},
     output::Format,
-    program::Context,
     server::{Server, ServerArgs},
 };
 

@@ -6,9 +6,9 @@ use rest::{NewSandbox, Sandbox};
 use crate::{
     attach::{self, AtEnd, LEASE, Order, Outcome, Signals},
     command_args::{CommandArgs, EgressArgs},
+    context::Context,
     failure::{Failure, Kind},
     image::{self, ImageArgs, Pull},
-    program::Context,
     server::{SandboxRoute, Server, segment},
 };
 

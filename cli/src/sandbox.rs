@@ -9,7 +9,7 @@ mod observe;
 
 use clap::{Args, Subcommand};
 
-use crate::{failure::Failure, program::Context};
+use crate::{context::Context, failure::Failure};
 
 use exec::{ExecArgs, ShellArgs, exec, shell};
 pub(crate) use list::{all, info, print_ids};

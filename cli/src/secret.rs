@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use rest::{NewSecret, Secret, SecretUpdate};
 use serde_json::json;
 
-use crate::{failure::Failure, output::time, program::Context, server::segment};
+use crate::{context::Context, failure::Failure, output::time, server::segment};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum SecretCommand {

@@ -5,8 +5,8 @@ use rest::{SnapshotInfo, SnapshotRequest};
 use serde_json::json;
 
 use crate::{
+    context::Context,
     failure::Failure,
-    program::Context,
     server::{segment, unknown_sandbox},
 };
 

@@ -9,8 +9,8 @@ use serde_json::json;
 
 use crate::{
     build::{Build, RegistryArgs, begin_redo, until_ready},
+    context::Context,
     failure::Failure,
-    program::Context,
     progress::Style,
     server::segment,
 };

@@ -4,8 +4,8 @@ use std::{io, path::PathBuf, process::Command, time::Duration};
 
 use super::{Finding, host::beside, options::Options};
 use crate::{
+    context::Context,
     failure::{Failure, Kind},
-    program::Context,
     server::{Server, ServerArgs},
 };
 

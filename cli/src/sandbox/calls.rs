@@ -6,9 +6,9 @@ use clap::Args;
 use rest::NetworkEvent;
 
 use crate::{
+    context::Context,
     failure::{Failure, Kind},
     output::{Format, time},
-    program::Context,
     server::{segment, unknown_sandbox},
 };
 

@@ -23,8 +23,8 @@ use serde_json::json;
 
 use crate::{
     attach::{Draft, Lease},
+    context::Context,
     failure::{Failure, Peer},
-    program::Context,
     progress::Transfer,
     server::SandboxRoute,
 };

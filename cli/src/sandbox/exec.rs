@@ -5,8 +5,8 @@ use clap::Args;
 use crate::{
     attach::{self, AtEnd, Signals},
     command_args::CommandArgs,
+    context::Context,
     failure::Failure,
-    program::Context,
 };
 
 #[derive(Args, Debug)]

@@ -12,8 +12,8 @@ use serde_json::json;
 use super::list::all;
 use crate::{
     command_args::{EgressArgs, variables},
+    context::Context,
     failure::Failure,
-    program::Context,
     run::{DEFAULT_TEMPLATE, unknown_template},
     server::{Server, segment, unknown_sandbox},
 };

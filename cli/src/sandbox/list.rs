@@ -5,9 +5,9 @@ use envd::one_line;
 use rest::{ListedSandbox, OnTimeout, SandboxDetail, SandboxState};
 
 use crate::{
+    context::Context,
     failure::Failure,
     output::{print, time},
-    program::Context,
     server::{Server, segment, unknown_sandbox},
 };
 

@@ -6,9 +6,9 @@ use model::Bytes;
 use rest::{LogLevel, SandboxLogs, SandboxMetric};
 
 use crate::{
+    context::Context,
     failure::Failure,
     output::{print, time},
-    program::Context,
     server::{segment, unknown_sandbox},
 };
 

@@ -7,9 +7,9 @@ use rest::{BuildLogEntry, BuildStatus, Template, TemplateBuild, TemplateWithBuil
 use super::UNKNOWN;
 use crate::{
     build::Build,
+    context::Context,
     failure::Failure,
     output::{Format, print, time},
-    program::Context,
     server::{Server, segment},
 };
 

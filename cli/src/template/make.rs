@@ -8,9 +8,9 @@ use rest::{ImageConfig, NewBuild, RequestedBuild, StartBuild};
 use super::built;
 use crate::{
     build::{Build, RegistryArgs, until_ready},
+    context::Context,
     dockerfile::{self, Recipe},
     failure::Failure,
-    program::Context,
     progress::Style,
 };
 

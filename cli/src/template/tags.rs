@@ -5,7 +5,7 @@ use rest::{AssignTags, AssignedTags, DeleteTags, TemplateTag};
 use serde_json::json;
 
 use super::UNKNOWN;
-use crate::{failure::Failure, output::time, program::Context, server::segment};
+use crate::{context::Context, failure::Failure, output::time, server::segment};
 
 #[derive(Args, Debug)]
 pub(crate) struct TagArgs {

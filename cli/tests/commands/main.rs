@@ -5,12 +5,12 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod attached;
+mod cubemastercli;
 mod errors;
 mod images;
 mod registry;
 mod sandboxes;
 mod secrets;
-mod seed;
 mod world;
 
 use test_cases::cases;
@@ -40,7 +40,7 @@ fn main() {
             kvm_a_dockerfile_has_its_build_arguments_and_ignored_files,
             kvm_the_config_of_an_image_is_that_of_its_sandboxes,
         },
-        seed::{
+        cubemastercli::{
             kvm_the_commands_of_the_guides_work,
             kvm_answers_have_the_shape_of_the_guides_and_chosen_ids_are_kept,
             kvm_a_request_is_rendered_without_a_server_and_a_template_with_one,

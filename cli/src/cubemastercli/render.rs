@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{answer, info::TEMPLATE};
-use crate::{failure::Failure, output::print_json, program::Context, template::builds};
+use crate::{context::Context, failure::Failure, output::print_json, template::builds};
 
 /// Longest file in bytes.
 const MAX_FILE: u64 = 4 << 20;

@@ -16,9 +16,9 @@ use super::{
 };
 use crate::{
     build::{RegistryArgs, begin, begin_redo},
+    context::Context,
     failure::Failure,
     output::{Format, print, print_json},
-    program::Context,
     server::{segment, unknown_sandbox},
     template::UNKNOWN,
 };

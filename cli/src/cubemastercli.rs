@@ -14,7 +14,7 @@ use std::{ffi::OsString, process::ExitCode};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde_json::{Value, json};
 
-use crate::{failure::Failure, output::Format, program::Context, server::ServerArgs};
+use crate::{context::Context, failure::Failure, output::Format, server::ServerArgs};
 
 /// The name under which the program is this command line.
 pub(crate) const NAME: &str = "cubemastercli";
@@ -22,7 +22,7 @@ pub(crate) const NAME: &str = "cubemastercli";
 /// Templates and sandboxes, with the words of CubeSandbox's guides
 #[derive(Parser, Debug)]
 #[command(name = NAME, version)]
-struct Seed {
+struct Cubemastercli {
     /// Host of the server [default: that of --url or E2B_API_URL]
     #[arg(
         short,
@@ -43,11 +43,11 @@ struct Seed {
     #[command(flatten)]
     server: ServerArgs,
     #[command(subcommand)]
-    command: SeedCommand,
+    command: CubemastercliCommand,
 }
 
 #[derive(Subcommand, Debug)]
-enum SeedCommand {
+enum CubemastercliCommand {
     /// Templates
     #[command(subcommand, visible_alias = "template")]
     Tpl(templates::TplCommand),
@@ -79,10 +79,10 @@ enum SeedCommand {
 /// Runs the command line of these words, without the program's name: usage lines have that of the guides.
 pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
     let words = std::iter::once(NAME.into()).chain(words);
-    let matches = Seed::command().get_matches_from(words);
-    let mut seed = Seed::from_arg_matches(&matches).unwrap_or_else(|why| why.exit());
-    seed.server = seed.server.of_one_server(&matches);
-    match run(&seed) {
+    let matches = Cubemastercli::command().get_matches_from(words);
+    let mut cli = Cubemastercli::from_arg_matches(&matches).unwrap_or_else(|why| why.exit());
+    cli.server = cli.server.of_one_server(&matches);
+    match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("error: {failure}");
@@ -91,29 +91,25 @@ pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn run(seed: &Seed) -> Result<(), Failure> {
-    let mut args = seed.server.clone();
-    if let Some(address) = seed
-        .address
-        .as_deref()
-        .filter(|address| !address.is_empty())
-    {
-        args.url = Some(url_of(address, seed.port));
+fn run(cli: &Cubemastercli) -> Result<(), Failure> {
+    let mut args = cli.server.clone();
+    if let Some(address) = cli.address.as_deref().filter(|address| !address.is_empty()) {
+        args.url = Some(url_of(address, cli.port));
     }
-    let format = if seed.json {
+    let format = if cli.json {
         Format::Json
     } else {
         Format::Human
     };
     let context = Context { args, format };
-    match &seed.command {
-        SeedCommand::Tpl(command) => templates::run(&context, command),
-        SeedCommand::List(args) => sandboxes::list(&context, args),
-        SeedCommand::Info { sandbox_id } => sandboxes::info(&context, sandbox_id),
-        SeedCommand::Sandbox(command) | SeedCommand::Cubebox(command) => {
+    match &cli.command {
+        CubemastercliCommand::Tpl(command) => templates::run(&context, command),
+        CubemastercliCommand::List(args) => sandboxes::list(&context, args),
+        CubemastercliCommand::Info { sandbox_id } => sandboxes::info(&context, sandbox_id),
+        CubemastercliCommand::Sandbox(command) | CubemastercliCommand::Cubebox(command) => {
             sandboxes::run(&context, command)
         }
-        SeedCommand::Snapshot(command) => sandboxes::snapshots(&context, command),
+        CubemastercliCommand::Snapshot(command) => sandboxes::snapshots(&context, command),
     }
 }
 
@@ -157,7 +153,7 @@ mod tests {
 
     #[test]
     fn the_commands_of_the_guides_are_accepted() {
-        Seed::command().debug_assert();
+        Cubemastercli::command().debug_assert();
         for line in [
             "tpl create-from-image --image x --writable-layer-size 1G --expose-port 49999 --expose-port 49983 --probe 49999",
             "template create-from-image --image x --writable-layer-size 1G --cpu 2000 --memory 2000 --cmd a --arg b \
@@ -194,7 +190,7 @@ mod tests {
             "--address h --port 8089 list",
         ] {
             let words = [NAME].into_iter().chain(line.split_whitespace());
-            let parsed = Seed::try_parse_from(words);
+            let parsed = Cubemastercli::try_parse_from(words);
             assert!(parsed.is_ok(), "{line}: {parsed:?}");
         }
     }

@@ -15,9 +15,9 @@ use super::{
 use crate::{
     attach::is_terminal,
     build::{RegistryArgs, begin},
+    context::Context,
     failure::Failure,
     output::{Format, print, print_json},
-    program::Context,
 };
 
 /// Free space that templates of images have in any case, in MiB.

@@ -10,9 +10,9 @@ use super::{
 };
 use crate::{
     build::Build,
+    context::Context,
     failure::Failure,
     output::{Format, print, print_json, properties, time},
-    program::Context,
     server::{Server, segment},
     template::{UNKNOWN, builds, status, templates},
 };

@@ -6,9 +6,9 @@ use serde_json::json;
 
 use super::job;
 use crate::{
+    context::Context,
     failure::Failure,
     output::time,
-    program::Context,
     sandbox,
     server::{segment, unknown_sandbox},
     snapshot,
