@@ -179,7 +179,7 @@ fn covered(task: &Task, tier: Tier) -> bool {
         Task::Bench { .. } => tier == Tier::Bench,
         Task::Verify { .. } | Task::Sdks => tier == Tier::E2b,
         Task::Dist { .. } => tier == Tier::Package,
-        Task::Test { tiers } => *tiers == [tier],
+        Task::Test { tiers, .. } => *tiers == [tier],
         Task::Hvm { vmx, .. } if *vmx => tier == Tier::HvmVmx,
         Task::Hvm { .. } => tier == Tier::Hvm,
         Task::Console => tier == Tier::Console,
