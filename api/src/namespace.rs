@@ -11,7 +11,7 @@ pub(crate) const IN_LOCAL_PREFIX: &str = "198.51.100.77";
 /// Runs a test on a host with these addresses. Threads that the test starts are in the namespace too.
 pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
     if !nix::unistd::geteuid().is_root() {
-        eprintln!("SKIP net tier: needs root");
+        eprintln!("skipped: needs root");
         return;
     }
     let thread = thread::spawn(|| {

@@ -24,6 +24,7 @@ mod prepare;
 mod stages;
 
 mod host;
+mod junit;
 mod markdown;
 mod progress;
 mod tool;

@@ -33,7 +33,7 @@ use std::{
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 
-use crate::{progress::Progress, tool, workspace::Workspace};
+use crate::{junit, progress::Progress, tool, workspace::Workspace};
 
 /// Tests with the same requirements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -212,6 +212,14 @@ pub(crate) struct Counts {
     pub(crate) skipped: u64,
 }
 
+impl Counts {
+    /// Counts a test as skipped that a runner has counted as passed.
+    fn skip_one(&mut self) {
+        self.passed = self.passed.saturating_sub(1);
+        self.skipped += 1;
+    }
+}
+
 impl std::fmt::Display for Counts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self {
@@ -295,7 +303,16 @@ pub(crate) fn run(
     if let Some(vmms) = &environment.later_vmms {
         command.env("CUBE_LATER_VMMS", vmms);
     }
-    watch(&mut command, runner, &mut std::io::stderr())
+    let report = workspace.root().join(junit::REPORT);
+    let _none_from_this_run = fs::remove_file(&report);
+    let mut outcome = watch(&mut command, runner, &mut std::io::stderr())?;
+    // Without a test there may be no report.
+    let report = fs::read_to_string(&report).unwrap_or_default();
+    for (name, why) in junit::skipped(&report) {
+        eprintln!("{name} is skipped: {why}");
+        outcome.counts.skip_one();
+    }
+    Ok(outcome)
 }
 
 /// Builds the tests of all crates.
@@ -390,6 +407,8 @@ fn cargo_test(workspace: &Workspace, tiers: &[Tier]) -> Command {
     ]);
     // Parallel VMs would distort the times that tests measure.
     command.arg("--test-threads=1");
+    // Shows the tests that state why they cannot run.
+    command.arg("--show-output");
     for tier in PREFIXED {
         let Some(prefix) = tier.prefix() else {
             continue;
@@ -414,6 +433,7 @@ fn watch(command: &mut Command, runner: Runner, terminal: &mut impl Write) -> Re
     // `command` still holds the write ends of the pipe: drop them, or the reader never sees end-of-file.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut counts = Counts::default();
+    let mut unable = 0;
     let mut times = Vec::new();
     for line in BufReader::new(reader).split(b'\n') {
         let mut line = line?;
@@ -423,10 +443,14 @@ fn watch(command: &mut Command, runner: Runner, terminal: &mut impl Write) -> Re
             counts.failed += more.failed;
             counts.skipped += more.skipped;
         }
+        if matches!(runner, Runner::CargoTest) && junit::reason(&text).is_some() {
+            unable += 1;
+        }
         times.extend(time_of_test(&text));
         line.push(b'\n');
         terminal.write_all(&line)?;
     }
+    (0..unable).for_each(|_| counts.skip_one());
     times.sort_by(|a, b| b.0.total_cmp(&a.0));
     for (seconds, name) in times.iter().take(LONGEST) {
         writeln!(terminal, "{seconds:7.1} s {name}")?;
@@ -531,6 +555,15 @@ mod tests {
             "test(/(^|::)net_/) + not (test(/(^|::)net_/) + test(/(^|::)image_/) + \
              test(/(^|::)kvm_/) + test(/(^|::)interpreter_/) + test(/(^|::)cluster_/))"
         );
+    }
+
+    #[test]
+    fn tests_that_state_a_reason_count_as_skipped() {
+        let mut command = Command::new("sh");
+        let lines = "skipped: needs root\ntest result: ok. 3 passed; 0 failed; 1 ignored;";
+        command.args(["-c", &format!("printf '{lines}\n'")]);
+        let outcome = watch(&mut command, Runner::CargoTest, &mut Vec::new()).unwrap();
+        assert_eq!(Some(outcome.counts), counts(2, 0, 2));
     }
 
     #[test]

@@ -359,7 +359,7 @@ fn metadata_stays_until_the_file_is_written_again() {
     let answer = post(&mut client, &query, &with, b"1");
     let metadata = &written(&answer)[0].metadata;
     if metadata.is_empty() {
-        println!("SKIPPED: needs extended attributes");
+        println!("skipped: needs extended attributes");
         return;
     }
     let pairs: Vec<_> = metadata
@@ -499,7 +499,7 @@ fn a_full_disk_is_reported() {
     let agent = Agent::start();
     let small = agent.dir.path().join("small");
     let Some(mounted) = Tmpfs::mount(&small, "size=256k,nr_inodes=4") else {
-        println!("SKIPPED: cannot mount");
+        println!("skipped: cannot mount");
         return;
     };
     let query = format!("path={}", mounted.0.join("f").display());

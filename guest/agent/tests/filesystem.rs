@@ -136,7 +136,7 @@ fn entries_include_metadata_of_uploads() {
     let target = format!("/files?path={path}");
     let answer = client.request("POST", &target, &headers, b"x").unwrap();
     if !String::from_utf8_lossy(&answer.body).contains("metadata") {
-        println!("SKIPPED: needs extended attributes");
+        println!("skipped: needs extended attributes");
         return;
     }
     let wanted = [("author".to_owned(), "me".to_owned())].into();

@@ -107,7 +107,7 @@ fn bytes_sent_before_the_answer_arrive() {
 #[test]
 fn a_port_that_listens_on_ipv6_only_is_found() {
     let Ok(listener) = TcpListener::bind("[::1]:0") else {
-        println!("SKIPPED: needs IPv6 on loopback");
+        println!("skipped: needs IPv6 on loopback");
         return;
     };
     let agent = Agent::start();

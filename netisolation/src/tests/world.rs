@@ -64,7 +64,7 @@ pub(crate) struct Guest {
 /// Runs a test in a new network namespace.
 pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
     if !nix::unistd::geteuid().is_root() || !std::path::Path::new("/dev/net/tun").exists() {
-        eprintln!("SKIP net tier: needs root and /dev/net/tun");
+        eprintln!("skipped: needs root and /dev/net/tun");
         return;
     }
     let thread = thread::spawn(|| {

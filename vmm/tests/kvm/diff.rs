@@ -101,7 +101,7 @@ pub(crate) fn kvm_a_diff_of_a_loaded_template_names_the_original_directory() {
     let load = || match LoadedTemplate::load(template()) {
         Ok(loaded) => Some(loaded),
         Err(LoadError::Tmpfs(why)) => {
-            eprintln!("not tested, cannot create a tmpfs of huge pages: {why}");
+            eprintln!("skipped: cannot create a tmpfs of huge pages: {why}");
             None
         }
         Err(other) => panic!("{other:?}"),

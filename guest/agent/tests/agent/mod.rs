@@ -124,7 +124,7 @@ pub(crate) fn is_root() -> bool {
     let uids = status.lines().find(|l| l.starts_with("Uid:")).unwrap();
     let root = uids.split_whitespace().nth(2) == Some("0");
     if !root {
-        println!("SKIPPED: needs root");
+        println!("skipped: needs root");
     }
     root
 }

@@ -298,6 +298,7 @@ async fn the_process_has_no_rights() {
 #[test]
 fn root_without_a_user_is_refused() {
     if !nix::unistd::geteuid().is_root() {
+        println!("skipped: needs root");
         return;
     }
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

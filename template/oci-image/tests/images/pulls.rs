@@ -322,7 +322,7 @@ async fn an_address_that_the_operator_denies_is_refused_although_it_is_opened() 
 #[test]
 fn net_a_registry_on_this_host_must_be_opened_by_its_address() {
     if !nix::unistd::geteuid().is_root() {
-        eprintln!("SKIP net tier: needs root");
+        eprintln!("skipped: needs root");
         return;
     }
     let thread = std::thread::spawn(|| {

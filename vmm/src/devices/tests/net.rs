@@ -57,7 +57,7 @@ const UDP: usize = 12 + 14 + 20 + 8;
 /// Sets up the guest and the socket. Returns `None`, and prints the reason, if this host cannot run the test.
 fn wire() -> Option<Wire> {
     if !nix::unistd::geteuid().is_root() || !Path::new("/dev/net/tun").exists() {
-        eprintln!("SKIP net tier: needs root and /dev/net/tun");
+        eprintln!("skipped: needs root and /dev/net/tun");
         return None;
     }
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();

@@ -141,7 +141,7 @@ mod tests {
         let set =
             |name: &str, value: &[u8]| sys::fsetxattr(&file, name, value, sys::XattrFlags::empty());
         if set(other, b"1") == Err(Errno::NOTSUP) {
-            println!("SKIPPED: needs attributes on {}", dir.path().display());
+            println!("skipped: needs attributes on {}", dir.path().display());
             return;
         }
         let first = metadata(&[("a", "1"), ("b", "2")]);
