@@ -21,6 +21,7 @@ mod tiers;
 
 mod dist;
 mod prepare;
+mod specification;
 mod stages;
 
 mod host;
@@ -79,6 +80,12 @@ enum Task {
         /// Run those of the tier `e2b`, with the programs and SDKs that target/cube has.
         #[arg(long)]
         run: bool,
+    },
+    /// Write SPECIFICATION.md from the promises next to the tests.
+    Specification {
+        /// Print all promises with their tests instead.
+        #[arg(long)]
+        tests: bool,
     },
     /// Install the official SDKs below target/cube/sdk.
     Sdks,
@@ -214,6 +221,17 @@ fn run(task: Task) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         Task::Blocks { run: true } => return tasks::blocks(&workspace),
+        Task::Specification { tests: true } => {
+            print!(
+                "{}",
+                specification::Promises::load(workspace.root())?.matrix()
+            );
+            return Ok(ExitCode::SUCCESS);
+        }
+        Task::Specification { tests: false } => {
+            specification::write(workspace.root())?;
+            return Ok(ExitCode::SUCCESS);
+        }
         Task::Sdks => prepare::sdks(&workspace, progress)?,
         Task::Console => console::refresh(&workspace, progress)?,
         Task::Peers => prepare::peers(&workspace, progress)?,

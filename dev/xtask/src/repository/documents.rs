@@ -17,7 +17,7 @@ use super::{
     markdown::{self, Located},
     sources::{Sources, entries, file_name, visible_dirs},
 };
-use crate::{Cli, Task, tiers, workspace::Workspace};
+use crate::{Cli, Task, specification::check, tiers, workspace::Workspace};
 
 /// Endings of paths that are checked even if they do not begin with a top-level directory.
 const SOURCE_ENDINGS: [&str; 8] = [".rs", ".toml", ".md", ".txt", ".yml", ".py", ".mjs", ".c"];
@@ -238,24 +238,11 @@ fn documents_name_only_published_runs_that_exist() {
 }
 
 #[test]
-fn the_specification_names_only_tests_that_exist() {
+fn promises_name_only_tests_that_exist() {
     let workspace = workspace();
     let root = workspace.root();
     let sources = Sources::load(root);
-    let steps = read(root, "dev/hvm-steps/src/steps.rs");
-    let mut missing = Vec::new();
-    let document = read(root, "SPECIFICATION.md");
-    for Located { line, text: cell } in markdown::last_cells(&document) {
-        for Located { text, .. } in markdown::code_spans(&cell) {
-            let found = match text.strip_prefix("hvm/") {
-                Some(step) => steps.contains(&format!("(\"{step}\", ")),
-                None => !is_snake_case(&text) || sources.has_function(&text),
-            };
-            if !found {
-                missing.push(format!("SPECIFICATION.md:{line}: {text}"));
-            }
-        }
-    }
+    let missing = check::missing(root, |name| sources.has_function(name));
     assert!(
         missing.is_empty(),
         "tests that do not exist:\n{}",

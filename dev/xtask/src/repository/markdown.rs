@@ -1,4 +1,4 @@
-//! Reads code spans, code blocks, tables and links from Markdown, as far as this repository's documents use them.
+//! Reads code spans, code blocks and links from Markdown, as far as this repository's documents use them.
 
 use crate::markdown::{is_fence, numbered};
 
@@ -52,19 +52,6 @@ pub(super) fn code_block_lines(document: &str) -> Vec<Located> {
         .collect()
 }
 
-/// The last cell of each row of each table, heading rows included.
-pub(super) fn last_cells(document: &str) -> Vec<Located> {
-    let rows = prose(document).filter(|(_, text)| text.starts_with('|') && !text.contains("---|"));
-    rows.filter_map(|(line, text)| {
-        let cell = text.trim_end().trim_end_matches('|').rsplit('|').next()?;
-        Some(Located {
-            line,
-            text: cell.to_owned(),
-        })
-    })
-    .collect()
-}
-
 /// Targets of links to files of this repository, without fragments.
 pub(super) fn links(document: &str) -> Vec<Located> {
     let mut links = Vec::new();
@@ -98,11 +85,10 @@ mod tests {
     }
 
     #[test]
-    fn spans_blocks_cells_and_links_are_found() {
+    fn spans_blocks_and_links_are_found() {
         let document = "A `b/c` and `d\n  e`.\n\n```\n`x` y\n```\n| a | b |\n|---|---|\n| `p` | `q`, `r` |\n[l](m.md#n)\n";
         assert_eq!(texts(&code_spans(document)), ["b/c", "d e", "p", "q", "r"]);
         assert_eq!(texts(&code_block_lines(document)), ["`x` y"]);
-        assert_eq!(texts(&last_cells(document)), [" b ", " `q`, `r` "]);
         assert_eq!(texts(&links(document)), ["m.md"]);
         assert_eq!(code_spans(document)[1].line, 1);
     }

@@ -197,6 +197,7 @@ fn covered(task: &Task, tier: Tier) -> bool {
         | Task::MutatePool { .. }
         | Task::SimulateCluster { .. }
         | Task::MutateCluster { .. }
+        | Task::Specification { .. }
         | Task::MutateConfinement => false,
     }
 }
