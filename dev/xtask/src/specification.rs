@@ -96,21 +96,26 @@ const CHAPTERS: [(&str, &[&str]); 10] = [
             "Provers",
         ],
     ),
-    ("This repository", &["Builds, documents and CI"]),
-    ("Limits", &["Not promised"]),
+    (INTERNAL, &["Builds, documents and CI"]),
+    (LIMITS, &["Not promised"]),
 ];
+
+/// The chapter that only developers need: the document for users leaves it out.
+const INTERNAL: &str = "This repository";
+/// The chapter whose lines need no mark, as none of them is promised.
+const LIMITS: &str = "Limits";
 
 const INTRODUCTION: &str = "\
 # Specification
 
-<!-- `cargo xtask specification` writes this file from the promises.toml files. Do not edit it. -->
+<!-- Rendered by `cargo xtask specification`. Do not edit. -->
 
 These are the promises that you can rely on. A test, a scenario or a prover fails if one of them is broken. A line marked
 **unenforced** is intended, but no test would detect a violation. A line marked `ring3` or `hvm` holds on that
 [platform](docs/operate/platforms.md) only.
 
 The promises and their tests are data: `promises.toml` in the folder of each crate.
-`cargo xtask specification --tests` prints each promise with its tests.
+`cargo xtask specification --tests` prints each promise with its tests, and the promises about this repository.
 ";
 
 /// Where a promise holds.
@@ -189,6 +194,9 @@ impl Promises {
     pub(crate) fn document(&self) -> String {
         let mut out = INTRODUCTION.to_owned();
         for (chapter, sections) in CHAPTERS {
+            if chapter == INTERNAL {
+                continue;
+            }
             out.push_str(&format!("\n## {chapter}\n"));
             for section in sections {
                 out.push_str(&format!("\n### {section}\n\n"));
@@ -198,8 +206,7 @@ impl Promises {
                     if promise.platform != Platform::All {
                         out.push_str(&format!(" `{}`", promise.platform.name()));
                     }
-                    // The section of what is not promised needs no mark.
-                    if promise.unenforced.is_some() && chapter != "Limits" {
+                    if promise.unenforced.is_some() && chapter != LIMITS {
                         out.push_str(" **unenforced**");
                     }
                     out.push('\n');
