@@ -44,7 +44,8 @@ pub enum DomainError {
     Cmdline { len: usize },
     /// The kernel does not contain exactly one match of each expected hypercall site.
     #[error(
-        "the kernel's hypercall sites were not found ({hypercall} calls, {iret} irets): boot with hypercalls = \"trap\""
+        "cannot rewrite the kernel's hypercall sites: found {hypercall} of xen_hypercall_pv and {iret} of xen_iret, \
+         expected 1 of each: use Debian's cloud kernel 6.1 or 6.12, or boot with hypercalls = \"trap\""
     )]
     HypercallSites {
         /// Number of matches for the hypercall site.
@@ -142,7 +143,7 @@ pub(crate) fn build(
         });
     }
     if files.hypercalls == HypercallPath::Call {
-        rewrite_hypercalls(memory, loaded.kernel_load.0, loaded.kernel_end, entries)?;
+        rewrite_hypercalls(memory, loaded.kernel_end, entries)?;
     }
     let size = usize::try_from(initrd_len).unwrap_or(usize::MAX);
     memory
@@ -244,15 +245,10 @@ const IRET_SITE: &[u8] = b"\x6a\x00\x51\x41\x53\x50\xb8\x17\x00\x00\x00\x0f\x05"
 
 /// Rewrites the two sites in guest memory as jumps to the monitor, as Linux rewrites code with its alternatives. The
 /// kernel file is not changed.
-fn rewrite_hypercalls(
-    memory: &Ram,
-    start: u64,
-    end: u64,
-    entries: &Entries,
-) -> Result<(), DomainError> {
-    let mut text = vec![0; usize::try_from(end.saturating_sub(start)).unwrap_or(0)];
+fn rewrite_hypercalls(memory: &Ram, end: u64, entries: &Entries) -> Result<(), DomainError> {
+    let mut text = vec![0; usize::try_from(end).unwrap_or(0)];
     memory
-        .read_slice(&mut text, GuestAddress(start))
+        .read_slice(&mut text, GuestAddress(0))
         .map_err(DomainError::Memory)?;
     let (calls, irets) = (find(&text, CALL_SITE), find(&text, IRET_SITE));
     let ([call], [iret]) = (&calls[..], &irets[..]) else {
@@ -270,15 +266,19 @@ fn rewrite_hypercalls(
     back.extend(entries.iret.to_le_bytes());
     back.extend(b"\xff\xe0");
     memory
-        .write_slice(&jump, GuestAddress(start + *call as u64))
-        .and_then(|()| memory.write_slice(&back, GuestAddress(start + *iret as u64)))
+        .write_slice(&jump, GuestAddress(*call as u64))
+        .and_then(|()| memory.write_slice(&back, GuestAddress(*iret as u64)))
         .map_err(DomainError::Memory)
 }
 
-/// Offsets at which the pattern occurs. Only multiples of 16 are searched, because functions begin there.
+/// Offsets at which the pattern occurs. Only multiples of 16 are searched, because functions begin there; kernels with
+/// indirect branch tracking, such as Debian's 6.12, begin `xen_hypercall_pv` with `endbr64`.
 fn find(text: &[u8], pattern: &[u8]) -> Vec<usize> {
+    const ENDBR64: &[u8] = b"\xf3\x0f\x1e\xfa";
+    let body = |i: usize| i + ENDBR64.len() * usize::from(text[i..].starts_with(ENDBR64));
     (0..text.len())
         .step_by(16)
+        .map(body)
         .filter(|i| text[*i..].starts_with(pattern))
         .collect()
 }
@@ -286,6 +286,28 @@ fn find(text: &[u8], pattern: &[u8]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hypercall_sites_are_rewritten_behind_endbr64_and_named_when_missing() {
+        let memory = Ram::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+        let entries = Entries {
+            syscall: 0,
+            hypercall: 0x1111_2222_3333_4444,
+            iret: 0x5555_6666_7777_8888,
+            l3: 0,
+        };
+        let put = |at, bytes: &[u8]| memory.write_slice(bytes, GuestAddress(at)).unwrap();
+        put(0x1fb0, IRET_SITE);
+        let why = rewrite_hypercalls(&memory, 1 << 20, &entries).unwrap_err();
+        let named = "found 0 of xen_hypercall_pv and 1 of xen_iret, expected 1 of each";
+        assert!(why.to_string().contains(named), "{why}");
+        put(0x8630, b"\xf3\x0f\x1e\xfa");
+        put(0x8634, CALL_SITE);
+        rewrite_hypercalls(&memory, 1 << 20, &entries).unwrap();
+        for (at, target) in [(0x8634 + 5, entries.hypercall), (0x1fb0 + 3, entries.iret)] {
+            assert_eq!(memory.read_obj::<u64>(GuestAddress(at)).unwrap(), target);
+        }
+    }
 
     #[test]
     fn the_page_tables_map_themselves() {
