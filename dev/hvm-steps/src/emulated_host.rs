@@ -70,6 +70,7 @@ fn prepare() -> Result<()> {
         ("proc", "/proc"),
         ("sysfs", "/sys"),
         ("devtmpfs", "/dev"),
+        ("debugfs", "/sys/kernel/debug"),
         ("tmpfs", WORK),
         ("tmpfs", "/tmp"),
         // In /var/tmp, the VMM keeps the files of guests' writable layers.

@@ -1,6 +1,7 @@
 //! The steps, in order. A step may use the state that earlier steps left. After a failed step the rest is not run.
 
 mod clones;
+mod exits;
 mod failures;
 mod guest;
 mod large;
@@ -13,12 +14,13 @@ use std::{process::Command, time::Instant};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::config::Config;
+use exits::Exits;
 use state::State;
 
 /// A step's name, and the function that runs it and returns a note for its result line.
 type Step = (&'static str, fn(&mut State<'_>) -> Result<String>);
 
-const STEPS: [Step; 19] = [
+const STEPS: [Step; 20] = [
     ("probe", probe),
     ("boot to the agent", guest::boot),
     ("exec", guest::exec),
@@ -29,6 +31,7 @@ const STEPS: [Step; 19] = [
     ("read the root image", clones::whole_image),
     ("restore twice", clones::restore_twice),
     ("identities differ", clones::identities),
+    ("touch 4096 pages", clones::touch),
     ("snapshot of a clone", clones::second_generation),
     ("diff of a clone", clones::diff),
     ("4 vCPUs", large::four_vcpus),
@@ -45,7 +48,7 @@ const STEPS_OF_OTHER_CPU: [Step; 2] = [
     ("templates of others", other_cpu::templates),
 ];
 /// The steps on a further emulated host.
-const STEPS_IN_BRIEF: [Step; 9] = [
+const STEPS_IN_BRIEF: [Step; 10] = [
     ("probe", probe),
     ("templates of others", other_cpu::templates),
     ("boot to the agent", guest::boot),
@@ -53,6 +56,7 @@ const STEPS_IN_BRIEF: [Step; 9] = [
     ("snapshot", clones::snapshot),
     ("restore twice", clones::restore_twice),
     ("identities differ", clones::identities),
+    ("touch 4096 pages", clones::touch),
     ("diff of a clone", clones::diff),
     ("keep a template", other_cpu::keep),
 ];
@@ -89,11 +93,14 @@ fn perform(config: &Config, steps: &[Step]) -> Result<()> {
             continue;
         }
         println!("begin {name}");
-        let start = Instant::now();
+        let (start, exits) = (Instant::now(), Exits::read());
         let done = step(&mut state);
         let seconds = start.elapsed().as_secs_f64();
         match done {
-            Ok(note) => println!("step {name:<20} passed {seconds:6.2} s  {note}"),
+            Ok(note) => {
+                println!("step {name:<20} passed {seconds:6.2} s  {note}");
+                println!("kvm  {name:<20} {}", exits.since());
+            }
             Err(error) => {
                 println!("step {name:<20} FAILED {seconds:6.2} s");
                 for vm in state.vm.iter().chain(&state.clones) {

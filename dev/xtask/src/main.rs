@@ -139,6 +139,10 @@ enum Task {
         /// Run the tier `hvm-vmx` instead.
         #[arg(long, conflicts_with = "confinement")]
         vmx: bool,
+        /// Run some steps with the kernel of the backports as guest, as host, and as both. The tier `kvm` finds its files
+        /// afterwards, and tests it on this host.
+        #[arg(long, conflicts_with_all = ["confinement", "vmx"])]
+        newer_kernel: bool,
     },
     /// Run the long tests: mixed stress, thousands of sandboxes, simulated days, test suites of other projects. A
     /// failure does not stop the others; the last output is a table.
@@ -236,11 +240,15 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Console => console::refresh(&workspace, progress)?,
         Task::Peers => prepare::peers(&workspace, progress)?,
         Task::Etcd => prepare::cluster_tools(&workspace, progress)?,
-        Task::Hvm { confinement, vmx } => {
-            let steps = if vmx {
-                hvm::Work::Vmx
-            } else {
-                hvm::Work::Steps
+        Task::Hvm {
+            confinement,
+            vmx,
+            newer_kernel,
+        } => {
+            let steps = match (vmx, newer_kernel) {
+                (true, _) => hvm::Work::Vmx,
+                (_, true) => hvm::Work::NewerKernel,
+                (false, false) => hvm::Work::Steps,
             };
             let work = confinement.map_or(steps, hvm::Work::Prover);
             return tasks::hvm(&workspace, progress, &work);

@@ -1,7 +1,10 @@
 //! Builds everything that benches and tests need, starting from a fresh checkout. All requirements on the host are
 //! checked before the host is changed.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 use nix::fcntl::{Flock, FlockArg};
@@ -14,7 +17,7 @@ use crate::{
         binaries::{self, HostBinaries},
         etcd, guest_dir, guest_module, initramfs,
         interpreter::{self, Parts, Sources},
-        kernel::{self, Kernel},
+        kernel::{self, Kernel, Origin},
         layer,
         root_image::{self, RootRecipe},
         sdks,
@@ -77,6 +80,25 @@ pub(crate) fn images(
     let _lock = lock(&workspace.artifacts(), progress)?;
     let preparation = Preparation::begin(workspace, progress, freshness)?;
     preparation.images()
+}
+
+/// Builds [`images`], and beside them a directory with the guest files of the kernel from the backports, which it
+/// returns. The root image is the same, so it has no modules for that kernel.
+pub(crate) fn newer_kernel(workspace: &Workspace, progress: Progress) -> Result<PathBuf> {
+    images(workspace, progress, Freshness::Keep)?;
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    let store = Store::open(&workspace.artifacts(), progress)?;
+    let kernel = kernel(&store, Origin::Backports)?;
+    let module = guest_module::build(&store, workspace, &kernel)?;
+    let agent = binaries::build_agent(workspace, progress, &store.log("guest-agent")?)?;
+    let initramfs = initramfs::build(&store, workspace, &kernel, &module, &agent)?;
+    let dir = workspace.guest_of(Origin::Backports);
+    let same = [root_image::FILE, layer::FILE].map(|name| workspace.guest().join(name));
+    let own = [kernel.vmlinux(), initramfs.dir.join(initramfs::FILE)];
+    for file in own.iter().chain(&same) {
+        guest_dir::publish_in(workspace, &dir, file)?;
+    }
+    Ok(dir)
 }
 
 /// Builds everything except the optional templates.
@@ -223,9 +245,9 @@ fn install_missing(store: &Store, list: &Path, progress: Progress) -> Result<()>
     archive::install(&missing, progress, &log)
 }
 
-/// The kernel that [`images`] unpacks. Builds it if it is not up to date.
-pub(crate) fn kernel(store: &Store) -> Result<Kernel> {
-    kernel::build(store, &kernel::recipe(&host::codename()?))
+/// A kernel that [`images`] or [`newer_kernel`] unpacks. Builds it if it is not up to date.
+pub(crate) fn kernel(store: &Store, origin: Origin) -> Result<Kernel> {
+    kernel::build(store, &host::codename()?, origin)
 }
 
 /// Takes the lock of this checkout's artifacts. Waits while another process holds it.
@@ -374,7 +396,7 @@ impl<'a> Preparation<'a> {
     }
 
     fn kernel(&self) -> Result<Kernel> {
-        let kernel = kernel::build(&self.store, &kernel::recipe(&self.codename))?;
+        let kernel = kernel::build(&self.store, &self.codename, Origin::Release)?;
         guest_dir::publish(self.workspace, &kernel.vmlinux())?;
         Ok(kernel)
     }

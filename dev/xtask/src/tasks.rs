@@ -269,7 +269,7 @@ pub(crate) fn verify(
 pub(crate) fn hvm(workspace: &Workspace, progress: Progress, work: &Work) -> Result<ExitCode> {
     let outcome = hvm::run(workspace, progress, work)?;
     let tier = match work {
-        Work::Steps | Work::Prover(_) => Tier::Hvm,
+        Work::Steps | Work::Prover(_) | Work::NewerKernel => Tier::Hvm,
         Work::Vmx => Tier::HvmVmx,
     };
     let plan = TierPlan {

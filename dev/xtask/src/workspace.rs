@@ -8,6 +8,8 @@ use std::{
 
 use anyhow::{Context, Result};
 
+use crate::kernel::Origin;
+
 /// A checkout of this repository.
 #[derive(Debug, Clone)]
 pub(crate) struct Workspace {
@@ -42,7 +44,12 @@ impl Workspace {
 
     /// The directory of kernel, initramfs and images under stable names.
     pub(crate) fn guest(&self) -> PathBuf {
-        self.artifacts().join("guest")
+        self.guest_of(Origin::Release)
+    }
+
+    /// As [`Self::guest`], for guests with this kernel.
+    pub(crate) fn guest_of(&self, origin: Origin) -> PathBuf {
+        self.artifacts().join(format!("guest{}", origin.ending()))
     }
 
     /// A cargo command in this workspace.

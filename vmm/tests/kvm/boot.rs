@@ -4,7 +4,7 @@ use model::{Bytes, HypercallPath};
 use vmm_control::FailureKind;
 
 use crate::support::{
-    TestVm, host,
+    TestVm, host, run_dir,
     vm::{complaints, refusal},
 };
 
@@ -38,6 +38,28 @@ pub(crate) fn kvm_boot_with_patched_hypercalls() {
 
 pub(crate) fn kvm_boot_with_trapped_hypercalls() {
     boot(Bytes::mib(256), HypercallPath::Trap);
+}
+
+/// Both ways of hypercalls, which depend on the kernel's code; then a snapshot and a clone.
+pub(crate) fn kvm_a_newer_guest_kernel_boots_and_its_clone_runs() {
+    for hypercalls in [HypercallPath::Trap, HypercallPath::Call] {
+        let mut vm = TestVm::boot(|spec| {
+            spec.guest = host::newer_guest();
+            spec.hypercalls = hypercalls;
+        });
+        let release = vm.sh("uname -r");
+        assert_eq!(complaints(&vm.sh("dmesg")), Vec::<&str>::new(), "{release}");
+        vm.sh("echo kept > /root/mark; sync");
+        let template = run_dir::make("newer-kernel").join("t");
+        vm.control().snapshot(&template).expect("a snapshot");
+        drop(vm);
+        let clone = TestVm::clone_of(&template);
+        assert_eq!(
+            clone.sh("cat /root/mark; uname -r"),
+            format!("kept\n{release}")
+        );
+        eprintln!("{hypercalls:?}: {}", release.trim());
+    }
 }
 
 pub(crate) fn kvm_boot_in_the_least_memory() {

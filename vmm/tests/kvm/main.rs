@@ -28,6 +28,7 @@ fn main() {
         boot::{
             kvm_boot_with_patched_hypercalls,
             kvm_boot_with_trapped_hypercalls,
+            kvm_a_newer_guest_kernel_boots_and_its_clone_runs,
             kvm_boot_in_the_least_memory,
             kvm_boot_in_the_most_memory,
             kvm_specs_out_of_range_are_refused,

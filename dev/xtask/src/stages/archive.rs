@@ -146,7 +146,7 @@ pub(crate) fn missing(wanted: &[String]) -> Result<Vec<String>> {
 /// that could not be updated.
 pub(crate) fn update(progress: Progress, log: &Path) -> Result<()> {
     progress.stage("package lists", || {
-        if let Err(error) = tool::run(apt_get().arg("update"), log) {
+        if let Err(error) = tool::run(apt("apt-get").arg("update"), log) {
             progress.line(&format!(
                 "warning: could not update all package lists: {error:#}"
             ));
@@ -158,7 +158,7 @@ pub(crate) fn update(progress: Progress, log: &Path) -> Result<()> {
 pub(crate) fn install(names: &[String], progress: Progress, log: &Path) -> Result<()> {
     progress.line(&format!("installing {}", names.join(" ")));
     progress.stage("host packages", || {
-        let mut command = apt_get();
+        let mut command = apt("apt-get");
         command.args(["install", "--yes", "--no-install-recommends"]);
         tool::run(command.args(names), log)
     })
@@ -175,17 +175,22 @@ pub(crate) fn install_from(
     progress.line(&format!("installing {}", names.join(" ")));
     progress.stage("host packages", || {
         let apt = apt_of(suites, dir)?;
-        tool::run(apt().arg("update"), log)?;
+        tool::run(apt("apt-get").arg("update"), log)?;
         let release = &suites.last().context("no suite")?.release;
-        let mut install = apt();
+        let mut install = apt("apt-get");
         install.args(["install", "--yes", "--no-install-recommends"]);
         install.args(["--target-release", release]);
         tool::run(install.args(names), log)
     })
 }
 
-/// Makes apt-get commands with sources and package lists of their own in `dir`.
-pub(crate) fn apt_of(suites: &[Suite], dir: &Path) -> Result<impl Fn() -> Command> {
+/// The backports of a Debian release.
+pub(crate) fn backports(codename: &str) -> Result<Suite> {
+    Ok(suites(codename)?[0].of(&format!("{codename}-backports")))
+}
+
+/// Makes commands of apt's programs with sources and package lists of their own in `dir`.
+pub(crate) fn apt_of(suites: &[Suite], dir: &Path) -> Result<impl Fn(&str) -> Command> {
     fs::create_dir_all(dir.join("lists/partial"))?;
     let sources = dir.join("sources.list");
     let lines: Vec<_> = suites.iter().map(Suite::source_line).collect();
@@ -198,8 +203,8 @@ pub(crate) fn apt_of(suites: &[Suite], dir: &Path) -> Result<impl Fn() -> Comman
         ("Dir::Cache::srcpkgcache", PathBuf::new()),
     ];
     let dir = dir.to_owned();
-    Ok(move || {
-        let mut apt = apt_get();
+    Ok(move |program: &str| {
+        let mut apt = apt(program);
         apt.current_dir(&dir);
         for (option, path) in &options {
             apt.arg("-o").arg(format!("{option}={}", path.display()));
@@ -237,9 +242,9 @@ pub(crate) fn fetch(
     done.with_context(|| format!("cannot fetch {uri}"))
 }
 
-/// apt-get without questions, for logs.
-pub(crate) fn apt_get() -> Command {
-    let mut command = Command::new("apt-get");
+/// A program of apt without questions, for logs, with the host's sources and package lists.
+pub(crate) fn apt(program: &str) -> Command {
+    let mut command = Command::new(program);
     command
         .env("DEBIAN_FRONTEND", "noninteractive")
         .args(["-q", "-o", "DPkg::Lock::Timeout=300"])
@@ -248,9 +253,12 @@ pub(crate) fn apt_get() -> Command {
 }
 
 /// The candidate version of a package, and its dependencies without version constraints. Of alternative dependencies,
-/// only the first is returned.
-pub(crate) fn candidate(name: &str) -> Result<(String, Vec<String>)> {
-    let mut command = Command::new("apt-cache");
+/// only the first is returned. `apt`: [`apt`], or what [`apt_of`] returned.
+pub(crate) fn candidate(
+    apt: &dyn Fn(&str) -> Command,
+    name: &str,
+) -> Result<(String, Vec<String>)> {
+    let mut command = apt("apt-cache");
     let text = tool::output(command.args(["show", "--no-all-versions", name]))
         .with_context(|| format!("package {name} not found in the archive"))?;
     let version = stanza_field(&text, "Version")
@@ -291,6 +299,7 @@ fn stanza_field<'a>(stanza: &'a str, key: &str) -> Option<&'a str> {
 
 /// Downloads exactly this version of a package. apt verifies it against the signed package lists.
 pub(crate) fn download(
+    apt: &dyn Fn(&str) -> Command,
     name: &str,
     version: &str,
     dir: &Path,
@@ -298,7 +307,7 @@ pub(crate) fn download(
 ) -> Result<(Package, PathBuf)> {
     let empty = tempfile::tempdir_in(dir)?;
     tool::run(
-        apt_get()
+        apt("apt-get")
             .current_dir(empty.path())
             .args(["-o", "APT::Sandbox::User=root", "download"])
             .arg(format!("{name}={version}")),

@@ -38,8 +38,8 @@ fn make(suites: &[Suite], out: &Path, log: &Path) -> Result<()> {
 /// Downloads the package with package lists of its own: the host's sources need not have the release.
 fn fetch(suite: &Suite, work: &Path, log: &Path) -> Result<()> {
     let apt = archive::apt_of(std::slice::from_ref(suite), work)?;
-    tool::run(apt().arg("update"), log)?;
-    tool::run(apt().args(["download", "etcd-server"]), log)?;
+    tool::run(apt("apt-get").arg("update"), log)?;
+    tool::run(apt("apt-get").args(["download", "etcd-server"]), log)?;
     let deb = fs::read_dir(work)?
         .filter_map(|entry| Some(entry.ok()?.path()))
         .find(|path| path.extension().is_some_and(|ending| ending == "deb"))

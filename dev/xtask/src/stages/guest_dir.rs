@@ -52,8 +52,12 @@ struct ArtifactSum {
 
 /// Links a built file into `target/cube/guest`, under its own name.
 pub(crate) fn publish(workspace: &Workspace, file: &Path) -> Result<()> {
-    let dir = workspace.guest();
-    fs::create_dir_all(&dir)?;
+    publish_in(workspace, &workspace.guest(), file)
+}
+
+/// Links a built file into `dir`, under its own name.
+pub(crate) fn publish_in(workspace: &Workspace, dir: &Path, file: &Path) -> Result<()> {
+    fs::create_dir_all(dir)?;
     let name = file
         .file_name()
         .with_context(|| format!("{} has no file name", file.display()))?;

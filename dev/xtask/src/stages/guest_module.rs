@@ -26,7 +26,8 @@ pub(crate) fn build(store: &Store, workspace: &Workspace, kernel: &Kernel) -> Re
     let recipe = Recipe::new("guest-module")
         .stage("kernel", &kernel.built)
         .path("source", &source)?;
-    let built = store.build(&recipe, "stages/guest-module", |out, log| {
+    let place = format!("stages/guest-module{}", kernel.origin.ending());
+    let built = store.build(&recipe, &place, |out, log| {
         make(&source, &kernel.headers(), out, log)
     })?;
     Ok(built.dir.join(FILE))
@@ -41,6 +42,8 @@ fn make(source: &Path, headers: &Path, out: &Path, log: &Path) -> Result<()> {
     let mut make = Command::new("make");
     make.arg("-C").arg(headers);
     make.arg(format!("M={}", work.path().display()));
+    // Headers of newer kernels contain a vmlinux, from which BTF would be made with a program of another package.
+    make.arg("CONFIG_DEBUG_INFO_BTF_MODULES=");
     tool::run(make.arg("modules"), log)?;
     let module = work.path().join(FILE);
     tool::run(Command::new("strip").arg("--strip-debug").arg(&module), log)?;

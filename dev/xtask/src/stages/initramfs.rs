@@ -38,7 +38,8 @@ pub(crate) fn build(
         .path("guest module", guest_module)?
         .path("agent", agent)?
         .path("list", &list)?;
-    store.build(&recipe, "stages/initramfs", |out, _| {
+    let place = format!("stages/initramfs{}", kernel.origin.ending());
+    store.build(&recipe, &place, |out, _| {
         let mut modules = kernel.modules()?;
         modules.add(guest_module)?;
         let order = modules.load_order(&read_list(&list)?)?;

@@ -1,4 +1,4 @@
-//! The guest kernel: Debian's unmodified cloud kernel, its modules, and the headers against which the guest module is
+//! Guest kernels: Debian's unmodified cloud kernels, their modules, and the headers against which the guest module is
 //! built. The packages are unpacked, not installed: the host's own kernel does not change.
 
 use std::{
@@ -20,11 +20,34 @@ use crate::{
 };
 
 const METAPACKAGE: &str = "linux-image-cloud-amd64";
-const PLACE: &str = "stages/kernel";
+
+/// The suite of the archive that a kernel is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The host's release of Debian: the kernel of all templates.
+    Release,
+    /// The backports of that release: a newer kernel, which only tests boot.
+    Backports,
+}
+
+impl Origin {
+    /// Ending of the directories that are built for this kernel.
+    pub(crate) fn ending(self) -> &'static str {
+        match self {
+            Self::Release => "",
+            Self::Backports => "-backports",
+        }
+    }
+
+    fn place(self) -> String {
+        format!("stages/kernel{}", self.ending())
+    }
+}
 
 /// The unpacked kernel.
 #[derive(Debug)]
 pub(crate) struct Kernel {
+    pub(crate) origin: Origin,
     pub(crate) built: Built,
     /// The output of `uname -r` in a guest.
     pub(crate) release: String,
@@ -40,23 +63,43 @@ pub(crate) fn recipe(codename: &str) -> Recipe {
 }
 
 pub(crate) fn fresh(store: &Store, recipe: &Recipe) -> Result<Option<Kernel>> {
-    store.fresh(recipe, PLACE).map(Kernel::open).transpose()
+    let found = store.fresh(recipe, &Origin::Release.place());
+    let open = |built| Kernel::open(built, Origin::Release);
+    found.map(open).transpose()
 }
 
 pub(crate) fn forget(store: &Store) -> Result<()> {
-    store.forget(PLACE)
+    store.forget(&Origin::Release.place())
 }
 
-pub(crate) fn build(store: &Store, recipe: &Recipe) -> Result<Kernel> {
-    Kernel::open(store.build(recipe, PLACE, make)?)
+pub(crate) fn build(store: &Store, codename: &str, origin: Origin) -> Result<Kernel> {
+    let built = store.build(
+        &recipe(codename),
+        &origin.place(),
+        |out, log| match origin {
+            Origin::Release => make(&archive::apt, out, log),
+            Origin::Backports => {
+                let lists = tempfile::tempdir()?;
+                let suites = [archive::backports(codename)?];
+                let apt = archive::apt_of(&suites, lists.path())?;
+                tool::run(apt("apt-get").arg("update"), log)?;
+                make(&apt, out, log)
+            }
+        },
+    )?;
+    Kernel::open(built, origin)
 }
 
 impl Kernel {
-    fn open(built: Built) -> Result<Self> {
+    fn open(built: Built, origin: Origin) -> Result<Self> {
         let release = built.dir.join("release");
         let release = fs::read_to_string(&release)
             .with_context(|| format!("cannot read {}", release.display()))?;
-        Ok(Self { built, release })
+        Ok(Self {
+            origin,
+            built,
+            release,
+        })
     }
 
     pub(crate) fn vmlinux(&self) -> PathBuf {
@@ -84,11 +127,11 @@ impl Kernel {
     }
 }
 
-fn make(out: &Path, log: &Path) -> Result<()> {
-    let plan = plan_packages()?;
+fn make(apt: &dyn Fn(&str) -> Command, out: &Path, log: &Path) -> Result<()> {
+    let plan = plan_packages(apt)?;
     let mut packages = Vec::new();
     for (name, version) in &plan.packages {
-        let (package, deb) = archive::download(name, version, out, log)?;
+        let (package, deb) = archive::download(apt, name, version, out, log)?;
         tool::run(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(out), log)?;
         fs::remove_file(&deb)?;
         packages.push(package);
@@ -112,8 +155,8 @@ struct PackagePlan {
 
 /// The kernel image that the metapackage depends on, the headers of the same version, and the packages that those
 /// headers need. Fails if the archive has the image and the headers in different versions.
-fn plan_packages() -> Result<PackagePlan> {
-    let (_, depends) = archive::candidate(METAPACKAGE)?;
+fn plan_packages(apt: &dyn Fn(&str) -> Command) -> Result<PackagePlan> {
+    let (_, depends) = archive::candidate(apt, METAPACKAGE)?;
     let release = depends
         .iter()
         .find_map(|name| name.strip_prefix("linux-image-"))
@@ -121,8 +164,8 @@ fn plan_packages() -> Result<PackagePlan> {
         .to_owned();
     let image = format!("linux-image-{release}");
     let headers = format!("linux-headers-{release}");
-    let (version, _) = archive::candidate(&image)?;
-    let (headers_version, depends) = archive::candidate(&headers)?;
+    let (version, _) = archive::candidate(apt, &image)?;
+    let (headers_version, depends) = archive::candidate(apt, &headers)?;
     if headers_version != version {
         bail!(
             "{headers} has version {headers_version}, but {image} has version {version}: the guest module would not \
@@ -132,7 +175,7 @@ fn plan_packages() -> Result<PackagePlan> {
     let mut packages = vec![(image, version.clone()), (headers, version)];
     for name in depends {
         if name.starts_with("linux-headers-") || name.starts_with("linux-kbuild-") {
-            let (version, _) = archive::candidate(&name)?;
+            let (version, _) = archive::candidate(apt, &name)?;
             packages.push((name, version));
         }
     }

@@ -48,7 +48,7 @@ pub(crate) fn build(
             Recipe::new("python-suite").text("package", &format!("{python:?}")),
             "soak/python",
             &|out, log| {
-                let (_, deb) = archive::download(&python.0, &python.1, out, log)?;
+                let (_, deb) = archive::download(&archive::apt, &python.0, &python.1, out, log)?;
                 unpack(&[deb], out, log)
             },
         ),
@@ -97,8 +97,8 @@ fn stress_ng(guest: &[&str], out: &Path, log: &Path) -> Result<()> {
     let mut debs = Vec::new();
     for name in archive::closure("stress-ng")? {
         if !guest.contains(&name.as_str()) {
-            let (version, _) = archive::candidate(&name)?;
-            debs.push(archive::download(&name, &version, out, log)?.1);
+            let (version, _) = archive::candidate(&archive::apt, &name)?;
+            debs.push(archive::download(&archive::apt, &name, &version, out, log)?.1);
         }
     }
     unpack(&debs, out, log)

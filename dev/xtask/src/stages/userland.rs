@@ -49,8 +49,8 @@ fn make(out: &Path, log: &Path) -> Result<()> {
     let mut packages = Vec::new();
     let tree = out.join("tree");
     for ((name, program), file) in PROGRAMS.into_iter().zip(FILES) {
-        let (version, _) = archive::candidate(name)?;
-        let (package, deb) = archive::download(name, &version, out, log)?;
+        let (version, _) = archive::candidate(&archive::apt, name)?;
+        let (package, deb) = archive::download(&archive::apt, name, &version, out, log)?;
         tool::run(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(&tree), log)?;
         fs::remove_file(&deb)?;
         let program = tree.join(program);

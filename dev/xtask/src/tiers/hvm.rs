@@ -31,7 +31,7 @@ use crate::{
     host,
     prepare::{self, Freshness},
     progress::Progress,
-    stages::{binaries, stage::Store},
+    stages::{binaries, kernel::Origin, stage::Store},
     tiers::{Counts, Outcome},
     tool,
     workspace::Workspace,
@@ -52,7 +52,17 @@ pub(crate) enum Work {
     Prover(Vec<String>),
     /// The steps on Intel machines: the tier `hvm-vmx`.
     Vmx,
+    /// Some steps with each pair of the release's kernel and a newer one, as host and as guest, but for the pair of the
+    /// other works.
+    NewerKernel,
 }
+
+/// The pairs of kernels of [`Work::NewerKernel`]: host, guest.
+const KERNELS: [(Origin, Origin); 3] = [
+    (Origin::Release, Origin::Backports),
+    (Origin::Backports, Origin::Release),
+    (Origin::Backports, Origin::Backports),
+];
 
 /// CPU features that the second machine lacks. QEMU and the VMM use the same names; the first machine has these
 /// features, and its KVM offers them to guests.
@@ -62,7 +72,12 @@ const LACKING: [&str; 2] = ["aes", "bmi2"];
 /// have passed on the first machine, the second one, which lacks [`LACKING`], must refuse its template, and some steps
 /// run on a third one without XSAVE.
 pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Result<Outcome> {
-    prepare::images(workspace, progress, Freshness::Keep)?;
+    let guest = if matches!(work, Work::NewerKernel) {
+        prepare::newer_kernel(workspace, progress)?
+    } else {
+        prepare::images(workspace, progress, Freshness::Keep)?;
+        workspace.guest()
+    };
     let log = workspace.artifacts().join("log/hvm.log");
     fs::write(&log, "")?;
     let binaries = binaries::build_static(workspace, progress, &log)?;
@@ -74,7 +89,7 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Res
         let mut command = Command::new(&binaries.steps);
         command.arg("--vmm").arg(&binaries.vmm);
         command.arg("--bench").arg(&binaries.bench);
-        command.arg("--guest").arg(workspace.guest());
+        command.arg("--guest").arg(guest);
         if let Work::Prover(cases) = work {
             command.arg("--confinement").args(cases);
         }
@@ -83,7 +98,14 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Res
     qemu::install(workspace, progress, &log)?;
     let store = Store::open(&workspace.artifacts(), progress)?;
     let kept = host_files::kept_disk(workspace, &log)?;
-    let files = HostFiles::prepare(&store, workspace, &binaries, &qemu::MODULES, &kept)?;
+    let files = |kernels| {
+        let modules = (&qemu::MODULES[..], &*kept);
+        HostFiles::prepare(&store, workspace, &binaries, modules, kernels)
+    };
+    if matches!(work, Work::NewerKernel) {
+        return with_newer_kernels(workspace, progress, files);
+    }
+    let files = files((Origin::Release, Origin::Release))?;
     let emulated = |machine: &str, without: &[&str], words: &str, log: &str| {
         let log = workspace.artifacts().join("log").join(log);
         progress.line(&format!(
@@ -113,6 +135,36 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Res
         if outcome.success {
             outcome = outcome.and(emulated(machine, without, words, log)?);
         }
+    }
+    Ok(outcome)
+}
+
+/// Runs the steps of a further machine with each of [`KERNELS`]. A pair that fails does not stop the others.
+fn with_newer_kernels(
+    workspace: &Workspace,
+    progress: Progress,
+    files: impl Fn((Origin, Origin)) -> Result<HostFiles>,
+) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    for kernels in KERNELS {
+        let files = files(kernels)?;
+        let release = &files.kernel.release;
+        let name = format!(
+            "hvm-kernels{}-guest{}.log",
+            kernels.0.ending(),
+            kernels.1.ending()
+        );
+        let log = workspace.artifacts().join("log").join(name);
+        let guest = match kernels.1 {
+            Origin::Release => "the release's kernel",
+            Origin::Backports => "the newer kernel",
+        };
+        progress.line(&format!(
+            "tier hvm: an emulated machine with {release}, guests with {guest}; its console output goes to {}",
+            log.display()
+        ));
+        let words = "hvm_steps.brief=1 hvm_steps.skip=keep";
+        outcome = outcome.and(watch(qemu::command(&files, &[], words), &log)?);
     }
     Ok(outcome)
 }

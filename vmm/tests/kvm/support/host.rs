@@ -19,6 +19,11 @@ pub(crate) fn lack(test: &str) -> Option<String> {
     if !program().exists() {
         return Some(format!("{} is missing", program().display()));
     }
+    if NEED_NEWER_KERNEL.contains(&test) && !newer_guest().kernel.exists() {
+        let kernel = newer_guest().kernel;
+        let cure = "`cargo xtask hvm --newer-kernel` fetches it";
+        return Some(format!("{} is missing: {cure}", kernel.display()));
+    }
     let root = nix::unistd::geteuid().is_root();
     if !root && (test.starts_with("net_") || NEED_ROOT.contains(&test)) {
         return Some("this test needs root".into());
@@ -28,6 +33,9 @@ pub(crate) fn lack(test: &str) -> Option<String> {
 
 /// Tests that need root, because they mount a file system.
 const NEED_ROOT: [&str; 1] = ["kvm_a_full_disk_stops_a_snapshot"];
+
+/// Tests that boot [`newer_guest`].
+const NEED_NEWER_KERNEL: [&str; 1] = ["kvm_a_newer_guest_kernel_boots_and_its_clone_runs"];
 
 fn artifacts() -> PathBuf {
     PathBuf::from(env::var_os("CUBE_ARTIFACTS").unwrap_or_default())
@@ -48,7 +56,16 @@ pub(crate) fn program() -> PathBuf {
 
 /// The files that a guest boots from.
 pub(crate) fn guest() -> GuestPaths {
-    let guest = artifacts().join("guest");
+    guest_in("guest")
+}
+
+/// Those of a guest whose kernel is from Debian's backports.
+pub(crate) fn newer_guest() -> GuestPaths {
+    guest_in("guest-backports")
+}
+
+fn guest_in(dir: &str) -> GuestPaths {
+    let guest = artifacts().join(dir);
     GuestPaths {
         kernel: guest.join("vmlinux"),
         initrd: guest.join("initramfs.cpio"),

@@ -234,7 +234,7 @@ fn boot_image(store: &Store, kernel: &Kernel) -> Result<Built> {
         let packages = kernel.packages()?;
         let package = packages.iter().find(|package| package.name == name);
         let package = package.with_context(|| format!("the kernel's packages lack {name}"))?;
-        let (_, deb) = archive::download(&name, &package.version, out, log)?;
+        let (_, deb) = archive::download(&archive::apt, &name, &package.version, out, log)?;
         let tree = out.join("tree");
         tool::run(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(&tree), log)?;
         let image = tree.join(format!("boot/vmlinuz-{}", kernel.release));

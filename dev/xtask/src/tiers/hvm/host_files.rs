@@ -14,7 +14,7 @@ use crate::{
         binaries::StaticBinaries,
         cpio::Archive,
         guest_dir, initramfs,
-        kernel::Kernel,
+        kernel::{Kernel, Origin},
         layer, root_image,
         stage::{Built, Recipe, Store},
     },
@@ -42,20 +42,21 @@ pub(super) struct HostFiles {
 }
 
 impl HostFiles {
-    /// Builds the files of a host that loads `modules` in this order. `kept` is the disk for templates.
+    /// Builds the files of a host that loads `modules` in this order. `kept` is the disk for templates, `kernels` those
+    /// of the host and of its guests.
     pub(super) fn prepare(
         store: &Store,
         workspace: &Workspace,
         binaries: &StaticBinaries,
-        modules: &[&str],
-        kept: &Path,
+        (modules, kept): (&[&str], &Path),
+        kernels: (Origin, Origin),
     ) -> Result<Self> {
-        let kernel = prepare::kernel(store)?;
+        let kernel = prepare::kernel(store, kernels.0)?;
         let initramfs = kept.with_extension("cpio");
         fs::write(&initramfs, archive_of(&kernel, binaries, modules)?)?;
         Ok(Self {
             initramfs,
-            disk: disk(store, workspace)?.dir.join(DISK),
+            disk: disk(store, workspace, kernels.1)?.dir.join(DISK),
             kept: kept.to_owned(),
             kernel,
         })
@@ -100,12 +101,14 @@ fn archive_of(kernel: &Kernel, binaries: &StaticBinaries, modules: &[&str]) -> R
 }
 
 /// The disk with the files that guests of the emulated host boot from.
-fn disk(store: &Store, workspace: &Workspace) -> Result<Built> {
-    let guest = workspace.guest();
+fn disk(store: &Store, workspace: &Workspace, kernel: Origin) -> Result<Built> {
+    let guest = workspace.guest_of(kernel);
     let recipe = Recipe::new("hvm-disk")
         .text("form", "2")
-        .path("manifest", &guest.join(guest_dir::MANIFEST))?;
-    store.build(&recipe, "stages/hvm-disk", |out, log| {
+        .path("manifest", &workspace.guest().join(guest_dir::MANIFEST))?
+        .path("initramfs", &guest.join(initramfs::FILE))?;
+    let place = format!("stages/hvm-disk{}", kernel.ending());
+    store.build(&recipe, &place, |out, log| {
         let content = out.join("content");
         fs::create_dir(&content)?;
         for name in ["vmlinux", initramfs::FILE, root_image::FILE, layer::FILE] {

@@ -31,13 +31,13 @@ pub(super) fn install(workspace: &Workspace, progress: Progress, log: &Path) -> 
         return Ok(());
     }
     archive::update(progress, log)?;
-    let (candidate, _) = archive::candidate(PACKAGE)?;
+    let (candidate, _) = archive::candidate(&archive::apt, PACKAGE)?;
     if major(candidate.trim_start_matches("1:")) >= Some(OLDEST) {
         archive::install(&[PACKAGE.to_owned()], progress, log)?;
     } else {
         let codename = host::codename()?;
         let mut suites = archive::suites(&codename)?;
-        suites.push(suites[0].of(&format!("{codename}-backports")));
+        suites.push(archive::backports(&codename)?);
         let dir = workspace.artifacts().join("tmp/backports");
         archive::install_from(&suites, &[PACKAGE], &dir, progress, log)?;
     }

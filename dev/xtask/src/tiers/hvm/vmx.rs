@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     progress::Progress,
-    stages::{binaries::StaticBinaries, stage::Store},
+    stages::{binaries::StaticBinaries, kernel::Origin, stage::Store},
     tiers::Outcome,
     workspace::Workspace,
 };
@@ -82,7 +82,10 @@ pub(super) fn run(
     qemu::install(workspace, progress, log)?;
     let store = Store::open(&workspace.artifacts(), progress)?;
     let kept = host_files::kept_disk(workspace, log)?;
-    let files = |modules| HostFiles::prepare(&store, workspace, binaries, modules, &kept);
+    let kernels = (Origin::Release, Origin::Release);
+    let files = |modules: &[&str]| {
+        HostFiles::prepare(&store, workspace, binaries, (modules, &kept), kernels)
+    };
     progress.line("tier hvm-vmx: running on an emulated AMD machine, which keeps a template");
     let amd = files(&qemu::MODULES)?;
     let own = logs.join("hvm-vmx-amd.log");
