@@ -1,7 +1,7 @@
 //! `cube-api prepare`: what a server needs before its first start, from the files that were installed beside this program.
 //!
 //! ```text
-//! <beside>/../guest/              kernel, initramfs, root image, layer (as an archive), static programs
+//! <beside>/../guest/              kernel, initramfs, root image, layer (in a package as an archive), static programs
 //! <state>/installed/guest/        the same files, as links
 //! <state>/installed/templates/    base
 //! ```
@@ -86,7 +86,14 @@ fn publish_all(from: &Path, to: &Path) -> io::Result<()> {
     for name in FILES {
         publish(&from.join(name), &to.join(name))?;
     }
-    unpack_layer(&from.join(LAYER_ARCHIVE), to)
+    let built = from.join(LAYER);
+    if !built.is_file() {
+        return unpack_layer(&from.join(LAYER_ARCHIVE), to);
+    }
+    // In a checkout. A copy would lose the holes.
+    let layer = to.join(LAYER);
+    remove(&layer)?;
+    fs::hard_link(&built, &layer).map_err(|why| named(&built, &why))
 }
 
 /// Links the file `from` to the name `to`, or copies it to another file system, unless this has been done.

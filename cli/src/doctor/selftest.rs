@@ -1,4 +1,4 @@
-//! `cube doctor --selftest`: runs the installed `cube-bench` on this host, and writes one file that can be published: facts
+//! `cube doctor --selftest`: runs the installed programs on this host, and writes one file that can be published: facts
 //! of the host, verdicts and figures of each step, hashes of the programs. It contains no key and no address; paths of the
 //! installation are in it.
 
@@ -43,8 +43,8 @@ const REPORT: [&str; 14] = [
 
 struct Step {
     name: &'static str,
-    /// Arguments of `cube-bench`. `SCENARIO`, `OUT` stand for paths.
-    arguments: &'static [&'static str],
+    /// The program and its arguments. `SCENARIO`, `OUT` stand for paths.
+    command: &'static [&'static str],
     scenario: &'static str,
     /// The report that the step writes, below `OUT`; `None`: its standard output.
     report: Option<&'static str>,
@@ -67,25 +67,33 @@ impl Kind {
     }
 }
 
-const STEPS: [Step; 6] = [
+const STEPS: [Step; 7] = [
     Step {
         name: "host",
-        arguments: &["doctor", "--format", "json"],
+        command: &["cube-bench", "doctor", "--format", "json"],
         scenario: "",
         report: None,
         kind: Kind::Check,
     },
-    // Boots nothing itself: the template was booted and snapshotted on this host.
+    // Boots the guest as the first start of a server does, warms it up and takes a snapshot.
+    Step {
+        name: "boot",
+        command: &["cube-api", "prepare", "--state", "OUT"],
+        scenario: "",
+        report: None,
+        kind: Kind::Check,
+    },
     Step {
         name: "clones",
-        arguments: &["run", "SCENARIO", "--results", "OUT"],
+        command: &["cube-bench", "run", "SCENARIO", "--results", "OUT"],
         scenario: SMOKE,
         report: Some("report.json"),
         kind: Kind::Check,
     },
     Step {
         name: "50-at-once",
-        arguments: &[
+        command: &[
+            "cube-bench",
             "run",
             "SCENARIO",
             "--results",
@@ -102,21 +110,29 @@ const STEPS: [Step; 6] = [
     // Forks, pauses, resumes, snapshots, kills, compared with a model.
     Step {
         name: "lifecycle",
-        arguments: &["verify", "lifecycle", "--minutes", "1", "--results", "OUT"],
+        command: &[
+            "cube-bench",
+            "verify",
+            "lifecycle",
+            "--minutes",
+            "1",
+            "--results",
+            "OUT",
+        ],
         scenario: "",
         report: Some("lifecycle.json"),
         kind: Kind::Check,
     },
     Step {
         name: "confinement",
-        arguments: &["verify", "confinement", "--results", "OUT"],
+        command: &["cube-bench", "verify", "confinement", "--results", "OUT"],
         scenario: "",
         report: Some("confinement.json"),
         kind: Kind::Check,
     },
     Step {
         name: "isolation",
-        arguments: &["verify", "isolation", "--results", "OUT"],
+        command: &["cube-bench", "verify", "isolation", "--results", "OUT"],
         scenario: "",
         report: Some("isolation.json"),
         kind: Kind::Check,
@@ -224,7 +240,11 @@ impl Step {
         let exit_code = status.ok().and_then(|status| status.code());
         let report = match self.report {
             Some(name) => read(&out.join(name)),
-            None => read(&scratch.join(self.name).with_extension("json")),
+            None => {
+                // A template and the files that it was booted from, if any.
+                let _ = fs::remove_dir_all(&out);
+                read(&out.with_extension("json"))
+            }
         };
         let result = StepResult {
             step: self.name,
@@ -244,9 +264,10 @@ impl Step {
         let stdout = fs::File::create(out.with_extension("json"))?;
         let log = fs::File::create(out.with_extension("log"))?;
         let mut command = Command::new("timeout");
-        command.arg(LIMIT).arg(beside("cube-bench"));
-        for argument in self.arguments {
+        command.arg(LIMIT);
+        for (at, argument) in self.command.iter().enumerate() {
             match *argument {
+                program if at == 0 => command.arg(beside(program)),
                 "SCENARIO" => command.arg(&scenario),
                 "OUT" => command.arg(out),
                 word => command.arg(word),
@@ -328,6 +349,24 @@ mod tests {
         let report =
             reduced(json!({"scenario": "s", "n": 5, "reproduce": "cube-bench run /home/a/s.toml"}));
         assert_eq!(report, json!({"scenario": "s", "n": 5}));
+    }
+
+    #[test]
+    fn a_boot_runs_the_server_program_in_a_directory_of_its_own() {
+        let scratch = tempfile::tempdir().unwrap();
+        let boot = STEPS.iter().find(|step| step.name == "boot").unwrap();
+        let out = scratch.path().join("boot");
+        let command = boot.command(Path::new("/a"), scratch.path(), &out).unwrap();
+        let words: Vec<_> = command.get_args().map(PathBuf::from).collect();
+        let program = beside("cube-api");
+        let wanted = [
+            Path::new(LIMIT),
+            &program,
+            "prepare".as_ref(),
+            "--state".as_ref(),
+            &out,
+        ];
+        assert_eq!(words, wanted);
     }
 
     #[test]
