@@ -1,24 +1,35 @@
 //! Builds of templates: from an image or a template and a list of steps to a template with memory.
 
-pub mod bases;
-pub mod cancel;
-pub mod catalog;
-mod command;
+// A request, and the task that owns all builds.
 pub mod grant;
+pub mod request;
+pub mod uploads;
+
+pub mod owner;
+
+pub mod catalog;
+pub mod record;
+pub mod store;
+
+// A build.
+pub mod run;
+
+pub mod cancel;
+pub mod plan;
+
+pub mod bases;
+pub(crate) mod machine;
+
+mod command;
 mod guest;
+mod output;
+mod steps;
+
 mod key;
 mod layers;
-pub mod log;
-pub(crate) mod machine;
-mod output;
-pub mod owner;
-pub mod page;
-pub mod plan;
-pub mod record;
-pub mod request;
-pub mod run;
 mod settings;
-mod steps;
-pub mod store;
+
+// Its log.
+pub mod log;
+pub mod page;
 pub mod text;
-pub mod uploads;

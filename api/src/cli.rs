@@ -1,17 +1,23 @@
 //! The command line of `cube-api`, and the exit code for each failure.
 
-mod ca;
+// The server.
+mod serve;
+
 mod ceiling;
-mod cluster;
-mod exit;
 mod images;
-mod key;
 mod network;
 mod options_file;
-mod prepare;
 mod reload;
-mod serve;
+
+// Before its first start.
+mod ca;
+mod cluster;
+mod key;
+mod prepare;
+
 mod template;
+
+mod exit;
 
 use std::process::ExitCode;
 

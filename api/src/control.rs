@@ -3,35 +3,50 @@
 //! [`endpoints`] lists all routes and the [`Access`] that each requires. The router is built from this list, and a test
 //! compares the list with the OpenAPI document. Every error is JSON with `code` and `message`.
 
+// Before a handler: which node answers, for whom, and what the request asks.
+mod spread;
+
+mod guard;
+mod idempotency;
+
 mod body;
-mod builds;
-mod console;
-mod error;
+mod paging;
+mod query;
+
+// Sandboxes.
+mod sandboxes;
+
+mod lifecycle;
+mod snapshots;
+
 mod events;
+mod logs;
+mod metrics;
+mod network;
+
+// Templates, and what else clients keep.
+mod builds;
+mod templates;
+
+mod secrets;
+mod webhooks;
+
+// The server, its nodes, and pages.
+mod console;
+mod nodes;
+mod reports;
+mod server;
+mod unsupported;
+
+// The answer.
+mod error;
+mod merge;
+mod timing;
+mod wire;
+
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzz;
-mod guard;
-mod idempotency;
-mod lifecycle;
-mod logs;
-mod merge;
-mod metrics;
-mod network;
-mod nodes;
-mod paging;
-mod query;
-mod reports;
-mod sandboxes;
-mod secrets;
-mod server;
-mod snapshots;
-mod spread;
-mod templates;
-mod timing;
-mod unsupported;
-mod webhooks;
-mod wire;
 
 use std::{path::PathBuf, sync::Arc};
 

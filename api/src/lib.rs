@@ -7,24 +7,37 @@
 //!                                           └─► forward ─► another process, after a handover
 //! ```
 
-pub mod auth;
-pub mod builds;
-pub mod control;
-pub mod egress;
-pub mod events;
-pub mod handover;
-pub mod listen;
-pub mod network;
-pub mod node;
-pub mod peers;
-pub mod proxy;
-pub mod registry;
-pub mod secrets;
+// The process: start, stop, and the change to a new one.
 pub mod serve;
+
+pub mod handover;
 pub mod shield;
 pub mod systemd;
-pub mod telemetry;
+
+// The way of a request, from its connection.
+pub mod listen;
 pub mod tls;
+
+pub mod auth;
+pub mod control;
+pub mod proxy;
+pub mod registry;
+
+// What sandboxes use besides the pool.
+pub mod builds;
+pub mod egress;
+pub mod network;
+pub mod secrets;
+
+pub mod events;
+mod webhook;
+
+// The other nodes of a cluster.
+pub mod node;
+pub mod peers;
+
+// What operators see.
+pub mod telemetry;
 pub mod traces;
 
 mod agent;
@@ -33,4 +46,3 @@ mod hex;
 #[cfg(test)]
 mod namespace;
 mod shell;
-mod webhook;

@@ -10,19 +10,25 @@
 //! makes room for clients that hold few connections. A server that has handed its [`Backend`] over to a successor closes
 //! no connection while a request may be on its way: it forwards the request and asks the client to connect anew.
 
+// From a socket to the backend.
+mod sockets;
+
 mod activity;
-mod clients;
 mod conn;
 mod dispatch;
-mod eviction;
 mod forward;
 mod gate;
-mod guesses;
-mod internal;
+
+// Limits, and who is counted.
 pub mod limits;
+
+mod clients;
+mod eviction;
+mod guesses;
 mod peer;
 mod permits;
-mod sockets;
+
+mod internal;
 
 use std::future::{Future, pending};
 use std::io;

@@ -14,21 +14,32 @@
 //! - A host that is not a member is treated as one: name and key of certificates are compared with the members of the present
 //!   view, in both directions.
 
+// How a host becomes a node.
+mod spec;
+
 pub mod authority;
-mod client;
-pub(crate) mod deleted;
-pub mod internal;
 pub mod join;
-pub(crate) mod metrics;
-pub(crate) mod moves;
+pub mod settings;
+pub mod tls;
+
+// Requests to another node, and from one.
+mod client;
+pub mod internal;
+
+// What nodes publish of themselves, and see of each other.
 mod publish;
 mod roster;
-mod secrets;
-pub mod settings;
-mod spec;
+
+// What every node has: templates, secrets, and what was deleted.
 pub(crate) mod templates;
-pub mod tls;
 pub mod transfer;
+
+pub(crate) mod deleted;
+mod secrets;
+
+pub(crate) mod moves;
+
+pub(crate) mod metrics;
 
 use std::{
     net::SocketAddr,

@@ -15,27 +15,38 @@
 //! - A body that was cut short never looks complete.
 //! - A connection to one VM is never used for another.
 
-mod access;
+// Which sandbox and port, and what a client may ask of it.
 mod by_path;
-mod connections;
+mod target;
+
 mod cookie;
 mod cors;
+mod internal;
+
+mod access;
+mod routes;
+
+// A connection to the sandbox.
+mod connections;
+mod line;
+mod tls;
+mod upstream;
+
+// The request and its response.
+pub(crate) mod head;
+
 mod exchange;
+mod reply;
+pub(crate) mod tunnel;
+mod upload;
+
+// Responses that no sandbox gives.
+mod refusal;
+mod relay;
+
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzz;
-pub(crate) mod head;
-mod internal;
-mod line;
-mod refusal;
-mod relay;
-mod reply;
-mod routes;
-mod target;
-mod tls;
-pub(crate) mod tunnel;
-mod upload;
-mod upstream;
 
 use std::time::{Duration, Instant};
 

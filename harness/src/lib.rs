@@ -9,27 +9,40 @@
 //! recorded data, so `cube-bench report` computes the same report again from an old run. This crate does not link the
 //! VMM, the pool or the API: it measures them through their external interfaces.
 
-pub mod ab;
-pub mod account;
-pub mod claims;
-pub mod clock;
-pub mod compare;
-pub mod event;
-pub mod exchange;
-pub mod gate;
-mod guest;
-pub mod host;
-mod live;
-pub mod memory;
-pub mod noise;
-pub mod plan;
-pub mod record;
-pub mod report;
-pub mod run;
-pub mod saturate;
+// A scenario, and when it starts which clone.
 pub mod scenario;
-pub mod session;
-pub mod summary;
-pub mod target;
+
+pub mod plan;
 pub mod trace;
 pub mod work;
+
+// A run, up to its events.
+pub mod session;
+
+pub mod run;
+pub mod target;
+
+pub mod clock;
+pub mod exchange;
+mod guest;
+mod live;
+
+pub mod account;
+pub mod host;
+pub mod memory;
+pub mod noise;
+
+// The events, and what follows from them.
+pub mod event;
+pub mod record;
+pub mod summary;
+
+pub mod gate;
+pub mod report;
+
+// Several runs.
+pub mod ab;
+pub mod compare;
+pub mod saturate;
+
+pub mod claims;

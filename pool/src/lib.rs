@@ -20,35 +20,51 @@
 //! template's programs and the warm-up; its agent is open, but only the pool has had its sockets; and its record says
 //! that it has no owner, so that it ends with this process.
 
-mod account;
+// Requests, and the task that they reach.
+mod message;
+mod spec;
+
 mod catalog;
-mod cgroup;
-mod claim;
-mod clock;
 mod driver;
-pub mod durable;
-mod error;
-#[cfg(test)]
-mod explore;
-mod handover;
-mod host;
-mod images;
+
+// Decisions, without I/O.
+mod slot;
+
+mod claim;
 mod lifetime;
+mod policy;
+
+// What the driver's jobs do to a slot's VM.
+mod work;
+
+mod cgroup;
+mod host;
+mod network;
+mod vm;
+
+// Templates, and the files and programs that they need.
+mod templates;
+
+mod images;
 mod manifest;
 mod memory_diff;
-mod message;
-mod network;
-mod policy;
+mod store;
+mod vmms;
+
+// The state directory, and a start with what is in it.
 mod record;
 mod recover;
-mod slot;
-mod spec;
-mod store;
-mod templates;
+
+mod account;
+mod clock;
+pub mod durable;
+mod handover;
 mod version;
-mod vm;
-mod vmms;
-mod work;
+
+mod error;
+
+#[cfg(test)]
+mod explore;
 
 pub use claim::{BaseKind, Claim, GivesBase, Hold, PauseNeeds};
 pub use error::{PoolError, is_full};

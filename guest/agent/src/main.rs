@@ -7,19 +7,24 @@
 #![cfg_attr(not(test), no_main)]
 #![cfg_attr(fuzzing, expect(dead_code, reason = "a fuzz target only parses"))]
 
-mod boot;
-mod console;
 #[cfg(not(any(test, fuzzing)))]
 #[path = "entry/sys.rs"]
 mod entry;
-#[cfg(fuzzing)]
-mod fuzz;
-mod identity;
-mod network;
+
+// PID 1: from the initramfs to the server, and the end.
+mod boot;
 mod server;
 mod shutdown;
-mod sys;
+
+// What `POST /init` changes.
+mod identity;
+mod network;
 mod trust;
+
+mod console;
+#[cfg(fuzzing)]
+mod fuzz;
+mod sys;
 mod users;
 
 use std::path::PathBuf;

@@ -14,23 +14,32 @@
 #![cfg_attr(fuzzing, no_main)]
 #![cfg_attr(fuzzing, expect(dead_code, reason = "a fuzz target only parses"))]
 
-mod api;
-mod clone_state;
+// The process, and its server.
 mod config;
+mod supervisor;
+
+mod server;
+
+mod api;
+
+// A context and the host that runs its cells.
 mod context;
-mod event;
-#[cfg(any(test, fuzzing))]
-mod fuzz;
 mod host;
+
+mod event;
+mod message;
+mod setup;
+
 mod kernel;
 mod language;
-mod message;
-mod server;
-mod setup;
-mod supervisor;
+mod zygote;
+
+mod clone_state;
+
+#[cfg(any(test, fuzzing))]
+mod fuzz;
 mod sys;
 mod text;
-mod zygote;
 
 use std::process::ExitCode;
 

@@ -21,13 +21,16 @@
 //! them after a limited number of steps ([`ROUNDS`]). Services must limit the work on their own descriptors in the same
 //! way.
 
-mod conn;
-pub mod http;
-mod listener;
-mod reactor;
-mod request;
 mod server;
 mod service;
+
+mod listener;
+mod reactor;
+
+mod conn;
+mod request;
+
+pub mod http;
 mod slots;
 mod sys;
 

@@ -4,16 +4,21 @@
 //! Each suite starts a `cube-api` of its own, or uses an endpoint that already runs, and reports one result for each
 //! case. A case that could not be run is never a pass.
 
-pub mod confinement;
+// The suites, from one sandbox to the whole server.
 pub mod conformance;
 pub mod hazards;
+
+pub mod confinement;
 pub mod isolation;
 pub mod lifecycle;
+pub mod restarts;
+
+// What they share.
+mod setup;
+
 pub mod proof;
 mod remains;
-pub mod restarts;
 mod sandbox;
-mod setup;
 
 pub use sandbox::SandboxError;
 pub use setup::{ListError, Setup, VerifyError};

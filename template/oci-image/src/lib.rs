@@ -7,25 +7,34 @@
 //! A layer is never extracted to a file system: its unpacked archive is one file, and a file's content in the tree is a
 //! range of it. So conversion needs no privileges, and no path of an image ever reaches the host's kernel.
 
-mod assemble;
-pub mod config;
-mod convert;
-pub mod digest;
-pub mod erofs;
-#[cfg(any(test, fuzzing))]
-pub mod fuzz;
-mod limits;
-pub mod manifest;
-mod program;
-pub mod provision;
+// From a name to blobs.
 pub mod reference;
 pub mod registry;
-mod source;
+
+pub mod config;
+pub mod digest;
+pub mod manifest;
 pub mod store;
+
+// From blobs to a root image, in a confined process.
+mod convert;
+mod program;
+pub mod worker;
+
+mod assemble;
+mod limits;
+mod source;
+pub mod unpack;
+
 pub mod tar;
 pub mod tree;
-pub mod unpack;
-pub mod worker;
+
+pub mod provision;
+
+pub mod erofs;
+
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 
 pub use convert::{ConvertError, Converter};
 pub use limits::Limits;
