@@ -6,8 +6,10 @@ use model::{Bytes, SandboxId};
 use template::Recipe;
 
 use crate::{
-    DiskSpec, Pool, PoolError, TemplateDefaults, TemplateInfo,
+    Pool,
+    error::PoolError,
     message::{Request, SandboxRequest},
+    spec::{DiskSpec, TemplateDefaults, TemplateInfo},
 };
 
 impl Pool {

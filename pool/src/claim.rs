@@ -6,9 +6,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    PauseMode, VmmId,
     record::shared,
     slot::{Event, Next, Refusal, Stage},
+    spec::PauseMode,
+    vmms::VmmId,
 };
 
 /// The claim.

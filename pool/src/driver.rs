@@ -12,10 +12,10 @@
 mod adoptions;
 mod catalog;
 mod claims;
-mod copies;
+pub(crate) mod copies;
 mod demand;
 mod diffs;
-mod entry;
+pub(crate) mod entry;
 mod jobs;
 mod making;
 mod memory;
@@ -43,11 +43,9 @@ use tokio::{
     task::JoinHandle,
 };
 
-pub(crate) use copies::CopySize;
-pub(crate) use entry::Entry;
+use entry::Entry;
 
 use crate::{
-    Change, ChangeKind, Ended, PoolConfig, PoolStats, StateLock,
     cgroup::{FormerServers, Groups},
     clock::{Clock, Reading},
     host,
@@ -55,7 +53,8 @@ use crate::{
     message::{Report, Request, SandboxRequest},
     recover::Leftovers,
     slot::{Effects, Event, Next, Operation, Slot, Stage, Unexpected, decide},
-    spec::OnClose,
+    spec::{Change, ChangeKind, Ended, OnClose, PoolConfig, PoolStats},
+    state_dir::StateLock,
     templates::Templates,
     vmms::Vmms,
     work::{Stop, base::Held, needs::GuestSums},

@@ -15,8 +15,8 @@ use search::{Found, explore};
 use world::{Bounds, World};
 
 use crate::{
-    PauseMode,
     lifetime::{Lifetime, OnTimeout},
+    spec::PauseMode,
 };
 
 /// Fewer states would mean that the model does not reach what it should.

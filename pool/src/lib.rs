@@ -58,7 +58,7 @@ mod recover;
 mod account;
 mod clock;
 pub mod durable;
-mod handover;
+mod state_dir;
 mod version;
 
 mod error;
@@ -76,16 +76,16 @@ pub use spec::{
     RebuildState, Recovered, Sandbox, SandboxLimits, SandboxState, StockStats, TemplateDefaults,
     TemplateInfo, TemplateKind, TimeoutChange, Usage, VmmUse, WarmMarks,
 };
+pub use state_dir::{SCRATCH, StateLock};
 pub use template::{Recipe, Work};
 pub use vmms::VmmId;
 
 use std::{
-    fs::{File, TryLockError},
+    fs::File,
     io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
 };
 
 use model::SandboxId;
@@ -99,23 +99,15 @@ use crate::{
     images::Images,
     message::{Answer, Request, SandboxRequest},
     recover::Found,
+    state_dir::{FORKS, IMAGES, SANDBOXES, TEMPLATES, VMMS, failed},
     store::Store,
     templates::Templates,
     version::Raise,
     vmms::Vmms,
 };
 
-/// Directories below the state directory.
-pub(crate) const SANDBOXES: &str = "sandboxes";
-pub(crate) const TEMPLATES: &str = "templates";
-pub(crate) const FORKS: &str = "forks";
-const IMAGES: &str = "images";
-const VMMS: &str = "vmms";
-const LOCK: &str = "lock";
 /// Capacity of the driver's request channel. When the channel is full, callers wait.
 const REQUESTS: usize = 1024;
-/// Longest path of the state directory in bytes, so that the socket paths below it fit the kernel's limit of 107 bytes.
-const MAX_STATE: usize = 60;
 
 /// A handle to a pool; clones refer to the same pool. When the last handle is dropped, VMs keep running, and the next
 /// [`Pool::open`] adopts them. [`Pool::close`] can end them. Once the pool is closed, every method that returns a
@@ -124,39 +116,6 @@ const MAX_STATE: usize = 60;
 pub struct Pool {
     requests: mpsc::Sender<Request>,
     background: Option<Arc<Path>>,
-}
-
-/// The exclusive right to use a state directory. The kernel releases it when the last copy of the descriptor is closed,
-/// at the latest when the process exits.
-#[derive(Debug)]
-pub struct StateLock(File);
-
-impl StateLock {
-    /// Takes the lock of the state directory, which is created if it does not exist. Waits for a killed server that is
-    /// still exiting.
-    ///
-    /// # Errors
-    /// Returns [`PoolError::Failed`] if the path is too long, if the directory cannot be created, or if another server
-    /// uses it.
-    pub fn take(state: &Path) -> Result<Self, PoolError> {
-        let taken = || {
-            if state.as_os_str().len() > MAX_STATE {
-                return Err(io::Error::other(format!(
-                    "the path is longer than {MAX_STATE} bytes, so the paths of unix sockets below it would be too long"
-                )));
-            }
-            private_dir(state)?;
-            lock(&state.join(LOCK), LAST_HOLDER)
-        };
-        taken().map(Self).map_err(|e| failed(state, &e))
-    }
-}
-
-fn failed(state: &Path, why: &dyn std::fmt::Display) -> PoolError {
-    PoolError::Failed {
-        what: "open the pool",
-        why: format!("{}: {why}", state.display()),
-    }
 }
 
 /// The parts of a pool that are opened on a blocking thread.
@@ -233,35 +192,6 @@ impl Opened {
             found,
             background,
         })
-    }
-}
-
-/// Directory in which VMMs keep the writable layers of their guests.
-pub const SCRATCH: &str = "/var/tmp";
-
-/// How long the lock may outlive a killed server. The kernel needs time to close the server's descriptors, and a child
-/// process between fork and exec holds copies of them.
-const LAST_HOLDER: Duration = Duration::from_secs(5);
-
-/// Takes the lock that keeps other servers away from the state directory. Waits for at most `patience`.
-fn lock(path: &Path, patience: Duration) -> io::Result<File> {
-    let file = File::options()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(path)?;
-    let deadline = Instant::now() + patience;
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            Err(TryLockError::WouldBlock) => {
-                return Err(io::Error::other("another server uses the state directory"));
-            }
-            Err(TryLockError::Error(e)) => return Err(e),
-        }
     }
 }
 
@@ -689,24 +619,5 @@ impl Pool {
         let (answer, answered) = oneshot::channel();
         self.requests.send(request(answer)).await.ok()?;
         answered.await.ok()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lock_is_awaited_until_its_last_holder_exits() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("lock");
-        let first = lock(&path, LAST_HOLDER).unwrap();
-        assert!(lock(&path, Duration::ZERO).is_err(), "two have it");
-        let last_holder = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(50));
-            drop(first);
-        });
-        assert!(lock(&path, LAST_HOLDER).is_ok(), "it was not waited for");
-        last_holder.join().unwrap();
     }
 }

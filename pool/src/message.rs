@@ -8,13 +8,16 @@ use tokio::sync::{mpsc, oneshot};
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
-    Claim, Connected, CreateSpec, DiskSpec, GivesBase, LifeEvent, PauseMode, PauseNeeds, PoolError,
-    PoolStats, Sandbox, TemplateDefaults, TemplateInfo, Usage,
     cgroup::FormerServers,
-    driver::CopySize,
+    claim::{Claim, GivesBase, PauseNeeds},
+    driver::copies::CopySize,
+    error::PoolError,
     record::Record,
     slot::{Operation, Wake},
-    spec::{OnClose, TimeoutChange},
+    spec::{
+        Connected, CreateSpec, DiskSpec, LifeEvent, OnClose, PauseMode, PoolStats, Sandbox,
+        TemplateDefaults, TemplateInfo, TimeoutChange, Usage,
+    },
     templates::{Origin, TakenNames},
     work::{
         WorkError,
@@ -316,8 +319,8 @@ mod tests {
         let sandbox = Sandbox {
             id: SandboxId::from_random([7; 19]),
             template: Arc::new(template),
-            state: crate::SandboxState::Running,
-            lifetime: crate::Lifetime::default(),
+            state: crate::spec::SandboxState::Running,
+            lifetime: crate::lifetime::Lifetime::default(),
             note: Arc::from(""),
             vsock: PathBuf::new(),
             console: PathBuf::new(),

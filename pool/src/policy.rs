@@ -25,7 +25,7 @@ mod simulation;
 
 use std::time::Duration;
 
-use crate::WarmMarks;
+use crate::spec::WarmMarks;
 
 pub(crate) use callers::Callers;
 pub(crate) use creates::Creates;

@@ -20,14 +20,14 @@ use model::{SandboxId, template_file};
 use vmm_control::ControlClient;
 
 use crate::{
-    PauseMode, Recovered, Sandbox,
     cgroup::Groups,
     clock::{Clock, Reading},
-    driver::Entry,
+    driver::entry::Entry,
     host,
     lifetime::Lifetime,
     record::{Contents, Kept, ProcessName, Record, SlotDir},
     slot::{Slot, Stage},
+    spec::{PauseMode, Recovered, Sandbox},
     vm::Vm,
 };
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::{
-    Claim,
+    claim::Claim,
     lifetime::{Lifetime, UnixMs},
     vmms::VmmId,
 };

@@ -36,7 +36,6 @@ use model::{MANIFEST_NAME, SandboxId, TEMPLATE_FORMAT, WarmUpRequest, template_f
 use vmm_control::template::{LoadedTemplate, loaded_size};
 
 use crate::{
-    TemplateDefaults, TemplateInfo, TemplateKind,
     durable::{allocated, private_dir, read_bounded},
     error::PoolError,
     host,
@@ -44,6 +43,7 @@ use crate::{
     manifest::Manifest,
     memory_diff,
     record::BootFiles,
+    spec::{TemplateDefaults, TemplateInfo, TemplateKind},
     store::{Checked, Store},
     vmms::{VmmId, Vmms},
     work::diff::{self, Stored},

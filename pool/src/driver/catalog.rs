@@ -2,12 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Driver, Entry};
+use super::{Driver, entry::Entry};
 use crate::{
-    ChangeKind, PoolError, TemplateInfo, TemplateKind, host,
+    error::PoolError,
+    host,
     manifest::Manifest,
     message::{Answer, Published, Renamed},
     slot::Stage,
+    spec::{ChangeKind, TemplateInfo, TemplateKind},
+    state_dir::TEMPLATES,
     templates::{self, Memory, NewTemplate, Origin, Template},
 };
 
@@ -70,7 +73,7 @@ impl Driver {
                 self.jobs.publish(new.records, new.info, new.taken, answer);
             }
             Err(e) => {
-                let home = self.config.state.join(crate::TEMPLATES).join(id);
+                let home = self.config.state.join(TEMPLATES).join(id);
                 self.jobs.change_templates(move || {
                     let _ = std::fs::remove_dir_all(home);
                     let _ = answer.send(Err(e));

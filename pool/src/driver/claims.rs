@@ -8,13 +8,19 @@ use std::{
 use model::SandboxId;
 use tokio::{sync::oneshot, task::spawn_blocking};
 
-use super::{Driver, Entry, entry::Serving};
+use super::{
+    Driver,
+    entry::{Entry, Serving},
+};
 use crate::{
-    BaseKind, ChangeKind, Claim, GivesBase, Hold, PauseMode, PauseNeeds, PoolError, SandboxState,
+    claim::{BaseKind, Claim, GivesBase, Hold, PauseNeeds},
     durable::Durability,
+    error::PoolError,
     message::{Answer, Report, SandboxRequest},
     record::{Kept, Record, SlotDir},
     slot::{Event, Refusal, Slot, Stage},
+    spec::{ChangeKind, PauseMode, SandboxState},
+    state_dir::SANDBOXES,
     vmms::is_sha256,
     work::{
         base::{Held, HoldPlan, can_check},
@@ -246,7 +252,7 @@ impl Driver {
         let vmms = self.vmms.dir().to_owned();
         let plan = TakePlan {
             store: self.templates.store_with(&from.pause()),
-            to: SlotDir::new(&self.config.state.join(crate::SANDBOXES), &id),
+            to: SlotDir::new(&self.config.state.join(SANDBOXES), &id),
             from,
             needs,
             claim,
@@ -283,7 +289,7 @@ impl Driver {
         let Kept::Paused(mode) = record.kept else {
             return;
         };
-        let dir = SlotDir::new(&self.config.state.join(crate::SANDBOXES), &id);
+        let dir = SlotDir::new(&self.config.state.join(SANDBOXES), &id);
         let slot = Slot::recovered(Stage::Paused(mode), record.lifetime);
         self.slots
             .insert(id.clone(), Entry::recovered(slot, dir, record, None));

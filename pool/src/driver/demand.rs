@@ -12,10 +12,11 @@ use super::{
     stock,
 };
 use crate::{
-    PoolStats, Priority, StockStats, TemplateKind, WarmMarks, host,
+    host,
     message::LoadFailed,
     policy::{self, Claim, Held, Need},
     slot::Stage,
+    spec::{PoolConfig, PoolStats, Priority, StockStats, TemplateKind, WarmMarks},
     templates::{Memory, Template},
 };
 
@@ -306,7 +307,7 @@ impl Driver {
 }
 
 /// The marks that a template has while others do not need the room.
-fn spare(config: &crate::PoolConfig, template: &Template) -> WarmMarks {
+fn spare(config: &PoolConfig, template: &Template) -> WarmMarks {
     match template.info.kind {
         TemplateKind::Disk => WarmMarks::default(),
         _ if template.rebuild.is_some() => config.warm_spare,
@@ -315,7 +316,7 @@ fn spare(config: &crate::PoolConfig, template: &Template) -> WarmMarks {
 }
 
 /// The marks that configuration gives a template.
-fn floor(config: &crate::PoolConfig, template: &Template, now_ns: u64) -> WarmMarks {
+fn floor(config: &PoolConfig, template: &Template, now_ns: u64) -> WarmMarks {
     match template.info.kind {
         TemplateKind::Disk => WarmMarks::default(),
         _ if template.rebuild.is_some() => config.warm,

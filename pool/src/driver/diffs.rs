@@ -13,12 +13,13 @@ use std::{
 use model::template_file;
 use tokio::task::spawn_blocking;
 
-use super::{Driver, Entry};
+use super::{Driver, entry::Entry};
 use crate::{
-    PoolStats, host,
+    host,
     message::Report,
     policy,
     slot::Stage,
+    spec::PoolStats,
     templates::{Memory, Storage, Template, bytes_of},
     work::diff::{DiffPlan, Stored, remove_aside, remove_draft, set_memory_aside},
 };

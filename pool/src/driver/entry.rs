@@ -7,13 +7,14 @@ use tokio::sync::mpsc;
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
-    ChangeKind, Connected, Ended, LifeEvent, PoolError, Sandbox,
     durable::Durability,
+    error::PoolError,
     lifetime::UnixMs,
     message::{Answer, SandboxRequest, Unclaimed},
     policy::StartFor,
     record::{Record, SlotDir},
     slot::Slot,
+    spec::{ChangeKind, Connected, Ended, LifeEvent, Sandbox},
     vm::Vm,
     work::lease::Lines,
 };

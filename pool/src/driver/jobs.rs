@@ -8,7 +8,6 @@ use vmm_control::template::LoadedTemplate;
 
 use super::copies::{Copies, CopySize};
 use crate::{
-    PoolConfig, TemplateInfo,
     account::{Account, Allowance},
     cgroup::Groups,
     durable::Durability,
@@ -17,6 +16,8 @@ use crate::{
     network,
     record::{Record, SlotDir},
     recover::Leftovers,
+    spec::{PoolConfig, TemplateInfo},
+    state_dir::IMAGES,
     templates::{Origin, TakenNames, TemplateRecord},
     vm::Vm,
     work::{
@@ -147,7 +148,7 @@ impl Jobs {
     /// Makes memory files of templates that are stored as diffs.
     pub(super) fn restorer(&self) -> Restorer {
         Restorer {
-            images: self.config.state.join(crate::IMAGES),
+            images: self.config.state.join(IMAGES),
             account: self.account.clone(),
             allowance: Allowance::Beyond(self.config.disk_reserve.0),
         }

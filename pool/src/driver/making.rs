@@ -4,9 +4,11 @@ use model::{Bytes, SandboxId, template_file};
 
 use super::{Driver, space::Saving};
 use crate::{
-    DiskSpec, MAX_DISK, PoolError, TemplateDefaults, TemplateInfo, TemplateKind, host,
+    error::PoolError,
+    host,
     message::{Answer, FilesAdded, SandboxRequest, SnapshotFor},
     record::Record,
+    spec::{DiskSpec, MAX_DISK, TemplateDefaults, TemplateInfo, TemplateKind},
     templates::{IMAGE, Origin, Saved, Size, Storage},
     work::{
         copy::CopyPlan,

@@ -6,9 +6,10 @@ use model::SandboxId;
 
 use super::{slots::Slots, space::Disks};
 use crate::{
-    PoolConfig, host,
+    host,
     policy::{Need, Room},
     slot::Stage,
+    spec::PoolConfig,
     templates::Templates,
 };
 

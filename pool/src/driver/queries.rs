@@ -6,14 +6,18 @@ use model::{SandboxId, template_file};
 use netisolation::{Isolation, TapIndex};
 use tokio::{sync::oneshot, task::spawn_blocking};
 
-use super::{Driver, Entry};
+use super::{Driver, entry::Entry};
 use crate::{
-    Change, ChangeKind, Installed, LifeEvent, PoolError, PoolStats, Sandbox, SandboxState,
-    TemplateKind, Usage, host,
+    error::PoolError,
+    host,
     message::{Answer, Request},
     network,
     policy::Need,
     slot::{Refusal, Stage},
+    spec::{
+        Change, ChangeKind, Installed, LifeEvent, PoolStats, Sandbox, SandboxState, TemplateKind,
+        Usage,
+    },
     templates::Template,
     work::{WorkError, save::record_working_set},
 };

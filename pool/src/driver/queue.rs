@@ -6,10 +6,10 @@ use model::SandboxId;
 
 use super::slots::Slots;
 use crate::{
-    CreateSpec, Priority,
     message::{Answer, Unclaimed},
     policy::{Places, StartFor},
     slot::Stage,
+    spec::{CreateSpec, Priority},
     work::save::ForkSnapshot,
 };
 

@@ -13,9 +13,10 @@ use std::{
 
 use super::Driver;
 use crate::{
-    RebuildState, host,
+    host,
     message::Report,
     slot::Stage,
+    spec::RebuildState,
     work::rebuild::{Outcome, RebuildPlan},
 };
 

@@ -10,11 +10,13 @@ use super::{
     entry::{AfterWrite, Serving},
 };
 use crate::{
-    ChangeKind, PauseMode, PoolError, Priority, host,
+    error::PoolError,
+    host,
     lifetime::OnTimeout,
     message::{Report, SandboxRequest, SnapshotFor, Unclaimed},
     network,
     slot::{Event, FailedBy, Stage, Wake},
+    spec::{ChangeKind, PauseMode, Priority},
     work::{
         WorkError,
         lease::{Lines, Served},

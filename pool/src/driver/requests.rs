@@ -13,14 +13,18 @@ use super::{
     space::Saving,
 };
 use crate::{
-    ChangeKind, Connected, CreateSpec, PauseMode, PoolError, Priority, TemplateInfo, TemplateKind,
     durable::Durability,
+    error::PoolError,
     host,
     message::{Answer, ForkAnswers, Request, SandboxRequest, SnapshotFor, Unclaimed},
     network,
     policy::StartFor,
     slot::{Event, Next, Refusal, Stage, decide},
-    spec::{MAX_NOTE, OnClose, TimeoutChange},
+    spec::{
+        ChangeKind, Connected, CreateSpec, MAX_NOTE, OnClose, PauseMode, Priority, TemplateInfo,
+        TemplateKind, TimeoutChange,
+    },
+    state_dir::FORKS,
     templates::IMAGE,
     work::{
         WorkError,
@@ -394,7 +398,7 @@ impl Driver {
         let dir = self
             .config
             .state
-            .join(crate::FORKS)
+            .join(FORKS)
             .join(format!("{}-{}", self.forks_name, self.forks));
         let purpose = SnapshotFor::Forks(Arc::new(ForkSnapshot::new(dir.clone(), source)));
         let request = SandboxRequest::Fork {

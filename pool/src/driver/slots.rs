@@ -5,9 +5,10 @@ use std::collections::{BTreeSet, HashMap};
 use model::SandboxId;
 use vmm_control::VmUser;
 
-use super::Entry;
+use super::entry::Entry;
 use crate::{
-    PoolError, host,
+    error::PoolError,
+    host,
     lifetime::UnixMs,
     slot::{Effects, Event, Stage, Unexpected, transition},
 };

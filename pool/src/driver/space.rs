@@ -7,13 +7,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Entry, slots::Slots};
+use super::{entry::Entry, slots::Slots};
 use crate::{
-    PauseMode, PoolConfig,
     account::{Account, SetAside},
     host,
     policy::Space,
     slot::Stage,
+    spec::{PauseMode, PoolConfig},
+    state_dir::SCRATCH,
 };
 
 /// Bytes that a running sandbox is expected to write to its layer in addition to what it has already written.
@@ -60,7 +61,7 @@ impl Disks {
         let limit = config.limits.layer;
         Self {
             state: config.state.clone(),
-            is_one: device(&config.state) == device(Path::new(crate::SCRATCH)),
+            is_one: device(&config.state) == device(Path::new(SCRATCH)),
             reserve: config.disk_reserve.0,
             layer_share: limit.map_or(LAYER, |limit| limit.0.min(LAYER)),
             account: Account::default(),
@@ -79,7 +80,7 @@ impl Disks {
         let promised = slots.values().map(|e| self.to_grow(e) + saved(e));
         let aside = if self.is_one { self.account.aside() } else { 0 };
         let promised = promised.sum::<u64>().saturating_add(aside);
-        self.space(Path::new(crate::SCRATCH), promised)
+        self.space(Path::new(SCRATCH), promised)
     }
 
     /// The disk of snapshots and records. `aside`: bytes of it that are set aside.
@@ -178,7 +179,7 @@ impl Disks {
             tracing::error!(
                 state = %self.state.display(),
                 state_mib,
-                layers = crate::SCRATCH,
+                layers = SCRATCH,
                 layers_mib,
                 reserve_mib,
                 "a disk is down to its reserve: new sandboxes, pauses, snapshots and forks are refused with status \

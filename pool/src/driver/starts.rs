@@ -13,16 +13,18 @@ use super::{
     stock::fill_failed,
 };
 use crate::{
-    CreateSpec, PauseMode, PoolError, Priority, TemplateDefaults, TemplateInfo, TemplateKind,
-    VmmId,
     account::Allowance,
+    error::PoolError,
     host,
     message::{Answer, Unclaimed},
     policy::{self, Demand, Lack, Need, Placement, Short, StartFor, Supplied},
     record::{BootFiles, Record, SlotDir},
     slot::{Event, FailedBy, Slot, Stage},
+    spec::{CreateSpec, PauseMode, Priority, TemplateDefaults, TemplateInfo, TemplateKind},
+    state_dir::{SANDBOXES, SCRATCH},
     store::Checked,
     templates::{Memory, Template},
+    vmms::VmmId,
     work::{
         NewIdentity,
         lease::LeasePlan,
@@ -372,7 +374,7 @@ impl Driver {
         record.user = Some(self.slots.free_user());
         record.vmm_id = vmm;
         record.defaults = defaults;
-        let dir = SlotDir::new(&self.config.state.join(crate::SANDBOXES), &id);
+        let dir = SlotDir::new(&self.config.state.join(SANDBOXES), &id);
         let identity = NewIdentity::Fresh {
             id: id.clone(),
             machine_id,
@@ -556,7 +558,7 @@ fn accepted(ns: u64) -> Timeline {
 fn full(short: Short) -> PoolError {
     match short {
         Short::Disk { .. } => {
-            PoolError::NoSpace(format!("one more sandbox: {short} at {}", crate::SCRATCH))
+            PoolError::NoSpace(format!("one more sandbox: {short} at {}", SCRATCH))
         }
         Short::Memory { .. } | Short::Slots { .. } => PoolError::Full {
             why: short.to_string(),
@@ -570,7 +572,7 @@ mod tests {
     use netisolation::{DefaultEgress, Policy};
 
     use super::*;
-    use crate::{Init, Lifetime, driver::unused::tests::driver};
+    use crate::{driver::unused::tests::driver, lifetime::Lifetime, spec::Init};
 
     #[tokio::test]
     async fn a_build_has_as_much_more_time_to_boot_as_it_has_less_cpu_time() {

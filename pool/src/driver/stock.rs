@@ -9,9 +9,10 @@ use model::SandboxId;
 
 use super::slots::Slots;
 use crate::{
-    PoolConfig, Priority, host,
+    host,
     policy::{self, Budget, Callers, Foreground},
     slot::Stage,
+    spec::{PoolConfig, Priority},
     templates::{Memory, Supply, Template, Templates},
 };
 

@@ -9,11 +9,13 @@ use tokio::task::spawn_blocking;
 
 use super::Driver;
 use crate::{
-    PauseMode, SandboxState, TemplateKind, VmmId, VmmUse,
     durable::set_aside,
     record::BootFiles,
     slot::{Slot, Stage},
+    spec::{PauseMode, SandboxState, TemplateKind, VmmUse},
+    state_dir::TEMPLATES,
     templates::Template,
+    vmms::VmmId,
     work::base::is_held,
 };
 
@@ -82,7 +84,7 @@ impl Driver {
     /// release, which names the place where its template was installed.
     fn unused_images(&self) -> Vec<PathBuf> {
         let images = self.templates.images();
-        let own = self.config.state.join(crate::TEMPLATES);
+        let own = self.config.state.join(TEMPLATES);
         // Installed in place: it may be the template that images have links of.
         let is_elsewhere = |dir: &Path| !dir.starts_with(images.dir()) && !dir.starts_with(&own);
         let mut used = BTreeSet::new();

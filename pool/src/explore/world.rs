@@ -5,10 +5,10 @@ mod settle;
 mod steps;
 
 use crate::{
-    PauseMode,
     lifetime::{Lifetime, UnixMs},
     record::Kept,
     slot::{Event, FailedBy, Operation, Slot, Stage, Wake},
+    spec::PauseMode,
 };
 
 /// Limit on paused sandboxes.

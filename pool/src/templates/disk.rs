@@ -8,7 +8,10 @@ use std::{
 use model::{Bytes, template_file};
 
 use super::{Memory, Size, Template, Templates, bytes_of};
-use crate::{TemplateInfo, TemplateKind, record::BootFiles};
+use crate::{
+    record::BootFiles,
+    spec::{TemplateInfo, TemplateKind},
+};
 
 /// Name of the installed template whose kernel is preferred.
 const BASE: &str = "base";

@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::PoolError;
+use crate::error::PoolError;
 
 const DEFAULT_TAG: &str = ":default";
 const MAX_NAME: usize = 128;

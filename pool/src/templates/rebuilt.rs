@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{MAX_FILE, maker::maker};
 use crate::{
-    RebuildState,
     durable::{Durability, read_bounded, replace},
     images::{Images, sum_of_manifest},
     manifest::Manifest,
+    spec::RebuildState,
     vmms::{VmmId, Vmms},
 };
 

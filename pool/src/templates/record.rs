@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::MAX_FILE;
 use crate::{
-    TemplateDefaults, TemplateKind,
     durable::{self, Durability, private_dir, read_bounded, replace, sync_dir},
     record::BootFiles,
+    spec::{TemplateDefaults, TemplateKind},
     vmms::VmmId,
 };
 

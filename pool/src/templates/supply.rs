@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::{
-    WarmMarks,
     policy::{self, Creates},
+    spec::WarmMarks,
 };
 
 #[derive(Debug, Default)]

@@ -6,7 +6,11 @@ use model::{SandboxId, TEMPLATE_FORMAT};
 
 use super::{VmmId, Vmms};
 use crate::{
-    PauseMode, SandboxState, driver::Entry, durable::Durability, manifest::Manifest, record::Record,
+    driver::entry::Entry,
+    durable::Durability,
+    manifest::Manifest,
+    record::Record,
+    spec::{PauseMode, SandboxState},
 };
 
 /// Finds the VMM of each sandbox whose record names none. The program of a running VMM is copied from its process, even

@@ -28,13 +28,15 @@ use sha2::{Digest, Sha256};
 use vmm_control::template::next_data;
 
 use crate::{
-    BaseKind, PauseNeeds, PoolError, VmmId,
+    claim::{BaseKind, PauseNeeds},
     durable::{
         DRAFT, Durability, name_content, read_bounded, remove_dir, remove_file, replace, sync_dir,
     },
+    error::PoolError,
     host,
     images::{self, Images, sum_of_manifest},
     manifest::Manifest,
+    vmms::VmmId,
     work::{Stop, diff::Restorer},
 };
 

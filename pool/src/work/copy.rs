@@ -5,8 +5,8 @@ use std::{fs, io, path::PathBuf};
 use model::{MANIFEST_NAME, template_file};
 
 use crate::{
-    PoolError,
     durable::{private_dir, sync_dir, sync_files},
+    error::PoolError,
     templates::{IMAGE, Origin},
     work::diff::Restorer,
 };

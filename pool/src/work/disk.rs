@@ -11,9 +11,9 @@ use model::{Bytes, template_file};
 use template::Recipe;
 
 use crate::{
-    PoolError,
     account::SetAside,
     durable::{allocated, copy, link_or_copy, private_dir, sync_dir, sync_files},
+    error::PoolError,
     images::Images,
     record::BootFiles,
     templates::{Guest, IMAGE, Size},

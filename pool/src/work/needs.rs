@@ -6,10 +6,12 @@ use std::{
 };
 
 use crate::{
-    BaseKind, PauseMode, PauseNeeds, PoolError,
+    claim::{BaseKind, PauseNeeds},
+    error::PoolError,
     images::{self, Images, sum_of_manifest},
     manifest::Manifest,
     record::{Kept, Record},
+    spec::PauseMode,
     vmms::{VmmId, is_sha256},
     work::{
         Stop,

@@ -16,8 +16,8 @@ use vmm_control::{ControlClient, files::Lineage};
 
 use super::{WorkError, connect_agent};
 use crate::{
-    Hold,
     cgroup::Groups,
+    claim::Hold,
     durable::{Durability, private_dir, sync_dir, sync_files},
     host,
     record::{Kept, RECORD, Record, SlotDir},

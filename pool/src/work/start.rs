@@ -22,12 +22,12 @@ use super::{
     save::ForkSnapshot, wall_clock::may_be_late,
 };
 use crate::{
-    CreateSpec, Priority,
     cgroup::Groups,
     clock::{Clock, Reading},
     durable::Durability,
     host,
     record::{BootFiles, Kept, ProcessName, Record, SlotDir},
+    spec::{CreateSpec, Priority},
     vm::Vm,
     vmms::Vmm,
 };

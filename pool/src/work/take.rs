@@ -10,11 +10,12 @@ use model::MANIFEST_NAME;
 use vmm_control::files::{Home, Lineage, Size};
 
 use crate::{
-    BaseKind, Claim, PauseMode, PauseNeeds, PoolError,
+    claim::{BaseKind, Claim, PauseNeeds},
     durable::{sync_dir, sync_files},
+    error::PoolError,
     images::Images,
     record::{Kept, Record, SlotDir},
-    spec::MAX_NOTE,
+    spec::{MAX_NOTE, PauseMode},
     store::Store,
     vmms::{self, is_sha256},
     work::{Stop, base, needs::vmm_of},

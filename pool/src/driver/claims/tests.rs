@@ -27,7 +27,7 @@ fn add(driver: &mut Driver, mode: PauseMode, boot: BootFiles) -> SandboxId {
     let mut record = Record::new("this boot", template, Some(boot), "0".repeat(32));
     record.kept = Kept::Paused(mode);
     record.vmm_id = Some(driver.vmms.current().clone());
-    let dir = SlotDir::new(&driver.config.state.join(crate::SANDBOXES), &id);
+    let dir = SlotDir::new(&driver.config.state.join(SANDBOXES), &id);
     fs::create_dir_all(dir.pause()).unwrap();
     dir.write_pause(&record).unwrap();
     let slot = Slot::recovered(Stage::Paused(mode), Lifetime::default());
@@ -152,7 +152,7 @@ async fn a_close_ends_the_jobs_that_read_large_files() {
     let boot = guest(&driver.templates.images().dir().join("06".repeat(32)));
     let id = add(&mut driver, PauseMode::FilesystemOnly, boot);
     let (answer, mut needs) = oneshot::channel();
-    driver.close(crate::OnClose::Keep, oneshot::channel().0);
+    driver.close(crate::spec::OnClose::Keep, oneshot::channel().0);
     driver.pause_needs(&id, answer);
     let report = driver.reports.recv().await.unwrap();
     driver.report(report);

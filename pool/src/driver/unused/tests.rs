@@ -5,11 +5,13 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::*;
 use crate::{
-    BaseKind, FORKS, PauseMode, PauseNeeds, PoolConfig, SANDBOXES, StateLock,
     cgroup::tests::no_groups,
+    claim::{BaseKind, PauseNeeds},
     driver::{Setup, diffs::Storing},
     memory_diff::Header,
     recover::recover,
+    spec::{PauseMode, PoolConfig},
+    state_dir::{FORKS, SANDBOXES, StateLock},
     templates::{
         Storage,
         tests::{image, keep, opened, saved, vmms},

@@ -1,7 +1,7 @@
 use std::{os::unix::fs::MetadataExt, sync::Barrier, thread};
 
 use super::*;
-use crate::{PauseMode, work::diff::tests::restorer};
+use crate::{spec::PauseMode, work::diff::tests::restorer};
 
 /// A template with real sums, and the sum of its manifest.
 fn template(dir: &Path) -> String {

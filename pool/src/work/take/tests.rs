@@ -1,7 +1,9 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::{SANDBOXES, VmmId, spec::template::tests::info, templates::tests::image};
+use crate::{
+    spec::template::tests::info, state_dir::SANDBOXES, templates::tests::image, vmms::VmmId,
+};
 
 /// A pause that has arrived below `root`, and the plan to take it. Its base is the files that it boots from.
 fn arrived(root: &Path, mode: PauseMode) -> TakePlan {
@@ -106,7 +108,7 @@ fn a_pause_that_arrives_is_this_servers_with_the_paths_of_its_files() {
         let root = tempfile::tempdir().unwrap();
         let mut plan = arrived(root.path(), mode);
         plan.claim = Some(Claim {
-            hold: crate::Hold::Sealed,
+            hold: crate::claim::Hold::Sealed,
             text: "here".into(),
         });
         let (from, to) = (plan.from.clone(), plan.to.clone());
