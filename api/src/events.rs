@@ -27,6 +27,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use envd::Timestamp;
 use model::SandboxId;
 use netisolation::ForbiddenAddresses;
 use pool::{Change, Recovered, Sandbox};
@@ -44,11 +45,7 @@ pub(crate) use attempts::WantedAttempts;
 pub use hooks::HookError;
 
 use crate::{
-    auth::random_hex,
-    blocking::blocking,
-    egress::Refusal,
-    hex::uuid,
-    registry::{note::now, timestamp},
+    auth::random_hex, blocking::blocking, egress::Refusal, hex::uuid, registry::note::now,
 };
 use attempts::Attempts;
 use hooks::Hooks;
@@ -520,7 +517,7 @@ impl Owner {
                 sandbox_template_id: alive.template.clone(),
                 sandbox_build_id: alive.build.clone(),
                 sandbox_team_id: self.events.0.team.to_owned(),
-                timestamp: timestamp(at),
+                timestamp: Timestamp::from_unix_ms(at),
             },
             alive: (kind != Kind::Killed).then_some(alive),
         };

@@ -30,7 +30,7 @@ use tracing::error;
 pub use error::RegistryError;
 pub use renewal::Renewal;
 pub use route::{Route, RouteError};
-pub use sample::{Sample, sample_all, timestamp};
+pub use sample::{Sample, sample_all};
 pub use signature::SignatureError;
 pub(crate) use signature::check as check_signed;
 

@@ -9,7 +9,7 @@ use hyper::{HeaderMap, header, http::request::Parts};
 use model::SandboxId;
 use serde::de::DeserializeOwned;
 
-use super::{ApiError, App};
+use super::{app::App, error::ApiError};
 
 /// Maximum size of a request body in bytes. The stored properties of a sandbox are limited to 256 KiB.
 pub(super) const MAX_BODY: usize = 1 << 20;

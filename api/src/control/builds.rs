@@ -8,7 +8,6 @@ use axum::{
     extract::{Path, Request, State},
     routing::MethodFilter,
 };
-use envd::Timestamp;
 use hyper::{HeaderMap, StatusCode, Uri};
 use model::clock;
 use pool::TemplateKind;
@@ -18,8 +17,10 @@ use rest::{
 };
 
 use super::{
-    Access, ApiError, App, Control, Endpoint,
+    app::{App, Control},
     body::{Body, MaybeBody, Segment},
+    endpoint::{Access, Endpoint},
+    error::ApiError,
     query::Query,
 };
 use crate::{
@@ -428,10 +429,6 @@ pub(super) async fn changeable(app: &Control, word: &str) -> Result<Arc<Template
             Some(_) | None => Err(unknown),
         },
     }
-}
-
-pub(super) fn timestamp(unix_ms: u64) -> Timestamp {
-    Timestamp::from_unix_ns(unix_ms.saturating_mul(1_000_000))
 }
 
 fn now_s() -> u64 {

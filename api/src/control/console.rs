@@ -18,7 +18,7 @@ use hyper::{
     },
 };
 
-use super::{ApiError, App, guard};
+use super::{app::App, error::ApiError, guard};
 use crate::auth::random_hex;
 
 const PAGE: &str = include_str!(concat!(env!("OUT_DIR"), "/index.html"));

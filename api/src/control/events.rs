@@ -11,7 +11,12 @@ use envd::Timestamp;
 use netisolation::{Direction, NetEvent, Protocol};
 use rest::{LogEntry, LogLevel, NetworkCall, NetworkEvent};
 
-use super::{Access, ApiError, App, Endpoint, body::OfSandbox};
+use super::{
+    app::App,
+    body::OfSandbox,
+    endpoint::{Access, Endpoint},
+    error::ApiError,
+};
 use crate::{auth::Scope, egress::time_of, telemetry::name_of_reason};
 
 const READ: Access = Access::Key(Scope::SandboxesRead);

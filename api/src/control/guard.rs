@@ -10,7 +10,7 @@ use axum::{
 use hyper::{HeaderMap, Method, Uri, header};
 use tracing::debug;
 
-use super::{Access, ApiError, App, wire};
+use super::{app::App, endpoint::Access, error::ApiError, wire};
 use crate::{
     peers::{self, Peer},
     proxy::host,

@@ -25,7 +25,8 @@ use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
 use super::{
-    ApiError, App,
+    app::App,
+    error::ApiError,
     spread::{Answer, buffered, read},
 };
 use crate::{peers::Peer, traces};

@@ -11,10 +11,12 @@ use rest::{
 };
 
 use super::{
-    Access, ApiError, App, Endpoint,
+    app::App,
     body::{Body, MaybeBody, OfSandbox},
+    endpoint::{Access, Endpoint},
+    error::ApiError,
     network,
-    sandboxes::{TIMEOUT_S, timeout},
+    timeout::{TIMEOUT_S, timeout},
     wire,
 };
 use crate::{agent, auth::Scope};

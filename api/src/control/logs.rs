@@ -5,15 +5,20 @@
 use std::{collections::BTreeMap, io::SeekFrom, path::Path};
 
 use axum::{Json, extract::State, routing::MethodFilter};
+use envd::Timestamp;
 use netisolation::NetEvent;
 use rest::{LogEntry, LogLevel, LogLine, SandboxLogs, SandboxLogsV2};
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
-use super::{Access, ApiError, App, Endpoint, body::OfSandbox, events, query::Query};
-use crate::{
-    auth::Scope,
-    registry::{History, timestamp},
+use super::{
+    app::App,
+    body::OfSandbox,
+    endpoint::{Access, Endpoint},
+    error::ApiError,
+    events,
+    query::Query,
 };
+use crate::{auth::Scope, registry::History};
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
 /// Maximum number of bytes that are read from the end of a console file.
@@ -102,7 +107,7 @@ async fn entries(history: &History, refused: &[NetEvent]) -> Vec<LogEntry> {
 
 fn entry(at_ms: u64, logger: &str, message: &str) -> LogEntry {
     LogEntry {
-        timestamp: timestamp(at_ms),
+        timestamp: Timestamp::from_unix_ms(at_ms),
         message: message.to_owned(),
         level: LogLevel::Info,
         fields: BTreeMap::from([("logger".to_owned(), logger.to_owned())]),

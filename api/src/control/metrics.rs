@@ -3,7 +3,13 @@
 use axum::{Json, extract::State, routing::MethodFilter};
 use rest::{SandboxMetric, SandboxesWithMetrics};
 
-use super::{Access, ApiError, App, Endpoint, body::OfSandbox, query::Query};
+use super::{
+    app::App,
+    body::OfSandbox,
+    endpoint::{Access, Endpoint},
+    error::ApiError,
+    query::Query,
+};
 use crate::auth::Scope;
 
 const READ: Access = Access::Key(Scope::SandboxesRead);

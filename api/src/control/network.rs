@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use netisolation::{DefaultEgress, ForbiddenAddresses, NamePattern, Policy, RuleAction, canonical};
 use rest::{NetworkConfig, NetworkUpdate};
 
-use super::{ApiError, App};
+use super::{app::App, error::ApiError};
 use crate::{
     egress::{
         rules::{RuleError, Rules},

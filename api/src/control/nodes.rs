@@ -2,21 +2,22 @@
 
 use axum::{Json, extract::State, routing::MethodFilter};
 use cluster::{NodeId, NodeState};
+use envd::Timestamp;
 use hyper::StatusCode;
 use pool::SandboxState;
 use rest::{Node, NodeMetrics, NodeStatus, NodeStatusChange, StuckSandbox};
 
 use super::{
-    Access, ApiError, App, Endpoint,
+    app::{App, on_thread},
     body::{Body, Segment},
-    on_thread,
+    endpoint::{Access, Endpoint},
+    error::ApiError,
 };
 use crate::{
     auth::Scope,
     builds::record::BuildState,
     node::{self, settable},
     peers::{Peers, state_of, status_of},
-    registry::timestamp,
 };
 
 const ADMIN: Access = Access::Key(Scope::NodesAdmin);
@@ -142,7 +143,7 @@ fn unseen(app: &App, node: &NodeId, is_there: bool) -> Node {
         } else {
             NodeStatus::Unhealthy
         },
-        status_changed_at: timestamp(0),
+        status_changed_at: Timestamp::from_unix_ms(0),
         sandbox_count: 0,
         metrics: NodeMetrics::default(),
         create_successes: 0,
@@ -202,7 +203,7 @@ pub(crate) async fn own(app: &App) -> Result<Node, ApiError> {
         cluster_id: cluster_id(app),
         machine_info,
         status: chosen.status,
-        status_changed_at: timestamp(chosen.changed_unix_ms),
+        status_changed_at: Timestamp::from_unix_ms(chosen.changed_unix_ms),
         sandbox_count: count,
         metrics: NodeMetrics {
             allocated_cpu: vcpus,
@@ -216,7 +217,7 @@ pub(crate) async fn own(app: &App) -> Result<Node, ApiError> {
         sandbox_starting_count,
         paused_count,
         build_count: builds(app),
-        last_end_at: last_end.map(timestamp),
+        last_end_at: last_end.map(Timestamp::from_unix_ms),
         lost: Vec::new(),
         stuck: stuck(app),
     })

@@ -3,9 +3,10 @@
 //! A page token encodes the position of the page's last item in the sorted list. Therefore no item is repeated or
 //! skipped when other items are added or removed between two requests. Clients must treat tokens as opaque.
 
+use axum::http::{HeaderMap, HeaderValue};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 
-use super::{ApiError, query::Query};
+use super::{error::ApiError, query::Query};
 
 /// Maximum and default number of items on a page.
 const MAX_PAGE: usize = 100;
@@ -110,6 +111,17 @@ fn read_token(token: &str) -> Result<Position, ApiError> {
         at: at.parse().map_err(|_| wrong())?,
         id: id.to_owned(),
     })
+}
+
+/// Adds the token of the next page, unless this is the last page.
+pub(super) fn put_token(headers: &mut HeaderMap, token: Option<String>) -> Result<(), ApiError> {
+    let Some(token) = token else {
+        return Ok(());
+    };
+    let value = HeaderValue::try_from(token);
+    let value = value.map_err(|why| ApiError::BadRequest(why.to_string()))?;
+    headers.insert("x-next-token", value);
+    Ok(())
 }
 
 #[cfg(test)]

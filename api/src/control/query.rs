@@ -9,7 +9,7 @@ use hyper::http::request::Parts;
 use percent_encoding::percent_decode_str;
 use rest::LogLevel;
 
-use super::{ApiError, App};
+use super::{app::App, error::ApiError};
 
 /// The parameters of a query string, decoded once, in their original order.
 #[derive(Debug, Default)]

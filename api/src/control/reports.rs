@@ -20,7 +20,11 @@ use envd::Timestamp;
 use hyper::header::CONTENT_TYPE;
 use rest::BenchmarkRun;
 
-use super::{Access, ApiError, App, Endpoint, on_thread};
+use super::{
+    app::{App, on_thread},
+    endpoint::{Access, Endpoint},
+    error::ApiError,
+};
 use crate::auth::Scope;
 
 const FILE: &str = "report.json";

@@ -11,29 +11,31 @@ use rest::{
 };
 
 use super::{
-    Access, ApiError, App, Endpoint,
+    app::App,
     body::{Body, OfSandbox},
+    endpoint::{Access, Endpoint},
+    error::ApiError,
     network::{self, OptionSource},
+    paging::put_token,
     paging::{Page, Position},
     query::Query,
     spread::Merging,
+    timeout::{TIMEOUT_S, timeout},
     timing, wire,
 };
 use crate::{
     auth::{Granted, Scope},
     builds::catalog::Catalog,
     network::EgressConfig,
-    registry::{NewLease, Token, View, timestamp},
+    registry::{NewLease, Token, View},
     traces,
 };
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
 
-/// Default timeouts in seconds: the first for the older create route, the second for the newer create route and for
-/// connect.
+/// The timeout of a request to the older create route that names none, in seconds.
 const OLD_TIMEOUT_S: u32 = 15;
-pub(super) const TIMEOUT_S: u32 = 300;
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let (get, post, delete) = (MethodFilter::GET, MethodFilter::POST, MethodFilter::DELETE);
@@ -95,20 +97,6 @@ async fn create_as(
         (timing::HEADER, timing::of(timeline)),
     ];
     Ok((StatusCode::CREATED, headers, Json(answer)))
-}
-
-/// Checks that a requested timeout is at most the server's maximum. `None`: the request has no timeout.
-pub(super) fn timeout(app: &App, asked: Option<i64>) -> Result<Option<u32>, ApiError> {
-    let Some(asked) = asked else {
-        return Ok(None);
-    };
-    let most = app.max_timeout_s;
-    match u32::try_from(asked) {
-        Ok(timeout_s) if timeout_s <= most => Ok(Some(timeout_s)),
-        _ => Err(ApiError::BadRequest(format!(
-            "timeout is {asked} seconds: use 0 to {most}"
-        ))),
-    }
 }
 
 /// Validates those parts of a create request that do not depend on the state of the pool.
@@ -258,7 +246,7 @@ impl Filter {
         let has = |(key, value): (&String, &String)| view.note.metadata.get(key) == Some(value);
         let in_state =
             self.states.is_empty() || self.states.contains(&wire::state(view.sandbox.state));
-        let started_ns = timestamp(view.note.started_at).unix_ns();
+        let started_ns = Timestamp::from_unix_ms(view.note.started_at).unix_ns();
         let in_time = self
             .started_since_ns
             .is_none_or(|since| started_ns >= since);
@@ -310,17 +298,6 @@ fn position(view: &View) -> Position {
         at: view.note.started_at,
         id: view.sandbox.id.to_string(),
     }
-}
-
-/// Adds the token of the next page, unless this is the last page.
-pub(super) fn put_token(headers: &mut HeaderMap, token: Option<String>) -> Result<(), ApiError> {
-    let Some(token) = token else {
-        return Ok(());
-    };
-    let value = HeaderValue::try_from(token);
-    let value = value.map_err(|why| ApiError::BadRequest(why.to_string()))?;
-    headers.insert("x-next-token", value);
-    Ok(())
 }
 
 /// The older route: all running sandboxes, latest first, without paging.

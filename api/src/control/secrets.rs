@@ -6,21 +6,22 @@
 //! A change is answered when the other nodes of the cluster have it, or after three seconds ([`crate::peers`]).
 
 use axum::{Json, extract::State, routing::MethodFilter};
+use envd::Timestamp;
 use hyper::{HeaderMap, StatusCode};
 use rest::{NewSecret, Secret as OnWire, SecretUpdate};
 use zeroize::Zeroizing;
 
 use super::{
-    Access, ApiError, App, Endpoint,
+    app::{App, on_thread},
     body::{SecretBody, Segment},
-    on_thread,
-    paging::{Page, Position},
+    endpoint::{Access, Endpoint},
+    error::ApiError,
+    paging::{Page, Position, put_token},
     query::Query,
-    sandboxes::put_token,
 };
 use crate::{
     auth::Scope,
-    registry::{note::now, timestamp},
+    registry::note::now,
     secrets::{Secret, SecretError, Secrets},
 };
 
@@ -125,7 +126,7 @@ fn on_wire(secret: Secret) -> OnWire {
         current_version: secret.version,
         metadata: secret.metadata,
         hosts: secret.hosts,
-        created_at: timestamp(secret.created_at_ms),
-        updated_at: timestamp(secret.updated_at_ms),
+        created_at: Timestamp::from_unix_ms(secret.created_at_ms),
+        updated_at: Timestamp::from_unix_ms(secret.updated_at_ms),
     }
 }

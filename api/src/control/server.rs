@@ -8,7 +8,11 @@ use hyper::{
 };
 use rest::{ApiKey, Team};
 
-use super::{Access, ApiError, App, Endpoint};
+use super::{
+    app::App,
+    endpoint::{Access, Endpoint},
+    error::ApiError,
+};
 use crate::{auth::Scope, telemetry::EgressStats};
 
 /// The OpenAPI document of the control plane.

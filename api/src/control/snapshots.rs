@@ -6,13 +6,16 @@ use pool::{TemplateInfo, TemplateKind};
 use rest::{ForkRequest, ForkResult, SnapshotInfo, SnapshotRequest};
 
 use super::{
-    Access, ApiError, App, Endpoint,
+    app::App,
     body::{MaybeBody, OfSandbox},
-    paging::{Page, Position},
+    endpoint::{Access, Endpoint},
+    error::ApiError,
+    paging::{Page, Position, put_token},
     query::Query,
-    sandboxes::{put_token, timeout},
     spread::Merging,
-    templates, wire,
+    templates,
+    timeout::timeout,
+    wire,
 };
 use crate::{auth::Scope, builds::owner::BuildsError};
 

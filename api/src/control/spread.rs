@@ -25,8 +25,10 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Access, ApiError, App,
+    app::App,
     body::MAX_BODY,
+    endpoint::Access,
+    error::ApiError,
     merge::{self, Part},
     paging::{Page, Position},
     query::Query,
@@ -587,7 +589,7 @@ fn merge_bodies(
                 });
             }
             let (shown, token) = merge::page(&page, parts);
-            super::sandboxes::put_token(headers, token)?;
+            super::paging::put_token(headers, token)?;
             if let Some(running) = running {
                 headers.insert("x-total-running", HeaderValue::from(running));
             }
@@ -610,7 +612,7 @@ fn merge_bodies(
             if uri.path() == PAGED_TEMPLATES {
                 let page = Page::of(&Query::parse(uri.query().unwrap_or_default()))?;
                 let (shown, token) = merge::page_of_templates(&page, all);
-                super::sandboxes::put_token(headers, token)?;
+                super::paging::put_token(headers, token)?;
                 all = shown;
             }
             Ok(Value::Array(all))

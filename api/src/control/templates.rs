@@ -14,14 +14,15 @@ use rest::{
 use sha2::{Digest, Sha256};
 
 use super::{
-    Access, ApiError, App, ENVD_VERSION, Endpoint,
+    app::App,
     body::{Body, Segment},
     builds,
-    paging::{Page, Position},
+    endpoint::{Access, Endpoint},
+    error::ApiError,
+    paging::{Page, Position, put_token},
     query::Query,
-    sandboxes::put_token,
     spread::Merging,
-    wire,
+    wire::{self, ENVD_VERSION},
 };
 use crate::{
     auth::Scope,
@@ -118,7 +119,7 @@ async fn detail(
         public: template.public,
         aliases: vec![template.name.clone()],
         names: names(&template),
-        created_at: builds::timestamp(template.created_unix_ms),
+        created_at: Timestamp::from_unix_ms(template.created_unix_ms),
         updated_at: updated(&template),
         last_spawned_at: None,
         spawn_count: spawned(&template, &by_id),
@@ -152,7 +153,7 @@ async fn tags(
         let tags = template.tags.iter().map(|(tag, named)| TemplateTag {
             tag: tag.clone(),
             build_id: named.build.clone(),
-            created_at: builds::timestamp(named.assigned_unix_ms),
+            created_at: Timestamp::from_unix_ms(named.assigned_unix_ms),
         });
         return Ok(Json(tags.collect()));
     }
@@ -225,7 +226,7 @@ fn names(template: &TemplateRecord) -> Vec<String> {
 
 fn updated(template: &TemplateRecord) -> Timestamp {
     let changed = template.builds.iter().map(|build| build.changed_unix_ms);
-    builds::timestamp(changed.max().unwrap_or(template.created_unix_ms))
+    Timestamp::from_unix_ms(changed.max().unwrap_or(template.created_unix_ms))
 }
 
 fn spawned(template: &TemplateRecord, pool: &Pool) -> u64 {
@@ -252,11 +253,11 @@ fn size(build: &BuildRecord, pool: &Pool) -> (u8, u64, Option<u64>) {
 
 fn built(build: &BuildRecord, pool: &Pool) -> TemplateBuild {
     let (cpu_count, memory_mb, disk_size_mb) = size(build, pool);
-    let changed = builds::timestamp(build.changed_unix_ms);
+    let changed = Timestamp::from_unix_ms(build.changed_unix_ms);
     TemplateBuild {
         build_id: build.id.clone(),
         status: builds::status_of(&build.state),
-        created_at: builds::timestamp(build.created_unix_ms),
+        created_at: Timestamp::from_unix_ms(build.created_unix_ms),
         updated_at: changed,
         finished_at: build.state.is_final().then_some(changed),
         cpu_count,
@@ -282,7 +283,7 @@ fn built_item(template: &TemplateRecord, pool: &Pool) -> Option<Template> {
         public: template.public,
         aliases: vec![template.name.clone()],
         names: names(template),
-        created_at: builds::timestamp(template.created_unix_ms),
+        created_at: Timestamp::from_unix_ms(template.created_unix_ms),
         updated_at: updated(template),
         created_by: None,
         last_spawned_at: None,

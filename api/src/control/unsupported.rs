@@ -3,7 +3,10 @@
 
 use axum::routing::MethodFilter;
 
-use super::{Access, ApiError, Endpoint};
+use super::{
+    endpoint::{Access, Endpoint},
+    error::ApiError,
+};
 use crate::auth::Scope;
 
 pub(super) fn endpoints() -> Vec<Endpoint> {

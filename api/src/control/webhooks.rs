@@ -12,9 +12,10 @@ use rest::{
 };
 
 use super::{
-    Access, ApiError, App, Endpoint,
+    app::{App, on_thread},
     body::{OfSandbox, SecretBody, Segment},
-    on_thread,
+    endpoint::{Access, Endpoint},
+    error::ApiError,
     paging::{Order, Page, Position},
     query::Query,
 };

@@ -1,18 +1,22 @@
 //! Converts sandboxes to response bodies.
 
+use envd::Timestamp;
 use pool::TemplateInfo;
 use rest::{
     Lifecycle, ListedSandbox, OnActivity, OnTimeout, PauseMode, Sandbox, SandboxDetail,
     SandboxState,
 };
 
-use super::{Control, ENVD_VERSION};
+use super::app::Control;
 use crate::{
     auth::{Granted, Scope},
     builds::catalog::Catalog,
     egress::{rules, socks},
-    registry::{View, timestamp},
+    registry::View,
 };
+
+/// Version of the envd protocol in the guests. Clients use it to decide which features they can use.
+pub(super) const ENVD_VERSION: &str = "0.6.13";
 
 /// Clients require `clientID`, but do not use its value.
 const CLIENT_ID: &str = "cube";
@@ -61,8 +65,8 @@ pub(super) fn listed(catalog: &Catalog, view: &View) -> ListedSandbox {
         template_id: template_id(catalog, view),
         sandbox_id: view.sandbox.id.to_string(),
         client_id: CLIENT_ID.to_owned(),
-        started_at: timestamp(view.note.started_at),
-        end_at: timestamp(view.sandbox.lifetime.end_at),
+        started_at: Timestamp::from_unix_ms(view.note.started_at),
+        end_at: Timestamp::from_unix_ms(view.sandbox.lifetime.end_at),
         envd_version: ENVD_VERSION.to_owned(),
         cpu_count,
         memory_mb,
@@ -82,8 +86,8 @@ pub(super) fn detail(app: &Control, view: &View, granted: Granted) -> SandboxDet
         template_id: template_id(&app.builds.catalog(), view),
         sandbox_id: view.sandbox.id.to_string(),
         client_id: CLIENT_ID.to_owned(),
-        started_at: timestamp(note.started_at),
-        end_at: timestamp(lifetime.end_at),
+        started_at: Timestamp::from_unix_ms(note.started_at),
+        end_at: Timestamp::from_unix_ms(lifetime.end_at),
         envd_version: ENVD_VERSION.to_owned(),
         cpu_count,
         memory_mb,

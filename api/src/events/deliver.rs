@@ -8,6 +8,7 @@ use std::{
 };
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use envd::Timestamp;
 use netisolation::ForbiddenAddresses;
 use pool::UnixMs;
 use rest::{DeliveryError, DeliveryStatus, LifecycleEvent, WebhookDelivery};
@@ -19,7 +20,7 @@ use tracing::{debug, warn};
 use super::{Entry, Events, drawn_uuid, hooks::Hook};
 use crate::{
     hex::{hex, uuid},
-    registry::{note::now, timestamp},
+    registry::note::now,
     webhook::{JSON, PostError, Webhook},
 };
 
@@ -262,7 +263,7 @@ fn attempt(
         },
         error_class: class,
         error_message: message,
-        timestamp: timestamp(at),
+        timestamp: Timestamp::from_unix_ms(at),
     }
 }
 

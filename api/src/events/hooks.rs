@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use envd::Timestamp;
 use pool::{
     UnixMs,
     durable::{Durability, private_dir, read_bounded, replace},
@@ -15,7 +16,7 @@ use rest::{NewWebhook, Webhook as OnWire, WebhookUpdate};
 use serde::{Deserialize, Serialize};
 
 use super::Kind;
-use crate::{auth::random_hex, hex::uuid, registry::timestamp, webhook::Webhook};
+use crate::{auth::random_hex, hex::uuid, webhook::Webhook};
 
 const FORMAT: u32 = 1;
 const MAX_HOOKS: usize = 32;
@@ -69,7 +70,7 @@ impl Hook {
             url: self.url.clone(),
             enabled: self.enabled,
             events: self.kinds.iter().map(|k| k.name().to_owned()).collect(),
-            created_at: timestamp(self.created_at),
+            created_at: Timestamp::from_unix_ms(self.created_at),
         }
     }
 

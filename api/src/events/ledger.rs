@@ -5,13 +5,14 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use envd::Timestamp;
 use model::SandboxId;
 use pool::{ChangeKind, Sandbox, SandboxState, UnixMs};
 use rest::{EventData, Execution, RefusedTraffic};
 use serde::{Deserialize, Serialize};
 
 use super::Kind;
-use crate::registry::{note::Note, timestamp};
+use crate::registry::note::Note;
 
 /// Labels in an event. Of longer metadata the first keys that fit are kept.
 const MAX_METADATA: usize = 16 << 10;
@@ -79,7 +80,7 @@ impl Ledger {
             ChangeKind::Resumed => self.resumed(&id, at, sandbox?, names),
             ChangeKind::Paused => self.paused(&id, at),
             ChangeKind::Updated => {
-                let end = timestamp(sandbox?.lifetime.end_at);
+                let end = Timestamp::from_unix_ms(sandbox?.lifetime.end_at);
                 self.told(&id, at, Kind::Updated, |data| data.set_timeout = Some(end))
             }
             ChangeKind::Snapshotted => self.told(&id, at, Kind::Checkpointed, |_| {}),
@@ -154,7 +155,7 @@ impl Ledger {
         names: &mut impl Names,
     ) -> Option<Happened> {
         self.enter(id, at, sandbox, names)?;
-        let end = timestamp(sandbox.lifetime.end_at);
+        let end = Timestamp::from_unix_ms(sandbox.lifetime.end_at);
         self.told(id, at, Kind::Created, |data| data.set_timeout = Some(end))
     }
 
@@ -193,7 +194,7 @@ impl Ledger {
         alive.execution = names.execution();
         alive.started_at = at;
         alive.is_paused = false;
-        let end = timestamp(sandbox.lifetime.end_at);
+        let end = Timestamp::from_unix_ms(sandbox.lifetime.end_at);
         self.told(id, at, Kind::Resumed, |data| data.set_timeout = Some(end))
     }
 
@@ -249,7 +250,7 @@ impl Ledger {
 impl Alive {
     fn execution_until(&self, at: UnixMs) -> Execution {
         Execution {
-            started_at: timestamp(self.started_at),
+            started_at: Timestamp::from_unix_ms(self.started_at),
             vcpu_count: self.vcpus,
             memory_mb: self.memory_mb,
             execution_time: at.saturating_sub(self.started_at),

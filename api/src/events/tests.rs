@@ -81,7 +81,10 @@ fn the_changes_of_a_life_become_events_with_their_executions() {
     };
     let created = change(1000, ChangeKind::Created).unwrap();
     assert_eq!(created.data.sandbox_metadata["user"], "ann");
-    assert_eq!(created.data.set_timeout, Some(timestamp(9000)));
+    assert_eq!(
+        created.data.set_timeout,
+        Some(Timestamp::from_unix_ms(9000))
+    );
     assert_eq!(
         (
             created.alive.template.as_str(),
@@ -163,7 +166,7 @@ fn entry(number: u64, seed: u8, kind: Kind) -> Entry {
             sandbox_template_id: String::new(),
             sandbox_build_id: String::new(),
             sandbox_team_id: String::new(),
-            timestamp: timestamp(now()),
+            timestamp: Timestamp::from_unix_ms(now()),
         },
         alive: (kind != Kind::Killed).then(|| happened.unwrap().alive),
     }

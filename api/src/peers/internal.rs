@@ -29,6 +29,7 @@ use axum::{
     routing::{get, post},
 };
 use cluster::{ClusterError, Holding, NodeId};
+use envd::Timestamp;
 use hyper::StatusCode;
 use model::{SandboxId, clock::unix_ms};
 use pool::GivesBase;
@@ -47,7 +48,6 @@ use super::{
 use crate::{
     builds::run::Executor,
     control::{ApiError, App, own_node},
-    registry::timestamp,
     secrets::merge::{Batch, Stamps},
 };
 
@@ -105,13 +105,13 @@ pub(crate) fn router(app: App, peers: Peers, moves: Moves, executor: Executor) -
 async fn state(State(internal): State<Internal>) -> Result<Json<PeerState>, ApiError> {
     let app = &internal.app;
     let views = app.registry.list().await?;
-    let now = timestamp(unix_ms());
+    let now = Timestamp::from_unix_ms(unix_ms());
     let catalog = app.builds.catalog();
     let sandboxes = views.iter().map(|view| LostSandbox {
         sandbox_id: view.sandbox.id.to_string(),
         template_id: catalog.id_for_clients(&view.sandbox.template.id).to_owned(),
         state: crate::control::state_of(view.sandbox.state),
-        started_at: timestamp(view.note.started_at),
+        started_at: Timestamp::from_unix_ms(view.note.started_at),
         seen_at: now,
     });
     Ok(Json(PeerState {

@@ -16,7 +16,6 @@ use serde::{Deserialize, Serialize};
 use super::{Peers, question};
 use crate::{
     auth::{Authenticator, KeyRecord},
-    registry::timestamp,
     secrets::Secrets,
 };
 
@@ -81,7 +80,7 @@ impl Roster {
             SandboxState::Running => "running",
             SandboxState::Paused => "paused",
         };
-        Some((state, timestamp(seen.at_unix_ms)))
+        Some((state, Timestamp::from_unix_ms(seen.at_unix_ms)))
     }
 
     /// The node as it was last seen, with its sandboxes if it is away.
@@ -91,8 +90,8 @@ impl Roster {
         let mut shown = seen.state.node.clone();
         if !is_there {
             shown.status = NodeStatus::Unhealthy;
-            shown.status_changed_at = timestamp(seen.at_unix_ms);
-            let at = timestamp(seen.at_unix_ms);
+            shown.status_changed_at = Timestamp::from_unix_ms(seen.at_unix_ms);
+            let at = Timestamp::from_unix_ms(seen.at_unix_ms);
             shown.lost = seen.state.sandboxes.clone();
             for sandbox in &mut shown.lost {
                 sandbox.seen_at = at;

@@ -41,7 +41,7 @@ impl Sample {
     #[must_use]
     pub fn to_wire(self, template: &TemplateInfo) -> SandboxMetric {
         SandboxMetric {
-            timestamp: timestamp(self.at),
+            timestamp: Timestamp::from_unix_ms(self.at),
             timestamp_unix: self.at / 1000,
             cpu_count: template.vcpus,
             cpu_used_pct: self.cpu_used_pct,
@@ -94,12 +94,6 @@ fn push(samples: &mut VecDeque<Sample>, sample: Sample) {
         samples.pop_front();
     }
     samples.push_back(sample);
-}
-
-/// Wall-clock time as clients get it.
-#[must_use]
-pub fn timestamp(at: UnixMs) -> Timestamp {
-    Timestamp::from_unix_ns(at.saturating_mul(1_000_000))
 }
 
 #[expect(

@@ -23,6 +23,11 @@ impl Timestamp {
     }
 
     #[must_use]
+    pub fn from_unix_ms(unix_ms: u64) -> Self {
+        Self::from_unix_ns(unix_ms.saturating_mul(1_000_000))
+    }
+
+    #[must_use]
     pub fn unix_ns(self) -> u64 {
         self.unix_ns
     }

@@ -1,0 +1,57 @@
+//! A route: its method, its path, who may use it, and its handler.
+
+use axum::routing::{MethodFilter, MethodRouter, on};
+
+use super::app::App;
+use crate::auth::Scope;
+
+/// The access that a route requires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// No authentication.
+    Public,
+    /// A key with this scope.
+    Key(Scope),
+}
+
+#[derive(Debug)]
+pub struct Endpoint {
+    /// HTTP method in lower case.
+    pub method: &'static str,
+    /// Path with parameters in braces.
+    pub path: &'static str,
+    pub access: Access,
+    pub(super) handler: MethodRouter<App>,
+}
+
+impl Endpoint {
+    pub(super) fn new<H, T>(
+        filter: MethodFilter,
+        path: &'static str,
+        access: Access,
+        handler: H,
+    ) -> Self
+    where
+        H: axum::handler::Handler<T, App>,
+        T: 'static,
+    {
+        Self {
+            method: name_of(filter),
+            path,
+            access,
+            handler: on(filter, handler),
+        }
+    }
+}
+
+fn name_of(filter: MethodFilter) -> &'static str {
+    const NAMES: [(MethodFilter, &str); 5] = [
+        (MethodFilter::GET, "get"),
+        (MethodFilter::POST, "post"),
+        (MethodFilter::PUT, "put"),
+        (MethodFilter::PATCH, "patch"),
+        (MethodFilter::DELETE, "delete"),
+    ];
+    let found = NAMES.into_iter().find(|(known, _)| *known == filter);
+    found.map_or("", |(_, name)| name)
+}
