@@ -30,7 +30,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let hash = layout_hash::layout_hash(layout.iter().map(String::as_str));
     println!("cargo:rustc-env=MAP_LAYOUT={hash:016x}");
-    compile(&sources.join("net.bpf.c"), &out.join("net.bpf.o"))
+    for name in ["net", "connect"] {
+        let (source, object) = (format!("{name}.bpf.c"), format!("{name}.bpf.o"));
+        compile(&sources.join(source), &out.join(object))?;
+    }
+    Ok(())
 }
 
 fn compile(source: &Path, object: &Path) -> Result<(), Box<dyn Error>> {

@@ -71,11 +71,12 @@ struct access {
 struct rule {
 	__u8 verdict;
 	__u8 prefix;   /* length in bits; 96 and more for IPv4 */
-	__u8 accesses; /* length of `access`; 0: all services */
+	__u8 accesses; /* length of `access`; 0: all services, and with HOST none */
 	__u8 zero;
 	struct access access[ACCESSES];
 };
 
+/* HOST: the services are those that the operator opened to the proxy. */
 enum verdict { DENY = 1, ALLOW = 2, FORBIDDEN = 3, HOST = 4 };
 
 /* A name pin: an address that the resolver answered to a TAP's sandbox for a name in the policy. */

@@ -6,6 +6,7 @@
  * from_resolver   on the egress of the resolver's device: redirects answers of the resolver and of the proxy to guests
  *                 and drops everything else */
 #include "icmp_error.h"
+#include "judge.h"
 #include "maps.h"
 #include "neighbour.h"
 #include "offload.h"
@@ -73,30 +74,6 @@ FUNCTION int refuse(struct packet *p, __u32 index, __u8 reason, __u8 direction)
 	return TCX_DROP;
 }
 
-/* Whether a rule's services include the packet's protocol and `port`. A rule without services includes all. */
-INLINE long covers(const struct rule *rule, const struct packet *p, __u16 port)
-{
-	__u8 protocol = ICMP_ANY(p) ? IPPROTO_ICMP : p->protocol;
-	if (!rule->accesses)
-		return 1;
-	for (int i = 0; i < ACCESSES && i < rule->accesses; i++) {
-		const struct access *access = &rule->access[i];
-		if (access->protocol != protocol)
-			continue;
-		if (protocol == IPPROTO_ICMP || (access->first <= port && port <= access->last))
-			return 1;
-	}
-	return 0;
-}
-
-/* The rule for an address. A rule for an IPv6 block does not apply to an IPv4 address inside ::ffff:0:0/96. */
-INLINE struct rule *rule_for(__u32 number, const struct address *address)
-{
-	struct rule_key key = {.prefix = 32 + 128, .number = number, .address = *address};
-	struct rule *rule = bpf_map_lookup_elem(&rules, &key);
-	return rule && is_v4(address) && rule->prefix < 96 ? 0 : rule;
-}
-
 /* Whether a packet's flow contains names that the proxy checks: TLS and HTTP, and QUIC, to which it does not speak. */
 INLINE long has_checked_name(const struct packet *p, __u16 port)
 {
@@ -115,18 +92,17 @@ FUNCTION int evaluate(struct packet *p, __u32 index, __u8 outward, __u8 open)
 	__u16 port = ntohs(pick_port(outward, p->destination_port, p->source_port));
 	if (p->family == 6 && is_v4(remote))
 		return FORBIDDEN_RANGE;
-	struct rule *rule = rule_for(0, remote);
-	if (rule && rule->verdict == HOST)
-		return OF_HOST;
-	if (rule && (rule->verdict == FORBIDDEN) == covers(rule, p, port))
-		return FORBIDDEN_RANGE;
+	__u8 protocol = ICMP_ANY(p) ? IPPROTO_ICMP : p->protocol;
+	long refused = judge(remote, protocol, port, FROM_GUEST);
+	if (refused)
+		return refused;
 	struct pin *pin = bpf_map_lookup_elem(&pins, &pin_key);
 	__u32 marks = pin && pin->tenure == tap->tenure && (open || pin->expires > bpf_ktime_get_ns()) ? pin->marks : 0;
 	long all = tap->hands_all, checked = all || (set()->proxy_port && has_checked_name(p, port));
 	if ((marks & ADMITS) && !checked)
 		return PASS;
-	rule = rule_for((__u32)tap->policy, remote);
-	long allowed = rule && rule->verdict == ALLOW && covers(rule, p, port);
+	struct rule *rule = rule_for((__u32)tap->policy, remote);
+	long allowed = rule && rule->verdict == ALLOW && covers(rule, protocol, port);
 	if (!allowed && !(marks & ADMITS))
 		return POLICY;
 	if (!checked || (allowed && !(marks & RULED) && !all))

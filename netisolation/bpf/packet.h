@@ -3,6 +3,7 @@
  * and check the bounds; no function holds a pointer into a packet. */
 #pragma once
 
+#include "judge.h"
 #include "kernel.h"
 #include "layout.h"
 
@@ -25,14 +26,6 @@ struct packet {
 	__u8 tcp_len; /* length of the TCP header in bytes */
 	__u8 zero;
 };
-
-INLINE void map_v4(struct address *to, __u32 v4)
-{
-	to->word[0] = 0;
-	to->word[1] = 0;
-	to->word[2] = htonl(0xffff);
-	to->word[3] = v4;
-}
 
 INLINE long same(const struct address *a, const struct address *b)
 {
@@ -66,11 +59,6 @@ INLINE long same_mac(const __u8 *a, const __u8 *b)
 	for (int i = 0; i < 6; i++)
 		differs |= a[i] ^ b[i];
 	return !differs;
-}
-
-INLINE long is_v4(const struct address *a)
-{
-	return a->word[0] == 0 && a->word[1] == 0 && a->word[2] == htonl(0xffff);
 }
 
 INLINE long absent(const struct address *a)

@@ -17,6 +17,7 @@ pub(crate) mod layout;
 pub(crate) mod rule_sets;
 
 pub(crate) mod gateway;
+pub(crate) mod proxy_group;
 mod sys;
 
 pub(crate) use sys::{programs_on, programs_on_egress};
@@ -34,7 +35,8 @@ use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
     maps::{Array, HashMap, Map, MapData, MapError, RingBuf},
     programs::{
-        LinkOrder, ProgramError, SchedClassifier, TcAttachType,
+        CgroupSockAddr, CgroupSockAddrAttachType, LinkOrder, ProgramError, SchedClassifier,
+        TcAttachType,
         links::{FdLink, PinnedLink},
         tc::{SchedClassifierLink, TcAttachOptions},
     },
@@ -58,6 +60,12 @@ const LAYOUT: &str = env!("MAP_LAYOUT");
 /// The programs, compiled by `build.rs`.
 const OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/net.bpf.o"));
 const PROGRAMS: [&str; 3] = ["from_guest", "from_wire", "from_resolver"];
+/// The programs of [`crate::datapath::proxy_group`], which need no settings.
+const CONNECT_OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/connect.bpf.o"));
+const CONNECT_PROGRAMS: [(&str, CgroupSockAddrAttachType); 2] = [
+    ("connect4", CgroupSockAddrAttachType::Connect4),
+    ("connect6", CgroupSockAddrAttachType::Connect6),
+];
 const MAPS: [&str; 10] = [
     "indices", "taps", "states", "rules", "pins", "flows", "wires", "uplinks", "refusals",
     "records",
@@ -86,6 +94,8 @@ impl Sizes {
 pub(crate) struct Datapath {
     dir: InstanceDir,
     maps_dir: PathBuf,
+    programs_dir: PathBuf,
+    sizes: Sizes,
     pub(crate) programs: Programs,
     /// The kernel's ids of the programs, which [`crate::enforcement::verify`] compares with the attached programs.
     pub(crate) from_guest_id: u32,
@@ -160,6 +170,8 @@ impl Datapath {
         let datapath = Self {
             dir,
             maps_dir,
+            programs_dir: home,
+            sizes,
             programs,
             from_guest_id,
             from_wire_id,
@@ -177,6 +189,36 @@ impl Datapath {
             wires: typed("wires", Map::HashMap(open("wires")?))?,
             last_full_sweep: 0,
         })
+    }
+
+    /// Takes over the programs of [`crate::datapath::proxy_group`], with their names, or loads them.
+    pub(crate) fn connect_programs(
+        &self,
+    ) -> Result<Vec<(&'static str, CgroupSockAddr)>, IsolationError> {
+        let open = || {
+            let programs = CONNECT_PROGRAMS.into_iter().map(|(name, kind)| {
+                let program = CgroupSockAddr::from_pin(self.programs_dir.join(name), kind)?;
+                Ok((name, program))
+            });
+            programs.collect::<Result<_, ProgramError>>()
+        };
+        if let Ok(programs) = open() {
+            return Ok(programs);
+        }
+        let mut loaded = loader(&self.maps_dir, self.sizes)
+            .load(CONNECT_OBJECT)
+            .map_err(|e| system("load the programs for the proxy's cgroup", e))?;
+        for (name, _) in CONNECT_PROGRAMS {
+            let failed = |e: ProgramError| system(format!("load the program {name}"), e);
+            let found = loaded.program_mut(name).ok_or_else(|| absent(name))?;
+            let program: &mut CgroupSockAddr = found.try_into().map_err(failed)?;
+            program.load().map_err(failed)?;
+            let pin = self.programs_dir.join(name);
+            let _absent = fs::remove_file(&pin);
+            let pinned = program.pin(pin);
+            pinned.map_err(|e| system(format!("pin the program {name}"), e))?;
+        }
+        open().map_err(|e| system("open the programs for the proxy's cgroup", e))
     }
 
     /// Replaces the predecessor's program on a TAP with this server's, unless they are the same. Fails if the TAP is
@@ -282,7 +324,7 @@ impl Programs {
 /// Name of the directory of programs with these settings.
 fn programs_name(settings: &Settings) -> String {
     let mut hasher = DefaultHasher::new();
-    (OBJECT, settings).hash(&mut hasher);
+    (OBJECT, CONNECT_OBJECT, settings).hash(&mut hasher);
     format!("programs-{:016x}", hasher.finish())
 }
 
@@ -357,16 +399,23 @@ fn load(maps: &Path, home: &Path, settings: &Settings, sizes: Sizes) -> Result<(
 fn load_object(maps: &Path, settings: &Settings, sizes: Sizes) -> Result<Ebpf, IsolationError> {
     let object = kfuncs::relocate(OBJECT)
         .map_err(|e| system("resolve the kernel functions that the programs call", e))?;
-    EbpfLoader::new()
-        .default_map_pin_directory(maps)
-        .map_max_entries("indices", sizes.taps + 1)
-        .map_max_entries("taps", sizes.taps + 1)
-        .map_max_entries("states", sizes.taps + 1)
-        .map_max_entries("flows", sizes.flows)
-        .map_max_entries("wires", sizes.flows)
+    loader(maps, sizes)
         .override_global("settings", settings, true)
         .load(&object)
         .map_err(|e| system("load the programs", e))
+}
+
+/// A loader that opens the maps that are pinned in `maps`, or creates and pins them.
+fn loader(maps: &Path, sizes: Sizes) -> EbpfLoader<'_> {
+    let mut loader = EbpfLoader::new();
+    loader.default_map_pin_directory(maps);
+    for name in ["indices", "taps", "states"] {
+        loader.map_max_entries(name, sizes.taps + 1);
+    }
+    for name in ["flows", "wires"] {
+        loader.map_max_entries(name, sizes.flows);
+    }
+    loader
 }
 
 fn program<'a>(

@@ -32,6 +32,7 @@ use crate::{
         gateway::{Gateway, ResolverSockets},
         host,
         layout::Settings,
+        proxy_group::ProxyGroup,
     },
     enforcement::{Enforcement, tap_table::Attachment, uplink},
     error::{IsolationError, system},
@@ -59,6 +60,8 @@ struct Running {
     /// Closing this end stops the maintenance thread.
     stop: Option<PipeWriter>,
     threads: Vec<JoinHandle<()>>,
+    /// The error says why the kernel does not judge the proxies' connections.
+    proxy_group: Result<ProxyGroup, IsolationError>,
 }
 
 impl fmt::Debug for Isolation {
@@ -101,6 +104,13 @@ impl Isolation {
         let (mut flows, handed) = (datapath.flow_maps()?, datapath.flow_maps()?);
         let mut enforcement = Enforcement::new(config, datapath, maps, events)?;
         enforcement.attach(&gateway.device, &config.uplinks)?;
+        let proxy_group = ProxyGroup::find(config).and_then(|group| {
+            if config.proxy {
+                // The rules for all sandboxes have been written.
+                group.guard(enforcement.datapath.connect_programs()?)?;
+            }
+            Ok(group)
+        });
         gateway.set_persistent(true)?;
         let swept = flows.sweep(monotonic_ns());
         enforcement.taps.credit_flows(&swept.removed);
@@ -124,6 +134,7 @@ impl Isolation {
             shared,
             stop: Some(stop),
             threads,
+            proxy_group,
         };
         Ok((Self(Arc::new(running)), receiver))
     }
@@ -251,6 +262,24 @@ impl Isolation {
         self.0.shared.gateway.proxy_listener()
     }
 
+    /// Limits where a proxy can connect, whatever code it runs: in the kernel, by [`IsolationConfig::forbidden`] and the
+    /// addresses of this host. Must be called before the process makes a socket. Does nothing if the host cannot do
+    /// that ([`Isolation::unlimited_proxy`]).
+    ///
+    /// # Errors
+    /// Returns [`IsolationError::System`] if the process cannot be moved into the proxies' cgroup, as without
+    /// [`IsolationConfig::proxy`].
+    pub fn limit_proxy(&self, pid: u32) -> Result<(), IsolationError> {
+        let group = self.0.proxy_group.as_ref();
+        group.map_or(Ok(()), |group| group.join(pid))
+    }
+
+    /// Why [`Isolation::limit_proxy`] does nothing. `None`: it limits.
+    #[must_use]
+    pub fn unlimited_proxy(&self) -> Option<&IsolationError> {
+        self.0.proxy_group.as_ref().err()
+    }
+
     /// The flow that was accepted from [`Isolation::proxy_listener`] with this peer address. `None` if there is no such
     /// flow any more, its sandbox has ended, or a predecessor's sandbox was not passed to [`Isolation::adopt`] yet
     /// ([`Isolation::awaits_adoption`] accepts this address, too). The connection must then be closed.
@@ -321,6 +350,10 @@ impl Drop for Running {
         if !self.shared.with(Owner::shut_down) {
             // If this fails, the device stays until the next server of this namespace needs its slot.
             let _stays = self.shared.gateway.set_persistent(false);
+        }
+        // The next server waits for the lock, which `shared` holds.
+        if let Ok(group) = &self.proxy_group {
+            group.close();
         }
     }
 }

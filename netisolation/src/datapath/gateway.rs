@@ -165,7 +165,7 @@ impl Gateway {
             .map_err(|e| system(format!("bind the resolver's sockets to {name}"), e))?;
         let mut proxy_port = 0;
         if has_proxy {
-            let (listener, port) = proxy_listener(&name, address6.is_some(), former)
+            let (listener, port) = proxy_listener(&device, address6.is_some(), former)
                 .map_err(|e| system(format!("bind the proxy's listener to {name}"), e))?;
             (sockets.proxy, proxy_port) = (Some(listener), port);
         }
@@ -341,31 +341,39 @@ fn sockets(
 }
 
 /// The former listener if it belongs to the device; otherwise, a new one. Returns the listener and its port.
+///
+/// The proxy can disconnect an accepted socket and connect it again, and no program judges that connection, because this
+/// process made the socket. Packets to other hosts leave through the device, whose program drops them. Packets to an
+/// address of the device itself reach services of this host, whose answers do not arrive at the device.
 fn proxy_listener(
-    device: &str,
+    device: &Device,
     v6: bool,
     former: Option<TcpListener>,
 ) -> io::Result<(TcpListener, u16)> {
-    if let Some(former) = former
-        && let Ok(address) = former.local_addr()
-        && is_on(&former, device)
-        && address.is_ipv6() == v6
-    {
-        return Ok((former, address.port()));
-    }
+    let fits = |former: &TcpListener| {
+        let address = former.local_addr();
+        is_on(former, &device.name) && address.is_ok_and(|address| address.is_ipv6() == v6)
+    };
+    let listener = match former.filter(fits) {
+        Some(former) => former,
+        None => listening(proxy_socket(&device.name, v6)?, PROXY_BACKLOG)?,
+    };
+    device::receive_only_from(listener.as_fd(), device.index)?;
+    let port = listener.local_addr()?.port();
+    Ok((listener, port))
+}
+
+fn proxy_socket(device: &str, v6: bool) -> io::Result<OwnedFd> {
     let deadline = Instant::now() + PROXY_PORT_TIMEOUT;
-    let socket = loop {
+    loop {
         match bound(device, SockType::Stream, v6, PROXY_PORT) {
             Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
                 thread::sleep(PROXY_PORT_PAUSE);
             }
-            Err(_) => break bound(device, SockType::Stream, v6, 0)?,
-            Ok(socket) => break socket,
+            Err(_) => return bound(device, SockType::Stream, v6, 0),
+            Ok(socket) => return Ok(socket),
         }
-    };
-    let listener = listening(socket, PROXY_BACKLOG)?;
-    let port = listener.local_addr()?.port();
-    Ok((listener, port))
+    }
 }
 
 fn listening(socket: OwnedFd, backlog: i32) -> io::Result<TcpListener> {

@@ -39,7 +39,8 @@ pub(crate) fn rules_of(policy: &Policy) -> Result<Rules, IsolationError> {
     Ok(all)
 }
 
-/// The rule set for all sandboxes: the forbidden addresses, the operator's exceptions, and the addresses of the host.
+/// The rule set for all sandboxes: the forbidden addresses, the operator's exceptions, and the addresses of the host, with
+/// the services that the egress proxy may use.
 ///
 /// # Errors
 /// Returns [`IsolationError::TooMany`] if more ports of a block are opened or denied than a rule has place for.
@@ -59,7 +60,8 @@ pub(crate) fn rules_for_all(
         all.extend([entry?]);
     }
     for address in host {
-        all.extend([entry(IpNet::from(*address), verdict::HOST, &[])?]);
+        let opened = forbidden.opened_ports_of_host(*address);
+        all.extend([entry(IpNet::from(*address), verdict::HOST, &opened)?]);
     }
     add_sentinel(&mut all, verdict::FORBIDDEN);
     Ok(all)
@@ -153,15 +155,17 @@ mod tests {
         }
     }
 
-    /// As `evaluate` in `bpf/net.bpf.c`.
+    /// As `judge` in `bpf/judge.h`, for the proxy.
     fn is_refused(rules: &Rules, to: SocketAddr) -> bool {
         let covers = |rule: &Rule| {
             let mut access = rule.access.iter().take(rule.accesses.into());
             let is_for = |a: &PortRange| a.protocol == 6 && (a.first..=a.last).contains(&to.port());
             rule.accesses == 0 || access.any(is_for)
         };
-        longest(rules, to.ip())
-            .is_some_and(|rule| (rule.verdict == verdict::FORBIDDEN) == covers(&rule))
+        longest(rules, to.ip()).is_some_and(|rule| match rule.verdict {
+            verdict::HOST => rule.accesses == 0 || !covers(&rule),
+            verdict => (verdict == verdict::FORBIDDEN) == covers(&rule),
+        })
     }
 
     #[test]
@@ -194,6 +198,52 @@ mod tests {
             }
         }
         assert!(refused > 100, "{refused}");
+        let exceptions = [
+            ("192.0.2.1/32", &[][..]),
+            ("192.0.2.2/32", &[80, 25]),
+            ("192.0.2.0/24", &[]),
+            ("10.0.0.1/32", &[80]),
+            ("10.0.0.0/8", &[]),
+            ("127.0.0.0/8", &[25, 443]),
+            ("127.0.0.1/32", &[80]),
+        ];
+        let exceptions = exceptions.map(|(block, ports)| destinations(block, ports));
+        let denied = vec![
+            destinations("0.0.0.0/0", &[25]),
+            destinations("10.0.0.3/32", &[]),
+        ];
+        let forbidden = ForbiddenAddresses::new(exceptions.into(), denied);
+        let host = [
+            "192.0.2.1",
+            "192.0.2.2",
+            "192.0.2.3",
+            "10.0.0.1",
+            "10.0.0.2",
+            "127.0.0.1",
+            "127.0.0.2",
+        ];
+        let host = host.map(|address| address.parse::<IpAddr>().unwrap());
+        let rules = rules_for_all(&forbidden, &host).unwrap();
+        let mut open = Vec::new();
+        for to in host
+            .iter()
+            .flat_map(|ip| [25, 80, 443].map(|port| SocketAddr::from((*ip, port))))
+        {
+            let is_open = !forbidden.forbids_tcp(to) && forbidden.opens_host(to);
+            assert_eq!(is_refused(&rules, to), !is_open, "{to}");
+            open.extend(is_open.then(|| to.to_string()));
+        }
+        assert_eq!(
+            open,
+            [
+                "192.0.2.1:80",
+                "192.0.2.1:443",
+                "192.0.2.2:80",
+                "10.0.0.1:80",
+                "127.0.0.1:80",
+                "127.0.0.2:443"
+            ]
+        );
         let ports = [1, 2, 3, 4, 5];
         let many = vec![destinations("203.0.113.0/24", &ports)];
         let many = ForbiddenAddresses::new(Vec::new(), many);

@@ -35,6 +35,12 @@ struct Lists {
     denied: Vec<Destinations>,
 }
 
+const ALL_TCP: Access = Access {
+    protocol: Protocol::Tcp,
+    first: 0,
+    last: u16::MAX,
+};
+
 /// What applies to a block for all sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -133,13 +139,36 @@ impl ForbiddenAddresses {
 
     /// Whether an exception names an address of this host: it opens this address alone, or a part of the loopback range.
     pub(crate) fn opens_host(&self, to: SocketAddr) -> bool {
-        let is_exact = |block: &IpNet| block.prefix_len() == block.max_prefix_len();
-        self.0.exceptions.iter().any(|exception| {
-            exception.block.contains(&to.ip())
-                && (is_exact(&exception.block) || to.ip().is_loopback())
-                && (exception.access.is_empty()
-                    || exception.access.iter().any(|a| is_for(a, to.port())))
+        self.naming_host(to.ip()).any(|exception| {
+            exception.access.is_empty() || exception.access.iter().any(|a| is_for(a, to.port()))
         })
+    }
+
+    fn naming_host(&self, address: IpAddr) -> impl Iterator<Item = &Destinations> {
+        let is_exact = |block: &IpNet| block.prefix_len() == block.max_prefix_len();
+        self.0.exceptions.iter().filter(move |exception| {
+            exception.block.contains(&address)
+                && (is_exact(&exception.block) || address.is_loopback())
+        })
+    }
+
+    /// The TCP ports of an address of this host to which [`Self::check_connection`] lets the host connect.
+    pub(crate) fn opened_ports_of_host(&self, address: IpAddr) -> Vec<Access> {
+        let allowed = match self.verdict(&address.into()) {
+            Verdict::Open => vec![ALL_TCP],
+            Verdict::Only(access) => access,
+            Verdict::AllBut(denied) => without(&denied),
+            Verdict::Forbidden => Vec::new(),
+        };
+        let opened = self.naming_host(address).flat_map(|exception| {
+            let all = exception.access.is_empty().then_some(ALL_TCP);
+            exception.access.iter().copied().chain(all)
+        });
+        let both = opened.flat_map(|one| allowed.iter().map(move |other| meet(one, *other)));
+        let mut both: Vec<Access> = both.flatten().collect();
+        both.sort_unstable_by_key(|access| (access.first, access.last));
+        both.dedup();
+        both
     }
 
     /// Every block with a verdict of its own. The longest one that contains an address has the address's verdict.
@@ -201,6 +230,40 @@ fn is_for(access: &Access, port: u16) -> bool {
 
 fn overlap(a: &Access, b: &Access) -> bool {
     a.protocol == b.protocol && a.first <= b.last && b.first <= a.last
+}
+
+/// The TCP ports in both ranges.
+fn meet(a: Access, b: Access) -> Option<Access> {
+    let both = Access {
+        protocol: Protocol::Tcp,
+        first: a.first.max(b.first),
+        last: a.last.min(b.last),
+    };
+    (a.protocol == Protocol::Tcp && overlap(&a, &b)).then_some(both)
+}
+
+/// The TCP ports that are in none of the ranges.
+fn without(denied: &[Access]) -> Vec<Access> {
+    let is_tcp = |access: &&Access| access.protocol == Protocol::Tcp;
+    denied
+        .iter()
+        .filter(is_tcp)
+        .fold(vec![ALL_TCP], |left, denied| {
+            let around = [
+                denied.first.checked_sub(1).map(|last| (0, last)),
+                denied.last.checked_add(1).map(|first| (first, u16::MAX)),
+            ];
+            let around = around.into_iter().flatten().map(|(first, last)| Access {
+                protocol: Protocol::Tcp,
+                first,
+                last,
+            });
+            let around: Vec<_> = around.collect();
+            let parts = left
+                .iter()
+                .flat_map(|one| around.iter().map(|part| meet(*one, *part)));
+            parts.flatten().collect()
+        })
 }
 
 /// The block without host bits. An IPv4-mapped block becomes the IPv4 block.

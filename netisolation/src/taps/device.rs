@@ -15,8 +15,8 @@ use nix::{
 mod sys;
 
 pub(crate) use sys::{
-    address4, flags, hardware_address, index, make_tap, mtu, name, queue, set_address4,
-    set_address6, set_persistent, set_up,
+    address4, flags, hardware_address, index, make_tap, mtu, name, queue, receive_only_from,
+    set_address4, set_address6, set_persistent, set_up,
 };
 
 /// IFA_F_TEMPORARY, IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE (`linux/if_addr.h`).

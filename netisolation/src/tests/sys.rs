@@ -65,6 +65,17 @@ pub(crate) fn try_attach(tap: &OwnedFd) -> io::Result<()> {
     done(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })
 }
 
+/// Ends a connection, so that its socket can connect again (connect(2), AF_UNSPEC).
+pub(crate) fn disconnect(socket: &impl AsRawFd) -> io::Result<()> {
+    let address = libc::sockaddr {
+        sa_family: libc::AF_UNSPEC.try_into().unwrap(),
+        sa_data: [0; 14],
+    };
+    let size = size_of_val(&address).try_into().unwrap();
+    // SAFETY: connect(2) reads `size` bytes at the address, which is a local that outlives the call.
+    done(unsafe { libc::connect(socket.as_raw_fd(), &raw const address, size) })
+}
+
 fn done(outcome: libc::c_int) -> io::Result<()> {
     match outcome {
         0 => Ok(()),

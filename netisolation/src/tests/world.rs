@@ -89,7 +89,10 @@ struct Clean;
 impl Drop for Clean {
     fn drop(&mut self) {
         for path in PINS.take() {
-            let _removed_by_its_owner = fs::remove_dir_all(path);
+            let _removed_by_its_owner = fs::remove_dir_all(&path);
+            let mut links = path.into_os_string();
+            links.push("-egress");
+            let _removed_by_its_owner = fs::remove_dir_all(links);
         }
     }
 }

@@ -42,6 +42,38 @@ pub(crate) fn set_persistent(tap: BorrowedFd<'_>, is_persistent: bool) -> io::Re
     check(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETPERSIST, value) })
 }
 
+/// Lets a socket, and those that it accepts, receive only what arrives at a device (kernel documentation,
+/// `networking/filter.rst`).
+pub(crate) fn receive_only_from(socket: BorrowedFd<'_>, ifindex: u32) -> io::Result<()> {
+    let step = |code: u32, jf: u8, k: u32| -> io::Result<libc::sock_filter> {
+        let code = u16::try_from(code).map_err(io::Error::other)?;
+        Ok(libc::sock_filter { code, jt: 0, jf, k })
+    };
+    let device = (libc::SKF_AD_OFF + libc::SKF_AD_IFINDEX).cast_unsigned();
+    let mut steps = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, device)?,
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, ifindex)?,
+        step(libc::BPF_RET | libc::BPF_K, 0, u32::MAX)?,
+        step(libc::BPF_RET | libc::BPF_K, 0, 0)?,
+    ];
+    let program = libc::sock_fprog {
+        len: 4,
+        filter: steps.as_mut_ptr(),
+    };
+    let size = libc::socklen_t::try_from(size_of_val(&program)).map_err(io::Error::other)?;
+    // SAFETY: SO_ATTACH_FILTER reads one `sock_fprog` and the `len` steps at `filter`; both are locals of this function, and
+    // the kernel copies them before the call returns.
+    check(unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            size,
+        )
+    })
+}
+
 pub(crate) fn index(name: &str) -> io::Result<u32> {
     let request = query(name, libc::SIOCGIFINDEX)?;
     // SAFETY: SIOCGIFINDEX stored the index in this member, and any value is an integer; `request` lives on.
