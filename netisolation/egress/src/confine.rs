@@ -230,15 +230,21 @@ fn checked() -> Vec<(i64, Vec<Vec<Argument>>)> {
             libc::SYS_ioctl,
             vec![vec![(1, SeccompCmpOp::Eq, libc::FIONBIO)]],
         ),
-        // The runtime's own pair, for signals.
-        (libc::SYS_socketpair, vec![vec![is(0, libc::AF_UNIX)]]),
+        // The runtime's own pair, for signals. One of datagrams could connect again, to a path.
+        (
+            libc::SYS_socketpair,
+            vec![vec![is(0, libc::AF_UNIX), stream.clone()]],
+        ),
         // Names of threads.
         (libc::SYS_prctl, vec![vec![is(0, libc::PR_SET_NAME)]]),
+        // SCTP has stream sockets, too, whose connections the cgroup's programs do not judge.
         (
             libc::SYS_socket,
             families
-                .map(|family| vec![is(0, family), stream.clone()])
-                .into(),
+                .into_iter()
+                .flat_map(|family| [0, libc::IPPROTO_TCP].map(|protocol| (family, protocol)))
+                .map(|(family, protocol)| vec![is(0, family), stream.clone(), is(2, protocol)])
+                .collect(),
         ),
         (
             libc::SYS_setsockopt,
@@ -267,9 +273,14 @@ mod tests {
     use std::{
         fs::File,
         net::{TcpListener, TcpStream, UdpSocket},
-        os::unix::{net::UnixStream, process::ExitStatusExt},
+        os::unix::{
+            net::{UnixDatagram, UnixStream},
+            process::ExitStatusExt,
+        },
         process::{Command, ExitStatus},
     };
+
+    use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
     use super::*;
 
@@ -299,6 +310,13 @@ mod tests {
             "file" => drop(File::open("/dev/null").unwrap_err()),
             "program" => drop(Command::new("/bin/true").spawn()),
             "udp" => drop(UdpSocket::bind("127.0.0.1:0")),
+            "protocol" => drop(socket(
+                AddressFamily::Inet,
+                SockType::Stream,
+                SockFlag::empty(),
+                SockProtocol::Raw,
+            )),
+            "datagrams" => drop(UnixDatagram::pair()),
             "listener" => drop(TcpListener::bind("127.0.0.1:0")),
             "path" => drop(UnixStream::connect("/nowhere")),
             "signal" => drop(nix::sys::signal::kill(nix::unistd::getppid(), None)),
@@ -330,7 +348,16 @@ mod tests {
             assert!(run(attempt).success(), "{attempt}");
         }
         for attempt in [
-            "program", "udp", "listener", "path", "signal", "name", "option", "memory",
+            "program",
+            "udp",
+            "protocol",
+            "datagrams",
+            "listener",
+            "path",
+            "signal",
+            "name",
+            "option",
+            "memory",
         ] {
             let status = run(attempt);
             assert_eq!(status.signal(), Some(libc::SIGSYS), "{attempt}: {status}");
