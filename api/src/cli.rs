@@ -15,8 +15,6 @@ mod cluster;
 mod key;
 mod prepare;
 
-mod template;
-
 mod exit;
 
 use std::process::ExitCode;
@@ -50,9 +48,6 @@ enum Command {
     /// Create, list and revoke API keys; a running server picks up changes
     #[command(subcommand)]
     Key(key::KeyCommand),
-    /// List, inspect and delete the templates of a running server
-    #[command(subcommand)]
-    Template(template::TemplateCommand),
     /// Make this host a node of a cluster
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
@@ -72,7 +67,6 @@ pub(crate) fn main() -> ExitCode {
         Command::End(config) => serve::end(*config),
         Command::Reload(state) => reload::run(state),
         Command::Key(command) => key::run(command),
-        Command::Template(command) => template::run(command),
         Command::Cluster(command) => cluster::run(command),
         Command::Ca(command) => ca::run(&command),
     };
