@@ -1,23 +1,17 @@
 //! The progress of a build: what its log says, as a line that is redrawn on a terminal and as plain lines elsewhere.
 
-use std::{
-    io::{self, Write},
-    time::{Duration, Instant},
-};
+use std::{io, time::Duration};
 
 use envd::guest_text;
+use indicatif::{ProgressBar, ProgressStyle};
 use rest::BuildLogEntry;
 
 use model::Bytes;
 
 use crate::attach::is_terminal;
 
-/// Between two redraws of the line.
-const REDRAW: Duration = Duration::from_millis(100);
 /// Width of the bar in characters.
 const BAR: usize = 20;
-/// Erases the line and returns to its start (ECMA-48, 8.3.41).
-const ERASE: &str = "\r\x1b[2K";
 
 /// What a build does at the moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -170,8 +164,7 @@ fn size_of(text: &str) -> u64 {
 pub(crate) struct Display {
     name: String,
     style: Style,
-    started: Instant,
-    drawn: Option<Instant>,
+    bar: ProgressBar,
     progress: Progress,
 }
 
@@ -200,8 +193,10 @@ impl Display {
         Self {
             name: name.to_owned(),
             style,
-            started: Instant::now(),
-            drawn: None,
+            bar: match style {
+                Style::Bar => redrawn("{msg}"),
+                Style::Lines | Style::Nothing => ProgressBar::hidden(),
+            },
             progress: Progress::default(),
         }
     }
@@ -221,117 +216,29 @@ impl Display {
 
     /// Redraws the bar, if it is time.
     pub(crate) fn tick(&mut self) {
-        let is_due = self.drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW);
-        if self.style == Style::Bar && is_due {
-            let line = self.progress.line(&self.name, self.started.elapsed());
-            write_error(&format!("{ERASE}{line}"));
-            self.drawn = Some(Instant::now());
-        }
+        let line = self.progress.line(&self.name, self.bar.elapsed());
+        self.bar.set_message(line);
     }
 
     /// Removes the bar.
     pub(crate) fn finish(&mut self) {
-        if self.drawn.take().is_some() {
-            write_error(ERASE);
-        }
-    }
-}
-
-impl Drop for Display {
-    fn drop(&mut self) {
-        self.finish();
+        self.bar.finish_and_clear();
     }
 }
 
 /// Counts the bytes of files that are copied, and shows them on a terminal.
-#[derive(Debug)]
-pub(crate) struct Transfer {
-    name: String,
-    style: Style,
-    started: Instant,
-    drawn: Option<Instant>,
-    bytes: Count,
+pub(crate) fn transfer(name: &str) -> ProgressBar {
+    redrawn("{prefix}  {binary_bytes} of {binary_total_bytes}  {elapsed}")
+        .with_prefix(name.to_owned())
 }
 
-impl Transfer {
-    pub(crate) fn new(name: &str) -> Self {
-        let style = match Style::of_stderr() {
-            Style::Bar => Style::Bar,
-            Style::Lines | Style::Nothing => Style::Nothing,
-        };
-        Self {
-            name: name.to_owned(),
-            style,
-            started: Instant::now(),
-            drawn: None,
-            bytes: Count::default(),
-        }
+/// A line on standard error. Shown on a terminal only, and removed when it is dropped.
+fn redrawn(template: &str) -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
     }
-
-    /// A file of `size` bytes that is read or written now.
-    pub(crate) fn file<F>(&mut self, file: F, size: u64) -> Counted<'_, F> {
-        self.bytes.all = self.bytes.all.saturating_add(size);
-        Counted {
-            transfer: self,
-            file,
-        }
-    }
-
-    fn add(&mut self, bytes_more: usize) {
-        self.bytes.done = self.bytes.done.saturating_add(bytes_more as u64);
-        let is_due = self.drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW);
-        if self.style == Style::Bar && is_due {
-            let Count { done, all } = self.bytes;
-            let (done, all) = (Bytes(done).rounded(), Bytes(all).rounded());
-            let seconds = self.started.elapsed().as_secs();
-            write_error(&format!(
-                "{ERASE}{}  {done} of {all}  {seconds} s",
-                self.name
-            ));
-            self.drawn = Some(Instant::now());
-        }
-    }
-
-    /// Removes the line. Returns the number of bytes.
-    pub(crate) fn finish(&mut self) -> u64 {
-        if self.drawn.take().is_some() {
-            write_error(ERASE);
-        }
-        self.bytes.done
-    }
-}
-
-/// A file whose bytes are counted.
-#[derive(Debug)]
-pub(crate) struct Counted<'a, F> {
-    transfer: &'a mut Transfer,
-    file: F,
-}
-
-impl<F: io::Read> io::Read for Counted<'_, F> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read(buf)?;
-        self.transfer.add(read);
-        Ok(read)
-    }
-}
-
-impl<F: Write> Write for Counted<'_, F> {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        let written = self.file.write(buf)?;
-        self.transfer.add(written);
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
-/// Progress that cannot be shown is no reason to fail.
-fn write_error(text: &str) {
-    let mut err = io::stderr().lock();
-    let _not_shown = err.write_all(text.as_bytes()).and_then(|()| err.flush());
 }
 
 #[cfg(test)]

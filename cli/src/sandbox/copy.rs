@@ -19,13 +19,14 @@ use envd::{
     ClientError, EntryInfo, EntryResponse, EnvdClient, ExecRequest, FileType, ListDirRequest,
     ListDirResponse, PathRequest,
 };
+use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::{
     attach::{Draft, Lease},
     context::Context,
     failure::{Failure, Peer},
-    progress::Transfer,
+    progress::transfer,
     server::SandboxRoute,
 };
 use plan::{Place, component};
@@ -59,7 +60,7 @@ struct Copier {
     client: EnvdClient<Wire>,
     route: SandboxRoute,
     user: Option<String>,
-    transfer: Transfer,
+    transfer: ProgressBar,
     files: u64,
     entries: u64,
     /// Paths in the sandbox that have to become executable.
@@ -80,7 +81,7 @@ pub(super) fn copy(context: &Context, args: &CopyArgs) -> Result<(), Failure> {
             client,
             route,
             user: args.user.clone(),
-            transfer: Transfer::new(&args.from),
+            transfer: transfer(&args.from),
             files: 0,
             entries: 0,
             executables: Vec::new(),
@@ -267,7 +268,8 @@ impl Copier {
             return Err(Failure::host(format!("{} is not a file", from.display())));
         }
         let user = self.user.clone();
-        let mut counted = self.transfer.file(file, found.len());
+        self.transfer.inc_length(found.len());
+        let mut counted = self.transfer.wrap_read(file);
         let sent = self
             .client
             .upload(to, &mut counted, found.len(), user.as_deref());
@@ -353,7 +355,8 @@ impl Copier {
             .open(path)
             .map_err(|why| here_not("write", to, &why))?;
         let user = self.user.clone();
-        let mut counted = self.transfer.file(file, u64::try_from(size).unwrap_or(0));
+        self.transfer.inc_length(u64::try_from(size).unwrap_or(0));
+        let mut counted = self.transfer.wrap_write(file);
         let got = self.client.download(from, &mut counted, user.as_deref());
         drop(counted);
         let mut done = got
@@ -372,8 +375,9 @@ impl Copier {
         Ok(())
     }
 
-    fn finish(mut self, context: &Context) -> Result<(), Failure> {
-        let bytes = self.transfer.finish();
+    fn finish(self, context: &Context) -> Result<(), Failure> {
+        let bytes = self.transfer.position();
+        self.transfer.finish_and_clear();
         let item = json!({"files": self.files, "bytes": bytes});
         context.format.done("copy", &item, "")
     }
