@@ -1,18 +1,18 @@
-//! The other nodes of a cluster: where a request is served, how it gets there, and what is left of a node that is away.
+//! Other nodes of a cluster: where a sandbox is served, how requests get there, and how unavailable nodes are reported.
 //!
 //! ```text
 //! client ─► any node ─► dispatch, spread ─► Peers::find ─► here
 //!                                              └─► PeerClient ─ mTLS, HTTP/1.1 ─► cluster listener of the owner ─► here
 //! ```
-//! A request that arrives over the cluster listener is answered on this node. Only one for a sandbox that has moved is
-//! forwarded once more, because the views of two nodes may differ for a moment. That
-//! listener is the only way in for such requests; a field of a client cannot mark a request as forwarded.
+//! A request that arrives on the cluster listener is served by this node. The only exception is a request for a sandbox
+//! that has moved: it is forwarded once more, because the views of two nodes may differ briefly. Forwarded requests can
+//! arrive only on that listener, so a client cannot mark a request as forwarded by setting a header.
 //!
 //! What must never happen:
-//! - A create writes to etcd, or waits for it.
-//! - A request that a node may have seen is sent to another one, unless that node has answered that it refuses it.
-//! - A host that is not a member is treated as one: name and key of certificates are compared with the members of the present
-//!   view, in both directions.
+//! - A create must not write to etcd or wait for it.
+//! - A request that a node may have received must not be sent to another node, unless the first node refused it.
+//! - A host must be treated as a member only if it is one: the name and the key in its certificate are compared with
+//!   the members of the current view, in both directions.
 
 // How a host becomes a node.
 mod spec;
@@ -75,31 +75,32 @@ use settings::{Dir, Settings};
 use templates::Templates;
 use transfer::{Fetch, FileList, Offers, TransferError, TransferLimits};
 
-/// The address of the client of a forwarded request. Other nodes read it on the cluster listener only.
+/// The client's address of a forwarded request. Accepted on the cluster listener only.
 pub const CLIENT: HeaderName = HeaderName::from_static("x-cube-client");
-/// SHA-256 of the client's API key, in the place of the key. Read on the cluster listener only, where the connection vouches for
-/// the node; the owner looks up whether the key is live, and its scopes. The key itself stays at the node that was asked.
+/// SHA-256 of the client's API key, sent instead of the key. Accepted on the cluster listener only, where the
+/// connection authenticates the node. The owner checks that the key is still valid and looks up its scopes. The key
+/// itself never leaves the node that received the request.
 pub const KEY: HeaderName = HeaderName::from_static("x-cube-key");
-/// A mark of forwarded requests that are forwarded no further. Read on the cluster listener only.
+/// Marks a request that must not be forwarded again. Accepted on the cluster listener only.
 pub const LAST_HOP: HeaderName = HeaderName::from_static("x-cube-last-hop");
-/// How long another node may take to answer a question of this one.
+/// Timeout of a request to another node.
 const ASK: Duration = Duration::from_secs(5);
-/// How long another node may take to sum files, and to send a chunk.
+/// Timeout of a request for which another node hashes files or sends a chunk.
 const SUM: Duration = Duration::from_secs(900);
 const SEND: Duration = Duration::from_secs(60);
-/// Signed file URLs that the other nodes are asked about at once: clients without a key send them.
+/// Maximum number of concurrent cluster-wide lookups of signed file URLs, which clients send without a key.
 const SIGNED: usize = 64;
-/// How long a node may be away while this one waits for files of it.
+/// How long a node may be unreachable while this one waits for files from it.
 const GONE: Duration = Duration::from_secs(10);
-/// How long a node may be away while the answer to a client's request is awaited: longer than a reload takes.
+/// How long a node may be unreachable while a client's request waits for its response. Longer than a reload takes.
 const LEFT: Duration = Duration::from_secs(3);
-/// Requests without a key for which this node asks all others, a second: signed file URLs that name no sandbox, and uploads for
-/// templates that it does not have. Each costs all nodes a search.
+/// Rate limit of cluster-wide lookups for requests without a key: signed file URLs that name no sandbox, and uploads
+/// for templates that are not on this node. Each lookup costs every node a search.
 const KEYLESS: Rate = Rate {
     per_second: 50,
     burst: 200,
 };
-/// Longest answer to a question in bytes.
+/// Maximum size of a response in bytes.
 pub(crate) const MAX_ANSWER: usize = 8 << 20;
 const MAX_REFUSAL: usize = 4 << 10;
 
@@ -117,21 +118,21 @@ struct Inner {
     settings: Settings,
     transfers: TransferLimits,
     offers: Offers,
-    /// Of what this node fetches.
+    /// Limits the rate at which this node fetches files.
     rate: transfer::Rate,
     templates: Templates,
-    /// For questions about signed URLs.
+    /// Limits concurrent lookups of signed URLs.
     signed: Semaphore,
     keyless: Mutex<Bucket>,
 }
 
-/// Where a sandbox is served.
+/// The place where a sandbox is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Here, if anywhere.
+    /// This node, if any.
     Here,
     Node(NodeId),
-    /// At a node that is not there now.
+    /// A node that is unreachable.
     Away(NodeId),
 }
 
@@ -199,19 +200,19 @@ impl Peers {
         Authority::load(&self.0.dir, &self.0.settings.cluster)
     }
 
-    /// Removes a member that does not live, if the authority's key is on this node.
+    /// Removes a member whose node is down. Requires the authority's key on this node.
     pub(crate) async fn remove_here(&self, node: &NodeId) -> Result<(), ClusterError> {
         let registrar = spec::registrar(&self.0.dir, &self.0.settings);
         let elsewhere = |why: AuthorityError| ClusterError::NoAuthority(model::chain(&why));
         registrar.map_err(elsewhere)?.remove(node).await?;
-        tracing::warn!(%node, "a node was removed: replace what its host has seen, as docs/operate/cluster.md lists");
+        tracing::warn!(%node, "removed a node from the cluster: replace every secret that its host has seen, as docs/operate/cluster.md lists");
         Ok(())
     }
 
-    /// Removes a member that does not live, by the node that has the authority's key.
+    /// Removes a member whose node is down, through the node that has the authority's key.
     ///
     /// # Errors
-    /// Returns [`ClusterError::NoAuthority`] if that node does not answer, or the reason for which it refuses.
+    /// Returns [`ClusterError::NoAuthority`] if that node does not respond, or its reason for refusing.
     pub(crate) async fn remove(&self, node: &NodeId) -> Result<(), ClusterError> {
         let mut outcome = self.remove_here(node).await;
         let body = serde_json::to_vec(node).unwrap_or_default();
@@ -231,14 +232,14 @@ impl Peers {
         outcome
     }
 
-    /// The member at the other end of a connection; `None`: it is none.
+    /// The member at the other end of a connection, or `None` if it is not a member.
     #[must_use]
     pub fn member<'a>(&self, peer: &'a Peer) -> Option<&'a NodeId> {
-        // It may have been removed since the connection began.
+        // The member may have been removed since the connection was opened.
         peer.find(&self.0.cluster.view().members)
     }
 
-    /// Where a sandbox is served that this node does not have.
+    /// Finds where a sandbox is served that is not on this node.
     #[must_use]
     pub fn find(&self, id: &SandboxId) -> Place {
         match self.0.cluster.route(id) {
@@ -248,7 +249,7 @@ impl Peers {
         }
     }
 
-    /// The node that has a sandbox which has moved, if that is not this one.
+    /// The node to which a sandbox has moved, unless it is this one.
     #[must_use]
     pub fn moved(&self, id: &SandboxId) -> Option<NodeId> {
         let view = self.0.cluster.view();
@@ -257,7 +258,7 @@ impl Peers {
         is_other.then(|| node.clone())
     }
 
-    /// The nodes that are there, without this one.
+    /// All reachable nodes except this one.
     #[must_use]
     pub fn others(&self) -> Vec<NodeId> {
         let view = self.0.cluster.view();
@@ -274,7 +275,7 @@ impl Peers {
         open.max_by_key(|node| view.loads.get(node).map(|load| load.memory_free_mib))
     }
 
-    /// Whether a node is there, as far as this one sees.
+    /// Whether a node is reachable, in this node's view.
     #[must_use]
     pub fn is_there(&self, node: &NodeId) -> bool {
         self.0.cluster.view().nodes.contains_key(node)
@@ -286,7 +287,7 @@ impl Peers {
         self.cluster().view().is_outdated(self.this(), tagged)
     }
 
-    /// What a request for a sandbox of a node that is away is answered with.
+    /// The response to a request for a sandbox on an unreachable node.
     #[must_use]
     pub fn away(&self, node: &NodeId, id: &SandboxId) -> Refusal {
         let seen = self.0.roster.last(node, id);
@@ -300,7 +301,7 @@ impl Peers {
         }
     }
 
-    /// Forwards a request of `from` to a node, as it came. `host` is the host that the request names. If the response
+    /// Forwards a request of `from` to a node unchanged. `host` is the host that the request names. If the response
     /// upgrades the connection, `held` is kept until the upgraded connection ends.
     ///
     /// # Errors
@@ -318,17 +319,17 @@ impl Peers {
         mark(request.headers_mut(), from, is_forwarded);
         let failed = |why: PeerError| {
             let why = model::chain(&why);
-            tracing::warn!(%node, why, "cannot forward a request");
+            tracing::warn!(%node, why, "cannot forward a request to another node");
             Refusal::NodeFailed { why }
         };
         let sent = self.send_while_there(node, request.map(Body::new)).await;
         let response = relay.response(sent.map_err(failed)?, held, Body::new);
         response.ok_or_else(|| Refusal::NodeFailed {
-            why: format!("node {node} switched protocols without being asked"),
+            why: format!("node {node} switched protocols without an upgrade request"),
         })
     }
 
-    /// Sends a request of the control plane, whose body is in memory or of this node's router.
+    /// Sends a control-plane request whose body is in memory or comes from this node's router.
     ///
     /// # Errors
     /// Returns [`PeerError`] if there is no response.
@@ -352,8 +353,8 @@ impl Peers {
         Ok(Response::from_parts(parts, Body::new(body)))
     }
 
-    /// Sends a request, and gives it up when the node has been away for [`LEFT`]: a host that has lost its power closes no
-    /// connection, and TCP would wait for a quarter of an hour.
+    /// Sends a request and gives up after the node has been unreachable for [`LEFT`]. A host that loses power closes no
+    /// connections, and TCP would wait for a quarter of an hour.
     async fn send_while_there(
         &self,
         node: &NodeId,
@@ -363,7 +364,8 @@ impl Peers {
             .await
     }
 
-    /// What was asked of a node, unless that has been away for `limit` without a break.
+    /// The result of a request to a node, or an error once the node has been unreachable for `limit` without
+    /// interruption.
     async fn while_there<T>(
         &self,
         node: &NodeId,
@@ -379,8 +381,8 @@ impl Peers {
         }
     }
 
-    /// A node that answers requests for the template of this id or name. `is_by_copies`: one that has a copy will do, if
-    /// the template's home is away.
+    /// Finds a node that serves requests for the template with this id or name. With `is_by_copies`, a node that has a
+    /// copy qualifies while the template's home is unreachable.
     pub(crate) async fn with_template(&self, name: &str, is_by_copies: bool) -> Option<NodeId> {
         let asked = internal::TemplateName {
             name: name.to_owned(),
@@ -390,7 +392,7 @@ impl Peers {
         found.await.map(|(node, _)| node)
     }
 
-    /// The node of the sandbox whose token signed a file URL, and the sandbox.
+    /// Finds the sandbox whose token signed a file URL, and its node.
     pub(crate) async fn signer(
         &self,
         query: &str,
@@ -407,10 +409,10 @@ impl Peers {
         Some((node, id?))
     }
 
-    /// Counts a question to all nodes that a request without a key causes.
+    /// Counts one cluster-wide lookup for a request without a key.
     ///
     /// # Errors
-    /// Returns [`Refusal::TooManyKeyless`] above [`KEYLESS`].
+    /// Returns [`Refusal::TooManyKeyless`] if the rate exceeds [`KEYLESS`].
     pub(crate) fn spend_keyless(&self) -> Result<(), Refusal> {
         let mut bucket = self
             .0
@@ -421,7 +423,7 @@ impl Peers {
         taken.map_err(|_| Refusal::TooManyKeyless)
     }
 
-    /// Asks all nodes at once, and returns the first answer that is wanted.
+    /// Sends a request to all nodes at the same time and returns the first matching response.
     async fn ask_all<T: DeserializeOwned + Send + 'static>(
         &self,
         path: &'static str,
@@ -437,14 +439,17 @@ impl Peers {
         while let Some(done) = answers.join_next().await {
             match done {
                 Ok((Ok(answer), node)) if is_wanted(&answer) => return Some((node, answer)),
-                Ok((Err(why), _)) => tracing::debug!(why = %model::chain(&why), "no answer"),
+                Ok((Err(why), _)) => {
+                    tracing::debug!(why = %model::chain(&why), "no response from another node")
+                }
                 Ok((Ok(_), _)) | Err(_) => {}
             }
         }
         None
     }
 
-    /// Tells all other nodes something at once, and returns those that have not confirmed it, with the reason.
+    /// Sends a notification to all other nodes at the same time and returns those that did not confirm it, with
+    /// reasons.
     async fn unconfirmed<F>(&self, tell: impl Fn(Self, NodeId) -> F) -> Vec<(NodeId, String)>
     where
         F: Future<Output = Result<(), String>> + Send + 'static,
@@ -467,17 +472,18 @@ impl Peers {
         &self.0.templates
     }
 
-    /// Records that a template is deleted on all nodes. When this returns, the nodes that have answered use it no more.
+    /// Records on all nodes that a template is deleted. After it returns, every node that responded has stopped using
+    /// the template.
     ///
     /// # Errors
-    /// Returns an error if it cannot be kept.
+    /// Returns an error if the deletion cannot be stored.
     pub(crate) async fn delete_template(&self, id: &str) -> Result<(), BuildsError> {
         self.templates().delete(self.dir(), id).await?;
         self.announce_deletion(id).await;
         Ok(())
     }
 
-    /// The nodes on which sandboxes can be cloned from a template, as this node sees it.
+    /// The nodes on which sandboxes can be cloned from a template, in this node's view.
     #[must_use]
     pub(crate) fn nodes_with(&self, template: &str) -> Vec<String> {
         let view = self.cluster().view();
@@ -493,10 +499,10 @@ impl Peers {
         &self.0.offers
     }
 
-    /// The files that a node offers under a key.
+    /// Lists the files that a node offers under a key.
     ///
     /// # Errors
-    /// Returns [`TransferError::NotOffered`], or the errors of a question.
+    /// Returns [`TransferError::NotOffered`], or the errors of the request.
     pub(crate) async fn list_files(
         &self,
         node: &NodeId,
@@ -511,11 +517,11 @@ impl Peers {
         Ok(answer_of(node, status, &bytes)?)
     }
 
-    /// Fetches files that a node offers into a directory, which must have no other use. Returns the bytes that were sent.
-    /// What is there already, from an attempt that has ended in the middle, is used.
+    /// Fetches the files that a node offers into a directory that nothing else uses. Returns the number of bytes
+    /// received. Continues from files that an interrupted attempt left there.
     ///
     /// # Errors
-    /// Returns [`TransferError`]. What was fetched stays for another attempt.
+    /// Returns [`TransferError`]. Files fetched so far are kept for the next attempt.
     pub(crate) async fn fetch_files(
         &self,
         node: &NodeId,
@@ -531,10 +537,10 @@ impl Peers {
         fetch.run(&source, &self.0.rate, self.0.transfers).await
     }
 
-    /// Asks a node a question of this node's own.
+    /// Sends one of this node's own requests to another node.
     ///
     /// # Errors
-    /// Returns [`PeerError`] if there is no answer of the expected form in time.
+    /// Returns [`PeerError`] if no response of the expected form arrives in time.
     pub(crate) async fn ask<T: DeserializeOwned>(
         &self,
         node: &NodeId,
@@ -544,8 +550,8 @@ impl Peers {
         answer_of(node, status, &bytes)
     }
 
-    /// As [`Self::read`], for answers that may take long. A server that is stopped keeps its connections and loses its lease:
-    /// after [`GONE`] without one, its answer is not waited for any more.
+    /// Like [`Self::read`], for responses that may take long. A server that is stopped (SIGSTOP) keeps its connections
+    /// but loses its lease, so this gives up after [`GONE`] without a lease.
     async fn read_long(
         &self,
         node: &NodeId,
@@ -557,7 +563,7 @@ impl Peers {
             .await
     }
 
-    /// Sends a question, and reads an answer of at most `most` bytes within `limit`.
+    /// Sends a request and reads a response of at most `most` bytes within `limit`.
     async fn read(
         &self,
         node: &NodeId,
@@ -580,7 +586,7 @@ impl Peers {
     }
 }
 
-/// Returns when a node has been away for `limit` without a break.
+/// Returns when a node has been unreachable for `limit` without interruption.
 async fn gone(mut views: watch::Receiver<Arc<View>>, node: &NodeId, limit: Duration) {
     loop {
         let left = views.wait_for(|view| !view.nodes.contains_key(node));
@@ -593,7 +599,7 @@ async fn gone(mut views: watch::Receiver<Arc<View>>, node: &NodeId, limit: Durat
             }
         }
         if !is_open {
-            // The view changes no more.
+            // The view no longer changes.
             std::future::pending::<()>().await;
         }
     }
@@ -632,15 +638,16 @@ impl transfer::Source for Remote {
 
     async fn get(&self, path: String, most: usize) -> Result<(StatusCode, Bytes), PeerError> {
         let question = question("GET", &path, Vec::new());
-        // Refusals have a text.
+        // Refusals carry a text.
         let most = most.max(MAX_REFUSAL);
         self.peers.read_long(&self.node, question, most, SEND).await
     }
 }
 
-/// Adds the client's address, in place of what the client may have claimed, and whether this is the second hop.
+/// Sets the client's address, replacing any that the client sent, and marks the second hop.
 fn mark(headers: &mut axum::http::HeaderMap, from: SocketAddr, is_forwarded: bool) {
-    // Requests for sandboxes need no API key, and what a client has put here is not this node's word.
+    // Requests for sandboxes need no API key. This header is valid only if this node has set it, so the client's is
+    // removed.
     headers.remove(KEY);
     headers.remove(LAST_HOP);
     if is_forwarded {
@@ -652,7 +659,7 @@ fn mark(headers: &mut axum::http::HeaderMap, from: SocketAddr, is_forwarded: boo
     }
 }
 
-/// The key of a request to the control plane: as the node that has forwarded it says, or as the client has presented it.
+/// The key of a control-plane request, either from the node that forwarded it or from the client.
 fn key_for(headers: &axum::http::HeaderMap, is_forwarded: bool) -> Option<HeaderValue> {
     if is_forwarded {
         return headers.get(KEY).cloned();
@@ -660,7 +667,7 @@ fn key_for(headers: &axum::http::HeaderMap, is_forwarded: bool) -> Option<Header
     HeaderValue::try_from(presented_sum(headers)?).ok()
 }
 
-/// Puts the name of a key in the place of the key.
+/// Replaces the key with its hash.
 fn name_key(headers: &mut axum::http::HeaderMap, key: Option<HeaderValue>) {
     remove_keys(headers);
     if let Some(key) = key {
@@ -668,7 +675,7 @@ fn name_key(headers: &mut axum::http::HeaderMap, key: Option<HeaderValue>) {
     }
 }
 
-/// A question to another node, for [`Peers::ask`].
+/// A request to another node, for [`Peers::ask`].
 pub(crate) fn question(method: &str, path: &str, body: Vec<u8>) -> Request<Body> {
     let mut request = Request::new(Body::from(body));
     *request.method_mut() = method.parse().unwrap_or_default();
@@ -683,7 +690,7 @@ pub(crate) fn question(method: &str, path: &str, body: Vec<u8>) -> Request<Body>
     request
 }
 
-/// The node's status as the cluster has it.
+/// The status of a node in E2B's terms.
 #[must_use]
 pub fn status_of(state: NodeState) -> rest::NodeStatus {
     use rest::NodeStatus;
@@ -694,7 +701,7 @@ pub fn status_of(state: NodeState) -> rest::NodeStatus {
     }
 }
 
-/// The state in the cluster for a status that can be set.
+/// The cluster state for a status that a client can set.
 #[must_use]
 pub fn state_of(status: rest::NodeStatus) -> Option<NodeState> {
     use rest::NodeStatus;
@@ -743,10 +750,10 @@ mod tests {
         name_key(&mut headers, key);
         assert_eq!(headers[KEY], sum);
         assert!(!format!("{headers:?}").contains("secret"), "{headers:?}");
-        // The second hop names the same key.
+        // The second hop sends the hash of the same key.
         let key = key_for(&headers, true);
         assert_eq!(key.as_ref(), Some(&headers[KEY]));
-        // A request for a sandbox names none.
+        // A request for a sandbox has no key.
         mark(&mut headers, ([10, 0, 0, 1], 1).into(), true);
         assert_eq!(headers.get(KEY), None);
         name_key(&mut headers, key);
@@ -760,7 +767,7 @@ mod tests {
         let (short, long) = (Duration::from_millis(20), Duration::from_secs(600));
         let mut gone_soon = Box::pin(gone(seen.clone(), &node, short));
         let mut gone_late = Box::pin(gone(seen, &node, long));
-        // It is there.
+        // The node is reachable.
         let waited = tokio::time::timeout(3 * short, &mut gone_soon).await;
         assert!(waited.is_err());
         views.send_replace(view(&["b"]));

@@ -66,7 +66,7 @@ pub enum ApiError {
     NodeClosed(String, NodeStatus),
     /// The template as the client named it, and the node that changes it.
     #[error(
-        "the template {0:?} is changed by node {1}, which is away: try again when it is back, or remove the node from the \
+        "the template {0:?} is changed by node {1}, which is unreachable: try again when it is back, or remove the node from the \
          cluster (`cube node remove {1}`), and another one takes its templates over"
     )]
     HomeAway(String, String),

@@ -1,8 +1,8 @@
-//! The authority of a cluster: it signs certificates of nodes and of etcd, and nothing else trusts it.
+//! The cluster's certificate authority. It signs the certificates of nodes and of etcd, and only the cluster trusts it.
 //!
-//! A node's certificate is for one name, `<node>.node.cube.internal`, as server and as client. The other nodes compare that
-//! name and the public key with the records of the members, so the certificate of etcd, or of a host that was removed, opens
-//! nothing. The common name is the node's user in etcd ([`Member::user`]).
+//! A node's certificate is valid for one name, `<node>.node.cube.internal`, as server and as client. Other nodes
+//! compare that name and the public key with the member records, so the certificate of etcd or of a removed host grants
+//! no access. The common name is the node's user in etcd ([`Member::user`]).
 
 use std::{net::IpAddr, time::SystemTime};
 
@@ -21,24 +21,24 @@ use crate::hex::hex;
 /// Validity of the authority, and of the certificates that it signs.
 const CA_DAYS: u64 = 3650;
 const DAYS: u64 = 90;
-/// A node renews its certificate when it is this old.
+/// Age at which a node renews its certificate.
 pub const RENEW_AFTER: std::time::Duration = std::time::Duration::from_secs(60 * 24 * 3600);
 const DAY: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
-/// Length of a public key of P-256: 4, and two coordinates (SEC 1, 2.3.3).
+/// Length of an uncompressed P-256 public key: the byte 4 and two coordinates (SEC 1, 2.3.3).
 const POINT: usize = 65;
 
-/// Why no certificate can be made.
+/// An error that prevents a certificate from being created.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     #[error(transparent)]
     Settings(#[from] SettingsError),
     #[error(
-        "this node has not the key of the cluster's authority: ask the node that founded the cluster"
+        "this node does not have the key of the cluster's authority: run the command on the node that founded the cluster"
     )]
     Elsewhere,
     #[error("cannot create a certificate")]
     Make(#[from] rcgen::Error),
-    #[error("the public key is not a point of P-256, or not that of the member")]
+    #[error("the public key is not an uncompressed P-256 point, or is not the member's key")]
     Key,
 }
 
@@ -55,7 +55,7 @@ impl std::fmt::Debug for Authority {
     }
 }
 
-/// A public key that another host has sent.
+/// A public key that another host sent.
 struct Point(Vec<u8>);
 
 impl PublicKeyData for Point {
@@ -74,7 +74,7 @@ pub fn host_name(node: &NodeId) -> String {
     format!("{node}.node.cube.internal")
 }
 
-/// SHA-256 of a public key as in certificates, in hex.
+/// SHA-256 of a public key in the form that certificates use, in hex.
 ///
 /// # Errors
 /// Returns [`AuthorityError::Key`] if it is not an uncompressed point of P-256.
@@ -90,7 +90,7 @@ impl Authority {
     /// Creates the authority of a new cluster in `dir`.
     ///
     /// # Errors
-    /// Returns [`AuthorityError`] if it cannot be made or written.
+    /// Returns [`AuthorityError`] if it cannot be created or written.
     pub fn create(dir: &Dir, cluster: &str) -> Result<Self, AuthorityError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let certificate = params(cluster).self_signed(&key)?.pem();
@@ -104,7 +104,7 @@ impl Authority {
         })
     }
 
-    /// The authority whose key is in `dir`.
+    /// Loads the authority whose key is in `dir`.
     ///
     /// # Errors
     /// Returns [`AuthorityError::Elsewhere`] if the key is not there.
@@ -120,16 +120,16 @@ impl Authority {
         })
     }
 
-    /// What signs the records of members.
+    /// Returns the signer of member records.
     ///
     /// # Errors
-    /// Returns [`AuthorityError::Key`] if the authority's key is of another kind.
+    /// Returns [`AuthorityError::Key`] if the authority's key has another type.
     pub fn signer(&self) -> Result<MemberSigner, AuthorityError> {
         let key = self.issuer.key().serialize_der();
         MemberSigner::new(&self.cluster, &key).ok_or(AuthorityError::Key)
     }
 
-    /// The certificate of a member for its public key, followed by the authority's, in PEM.
+    /// Signs a certificate for a member's public key. Returns it followed by the authority's, in PEM.
     ///
     /// # Errors
     /// Returns [`AuthorityError::Key`] if the key is not the member's, and [`AuthorityError::Make`].
@@ -143,7 +143,7 @@ impl Authority {
         self.leaf(leaf, &Point(public_key.to_vec()))
     }
 
-    /// Certificate and key of etcd's user `root`, who makes the users of the members.
+    /// Creates certificate and key of etcd's user `root`, which creates the members' users.
     ///
     /// # Errors
     /// Returns [`AuthorityError::Make`].
@@ -153,7 +153,7 @@ impl Authority {
         Ok(format!("{certificate}{}", key.serialize_pem()))
     }
 
-    /// Certificate and key of etcd on these hosts.
+    /// Creates certificate and key for etcd on these hosts.
     ///
     /// # Errors
     /// Returns [`AuthorityError::Make`].
@@ -186,7 +186,7 @@ impl Authority {
     }
 }
 
-/// The authority's name follows from the cluster's, so that its key is enough to sign further certificates.
+/// The authority's name is derived from the cluster's, so its key alone is enough to sign further certificates.
 fn params(cluster: &str) -> CertificateParams {
     let mut ca = dated(&format!("cube cluster {cluster}"), CA_DAYS);
     ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));

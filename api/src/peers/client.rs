@@ -1,7 +1,7 @@
 //! Requests to other nodes.
 //!
-//! Each request has a connection of its own from a pool, with HTTP/1.1. HTTP/2 would save handshakes, but the requests of
-//! a connection share one window: clients that do not read their answers would stop those of all others.
+//! Each request uses its own connection from a pool, with HTTP/1.1. HTTP/2 would save handshakes, but its requests
+//! share one window per connection: a client that does not read its response would stall the responses of all others.
 
 use std::{
     future::Future,
@@ -31,16 +31,16 @@ use super::{
     tls::{PeerTls, key_of},
 };
 
-/// How long a connection to a node may take.
+/// Timeout for opening a connection to a node.
 const DIAL: Duration = Duration::from_secs(3);
-/// Connections that wait for another request, for each node, and how long. Servers close them later.
+/// Maximum number of idle connections per node, and how long they are kept. Servers close them later.
 const IDLE: usize = 64;
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
-/// What an answer may have beyond the limits of a request: the fields that a server adds.
+/// Allowance above the limits of a request for the header fields that a server adds to a response.
 const HEAD: usize = 2 * crate::listen::limits::HEAD;
 const FIELDS: usize = crate::listen::limits::FIELDS + 64;
 
-/// Why a node has not answered.
+/// A request to a node that got no response.
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
     /// Nothing was sent.
@@ -50,19 +50,19 @@ pub enum PeerError {
         #[source]
         source: legacy::Error,
     },
-    /// The node may have seen the request.
-    #[error("node {node} did not answer")]
+    /// The node may have received the request.
+    #[error("node {node} did not respond")]
     NoAnswer {
         node: NodeId,
         #[source]
         source: legacy::Error,
     },
-    #[error("node {node} did not answer within {limit_s} s")]
+    #[error("node {node} did not respond within {limit_s} s")]
     Late { node: NodeId, limit_s: u64 },
-    /// Its lease has ended: its server has ended, is stopped, or is cut off from etcd.
-    #[error("node {node} is away: its lease ended {limit_s} s ago")]
+    /// Its lease has ended: its server has exited, is stopped, or is cut off from etcd.
+    #[error("node {node} is unreachable: its lease ended {limit_s} s ago")]
     Away { node: NodeId, limit_s: u64 },
-    #[error("node {node} sent a malformed answer: {why}")]
+    #[error("node {node} sent a malformed response: {why}")]
     Malformed { node: NodeId, why: String },
 }
 
@@ -103,7 +103,7 @@ impl PeerClient {
         Self { client, cluster }
     }
 
-    /// The host in URIs: name and key of a member. A name without a member leads nowhere.
+    /// The host part of URIs: a member's name and key. A name without a member resolves to nothing.
     fn membership(&self, node: &NodeId) -> String {
         let view = self.cluster.view();
         let key = view
@@ -113,8 +113,8 @@ impl PeerClient {
         format!("{node}.{key}")
     }
 
-    /// Sends a request. Its URI must be in origin form, its fields those of the next hop. A request that was not sent is
-    /// sent again on another connection, but never one that the node may have seen.
+    /// Sends a request. Its URI must be in origin form, its header fields those of the next hop. A request that was not
+    /// sent is retried on another connection. A request that the node may have received is never retried.
     ///
     /// # Errors
     /// Returns [`PeerError::Unreachable`] or [`PeerError::NoAnswer`].
@@ -128,7 +128,7 @@ impl PeerClient {
             .path_and_query()
             .map_or("/", |path| path.as_str());
         let absolute = format!("http://{}{path}", self.membership(node));
-        // A valid path after a valid name. Connections to a host that had the name before are not used again.
+        // A valid path follows a valid name. Connections to a host that had the name before are not reused.
         if let Ok(uri) = absolute.parse() {
             *request.uri_mut() = uri;
         }
@@ -143,7 +143,7 @@ impl PeerClient {
     }
 }
 
-/// Opens connections to nodes by their names and keys: addresses may change while a node is away.
+/// Opens connections to nodes by name and key, because a node's address may change while it is unreachable.
 #[derive(Clone, Debug)]
 struct Dialer {
     cluster: Cluster,
@@ -159,14 +159,14 @@ impl Dialer {
         let node: NodeId = name.parse().map_err(io::Error::other)?;
         let view = self.cluster.view();
         let found = view.nodes.get(&node);
-        let found = found.ok_or_else(|| io::Error::other("the node is not there"))?;
+        let found = found.ok_or_else(|| io::Error::other("the node is unreachable"))?;
         let address: SocketAddr = found.address.parse().map_err(io::Error::other)?;
         let dialed = tokio::time::timeout(DIAL, secure(address, &node, key, &self.tls));
         dialed.await.map_err(|_| io::ErrorKind::TimedOut)?
     }
 }
 
-/// `key`: of the member; a host that has another one is not sent anything.
+/// `key` is the member's. Nothing is sent to a host that has another one.
 async fn secure(
     address: SocketAddr,
     node: &NodeId,
@@ -174,7 +174,7 @@ async fn secure(
     tls: &PeerTls,
 ) -> io::Result<Stream> {
     let stream = TcpStream::connect(address).await?;
-    // Commands and their output are small and latency matters.
+    // Commands and their output are small, and latency matters.
     stream.set_nodelay(true)?;
     crate::listen::probe(&stream)?;
     let name = ServerName::try_from(host_name(node)).map_err(io::Error::other)?;
@@ -183,7 +183,7 @@ async fn secure(
     let chain = stream.get_ref().1.peer_certificates();
     let shown = chain.and_then(<[_]>::first).and_then(key_of);
     if shown.as_deref() != Some(key) {
-        let why = format!("the host at {address} has not the key of the member {node}");
+        let why = format!("the host at {address} does not have the key of the member {node}");
         return Err(io::Error::other(why));
     }
     Ok(Stream(TokioIo::new(stream)))

@@ -1,22 +1,24 @@
-//! What was deleted, which no node takes from another one again: templates, secrets.
+//! Ids of deleted objects (templates, secrets), which no node accepts from another one again.
 
 use std::{collections::BTreeMap, ffi::OsStr, io, path::Path};
 
 use pool::durable::{Durability, read_bounded, replace};
 
-/// Longest file in bytes: more than all entries need.
+/// Maximum file size in bytes, more than all entries need.
 const MAX_FILE: u64 = 1 << 20;
-/// Most entries: the newest ones are kept.
+/// Maximum number of entries. The newest ones are kept.
 const MOST: usize = 10_000;
-/// How long an entry is kept: longer than a certificate is valid, so a node that was away for longer is no member.
+/// How long an entry is kept. Longer than a certificate is valid, so a node that was unreachable for longer is no
+/// longer a member.
 const KEPT_MS: u64 = 100 * 24 * 3600 * 1000;
 
-/// When something was deleted (Unix, ms), by id.
+/// Deletion times (Unix, ms) by id.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Deleted(BTreeMap<String, u64>);
 
 impl Deleted {
-    /// A file that cannot be read is reported; the other nodes have most of it.
+    /// Loads the file. A file that cannot be read is logged and treated as empty, because the other nodes have most
+    /// entries.
     pub(crate) fn load(file: &Path) -> Self {
         let read = read_bounded(file, MAX_FILE);
         let read = read.and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
@@ -24,7 +26,7 @@ impl Deleted {
             Ok(entries) => Self(entries),
             Err(why) if why.kind() == io::ErrorKind::NotFound => Self::default(),
             Err(why) => {
-                tracing::error!(%why, file = %file.display(), "cannot read what is deleted: asking the other nodes");
+                tracing::error!(%why, file = %file.display(), "cannot read the list of deletions: getting it from the other nodes");
                 Self::default()
             }
         }
@@ -45,13 +47,13 @@ impl Deleted {
         &self.0
     }
 
-    /// With entries of another node; the earlier time of an id counts. `None`: nothing changes.
+    /// Merges the entries of another node. The earlier time of an id wins. Returns `None` if nothing changes.
     pub(crate) fn merged(&self, others: BTreeMap<String, u64>, now_ms: u64) -> Option<Self> {
         let is_recent = |at: &u64| at.saturating_add(KEPT_MS) > now_ms;
         let mut all = self.0.clone();
         for (id, at) in others {
             if is_recent(&at) && is_id(&id) {
-                // A clock that is ahead does not keep an entry for ever.
+                // An entry from a node whose clock is ahead must not be kept for ever.
                 let at = at.min(now_ms);
                 let own = all.entry(id).or_insert(at);
                 *own = at.min(*own);
@@ -62,7 +64,7 @@ impl Deleted {
         if surplus > 0 {
             tracing::warn!(
                 surplus,
-                "the oldest deletions are forgotten: only the newest {MOST} are kept"
+                "too many deletions: dropping the oldest, keeping the newest {MOST}"
             );
             let mut by_age: Vec<_> = all.iter().map(|(id, at)| (*at, id.clone())).collect();
             by_age.sort_unstable();

@@ -1,22 +1,23 @@
-//! What nodes ask each other, over the cluster listener only: not of E2B, not in the OpenAPI document, without keys.
+//! Node-to-node API. Served on the cluster listener only, authenticated by mTLS instead of API keys, and not part of
+//! the OpenAPI document.
 //!
-//! | request | by | answer |
+//! | request | caller | response |
 //! |---|---|---|
 //! | `GET /cluster/state` | a member | figures, sandboxes, hashes of keys, digest of the secrets |
-//! | `POST /cluster/secrets` | a member | the secrets and deletions that it lacks, with values |
-//! | `PUT /cluster/secrets` | a member | nothing, when the given ones are on disk; 409 if not all of them are taken |
+//! | `POST /cluster/secrets` | a member | secrets and deletions that the caller lacks, with values |
+//! | `PUT /cluster/secrets` | a member | empty, once the secrets are on disk; 409 if not all of them are accepted |
 //! | `POST /cluster/signed` | a member | the sandbox whose token signed a file URL |
-//! | `POST /cluster/template` | a member | whether this node answers requests for a template |
-//! | `POST /cluster/templates` | a member | templates of builds, and deleted ones, if they have changed |
-//! | `POST /cluster/template/tags` | a member | whether this node sees what the member has published |
-//! | `POST /cluster/template/offer` | a member | the files of a build, and what it ended with |
-//! | `GET /cluster/files/KEY` | the taker of an offer | sums of its files; those of a build have all members as takers |
-//! | `GET /cluster/files/KEY/FILE/N` | the taker of an offer | a chunk of one of them |
-//! | `POST /cluster/moves/can` | a member | why a sandbox cannot move here; `null`: it can |
-//! | `POST /cluster/moves` | a member | whether the offered sandbox is this node's now; the files are fetched first |
-//! | `POST /cluster/moves/holding` | a member | whether an offered sandbox is this node's |
+//! | `POST /cluster/template` | a member | whether this node serves requests for a template |
+//! | `POST /cluster/templates` | a member | built templates and deletions, if they have changed |
+//! | `POST /cluster/template/tags` | a member | whether this node sees the tags that the caller has published |
+//! | `POST /cluster/template/offer` | a member | the files of a build and its result |
+//! | `GET /cluster/files/KEY` | the target of an offer | hashes of its files; builds are offered to all members |
+//! | `GET /cluster/files/KEY/FILE/N` | the target of an offer | a chunk of a file |
+//! | `POST /cluster/moves/can` | a member | why a sandbox cannot move here, `null` if it can |
+//! | `POST /cluster/moves` | a member | whether this node owns the offered sandbox now; it fetches the files first |
+//! | `POST /cluster/moves/holding` | a member | whether this node has an offered sandbox |
 //! | `POST /cluster/renew` | a member | a new certificate for its name |
-//! | `POST /cluster/remove` | a member | what became of the removal of a member, by the node that has the authority's key |
+//! | `POST /cluster/remove` | a member | the result of removing a member; served by the node that has the authority's key |
 //! | `POST /cluster/join` | a host with a token | a certificate, and the settings of the cluster |
 
 use std::sync::Arc;
@@ -51,15 +52,15 @@ use crate::{
     secrets::merge::{Batch, Stamps},
 };
 
-/// Longest body of a question.
+/// Maximum size of a request body.
 const MAX_BODY: usize = 64 << 10;
 
-/// Path below which these routes are.
+/// Path prefix of these routes.
 pub const PREFIX: &str = "/cluster/";
-/// The only route for hosts that are not members.
+/// The only route that accepts hosts that are not members.
 pub const JOIN: &str = "/cluster/join";
 
-/// Whether the answer to a question may take minutes, because it waits for files.
+/// Whether the response may take minutes, because it waits for files.
 #[must_use]
 pub fn is_long(path: &str) -> bool {
     path == "/cluster/moves" || path.starts_with("/cluster/files/")
@@ -73,7 +74,7 @@ struct Internal {
     executor: Executor,
 }
 
-/// The routes. Callers pass requests of members only, but for [`JOIN`].
+/// Builds the router. Except for [`JOIN`], callers must pass requests of members only.
 pub(crate) fn router(app: App, peers: Peers, moves: Moves, executor: Executor) -> Router {
     let secrets = post(newer_secrets).put(put_secrets);
     let secrets = secrets.layer(DefaultBodyLimit::max(MAX_ANSWER));
@@ -134,7 +135,7 @@ async fn put_secrets(State(internal): State<Internal>, body: Bytes) -> StatusCod
         Ok(0) => StatusCode::NO_CONTENT,
         Ok(_) => StatusCode::CONFLICT,
         Err(why) => {
-            tracing::error!(why = %model::chain(&why), "cannot keep secrets of another node");
+            tracing::error!(why = %model::chain(&why), "cannot store secrets received from another node");
             StatusCode::INTERNAL_SERVER_ERROR
         }
     }
@@ -169,7 +170,7 @@ async fn signed(
 #[derive(Serialize, Deserialize)]
 pub(crate) struct TemplateName {
     pub(crate) name: String,
-    /// Whether a copy will do, if its home is away.
+    /// Whether a copy qualifies while the home is unreachable.
     #[serde(default)]
     pub(crate) is_by_copies: bool,
 }
@@ -190,7 +191,7 @@ async fn templates(
     match templates::shelf(&internal.peers, &internal.app.builds, asked).await {
         Ok(page) => Json(page).into_response(),
         Err(why) => {
-            tracing::error!(%why, "cannot list the templates of this node for another one");
+            tracing::error!(%why, "cannot list this node's templates for another node");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
@@ -220,7 +221,7 @@ async fn offer(
     } = &internal;
     match templates::offer(peers, &app.builds, executor, &wanted).await {
         Ok(Some(given)) => Json(given).into_response(),
-        Ok(None) => (StatusCode::NOT_FOUND, "there is no such build").into_response(),
+        Ok(None) => (StatusCode::NOT_FOUND, "no such build").into_response(),
         Err(why) => {
             tracing::error!(why, "cannot offer a build to another node");
             (StatusCode::INTERNAL_SERVER_ERROR, why).into_response()
@@ -260,7 +261,7 @@ async fn chunk(
 }
 
 fn unreadable(key: &str, why: &std::io::Error) -> Response {
-    tracing::error!(key, %why, "cannot read files that another node asks for");
+    tracing::error!(key, %why, "cannot read files offered to another node");
     StatusCode::INTERNAL_SERVER_ERROR.into_response()
 }
 
@@ -277,7 +278,9 @@ async fn can_move(
             };
             Json(internal.moves.refuses(needs, gives).await)
         }
-        None => Json(Some("the question has no needs".to_owned())),
+        None => Json(Some(
+            "`needs` is missing in the body of /cluster/moves/can".to_owned(),
+        )),
     }
 }
 
@@ -287,7 +290,9 @@ async fn take(
     Json(offer): Json<Offer>,
 ) -> Result<Json<Holding>, MoveError> {
     let member = internal.peers.member(&peer).cloned();
-    let node = member.ok_or_else(|| MoveError::Malformed("the peer is no member".to_owned()))?;
+    let node = member.ok_or_else(|| {
+        MoveError::Malformed("the caller is not a member of this cluster".to_owned())
+    })?;
     internal.moves.taken(node, offer).await.map(Json)
 }
 
@@ -305,7 +310,7 @@ async fn holding(
 impl IntoResponse for MoveError {
     fn into_response(self) -> Response {
         let message = model::chain(&self);
-        tracing::warn!(why = message, "a sandbox does not move to this node");
+        tracing::warn!(why = message, "rejected a move of a sandbox to this node");
         let status = StatusCode::CONFLICT;
         let body = RestError {
             code: status.as_u16(),
@@ -327,17 +332,17 @@ async fn renew(
     let view = peers.cluster().view();
     let member = view.members.get(node).ok_or(JoinError::Spent)?;
     let signed = sign_renewal(&authority, peers.dir(), member, &asked)?;
-    tracing::info!(%node, "certificate renewed");
+    tracing::info!(%node, "renewed the certificate of another node");
     Ok(Json(signed))
 }
 
-/// What became of a removal.
+/// The result of a removal.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Removal {
     Removed,
     NotMember,
     Lives,
-    /// Or this node does not have the authority's key.
+    /// The removal failed, or this node does not have the authority's key.
     Failed(String),
 }
 
@@ -361,7 +366,7 @@ async fn join(
     let registrar = registrar(peers.dir(), peers.settings())?;
     let member = registrar.admit(&applicant).await?;
     let signed = sign_join(&authority, peers.dir(), peers.settings(), &asked, member)?;
-    tracing::info!(node = %asked.node, "a node has joined");
+    tracing::info!(node = %asked.node, "a node joined the cluster");
     Ok(Json(signed))
 }
 

@@ -1,5 +1,5 @@
-//! How a host becomes a node: a token of the founder, shown once, leads to a certificate, the key of home tags and the
-//! addresses of etcd.
+//! How a host becomes a node. The founder issues a join token and shows it once. In exchange for it the host gets a
+//! certificate, the key of home tags and the addresses of etcd.
 //!
 //! ```text
 //! founder: cube-api cluster token ─► tokens/<SHA-256 of the secret>, one use, one hour
@@ -42,11 +42,11 @@ use crate::{auth::random_hex, hex::hex};
 const IDENTITY: usize = 32;
 const TOKENS: &str = "tokens";
 const PREFIX: &str = "cube-join-1.";
-/// How long a join may take.
+/// Timeout of a join.
 const LIMIT: Duration = Duration::from_secs(20);
 const MAX_ANSWER: usize = 64 << 10;
 
-/// Why a host cannot join, or a token cannot be made.
+/// An error in joining or in creating a token.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     #[error(transparent)]
@@ -84,7 +84,7 @@ pub enum JoinError {
 struct Token {
     node: NodeId,
     address: SocketAddr,
-    /// SHA-256 of the authority's certificate in DER, in hex.
+    /// SHA-256 of the authority's certificate (DER), in hex.
     authority: String,
     secret: String,
 }
@@ -105,10 +105,10 @@ pub(super) struct Join {
 }
 
 impl Join {
-    /// The parts of a host's member record.
+    /// Checks the parts of a host's member record.
     ///
     /// # Errors
-    /// Returns [`JoinError::Identity`] or [`AuthorityError::Key`] if the host has sent something else.
+    /// Returns [`JoinError::Identity`] or [`AuthorityError::Key`] if they are malformed.
     pub(super) fn applicant(&self) -> Result<Applicant, JoinError> {
         let is_hex = self.identity.bytes().all(|b| b.is_ascii_hexdigit());
         if self.identity.len() != IDENTITY || !is_hex {
@@ -122,14 +122,14 @@ impl Join {
     }
 }
 
-/// Body of `POST /cluster/renew`. The public key must equal the one in the member's record.
+/// Body of `POST /cluster/renew`. The public key must equal the one in the member record.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Renew {
     public_key: String,
 }
 
-/// The answer to both.
+/// The response to both.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Signed {
     certificate: String,
@@ -140,7 +140,7 @@ pub(super) struct Signed {
     member: Option<Member>,
 }
 
-/// Makes a token for one host.
+/// Creates a token for one host.
 ///
 /// # Errors
 /// Returns [`JoinError`] if this node does not have the authority's key, or a file cannot be written.
@@ -189,17 +189,17 @@ fn now_unix_s() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
-/// Takes a token: no other request can use it.
+/// Redeems a token. No other request can use it afterwards.
 ///
 /// # Errors
-/// Returns [`JoinError::Spent`] if it cannot be used.
+/// Returns [`JoinError::Spent`] if it is unknown, expired or used.
 pub(super) fn take_token(dir: &Dir, join: &Join) -> Result<(), JoinError> {
     if join.secret.len() != 32 || !join.secret.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Err(JoinError::Spent);
     }
     let name = file_of(&join.secret);
     let kept = dir.read(&name).map_err(|_| JoinError::Spent)?;
-    // The one that removes the file has the token.
+    // Of concurrent requests, the one that removes the file redeems the token.
     if !dir.remove(&name)? {
         return Err(JoinError::Spent);
     }
@@ -210,7 +210,7 @@ pub(super) fn take_token(dir: &Dir, join: &Join) -> Result<(), JoinError> {
     Ok(())
 }
 
-/// Signs the key of a node that joins.
+/// Signs the key of a joining node.
 pub(super) fn sign_join(
     authority: &Authority,
     dir: &Dir,
@@ -252,7 +252,7 @@ fn point(public_key: &str) -> Result<Vec<u8>, AuthorityError> {
     point.map_err(|_| AuthorityError::Key)
 }
 
-/// The key of this node, for a new certificate.
+/// This node's key, for a new certificate.
 pub(super) struct NodeKey(KeyPair);
 
 impl NodeKey {
@@ -260,7 +260,7 @@ impl NodeKey {
         Ok(Self(KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?))
     }
 
-    /// The key that the node has: its record names it, so a renewal does not change it.
+    /// Loads the node's key. The member record names it, so a renewal keeps it.
     pub(super) fn load(dir: &Dir) -> Result<Self, JoinError> {
         let key = PrivateKeyDer::from_pem_slice(dir.read(OWN)?.as_bytes());
         let key = key.map_err(|_| PeerTlsError::Pem(OWN))?;
@@ -288,10 +288,11 @@ impl NodeKey {
     }
 }
 
-/// Founds a cluster: its authority, the certificates of this node and of its etcd, and the settings. Nothing is sent.
+/// Founds a cluster: creates its authority, the certificates of this node and of its etcd, and the settings. Sends
+/// nothing.
 ///
 /// # Errors
-/// Returns [`JoinError`] if there are settings already, or a file cannot be made.
+/// Returns [`JoinError`] if settings exist already or a file cannot be created.
 pub fn init(
     dir: &Dir,
     node: NodeId,
@@ -301,7 +302,7 @@ pub fn init(
     dir.create()?;
     let id = random_hex::<16>()?;
     let (a, b, c, d, e) = (&id[..8], &id[8..12], &id[13..16], &id[17..20], &id[20..]);
-    // Version 8 of RFC 9562: an id of our own making.
+    // UUID version 8 (RFC 9562): the format is ours.
     let cluster = format!("{a}-{b}-8{c}-a{d}-{e}");
     let authority = Authority::create(dir, &cluster)?;
     let (key, identity) = (NodeKey::generate()?, random_hex::<16>()?);
@@ -327,7 +328,7 @@ pub fn init(
     Ok(settings)
 }
 
-/// The hosts of URLs, each once, and the loopback address.
+/// The hosts of these URLs without duplicates, and the loopback address.
 fn hosts(urls: &[String]) -> Vec<String> {
     let mut hosts = vec!["127.0.0.1".to_owned()];
     for url in urls {
@@ -344,10 +345,10 @@ fn hosts(urls: &[String]) -> Vec<String> {
     hosts
 }
 
-/// Joins the cluster of a token.
+/// Joins the cluster that issued a token.
 ///
 /// # Errors
-/// Returns [`JoinError`] if there are settings already, the founder does not answer, or it refuses the token or the name.
+/// Returns [`JoinError`] if settings exist already, the founder does not respond, or it refuses the token or the name.
 pub async fn join(
     dir: &Dir,
     token: &str,
@@ -433,7 +434,7 @@ async fn ask(token: &Token, body: Vec<u8>) -> Result<Signed, JoinError> {
     }
 }
 
-/// Accepts a server whose chain ends at the authority of the token.
+/// Accepts a server only if its chain ends at the authority named in the token.
 #[derive(Debug)]
 struct Pinned {
     authority: String,
@@ -525,7 +526,7 @@ mod tests {
         let slot = HomeSlot::new(1).unwrap();
         let signer = authority.signer().unwrap();
         let member = signer.member(&join.applicant().unwrap(), slot);
-        // A renewal is for the key of the member's record.
+        // A renewal requires the key of the member record.
         let renewal = NodeKey::generate().unwrap().renewal();
         assert!(sign_renewal(&authority, &dir, &member, &renewal).is_err());
         let signed = sign_join(&authority, &dir, &settings, &join, member).unwrap();
@@ -566,7 +567,7 @@ mod tests {
             .member(&applicant, HomeSlot::new(1).unwrap());
         let other = NodeKey::generate().unwrap();
         assert!(authority.node(&member, other.0.public_key_raw()).is_err());
-        // The identity is a part of a user's name in etcd.
+        // The identity is part of a user name in etcd.
         for identity in ["", "root", &"x".repeat(32)] {
             join.identity = identity.to_owned();
             assert!(matches!(join.applicant(), Err(JoinError::Identity)));

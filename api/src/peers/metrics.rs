@@ -1,4 +1,4 @@
-//! Metrics of the cluster as this node sees it, and log lines of its events.
+//! Metrics of the cluster in this node's view, and log lines of its events.
 
 use std::{
     fmt::Write,
@@ -31,10 +31,10 @@ pub(crate) fn render(peers: &Peers) -> String {
         );
     };
     gauge("members", "Nodes that have joined", &view.members.len());
-    gauge("nodes", "Nodes that are there", &view.nodes.len());
+    gauge("nodes", "Nodes that are reachable", &view.nodes.len());
     gauge(
         "lost_sandboxes",
-        "Sandboxes that nodes which are away had when last seen",
+        "Sandboxes last seen on nodes that are now unreachable",
         &lost,
     );
     gauge(
@@ -43,11 +43,11 @@ pub(crate) fn render(peers: &Peers) -> String {
         &u8::from(health.registered),
     );
     if let Some(age) = health.last_contact {
-        let help = "Time since etcd has answered";
+        let help = "Time since etcd last responded";
         gauge("etcd_silence_seconds", help, &age.as_secs_f64());
     }
     let counters = peers.templates().counters();
-    let help = "Builds of other nodes that this one is to copy";
+    let help = "Builds of other nodes that this node still has to copy";
     gauge(
         "template_builds_missing",
         help,
@@ -67,10 +67,10 @@ pub(crate) fn render(peers: &Peers) -> String {
     );
     counter(
         "template_copy_failures",
-        "Copies of builds that have failed",
+        "Failed copies of builds",
         &counters.failed,
     );
-    let help = "Bytes of builds that other nodes have sent";
+    let help = "Bytes of builds received from other nodes";
     counter("template_copy_bytes", help, &counters.bytes);
     text
 }
@@ -81,7 +81,9 @@ pub(crate) async fn log_events(peers: Peers) {
     loop {
         match events.recv().await {
             Ok(event) => log(&event),
-            Err(RecvError::Lagged(lost)) => tracing::warn!(lost, "events of the cluster are lost"),
+            Err(RecvError::Lagged(lost)) => {
+                tracing::warn!(lost, "lost cluster events: the log is incomplete")
+            }
             Err(RecvError::Closed) => return std::future::pending().await,
         }
     }
@@ -89,21 +91,23 @@ pub(crate) async fn log_events(peers: Peers) {
 
 fn log(event: &ClusterEvent) {
     match event {
-        ClusterEvent::Joined(node) => tracing::info!(%node, "a node is there"),
-        // `roster` reports what is lost with it.
-        ClusterEvent::Away { node, .. } => tracing::warn!(%node, "a node is away"),
+        ClusterEvent::Joined(node) => tracing::info!(%node, "a node is reachable"),
+        // `roster` reports the lost sandboxes.
+        ClusterEvent::Away { node, .. } => tracing::warn!(%node, "a node is unreachable"),
         ClusterEvent::Rebooted(node) => {
-            tracing::warn!(%node, "a node has rebooted: what ran there has ended");
+            tracing::warn!(%node, "a node has rebooted: its running sandboxes have ended");
         }
         ClusterEvent::Moved { sandbox, owner } => {
             tracing::info!(%sandbox, node = %owner.owner.node, "a sandbox has moved");
         }
-        // `moves` acts upon these. After a move from this node, the first is what is expected.
+        // `moves` handles these. After a move from this node, the first is expected.
         ClusterEvent::Superseded { .. } | ClusterEvent::Forgotten { .. } => {}
         ClusterEvent::Detached => {
-            tracing::warn!("etcd does not answer: creates and streams go on with the last view");
+            tracing::warn!(
+                "etcd does not respond: creates and streams continue with the last view"
+            );
         }
-        ClusterEvent::Attached => tracing::info!("etcd answers again"),
+        ClusterEvent::Attached => tracing::info!("etcd responds again"),
         ClusterEvent::HistoryLost { had, found } => {
             tracing::error!(
                 had,

@@ -1,4 +1,5 @@
-//! Sandboxes that move between nodes, and the owner records of those that have moved.
+//! Moves of sandboxes between nodes, and the owner records of sandboxes that have moved. The giver is the source of a
+//! move, the taker its target.
 //!
 //! ```text
 //!  giver                                               taker
@@ -12,13 +13,15 @@
 //!  remove the sandbox here ◄─────────────────────────── claim "held"; "taken"
 //!                                                      Start ── etcd; resume, if it ran
 //! ```
-//! Claims are in the pool's record of the sandbox, notes beside the files that arrive; both are durable before the next
-//! step. What they say after a crash is decided by `cluster::giver` and `cluster::taker`, with a linearizable read.
+//! Claims are stored in the pool's record of the sandbox, notes next to the files that arrive. Both are durable before
+//! the next step. After a crash, `cluster::giver` and `cluster::taker` decide from them and from a linearizable read
+//! how to continue.
 //!
 //! What must never happen:
-//! - A sandbox with an owner record is resumed before `Start` is acknowledged: the pool refuses it while it is sealed.
-//! - A giver removes files before it is certain that the taker has them, or that the sandbox has ended.
-//! - A taker uses files of another epoch than that of the offer.
+//! - A sandbox with an owner record must not be resumed before `Start` is acknowledged. The pool refuses to while it is
+//!   sealed.
+//! - A giver must not remove files before it is certain that the taker has them or that the sandbox has ended.
+//! - A taker must not use files of an epoch other than the offer's.
 
 mod base;
 mod claim;
@@ -55,9 +58,9 @@ pub(crate) use tend::tend;
 use super::{Peers, transfer::TransferError};
 use crate::peers::PeerError;
 
-/// Directory below the state directory for files that arrive.
+/// Directory for incoming files, below the state directory.
 const INCOMING: &str = "incoming";
-/// How long a request waits for the end of a move of its sandbox.
+/// How long a request waits for a move of its sandbox to finish.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Moves from and to this node. Clones refer to the same ones.
@@ -69,24 +72,24 @@ struct Inner {
     peers: Peers,
     pool: Pool,
     incoming: PathBuf,
-    /// Held while a base is fetched: two sandboxes may need the same one.
+    /// Locked while a base is fetched, because two sandboxes may need the same one.
     bases: base::Bases,
-    /// Sandboxes that a task here works on.
+    /// Sandboxes that a task on this node is working on.
     busy: Mutex<BTreeMap<SandboxId, watch::Sender<()>>>,
-    /// Why sandboxes of this node did not move.
+    /// Why sandboxes could not be moved away from this node.
     stuck: Mutex<BTreeMap<SandboxId, Stuck>>,
-    /// Offers that nodes have not taken.
+    /// Number of failed offers by node.
     refusals: Mutex<BTreeMap<NodeId, u32>>,
     counts: Counts,
-    /// Tasks that other nodes have asked for. `None`: the next process has taken over.
+    /// Tasks that other nodes have requested. `None` once the next process has taken over.
     tasks: Mutex<Option<JoinSet<()>>>,
 }
 
-/// A sandbox that did not leave this node.
+/// A sandbox that could not be moved away from this node.
 #[derive(Clone, Debug)]
 struct Stuck {
     why: String,
-    /// How often it was paused in vain, so that it is not all the time.
+    /// How often it was paused in vain. Backs off, so that it is not paused all the time.
     paused: u32,
 }
 
@@ -99,20 +102,20 @@ struct Counts {
     bytes: AtomicU64,
 }
 
-/// Why a move, or a start of a sandbox that has moved, did not happen.
+/// Why a sandbox could not be moved, or could not be resumed after a move.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MoveError {
     #[error("no other node can take the sandbox{0}")]
     NoTaker(String),
-    #[error("this node has had no contact with etcd for half a lease, or is busy with the sandbox")]
+    #[error("this node has not reached etcd for half a lease, or is busy with the sandbox")]
     Detached,
     #[error("another node has the sandbox")]
     Superseded,
-    #[error("the outcome of an offer to node {0} is not known yet")]
+    #[error("the outcome of the offer to node {0} is still unknown")]
     Unsettled(NodeId),
-    #[error("etcd has lost a later owner record of the sandbox")]
+    #[error("etcd lost a newer owner record of the sandbox")]
     Stale,
-    #[error("etcd has no such offer of the sandbox to this node")]
+    #[error("etcd has no offer of the sandbox to this node")]
     NoOffer,
     #[error(transparent)]
     Owner(#[from] OwnerError),
@@ -128,7 +131,7 @@ pub(crate) enum MoveError {
         #[source]
         source: std::io::Error,
     },
-    #[error("cannot read {}, so the files beside it stay", path.display())]
+    #[error("cannot read {}, keeping the files next to it", path.display())]
     Note {
         path: PathBuf,
         #[source]
@@ -138,7 +141,7 @@ pub(crate) enum MoveError {
     Malformed(String),
 }
 
-/// The exclusive right to change who has a sandbox, on this node. Requests for the sandbox wait for its end.
+/// This node's exclusive right to change the owner of a sandbox. Requests for the sandbox wait until it is dropped.
 #[derive(Debug)]
 struct Busy<'a> {
     inner: &'a Inner,
@@ -177,7 +180,7 @@ impl Moves {
         }))
     }
 
-    /// Runs a task that ends before another process has the state directory.
+    /// Spawns a task that ends before another process takes over the state directory.
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let tasks = self.0.tasks.lock();
         if let Some(tasks) = tasks.unwrap_or_else(PoisonError::into_inner).as_mut() {
@@ -186,7 +189,7 @@ impl Moves {
         }
     }
 
-    /// Ends all tasks, for the next process. What they have noted decides how it goes on.
+    /// Stops all tasks, so that the next process can take over. It continues from their notes.
     pub(crate) async fn stop(&self) {
         let tasks = self.0.tasks.lock();
         let tasks = tasks.unwrap_or_else(PoisonError::into_inner).take();
@@ -195,19 +198,19 @@ impl Moves {
         }
     }
 
-    /// As [`Moves::take`], also if the giver stops waiting.
+    /// Like [`Moves::take`], but completes even if the giver stops waiting.
     pub(crate) async fn taken(&self, from: NodeId, offer: Offer) -> Result<Holding, MoveError> {
         let (sender, answer) = oneshot::channel();
         let moves = self.clone();
         self.spawn(async move {
-            // The giver may have gone.
+            // The giver may have stopped waiting.
             let _ = sender.send(moves.take(&from, offer).await);
         });
-        let stopped = |_| MoveError::Malformed("the server stops".to_owned());
+        let stopped = |_| MoveError::Malformed("the server is shutting down".to_owned());
         answer.await.map_err(stopped)?
     }
 
-    /// `None`: another task has it.
+    /// `None` if another task is working on the sandbox.
     fn begin(&self, id: &SandboxId) -> Option<Busy<'_>> {
         let mut busy = self.0.busy();
         if busy.contains_key(id) {
@@ -218,7 +221,7 @@ impl Moves {
         Some(Busy { inner: &self.0, id })
     }
 
-    /// Waits until no task of this node changes who has the sandbox, but not for ever.
+    /// Waits until no task of this node is changing the owner of the sandbox, up to a limit.
     pub(crate) async fn settled(&self, id: &SandboxId) {
         let receiver = self.0.busy().get(id).map(watch::Sender::subscribe);
         if let Some(mut receiver) = receiver {
@@ -235,7 +238,7 @@ impl Moves {
         self.begin(id)
     }
 
-    /// Why sandboxes did not leave this node, which drains.
+    /// Why sandboxes could not be moved away from this node, which is draining.
     pub(crate) fn stuck(&self) -> BTreeMap<SandboxId, String> {
         let stuck = self.stuck_lock();
         let reasons = stuck.iter();
@@ -252,7 +255,7 @@ impl Moves {
     pub(crate) fn render(&self) -> String {
         let counts = &self.0.counts;
         let mut text = String::from(
-            "# HELP cube_cluster_moves Moves of sandboxes by what became of them here.\n# TYPE cube_cluster_moves counter\n",
+            "# HELP cube_cluster_moves Moves of sandboxes by their outcome on this node.\n# TYPE cube_cluster_moves counter\n",
         );
         for (outcome, count) in [
             ("given", &counts.given),
@@ -271,7 +274,7 @@ impl Moves {
         let stuck = self.stuck_lock().len();
         let _ = writeln!(
             text,
-            "# HELP cube_cluster_moved_bytes Bytes of sandboxes that arrived.\n# TYPE cube_cluster_moved_bytes counter\n\
+            "# HELP cube_cluster_moved_bytes Bytes of sandboxes received.\n# TYPE cube_cluster_moved_bytes counter\n\
              cube_cluster_moved_bytes_total {bytes}\n\
              # HELP cube_cluster_stuck_sandboxes Sandboxes of this draining node that cannot move.\n\
              # TYPE cube_cluster_stuck_sandboxes gauge\ncube_cluster_stuck_sandboxes {stuck}"

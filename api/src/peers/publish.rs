@@ -1,4 +1,4 @@
-//! What this node publishes about itself, and what it takes over from the cluster: load, templates, status, certificate.
+//! Publishes this node's load and templates, and applies its status and certificate from the cluster.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,12 +14,13 @@ use super::{
 };
 use crate::{builds::owner::Builds, control::wanted, node::OwnNode};
 
-/// How often load and templates are looked at. The cluster writes the load at most once a second, and only changes.
+/// Polling interval of load and templates. The cluster writes the load at most once a second, and only if it has
+/// changed.
 const EVERY: Duration = Duration::from_secs(1);
-/// How often the age of the certificate is looked at.
+/// How often the age of the certificate is checked.
 const RENEWAL: Duration = Duration::from_secs(3600);
 const MIB: u64 = 1 << 20;
-/// Free memory is published in steps, so that small changes write nothing to etcd.
+/// Free memory is published in steps of this size, so that small changes cause no writes to etcd.
 const STEP_MIB: u64 = 64;
 
 /// Publishes load and templates; never returns.
@@ -69,7 +70,7 @@ fn load(stats: &PoolStats, names: &Names, creating: u32, cpus: u32) -> Load {
     }
 }
 
-/// The names under which creates may ask for each template, and the tags of builds that they stand for.
+/// The names by which creates may request each template, and the tags of builds that they refer to.
 struct Names(Vec<(TemplateInfo, BTreeMap<TemplateId, Option<Tagged>>)>);
 
 impl Names {
@@ -85,7 +86,7 @@ impl Names {
             };
             let own = own.map(|name| (name.as_str(), tagged(name)));
             let by_pool = (template.id.as_str(), None);
-            // The id that clients know stands for the default tag, if there is one.
+            // The id that clients use stands for the default tag, if there is one.
             let by_id = match catalog.tagged(client_id) {
                 Some((tagged, pool_id)) if pool_id == template.id => {
                     Some((client_id, Some(tagged)))
@@ -100,7 +101,7 @@ impl Names {
         Self(named.collect())
     }
 
-    /// Of the template whose stock has this key: its first name, or its id.
+    /// The first name, or else the id, of the template whose stock has this key.
     fn of_stock(&self, stock: &str) -> impl Iterator<Item = &TemplateId> {
         let mut all = self.0.iter();
         let found = all.find(|(template, _)| {
@@ -124,7 +125,7 @@ impl Names {
     }
 }
 
-/// Takes the status that the cluster has for this node over; never returns.
+/// Applies the status that the cluster sets for this node; never returns.
 pub(crate) async fn follow_status(peers: Peers, node: OwnNode) {
     let mut views = peers.cluster().views();
     let mut known: Option<NodeState> = None;
@@ -135,7 +136,7 @@ pub(crate) async fn follow_status(peers: Peers, node: OwnNode) {
             let node = node.clone();
             let set = tokio::task::spawn_blocking(move || node.set(status_of(state))).await;
             if let Ok(Err(why)) = set {
-                tracing::error!(why = %model::chain(&why), "cannot keep the node's status");
+                tracing::error!(why = %model::chain(&why), "cannot store this node's status");
             }
         }
         if views.changed().await.is_err() {
@@ -165,10 +166,10 @@ async fn renew_now(peers: &Peers) {
         Err(why) => Err(why),
     };
     match done {
-        Ok(()) => tracing::info!("the certificate of this node is renewed"),
+        Ok(()) => tracing::info!("renewed the certificate of this node"),
         Err(why) => tracing::error!(
             why,
-            "cannot renew the certificate of this node: the node that founded the cluster must answer before it expires"
+            "cannot renew the certificate of this node: the node that founded the cluster must respond before it expires"
         ),
     }
 }
@@ -180,13 +181,13 @@ async fn renewed(peers: &Peers) -> Result<(), String> {
     if let Ok(authority) = peers.authority() {
         let view = peers.cluster().view();
         let member = view.members.get(peers.this());
-        let member = member.ok_or("this node is not in the view of the cluster")?;
+        let member = member.ok_or("this node is not in the cluster's view")?;
         let signed = super::join::sign_renewal(&authority, peers.dir(), member, &asked);
         let signed = signed.map_err(|why| text(&why))?;
         return key.keep(peers.dir(), &signed).map_err(|why| text(&why));
     }
     let body = serde_json::to_vec(&asked).map_err(|why| text(&why))?;
-    let mut last = "no other node is there".to_owned();
+    let mut last = "no other node is reachable".to_owned();
     for node in peers.others() {
         let question = question("POST", "/cluster/renew", body.clone());
         let signed: Result<Signed, PeerError> = peers.ask(&node, question).await;

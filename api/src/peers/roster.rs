@@ -1,5 +1,5 @@
-//! What the other nodes had when they were last seen: their figures, their sandboxes, their keys, a digest of their secrets.
-//! No create is recorded anywhere but on its node, so this is what is left to report of a node that is away.
+//! The last known state of the other nodes: figures, sandboxes, keys, and a digest of their secrets. A create is
+//! recorded only on its own node, so this state is the only source for reports about an unreachable node.
 
 use std::{
     collections::BTreeMap,
@@ -19,9 +19,9 @@ use crate::{
     secrets::Secrets,
 };
 
-/// How often each node is looked at.
+/// Polling interval of each node.
 const LOOK: Duration = Duration::from_secs(2);
-/// Sandboxes of a lost node that are logged one by one.
+/// Maximum number of lost sandboxes logged individually.
 const LOGGED: usize = 100;
 
 /// The keys of each node.
@@ -33,21 +33,21 @@ pub struct PeerState {
     pub node: Node,
     pub sandboxes: Vec<LostSandbox>,
     pub keys: Vec<KeyRecord>,
-    /// Absent: the node is of a release whose secrets are its own.
+    /// Absent if the node's release keeps its secrets to itself.
     #[serde(default)]
     pub secrets: Option<String>,
 }
 
-/// A node as it was last seen.
+/// The last known state of a node.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub state: Arc<PeerState>,
     pub at_unix_ms: u64,
-    /// Whether its loss has been reported.
+    /// Whether the loss of the node has been reported.
     reported: bool,
 }
 
-/// All other nodes that were seen since the start.
+/// All other nodes seen since the start.
 #[derive(Clone, Debug, Default)]
 pub struct Roster(Arc<Mutex<BTreeMap<NodeId, Seen>>>);
 
@@ -70,7 +70,7 @@ impl Roster {
         self.lock().insert(node, seen);
     }
 
-    /// The last state of a sandbox, and when it was seen.
+    /// The last known state of a sandbox, and the time of the report.
     #[must_use]
     pub fn last(&self, node: &NodeId, id: &SandboxId) -> Option<(&'static str, Timestamp)> {
         let seen = self.get(node)?;
@@ -83,7 +83,7 @@ impl Roster {
         Some((state, Timestamp::from_unix_ms(seen.at_unix_ms)))
     }
 
-    /// The node as it was last seen, with its sandboxes if it is away.
+    /// The last known state of a node, with its sandboxes if it is unreachable.
     #[must_use]
     pub fn node(&self, node: &NodeId, is_there: bool) -> Option<Node> {
         let seen = self.get(node)?;
@@ -100,7 +100,7 @@ impl Roster {
         Some(shown)
     }
 
-    /// The keys of each node that was seen.
+    /// The keys of each node seen so far.
     fn keys(&self) -> Keys {
         let nodes = self.lock();
         let keys = nodes
@@ -113,7 +113,7 @@ impl Roster {
         self.lock().retain(|node, _| is_member(node));
     }
 
-    /// The sandboxes of a node that is away, once.
+    /// Returns the sandboxes of an unreachable node, once.
     fn report(&self, node: &NodeId) -> Option<Vec<LostSandbox>> {
         let mut nodes = self.lock();
         let seen = nodes.get_mut(node)?;
@@ -125,7 +125,7 @@ impl Roster {
     }
 }
 
-/// Looks at all nodes again and again; never returns. Accepts the keys of the other nodes here, and takes over their secrets.
+/// Polls all nodes; never returns. Accepts the other nodes' API keys here and merges their secrets.
 pub(crate) async fn watch(peers: Peers, authenticator: Arc<Authenticator>, secrets: Secrets) {
     let all = |keys: &Keys| keys.values().flatten().cloned().collect();
     let mut kept = load_keys(&peers);
@@ -134,7 +134,7 @@ pub(crate) async fn watch(peers: Peers, authenticator: Arc<Authenticator>, secre
     loop {
         let others = look(&peers, &secrets).await;
         let view = peers.cluster().view();
-        // Until the first contact with etcd, the members are unknown, and this node is not among them.
+        // Until the first contact with etcd, the members are unknown and do not include this node.
         let is_known = view.members.contains_key(peers.this());
         let is_member = |node: &NodeId| !is_known || view.members.contains_key(node);
         let keys = accepted(&kept, peers.roster().keys(), is_member);
@@ -143,7 +143,7 @@ pub(crate) async fn watch(peers: Peers, authenticator: Arc<Authenticator>, secre
             store_keys(&peers, &keys);
             kept = keys;
         }
-        // Beside the next looks: keys that are revoked do not wait for secrets.
+        // Runs concurrently with the next polls, so that revoking a key does not wait for secrets.
         while pulls.try_join_next().is_some() {}
         if pulls.is_empty() && !others.is_empty() {
             pulls.spawn(pull(peers.clone(), secrets.clone(), others));
@@ -152,7 +152,7 @@ pub(crate) async fn watch(peers: Peers, authenticator: Arc<Authenticator>, secre
     }
 }
 
-/// The keys to accept: those of nodes that were seen as they are now, and the former ones of members that were not.
+/// The keys to accept: the current keys of nodes that responded, and the last known keys of members that did not.
 fn accepted(kept: &Keys, seen: Keys, is_member: impl Fn(&NodeId) -> bool) -> Keys {
     let mut keys = kept.clone();
     keys.extend(seen);
@@ -160,16 +160,16 @@ fn accepted(kept: &Keys, seen: Keys, is_member: impl Fn(&NodeId) -> bool) -> Key
     keys
 }
 
-/// Takes over what these nodes have, one after the other.
+/// Merges the secrets of these nodes, one node at a time.
 async fn pull(peers: Peers, secrets: Secrets, nodes: Vec<NodeId>) {
     for node in nodes {
         if let Err(why) = peers.pull_secrets(&node, &secrets).await {
-            tracing::warn!(%node, why, "cannot take over the secrets of a node");
+            tracing::warn!(%node, why, "cannot merge the secrets of another node");
         }
     }
 }
 
-/// Looks at all nodes once, and returns those that have other secrets.
+/// Polls all nodes once and returns those whose secrets differ.
 async fn look(peers: &Peers, secrets: &Secrets) -> Vec<NodeId> {
     let own = secrets.digest();
     let mut differ = Vec::new();
@@ -190,7 +190,7 @@ async fn look(peers: &Peers, secrets: &Secrets) -> Vec<NodeId> {
                 peers.roster().enter(node, state);
             }
             Ok((Err(why), node)) => {
-                tracing::debug!(%node, why = %model::chain(&why), "cannot look at a node");
+                tracing::debug!(%node, why = %model::chain(&why), "cannot poll another node");
             }
             Err(_) => {}
         }
@@ -204,7 +204,7 @@ async fn look(peers: &Peers, secrets: &Secrets) -> Vec<NodeId> {
             && !view.nodes.contains_key(node)
             && let Some(lost) = peers.roster().report(node)
         {
-            tracing::error!(%node, sandboxes = lost.len(), "a node is away: its running sandboxes are lost unless it returns");
+            tracing::error!(%node, sandboxes = lost.len(), "a node is unreachable: its running sandboxes are lost unless it returns");
             for sandbox in lost.iter().take(LOGGED) {
                 let state = sandbox.state;
                 tracing::warn!(%node, sandbox = sandbox.sandbox_id, ?state, "lost");
@@ -216,7 +216,8 @@ async fn look(peers: &Peers, secrets: &Secrets) -> Vec<NodeId> {
 
 const KEYS: &str = "peer-keys.json";
 
-/// The keys of other nodes as this node has last seen them: a node that starts while others are away accepts their keys.
+/// Loads the last known keys of other nodes, so that a node that starts while others are unreachable accepts their
+/// keys.
 fn load_keys(peers: &Peers) -> Keys {
     let text = peers.dir().read(KEYS);
     let keys = text.ok().and_then(|text| serde_json::from_str(&text).ok());
@@ -226,7 +227,7 @@ fn load_keys(peers: &Peers) -> Keys {
 fn store_keys(peers: &Peers, keys: &Keys) {
     let written = serde_json::to_vec(keys).map(|bytes| peers.dir().write(KEYS, &bytes));
     if let Ok(Err(why)) = written {
-        tracing::warn!(why = %model::chain(&why), "cannot keep the keys of other nodes");
+        tracing::warn!(why = %model::chain(&why), "cannot store the API keys of other nodes");
     }
 }
 
@@ -254,7 +255,7 @@ mod tests {
     #[test]
     fn keys_are_those_of_each_node_as_it_was_last_seen() {
         let kept = keys(&[("b", &["one", "two"]), ("c", &["three"]), ("d", &["four"])]);
-        // The last key of b is gone; c is away; d was removed.
+        // Node b has no keys left, c is unreachable, d was removed.
         let seen = keys(&[("b", &[])]);
         let found = accepted(&kept, seen, |node| node.as_str() != "d");
         assert_eq!(found, keys(&[("b", &[]), ("c", &["three"])]));

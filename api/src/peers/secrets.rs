@@ -4,9 +4,10 @@
 //! change ─► disk of this node ─► PUT /cluster/secrets ─► disks of the nodes that are there ─► answer to the client
 //! every 2 s ─ GET /cluster/state: another digest? ─► POST /cluster/secrets: what is new? ─► disk of this node
 //! ```
-//! A change waits for a node at most 3 s. A node that does not answer catches up by comparison, as one that was away.
+//! A change waits at most 3 s for each node. A node that does not respond catches up by comparison, as after an
+//! absence.
 //!
-//! Values travel between members only. They must never be in etcd, in a log, in an error, or in `/cluster/state`.
+//! Values are sent to members only. They must never be in etcd, in a log, in an error, or in `/cluster/state`.
 
 use std::{io, time::Duration};
 
@@ -21,11 +22,11 @@ use crate::{
 };
 use cluster::NodeId;
 
-/// How long another node may take to confirm a change.
+/// How long to wait for other nodes to confirm a change.
 const CONFIRMED: Duration = Duration::from_secs(3);
 
 impl Peers {
-    /// Gives a change to all nodes that are there. Returns when they have it on disk, or after [`CONFIRMED`].
+    /// Sends a change to all reachable nodes. Returns when they have it on disk, or after [`CONFIRMED`].
     pub(crate) async fn push_secrets(&self, batch: &Batch) {
         let Ok(body) = serde_json::to_vec(batch) else {
             return;
@@ -36,7 +37,7 @@ impl Peers {
             async move { peers.push_to(&node, body).await }
         };
         for (node, why) in self.unconfirmed(push).await {
-            tracing::warn!(%node, why, "a node has not confirmed a change of secrets: it may use former ones for some seconds");
+            tracing::warn!(%node, why, "another node has not confirmed a change of secrets: it may use the old ones for some seconds");
         }
     }
 
@@ -45,7 +46,7 @@ impl Peers {
         let answer = self.read(node, question, MAX_REFUSAL, CONFIRMED).await;
         match answer.map_err(|why| model::chain(&why))?.0 {
             StatusCode::NOT_FOUND => {
-                tracing::debug!(%node, "a node of a former release does not take secrets");
+                tracing::debug!(%node, "a node of an older release does not accept secrets");
                 Ok(())
             }
             status if status.is_success() => Ok(()),
@@ -53,7 +54,7 @@ impl Peers {
         }
     }
 
-    /// Takes over what a node has and this one lacks.
+    /// Merges secrets that another node has and this one lacks.
     pub(super) async fn pull_secrets(
         &self,
         node: &NodeId,
@@ -71,10 +72,10 @@ impl Peers {
     }
 }
 
-/// Takes over what another node has given, and returns how many secrets this one refuses.
+/// Merges secrets sent by another node and returns how many were refused.
 ///
 /// # Errors
-/// Returns an error if it cannot be kept.
+/// Returns an error if they cannot be stored.
 pub(super) async fn merge(secrets: &Secrets, batch: Batch) -> io::Result<usize> {
     let secrets = secrets.clone();
     blocking(move || secrets.merge(batch, unix_ms()).map_err(io::Error::other)).await

@@ -1,20 +1,20 @@
-//! The directory of a node's cluster settings, `cluster` in the state directory: what `cube-api cluster init` and `join`
-//! write and `cube-api serve --cluster` reads.
+//! The directory of a node's cluster settings, `cluster` in the state directory. Written by `cube-api cluster init` and
+//! `join`, read by `cube-api serve --cluster`.
 //!
 //! | file | content |
 //! |---|---|
 //! | `cluster.json` | names, addresses, the key of home tags |
 //! | `ca.crt` | certificate of the cluster's authority |
-//! | `ca.key` | its key; only on the node that founded the cluster |
-//! | `node.pem` | certificate of this node, that of the authority, and the node's key |
+//! | `ca.key` | the authority's key; only on the node that founded the cluster |
+//! | `node.pem` | this node's certificate, the authority's certificate, and the node's key |
 //! | `etcd.crt`, `etcd.key` | for the etcd of the founder's host |
 //! | `etcd-root.pem` | certificate and key of etcd's user `root`; only on the node that founded the cluster |
-//! | `tokens/` | SHA-256 of join tokens that are not used yet |
+//! | `tokens/` | SHA-256 of unused join tokens |
 //! | `deleted-templates.json` | ids of templates that no node copies again |
-//! | `deleted-secrets.json` | ids of secrets that no node takes over again |
+//! | `deleted-secrets.json` | ids of secrets that no node accepts again |
 //! | `peer-keys.json` | API keys of the other nodes (hashes), as last seen |
 //!
-//! All files but certificates have mode 0600.
+//! All files except certificates have mode 0600.
 
 use std::{
     fs, io,
@@ -27,7 +27,7 @@ use pool::durable::{Durability, private_dir, read_bounded, replace};
 use ring::hmac;
 use serde::{Deserialize, Serialize};
 
-/// Format 1 is of clusters whose members had no keys in their records.
+/// In format 1, member records had no keys.
 const FORMAT: u32 = 2;
 const FILE: &str = "cluster.json";
 const MAX_FILE: u64 = 64 << 10;
@@ -37,7 +37,7 @@ pub(super) const ETCD_ROOT: &str = "etcd-root.pem";
 /// Name of the directory in the state directory.
 pub const DIRECTORY: &str = "cluster";
 
-/// Why the settings cannot be used.
+/// An error in the settings.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     #[error(
@@ -45,7 +45,7 @@ pub enum SettingsError {
         .0.display()
     )]
     None(PathBuf),
-    #[error("{} has cluster settings already: remove the directory to leave that cluster", .0.display())]
+    #[error("{} already has cluster settings: remove the directory to leave that cluster", .0.display())]
     Exists(PathBuf),
     #[error("cannot access {}", path.display())]
     Io {
@@ -65,15 +65,15 @@ pub struct Settings {
     /// A UUID.
     pub cluster: String,
     pub node: NodeId,
-    /// Random; tells this host from another one of the same name.
+    /// Random. Distinguishes this host from another one of the same name.
     pub identity: String,
-    /// Where the other nodes reach this one, and where it listens.
+    /// The address on which this node listens and other nodes reach it.
     pub address: SocketAddr,
     /// Endpoints of etcd.
     pub etcd: Vec<String>,
     /// The key of home tags, in hex.
     home_key: String,
-    /// The record of this node in etcd. Absent: this node founds the cluster when it first serves.
+    /// This node's record in etcd. Absent: this node founds the cluster on its first start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member: Option<Member>,
 }
@@ -95,7 +95,7 @@ struct Header {
     format: u32,
 }
 
-/// What all nodes of a cluster share.
+/// Settings that all nodes of a cluster share.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shared {
@@ -128,13 +128,14 @@ impl Settings {
         }
     }
 
-    /// The key of home tags. `None`: the text is not one.
+    /// The key of home tags, or `None` if the text is malformed.
     #[must_use]
     pub fn home_key(&self) -> Option<HomeKey> {
         bytes_of(&self.home_key).map(|bytes| HomeKey::new(&bytes))
     }
 
-    /// A key that all nodes have for texts in records of sandboxes, which move: HMAC-SHA-256 by the key of home tags.
+    /// The key of texts in sandbox records. All nodes have the same one, because sandboxes move. Derived from the key
+    /// of home tags with HMAC-SHA-256.
     pub(crate) fn text_key(&self) -> Option<[u8; 32]> {
         let key = hmac::Key::new(hmac::HMAC_SHA256, &bytes_of(&self.home_key)?);
         hmac::sign(&key, b"texts in records")
@@ -148,12 +149,12 @@ impl Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EtcdLink {
     Tls,
-    /// Plain HTTP on loopback. etcd has no users then, so every program of the host can change what it holds.
+    /// Plain HTTP on loopback. Without users in etcd, every program on the host can change its records.
     Loopback,
 }
 
 impl EtcdLink {
-    /// `None`: neither https nor a loopback address, whose traffic others could read and change.
+    /// `None` if the URL is neither https nor on a loopback address, because others could read and modify the traffic.
     #[must_use]
     pub fn of(url: &str) -> Option<Self> {
         if url.starts_with("https://") {
@@ -183,7 +184,7 @@ fn bytes_of(hex: &str) -> Option<[u8; 32]> {
 pub struct Dir(PathBuf);
 
 impl Dir {
-    /// Of a state directory.
+    /// The directory within a state directory.
     #[must_use]
     pub fn of(state: &Path) -> Self {
         Self(state.join(DIRECTORY))
@@ -194,7 +195,7 @@ impl Dir {
         self.0.join(name)
     }
 
-    /// Creates the directory, which must not have settings.
+    /// Creates the directory, which must not contain settings.
     ///
     /// # Errors
     /// Returns [`SettingsError::Exists`] or [`SettingsError::Io`].
@@ -242,7 +243,7 @@ impl Dir {
         self.write(FILE, &bytes)
     }
 
-    /// Replaces a file, which only its owner may read.
+    /// Replaces a file. Only its owner can read it.
     ///
     /// # Errors
     /// Returns [`SettingsError::Io`] if it cannot be written.
@@ -263,7 +264,7 @@ impl Dir {
         self.path(name).exists()
     }
 
-    /// A directory below this one, which is created.
+    /// Creates and returns a directory below this one.
     ///
     /// # Errors
     /// Returns [`SettingsError::Io`] if it cannot be created.

@@ -1,4 +1,4 @@
-//! How a server becomes a node: its settings, and its record in the cluster.
+//! Turns a server into a node: reads its settings and joins the cluster.
 
 use std::{
     collections::BTreeSet,
@@ -22,19 +22,19 @@ use super::{
     transfer::TransferLimits,
 };
 
-/// How long the others wait for this node before it is away.
+/// Time without contact after which the other nodes consider this node unreachable.
 const LEASE: Duration = Duration::from_secs(10);
 
-/// How long the founder waits for etcd, and between two attempts.
+/// How long the founder waits for etcd, and the interval between attempts.
 const FOUND: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The cluster of a server.
+/// A server's cluster membership.
 #[derive(Clone, Debug)]
 pub struct ClusterSpec {
     pub settings: Settings,
     pub tls: PeerTls,
-    /// What copies of files from and to other nodes may take.
+    /// Limits of file transfers from and to other nodes.
     pub transfers: TransferLimits,
     dir: Dir,
 }
@@ -70,14 +70,15 @@ impl ClusterSpec {
         })
     }
 
-    /// Joins the cluster. The first node founds it before.
+    /// Joins the cluster. The first node founds it first.
     ///
     /// # Errors
-    /// Returns [`JoinError`] if this node is no member, or, for the first start of the first node, if etcd does not answer.
+    /// Returns [`JoinError`] if this node is not a member, or if etcd does not respond at the first start of the first
+    /// node.
     pub(crate) async fn join(&self) -> Result<Peers, JoinError> {
         let this = self.record()?;
         let mut settings = self.settings.clone();
-        // It may have been founded since this process has read the settings.
+        // Another process may have founded it since this one read the settings.
         if settings.member.is_none() {
             settings = self.dir.load()?;
         }
@@ -87,7 +88,7 @@ impl ClusterSpec {
                 let member = self.found(&settings).await?;
                 settings.member = Some(member.clone());
                 self.dir.store(&settings)?;
-                tracing::info!(cluster = settings.cluster, "the cluster is founded");
+                tracing::info!(cluster = settings.cluster, "founded the cluster");
                 member
             }
         };
@@ -105,7 +106,7 @@ impl ClusterSpec {
         Ok(Peers::new(cluster, tls, dir, settings, self.transfers))
     }
 
-    /// A cluster that this node has founded without keeping the record has its first slot.
+    /// Founds the cluster. If this node founded it earlier but could not store the record, it has the first slot.
     async fn found(&self, settings: &Settings) -> Result<Member, JoinError> {
         let registrar = registrar(&self.dir, settings)?;
         let applicant = Applicant {
@@ -116,7 +117,7 @@ impl ClusterSpec {
         let deadline = Instant::now() + FOUND;
         let made = loop {
             match found(&registrar, &applicant).await {
-                // Etcd may be starting, too.
+                // etcd may also still be starting.
                 Err(why @ ClusterError::Unreachable { .. }) if Instant::now() < deadline => {
                     tracing::warn!("{}: trying again", model::chain(&why));
                     tokio::time::sleep(AGAIN).await;
@@ -132,7 +133,7 @@ impl ClusterSpec {
         }
     }
 
-    /// On the node that has the authority: repairs what an interrupted change has left of etcd's users.
+    /// On the node that has the authority's key: repairs etcd users after an interrupted change.
     async fn secure(&self) -> Result<(), JoinError> {
         let registrar = match registrar(&self.dir, &self.settings) {
             Err(AuthorityError::Elsewhere) => return Ok(()),
@@ -140,7 +141,7 @@ impl ClusterSpec {
         };
         match registrar.secure().await {
             Err(why @ ClusterError::Accounts(AccountsError::Open)) => Err(why.into()),
-            // The server serves its own sandboxes all the same.
+            // The server still serves its own sandboxes.
             Err(why) => {
                 tracing::warn!("cannot check the users of etcd: {}", model::chain(&why));
                 Ok(())
@@ -171,7 +172,7 @@ fn check_links(settings: &Settings) -> Result<(), ClusterSpecError> {
             Some(EtcdLink::Tls) => {}
             Some(EtcdLink::Loopback) => tracing::warn!(
                 etcd = url,
-                "etcd is reached over plain HTTP: every program of this host can change its records; found the cluster with an https URL"
+                "the connection to etcd uses plain HTTP: every program on this host can change its records; found the cluster with an https URL"
             ),
             None => return Err(ClusterSpecError::Plain(url.clone())),
         }
@@ -179,7 +180,7 @@ fn check_links(settings: &Settings) -> Result<(), ClusterSpecError> {
     Ok(())
 }
 
-/// How this node reaches etcd, with the certificate and key in the file `identity`.
+/// The connection to etcd, with the certificate and key in the file `identity`.
 fn etcd_config(dir: &Dir, settings: &Settings, identity: &str) -> EtcdConfig {
     let is_tls = settings.etcd.iter().any(|url| url.starts_with("https:"));
     EtcdConfig {
@@ -194,7 +195,7 @@ fn etcd_config(dir: &Dir, settings: &Settings, identity: &str) -> EtcdConfig {
     }
 }
 
-/// What admits and removes members.
+/// The registrar, which admits and removes members.
 ///
 /// # Errors
 /// Returns [`AuthorityError::Elsewhere`] if the authority's key is not on this node.

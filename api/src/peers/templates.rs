@@ -1,4 +1,4 @@
-//! Templates of builds on every node: each ready node of a platform makes a copy of each tagged build, newest first.
+//! Replication of built templates: each ready node copies every tagged build from nodes of its platform, newest first.
 //!
 //! ```text
 //! every 3 s*  others ─ POST /cluster/templates ─► shelves ─► plan (pure) ─┬─► deleted ones are removed
@@ -8,13 +8,15 @@
 //! ```
 //! \* At once if a copy is outdated ([`tags`]).
 //!
-//! A template has a home, the node that builds and changes it; requests about it go there. The others have copies of its
-//! builds that have tags. Disks travel, root image and layer; the memory is made on each node, as at the end of a build.
-//! A copy gets its names, and so is published as a replica, when sandboxes can be cloned from it.
+//! A template has a home: the node that builds and changes it, and to which requests about it are forwarded. The other
+//! nodes have copies of its tagged builds. Disks (root image and layer) are transferred. The memory is created on each
+//! node, as at the end of a build. A copy gets its names, and is published as a replica, once sandboxes can be cloned
+//! from it.
 //!
 //! What must never happen:
-//! - A deleted template comes back: deletions are kept longer than a node can be away, and are merged by all nodes.
-//! - Two nodes change one template: the home with the later epoch wins, and the other one follows it.
+//! - A deleted template must not come back: deletions are kept longer than a node can be unreachable, and all nodes
+//!   merge them.
+//! - Two nodes must not change one template: the home with the later epoch wins, and the other node follows it.
 
 mod give;
 mod plan;
@@ -52,22 +54,22 @@ pub(crate) use tags::Announced;
 use tags::DeletedHere;
 use take::TakeError;
 
-/// In the directory of the cluster's settings.
+/// A file in the directory of cluster settings.
 const DELETED: &str = "deleted-templates.json";
-/// How often the nodes are asked for their templates.
+/// Polling interval of the nodes' templates.
 const EVERY: Duration = Duration::from_secs(3);
-/// How often while a copy of this node is outdated, and how many times: its home does not answer, then.
+/// Polling interval while a copy of this node is outdated because its home does not respond, and the number of such
+/// polls.
 const SOON: Duration = Duration::from_millis(250);
 const SOON_TIMES: u32 = 20;
-/// How often incomplete copies are looked at that no attempt goes on with.
+/// How often incomplete copies without a pending attempt are cleaned up.
 const CLEAN: Duration = Duration::from_secs(3600);
-/// How long a copy that has failed waits for its next attempt: at first, at most, and at most if the other node did not
-/// answer.
+/// Delay before a failed copy is retried: initial, maximum, and maximum if the other node did not respond.
 const AGAIN: Duration = Duration::from_secs(5);
 const AGAIN_MOST: Duration = Duration::from_secs(600);
 const AGAIN_AWAY: Duration = Duration::from_secs(15);
 
-/// What this node knows about the templates of the cluster. Clones share it.
+/// This node's view of the cluster's templates. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Templates(Arc<Inner>);
 
@@ -75,15 +77,15 @@ pub(crate) struct Templates(Arc<Inner>);
 struct Inner {
     deleted: Mutex<Deleted>,
     deleted_here: Mutex<DeletedHere>,
-    /// Held while they are written.
+    /// Locked while the deletions are written.
     writing: tokio::sync::Mutex<()>,
-    /// Ids of templates of this node whose names belong to older ones of other nodes.
+    /// Ids of templates of this node whose names belong to older templates of other nodes.
     shadowed: Mutex<BTreeSet<String>>,
     kept: Kept,
     counters: Counters,
 }
 
-/// Figures for metrics.
+/// Counters for metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) copied: AtomicU64,
@@ -98,7 +100,7 @@ pub(crate) struct Parts {
     pub(crate) builds: Builds,
     pub(crate) executor: Executor,
     pub(crate) node: OwnNode,
-    /// Of incomplete copies.
+    /// Directory of incomplete copies.
     pub(crate) dir: PathBuf,
 }
 
@@ -114,7 +116,8 @@ impl Templates {
         }))
     }
 
-    /// Records that a template is deleted, here and by and by on all nodes. When this returns, it is on disk.
+    /// Records the deletion of a template on this node. The other nodes learn of it later. When it returns, the
+    /// deletion is on disk.
     ///
     /// # Errors
     /// Returns an error if it cannot be written.
@@ -136,7 +139,7 @@ impl Templates {
         Ok(())
     }
 
-    /// Whether the names of a template of this node belong to an older one of another node.
+    /// Whether the names of a template of this node belong to an older one on another node.
     pub(super) fn is_shadowed(&self, template: &str) -> bool {
         self.shadowed().contains(template)
     }
@@ -203,7 +206,7 @@ pub(crate) async fn follow(peers: Peers, parts: Parts) {
         tokio::select! {
             Some(ended) = copies.join_next() => match ended {
                 Ok((outcome, missing)) => note(&peers, &mut failed, outcome, &missing),
-                Err(why) => tracing::error!(%why, "the task of a copy has failed"),
+                Err(why) => tracing::error!(%why, "the task that copies a template failed"),
             },
             () = peers.until_behind(&parts.builds), if !is_behind => {}
             () = tokio::time::sleep(pause) => {}
@@ -212,7 +215,7 @@ pub(crate) async fn follow(peers: Peers, parts: Parts) {
     }
 }
 
-/// Asks all other nodes for their templates. Returns those that have answered.
+/// Requests the templates of all other nodes. Returns those that responded.
 async fn ask_all(peers: &Peers, shelves: &mut BTreeMap<NodeId, Shelf>) -> BTreeSet<NodeId> {
     let mut asked = JoinSet::new();
     for node in peers.others() {
@@ -230,12 +233,14 @@ async fn ask_all(peers: &Peers, shelves: &mut BTreeMap<NodeId, Shelf>) -> BTreeS
                 answered.insert(node);
             }
             Ok((Err(why @ PeerError::Malformed { .. }), node)) => {
-                tracing::warn!(%node, why = %model::chain(&why), "cannot see the templates of a node: they do not arrive here");
+                tracing::warn!(%node, why = %model::chain(&why), "cannot list the templates of another node: they are not copied here");
             }
             Ok((Err(why), node)) => {
-                tracing::debug!(%node, why = %model::chain(&why), "cannot see the templates of a node");
+                tracing::debug!(%node, why = %model::chain(&why), "cannot list the templates of another node");
             }
-            Err(why) => tracing::error!(%why, "the task of a question has failed"),
+            Err(why) => {
+                tracing::error!(%why, "the task that lists another node's templates failed")
+            }
         }
     }
     let view = peers.cluster().view();
@@ -243,7 +248,7 @@ async fn ask_all(peers: &Peers, shelves: &mut BTreeMap<NodeId, Shelf>) -> BTreeS
     answered
 }
 
-/// The templates of a node, page by page. `None`: they are the known ones.
+/// Requests the templates of a node, page by page. Returns `None` if they have not changed.
 async fn ask_one(
     peers: &Peers,
     node: &NodeId,
@@ -273,7 +278,7 @@ async fn ask_one(
     }
 }
 
-/// Does what the templates of the other nodes ask for, but for copies, and returns the plan.
+/// Applies the changes of other nodes except copies, and returns the plan.
 async fn act(
     peers: &Peers,
     parts: &Parts,
@@ -283,7 +288,7 @@ async fn act(
     let templates = peers.templates();
     for shelf in shelves.values() {
         let merged = templates.merge(peers.dir(), shelf.deleted.clone()).await;
-        warn(merged, "cannot keep deletions of templates");
+        warn(merged, "cannot store deletions of templates");
     }
     let view = peers.cluster().view();
     let seen = shelves.iter().filter(|(node, _)| answered.contains(*node));
@@ -313,10 +318,10 @@ async fn act(
     for (id, home) in &plan.take_over {
         tracing::warn!(
             template = id,
-            "this node is the home of a template now: its former home has left"
+            "this node is now the home of a template: its previous home has left"
         );
         let taken = parts.builds.take_over(id.clone(), home.clone()).await;
-        warn(taken, "cannot take a template over");
+        warn(taken, "cannot take over a template");
     }
     for id in plan.shadowed.difference(&templates.shadowed()) {
         tracing::warn!(
@@ -337,7 +342,7 @@ fn warn(done: Result<(), BuildsError>, what: &str) {
     }
 }
 
-/// Whether this node takes new templates.
+/// Whether this node accepts new templates.
 fn is_open(peers: &Peers, parts: &Parts) -> bool {
     parts.node.chosen().status == NodeStatus::Ready
         && peers.cluster().view().state(peers.this()) == NodeState::Ready
@@ -360,7 +365,7 @@ fn next<'a>(
     })
 }
 
-/// Counts the end of a copy, and delays the next attempt of one that has failed.
+/// Counts a finished copy. Delays the next attempt of one that failed.
 fn note(
     peers: &Peers,
     failed: &mut BTreeMap<String, Failed>,
@@ -374,7 +379,7 @@ fn note(
         Ok(bytes) => {
             counters.copied.fetch_add(1, Ordering::Relaxed);
             counters.bytes.fetch_add(bytes, Ordering::Relaxed);
-            tracing::info!(template, build, %node, bytes, "a template is copied from another node");
+            tracing::info!(template, build, %node, bytes, "copied a template from another node");
         }
         Err(why) => {
             counters.failed.fetch_add(1, Ordering::Relaxed);
@@ -392,7 +397,7 @@ fn note(
             entry.times += 1;
             entry.not_before = Instant::now() + delay;
             let again_s = delay.as_secs();
-            tracing::warn!(template, build, %node, again_s, why = %model::chain(&why), "cannot copy a template of another node");
+            tracing::warn!(template, build, %node, again_s, why = %model::chain(&why), "cannot copy a template from another node");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! TLS between nodes: both sides show a certificate of the cluster's authority.
+//! TLS between nodes: both sides present a certificate of the cluster's authority.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,8 @@ use crate::hex::hex;
 
 /// Length of an uncompressed point of P-256 (SEC 1, 2.3.3), which ends its SubjectPublicKeyInfo.
 const POINT: usize = 65;
-/// The certificate of this node, that of the authority, and the key. One file, so that a renewal replaces all at once.
+/// This node's certificate, the authority's certificate, and the key. One file, so that a renewal replaces all of them
+/// atomically.
 pub const OWN: &str = "node.pem";
 
 /// Why the certificates of the cluster cannot be used.
@@ -40,7 +41,7 @@ pub enum PeerTlsError {
     Verifier(String),
 }
 
-/// The present certificate of this node, for both directions.
+/// This node's current certificate, for both directions.
 #[derive(Clone)]
 pub struct PeerTls(Arc<Mutex<Both>>);
 
@@ -63,10 +64,10 @@ impl PeerTls {
         Ok(Self(Arc::new(Mutex::new(both(dir)?))))
     }
 
-    /// Uses the files as they are now for new connections.
+    /// Reloads the files for new connections.
     ///
     /// # Errors
-    /// Returns [`PeerTlsError`]; the former certificate then stays.
+    /// Returns [`PeerTlsError`]; the previous certificate then stays in use.
     pub fn reload(&self, dir: &Dir) -> Result<(), PeerTlsError> {
         let both = both(dir)?;
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = both;
@@ -95,10 +96,10 @@ fn both(dir: &Dir) -> Result<Both, PeerTlsError> {
     let key = PrivateKeyDer::from_pem_slice(own.as_bytes());
     let key = key.map_err(|_| PeerTlsError::Pem(OWN))?;
     let chain = certificates(&own, OWN)?;
-    // Checks that both belong together.
+    // Checks that certificate and key match.
     CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider)
         .map_err(PeerTlsError::Unusable)?;
-    // A host that joins has no certificate yet; it may only join.
+    // A host that joins has no certificate yet. It can only join.
     let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider.clone())
         .allow_unauthenticated()
         .build()
@@ -140,7 +141,7 @@ pub(super) fn key_of(certificate: &CertificateDer<'_>) -> Option<String> {
     Some(hex(&Sha256::digest(parsed.subject_public_key_info())))
 }
 
-/// Checks what the authority of `dir` has signed.
+/// The verifier of certificates that the authority in `dir` has signed.
 pub(super) fn verifier(dir: &Dir, cluster: &str) -> Result<MemberVerifier, PeerTlsError> {
     let authority = certificates(&dir.read("ca.crt")?, "ca.crt")?;
     let parsed = ParsedCertificate::try_from(&authority[0]).map_err(PeerTlsError::Unusable)?;
@@ -159,12 +160,12 @@ pub(super) fn own_key(dir: &Dir) -> Result<String, PeerTlsError> {
 /// The node at the other end of a connection to this one.
 #[derive(Debug)]
 pub struct Peer {
-    /// Checked against the authority, here or by the process before this one. `None`: it has shown none.
+    /// Verified against the authority, by this process or its predecessor. `None` if the client presented none.
     certificate: Option<CertificateDer<'static>>,
     shown: OnceLock<Shown>,
 }
 
-/// What a certificate shows.
+/// Identity in a certificate.
 #[derive(Debug)]
 struct Shown {
     name: NodeId,
@@ -186,7 +187,7 @@ impl Peer {
         self.certificate.as_ref()
     }
 
-    /// The member that shows this certificate: name and key are those of its record as it is now.
+    /// The member with this certificate: name and key must be those of its current record.
     pub(super) fn find(&self, members: &BTreeMap<NodeId, Member>) -> Option<&NodeId> {
         if self.shown.get().is_none() {
             let certificate = self.certificate.as_ref()?;
@@ -254,7 +255,7 @@ mod tests {
         (format!("{certificate}{}", key.serialize_pem()), member)
     }
 
-    /// The certificate that the server gets from the client, which expects a server of this name.
+    /// The certificate that the server gets from a client that expects a server of this name.
     async fn shake(
         server: &PeerTls,
         client: Arc<ClientConfig>,
@@ -294,10 +295,10 @@ mod tests {
             Peer::new(peer.certificate.clone()).find(&member(&successor)),
             None
         );
-        // A client that expects another node is not deceived.
+        // A client detects that it has reached another node.
         assert!(shake(&server, client.client(), "b").await.is_err());
 
-        // Etcd's certificate is of the same authority, and no node's.
+        // etcd's certificate has the same authority, but names no node.
         let own = format!(
             "{}{}",
             dir.read("etcd.crt").unwrap(),
@@ -307,12 +308,12 @@ mod tests {
         let shown = shake(&server, client.client(), "a").await.unwrap();
         assert!(shown.is_some() && Peer::new(shown).find(&members).is_none());
 
-        // Another cluster's node of the same name is refused on both sides.
+        // A node of the same name in another cluster is refused on both sides.
         let (foreign, _) = founder(other.path());
         let client = PeerTls::load(&foreign).unwrap();
         assert!(shake(&server, client.client(), "a").await.is_err());
 
-        // A host that shows nothing is let in, to join, and is no member.
+        // A host without a certificate may connect to join, but is not a member.
         let mut roots = RootCertStore::empty();
         for certificate in certificates(&dir.read("ca.crt").unwrap(), "ca.crt").unwrap() {
             roots.add(certificate).unwrap();

@@ -81,7 +81,7 @@ pub enum Refusal {
     NoSuccessor,
     /// The sandbox is on a node of the cluster that is away. Its running sandboxes are lost, unless it returns.
     #[error(
-        "The sandbox is on node {node}, which is away: {last}; it is lost unless the node returns"
+        "The sandbox is on node {node}, which is unreachable: {last}; it is lost unless the node returns"
     )]
     NodeAway {
         id: SandboxId,

@@ -181,7 +181,11 @@ fn two_nodes_are_away_and_return(world: &World) {
     a.until_all(2, "unhealthy");
     for away in [&at_b, &at_c] {
         let refused = a.get(&away.path()).expect(502);
-        assert!(refused.text().contains("is away"), "{}", refused.text());
+        assert!(
+            refused.text().contains("is unreachable"),
+            "{}",
+            refused.text()
+        );
     }
     // It serves what it has, and takes nothing.
     at_c.check(c);

@@ -275,7 +275,7 @@ fn one_that_no_node_can_take_stays(world: &World) {
     until("the reason is shown", || {
         let node = world.nodes[1].get("/nodes/a").expect(200).json();
         let reason = node["stuck"][0]["reason"].as_str().unwrap_or_default();
-        reason.contains("no other node is ready")
+        reason.contains("no other ready node has the same platform")
     });
     assert_eq!(loaded.state(a), "running");
     loaded.check(a);

@@ -295,7 +295,7 @@ fn a_dead_node_is_reported(world: &mut World) {
         let refused = b.get(&path).expect(502);
         refused
             .text()
-            .contains("node c, which is away: it was running")
+            .contains("node c, which is unreachable: it was running")
     });
     let lost = a.get("/nodes/c").expect(200).json();
     assert_eq!(lost["lost"][0]["sandboxID"], sandbox["sandboxID"]);

@@ -96,7 +96,7 @@ fn a_broken_transfer_goes_on(world: &mut World, build: &str) {
     until("b has noticed", || {
         world.nodes[1]
             .log()
-            .contains("cannot copy a template of another node")
+            .contains("cannot copy a template from another node")
     });
     // What was damaged meanwhile is found.
     let file = File::options().read(true).write(true).open(&part).unwrap();
@@ -109,7 +109,7 @@ fn a_broken_transfer_goes_on(world: &mut World, build: &str) {
     let log = world.nodes[1].log();
     let went_on = log
         .lines()
-        .find(|line| line.contains("going on with a file"));
+        .find(|line| line.contains("resuming the fetch of a file"));
     let went_on = went_on.expect("b began anew");
     let number = |key: &str| {
         let text = went_on.split(key).nth(1).unwrap();
@@ -118,7 +118,7 @@ fn a_broken_transfer_goes_on(world: &mut World, build: &str) {
     };
     let (missing, chunks) = (number("missing="), number("chunks="));
     assert!(missing >= 1 && missing < chunks, "{went_on}");
-    assert!(log.contains("a template is copied from another node"));
+    assert!(log.contains("copied a template from another node"));
 }
 
 fn nodes_of(node: &Node, name: &str) -> Vec<String> {
@@ -173,7 +173,7 @@ fn builds_and_tags_count_at_once(world: &World) {
         versions(&all, "travels:stable"),
         vec![(404, String::new()); 3]
     );
-    let warned = "a node has not confirmed which builds are current";
+    let warned = "another node has not confirmed a change of tags";
     assert!(!a.log().contains(warned), "{}", a.log());
 }
 
@@ -182,7 +182,7 @@ fn a_build_ends_without_etcd(world: &World) {
     build(world, "echo third >/version");
     world.continue_etcd();
     let log = world.nodes[0].log();
-    assert!(log.contains("the other nodes may use former builds"));
+    assert!(log.contains("the other nodes may use previous builds"));
     // Also those that could not see it.
     only(world, 1);
     until("b has the build", || {

@@ -1,5 +1,5 @@
-//! The base of a sandbox that moves to this node: the files of the template that its pause is a difference to. A node that
-//! has no template with the same content fetches them, once for all sandboxes of that template.
+//! The base of an incoming sandbox: the files of the template that its diff snapshot refers to. A node without a
+//! template of the same content fetches them, once for all sandboxes of that template.
 //!
 //! ```text
 //! <state>/incoming/base-<SHA-256 of the manifest>/    files that arrive, also for another attempt
@@ -28,21 +28,21 @@ use crate::{
     peers::transfer::{FileList, PART},
 };
 
-/// What names of directories of bases that arrive begin with.
+/// Prefix of the directories of incoming bases.
 const PREFIX: &str = "base-";
-/// Incomplete bases that are kept for another attempt, and how long.
+/// How many incomplete bases are kept for another attempt, and for how long.
 pub(super) const KEPT: usize = 4;
 const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
 const ROOT: &str = "root";
-/// The files that are not sent if this node has them in another template: those beside a root image.
+/// Files next to a root image that are not sent if this node has them in another template.
 const LINKED: [&str; 3] = [ROOT, "vmlinux", "initramfs.cpio"];
 
-/// The right to the files of a base that arrive, by its sum: moves that need the same base wait for each other, and not for
-/// those of others, because a turn lasts as long as a node takes to send the files.
+/// Locks of incoming bases, by hash. Moves that need the same base wait for each other. Moves that need different bases
+/// do not, because a lock is held as long as the other node takes to send the files.
 #[derive(Debug, Default)]
 pub(super) struct Bases(Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>);
 
-/// The right to one base, until it is dropped.
+/// Exclusive access to one base, until dropped.
 type Turn = tokio::sync::OwnedMutexGuard<()>;
 
 impl Bases {
@@ -51,7 +51,7 @@ impl Bases {
         lock.lock_owned().await
     }
 
-    /// `None`: a move uses the base, or waits for it.
+    /// `None` if a move uses the base or waits for it.
     fn try_turn(&self, base: &str) -> Option<Turn> {
         if self.lock().get(base).is_some_and(is_used) {
             return None;
@@ -81,19 +81,19 @@ impl Bases {
     }
 }
 
-/// Those that have a turn, and those that wait for it, refer to the lock.
+/// Moves that hold or await access refer to the lock.
 fn is_used(lock: &Weak<tokio::sync::Mutex<()>>) -> bool {
     lock.strong_count() > 0
 }
 
 impl Moves {
-    /// Makes sure that the base of an offered sandbox is here, and stays until the sandbox is.
+    /// Makes sure that the base of an offered sandbox is on this node and stays until the sandbox is.
     pub(super) async fn hold_base(&self, from: &NodeId, offer: &Offer) -> Result<(), MoveError> {
         if self.is_held(offer, None).await? {
             return Ok(());
         }
         let _turn = self.0.bases.turn(&offer.needs.base).await;
-        // Another move may have fetched it meanwhile.
+        // Another move may have fetched it while this one waited.
         if self.is_held(offer, None).await? {
             return Ok(());
         }
@@ -105,16 +105,17 @@ impl Moves {
         self.accept(offer, dir).await
     }
 
-    /// Makes the base of files that have arrived.
+    /// Installs a base from files that have arrived.
     async fn accept(&self, offer: &Offer, dir: PathBuf) -> Result<(), MoveError> {
         match self.is_held(offer, Some(dir.clone())).await {
             Ok(true) => Ok(()),
             Ok(false) => Err(MoveError::Malformed(
-                "the base was removed meanwhile".to_owned(),
+                "the base was removed while it was installed".to_owned(),
             )),
             Err(why) => {
                 if matches!(why, PoolError::Unfit { .. }) {
-                    // They have the content that the other node has listed, so another attempt has the same end.
+                    // The files have the content that the other node listed, so another attempt would fail in the same
+                    // way.
                     in_dir(dir, remove_base).await?;
                 }
                 Err(why.into())
@@ -133,7 +134,9 @@ impl Moves {
         let mut list: FileList = peers.list_files(from, key).await?;
         let mut names = list.files().iter().map(|file| &file.name);
         if let Some(name) = names.find(|name| !Pool::is_file_of_base(name)) {
-            return Err(MoveError::Malformed(format!("no file of a base: {name}")));
+            return Err(MoveError::Malformed(format!(
+                "not a file of a base: {name}"
+            )));
         }
         let mut links = Vec::new();
         for name in LINKED {
@@ -150,7 +153,7 @@ impl Moves {
         in_dir(dir.to_owned(), move |dir| link_all(&links, dir)).await
     }
 
-    /// A file of this node with the content of one of the list.
+    /// Finds a file on this node with the content of one in the list.
     async fn same(&self, list: &FileList, name: &str) -> Option<PathBuf> {
         let wanted = list.get(name)?;
         let roots = self.0.pool.root_images().await.into_iter();
@@ -162,8 +165,8 @@ impl Moves {
         sums.same(paths, wanted).await
     }
 
-    /// Removes incomplete bases that no move uses: those that no attempt has used for long, and the oldest ones if there are
-    /// more than `most`. Returns how many it has removed.
+    /// Removes incomplete bases that no move uses: those without a recent attempt, and the oldest ones if there are
+    /// more than `most`. Returns the number removed.
     pub(super) async fn clean_bases(&self, most: usize) -> usize {
         let mut removed = 0;
         if let Err(why) = self.remove_bases(most, &mut removed).await {
@@ -190,7 +193,7 @@ impl Moves {
         Ok(())
     }
 
-    /// Where the files of a base arrive.
+    /// Directory into which a base is fetched.
     fn base_dir(&self, base: &str) -> PathBuf {
         self.0.incoming.join(format!("{PREFIX}{base}"))
     }
@@ -203,7 +206,7 @@ fn remove_base(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes the links that an earlier attempt has made: a fetch writes to the files that it finds.
+/// Removes links that an earlier attempt created, because a fetch writes to existing files.
 fn remove_links(dir: &Path) -> io::Result<()> {
     for path in LINKED.into_iter().flat_map(|name| places(dir, name)) {
         if fs::symlink_metadata(&path).is_ok_and(|meta| meta.nlink() > 1) {
@@ -213,7 +216,7 @@ fn remove_links(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Where a file is, whole or not.
+/// The paths of a file, complete and incomplete.
 fn places(dir: &Path, name: &str) -> [PathBuf; 2] {
     [dir.join(name), dir.join(format!("{name}{PART}"))]
 }
@@ -233,7 +236,7 @@ fn link_all(links: &[(&str, PathBuf)], dir: &Path) -> io::Result<()> {
                 let synced = || fs::File::open(&link)?.sync_all();
                 let copied = fs::copy(file, &link).and_then(|_| synced());
                 if copied.is_err() {
-                    // Not to be taken for a file that is on the disk.
+                    // The length must not be taken for data that is on the disk.
                     let _ = fs::remove_file(&link);
                 }
                 copied?;
@@ -244,7 +247,7 @@ fn link_all(links: &[(&str, PathBuf)], dir: &Path) -> io::Result<()> {
     sync_dir(dir)
 }
 
-/// The bases that arrive, each with the time of the last attempt.
+/// Incoming bases, each with the time of the last attempt.
 fn incomplete(incoming: &Path) -> io::Result<Vec<(SystemTime, String)>> {
     let entries = match fs::read_dir(incoming) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -264,8 +267,8 @@ fn incomplete(incoming: &Path) -> io::Result<Vec<(SystemTime, String)>> {
     Ok(found)
 }
 
-/// The bases that are not kept, oldest first: of those that no move uses, the old ones, and those beyond `most` with the used
-/// ones.
+/// The bases to remove, oldest first. Among those that no move uses: the old ones, and those in excess of `most`,
+/// counting the used ones.
 fn surplus(
     mut found: Vec<(SystemTime, String)>,
     used: &BTreeSet<String>,
@@ -281,7 +284,7 @@ fn surplus(
     surplus.map(|(_, (_, base))| base).collect()
 }
 
-/// Works in a directory, on a thread.
+/// Runs a closure on a directory in a blocking thread.
 pub(super) async fn in_dir<T: Send + 'static>(
     dir: PathBuf,
     work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
@@ -366,7 +369,7 @@ mod tests {
         let refused = moves.accept(&offer, dir.clone()).await.unwrap_err();
         assert!(!dir.exists(), "{refused}");
 
-        // The rename to its place fails: ENOTDIR.
+        // The rename to its final path fails with ENOTDIR.
         let (offer, dir) = fetched(&moves, 4);
         let place = images.join(&offer.needs.base);
         fs::write(&place, "in the way").unwrap();
@@ -375,7 +378,7 @@ mod tests {
         fs::remove_file(place).unwrap();
         moves.accept(&offer, dir.clone()).await.unwrap();
 
-        // A file cannot be read while it is checked: EISDIR.
+        // The file cannot be read during the check: EISDIR.
         let (offer, dir) = fetched(&moves, 5);
         fs::remove_file(dir.join(ROOT)).unwrap();
         fs::create_dir(dir.join(ROOT)).unwrap();
@@ -395,7 +398,7 @@ mod tests {
         };
         assert_eq!(removed(&[], KEPT), "01");
         assert_eq!(removed(&["0"], KEPT), "12");
-        // One that is about to be fetched has no directory yet.
+        // A base that is about to be fetched has no directory yet.
         assert_eq!(removed(&["0", "new"], KEPT), "123");
         assert_eq!(removed(&["0", "1", "2", "3", "new"], KEPT), "45");
         assert_eq!(removed(&["5"], 0), "01234");
@@ -432,14 +435,14 @@ mod tests {
         let bases = Bases::default();
         let first = bases.turn("1").await;
         let (long, short) = (Duration::from_secs(10), Duration::from_millis(20));
-        // The node that sends the first one may be stopped.
+        // The node that sends the first base may be stopped.
         let other = tokio::time::timeout(long, bases.turn("2")).await;
         drop(other.unwrap());
         let mut second = Box::pin(bases.turn("1"));
         let waits = tokio::time::timeout(short, &mut second).await;
         assert!(waits.is_err() && bases.try_turn("1").is_none());
         drop(first);
-        // It is in use as long as a move waits for it.
+        // It is in use while a move waits for it.
         assert!(bases.try_turn("1").is_none());
         drop(tokio::time::timeout(long, second).await.unwrap());
         assert!(bases.try_turn("1").is_some());
@@ -454,7 +457,7 @@ mod tests {
             link_all(&[(ROOT, image.clone())], &base).unwrap();
         }
         assert_eq!(fs::read(base.join(ROOT)).unwrap(), b"root");
-        // The next attempt may fetch it, and must not write to the image.
+        // The next attempt may fetch it and must not write to the image.
         remove_links(&base).unwrap();
         assert!(!base.join(ROOT).exists());
         fs::write(base.join(ROOT), "part").unwrap();

@@ -1,4 +1,4 @@
-//! The note that a node keeps about a sandbox that other nodes can have, too.
+//! The note that a node keeps about a sandbox that other nodes may own.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ const FORMAT: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Noted {
     pub(super) format: u32,
-    /// The record as this node last wrote or read it, and its revision. `None`: a first one may have been written.
+    /// The record as this node last wrote or read it, and its revision. `None`: a first record may have been written.
     pub(super) owner: Option<Owner>,
     pub(super) revision: u64,
-    /// Of the files.
+    /// Stamp of the files.
     pub(super) stamp: Option<Stamp>,
     pub(super) step: Step,
-    /// The deadline of a sandbox that ran before it was paused to move: it goes on where it arrives.
+    /// The deadline of a sandbox that was running before it was paused for the move. It is resumed at the target.
     pub(super) wake: Option<UnixMs>,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Noted {
 #[serde(rename_all = "lowercase")]
 pub(super) enum Step {
     Held,
-    /// It is about to be offered: nothing is certain without a read of the record.
+    /// About to be offered. Nothing is certain without reading the record.
     Sharing,
     Offered {
         to: NodeId,
@@ -51,7 +51,7 @@ impl Noted {
         }
     }
 
-    /// As the record says that this node has it.
+    /// A claim according to the record, which names this node as owner.
     pub(super) fn held(owned: &Owned, stamp: Option<Stamp>, wake: Option<UnixMs>) -> Self {
         Self {
             format: FORMAT,
@@ -63,7 +63,7 @@ impl Noted {
         }
     }
 
-    /// `None`: the sandbox has no claim, or one that this release cannot read.
+    /// `None` if the sandbox has no claim, or one that this release cannot read.
     pub(super) fn of(sandbox: &Sandbox) -> Option<Self> {
         let claim = sandbox.claim.as_ref()?;
         let noted: Self = serde_json::from_str(&claim.text).ok()?;
@@ -71,7 +71,7 @@ impl Noted {
     }
 
     pub(super) fn claim(&self, hold: Hold) -> Claim {
-        // A struct of texts and numbers can be written.
+        // A struct of strings and numbers always serializes.
         let text = serde_json::to_string(self).unwrap_or_default();
         Claim {
             hold,
@@ -79,14 +79,14 @@ impl Noted {
         }
     }
 
-    /// Whether the record of another node ends what this node has.
+    /// Whether the record of another node supersedes this claim.
     pub(super) fn is_beaten(&self, by: &Owner, state: OwnerState) -> bool {
         let owner = self.owner.as_ref();
         owner.is_some_and(|owner| owner.node != by.node && by.beats(owner.epoch, state))
     }
 
-    /// Whether this node took the sandbox under an offer of this epoch, or later: not files of before the offer, which it
-    /// has not removed yet.
+    /// Whether this node took the sandbox in this epoch of the offer or later. False for older files that it has not
+    /// removed yet.
     pub(super) fn is_taken(&self, this: &NodeId, offered: u64) -> bool {
         let owner = self.owner.as_ref();
         self.step == Step::Held
@@ -100,7 +100,7 @@ impl Noted {
     }
 }
 
-/// The stamp of files that are used under this record.
+/// The stamp of files used under this record.
 pub(super) fn stamp(owner: &Owner) -> Stamp {
     Stamp {
         node: owner.node.clone(),

@@ -1,4 +1,4 @@
-//! The giver of a move.
+//! The source side of a move.
 
 use std::{
     fs::{self, File},
@@ -27,14 +27,14 @@ use crate::{
     },
 };
 
-/// How long a taker may take to fetch the files.
+/// Timeout for the taker to fetch the files.
 const MOVE: Duration = Duration::from_secs(1800);
-/// How long this node waits until it sees the new owner itself, before it removes the sandbox.
+/// How long this node waits to see the new owner in its own view before it removes the sandbox.
 const SEEN: Duration = Duration::from_secs(10);
-/// Reads of one record, or questions to one taker, before the next round.
+/// Reads of one record, or requests to one taker, per round.
 const TRIES: usize = 4;
 
-/// What became of an offer.
+/// The outcome of an offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Settled {
     Left,
@@ -45,28 +45,28 @@ pub(super) enum Settled {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Asked {
     pub(crate) sandbox: SandboxId,
-    /// Only of `can`.
+    /// Set by `can` only.
     #[serde(default)]
     pub(crate) needs: Option<PauseNeeds>,
-    /// Only of `can`: the files of the base are offered with those of the pause. Former releases do not.
+    /// Set by `can` only: the files of the base are offered together with those of the pause. False in older releases.
     #[serde(default)]
     pub(crate) gives_base: bool,
-    /// Only of `holding`: the epoch of the offer.
+    /// Set by `holding` only: the epoch of the offer.
     #[serde(default)]
     pub(crate) epoch: u64,
 }
 
-/// What is offered, as long as this value exists.
+/// The offered files. Dropping this value withdraws them.
 struct Files {
     pause: Offered,
     base: Offered,
 }
 
 impl Moves {
-    /// Moves a sandbox to another node, if one can take it. A running one is paused.
+    /// Moves a sandbox to another node, if one can take it. Pauses it first if it is running.
     ///
     /// # Errors
-    /// Returns [`MoveError`]. The sandbox is then as before, or the next round goes on.
+    /// Returns [`MoveError`]. The sandbox is then unchanged, or the next round continues.
     pub(super) async fn give(&self, id: &SandboxId) -> Result<(), MoveError> {
         let Some(_busy) = self.begin(id) else {
             return Ok(());
@@ -74,7 +74,7 @@ impl Moves {
         if !self.0.peers.cluster().may_act_as_owner() {
             return Err(MoveError::Detached);
         }
-        // What was interrupted comes first: an offer may still be in force.
+        // Finish an interrupted move first: an offer may still be in force.
         let sandbox = self.0.pool.get(id).await?;
         match Noted::of(&sandbox).map(|noted| noted.step) {
             Some(Step::Offered { .. }) => return self.settle_offer(id, None).await.map(drop),
@@ -91,7 +91,7 @@ impl Moves {
             Ok(Some(offered)) => {
                 let answer = self.send(id, &noted, &needs, &to, offered).await;
                 if let Err(why) = &answer {
-                    tracing::warn!(sandbox = %id, %to, why = %model::chain(why), "the taker of a sandbox did not take it");
+                    tracing::warn!(sandbox = %id, %to, why = %model::chain(why), "another node did not accept the move of a sandbox");
                 }
                 let (answer, failed) = match answer {
                     Ok(answer) => (Some(answer), None),
@@ -113,7 +113,7 @@ impl Moves {
         }
     }
 
-    /// The best node of the same kind that has what the sandbox needs.
+    /// The best node of the same platform and CPU kind that meets the sandbox's needs.
     async fn find_taker(&self, id: &SandboxId, needs: &PauseNeeds) -> Result<NodeId, MoveError> {
         let peers = &self.0.peers;
         let view = peers.cluster().view();
@@ -131,7 +131,7 @@ impl Moves {
             .map(|n| n.id.clone())
             .collect();
         let free = |node: &NodeId| view.loads.get(node).map_or(0, |load| load.memory_free_mib);
-        // Those that have failed to take a sandbox come last.
+        // Nodes that have failed to take a sandbox come last.
         let refusals = self.0.refusals().clone();
         let failed = |node: &NodeId| refusals.get(node).copied().unwrap_or(0);
         nodes.sort_by_key(|node| (failed(node), std::cmp::Reverse(free(node))));
@@ -162,12 +162,12 @@ impl Moves {
             }
         }
         if reasons.is_empty() {
-            reasons.push_str(": no other node is ready, and of the same platform and CPU features");
+            reasons.push_str(": no other ready node has the same platform and CPU features");
         }
         Err(MoveError::NoTaker(reasons))
     }
 
-    /// Makes sure that the sandbox is paused, and that nothing but this node's next step changes that.
+    /// Makes sure that the sandbox is paused and that only this node's next step can change that.
     async fn seal(&self, id: &SandboxId) -> Result<Noted, MoveError> {
         let pool = &self.0.pool;
         let sandbox = pool.get(id).await?;
@@ -176,11 +176,11 @@ impl Moves {
         noted.step = Step::Sharing;
         if sandbox.state == SandboxState::Running {
             noted.wake = Some(sandbox.lifetime.end_at);
-            // The pause seals what has a claim.
+            // A pause seals a sandbox that has a claim.
             pool.set_claim(id, Some(noted.claim(Hold::Open))).await?;
             match pool.pause(id, PauseMode::Memory).await {
                 Ok(()) => {}
-                // By its deadline, or a client: then it stays paused.
+                // Its deadline or a client paused it, so it stays paused.
                 Err(PoolError::Refused(_, Refusal::AlreadyPaused)) => noted.wake = None,
                 Err(why) => {
                     pool.set_claim(id, before).await?;
@@ -192,7 +192,7 @@ impl Moves {
         Ok(noted)
     }
 
-    /// What the sandbox needs now that it is paused. A pause has no base if its template was removed meanwhile.
+    /// The needs of the sandbox now that it is paused. The pause has no base if its template was removed in between.
     async fn sealed_needs(
         &self,
         id: &SandboxId,
@@ -200,14 +200,14 @@ impl Moves {
     ) -> Result<PauseNeeds, MoveError> {
         let why = match self.0.pool.pause_needs(id).await {
             Ok(needs) if needs == asked => return Ok(needs),
-            Ok(_) => MoveError::Malformed("the sandbox needs something else now".to_owned()),
+            Ok(_) => MoveError::Malformed("the needs of the sandbox have changed".to_owned()),
             Err(why) => why.into(),
         };
         self.abandon(id).await?;
         Err(why)
     }
 
-    /// Offers a sealed sandbox. `None`: the outcome is not known.
+    /// Offers a sealed sandbox. Returns `None` if the outcome is unknown.
     async fn offer(
         &self,
         id: &SandboxId,
@@ -289,7 +289,7 @@ impl Moves {
         Ok(answer_of(to, status, &bytes)?)
     }
 
-    /// Finds out what became of an offer, and does what follows.
+    /// Finds out the outcome of an offer and acts on it.
     pub(super) async fn settle_offer(
         &self,
         id: &SandboxId,
@@ -366,7 +366,7 @@ impl Moves {
         Err(MoveError::Unsettled(to.clone()))
     }
 
-    /// Keeps a sandbox whose taker has been removed. Returns whether the record says so now.
+    /// Keeps a sandbox whose taker was removed from the cluster. Returns whether the record now names this node.
     async fn keep_without(
         &self,
         id: &SandboxId,
@@ -390,18 +390,19 @@ impl Moves {
         Ok(true)
     }
 
-    /// The sandbox stays here.
+    /// Keeps the sandbox on this node.
     async fn keep(&self, id: &SandboxId, noted: &Noted, owned: &Owned) -> Result<(), MoveError> {
         self.0.counts.withdrawn.fetch_add(1, Ordering::Relaxed);
         let held = Noted::held(owned, noted.stamp.clone(), noted.wake);
         self.hold(id, owned);
         let claim = held.claim(Hold::Sealed);
         self.0.pool.set_claim(id, Some(claim)).await?;
-        tracing::info!(sandbox = %id, "a move was withdrawn: the sandbox stays on this node");
+        tracing::info!(sandbox = %id, "withdrew a move: the sandbox stays on this node");
         Ok(())
     }
 
-    /// The sandbox is another node's. Requests that arrive later must find that, so this node waits until it sees it.
+    /// Removes a sandbox that another node now owns. Later requests must be routed there, so this waits until the new
+    /// owner appears in this node's view.
     async fn leave(&self, id: &SandboxId, has_record: bool) -> Result<(), MoveError> {
         let cluster = self.0.peers.cluster();
         let mut views = cluster.views();
@@ -413,16 +414,16 @@ impl Moves {
         if has_record {
             let seen = tokio::time::timeout(SEEN, views.wait_for(elsewhere)).await;
             if seen.is_err() {
-                tracing::warn!(sandbox = %id, "etcd does not tell this node the new owner of a sandbox");
+                tracing::warn!(sandbox = %id, "the new owner of a moved sandbox has not appeared in this node's view");
             }
         }
         self.0.pool.discard(id).await?;
         self.0.counts.given.fetch_add(1, Ordering::Relaxed);
-        tracing::info!(sandbox = %id, "a sandbox has left this node");
+        tracing::info!(sandbox = %id, "a sandbox moved to another node");
         Ok(())
     }
 
-    /// Undoes what precedes an offer.
+    /// Undoes the preparations for an offer.
     pub(super) async fn abandon(&self, id: &SandboxId) -> Result<(), MoveError> {
         let sandbox = self.0.pool.get(id).await?;
         let noted = match (Noted::of(&sandbox), &sandbox.claim) {
@@ -435,7 +436,7 @@ impl Moves {
         match found {
             Some(owned) if owned.owner.node == *cluster.this() => {
                 if let Some(to) = owned.owner.offered_to.clone() {
-                    // It was made all the same.
+                    // The offer was made nevertheless.
                     let step = Step::Offered { to: to.clone() };
                     let offered = Noted {
                         owner: Some(owned.owner.clone()),
@@ -459,7 +460,7 @@ impl Moves {
                 self.discard(id, &owned.owner.node).await;
             }
             Some(_) => return Err(MoveError::Superseded),
-            // Nothing was shared: it goes on if it ran, and needs no claim.
+            // Nothing was shared: resume it if it was running, and drop its claim.
             None if noted.owner.is_none() => {
                 let is_paused = sandbox.state != SandboxState::Running;
                 if let Some(end_at) = noted.wake.filter(|_| is_paused) {
@@ -497,16 +498,16 @@ impl Moves {
         Noted::of(&sandbox).ok_or_else(unreadable)
     }
 
-    /// Tells the cluster's task what this node holds.
+    /// Reports to the cluster's task which record this node holds.
     pub(super) fn hold(&self, id: &SandboxId, owned: &Owned) {
         let cluster = self.0.peers.cluster();
         cluster.hold(id.clone(), owned.owner.clone(), owned.revision);
     }
 }
 
-/// A later release may have written the claim.
+/// The claim may come from a newer release.
 fn unreadable() -> MoveError {
-    MoveError::Malformed("the sandbox's claim".to_owned())
+    MoveError::Malformed("the claim of the sandbox cannot be read".to_owned())
 }
 
 fn key(id: &SandboxId) -> String {

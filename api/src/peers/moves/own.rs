@@ -1,4 +1,4 @@
-//! Resumes of sandboxes that other nodes can have: only after `Start` is acknowledged.
+//! Resumes of sandboxes that other nodes may own. They are allowed only after `Start` is acknowledged.
 
 use cluster::{Owned, OwnerChange, OwnerError, OwnerState, Stamp};
 use model::SandboxId;
@@ -9,22 +9,22 @@ use super::{
     claim::{Noted, Step, stamp},
 };
 
-/// Changes of one record before the caller must try again.
+/// Attempts to change one record before the caller must retry.
 const TRIES: usize = 4;
 
 impl Moves {
-    /// Opens a sealed sandbox, so that the pool resumes it. Does nothing for others.
+    /// Opens a sealed sandbox, so that the pool can resume it. Does nothing for other sandboxes.
     ///
     /// # Errors
     /// Returns [`MoveError`] if it is not certain that this node may run the sandbox.
     pub(crate) async fn open(&self, id: &SandboxId) -> Result<(), MoveError> {
         let busy = self.begin_in_turn(id).await;
         let _busy = busy.ok_or(MoveError::Detached)?;
-        // From now on the sandbox goes on as its client wants.
+        // From here on the client decides whether the sandbox runs.
         self.open_locked(id, None).await
     }
 
-    /// `wake`: of the note afterwards.
+    /// `wake` is the value in the note afterwards.
     pub(super) async fn open_locked(
         &self,
         id: &SandboxId,
@@ -52,10 +52,10 @@ impl Moves {
         Ok(())
     }
 
-    /// The record of this node's sandbox, made or changed until it has this state. The sandbox is paused here.
+    /// Creates or updates the record of this node's sandbox until it has this state. The sandbox must be paused.
     ///
     /// # Errors
-    /// Returns [`MoveError`] if the sandbox, or the decision about it, may be another node's.
+    /// Returns [`MoveError`] if the sandbox, or the decision about it, may belong to another node.
     pub(super) async fn record_as(
         &self,
         id: &SandboxId,
@@ -89,7 +89,7 @@ impl Moves {
                 },
             };
             match cluster.change_owner(id, found.as_ref(), change).await {
-                // Acknowledged, or made first.
+                // Acknowledged, or created first.
                 Ok(Some(owned)) if owned.owner.state == wanted => return Ok(owned),
                 Ok(_) => {}
                 Err(why @ (OwnerError::Changed | OwnerError::Unknown)) => last = why,
@@ -99,16 +99,16 @@ impl Moves {
         Err(last.into())
     }
 
-    /// Resumes a sandbox that ran before it moved, with the deadline that it had.
+    /// Resumes a sandbox that was running before its move, with its previous deadline.
     pub(super) async fn go_on(&self, id: &SandboxId, end_at: UnixMs) -> Result<(), MoveError> {
         let pool = &self.0.pool;
         pool.connect(id, None, Wake::GoOn { end_at }).await?;
         self.awake(id).await?;
-        tracing::info!(sandbox = %id, "a sandbox that has moved goes on");
+        tracing::info!(sandbox = %id, "resumed a sandbox after its move");
         Ok(())
     }
 
-    /// Notes that a sandbox goes on: paused again, it stays paused.
+    /// Notes that a sandbox has been resumed, so that it stays paused after its next pause.
     pub(super) async fn awake(&self, id: &SandboxId) -> Result<(), MoveError> {
         let sandbox = self.0.pool.get(id).await?;
         let Some(noted) = Noted::of(&sandbox).filter(|noted| noted.wake.is_some()) else {

@@ -1,4 +1,4 @@
-//! The taker of a move.
+//! The target side of a move.
 
 use std::{
     fs, io,
@@ -29,7 +29,7 @@ use crate::{
 
 const NOTE: &str = "incoming.json";
 const MAX_NOTE: u64 = 1 << 20;
-/// The directory of the files, as in a sandbox's directory.
+/// Directory of the files, named as in a sandbox's directory.
 const PAUSE: &str = "pause";
 /// The files of a pause.
 const FILES: [&str; 6] = [
@@ -40,7 +40,7 @@ const FILES: [&str; 6] = [
     template_file::EXTENTS,
     "record.json",
 ];
-/// Attempts to fetch the files, and to get a definite answer from etcd.
+/// Attempts to fetch the files, and to get a definite response from etcd.
 const TRIES: usize = 4;
 const AGAIN: Duration = Duration::from_millis(300);
 
@@ -48,9 +48,9 @@ const AGAIN: Duration = Duration::from_millis(300);
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Offer {
     pub(crate) sandbox: SandboxId,
-    /// Under which the giver offers the files.
+    /// Key under which the giver offers the files.
     pub(crate) key: String,
-    /// Likewise those of the base. `None`: its release offers none.
+    /// Key of the base's files. `None` if the giver's release does not offer them.
     #[serde(default)]
     pub(crate) base_key: Option<String>,
     pub(crate) epoch: u64,
@@ -59,35 +59,35 @@ pub(crate) struct Offer {
     pub(crate) wake: Option<UnixMs>,
 }
 
-/// What is noted beside files that arrive.
+/// The note stored next to incoming files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Incoming {
     from: NodeId,
     epoch: u64,
     stamp: Option<Stamp>,
     wake: Option<UnixMs>,
-    /// `None`: noted by a former release.
+    /// `None` if an older release wrote the note.
     #[serde(default)]
     needs: Option<PauseNeeds>,
-    /// A take has been sent, and its outcome may not be definite.
+    /// A take has been sent, and its outcome may be unknown.
     is_taking: bool,
 }
 
-/// What a read of the record means for files that have arrived.
+/// The conclusion from the record about files that have arrived.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
-    /// The sandbox is this node's.
+    /// This node owns the sandbox.
     Taken(Owned),
     /// A take may have been made, or may still be.
     Open,
     /// Nothing was taken, and nothing will be.
     Nothing,
-    /// As `Nothing`, because no take was sent.
+    /// Like `Nothing`, because no take was sent.
     Failed(OwnerError),
 }
 
 impl Incoming {
-    /// Whether the record has the offer that is noted: only under that one can a take be under way.
+    /// Whether the record has the noted offer. A take can be in progress only under that one.
     fn is_offered(&self, this: &NodeId, owner: &Owner) -> bool {
         owner.offered_to.as_ref() == Some(this)
             && owner.node == self.from
@@ -108,23 +108,23 @@ impl Incoming {
 }
 
 impl Moves {
-    /// Why this node cannot take a sandbox that needs this.
+    /// Returns why this node cannot take a sandbox with these needs.
     pub(crate) async fn refuses(&self, needs: PauseNeeds, gives: GivesBase) -> Option<String> {
         let cluster = self.0.peers.cluster();
         if !cluster.may_act_as_owner() {
             return Some(model::chain(&MoveError::Detached));
         }
         if cluster.view().state(cluster.this()) != NodeState::Ready {
-            return Some("it is closed".to_owned());
+            return Some("it accepts no sandboxes: it is cordoned or draining".to_owned());
         }
         let can = self.0.pool.can_take(needs, gives).await;
         can.err().map(|why| model::chain(&why))
     }
 
-    /// Takes what a node has offered. Returns whether this node has it now.
+    /// Takes an offered sandbox. Returns whether this node owns it now.
     ///
     /// # Errors
-    /// Returns [`MoveError`]; the giver then asks what this node has.
+    /// Returns [`MoveError`]. The giver then asks this node for its state.
     pub(crate) async fn take(&self, from: &NodeId, offer: Offer) -> Result<Holding, MoveError> {
         let id = offer.sandbox.clone();
         let Some(_busy) = self.begin(&id) else {
@@ -155,7 +155,7 @@ impl Moves {
             needs: Some(offer.needs.clone()),
             is_taking: false,
         };
-        // Only what etcd has is fetched: no member can fill this node's disk with offers of its own.
+        // Fetch only what etcd lists as offered, so that no member can fill this node's disk with unrecorded offers.
         let cluster = self.0.peers.cluster();
         let found = cluster.owner(&id).await?;
         let owner = found.as_ref().map(|found| &found.owner);
@@ -185,7 +185,7 @@ impl Moves {
             .find(|file| !FILES.contains(&&*file.name));
         if let Some(file) = unknown {
             return Err(MoveError::Malformed(format!(
-                "no file of a pause: {}",
+                "not a file of a pause: {}",
                 file.name
             )));
         }
@@ -207,9 +207,9 @@ impl Moves {
                     self.0.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
                     return Ok(());
                 }
-                // The next attempt goes on with the chunks that are here.
+                // The next attempt continues with the chunks that are here.
                 Err(why @ TransferError::Peer(_)) => last = Some(why),
-                // What another attempt may need makes room for what is needed now.
+                // Files kept for other attempts make room for those needed now.
                 Err(why @ TransferError::NoSpace { .. }) => {
                     if self.clean_bases(0).await == 0 {
                         return Err(why.into());
@@ -223,7 +223,7 @@ impl Moves {
         last.map_or(Ok(()), |why| Err(why.into()))
     }
 
-    /// Checks the files that are here; with a claim, they become this node's.
+    /// Checks the files that have arrived. A claim then makes them this node's.
     async fn take_files(
         &self,
         id: &SandboxId,
@@ -235,7 +235,7 @@ impl Moves {
         taken.map_err(MoveError::from)
     }
 
-    /// Takes a sandbox whose files are here, until the outcome is definite.
+    /// Takes a sandbox whose files have arrived, and retries until the outcome is definite.
     pub(super) async fn finish(&self, id: &SandboxId) -> Result<Holding, MoveError> {
         let mut note = match self.incoming(id).await {
             Ok(Some(note)) => note,
@@ -259,12 +259,12 @@ impl Moves {
             {
                 break;
             }
-            // A former process may have left less than its note says.
+            // A previous process may have left less than its note describes.
             if let Err(why) = self.take_files(id, &note, None).await {
                 let why = model::chain(&why);
-                tracing::error!(sandbox = %id, why, "the files of a sandbox that moves to this node are damaged");
+                tracing::error!(sandbox = %id, why, "the files of a sandbox that is moving to this node are damaged");
                 if note.is_taking {
-                    // The take may be on its way: the giver keeps its files, and asks again.
+                    // The take may be in flight: the giver keeps its files and asks again.
                     return Ok(Holding::Busy);
                 }
                 break;
@@ -278,7 +278,7 @@ impl Moves {
                 return self.arrived(id, &note, owned).await;
             }
         }
-        // Only a read decides that nothing was taken and nothing will be.
+        // Only a read proves that nothing was taken and nothing will be.
         match note.outcome(cluster.this(), cluster.owner(id).await) {
             Outcome::Taken(owned) => self.arrived(id, &note, owned).await,
             Outcome::Open => Ok(Holding::Busy),
@@ -293,7 +293,7 @@ impl Moves {
         }
     }
 
-    /// Etcd says that the sandbox is this node's.
+    /// Installs the sandbox once etcd names this node as its owner.
     async fn arrived(
         &self,
         id: &SandboxId,
@@ -308,7 +308,7 @@ impl Moves {
         self.take_files(id, note, Some(claim)).await?;
         self.hold(id, &owned);
         self.0.counts.taken.fetch_add(1, Ordering::Relaxed);
-        tracing::info!(sandbox = %id, from = %note.from, epoch = owned.owner.epoch, "a sandbox has moved to this node");
+        tracing::info!(sandbox = %id, from = %note.from, epoch = owned.owner.epoch, "a sandbox moved to this node");
         if note.wake.is_some() {
             let (moves, id) = (self.clone(), id.clone());
             self.spawn(async move { moves.tend_one(&id).await });
@@ -316,8 +316,8 @@ impl Moves {
         Ok(Holding::Taken)
     }
 
-    /// The state of a sandbox that was offered with this epoch. `None`: it is not here. Files of before the offer must be
-    /// removed first, by a decision that is not made yet.
+    /// The state of a sandbox that was offered in this epoch, or `None` if it is not here. Files from before the offer
+    /// must be removed first, by a decision that is not made yet.
     async fn has(&self, id: &SandboxId, offered: u64) -> Option<TakerNote> {
         let sandbox = match self.0.pool.get(id).await {
             Ok(sandbox) => sandbox,
@@ -333,10 +333,10 @@ impl Moves {
         })
     }
 
-    /// The state of a sandbox at this node, for its giver, which offered it with this epoch.
+    /// The state of a sandbox on this node, for the giver that offered it in this epoch.
     ///
     /// # Errors
-    /// Returns [`MoveError::Io`] if files that have arrived cannot be removed.
+    /// Returns [`MoveError::Io`] if incoming files cannot be removed.
     pub(crate) async fn holding(&self, id: &SandboxId, epoch: u64) -> Result<Holding, MoveError> {
         let Some(_busy) = self.begin(id) else {
             return Ok(Holding::Busy);
@@ -359,7 +359,7 @@ impl Moves {
         Ok(taker(note))
     }
 
-    /// After a start: what was on its way is given up, what may have been taken is decided.
+    /// Recovers after a start: gives up unfinished fetches and decides takes whose outcome is unknown.
     pub(super) async fn recover_incoming(&self) {
         let list = |dir: &Path| {
             let entries = fs::read_dir(dir)?.flatten();
@@ -380,15 +380,15 @@ impl Moves {
                 Err(why) => Err(why),
             };
             if let Err(why) = done {
-                tracing::warn!(sandbox = %id, why = %model::chain(&why), "cannot finish a move to this node yet");
+                tracing::warn!(sandbox = %id, why = %model::chain(&why), "cannot finish the move of a sandbox to this node yet: retrying");
             }
         }
     }
 
-    /// Whether files of the sandbox are here that may be this node's.
+    /// Whether there are files of the sandbox that may belong to this node.
     pub(super) async fn is_incoming(&self, id: &SandboxId) -> bool {
         let found = in_dir(self.dir(id), Path::try_exists).await;
-        // An error does not show that there are none.
+        // An error does not prove that there are none.
         found.unwrap_or(true)
     }
 
@@ -396,8 +396,8 @@ impl Moves {
         self.0.incoming.join(id.as_str())
     }
 
-    /// The note beside files of the sandbox. `None`: there is no such file. One that is there and cannot be read may be that
-    /// of a take, so nothing may be removed.
+    /// Reads the note next to a sandbox's incoming files. Returns `None` if the file does not exist. A note that exists
+    /// but cannot be read may belong to a take, so nothing may be removed.
     ///
     /// # Errors
     /// Returns [`MoveError::Note`].
@@ -427,20 +427,21 @@ impl Moves {
         in_dir(self.dir(id), write).await
     }
 
-    /// Removes what has arrived. When this returns, that survives a crash of the host.
+    /// Removes incoming files. When it returns, the removal survives a crash of the host.
     async fn forget(&self, id: &SandboxId) -> Result<(), MoveError> {
         let remove = |dir: &Path| {
-            // The note last: with it, nothing of a former move is taken for files of the next one.
+            // The note goes last: as long as it exists, files of an earlier move are not mistaken for files of the next
+            // one.
             absent(fs::remove_dir_all(dir.join(PAUSE)))?;
             absent(fs::remove_dir_all(dir))?;
-            // Also if it was gone: the sync of an earlier removal may have failed.
+            // Sync even if the file was absent: the sync of an earlier removal may have failed.
             absent(sync_dir(dir.parent().unwrap_or(dir)))
         };
         in_dir(self.dir(id), remove).await
     }
 }
 
-/// That something is missing is no error.
+/// Treats a missing file as success.
 fn absent(done: io::Result<()>) -> io::Result<()> {
     match done {
         Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -448,10 +449,10 @@ fn absent(done: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// The answer of a node that cannot read its note: the giver keeps its files, and asks again.
+/// The response if the note cannot be read: the giver keeps its files and asks again.
 fn unread(id: &SandboxId, why: &MoveError) -> Holding {
     let why = model::chain(why);
-    tracing::error!(sandbox = %id, why, "cannot decide what became of a move to this node");
+    tracing::error!(sandbox = %id, why, "cannot determine the outcome of a move to this node");
     Holding::Busy
 }
 

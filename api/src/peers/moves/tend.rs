@@ -1,5 +1,5 @@
-//! What this node does about its sandboxes that can move, all the time: it finishes what was interrupted, keeps the owner
-//! records up to date, and moves its sandboxes away while it drains.
+//! Background task for sandboxes that can move. It finishes interrupted moves, keeps owner records up to date, and
+//! moves sandboxes away while this node drains.
 
 use std::{
     collections::HashSet,
@@ -18,20 +18,20 @@ use super::{
 use crate::builds::machine;
 
 const EVERY: Duration = Duration::from_secs(1);
-/// How often incomplete bases are looked at.
+/// How often incomplete bases are cleaned up.
 const CLEAN: Duration = Duration::from_secs(3600);
-/// Moves from this node at the same time: each pauses a sandbox, and writes its memory.
+/// Concurrent moves away from this node. Each pauses a sandbox and writes its memory.
 const AT_ONCE: usize = 2;
-/// After how many rounds a sandbox that could not move is tried again. Each time that it was paused in vain doubles them, so
-/// many times at most.
+/// Rounds after which a sandbox that could not move is tried again. Each pause in vain doubles them, up to this many
+/// times.
 const AGAIN: u64 = 5;
 const LONGEST: u32 = 6;
 
-/// Finishes moves, and begins those of a drain; never returns.
+/// Finishes moves and starts those of a drain. Never returns.
 pub(crate) async fn tend(moves: Moves) {
-    // Nothing that follows from what this node holds is missed.
+    // Deleting records that nothing here refers to may be late, but must not be missed.
     let events = moves.0.peers.cluster().events();
-    // The cluster's task must have what this node holds before anything is compared.
+    // The cluster's task needs to know the records that this node holds before it compares anything.
     for sandbox in moves.0.pool.list().await.unwrap_or_default() {
         if let Some(owned) = Noted::of(&sandbox).and_then(|noted| noted.owned()) {
             let cluster = moves.0.peers.cluster();
@@ -88,13 +88,13 @@ async fn drain(moves: &Moves) {
 }
 
 impl Moves {
-    /// Whether the sandboxes of this node are to move away.
+    /// Whether the sandboxes of this node should move away.
     fn is_leaving(&self) -> bool {
         let cluster = self.0.peers.cluster();
         cluster.view().state(cluster.this()) == NodeState::Moving
     }
 
-    /// Moves the sandboxes that this node has now, but for those that cannot and were tried lately.
+    /// Moves this node's sandboxes away, except those that recently failed to move.
     async fn move_all(&self, round: u64) {
         let Ok(sandboxes) = self.0.pool.list().await else {
             return;
@@ -113,7 +113,7 @@ impl Moves {
         let mut due = due.collect::<Vec<_>>().into_iter();
         let mut under_way = tokio::task::JoinSet::new();
         loop {
-            // The drain may end before all have been tried.
+            // The drain may end before all sandboxes have been tried.
             while under_way.len() < AT_ONCE
                 && self.is_leaving()
                 && let Some(id) = due.next()
@@ -133,7 +133,7 @@ impl Moves {
                 Some(Ok((id, Err(why)))) => {
                     let is_paused = !matches!(why, MoveError::NoTaker(_) | MoveError::Detached);
                     let why = model::chain(&why);
-                    tracing::warn!(sandbox = %id, why, "a sandbox does not leave this node");
+                    tracing::warn!(sandbox = %id, why, "cannot move a sandbox to another node: retrying later");
                     let mut stuck = self.stuck_lock();
                     let before = stuck.get(&id).map_or(0, |stuck| stuck.paused);
                     let paused = before + u32::from(is_paused);
@@ -144,7 +144,7 @@ impl Moves {
         }
     }
 
-    /// Does what is left to do for one sandbox.
+    /// Does the outstanding work for one sandbox.
     pub(super) async fn tend_one(&self, id: &SandboxId) {
         let Some(_busy) = self.begin(id) else {
             return;
@@ -153,7 +153,7 @@ impl Moves {
             return;
         };
         if let Err(why) = self.tend_locked(&sandbox).await {
-            tracing::debug!(sandbox = %id, why = %model::chain(&why), "the next round tries again");
+            tracing::debug!(sandbox = %id, why = %model::chain(&why), "cannot finish the work for a moved sandbox: retrying in the next round");
         }
     }
 
@@ -179,7 +179,7 @@ impl Moves {
         let cluster = self.0.peers.cluster();
         let view = cluster.view();
         match view.owners.get(id) {
-            // An offer that was thought to have failed was made all the same.
+            // An offer that seemed to have failed was made nevertheless.
             Some(owned)
                 if owned.owner.node == *cluster.this() && owned.owner.offered_to.is_some() =>
             {
@@ -191,18 +191,18 @@ impl Moves {
                 }
                 Ok(())
             }
-            // The event of this may have been missed.
+            // The event may have been missed.
             Some(owned) if !is_paused && noted.is_beaten(&owned.owner, OwnerState::Running) => {
                 self.discard(id, &owned.owner.node).await;
                 Ok(())
             }
-            // The cluster's task decides about what runs.
+            // The cluster's task decides about running sandboxes.
             Some(_) | None if !is_paused => Ok(()),
             Some(_) | None => self.forgotten(sandbox, &noted).await,
         }
     }
 
-    /// A sandbox that this node has without a claim, although there is a record: its record on disk is one from before.
+    /// Adopts a sandbox that has a record but no claim on this node: the pool's record on disk is older than the claim.
     async fn adopt(&self, sandbox: &Sandbox) -> Result<(), MoveError> {
         let cluster = self.0.peers.cluster();
         let found = cluster.owner(&sandbox.id).await?;
@@ -224,13 +224,13 @@ impl Moves {
         Ok(self.0.pool.set_claim(&sandbox.id, claim).await?)
     }
 
-    /// Tells etcd that a sandbox is paused. From then on it is resumed only after another `Start`.
+    /// Records in etcd that a sandbox is paused. From then on, resuming it requires another `Start`.
     async fn seal_paused(&self, sandbox: &Sandbox, noted: Noted) -> Result<(), MoveError> {
         let pool = &self.0.pool;
         let id = &sandbox.id;
         pool.set_claim(id, Some(noted.claim(Hold::Sealed))).await?;
         if pool.get(id).await?.state == SandboxState::Running {
-            // It was resumed in between, under the record that says so.
+            // It was resumed in between, and the record already shows that.
             return Ok(pool.set_claim(id, Some(noted.claim(Hold::Open))).await?);
         }
         let owned = self.record_as(id, &noted, OwnerState::Paused).await?;
@@ -238,7 +238,7 @@ impl Moves {
         Ok(pool.set_claim(id, Some(held.claim(Hold::Sealed))).await?)
     }
 
-    /// A paused sandbox whose record is missing, or names another node.
+    /// Handles a paused sandbox whose record is missing or names another node.
     async fn forgotten(&self, sandbox: &Sandbox, noted: &Noted) -> Result<(), MoveError> {
         let id = &sandbox.id;
         let cluster = self.0.peers.cluster();
@@ -268,7 +268,7 @@ impl Moves {
     }
 
     async fn superseded(&self, id: &SandboxId, by: &cluster::NodeId) {
-        // An offer of this node may be the cause: then only its settlement removes the sandbox.
+        // An offer of this node may be the cause. In that case only settling the offer may remove the sandbox.
         let Some(_busy) = self.begin(id) else {
             return;
         };
@@ -283,14 +283,14 @@ impl Moves {
 
     pub(super) async fn discard(&self, id: &SandboxId, by: &cluster::NodeId) {
         if self.0.pool.get(id).await.is_ok() {
-            tracing::warn!(sandbox = %id, node = %by, "another node has a sandbox with a later epoch: removing it here");
+            tracing::warn!(sandbox = %id, node = %by, "another node owns the sandbox with a later epoch: removing it here");
             if let Err(why) = self.0.pool.discard(id).await {
-                tracing::error!(sandbox = %id, why = %model::chain(&why), "cannot remove a sandbox that another node has");
+                tracing::error!(sandbox = %id, why = %model::chain(&why), "cannot remove a sandbox that another node owns");
             }
         }
     }
 
-    /// Deletes records that name this node, which has nothing of them: their sandboxes have ended.
+    /// Deletes records that name this node but whose sandboxes have ended.
     async fn collect(&self, sandboxes: &[Sandbox]) {
         let cluster = self.0.peers.cluster();
         let view = cluster.view();
@@ -309,7 +309,7 @@ impl Moves {
             let Some(_busy) = self.begin(&id) else {
                 continue;
             };
-            // It may have arrived since the list was made.
+            // The sandbox may have arrived since the list was made.
             if self
                 .0
                 .pool

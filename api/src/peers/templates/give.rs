@@ -1,4 +1,4 @@
-//! What other nodes ask about the templates of this one.
+//! Serves requests of other nodes about this node's templates.
 
 use std::{
     collections::BTreeMap,
@@ -27,27 +27,27 @@ use crate::{
     },
 };
 
-/// Names of the files of a build.
+/// File names of a build.
 pub(super) const ROOT: &str = "root";
 pub(super) const LAYER: &str = "layer";
-/// Most templates of a node. Servers have at most as many.
+/// Maximum number of templates of a node. Servers allow as many.
 const MOST: usize = 10_000;
-/// Bytes of the templates of a page: an answer has at most twice as many.
+/// Target size of a page of templates in bytes. A response has at most twice as many.
 const PAGE: usize = 4 << 20;
-/// How long an offer waits until it or a chunk of it is asked for again, and most of them. An offer has its files open.
+/// Idle time after which an offer expires, and the maximum number of offers. An offer keeps its files open.
 const IDLE: Duration = Duration::from_secs(1800);
 const MOST_KEPT: usize = 32;
 
-/// The templates of a node: builds with tags, and the homes.
+/// The templates of a node: builds with tags, and their homes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
 pub(crate) struct Shelf {
-    /// By id.
+    /// Templates by id.
     pub(super) templates: BTreeMap<String, Listed>,
     pub(super) deleted: BTreeMap<String, u64>,
 }
 
-/// A template of a node.
+/// A listed template.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Listed {
     pub(super) record: TemplateRecord,
@@ -91,7 +91,7 @@ impl TryFrom<Written> for Shelf {
 }
 
 impl Shelf {
-    /// Equal for equal shelves.
+    /// Hash of the content. Equal shelves have equal hashes.
     pub(super) fn sum(&self) -> String {
         let bytes = serde_json::to_vec(self).unwrap_or_default();
         hex(&Sha256::digest(bytes))
@@ -101,29 +101,29 @@ impl Shelf {
 /// Body of `POST /cluster/templates`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Asked {
-    /// Sum of the shelf that the node knows.
+    /// Hash of the shelf that the caller has.
     pub(super) known: String,
-    /// Whether the answer may be a page. Former releases take it for all.
+    /// Whether the response may be a single page. Older releases treat it as the whole shelf.
     #[serde(default)]
     pub(super) is_paged: bool,
-    /// The last template of the page before.
+    /// The last template of the previous page.
     #[serde(default)]
     pub(super) after: Option<String>,
 }
 
-/// The answer: a shelf, or a part of a large one.
+/// The response: a shelf, or a page of a large one.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Page {
     templates: Vec<Listed>,
     deleted: BTreeMap<String, u64>,
-    /// Of the whole shelf. Empty: a former release has sent all.
+    /// Hash of the whole shelf. Empty if an older release sent everything.
     #[serde(default)]
     sum: String,
     #[serde(default)]
     has_more: bool,
 }
 
-/// Pages of a shelf that arrive.
+/// The pages of a shelf received so far.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
     shelf: Shelf,
@@ -131,10 +131,10 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// Adds a page. Returns what to ask for next; `None`: the shelf is whole.
+    /// Adds a page. Returns the next request, or `None` once the shelf is complete.
     ///
     /// # Errors
-    /// Returns a message for people if the page does not follow the ones before, or there are too many.
+    /// Returns a message for people if the page does not follow the previous ones, or there are too many.
     pub(super) fn add(&mut self, page: Page) -> Result<Option<Asked>, String> {
         let sum = self.sum.get_or_insert_with(|| page.sum.clone());
         if *sum != page.sum {
@@ -174,7 +174,7 @@ impl Pages {
     }
 }
 
-/// The templates of this node, or a page of them. `None`: the asking node knows them.
+/// This node's templates, or a page of them. `None` if the caller already has them.
 ///
 /// # Errors
 /// Returns an error if a template cannot be written as JSON.
@@ -184,7 +184,7 @@ pub(crate) async fn shelf(
     asked: Asked,
 ) -> io::Result<Option<Page>> {
     let (peers, catalog) = (peers.clone(), builds.catalog());
-    // A sum of thousands of templates takes long.
+    // Hashing thousands of templates takes long.
     blocking(move || page(shelf_of(&peers, &catalog), &asked, PAGE)).await
 }
 
@@ -202,7 +202,7 @@ fn shelf_of(peers: &Peers, catalog: &Catalog) -> Shelf {
     }
 }
 
-/// `most`: bytes of the templates of a page, if it has more than one.
+/// `most` is the size of a page in bytes, unless a single template is larger.
 fn page(shelf: Shelf, asked: &Asked, most: usize) -> io::Result<Option<Page>> {
     let sum = shelf.sum();
     if sum == asked.known {
@@ -250,21 +250,21 @@ pub(crate) struct WantedBuild {
     pub(super) build: String,
 }
 
-/// The answer: the files [`ROOT`] and [`LAYER`] under `key`, and what else the node needs.
+/// The response: the files [`ROOT`] and [`LAYER`] under `key`, and the other data that the copy needs.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct GivenBuild {
     pub(super) key: String,
     pub(super) described: Described,
-    /// What the build was started with.
+    /// The request that started the build.
     pub(super) order: Option<String>,
 }
 
-/// Offers that this node keeps for a while.
+/// Offers that are kept until they have been idle for [`IDLE`].
 #[derive(Debug, Default)]
 pub(crate) struct Kept(Mutex<BTreeMap<String, Offered>>);
 
 impl Kept {
-    /// Keeps an offer of files, until it was not used for [`IDLE`]. If there is one under this key, that one stays.
+    /// Keeps an offer of files until it has been idle for [`IDLE`]. An existing offer under this key is kept instead.
     fn keep(&self, offers: &Offers, key: &str, files: Vec<(String, File)>) {
         let mut kept = self.lock();
         if let Some(offered) = kept.get(key) {
@@ -281,7 +281,7 @@ impl Kept {
         }
     }
 
-    /// Renews an offer. Returns whether there is one.
+    /// Renews an offer. Returns whether it exists.
     fn renew(&self, key: &str) -> bool {
         let kept = self.lock();
         let found = kept.get(key);
@@ -292,7 +292,7 @@ impl Kept {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the offers that were not used for a while.
+    /// Drops offers that have been idle for too long.
     pub(super) fn expire(&self) {
         self.expire_at(Instant::now());
     }
@@ -304,7 +304,7 @@ impl Kept {
     }
 }
 
-/// Offers the files of a build of this node. `None`: it has no such build.
+/// Offers the files of a build of this node. Returns `None` if there is no such build.
 ///
 /// # Errors
 /// Returns a message for people.
@@ -336,7 +336,7 @@ pub(crate) async fn offer(
         template_id: wanted.template.clone(),
         build_id: wanted.build.clone(),
     };
-    // Without it, the copy cannot be built again from what is kept.
+    // Without it, the copy cannot be rebuilt from its parts.
     let order = builds.order(&build).await.ok().flatten();
     let order = order.and_then(|order| String::from_utf8(order.render().ok()?).ok());
     Ok(Some(GivenBuild {
@@ -404,7 +404,7 @@ mod tests {
             assert!(page(shelf.clone(), &known, most).unwrap().is_none());
             assert_eq!(pages.shelf(), shelf);
         }
-        // A former release gets all at once.
+        // An older release gets everything in one response.
         let all = page(shelf(10), &Asked::default(), one).unwrap().unwrap();
         assert!(!all.has_more && all.templates.len() == 10);
     }

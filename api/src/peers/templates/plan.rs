@@ -1,4 +1,4 @@
-//! What this node does about the templates of the others. Pure.
+//! Decides how this node follows the templates of the others. Pure.
 
 use std::{
     cmp::Reverse,
@@ -14,28 +14,28 @@ use crate::{
     peers::deleted::Deleted,
 };
 
-/// What is known.
+/// Input of the plan.
 pub(super) struct Scene<'a> {
     pub(super) this: &'a NodeId,
-    /// The templates of this node.
+    /// This node's templates.
     pub(super) own: &'a BTreeMap<String, Arc<TemplateRecord>>,
-    /// Of the nodes that have just answered.
+    /// Shelves of the nodes that just responded.
     pub(super) shelves: BTreeMap<&'a NodeId, &'a Shelf>,
-    /// All that have joined; without this node until etcd has answered for the first time.
+    /// All members. Without this node until etcd has responded for the first time.
     pub(super) members: BTreeSet<&'a NodeId>,
     pub(super) deleted: &'a Deleted,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// Templates that are deleted.
+    /// Templates to remove because they were deleted.
     pub(super) remove: Vec<String>,
-    /// Templates whose home has changed them.
+    /// Templates that their home has changed.
     pub(super) follow: Vec<(TemplateRecord, Home)>,
     pub(super) take_over: Vec<(String, Home)>,
     /// Builds to copy, newest first.
     pub(super) missing: Vec<Missing>,
-    /// Templates of this node whose names belong to older ones.
+    /// Templates of this node whose names belong to older templates.
     pub(super) shadowed: BTreeSet<String>,
 }
 
@@ -66,7 +66,7 @@ pub(super) fn plan(scene: &Scene) -> Plan {
     plan
 }
 
-/// The home that counts: the later one, and of two at once that of the first node.
+/// Orders homes: the later epoch wins, and between equal epochs the first node.
 fn rank(home: &Home) -> (u64, Reverse<&NodeId>) {
     (home.epoch, Reverse(&home.node))
 }
@@ -109,7 +109,7 @@ impl<'a> Scene<'a> {
             .listed(id)
             .max_by_key(|(node, listed)| (rank(&listed.home), Reverse(*node)))
         {
-            // The home is away: any copy will do.
+            // The home is unreachable: any copy will do.
             self.add_missing(node, listed, &BTreeMap::new(), plan);
         }
     }
@@ -141,8 +141,7 @@ impl<'a> Scene<'a> {
         }));
     }
 
-    /// The new home of a template of which this node has a copy, if its home has left or lost it, and this node is the
-    /// first one that has a copy.
+    /// The new home of a template, if its home has left or lost it and this node is the first one that has a copy.
     fn take_over(&self, id: &str, home: &Home) -> Option<(String, Home)> {
         let is_known = self.members.contains(self.this);
         let is_lost = !self.members.contains(&home.node) || self.shelves.contains_key(&home.node);
@@ -176,7 +175,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// Of two templates with one name, the one that was made first has it.
+/// Between two templates with one name, the older one has it.
 fn is_before(one: &TemplateRecord, other: &TemplateRecord) -> bool {
     (one.created_unix_ms, &one.id) < (other.created_unix_ms, &other.id)
 }

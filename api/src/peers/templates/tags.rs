@@ -1,11 +1,12 @@
-//! Which builds the tags of this node's templates name. The other nodes see a change before clients do.
+//! Publishes the builds that the tags of this node's templates refer to. The other nodes see a change before clients
+//! do.
 //!
 //! ```text
 //! change ─► etcd ─► the view of this node ─► POST /cluster/template/tags: does your view have it? ─► clients see it
 //! ```
-//! From then on no node uses a former build: each create compares its node's copy with the view
-//! ([`cluster::View::is_outdated`]). If etcd or a node does not answer, the change is not held up for long, and copies are
-//! outdated until that node has asked for the templates of this one.
+//! From then on no node uses the previous build: each create compares its node's copy with the view
+//! ([`cluster::View::is_outdated`]). If etcd or a node does not respond, the change is delayed only briefly, and a node
+//! may use an outdated copy until it has polled this one.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -26,9 +27,10 @@ use crate::builds::{owner::Builds, record::TemplateRecord};
 
 /// How long a change of this node may take to appear in a view.
 const SEEN: Duration = Duration::from_secs(1);
-/// How long another node may take to answer.
+/// How long to wait for another node's response.
 const ANSWERED: Duration = Duration::from_secs(2);
-/// Deleted templates whose tags stay published, so that no copy is used until its node has removed it.
+/// Maximum number of deleted templates whose tags stay published, so that no copy is used until its node has removed
+/// it.
 const MOST_DELETED: usize = 100;
 
 /// Body of `POST /cluster/template/tags`.
@@ -38,7 +40,7 @@ pub(crate) struct Announced {
     tags: Tags,
 }
 
-/// What the tags of a template name. `None`: another node changes it.
+/// The builds that the tags of a template refer to. `None` if the template's home is another node.
 fn tags_of(record: &TemplateRecord, this: &NodeId) -> Option<Tags> {
     let home = home_of(record, this);
     let named = record.tags.iter();
@@ -52,15 +54,15 @@ fn tags_of(record: &TemplateRecord, this: &NodeId) -> Option<Tags> {
 }
 
 impl Peers {
-    /// Publishes what the tags of a template name after a change. `None`: this node does not have it any more. Returns when
-    /// the other nodes have seen it if that is new, or after [`SEEN`] and [`ANSWERED`].
+    /// Publishes the tags of a template after a change. `None`: the template is no longer on this node. If the tags
+    /// have changed, returns when the other nodes have seen them, or after [`SEEN`] and [`ANSWERED`].
     pub(crate) async fn announce(&self, before: &TemplateRecord, after: Option<&TemplateRecord>) {
         let Ok(template) = before.id.parse::<TemplateId>() else {
             return;
         };
         let templates = self.templates();
         if templates.deleted().has(&before.id) {
-            // The deletion stays published, if it was made here.
+            // The deletion stays published if it was made here.
             if !lock(&templates.0.deleted_here).contains(&template) {
                 self.cluster().publish_tags(template, None);
             }
@@ -75,7 +77,7 @@ impl Peers {
         }
     }
 
-    /// Publishes that a template is deleted, as [`Self::announce`].
+    /// Publishes that a template is deleted, like [`Self::announce`].
     pub(crate) async fn announce_deletion(&self, id: &str) {
         let Ok(template) = id.parse::<TemplateId>() else {
             return;
@@ -99,7 +101,7 @@ impl Peers {
         if !is_seen {
             tracing::warn!(
                 template,
-                "etcd does not confirm a change of tags: the other nodes may use former builds until they have asked for the template"
+                "etcd does not confirm a change of tags: the other nodes may use previous builds until they have polled this one"
             );
             return;
         }
@@ -113,7 +115,7 @@ impl Peers {
         for (node, why) in self.unconfirmed(ask).await {
             tracing::warn!(
                 template, %node, why,
-                "a node has not confirmed which builds are current: it may use former ones of a template for some seconds"
+                "another node has not confirmed a change of tags: it may use previous builds of the template for some seconds"
             );
         }
     }
@@ -126,11 +128,11 @@ impl Peers {
             Ok(Ok(true)) => Ok(()),
             Ok(Ok(false)) => Err("its view does not have the change".to_owned()),
             Ok(Err(why)) => Err(model::chain(&why)),
-            Err(_) => Err("it did not answer in time".to_owned()),
+            Err(_) => Err("it did not respond in time".to_owned()),
         }
     }
 
-    /// Whether the view of this node has what `node` has announced, now or soon.
+    /// Whether this node's view has the tags that `node` announced, now or within a short wait.
     pub(crate) async fn sees(&self, node: &NodeId, announced: &Announced) -> bool {
         let mut views = self.cluster().views();
         let seen = views.wait_for(|view| {
@@ -150,7 +152,7 @@ impl Peers {
         named.any(|tagged| self.is_outdated(&tagged))
     }
 
-    /// Returns when it has.
+    /// Returns when this node is behind.
     pub(super) async fn until_behind(&self, builds: &Builds) {
         let mut views = self.cluster().views();
         let mut known = None;
@@ -188,7 +190,7 @@ mod tests {
         let builds = BTreeMap::from([("v1".to_owned(), "x".to_owned())]);
         let own = tags_of(&record, &a).unwrap();
         assert_eq!((own.epoch, &own.builds), (0, &builds));
-        // After another node has taken it over.
+        // Happens after another node has taken the template over.
         let (node, epoch) = (b.clone(), 1);
         record.home = Some(Home { node, epoch });
         assert_eq!(tags_of(&record, &a), None);

@@ -1,4 +1,4 @@
-//! Copies a build of another node.
+//! Copies a build from another node.
 
 use std::{
     fs, io,
@@ -24,24 +24,24 @@ use crate::{
     peers::{PeerError, Peers, question, transfer::TransferError},
 };
 
-/// Incomplete copies that are kept for another attempt, and how long.
+/// How many incomplete copies are kept for another attempt, and for how long.
 const KEPT: usize = 4;
 const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
 /// The only files of a copy.
 const NAMES: [&str; 2] = [ROOT, LAYER];
 
-/// Why a build is not copied.
+/// Why a build could not be copied.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TakeError {
     #[error(transparent)]
     Transfer(#[from] TransferError),
-    #[error("the node's answer is refused: {0}")]
+    #[error("refused the response of the node: {0}")]
     Malformed(String),
     #[error("cannot use the directory of copies")]
     Io(#[source] io::Error),
-    #[error("cannot make the template: {0}")]
+    #[error("cannot create the template: {0}")]
     Make(String),
-    #[error("cannot keep the template")]
+    #[error("cannot store the template")]
     Keep(#[from] BuildsError),
 }
 
@@ -52,7 +52,7 @@ impl From<PeerError> for TakeError {
 }
 
 impl TakeError {
-    /// Whether the other node has not answered.
+    /// Whether the other node did not respond.
     pub(super) fn is_away(&self) -> bool {
         match self {
             Self::Transfer(TransferError::Peer(_) | TransferError::NotOffered { .. }) => true,
@@ -69,7 +69,8 @@ impl TakeError {
     }
 }
 
-/// Copies a build. When this returns, sandboxes can be cloned from it under its names. Returns the bytes that were sent.
+/// Copies a build. When it returns, sandboxes can be cloned from it under its names. Returns the number of bytes
+/// received.
 pub(super) async fn take(
     peers: &Peers,
     parts: &Parts,
@@ -144,12 +145,12 @@ pub(super) async fn take(
     Ok(sent)
 }
 
-/// Removes incomplete copies, when none is made: the old ones, and those beyond the newest.
+/// Removes incomplete copies while no copy is in progress: the old ones, and all but the newest.
 pub(super) async fn clean_all(dir: PathBuf) -> io::Result<()> {
     blocking(move || clean(&dir, &dir)).await
 }
 
-/// Removes incomplete copies of others: the old ones, and those beyond the newest. `own`: the one that is being made.
+/// Removes incomplete copies except `own`, which is in progress: the old ones, and all but the newest.
 fn clean(dir: &Path, own: &Path) -> io::Result<()> {
     private_dir(dir)?;
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! Files of another node, into a directory of this one.
+//! Fetches files of another node into a local directory.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -21,19 +21,19 @@ use super::{
     list::{Sum, sum_of},
 };
 
-/// What names of incomplete files end with.
+/// Suffix of incomplete files.
 pub(crate) const PART: &str = ".part";
-/// Chunks of one fetch that are asked for at the same time.
+/// Chunks of one fetch that are requested concurrently.
 const AT_ONCE: usize = 2;
-/// How often a chunk with a wrong content is asked for.
+/// How often a chunk is requested if its content is wrong.
 const TRIES: usize = 2;
 /// Blocks of zeros of this size stay holes.
 const BLOCK: usize = 64 << 10;
 
-/// A node that answers questions. Tests have another one.
+/// A node that serves requests. Tests use their own implementation.
 pub(crate) trait Source: Clone + Send + Sync + 'static {
     fn node(&self) -> &NodeId;
-    /// The answer to a GET, which has at most `most` bytes.
+    /// The response to a GET, of at most `most` bytes.
     fn get(
         &self,
         path: String,
@@ -41,29 +41,29 @@ pub(crate) trait Source: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<(StatusCode, Bytes), PeerError>> + Send;
 }
 
-/// What to fetch.
+/// A fetch to run.
 #[derive(Debug)]
 pub(crate) struct Fetch<'a> {
-    /// Of the offer.
+    /// Key of the offer.
     pub(crate) key: &'a str,
     pub(crate) list: &'a FileList,
-    /// A directory for this purpose; it is made. What is there under the names of the list, whole or not, is used if its
-    /// content is right, and replaced otherwise.
+    /// Target directory, which is created and has no other use. Complete and incomplete files of the list that exist
+    /// there are used if their content matches, and replaced otherwise.
     pub(crate) dir: &'a Path,
 }
 
 impl Fetch<'_> {
-    /// Returns when all files are in the directory, verified and synced. Returns the number of bytes that were sent.
+    /// Returns when all files are in the directory, verified and synced. Returns the number of bytes received.
     ///
     /// # Errors
-    /// Returns [`TransferError`]. What was fetched stays for another attempt.
+    /// Returns [`TransferError`]. Data fetched so far is kept for another attempt.
     pub(crate) async fn run(
         &self,
         source: &impl Source,
         rate: &Rate,
         limits: TransferLimits,
     ) -> Result<u64, TransferError> {
-        // All of it, so that a full disk is found before the first chunk.
+        // For all files, so that a full disk is found before the first chunk.
         let (dir, list) = (self.dir.to_owned(), self.list.clone());
         blocking(move || {
             let io = |source| TransferError::Io {
@@ -114,7 +114,7 @@ impl Fetch<'_> {
             }
             match fetches.join_next().await {
                 None => break,
-                // What is under way comes to its end: nothing may write to the file when the next attempt begins.
+                // Chunks in flight must finish: nothing may write to the file when the next attempt starts.
                 Some(Ok(done)) => failed = failed.or(done.err()),
                 Some(Err(why)) => failed = failed.or(Some(part.failed(why.into()))),
             }
@@ -127,21 +127,21 @@ impl Fetch<'_> {
     }
 }
 
-/// A file that is not complete.
+/// An incomplete file.
 #[derive(Debug)]
 struct Part {
     file: File,
     path: PathBuf,
     place: PathBuf,
     sum: FileSum,
-    /// Chunks that have another content than the list says.
+    /// Chunks whose content differs from the list.
     missing: Vec<usize>,
-    /// All that is not fetched is holes.
+    /// Everything not fetched yet is a hole.
     is_new: bool,
 }
 
 impl Part {
-    /// Opens what an earlier attempt has left, and finds out what is missing.
+    /// Opens the file of an earlier attempt and finds out which chunks are missing.
     fn open(dir: &Path, sum: FileSum) -> Result<Self, TransferError> {
         let place = dir.join(&sum.name);
         let path = dir.join(format!("{}{PART}", sum.name));
@@ -150,7 +150,7 @@ impl Part {
             source,
         };
         private_dir(dir).map_err(failed)?;
-        // It may be whole, but of another list.
+        // The file may be complete but from a different list.
         match fs::rename(&place, &path) {
             Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(failed(why)),
             _ => {}
@@ -167,9 +167,9 @@ impl Part {
             data
         } else {
             let missing = sum.wrong_chunks(&file).map_err(failed)?;
-            // Zeros that are not there are not fetched: begin anew.
+            // Chunks of zeros are not fetched. If such a chunk has data here, start with an empty file.
             let (left, chunks) = (missing.len(), sum.chunks.len());
-            tracing::info!(path = %path.display(), missing = left, chunks, "going on with a file of another node");
+            tracing::info!(path = %path.display(), missing = left, chunks, "resuming the fetch of a file from another node");
             is_new = missing
                 .iter()
                 .any(|chunk| data.binary_search(chunk).is_err());
@@ -226,7 +226,7 @@ impl Part {
         })
     }
 
-    /// `false`: the content is not the wanted one, and nothing was written.
+    /// Returns `false` if the content does not match; nothing was written then.
     fn write(
         &self,
         bytes: &[u8],
@@ -248,8 +248,8 @@ impl Part {
         Ok(true)
     }
 
-    /// Syncs the file and gives it its name. If that fails, the file is removed: after a failed sync the page cache may have
-    /// chunks that are not on the disk and pass for written, so another attempt must not find them.
+    /// Syncs the file and renames it to its final name. If that fails, removes the file: after a failed sync the page
+    /// cache may have chunks that are not on disk but look written, so the next attempt must not find them.
     fn publish(&self) -> Result<(), TransferError> {
         let dir = self.place.parent().unwrap_or(Path::new("/"));
         let synced = self.file.sync_all();
@@ -264,7 +264,7 @@ impl Part {
         for path in [&self.path, &self.place] {
             match fs::remove_file(path) {
                 Err(why) if why.kind() != io::ErrorKind::NotFound => {
-                    tracing::error!(path = %path.display(), %why, "cannot remove a file of another node that was not synced: remove it before the next attempt");
+                    tracing::error!(path = %path.display(), %why, "cannot remove a fetched file that could not be synced: remove it before the next attempt");
                 }
                 _ => {}
             }
@@ -283,7 +283,7 @@ impl Part {
     }
 }
 
-/// Bytes of a file that are not on the disk, at most.
+/// Upper limit of the bytes of a file that are not on disk.
 fn missing(dir: &Path, file: &FileSum) -> u64 {
     let wanted: u64 = file.data().iter().map(|at| file.range(*at).1 as u64).sum();
     let part = format!("{}{PART}", file.name);
@@ -294,7 +294,7 @@ fn missing(dir: &Path, file: &FileSum) -> u64 {
     wanted.saturating_sub(found.iter().sum())
 }
 
-/// What is fetched next must leave the reserve.
+/// Checks that the remaining data leaves the reserve free.
 fn check_space(dir: &Path, needed: u64, limits: TransferLimits) -> Result<(), TransferError> {
     let stat = nix::sys::statvfs::statvfs(dir).map_err(|why| TransferError::Io {
         path: dir.to_owned(),

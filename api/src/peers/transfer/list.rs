@@ -1,4 +1,4 @@
-//! Lists of files with the sums of their chunks. A list of another node is checked while it is read.
+//! Lists of files with the hashes of their chunks. A list from another node is validated while it is parsed.
 
 use std::{
     collections::BTreeSet,
@@ -19,20 +19,20 @@ use sha2::{Digest, Sha256};
 use super::CHUNK;
 use crate::hex::hex;
 
-/// Most files of a list.
+/// Maximum number of files in a list.
 const MAX_FILES: usize = 64;
-/// Most bytes of all files of a list.
+/// Maximum total size of the files in a list.
 const MAX_BYTES: u64 = 256 << 30;
-/// Longest name in bytes.
+/// Maximum length of a file name in bytes.
 const MAX_NAME: usize = 64;
 const SUM: usize = 32;
-/// Of a whole chunk of zeros. Layers are mostly holes, which are neither read nor summed.
+/// Hash of a chunk of zeros. Layers are mostly holes, which are neither read nor hashed.
 static ZEROS: LazyLock<Sum> = LazyLock::new(|| zeros(CHUNK));
 
 /// SHA-256 of a chunk.
 pub(super) type Sum = [u8; SUM];
 
-/// A file and the sums of its chunks.
+/// A file and the hashes of its chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "Written", try_from = "Written")]
 pub struct FileSum {
@@ -49,17 +49,17 @@ pub struct FileList(Vec<FileSum>);
 /// Why a list is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListError {
-    #[error("the name {0:?} is none of a file that can be sent")]
+    #[error("the name {0:?} is not allowed for a transferred file")]
     Name(String),
-    #[error("the name {0:?} is there twice")]
+    #[error("the name {0:?} occurs twice")]
     Twice(String),
-    #[error("the file {0:?} does not have one sum for each chunk")]
+    #[error("the file {0:?} does not have one hash for each chunk")]
     Sums(String),
     #[error("it has more than {MAX_FILES} files or {} bytes", MAX_BYTES)]
     TooLarge,
 }
 
-/// The form on the wire: all sums in hex, one after the other.
+/// The wire format: all hashes in hex, concatenated.
 #[derive(Serialize, Deserialize)]
 struct Written {
     name: String,
@@ -115,7 +115,7 @@ impl TryFrom<Vec<FileSum>> for FileList {
     }
 }
 
-/// Whether a file of this name can be in a list.
+/// Whether a file of this name may be in a list.
 pub(super) fn is_name(name: &str) -> bool {
     let is_plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"._-".contains(&b);
     let is_draft = name.ends_with(super::fetch::PART);
@@ -158,7 +158,7 @@ impl FileList {
         self.0.iter().find(|file| file.name == name)
     }
 
-    /// The list without a file, which is here already.
+    /// The list without a file that is already here.
     #[must_use]
     pub fn without(mut self, name: &str) -> Self {
         self.0.retain(|file| file.name != name);
@@ -167,10 +167,10 @@ impl FileList {
 }
 
 impl FileSum {
-    /// Reads a file and sums its chunks; holes are not read.
+    /// Reads a file and hashes its chunks. Holes are not read.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, or has another length than at the begin.
+    /// Returns an error if the file cannot be read, or if its length changes while it is read.
     pub fn of(name: &str, file: &File) -> io::Result<Self> {
         let bytes = file.metadata()?.len();
         let chunks = (0..count(bytes)).map(|at| sum_of_chunk(file, bytes, at));
@@ -182,7 +182,7 @@ impl FileSum {
         Ok(file)
     }
 
-    /// SHA-256 of the file's length and sums: equal contents are equal files.
+    /// SHA-256 of the file's length and hashes: files with equal content have equal values.
     #[must_use]
     pub fn content(&self) -> String {
         let mut sum = Sha256::new();
@@ -196,12 +196,12 @@ impl FileSum {
         Bytes(self.bytes)
     }
 
-    /// Begin and length of a chunk.
+    /// Start and length of a chunk.
     pub(super) fn range(&self, chunk: usize) -> (u64, usize) {
         range(self.bytes, chunk as u64)
     }
 
-    /// The chunks that are not of zeros.
+    /// The chunks that contain data.
     pub(super) fn data(&self) -> Vec<usize> {
         let is_data = |at: &usize| {
             let zero = match self.range(*at).1 as u64 {
@@ -213,7 +213,7 @@ impl FileSum {
         (0..self.chunks.len()).filter(is_data).collect()
     }
 
-    /// The chunks of a file of this length that have another content than the list says.
+    /// The chunks of a file of this length whose content differs from the list.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read.
@@ -253,7 +253,7 @@ fn sum_of_chunk(file: &File, bytes: u64, chunk: u64) -> io::Result<Sum> {
     Ok(sum_of(&bytes))
 }
 
-/// Whether there is no data. A file that has become shorter is an error.
+/// Whether there is no data in a range. A file that has become shorter is an error.
 fn is_hole(file: &File, begin: u64, len: usize) -> io::Result<bool> {
     let end = begin + len as u64;
     let is_hole = match lseek(file, begin.cast_signed(), Whence::SeekData) {

@@ -1,4 +1,4 @@
-//! Files that this node gives to others.
+//! Files that this node offers to others.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use tokio::sync::{OnceCell, Semaphore};
 use super::{FileList, Rate, Sums, TransferLimits, list::read_chunk};
 use crate::blocking::blocking;
 
-/// Chunks that are read at the same time, for all nodes together.
+/// Concurrent reads of chunks, for all nodes together.
 const READS: usize = 4;
 
 /// All files that are offered. Clones share them.
@@ -29,7 +29,7 @@ struct Inner {
     sums: Sums,
 }
 
-/// The nodes that may have the files of an offer.
+/// The nodes that may fetch the files of an offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Takers {
     Members,
@@ -39,14 +39,14 @@ pub(crate) enum Takers {
 #[derive(Debug)]
 struct Offer {
     takers: Takers,
-    /// Open, so that they can be read until the end, also if they are removed.
+    /// Open files, so that they can be read to the end even if they are removed.
     files: Vec<(String, File)>,
     list: OnceCell<FileList>,
-    /// When it was made, or last asked for.
+    /// When the offer was made or last used.
     used: Mutex<Instant>,
 }
 
-/// Files are offered as long as this value exists.
+/// Keeps files on offer until dropped.
 #[derive(Debug)]
 pub(crate) struct Offered {
     key: String,
@@ -64,12 +64,13 @@ impl Offers {
         }))
     }
 
-    /// Of files of this node that do not change.
+    /// Cached hashes of this node's immutable files.
     pub(crate) fn sums(&self) -> &Sums {
         &self.0.sums
     }
 
-    /// Offers files, which must not change, under a key of letters, digits and `-`. Another offer of this key ends.
+    /// Offers files, which must not change, under a key of letters, digits and `-`. Replaces an existing offer with
+    /// this key.
     pub(crate) fn offer(&self, key: &str, takers: Takers, files: Vec<(String, File)>) -> Offered {
         let offer = Arc::new(Offer {
             takers,
@@ -86,11 +87,11 @@ impl Offers {
         offered
     }
 
-    /// The files of an offer with their sums, which are computed when they are first asked for. `None`: there is no such
-    /// offer for the member `by`.
+    /// The files of an offer with their hashes, which are computed on first use. `None` if there is no such offer for
+    /// the member `by`.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be read, or the files are beyond the limits of a list.
+    /// Returns an error if a file cannot be read, or if the files exceed the limits of a list.
     pub(crate) async fn list(&self, key: &str, by: &NodeId) -> io::Result<Option<FileList>> {
         let Some(offer) = self.get(key, by) else {
             return Ok(None);
@@ -102,7 +103,7 @@ impl Offers {
         offer.list.get_or_try_init(sum).await.cloned().map(Some)
     }
 
-    /// A chunk of an offered file. `None`: nothing is offered to the member `by` under this name.
+    /// A chunk of an offered file. `None` if nothing is offered to the member `by` under this name.
     ///
     /// # Errors
     /// Returns an error if it cannot be read.
@@ -131,7 +132,7 @@ impl Offers {
         read.await
     }
 
-    /// The offer, which is asked for by a member that may have it.
+    /// The offer, if the member `by` may use it. Marks it as used.
     fn get(&self, key: &str, by: &NodeId) -> Option<Arc<Offer>> {
         let offer = self.lock().get(key).cloned()?;
         match &offer.takers {
@@ -161,7 +162,7 @@ impl Offer {
 }
 
 impl Offered {
-    /// When the offer was made, or another node last asked for its files. `None`: another offer has its key.
+    /// When the offer was made or last used by another node. `None` if another offer has replaced it.
     pub(crate) fn used(&self) -> Option<Instant> {
         let offer = self.offer.upgrade()?;
         let used = offer.used.lock();

@@ -8,7 +8,7 @@ use std::{
 use model::Bytes;
 use tokio::time::Instant;
 
-/// Lets transfers pass one after the other, each as long as its bytes take.
+/// Admits transfers one after the other, each for as long as its bytes take at this rate.
 #[derive(Debug)]
 pub(crate) struct Rate {
     bytes_per_s: u64,

@@ -1,5 +1,5 @@
-//! Sums of files that never change, so that a large file is read once: root images are compared at every copy, and bases
-//! are offered with every sandbox.
+//! Cache of hashes of immutable files, so that a large file is read once: root images are compared at every copy, and
+//! bases are offered with every sandbox.
 
 use std::{
     collections::VecDeque,
@@ -13,10 +13,10 @@ use std::{
 use super::{CHUNK, list::FileSum};
 use crate::blocking::blocking;
 
-/// Chunks of all remembered files: 32 bytes of memory each, for 512 GiB of files.
+/// Maximum number of cached chunks: 32 bytes of memory each, for 512 GiB of files.
 const MOST_CHUNKS: usize = 1 << 17;
 
-/// What tells whether a file is the one that was summed.
+/// Identifies a file, to find out whether it is the one that was hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     device: u64,
@@ -25,12 +25,12 @@ struct Identity {
     changed: (i64, i64),
 }
 
-/// The sums of the files that were used last. Clones share them.
+/// The hashes of the most recently used files. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sums(Arc<Mutex<VecDeque<(Identity, FileSum)>>>);
 
 impl Sums {
-    /// As [`FileSum::of`], for a file that is not written any more.
+    /// Like [`FileSum::of`], for a file that is not written any more.
     ///
     /// # Errors
     /// Returns the errors of [`FileSum::of`].
@@ -55,8 +55,8 @@ impl Sums {
         Ok(sum)
     }
 
-    /// The file among these, of which none changes, that has the wanted content. Files of another length are not read, and
-    /// none is read twice.
+    /// Finds, among immutable files, one with the wanted content. Files of another length are not read, and none is
+    /// read twice.
     pub(crate) async fn same(
         &self,
         paths: impl IntoIterator<Item = PathBuf>,
@@ -109,7 +109,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(2 * CHUNK).unwrap();
         let before = sums.of("a", &file).unwrap();
-        // A write that keeps the time is not seen, so the sum comes from memory.
+        // The cache does not notice a write that keeps the modification time, so this hash comes from memory.
         let time = file.metadata().unwrap().modified().unwrap();
         file.write_all_at(b"x", 0).unwrap();
         file.set_modified(time).unwrap();

@@ -181,7 +181,7 @@ impl Stage<'_> {
         let answer = brief(&self.first.api).send("GET", &path_of(sandbox), "");
         answer.is_ok_and(|answer| {
             let text = String::from_utf8_lossy(&answer.body);
-            answer.status == 502 && text.contains("is away: it was running")
+            answer.status == 502 && text.contains("is unreachable: it was running")
         })
     }
 
