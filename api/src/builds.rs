@@ -1,4 +1,4 @@
-//! Builds of templates: from an image or a template and a list of steps to a template with memory.
+//! Template builds: turn an image or a template and a list of steps into a template with memory.
 
 // A request, and the task that owns all builds.
 pub mod grant;

@@ -7,8 +7,8 @@
 //!                        └────── permit released ─────┘
 //! ```
 //! Invariants: no client exceeds the [`limits`] on resources and on time. At the total limit, the module `eviction`
-//! makes room for clients that hold few connections. A server that has handed its [`Backend`] over to a successor closes
-//! no connection while a request may be on its way: it forwards the request and asks the client to connect anew.
+//! makes room for clients that hold few connections. A server that has handed its [`Backend`] over to a successor
+//! closes no connection while a request may be in transit. It forwards the request and tells the client to reconnect.
 
 // From a socket to the backend.
 mod sockets;
@@ -59,7 +59,7 @@ use internal::Greeting;
 use permits::Permits;
 use sockets::Arrival;
 
-/// Maximum number of requests for a reload that wait for an answer.
+/// Maximum number of reload requests that wait for a response.
 const RELOADS: usize = 16;
 /// TCP keep-alive: first probe after a minute of silence, then one every ten seconds; the sixth lost probe ends the
 /// connection.
@@ -69,7 +69,7 @@ const PROBES: u32 = 6;
 /// Interval of the log line that counts refused connections.
 const REFUSED_EVERY: Duration = Duration::from_secs(10);
 
-/// The connections of a process, and what they share. It serves only while one of its methods is polled.
+/// The connections of a process and their shared state. Serves only while one of its methods is polled.
 #[derive(Debug)]
 pub struct Server<R> {
     shared: Arc<Shared<R>>,
@@ -77,18 +77,18 @@ pub struct Server<R> {
     /// Ids of permits that were dropped.
     returned: mpsc::UnboundedReceiver<u64>,
     connections: JoinSet<()>,
-    /// Connections to the internal socket that have named their purpose.
+    /// Connections to the internal socket that have not been handled yet.
     greetings: JoinSet<Option<Greeting>>,
     phase: watch::Sender<Phase>,
     refusals: Refusals,
     reloads: (mpsc::Sender<Reload>, Option<mpsc::Receiver<Reload>>),
 }
 
-/// Where a connection comes from.
+/// Origin of a connection.
 #[derive(Clone, Debug)]
 pub(super) enum Came {
     Client,
-    /// The listener of the cluster. Whether the peer is a member is checked for each request.
+    /// The cluster listener. Membership of the peer is checked for each request.
     Node(Arc<Peer>),
 }
 
@@ -96,14 +96,14 @@ pub(super) enum Came {
 #[derive(Debug)]
 struct Shared<R> {
     tls: Option<TlsSettings>,
-    /// Of the listener of the cluster.
+    /// TLS of the cluster listener.
     nodes: Option<PeerTls>,
     limits: Limits,
     clients: ClientLimiter,
     dispatch: Dispatch<R>,
 }
 
-/// Gives the acceptor a `Debug` implementation.
+/// Wraps the acceptor to give it a `Debug` implementation.
 #[derive(Clone)]
 struct TlsSettings(TlsAcceptor);
 
@@ -133,7 +133,7 @@ pub fn raise_file_limit() -> io::Result<u64> {
 }
 
 impl<R: Routes> Server<R> {
-    /// `tls`: `None` for plain HTTP. `nodes`: for connections of other nodes.
+    /// `tls` is `None` for plain HTTP. `nodes` is for connections from other nodes.
     pub fn new(
         dispatch: Dispatch<R>,
         tls: Option<Arc<rustls::ServerConfig>>,
@@ -166,12 +166,12 @@ impl<R: Routes> Server<R> {
         }
     }
 
-    /// The requests for a reload that arrive over the internal socket. `None` after the first call.
+    /// Reload requests from the internal socket. `None` after the first call.
     pub fn take_reloads(&mut self) -> Option<mpsc::Receiver<Reload>> {
         self.reloads.1.take()
     }
 
-    /// Serves new connections until `stop` completes, then closes as [`Server::close`] does.
+    /// Serves new connections until `stop` completes, then closes like [`Server::close`].
     pub async fn serve(mut self, listeners: Vec<TcpListener>, stop: impl Future<Output = ()>) {
         let mut sockets = Sockets::new(listeners, None);
         self.accept_until(&mut sockets, stop).await;
@@ -194,8 +194,8 @@ impl<R: Routes> Server<R> {
         self.run(None, until).await
     }
 
-    /// Answers each HTTP/1.1 request with `Connection: close` from now on, and closes HTTP/2 connections when their
-    /// streams have ended. Call it when a successor accepts the new connections.
+    /// From now on, responds to each HTTP/1.1 request with `Connection: close`, and closes HTTP/2 connections when
+    /// their streams have ended. Call it once a successor accepts new connections.
     pub fn move_clients_over(&mut self) {
         self.phase.send_replace(Phase::Moved);
     }
@@ -206,7 +206,7 @@ impl<R: Routes> Server<R> {
         self.permits.taken()
     }
 
-    /// Serves until no connection is left, and accepts no new ones.
+    /// Serves until no connection is left. Accepts no new ones.
     pub async fn finish(&mut self) {
         while self.permits.taken() > 0
             && let Some(id) = self.returned.recv().await
@@ -248,7 +248,7 @@ impl<R: Routes> Server<R> {
                 biased;
                 done = &mut until => return done,
                 Some(id) = self.returned.recv() => self.permits.release(id),
-                // Reaps finished tasks; each connection logs its own errors.
+                // Reaps finished tasks. Each connection logs its own errors.
                 Some(_) = self.connections.join_next() => {}
                 Some(greeted) = self.greetings.join_next() => match greeted {
                     Ok(Some(Greeting::Forwarded(stream, peer, came))) => {
@@ -256,7 +256,7 @@ impl<R: Routes> Server<R> {
                             conn::serve_forwarded(shared, stream, (peer, came), permit, phase)
                         });
                     }
-                    // If too many wait, the connection is closed, which the command reports.
+                    // If too many wait, the connection is closed, and the command reports that.
                     Ok(Some(Greeting::Reload(reload))) => drop(self.reloads.0.try_send(reload)),
                     Ok(None) | Err(_) => {}
                 },
@@ -313,12 +313,12 @@ impl Refusals {
             Full::PerPeer => "of this client",
         };
         let refused = std::mem::take(&mut self.since);
-        tracing::warn!(refused, last = %address, "connections refused: too many connections {whose}");
+        tracing::warn!(refused, last = %address, "refused connections: too many connections {whose}");
         self.last_logged = Some(Instant::now());
     }
 }
 
-/// Enables TCP keep-alive, so that the kernel detects clients that disappeared without closing their connection.
+/// Enables TCP keep-alive, so that the kernel detects clients that have disappeared without closing their connection.
 pub(crate) fn probe(stream: &TcpStream) -> nix::Result<()> {
     setsockopt(stream, sockopt::KeepAlive, &true)?;
     setsockopt(stream, sockopt::TcpKeepIdle, &PROBE_AFTER_S)?;

@@ -1,8 +1,8 @@
-//! E2B's part of a sandbox: settings and tokens, the route for the data plane, and samples of usage over time.
+//! E2B's state of a sandbox: settings and tokens, the route for the data plane, and usage samples.
 //!
-//! The pool owns sandboxes, deadlines included. A [`Registry`] is a handle without a task of its own: E2B's settings
-//! are the [`Note`] that the pool keeps as text in the sandbox's record, so that they outlive the server. The registry
-//! holds the parsed notes and the samples. Both are lost when the server ends.
+//! The pool owns sandboxes, including their deadlines. A [`Registry`] is a handle without its own task. The pool stores
+//! E2B's settings, the [`Note`], as text in the sandbox's record, so that they outlive the server. The registry caches
+//! parsed notes and keeps samples, both of which are lost when the server exits.
 
 mod error;
 pub mod note;
@@ -44,14 +44,14 @@ use crate::{
 };
 use note::{Note, now};
 
-/// The state of a sandbox when the pool answered a request about it.
+/// A sandbox and its state at the time of the pool's response.
 #[derive(Clone, Debug)]
 pub struct View {
     pub sandbox: Sandbox,
     pub note: Arc<Note>,
 }
 
-/// The answer to a connect.
+/// The result of a connect.
 #[derive(Debug)]
 pub struct Connected {
     pub view: View,
@@ -78,7 +78,7 @@ pub struct NewLease {
     pub auto_resume: bool,
     /// The token that the agent requires.
     pub envd_token: Token,
-    /// The token that all ports other than the agent's require.
+    /// The token required by all ports except the agent's.
     pub traffic_token: Token,
     pub metadata: BTreeMap<String, String>,
     /// Environment variables of every process in the sandbox.
@@ -89,7 +89,7 @@ pub struct NewLease {
     pub policy: Policy,
     /// Stored, but not used by the server.
     pub mcp: Option<Value>,
-    /// As [`Note::on_activity_s`].
+    /// See [`Note::on_activity_s`].
     pub on_activity_s: Option<u32>,
 }
 
@@ -110,7 +110,7 @@ pub struct Registry {
     moves: Arc<OnceLock<Moves>>,
 }
 
-/// What the registry holds for one sandbox.
+/// The registry's data about one sandbox.
 #[derive(Debug)]
 struct Known {
     /// The text that `note` was parsed from.
@@ -118,14 +118,15 @@ struct Known {
     note: Arc<Note>,
     rules: SandboxRules,
     samples: VecDeque<Sample>,
-    /// A request has moved the deadline, which is being written.
+    /// A request has moved the deadline, and the change is being written.
     renewing: bool,
 }
 
-/// The parsed `network.rules` of a note. An error: a server of another version has accepted what this one cannot read.
+/// The parsed `network.rules` of a note, or an error if a server of another version accepted rules that this one cannot
+/// parse.
 type SandboxRules = Arc<Result<Rules, RuleError>>;
 
-/// What holds state of sandboxes beside the registry, and must forget those that have ended.
+/// Other holders of sandbox state. They must forget sandboxes that have ended.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Followers {
     pub(crate) refused: Option<EventLog>,
@@ -135,7 +136,7 @@ pub(crate) struct Followers {
 
 impl Registry {
     /// A registry of the sandboxes that an opened pool has recovered. A sandbox whose note cannot be read is killed,
-    /// since no client could use it; so are those of builds, which end with their server.
+    /// because no client could use it. Sandboxes of builds are killed too, because builds end with their server.
     #[must_use]
     pub fn open(pool: Pool, recovered: Vec<Sandbox>) -> Self {
         let registry = Self {
@@ -151,7 +152,7 @@ impl Registry {
                 continue;
             }
             if let Err(why) = registry.view(sandbox) {
-                error!(sandbox = %id, why = %why, "cannot read the sandbox's note: ending the sandbox");
+                error!(sandbox = %id, why = %why, "cannot read the note of a sandbox: killing the sandbox");
                 let pool = registry.pool.clone();
                 tokio::spawn(async move { pool.kill(&id).await });
             }
@@ -159,9 +160,9 @@ impl Registry {
         registry
     }
 
-    /// Sets what opens sandboxes that other nodes can have.
+    /// Sets the handler that opens sandboxes that other nodes may own.
     pub(crate) fn set_moves(&self, moves: Moves) {
-        // Once, when the engine is opened.
+        // Called once, when the engine is opened.
         let _ = self.moves.set(moves);
     }
 
@@ -169,12 +170,12 @@ impl Registry {
         let sealed = || PoolError::Refused(id.clone(), Refusal::Sealed);
         let moves = self.moves.get().ok_or_else(sealed)?;
         moves.open(id).await.map_err(|why| {
-            tracing::warn!(sandbox = %id, why = %model::chain(&why), "a sandbox that has moved is not resumed");
+            tracing::warn!(sandbox = %id, why = %model::chain(&why), "cannot resume a sandbox after its move");
             sealed()
         })
     }
 
-    /// Creates a sandbox. If the caller drops the future before it completes, the sandbox is ended.
+    /// Creates a sandbox. If the caller drops the future before it completes, the sandbox is killed.
     ///
     /// # Errors
     /// Returns [`RegistryError::Note`] if metadata and options are too long, [`RegistryError::Random`] if no token can
@@ -227,7 +228,7 @@ impl Registry {
     }
 
     /// Creates `count` sandboxes that continue from the current state of a running sandbox, with its settings and new
-    /// tokens. Returns one result for each fork.
+    /// tokens. Returns one result per fork.
     ///
     /// # Errors
     /// Returns the errors of [`Pool::fork`], [`RegistryError::Note`] if the source's note cannot be read, and
@@ -245,7 +246,7 @@ impl Registry {
         for _ in 0..count {
             let note = fork_note(&source.note)?;
             let template = source.sandbox.template.id.clone();
-            // The policy is not used: the pool gives forks the policy of their source.
+            // The policy is not used, because the pool gives forks the policy of their source.
             specs.push(spec(&note, template, lifetime, Policy::default())?);
             notes.push(note);
         }
@@ -255,8 +256,8 @@ impl Registry {
         Ok(views.collect())
     }
 
-    /// Replaces the outbound options of a running sandbox and its policy. `policy` must follow from the options. The
-    /// options for inbound traffic stay as they are.
+    /// Replaces the outbound options of a running sandbox and its policy. `policy` must match the options. The options
+    /// for inbound traffic stay unchanged.
     ///
     /// # Errors
     /// Returns the errors of [`Pool::set_policy`], and [`RegistryError::Note`] if the sandbox's note cannot be read or
@@ -287,8 +288,8 @@ impl Registry {
         self.view(self.pool.get(id).await?)
     }
 
-    /// Whether the pool has a sandbox that is known here: one that has just left for another node is known for a moment
-    /// longer.
+    /// Whether the pool has a sandbox that is listed here. A sandbox that has just moved to another node stays listed
+    /// for a moment.
     pub async fn has(&self, id: &SandboxId) -> bool {
         let is_known = self.known().contains_key(id);
         is_known && !self.pool.get(id).await.is_err_and(|why| why.is_not_found())
@@ -299,7 +300,7 @@ impl Registry {
     /// # Errors
     /// Returns [`pool::PoolError::Draining`] if the pool is closed.
     pub async fn list(&self) -> Result<Vec<View>, RegistryError> {
-        // An answer of the pool may be older than the sandbox's end, and its view then enters the sandbox again after
+        // A response of the pool may be older than the sandbox's end. Its view then adds the sandbox again after
         // `forget_ended`. Such an entry is removed here: ids are not reused, so a sandbox that was known before the
         // pool made the list and is not on it has ended.
         let mut ended: HashSet<SandboxId> = self.known().keys().cloned().collect();
@@ -347,8 +348,8 @@ impl Registry {
         view.map(Route::from).map_err(|e| RouteError::of(&e))
     }
 
-    /// Moves the deadline of a sandbox with renewal by activity, which a request has reached. The request does not wait
-    /// for the change.
+    /// Extends the deadline of a sandbox with renewal by activity, because a request has reached it. The request does
+    /// not wait for the change.
     pub fn renew(&self, route: &Route) {
         let Some(renewal) = route.renewal.filter(|renewal| renewal.is_due(now())) else {
             return;
@@ -369,7 +370,7 @@ impl Registry {
                 .set_timeout(&id, change, renewal.timeout_s)
                 .await
             {
-                tracing::debug!(sandbox = %id, %why, "a request does not move the deadline");
+                tracing::debug!(sandbox = %id, %why, "cannot extend the deadline of a sandbox after a request");
             }
             if let Some(known) = registry.known().get_mut(&id) {
                 known.renewing = false;
@@ -393,7 +394,7 @@ impl Registry {
         signed.find(&notes)
     }
 
-    /// The present rules of a sandbox for outbound requests.
+    /// The current rules of a sandbox for outbound requests.
     ///
     /// # Errors
     /// Returns the errors of [`Registry::get`].
@@ -401,7 +402,7 @@ impl Registry {
         let view = self.get(id).await?;
         let known = self.known();
         let rules = known.get(id).map(|known| Arc::clone(&known.rules));
-        // It may have ended meanwhile.
+        // It may have ended in the meantime.
         Ok(rules.unwrap_or_else(|| rules_of(&view.note)))
     }
 

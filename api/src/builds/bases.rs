@@ -1,4 +1,4 @@
-//! Images that builds begin with: from a reference to a disk template of the pool.
+//! Base images of builds: turns an image reference into a disk template of the pool.
 //!
 //! ```text
 //! reference ─► manifest ─► layers in the store ─► conversion (cube-image, confined) ─► root image in the store ─┐
@@ -6,10 +6,10 @@
 //!     └─► installed template of this name, for `e2bdev/base` ───────────────────────────────────────────────────┤
 //!                                                                      disk template, listed in the index ◄─────┘
 //! ```
-//! The manifest is requested for every build, so a registry that revokes access is obeyed. A disk template is found
-//! again by content: by the digests of the manifest, of the converter and its additions, and by the guest that boots it.
-//! It keeps its root image in the store. The least recently used ones that no build uses are removed from the pool
-//! when all of them take more than half of the store's quota, so that new images have the other half.
+//! The manifest is requested for every build, so that a registry can revoke access. A disk template is found by
+//! content: by the digests of the manifest, of the converter and its additions, and by the guest that boots it. Its
+//! root image stays in the store. When all disk templates together take more than half of the store's quota, the least
+//! recently used ones that no build uses are removed from the pool, which leaves the other half to new images.
 
 mod explain;
 mod follow;
@@ -42,61 +42,61 @@ use follow::Follower;
 use index::{Disk, Index};
 use parts::{LIMITS, Parts};
 
-/// Repositories that stand for installed templates, so that the SDKs' default image needs no registry.
+/// Repositories that map to installed templates, so that the SDKs' default image needs no registry.
 const LOCAL: [(&str, &str); 2] = [
     ("docker.io/e2bdev/base", "base"),
     ("docker.io/e2bdev/code-interpreter", "code-interpreter-v1"),
 ];
-/// The size of the guests that boot a disk template, unless the build asks for another one.
+/// Default memory size of guests that boot a disk template.
 const MEMORY: Bytes = Bytes::mib(1024);
 const VCPUS: u8 = 1;
-/// Conversions at the same time. Each may take the memory of `Parts`.
+/// Concurrent conversions. Each may take the memory of `Parts`.
 const CONVERSIONS: usize = 1;
 const CANCELLED: &str = "build was cancelled";
 
-/// Where images come from and where they are kept.
+/// Where images come from and where they are stored.
 #[derive(Clone, Debug)]
 pub struct ImagesSpec {
     /// The program `cube-image`.
     pub converter: PathBuf,
     /// The directory of the static programs for images without a shell.
     pub userland: PathBuf,
-    /// Disk space of all layers and root images.
+    /// Disk space for all layers and root images.
     pub quota: Bytes,
-    /// Memory of one conversion.
+    /// Memory limit of one conversion.
     pub memory: Bytes,
     pub registries: Registries,
 }
 
-/// A disk template of the pool made of an image, and the image's defaults. It stays in the pool at least until the build
-/// ends that asked for it.
+/// A disk template in the pool made from an image, and the image's defaults. It stays in the pool at least until the
+/// build that requested it ends.
 #[derive(Clone, Debug)]
 pub struct Base {
     /// Id of a disk template in the pool. The caller does not remove it.
     pub template: String,
-    /// Equal keys mean equal disks, also if the template's id has changed.
+    /// Equal keys mean equal disks, even if the template's id has changed.
     pub key: String,
     pub defaults: Defaults,
 }
 
-/// Makes disk templates of images. Clones share the store of images.
+/// Makes disk templates from images. Clones share the image store.
 #[derive(Clone)]
 pub struct Bases(Arc<Inner>);
 
 struct Inner {
     pool: Pool,
     spec: ImagesSpec,
-    /// Of the store and the index.
+    /// Directory of the store and the index.
     dir: PathBuf,
     /// Disk space that stays free.
     disk_reserve: Bytes,
-    /// Made when it is first needed, since certificates are read from disk.
+    /// Created on first use, since certificates are read from disk.
     client: OnceLock<Client>,
-    /// `None`: it was not opened yet.
+    /// `None` until it is opened.
     store: Mutex<Option<Store>>,
     index: Index,
     turns: Semaphore,
-    /// Held while an installed template becomes a disk, so that each becomes one.
+    /// Locked while an installed template is converted to a disk, so that each is converted once.
     installing: tokio::sync::Mutex<()>,
 }
 
@@ -117,7 +117,7 @@ impl Inner {
     }
 }
 
-/// A build that asks for an image.
+/// A build that requests an image.
 #[derive(Clone, Copy)]
 struct Asker<'a> {
     /// As the client wrote it.
@@ -127,8 +127,8 @@ struct Asker<'a> {
 }
 
 impl Bases {
-    /// Reads the index in `dir`. In the background, opens the store beside it, which removes what a killed server left
-    /// there. If a part is missing, the log says so, and only builds from images fail.
+    /// Reads the index in `dir`. In the background, opens the store next to it, which removes leftovers of a killed
+    /// server. If a part is missing, this is logged, and only builds from images fail.
     pub async fn open(pool: Pool, dir: PathBuf, disk_reserve: Bytes, mut spec: ImagesSpec) -> Self {
         for (repository, template) in LOCAL {
             let local = spec.registries.local.entry(repository.to_owned());
@@ -148,7 +148,7 @@ impl Bases {
             turns: Semaphore::new(CONVERSIONS),
             installing: tokio::sync::Mutex::default(),
         }));
-        // Before any build can add one.
+        // Before any build can add a template.
         let all = bases.0.pool.templates().await.into_iter();
         let has_lost = (bases.0.index).forget_lost(&all.map(|template| template.id).collect());
         let opened = bases.clone();
@@ -165,16 +165,17 @@ impl Bases {
         bases
     }
 
-    /// The disk templates that images have in the pool.
+    /// The disk templates in the pool that were made from images.
     #[must_use]
     pub fn templates(&self) -> BTreeSet<String> {
         self.0.index.templates()
     }
 
-    /// The disk template of an image. Access to the image is checked with its registry each time.
+    /// The disk template of an image. Checks access to the image with its registry each time.
     ///
     /// # Errors
-    /// Returns a message for the client, also if the build is cancelled. It may quote a registry, however long.
+    /// Returns a message for the client, also if the build is cancelled. The message may quote a registry at any
+    /// length.
     pub async fn of_image(
         &self,
         reference: &str,
@@ -218,7 +219,7 @@ impl Bases {
         found.filter(|template| template.kind == TemplateKind::Installed)
     }
 
-    /// Changes when kernel and agent may have: those of the template `base`, or of the first one by id.
+    /// Identifies kernel and agent: those of the template `base`, or else of the first template by id.
     async fn guest(&self) -> String {
         let all = self.0.pool.templates().await.into_iter();
         let installed = all.filter(|template| template.kind == TemplateKind::Installed);
@@ -245,7 +246,7 @@ impl Bases {
         }
         let disk = self.0.pool.disk_of(&template.id).await;
         let disk = disk.map_err(|why| model::chain(&why))?;
-        // Its files are those of the installed template.
+        // Its files are the installed template's.
         let disk = Disk {
             template: &disk.id,
             bytes: 0,
@@ -282,7 +283,7 @@ impl Bases {
             if let Some(base) = self.present(&key, asker).await {
                 return Ok(Base { defaults, ..base });
             }
-            // Without its layers, because the index had a template that the pool no longer has.
+            // The layers are not held, because the index had a template that the pool no longer has.
             if follower.has_found.load(Ordering::Relaxed) {
                 continue;
             }
@@ -303,7 +304,7 @@ impl Bases {
             turn = self.0.turns.acquire() => turn.map_err(|why| why.to_string())?,
             () = cancelled.cancelled() => return Err(CANCELLED.to_owned()),
         };
-        // Another build may have made it meanwhile.
+        // Another build may have made it in the meantime.
         if let Some(base) = self.present(&key, asker).await {
             return Ok(base);
         }
@@ -326,7 +327,7 @@ impl Bases {
         Ok(self.keep(key, disk, asker).await)
     }
 
-    /// Adds a root image to the pool, which links it: the store keeps it as long as something needs it.
+    /// Adds a root image to the pool, which links it. The store keeps the image as long as anything needs it.
     async fn add(&self, image: &Lease) -> Result<TemplateInfo, PoolError> {
         let spec = DiskSpec {
             root: image.path(),
@@ -337,7 +338,7 @@ impl Bases {
         self.0.pool.add_disk(spec).await
     }
 
-    /// The base with this key, if the pool has it. The build holds it from now on.
+    /// The base with this key, if the pool has it. The build holds it from then on.
     async fn present(&self, key: &str, asker: Asker<'_>) -> Option<Base> {
         let template = self.0.index.take(key, asker.cancel, unix_ms())?;
         if self.0.pool.template(&template).await.is_none() {
@@ -361,7 +362,7 @@ impl Bases {
         }
     }
 
-    /// Removes disk templates that no build uses if they take more than half of the quota.
+    /// Removes disk templates that no build uses while all of them take more than half of the quota.
     async fn trim(&self) {
         let unneeded = self.0.index.trim(self.0.spec.quota.0 / 2);
         self.remove(unneeded).await;
@@ -375,7 +376,7 @@ impl Bases {
             match self.0.pool.remove_template(&template).await {
                 Ok(()) | Err(PoolError::NoTemplate(_) | PoolError::Draining) => {}
                 Err(why) => {
-                    warn!(template, why = %model::chain(&why), "cannot remove the template of an image: the next build from an image tries again");
+                    warn!(template, why = %model::chain(&why), "cannot remove the template of an image: retrying at the next build from an image");
                     self.0.index.remove_later(template);
                 }
             }
@@ -391,7 +392,7 @@ impl Bases {
         }
     }
 
-    /// Converter and store. The error names what is missing, and the remedy.
+    /// Converter and store. The error names the missing part and the remedy.
     async fn parts(&self) -> Result<Parts, String> {
         let inner = Arc::clone(&self.0);
         let opened = spawn_blocking(move || {

@@ -1,4 +1,4 @@
-//! Cancelling a build that runs.
+//! Cancels running builds.
 
 use tokio::sync::watch;
 
@@ -6,7 +6,7 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub struct Canceller(watch::Sender<bool>);
 
-/// The build's side. All clones are of the same build.
+/// The build's side. All clones refer to the same build.
 #[derive(Clone, Debug)]
 pub struct Cancel(watch::Receiver<bool>);
 
@@ -18,7 +18,8 @@ pub fn cancellation() -> (Canceller, Cancel) {
 }
 
 impl Canceller {
-    /// The executor is expected to stop the current step, remove what it has made, and return a failure.
+    /// Cancels the build. The executor is expected to stop the current step, remove its intermediate results, and
+    /// return a failure.
     pub fn cancel(&self) {
         self.0.send_replace(true);
     }
@@ -32,7 +33,7 @@ impl Cancel {
 
     /// Returns once the build is cancelled. Can be dropped and called again at any time.
     pub async fn cancelled(&mut self) {
-        // An error means that the canceller is gone, which cancels too.
+        // An error means that the canceller is gone, which also cancels the build.
         let _ = self.0.wait_for(|cancelled| *cancelled).await;
     }
 }

@@ -1,4 +1,4 @@
-//! The builds as readers see them: a copy that their owner replaces after each change.
+//! Builds in the form that readers see: a copy that the owner replaces after each change.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,13 +9,13 @@ use cluster::Tagged;
 
 use super::{log::BuildLog, record::TemplateRecord, request::DEFAULT_TAG};
 
-/// All templates of builds, and the logs that are in memory.
+/// All built templates, and the logs in memory.
 #[derive(Clone, Debug, Default)]
 pub struct Catalog {
     pub templates: BTreeMap<String, Arc<TemplateRecord>>,
-    /// By build. Logs of builds that ended long ago are on disk only.
+    /// By build id. Logs of builds that ended long ago are on disk only.
     pub logs: HashMap<String, BuildLog>,
-    /// Ids of templates, by the ids in the pool of their builds.
+    /// Template ids by the builds' ids in the pool.
     pub by_pool: HashMap<String, String>,
 }
 
@@ -26,14 +26,14 @@ fn find<'a>(templates: &'a Templates, word: &str) -> Option<&'a Arc<TemplateReco
     templates.get(word).or_else(named)
 }
 
-/// A reference without a tag means the default one.
+/// A reference without a tag means the default tag.
 fn split(reference: &str) -> (&str, &str) {
     reference
         .split_once(':')
         .unwrap_or((reference, DEFAULT_TAG))
 }
 
-/// What an id or a name, with or without a tag, refers to.
+/// Resolves an id or a name, with or without a tag.
 pub(super) fn resolve(templates: &Templates, reference: &str) -> Resolved {
     let (word, tag) = split(reference);
     match find(templates, word) {
@@ -45,7 +45,7 @@ pub(super) fn resolve(templates: &Templates, reference: &str) -> Resolved {
     }
 }
 
-/// As [`Catalog::tagged`].
+/// Like [`Catalog::tagged`].
 pub(super) fn tagged<'a>(templates: &'a Templates, reference: &str) -> Option<(Tagged, &'a str)> {
     let (word, tag) = split(reference);
     let template = find(templates, word)?;
@@ -53,25 +53,25 @@ pub(super) fn tagged<'a>(templates: &'a Templates, reference: &str) -> Option<(T
     Some((template.named(tag)?, pool_id))
 }
 
-/// What a reference in a request names.
+/// The result of resolving a reference in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolved {
-    /// No template of a build: the pool may have one.
+    /// Not a built template. The pool may have one.
     Foreign,
     /// The id in the pool of a ready build.
     Ready(String),
-    /// A template of builds, with no ready build for the tag.
+    /// A built template without a ready build for the tag.
     NotReady,
 }
 
 impl Catalog {
-    /// The template with an id or a name, which must be without a tag.
+    /// Finds a template by id or name, which must not contain a tag.
     #[must_use]
     pub fn find(&self, word: &str) -> Option<&Arc<TemplateRecord>> {
         find(&self.templates, word)
     }
 
-    /// What an id or a name, with or without a tag, refers to.
+    /// Resolves an id or a name, with or without a tag.
     #[must_use]
     pub fn resolve(&self, reference: &str) -> Resolved {
         resolve(&self.templates, reference)
@@ -82,7 +82,7 @@ impl Catalog {
         tagged(&self.templates, reference)
     }
 
-    /// The id that clients know of a template in the pool.
+    /// The client-visible id of a template in the pool.
     #[must_use]
     pub fn id_for_clients<'a>(&'a self, pool_id: &'a str) -> &'a str {
         self.by_pool.get(pool_id).map_or(pool_id, String::as_str)

@@ -1,4 +1,4 @@
-//! Commands of a build as the guest's agent gets them.
+//! Commands of a build in the form that the guest's agent accepts.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,9 +8,9 @@ use super::settings::Settings;
 use crate::shell::quoted;
 
 const BASH: &str = "/bin/bash";
-/// Time limit of a command, as E2B has it for RUN.
+/// Time limit of a command. Equals E2B's limit for RUN.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(3600);
-/// Appended to a `PATH` of the image or of an ENV step: a wrong one must not hide basic programs.
+/// Appended to a `PATH` from the image or an ENV step, because a wrong one must not hide basic programs.
 const STANDARD_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const ROOT: &str = "root";
 
@@ -25,20 +25,20 @@ pub(super) struct Command {
     pub(super) workdir: Option<String>,
     pub(super) env: BTreeMap<String, String>,
     pub(super) shell: Shell,
-    /// `None`: it runs on, in the template and in its sandboxes.
+    /// `None`: it keeps running, in the template and in its sandboxes.
     pub(super) limit: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shell {
-    /// With the profile of the image and of the user.
+    /// With the login profiles of the image and of the user.
     Login,
     /// With the given environment only.
     Plain,
 }
 
 impl Command {
-    /// A command of the template's author: RUN, and the start and ready commands.
+    /// A command of the template's author: a RUN step, or the start or ready command.
     pub(super) fn of_author(script: &str, settings: &Settings) -> Self {
         Self {
             script: script.to_owned(),
@@ -51,7 +51,7 @@ impl Command {
         }
     }
 
-    /// A script of this program, which runs as root in `/`.
+    /// A script of this program. Runs as root in `/`.
     pub(super) fn of_root(script: &str, args: &[&str], settings: &Settings) -> Self {
         Self {
             args: args.iter().map(ToString::to_string).collect(),
@@ -62,7 +62,7 @@ impl Command {
         }
     }
 
-    /// The agent kills the command at its limit, if it has one.
+    /// The request to the agent, which kills the command at its limit, if it has one.
     pub(super) fn request(&self) -> ExecRequest {
         let mut env = self.env.clone();
         let mut script = self.script.clone();
@@ -90,7 +90,7 @@ impl Command {
     }
 }
 
-/// The text as one word of a shell in which variables are expanded, and nothing else is.
+/// Quotes the text as one shell word in which variables are expanded and nothing else is.
 pub(super) fn expanded(text: &str) -> String {
     let escaped = text
         .replace('\\', r"\\")

@@ -1,5 +1,5 @@
-//! The authority of upload URLs. The official clients upload files without their key, so the URL itself must prove that
-//! this server allowed the upload: a code (HMAC-SHA-256) over template, hash, end and size.
+//! Authorization of upload URLs. The official clients upload files without their key, so the URL itself must prove that
+//! this server allowed the upload. It carries an HMAC-SHA-256 over template, hash, expiry and size.
 
 use std::collections::HashMap;
 
@@ -23,16 +23,16 @@ pub struct Grant {
     pub max_bytes: u64,
 }
 
-/// Why a URL permits nothing.
+/// Why a URL is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantError {
-    #[error("this is not an upload URL of this server: ask for a new one")]
+    #[error("this is not an upload URL of this server: request a new one")]
     Forged,
-    #[error("this upload URL has expired: ask for a new one")]
+    #[error("this upload URL has expired: request a new one")]
     Expired,
 }
 
-/// Signs and verifies grants. The key is the server's own; URLs become invalid with it.
+/// Signs and verifies grants. The key belongs to this server. If it is lost, existing URLs become invalid.
 #[derive(Debug)]
 pub struct Authority(hmac::Key);
 
@@ -42,7 +42,7 @@ impl Authority {
         Self(hmac::Key::new(hmac::HMAC_SHA256, key))
     }
 
-    /// The query of the URL that carries the grant. The URL's path names template and hash.
+    /// The query of the URL that carries the grant. The URL's path contains template and hash.
     #[must_use]
     pub fn query(&self, grant: &Grant) -> String {
         let code = hmac::sign(&self.0, grant.message().as_bytes());
@@ -55,7 +55,7 @@ impl Authority {
         format!("expires={expires_unix_s}&size={max_bytes}&code={code}")
     }
 
-    /// The grant of a URL. The code is compared in constant time, and before the time.
+    /// Verifies the grant of a URL. The code is compared in constant time, and checked before the expiry.
     ///
     /// # Errors
     /// Returns [`GrantError`].
@@ -76,7 +76,7 @@ impl Authority {
 }
 
 impl Grant {
-    /// The signed text. Fields have their lengths, so that no two grants have the same text.
+    /// The signed text. Each field is preceded by its length, so that no two grants have the same text.
     fn message(&self) -> String {
         let Self {
             template_id,
@@ -97,7 +97,7 @@ fn parse(template_id: &str, hash: &str, query: &str) -> Option<(Grant, Vec<u8>)>
     }
     let mut fields = HashMap::new();
     for (key, value) in form_urlencoded::parse(query.as_bytes()) {
-        // A key twice could mean one thing here and another to a reader of logs.
+        // A repeated key could mean one thing here and another to a log reader.
         if fields.insert(key, value).is_some() {
             return None;
         }

@@ -1,6 +1,7 @@
-//! Commands and files in the virtual machine of a build.
+//! Commands and files in a build VM.
 //!
-//! The agent is not trusted: a build's own commands run as root beside it. It can only make its own build fail.
+//! The agent is not trusted, because a build's own commands run as root next to it. It can only make its own build
+//! fail.
 
 use std::{
     fs::File,
@@ -20,14 +21,14 @@ use super::{
     output::{Captured, Lines},
 };
 
-/// Time limit for the agent to answer. A busy host delays it.
+/// Time limit for the agent's response. A busy host delays it.
 const ANSWER: Duration = Duration::from_secs(60);
-/// The agent ends a command at its limit; this is how much longer its answer is waited for.
+/// The agent kills a command at its limit. This is the additional time to wait for its response.
 const GRACE: Duration = Duration::from_secs(60);
 /// Time limit for the transfer of an archive.
 const UPLOAD: Duration = Duration::from_secs(3600);
 
-/// Why a command did not succeed. The texts are those of E2B where it has one.
+/// Why a command did not succeed. Where E2B has a text, it is the same.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CommandError {
     /// `exit status 1` or `signal: killed`.
@@ -37,8 +38,8 @@ pub(super) enum CommandError {
     Refused { code: String, message: String },
     #[error("the command did not end within {} s", .0.as_secs())]
     Limit(Duration),
-    /// Text of the client.
-    #[error("the virtual machine of the build does not answer, or has ended: {0}")]
+    /// A text for the client.
+    #[error("the virtual machine of the build does not respond, or has ended: {0}")]
     Lost(String),
     #[error("{0}")]
     Output(&'static str),
@@ -56,7 +57,7 @@ pub(super) struct Request {
     pub(super) expects: String,
 }
 
-/// The machine of a build.
+/// A build's VM.
 #[derive(Clone, Debug)]
 pub(super) struct Guest {
     vsock: PathBuf,
@@ -64,7 +65,7 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// `vsock` is the socket of the machine's vsock device.
+    /// `vsock` is the socket of the VM's vsock device.
     pub(super) fn new(vsock: &Path, cancel: Cancel) -> Self {
         Self {
             vsock: vsock.to_owned(),
@@ -72,13 +73,13 @@ impl Guest {
         }
     }
 
-    /// Runs a command; its output goes to the log.
+    /// Runs a command and writes its output to the log.
     pub(super) async fn run(&self, command: &Command, lines: Lines) -> Result<(), CommandError> {
         let started = self.start(command, lines).await?;
         self.unless_cancelled(started.ended()).await
     }
 
-    /// Runs a command. Returns its output, also if it fails, and how it ended.
+    /// Runs a command. Returns its output, even if it fails, and how it ended.
     pub(super) async fn capture(
         &self,
         command: &Command,
@@ -93,7 +94,7 @@ impl Guest {
         self.unless_cancelled(join(run)).await
     }
 
-    /// Starts a command. Its output goes to the log until the returned value is dropped; the command runs on.
+    /// Starts a command, which keeps running. Its output goes to the log until the returned value is dropped.
     pub(super) async fn start(
         &self,
         command: &Command,
@@ -116,7 +117,7 @@ impl Guest {
         Ok(Started { socket, thread })
     }
 
-    /// Writes a file of the host to a path in the guest, as root's.
+    /// Writes a file of the host to a path in the guest, owned by root.
     pub(super) async fn upload(&self, from: File, to: &str) -> Result<(), CommandError> {
         let (vsock, to) = (self.vsock.clone(), to.to_owned());
         let upload = spawn_blocking(move || {
@@ -127,16 +128,16 @@ impl Guest {
         self.unless_cancelled(join(upload)).await
     }
 
-    /// Makes a request to a server in the guest: `POST` with a body, otherwise `GET`. Succeeds if the answer has status 200
-    /// and contains `expects`.
+    /// Sends a request to a server in the guest: `POST` with a body, otherwise `GET`. Succeeds if the response has
+    /// status 200 and contains `expects`.
     pub(super) async fn request(&self, request: Request) -> Result<(), CommandError> {
         let vsock = self.vsock.clone();
         let asked = spawn_blocking(move || ask(&vsock, &request));
         self.unless_cancelled(join(asked)).await
     }
 
-    /// The work's result, or an error at once if the build is cancelled. What was started in the guest ends with the
-    /// machine.
+    /// The result of the work, or an error as soon as the build is cancelled. Everything started in the guest ends with
+    /// the VM.
     async fn unless_cancelled<T>(
         &self,
         work: impl Future<Output = Result<T, CommandError>>,
@@ -149,7 +150,7 @@ impl Guest {
         }
     }
 
-    /// Waits, but not longer than until the build is cancelled.
+    /// Sleeps, but wakes up when the build is cancelled.
     pub(super) async fn sleep(&self, duration: Duration) -> Result<(), CommandError> {
         let sleep = async {
             tokio::time::sleep(duration).await;
@@ -159,7 +160,7 @@ impl Guest {
     }
 }
 
-/// A command that runs. Dropping this ends the connection; the command continues.
+/// A running command. Dropping this closes the connection; the command continues.
 #[derive(Debug)]
 pub(super) struct Started {
     socket: UnixStream,
@@ -167,12 +168,12 @@ pub(super) struct Started {
 }
 
 impl Started {
-    /// Waits for the end of the command.
+    /// Waits for the command to exit.
     pub(super) async fn ended(mut self) -> Result<(), CommandError> {
         self.wait().await
     }
 
-    /// Waits for the end of the command. Can be dropped and called again; does not return a second time.
+    /// Waits for the command to exit. Can be dropped and called again. Must not be called after it has returned.
     pub(super) async fn wait(&mut self) -> Result<(), CommandError> {
         let Some(thread) = &mut self.thread else {
             return std::future::pending().await;
@@ -185,7 +186,7 @@ impl Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // Fails only if the connection is closed already.
+        // Fails only if the connection is already closed.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 }
@@ -204,7 +205,7 @@ fn connect(vsock: &Path) -> Result<UnixStream, CommandError> {
 }
 
 fn ask(vsock: &Path, request: &Request) -> Result<(), CommandError> {
-    let not_yet = || CommandError::Status("no answer".to_owned());
+    let not_yet = || CommandError::Status("no response".to_owned());
     let method = if request.body.is_some() {
         "POST"
     } else {
@@ -222,7 +223,7 @@ fn ask(vsock: &Path, request: &Request) -> Result<(), CommandError> {
     Err(not_yet())
 }
 
-/// Runs a command to its end, and passes its events on.
+/// Runs a command until it exits, and forwards its events.
 fn follow(
     stream: UnixStream,
     command: &Command,

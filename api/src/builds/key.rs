@@ -1,7 +1,7 @@
-//! Keys of the cache: equal keys mean equal disks.
+//! Cache keys: equal keys mean equal disks.
 //!
-//! A key is the digest of the key before and of everything that a step's result depends on. Every field is preceded by
-//! its length, so that no two lists of fields give the same bytes.
+//! A key is the digest of the previous key and of everything that a step's result depends on. Every field is preceded
+//! by its length, so that no two lists of fields produce the same bytes.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::{plan::Step, request::is_sha256};
 
-/// Raise it when the same steps give another disk.
+/// Increment it when the same steps produce a different disk.
 const VERSION: &str = "builds 1";
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -32,14 +32,14 @@ impl Key {
     pub(super) fn after(self, step: &Step) -> Self {
         let before = self.to_string();
         let mut fields = vec![before.as_str(), step.kind.name()];
-        // An empty field and an absent one differ by the number of fields; the arguments come last.
+        // The number of fields distinguishes an empty field from an absent one. The arguments come last.
         fields.push(if step.files.is_some() { "files" } else { "" });
         fields.push(step.files.as_deref().unwrap_or_default());
         fields.extend(step.args.iter().map(String::as_str));
         Self::of(&fields)
     }
 
-    /// The key that [`fmt::Display`] has written.
+    /// Parses the output of [`fmt::Display`].
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut bytes = [0; 32];
         if !is_sha256(text) {

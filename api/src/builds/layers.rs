@@ -1,16 +1,15 @@
-//! The cache of builds: disks by the keys of the steps that made them, and finished templates by the keys of their builds.
+//! The build cache: disks by the keys of the steps that made them, and finished templates by the keys of their builds.
 //!
 //! ```text
 //! step's key ─► disk template of the pool, settings after the step        ours: removed with the last entry and holder
 //! build's key ─► built template of the pool ─► settings, start command    the owner of builds removes it
 //! ```
-//! A step's key depends on the result of the step before, not on its key, so after a step that
-//! runs again, the cached steps that followed its former result do not apply.
-//! A [`Layer`] holds a disk: as long as there is one, the disk stays. A disk that neither an entry nor a holder needs is
-//! removed from the pool, so a build that fails leaves only disks that its next attempt continues from. All disks
-//! together have a quota, and the least recently used entries go first. The index is a file that is replaced as a
-//! whole; if it is lost, the next server removes all disks, builds start anew, and no build can begin with a template of
-//! a former one.
+//! A step's key depends on the result of the previous step, not on its key. If a step runs again, cached steps that
+//! followed its previous result therefore no longer apply. A [`Layer`] keeps its disk as long as the value exists. A
+//! disk without an entry and without a holder is removed from the pool, so a failed build leaves only disks from which
+//! its next attempt continues. All disks together have a quota, and the least recently used entries are dropped first.
+//! The index file is replaced atomically. If it is lost, the next server removes all disks, all builds start from
+//! scratch, and no build can start from a previously built template.
 
 mod state;
 #[cfg(test)]
@@ -35,7 +34,7 @@ use super::{key::Key, settings::Settings};
 pub(super) use state::{Finished, StartUp};
 use state::{Index, MAX_INDEX, State, StepEntry};
 
-/// File name of the index in the directory of builds.
+/// File name of the index in the builds directory.
 const INDEX: &str = "layers.json";
 
 /// A handle to the cache. Clones share it.
@@ -47,26 +46,26 @@ struct Shared {
     pool: Pool,
     dir: PathBuf,
     state: Mutex<State>,
-    /// Held while the file is written, so that an older index never replaces a newer one.
+    /// Locked while the file is written, so that an older index never replaces a newer one.
     writing: Mutex<()>,
 }
 
-/// A disk that stays as long as this value exists.
+/// Keeps a disk as long as this value exists.
 #[derive(Debug)]
 pub(super) struct Layer {
     id: String,
-    /// `None`: others remove it.
+    /// `None`: the disk is removed elsewhere.
     cache: Option<Layers>,
 }
 
-/// A finished template that is not removed as long as this value exists.
+/// Keeps a finished template from being removed as long as this value exists.
 #[derive(Debug)]
 pub(super) struct HeldTemplate {
     id: String,
     cache: Layers,
 }
 
-/// A step that an earlier build has done.
+/// A step that an earlier build has completed.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) layer: Layer,
@@ -75,9 +74,9 @@ pub(super) struct Found {
 }
 
 impl Layers {
-    /// Reads the index in `dir`, forgets the disks that the pool does not have, and removes disks that former builds have
-    /// left in the pool and that no entry names.
-    /// `quota`: space of all disks in bytes. `others`: disks of the pool that are not of builds.
+    /// Reads the index in `dir`, forgets disks that the pool does not have, and removes disks of earlier builds from
+    /// the pool that no entry refers to. `quota` is the space for all disks in bytes. `others` are disks in the pool
+    /// that do not belong to builds.
     pub(super) async fn open(
         pool: Pool,
         dir: PathBuf,
@@ -92,7 +91,7 @@ impl Layers {
             Err(error) => {
                 warn!(path = %dir.join(INDEX).display(), %error,
                       "cannot read the cache of builds: all steps will run again, and templates that others are built from have to \
-                       be built again");
+                       be rebuilt");
                 Index::default()
             }
         };
@@ -113,7 +112,7 @@ impl Layers {
         this
     }
 
-    /// The disks of former builds that no entry needs.
+    /// Disks of earlier builds that no entry needs.
     fn orphans(&self, all: Vec<TemplateInfo>, others: &BTreeSet<String>) -> BTreeSet<String> {
         let all = all.into_iter();
         let disks = all.filter(|t| t.kind == TemplateKind::Disk && !others.contains(&t.id));
@@ -122,7 +121,7 @@ impl Layers {
         unneeded.map(|disk| disk.id).collect()
     }
 
-    /// Holds a disk that a build has made.
+    /// Holds a disk made by a build.
     pub(super) fn hold(&self, id: String) -> Layer {
         self.state().hold(&id);
         Layer {
@@ -131,13 +130,13 @@ impl Layers {
         }
     }
 
-    /// The result of a step that an earlier build has done, whether or not its disk is there.
+    /// The result of a step that an earlier build has completed, even if its disk is gone.
     pub(super) fn result(&self, key: Key) -> Option<Key> {
         let entry = self.state().use_step(key, unix_ms());
         entry.map(|entry| entry.result())
     }
 
-    /// A step that an earlier build has done, if the pool still has its disk.
+    /// A step that an earlier build has completed, if the pool still has its disk.
     pub(super) async fn find(&self, key: Key) -> Option<Found> {
         let (entry, layer) = {
             let mut state = self.state();
@@ -163,7 +162,7 @@ impl Layers {
         })
     }
 
-    /// Records a step that was done, and returns its result.
+    /// Records a completed step and returns its result.
     pub(super) async fn keep(&self, key: Key, layer: &Layer, settings: &Settings) -> Key {
         let template = self.0.pool.template(&layer.id).await;
         let entry = StepEntry {
@@ -181,7 +180,7 @@ impl Layers {
         result
     }
 
-    /// A template of a build with this key that the pool still has.
+    /// A template made by a build with this key, if the pool still has one.
     pub(super) async fn find_built(&self, key: Key) -> Option<HeldTemplate> {
         let mut lost = BTreeSet::new();
         loop {
@@ -209,14 +208,14 @@ impl Layers {
         removed
     }
 
-    /// What the build of a template ended with.
+    /// The recorded results of the build of a template.
     pub(super) fn finished(&self, template: &str) -> Option<Finished> {
         self.state().finished(template)
     }
 
-    /// Records a finished build, which is found by these keys, and forgets those whose templates are gone.
+    /// Records a finished build under these keys, and forgets builds whose templates are gone.
     pub(super) async fn keep_built(&self, keys: &[Key], finished: Finished) {
-        // Before the pool's list, which lacks the templates of builds that end meanwhile.
+        // Before the pool's list, which lacks templates of builds that end during this call.
         let mut gone = self.state().all_finished();
         for template in self.0.pool.templates().await {
             gone.remove(&template.id);
@@ -225,7 +224,7 @@ impl Layers {
         self.write().await;
     }
 
-    /// A failure costs the next server some steps, so it does not end the build.
+    /// A failure costs the next server some steps, so it does not fail the build.
     async fn write(&self) {
         let shared = Arc::clone(&self.0);
         let write = move || {
@@ -239,9 +238,9 @@ impl Layers {
         }
     }
 
-    /// Removes disks from the pool, in the background. A failure is followed by another attempt after the next step.
+    /// Removes disks from the pool in the background. After a failure, the next step tries again.
     fn remove(&self, disks: BTreeSet<String>) {
-        // Without a runtime, the server is ending: the next one removes them.
+        // Without a runtime, the server is exiting. The next one removes them.
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
@@ -251,7 +250,7 @@ impl Layers {
                 match cache.0.pool.remove_template(&disk).await {
                     Ok(()) | Err(PoolError::NoTemplate(_) | PoolError::Draining) => {}
                     Err(why) => {
-                        warn!(disk, why = %model::chain(&why), "cannot remove a disk of a build: the next step or server tries again");
+                        warn!(disk, why = %model::chain(&why), "cannot remove a disk of a build: retrying after the next step or restart");
                         cache.state().remove_later(disk);
                     }
                 }
@@ -270,7 +269,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Layer {
-    /// A disk that others keep and remove.
+    /// A disk that is kept and removed elsewhere.
     pub(super) fn of_others(id: String) -> Self {
         Self { id, cache: None }
     }

@@ -1,8 +1,8 @@
-//! The log of a build: written by its executor, read by clients while the build runs.
+//! Build logs, written by the executor and read by clients while the build runs.
 //!
-//! An entry keeps its number forever, since clients continue from the number of the last entry that they have. So a full
-//! log drops new entries, not old ones; the last part of its space is for warnings and errors. Once closed, a log never
-//! changes.
+//! An entry keeps its number for ever, because clients continue from the number of the last entry they have. A full log
+//! therefore drops new entries, not old ones. The last part of its space is reserved for warnings and errors. A closed
+//! log never changes.
 
 use std::{
     io::{self, BufRead, Write},
@@ -29,7 +29,7 @@ const MOST_SEVERE: Size = Size {
     entries: MOST.entries + 1000,
     bytes: MOST.bytes + (1 << 20),
 };
-/// Estimated size of an entry beside its message.
+/// Estimated size of an entry without its message.
 const OVERHEAD: usize = 64;
 const FULL: &str = "the log of this build is full: only warnings and errors follow";
 
@@ -144,7 +144,7 @@ impl Entries {
             return;
         }
         self.size = after;
-        // Times never go back, even if the clock is set: readers continue from a time, too.
+        // Times never go back, even if the clock is set, because readers can also continue from a time.
         let last = self.all.last().map_or(0, |last| last.timestamp.unix_ns());
         self.all.push(BuildLogEntry {
             timestamp: Timestamp::from_unix_ns(unix_ns.max(last)),

@@ -1,5 +1,5 @@
-//! The virtual machine of a build: a sandbox of low priority that only its build knows. It has no deadline of its own but
-//! [`MOST_TIME`], and does not outlive its server: the registry ends sandboxes with its note.
+//! The VM of a build: a low-priority sandbox that is visible only to its build. Its only deadline is [`MOST_TIME`]. It
+//! does not outlive its server, because the registry kills sandboxes with its note.
 
 use std::time::{Duration, Instant};
 
@@ -16,23 +16,23 @@ use super::{
     settings::Settings,
 };
 
-/// The note of the sandboxes of builds.
+/// Note that marks sandboxes of builds.
 pub(crate) const NOTE: &str = "build";
-/// Longest life of a machine in seconds.
+/// Maximum lifetime of a build VM in seconds.
 const MOST_TIME_S: u32 = 24 * 3600;
-/// How long a build waits for room for its machine.
+/// How long a build waits for room for its VM.
 const ROOM: Duration = Duration::from_secs(600);
-/// Ends every process but the agent, which is the guest's first one, and itself.
+/// Kills every process except the agent (PID 1) and itself.
 const END_PROCESSES: &str = "kill -KILL -- -1; true";
-/// Prints how often the guest ran out of memory, and the blocks of its disk that programs can still use.
+/// Prints how often the guest ran out of memory, and the number of disk blocks still available to programs.
 const EXAMINE: &str = r#"while read -r name value; do
     if [ "$name" = oom_kill ]; then echo "$value"; fi
 done </proc/vmstat
 stat -f -c %a /"#;
-/// A disk with fewer of them is full. The blocks have 4 KiB.
+/// A disk with fewer free blocks (4 KiB each) is full.
 const FEW_BLOCKS: u64 = 256;
 
-/// Why a build has no machine.
+/// Why a build could not get a VM.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MachineError {
     #[error("build was cancelled")]
@@ -47,12 +47,12 @@ pub(super) struct Machine {
     pub(super) id: SandboxId,
     pub(super) guest: Guest,
     sandbox: Sandbox,
-    /// `false` once the sandbox was killed.
+    /// `false` once the sandbox has been killed.
     runs: bool,
 }
 
 impl Machine {
-    /// Starts a machine from a template. Waits while the host has no room for it. `waits` is called when that begins.
+    /// Starts a VM from a template. Waits while the host has no room for it. Calls `waits` when the wait begins.
     pub(super) async fn start(
         pool: &Pool,
         template: &str,
@@ -82,7 +82,7 @@ impl Machine {
         }
     }
 
-    /// Starts a machine from a template if the host has room for it.
+    /// Starts a VM from a template if the host has room for it.
     pub(super) async fn start_at_once(
         pool: &Pool,
         template: &str,
@@ -90,7 +90,7 @@ impl Machine {
         cancel: &Cancel,
     ) -> Result<Self, MachineError> {
         let mut cancelled = cancel.clone();
-        // A sandbox whose create is dropped is ended by the pool.
+        // If its create is dropped, the pool kills the sandbox.
         tokio::select! {
             biased;
             () = cancelled.cancelled() => Err(MachineError::Cancelled),
@@ -111,14 +111,14 @@ impl Machine {
         }
     }
 
-    /// Ends the processes that a step has left, so that the disk at rest is the step's result.
+    /// Kills processes left by a step, so that the disk at rest is the step's result.
     pub(super) async fn end_processes(&self) -> Result<(), CommandError> {
         let command = Command::of_root(END_PROCESSES, &[], &Settings::default());
         let (_, ended) = self.guest.capture(&command).await?;
         ended
     }
 
-    /// A likely reason why a command failed: the guest's memory or disk was too small, or the machine is gone.
+    /// A likely reason for a failed command: the guest's memory or disk was too small, or the VM has ended.
     pub(super) async fn why_failed(&self) -> Option<String> {
         if self.pool.get(&self.id).await.is_err() {
             return Some("the virtual machine of the build has ended unexpectedly".to_owned());
@@ -133,17 +133,17 @@ impl Machine {
         if numbers.next().flatten().is_some_and(|kills| kills > 0) {
             let memory = self.sandbox.template.memory;
             return Some(format!(
-                "the build ran out of memory: it has {memory}; ask for more with memoryMB"
+                "the build ran out of memory: it has {memory}; request more with memoryMB"
             ));
         }
         let is_full = numbers.next().flatten()? < FEW_BLOCKS;
         let size = self.sandbox.template.disk;
         is_full.then(|| {
-            format!("the disk of the build is full: it has {size}; ask for more with minFreeDiskMb")
+            format!("the disk of the build is full: it has {size}; request more with minFreeDiskMb")
         })
     }
 
-    /// Ends the machine. When this returns, nothing of it is left.
+    /// Kills the VM and waits until it is removed completely.
     pub(super) async fn end(mut self) {
         self.runs = false;
         end(&self.pool, &self.id).await;
@@ -152,7 +152,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Without a runtime, the server is ending: the next one ends the machine.
+        // Without a runtime, the server is exiting. The next one kills the VM.
         if self.runs
             && let Ok(runtime) = Handle::try_current()
         {

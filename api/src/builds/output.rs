@@ -1,16 +1,16 @@
-//! The output of commands in the guest.
+//! Output of commands in the guest.
 
 use envd::{Blob, ProcessEvent};
 use rest::LogLevel;
 
 use super::{guest::CommandError, log::BuildLog, plan::At};
 
-/// Longest line in bytes; a longer one is logged in parts.
+/// Longest line in bytes. Longer lines are logged in parts.
 const MAX_LINE: usize = 4096;
-/// Most output of a command of the builder, both streams together.
+/// Maximum captured output of a builder's command, both streams together.
 const MAX_CAPTURED: usize = 256 << 10;
 
-/// The names of the streams in the log; their numbers are those of [`Lines::begun`].
+/// Stream names in the log, indexed like [`Lines::begun`].
 const STREAMS: [&str; 2] = ["stdout", "stderr"];
 const STDERR: usize = 1;
 
@@ -22,7 +22,7 @@ pub(super) struct Lines {
     at: At,
     /// The part of the build that each line names: `builder 1/2`.
     prefix: String,
-    /// Lines without an end, of standard output and standard error.
+    /// Incomplete lines of standard output and standard error.
     begun: [Vec<u8>; 2],
 }
 
@@ -84,7 +84,7 @@ impl Drop for Lines {
     }
 }
 
-/// The output of a command of the builder.
+/// Captured output of a builder's command.
 #[derive(Debug, Default)]
 pub(super) struct Captured {
     pub(super) stdout: Vec<u8>,

@@ -1,4 +1,4 @@
-//! The owner of builds: one task that queues, starts, cancels and records them. [`Builds`] is a handle.
+//! The owner of builds: a task that queues, starts, cancels and records them. [`Builds`] is its handle.
 //!
 //! ```text
 //! create ─► Waiting ─► start ─► queue ─► a task runs the executor, closes the log and writes it
@@ -7,8 +7,8 @@
 //!            record written: the build is ready, and its tags name it
 //!            catalog replaced: clients see it
 //! ```
-//! The record is the truth: the pool's names follow it, also after a crash between the steps. A template of the pool
-//! that no build needs any more is removed; while a sandbox or a snapshot needs it, the removal is tried again.
+//! The record is authoritative: the pool's names follow it, even after a crash between the two updates. A template in
+//! the pool that no build needs any more is removed. While a sandbox or a snapshot uses it, the removal is retried.
 
 mod change;
 mod follow;
@@ -54,12 +54,12 @@ pub enum BuildsError {
     NoBuild(String),
     #[error("build is not in waiting state")]
     NotWaiting,
-    /// The name is that of an installed template.
+    /// The name belongs to an installed template.
     #[error(
         "the template {0:?} is installed on this server and cannot be changed by clients: use another name"
     )]
     Installed(String),
-    /// A deletion of an installed template.
+    /// Deletion of an installed template.
     #[error(
         "the template {0:?} is installed on this server and cannot be deleted by clients: the operator removes it \
          from the directory of --templates"
@@ -74,7 +74,7 @@ pub enum BuildsError {
     #[error("a build of the template {0:?} is queued or runs: wait until it has ended")]
     Busy(String),
     #[error(
-        "the steps of the template {0:?} are not known, because an older server has built it: build it once from its \
+        "the steps of the template {0:?} are unknown, because an older server has built it: build it once from its \
          source"
     )]
     NoOrder(String),
@@ -94,7 +94,7 @@ pub enum BuildsError {
         "the image {0:?} was pulled with credentials, which the server does not keep: send them as fromImageRegistry"
     )]
     NoCredentials(String),
-    /// A redo of an installed template.
+    /// Rebuild of an installed template.
     #[error(
         "the template {0:?} is installed on this server: rebuild it on the host, with `cargo xtask prepare` (base) or \
          `cargo xtask template {0}`"
@@ -122,7 +122,7 @@ pub enum BuildsError {
     Closed,
 }
 
-/// The identity of a requested build.
+/// Identity of a requested build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requested {
     pub template_id: String,
@@ -158,8 +158,8 @@ pub struct Builds {
 }
 
 impl Builds {
-    /// Starts the owner on `tasks`. It ends the builds that a former server left unfinished, and makes the pool's
-    /// names and templates agree with the records.
+    /// Starts the owner on `tasks`. Ends builds that the previous server left unfinished, and brings the pool's names
+    /// and templates in line with the records.
     pub(crate) fn open<M: Machinery>(
         (store, contents): (Store, Contents),
         uploads: Uploads,
@@ -189,7 +189,7 @@ impl Builds {
         }
     }
 
-    /// The present state. It does not change; ask again for a newer one.
+    /// The current state, as an immutable snapshot.
     #[must_use]
     pub fn catalog(&self) -> Arc<Catalog> {
         Arc::clone(&self.catalog.borrow())
@@ -198,33 +198,34 @@ impl Builds {
     /// Requests a build.
     ///
     /// # Errors
-    /// Returns [`BuildsError::Installed`] and [`BuildsError::Taken`] for names of others, and
+    /// Returns [`BuildsError::Installed`] and [`BuildsError::Taken`] if the name is in use elsewhere, and
     /// [`BuildsError::TooMany`].
     pub async fn create(&self, spec: NewBuildSpec) -> Result<Requested, BuildsError> {
         self.ask(|answer| Request::Create(spec, answer)).await
     }
 
-    /// Puts a requested build into the queue. Builds with one of its tags that are under way are cancelled.
+    /// Queues a requested build. Cancels builds in progress that have one of its tags.
     ///
     /// # Errors
     /// Returns [`BuildsError::NoTemplate`], [`BuildsError::NoBuild`], [`BuildsError::NotWaiting`], and
-    /// [`BuildsError::TooMany`]; the build then waits on.
+    /// [`BuildsError::TooMany`], after which the build keeps waiting.
     pub async fn start(&self, build: Requested, spec: StartSpec) -> Result<(), BuildsError> {
         let spec = Box::new(spec);
         self.ask(|answer| Request::Start(build, spec, answer)).await
     }
 
-    /// Queues a build with the order of a former one.
+    /// Queues a build with the order of an earlier one.
     ///
     /// # Errors
-    /// Returns [`BuildsError::NoTemplate`], [`BuildsError::NotReady`], [`BuildsError::Busy`], [`BuildsError::TooMany`];
-    /// [`BuildsError::NoOrder`], [`BuildsError::NoFiles`] and [`BuildsError::NoCredentials`] for what is not kept.
+    /// Returns [`BuildsError::NoTemplate`], [`BuildsError::NotReady`], [`BuildsError::Busy`] and
+    /// [`BuildsError::TooMany`]. If data is no longer available: [`BuildsError::NoOrder`], [`BuildsError::NoFiles`] or
+    /// [`BuildsError::NoCredentials`].
     pub async fn redo(&self, spec: RedoSpec) -> Result<Requested, BuildsError> {
         let spec = Box::new(spec);
         self.ask(|answer| Request::Redo(spec, answer)).await
     }
 
-    /// Gives tags to the build that `tag` names, and returns the build's id.
+    /// Assigns tags to the build that `tag` refers to, and returns the build's id.
     ///
     /// # Errors
     /// Returns [`BuildsError::NoTemplate`] if there is no such template or tag.
@@ -238,7 +239,7 @@ impl Builds {
             .await
     }
 
-    /// Takes tags away. Unknown tags are ignored.
+    /// Removes tags. Unknown tags are ignored.
     ///
     /// # Errors
     /// Returns [`BuildsError::NoTemplate`].
@@ -260,7 +261,7 @@ impl Builds {
             .await
     }
 
-    /// Removes a template with its builds. Builds that run are cancelled.
+    /// Removes a template with its builds. Cancels running builds.
     ///
     /// # Errors
     /// Returns [`BuildsError::NoTemplate`].
@@ -268,11 +269,11 @@ impl Builds {
         self.ask(|answer| Request::Remove(template, answer)).await
     }
 
-    /// Records a template of another node, as its home has it now and with the builds that are on this node. A template
-    /// of which none is left is removed.
+    /// Records a template of another node in its home's current version, with the builds that this node has. Removes a
+    /// template without remaining builds.
     ///
     /// # Errors
-    /// Returns [`BuildsError::Installed`] and [`BuildsError::Taken`] if this node has another template of the name.
+    /// Returns [`BuildsError::Installed`] and [`BuildsError::Taken`] if another template on this node has the name.
     pub(crate) async fn follow(&self, copied: Copied) -> Result<(), BuildsError> {
         let copied = Box::new(copied);
         self.ask(|answer| Request::Follow(copied, answer)).await
@@ -287,7 +288,7 @@ impl Builds {
             .await
     }
 
-    /// Cancels all builds that are queued or run, and returns when they have ended. Later ones are refused.
+    /// Cancels all queued and running builds and waits until they have ended. Later builds are refused.
     pub async fn stop(&self) {
         // An error means that the owner has ended.
         let _ended = self.ask(Request::Stop).await;
@@ -299,7 +300,7 @@ impl Builds {
         let _ended = self.ask(Request::Continue).await;
     }
 
-    /// The log of a build; empty before its start.
+    /// The log of a build. Empty before its start.
     ///
     /// # Errors
     /// Returns an error if it cannot be read from disk.
@@ -312,7 +313,8 @@ impl Builds {
         blocking(read).await
     }
 
-    /// What a build was started with. `None`: it was not started, has failed, or an older server has built it.
+    /// The order that a build was started with. `None`: the build was not started, has failed, or was built by an older
+    /// server.
     ///
     /// # Errors
     /// Returns an error if it cannot be read from disk.

@@ -1,12 +1,12 @@
-//! Parts of a build's log, as clients ask for them. Pure.
+//! Pages of a build's log, as requested by clients. Pure.
 
 use rest::{BuildLogEntry, LogLevel};
 
-/// Maximum and default number of entries in one answer.
+/// Maximum and default number of entries in one response.
 pub const MAX_PAGE: usize = 100;
 
-/// The entries from number `offset` on. A client continues from `offset` plus the number of entries that it got, so a
-/// page with a `level` covers as many entries as one without, and leaves some out.
+/// The entries from number `offset` on. A client continues from `offset` plus the number of entries it received. A page
+/// with a `level` therefore covers the same range of entries as one without, but omits some.
 #[must_use]
 pub fn from_offset(
     all: &[BuildLogEntry],
@@ -26,7 +26,8 @@ pub enum Direction {
     Backward,
 }
 
-/// The entries from the millisecond `cursor` on. `None`: from the end of the log at which the direction begins.
+/// The entries from the millisecond `cursor` on. `None` starts at the beginning or the end of the log, depending on the
+/// direction.
 #[must_use]
 pub fn from_time(
     all: &[BuildLogEntry],
@@ -54,7 +55,7 @@ pub fn from_time(
     }
 }
 
-/// Whether an entry has at least the level.
+/// Whether an entry has at least this level.
 fn is_of(entry: &BuildLogEntry, level: Option<LogLevel>) -> bool {
     level.is_none_or(|least| entry.level >= least)
 }

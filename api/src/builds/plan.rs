@@ -1,4 +1,4 @@
-//! The parts of a build: its origin and its steps.
+//! Origin and steps of a build.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use std::fmt;
 pub enum From {
     /// Reference of an OCI image, as the client wrote it.
     Image(String),
-    /// Id or name of a template in the pool. There need not be one.
+    /// Id or name of a template in the pool. It need not exist.
     Template(String),
 }
 
@@ -18,7 +18,7 @@ pub struct Step {
     /// Hash of the uploaded files of a COPY: 64 lower-case hex digits. The client computes it from a recipe; it is not
     /// the hash of the archive.
     pub files: Option<String>,
-    /// Run this step and all later ones, whatever the cache has.
+    /// Run this step and all later ones, ignoring the cache.
     pub force: bool,
 }
 
@@ -33,7 +33,7 @@ pub enum StepKind {
 }
 
 impl StepKind {
-    /// Reads a step's type, in any case. `None`: there is no such step.
+    /// Parses a step type, ignoring case. `None` if there is no such step.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         match text.to_ascii_uppercase().as_str() {
@@ -58,8 +58,8 @@ impl StepKind {
     }
 }
 
-/// The part of a build that a log entry or a failure belongs to. Its text is the `step` that clients map to the line of
-/// their program.
+/// The part of a build that a log entry or a failure belongs to. Clients map its text, the `step`, to a line of their
+/// program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum At {
     /// Everything before the first step.

@@ -1,4 +1,4 @@
-//! What the server keeps of a template that clients build: its builds, and which of them each tag names. Pure.
+//! The record of a client's template: its builds, and the builds that its tags refer to. Pure.
 //!
 //! ```text
 //! Waiting ──start──► Started ──finish──► Ready (its tags move to it)
@@ -14,7 +14,7 @@ use cluster::{NodeId, Tagged};
 use model::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Number of ended builds without a tag that are kept for each template.
+/// Number of ended, untagged builds kept per template.
 const KEPT_BUILDS: usize = 20;
 /// The official clients match this text.
 pub(super) const SUPERSEDED: &str =
@@ -33,13 +33,13 @@ pub struct TemplateRecord {
     /// Without a tag.
     pub name: String,
     pub created_unix_ms: u64,
-    /// Set by clients. It has no effect, because there is only one team.
+    /// Set by clients. Has no effect, because there is only one team.
     pub public: bool,
     /// Oldest first.
     pub builds: Vec<BuildRecord>,
     pub tags: BTreeMap<String, TagRecord>,
-    /// Where in a cluster the template is built and changed; the other nodes have copies of its tagged builds. `None`:
-    /// here.
+    /// The node of a cluster that builds and changes the template. The others have copies of its tagged builds. `None`:
+    /// this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<Home>,
 }
@@ -49,7 +49,7 @@ pub struct TemplateRecord {
 #[serde(deny_unknown_fields)]
 pub struct Home {
     pub node: NodeId,
-    /// It grows when another node takes the template over, because its home has left the cluster.
+    /// Incremented when another node takes over the template because its home has left the cluster.
     pub epoch: u64,
 }
 
@@ -66,15 +66,15 @@ pub struct TagRecord {
 pub struct BuildRecord {
     /// A UUID.
     pub id: String,
-    /// The tags that it gets when it is ready. Not empty.
+    /// The tags that it gets once it is ready. Not empty.
     pub wanted: BTreeSet<String>,
     pub vcpus: u8,
     pub memory: Bytes,
-    /// Disk space that sandboxes have at least. Absent in records of former releases.
+    /// Minimum free disk space of sandboxes. Absent in records of older releases.
     #[serde(default)]
     pub min_free_disk: Bytes,
     pub created_unix_ms: u64,
-    /// Of the last change of `state`.
+    /// Time of the last change of `state`.
     pub changed_unix_ms: u64,
     pub state: BuildState,
 }
@@ -82,9 +82,9 @@ pub struct BuildRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "status", rename_all = "snake_case", deny_unknown_fields)]
 pub enum BuildState {
-    /// Requested; the client uploads files.
+    /// Requested. The client uploads files.
     Waiting,
-    /// In the queue, or running.
+    /// Queued or running.
     Started,
     Ready {
         /// Id of the template in the pool; `None` once the build has lost its last tag.
@@ -98,7 +98,7 @@ pub enum BuildState {
 #[serde(deny_unknown_fields)]
 pub struct Reason {
     pub message: String,
-    /// The part of the build that failed, as text of [`super::plan::At`].
+    /// The failed part of the build, as the text of [`super::plan::At`].
     pub step: Option<String>,
 }
 
@@ -131,7 +131,7 @@ impl TemplateRecord {
         }
     }
 
-    /// The record with the builds that other nodes need: those with a tag.
+    /// The record with only the builds that other nodes need, which are the tagged ones.
     #[must_use]
     pub(crate) fn shared(&self) -> Self {
         let tagged: BTreeSet<_> = self.tags.values().map(|tag| &tag.build).collect();
@@ -145,7 +145,8 @@ impl TemplateRecord {
         }
     }
 
-    /// The home's record as this node can have it. `here`: the templates in the pool that builds have on this node.
+    /// The home's record restricted to this node's copies. `here` maps the builds on this node to their templates in
+    /// the pool.
     pub(crate) fn copied(&self, home: Home, here: &BTreeMap<String, String>) -> Self {
         let mut copy = self.shared();
         copy.home = Some(home);
@@ -159,7 +160,7 @@ impl TemplateRecord {
         copy
     }
 
-    /// The templates in the pool of the builds that have one.
+    /// Templates in the pool by build, for builds that have one.
     pub(crate) fn by_build(&self) -> BTreeMap<String, String> {
         let ready = self.builds.iter().filter_map(|build| match &build.state {
             BuildState::Ready { template } => Some((build.id.clone(), template.clone()?)),
@@ -173,7 +174,7 @@ impl TemplateRecord {
         self.builds.iter().find(|build| build.id == id)
     }
 
-    /// The build that a tag names, and its template in the pool.
+    /// The build that a tag refers to, and its template in the pool.
     #[must_use]
     pub fn tagged(&self, tag: &str) -> Option<(&BuildRecord, &str)> {
         let build = self.build(&self.tags.get(tag)?.build)?;
@@ -185,7 +186,7 @@ impl TemplateRecord {
         }
     }
 
-    /// The build that a tag names, as the nodes of a cluster compare it.
+    /// The build that a tag refers to, in the form that nodes of a cluster compare.
     pub(crate) fn named(&self, tag: &str) -> Option<Tagged> {
         Some(Tagged {
             template: self.id.parse().ok()?,
@@ -194,7 +195,7 @@ impl TemplateRecord {
         })
     }
 
-    /// The templates in the pool that this one needs.
+    /// The templates in the pool that this record needs.
     pub(crate) fn pool_ids(&self) -> BTreeSet<String> {
         let ids = self.builds.iter().filter_map(|build| match &build.state {
             BuildState::Ready { template } => template.clone(),
@@ -203,7 +204,7 @@ impl TemplateRecord {
         ids.collect()
     }
 
-    /// The names that each template in the pool has to have.
+    /// The names that each template in the pool should have.
     pub(crate) fn pool_names(&self) -> BTreeMap<String, String> {
         let names = self.tags.keys().filter_map(|tag| {
             let (_, template) = self.tagged(tag)?;
@@ -212,7 +213,7 @@ impl TemplateRecord {
         names.collect()
     }
 
-    /// Adds a build. Those that wait with one of its tags fail.
+    /// Adds a build. Waiting builds with one of its tags fail.
     pub(super) fn request(&mut self, build: BuildRecord) {
         let now_ms = build.created_unix_ms;
         for other in &mut self.builds {
@@ -224,7 +225,7 @@ impl TemplateRecord {
         self.prune();
     }
 
-    /// Starts a build that waits. Returns the started builds that it supersedes; `None`: it does not wait.
+    /// Starts a waiting build. Returns the started builds that it supersedes, or `None` if it is not waiting.
     pub(super) fn start(&mut self, id: &str, now_ms: u64) -> Option<Vec<String>> {
         let build = self.builds.iter_mut().find(|build| build.id == id)?;
         if build.state != BuildState::Waiting {
@@ -241,19 +242,20 @@ impl TemplateRecord {
         Some(older.map(|build| build.id.clone()).collect())
     }
 
-    /// The tags that name a build.
+    /// The tags that refer to a build.
     pub(crate) fn tags_of(&self, id: &str) -> BTreeSet<String> {
         let tags = self.tags.iter().filter(|(_, tag)| tag.build == id);
         tags.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Adds a started build, which repeats another one. Builds that wait for their start stay: they are newer orders.
+    /// Adds a started build that repeats another one. Builds that wait for their start remain, because they were
+    /// ordered later.
     pub(super) fn redo(&mut self, build: BuildRecord) {
         self.builds.push(build);
         self.prune();
     }
 
-    /// Whether the order of a build is needed: to run it, or to repeat it.
+    /// Whether the order of a build is needed, to run or to repeat it.
     pub(super) fn needs_order(&self, id: &str) -> bool {
         self.build(id).is_some_and(|build| match &build.state {
             BuildState::Waiting | BuildState::Started => true,
@@ -262,8 +264,8 @@ impl TemplateRecord {
         })
     }
 
-    /// Ends a started build: with a template of the pool, which gets the build's tags, or with a reason. Nothing happens
-    /// if the build does not run.
+    /// Ends a started build, either with a template in the pool, which gets the build's tags, or with a reason. Does
+    /// nothing if the build is not running.
     pub(super) fn finish(&mut self, id: &str, outcome: Result<String, Reason>, now_ms: u64) {
         let Some(build) = self.started(id) else {
             return;
@@ -279,7 +281,7 @@ impl TemplateRecord {
         self.prune();
     }
 
-    /// Ends a started build that repeats the build `former`: its template gets the tags that still name that build.
+    /// Ends a started build that repeats the build `former`. Its template gets the tags that still refer to that build.
     pub(super) fn finish_redo(&mut self, id: &str, former: &str, template: String, now_ms: u64) {
         let mut tags = self.tags_of(former);
         let Some(build) = self.started(id) else {
@@ -296,7 +298,7 @@ impl TemplateRecord {
         builds.find(|build| build.id == id && build.state == BuildState::Started)
     }
 
-    /// Gives tags to the build that `tag` names. Returns the build's id; `None`: there is no such tag.
+    /// Assigns tags to the build that `tag` refers to. Returns the build's id, or `None` if there is no such tag.
     pub(super) fn assign(
         &mut self,
         tag: &str,
@@ -309,13 +311,13 @@ impl TemplateRecord {
         Some(id)
     }
 
-    /// Takes tags away. Unknown tags are ignored.
+    /// Removes tags. Unknown tags are ignored.
     pub(super) fn unassign(&mut self, tags: &BTreeSet<String>) {
         self.tags.retain(|tag, _| !tags.contains(tag));
         self.prune();
     }
 
-    /// Ends what a former server left unfinished.
+    /// Ends what the previous server left unfinished.
     pub(super) fn recover(&mut self, now_ms: u64) {
         for build in &mut self.builds {
             if build.state == BuildState::Started {
@@ -348,7 +350,7 @@ impl TemplateRecord {
         }
     }
 
-    /// Releases templates of builds without a tag, and forgets the oldest of these builds.
+    /// Releases templates of untagged builds, and forgets the oldest of these builds.
     fn prune(&mut self) {
         let tagged: BTreeSet<_> = self.tags.values().map(|tag| tag.build.clone()).collect();
         for build in &mut self.builds {
@@ -368,7 +370,7 @@ impl TemplateRecord {
         });
     }
 
-    /// Why the record cannot be one that this module has made. `None`: it can.
+    /// Returns why this module cannot have written the record, or `None` if it can.
     pub(crate) fn check(&self) -> Option<String> {
         if !is_id(&self.id) || super::request::split(&self.name) != Ok((self.name.as_str(), None)) {
             return Some("its id or its name is malformed".to_owned());
@@ -386,7 +388,7 @@ impl TemplateRecord {
             }
         }
         let lost = self.tags.keys().find(|tag| self.tagged(tag).is_none())?;
-        Some(format!("the tag {lost:?} names no ready build"))
+        Some(format!("the tag {lost:?} does not refer to a ready build"))
     }
 }
 
@@ -408,7 +410,7 @@ impl BuildRecord {
     }
 }
 
-/// The name in the pool of `name:tag`.
+/// The name of `name:tag` in the pool.
 pub(super) fn pool_name(name: &str, tag: &str) -> String {
     if tag == super::request::DEFAULT_TAG {
         name.to_owned()

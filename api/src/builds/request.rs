@@ -1,4 +1,4 @@
-//! Checks requests of clients for builds. Pure: nothing here depends on the state of the server.
+//! Checks of build requests. Pure: nothing here depends on the server's state.
 
 use std::collections::BTreeSet;
 
@@ -11,28 +11,28 @@ use super::{
     text::plain,
 };
 
-/// Longest name, and longest tag, in bytes.
+/// Maximum length of a name and of a tag, in bytes.
 const MAX_NAME: usize = 128;
 const MAX_TAGS: usize = 32;
 /// The tag of a name that has none.
 pub const DEFAULT_TAG: &str = "default";
 const MAX_STEPS: usize = 1000;
-/// Longest image reference, template reference or hash that is repeated in a message.
+/// Length to which image references, template references and hashes are cut in messages.
 const SHOWN: usize = 200;
 const MIB: u64 = 1 << 20;
 /// Guest RAM is a multiple of this.
 const MEMORY_UNIT: u64 = 2 * MIB;
-/// Without a size in the request.
+/// Used if the request has no size.
 const DEFAULT_MEMORY: Bytes = Bytes::mib(1024);
 const MAX_VCPUS: i64 = 32;
 const MAX_FREE_DISK: Bytes = Bytes::mib(64 << 10);
 
-/// A request that no server would accept.
+/// A request that every server would reject.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     #[error("{0}")]
     Invalid(String),
-    /// A part of E2B's interface that this server does not support.
+    /// A part of E2B's API that this server does not support.
     #[error("{0}")]
     Unsupported(String),
 }
@@ -42,12 +42,12 @@ pub enum RequestError {
 pub struct NewBuildSpec {
     /// Without a tag.
     pub name: String,
-    /// At least one, none twice.
+    /// At least one, without duplicates.
     pub tags: BTreeSet<String>,
-    /// Rounded up to what a VM can have.
+    /// Rounded up to a size that a VM can have.
     pub memory: Bytes,
     pub vcpus: u8,
-    /// Disk space that sandboxes have at least.
+    /// Minimum free disk space of sandboxes.
     pub min_free_disk: Bytes,
 }
 
@@ -62,7 +62,7 @@ pub struct StartSpec {
     pub ready: Option<String>,
     /// Only with an image.
     pub image_config: Option<ImageConfig>,
-    /// Identifies the API key of the request. It is not kept.
+    /// Identifies the API key of the request. Not stored.
     pub owner: Option<String>,
 }
 
@@ -110,10 +110,10 @@ pub fn split(given: &str) -> Result<(&str, Option<&str>), RequestError> {
     }
 }
 
-/// Checks the tags of a request to give or take tags.
+/// Checks the tags of a request to assign or remove tags.
 ///
 /// # Errors
-/// Returns [`RequestError::Invalid`] for none, for too many, and for malformed ones.
+/// Returns [`RequestError::Invalid`] for no tags, too many, or malformed ones.
 pub fn check_tags(name: &str, given: Vec<String>) -> Result<BTreeSet<String>, RequestError> {
     if given.is_empty() || given.len() > MAX_TAGS {
         let count = given.len();
@@ -127,7 +127,7 @@ pub fn check_tags(name: &str, given: Vec<String>) -> Result<BTreeSet<String>, Re
     Ok(tags)
 }
 
-/// The pool's names contain the tag.
+/// The limit applies to the pool's names, which contain the tag.
 fn check_lengths(name: &str, tags: &BTreeSet<String>) -> Result<(), RequestError> {
     let too_long = tags
         .iter()
@@ -187,7 +187,7 @@ fn min_free_disk(mb: Option<i64>) -> Result<Bytes, RequestError> {
     })
 }
 
-/// Checks that sandboxes can use the free disk space that they are to have. `limit`: what each may write at most.
+/// Checks that sandboxes can use the requested free disk space. `limit` is the maximum that each may write.
 ///
 /// # Errors
 /// Returns [`RequestError::Invalid`] if the limit is smaller.
@@ -203,17 +203,19 @@ pub fn check_disk_limit(min_free_disk: Bytes, limit: Option<Bytes>) -> Result<()
 }
 
 /// # Errors
-/// Returns [`RequestError::Invalid`] for a malformed request, and [`RequestError::Unsupported`] for credentials of AWS.
+/// Returns [`RequestError::Invalid`] for a malformed request, and [`RequestError::Unsupported`] for AWS credentials.
 pub fn check_start(request: StartBuild) -> Result<StartSpec, RequestError> {
     let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
     let from = match (filled(request.from_image), filled(request.from_template)) {
         (Some(image), None) => From::Image(no_nul("fromImage", image)?),
         (None, Some(template)) => From::Template(no_nul("fromTemplate", template)?),
-        (None, None) => return Err(invalid("neither fromImage nor fromTemplate is given")),
-        (Some(_), Some(_)) => {
+        (None, None) => {
             return Err(invalid(
-                "both fromImage and fromTemplate are given: use one",
+                "fromImage and fromTemplate are both missing: set one",
             ));
+        }
+        (Some(_), Some(_)) => {
+            return Err(invalid("fromImage and fromTemplate are both set: use one"));
         }
     };
     if request.image_config.is_some() && matches!(from, From::Template(_)) {
@@ -257,7 +259,7 @@ fn step(given: BuildStep, number: usize) -> Result<Step, RequestError> {
     })
 }
 
-/// Checks a hash of files: 64 lower-case hex digits, so that it can be a file's name.
+/// Checks a hash of files: 64 lower-case hex digits, which are safe in a file name.
 ///
 /// # Errors
 /// Returns [`RequestError::Invalid`].
@@ -277,7 +279,7 @@ pub(super) fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(is_hex)
 }
 
-/// Refuses NUL bytes, which no command line or path can contain.
+/// Rejects NUL bytes, which no command line or path can contain.
 fn no_nul(what: &str, text: String) -> Result<String, RequestError> {
     if text.contains('\0') {
         return Err(invalid(format!("{what} contains a NUL byte")));
@@ -288,7 +290,7 @@ fn no_nul(what: &str, text: String) -> Result<String, RequestError> {
 pub(crate) fn credentials(registry: ImageRegistry) -> Result<Credentials, RequestError> {
     match registry {
         ImageRegistry::Registry { username, password } => Ok(Credentials { username, password }),
-        // Google's registries take the key of a service account as the password of this user.
+        // Google's registries accept a service account's key as the password of this user.
         ImageRegistry::Gcp {
             service_account_json,
         } => Ok(Credentials {

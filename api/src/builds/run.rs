@@ -1,17 +1,17 @@
-//! Runs a build: from an order to a template in the pool, without names.
+//! Runs a build, from an order to an unnamed template in the pool.
 //!
 //! ```text
 //! origin ─► cached steps are skipped ─► machine: step, end of its processes, disk saved │ next step …   one VM
 //! last disk ─► machine: boot, start command, ready command, quiet, published                            another VM
 //! ```
-//! The steps that are not cached run one after the other in one machine, because a boot takes as long as most steps. After
-//! each step that changes the disk, every process that it has left is killed, as at the end of a container's RUN, and the
-//! disk is kept for the next build. Memory is taken once: the last disk is booted anew, so that a template has no other
-//! processes than its start command's. What the steps share until their machine ends, and a build that continues from
-//! the cache does not see, are mounts and files in /run and /dev/shm.
+//! Steps that are not cached run one after the other in one VM, because a boot takes as long as most steps. After each
+//! step that changes the disk, all its remaining processes are killed, as at the end of a container's RUN, and the disk
+//! is kept for later builds. Memory is captured once, after the last disk has been booted afresh, so that a template
+//! contains no processes except its start command's. Steps in one VM share mounts and files in /run and /dev/shm. A
+//! build that continues from the cache does not see them.
 //!
-//! Whatever ends a build ends its machines first, and every disk that the cache does not have is removed with its
-//! [`Layer`].
+//! However a build ends, its VMs are ended first, and every disk that is not in the cache is removed when its [`Layer`]
+//! is dropped.
 
 mod finish;
 mod origin;
@@ -43,36 +43,36 @@ use super::{
 use stages::{Reached, Stage};
 pub(crate) use travel::{Arrived, Described};
 
-/// Bytes of a step's arguments in the log.
+/// Maximum length of a step's arguments in the log, in bytes.
 const SHOWN: usize = 200;
 const CANCELLED: &str = "build was cancelled";
 
-/// What to build.
+/// A build order.
 #[derive(Clone, Debug)]
 pub struct Order {
     /// The template whose uploads the steps use.
     pub template_id: String,
-    /// A template is named by its id in the pool if it is one of the builds.
+    /// Built templates are referred to by their ids in the pool.
     pub from: From,
     pub registry: Option<Credentials>,
     pub steps: Vec<Step>,
     pub start: Option<String>,
     pub ready: Option<String>,
     pub image_config: Option<ImageConfig>,
-    /// Run all steps, whatever the cache has.
+    /// Run all steps, ignoring the cache.
     pub force: bool,
-    /// Not used: a guest has the CPUs of the template or image that the build begins with.
+    /// Not used: a guest has the CPUs of the template or image that the build starts from.
     pub vcpus: u8,
     pub memory: Bytes,
-    /// Disk space that sandboxes have at least.
+    /// Minimum free disk space of sandboxes.
     pub min_free_disk: Bytes,
 }
 
 #[derive(Debug)]
 pub struct Built {
-    /// Id of the template in the pool. A former build of the same template may have made it.
+    /// Id of the template in the pool. An earlier build of the same template may have made it.
     pub template: String,
-    /// Keeps [`Executor::remove`] from removing such a template until this build is recorded.
+    /// Prevents [`Executor::remove`] from removing a reused template until this build is recorded.
     #[expect(dead_code, reason = "it acts when it is dropped")]
     pub(super) held: Option<HeldTemplate>,
 }
@@ -87,7 +87,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Guests, registries and images have written parts of the message.
+    /// Cleans and truncates the message, parts of which come from guests, registries and images.
     fn bounded(self) -> Self {
         let message = plain(&self.message.replace('\n', " "), MAX_MESSAGE);
         Self { message, ..self }
@@ -97,13 +97,13 @@ impl Failure {
 /// Settings of an [`Executor`].
 #[derive(Clone, Debug)]
 pub struct ExecutorSpec {
-    /// The directory of the cache.
+    /// The cache directory.
     pub dir: PathBuf,
-    /// Space of all disks of the cache.
+    /// Space for all disks in the cache.
     pub quota: Bytes,
-    /// What the steps may reach.
+    /// Network access of the steps.
     pub egress: DefaultEgress,
-    /// Time limit of the command of a RUN.
+    /// Time limit of a RUN command.
     pub run_limit: Duration,
 }
 
@@ -113,7 +113,7 @@ pub struct Executor {
     pool: Pool,
     bases: Bases,
     layers: Layers,
-    /// What the steps may reach.
+    /// Network access of the steps.
     policy: Policy,
     run_limit: Duration,
 }
@@ -139,10 +139,10 @@ impl Executor {
         self.layers.remove_built(template).await
     }
 
-    /// Runs a build to its end.
+    /// Runs a build to completion.
     ///
     /// # Errors
-    /// Returns [`Failure`]; also if the build is cancelled.
+    /// Returns [`Failure`], also if the build is cancelled.
     pub async fn run(
         &self,
         order: &Order,
@@ -166,7 +166,7 @@ impl Executor {
     }
 }
 
-/// A build that runs.
+/// A running build.
 struct Build<'a> {
     executor: &'a Executor,
     order: &'a Order,
@@ -195,7 +195,7 @@ impl Build<'_> {
         self.finish(&reached, start_up).await
     }
 
-    /// Runs the stages that are left, in one machine.
+    /// Runs the remaining stages in one VM.
     async fn perform_all(&self, reached: Reached, stages: &[Stage]) -> Result<Reached, Failure> {
         let rest = &stages[reached.stages..];
         let Some(first) = rest.first() else {
@@ -255,22 +255,22 @@ impl Build<'_> {
         }
     }
 
-    /// Keeps the disk as a step has left it.
+    /// Keeps the disk in the state after a step.
     async fn save(&self, machine: &Machine, at: At) -> Result<Layer, Failure> {
         let ended = machine.end_processes().await;
         ended.map_err(|why| Failure {
             at,
-            message: format!("cannot end the processes that the step has left: {why}"),
+            message: format!("cannot kill the processes that the step left running: {why}"),
         })?;
         let saved = self.executor.pool.save_disk(&machine.id).await;
         let saved = saved.map_err(|why| Failure {
             at,
-            message: format!("cannot keep the disk of the build: {}", model::chain(&why)),
+            message: format!("cannot save the disk of the build: {}", model::chain(&why)),
         })?;
         Ok(self.executor.layers.hold(saved.id))
     }
 
-    /// Boots the disk that the build has reached, with the memory and the disk space that it asks for.
+    /// Boots the disk that the build has reached, with the requested memory and disk space.
     async fn machine(&self, reached: &Reached, at: At) -> Result<Machine, Failure> {
         let Executor {
             pool,
@@ -300,7 +300,7 @@ impl Build<'_> {
         machine.map_err(|why| failed(why.to_string()))
     }
 
-    /// The failure of a step, with a likely reason that its own text does not show.
+    /// The failure of a step, with a likely reason if its own text does not contain it.
     async fn explain(&self, machine: &Machine, at: At, error: StepError) -> Failure {
         let message = match error {
             StepError::Cancelled => CANCELLED.to_owned(),

@@ -1,8 +1,8 @@
-//! The steps of a build: what their arguments mean, and how they are done in the guest.
+//! The steps of a build: the meaning of their arguments, and their execution in the guest.
 //!
-//! Order, defaults and texts of errors are those of E2B's builder (`packages/orchestrator/pkg/template/build/commands`
-//! of its infrastructure), with three differences: the value of an ENV step sees the variables of earlier steps; a `PATH`
-//! of the image or of an ENV step comes before the one that the login profile sets; COPY merges directories with `mv`,
+//! Order, defaults and error texts are those of E2B's builder (`packages/orchestrator/pkg/template/build/commands` of
+//! its infrastructure), with three differences. The value of an ENV step sees the variables of earlier steps. A `PATH`
+//! of the image or of an ENV step comes before the one that the login profile sets. COPY merges directories with `mv`,
 //! because not every image has GNU tar.
 
 mod copy;
@@ -24,16 +24,16 @@ use super::{
     settings::Settings,
 };
 
-/// Where a step is done.
+/// Where a step is executed.
 pub(super) struct Place<'a> {
     pub(super) guest: &'a Guest,
-    /// As the previous steps have left them.
+    /// Settings after the previous steps.
     pub(super) settings: &'a Settings,
     pub(super) log: &'a BuildLog,
     pub(super) at: At,
     /// `builder 1/2`
     pub(super) prefix: &'a str,
-    /// The archive of a COPY. There need not be one.
+    /// The archive of a COPY. May be missing.
     pub(super) archive: Option<PathBuf>,
     /// Time limit of a RUN.
     pub(super) run_limit: Duration,
@@ -53,7 +53,7 @@ pub(super) enum Disk {
     Unchanged,
 }
 
-/// Why a step was not done.
+/// Why a step failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepError {
     /// A sentence for the user.
@@ -68,7 +68,7 @@ impl StepError {
         Self::Failed(text.into())
     }
 
-    /// The error of a command, after what it was for.
+    /// Wraps the error of a command with its purpose.
     pub(super) fn of(what: impl std::fmt::Display) -> impl FnOnce(CommandError) -> Self {
         move |error| match error {
             CommandError::Cancelled => Self::Cancelled,
@@ -77,7 +77,7 @@ impl StepError {
     }
 }
 
-/// Does a step.
+/// Executes a step.
 pub(super) async fn perform(step: &Step, place: &Place<'_>) -> Result<Done, StepError> {
     let args: Vec<_> = step.args.iter().map(String::as_str).collect();
     if args.iter().any(|arg| arg.contains('\0')) {
@@ -96,7 +96,7 @@ pub(super) async fn perform(step: &Step, place: &Place<'_>) -> Result<Done, Step
 }
 
 impl Place<'_> {
-    /// Runs a command whose output is part of the log.
+    /// Runs a command whose output becomes part of the log.
     async fn run(&self, command: &Command, level: LogLevel) -> Result<(), CommandError> {
         self.guest.run(command, self.lines(level)).await
     }
@@ -105,8 +105,8 @@ impl Place<'_> {
         Lines::new(self.log, level, self.at, self.prefix)
     }
 
-    /// Runs a script as root and returns its standard output, which must be UTF-8. What it writes to standard error
-    /// is part of the log.
+    /// Runs a script as root and returns its standard output, which must be UTF-8. Its standard error becomes part of
+    /// the log.
     async fn ask(&self, script: &str, args: &[&str]) -> Result<String, CommandError> {
         let command = Command::of_root(script, args, self.settings);
         let (output, ended) = self.guest.capture(&command).await?;

@@ -1,4 +1,4 @@
-//! The builds on disk, below `<state>/builds`:
+//! Builds on disk, below `<state>/builds`:
 //!
 //! ```text
 //! upload.key                       key of upload URLs, mode 0600, made once
@@ -8,8 +8,8 @@
 //!                      <build>.log log of an ended build
 //!                      <build>.order what a build that is not over, or has a template, was started with
 //! ```
-//! A record is replaced as a whole and synced, so a build's end and its tags are on disk together or not at all. A file
-//! that cannot be read is named in the log and left alone.
+//! A record is replaced atomically and synced, so that a build's end and its tags reach the disk together or not at
+//! all. A file that cannot be read is logged and left alone.
 
 mod order;
 
@@ -31,11 +31,11 @@ use order::ORDER;
 
 /// Version of the record's format.
 const FORMAT: u32 = 1;
-/// Longest record in bytes. One with all builds and tags has less than a tenth.
+/// Maximum size of a record in bytes. A record with all builds and tags takes less than a tenth.
 const MAX_RECORD: u64 = 4 << 20;
 const RECORD: &str = "record.json";
 const KEY: &str = "upload.key";
-/// What incomplete files end with.
+/// Suffix of incomplete files.
 const DRAFT: &str = ".new";
 
 /// The directory of builds.
@@ -48,7 +48,7 @@ pub struct Store {
 #[derive(Debug, Default)]
 pub struct Contents {
     pub templates: BTreeMap<String, TemplateRecord>,
-    /// A record could not be read, so it is not known which templates of the pool are needed.
+    /// A record could not be read, so it is unknown which templates in the pool are needed.
     pub is_partial: bool,
 }
 
@@ -107,10 +107,10 @@ fn render(template: &TemplateRecord) -> io::Result<Vec<u8>> {
 }
 
 impl Store {
-    /// Opens the directory `dir`, and makes it if it does not exist.
+    /// Opens the directory `dir`, and creates it if it does not exist.
     ///
     /// # Errors
-    /// Returns an error if directories cannot be made or read.
+    /// Returns an error if directories cannot be created or read.
     pub fn open(dir: PathBuf) -> io::Result<(Self, Contents)> {
         private_dir(&dir.join("templates"))?;
         sync_dir(&dir)?;
@@ -130,24 +130,24 @@ impl Store {
                     if same {
                         contents.is_partial = true;
                         warn!(path = %path.display(), name = template.name,
-                              "two templates of builds have one name: this one is left alone");
+                              "two built templates have the same name: ignoring this one");
                         continue;
                     }
                     contents.templates.insert(template.id.clone(), template);
                 }
-                // A killed server was making or removing it.
+                // A killed server was creating or removing it.
                 Ok(None) => fs::remove_dir_all(&path)?,
                 Err(error) => {
                     contents.is_partial = true;
                     warn!(path = %path.display(), error = %model::chain(&error),
-                          "cannot use this record of builds: it is left alone, and no template of the pool is removed");
+                          "cannot use this record of builds: ignoring it, and keeping all templates in the pool");
                 }
             }
         }
         Ok(contents)
     }
 
-    /// Where uploaded archives are.
+    /// The directory of uploaded archives.
     #[must_use]
     pub fn files(&self) -> PathBuf {
         self.dir.join("files")
@@ -157,11 +157,11 @@ impl Store {
         self.dir.join("templates").join(id)
     }
 
-    /// Writes a record. When this returns, it survives a crash of the host. Removes logs of builds that it does not list,
-    /// and orders that no redo needs.
+    /// Writes a record. When it returns, the record survives a crash of the host. Removes logs of builds that the
+    /// record does not list, and orders that no redo needs.
     ///
     /// # Errors
-    /// Returns an error if it cannot be written; the former record is then in force.
+    /// Returns an error if it cannot be written. The previous record then remains in force.
     pub fn write(&self, template: &TemplateRecord) -> io::Result<()> {
         let dir = self.template_dir(&template.id);
         let is_new = !dir.exists();
@@ -184,10 +184,10 @@ impl Store {
         Ok(())
     }
 
-    /// Removes a template with its builds and logs. Nothing happens if there is none.
+    /// Removes a template with its builds and logs. Does nothing if it does not exist.
     ///
     /// # Errors
-    /// Returns an error if the record cannot be removed. A log that cannot be removed is removed by the next server.
+    /// Returns an error if the record cannot be removed. A log that cannot be removed is left to the next server.
     pub fn remove(&self, id: &str) -> io::Result<()> {
         let dir = self.template_dir(id);
         match fs::remove_file(dir.join(RECORD)) {
@@ -217,7 +217,7 @@ impl Store {
         write().inspect_err(|_| drop(fs::remove_file(&draft)))
     }
 
-    /// The log of an ended build; empty if there is none, as after a crash of the server.
+    /// The log of an ended build. Empty if there is none, as after a crash of the server.
     ///
     /// # Errors
     /// Returns an error if it cannot be read.
@@ -229,10 +229,10 @@ impl Store {
         }
     }
 
-    /// The key of upload URLs, which is made if there is none.
+    /// The key of upload URLs. Created if it does not exist.
     ///
     /// # Errors
-    /// Returns an error if it can neither be read nor made.
+    /// Returns an error if it can neither be read nor created.
     pub fn upload_key(&self) -> io::Result<[u8; 32]> {
         match read_bounded(&self.dir.join(KEY), 32) {
             Ok(bytes) => {
@@ -240,7 +240,7 @@ impl Store {
                     return Ok(key);
                 }
                 warn!(
-                    "the key of upload URLs is damaged: making a new one, upload URLs become invalid"
+                    "the key of upload URLs is damaged: creating a new one, which invalidates existing upload URLs"
                 );
             }
             Err(why) if why.kind() == io::ErrorKind::NotFound => {}
@@ -253,7 +253,7 @@ impl Store {
     }
 }
 
-/// The record in a directory. `None`: it has none.
+/// The record in a directory, or `None` if it has none.
 fn read_record(dir: &Path) -> Result<Option<TemplateRecord>, RecordError> {
     let is_dir = fs::symlink_metadata(dir)?.is_dir();
     if !is_dir {
@@ -275,7 +275,7 @@ fn read_record(dir: &Path) -> Result<Option<TemplateRecord>, RecordError> {
     )))
 }
 
-/// A directory without a record is removed only if this program may have made it.
+/// Removes a directory without a record only if this program may have created it.
 fn only_ours(dir: &Path) -> Result<Option<TemplateRecord>, RecordError> {
     for entry in fs::read_dir(dir)? {
         let name = entry?.file_name();
@@ -370,7 +370,7 @@ mod tests {
             fs::create_dir(of(id)).unwrap();
             fs::write(of(id).join(RECORD), bytes).unwrap();
         };
-        // No record: a killed server was making the first two, and the third is foreign.
+        // Directories without a record: a killed server was creating the first two, and the third is foreign.
         fs::create_dir(of("empty")).unwrap();
         fs::create_dir(of("draft")).unwrap();
         fs::write(of("draft").join("record.json.new"), "{").unwrap();

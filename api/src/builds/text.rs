@@ -1,6 +1,6 @@
 //! Text of build commands, registries and images as clients see it.
 
-/// Longest message to a client in bytes; longer ones are cut.
+/// Maximum length of a message to a client in bytes. Longer ones are cut.
 pub(super) const MAX_MESSAGE: usize = 4096;
 
 /// The text without terminal sequences, control characters and characters that reorder text, cut after `most` bytes.
@@ -23,7 +23,7 @@ pub fn plain(text: &str, most: usize) -> String {
     shown
 }
 
-/// What follows a terminal sequence (ECMA-48, 5.4 and 8.3.89) whose ESC has been read.
+/// The text after a terminal sequence (ECMA-48, 5.4 and 8.3.89) whose ESC has been read.
 fn after_sequence(rest: std::str::Chars<'_>) -> std::str::Chars<'_> {
     let mut after = rest.clone();
     match after.next() {
@@ -39,7 +39,7 @@ fn after_sequence(rest: std::str::Chars<'_>) -> std::str::Chars<'_> {
             }
             after
         }
-        // A string up to BEL or ESC \. Without an end, only the introducer is left out.
+        // A string up to BEL or ESC \. Without a terminator, only the introducer is dropped.
         Some(']' | 'P' | 'X' | '^' | '_') => {
             let text = after.as_str();
             let bell = text.find('\x07').map(|at| at + 1);

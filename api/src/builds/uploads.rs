@@ -1,8 +1,8 @@
-//! Archives of files for COPY, below the server's state directory: `<template>/<hash>`. The hash is the client's and
-//! does not cover the archive's bytes, so an archive serves only the template that it was uploaded for.
+//! Uploaded archives for COPY, below the server's state directory: `<template>/<hash>`. The hash comes from the client
+//! and does not cover the archive's bytes, so an archive is used only for the template that it was uploaded for.
 //!
-//! An archive is written beside its place and renamed, so a reader sees a whole one or none. All archives together have
-//! a quota: the least recently used ones are removed for new ones.
+//! An archive is written to a temporary file and renamed, so a reader sees either all of it or nothing. All archives
+//! together have a quota: the least recently used ones are removed to make room.
 
 mod ledger;
 
@@ -21,22 +21,22 @@ use super::grant::Grant;
 use crate::auth::random_hex;
 use ledger::{Charge, Ledger};
 
-/// After how many bytes the free space is examined again.
+/// Number of bytes after which the free space is checked again.
 const SPACE_STEP: u64 = 16 << 20;
 /// Maximum size of one archive.
 const MAX_ARCHIVE: u64 = 8 << 30;
-/// What unfinished archives end with.
+/// Suffix of unfinished archives.
 const DRAFT: &str = ".draft";
 
-/// Why an archive was not kept.
+/// Why an archive was not stored.
 #[derive(Debug, thiserror::Error)]
 pub enum UploadError {
     #[error("the archive has more than {0} bytes")]
     TooLarge(u64),
-    /// The disk has only its reserve left.
-    #[error("no space on disk for the archive: delete templates or give the disk more room")]
+    /// Only the reserve of the disk is left.
+    #[error("no space on disk for the archive: delete templates or enlarge the disk")]
     NoSpace,
-    /// The archives of other builds, and of those under way, have all the space.
+    /// The archives of other builds, and uploads in progress, take up all the space.
     #[error(
         "the archive does not fit into the space of {0} bytes for all archives (--upload-quota)"
     )]
@@ -52,17 +52,17 @@ pub enum UploadError {
 #[derive(Clone, Debug)]
 pub struct Uploads {
     dir: PathBuf,
-    /// Disk space that is never used.
+    /// Disk space that is kept free.
     reserve: u64,
     ledger: Arc<Ledger>,
 }
 
 impl Uploads {
-    /// Opens the directory and removes what a former server did not finish. Drafts of a process that still receives
-    /// them stay. `quota` is the space of all archives in bytes.
+    /// Opens the directory and removes files that the previous server did not finish. Drafts that a process is still
+    /// receiving stay. `quota` is the space for all archives in bytes.
     ///
     /// # Errors
-    /// Returns an error if the directory cannot be made or read.
+    /// Returns an error if the directory cannot be created or read.
     pub fn open(dir: PathBuf, reserve: u64, quota: u64) -> io::Result<Self> {
         pool::durable::private_dir(&dir)?;
         let mut found = Vec::new();
@@ -90,8 +90,7 @@ impl Uploads {
         self.ledger.quota().min(MAX_ARCHIVE)
     }
 
-    /// Whether the archive of a hash is there. It then counts as used now. The parts must be checked as for
-    /// [`Uploads::path`].
+    /// Whether the archive of a hash exists. Marks it as used. The arguments must be checked as for [`Uploads::path`].
     #[must_use]
     pub fn has(&self, template_id: &str, hash: &str) -> bool {
         let path = self.path(template_id, hash);
@@ -99,17 +98,17 @@ impl Uploads {
         path.exists()
     }
 
-    /// Where the archive of a hash is, or would be. Both parts must be checked: an id of this server and a hash of hex
-    /// digits.
+    /// The path of the archive of a hash, whether or not it exists. Both arguments must be checked: an id of this
+    /// server and a hash of hex digits.
     #[must_use]
     pub fn path(&self, template_id: &str, hash: &str) -> PathBuf {
         self.dir.join(template_id).join(hash)
     }
 
-    /// Writes a body to the place that a verified grant names, and replaces an archive that is there.
+    /// Stores a body under the template and hash of a verified grant, replacing an existing archive.
     ///
     /// # Errors
-    /// Returns [`UploadError`]; then nothing of the body is kept.
+    /// Returns [`UploadError`]. Nothing of the body is kept then.
     pub async fn receive<B>(&self, grant: &Grant, body: B) -> Result<(), UploadError>
     where
         B: Body<Data = Bytes> + Unpin,
@@ -132,7 +131,7 @@ impl Uploads {
         B::Error: std::fmt::Display,
     {
         let file = std::fs::File::create_new(path).map_err(of_disk)?;
-        // Held while this process receives the archive.
+        // Locked while this process receives the archive.
         file.lock().map_err(UploadError::Io)?;
         let mut file = fs::File::from_std(file);
         let mut charge = Charge::new(&self.ledger);
@@ -159,7 +158,7 @@ impl Uploads {
         Ok(charge)
     }
 
-    /// Space for at least [`SPACE_STEP`] more bytes, and `more`, must be left beside the reserve.
+    /// Checks that at least [`SPACE_STEP`] and `more` bytes are free above the reserve.
     fn check_space(&self, path: &Path, more: u64) -> Result<(), UploadError> {
         let dir = path.parent().unwrap_or(&self.dir);
         let stat = nix::sys::statvfs::statvfs(dir).map_err(|why| UploadError::Io(why.into()))?;
@@ -192,12 +191,12 @@ fn of_disk(why: io::Error) -> UploadError {
     }
 }
 
-/// Removes an unfinished archive, also if the client's connection ends in the middle.
+/// Removes an unfinished archive when dropped, also if the client's connection breaks.
 struct Draft(PathBuf);
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // After the rename there is no such file. The next server removes a draft that stays.
+        // After the rename there is no such file. A remaining draft is removed by the next server.
         let _ = std::fs::remove_file(&self.0);
     }
 }

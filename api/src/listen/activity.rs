@@ -148,7 +148,7 @@ pub(super) enum EvictionRank {
     Silent,
     /// The connection waits for its next request.
     Idle,
-    /// All requests have been answered, but the client has not read all of the response.
+    /// All requests have been served, but the client has not read the whole response.
     Reading,
     /// A request is in flight.
     Busy,
@@ -237,9 +237,9 @@ impl HttpBody for TrackedBody {
     }
 }
 
-/// A client's stream: TCP, TLS over TCP, or a unix stream from a process that forwards.
+/// A client's stream: TCP, TLS over TCP, or a unix stream from a forwarding process.
 pub(super) trait AsTcpStream {
-    /// `None`: not TCP.
+    /// `None` if not TCP.
     fn tcp(&self) -> Option<&TcpStream>;
 }
 
@@ -269,9 +269,9 @@ pub(super) struct TrackedStream<S: AsTcpStream> {
 }
 
 impl<S: AsTcpStream> Drop for TrackedStream<S> {
-    /// Resets the connection after a response that was cut short. If the stream merely ended, clients would report an
-    /// error of this server; after a reset, they check whether the sandbox was killed. The reset discards data that has
-    /// not been sent. A process that forwards sees the end of an incomplete response, and resets its client's connection.
+    /// Resets the connection after a response that was cut short. If the stream merely ended, clients would report a
+    /// server error. After a reset, they check whether the sandbox was killed. The reset discards unsent data. A
+    /// forwarding process sees the end of an incomplete response and resets its client's connection.
     fn drop(&mut self) {
         let aborted = self.activity.aborted.load(Ordering::Relaxed);
         let Some(tcp) = self.stream.tcp().filter(|_| aborted) else {

@@ -1,8 +1,8 @@
 //! Limits for clients behind reverse proxies. A proxy's connections carry the requests of many clients, so the server
 //! limits each client's in-flight requests rather than the proxy's connections.
 //!
-//! Only the peer's address decides whether it is a trusted proxy (`--trusted-proxy`); `X-Forwarded-For` from any other
-//! peer is ignored.
+//! Only the peer's address determines whether it is a trusted proxy (`--trusted-proxy`). `X-Forwarded-For` from any
+//! other peer is ignored.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -45,9 +45,9 @@ impl ClientLimiter {
         }
     }
 
-    /// Counts a request until the last clone of the returned permit is dropped. `None`: the peer is not a trusted
-    /// proxy, so the limit of its connections applies instead. Requests for which a proxy names no client count for the
-    /// proxy's own address.
+    /// Counts a request until the last clone of the returned permit is dropped. Returns `None` if the peer is not a
+    /// trusted proxy, because the connection limit applies instead. Requests for which a proxy names no client count
+    /// for the proxy's own address.
     pub(super) fn admit(
         &self,
         peer: SocketAddr,

@@ -1,7 +1,7 @@
 //! Serves one connection, from the TLS handshake to its end.
 //!
-//! After a handover, an HTTP/1.1 connection stays open until its next response, which tells the client to close it: a
-//! server that closed an idle connection could meet a request that is on its way. HTTP/2 has a message for this purpose.
+//! After a handover, an HTTP/1.1 connection stays open until its next response, which tells the client to close it. If
+//! the server closed an idle connection, a request could already be in transit. HTTP/2 has a message for this purpose.
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
@@ -34,13 +34,13 @@ const CONNECTION_WINDOW: u32 = 1 << 20;
 const STREAM_BUFFER: usize = 128 << 10;
 const FRAME: u32 = 64 << 10;
 
-/// What becomes of connections.
+/// How the server treats connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Serving,
     /// Another process accepts the connections of clients.
     Moved,
-    /// Requests in progress are answered, and no more.
+    /// Requests in progress are completed, and no more are accepted.
     Stopping,
 }
 
@@ -56,7 +56,7 @@ pub(super) async fn serve<R: Routes>(
     until_evicted(&permit, peer, open(&server, stream, peer, &permit, phase)).await;
 }
 
-/// As [`serve`], for a connection that another process forwards.
+/// Like [`serve`], for a connection forwarded by another process.
 pub(super) async fn serve_forwarded<R: Routes>(
     server: Arc<Shared<R>>,
     stream: UnixStream,
@@ -68,7 +68,7 @@ pub(super) async fn serve_forwarded<R: Routes>(
     until_evicted(&permit, peer, served).await;
 }
 
-/// As [`serve`], for a connection to the listener of the cluster.
+/// Like [`serve`], for a connection to the cluster listener.
 pub(super) async fn serve_node<R: Routes>(
     server: Arc<Shared<R>>,
     stream: TcpStream,
@@ -97,7 +97,7 @@ async fn open_node<R: Routes>(
     if stream.set_nodelay(true).is_err() || super::probe(&stream).is_err() {
         return;
     }
-    // The configuration at this moment: certificates are renewed.
+    // The current configuration, because certificates are renewed.
     let accept = TlsAcceptor::from(nodes.server()).accept(stream);
     match tokio::time::timeout(server.limits.handshake, accept).await {
         Ok(Ok(stream)) => {
@@ -106,8 +106,8 @@ async fn open_node<R: Routes>(
             let came = Came::Node(Arc::new(Peer::new(certificate.map(|c| c.into_owned()))));
             serve_http(server, stream, (peer, came), permit, phase).await;
         }
-        Ok(Err(error)) => tracing::warn!(%peer, %error, "TLS handshake of a node failed"),
-        Err(_) => tracing::debug!(%peer, "TLS handshake of a node timed out"),
+        Ok(Err(error)) => tracing::warn!(%peer, %error, "TLS handshake with another node failed"),
+        Err(_) => tracing::debug!(%peer, "TLS handshake with another node timed out"),
     }
 }
 
@@ -166,7 +166,7 @@ async fn serve_http<R: Routes, S>(
         let came = came.clone();
         let client = match came {
             Came::Client => server.clients.admit(peer, request.headers()),
-            // The node that forwards has admitted the client.
+            // The forwarding node has already admitted the client.
             Came::Node(_) => Ok(None),
         };
         let version = request.version();

@@ -51,17 +51,17 @@ impl<R> Clone for Dispatch<R> {
     }
 }
 
-/// What answers requests: the part of a server that a handover replaces.
+/// The part of a server that serves requests and is replaced in a handover.
 #[derive(Debug)]
 pub struct Backend<R> {
     proxy: Proxy<R>,
     control: TowerToHyperService<Router>,
-    /// The keys that guests must not get. `None`: there are none.
+    /// API keys that must not reach guests. `None`: there are none.
     keys: Option<Arc<Authenticator>>,
     cluster: Option<ClusterSide>,
 }
 
-/// The other nodes, and what answers their questions.
+/// The other nodes, and the router of their requests.
 #[derive(Debug)]
 struct ClusterSide {
     peers: Peers,
@@ -80,14 +80,14 @@ impl<R> Backend<R> {
         }
     }
 
-    /// Requests for sandboxes lose the live keys of `keys`.
+    /// Removes valid API keys of `keys` from requests for sandboxes.
     #[must_use]
     pub fn with_keys(mut self, keys: Arc<Authenticator>) -> Self {
         self.keys = Some(keys);
         self
     }
 
-    /// Requests for sandboxes of other nodes go to `peers`; questions of other nodes go to `internal`.
+    /// Forwards requests for sandboxes of other nodes to `peers`, and requests of other nodes to `internal`.
     #[must_use]
     pub(crate) fn with_peers(mut self, peers: Peers, moves: Moves, internal: Router) -> Self {
         let internal = TowerToHyperService::new(internal);
@@ -104,7 +104,7 @@ impl<R> Backend<R> {
 enum Answered {
     Sandbox(Response<Body>),
     Control(Response<Body>),
-    /// Another process has answered. It has read as much of the body as it wants.
+    /// Another process has responded. It has read as much of the body as it wants.
     Successor(Response<Body>),
 }
 
@@ -129,7 +129,7 @@ impl<R: Routes> Dispatch<R> {
         self.guesses = GuessLimiter::new(limits.trusted_proxies.clone());
     }
 
-    /// Answers a request from `peer`. If the response upgrades the connection, `held` is kept until the upgraded
+    /// Serves a request from `peer`. If the response upgrades the connection, `held` is kept until the upgraded
     /// connection ends.
     pub(super) async fn answer(
         &self,
@@ -194,7 +194,7 @@ impl<R: Routes> Dispatch<R> {
                 match side.enter(&mut request, &node, peer)? {
                     Entered::Question => {
                         if internal::is_long(request.uri().path()) {
-                            // A handover ends it.
+                            // A handover ends the wait.
                             drop(ticket);
                         }
                         let response = side.question(request, node).await;
@@ -261,13 +261,13 @@ impl<R: Routes> Dispatch<R> {
             (Target::Sandbox { id, port }, _) => Destination { id, port, host },
             (Target::Control, None) => {
                 if is_build_upload(&request) {
-                    // It may take an hour and changes no sandbox, so a handover does not wait for it.
+                    // An upload may take an hour and changes no sandbox, so a handover does not wait for it.
                     drop(ticket);
                 }
                 let response = self.control(&backend, request, peer).await;
                 return Ok(Answered::Control(response));
             }
-            // A signed file URL that does not name a sandbox is for the sandbox whose token signed the URL.
+            // A signed file URL that names no sandbox refers to the sandbox whose token signed it.
             (Target::Control, Some(operation)) => {
                 let operation = operation?;
                 let query = request.uri().query().unwrap_or_default();
@@ -283,7 +283,7 @@ impl<R: Routes> Dispatch<R> {
         let is_download = is_signed && request.method() == Method::GET;
         let mut response = self.sandbox(&backend, request, &to, held, ticket).await?;
         if is_signed {
-            // The agent answers, but it is the guest's, and the origin is that of the control plane.
+            // The response comes from the agent, which the guest controls, but the origin is the control plane's.
             isolate(response.headers_mut(), Origin::Opaque, None);
             let is_file = is_download && response.status().is_success();
             let headers = response.headers_mut();
@@ -333,11 +333,11 @@ impl<R: Routes> Dispatch<R> {
     }
 }
 
-/// What a request over the listener of the cluster is.
+/// The kind of a request on the cluster listener.
 enum Entered {
-    /// Of the node itself.
+    /// A request of the node itself.
     Question,
-    /// Of this client of the node.
+    /// A forwarded request of this client.
     Forwarded(SocketAddr),
 }
 
@@ -372,7 +372,8 @@ impl ClusterSide {
         }
     }
 
-    /// Where a forwarded request for a sandbox goes that is not here: once more to another node, if it has moved.
+    /// Where to forward a forwarded request whose sandbox is not here: once more to another node, if the sandbox has
+    /// moved.
     fn further(&self, id: &SandboxId, request: &Request<Upload>) -> Place {
         let is_last = request.headers().contains_key(LAST_HOP);
         match self.peers.moved(id).filter(|_| !is_last) {
@@ -410,15 +411,15 @@ impl ClusterSide {
     }
 }
 
-/// Whether a load balancer asks for this server's health without naming it, as HTTP/1.0 permits.
+/// Whether this is a load balancer's health check without a `Host` field, which HTTP/1.0 permits.
 fn is_plain_health_check<B>(request: &Request<B>) -> bool {
     request.version() == Version::HTTP_10
         && request.uri() == "/health"
         && !request.headers().contains_key(header::HOST)
 }
 
-/// Asks nginx, and other reverse proxies that read the same field, to forward a response without a known length as it
-/// arrives: it may be a stream. A program in a sandbox may decide otherwise.
+/// Tells nginx, and other reverse proxies that read the same field, not to buffer a response of unknown length, because
+/// it may be a stream. A program in a sandbox can override this.
 fn mark_stream(response: &mut Response<Body>) {
     let is_switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
     if !is_switched && response.body().size_hint().exact().is_none() {
@@ -466,10 +467,10 @@ fn check_framing(version: Version, headers: &HeaderMap) -> Result<(), Refusal> {
     let codings = headers.get_all(header::TRANSFER_ENCODING).iter().count();
     let lengths = headers.get_all(header::CONTENT_LENGTH).iter().count();
     if codings > 0 && (lengths > 0 || version != Version::HTTP_11) {
-        return Err(Refusal::Malformed("the length of the body is ambiguous"));
+        return Err(Refusal::Malformed("the body length is ambiguous"));
     }
     if codings > 1 || lengths > 1 {
-        Err(Refusal::Malformed("the length of the body is given twice"))
+        Err(Refusal::Malformed("the body length is given twice"))
     } else {
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Forwards a request to the successor of this process, which has taken over all sandboxes.
 //!
-//! Each request has a connection of its own to the internal socket ([`super::internal`]), so a request that cannot be
-//! sent was never seen by the successor. Bodies, trailers and upgrades pass in both directions with back-pressure.
+//! Each request uses its own connection to the internal socket ([`super::internal`]), so a request that could not be
+//! sent has never reached the successor. Bodies, trailers and upgrades pass in both directions with back-pressure.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,10 +23,10 @@ use super::internal::forward_line;
 use super::limits::{FIELDS, HEAD};
 use crate::proxy::{Refusal, Relay, Upload};
 
-/// How long to wait for a server behind the internal socket: after a crash, the next one binds it anew.
+/// How long to wait for a server behind the internal socket. After a crash, the next server binds it again.
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
 const DIAL_AGAIN: Duration = Duration::from_millis(50);
-/// What a response may have beyond the limits of a request: the fields that this server adds.
+/// Allowance above the limits of a request for the header fields that this server adds.
 const ADDED: usize = 64;
 
 /// Forwards a request of `peer` to the server behind the internal socket at `path`. `host` is the host that the request
@@ -61,10 +61,7 @@ pub(super) async fn forward(
 
 fn refused(error: &dyn std::error::Error) -> Refusal {
     let why = model::chain(error);
-    tracing::warn!(
-        why,
-        "cannot forward a request to the server that has taken over"
-    );
+    tracing::warn!(why, "cannot forward a request to the successor process");
     Refusal::NoSuccessor
 }
 
@@ -100,7 +97,7 @@ async fn dial(
     Ok(sender)
 }
 
-/// Connects to the internal socket. If no process listens, tries again until [`DIAL_LIMIT`].
+/// Connects to the internal socket. Retries until [`DIAL_LIMIT`] if no process listens.
 async fn connect(path: &Path) -> io::Result<UnixStream> {
     let deadline = Instant::now() + DIAL_LIMIT;
     loop {

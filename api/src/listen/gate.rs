@@ -1,10 +1,11 @@
-//! The gate between connections and the backend. A handover closes it: requests under way finish, later ones wait, and
-//! when it opens again they go to the same backend, a new one, or a successor.
+//! The gate between connections and the backend. A handover closes it: requests in progress finish, and later ones
+//! wait. When the gate opens again, they go to the same backend, a new one, or a successor.
 //!
-//! Two kinds of requests pass separately. Requests to the control plane change sandboxes, which takes up to seconds;
-//! they wait from the start of a handover. Traffic needs the gate only while a sandbox's route is looked up, so it goes
-//! on while the changes finish, and waits only for the moment in which the pool has no owner. No request waits longer
-//! than the handover's deadlines. The number of waiting requests is bounded by the limits of connections and streams.
+//! Two kinds of requests pass separately. Requests to the control plane change sandboxes, which takes up to seconds.
+//! They wait from the start of a handover. Traffic needs the gate only while a sandbox's route is looked up. It
+//! continues while the changes finish, and waits only during the moment in which the pool has no owner. No request
+//! waits longer than the handover's deadlines. The limits of connections and streams bound the number of waiting
+//! requests.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use super::dispatch::Backend;
 #[derive(Debug)]
 pub enum Recipient<R> {
     Backend(Arc<Backend<R>>),
-    /// To the process behind the internal socket at this path.
+    /// The process behind the internal socket at this path.
     Successor(PathBuf),
 }
 
@@ -30,7 +31,8 @@ impl<R> Clone for Recipient<R> {
     }
 }
 
-/// Both locks are fair: a closing gate waits for the requests that have passed, and later requests wait for the gate.
+/// Both locks are fair: a closing gate waits for requests that have already passed, and later requests wait for the
+/// gate.
 #[derive(Debug)]
 pub struct Gate<R> {
     control: Arc<RwLock<()>>,
@@ -46,14 +48,14 @@ impl<R> Clone for Gate<R> {
     }
 }
 
-/// Which part of the gate a request passes.
+/// The part of the gate that a request passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Passage {
     Control,
     Traffic,
 }
 
-/// While it is held, the gate does not close.
+/// Keeps the gate from closing while it exists.
 #[derive(Debug)]
 pub(super) enum Ticket<R> {
     Control {
@@ -74,7 +76,7 @@ impl<R> Gate<R> {
 
     pub(super) async fn pass(&self, passage: Passage) -> (Recipient<R>, Ticket<R>) {
         match passage {
-            // The lock of the recipient is not held on: a handover takes it while requests wait for the lock of control.
+            // Release the recipient's lock here: a handover takes it while requests wait for the control lock.
             Passage::Control => {
                 let _held = Arc::clone(&self.control).read_owned().await;
                 let recipient = self.recipient.read().await.clone();
@@ -87,7 +89,7 @@ impl<R> Gate<R> {
         }
     }
 
-    /// Waits until no request to the control plane is under way. Later ones wait until the guard is dropped.
+    /// Waits until no request to the control plane is in progress. Later ones wait until the guard is dropped.
     pub async fn close_control(&self) -> OwnedRwLockWriteGuard<()> {
         Arc::clone(&self.control).write_owned().await
     }

@@ -1,5 +1,5 @@
 //! Limits how often a client may send signed file URLs that match no sandbox. Such a URL needs no key, and each is
-//! compared with every sandbox of the server, in a cluster of all servers. URLs that match cost their client nothing.
+//! compared with every sandbox of the server, or of all servers in a cluster. URLs that match do not count.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,12 +12,12 @@ use super::peer::{Peer, TrustedProxies};
 use crate::auth::{Bucket, Rate};
 use crate::proxy::Refusal;
 
-/// The burst lets a client have as many URLs checked at once as one sandbox serves requests.
+/// The burst allows a client as many concurrent checks as one sandbox serves requests.
 const RATE: Rate = Rate {
     per_second: 20,
     burst: 400,
 };
-/// Clients with a limit of their own. While there are as many, further ones share one limit.
+/// Maximum number of clients with individual limits. Above it, further clients share one limit.
 const CLIENTS: usize = 4096;
 
 /// The buckets of clients that have recently sent signed URLs.
@@ -27,7 +27,7 @@ pub(super) struct GuessLimiter {
     buckets: Arc<Mutex<HashMap<Peer, Bucket>>>,
 }
 
-/// A signed URL that counts as a guess, unless it proves right.
+/// A signed URL that counts as a guess unless it turns out to match.
 #[derive(Debug)]
 pub(super) struct Guess<'a> {
     limiter: &'a GuessLimiter,
@@ -74,7 +74,7 @@ impl GuessLimiter {
 }
 
 impl Guess<'_> {
-    /// Does not count the URL: it matches a sandbox.
+    /// Does not count the URL, because it matches a sandbox.
     pub(super) fn forgive(self) {
         if let Some(bucket) = self.limiter.lock().get_mut(&self.client) {
             bucket.give_back(RATE);

@@ -8,8 +8,8 @@
 //!                                                 shown and the TLS of that process has checked, in base64; `-` for none
 //! cube 1 reload                   answered with one line: `ok PID` or `failed WHY`
 //! ```
-//! The address is trusted: limits apply as if that peer had connected itself. Nothing outside of this socket can name
-//! another peer.
+//! The address is trusted: limits apply as if that peer had connected itself. Only this socket accepts another peer's
+//! address.
 
 use std::io;
 use std::net::SocketAddr;
@@ -28,11 +28,11 @@ use crate::peers::Peer;
 pub const INTERNAL: &str = "server.sock";
 /// Version of the first line.
 const VERSION: u32 = 1;
-/// In the place of a certificate that was not shown.
+/// Placeholder for a missing certificate.
 const NONE: &str = "-";
-/// Longest first line, and longest answer to a reload, in bytes.
+/// Maximum length of the first line, and of the response to a reload, in bytes.
 const LINE: u64 = 4096;
-/// How long a client may take to send its first line.
+/// Time limit for a client to send its first line.
 const GREETING: Duration = Duration::from_secs(10);
 
 /// The purpose of a connection.
@@ -42,12 +42,12 @@ pub(super) enum Greeting {
     Reload(Reload),
 }
 
-/// A request for a reload, which waits for its outcome.
+/// A reload request that waits for its outcome.
 #[derive(Debug)]
 pub struct Reload(UnixStream);
 
 impl Reload {
-    /// Sends the outcome: the process id of the new server, or why there is none.
+    /// Sends the outcome: the new server's process id, or an error.
     pub async fn answer(mut self, outcome: &Result<u32, String>) {
         let line = match outcome {
             Ok(pid) => format!("ok {pid}\n"),
@@ -80,8 +80,7 @@ pub(super) async fn greeting(stream: UnixStream) -> Option<Greeting> {
         Some(Purpose::Reload) => Some(Greeting::Reload(Reload(stream))),
         None => {
             tracing::warn!(line, "unknown request at the internal socket");
-            let answer =
-                "failed this server does not support the request: use the cube-api that serves\n";
+            let answer = "failed this server does not support the request: use the cube-api of the running server\n";
             let _gone = stream.write_all(answer.as_bytes()).await;
             None
         }
@@ -128,11 +127,10 @@ async fn first_line(stream: &mut UnixStream) -> io::Result<String> {
     Err(io::ErrorKind::InvalidData.into())
 }
 
-/// Asks the server of a state directory to reload, and waits for the outcome: the process id of the new server, or why
-/// there is none.
+/// Asks the server of a state directory to reload, and waits for the outcome: the new server's process id, or an error.
 ///
 /// # Errors
-/// Returns an error if no server listens, or it closes the connection without an answer.
+/// Returns an error if no server listens, or if it closes the connection without a response.
 pub async fn ask_reload(state: &Path) -> io::Result<Result<u32, String>> {
     let mut stream = UnixStream::connect(state.join(INTERNAL)).await?;
     let line = format!("cube {VERSION} reload\n");
@@ -145,7 +143,7 @@ pub async fn ask_reload(state: &Path) -> io::Result<Result<u32, String>> {
         Some(("failed", why)) => Ok(Err(why.to_owned())),
         _ => Err(io::Error::new(
             io::ErrorKind::UnexpectedEof,
-            "the server closed the connection without an answer",
+            "the server closed the connection without a response",
         )),
     }
 }

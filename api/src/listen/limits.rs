@@ -46,8 +46,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Limits for a process that can open `files` files: each connection may need a second descriptor, for the
-    /// connection to its sandbox.
+    /// Limits for a process that can open `files` files. Each connection may need a second descriptor for its sandbox.
     #[must_use]
     pub fn within(files: u64) -> Self {
         let half = usize::try_from(files / 2).unwrap_or(usize::MAX);

@@ -42,15 +42,15 @@ impl TrustedProxies {
         self.0.iter().any(|block| block.contains(&address))
     }
 
-    /// The client of a request: its peer, or the client that a trusted proxy names. Requests for which a proxy names no
-    /// client are those of the proxy's own address.
+    /// The client of a request: its peer, or the client that a trusted proxy names. If a proxy names no client, the
+    /// proxy itself counts as the client.
     pub(super) fn client_of(&self, peer: SocketAddr, headers: &HeaderMap) -> Peer {
         let named = self.has(peer.ip()).then(|| self.client(headers)).flatten();
         Peer::of(named.unwrap_or(peer.ip()))
     }
 
     /// The client that a trusted proxy names: the last address in `X-Forwarded-For` that is not itself a trusted proxy.
-    /// `None`: there is no such address, or an entry after it is not an address.
+    /// `None` if there is no such address, or if an entry after it is not an address.
     pub(super) fn client(&self, headers: &HeaderMap) -> Option<IpAddr> {
         let values = headers.get_all(FORWARDED_FOR).iter().rev();
         let texts = values.map(|value| value.to_str().unwrap_or_default());

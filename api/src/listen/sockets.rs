@@ -1,4 +1,4 @@
-//! The listening sockets of a server: those of its addresses, and the internal socket.
+//! Listening sockets of a server: its public addresses, the cluster listener and the internal socket.
 
 use std::fs::{self, Permissions};
 use std::future::poll_fn;
@@ -24,7 +24,7 @@ const BIND_PAUSE: Duration = Duration::from_millis(5);
 /// Delay after a failed `accept`, which usually fails for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A listening socket cannot be bound to an address.
+/// A listening socket could not be bound to an address.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}")]
 pub struct ListenError {
@@ -33,15 +33,15 @@ pub struct ListenError {
     source: io::Error,
 }
 
-/// Listening sockets. They outlive a call of [`Sockets::accept`] that is dropped, and lose no connection by it.
+/// Listening sockets. Dropping a call of [`Sockets::accept`] closes none of them and loses no connection.
 #[derive(Debug)]
 pub struct Sockets {
     public: Vec<TcpListener>,
     /// See [`super::internal`]; `None` in tests.
     internal: Option<UnixListener>,
-    /// For other nodes; `None`: this server is alone.
+    /// The cluster listener. `None` outside a cluster.
     cluster: Option<TcpListener>,
-    /// The socket that is asked first, so that a busy one cannot starve the others.
+    /// The socket to poll first. Rotates, so that a busy one cannot starve the others.
     first: usize,
     not_before: Option<Instant>,
 }
@@ -50,7 +50,7 @@ pub struct Sockets {
 pub(super) enum Arrival {
     Public(TcpStream, SocketAddr),
     Internal(UnixStream),
-    /// Of another node, if its certificate says so.
+    /// A connection from another node, if its certificate proves it.
     Cluster(TcpStream, SocketAddr),
 }
 
@@ -82,7 +82,7 @@ pub async fn bind(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, ListenEr
     Ok(listeners)
 }
 
-/// Binds the internal socket at `path`, in place of one that a server left behind.
+/// Binds the internal socket at `path`, replacing one that a previous server left behind.
 fn bind_internal(path: &Path) -> Result<UnixListener, ListenError> {
     let bound = || {
         match fs::remove_file(path) {
@@ -111,7 +111,7 @@ impl Sockets {
         }
     }
 
-    /// Sockets that a predecessor handed over.
+    /// Takes over sockets from a predecessor.
     ///
     /// # Errors
     /// Returns an error if a descriptor is not a socket that the runtime can use.
@@ -137,7 +137,7 @@ impl Sockets {
         Ok(sockets)
     }
 
-    /// Binds the listener for other nodes, unless it was handed over. Without an address there is none.
+    /// Binds the cluster listener, unless it was handed over. Does nothing without an address.
     ///
     /// # Errors
     /// Returns [`ListenError`] if the address cannot be bound.
@@ -206,7 +206,7 @@ impl Sockets {
             match poll_fn(|cx| self.poll_accept(cx)).await {
                 Ok(arrival) => return arrival,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection: trying again");
+                    tracing::warn!(%error, "cannot accept a connection: retrying");
                     self.not_before = Some(Instant::now() + ACCEPT_PAUSE);
                 }
             }

@@ -1,6 +1,6 @@
 //! E2B's settings of a sandbox, stored as text in the sandbox's record.
 //!
-//! The pool keeps the text and returns it with the sandbox, also after a restart. The format number is checked before
+//! The pool stores the text and returns it with the sandbox, also after a restart. The format number is checked before
 //! the settings are decoded.
 
 use std::{
@@ -25,15 +25,15 @@ pub struct Note {
     pub metadata: BTreeMap<String, String>,
     /// Environment of every process in the sandbox.
     pub env_vars: BTreeMap<String, String>,
-    /// Required in `X-Access-Token`; `None`: the agent is open.
+    /// Required in `X-Access-Token`. `None`: the agent requires no token.
     pub envd_token: Option<String>,
-    /// Required in `e2b-traffic-access-token`; `None`: the ports are public.
+    /// Required in `e2b-traffic-access-token`. `None`: the ports are public.
     pub traffic_token: Option<String>,
     pub allow_internet_access: Option<bool>,
     pub network: Option<NetworkConfig>,
     /// The MCP settings of the create request. The server stores them but does not use them.
     pub mcp: Option<Value>,
-    /// Seconds from the creation up to which requests move the deadline; `None`: they do not.
+    /// Seconds after creation during which requests extend the deadline. `None`: they do not extend it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_activity_s: Option<u32>,
 }
@@ -81,7 +81,7 @@ pub fn lifetime_of_note(text: &str) -> Option<Lifetime> {
     })
 }
 
-/// The present wall-clock time.
+/// The current wall-clock time.
 #[must_use]
 pub fn now() -> UnixMs {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -155,7 +155,7 @@ impl Note {
 }
 
 impl std::fmt::Debug for Note {
-    /// Leaves out the tokens and the environment.
+    /// Omits the tokens and the environment.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Note")
             .field("started_at", &self.started_at)
@@ -202,7 +202,7 @@ pub(crate) mod tests {
         assert!(matches!(full.to_text(), Err(NoteError::TooLong(_))));
     }
 
-    /// As servers wrote it before lifetimes were in the pool's record.
+    /// As servers wrote it before lifetimes were stored in the pool's record.
     const OF_FORMAT_1: &str = r#"{"format":1,"note":{"started_at":5,"end_at":7005,"timeout_s":7,
         "at_deadline":"memory","auto_resume":true,"metadata":{},"env_vars":{},"envd_token":"token",
         "traffic_token":null,"allow_internet_access":null,"network":null,"mcp":null}}"#;

@@ -1,22 +1,22 @@
-//! Renewal by activity: requests through the proxy move a sandbox's deadline. Pure.
+//! Renewal by activity: requests through the proxy extend a sandbox's deadline. Pure.
 
 use pool::UnixMs;
 
 use super::View;
 
-/// How requests move the deadline of a sandbox.
+/// How requests extend the deadline of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Renewal {
-    /// The present deadline.
+    /// The current deadline.
     end_at: UnixMs,
-    /// From a request to the deadline that it sets.
+    /// Time from a request to the deadline that it sets.
     pub(super) timeout_s: u32,
-    /// The latest deadline that requests set.
+    /// The latest deadline that requests can set.
     pub(super) until: UnixMs,
 }
 
 impl Renewal {
-    /// `None`: requests do not move the deadline.
+    /// `None` if requests do not extend the deadline.
     pub(super) fn of(view: &View) -> Option<Self> {
         let longest_s = view.note.on_activity_s?;
         let lifetime = &view.sandbox.lifetime;
@@ -28,7 +28,8 @@ impl Renewal {
         })
     }
 
-    /// Whether a request moves the deadline now: by an eighth of the timeout or more, since each change is written to disk.
+    /// Whether a request extends the deadline now. Only if it moves by an eighth of the timeout or more, since each
+    /// change is written to disk.
     pub(super) fn is_due(&self, now: UnixMs) -> bool {
         let timeout_ms = u64::from(self.timeout_s) * 1000;
         let end_at = now.saturating_add(timeout_ms).min(self.until);

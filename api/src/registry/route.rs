@@ -15,7 +15,7 @@ pub struct Route {
     pub vsock: PathBuf,
     /// Required in `e2b-traffic-access-token` on ports other than envd's; `None`: the ports are public.
     pub traffic_token: Option<String>,
-    /// Required in `X-Access-Token` where code is run; `None`: the sandbox is not secure and requires no token.
+    /// Required in `X-Access-Token` where code is run. `None`: the sandbox is not secure and requires no token.
     pub envd_token: Option<String>,
     /// Replaces `Host` on ports other than envd's; `${PORT}` stands for the port.
     pub mask_request_host: Option<String>,
@@ -23,7 +23,7 @@ pub struct Route {
     pub https_ports: Vec<u16>,
     /// Number of the sandbox's VM. When it changes, pooled connections to the previous VM are dead.
     pub generation: u64,
-    /// `None`: requests do not move the sandbox's deadline.
+    /// `None` if requests do not extend the sandbox's deadline.
     pub renewal: Option<Renewal>,
 }
 
@@ -47,12 +47,12 @@ impl From<View> for Route {
 /// Why there is no route.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
-    /// The sandbox is unknown, ended, or paused and cannot be resumed by traffic. The answer is 502 with "The sandbox
-    /// was not found".
+    /// The sandbox is unknown, has ended, or is paused and cannot be resumed by traffic. The response is 502 with "The
+    /// sandbox was not found".
     #[error("The sandbox was not found")]
     NotFound,
-    /// The sandbox exists but is not usable now, for example because its resume failed or there is no room. The answer
-    /// is 503.
+    /// The sandbox exists but cannot be used now, for example because its resume failed or there is no room. The
+    /// response is 503.
     #[error("the sandbox cannot be resumed: {0}")]
     Unavailable(String),
 }

@@ -10,7 +10,7 @@ use super::{Registry, note::now};
 
 /// Interval of the samples.
 const EVERY: Duration = Duration::from_secs(5);
-/// Maximum number of samples that are kept for one sandbox: half an hour of them.
+/// Maximum number of samples kept per sandbox: half an hour.
 const MAX_SAMPLES: usize = 360;
 
 /// The usage of a sandbox at one time, seen from the host, and its CPU usage since the previous sample.

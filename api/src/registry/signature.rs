@@ -1,8 +1,8 @@
-//! Signed file URLs. A signature identifies the sandbox whose token was used to make it. The sandbox's agent decides
+//! Signed file URLs. A signature identifies the sandbox whose token was used to make it. The sandbox's agent checks
 //! whether the signature is still valid, and for which file and operation.
 //!
-//! Anyone can send such a URL, and each is compared with every sandbox. So its parts are limited before anything is
-//! hashed, and the part before the token is hashed once: the cost for each sandbox is that of a hash of its token.
+//! Anyone can send such a URL, and each is compared with every sandbox. Its parts are therefore limited before anything
+//! is hashed, and the part before the token is hashed only once. The cost per sandbox is one hash of its token.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -109,8 +109,8 @@ impl<'a> Signed<'a> {
         hash
     }
 
-    /// The sandbox whose token was used to sign the URL. Every sandbox is compared, so that the time does not show
-    /// which one matches.
+    /// The sandbox whose token was used to sign the URL. Every sandbox is compared, so that the duration does not
+    /// reveal which one matches.
     pub(super) fn find(&self, notes: &[(SandboxId, Arc<Note>)]) -> Option<SandboxId> {
         self.find_with::<Sha256>(notes)
     }
@@ -237,7 +237,7 @@ mod tests {
         }
     }
 
-    /// Bytes hashed for a URL with a path of this length, on a server with so many sandboxes.
+    /// Number of bytes hashed for a URL with a path of this length, on a server with this many sandboxes.
     fn hashed(path: usize, sandboxes: usize) -> usize {
         let query = format!("path={}&signature={}", "a".repeat(path), signature("x"));
         let one = notes()[0].clone();

@@ -1,4 +1,4 @@
-//! Errors of pulls in the words of a build: cause and cure.
+//! Explains failed pulls to clients: cause and remedy.
 
 use oci_image::{PullError, registry::HttpError, store::StoreError};
 

@@ -1,4 +1,4 @@
-//! The log of a pull, in the form of E2B's builds.
+//! Writes the progress of a pull to the build log, in E2B's form.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,13 +13,13 @@ use rest::LogLevel;
 use super::{Asker, index::Index};
 use crate::builds::{key::Key, plan::At};
 
-/// Follows the pull of a build.
+/// Follows a build's pull.
 pub(super) struct Follower<'a> {
     asker: Asker<'a>,
     converter: &'a Converter,
     guest: &'a str,
     index: &'a Index,
-    /// Whether the index has the image's template.
+    /// Whether the index contains the image's template.
     pub(super) has_found: AtomicBool,
 }
 
@@ -70,13 +70,13 @@ impl Follow for Follower<'_> {
     }
 }
 
-/// The content key of an image: its manifest, what converts it, and what boots it.
+/// The content key of an image. Depends on its manifest, the converter, and the guest that boots it.
 pub(super) fn key(converter: &Converter, guest: &str, manifest: &Digest) -> String {
     let image = converter.key(manifest).to_string();
     Key::of(&["image", &image, guest]).to_string()
 }
 
-/// The first entry of a build.
+/// Writes the first log entry of a build.
 pub(super) fn announce(asker: Asker<'_>, key: &str, is_cached: bool) {
     let cached = if is_cached { "CACHED " } else { "" };
     note(

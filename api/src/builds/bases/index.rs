@@ -1,6 +1,6 @@
-//! Which disk templates of the pool were made of which images: `images.json`, beside the store.
+//! Index of the disk templates in the pool by the images that they were made from: `images.json`, next to the store.
 //!
-//! An entry is held by every build that asked for it, until the canceller of the build is gone.
+//! Every build that requested an entry holds it until the build's canceller is dropped.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -76,7 +76,7 @@ impl Entry {
 }
 
 impl Index {
-    /// Reads the index in `dir`. One that cannot be read is as an empty one.
+    /// Reads the index in `dir`. An unreadable index counts as empty.
     pub(super) fn open(dir: PathBuf) -> Self {
         let entries = match read(&dir) {
             Ok(entries) => entries,
@@ -97,7 +97,7 @@ impl Index {
         self.entries().contains_key(key)
     }
 
-    /// The template of an image. The build holds it from now on.
+    /// The template of an image. The build holds it from then on.
     pub(super) fn take(&self, key: &str, build: &Cancel, now_ms: u64) -> Option<String> {
         let mut entries = self.entries();
         let entry = entries.get_mut(key)?;
@@ -118,7 +118,7 @@ impl Index {
         self.entries().insert(key.to_owned(), entry);
     }
 
-    /// Forgets a template that the pool does not have. Another one that was made meanwhile stays.
+    /// Forgets a template that the pool does not have, unless another one has replaced it.
     pub(super) fn forget(&self, key: &str, template: &str) {
         let mut entries = self.entries();
         if entries
@@ -129,7 +129,7 @@ impl Index {
         }
     }
 
-    /// Forgets the templates that the pool does not have: a crash came between their removal and the next write of the
+    /// Forgets templates that the pool does not have, after a crash between their removal and the next write of the
     /// index. Returns whether there were any.
     pub(super) fn forget_lost(&self, present: &BTreeSet<String>) -> bool {
         let mut entries = self.entries();
@@ -137,8 +137,8 @@ impl Index {
         lost.count() > 0
     }
 
-    /// Forgets the least recently used templates that no build holds, until the others take at most `limit` bytes.
-    /// Returns those that are to be removed, with those that could not be removed before.
+    /// Forgets the least recently used templates that no build holds, until the rest take at most `limit` bytes.
+    /// Returns the templates to remove, including those that could not be removed before.
     pub(super) fn trim(&self, limit: u64) -> Vec<String> {
         let mut entries = self.entries();
         let mut bytes: u64 = entries.values().map(|entry| entry.bytes).sum();
@@ -160,12 +160,12 @@ impl Index {
         removed
     }
 
-    /// The pool could not remove a forgotten template: the next [`Index::trim`] returns it again.
+    /// Records that the pool could not remove a forgotten template. The next [`Index::trim`] returns it again.
     pub(super) fn remove_later(&self, template: String) {
         self.unremoved().push(template);
     }
 
-    /// Forgets the templates that another guest boots, and returns them: no build asks for them any more.
+    /// Forgets templates that another guest boots, and returns them: no build requests them any more.
     pub(super) fn retire(&self, guest: &str) -> Vec<String> {
         let mut entries = self.entries();
         let outdated = entries.extract_if(.., |_, entry| entry.guest != guest && !entry.is_held());
@@ -182,10 +182,10 @@ impl Index {
     /// Writes the index, so that it survives a crash of the host.
     ///
     /// # Errors
-    /// Returns an error if it cannot be written. The former one then stays.
+    /// Returns an error if it cannot be written. The previous index then stays.
     pub(super) fn write(&self) -> io::Result<()> {
         private_dir(&self.dir)?;
-        // Held meanwhile, so that an older index never replaces a newer one.
+        // Locked until the file is written, so that an older index never replaces a newer one.
         let entries = self.entries();
         let written = Written {
             format: FORMAT,
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(again.templates(), index.templates());
         again.forget("a", "2");
         assert!(again.has("a"));
-        // No build of the former server holds it.
+        // No build of the previous server holds it.
         assert_eq!(again.retire("guest"), Vec::<String>::new());
         assert!(!again.forget_lost(&again.templates()));
         assert_eq!(again.retire("other"), ["1"]);

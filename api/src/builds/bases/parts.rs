@@ -1,4 +1,4 @@
-//! What makes root images: the store of images, and the converter.
+//! The store of images, and the converter that makes root images.
 
 use std::{
     path::Path,
@@ -17,7 +17,7 @@ use super::ImagesSpec;
 use crate::builds::cancel::Cancel;
 
 pub(super) static LIMITS: LazyLock<Limits> = LazyLock::new(Limits::default);
-/// How long a predecessor's blocking work may hold the store.
+/// How long to wait for blocking work of a predecessor that holds the store.
 const LAST_HOLDER: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(10);
 
@@ -28,7 +28,7 @@ pub(super) struct Parts {
 
 impl Parts {
     /// # Errors
-    /// Returns a message that names what is missing.
+    /// Returns a message that names the missing part.
     pub(super) fn new(
         spec: &ImagesSpec,
         store: Store,
@@ -37,7 +37,7 @@ impl Parts {
         if !spec.converter.is_file() {
             return Err(format!(
                 "this server cannot build from images: there is no cube-image at {}; the operator installs it with \
-                 `cargo xtask prepare`, or names its path with --image-converter",
+                 `cargo xtask prepare`, or sets its path with --image-converter",
                 spec.converter.display()
             ));
         }
@@ -46,7 +46,7 @@ impl Parts {
         let converter = converter.with_userland(&spec.userland).map_err(|error| {
             format!(
                 "this server cannot build from images: cannot read the programs bash and busybox in {}: {error}; the \
-                 operator makes them with `cargo xtask prepare`, or names their directory with --image-userland",
+                 operator makes them with `cargo xtask prepare`, or sets their directory with --image-userland",
                 spec.userland.display()
             )
         })?;
@@ -56,7 +56,7 @@ impl Parts {
         })
     }
 
-    /// The root image of a pulled image.
+    /// Converts a pulled image to a root image.
     ///
     /// # Errors
     /// Returns the errors of [`Converter::convert_unless`].
@@ -74,7 +74,7 @@ impl Parts {
     }
 }
 
-/// `cube-image` for sums, in the control group for work in the background.
+/// `cube-image` as hash helper, in the control group for background work.
 pub(super) fn program(spec: &ImagesSpec, background: Option<&Path>) -> Program {
     Program::new(&spec.converter, resources(spec)).in_group(background.map(Path::to_owned))
 }
@@ -86,7 +86,7 @@ fn resources(spec: &ImagesSpec) -> Resources {
     }
 }
 
-/// Opens the store in `dir`. Removes what a killed server left there.
+/// Opens the store in `dir` and removes leftovers of a killed server.
 ///
 /// # Errors
 /// Returns a message for people.

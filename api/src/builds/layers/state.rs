@@ -1,4 +1,4 @@
-//! The index of the cache, and who holds which disk. Pure.
+//! The cache index and the holders of disks. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -11,24 +11,25 @@ use serde::{Deserialize, Serialize};
 use crate::builds::{key::Key, settings::Settings};
 
 const FORMAT: u32 = 2;
-/// Most entries of steps.
+/// Maximum number of step entries.
 pub(super) const MAX_STEPS: usize = 5000;
-/// Most bytes of all entries of steps in the file.
+/// Maximum size of all step entries in the file, in bytes.
 const MAX_STEP_BYTES: usize = 16 << 20;
-/// Beyond it, entries of steps make room for those of finished builds, which cannot be made again from others.
+/// Above this size in bytes, step entries make room for entries of finished builds, which cannot be recreated.
 pub(super) const MAX_BYTES: usize = 48 << 20;
-/// Most bytes of the file.
+/// Maximum size of the file in bytes.
 pub(super) const MAX_INDEX: usize = 64 << 20;
 
-/// What the file contains.
+/// Content of the file.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Index {
     format: u32,
     pub(super) steps: BTreeMap<Key, StepEntry>,
-    /// Ids of templates by the keys of their builds: for each key the newest template that does not share it as a copy.
+    /// Template ids by the keys of their builds. Each key maps to the newest template that is not a copy of another
+    /// one.
     built: BTreeMap<Key, String>,
-    /// By id. Several templates may be of builds with one key.
+    /// By id. Several templates may come from builds with the same key.
     finished: BTreeMap<String, Finished>,
 }
 
@@ -38,9 +39,9 @@ pub(super) struct Index {
 pub(super) struct StepEntry {
     /// Id of a disk template of the pool.
     pub(super) disk: String,
-    /// Whether the cache removes the disk.
+    /// Whether the cache is responsible for removing the disk.
     pub(super) is_ours: bool,
-    /// Whether the pool has the disk. An entry without one still leads to the entries of later steps.
+    /// Whether the pool has the disk. An entry without a disk still leads to the entries of later steps.
     pub(super) has_disk: bool,
     /// Space of the disk's layer.
     pub(super) bytes: u64,
@@ -48,7 +49,7 @@ pub(super) struct StepEntry {
     pub(super) used_unix_ms: u64,
 }
 
-/// What a finished build ended with.
+/// The results of a finished build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::builds) struct Finished {
@@ -56,12 +57,12 @@ pub(in crate::builds) struct Finished {
     pub(in crate::builds) template: String,
     pub(in crate::builds) settings: Settings,
     pub(in crate::builds) start_up: StartUp,
-    /// The keys of its build. None in files of former releases.
+    /// The keys of its build. Empty in files of older releases.
     #[serde(default)]
     pub(in crate::builds) keys: Vec<Key>,
 }
 
-/// The start and ready commands, which run before the memory of a template is taken.
+/// The start and ready commands, which run before the template's memory is captured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(in crate::builds) enum StartUp {
@@ -72,7 +73,7 @@ pub(in crate::builds) enum StartUp {
         start: Option<String>,
         ready: Option<String>,
     },
-    /// Of the recipe of an installed template: a program that root runs, and when it is ready.
+    /// From the recipe of an installed template: a program that runs as root, and its readiness check.
     Recipe {
         start: Vec<String>,
         ready: Option<Work>,
@@ -81,7 +82,7 @@ pub(in crate::builds) enum StartUp {
 
 impl Index {
     /// # Errors
-    /// Returns an error for another format and for malformed text.
+    /// Returns an error for other formats and malformed text.
     pub(super) fn parse(bytes: &[u8]) -> io::Result<Self> {
         #[derive(Deserialize)]
         struct Header {
@@ -95,7 +96,7 @@ impl Index {
         Ok(serde_json::from_slice(bytes)?)
     }
 
-    /// The finished templates whose builds have this key.
+    /// The finished templates of builds with this key.
     fn all_with(&self, key: Key) -> Vec<String> {
         let has = |finished: &&Finished| finished.keys.contains(&key);
         let all = self.finished.values().filter(has);
@@ -103,7 +104,7 @@ impl Index {
     }
 
     /// # Errors
-    /// Returns an error if no server would read it, because it has more than `limit` bytes.
+    /// Returns an error if the index has more than `limit` bytes, because no server would read it.
     pub(super) fn render(&self, limit: usize) -> io::Result<Vec<u8>> {
         let bytes = serde_json::to_vec(self)?;
         if bytes.len() > limit {
@@ -117,7 +118,7 @@ impl Index {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) index: Index,
-    /// Number of holders by disk.
+    /// Number of holds by disk.
     held: HashMap<String, usize>,
     /// Disks that the pool could not remove yet.
     unremoved: BTreeSet<String>,
@@ -144,7 +145,7 @@ impl State {
         *self.held.entry(disk.to_owned()).or_default() += 1;
     }
 
-    /// Ends a hold. Returns the disk if it is not needed any more.
+    /// Releases a hold. Returns the disk if nothing needs it any more.
     pub(super) fn release(&mut self, disk: &str) -> Option<String> {
         let holders = self.held.get_mut(disk)?;
         *holders -= 1;
@@ -154,8 +155,8 @@ impl State {
         (!self.needs(disk)).then(|| disk.to_owned())
     }
 
-    /// A template of a build with this key, which is then held. `lost`: templates that the pool does not have. `None` also
-    /// while the only one is being removed.
+    /// Finds a template of a build with this key and holds it. `lost` are templates that the pool does not have. Also
+    /// returns `None` while the only one is being removed.
     pub(super) fn hold_built(&mut self, key: Key, lost: &BTreeSet<String>) -> Option<String> {
         let first = self.index.built.get(&key)?.clone();
         let is_there = |id: &String| !self.leaving.contains(id) && !lost.contains(id);
@@ -165,7 +166,7 @@ impl State {
         Some(template)
     }
 
-    /// Begins the removal of a template. `false`: a build holds it.
+    /// Begins the removal of a template. Returns `false` if a build holds it.
     pub(super) fn begin_removal(&mut self, template: &str) -> bool {
         let is_free = !self.held.contains_key(template);
         if is_free {
@@ -183,7 +184,7 @@ impl State {
         self.held.contains_key(disk) || entries.any(|entry| entry.has_disk && entry.disk == disk)
     }
 
-    /// The pool could not remove a disk: the next [`State::keep`] returns it again.
+    /// Records that the pool could not remove a disk. The next [`State::keep`] returns it again.
     pub(super) fn remove_later(&mut self, disk: String) {
         self.unremoved.insert(disk);
     }
@@ -194,23 +195,23 @@ impl State {
         Some(entry.clone())
     }
 
-    /// The pool has lost the disk.
+    /// Records that the pool has lost the disk.
     pub(super) fn forget_disk(&mut self, key: Key) {
         if let Some(entry) = self.index.steps.get_mut(&key) {
             entry.has_disk = false;
         }
     }
 
-    /// Forgets the disks of all entries that the pool does not have: a crash came between their removal and the next write
-    /// of the index. Returns whether there were any.
+    /// Forgets disks that the pool does not have, after a crash between their removal and the next write of the index.
+    /// Returns whether there were any.
     pub(super) fn forget_lost(&mut self, present: &BTreeSet<String>) -> bool {
         let entries = self.index.steps.values_mut();
         let lost = entries.filter(|entry| entry.has_disk && !present.contains(&entry.disk));
         lost.map(|entry| entry.has_disk = false).count() > 0
     }
 
-    /// Adds an entry. Beyond the limits, the least recently used entries lose their disks, or go. Returns the disks that
-    /// are not needed any more.
+    /// Adds an entry. Above the limits, the least recently used entries lose their disks or are dropped. Returns the
+    /// disks that are no longer needed.
     pub(super) fn keep(&mut self, key: Key, entry: StepEntry) -> BTreeSet<String> {
         let mut unneeded = std::mem::take(&mut self.unremoved);
         let former = self.index.steps.insert(key, entry);
@@ -253,11 +254,11 @@ impl State {
         self.index.finished.keys().cloned().collect()
     }
 
-    /// Adds a finished build, which is found by these keys from now on. `gone`: templates that the pool has no more.
+    /// Adds a finished build under these keys. `gone` are templates that the pool no longer has.
     pub(super) fn keep_built(&mut self, keys: &[Key], built: Finished, gone: &BTreeSet<String>) {
         let index = &mut self.index;
         index.finished.retain(|id, _| !gone.contains(id));
-        // The keys of a lost template go to another one that has them.
+        // The keys of a lost template pass to another template that has them.
         let lost = index.built.iter().filter(|(_, id)| gone.contains(*id));
         for key in lost.map(|(key, _)| *key).collect::<Vec<_>>() {
             match index.all_with(key).pop() {
@@ -272,15 +273,15 @@ impl State {
     }
 }
 
-/// What the entries take together.
+/// Totals of all entries.
 #[derive(Default)]
 struct Total {
     entries: usize,
-    /// Bytes of the entries of steps in the file.
+    /// Size of the step entries in the file.
     steps: usize,
-    /// Bytes of the entries of finished builds.
+    /// Size of the entries of finished builds.
     finished: usize,
-    /// Bytes of the disks that are ours.
+    /// Size of the disks that the cache removes.
     disks: u64,
     /// Number of entries by disk.
     users: HashMap<String, usize>,
@@ -319,19 +320,19 @@ impl Total {
     }
 }
 
-/// Bytes of an entry in the file.
+/// Size of an entry in the file.
 fn bytes_of(entry: &impl Serialize) -> usize {
     serde_json::to_vec(entry).map_or(0, |bytes| bytes.len())
 }
 
 impl StepEntry {
-    /// Identifies the result, which the next step's key depends on. A step that is done again has another one.
+    /// Identifies the result, which the next step's key depends on. Repeating the step gives another result.
     pub(super) fn result(&self) -> Key {
         let settings = serde_json::to_string(&self.settings).unwrap_or_default();
         Key::of(&["result", &self.disk, &settings])
     }
 
-    /// The disk, if the cache has to remove it.
+    /// Takes the disk, if the cache has to remove it.
     fn take_disk(self) -> Option<String> {
         (self.is_ours && self.has_disk).then_some(self.disk)
     }

@@ -1,4 +1,4 @@
-//! How the owner changes a record: names in the pool, record on disk, the other nodes, state in memory, in this order.
+//! Changes to records, in this order: names in the pool, record on disk, the other nodes, state in memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,7 @@ use crate::builds::record::{Reason, TemplateRecord};
 
 impl<M: Machinery> Owner<M> {
     /// Changes a record. If this fails, nothing has changed. New names reach the pool before the record is written, and
-    /// lost ones leave it afterwards; a crash in between is repaired by [`Owner::recover`].
+    /// removed names leave it afterwards. [`Owner::recover`] repairs a crash in between.
     pub(super) async fn change<T>(
         &mut self,
         id: &str,
@@ -45,13 +45,13 @@ impl<M: Machinery> Owner<M> {
         self.take_names(lost).await;
         self.unneeded.extend(before.pool_ids());
         self.templates.insert(id.to_owned(), Arc::new(after));
-        // Before the caller gets its answer, and before the pool loses what clients still see.
+        // Before the caller gets its response, and before the pool loses templates that clients still see.
         self.show();
         self.remove_unneeded().await;
         Ok(result)
     }
 
-    /// Ends a build with a reason, also if that cannot be written: the next server then ends it.
+    /// Ends a build with a reason. If that cannot be written, the next server ends the build.
     pub(super) async fn fail(&mut self, build: &Requested, reason: Reason) {
         let (id, number, now) = (&build.template_id, &build.build_id, unix_ms());
         let finish = |t: &mut TemplateRecord| t.finish(number, Err(reason.clone()), now);
@@ -98,13 +98,14 @@ impl<M: Machinery> Owner<M> {
             match self.machinery.unname(name).await {
                 Ok(()) | Err(PoolError::NoTemplate(_)) => {}
                 Err(why) => {
-                    warn!(name, why = %model::chain(&why), "cannot take a name away from a template");
+                    warn!(name, why = %model::chain(&why), "cannot remove a name from a template");
                 }
             }
         }
     }
 
-    /// Removes templates of the pool that no build needs. Those that a sandbox or a snapshot needs stay for later.
+    /// Removes templates in the pool that no build needs. Templates still used by a sandbox or a snapshot are kept for
+    /// a later attempt.
     pub(super) async fn remove_unneeded(&mut self) {
         let needed: BTreeSet<_> = self.templates.values().flat_map(|t| t.pool_ids()).collect();
         self.unneeded.retain(|id| !needed.contains(id));
@@ -119,7 +120,7 @@ impl<M: Machinery> Owner<M> {
         }
     }
 
-    /// Ends what a former server left unfinished, and makes the pool agree with the records.
+    /// Ends what the previous server left unfinished, and brings the pool in line with the records.
     pub(super) async fn recover(&mut self) {
         let ids: Vec<_> = self.templates.keys().cloned().collect();
         for id in &ids {
@@ -166,7 +167,7 @@ impl<M: Machinery> Owner<M> {
         let overdue = self.templates.values().filter(|t| t.is_overdue(since));
         let ids: Vec<_> = overdue.map(|t| t.id.clone()).collect();
         for id in ids {
-            // A failure is repeated with the next tick.
+            // The next tick retries after a failure.
             let _later = self.change(&id, |t| t.expire(since, now)).await;
         }
         self.remove_unneeded().await;

@@ -17,10 +17,10 @@ const MOVED: &str =
 /// A template of another node.
 #[derive(Debug)]
 pub(crate) struct Copied {
-    /// As its home has it.
+    /// The record as its home has it.
     pub(crate) record: TemplateRecord,
     pub(crate) home: Home,
-    /// A build that is on this node from now on.
+    /// A build that this node now has.
     pub(crate) made: Option<Made>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Copied {
 #[derive(Debug)]
 pub(crate) struct Made {
     pub(crate) build: String,
-    /// Id of the template in the pool. It is removed if no record names it.
+    /// Id of the template in the pool. It is removed if no record refers to it.
     pub(crate) template: String,
     /// The order that started the build, if its node still has it.
     pub(crate) order: Option<KeptOrder>,
@@ -38,7 +38,7 @@ impl<M: Machinery> Owner<M> {
     pub(super) async fn follow(&mut self, copied: Copied) -> Result<(), BuildsError> {
         let Copied { record, home, made } = copied;
         if let Some(made) = &made {
-            // Unless the record names it.
+            // Unless the record refers to it.
             self.unneeded.insert(made.template.clone());
         }
         let followed = self.follow_record(record, home, made).await;
@@ -67,7 +67,7 @@ impl<M: Machinery> Owner<M> {
             };
         }
         match &had {
-            // Those of a former home of the template.
+            // The builds of a previous home of the template.
             Some(had) => {
                 for build in had.builds.iter().filter(|build| !build.state.is_final()) {
                     self.queue

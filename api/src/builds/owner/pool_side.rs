@@ -1,4 +1,4 @@
-//! What the owner needs of the executor and of the pool.
+//! The owner's interface to the executor and the pool.
 
 use std::future::Future;
 
@@ -16,7 +16,7 @@ use crate::{
     peers::Peers,
 };
 
-/// The executor and the pool. Tests of the owner use another one.
+/// The executor and the pool. Tests of the owner use a fake.
 pub trait Machinery: Clone + Send + Sync + 'static {
     fn run(
         &self,
@@ -26,19 +26,19 @@ pub trait Machinery: Clone + Send + Sync + 'static {
         cancel: Cancel,
     ) -> impl Future<Output = Result<Built, Failure>> + Send;
     fn templates(&self) -> impl Future<Output = Vec<TemplateInfo>> + Send;
-    /// As [`Pool::name_template`].
+    /// Like [`Pool::name_template`].
     fn name(
         &self,
         id: &str,
         names: Vec<String>,
     ) -> impl Future<Output = Result<(), PoolError>> + Send;
-    /// As [`Pool::unname_templates`], for one name.
+    /// Like [`Pool::unname_templates`], for one name.
     fn unname(&self, name: &str) -> impl Future<Output = Result<(), PoolError>> + Send;
-    /// As [`Executor::remove`].
+    /// Like [`Executor::remove`].
     fn remove(&self, id: &str) -> impl Future<Output = Result<(), PoolError>> + Send;
-    /// Whether another node has the current build of a template, and this one does not. `tagged`: what it has.
+    /// Whether another node has the current build of a template and this one does not. `tagged` is this node's build.
     fn lacks(&self, reference: &str, tagged: Option<&Tagged>) -> impl Future<Output = bool> + Send;
-    /// As [`Peers::announce`].
+    /// Like [`Peers::announce`].
     fn announce(
         &self,
         before: &TemplateRecord,
@@ -50,7 +50,7 @@ pub trait Machinery: Clone + Send + Sync + 'static {
 pub(crate) struct Real {
     pub(crate) pool: Pool,
     pub(crate) executor: Executor,
-    /// `None`: this server is alone.
+    /// `None` on a server without a cluster.
     pub(crate) peers: Option<Peers>,
 }
 

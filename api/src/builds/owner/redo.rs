@@ -1,4 +1,4 @@
-//! Repeats the build that a tag names, from the order that the store keeps.
+//! Repeats the build that a tag refers to, from the order that the store keeps.
 
 use std::sync::Arc;
 
@@ -20,18 +20,18 @@ use crate::builds::{
 #[derive(Debug)]
 pub struct RedoSpec {
     pub template_id: String,
-    /// It names the build to repeat.
+    /// Tag of the build to repeat.
     pub tag: String,
-    /// Run all steps, whatever the cache has.
+    /// Run all steps and ignore the cache.
     pub skip_cache: bool,
     /// For the image's registry.
     pub credentials: Option<Credentials>,
-    /// As [`StartSpec::owner`].
+    /// See [`StartSpec::owner`].
     pub owner: Option<String>,
 }
 
 impl<M: Machinery> Owner<M> {
-    /// Queues a build with the order of the one that the tag names. The new template gets all tags of that build.
+    /// Queues a build with the order of the one that the tag refers to. The new template gets all tags of that build.
     pub(super) async fn redo(&mut self, spec: RedoSpec) -> Result<Requested, BuildsError> {
         self.check_queue()?;
         self.check_open()?;
@@ -70,7 +70,7 @@ impl<M: Machinery> Owner<M> {
         read.ok_or_else(|| BuildsError::NoOrder(template.name.clone()))
     }
 
-    /// The start of the new build. Refused, if it lacks something that the server no longer has.
+    /// The start of the new build. Refused if the server no longer has everything it needs.
     fn start_of(
         &self,
         template: &TemplateRecord,
@@ -109,7 +109,7 @@ impl<M: Machinery> Owner<M> {
     }
 }
 
-/// The build that a tag names, unless another one with one of its tags is under way.
+/// The build that a tag refers to, unless another one with one of its tags is in progress.
 fn former<'a>(template: &'a TemplateRecord, tag: &str) -> Result<&'a BuildRecord, BuildsError> {
     let name = || format!("{}:{tag}", template.name);
     let (former, _) = template

@@ -1,4 +1,4 @@
-//! Builds that are queued or run.
+//! Queued and running builds.
 
 use std::{collections::VecDeque, io, time::Duration};
 
@@ -24,11 +24,11 @@ use crate::builds::{
     store::Store,
 };
 
-/// Builds in the queue, beside those that run.
+/// Maximum length of the queue, not counting running builds.
 pub(super) const MAX_QUEUED: usize = 32;
-/// How long a build waits for the template from which it is made.
+/// How long a build waits for its base template.
 const BASE: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 60 });
-/// Logs of ended builds that stay in memory.
+/// Number of logs of ended builds kept in memory.
 const RECENT_LOGS: usize = 8;
 
 pub(super) struct Queued {
@@ -46,18 +46,18 @@ pub(super) struct Running {
     owner: Option<String>,
     task: Id,
     pub(super) canceller: Canceller,
-    /// Why it was cancelled: the reason of its end, whatever the executor returns.
+    /// Why it was cancelled. This becomes the recorded reason, whatever the executor returns.
     pub(super) cancelled: Option<&'static str>,
 }
 
-/// The end of a build's task. Its log is closed and on disk.
+/// The end of a build's task. The build's log is closed and on disk.
 pub(super) struct Ended {
     build: Requested,
     outcome: Result<Built, Failure>,
 }
 
 impl<M: Machinery> Owner<M> {
-    /// Whether a build can be put into the queue.
+    /// Whether the queue has room for a build.
     pub(super) fn check_queue(&self) -> Result<(), BuildsError> {
         if self.stopping.is_some() {
             return Err(BuildsError::Closed);
@@ -83,7 +83,8 @@ impl<M: Machinery> Owner<M> {
         });
     }
 
-    /// Starts builds of the queue while there is room. One whose base is on its way from another node waits for it.
+    /// Starts queued builds while there is room. A build whose base is still being copied from another node waits for
+    /// it.
     pub(super) async fn fill(&mut self) {
         let mut waiting = VecDeque::new();
         while self.running.len() < self.most_running
@@ -109,8 +110,8 @@ impl<M: Machinery> Owner<M> {
         self.queue = waiting;
     }
 
-    /// Takes a build from the queue: of the API key that has the fewest builds running, and of several the one whose last
-    /// build was started before those of the others.
+    /// Takes the next build from the queue: from the API key with the fewest running builds, and among equals from the
+    /// one that started its last build the longest ago.
     fn next_queued(&mut self) -> Option<Queued> {
         let Self {
             queue,
@@ -127,7 +128,7 @@ impl<M: Machinery> Owner<M> {
             let running = running.values().filter(|running| running.owner == *owner);
             (running.count(), started_last.get(owner).copied())
         };
-        // The first one of several.
+        // The first of several.
         let (index, _) = queue.iter().enumerate().min_by_key(|(_, q)| place(q))?;
         queue.remove(index)
     }
@@ -250,7 +251,7 @@ impl<M: Machinery> Owner<M> {
         }
     }
 
-    /// Records the template of a build, which gets the names.
+    /// Records the template of a build and gives it the names.
     async fn succeed(
         &mut self,
         build: &Requested,
@@ -262,7 +263,7 @@ impl<M: Machinery> Owner<M> {
             None => t.finish(&build.build_id, Ok(pool_id.clone()), unix_ms()),
         };
         let done = self.change(&build.template_id, finish).await;
-        // The names may have moved to another build meanwhile.
+        // The names may have moved to another build in the meantime.
         self.unneeded.insert(pool_id);
         done.map_err(|why| Reason::new(model::chain(&why)))
     }

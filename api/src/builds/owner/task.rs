@@ -32,12 +32,12 @@ use crate::{
     },
 };
 
-/// Builds that wait, are queued, or run.
+/// Maximum number of builds that wait, are queued, or run.
 pub(super) const MAX_OPEN: usize = 100;
 const MAX_TEMPLATES: usize = 10_000;
 /// How long a requested build may wait for its start.
 pub(super) const WAIT: Duration = Duration::from_secs(24 * 3600);
-/// How often overdue builds are ended, and failed removals are tried again.
+/// How often overdue builds are ended and failed removals are retried.
 const TICK: Duration = Duration::from_secs(60);
 const DELETED: &str = "the template was deleted during the build";
 
@@ -48,21 +48,21 @@ pub(super) struct Owner<M> {
     pub(super) most_running: usize,
     /// Shared with the catalogs that readers have.
     pub(super) templates: BTreeMap<String, Arc<TemplateRecord>>,
-    /// No template of the pool is removed, because a record that may need it could not be read.
+    /// No template in the pool is removed, because a record that may need it could not be read.
     pub(super) keeps_all: bool,
-    /// By build.
+    /// By build id.
     pub(super) logs: HashMap<String, BuildLog>,
     /// Builds that have ended and whose logs are in memory, oldest first.
     pub(super) recent: VecDeque<String>,
     pub(super) queue: VecDeque<Queued>,
-    /// Counts builds that were started.
+    /// Number of builds started so far.
     pub(super) starts: u64,
     /// The last start of each API key that has builds here.
     pub(super) started_last: HashMap<Option<String>, u64>,
-    /// By build.
+    /// By build id.
     pub(super) running: HashMap<String, Running>,
     pub(super) tasks: JoinSet<Ended>,
-    /// Templates of the pool that are to be removed.
+    /// Templates in the pool that should be removed.
     pub(super) unneeded: BTreeSet<String>,
     pub(super) stopping: Option<Vec<Answer<()>>>,
     catalog: watch::Sender<Arc<Catalog>>,
@@ -124,7 +124,7 @@ impl<M: Machinery> Owner<M> {
     }
 
     async fn act(&mut self, request: Request) {
-        // A caller that is gone needs no answer.
+        // A caller that is gone needs no response.
         match request {
             Request::Create(spec, answer) => drop(answer.send(self.create(spec).await)),
             Request::Start(build, spec, answer) => {
@@ -132,7 +132,7 @@ impl<M: Machinery> Owner<M> {
             }
             Request::Redo(spec, answer) => {
                 let queued = self.redo(*spec).await;
-                // The client asks for the build's state next.
+                // The client will poll the state of the build.
                 self.show();
                 drop(answer.send(queued));
             }
@@ -206,12 +206,12 @@ impl<M: Machinery> Owner<M> {
     pub(super) fn check_open(&self) -> Result<(), BuildsError> {
         let all = self.templates.values().flat_map(|t| &t.builds);
         if all.filter(|build| !build.state.is_final()).count() >= MAX_OPEN {
-            return Err(BuildsError::TooMany(format!("{MAX_OPEN} are under way")));
+            return Err(BuildsError::TooMany(format!("{MAX_OPEN} are in progress")));
         }
         Ok(())
     }
 
-    /// Adds a template, in memory only: its first build writes it.
+    /// Adds a template in memory only. Its first build writes it to disk.
     async fn add(&mut self, name: &str) -> Result<String, BuildsError> {
         if self.templates.len() >= MAX_TEMPLATES {
             let why = format!("{MAX_TEMPLATES} templates have builds: delete some");
@@ -292,7 +292,7 @@ impl<M: Machinery> Owner<M> {
         Ok(())
     }
 
-    /// Cancels a build that runs.
+    /// Cancels a running build.
     pub(super) fn cancel(&mut self, build: &str, why: &'static str) {
         if let Some(running) = self.running.get_mut(build) {
             running.cancelled.get_or_insert(why);
@@ -307,7 +307,7 @@ impl<M: Machinery> Owner<M> {
                 .iter_mut()
                 .flat_map(|waiting| waiting.drain(..))
             {
-                // A caller that is gone needs no answer.
+                // A caller that is gone needs no response.
                 drop(answer.send(Ok(())));
             }
         }

@@ -1,4 +1,4 @@
-//! The end of a build: the last disk is booted, the start command runs, and the machine becomes a template.
+//! The end of a build: boots the last disk, runs the start command, and turns the VM into a template.
 
 use std::{
     collections::BTreeMap,
@@ -25,18 +25,18 @@ use crate::builds::{
 pub(super) const TITLE: &str = "Finalizing template build";
 /// Time limit for the ready command to succeed, as E2B has it.
 const READY: Duration = Duration::from_secs(600);
-/// Pauses between two attempts: the first, and the longest.
+/// Pauses between attempts: the first and the longest.
 const READY_STEP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// Time limit of the program that warms a template up. An image may have another program at that path.
+/// Time limit of the warm-up program. An image may have another program at that path.
 const WARM_UP: Duration = Duration::from_secs(10);
-/// Bytes of the ready command's output in the message about its end.
+/// Maximum length of the ready command's output in the message about its end, in bytes.
 const SHOWN: usize = 500;
 /// E2B's ready command for a start command without one.
 const DEFAULT_READY: &str = "sleep 20";
 const SHARED: &str = "Sandboxes of this template share the state of the start command's processes: random state, tokens and \
     open connections";
-/// The root image of an OCI image has mode 777 for everything there (`oci_image::provision`), so only what steps have made is
-/// changed. In other root images, a change of all modes would copy all files into the layer.
+/// The root image of an OCI image has mode 777 for everything there (`oci_image::provision`), so only files made by
+/// steps are changed. In other root images, changing all modes would copy all files into the layer.
 const OPEN_USR_LOCAL: &str = r#"case "$(stat -c %a /usr/local)" in
     777) find /usr/local ! -type l ! -perm -0777 -exec chmod 777 {} + ;;
 esac"#;
@@ -46,14 +46,14 @@ const PROGRAM: &str = r#"exec "$@""#;
 /// The keys of a finished template.
 #[derive(Clone, Copy)]
 struct Keys {
-    /// For builds of one template of clients.
+    /// For builds of the same client template.
     own: Key,
-    /// For builds of any.
+    /// For builds of any client template.
     shared: Key,
 }
 
 impl Build<'_> {
-    /// The commands of the order, or else those of the template that the build begins with.
+    /// The commands of the order, or else of the template that the build starts from.
     pub(super) fn start_up(&self, origin: &Origin) -> StartUp {
         let (start, ready) = (self.order.start.clone(), self.order.ready.clone());
         let start = start.or_else(|| origin.image.as_ref()?.start.clone());
@@ -63,7 +63,7 @@ impl Build<'_> {
         }
     }
 
-    /// The keys of the finished template: for builds of this template of clients, and for those of all.
+    /// The keys of the finished template: one for builds of this client template, one for all builds.
     async fn final_keys(&self, steps: Key, start_up: &StartUp) -> Keys {
         let stats = self.executor.pool.stats().await;
         let mut vmms = stats.vmms.into_iter();
@@ -75,7 +75,7 @@ impl Build<'_> {
             min_free_disk,
             ..
         } = self.order;
-        // Without the latter, the key of former releases.
+        // Without the warm-up, the key equals that of older releases.
         let free = Some(min_free_disk.0).filter(|free| *free > 0);
         let memory = free.map_or(memory.0.to_string(), |free| format!("{} {free}", memory.0));
         let (steps, id) = (steps.to_string(), &self.order.template_id);
@@ -86,8 +86,8 @@ impl Build<'_> {
         }
     }
 
-    /// The finished template of a former build whose steps and commands were the same. Sandboxes, counters and warm slots
-    /// belong to one template of clients, so a build of another one gets a copy, which shares the files.
+    /// The finished template of an earlier build with the same steps and commands. Sandboxes, counters and warm slots
+    /// belong to one client template, so a build of another template gets a copy, which shares the files.
     pub(super) async fn find_built(&self, reached: &Reached, start_up: &StartUp) -> Option<Built> {
         let (layers, pool) = (&self.executor.layers, &self.executor.pool);
         let keys = self.final_keys(reached.result, start_up).await;
@@ -101,11 +101,11 @@ impl Build<'_> {
                 let why = model::chain(why);
                 warn!(
                     template = held.id(),
-                    why, "cannot copy a finished template: making it again"
+                    why, "cannot copy a finished template: building it instead"
                 );
             });
             let (settings, start_up) = (reached.settings.clone(), start_up.clone());
-            // Builds of others go on to find the template that was copied.
+            // Other builds continue to find the template that was copied.
             let found_by = [keys.own];
             self.keep(&copied.ok()?.id, settings, start_up, (keys, &found_by))
                 .await
@@ -117,7 +117,7 @@ impl Build<'_> {
         Some(built)
     }
 
-    /// Records a template that no other build has, with its keys and those by which it is found.
+    /// Records a new template with its keys and those under which it is found.
     async fn keep(
         &self,
         template: &str,
@@ -205,7 +205,7 @@ impl Build<'_> {
         Ok(published?.id)
     }
 
-    /// Lets all users write what steps of root have put into /usr/local of an image, as in E2B's templates.
+    /// Lets all users write files that root's steps have put into /usr/local of an image, as in E2B's templates.
     async fn open_usr_local(&self, machine: &Machine) -> Result<(), String> {
         let command = Command::of_root(OPEN_USR_LOCAL, &[], &Settings::default());
         let why = match machine.guest.capture(&command).await {
@@ -218,8 +218,9 @@ impl Build<'_> {
         Ok(())
     }
 
-    /// Lets a clone do a first work, and records the pages that it writes. Without that, sandboxes are slower at first,
-    /// but the template is complete: a build does not wait for room for the clone, and does not fail without it.
+    /// Lets a clone do its first work and records the pages that it writes. The template is complete without this, but
+    /// its sandboxes are slower at first. A build therefore does not wait for room for the clone, and does not fail
+    /// without it.
     async fn record_working_set(&self, template: &str, settings: &Settings) {
         let (pool, policy) = (&self.executor.pool, &self.executor.policy);
         let recorded = match Machine::start_at_once(pool, template, policy, &self.cancel).await {
@@ -273,7 +274,7 @@ impl Build<'_> {
         started.map(Some).map_err(start_failed)
     }
 
-    /// Repeats the ready command until it succeeds. A start command that ends with an error ends the wait.
+    /// Repeats the ready command until it succeeds. Stops waiting if the start command exits with an error.
     async fn wait_until_ready(
         &self,
         machine: &Machine,
@@ -317,8 +318,9 @@ impl Build<'_> {
     }
 }
 
-/// Runs what the pool's slots run before they wait, so that they find it in the page cache. If that fails (an image may
-/// lack the program), the slots are slower. It is no login shell, whose profile may leave files and processes.
+/// Runs the program that the pool's slots run before they wait, so that they find it in the page cache. If this fails
+/// (an image may lack the program), the slots are slower. Does not use a login shell, whose profile may leave files and
+/// processes.
 async fn warm_up(machine: &Machine) -> Result<(), String> {
     let command = Command {
         limit: Some(WARM_UP),
@@ -336,7 +338,7 @@ async fn warm_up(machine: &Machine) -> Result<(), String> {
     Ok(())
 }
 
-/// Waits until a start command that no ready command watches ends with an error, before its guest is quiet.
+/// Waits for an error of a start command that has no ready command, until its guest is quiet.
 async fn failed_unseen(started: &mut Option<Started>, start_up: &StartUp) -> String {
     if let (Some(started), StartUp::Recipe { ready: None, .. }) = (started, start_up)
         && let Err(error @ CommandError::Status(_)) = started.wait().await
@@ -346,7 +348,7 @@ async fn failed_unseen(started: &mut Option<Started>, start_up: &StartUp) -> Str
     std::future::pending().await
 }
 
-/// The check that a guest is ready.
+/// Checks whether a guest is ready.
 enum Ready<'a> {
     Script(&'a str),
     Work(&'a Work),
@@ -372,7 +374,7 @@ async fn poll_in_time(
     polled.unwrap_or_else(|_| Err(timed_out(&last)))
 }
 
-/// E2B's text, and the end of what the ready command last printed.
+/// E2B's text, and the end of the ready command's last output.
 fn timed_out(last: &Captured) -> String {
     let printed = [&last.stdout, &last.stderr].map(|bytes| String::from_utf8_lossy(bytes));
     let printed = printed.join(" ");
@@ -385,7 +387,7 @@ fn timed_out(last: &Captured) -> String {
     }
 }
 
-/// `last` becomes the output of the last attempt that ended.
+/// `last` is set to the output of the last completed attempt.
 async fn poll(
     machine: &Machine,
     settings: &Settings,

@@ -1,4 +1,4 @@
-//! What a build begins with.
+//! Origin of a build.
 
 use oci_image::config::Defaults;
 use pool::{PoolError, Recipe, TemplateInfo, TemplateKind};
@@ -16,26 +16,26 @@ use crate::builds::{
 pub(super) struct Origin {
     pub(super) key: Key,
     pub(super) settings: Settings,
-    /// What runs in the new template too, unless the order has commands of its own.
+    /// Also runs in the new template, unless the order has its own commands.
     pub(super) start_up: StartUp,
-    /// Whether there may be no account for the user of sandboxes.
+    /// Whether the account of the sandboxes' user may be missing.
     pub(super) lacks_user: bool,
-    /// What the order takes from an image's config.
+    /// Settings that the order takes from an image's config.
     pub(super) image: Option<FromConfig>,
     source: Source,
 }
 
-/// What a build takes from an image's config.
+/// Settings that a build takes from an image's config.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FromConfig {
-    /// As a USER step has it.
+    /// In the form of a USER step.
     pub(super) user: String,
     pub(super) workdir: String,
-    /// Entrypoint and command as a script. `None`: there is none, or the order has one of its own.
+    /// Entrypoint and command as a script. `None`: there is none, or the order has its own.
     pub(super) start: Option<String>,
 }
 
-/// Largest sum of the variables that every sandbox gets, in bytes, as for those of a create.
+/// Maximum total size of the variables that every sandbox gets, in bytes. Equals the limit for a create.
 const MAX_EXPORTED: usize = 256 << 10;
 
 impl FromConfig {
@@ -58,14 +58,14 @@ impl FromConfig {
     }
 }
 
-/// A word that a shell takes as it is.
+/// Quotes a word so that a shell takes it literally.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// Where the first disk comes from.
+/// Source of the first disk.
 enum Source {
-    /// A disk template that others keep.
+    /// A disk template that is kept elsewhere.
     Disk(String),
     /// A template with a complete disk.
     Template(String),
@@ -83,7 +83,7 @@ impl Build<'_> {
         let mut origin = origin.map_err(failed(At::Base))?;
         let free = self.order.min_free_disk.0;
         if free > 0 {
-            // A disk cannot shrink: a build that asks for less does not continue from it.
+            // A disk cannot shrink, so a build that requests less space does not continue from it.
             origin.key = Key::of(&["room", &origin.key.to_string(), &free.to_string()]);
         }
         Ok(origin)
@@ -97,7 +97,7 @@ impl Build<'_> {
         let image = config.map(|config| FromConfig::of(config, &base.defaults));
         let image = image.transpose()?;
         Ok(Origin {
-            // Disks of the same image differ in the settings that are kept with them.
+            // Disks of the same image differ in the settings stored with them.
             key: match &image {
                 None => Key::of(&["image", &base.key]),
                 Some(_) => Key::of(&["image", &base.key, "config"]),
@@ -154,7 +154,7 @@ impl Build<'_> {
         }
     }
 
-    /// The disk from which the first step starts.
+    /// The disk that the first step starts from.
     pub(super) async fn disk_of(&self, origin: &Origin) -> Result<Layer, String> {
         let layers = &self.executor.layers;
         match &origin.source {
@@ -163,7 +163,7 @@ impl Build<'_> {
                 let disk = self.executor.pool.disk_of(id).await;
                 match disk {
                     Ok(disk) => Ok(layers.hold(disk.id)),
-                    // A diff of an installed template.
+                    // A diff snapshot of an installed template.
                     Err(PoolError::NoDisk(_)) => self.disk_of_clone(id).await,
                     Err(why) => Err(model::chain(&why)),
                 }
@@ -193,8 +193,8 @@ impl Build<'_> {
     }
 }
 
-/// What the build of a template ended with. Without it, a built template would silently lose its variables and its start
-/// command; installed templates and snapshots never have it.
+/// The recorded results of a template's build. Without them, a built template would silently lose its variables and its
+/// start command. Installed templates and snapshots never have them.
 fn recorded(
     template: &TemplateInfo,
     reference: &str,
@@ -210,7 +210,7 @@ fn recorded(
     Ok(former)
 }
 
-/// An installed template keeps its id when it is made anew.
+/// An installed template keeps its id when it is rebuilt.
 fn key_of(template: &TemplateInfo) -> Key {
     let made = template.created_unix_s.to_string();
     Key::of(&["template", &template.id, &made])

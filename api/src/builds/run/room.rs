@@ -1,21 +1,21 @@
-//! The size of a build's disk.
+//! Disk size of a build.
 
 use model::Bytes;
 use pool::TemplateInfo;
 
 use crate::builds::{command::Command, machine::Machine, settings::Settings};
 
-/// The file system's own share of a disk is less than one part of this.
+/// The file system's own share of a disk is less than 1/64.
 const METADATA: u64 = 64;
 /// Sizes are multiples of this.
 const UNIT: Bytes = Bytes::mib(128);
 /// Prints the free blocks of the disk, and the size of a block.
 const FREE: &str = "stat -f -c '%a %S' /";
 
-/// The size that a disk needs so that `min_free` is free: its own, if that suffices. A larger one also has room for what
-/// the steps will write, because the layer is copied for each change of its size.
+/// The disk size that leaves `min_free` free. If the current size suffices, it is kept. A larger disk also gets room
+/// for the data that steps will write, because each resize copies the layer.
 pub(super) fn size(disk: &TemplateInfo, min_free: Bytes) -> Bytes {
-    // Files that were deleted in the guest may still count.
+    // Files deleted in the guest may still be counted.
     let used = disk.bytes.0.min(disk.disk.0);
     let need = used + min_free.0;
     if disk.disk.0 - disk.disk.0 / METADATA >= need {
@@ -39,12 +39,12 @@ pub(super) async fn check(machine: &Machine, min_free: Bytes) -> Result<(), Stri
     }
     let (free, asked) = (free >> 20, min_free.0 >> 20);
     Err(format!(
-        "the disk has {free} MiB of free space, and minFreeDiskMb is {asked}: the start command has written too much, or the \
+        "the disk has {free} MiB of free space, and minFreeDiskMb is {asked}: the start command wrote too much, or the \
          template `base` of this server is of a release whose guests cannot enlarge a disk (build it again)"
     ))
 }
 
-/// Bytes that [`FREE`] has printed.
+/// Parses the output of [`FREE`].
 fn free(text: &str) -> Option<u64> {
     let (blocks, bytes) = text.trim().split_once(' ')?;
     let (blocks, bytes) = (blocks.parse::<u64>().ok()?, bytes.parse::<u64>().ok()?);

@@ -1,4 +1,4 @@
-//! The steps of a build in order, and how many of them earlier builds have done.
+//! The steps of a build in order, and how many of them are cached.
 
 use super::{Build, cached_line, origin::Origin, text};
 use crate::builds::{
@@ -8,7 +8,7 @@ use crate::builds::{
     settings::{DEFAULT_USER, Settings},
 };
 
-/// A step of the order, or the one that precedes them.
+/// A step of the order, or an implicit step before it.
 pub(super) struct Stage {
     pub(super) at: At,
     /// `builder 1/2`
@@ -16,20 +16,20 @@ pub(super) struct Stage {
     pub(super) step: Step,
 }
 
-/// How far a build has come.
+/// Progress of a build.
 pub(super) struct Reached {
     /// The result of the last step.
     pub(super) result: Key,
     pub(super) settings: Settings,
-    /// `None`: the disk of the origin, which was not needed yet.
+    /// `None`: the disk of the origin, which has not been needed yet.
     pub(super) layer: Option<Layer>,
-    /// Number of stages that are done.
+    /// Number of completed stages.
     pub(super) stages: usize,
 }
 
 impl Build<'_> {
-    /// The steps in order. Images get the user of E2B's sandboxes first; templates have one. What the order takes from an
-    /// image's config follows.
+    /// The steps in order. Builds from images first create E2B's sandbox user, which templates already have. The
+    /// settings from an image's config follow.
     pub(super) fn stages(&self, origin: &Origin) -> Vec<Stage> {
         let user = Step {
             kind: StepKind::User,
@@ -64,17 +64,17 @@ impl Build<'_> {
         stages.map(stage).collect()
     }
 
-    /// The key of a stage after this result.
+    /// The key of a stage that follows this result.
     pub(super) fn key(&self, result: Key, stage: &Stage) -> Key {
         let before = match stage.step.kind {
-            // The hash does not cover the archive's bytes, so files serve their own template only.
+            // The hash does not cover the archive's bytes, so files are used for their own template only.
             StepKind::Copy => Key::of(&[&result.to_string(), &self.order.template_id]),
             StepKind::Run | StepKind::Env | StepKind::Workdir | StepKind::User => result,
         };
         before.after(&stage.step)
     }
 
-    /// The last stage whose disk the cache has. No stage after one that is forced counts.
+    /// The last stage whose disk is in the cache. Stages from the first forced one on do not count.
     pub(super) async fn cached(&self, origin: &Origin, stages: &[Stage]) -> Reached {
         let layers = &self.executor.layers;
         let forced = stages.iter().position(|stage| stage.step.force);

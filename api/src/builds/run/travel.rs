@@ -1,5 +1,5 @@
-//! A finished build on its way to another node of the cluster. Its disk travels: root image and layer. The memory is made at
-//! the other node, as by the end of a build, so that it is right for that node's CPU, kernel and VMM.
+//! Transfer of a finished build to another node of the cluster. Its disk is transferred: root image and layer. The
+//! memory is created on the other node, as at the end of a build, so that it fits that node's CPU, kernel and VMM.
 
 use std::{
     collections::BTreeSet,
@@ -16,11 +16,11 @@ use crate::builds::{
     uploads::Uploads,
 };
 
-/// Most bytes of the variables of a build of another node, and of a user or a directory.
+/// Maximum size of the variables of a build from another node, and of a user or a directory name, in bytes.
 const MAX_ENV: usize = 4 << 20;
 const MAX_WORD: usize = 4096;
 
-/// What a node needs beside the files of a build.
+/// Metadata of a build that is sent along with its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Described {
     settings: Settings,
@@ -29,7 +29,7 @@ pub(crate) struct Described {
     vcpus: u8,
 }
 
-/// A finished build of this node.
+/// A finished build on this node.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) root: PathBuf,
@@ -37,10 +37,10 @@ pub(crate) struct Finished {
     pub(crate) described: Described,
 }
 
-/// A build of another node whose files are here.
+/// A build of another node whose files have arrived here.
 #[derive(Debug)]
 pub(crate) struct Arrived<'a> {
-    /// Of the template for clients.
+    /// The client-visible id of the template.
     pub(crate) template_id: &'a str,
     pub(crate) root: &'a Path,
     pub(crate) layer: &'a Path,
@@ -51,7 +51,7 @@ pub(crate) struct Arrived<'a> {
 }
 
 impl Described {
-    /// Why no server would have written it. `None`: one may have.
+    /// Returns why no server would have written it, or `None` if it is plausible.
     pub(crate) fn check(&self) -> Option<&'static str> {
         let env = self.settings.env.iter();
         let env: usize = env.map(|(name, value)| name.len() + value.len()).sum();
@@ -68,7 +68,7 @@ impl Described {
 }
 
 impl Executor {
-    /// The files of a template that a build has made, and what it ended with.
+    /// The files of a built template, and the results of its build.
     ///
     /// # Errors
     /// Returns a message for people.
@@ -91,7 +91,7 @@ impl Executor {
         })
     }
 
-    /// The root images of this node's templates, each once.
+    /// The root images of this node's templates, without duplicates.
     pub(crate) async fn roots(&self) -> BTreeSet<PathBuf> {
         let mut roots = BTreeSet::new();
         for template in self.pool.templates().await {
@@ -101,7 +101,7 @@ impl Executor {
         roots
     }
 
-    /// Makes a template without names of the disk of another node's build, and returns its id in the pool. The files are
+    /// Makes an unnamed template from the disk of another node's build, and returns its id in the pool. The files are
     /// linked.
     ///
     /// # Errors

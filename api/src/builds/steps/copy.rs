@@ -1,7 +1,7 @@
 //! COPY: `[source, destination, owner?, mode?]`, and the hash of an uploaded archive of the files.
 //!
-//! The client packs what the source matches, with paths relative to its context. The archive is unpacked in the guest,
-//! and what the source names is moved to the destination as Docker does it.
+//! The client packs the files that match the source, with paths relative to its context. The archive is unpacked in the
+//! guest, and the files of the source are moved to the destination as Docker does it.
 
 use std::{
     fs::File,
@@ -30,7 +30,7 @@ struct Copy<'a> {
     source: String,
     target: &'a str,
     owner: String,
-    /// Empty: as in the archive.
+    /// Empty: unchanged from the archive.
     mode: &'a str,
 }
 
@@ -127,8 +127,8 @@ impl<'a> Copy<'a> {
     }
 }
 
-/// The directory that a pattern of the client begins in: what precedes the first component with `*`, `?`, `[` or `{`.
-/// A backslash makes the next character a plain one.
+/// The directory in which a client's pattern starts: the part before the first component with `*`, `?`, `[` or `{`. A
+/// backslash escapes the next character.
 fn without_pattern(source: &str) -> &str {
     let mut last_slash = None;
     let mut bytes = source.bytes().enumerate();
@@ -147,7 +147,7 @@ fn without_pattern(source: &str) -> &str {
     source
 }
 
-/// The path without `.`, `..` and empty components. `None`: it leaves the directory that it is relative to.
+/// The path without `.`, `..` and empty components. `None` if it leaves its base directory.
 fn inside(path: &str) -> Option<String> {
     let mut parts = Vec::new();
     for part in path.split('/') {

@@ -1,11 +1,11 @@
-//! ENV and ARG: `[name, value, name, value…]`. Variables in values are expanded, with what was set before the step;
-//! commands in values are not run.
+//! ENV and ARG: `[name, value, name, value…]`. Variables in values are expanded with the values from before the step.
+//! Commands in values are not run.
 
 use super::{Disk, Done, Place, StepError};
 use crate::builds::command::expanded;
 
-/// Limit for all variables of a build together, names and values, in bytes. Linux gives a program's arguments and
-/// variables a quarter of its stack's limit of 8 MiB.
+/// Limit of all variables of a build together, names and values, in bytes. Linux allows a program's arguments and
+/// variables a quarter of its stack limit of 8 MiB.
 const MOST: usize = 512 << 10;
 
 pub(super) async fn perform(args: &[&str], place: &Place<'_>) -> Result<Done, StepError> {

@@ -1,4 +1,4 @@
-//! RUN: `[command, user?]`. The user is that of this step only.
+//! RUN: `[command, user?]`. The user applies to this step only.
 
 use rest::LogLevel;
 
@@ -26,7 +26,7 @@ fn command(args: &[&str], place: &Place<'_>) -> Result<Command, StepError> {
         limit: Some(place.run_limit),
         ..Command::of_author(script, place.settings)
     };
-    // The SDKs send an empty user where there is none.
+    // The SDKs send an empty user if there is none.
     if let Some(user) = user.filter(|user| !user.is_empty()) {
         command.user = (*user).to_owned();
     }

@@ -1,4 +1,4 @@
-//! USER: `[name, "true"?]`. An account that is missing is made; "true" lets it use sudo without a password.
+//! USER: `[name, "true"?]`. Creates a missing account. "true" lets it use sudo without a password.
 
 use rest::LogLevel;
 
@@ -52,13 +52,13 @@ fn find_script(name: &str) -> String {
     format!("name={}\n{}", expanded(name), include_str!("user_find.sh"))
 }
 
-/// Whether the account has to be made, and its name. The agent finds accounts by name.
+/// Whether the account has to be created, and its name. The agent looks up accounts by name.
 fn read(answer: &str) -> Result<(String, Disk), StepError> {
     let parts = answer.strip_suffix('\n').and_then(|a| a.split_once(' '));
     let (disk, name) = match parts {
         Some(("found", name)) => (Disk::Unchanged, name),
         Some(("missing", name)) => (Disk::Changed, name),
-        _ => return Err(StepError::text("failed to create user: no answer")),
+        _ => return Err(StepError::text("failed to create user: no output")),
     };
     let is_name = |c: char| c.is_ascii_alphanumeric() || "_-.$@+".contains(c);
     let is_valid = !name.starts_with('-') && name.chars().all(is_name);

@@ -1,10 +1,10 @@
-//! WORKDIR: `[path]`. Variables are expanded; a relative path continues the directory before. Directories that are
-//! missing are made and belong to the user.
+//! WORKDIR: `[path]`. Variables are expanded. A relative path extends the previous directory. Missing directories are
+//! created and belong to the user.
 
 use super::{Disk, Done, Place, StepError};
 use crate::builds::{command::expanded, settings::Settings};
 
-/// Of Linux.
+/// Limit of Linux.
 const MAX_PATH: usize = 4096;
 
 pub(super) async fn perform(args: &[&str], place: &Place<'_>) -> Result<Done, StepError> {

@@ -1,7 +1,7 @@
-//! The order of a build: what its start asked for, kept so that the build can be repeated.
+//! The order of a build: its start request, kept so that the build can be repeated.
 //!
-//! An order has everything but the credentials for a registry, and the flags that skip the cache. It is stored as the
-//! client's request, and checked again when it is read.
+//! An order contains everything except credentials for a registry and the flags that skip the cache. It is stored as
+//! the client's request, and checked again when it is read.
 
 use std::io;
 
@@ -16,12 +16,12 @@ use crate::builds::{
 };
 
 const FORMAT: u32 = 1;
-/// What names of orders end with.
+/// Suffix of orders.
 pub(super) const ORDER: &str = ".order";
-/// Longest order in bytes. A request of the control plane has at most a quarter.
+/// Maximum size of an order in bytes. A control-plane request has at most a quarter of it.
 const MAX_ORDER: u64 = 4 << 20;
 
-/// The start of a former build, without credentials.
+/// The start request of an earlier build, without credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptOrder {
     pub spec: StartSpec,
@@ -45,7 +45,7 @@ impl KeptOrder {
         }
     }
 
-    /// The order as it is stored, and sent to other nodes.
+    /// The order in its stored form, which is also sent to other nodes.
     ///
     /// # Errors
     /// Returns an error if it cannot be written as JSON.
@@ -65,7 +65,7 @@ impl KeptOrder {
     }
 
     /// # Errors
-    /// Returns an error for another format, and for an order that this server would refuse.
+    /// Returns an error for other formats, and for an order that this server would reject.
     pub(crate) fn parse(bytes: &[u8]) -> io::Result<Self> {
         let header: Header = serde_json::from_slice(bytes)?;
         if header.format != FORMAT {
@@ -112,7 +112,8 @@ fn step(step: &Step) -> BuildStep {
 }
 
 impl Store {
-    /// Keeps the order of a build whose template has a record. When this returns, it survives a crash of the host.
+    /// Stores the order of a build whose template has a record. When it returns, the order survives a crash of the
+    /// host.
     ///
     /// # Errors
     /// Returns an error if it cannot be written.
@@ -120,7 +121,7 @@ impl Store {
         self.keep_order(template, build, &KeptOrder::of(spec))
     }
 
-    /// As [`Store::write_order`], of a build that another node has run.
+    /// Like [`Store::write_order`], for a build that another node has run.
     ///
     /// # Errors
     /// Returns an error if it cannot be written.
@@ -135,10 +136,10 @@ impl Store {
         )
     }
 
-    /// The order of a build. `None`: an older server has built it.
+    /// The order of a build, or `None` if it was built by an older server.
     ///
     /// # Errors
-    /// Returns an error if it cannot be read, or if this server would refuse it.
+    /// Returns an error if it cannot be read, or if this server would reject it.
     pub fn read_order(&self, template: &str, build: &str) -> io::Result<Option<KeptOrder>> {
         let path = self.template_dir(template).join(format!("{build}{ORDER}"));
         match read_bounded(&path, MAX_ORDER) {

@@ -1,4 +1,4 @@
-//! The space that archives take, and when they were last used.
+//! Space and last use of archives.
 
 use std::{
     collections::HashMap,
@@ -9,7 +9,7 @@ use std::{
 
 use tracing::{error, info};
 
-/// An archive counts as at least this, so that the quota bounds their number too.
+/// An archive counts as at least this many bytes, so that the quota also bounds their number.
 const LEAST: u64 = 4096;
 
 #[derive(Debug)]
@@ -21,9 +21,9 @@ pub(super) struct Ledger {
 #[derive(Debug, Default)]
 struct Entries {
     files: HashMap<PathBuf, Entry>,
-    /// Of all files, and of those that are being received.
+    /// Bytes of all files, including those being received.
     bytes: u64,
-    /// Number of the latest use.
+    /// Counter that orders uses.
     uses: u64,
 }
 
@@ -34,7 +34,7 @@ struct Entry {
 }
 
 impl Ledger {
-    /// A ledger with the files of a former server, the oldest of which go first.
+    /// A ledger with the files of the previous server. The oldest of them are removed first.
     pub(super) fn new(quota: u64, found: Vec<PathBuf>) -> Self {
         let mut sizes: Vec<_> = found
             .into_iter()
@@ -82,7 +82,7 @@ impl Ledger {
     }
 
     fn entries(&self) -> MutexGuard<'_, Entries> {
-        // No statement that can panic leaves the sum wrong.
+        // No statement that can panic leaves the total wrong.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -96,7 +96,7 @@ impl Entries {
         }
     }
 
-    /// Removes least recently used files until `more` bytes fit.
+    /// Removes the least recently used files until `more` bytes fit.
     fn make_room(&mut self, more: u64, quota: u64) -> bool {
         while self.bytes.saturating_add(more) > quota {
             let oldest = self.files.iter().min_by_key(|(_, entry)| entry.used);
@@ -120,7 +120,7 @@ impl Entries {
     }
 }
 
-/// The space of an archive that is being received. Dropped, it is free again.
+/// The space of an archive that is being received. Freed on drop.
 #[derive(Debug)]
 pub(super) struct Charge {
     ledger: Arc<Ledger>,
@@ -133,7 +133,7 @@ impl Charge {
         Self { ledger, bytes: 0 }
     }
 
-    /// Takes space for an archive of `bytes`. `false`: there is not enough.
+    /// Reserves space for an archive of `bytes`. Returns `false` if there is not enough.
     pub(super) fn grow_to(&mut self, bytes: u64) -> bool {
         let more = bytes.max(LEAST).saturating_sub(self.bytes);
         let mut entries = self.ledger.entries();
@@ -146,7 +146,7 @@ impl Charge {
         true
     }
 
-    /// Leaves the space to the file at `path`, in place of a former one.
+    /// Assigns the space to the file at `path`, replacing an earlier one.
     pub(super) fn keep(mut self, path: PathBuf) {
         let bytes = std::mem::take(&mut self.bytes);
         self.ledger.entries().enter(path, bytes);
@@ -187,7 +187,7 @@ mod tests {
             !receive(&ledger, &at("d"), 11 * LEAST),
             "more than the quota"
         );
-        // The same file again counts once, and failed ones not at all.
+        // Replacing a file counts it once, and failed uploads do not count.
         for _ in 0..5 {
             assert!(receive(&ledger, &at("e"), 5 * LEAST));
         }
