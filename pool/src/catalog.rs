@@ -26,8 +26,7 @@ impl Pool {
             .flatten()
     }
 
-    /// Adds a template whose files were made elsewhere and stay in `dir`. The names are taken away from other
-    /// templates.
+    /// Adds a template whose files were made elsewhere and stay in `dir`. Other templates lose the given names.
     ///
     /// # Errors
     /// Returns [`PoolError::BadName`] for a malformed, repeated or reserved name, and [`PoolError::Failed`] if `dir` is
@@ -68,18 +67,18 @@ impl Pool {
             .await
     }
 
-    /// Adds a disk template. Kernel, initramfs and the empty layer are those of the installed template `base`, or of
-    /// another installed one if there is no `base`. When this returns, the template survives a crash of the host.
+    /// Adds a disk template. Kernel, initramfs and the empty layer come from the installed template `base` or, without
+    /// one, from another installed template. When this returns, the template survives a crash of the host.
     ///
     /// # Errors
-    /// Returns [`PoolError::Failed`] if a file cannot be read or linked, the machine's size is not possible, or there is
+    /// Returns [`PoolError::Failed`] if a file cannot be read or linked, no VM can have the requested size, or there is
     /// no installed template, and [`PoolError::NoSpace`] if there is no room for copies.
     pub async fn add_disk(&self, spec: DiskSpec) -> Result<TemplateInfo, PoolError> {
         self.ask(|answer| Request::AddDisk(spec, answer)).await
     }
 
-    /// Adds the root image and the layer of a template as a disk template of its own, without a name. The files are
-    /// shared, so this takes no space.
+    /// Adds the root image and the layer of a template as a separate, unnamed disk template. The files are shared, so
+    /// this takes no space.
     ///
     /// # Errors
     /// Returns [`PoolError::NoTemplate`], [`PoolError::NoDisk`] for a snapshot, whose disk is complete only together
@@ -90,8 +89,8 @@ impl Pool {
             .await
     }
 
-    /// As [`Pool::disk_of`], for guests with another amount of memory and a disk of at least `disk`. A layer that becomes
-    /// larger is copied; its file system grows when a guest boots.
+    /// Like [`Pool::disk_of`], for guests with a different amount of memory and a disk of at least `disk`. A layer that
+    /// grows is copied. Its file system grows when a guest boots.
     ///
     /// # Errors
     /// Returns the errors of [`Pool::disk_of`], and [`PoolError::Failed`] for a disk above [`MAX_DISK`].
@@ -106,8 +105,8 @@ impl Pool {
             .await
     }
 
-    /// The files of a template's disk, for a copy on another host: [`Pool::add_disk`] makes a disk template of them. They
-    /// do not change, and can be removed with the template at any time.
+    /// The files of a template's disk, for a copy on another host, where [`Pool::add_disk`] makes a disk template from
+    /// them. They never change, and may be removed with the template at any time.
     ///
     /// # Errors
     /// Returns [`PoolError::NoTemplate`], and [`PoolError::NoDisk`] for a snapshot.
@@ -117,20 +116,21 @@ impl Pool {
             .await
     }
 
-    /// Adds a built template with the files of another built one, without a name. The files are linked, so this takes no
-    /// space and a few milliseconds, unless the memory is stored as a diff and must be made first. The removal of either
-    /// template leaves the other whole. The quota of templates counts both. When this returns, the template survives a crash of the host.
+    /// Adds an unnamed built template with the files of another built template. The files are linked, so this takes no
+    /// space and a few milliseconds, unless the memory is stored as a diff and must first be made. Removing either
+    /// template leaves the other intact. The quota of templates counts both. When this returns, the template survives a
+    /// crash of the host.
     ///
     /// # Errors
-    /// Returns [`PoolError::NoTemplate`] if there is no such template, or no built one, [`PoolError::TemplateQuota`],
-    /// [`PoolError::NoSpace`], and [`PoolError::Failed`] if a file cannot be linked, for example because the template is
-    /// removed meanwhile.
+    /// Returns [`PoolError::NoTemplate`] if there is no such template, or it is not a built one,
+    /// [`PoolError::TemplateQuota`], [`PoolError::NoSpace`], and [`PoolError::Failed`] if a file cannot be linked, for
+    /// example because the template is being removed.
     pub async fn copy_of(&self, reference: &str) -> Result<TemplateInfo, PoolError> {
         let reference = reference.to_owned();
         self.ask(|answer| Request::CopyOf(reference, answer)).await
     }
 
-    /// The recipe of an installed template. `None`: it has none, or the template was not installed.
+    /// The recipe of an installed template. `None` if it has no recipe, or the template is not an installed one.
     ///
     /// # Errors
     /// Returns [`PoolError::NoTemplate`], and [`PoolError::Failed`] if the recipe cannot be read.
@@ -146,8 +146,8 @@ impl Pool {
         read.map_err(|e| failed(e.to_string()))
     }
 
-    /// Makes a disk template, without a name, from the disk of a running sandbox. The guest writes its caches to the disk
-    /// first; it then stands still while the layer is copied. The sandbox runs on, also if this fails because of the
+    /// Makes an unnamed disk template from the disk of a running sandbox. The guest first writes its caches to the
+    /// disk, then is paused while the layer is copied. The sandbox keeps running, even if this fails because of the
     /// guest.
     ///
     /// # Errors
@@ -158,10 +158,10 @@ impl Pool {
         self.sandbox(id, SandboxRequest::SaveDisk).await
     }
 
-    /// Makes a built template from a running sandbox: its processes run on in every sandbox of the template. The guest
-    /// writes its caches to the disk first, and gets up to ten seconds to have nothing left to do. Its memory is written
-    /// whole, so the template needs no other one. The names are moved to the template at once; there may be none. The
-    /// sandbox runs on, also if this fails because of the guest.
+    /// Makes a built template from a running sandbox, whose processes continue in each sandbox of the template. The
+    /// guest first writes its caches to the disk and gets up to ten seconds to become idle. Its memory is written
+    /// whole, so the template depends on no other one. The names move to the template at once. The list may be empty.
+    /// The sandbox keeps running, even if this fails because of the guest.
     ///
     /// # Errors
     /// Returns [`PoolError::BadName`], and the errors of [`Pool::save_disk`].
@@ -178,19 +178,19 @@ impl Pool {
     }
 
     /// Records in the built template of a running sandbox which pages the sandbox has written since its start, so that
-    /// later sandboxes get copies of them at theirs. Best with a sandbox that has done a typical first work.
+    /// later sandboxes get copies of them when they start. Use a sandbox that has done typical first work.
     ///
     /// # Errors
-    /// Returns [`PoolError::Refused`] with `NotFound` or `NotRunning`, [`PoolError::NoTemplate`] if the template is gone
-    /// or no built one, and [`PoolError::Failed`].
+    /// Returns [`PoolError::Refused`] with `NotFound` or `NotRunning`, [`PoolError::NoTemplate`] if the template is
+    /// gone or not a built one, and [`PoolError::Failed`].
     pub async fn record_working_set(&self, id: &SandboxId) -> Result<(), PoolError> {
         let id = id.clone();
         self.ask(|answer| Request::RecordWorkingSet(id, answer))
             .await
     }
 
-    /// Gives names to a template, in addition to those that it has. Other templates lose them. After a crash of the host
-    /// each name is with exactly one template; once this has returned, with the new one.
+    /// Adds names to a template, and removes them from other templates. After a crash of the host each name belongs to
+    /// exactly one template: the new one, if this call had returned.
     ///
     /// # Errors
     /// Returns [`PoolError::NoTemplate`], [`PoolError::BadName`] for a malformed, repeated or reserved name and for an
@@ -205,7 +205,7 @@ impl Pool {
             .await
     }
 
-    /// Takes names away from the templates that have them. The templates stay, and are found by their ids.
+    /// Removes names from the templates that have them. The templates remain, and can be found by their ids.
     ///
     /// # Errors
     /// Returns [`PoolError::NoTemplate`] with the first name that no template has; nothing is changed then. Returns

@@ -1,5 +1,5 @@
-//! A caller's claim on a sandbox that other servers can have too. The pool keeps it in the sandbox's record, and does not
-//! do with a paused sandbox what the claim forbids. A pause seals the sandbox.
+//! A caller's claim on a sandbox that several servers can run. The pool keeps the claim in the sandbox's record, and
+//! refuses operations on a paused sandbox that the claim forbids. Each pause seals the sandbox.
 
 use std::sync::Arc;
 
@@ -12,59 +12,58 @@ use crate::{
     vmms::VmmId,
 };
 
-/// The claim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
     pub hold: Hold,
-    /// The caller's own text.
+    /// Opaque text of the caller.
     #[serde(with = "shared")]
     pub text: Arc<str>,
 }
 
-/// What a claim forbids while the sandbox is paused. It forbids nothing while the sandbox runs.
+/// Restrictions that a claim places on a paused sandbox. A running sandbox is not restricted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hold {
     Open,
-    /// The sandbox is not resumed before the caller has opened it.
+    /// The sandbox cannot be resumed until the caller opens it.
     Sealed,
-    /// The sandbox is neither resumed, killed nor copied: another server may have it already.
+    /// The sandbox cannot be resumed, killed or copied, because another server may already have it.
     Moving,
 }
 
-/// What the files of a pause need at the server that takes them.
+/// External files that a pause needs on the server that receives it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PauseNeeds {
-    /// SHA-256 of the files that the pause does not contain.
+    /// SHA-256 that identifies the files which the pause does not contain.
     pub base: String,
-    /// Former releases have templates only.
+    /// Older releases have templates only.
     #[serde(default)]
     pub kind: BaseKind,
-    /// Of the template. `None` without a template, and from a release that offers no files of it.
+    /// Format of the template. `None` without a template, or from a release that does not serve its files.
     #[serde(default)]
     pub format: Option<u32>,
-    /// With a template: the sum of its kernel and initramfs, which its manifest does not name. `None`: it has none to boot
-    /// from.
+    /// With a template: the checksum of its kernel and initramfs, which its manifest does not name. `None` if it has
+    /// none to boot from.
     #[serde(default)]
     pub boot: Option<String>,
-    /// The VMM that must read them; `None` for a pause without memory.
+    /// The VMM that must read them. `None` for a pause without memory.
     pub vmm: Option<VmmId>,
     pub mode: PauseMode,
 }
 
-/// What a pause does not contain.
+/// The files that a pause does not contain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BaseKind {
-    /// The template that the sandbox was made from, by its manifest: memory, layer and root image.
+    /// The template from which the sandbox was made, identified by its manifest: memory, layer and root image.
     #[default]
     Template,
     /// Root image, kernel and initramfs of a sandbox that has booted.
     Guest,
 }
 
-/// Whether a server that offers a paused sandbox offers the files of its base, too.
+/// Whether a server that offers a paused sandbox also serves the files of its base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GivesBase {
     Yes,

@@ -79,16 +79,16 @@ pub(crate) struct Driver {
     requests: mpsc::Receiver<Request>,
     reports: mpsc::UnboundedReceiver<Report>,
     ended: mpsc::UnboundedSender<Ended>,
-    /// Of the configuration; `None` if nobody listens.
+    /// From the configuration. `None` if nothing follows the pool's changes.
     changes: Option<mpsc::UnboundedSender<Change>>,
     jobs: Jobs,
     templates: Templates,
     vmms: Vmms,
-    /// Whether something has ended since images were last found to be in use.
+    /// Whether a slot or template has ended since the last search for unused images.
     images_may_be_unused: bool,
-    /// Whether nothing is removed because a record or a template could not be read, and may be repaired.
+    /// Set if a record or template could not be read. Nothing is removed then, because the files may yet be repaired.
     keeps_unused: bool,
-    /// The latest removal of what nothing needs.
+    /// The latest task that removes unused files.
     removal: Option<JoinHandle<()>>,
     /// The rebuild under way.
     rebuilding: Option<Running>,
@@ -106,33 +106,33 @@ pub(crate) struct Driver {
     counters: PoolStats,
     /// Number of fork snapshots so far; the name of each directory contains its number.
     forks: u64,
-    /// The beginning of these names, which former servers did not use: their directories are still being removed.
+    /// The prefix of these names. It differs from the prefix of previous servers, whose directories are still being
+    /// removed.
     forks_name: String,
-    /// Number of templates and of changes of names that are being written to disk.
+    /// Number of templates and renames that are being written to disk.
     publishing: u32,
     guest_sums: GuestSums,
-    /// What sandboxes on their way to this server need, by their directories, until these have no links to it any more.
+    /// Files needed by sandboxes that are moving to this server, by directory, until the sandboxes have links to them.
     held: BTreeMap<PathBuf, Held>,
     former_servers: FormerServers,
     stopping: Stopping,
-    /// Whether something has changed that may let a start or a fill begin.
+    /// Whether a change may allow a start or a fill to begin.
     look_again: bool,
     lock: StateLock,
 }
 
-/// The progress of draining and closing.
 #[derive(Debug, Default)]
 struct Stopping {
-    /// Creates are refused.
+    /// New creates are refused.
     is_draining: bool,
-    /// Callers of drain and settle, answered when no start is queued and no sandbox is being changed. Running sandboxes
-    /// of the former server that are being adopted do not count: their VMMs may not answer for long.
+    /// Callers of drain and settle. They get their response when no start is queued and no sandbox is being changed.
+    /// Adoptions of running sandboxes are not waited for, because an unresponsive VMM can delay them for long.
     drained: Vec<oneshot::Sender<()>>,
-    /// Set by close: no start, save or fill begins any more, and warm slots end.
+    /// Set by close: no start, save or fill begins, and warm slots end.
     closing: Option<OnClose>,
-    /// Set by close, for jobs that read large files.
+    /// Set by close. Tells jobs that read large files to stop.
     jobs: Stop,
-    /// Callers of close, answered when the driver ends.
+    /// Callers of close. They get their response when the driver ends.
     closed: Vec<oneshot::Sender<()>>,
 }
 
@@ -157,7 +157,7 @@ impl Driver {
         let (reporter, reports) = mpsc::unbounded_channel();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let parallel = u32::try_from(cores).unwrap_or(u32::MAX);
-        // Not in the configuration, which jobs may have longer than the driver.
+        // Removed from the configuration, because jobs share it and may outlive the driver.
         let changes = setup.config.changes.take();
         let config = Arc::new(setup.config);
         let disks = Disks::new(&config);
@@ -231,7 +231,7 @@ impl Driver {
                 }
                 request = self.requests.recv() => match request {
                     Some(request) => self.request(request),
-                    // No handle is left: VMs keep running, and the next server adopts them.
+                    // Every handle was dropped: VMs keep running, and the next server adopts them.
                     None if self.stopping.closing.is_none() => break,
                     None => {}
                 },
@@ -242,14 +242,15 @@ impl Driver {
         self.end_rebuild().await;
         self.end_storing().await;
         if let Some(removal) = self.removal.take() {
-            // It reports its errors. The next server may need what this one removes.
+            // The task logs its own errors. It must end before the next server starts, which may need the files being
+            // removed.
             let _ = removal.await;
         }
         if let Some(on_close) = self.stopping.closing {
             if on_close != OnClose::HandOver {
                 self.jobs.groups.close();
             }
-            // Must precede the answer: the next server may start as soon as the caller has it.
+            // Must precede the response: the caller may start the next server at once.
             drop(self.lock);
             for closed in self.stopping.closed {
                 let _ = closed.send(());
@@ -257,7 +258,8 @@ impl Driver {
         }
     }
 
-    /// Does everything that can be done now: acts upon deadlines, decides waiting requests, begins starts and fills.
+    /// Does everything that is possible now: acts on expired deadlines, decides waiting requests, begins starts and
+    /// fills.
     fn settle(&mut self) {
         self.adopt();
         self.expire();
@@ -306,10 +308,10 @@ impl Driver {
         self.disks.watch(&self.slots);
         self.memory.measure(&mut self.slots, &self.templates);
         self.remove_unused();
-        // Demand falls as time passes, and memory may have become short.
+        // Demand decays over time, and free memory may have changed.
         self.stock.has_changed = true;
         if self.former_servers == FormerServers::Left && self.stopping.closing.is_none() {
-            // Until the report.
+            // Stays so until the report arrives.
             self.former_servers = FormerServers::Gone;
             self.jobs.remove_former_servers();
         }
@@ -317,7 +319,7 @@ impl Driver {
         self.store_diffs();
     }
 
-    /// Moves all deadlines, and records those of running sandboxes.
+    /// Moves all deadlines, and writes the records of running sandboxes.
     fn clock_was_set(&mut self, step_ms: i64) {
         for id in self.slots.ids(|_| true) {
             self.slots.update(&id, |e| e.slot.clock_was_set(step_ms));
@@ -325,7 +327,7 @@ impl Driver {
         }
     }
 
-    /// Acts upon deadlines that have passed.
+    /// Acts on expired deadlines.
     fn expire(&mut self) {
         let now = self.clock.now();
         for id in self.slots.due(now) {
@@ -399,7 +401,7 @@ impl Driver {
             demand::drop_on_thread(entry.loaded.take());
             self.images_may_be_unused = true;
             match &entry.died {
-                Some(why) => tracing::warn!(sandbox = %id, why, "a sandbox ended by itself"),
+                Some(why) => tracing::warn!(sandbox = %id, why, "sandbox ended on its own"),
                 None if entry.was_leased() => tracing::info!(sandbox = %id, "ended"),
                 None => {}
             }
@@ -437,7 +439,7 @@ impl Driver {
         self.queue.is_empty() && !self.adoptions.is_sweeping() && slots.all(|e| is_drained(&e.slot))
     }
 
-    /// Whether the next server can take this slot over.
+    /// Whether to leave this slot to the next server.
     fn is_left(&self, id: &SandboxId, slot: &Slot) -> bool {
         let is_adopted_later = matches!(slot.stage, Stage::Adopting | Stage::AdoptingPaused(_));
         slot.is_settled() || is_adopted_later || self.adoptions.is_pending(id)

@@ -1,5 +1,4 @@
-//! Files of the state directory: how they are created, replaced, synced and removed. What `api` keeps there is written by
-//! the same functions.
+//! Creates, replaces, syncs and removes files of the state directory. `api` uses the same functions for its files.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -13,9 +12,9 @@ use vmm_control::template::copy_sparse;
 /// The kind of crash that a write must survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// A crash of this process.
+    /// A crash of the server process.
     Process,
-    /// Also a crash of the host: the file is synced, which is slow.
+    /// A crash of the host, too: the file is synced, which is slow.
     Host,
 }
 
@@ -36,17 +35,17 @@ pub fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
-        Err(io::Error::other("the file is too long"))
+        Err(io::Error::other("the file is too large"))
     } else {
         Ok(bytes)
     }
 }
 
-/// Replaces `dir/name` atomically. Only the owner may read the new file. An incomplete one, `dir/name.new`, may stay after a
-/// crash.
+/// Replaces `dir/name` atomically. Only the owner may read the new file. A crash may leave an incomplete
+/// `dir/name.new`.
 ///
 /// # Errors
-/// Returns an error if the new file cannot be written; the old file then stays.
+/// Returns an error if the new file cannot be written. The old file then remains.
 pub fn replace(dir: &Path, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()> {
     let draft = dir.join(format!("{name}.new"));
     let written = write_new(&draft, bytes, durability);
@@ -62,7 +61,7 @@ pub fn replace(dir: &Path, name: &str, bytes: &[u8], durability: Durability) -> 
     }
 }
 
-/// Writes a new file. Removes first any file that a killed server left at `path`.
+/// Writes a new file, after removing any file that a killed server left at `path`.
 pub(crate) fn write_new(path: &Path, bytes: &[u8], durability: Durability) -> io::Result<()> {
     remove_file(path)?;
     let mut file = OpenOptions::new()
@@ -77,11 +76,11 @@ pub(crate) fn write_new(path: &Path, bytes: &[u8], durability: Durability) -> io
     }
 }
 
-/// Prefix of directories that are not complete: new ones that are being written, and old ones that are being removed.
-/// They are removed when the directory that contains them is opened.
+/// Prefix of incomplete directories: new ones that are being written, and old ones that are being removed. They are
+/// removed when their parent directory is opened.
 pub(crate) const DRAFT: &str = ".new-";
 
-/// Renames a directory, so that it is not found under its name while its files are removed. Returns the new path.
+/// Renames a directory, so that it cannot be found under its name while its files are removed. Returns the new path.
 pub(crate) fn set_aside(dir: &Path) -> io::Result<PathBuf> {
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     let aside = dir.with_file_name(format!("{DRAFT}{name}.old"));
@@ -89,18 +88,18 @@ pub(crate) fn set_aside(dir: &Path) -> io::Result<PathBuf> {
     Ok(aside)
 }
 
-/// Gives a complete and synced directory the name of its content, beside it, and syncs that name. If another job did so first,
-/// removes this one: a directory that has its name is never replaced.
+/// Renames a complete, synced directory to its content hash and syncs the parent directory. If the name already exists,
+/// removes this copy instead.
 pub(crate) fn name_content(draft: &Path, place: &Path) -> io::Result<()> {
     match fs::rename(draft, place) {
         Err(_) if place.is_dir() => remove_dir(draft)?,
         renamed => renamed?,
     }
-    // The other job may not have synced the name yet.
+    // The other job may not have synced the parent directory yet.
     sync_dir(place.parent().unwrap_or(place))
 }
 
-/// Makes the names in a directory survive a crash of the host: files created, renamed, linked and removed there.
+/// Makes changes of a directory's entries survive a crash of the host: files created, renamed, linked or removed.
 ///
 /// # Errors
 /// Returns the errors of opening and syncing the directory.
@@ -122,13 +121,13 @@ pub fn sync_files(dir: &Path) -> io::Result<()> {
     sync_dir(dir)
 }
 
-/// Space of a file on its disk in bytes; zero if it does not exist.
+/// Disk space that a file occupies, in bytes. Zero if it does not exist.
 pub(crate) fn allocated(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |meta| meta.blocks() * 512)
 }
 
-/// Links a file to a new name, with symbolic links resolved. Copies it, without its holes, if the name is on another
-/// file system.
+/// Hard-links a file to a new path after resolving symbolic links. If the path is on another file system, copies the
+/// file without its holes.
 ///
 /// # Errors
 /// Returns an error that names `from`.
@@ -145,7 +144,7 @@ pub(crate) fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
     .map_err(named)
 }
 
-/// Copies a file, without its holes, to a new one.
+/// Copies a file to a new one, keeping its holes.
 pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
     let from = File::open(from)?;
     let mut options = OpenOptions::new();

@@ -1,4 +1,4 @@
-//! Installed templates by content, so that sandboxes go on when a template is installed anew.
+//! Installed templates by content, so that existing sandboxes keep their files when a template is reinstalled.
 //!
 //! ```text
 //! <state>/images/<SHA-256 of the manifest>/   manifest.json  memory  state  layer  …
@@ -6,10 +6,11 @@
 //! <state>/images/root-<random>/               root, the image of a disk template
 //! <state>/images/<SHA-256 of all three>/      root  vmlinux  initramfs.cpio   of a sandbox that booted on another server
 //! ```
-//! A build of templates, kernels or root images replaces files under the same names. Diffs, pauses and cold boots need
-//! the former ones. The pool therefore links the files of an installed template into a directory that is named by the
-//! manifest, which contains the sums of the other files, and uses only these links. They take no space until the
-//! template is replaced. If the state directory is on another file system, the template is used in place.
+//! A build of templates, kernels or root images replaces files under the same paths. Diffs, pauses and cold boots need
+//! the old ones. The pool therefore links the files of an installed template into a directory that is named by the
+//! checksum of the manifest, which contains the checksums of the other files, and uses only these links. They take no
+//! space until the template is replaced. If the state directory is on another file system, the template is used in
+//! place.
 
 use std::{
     collections::BTreeSet,
@@ -39,7 +40,7 @@ const INITRD: &str = "initramfs.cpio";
 /// The files from which a template boots, its root image first.
 pub(crate) const GUEST: [&str; 3] = [ROOT, KERNEL, INITRD];
 const MAX_MANIFEST: u64 = 1 << 20;
-/// The files of a template that clones need. Its warm-up requests are read where the template is installed.
+/// The files of a template that clones need. Warm-up requests are read from the installed directory instead.
 pub(crate) const FILES: [&str; 5] = [
     MANIFEST_NAME,
     template_file::STATE,
@@ -72,19 +73,19 @@ impl Images {
         &self.0
     }
 
-    /// Links the files of the template in `dir`, and returns the directory of the links. Returns it at once if the same
-    /// template was linked before.
+    /// Links the files of the template in `dir`, and returns the directory of the links. If the template is already
+    /// linked, only returns the directory.
     ///
     /// # Errors
     /// Returns [`io::ErrorKind::CrossesDevices`] if `dir` is on another file system, and an error if a file is missing,
-    /// or the root image has another length than the manifest says.
+    /// or the length of the root image differs from the manifest.
     pub(crate) fn keep(&self, dir: &Path, manifest: &Manifest) -> io::Result<PathBuf> {
         let sum = sum_of_manifest(dir)?;
         let place = self.0.join(&sum);
         if place.is_dir() {
             return Ok(place);
         }
-        // Found out first, so that nothing is written in vain at every start.
+        // Checked first, to avoid useless writes at every start.
         if fs::metadata(dir)?.dev() != fs::metadata(&self.0)?.dev() {
             return Err(io::ErrorKind::CrossesDevices.into());
         }
@@ -99,8 +100,8 @@ impl Images {
         linked.map(|()| place)
     }
 
-    /// Puts a root image into a directory of its own, where it survives a crash of the host, and returns its path. An
-    /// image that is in the directory of images already stays where it is.
+    /// Puts a root image into a new directory, where it survives a crash of the host, and returns its path. An image
+    /// that is already in the directory of images is left there.
     ///
     /// # Errors
     /// Returns an error if the image cannot be read, linked or copied.
@@ -123,10 +124,11 @@ impl Images {
         added.map(|()| place.join(ROOT))
     }
 
-    /// Creates the directory in which a template is rebuilt, one at a time. Its name is short, because sockets are in it.
+    /// Creates the directory in which one template at a time is rebuilt. Its name is short, because it contains
+    /// sockets, whose paths have a length limit.
     ///
     /// # Errors
-    /// Returns an error if what a former rebuild left cannot be removed, or the directory cannot be created.
+    /// Returns an error if the leftovers of a previous rebuild cannot be removed, or the directory cannot be created.
     pub(crate) fn begin_rebuild(&self) -> io::Result<PathBuf> {
         let draft = self.0.join(format!("{DRAFT}rebuild"));
         remove_dir(&draft)?;
@@ -134,7 +136,7 @@ impl Images {
         Ok(draft)
     }
 
-    /// Moves a rebuilt template to its place, where it survives a crash of the host.
+    /// Moves a rebuilt template to its final directory, where it survives a crash of the host.
     ///
     /// # Errors
     /// Returns an error if the template cannot be synced or moved.
@@ -143,7 +145,8 @@ impl Images {
         self.place(template, &sum)
     }
 
-    /// Moves files to the place of this name, where they survive a crash of the host. Removes them if the place exists.
+    /// Moves files to the directory `name`, where they survive a crash of the host. Removes them if the directory
+    /// exists.
     ///
     /// # Errors
     /// Returns an error if they cannot be synced, moved or removed.
@@ -163,7 +166,7 @@ impl Images {
             .collect()
     }
 
-    /// The root images, one in each directory.
+    /// The root images. Each has its own directory.
     pub(crate) fn roots(&self) -> Vec<PathBuf> {
         let roots = self.all().into_iter().map(|dir| dir.join(ROOT));
         roots.filter(|root| root.is_file()).collect()
@@ -175,7 +178,7 @@ impl Images {
     }
 
     /// The directory of a diff's base: the directory that the diff names, or the links to the same template if the diff
-    /// was made before the pool linked it.
+    /// was made before the pool had linked it.
     pub(crate) fn base(&self, named: &Base) -> PathBuf {
         let linked = self.0.join(&named.manifest_sha256);
         if !self.has(&named.dir) && is_sha256(&named.manifest_sha256) && linked.is_dir() {
@@ -185,8 +188,8 @@ impl Images {
         }
     }
 
-    /// The root image of the template in `whole`, or of a diff whose base is in `whole`: the link in `whole`, or else the
-    /// file that the manifest names.
+    /// The root image of the template in `whole`, or of a diff whose base is in `whole`: the link in `whole` if it
+    /// exists, otherwise the file that the manifest names.
     pub(crate) fn root(&self, whole: &Path, manifest: &Manifest) -> PathBuf {
         if self.has(whole) {
             whole.join(ROOT)
@@ -195,7 +198,7 @@ impl Images {
         }
     }
 
-    /// The files from which a VM boots on this root image: kernel and initramfs are expected beside it.
+    /// The files with which a VM boots from this root image. Kernel and initramfs are expected in the same directory.
     pub(crate) fn boot_files(root: &Path) -> Option<BootFiles> {
         let guest = root.parent()?;
         Some(BootFiles {
@@ -233,18 +236,18 @@ fn link_all(dir: &Path, manifest: &Manifest, to: &Path) -> io::Result<()> {
     let (found, wanted) = (fs::metadata(to.join(ROOT))?.len(), manifest.root_sum.bytes);
     if found != wanted {
         let root = root.display();
-        let why = format!("{root} has {found} bytes, the template was made with {wanted}");
+        let why = format!("{root} has {found} bytes, but the template was made with {wanted}");
         return Err(io::Error::other(why));
     }
     Ok(())
 }
 
-/// Links a root image, and the kernel and the initramfs beside it, into `to`.
+/// Links a root image and the kernel and initramfs in the same directory into `to`.
 fn link_guest(root: &Path, to: &Path) -> io::Result<()> {
     link(root, &to.join(ROOT))?;
     for name in [KERNEL, INITRD] {
         match link(&root.with_file_name(name), &to.join(name)) {
-            // The template cannot boot, as when it is used in place.
+            // The template cannot boot, for example because it is used in place.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             linked => linked?,
         }
@@ -308,7 +311,7 @@ mod tests {
         }
         assert_eq!(fs::read(kept.join(template_file::MEMORY)).unwrap(), b"old");
 
-        // A diff that was made before the pool linked the template names the place where it was installed.
+        // A diff made before the pool had linked the template names the directory where it was installed.
         let base = |dir: &Path, sum: &str| Base {
             dir: dir.to_owned(),
             manifest_sha256: sum.to_owned(),

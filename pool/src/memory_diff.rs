@@ -1,5 +1,5 @@
-//! The memory of a template, stored as a diff against the memory of another template. Pages are compared by content,
-//! because two boots of one kernel leave most pages with the same content at other addresses.
+//! Stores the memory of a template as a diff against the memory of another template. Pages are compared by content,
+//! because two boots of a kernel leave most pages with equal content at different addresses.
 //!
 //! ```text
 //! memory.diff:
@@ -28,11 +28,11 @@ use std::{
 use flate2::{Compression, read::DeflateDecoder, write::DeflateEncoder};
 use sha2::{Digest, Sha256};
 
-/// Name of the file, beside the template's manifest.
+/// Name of the file, next to the template's manifest.
 pub(crate) const NAME: &str = "memory.diff";
 pub(crate) const PAGE: usize = 4096;
 const CHUNK_PAGES: u32 = 1024;
-/// Memory of a chunk, in bytes. The last one may be shorter.
+/// Memory of a chunk, in bytes. The last chunk may be shorter.
 pub(crate) const CHUNK: usize = CHUNK_PAGES as usize * PAGE;
 
 const MAGIC: [u8; 8] = *b"CUBEMEMD";
@@ -41,7 +41,7 @@ const HEADER: usize = 96;
 const SUMMED: usize = 64;
 const SOURCE: usize = 4;
 const MAX_CONTENT: usize = CHUNK + CHUNK_PAGES as usize * SOURCE;
-/// Deflate adds five bytes to each 64 KiB that it cannot make smaller.
+/// Deflate adds five bytes to each incompressible block of 64 KiB.
 const MAX_DEFLATED: usize = MAX_CONTENT + (MAX_CONTENT >> 8);
 const CHUNK_HEADER: usize = 44;
 
@@ -49,14 +49,14 @@ const ZEROS: u32 = 0;
 const STORED: u32 = 1;
 const FIRST: u32 = 2;
 
-/// The beginning of the file.
+/// The header of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     /// Length of the memory file in bytes.
     pub(crate) length: u64,
-    /// Memory in bytes that the template takes when it is loaded.
+    /// Memory in bytes that the loaded template occupies.
     pub(crate) loaded_bytes: u64,
-    /// SHA-256 of the base's manifest. `None`: no page is the base's.
+    /// SHA-256 of the base's manifest. `None` if the diff uses no page of a base.
     pub(crate) base: Option<[u8; 32]>,
 }
 
@@ -75,7 +75,7 @@ impl Header {
     }
 
     /// # Errors
-    /// Returns an error if the header is not complete, has another version, or is damaged.
+    /// Returns an error if the header is incomplete or damaged, or has another version.
     pub(crate) fn read(from: &mut impl Read) -> io::Result<Self> {
         let mut bytes = [0; HEADER];
         from.read_exact(&mut bytes)?;
@@ -87,7 +87,7 @@ impl Header {
         let version = le32(&fields[..4]);
         if version != VERSION {
             return Err(io::Error::other(format!(
-                "it has version {version}, and this program reads version {VERSION}: start the release that wrote it"
+                "it has version {version}, but this program reads version {VERSION}: start the release that wrote it"
             )));
         }
         if Sha256::digest(summed)[..] != *sum {
@@ -116,7 +116,7 @@ fn le64(bytes: &[u8]) -> u64 {
 pub(crate) struct BasePages(HashMap<[u8; 16], u32>);
 
 impl BasePages {
-    /// Adds the pages of the chunk of the base's memory with this number.
+    /// Adds the pages of a chunk of the base's memory. `chunk` is its number.
     pub(crate) fn add(&mut self, chunk: u32, memory: &[u8]) {
         let first = chunk.saturating_mul(CHUNK_PAGES);
         for (page, number) in memory.chunks_exact(PAGE).zip(first..) {
@@ -141,14 +141,14 @@ pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     bytes == &NOTHING[..bytes.len()]
 }
 
-/// The beginning of the page's SHA-256. A guest cannot make another page with the same one.
+/// A prefix of the page's SHA-256. A guest cannot construct another page with the same prefix.
 fn key(page: &[u8]) -> [u8; 16] {
     let mut key = [0; 16];
     key.copy_from_slice(&Sha256::digest(page)[..16]);
     key
 }
 
-/// Numbers of pages that are not zero.
+/// Counts of pages that are not zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pages {
     pub(crate) of_base: u64,
@@ -193,10 +193,10 @@ pub(crate) fn write_chunk(
     Ok(pages)
 }
 
-/// Reads the next chunk: its number and its content. `None`: there is none.
+/// Reads the next chunk: its number and its content. `None` at the end.
 ///
 /// # Errors
-/// Returns an error if the chunk is cut off or damaged.
+/// Returns an error if the chunk is truncated or damaged.
 pub(crate) fn read_chunk(from: &mut impl Read) -> io::Result<Option<(u32, Vec<u8>)>> {
     let mut header = Vec::with_capacity(CHUNK_HEADER);
     from.by_ref()
@@ -206,7 +206,7 @@ pub(crate) fn read_chunk(from: &mut impl Read) -> io::Result<Option<(u32, Vec<u8
         return Ok(None);
     }
     if header.len() < CHUNK_HEADER {
-        return Err(io::Error::other("it is cut off"));
+        return Err(io::Error::other("it is truncated"));
     }
     let (fields, sum) = header.split_at(12);
     let number = le32(&fields[..4]);
@@ -234,10 +234,11 @@ fn damaged(chunk: u32) -> io::Error {
     io::Error::other(format!("its chunk {chunk} is damaged"))
 }
 
-/// Makes the memory of a chunk from its content. `memory` must be zero. `base` reads the base's pages from this number on.
+/// Makes the memory of a chunk from its content. `memory` must be zeroed. `base` reads pages of the base, starting at
+/// the given number.
 ///
 /// # Errors
-/// Returns an error if the content does not fit the memory, and those of `base`.
+/// Returns an error if the content does not fit the memory, and the errors of `base`.
 pub(crate) fn unpack(
     content: &[u8],
     memory: &mut [u8],
@@ -351,7 +352,8 @@ mod tests {
                 diff[at] ^= 1 << bit;
             }
             let mut again = vec![0; 6 * PAGE];
-            // A changed number is found by the sum of the whole memory, or because chunks are not in order.
+            // A changed chunk number is detected by the checksum of the whole memory, or because the chunks are out of
+            // order.
             if let Ok(Some((7, content))) = read_chunk(&mut diff.as_slice()) {
                 prop_assert!(unpack(&content, &mut again, of(&base)).is_err());
             }

@@ -31,11 +31,11 @@ use crate::{
     },
 };
 
-/// The channel for an answer. Sending fails if the caller no longer waits; that failure is ignored.
+/// The channel for a response. Sending fails if the caller no longer waits, which is ignored.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, PoolError>>;
 
-/// A new sandbox on its way to the caller that requested it. If the caller goes away before it has claimed the sandbox,
-/// this value is dropped. The drop ends the sandbox, because no caller could ever learn its id.
+/// A new sandbox that has not reached its caller yet. If the caller disconnects before it claims the sandbox, this
+/// value is dropped. The drop ends the sandbox, because no caller could ever learn its id.
 #[derive(Debug)]
 pub(crate) struct Unclaimed {
     sandbox: Sandbox,
@@ -66,7 +66,7 @@ impl Drop for Unclaimed {
     }
 }
 
-/// The pending answers of a fork, one for each new sandbox.
+/// The pending responses of a fork, one for each new sandbox.
 pub(crate) type ForkAnswers = Vec<oneshot::Receiver<Result<Unclaimed, PoolError>>>;
 
 /// Requests of callers. `accepted_ns` is the time of the call in CLOCK_MONOTONIC.
@@ -89,9 +89,9 @@ pub(crate) enum Request {
     Template(String, oneshot::Sender<Option<TemplateInfo>>),
     AddTemplate(PathBuf, Vec<String>, Answer<TemplateInfo>),
     AddDisk(DiskSpec, Answer<TemplateInfo>),
-    /// With the sizes of the guests' memory and disk; `None`: those of the template.
+    /// With the guests' memory and disk size. `None` keeps the sizes of the template.
     DiskOf(String, Option<(Bytes, Bytes)>, Answer<TemplateInfo>),
-    /// The files of which [`Request::DiskOf`] would make a disk template.
+    /// The files from which [`Request::DiskOf`] would make a disk template.
     DiskFiles(String, Answer<DiskSpec>),
     CopyOf(String, Answer<TemplateInfo>),
     RecordWorkingSet(SandboxId, Answer<()>),
@@ -104,7 +104,7 @@ pub(crate) enum Request {
     /// The open files of the base of a paused sandbox.
     BaseFiles(SandboxId, Answer<Vec<(String, File)>>),
     CanTake(PauseNeeds, GivesBase, Answer<()>),
-    /// Keeps what a sandbox in `incoming/ID` needs. Answers whether its base is here.
+    /// Holds the files that a sandbox in `incoming/ID` needs. Responds whether its base is here.
     Hold {
         id: SandboxId,
         incoming: PathBuf,
@@ -113,11 +113,11 @@ pub(crate) enum Request {
         answer: Answer<bool>,
     },
     RootImages(oneshot::Sender<Vec<PathBuf>>),
-    /// Of a paused sandbox in `incoming/ID`. Without a claim, its files are only checked.
+    /// Takes over a paused sandbox in `incoming/ID`. Without a claim, only checks its files.
     Take {
         id: SandboxId,
         incoming: PathBuf,
-        /// `None`: noted by a former release.
+        /// `None` if an older release wrote the request.
         needs: Option<PauseNeeds>,
         claim: Option<Claim>,
         answer: Answer<()>,
@@ -207,14 +207,15 @@ pub(crate) enum Report {
     Snapshotted(SandboxId, SnapshotFor, Result<(), SnapshotFailed>),
     /// The record of a paused sandbox was written with another claim, or could not be written.
     Claimed(SandboxId, Option<Claim>, std::io::Result<()>),
-    /// What a sandbox needs at another server was found.
+    /// The search for the files that a sandbox needs on another server ended.
     Needs(Result<Box<Needed>, PoolError>, Answer<PauseNeeds>),
     /// The files of a base were opened.
     BaseOpened(
         Result<Vec<(String, File)>, PoolError>,
         Answer<Vec<(String, File)>>,
     ),
-    /// What a paused sandbox of another server needs, whose directory this is, is held if it is here.
+    /// The files are held that a paused sandbox of another server needs, or they are not here. The path is the
+    /// sandbox's directory.
     Held(PathBuf, Result<Option<Held>, PoolError>, Answer<bool>),
     /// The files of a paused sandbox were checked and, with a record, taken over.
     Taken(
@@ -228,26 +229,26 @@ pub(crate) enum Report {
     WriteEnded(SandboxId, std::io::Result<()>),
     /// The VM process of the slot exited.
     VmExited(SandboxId),
-    /// The slot's directory and control group were removed, or a failure to remove them was logged. An error means that
-    /// its record could not be removed.
+    /// The slot's directory and cgroup were removed, or a failure to remove them was logged. An error means that its
+    /// record could not be removed.
     Cleaned(SandboxId, std::io::Result<()>),
-    /// A template was written to disk or not.
+    /// A template was written to disk, or writing it failed.
     Published(Published),
-    /// The files of a template are in its directory, or an error is the reason why not.
+    /// The files of a template are in its directory, or an error tells why not.
     FilesAdded(FilesAdded),
-    /// The names of templates were written to disk or not.
+    /// The names of templates were written to disk, or writing them failed.
     Renamed(Renamed),
     /// A TAP was released; these are its last counters.
     Released(Counters),
-    /// The memory of a template, whose files are in this directory, was loaded into huge pages and has this size, or
-    /// loading failed for this reason.
+    /// Loading the memory of a template into huge pages ended. The path has its files. The result is the size of the
+    /// copy, or the reason for the failure.
     Loaded(
         String,
         PathBuf,
         CopySize,
         Result<Arc<LoadedTemplate>, LoadFailed>,
     ),
-    /// The memory of the template with this id is stored as a diff, or stays whole.
+    /// The memory of the template with this id was stored as a diff, or `None` if it stays whole.
     Stored(String, std::io::Result<Option<Stored>>),
     /// The adoption of a sandbox ended, with its VMM's private memory in bytes if that could be read, or with the reason
     /// why the sandbox must end.
@@ -258,11 +259,11 @@ pub(crate) enum Report {
     Rebuilding(Arc<OwnedFd>),
     /// The examination or the rebuild of the template with this id ended.
     Rebuilt(String, Result<Outcome, String>),
-    /// Everything that the former server left was removed, or a failure was logged.
+    /// All leftovers of the previous server were removed, or a failure was logged.
     Swept,
-    /// What was found of former servers' cgroups.
+    /// The state of the cgroups of previous servers.
     ServersLeft(FormerServers),
-    /// The caller of a create or fork went away.
+    /// The caller of a create or fork disconnected.
     Unclaimed(SandboxId),
 }
 
@@ -280,7 +281,7 @@ pub(crate) struct Published {
 /// Why a template's memory was not loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LoadFailed {
-    /// The memory file could not be made from its diff, because the disk was full. It may not be full later.
+    /// The memory file could not be made from its diff, because the disk was full. A later attempt may succeed.
     NoSpace(String),
     Other(String),
 }

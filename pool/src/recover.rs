@@ -1,10 +1,10 @@
-//! Recovery when the pool opens. Reading the records is enough to make the slots: no VMM is asked anything yet, so the
-//! server answers at once, however many sandboxes there are. A running sandbox begins in [`Stage::Adopting`], and
-//! [`crate::work::adopt`] verifies it before its first request is served. Everything else that a killed server left is
-//! removed in the background ([`Leftovers`]), so nothing stays for long.
+//! Recovery when the pool opens. Slots are made from the records alone. No VMM is contacted yet, so the server accepts
+//! requests immediately, however many sandboxes there are. A running sandbox begins in [`Stage::Adopting`], and
+//! [`crate::work::adopt`] verifies it before its first request is served. Other leftovers of a killed server are
+//! removed in the background ([`Leftovers`]).
 //!
-//! The background work never touches a new slot: what it removes is listed here, before the first new slot exists, and
-//! the ids of slots are random.
+//! The background work never touches a new slot: its list is complete before the first new slot exists, and slot ids
+//! are random.
 
 use std::{
     collections::BTreeSet,
@@ -31,12 +31,12 @@ use crate::{
     vm::Vm,
 };
 
-/// Number of leftover directories that are removed at the same time. VMMs that do not answer are waited for.
+/// Number of leftover directories that are removed at the same time. Each may wait for an unresponsive VMM.
 const SWEPT_AT_ONCE: usize = 32;
 /// How long a killed process may take to exit.
 const END: Duration = Duration::from_secs(10);
 
-/// What a former server has left in the state directory.
+/// The leftovers of a previous server in the state directory.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) entries: Vec<(SandboxId, Entry)>,
@@ -44,16 +44,16 @@ pub(crate) struct Found {
     pub(crate) leftovers: Leftovers,
     /// The clocks to which the deadlines of the entries refer.
     pub(crate) clock: Clock,
-    /// Whether a record could not be read, so that what its sandbox needs is not known.
+    /// Whether a record could not be read, so that the files its sandbox needs are unknown.
     pub(crate) is_partial: bool,
 }
 
-/// Things of a former server that no sandbox needs.
+/// Leftovers of a previous server that no sandbox needs.
 #[derive(Debug, Default)]
 pub(crate) struct Leftovers {
-    /// Directories of warm slots, of unfinished and of lost sandboxes, with their VMMs.
+    /// Directories of warm, unfinished and lost slots, with their VMMs.
     slots: Vec<(SlotDir, Option<Vm>)>,
-    /// Control groups.
+    /// Cgroups.
     groups: Vec<String>,
     /// Directories of forks that had not started.
     forks: Vec<PathBuf>,
@@ -62,17 +62,18 @@ pub(crate) struct Leftovers {
 /// The outcome for one directory.
 enum Outcome {
     Alive(Box<Entry>),
-    /// A caller's sandbox cannot be recovered, for this reason. As it was, if its record could be read.
+    /// A caller's sandbox cannot be recovered, for this reason. Contains its previous state if the record could be
+    /// read.
     Lost(String, Option<Vm>, Option<Box<Sandbox>>),
     /// A caller's sandbox cannot be recovered, for this reason, but its files must not be removed.
     Kept(String),
     /// The slot had no owner or no record.
     Leftover(Option<Vm>),
-    /// A later release wrote the record, so nothing may be removed.
+    /// A newer release wrote the record, so nothing may be removed.
     Later(io::Error),
 }
 
-/// What a former server has left of a slot with a record.
+/// The leftovers of a slot that has a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Left {
     pub(crate) kept: Kept,
@@ -80,11 +81,11 @@ pub(crate) struct Left {
     pub(crate) vm: bool,
     /// The files of the recorded pause exist.
     pub(crate) files: bool,
-    /// Of a paused sandbox: there is a process, recorded or not, or a control group.
+    /// Whether a paused sandbox has a process, recorded or not, or a cgroup.
     pub(crate) rest: bool,
 }
 
-/// What becomes of a slot with a record.
+/// The fate of a slot that has a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It becomes a slot in this stage.
@@ -95,8 +96,8 @@ pub(crate) enum Fate {
     Remove,
 }
 
-/// Decides what becomes of a slot. A paused sandbox is usable at once, unless the former server was killed in a pause or
-/// a resume and left a process or a control group.
+/// Decides the fate of a slot. A paused sandbox is usable immediately, unless the previous server was killed during a
+/// pause or a resume and left a process or a cgroup.
 pub(crate) fn fate(left: Left) -> Fate {
     match left.kept {
         Kept::Nobody => Fate::Remove,
@@ -117,7 +118,7 @@ struct Recovery<'a> {
     now: Reading,
 }
 
-/// Reads the record of every sandbox's directory, and lists what must be removed.
+/// Reads the record in each sandbox directory, and lists what must be removed.
 ///
 /// # Errors
 /// Returns an error if the directory of sandboxes cannot be read or a thread cannot be started.
@@ -154,7 +155,7 @@ pub(crate) fn recover(
                 entries.push((id, *entry));
             }
             Outcome::Lost(why, vm, sandbox) => {
-                tracing::warn!(sandbox = %id, why, "a sandbox was lost while no server ran");
+                tracing::warn!(sandbox = %id, why, "sandbox was lost while no server ran");
                 slots.push((SlotDir::new(sandboxes, &id), vm));
                 recovered.lost.push((id, why));
                 recovered.former.extend(sandbox.map(|s| *s));
@@ -189,7 +190,11 @@ fn set_aside(dir: &SlotDir, why: String) -> String {
     match dir.set_aside() {
         Ok(to) => {
             let to = to.display();
-            tracing::error!(%why, files = %to, "a sandbox's record is damaged: its files were moved aside; recover what is needed from them, then delete them");
+            tracing::error!(
+                %why,
+                files = %to,
+                "a sandbox's record is damaged: its files were moved aside; recover what you need, then delete them"
+            );
             format!("{why}; its files are in {to}")
         }
         Err(error) => {
@@ -206,7 +211,7 @@ fn directories(sandboxes: &Path) -> io::Result<Vec<SandboxId>> {
         let name = file?.file_name();
         match name.to_str().and_then(|n| n.parse().ok()) {
             Some(id) => ids.push(id),
-            None => tracing::warn!(?name, "not a sandbox's directory: leaving it alone"),
+            None => tracing::warn!(?name, "ignoring a file that is not a sandbox's directory"),
         }
     }
     Ok(ids)
@@ -248,8 +253,8 @@ impl Recovery<'_> {
         let record = match dir.look(self.lifetime_of_note) {
             Contents::Record(record) => *record,
             Contents::Nothing => {
-                // The former server was killed either before it recorded the VMM, which then has no guest yet, or while
-                // it ended the sandbox.
+                // The previous server was killed either before it recorded the VMM, which then has no guest yet, or
+                // while it ended the sandbox.
                 tracing::info!(dir = %dir.path().display(), "removing a sandbox without a record");
                 return Outcome::Leftover(None);
             }
@@ -257,7 +262,7 @@ impl Recovery<'_> {
             Contents::Torn(why) if has_listener(&dir) => {
                 tracing::error!(
                     why,
-                    "a sandbox's record is damaged, and its VM runs: leaving both alone; repair the record and start the server again, or kill the VMM"
+                    "a sandbox's record is damaged and its VM runs: ignoring both; repair the record and restart the server, or kill the VMM"
                 );
                 return Outcome::Kept(why);
             }
@@ -270,7 +275,7 @@ impl Recovery<'_> {
             Contents::Unusable(why) => {
                 tracing::error!(
                     why,
-                    "cannot read a sandbox's record: leaving its directory alone; repair it and start the server again"
+                    "cannot read a sandbox's record: ignoring its directory; repair the record and restart the server"
                 );
                 return Outcome::Kept(why);
             }
@@ -304,8 +309,8 @@ impl Recovery<'_> {
         }
     }
 
-    /// Whether the files of a pause exist, and whether there is a process or a group beside them. A recorded VM needs no
-    /// search for others.
+    /// Whether the files of a pause exist, and whether a process or a cgroup exists as well. A recorded VM makes the
+    /// search for other processes unnecessary.
     fn beside(
         &self,
         id: &SandboxId,
@@ -342,7 +347,7 @@ impl Recovery<'_> {
                 sandbox = %id,
                 from = record.lifetime.end_at,
                 to = lifetime.end_at,
-                "the wall clock was set while no server ran: moving the sandbox's deadline by as much"
+                "the wall clock was set while no server ran: moving the sandbox's deadline by the same amount"
             );
         }
         Entry::recovered(Slot::recovered(stage, lifetime), dir, record, vm)
@@ -372,8 +377,8 @@ fn has_listener(dir: &SlotDir) -> bool {
 }
 
 impl Leftovers {
-    /// Ends the processes and removes the directories and control groups. A failure is logged, and the next server tries
-    /// again. Waits up to `patience` for each answer of a VMM.
+    /// Ends the processes and removes the directories and cgroups. Logs failures; the next server tries again. Waits up
+    /// to `patience` for each response of a VMM.
     pub(crate) fn sweep(self, groups: &Groups, patience: Duration) {
         let Self {
             slots,
@@ -383,11 +388,11 @@ impl Leftovers {
         let swept = in_parallel(&slots, SWEPT_AT_ONCE, |(dir, vm)| {
             end(dir, vm.as_ref(), patience);
             if let Err(error) = dir.remove() {
-                tracing::error!(dir = %dir.path().display(), %error, "cannot remove a sandbox's directory");
+                tracing::error!(dir = %dir.path().display(), %error, "cannot remove the sandbox's directory");
             }
         });
         if let Err(error) = swept {
-            tracing::error!(%error, "cannot start a thread to remove the leftovers of the former server");
+            tracing::error!(%error, "cannot start a thread to remove the leftovers of the previous server");
         }
         for name in names {
             sweep_group(groups, &name);
@@ -400,38 +405,38 @@ impl Leftovers {
     }
 }
 
-/// Ends the VMM of a slot, whether or not its process is in the record: the former server may have been killed between
-/// starting the process and recording it. There may be no VMM.
+/// Ends the VMM of a slot, if there is one, whether or not its process is recorded: the previous server may have been
+/// killed between starting the process and recording it.
 pub(crate) fn end(dir: &SlotDir, vm: Option<&Vm>, patience: Duration) {
     match vm {
         Some(vm) => {
             if let Err(error) = vm.stop(END) {
-                tracing::error!(dir = %dir.path().display(), %error, "a VMM does not exit after SIGKILL");
+                tracing::error!(dir = %dir.path().display(), %error, "VMM did not exit after SIGKILL");
             }
         }
         None => shut_down(dir, patience),
     }
 }
 
-/// Asks the VMM at this slot's control socket to exit, because its process id is not recorded.
+/// Requests the VMM at this slot's control socket to exit, because its process id is not recorded.
 fn shut_down(dir: &SlotDir, patience: Duration) {
     if let Ok(mut control) = ControlClient::connect(&dir.control(), Some(patience))
         && let Err(error) = control.shutdown()
     {
         let why = envd::guest_text(&model::chain(&error));
-        tracing::warn!(dir = %dir.path().display(), why, "a VMM does not answer the request to exit");
+        tracing::warn!(dir = %dir.path().display(), why, "VMM did not respond to the request to exit");
     }
 }
 
-/// Kills the processes in a group without a running sandbox, and removes the group.
+/// Kills the processes in a cgroup that has no running sandbox, and removes the cgroup.
 pub(crate) fn sweep_group(groups: &Groups, group: &str) {
     for pid in groups.processes(group) {
         let vm = ProcessName::of(pid).and_then(Vm::adopt);
         if let Some(Err(error)) = vm.map(|vm| vm.end(END)) {
-            tracing::error!(group, pid, %error, "a VMM does not exit after SIGKILL");
+            tracing::error!(group, pid, %error, "VMM did not exit after SIGKILL");
         }
     }
     if let Err(error) = groups.remove(group) {
-        tracing::error!(group, %error, "cannot remove a control group");
+        tracing::error!(group, %error, "cannot remove cgroup");
     }
 }

@@ -1,4 +1,4 @@
-//! The templates: their ids, names and files.
+//! Templates: their ids, names and files.
 //!
 //! ```text
 //! <installed>/<name>/manifest.json …      made elsewhere; the id is derived from the name
@@ -53,10 +53,10 @@ use names::{check_name, id_of_bytes, id_of_name, plain};
 use record::{Kept, name_vmm};
 
 const MAX_FILE: u64 = 1 << 20;
-/// The directory of a template's files, beside its record.
+/// The directory of a template's files, next to its record.
 pub(crate) const IMAGE: &str = "image";
 
-/// Whether a template's memory is loaded into huge pages. Clones start fastest from there.
+/// Whether a template's memory is loaded into huge pages, from which clones start fastest.
 #[derive(Clone, Debug)]
 pub(crate) enum Memory {
     /// Not loaded, because no fill has been needed yet.
@@ -72,12 +72,12 @@ pub(crate) enum Memory {
 /// How the memory of a template is stored on the disk.
 #[derive(Debug)]
 pub(crate) enum Storage {
-    /// Whole, and so it stays: the template is a diff or a disk, the pool did not make its files, or a diff of the memory
-    /// would not be smaller.
+    /// Stored whole permanently: the template is a diff or a disk, the pool did not make its files, or a diff of the
+    /// memory would not be smaller.
     Whole,
-    /// Whole since this time (CLOCK_MONOTONIC), and not compared with a base yet.
+    /// Stored whole since this time (CLOCK_MONOTONIC), and not yet compared with a base.
     New { since_ns: u64 },
-    /// As a diff. The memory file is made when a VM needs it.
+    /// Stored as a diff. The memory file is made when a VM needs it.
     Diff(Stored),
 }
 
@@ -90,30 +90,29 @@ pub(crate) struct Template {
     /// The directory of the base, if the template is a diff.
     pub(crate) base: Option<PathBuf>,
     pub(crate) boot: Option<BootFiles>,
-    /// Space of the layer on the host's disk, in bytes, the base's included.
+    /// Disk space of the layer on the host, in bytes, including its base.
     pub(crate) layer_bytes: u64,
     pub(crate) defaults: TemplateDefaults,
-    /// The VMM that made the template. Of a disk template the present one.
+    /// The VMM that made the template. For a disk template, the current VMM.
     pub(crate) vmm: VmmId,
-    /// Requests that warm up a clone before it becomes a warm slot. If there are none, the clone runs a command
-    /// instead.
+    /// Requests that warm up a clone before it becomes a warm slot. If empty, the clone runs a command instead.
     pub(crate) warm_up: Arc<[WarmUpRequest]>,
     pub(crate) memory: Memory,
     pub(crate) storage: Storage,
-    /// Space that the memory takes when it is loaded, in bytes.
+    /// Space that the memory occupies when loaded, in bytes.
     pub(crate) loaded_bytes: u64,
-    /// The copy that was loaded last. VMs may still use it after the template was unloaded.
+    /// The copy that was loaded last. VMs may still use it after the template has been unloaded.
     pub(crate) copy: Weak<LoadedTemplate>,
     pub(crate) supply: Supply,
-    /// The record in the state directory; `None` for an installed template.
+    /// The record in the state directory. `None` for an installed template.
     kept: Option<Kept>,
-    /// Where the template is installed, and its rebuild; `None` for other templates.
+    /// Directory and rebuild state of an installed template. `None` for other templates.
     pub(crate) rebuild: Option<Rebuild>,
-    /// Whether the template has the format of VMMs of this release.
+    /// Whether the template has the format of this release's VMM.
     is_ours: bool,
 }
 
-/// A template that [`Templates::keep`] has added, and what must be written to disk for it.
+/// A template that [`Templates::keep`] has added, and the records that must be written for it.
 #[derive(Debug)]
 pub(crate) struct NewTemplate {
     pub(crate) info: TemplateInfo,
@@ -123,7 +122,7 @@ pub(crate) struct NewTemplate {
     pub(crate) taken: TakenNames,
 }
 
-/// The origin of a new template. Files that the pool made are in the directory `image` of the template's own directory.
+/// The origin of a new template. Files that the pool made are in the subdirectory `image` of the template's directory.
 #[derive(Clone, Debug)]
 pub(crate) enum Origin {
     /// Files in a directory that the pool does not manage.
@@ -174,14 +173,14 @@ pub(crate) struct Templates {
     dir: PathBuf,
     store: Store,
     by_id: BTreeMap<String, Template>,
-    /// Whether a template could not be read, so that what it needs is not known.
+    /// Whether a template could not be read, so that the files it needs are unknown.
     is_partial: bool,
 }
 
 impl Templates {
     /// Reads the installed templates and those in the state directory, and keeps the VMMs that installed templates
-    /// carry. A template that this program cannot use is logged and left alone. A directory without a record, which a
-    /// killed server did not finish, is removed.
+    /// carry. Logs and ignores templates that this program cannot use. Removes directories without a record, which a
+    /// killed server left unfinished.
     pub(crate) fn open(
         dir: PathBuf,
         installed: Option<&Path>,
@@ -206,8 +205,8 @@ impl Templates {
         Ok(this)
     }
 
-    /// Leaves each name with the newest of the templates that have it. A crash of the host may have left a name with a
-    /// new template and with the one from which it was taken.
+    /// Assigns each name to the newest of the templates that have it. A crash of the host may have left a name both
+    /// with a new template and with its previous one.
     fn share_names(&mut self) {
         let mut kept: Vec<_> = self
             .by_id
@@ -225,7 +224,7 @@ impl Templates {
             }
             let written = template.record(&self.dir).map(|record| record.write());
             if let Some(Err(error)) = written {
-                tracing::error!(template = template.info.id, %error, "cannot write a template's record");
+                tracing::error!(template = template.info.id, %error, "cannot write the template's record");
             }
         }
     }
@@ -238,7 +237,7 @@ impl Templates {
         let read = rebuilt::choose(path, &id, self.store.images(), vmms).and_then(|(dir, vmm)| {
             let mut template = Template::read(&dir, id.clone(), &self.store)?;
             template.info.names = vec![name.to_owned()];
-            // The same for the template as it was installed and as it was rebuilt.
+            // Equal for the installed and the rebuilt template.
             template.warm_up = read_warm_up(path)?;
             Ok((vmm, template))
         });
@@ -313,7 +312,7 @@ impl Templates {
         let stored = stored.transpose()?.flatten();
         let mut template = match (kept.kind, kept.machine, &kept.boot) {
             (TemplateKind::Disk, Some(size), Some(boot)) => disk::read(&image, id, size, boot)?,
-            (TemplateKind::Disk, ..) => return Err("its record is not complete".to_owned()),
+            (TemplateKind::Disk, ..) => return Err("its record is incomplete".to_owned()),
             _ => {
                 let dir = kept.elsewhere.as_deref().unwrap_or(&image);
                 Template::read(dir, id.to_owned(), store)?
@@ -338,17 +337,17 @@ impl Templates {
     }
 
     /// The store against which a template is checked. A caller of the pool may add any directory `elsewhere`, so that
-    /// directory is allowed too.
+    /// directory is allowed as well.
     fn store_of(&self, elsewhere: Option<&Path>) -> Store {
         elsewhere.map_or_else(|| self.store.clone(), |dir| self.store.and(dir))
     }
 
-    /// Checks that a snapshot of a sandbox, in `dir`, names only files in the store, and finds them.
+    /// Checks that a snapshot of a sandbox, in `dir`, names only files in the store, and resolves them.
     pub(crate) fn check_snapshot(&self, dir: &Path) -> Result<Checked, String> {
         self.store.and(dir).check(dir)
     }
 
-    /// The store, and this directory.
+    /// The store, extended by this directory.
     pub(crate) fn store_with(&self, dir: &Path) -> Store {
         self.store.and(dir)
     }
@@ -387,7 +386,7 @@ impl Templates {
         })
     }
 
-    /// Draws the id of a new template and creates its directory. [`Templates::keep`] then adds the template.
+    /// Generates a random id for a new template and creates its directory. [`Templates::keep`] then adds the template.
     pub(crate) fn draft(&self) -> io::Result<(String, PathBuf)> {
         let id = id_of_bytes(&crate::host::random::<32>()?);
         let dir = self.dir.join(&id);
@@ -422,8 +421,8 @@ impl Templates {
         Ok(())
     }
 
-    /// Adds a template. Takes its names away from other templates. The caller must write the records that are
-    /// returned, and undo the addition by [`Templates::unpublish`] if that fails.
+    /// Adds a template. Removes its names from other templates. The caller must write the returned records, and undo
+    /// the addition with [`Templates::unpublish`] if that fails.
     pub(crate) fn keep(
         &mut self,
         id: &str,
@@ -458,16 +457,19 @@ impl Templates {
         })
     }
 
-    /// Forgets a template and returns its record, which the caller must remove. Returns `None` for an installed
-    /// template: its files stay, so the next [`Templates::open`] finds it again.
+    /// Removes a template from the table and returns its record, which the caller must delete. Returns `None` for an
+    /// installed template, whose files remain, so the next [`Templates::open`] finds it again.
     pub(crate) fn forget(&mut self, id: &str) -> Option<TemplateRecord> {
         self.by_id.remove(id)?.record(&self.dir)
     }
 
-    /// Lets new sandboxes of an installed template start from its rebuilt files in `dir`. Returns the former memory.
+    /// Makes new sandboxes of an installed template start from its rebuilt files in `dir`. Returns the previous memory.
     pub(crate) fn replace(&mut self, id: &str, dir: &Path, vmm: VmmId) -> Result<Memory, String> {
         let rebuilt = Template::read(dir, id.to_owned(), &self.store)?;
-        let template = self.by_id.get_mut(id).ok_or("it was removed meanwhile")?;
+        let template = self
+            .by_id
+            .get_mut(id)
+            .ok_or("it was removed during the rebuild")?;
         let TemplateInfo {
             memory,
             vcpus,
@@ -533,7 +535,7 @@ impl Template {
             warm_up: read_warm_up(&dir)?,
             loaded_bytes: match &base {
                 Some(_) => 0,
-                // At most all of it. An unreadable file is reported when it is loaded.
+                // At most all of the memory. An unreadable file is reported when it is loaded.
                 None => loaded_size(&dir).unwrap_or(manifest.memory.0),
             },
             memory: match &base {
@@ -569,8 +571,8 @@ impl Template {
         }
     }
 
-    /// The record with the present names; `None` for an installed template. `templates`: the directory of all kept
-    /// templates.
+    /// The record with the current names. `None` for an installed template. `templates` is the directory of all
+    /// templates in the state directory.
     fn record(&self, templates: &Path) -> Option<TemplateRecord> {
         let kept = Kept {
             names: self.info.names.clone(),
@@ -582,7 +584,7 @@ impl Template {
 }
 
 impl Template {
-    /// The files and directories that must stay as long as the template.
+    /// Files and directories that must exist as long as the template.
     pub(crate) fn needs(&self) -> Vec<PathBuf> {
         let mut needs = vec![self.dir.clone(), self.root.clone()];
         needs.extend(self.base.clone());
@@ -599,7 +601,7 @@ impl Template {
         installed.unwrap_or(&self.dir).clone()
     }
 
-    /// The origin of a copy of this template; `None` if it is not a built one.
+    /// The origin of a copy of this template. `None` if it is not a built one.
     pub(crate) fn origin_of_copy(&self) -> Option<Origin> {
         let kind = TemplateKind::Built;
         let source = self
@@ -621,7 +623,7 @@ impl Template {
         self.vmm = vmm;
     }
 
-    /// Lets the template use links to its files, so that it stays as it is when it is installed anew.
+    /// Makes the template use links to its files, which do not change when it is reinstalled.
     fn keep_files(&mut self, store: &Store) {
         let kept = store
             .check(&self.dir)
@@ -646,8 +648,7 @@ impl Template {
     }
 }
 
-/// Space of a template's files on the host's disk, without that of its root image, and without a memory file that was made
-/// from a diff.
+/// Disk space of a template's files, without its root image and without a memory file that was made from a diff.
 pub(crate) fn bytes_of(dir: &Path) -> model::Bytes {
     let is_diff = dir.join(memory_diff::NAME).is_file();
     let memory = if is_diff {
@@ -676,8 +677,7 @@ fn read_warm_up(dir: &Path) -> Result<Arc<[WarmUpRequest]>, String> {
     }
 }
 
-/// The files from which a VM boots on this root image. Returns `None` if one of these files is missing or not in the
-/// store.
+/// The files with which a VM boots from this root image. Returns `None` if one of them is missing or not in the store.
 fn boot_files(root: &Path, store: &Store) -> Option<BootFiles> {
     let files = Images::boot_files(root)?;
     Some(BootFiles {

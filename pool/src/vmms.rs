@@ -1,4 +1,4 @@
-//! The VMMs that the state directory needs.
+//! The VMMs that templates, pauses and running sandboxes need.
 //!
 //! ```text
 //! <state>/vmms/<SHA-256>/cube-vmm
@@ -7,8 +7,8 @@
 //! names its VMM by content, and the pool keeps a copy of each VMM that is named. New sandboxes get the VMM of their
 //! template; a sandbox keeps its VMM through pauses and forks; a cold boot uses the present VMM.
 //!
-//! What must never happen: a kept VMM is incomplete (it is written beside its place, synced, and renamed), is not the
-//! one that its name says (it is hashed before this server first starts it), or is removed while something names it.
+//! What must never happen: a kept VMM is incomplete (it is written to a temporary directory, synced, and renamed),
+//! differs from its name (it is hashed before this server first starts it), or is removed while something names it.
 
 pub(crate) mod unnamed;
 
@@ -29,7 +29,7 @@ use crate::durable::{DRAFT, name_content, private_dir, read_bounded};
 
 /// File name of a kept VMM, and of the VMM that a template carries.
 pub(crate) const PROGRAM: &str = "cube-vmm";
-/// Longest program that is kept, in bytes.
+/// Maximum size of a program, in bytes.
 const MAX_PROGRAM: u64 = 512 << 20;
 
 /// The SHA-256 of a `cube-vmm`.
@@ -50,7 +50,7 @@ impl VmmId {
 }
 
 impl Default for VmmId {
-    /// The SHA-256 of an empty file, which no VMM has.
+    /// The SHA-256 of an empty file, which is never a VMM.
     fn default() -> Self {
         Self::of(b"")
     }
@@ -80,44 +80,46 @@ impl fmt::Display for VmmId {
     }
 }
 
-/// Whether `text` has 64 lower-case hex digits. Texts that become parts of paths are checked with this function.
+/// Whether `text` consists of 64 lower-case hex digits. Every text that becomes part of a path is checked with this
+/// function.
 pub(crate) fn is_sha256(text: &str) -> bool {
     let is_digit = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
     text.len() == 64 && text.bytes().all(is_digit)
 }
 
-/// A kept VMM. Its program may be removed when nothing names the VMM any more.
+/// A kept VMM. Its program may be removed when nothing names the VMM any longer.
 #[derive(Clone, Debug)]
 pub(crate) struct Vmm {
     pub(crate) id: VmmId,
     path: PathBuf,
     is_checked: Arc<OnceLock<()>>,
-    /// Whether it is the present one, which came with this server.
+    /// Whether it is the current VMM, which came with this server.
     is_current: bool,
 }
 
 impl Vmm {
-    /// Whether the program joins control groups by itself. Those of earlier releases may not.
+    /// Whether the program joins cgroups by itself. Older releases may not do so.
     pub(crate) fn joins_groups(&self) -> bool {
         self.is_current
     }
 
-    /// The program, whose content may not have been compared yet.
+    /// The program, whose content may not have been verified yet.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The program, after its content was compared with the id. Blocks while the program is hashed for the first time.
+    /// The program, after its content has been compared with the id. Blocks while the program is hashed for the first
+    /// time.
     ///
     /// # Errors
-    /// Returns an error if the program cannot be read or has another content.
+    /// Returns an error if the program cannot be read or its content differs.
     pub(crate) fn program(&self) -> io::Result<&Path> {
         if self.is_checked.get().is_none() {
             let found = VmmId::of(&read_bounded(&self.path, MAX_PROGRAM)?);
             if found != self.id {
                 let path = self.path.display();
                 let why = format!(
-                    "{path} is damaged: its SHA-256 is {found}; replace it by the cube-vmm of this SHA-256"
+                    "{path} is damaged: its SHA-256 is {found}; replace it with the cube-vmm of this SHA-256"
                 );
                 return Err(io::Error::other(why));
             }
@@ -136,8 +138,8 @@ pub(crate) struct Vmms {
 }
 
 impl Vmms {
-    /// Finds the kept VMMs, and keeps `configured`, which becomes the present VMM. Removes incomplete copies: no other
-    /// server makes one, because this server holds the lock of the state directory.
+    /// Finds the kept VMMs, and keeps `configured`, which becomes the current VMM. Removes incomplete copies. No other
+    /// server can be writing one, because this server holds the lock of the state directory.
     ///
     /// # Errors
     /// Returns an error if `configured` cannot be read or kept, or the directory cannot be read.
@@ -163,7 +165,7 @@ impl Vmms {
             kept,
         };
         this.current = this.keep(configured)?;
-        // The present VMM is needed for certain, so a damaged copy is replaced.
+        // The current VMM is certainly needed, so a damaged copy is replaced.
         if let Some(vmm) = this.kept.get(&this.current).cloned()
             && let Err(error) = vmm.program()
         {
@@ -175,10 +177,10 @@ impl Vmms {
         Ok(this)
     }
 
-    /// Keeps a copy of a program, and returns its id.
+    /// Keeps a copy of a program and returns its id.
     ///
     /// # Errors
-    /// Returns an error if the program cannot be read or is too long, or the copy cannot be written.
+    /// Returns an error if the program cannot be read or is too large, or the copy cannot be written.
     pub(crate) fn keep(&mut self, program: &Path) -> io::Result<VmmId> {
         let id = copy(program, &self.dir)?;
         if !self.kept.contains_key(&id) {
@@ -192,15 +194,15 @@ impl Vmms {
         &self.dir
     }
 
-    /// The VMM for everything new.
+    /// The VMM for all new VMs.
     pub(crate) fn current(&self) -> &VmmId {
         &self.current
     }
 
-    /// The kept VMM of this id. Finds also one that was put into the directory since the pool was opened.
+    /// The kept VMM with this id. Also finds one that was put into the directory after the pool had been opened.
     ///
     /// # Errors
-    /// Returns a message for people if the VMM is not kept.
+    /// Returns a readable message if the VMM is not kept.
     pub(crate) fn get(&mut self, id: &VmmId) -> Result<Vmm, String> {
         if let Some(vmm) = self.kept.get(id) {
             return Ok(self.marked(vmm));
@@ -223,13 +225,13 @@ impl Vmms {
         }
     }
 
-    /// Whether VMMs besides the present one are kept.
+    /// Whether VMMs other than the current one are kept.
     pub(crate) fn has_former(&self) -> bool {
         self.kept.len() > 1
     }
 
-    /// Forgets the VMMs that are neither the present one nor in `used`, and returns their directories, which the caller
-    /// must remove.
+    /// Removes the VMMs from the table that are neither the current one nor in `used`, and returns their directories,
+    /// which the caller must delete.
     pub(crate) fn take_unused(&mut self, used: &BTreeSet<VmmId>) -> Vec<PathBuf> {
         let (dir, current) = (&self.dir, &self.current);
         let is_used = |id: &VmmId| id == current || used.contains(id);
@@ -240,11 +242,11 @@ impl Vmms {
     }
 }
 
-/// Copies a program into the directory of all VMMs, unless it is there, and returns its id. A job may do so: [`Vmms::get`] finds
-/// the copy.
+/// Copies a program into the directory of all VMMs, unless it is already there, and returns its id. Jobs may call this:
+/// [`Vmms::get`] finds the copy.
 ///
 /// # Errors
-/// Returns an error if the program cannot be read or is too long, or the copy cannot be written.
+/// Returns an error if the program cannot be read or is too large, or the copy cannot be written.
 pub(crate) fn copy(program: &Path, dir: &Path) -> io::Result<VmmId> {
     let named = |e: io::Error| {
         let why = format!("cannot keep a copy of {}: {e}", program.display());
@@ -352,7 +354,7 @@ mod tests {
         let why = vmms.get(&other).unwrap().program().unwrap_err();
         assert!(why.to_string().contains("is damaged"), "{why}");
 
-        // The present VMM is copied again.
+        // The current VMM is copied again.
         let path = dir.join(id.as_str()).join(PROGRAM);
         fs::remove_file(&path).unwrap();
         fs::write(&path, "rele").unwrap();

@@ -1,5 +1,5 @@
-//! The jobs that the driver starts, each for one slot. All jobs block and run on threads, except [`lease::serve`],
-//! which runs on a task. A job that fails kills every process that it started.
+//! Jobs started by the driver, each for one slot. All jobs block and run on threads, except [`lease::serve`], which
+//! runs on a task. A failed job kills every process that it has started.
 
 pub(crate) mod adopt;
 pub(crate) mod base;
@@ -38,7 +38,7 @@ use crate::{
     record::Record,
 };
 
-/// Set when the pool closes: jobs that may take long end then.
+/// Set when the pool closes, to end jobs that may take long.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stop(Arc<AtomicBool>);
 
@@ -52,16 +52,16 @@ impl Stop {
     }
 
     /// # Errors
-    /// Returns an error if the pool closes.
+    /// Returns an error if the pool is closing.
     pub(crate) fn go_on(&self) -> io::Result<()> {
         if self.is_set() {
-            Err(io::Error::other("the server stops"))
+            Err(io::Error::other("the server is stopping"))
         } else {
             Ok(())
         }
     }
 
-    /// The outcome of a job. A job that fails when it is stopped has found nothing wrong.
+    /// The outcome of a job. Errors of a job that was told to stop are not reported as failures.
     pub(crate) fn outcome<T>(&self, outcome: Result<T, PoolError>) -> Result<T, PoolError> {
         outcome.map_err(|error| {
             if self.is_set() {
@@ -76,7 +76,7 @@ impl Stop {
 /// Errors of jobs.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkError {
-    /// Failed I/O: on a file, a control group or a socket.
+    /// An I/O error of a file, a cgroup or a socket.
     #[error("{0}")]
     Io(&'static str, #[source] io::Error),
     /// A request to the VMM failed.
@@ -85,15 +85,15 @@ pub(crate) enum WorkError {
     /// A request to a server in the guest, usually the agent, failed.
     #[error("{0}")]
     Agent(&'static str, #[source] ClientError),
-    /// The guest gave an unexpected answer, which is escaped by [`guest_text`].
+    /// The guest gave an unexpected response, which is escaped by [`guest_text`].
     #[error("the guest answered \"{0}\"")]
     Answer(String),
     /// The agent sent data before it got a request.
     #[error("the guest agent sent data before a request")]
     Early,
-    #[error("no answer within {0:?}")]
+    #[error("no response within {0:?}")]
     Timeout(Duration),
-    /// The files that a sandbox starts from, or its network, do not allow the operation.
+    /// The files or the network of a sandbox do not allow the operation.
     #[error("{0}")]
     Image(String),
     #[error("{0}")]
@@ -113,7 +113,7 @@ impl WorkError {
         }
     }
 
-    /// The error that callers of the pool get. `what` is the failed operation.
+    /// The error for callers of the pool. `what` is the failed operation.
     pub(crate) fn into_pool(self, what: &'static str, id: &SandboxId) -> PoolError {
         match &self {
             Self::Control(_, ControlError::Refused(failure)) => match failure.kind {
@@ -152,7 +152,7 @@ impl WorkError {
     }
 }
 
-/// The identity that the guest gets.
+/// The identity that the guest receives.
 #[derive(Clone, Debug)]
 pub(crate) enum NewIdentity {
     /// A new host name, which is the sandbox's id, and a new machine id.
@@ -161,8 +161,8 @@ pub(crate) enum NewIdentity {
     Keep,
 }
 
-/// The body of `POST /init` for the sandbox of this record, with fresh entropy and the present time. Without a TAP, the
-/// guest turns its network card off. `authority`: [`crate::PoolConfig::ca_bundle`].
+/// The body of `POST /init` for the sandbox of this record, with fresh entropy and the current time. Without a TAP, the
+/// guest turns its network card off. `authority` comes from [`crate::PoolConfig::ca_bundle`].
 pub(crate) fn init_request(
     identity: &NewIdentity,
     record: &Record,
@@ -182,12 +182,12 @@ pub(crate) fn init_request(
         entropy: Some(host::hex(&host::random::<32>()?)),
         timestamp: Some(Timestamp::from_unix_ns(host::unix_ns())),
         env_vars,
-        // An empty token removes any token that the guest still requires from its template or snapshot.
+        // An empty token removes a token that the guest has from its template or snapshot.
         access_token: Some(record.init.access_token.clone().unwrap_or_default()),
         network: Some(record.tap.is_some()),
         default_user: record.defaults.user.clone(),
         default_workdir: record.defaults.workdir.clone(),
-        // An empty text removes what a snapshot of a sandbox with rules has brought along.
+        // An empty text removes the bundle from a snapshot of a sandbox with rules.
         ca_bundle: authority.map(|pem| match record.policy.ruled.as_slice() {
             [] => String::new(),
             [_, ..] => pem.to_owned(),
@@ -195,13 +195,13 @@ pub(crate) fn init_request(
     })
 }
 
-/// Connects to the agent. The client rejects answers that exceed [`AnswerLimits::CONTROL`].
+/// Connects to the agent. The client rejects responses that exceed [`AnswerLimits::CONTROL`].
 pub(crate) fn connect_agent(vsock: &Path, timeout: Duration) -> Result<EnvdClient, WorkError> {
     connect(vsock, ENVD_PORT, timeout)
         .map_err(|e| WorkError::Agent("connect to the guest agent", e))
 }
 
-/// Connects to any server in the guest by its vsock port.
+/// Connects to a server in the guest by its vsock port.
 pub(crate) fn connect(
     vsock: &Path,
     port: u16,

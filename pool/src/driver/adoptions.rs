@@ -1,4 +1,4 @@
-//! The adoption of sandboxes that a former server left: their order, and how many are verified at the same time.
+//! Adopts the sandboxes of the previous server: their order, and how many are verified at the same time.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -15,23 +15,23 @@ use crate::{
     work::adopt::{AdoptPausedPlan, AdoptPlan},
 };
 
-/// A job that takes longer than this waits for a VMM that does not answer. Another job then begins beside it, so that
-/// such VMMs do not delay the adoption of others.
+/// A job that takes longer than this waits for an unresponsive VMM. Another job then begins, so that such VMMs do not
+/// delay other adoptions.
 const PROMPT: Duration = Duration::from_millis(100);
 /// Maximum number of jobs, each of which holds a thread.
 const MAX_JOBS: usize = 256;
 
-/// Why a sandbox is adopted before others. The first one comes first.
+/// Priority of a sandbox in the order of adoptions, highest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    /// It was killed, so its job ends without having begun. This needs no place.
+    /// The sandbox was killed. Its job ends without having begun and takes no place.
     Killed,
-    /// A request waits for it.
+    /// A request waits for the sandbox.
     Requested,
     Any,
 }
 
-/// The place of a sandbox in the order of adoptions: its rank, and a number that rises with each change of a rank.
+/// Position of a sandbox in the order of adoptions: its rank, and a number that increases with each change of rank.
 type Turn = (Rank, u64);
 
 #[derive(Debug)]
@@ -39,16 +39,16 @@ pub(super) struct Adoptions {
     pending: BTreeMap<Turn, SandboxId>,
     turns: HashMap<SandboxId, Turn>,
     next_number: u64,
-    /// When each job under way began, in CLOCK_MONOTONIC.
+    /// Start time of each job under way, in CLOCK_MONOTONIC nanoseconds.
     begun: HashMap<SandboxId, u64>,
-    /// Those jobs that only wait for an answer of a VMM.
+    /// Jobs that only wait for a VMM to respond.
     asking: HashSet<SandboxId>,
     /// Maximum number of jobs that have just begun.
     parallel: usize,
     /// Set until the sweep begins.
     leftovers: Option<Leftovers>,
     is_sweeping: bool,
-    /// No job begins any more: the next server adopts the rest.
+    /// No further job begins: the next server adopts the rest.
     is_stopped: bool,
 }
 
@@ -78,7 +78,7 @@ impl Adoptions {
         self.turns.insert(id, turn);
     }
 
-    /// Moves a sandbox whose adoption has not begun before those of lower ranks.
+    /// Raises the rank of a sandbox whose adoption has not begun.
     fn advance(&mut self, id: &SandboxId, rank: Rank) {
         if self.turns.get(id).is_some_and(|turn| rank < turn.0)
             && let Some(id) = self.leave(id)
@@ -92,18 +92,18 @@ impl Adoptions {
         self.pending.remove(&turn)
     }
 
-    /// A request waits for this sandbox.
+    /// Records that a request waits for this sandbox.
     pub(super) fn requested(&mut self, id: &SandboxId) {
         self.advance(id, Rank::Requested);
     }
 
-    /// This sandbox was killed.
+    /// Records that this sandbox was killed.
     pub(super) fn killed(&mut self, id: &SandboxId) {
         self.advance(id, Rank::Killed);
     }
 
-    /// Takes the sandbox to adopt next: one that was killed before its turn, else the one that a request has waited for
-    /// longest, else any. `None` if none is left or none may begin now.
+    /// Takes the sandbox to adopt next: first killed ones, then the one that a request has waited for longest, then any
+    /// other. `None` if none is left or none may begin now.
     fn next(&mut self, now_ns: u64) -> Option<SandboxId> {
         if self.is_stopped {
             return None;
@@ -124,12 +124,12 @@ impl Adoptions {
         self.begun.values().filter(is_prompt).count()
     }
 
-    /// Whether sandboxes are being adopted that are not known to be silent. Work that nobody waits for then yields.
+    /// Whether a sandbox is being adopted whose VMM is not known to be unresponsive. Background work then yields.
     pub(super) fn is_urgent(&self, now_ns: u64) -> bool {
         !self.pending.is_empty() || self.prompt(now_ns) > 0
     }
 
-    /// Whether everything that the former server left has been removed.
+    /// Whether the previous server's leftovers have been removed.
     pub(super) fn is_swept(&self) -> bool {
         self.leftovers.is_none() && !self.is_sweeping
     }
@@ -138,13 +138,13 @@ impl Adoptions {
         self.is_sweeping
     }
 
-    /// Leaves what has not begun to the next server.
+    /// Begins no further adoption: the rest is left to the next server.
     pub(super) fn stop(&mut self) {
         self.is_stopped = true;
         self.leftovers = None;
     }
 
-    /// Whether no job changes anything any more. A job that waits for a VMM may go on beside the next server.
+    /// Whether no job can change anything. A job that waits for a VMM may overlap with the next server.
     pub(super) fn is_idle(&self) -> bool {
         self.begun.keys().all(|id| self.asking.contains(id))
     }
@@ -174,7 +174,7 @@ impl Adoptions {
 }
 
 impl Driver {
-    /// Begins as many adoptions as may run now; once none is urgent, begins to remove what else was left.
+    /// Begins as many adoptions as may run now. Once none is urgent, begins to remove other leftovers.
     pub(super) fn adopt(&mut self) {
         let now_ns = host::monotonic_ns();
         while let Some(id) = self.adoptions.next(now_ns) {
@@ -235,7 +235,7 @@ impl Driver {
                 Event::Adopted
             }
             Err(why) => {
-                tracing::warn!(sandbox = %id, why, "cannot adopt a sandbox of the former server: ending it");
+                tracing::warn!(sandbox = %id, why, "cannot adopt the previous server's sandbox: ending it");
                 if entry.slot.stage == Stage::Adopting {
                     entry.died.get_or_insert(why);
                 }
@@ -276,18 +276,18 @@ mod tests {
         assert_eq!(adoptions.next(0), Some(id(5)));
         assert_eq!(adoptions.next(0), Some(id(0)));
         assert_eq!(adoptions.next(0), None);
-        // The job waits for a VMM that does not answer.
+        // The job waits for an unresponsive VMM.
         let later = u64::try_from(PROMPT.as_nanos()).unwrap();
         let order: Vec<_> = std::iter::from_fn(|| adoptions.next(later)).collect();
         assert_eq!(order, [id(2), id(1), id(3)]);
-        // Their adoption has begun, so they have no turn any more.
+        // Their adoption has begun, so they have left the queue.
         adoptions.requested(&id(2));
         adoptions.killed(&id(4));
         assert_eq!(adoptions.next(later), None);
         assert!(!adoptions.is_urgent(later));
     }
 
-    /// The order by its definition: the smallest rank, then the earliest change of the rank.
+    /// A reference implementation of the order: smallest rank first, then the earliest change of rank.
     #[derive(Default)]
     struct Model(Vec<(Rank, SandboxId)>);
 

@@ -1,4 +1,4 @@
-//! The list of templates: what is added, named and removed. [`super::making`] makes templates.
+//! The list of templates: adding, naming and removing them. [`super::making`] makes templates.
 
 use std::path::{Path, PathBuf};
 
@@ -45,7 +45,7 @@ impl Driver {
         }
     }
 
-    /// Draws the id of a template whose files are in `dir`. Returns it with the resolved directory.
+    /// Generates a random id for a template whose files are in `dir`. Returns it with the canonical directory.
     fn draft_template(&self, dir: &Path, names: &[String]) -> Result<(String, PathBuf), PoolError> {
         let failed = |e: std::io::Error| PoolError::Failed {
             what: "add a template",
@@ -60,7 +60,7 @@ impl Driver {
         Ok((id, dir))
     }
 
-    /// Writes a new template to disk and then answers; after an error, removes the template's directory.
+    /// Writes a new template to disk, then responds. On error, removes the template's directory.
     pub(super) fn publish(
         &mut self,
         id: &str,
@@ -112,7 +112,7 @@ impl Driver {
         self.rename(renamed, answer);
     }
 
-    /// Writes a change of names to disk and then answers.
+    /// Writes renamed templates to disk, then responds.
     fn rename(&mut self, renamed: Result<templates::Renamed, PoolError>, answer: Answer<()>) {
         match renamed {
             Ok(renamed) => {
@@ -164,8 +164,7 @@ impl Driver {
         });
     }
 
-    /// Returns a description of another template or a sandbox that needs the template's files in `dir`; `None` if there
-    /// is none.
+    /// Describes another template or a sandbox that needs the template's files in `dir`. `None` if there is none.
     fn user_of(&self, dir: &Path) -> Option<String> {
         if let Some(other) = self.templates.built_on(dir).first() {
             return Some(format!("template {other} builds on it"));
@@ -177,7 +176,7 @@ impl Driver {
             .map(|(id, _)| format!("sandbox {id} is paused on it"))
     }
 
-    /// The directory of the template that a sandbox's pause is a diff of, if it is one.
+    /// The directory of the template that the sandbox's pause is a diff of, if it is a diff.
     fn base_of_pause(&self, entry: &Entry) -> Option<PathBuf> {
         let manifest = Manifest::read(&entry.dir.pause()).ok()?;
         Some(self.templates.images().base(&manifest.base?))

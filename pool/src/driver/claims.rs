@@ -1,4 +1,4 @@
-//! Sandboxes that other servers can have too: their claims, and the files that move.
+//! Sandboxes that several servers can run: their claims, and the files that move.
 
 use std::{
     fs::File,
@@ -32,7 +32,8 @@ use crate::{
 const WRITE: &str = "write the sandbox's record";
 
 impl Driver {
-    /// Sets a claim. Of a running sandbox at once, as a policy; of a paused one by a job, because it is synced.
+    /// Sets a claim. For a running sandbox this happens immediately, as for a policy. For a paused one a job does it,
+    /// because the record is synced.
     pub(super) fn set_claim(&mut self, id: &SandboxId, request: SandboxRequest) {
         let Some(entry) = self.slots.get_mut(id) else {
             return request.refuse(PoolError::not_found(id));
@@ -94,7 +95,7 @@ impl Driver {
         }
     }
 
-    /// Answers what a sandbox needs at another server.
+    /// Responds with the files that a sandbox needs on another server.
     pub(super) fn pause_needs(&mut self, id: &SandboxId, answer: Answer<PauseNeeds>) {
         match self.needs_plan(id) {
             Err(why) => drop(answer.send(Err(why))),
@@ -141,7 +142,7 @@ impl Driver {
         match plan {
             Err(why) => drop(answer.send(Err(why))),
             Ok(plan) => {
-                // A memory file that is made from a diff stays until it is open.
+                // A memory file made from a diff is kept until it has been opened.
                 self.publishing += 1;
                 let restorer = self.jobs.restorer();
                 self.jobs.run(move || {
@@ -194,7 +195,7 @@ impl Driver {
             self.held.extend(held.map(|held| (dir, held)));
             is_here
         });
-        // A base that has just arrived, and is not held, is of no use.
+        // A base that has just arrived and is not held is unused.
         self.images_may_be_unused |= is_here.is_err();
         let _ = answer.send(is_here);
     }
@@ -260,7 +261,7 @@ impl Driver {
             host_boot_id: self.host_boot_id.clone(),
             stop: self.stopping.jobs.clone(),
         };
-        // What the sandbox needs is in no record yet.
+        // No record names the files yet that the sandbox needs.
         self.publishing += 1;
         self.jobs.run(move || Report::Taken(id, plan.run(), answer));
     }
@@ -281,11 +282,11 @@ impl Driver {
     }
 
     fn arrived(&mut self, id: SandboxId, record: Record) {
-        // The job may have kept it again. As long as a record names it, it is not removed.
+        // The job may have kept the VMM again. It is not removed as long as a record names it.
         if let Some(vmm) = &record.vmm_id {
             let _ = self.vmms.get(vmm);
         }
-        // The job has checked it.
+        // The job has checked this.
         let Kept::Paused(mode) = record.kept else {
             return;
         };
@@ -301,7 +302,7 @@ impl Driver {
     }
 }
 
-/// Whether a base that is not here can be fetched and checked.
+/// Whether a base that is missing here can be fetched and checked.
 fn can_fetch(needs: &PauseNeeds, gives: GivesBase) -> Result<(), String> {
     let (base, kind, format) = (&needs.base, needs.kind, needs.format);
     match (gives, kind, format) {

@@ -1,4 +1,4 @@
-//! The copies of templates' memory in huge pages.
+//! Copies of templates' memory in huge pages.
 
 use std::sync::{Arc, Weak};
 
@@ -7,16 +7,16 @@ use vmm_control::template::LoadedTemplate;
 /// The size of a copy, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CopySize {
-    /// The most that it can take: holes of the file may be filled.
+    /// Upper bound of its memory: holes of the file may be filled.
     pub(crate) length: u64,
-    /// What it takes.
+    /// Memory that it uses now.
     pub(crate) taken: u64,
 }
 
-/// Copies that are being made, and those that a template or a VM uses.
+/// Copies that are being made, and copies that a template or a VM uses.
 #[derive(Debug)]
 pub(super) struct Copies<T = LoadedTemplate> {
-    /// The sizes of those that are being made.
+    /// Sizes of the copies that are being made.
     under_way: Vec<CopySize>,
     made: Vec<(Weak<T>, CopySize)>,
 }
@@ -35,7 +35,7 @@ impl<T> Copies<T> {
         self.under_way.push(size);
     }
 
-    /// Records the end of a load, and the copy that it has made.
+    /// Records the end of a load, and the copy that it made, if any.
     pub(super) fn ended(&mut self, size: CopySize, copy: Option<&Arc<T>>) {
         if let Some(at) = self.under_way.iter().position(|other| *other == size) {
             self.under_way.swap_remove(at);
@@ -54,12 +54,12 @@ impl<T> Copies<T> {
         self.sizes().map(|size| size.taken).sum()
     }
 
-    /// The most memory that all copies can take, in bytes.
+    /// Upper bound of the memory of all copies, in bytes.
     pub(super) fn length(&self) -> u64 {
         self.sizes().map(|size| size.length).sum()
     }
 
-    /// Memory of the copies that exist and are among these, in bytes.
+    /// Memory of the existing copies that `is_among` selects, in bytes.
     pub(super) fn taken_by(&self, is_among: impl Fn(*const T) -> bool) -> u64 {
         self.made(is_among).map(|size| size.taken).sum()
     }
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn each_load_under_way_and_each_copy_in_use_counts() {
         let mut copies = Copies::default();
-        // The template of the first load is removed meanwhile, and another one is loaded.
+        // The template of the first load is removed during the load, and another one is loaded.
         copies.begun(size(100));
         copies.begun(size(30));
         assert_eq!((copies.taken(), copies.length()), (130, 2 * 130));

@@ -1,5 +1,5 @@
-//! Warm stock by demand: counts creates, divides the budget, ends the slots that a template has beyond its share, and
-//! loads and unloads templates. [`crate::policy`] decides all of it.
+//! Warm stock by demand: counts creates, divides the budget, ends slots beyond a template's share, and loads and
+//! unloads templates. [`crate::policy`] makes all decisions.
 
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
@@ -20,15 +20,15 @@ use crate::{
     templates::{Memory, Template},
 };
 
-/// The budget is divided at most this often.
+/// Minimum interval between two divisions of the budget.
 const INTERVAL: Duration = Duration::from_millis(100);
 
 /// The addresses of copies.
 type CopiesInUse = BTreeSet<*const LoadedTemplate>;
 
 impl Driver {
-    /// Counts a create that a warm slot serves or could have served. Counts no request that is refused: its caller may
-    /// try again any number of times.
+    /// Counts a create that a warm slot serves or could have served. Refused requests are not counted, because a caller
+    /// may repeat them any number of times.
     pub(super) fn count_create(&mut self, pending: &Pending) {
         let Want::New {
             spec,
@@ -47,8 +47,7 @@ impl Driver {
         }
     }
 
-    /// Records that a caller got a sandbox of a template. The memory of the template's base is then used,
-    /// too: clones map it.
+    /// Records a use of a template, and of its base, whose memory its clones map.
     pub(super) fn template_used(&mut self, id: &str) {
         let now_ns = Some(host::monotonic_ns());
         let Some(template) = self.templates.get_mut(id) else {
@@ -63,7 +62,8 @@ impl Driver {
         }
     }
 
-    /// Records that a slot of a template has become warm. `private` is its memory in bytes, `took` the time of the fill.
+    /// Records that a slot of a template has become warm. `private` is its memory in bytes, `took` the duration of the
+    /// fill.
     pub(super) fn became_warm(&mut self, id: &str, private: u64, took: Duration) {
         self.memory.became_warm(id, private);
         let warm = self.stock.len(id);
@@ -77,7 +77,7 @@ impl Driver {
         }
     }
 
-    /// Divides the budget of the stock, if something has changed since the last time.
+    /// Divides the budget of the warm stock, if something has changed since the last division.
     pub(super) fn divide(&mut self, now_ns: u64) {
         let since = now_ns.saturating_sub(self.stock.divided_ns);
         if !self.stock.has_changed || u128::from(since) < INTERVAL.as_nanos() {
@@ -90,7 +90,7 @@ impl Driver {
         self.stock.present = self.stock.budget.within(held, room.surplus());
         let in_use = self.copies_in_use();
         let claims = self.claims(&in_use, now_ns);
-        // No decision about the stock frees these copies.
+        // No decision about the warm stock frees these copies.
         let taken = self.jobs.copies.taken_by(|copy| in_use.contains(&copy));
         let shares = policy::divide(self.stock.present.beside(taken), &claims);
         let mut give_back = Vec::new();
@@ -113,20 +113,20 @@ impl Driver {
         }
     }
 
-    /// Ends the warm slots of a template beyond its share. `wanted`: what it would have of a larger budget.
+    /// Ends the warm slots of a template beyond its share. `wanted` is its share of an unlimited budget.
     fn end_surplus(&mut self, id: &str, wanted: u32, share: u32) {
         for slot in self.stock.surplus(id, share) {
             let why = if self.stock.len(id) > wanted {
                 "the demand for its template has fallen"
             } else {
-                "the budget has no room for it beside the slots and templates that are used more"
+                "the budget has no room for it next to slots and templates that are used more"
             };
             tracing::debug!(template = id, sandbox = %slot, why, "ending a warm slot");
             self.end(&slot);
         }
     }
 
-    /// What each template would have of the budget, in the order of [`crate::templates::Templates::iter`].
+    /// The claim of each template on the budget, in the order of [`crate::templates::Templates::iter`].
     fn claims(&self, in_use: &CopiesInUse, now_ns: u64) -> Vec<Claim> {
         let filling = stock::filling(&self.slots);
         let idle = self.config.idle;
@@ -166,7 +166,7 @@ impl Driver {
             .collect()
     }
 
-    /// Memory that one more warm slot of a template is expected to have.
+    /// Expected memory of one more warm slot of a template.
     pub(super) fn slot_bytes(&self, id: &str) -> u64 {
         let warm = self
             .stock
@@ -175,7 +175,7 @@ impl Driver {
         self.memory.need(id).slot(warm)
     }
 
-    /// What the stock has of its budget.
+    /// The part of the budget that the warm stock uses.
     pub(super) fn held(&self) -> Held {
         let mut held = Held::default();
         for entry in self.slots.values() {
@@ -191,7 +191,7 @@ impl Driver {
         held
     }
 
-    /// Starts to copy a template's memory into huge pages. Takes a copy that VMs still use, if there is one.
+    /// Starts to copy a template's memory into huge pages. Reuses a copy that VMs still map, if there is one.
     pub(super) fn load(&mut self, id: &str) {
         let Some(template) = self.templates.get_mut(id) else {
             return;
@@ -204,13 +204,17 @@ impl Driver {
         template.memory = match self.jobs.load(id.to_owned(), dir, template.loaded_bytes) {
             Ok(()) => Memory::Loading,
             Err(error) => {
-                tracing::error!(template = id, %error, "cannot load the template: its clones read it from the disk");
+                tracing::error!(
+                    template = id,
+                    %error,
+                    "cannot load the template into huge pages: its clones read it from disk"
+                );
                 Memory::Unloadable
             }
         };
     }
 
-    /// The end of a load of the files in `dir`.
+    /// Handles the end of a load of the files in `dir`.
     pub(super) fn loaded(
         &mut self,
         id: &str,
@@ -233,7 +237,7 @@ impl Driver {
                             template = id,
                             why,
                             retry_after_ms = pause_ns / 1_000_000,
-                            "the disk has no room to make the template's memory: its warm slots wait until it has"
+                            "no disk space to make the template's memory file: its warm slots wait for space"
                         );
                         Memory::OnDisk
                     }
@@ -252,8 +256,8 @@ impl Driver {
         }
     }
 
-    /// Lets go of a template's memory in huge pages, and ends the warm slots that have it mapped. It is freed when no
-    /// sandbox uses it any more.
+    /// Drops a template's memory in huge pages, and ends the warm slots that have it mapped. The memory is freed when
+    /// the last sandbox that uses it ends.
     fn unload(&mut self, id: &str, is_unused: bool) {
         if let Some(template) = self.templates.get_mut(id)
             && let Memory::Loaded(copy) = &template.memory
@@ -263,7 +267,7 @@ impl Driver {
             let why = if is_unused {
                 "neither it nor a diff of it has been used lately"
             } else {
-                "the budget has no room for it beside the slots and templates that are used more"
+                "the budget has no room for it next to slots and templates that are used more"
             };
             tracing::info!(template = id, why, "unloaded a template's memory");
             let maps = |loaded: &Arc<LoadedTemplate>| Arc::ptr_eq(loaded, &copy);
@@ -278,7 +282,7 @@ impl Driver {
         }
     }
 
-    /// Adds the figures of the stock.
+    /// Adds the metrics of the warm stock.
     pub(super) fn add_stock_stats(&self, stats: &mut PoolStats) {
         stats.warm_bytes = self.held().bytes;
         stats.warm_limit = self.stock.budget.slots;
@@ -306,7 +310,7 @@ impl Driver {
     }
 }
 
-/// The marks that a template has while others do not need the room.
+/// The marks of a template while other templates do not need the room.
 fn spare(config: &PoolConfig, template: &Template) -> WarmMarks {
     match template.info.kind {
         TemplateKind::Disk => WarmMarks::default(),
@@ -315,7 +319,7 @@ fn spare(config: &PoolConfig, template: &Template) -> WarmMarks {
     }
 }
 
-/// The marks that configuration gives a template.
+/// The marks that the configuration gives a template.
 fn floor(config: &PoolConfig, template: &Template, now_ns: u64) -> WarmMarks {
     match template.info.kind {
         TemplateKind::Disk => WarmMarks::default(),
@@ -325,7 +329,7 @@ fn floor(config: &PoolConfig, template: &Template, now_ns: u64) -> WarmMarks {
     }
 }
 
-/// Freeing huge pages takes time.
+/// Drops a copy on a thread, because freeing huge pages takes time.
 pub(super) fn drop_on_thread(copy: Option<Arc<LoadedTemplate>>) {
     if copy.is_some() {
         drop(spawn_blocking(move || drop(copy)));

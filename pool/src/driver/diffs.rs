@@ -1,5 +1,5 @@
-//! Storing the memory of templates as diffs, one at a time, in the background. A template that has not been used lately is
-//! compared once; if a diff is much smaller, the memory file goes, and comes back when a VM needs it.
+//! Stores the memory of templates as diffs, one at a time, in the background. A template that has not been used lately
+//! is compared once. If a diff is much smaller, the memory file is deleted, and rebuilt when a VM needs it.
 
 use std::{
     path::{Path, PathBuf},
@@ -52,14 +52,14 @@ impl Storing {
 }
 
 impl Driver {
-    /// Removes memory files that no VM needs, and begins to store the memory of the next template. A busy server does so,
-    /// too: a start makes a memory file that it lacks.
+    /// Removes memory files that no VM needs, and begins to store the memory of the next template. This also runs on a
+    /// busy server: a start that lacks a memory file makes it.
     pub(super) fn store_diffs(&mut self) {
         if self.stopping.closing.is_some() || !self.adoptions.is_swept() {
             return;
         }
         let now_ns = host::monotonic_ns();
-        // A template that is made from another one may need its files.
+        // A template that is being made from another one may need its files.
         if self.publishing == 0 {
             self.remove_memory_files(now_ns);
         }
@@ -77,17 +77,20 @@ impl Driver {
             {
                 let (id, dir) = (template.info.id.clone(), template.dir.clone());
                 drop(spawn_blocking(move || match remove_aside(&dir) {
-                    Ok(()) => tracing::info!(template = id, "only the diff of its memory stays"),
+                    Ok(()) => tracing::info!(
+                        template = id,
+                        "removed the template's memory file: its diff remains"
+                    ),
                     Err(error) => {
-                        tracing::warn!(template = id, %error, "cannot remove a memory file")
+                        tracing::warn!(template = id, %error, "cannot remove a template's memory file")
                     }
                 }));
             }
         }
     }
 
-    /// Ends the job under way if its thread has panicked. A thread that ends otherwise has sent its report before, so the
-    /// order of the two conditions matters.
+    /// Ends the job under way if its thread has panicked. A thread that ended without a panic sent its report first, so
+    /// the order of the two conditions matters.
     fn end_lost_storing(&mut self) {
         let has_ended = |storing: &Storing| storing.thread.is_finished();
         if !self.storing.as_ref().is_some_and(has_ended) || !self.reports.is_empty() {
@@ -110,8 +113,8 @@ impl Driver {
             }
             Storage::Whole | Storage::Diff(_) => false,
         };
-        // A diff that is not kept may be nearly as large as the memory. One that does not fit waits, and a smaller one goes
-        // first.
+        // A rejected diff may be nearly as large as the memory. A diff that does not fit waits, and a smaller one is
+        // stored first.
         let room_for = |template: &Template| {
             let room = self.disks.set_aside(&self.slots, template.loaded_bytes);
             room.ok()
@@ -129,7 +132,7 @@ impl Driver {
         };
         let id = plan.id.clone();
         let reporter = self.jobs.reporter.clone();
-        // A thread of its own, because its priority cannot be raised again.
+        // Needs its own thread, because a thread's lowered priority cannot be raised again.
         let begun = thread::Builder::new().spawn(move || {
             let stored = plan.run();
             drop(room);
@@ -147,7 +150,7 @@ impl Driver {
         }
     }
 
-    /// Whether the memory file is in use, or was lately.
+    /// Whether the memory file is in use, or was used recently.
     fn is_used(&self, template: &Template, now_ns: u64) -> bool {
         let is_loaded = matches!(template.memory, Memory::Loaded(_) | Memory::Loading);
         let maps = |entry: &Entry| {
@@ -163,16 +166,17 @@ impl Driver {
             || self.slots.values().filter(has_vm).any(maps)
     }
 
-    /// Whether a start is under way whose VM may map the memory in `dir` as a base. Its record does not name the base yet.
+    /// Whether a start is under way whose VM may map the memory in `dir` as a base. The start's record does not name
+    /// the base yet.
     fn may_start_from(&self, entry: &Entry, dir: &Path) -> bool {
         let is_starting = !matches!(entry.slot.stage, Stage::Warm) && !entry.slot.is_settled();
         let of = || self.templates.get(&entry.record.template.id);
-        // That of a fork may have been removed.
+        // The template of a fork may have been removed.
         is_starting && of().is_none_or(|of| of.base.as_deref() == Some(dir))
     }
 
-    /// The installed template whose root image the template has, otherwise `base`. Only files in the directory of images
-    /// stay as they are, so no others can be a base.
+    /// The installed template that has the same root image as this one, otherwise `base`. Only files in the images
+    /// directory never change, so no others can be a base.
     fn base_of_diff(&self, template: &Template) -> Option<PathBuf> {
         let images = self.templates.images();
         let is_base = |dir: &Path| images.has(dir) && dir.join(template_file::MEMORY).is_file();
@@ -194,19 +198,23 @@ impl Driver {
             Ok(Some(stored)) => Storage::Diff(stored),
             Ok(None) => Storage::Whole,
             Err(error) => {
-                tracing::warn!(template = id, %error, "cannot store a template's memory as a diff: it stays whole");
+                tracing::warn!(
+                    template = id,
+                    %error,
+                    "cannot store a template's memory as a diff: keeping the memory file"
+                );
                 Storage::Whole
             }
         };
         template.info.bytes = bytes_of(&template.dir);
     }
 
-    /// Takes the job under way if it is about this template, which is being removed.
+    /// Takes the job under way if it works on this template, which is being removed.
     pub(super) fn take_storing(&mut self, id: &str) -> Option<Storing> {
         self.storing.take_if(|storing| storing.template == id)
     }
 
-    /// Ends the job under way, and waits for its thread: the next server may use the directory at once.
+    /// Ends the job under way and waits for its thread, because the next server may use the directory immediately.
     pub(super) async fn end_storing(&mut self) {
         if let Some(storing) = self.storing.take() {
             let _ = spawn_blocking(move || storing.end()).await;

@@ -1,4 +1,4 @@
-//! Everything that the driver stores about one slot.
+//! The driver's state for one slot.
 
 use std::{collections::VecDeque, os::fd::OwnedFd, os::unix::net::UnixStream, sync::Arc};
 
@@ -39,12 +39,12 @@ impl Serving {
     }
 }
 
-/// A request that is answered when the record has been written.
+/// A request whose response waits for the record to be written.
 #[derive(Debug)]
 pub(crate) enum AfterWrite {
     Adjusted(Answer<()>),
     Connected(Box<Connected>, Answer<Connected>),
-    /// Reported to the follower of the pool.
+    /// A change to report to the follower of the pool.
     Changed(ChangeKind),
 }
 
@@ -59,8 +59,7 @@ impl AfterWrite {
     }
 }
 
-/// Requests that wait for writes of one record: `under_way` for the present write, `next` for the write that must
-/// follow.
+/// Requests that wait for writes of one record: `under_way` for the current write, `next` for the one that must follow.
 #[derive(Debug, Default)]
 pub(crate) struct RecordWrites {
     pub(crate) under_way: Vec<AfterWrite>,
@@ -71,14 +70,14 @@ pub(crate) struct RecordWrites {
 pub(crate) struct Entry {
     pub(crate) slot: Slot,
     pub(crate) dir: SlotDir,
-    /// The record. Its lifetime is the one last written; the present lifetime is in the slot.
+    /// The record. Its lifetime is the one last written. The current lifetime is in the slot.
     pub(crate) record: Record,
     pub(crate) timeline: Timeline,
     pub(crate) pidfd: Option<Arc<OwnedFd>>,
-    /// The VM of a former server, until it is watched or, beside a paused sandbox, ended.
+    /// A VM of the previous server, until it is watched or, if its sandbox is paused, ended.
     pub(crate) unwatched: Option<Vm>,
     pub(crate) lines: Option<Lines>,
-    /// The template's memory that the VM has mapped from huge pages, so that it is known until when they are in use.
+    /// The template memory in huge pages that the VM maps. Held to determine how long the pages are in use.
     pub(crate) loaded: Option<Arc<LoadedTemplate>>,
     pub(crate) serving: Option<Serving>,
     /// The kill request that ends the slot, if any.
@@ -96,10 +95,10 @@ pub(crate) struct Entry {
     pub(crate) save: u64,
     /// Life events, oldest first.
     pub(crate) events: VecDeque<LifeEvent>,
-    /// Whether a crash of the host may leave the record and the files of a pause, so that the end of the sandbox must
-    /// be synced.
+    /// Whether record and files of a pause may survive a crash of the host, so that the end of the sandbox must be
+    /// synced.
     pub(crate) on_disk: bool,
-    /// Whether another server has the sandbox, so that its end here is not its end.
+    /// Whether another server has the sandbox. Its end here is then not the end of the sandbox.
     pub(crate) has_left: bool,
     /// Why the record could not be removed when the slot ended.
     pub(crate) not_removed: Option<PoolError>,
@@ -135,18 +134,18 @@ impl Entry {
         }
     }
 
-    /// A slot that was found in the state directory, with the VM that the former server left running, if any.
+    /// A slot found in the state directory, with the VM that the previous server left running, if any.
     pub(crate) fn recovered(slot: Slot, dir: SlotDir, record: Record, vm: Option<Vm>) -> Self {
         Self {
             pidfd: vm.as_ref().map(|vm| Arc::clone(&vm.pidfd)),
             unwatched: vm,
-            // The former server may have ended a pause or a resume half-way.
+            // The previous server may have ended during a pause or a resume.
             on_disk: slot.is_saved() || dir.pause().exists(),
             ..Self::new(slot, dir, record)
         }
     }
 
-    /// The sandbox as callers see it; `None` if no caller has the slot's id, or the slot is ending.
+    /// The sandbox as callers see it. `None` if no caller has the slot's id, or the slot is ending.
     pub(crate) fn sandbox(&self, id: &SandboxId) -> Option<Sandbox> {
         Some(Sandbox {
             id: id.clone(),
@@ -165,7 +164,7 @@ impl Entry {
         })
     }
 
-    /// The kind of crash after which the sandbox must stay ended.
+    /// The kind of crash after which the sandbox must remain ended.
     pub(crate) fn durability(&self) -> Durability {
         if self.on_disk {
             Durability::Host
@@ -179,7 +178,7 @@ impl Entry {
         self.vm_since = now;
     }
 
-    /// Adds a life event. Removes the oldest one if there are too many.
+    /// Adds a life event, and removes the oldest one if there are too many.
     pub(crate) fn add_event(&mut self, at: UnixMs, what: impl Into<String>) {
         if self.events.len() == MAX_EVENTS {
             self.events.pop_front();
@@ -199,7 +198,7 @@ impl Entry {
         self.generation > 0
     }
 
-    /// Answers every request that still waits for the slot, which has been removed, and reports the end of its sandbox.
+    /// Responds to every request that still waits for the removed slot, and reports the end of its sandbox.
     pub(crate) fn removed(self, id: &SandboxId, ended: &mpsc::UnboundedSender<Ended>) {
         let was_leased = self.was_leased();
         if let Some(serving) = self.serving {

@@ -42,7 +42,7 @@ pub(super) struct Jobs {
     pub(super) reporter: mpsc::UnboundedSender<Report>,
     templates: mpsc::UnboundedSender<Work>,
     account: Account,
-    /// All are charged to the server's control group.
+    /// All of them are charged to the server's cgroup.
     pub(super) copies: Copies,
 }
 
@@ -94,7 +94,7 @@ impl Jobs {
         });
     }
 
-    /// Removes what a former server left.
+    /// Removes the leftovers of a previous server.
     pub(super) fn sweep(&self, leftovers: Leftovers) {
         let (groups, patience) = (Arc::clone(&self.groups), self.config.start_timeout);
         let reporter = self.reporter.clone();
@@ -134,8 +134,8 @@ impl Jobs {
         self.run(move || Report::Snapshotted(id, purpose, plan.run()));
     }
 
-    /// Writes the record of a running sandbox, and reports that. Then removes the pause from which the sandbox was
-    /// resumed, if it still exists, and reports the end of both.
+    /// Writes the record of a running sandbox and reports it. Then removes the pause from which the sandbox was
+    /// resumed, if it still exists, and reports the end of the job.
     pub(super) fn write(&self, id: SandboxId, dir: SlotDir, record: Record) {
         let reporter = self.reporter.clone();
         self.run(move || {
@@ -154,12 +154,12 @@ impl Jobs {
         }
     }
 
-    /// Copies a template's memory into huge pages, of which it takes so many bytes. The pages are charged to the server's control group, so its limit, if
-    /// there is one, grows by the length of each copy that is being made or in use.
+    /// Copies a template's memory into huge pages that occupy `taken` bytes. The pages are charged to the server's
+    /// cgroup, so its limit, if any, grows by the length of each copy that is being made or in use.
     ///
     /// # Errors
-    /// Returns an error if the size cannot be read or the limit cannot be set. Nothing is loaded then. A failure to
-    /// load is reported by [`Report::Loaded`].
+    /// Returns an error, without loading, if the size cannot be read or the limit cannot be set. [`Report::Loaded`]
+    /// reports a failed load.
     pub(super) fn load(&mut self, template: String, dir: PathBuf, taken: u64) -> io::Result<()> {
         let length = memory_length(&dir)?.next_multiple_of(HUGE_PAGE);
         let size = CopySize { length, taken };
@@ -188,7 +188,7 @@ impl Jobs {
         Ok(())
     }
 
-    /// Kills a VM process. If `disown` is given, the record in that directory is removed first, so that the next server
+    /// Kills a VM process. If `disown` is given, first removes the record in that directory, so that the next server
     /// does not adopt a sandbox that was about to end.
     pub(super) fn kill(&self, id: SandboxId, pidfd: Arc<OwnedFd>, disown: Option<SlotDir>) {
         spawn_blocking(move || {
@@ -210,7 +210,7 @@ impl Jobs {
         move || Report::Released(network::release(network.as_ref(), tap, vmm))
     }
 
-    /// Releases a slot's TAP, and removes its directory and its control group.
+    /// Releases a slot's TAP, and removes its directory and its cgroup.
     pub(super) fn clean(
         &self,
         id: SandboxId,
@@ -224,9 +224,16 @@ impl Jobs {
         self.run(move || {
             let _ = reporter.send(released());
             let cleaned = work::save::clean(&dir, &groups, id.as_str(), durability);
-            let errors = [cleaned.disowned.as_ref().err(), cleaned.removed.as_ref().err()];
+            let errors = [
+                cleaned.disowned.as_ref().err(),
+                cleaned.removed.as_ref().err(),
+            ];
             for error in errors.into_iter().flatten() {
-                tracing::error!(sandbox = %id, %error, "cannot remove all of the sandbox; the next server tries again");
+                tracing::error!(
+                    sandbox = %id,
+                    %error,
+                    "cannot remove all files of the sandbox; the next server tries again"
+                );
             }
             Report::Cleaned(id, cleaned.disowned)
         });
@@ -258,7 +265,11 @@ impl Jobs {
                 && let Some(new) = records.first()
                 && let Err(error) = new.remove()
             {
-                tracing::error!(template = template.id, %error, "cannot remove a template that was not written");
+                tracing::error!(
+                    template = template.id,
+                    %error,
+                    "cannot remove the directory of a template that was not added"
+                );
             }
             let _ = reporter.send(Report::Published(Published {
                 template,
@@ -269,8 +280,8 @@ impl Jobs {
         });
     }
 
-    /// Writes the records of templates whose names have changed, then reports. After an error it writes none of the
-    /// rest, and the next server may find a name with two templates, or with the one that had it.
+    /// Writes the records of templates whose names have changed, then reports. Stops at the first error. The next
+    /// server may then find a name at two templates, or still at its previous template.
     pub(super) fn rename(
         &self,
         records: Vec<TemplateRecord>,
@@ -312,13 +323,12 @@ impl Jobs {
         });
     }
 
-    /// Queues work that changes the records of templates. All such work is done in the order in which it is queued.
+    /// Queues work that changes the records of templates. The work runs in the order of the queue.
     pub(super) fn change_templates(&self, work: impl FnOnce() + Send + 'static) {
         let _ = self.templates.send(Work(Box::new(work)));
     }
 }
 
-/// Work for a thread.
 struct Work(Box<dyn FnOnce() + Send>);
 
 impl fmt::Debug for Work {
@@ -327,10 +337,10 @@ impl fmt::Debug for Work {
     }
 }
 
-/// Runs work on a thread, one after another. Ends when the channel is closed and all work is done.
+/// Runs queued work on a thread, one item at a time. Ends when the channel is closed and the queue is empty.
 async fn in_turn(mut queue: mpsc::UnboundedReceiver<Work>) {
     while let Some(Work(work)) = queue.recv().await {
-        // If the work panics, the panic is printed, and the next work begins.
+        // If the work panics, the panic is printed, and the next item begins.
         let _ = spawn_blocking(work).await;
     }
 }

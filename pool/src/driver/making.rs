@@ -1,4 +1,4 @@
-//! Templates made of disks and of running sandboxes.
+//! Templates made from disks and from running sandboxes.
 
 use model::{Bytes, SandboxId, template_file};
 
@@ -28,7 +28,7 @@ impl Driver {
         self.begin_disk(spec, Bytes(0), answer);
     }
 
-    /// `disk`: the least size of the layer.
+    /// `disk` is the minimum size of the layer.
     fn begin_disk(&mut self, spec: DiskSpec, disk: Bytes, answer: Answer<TemplateInfo>) {
         match self.plan_disk(spec, disk) {
             Err(e) => drop(answer.send(Err(e))),
@@ -39,8 +39,8 @@ impl Driver {
         }
     }
 
-    /// Adds the disk of another template. Only a template whose guest has synced its disk has a complete one: an
-    /// installed or built template, or a disk template.
+    /// Adds the disk of another template. The disk is complete only if the template's guest has synced it: in an
+    /// installed, built or disk template.
     pub(super) fn disk_of(
         &mut self,
         reference: &str,
@@ -133,7 +133,7 @@ impl Driver {
         let missing = || PoolError::NoTemplate(reference.to_owned());
         let template = self.templates.find(reference).ok_or_else(missing)?;
         let origin = template.origin_of_copy().ok_or_else(missing)?;
-        // The copy has the whole memory.
+        // The copy gets the whole memory.
         let memory = match &template.storage {
             Storage::Diff(stored) => stored.header.loaded_bytes,
             Storage::Whole | Storage::New { .. } => 0,
@@ -159,7 +159,7 @@ impl Driver {
         self.publish(&id, kept, answer);
     }
 
-    /// Begins to save the disk of a sandbox, or all of its state, as a template. The sandbox runs on.
+    /// Begins to save the disk of a sandbox, or its whole state, as a template. The sandbox keeps running.
     pub(super) fn make_template(&mut self, id: &SandboxId, request: SandboxRequest) {
         let admitted = match &request {
             SandboxRequest::Publish(names, ..) => self
@@ -188,7 +188,7 @@ impl Driver {
         }
     }
 
-    /// Adds the template whose files were saved from a sandbox, and answers the request.
+    /// Adds the template whose files were saved from a sandbox, and responds to the request.
     pub(super) fn template_saved(
         &mut self,
         id: &SandboxId,

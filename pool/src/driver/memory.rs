@@ -1,4 +1,4 @@
-//! The memory ledger: measured needs of sandboxes, and the memory that the host has left.
+//! The memory ledger: the measured needs of sandboxes, and the free memory of the host.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     templates::Templates,
 };
 
-/// MemAvailable is read again if the last reading is older than this.
+/// Maximum age of a MemAvailable reading.
 const FRESH: Duration = Duration::from_millis(20);
 /// Maximum number of sandboxes that are measured per tick.
 const MEASURED_AT_ONCE: usize = 64;
@@ -22,12 +22,12 @@ const MEASURED_AT_ONCE: usize = 64;
 pub(super) struct MemoryLedger {
     reserve: u64,
     max_slots: u32,
-    /// The expected need for each template whose sandboxes or warm slots were measured.
+    /// Expected need of each template whose sandboxes or warm slots have been measured.
     needs: BTreeMap<String, Need>,
-    /// MemAvailable in bytes, and when it was read (CLOCK_MONOTONIC).
+    /// MemAvailable in bytes, and the time of the reading (CLOCK_MONOTONIC).
     available: u64,
     read_at_ns: u64,
-    /// The last sandbox measured in this round; the next tick continues after it. `None`: a new round begins.
+    /// The last sandbox measured in this round. The next tick continues after it. `None` starts a new round.
     measured_up_to: Option<SandboxId>,
 }
 
@@ -43,7 +43,7 @@ impl MemoryLedger {
         }
     }
 
-    /// The memory that a sandbox of this template is expected to need.
+    /// Expected memory of a sandbox of this template.
     pub(super) fn need(&self, template: &str) -> Need {
         self.needs.get(template).copied().unwrap_or_default()
     }
@@ -54,13 +54,13 @@ impl MemoryLedger {
         needs.max().unwrap_or(Need::default().expected)
     }
 
-    /// Updates the need of a template, one of whose slots has become warm with `private` private bytes.
+    /// Updates the need of a template from a slot that has become warm with `private` bytes.
     pub(super) fn became_warm(&mut self, template: &str, private: u64) {
         let need = self.needs.entry(template.to_owned()).or_default();
         need.warm(private);
     }
 
-    /// The host's resources for one more sandbox with this need.
+    /// Host resources available to one more sandbox with this need.
     pub(super) fn room_for(
         &mut self,
         need: Need,
@@ -78,7 +78,7 @@ impl MemoryLedger {
             count += 1;
             let own = self.need(&entry.record.template.id);
             let has = match entry.slot.stage {
-                // A slot does not grow in these stages, so nothing is promised to it.
+                // A slot does not grow in these stages, so no memory is set aside for it.
                 Stage::Warm | Stage::Ending | Stage::Pausing(_) | Stage::Stopping(_) => continue,
                 Stage::Filling => own.expected.saturating_sub(own.warm_has),
                 _ => entry.private.unwrap_or(0),
@@ -98,8 +98,7 @@ impl MemoryLedger {
         }
     }
 
-    /// Measures some of the running sandboxes, and updates the templates' needs from the last measurements of all of
-    /// them.
+    /// Measures some of the running sandboxes, and updates the templates' needs from the latest measurements of all.
     pub(super) fn measure(&mut self, slots: &mut Slots, templates: &Templates) {
         let mut running = slots.ids(|e| e.slot.stage == Stage::Running);
         running.sort_unstable();
@@ -124,7 +123,7 @@ impl MemoryLedger {
             let of_template = sizes.entry(entry.record.template.id.clone()).or_default();
             of_template.extend(entry.private);
         }
-        // The need of a removed template is forgotten when its last sandbox has stopped running.
+        // The need of a removed template is dropped when its last sandbox has stopped running.
         self.needs
             .retain(|id, _| templates.get(id).is_some() || sizes.contains_key(id));
         for (id, sizes) in sizes {

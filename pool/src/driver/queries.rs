@@ -1,4 +1,4 @@
-//! Questions that change nothing. Those about templates are in [`super::catalog`].
+//! Read-only requests. [`super::catalog`] has the ones about templates.
 
 use std::collections::BTreeMap;
 
@@ -93,7 +93,7 @@ impl Driver {
         sandbox.ok_or_else(|| PoolError::not_found(id))
     }
 
-    /// Reports a change to the follower, if there is one.
+    /// Reports a change to the follower of the pool, if there is one.
     pub(super) fn changed(&mut self, id: &SandboxId, kind: ChangeKind) {
         let Some(changes) = &self.changes else {
             return;
@@ -139,7 +139,7 @@ impl Driver {
         });
     }
 
-    /// Answers a question about a running sandbox's TAP. The question runs on a thread.
+    /// Responds to a query about a running sandbox's TAP. The query runs on a thread.
     fn of_tap<T: Send + 'static>(
         &self,
         id: &SandboxId,
@@ -237,8 +237,8 @@ impl Driver {
         spawn_blocking(move || {
             stats.images = u32::try_from(images.all().len()).unwrap_or(u32::MAX);
             for tap in taps {
-                // A TAP that was released in the meantime cannot be read. Its counters are in the pool's own sum the
-                // next time.
+                // A TAP released after the list was made cannot be read. The pool's totals include its counters from
+                // the next query on.
                 if let Ok(counters) = network::counters(network.as_ref(), Some(tap)) {
                     network::add(&mut stats.network, &counters);
                 }

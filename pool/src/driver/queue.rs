@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) want: Want,
-    /// When the call was made, in CLOCK_MONOTONIC.
+    /// Time of the call, in CLOCK_MONOTONIC nanoseconds.
     pub(super) accepted_ns: u64,
     /// A resume by traffic that waits for room.
     pub(super) awaits_room: bool,
@@ -26,7 +26,7 @@ pub(super) struct Pending {
 pub(super) enum Want {
     New {
         spec: Box<CreateSpec>,
-        /// Id of the template; for a fork, of the source's template.
+        /// Id of the template. For a fork, the id of the source's template.
         template: String,
         fork: Option<Arc<ForkSnapshot>>,
         answer: Answer<Unclaimed>,
@@ -47,9 +47,9 @@ impl Pending {
 
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// Requests in order of arrival. A request that can be served overtakes requests that cannot.
+    /// Requests in order of arrival. Requests that can be served overtake those that cannot.
     pending: VecDeque<Pending>,
-    /// Maximum number of starts at the same time.
+    /// Maximum number of concurrent starts.
     places: u32,
 }
 
@@ -69,7 +69,7 @@ impl Queue {
         });
     }
 
-    /// Appends a request that must keep waiting.
+    /// Puts back a request that must keep waiting.
     pub(super) fn put_back(&mut self, pending: Pending) {
         self.pending.push_back(pending);
     }
@@ -87,13 +87,13 @@ impl Queue {
         self.pending.iter().filter(|p| p.awaits_room).count()
     }
 
-    /// Whether a request waits that is not of a build.
+    /// Whether a request waits that does not come from a build.
     pub(super) fn has_callers(&self) -> bool {
         let mut pending = self.pending.iter();
         pending.any(|pending| pending.start_for() != StartFor::Build)
     }
 
-    /// The places for starts, with those that the starts under way hold.
+    /// The places for starts, with the ones that starts under way hold.
     pub(super) fn places(&self, slots: &Slots) -> Places {
         let mut places = Places {
             all: self.places,

@@ -1,5 +1,5 @@
-//! The rebuild of installed templates that another VMM, kernel or root image made, one at a time, in the background. New
-//! sandboxes start from the former files until the rebuilt ones are complete.
+//! Rebuilds installed templates that were made with another VMM, kernel or root image, one at a time, in the
+//! background. New sandboxes start from the old files until the rebuild is complete.
 
 use std::{
     os::fd::OwnedFd,
@@ -20,7 +20,7 @@ use crate::{
     work::rebuild::{Outcome, RebuildPlan},
 };
 
-/// Delay after the first failure, which doubles with each further one up to [`LONGEST_DELAY`].
+/// Delay after the first failure. It doubles with each further failure, up to [`LONGEST_DELAY`].
 const FIRST_DELAY: Duration = Duration::from_secs(60);
 const LONGEST_DELAY: Duration = Duration::from_secs(3600);
 
@@ -28,12 +28,12 @@ const LONGEST_DELAY: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 pub(super) struct Running {
     stop: Arc<AtomicBool>,
-    /// Its latest VM process.
+    /// The VM process that it started last.
     vm: Option<Arc<OwnedFd>>,
 }
 
 impl Driver {
-    /// Begins to examine or rebuild the next template, unless something more important is under way.
+    /// Begins to examine or rebuild the next template, unless more important work is under way.
     pub(super) fn rebuild(&mut self) {
         let now_ns = host::monotonic_ns();
         if self.rebuilding.is_some()
@@ -70,7 +70,7 @@ impl Driver {
         let Some(rebuild) = &mut template.rebuild else {
             return;
         };
-        // While it is built, the guest may touch all of its memory, and its files may have that size.
+        // During the build, the guest may touch all of its memory, and its files may grow to that size.
         let bytes = template
             .info
             .memory
@@ -97,7 +97,7 @@ impl Driver {
         };
         self.rebuilding = Some(Running { stop, vm: None });
         let reporter = self.jobs.reporter.clone();
-        // A thread of its own, because its priority cannot be raised again.
+        // Needs its own thread, because a thread's lowered priority cannot be raised again.
         let begun = thread::Builder::new().spawn(move || {
             let on_vmm = |vm| drop(reporter.send(Report::Rebuilding(vm)));
             let result = plan.run(&on_vmm);
@@ -109,7 +109,7 @@ impl Driver {
         }
     }
 
-    /// Ends the rebuild under way: the pool closes.
+    /// Ends the rebuild under way, because the pool closes.
     pub(super) fn stop_rebuild(&mut self) {
         if let Some(running) = &self.rebuilding {
             running.stop.store(true, Ordering::SeqCst);
@@ -129,7 +129,7 @@ impl Driver {
         }
     }
 
-    /// Ends the rebuild under way, and waits for its thread: the next server may use the directory at once.
+    /// Ends the rebuild under way and waits for its thread, because the next server may use the directory immediately.
     pub(super) async fn end_rebuild(&mut self) {
         self.stop_rebuild();
         while self.rebuilding.is_some() {
@@ -149,7 +149,11 @@ impl Driver {
         let result = result.and_then(|outcome| match outcome {
             Outcome::Current => Ok(RebuildState::Current),
             Outcome::Impossible(why) => {
-                tracing::info!(template = id, why, "an installed template cannot be rebuilt: it stays as it is");
+                tracing::info!(
+                    template = id,
+                    why,
+                    "cannot rebuild an installed template: it remains unchanged"
+                );
                 Ok(RebuildState::Kept)
             }
             Outcome::Built(dir, vmm) => {
@@ -158,7 +162,11 @@ impl Driver {
                 self.counters.rebuilt += 1;
                 self.images_may_be_unused = true;
                 self.end_stock(id);
-                tracing::info!(template = id, dir = %dir.display(), "rebuilt: new sandboxes start from it");
+                tracing::info!(
+                    template = id,
+                    dir = %dir.display(),
+                    "rebuilt an installed template: new sandboxes start from it"
+                );
                 Ok(RebuildState::Current)
             }
         });
@@ -180,13 +188,13 @@ impl Driver {
                     template = id,
                     why,
                     again_in_s = delay.as_secs(),
-                    "cannot rebuild an installed template: its sandboxes start from the former one"
+                    "cannot rebuild an installed template: its sandboxes keep starting from the old files"
                 );
             }
         }
     }
 
-    /// Ends the warm slots of a template, and those that are being filled.
+    /// Ends the warm slots of a template, including the ones that are being filled.
     pub(super) fn end_stock(&mut self, template: &str) {
         let is_stock = |stage| matches!(stage, Stage::Warm | Stage::Filling);
         let stock = self

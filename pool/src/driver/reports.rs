@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// The text of a failed kill, with its remedy.
+/// Text and remedy of a failed kill.
 pub(super) const NOT_REMOVED: &str = "end the sandbox for good; it may be found paused again by the next server: repair the disk and kill it again";
 
 impl Driver {
@@ -72,14 +72,17 @@ impl Driver {
                 self.loaded(&template, &dir, loaded);
             }
             Report::Unclaimed(id) => {
-                tracing::warn!(sandbox = %id, "the caller went away before it had its sandbox; ending the sandbox");
+                tracing::warn!(
+                    sandbox = %id,
+                    "the caller disconnected before its sandbox was ready: ending the sandbox"
+                );
                 let (answer, _) = tokio::sync::oneshot::channel();
                 self.decide(id, SandboxRequest::Kill(answer));
             }
         }
     }
 
-    /// Counts and logs a failed job and translates its error for callers.
+    /// Counts and logs a failed job, and converts its error for callers.
     fn job_failed(&mut self, id: &SandboxId, what: &'static str, error: WorkError) -> PoolError {
         *self.counters.failed.entry(error.cause()).or_default() += 1;
         let mut error = error.into_pool(what, id);
@@ -145,7 +148,7 @@ impl Driver {
         }
     }
 
-    /// Answers the request that a start, lease or resume served, now that the sandbox runs.
+    /// Responds to the request that a start, lease or resume served, now that the sandbox runs.
     fn hand_over(&mut self, id: &SandboxId) {
         let now = self.clock.now();
         self.slots.has_new_vm(id, now);
@@ -158,7 +161,7 @@ impl Driver {
             self.stock.callers.got(host::monotonic_ns());
         }
         let is_new = matches!(entry.serving, Some(Serving::New(_)));
-        // The clone of a build is not a use of its template.
+        // A clone made for a build does not count as a use of its template.
         if is_use && let Some(t) = self.templates.get_mut(&template) {
             t.info.spawned += u64::from(is_new);
         }
@@ -259,8 +262,8 @@ impl Driver {
                 entry.record = served.record;
                 entry.timeline = served.timeline;
                 entry.lines = Some(served.lines);
-                // In any other stage, the VM has exited or the slot was killed; the caller is refused when the slot is
-                // removed.
+                // In any other stage, the VM has exited or the slot was killed. The caller gets its error when the slot
+                // is removed.
                 if self.event(id, Event::Leased) == Ok(Stage::Running) {
                     self.hand_over(id);
                 }
@@ -299,7 +302,7 @@ impl Driver {
             };
             self.pause_failed(id, error, answer);
         }
-        // If the VM has not exited yet, the caller is answered when it has.
+        // If the VM has not exited yet, the caller gets its response when it does.
         if let Ok(Stage::Paused(_)) = self.event(id, event) {
             self.is_paused(id);
         }
@@ -347,7 +350,7 @@ impl Driver {
             Ok(()) => (Event::SnapshotDone, Ok(())),
             Err(SnapshotFailed::Unchanged(e)) => (Event::SnapshotDone, Err(e)),
             Err(SnapshotFailed::Lost(e)) => {
-                self.lost(id, "it could not go on after a snapshot".to_owned());
+                self.lost(id, "it could not continue after a snapshot".to_owned());
                 (Event::Failed, Err(e))
             }
         };
@@ -395,7 +398,7 @@ impl Driver {
         }
     }
 
-    /// The end of the job that wrote the record. `forgotten`: whether no pause is left.
+    /// Handles the end of the job that wrote the record. `forgotten` tells whether the pause was removed.
     fn write_ended(&mut self, id: &SandboxId, forgotten: std::io::Result<()>) {
         let Some(entry) = self.slots.get_mut(id) else {
             return;
@@ -403,7 +406,11 @@ impl Driver {
         match forgotten {
             Ok(()) => entry.on_disk = false,
             Err(error) => {
-                tracing::error!(sandbox = %id, %error, "cannot remove the files of the sandbox's last pause; the next write tries again");
+                tracing::error!(
+                    sandbox = %id,
+                    %error,
+                    "cannot remove the files of the sandbox's last pause; the next record write tries again"
+                );
             }
         }
         let next = entry.writes.next.take();
@@ -421,7 +428,7 @@ impl Driver {
         if !is_wanted {
             let words = host::last_words(&entry.dir.stderr());
             let why = words.unwrap_or_else(|| "the VMM was killed".to_owned());
-            tracing::warn!(sandbox = %id, why, "a VM ended by itself");
+            tracing::warn!(sandbox = %id, why, "VM exited unexpectedly");
             if entry.slot.is_leased() {
                 self.counters.died += 1;
                 entry.died = Some(why);
@@ -433,7 +440,7 @@ impl Driver {
     }
 }
 
-/// Returns the action at the next deadline of a sandbox that is resumed.
+/// Returns the action at the next deadline of a resumed sandbox.
 fn on_timeout_after(present: OnTimeout, wake: Wake) -> OnTimeout {
     match (wake, present) {
         (

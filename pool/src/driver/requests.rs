@@ -32,7 +32,7 @@ use crate::{
     },
 };
 
-/// Maximum number of requests that wait for one sandbox's change.
+/// Maximum number of requests that wait for a change of one sandbox.
 const MAX_WAITING: usize = 1024;
 
 impl Driver {
@@ -78,7 +78,7 @@ impl Driver {
         }
     }
 
-    /// Decides on a request that depends on the sandbox's state, and acts upon the decision.
+    /// Decides on a request that depends on the sandbox's state, and acts on the decision.
     pub(super) fn decide(&mut self, id: SandboxId, request: SandboxRequest) {
         let now = self.clock.now();
         let decided = match self.slots.get(&id) {
@@ -111,7 +111,7 @@ impl Driver {
         }
     }
 
-    /// Serves a request that was not refused. `begins` is true if the request needs a change of stage.
+    /// Serves an admitted request. `begins` is true if the request needs a change of stage.
     fn act(&mut self, id: SandboxId, request: SandboxRequest, begins: bool) {
         let has_left = matches!(request, SandboxRequest::Discard(_));
         match request {
@@ -142,7 +142,7 @@ impl Driver {
             SandboxRequest::Pause(mode, answer) => self.pause(&id, mode, Some(answer)),
             SandboxRequest::SetClaim(..) => self.set_claim(&id, request),
             SandboxRequest::Kill(answer) | SandboxRequest::Discard(answer) => {
-                // The sandbox stays paused if its record cannot be removed, for the next server would find it.
+                // If its record cannot be removed, the sandbox stays paused, because the next server would find it.
                 if let Err(e) = self.disown_paused(&id) {
                     return drop(answer.send(Err(e)));
                 }
@@ -164,8 +164,7 @@ impl Driver {
         }
     }
 
-    /// Removes the record of a paused sandbox. Does nothing for other sandboxes, whose record is removed when the VM is
-    /// killed.
+    /// Removes the record of a paused sandbox. Does nothing for other sandboxes: killing the VM removes their record.
     fn disown_paused(&self, id: &SandboxId) -> Result<(), PoolError> {
         let entry = self.slots.leased(id)?;
         match entry.slot.stage {
@@ -177,7 +176,7 @@ impl Driver {
         }
     }
 
-    /// Moves the deadline of a sandbox. Returns whether it has changed.
+    /// Moves the deadline of a sandbox. Returns whether it changed.
     fn set_deadline(&mut self, id: &SandboxId, change: TimeoutChange, timeout_s: u32) -> bool {
         let now = self.clock.now();
         let moved = self.slots.update(id, |entry| match change {
@@ -191,7 +190,7 @@ impl Driver {
         moved == Some(true)
     }
 
-    /// Answers a connect. With `write`, the record is written first.
+    /// Responds to a connect. With `write`, the record is written first.
     pub(super) fn connected(
         &mut self,
         id: &SandboxId,
@@ -217,8 +216,8 @@ impl Driver {
         }
     }
 
-    /// Writes the record with the present lifetime, then answers `after`. If a write is already under way, the record
-    /// is written once more after it.
+    /// Writes the record with the current lifetime, then responds to `after`. If a write is already under way, another
+    /// one follows it.
     pub(super) fn write_record(&mut self, id: &SandboxId, after: Vec<AfterWrite>) {
         let Some(entry) = self.slots.get_mut(id) else {
             return;
@@ -244,7 +243,7 @@ impl Driver {
 
     /// Replaces the policy and the note of a running sandbox. Runs on the driver's task, because writing a small file
     /// and a few map entries takes less time than handing the work to a thread. The record is written before the policy
-    /// is put in force, because after a crash the next server applies the policy in the record.
+    /// takes effect, because after a crash the next server applies the policy in the record.
     fn set_policy(
         &mut self,
         id: &SandboxId,
@@ -274,7 +273,11 @@ impl Driver {
             }
             Err(e) => {
                 if let Err(error) = entry.dir.write(&entry.record, Durability::Process) {
-                    tracing::error!(sandbox = %id, %error, "the sandbox's record has a policy that is not in force");
+                    tracing::error!(
+                        sandbox = %id,
+                        %error,
+                        "cannot apply the sandbox's new network policy, which its record already has"
+                    );
                 }
                 Err(e.into_pool("replace the sandbox's network policy", id))
             }
@@ -328,7 +331,7 @@ impl Driver {
         self.jobs.pause(id.clone(), plan);
     }
 
-    /// Handles a pause that was refused or failed: the sandbox keeps running, or is about to end.
+    /// Handles a refused or failed pause: the sandbox keeps running, or is about to end.
     pub(super) fn pause_failed(
         &mut self,
         id: &SandboxId,
@@ -336,7 +339,7 @@ impl Driver {
         answer: Option<Answer<()>>,
     ) {
         let now = self.clock.now();
-        tracing::error!(sandbox = %id, %error, "the pause failed");
+        tracing::error!(sandbox = %id, %error, "cannot pause the sandbox");
         self.add_event(id, now, format!("the pause failed: {error}"));
         self.slots
             .update(id, |entry| entry.slot.postpone_pause(now));
@@ -371,8 +374,8 @@ impl Driver {
         self.check_quota(id)
     }
 
-    /// Begins a fork: a snapshot of this sandbox, from which the new sandboxes continue. They get the source's policy;
-    /// the other settings come from their specs.
+    /// Begins a fork: takes a snapshot of this sandbox, from which the new sandboxes continue. They get the source's
+    /// policy. The other settings come from their specs.
     fn fork(
         &mut self,
         id: &SandboxId,
@@ -448,7 +451,7 @@ impl Driver {
             to,
             durability: match purpose {
                 SnapshotFor::Template(_) => Durability::Host,
-                // The forks of a snapshot end with the host.
+                // Forks of a snapshot do not survive a crash of the host.
                 SnapshotFor::Forks(_) => Durability::Process,
             },
         };
@@ -479,7 +482,7 @@ impl Driver {
         let _ = answer.send(Ok(answers));
     }
 
-    /// Checks that the disk has room to save a running sandbox, and sets that space aside for the save.
+    /// Checks that the disk has room to save a running sandbox, and reserves that space for the save.
     pub(super) fn set_space_aside(
         &mut self,
         id: &SandboxId,
@@ -500,7 +503,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Checks that a template of this sandbox, for which space is set aside, stays within the quota of templates.
+    /// Checks that a template of this sandbox, whose space is already set aside, stays within the quota of templates.
     pub(super) fn check_quota(&mut self, id: &SandboxId) -> Result<(), PoolError> {
         let entry = self.slots.leased(id)?;
         let need = match entry.slot.stage {
@@ -510,7 +513,7 @@ impl Driver {
         self.check_quota_of(need)
     }
 
-    /// Checks that one more template of `need` bytes stays within the quota of templates.
+    /// Checks that another template of `need` bytes stays within the quota of templates.
     pub(super) fn check_quota_of(&mut self, need: u64) -> Result<(), PoolError> {
         let Some(quota) = self.config.template_quota else {
             return Ok(());
@@ -538,7 +541,8 @@ impl Driver {
         })
     }
 
-    /// Checks that one more paused sandbox or snapshot may be kept. A fork's snapshot is temporary and is not counted.
+    /// Checks that one more paused sandbox or snapshot may be kept. Snapshots of forks are temporary and are not
+    /// counted.
     pub(super) fn may_save(&mut self) -> Result<(), PoolError> {
         let kinds = self.templates.iter().map(|t| t.info.kind);
         let mut saved = kinds.filter(|kind| *kind == TemplateKind::Snapshot).count();

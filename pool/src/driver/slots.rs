@@ -1,4 +1,4 @@
-//! The table of all slots, ordered deadlines, and the user ids of VMs.
+//! The table of all slots, their ordered deadlines, and the user ids of VMs.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,11 +16,11 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Slots {
     entries: HashMap<SandboxId, Entry>,
-    /// The deadlines for which [`crate::slot::Slot::due`] returns a time.
+    /// The deadlines that [`crate::slot::Slot::due`] returns.
     deadlines: BTreeSet<(UnixMs, SandboxId)>,
     /// The user id at which the search for a free one begins.
     next_user: u32,
-    /// How many times a sandbox got a VM from this server, adopted VMs included.
+    /// Number of times that a sandbox got a VM from this server, including adopted VMs.
     generations: u64,
 }
 
@@ -59,13 +59,14 @@ impl Slots {
         self.entries.get(id)
     }
 
-    /// For changes that affect neither the slot's stage nor its deadline; for others see [`Slots::update`] and
+    /// For changes that affect neither the slot's stage nor its deadline. For others, see [`Slots::update`] and
     /// [`Slots::apply`].
     pub(super) fn get_mut(&mut self, id: &SandboxId) -> Option<&mut Entry> {
         self.entries.get_mut(id)
     }
 
-    /// The entry of a slot that is a caller's sandbox; [`PoolError::Refused`] with `NotFound` for any other slot.
+    /// The entry of a slot that is a caller's sandbox. Returns [`PoolError::Refused`] with `NotFound` for any other
+    /// slot.
     pub(super) fn leased(&self, id: &SandboxId) -> Result<&Entry, PoolError> {
         let entry = self.entries.get(id).filter(|e| e.slot.is_leased());
         entry.ok_or_else(|| PoolError::not_found(id))
@@ -140,7 +141,7 @@ impl Slots {
         moved.unwrap_or(Err(Unexpected))
     }
 
-    /// Ids of the sandboxes whose deadline must be acted upon at `now`.
+    /// Ids of the sandboxes whose deadline has expired at `now`.
     pub(super) fn due(&self, now: UnixMs) -> Vec<SandboxId> {
         let passed = self.deadlines.iter().take_while(|(due, _)| *due <= now);
         passed.map(|(_, id)| id.clone()).collect()
@@ -159,7 +160,7 @@ impl Slots {
         }
     }
 
-    /// Returns a user id that no slot has. Ids are used in turn.
+    /// Returns an unused user id. Ids are assigned in turn.
     pub(super) fn free_user(&mut self) -> u32 {
         loop {
             let user = self.next_user;

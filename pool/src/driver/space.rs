@@ -1,5 +1,5 @@
 //! Space on the two disks that sandboxes write to: the disk of the state directory, which holds snapshots, and the disk
-//! of the layers. Both may be the same disk.
+//! of the layers. Both can be the same disk.
 
 use std::{
     fs,
@@ -19,13 +19,13 @@ use crate::{
 
 /// Bytes that a running sandbox is expected to write to its layer in addition to what it has already written.
 const LAYER: u64 = 32 << 20;
-/// Bytes that a save writes in addition to pages and blocks: states, lists, manifest, record.
+/// Bytes that a save writes in addition to pages and blocks: state files, lists, manifest, record.
 const BESIDES: u64 = 8 << 20;
 
 /// The parts of a running sandbox that a save writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Saving {
-    /// What differs from its template.
+    /// The difference from its template.
     Diff,
     /// Its whole layer.
     Disk,
@@ -49,9 +49,9 @@ pub(super) struct Disks {
     is_one: bool,
     reserve: u64,
     layer_share: u64,
-    /// Space that is set aside for files which jobs write into the state directory.
+    /// Space that is set aside for files that jobs write into the state directory.
     pub(super) account: Account,
-    /// Whether a disk had less than its reserve left at the last check.
+    /// Whether a disk was below its reserve at the last check.
     is_low: bool,
 }
 
@@ -83,19 +83,19 @@ impl Disks {
         self.space(Path::new(SCRATCH), promised)
     }
 
-    /// The disk of snapshots and records. `aside`: bytes of it that are set aside.
+    /// The disk of snapshots and records. `aside` is the number of bytes set aside on it.
     fn snapshots(&self, slots: &Slots, aside: u64) -> Space {
         let promised = self.promised(slots).saturating_add(aside);
         self.space(&self.state, promised)
     }
 
-    /// Bytes of that disk that sandboxes may yet write.
+    /// Bytes that sandboxes may yet write to the disk of snapshots.
     fn promised(&self, slots: &Slots) -> u64 {
         let grown = |entry: &Entry| if self.is_one { self.to_grow(entry) } else { 0 };
         slots.values().map(|e| to_save(e) + grown(e)).sum()
     }
 
-    /// Lets jobs leave the space that sandboxes may yet write.
+    /// Tells jobs how much space to leave for sandboxes.
     pub(super) fn publish(&self, slots: &Slots) {
         self.account.publish(self.promised(slots));
     }
@@ -108,7 +108,7 @@ impl Disks {
         }
     }
 
-    /// Bytes that are set aside for the layer of this slot.
+    /// Bytes that are set aside for the growth of this slot's layer.
     fn to_grow(&self, entry: &Entry) -> u64 {
         match entry.slot.stage {
             Stage::Running | Stage::Starting | Stage::Resuming(_) | Stage::Adopting => {
@@ -118,8 +118,8 @@ impl Disks {
         }
     }
 
-    /// Returns the number of bytes to set aside for saving a running sandbox. `layer`: bytes of the layer that its
-    /// template has.
+    /// Returns the number of bytes to set aside for saving a running sandbox. `layer` is the size of its template's
+    /// layer in bytes.
     ///
     /// # Errors
     /// Returns a description of the shortage if that many bytes are not free.
@@ -191,7 +191,7 @@ impl Disks {
                 state_mib,
                 layers_mib,
                 reserve_mib,
-                "the disks have room beyond their reserve again"
+                "free space on the disks is above the reserve again"
             );
         }
     }

@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-/// What a new VM is made from.
+/// Files and settings from which a new VM is made.
 struct Origin {
     source: Source,
     info: Arc<TemplateInfo>,
@@ -52,7 +52,7 @@ impl Driver {
         }
     }
 
-    /// Serves or refuses one request of the queue. Returns the request if it must keep waiting.
+    /// Serves or refuses one queued request. Returns the request if it must keep waiting.
     fn place(&mut self, mut pending: Pending) -> Option<Pending> {
         if self.stopping.closing.is_some() {
             self.refuse(pending.want, PoolError::Draining);
@@ -64,7 +64,7 @@ impl Driver {
         let is_given_up = matches!(&pending.want, Want::New { answer, .. } if answer.is_closed());
         if is_given_up || waited > timeout {
             let full = PoolError::Full {
-                why: format!("there was no turn for it within {timeout:?}"),
+                why: format!("it was not started within {timeout:?}"),
                 retry_after: Duration::from_secs(1),
             };
             self.refuse(pending.want, full);
@@ -147,16 +147,16 @@ impl Driver {
         }
     }
 
-    /// Handles a resume that was refused or failed: the sandbox stays paused.
+    /// Handles a refused or failed resume: the sandbox stays paused.
     pub(super) fn resume_failed(&mut self, id: &SandboxId, by: FailedBy, error: PoolError) {
         tracing::warn!(sandbox = %id, %error, "the resume failed");
         let now = self.clock.now();
         self.add_event(id, now, format!("the resume failed: {error}"));
         let entry = self.slots.get_mut(id);
         let (serving, loaded) = entry.map_or((None, None), |e| (e.serving.take(), e.loaded.take()));
-        // A paused sandbox has no VM that uses it.
+        // A paused sandbox has no VM that maps it.
         drop_on_thread(loaded);
-        // An error means that the slot is ending already.
+        // An error means that the slot is already ending.
         let _ = self.event(id, Event::ResumeFailed(by));
         if let Some(serving) = serving {
             serving.refuse(error);
@@ -180,7 +180,7 @@ impl Driver {
         };
         entry.serving = Some(Serving::New(answer));
         let Some(lines) = entry.lines.take() else {
-            // A warm slot normally has its connections. If it does not, ending the slot refuses the create.
+            // A warm slot always has open connections. If one is missing, ending the slot refuses the create.
             return self.end(&id);
         };
         entry.record.take_settings(*spec, &self.clock);
@@ -302,12 +302,12 @@ impl Driver {
         };
         let mut plan =
             self.start_plan(id, dir, record, source, Purpose::GoOn, NewIdentity::Keep)?;
-        // As for layers, a resume is not refused for lack of space.
+        // As with layers, lack of space does not refuse a resume.
         plan.restorer.allowance = Allowance::All;
         Ok(StartPlan { timeline, ..plan })
     }
 
-    /// Plans a start by the VMM that the record names; if it names none, by the present one, which is then recorded.
+    /// Plans a start with the VMM that the record names. If it names none, uses the current VMM and records it.
     fn start_plan(
         &mut self,
         id: &SandboxId,
@@ -344,8 +344,8 @@ impl Driver {
         })
     }
 
-    /// Adds a slot for a VM made from a template or, with `fork`, from the snapshot of a fork. Returns the plan to make
-    /// the VM.
+    /// Adds a slot for a VM made from a template or, with `fork`, from the snapshot of a fork. Returns the plan for the
+    /// VM.
     fn new_slot(
         &mut self,
         template: &str,
@@ -353,7 +353,7 @@ impl Driver {
         fork: Option<Arc<ForkSnapshot>>,
     ) -> Result<(SandboxId, StartPlan), PoolError> {
         let random = |e: std::io::Error| PoolError::Failed {
-            what: "draw random bytes",
+            what: "generate random bytes",
             why: e.to_string(),
         };
         let id = self.config.ids.make(host::random().map_err(random)?);
@@ -412,8 +412,8 @@ impl Driver {
         })
     }
 
-    /// A disk template boots with the kernel and the initramfs that the server's installed templates have now, and in
-    /// the present VMM.
+    /// A disk template boots in the current VMM, with the current kernel and initramfs of the server's installed
+    /// templates.
     fn origin_of_disk(&self, template: &Template) -> Result<Origin, PoolError> {
         let recorded = template.boot.clone();
         let mut files = recorded.ok_or_else(|| PoolError::NoTemplate(template.info.id.clone()))?;
@@ -435,7 +435,7 @@ impl Driver {
         })
     }
 
-    /// A fork continues on its source's files and in its source's VMM, whatever its template is by now.
+    /// A fork continues with its source's files and VMM, whatever its template is now.
     fn origin_of_fork(&self, fork: Arc<ForkSnapshot>) -> Result<Origin, PoolError> {
         let image = self.image(self.check_snapshot(fork.dir())?);
         let Record {
@@ -455,7 +455,7 @@ impl Driver {
         })
     }
 
-    /// Checks that a snapshot written by a VMM names only files in the store, and finds them.
+    /// Checks that a snapshot written by a VMM names only files in the store, and resolves them.
     pub(super) fn check_snapshot(&self, dir: &Path) -> Result<Checked, PoolError> {
         self.templates
             .check_snapshot(dir)
@@ -484,12 +484,12 @@ impl Driver {
         }
     }
 
-    /// Begins fills as long as templates need them and they are allowed.
+    /// Begins fills as long as templates need them and admission allows them.
     pub(super) fn fill(&mut self) {
         while self.fill_next() {}
     }
 
-    /// Loads a template or begins a fill. Returns whether there was something to do, and room for it.
+    /// Loads a template or begins a fill. Returns whether there was work to do and room for it.
     fn fill_next(&mut self) -> bool {
         let now_ns = host::monotonic_ns();
         self.divide(now_ns);
@@ -523,7 +523,7 @@ impl Driver {
         Lack {
             need: self.memory.need(id),
             slot_bytes: self.slot_bytes(id),
-            // A copy that exists is part of what the stock has.
+            // An existing copy is already part of the warm stock.
             load_bytes: loads.then_some(match template.copy.strong_count() {
                 0 => template.loaded_bytes,
                 _ => 0,

@@ -1,4 +1,4 @@
-//! The warm stock: which slots are warm, and when the next one is made.
+//! The warm stock: the warm slots, and the time of the next fill.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -16,9 +16,9 @@ use crate::{
     templates::{Memory, Supply, Template, Templates},
 };
 
-/// How often to see whether a fill has become possible although nothing was reported: space on the disk, say.
+/// How often to check whether a fill has become possible without a report, for example because disk space was freed.
 const POLL: Duration = Duration::from_millis(300);
-/// Delay of a template's next fill after a first failed fill; it doubles with each further failure.
+/// Delay of a template's next fill after its first failed fill. It doubles with each further failure.
 const BACKOFF: Duration = Duration::from_millis(500);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 
@@ -26,18 +26,18 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 pub(super) struct Stock {
     /// The configured budget.
     pub(super) budget: Budget,
-    /// The budget that is divided at present, which is lower while sandboxes need the memory.
+    /// The budget that is divided now. It is lower while sandboxes need the memory.
     pub(super) present: Budget,
-    /// Maximum number of fills at the same time.
+    /// Maximum number of concurrent fills.
     parallel: u32,
     /// The warm slots of each template, oldest first.
     warm: BTreeMap<String, VecDeque<SandboxId>>,
-    /// The callers, to whom fills yield.
+    /// The callers that fills yield to.
     pub(super) callers: Callers,
     last_fill_ns: u64,
-    /// Whether the budget must be divided anew.
+    /// Whether the budget must be divided again.
     pub(super) has_changed: bool,
-    /// When the budget was last divided, in CLOCK_MONOTONIC.
+    /// Time of the last division of the budget, in CLOCK_MONOTONIC nanoseconds.
     pub(super) divided_ns: u64,
 }
 
@@ -80,7 +80,7 @@ impl Stock {
         self.warm.get(template)?.front()
     }
 
-    /// The slot to end if room is needed: the oldest warm slot of the template that has the most.
+    /// The slot to end if room is needed: the oldest warm slot of the template with the most warm slots.
     pub(super) fn to_evict(&self) -> Option<&SandboxId> {
         self.warm.values().max_by_key(|ids| ids.len())?.front()
     }
@@ -99,12 +99,12 @@ impl Stock {
             .collect()
     }
 
-    /// Whether any template's stock is being refilled, or may have to be.
+    /// Whether any template's warm stock is being refilled, or may have to be.
     pub(super) fn wants_fills(&self, templates: &Templates) -> bool {
         self.has_changed || templates.iter().any(|t| t.supply.refilling)
     }
 
-    /// Decides for every template whether its stock must be refilled.
+    /// Decides for each template whether its warm stock must be refilled.
     pub(super) fn review(&self, templates: &mut Templates, slots: &Slots) {
         let filling = filling(slots);
         for template in templates.iter_mut() {
@@ -120,9 +120,10 @@ impl Stock {
         }
     }
 
-    /// The templates to fill next: those whose stock is being refilled and whose back-off is over, first those with the
-    /// fewest warm slots, and spare slots last. One template is loaded at a time (`is_loading`: one is); others that must
-    /// be loaded wait, also after a load for which the disk had no room, because clones that start from the disk now would not share the huge pages.
+    /// The templates to fill next: those that are being refilled and are not backing off, the fewest warm slots first
+    /// and spare slots last. Templates are loaded one at a time (`is_loading` if one is). Others that must be loaded
+    /// wait, even after a load failed for lack of disk space, because clones that start from the disk would not share
+    /// the huge pages.
     pub(super) fn next_fills<'a>(
         &self,
         templates: &'a Templates,
@@ -144,7 +145,8 @@ impl Stock {
     }
 
     /// Whether a fill may begin, if there is room for it. `is_queued` is true if callers' requests are in the queue. A
-    /// build is no caller: its machine boots and is saved for seconds, at a low CPU weight, while users take slots.
+    /// build does not count as a caller: its VM boots and is saved for seconds, at a low CPU weight, while users take
+    /// slots.
     pub(super) fn may_fill(&self, slots: &Slots, is_queued: bool, now_ns: u64) -> bool {
         let is_busy = slots.values().any(|entry| {
             let is_changing = matches!(
@@ -164,7 +166,7 @@ impl Stock {
         policy::may_fill(&foreground)
     }
 
-    /// When a fill may become possible although nothing is reported.
+    /// Delay after which a fill may become possible without a report.
     pub(super) fn look_again_in(&self, now_ns: u64) -> Duration {
         match self.callers.busy_for(now_ns) {
             Duration::ZERO => POLL,
@@ -177,12 +179,13 @@ impl Stock {
     }
 }
 
-/// Counts a failed fill of a template and delays its next fill, longer after each failure.
+/// Counts a failed fill of a template and delays its next fill. The delay grows with each failure.
 pub(super) fn fill_failed(supply: &mut Supply, now_ns: u64) {
     supply.not_before_ns = back_off(&mut supply.failures, now_ns);
 }
 
-/// Counts a load of a template for which the disk had no room, and delays its next load, longer after each failure.
+/// Counts a load that failed for lack of disk space, and delays the template's next load. The delay grows with each
+/// failure.
 pub(super) fn load_failed(supply: &mut Supply, now_ns: u64) {
     supply.load_not_before_ns = back_off(&mut supply.load_failures, now_ns);
 }

@@ -1,4 +1,4 @@
-//! Removal of what only former releases or replaced templates needed: kept VMMs, and links to images.
+//! Removes files that only old releases or replaced templates needed: kept VMMs, and links to images.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,10 +20,10 @@ use crate::{
 };
 
 impl Driver {
-    /// Removes the VMMs and the images that no sandbox, on its way to this server or here, and no template needs. Does nothing while a start or a new
-    /// template waits or is under way: what it will need is not in a record yet. Does nothing either once the pool
-    /// closes: the next server decides with its own VMM and templates. Does nothing at all if this server could not read
-    /// all records.
+    /// Removes VMMs and images that no template needs and no sandbox, whether here or moving to this server. Does
+    /// nothing while a start or a new template waits or is under way, because no record names its files yet; nor after
+    /// the pool has begun to close, because the next server decides with its own VMM and templates; nor if this server
+    /// could not read all records.
     pub(super) fn remove_unused(&mut self) {
         let is_removing = self.removal.as_ref().is_some_and(|r| !r.is_finished());
         if self.keeps_unused
@@ -34,7 +34,7 @@ impl Driver {
         {
             return;
         }
-        // A sandbox that was on its way is here, and its record names the files, or the move was given up.
+        // A sandbox that was moving here has arrived and its record names the files, or the move was abandoned.
         let before = self.held.len();
         self.held.retain(|dir, _| is_held(dir));
         self.images_may_be_unused |= self.held.len() < before;
@@ -46,7 +46,7 @@ impl Driver {
             let used = records.chain(templates).chain(held).collect();
             unused = self.vmms.take_unused(&used);
         }
-        // A rebuilt template, or the base of a diff, is in no template's record until the job's report.
+        // Until the job's report, no template's record names a rebuilt template or the base of a diff.
         let is_awaited = self.rebuilding.is_some() || self.storing.is_some();
         if self.images_may_be_unused && !is_awaited {
             self.images_may_be_unused = false;
@@ -55,7 +55,7 @@ impl Driver {
         if unused.is_empty() {
             return;
         }
-        // Renamed before anything else happens: what a killed server has removed in part must not be taken for whole.
+        // Renamed first: if the server is killed half-way, the remaining files must not look complete.
         let unused: Vec<_> = unused
             .into_iter()
             .map(|dir| (set_aside(&dir), dir))
@@ -64,10 +64,10 @@ impl Driver {
             for (aside, dir) in unused {
                 match aside.and_then(std::fs::remove_dir_all) {
                     Ok(()) => {
-                        tracing::info!(dir = %dir.display(), "removed: nothing needs it any more")
+                        tracing::info!(dir = %dir.display(), "removed unused directory")
                     }
                     Err(error) => {
-                        tracing::warn!(dir = %dir.display(), %error, "cannot remove what nothing needs")
+                        tracing::warn!(dir = %dir.display(), %error, "cannot remove unused directory")
                     }
                 }
             }
@@ -80,12 +80,12 @@ impl Driver {
         self.queue.is_empty() && self.slots.values().all(|e| is_at_rest(&e.slot))
     }
 
-    /// The directories of images that no sandbox and no template uses. None, as long as there is a pause of a former
-    /// release, which names the place where its template was installed.
+    /// The directories of images that no sandbox and no template uses. Empty as long as there is a pause of an older
+    /// release, which refers to the installed path of its template.
     fn unused_images(&self) -> Vec<PathBuf> {
         let images = self.templates.images();
         let own = self.config.state.join(TEMPLATES);
-        // Installed in place: it may be the template that images have links of.
+        // A template installed in place may be the origin of the links of images.
         let is_elsewhere = |dir: &Path| !dir.starts_with(images.dir()) && !dir.starts_with(&own);
         let mut used = BTreeSet::new();
         for entry in self.slots.values().filter(|e| e.slot.is_leased()) {

@@ -1,4 +1,4 @@
-//! Disk templates, and the files with which they boot.
+//! Disk templates, and the files from which they boot.
 
 use std::{
     fs,
@@ -16,17 +16,17 @@ use crate::{
 /// Name of the installed template whose kernel is preferred.
 const BASE: &str = "base";
 
-/// Kernel and initramfs of this host's guests, whatever their root image is.
+/// Kernel and initramfs of this host's guests, for any root image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Guest {
     pub(crate) kernel: PathBuf,
     pub(crate) initrd: PathBuf,
-    /// Where the template that has them is installed. Its recipe names the empty layer.
+    /// The installed directory of the template that provides them. Its recipe names the empty layer.
     pub(crate) installed: PathBuf,
 }
 
 impl Templates {
-    /// Kernel and initramfs of the installed template `base`, or else of the first one by id that names them.
+    /// Kernel and initramfs of the installed template `base` or, without one, of the first by id that names them.
     pub(crate) fn guest(&self) -> Option<Guest> {
         let guest = |template: &Template| {
             let boot = template.boot.as_ref()?;

@@ -1,4 +1,4 @@
-//! Which VMM made an installed template.
+//! Finds the VMM that made an installed template.
 
 use std::{io, path::Path};
 
@@ -10,7 +10,7 @@ use crate::{
     vmms::{PROGRAM, VmmId, Vmms},
 };
 
-/// The VMM that made the installed template in `dir`: the one that the template names or carries, otherwise the present
+/// The VMM that made the installed template in `dir`: the one that the template names or carries, otherwise the current
 /// one. Keeps a VMM that the template carries.
 pub(super) fn maker(dir: &Path, vmms: &mut Vmms) -> Result<VmmId, String> {
     let path = dir.join(template_file::MADE_BY);

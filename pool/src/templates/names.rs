@@ -33,7 +33,7 @@ pub(super) fn check_name(name: &str) -> Result<(), PoolError> {
     }
 }
 
-/// The id of an installed template, the same in every server process.
+/// The id of an installed template. It is the same in every server process.
 pub(super) fn id_of_name(name: &str) -> String {
     id_of_bytes(&Sha256::digest(format!("installed template {name}")))
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{TemplateRecord, Templates, names::plain};
 use crate::error::PoolError;
 
-/// Templates whose names have changed: for each its id and its former names.
+/// Id and previous names of each template whose names have changed.
 pub(crate) type TakenNames = Vec<(String, Vec<String>)>;
 
 /// A change of names that must be written to disk.
@@ -18,8 +18,8 @@ pub(crate) struct Renamed {
 }
 
 impl Templates {
-    /// Gives names to a template, in addition to those that it has. The caller must write the records, and undo the
-    /// change by [`Templates::undo_names`] if that fails.
+    /// Adds names to a template. The caller must write the records, and undo the change with [`Templates::undo_names`]
+    /// if that fails.
     ///
     /// # Errors
     /// Returns [`PoolError::NoTemplate`], the errors of [`Templates::check_names`], and [`PoolError::BadName`] for an
@@ -50,8 +50,8 @@ impl Templates {
         Ok(Renamed { records, former })
     }
 
-    /// Takes names away from the templates that have them, which stay. The caller must write the records, and undo the
-    /// change by [`Templates::undo_names`] if that fails.
+    /// Removes names from the templates that have them. The caller must write the records, and undo the change with
+    /// [`Templates::undo_names`] if that fails.
     ///
     /// # Errors
     /// Returns [`PoolError::NoTemplate`] with the first name that no template has, and [`PoolError::BadName`] for the
@@ -72,7 +72,8 @@ impl Templates {
         Ok(Renamed { records, former })
     }
 
-    /// Undoes a change of names that could not be written. Names that another template has got meanwhile stay there.
+    /// Undoes a change of names that could not be written. Names that another template has received since then stay
+    /// there.
     pub(crate) fn undo_names(&mut self, former: TakenNames) {
         for (id, names) in former {
             let free: Vec<_> = names
@@ -85,14 +86,14 @@ impl Templates {
         }
     }
 
-    /// Undoes an addition that could not be written: forgets the template and gives names back.
+    /// Undoes an addition that could not be written: removes the template and returns the names.
     pub(crate) fn unpublish(&mut self, id: &str, taken: TakenNames) {
         self.by_id.remove(id);
         self.undo_names(taken);
     }
 
-    /// Takes names away from every template but this one. Returns the new records of the templates that lose names, and
-    /// their former names.
+    /// Removes names from every template but this one. Returns the new records of the templates that lose names, and
+    /// their previous names.
     pub(super) fn take_names_from_others(
         &mut self,
         id: &str,

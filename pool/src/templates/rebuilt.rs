@@ -1,7 +1,7 @@
-//! Installed templates that the pool has built again, with a later VMM, kernel or root image.
+//! Installed templates that the pool has rebuilt with a newer VMM, kernel or root image.
 //!
-//! A rebuilt template is in the directory of images, with the record `rebuilt.json`, which names the installed template
-//! that it replaces. When that one is installed anew, the rebuilt one is not used any more.
+//! A rebuilt template lies in the directory of images. Its record `rebuilt.json` names the installed template that it
+//! replaces. When that template is reinstalled, the rebuilt one is no longer used.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ const RECORD: &str = "rebuilt.json";
 /// The rebuild of an installed template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rebuild {
-    /// Where the template is installed.
+    /// Directory of the installed template.
     pub(crate) installed: PathBuf,
     pub(crate) state: RebuildState,
     /// Number of consecutive failed rebuilds.
@@ -41,7 +41,7 @@ impl Rebuild {
     }
 }
 
-/// The contents of `rebuilt.json`. Later releases may add fields, so unknown ones are ignored.
+/// The contents of `rebuilt.json`. Newer releases may add fields, so unknown fields are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Rebuilt {
     /// The template's id.
@@ -65,11 +65,11 @@ impl Rebuilt {
     }
 }
 
-/// The files from which sandboxes of an installed template start, and the VMM that made them: rebuilt ones of the
-/// present VMM, else the installed ones if the present VMM made them, else the newest.
+/// The files from which sandboxes of an installed template start, and the VMM that made them: rebuilt files of the
+/// current VMM if there are any, otherwise the installed files if the current VMM made them, otherwise the newest.
 ///
 /// # Errors
-/// Returns a message for people if the template has no manifest, or the VMM of the installed files is missing and there
+/// Returns a readable message if the template has no manifest, or the VMM of the installed files is missing and there
 /// are no others.
 pub(super) fn choose(
     installed: &Path,

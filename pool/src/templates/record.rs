@@ -29,21 +29,21 @@ pub(super) struct Kept {
     pub(super) names: Vec<String>,
     pub(super) created_unix_s: u64,
     pub(super) kind: TemplateKind,
-    /// The sandbox from which the template was made; `None` if it was made otherwise.
+    /// The sandbox from which the template was made. `None` if there was no sandbox.
     pub(super) source: Option<SandboxId>,
-    /// The directory of the template's files; `None`: the directory `image` beside this record.
+    /// The directory of the template's files. `None` for the directory `image` next to this record.
     pub(super) elsewhere: Option<PathBuf>,
-    /// The VMM that made the template. `None`: the files elsewhere name it, or the template is a disk.
+    /// The VMM that made the template. `None` if the files elsewhere name it, or the template is a disk.
     pub(super) vmm: Option<VmmId>,
-    /// Of a disk template.
+    /// Size of the VMs of a disk template.
     pub(super) machine: Option<Size>,
-    /// The files from which sandboxes boot: of a disk template each of them, of a built template those without memory.
-    /// `None` for other templates, which have kernel and initramfs beside their root image.
+    /// The files from which sandboxes boot: all sandboxes of a disk template, and sandboxes without memory of a built
+    /// template. `None` for other templates, whose kernel and initramfs lie next to their root image.
     pub(super) boot: Option<BootFiles>,
     pub(super) defaults: TemplateDefaults,
 }
 
-/// The size of a machine.
+/// The size of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Size {
@@ -54,7 +54,7 @@ pub(crate) struct Size {
 
 impl Size {
     /// # Errors
-    /// Returns a message for people if no machine can have this size.
+    /// Returns a readable message if no VM can have this size.
     pub(crate) fn check(self) -> Result<(), String> {
         let memory = model::MIN_MEMORY..=model::MAX_MEMORY;
         if !memory.contains(&self.memory) {
@@ -66,7 +66,7 @@ impl Size {
             ));
         }
         match self.vcpus {
-            0 => Err("a machine without a CPU".to_owned()),
+            0 => Err("a VM needs at least one CPU".to_owned()),
             _ => Ok(()),
         }
     }
@@ -76,7 +76,7 @@ impl Size {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Former {
-    #[expect(dead_code, reason = "the header was read before")]
+    #[expect(dead_code, reason = "the header has already been decoded")]
     version: u32,
     names: Vec<String>,
     created_unix_s: u64,
@@ -95,7 +95,7 @@ struct Header {
 }
 
 impl Kept {
-    /// A record with what every template has.
+    /// A record with the fields that every template has.
     pub(super) fn new(kind: TemplateKind, names: Vec<String>, created_unix_s: u64) -> Self {
         Self {
             version: VERSION,
@@ -111,10 +111,10 @@ impl Kept {
         }
     }
 
-    /// Reads the record in the template's directory, of this or a former version.
+    /// Reads the record in the template's directory, in the current or an older version.
     ///
     /// # Errors
-    /// Returns [`io::ErrorKind::NotFound`] if there is none, and another error if it cannot be read.
+    /// Returns [`io::ErrorKind::NotFound`] if there is no record, and another error if it cannot be read.
     pub(super) fn read(home: &Path) -> io::Result<Self> {
         let bytes = read_bounded(&home.join(RECORD), MAX_FILE)?;
         let Header { version } = serde_json::from_slice(&bytes)?;
@@ -122,7 +122,7 @@ impl Kept {
             VERSION => Ok(serde_json::from_slice(&bytes)?),
             1 | 2 => Ok(serde_json::from_slice::<Former>(&bytes)?.into()),
             later => Err(io::Error::other(format!(
-                "it has version {later}, and this program reads version 1 to {VERSION}: start the release that wrote it"
+                "it has version {later}, but this program reads version 1 to {VERSION}: start the release that wrote it"
             ))),
         }
     }
@@ -159,7 +159,7 @@ impl TemplateRecord {
         sync_dir(self.home.parent().unwrap_or(&self.home))
     }
 
-    /// Removes the record first, so that a crash of the host leaves either the whole template or none.
+    /// Removes the record first, so that a crash of the host leaves either the complete template or none.
     pub(crate) fn remove(&self) -> io::Result<()> {
         let record = self.home.join(RECORD);
         if record.exists() {
@@ -170,8 +170,8 @@ impl TemplateRecord {
     }
 }
 
-/// Records the VMM of a template that a former release made, so that the template stays usable after the next upgrade. A
-/// failure is only logged: the next server tries again.
+/// Records the VMM of a template that an older release made, so that the template stays usable after the next upgrade.
+/// Failures are only logged, because the next server tries again.
 pub(super) fn name_vmm(home: &Path, kept: &Kept) {
     if let Err(error) = write_kept(home, kept) {
         tracing::warn!(dir = %home.display(), %error, "cannot record the VMM of a template");

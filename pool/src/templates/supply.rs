@@ -1,4 +1,4 @@
-//! What the warm stock has recorded about a template, and decided for it.
+//! Measurements and decisions of the warm stock for one template.
 
 use std::time::Duration;
 
@@ -10,15 +10,16 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct Supply {
     pub(crate) creates: Creates,
-    /// When a caller last got a sandbox of the template, in CLOCK_MONOTONIC; `None` if none did since the pool was opened.
+    /// Time at which a caller last got a sandbox of the template, in CLOCK_MONOTONIC nanoseconds. `None` if this has
+    /// not happened since the pool was opened.
     pub(crate) used_ns: Option<u64>,
-    /// When a caller last got a sandbox of a diff of the template, likewise.
+    /// The same for sandboxes of diffs of the template.
     pub(crate) diff_used_ns: Option<u64>,
-    /// Slots that configuration and demand ask for, before the budget is divided.
+    /// Slots that configuration and demand require, before the budget is divided.
     pub(crate) wanted: u32,
-    /// Whether neither configuration nor demand asks for them: they are spare slots.
+    /// Whether neither configuration nor demand requires the slots: they are spare.
     pub(crate) is_spare: bool,
-    /// The marks of its stock, within the budget.
+    /// The marks of its warm stock, within the budget.
     pub(crate) marks: WarmMarks,
     /// Whether its memory may be loaded, within the budget.
     pub(crate) loads: bool,
@@ -28,23 +29,23 @@ pub(crate) struct Supply {
     pub(crate) failures: u32,
     /// No fill begins before this time (CLOCK_MONOTONIC).
     pub(crate) not_before_ns: u64,
-    /// Number of consecutive loads for which the disk had no room.
+    /// Number of consecutive loads that failed for lack of disk space.
     pub(crate) load_failures: u32,
     /// No load begins before this time (CLOCK_MONOTONIC).
     pub(crate) load_not_before_ns: u64,
-    /// Creates that a warm slot served, and creates for which a VM was made.
+    /// Creates served by a warm slot, and creates for which a VM was made.
     pub(crate) hits: u64,
     pub(crate) misses: u64,
 }
 
 impl Supply {
-    /// Whether the template has not been used for so long. Use of a diff is no use of the template: no sandbox of it is
-    /// needed.
+    /// Whether the template has been unused for at least `idle`. Uses of a diff do not count, because they need no
+    /// sandbox of this template.
     pub(crate) fn is_idle(&self, now_ns: u64, idle: Duration) -> bool {
         is_idle(self.used_ns, now_ns, idle)
     }
 
-    /// Whether the template's memory has not been used for so long. Sandboxes of diffs use it, too.
+    /// Whether the template's memory has been unused for at least `idle`. Uses of diffs count, because they map it.
     pub(crate) fn is_memory_idle(&self, now_ns: u64, idle: Duration) -> bool {
         is_idle(self.memory_used_ns(), now_ns, idle)
     }

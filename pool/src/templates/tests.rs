@@ -82,7 +82,7 @@ fn a_template_that_names_a_file_outside_the_store_is_ignored() {
             .unwrap_err()
             .contains("outside")
     );
-    // A caller adds the directory: then it may be named.
+    // Allowed once a caller has added the directory.
     let (id, _) = templates.draft().unwrap();
     let elsewhere = Origin::Elsewhere(other.clone());
     keep(

@@ -1,4 +1,4 @@
-//! The VMMs of sandboxes whose records do not name one, because a former release wrote them.
+//! Finds the VMMs of sandboxes whose records do not name one, because an older release wrote them.
 
 use std::{collections::HashMap, fs, os::unix::fs::MetadataExt, path::PathBuf};
 
@@ -13,10 +13,10 @@ use crate::{
     spec::{PauseMode, SandboxState},
 };
 
-/// Finds the VMM of each sandbox whose record names none. The program of a running VMM is copied from its process, even
-/// if its file was replaced. A pause in the format of this release can be read by the present VMM; this is written to the
-/// record, so that the pause stays usable after the next upgrade. A failure is logged: the sandbox is then tried with
-/// the present VMM.
+/// Finds the VMM of each sandbox whose record names none. A running VMM's program is copied from its process, even if
+/// its file has been replaced. The current VMM can read a pause in this release's format. This is written to the
+/// record, so that the pause stays usable after the next upgrade. Failures are logged: the current VMM is then tried
+/// for the sandbox.
 pub(crate) fn name(entries: &mut [(SandboxId, Entry)], vmms: &mut Vmms) {
     let mut known = HashMap::new();
     for (id, entry) in entries
@@ -50,7 +50,7 @@ fn of_process(
         return Ok(Some(id.clone()));
     }
     let id = vmms.keep(&program).map_err(|e| e.to_string())?;
-    // The id of the process could have been reused, and the program be another one.
+    // The process id may have been reused by another program.
     if !process.is_alive() {
         return Ok(None);
     }

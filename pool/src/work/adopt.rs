@@ -1,5 +1,6 @@
-//! The adoption of a sandbox that a former server left. A running sandbox is verified before its first request is
-//! served: its network enforces the recorded policy, and its VMM answers. What is left beside a paused sandbox is ended.
+//! Adopts a sandbox of the previous server. A running sandbox is verified before its first request is served: its
+//! network enforces the recorded policy, and its VMM responds. For a paused sandbox, a leftover process or cgroup is
+//! removed.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -26,11 +27,11 @@ pub(crate) struct AdoptPlan {
     pub(crate) tap: Option<TapIndex>,
     pub(crate) policy: Policy,
     pub(crate) network: Option<Isolation>,
-    /// Limit for each answer of the VMM. On a busy host, or with a slow disk, an answer can take more than half a minute.
+    /// Limit for each response of the VMM. On a busy host or a slow disk, a response can take more than half a minute.
     pub(crate) patience: Duration,
 }
 
-/// A VMM that must answer before its sandbox is adopted. It holds nothing that a successor of this server needs.
+/// A VMM that must respond before its sandbox is adopted. It holds nothing that the next server needs.
 #[derive(Debug)]
 pub(crate) struct Asking {
     dir: SlotDir,
@@ -39,16 +40,20 @@ pub(crate) struct Asking {
 }
 
 impl AdoptPlan {
-    /// Everything but the question to the VMM.
+    /// Does everything except contacting the VMM.
     ///
     /// # Errors
-    /// Returns why the sandbox cannot go on, as [`Asking::run`] does.
+    /// Returns why the sandbox cannot continue, like [`Asking::run`].
     pub(crate) fn prepare(self) -> Result<Asking, String> {
         self.adopt_tap()?;
-        // These are the files of an unfinished pause, or of a pause that was resumed: the record is that of a running
-        // sandbox, so it ends if its VMM does not answer.
+        // These files belong to an unfinished pause, or to one that was resumed. The record says that the sandbox runs,
+        // so the sandbox ends if its VMM does not respond.
         if let Err(error) = self.dir.forget_pause() {
-            tracing::error!(dir = %self.dir.path().display(), %error, "cannot remove the files of a pause");
+            tracing::error!(
+                dir = %self.dir.path().display(),
+                %error,
+                "cannot remove the files of an obsolete pause"
+            );
         }
         remove_drafts(&self.dir);
         Ok(Asking {
@@ -58,12 +63,12 @@ impl AdoptPlan {
         })
     }
 
-    /// Puts the record's policy in force at the TAP, and reads it back.
+    /// Applies the record's policy to the TAP and reads it back.
     fn adopt_tap(&self) -> Result<(), String> {
         match (self.tap, &self.network) {
             (None, _) => Ok(()),
             (Some(_), None) => {
-                Err("it has a network, and this server is configured without one".to_owned())
+                Err("it has a network, but this server is configured without one".to_owned())
             }
             (Some(tap), Some(network)) => network
                 .adopt(tap, &self.id, &self.policy)
@@ -73,22 +78,22 @@ impl AdoptPlan {
 }
 
 impl Asking {
-    /// Returns the VMM's private memory in bytes, or `None` if that cannot be read.
+    /// Returns the VMM's private memory in bytes, or `None` if it cannot be read.
     ///
     /// # Errors
-    /// Returns why the sandbox cannot go on. The driver must then end it, because its traffic may not be filtered or its
-    /// VM is not under control.
+    /// Returns why the sandbox cannot continue. The driver must then end it, because its traffic may be unfiltered or
+    /// its VM out of control.
     pub(crate) fn run(self) -> Result<Option<u64>, String> {
         self.go_on()?;
         Ok(host::private_bytes(self.pid))
     }
 
-    /// Resumes the VM if it is paused, because the former server may have been killed while a snapshot was being
-    /// written. Returns an error if the VMM does not answer or its guest has exited.
+    /// Resumes the VM if it is paused, because the previous server may have been killed while it wrote a snapshot.
+    /// Returns an error if the VMM does not respond or its guest has exited.
     fn go_on(&self) -> Result<(), String> {
         let mut control = ControlClient::connect(&self.dir.control(), Some(self.patience))
             .map_err(|e| format!("cannot connect to its VMM: {e}"))?;
-        let answer = |e| format!("its VMM does not answer: {}", guest_text(&chain(&e)));
+        let answer = |e| format!("its VMM does not respond: {}", guest_text(&chain(&e)));
         let stats = control.stats().map_err(answer)?;
         match stats.phase {
             VmPhase::Running => Ok(()),
@@ -98,8 +103,8 @@ impl Asking {
     }
 }
 
-/// Removes incomplete snapshots of the former server. No other server can be writing one, because this server holds the
-/// lock of the state directory.
+/// Removes incomplete snapshots of the previous server. No other server can be writing one, because this server holds
+/// the lock of the state directory.
 fn remove_drafts(dir: &SlotDir) {
     for entry in fs::read_dir(dir.path()).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(".pause.") {
@@ -109,7 +114,7 @@ fn remove_drafts(dir: &SlotDir) {
     }
 }
 
-/// The adoption of a paused sandbox beside which the former server left a process or a control group.
+/// Adoption of a paused sandbox for which the previous server left a process or a cgroup.
 #[derive(Debug)]
 pub(crate) struct AdoptPausedPlan {
     pub(crate) id: SandboxId,
@@ -117,12 +122,12 @@ pub(crate) struct AdoptPausedPlan {
     /// The recorded VMM, if it still runs.
     pub(crate) vm: Option<Vm>,
     pub(crate) groups: Arc<Groups>,
-    /// Limit for the answer of a VMM that is not recorded.
+    /// Limit for the response of a VMM that is not recorded.
     pub(crate) patience: Duration,
 }
 
 impl AdoptPausedPlan {
-    /// Ends the process and removes the group, so that a resume finds neither. A failure is logged.
+    /// Ends the process and removes the cgroup, so that a resume finds neither. Failures are logged.
     pub(crate) fn run(self) {
         end(&self.dir, self.vm.as_ref(), self.patience);
         sweep_group(&self.groups, self.id.as_str());

@@ -1,5 +1,5 @@
-//! The base of a pause at another server: the files of a whole template, by the SHA-256 of its manifest, or those from
-//! which a sandbox booted, by their own.
+//! The base of a paused sandbox on another server: the files of a whole template, identified by the SHA-256 of its
+//! manifest, or the files from which the sandbox booted, identified by their checksum.
 //!
 //! ```text
 //! giver:  images/<sum>/ or templates/<id>/image/  ─► open files (BasePlan)
@@ -10,10 +10,11 @@
 //! As long as the links exist, the driver removes neither the files of `images` nor the VMM. The next server may: no record
 //! names them yet. A [`super::take::TakePlan`] then makes them again from the links.
 //!
-//! Several jobs may make one directory of `images` at the same time. Each makes a draft of its own, complete and synced, and
-//! the first rename decides ([`name_content`]).
+//! Several jobs may make the same directory of `images` at the same time. Each writes and syncs its own draft, and the
+//! first rename wins ([`name_content`]).
 //!
-//! What must never happen: files have the name of a template in `images`, and not all the content that its manifest states.
+//! What must never happen: a directory in `images` has the name of a template but not the content that its manifest
+//! states.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -41,14 +42,14 @@ use crate::{
 };
 
 const WHAT: &str = "use the base of a paused sandbox";
-/// The directory of links to the base, beside the files of a pause that arrives.
+/// The directory of links to the base, next to the files of an incoming pause.
 const BASE: &str = "base";
 /// The link to the VMM.
 const VMM: &str = "vmm";
 const MAX_MANIFEST: u64 = 1 << 20;
-/// Blocks of this size are summed, unless they are zero.
+/// Blocks of this size are hashed, unless they are zero.
 const BLOCK: usize = 64 << 10;
-/// The files that a base must have. The others are those with which it starts faster, and boots.
+/// The files that every base has. The others make it start faster, or allow it to boot.
 const NEEDED: [&str; 5] = [
     MANIFEST_NAME,
     template_file::STATE,
@@ -60,9 +61,9 @@ const NEEDED: [&str; 5] = [
 /// Opens the files of a base for another server.
 #[derive(Debug)]
 pub(crate) struct BasePlan {
-    /// `None`: the sandbox booted, and needs the files of `guest` only.
+    /// `None` if the sandbox has booted and needs only the files of `guest`.
     pub(crate) dir: Option<PathBuf>,
-    /// Root image, kernel and initramfs, by the names that they have in `images`.
+    /// Root image, kernel and initramfs, with their file names in `images`.
     pub(crate) guest: Vec<(&'static str, PathBuf)>,
     /// Makes the memory file if it is stored as a diff.
     pub(crate) restorer: Restorer,
@@ -96,7 +97,7 @@ impl BasePlan {
     }
 }
 
-/// What the links of a sandbox that is on its way keep.
+/// Files held by the links of a sandbox that is moving here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
     /// The directory in `images`.
@@ -104,25 +105,25 @@ pub(crate) struct Held {
     pub(crate) vmm: Option<VmmId>,
 }
 
-/// Keeps what a paused sandbox needs until it is this server's.
+/// Holds the files that a paused sandbox needs until it belongs to this server.
 #[derive(Debug)]
 pub(crate) struct HoldPlan {
     pub(crate) images: Images,
     pub(crate) needs: PauseNeeds,
-    /// The files of the base, if they have just arrived. They become those of `images`.
+    /// The files of the base, if they were just fetched. They are moved to `images`.
     pub(crate) fetched: Option<PathBuf>,
     /// The program of the VMM, if it is needed.
     pub(crate) vmm: Option<PathBuf>,
-    /// The directory of the sandbox that is on its way.
+    /// The directory of the sandbox that is moving here.
     pub(crate) to: PathBuf,
     pub(crate) stop: Stop,
 }
 
 impl HoldPlan {
-    /// Returns what is held; `None`: the base is not here.
+    /// Returns the held files, or `None` if the base is not here.
     ///
     /// # Errors
-    /// Returns [`PoolError`] if the files that have arrived are not the base, or cannot be linked.
+    /// Returns [`PoolError`] if the fetched files are not the base, or cannot be linked.
     pub(crate) fn run(&self) -> Result<Option<Held>, PoolError> {
         self.stop.outcome(self.hold())
     }
@@ -167,7 +168,7 @@ impl HoldPlan {
     }
 }
 
-/// Makes the base of `needs` from the links of a sandbox that is on its way, if it was removed meanwhile.
+/// Recreates the base of `needs` from the links of a sandbox that is moving here, if the base has been removed.
 pub(super) fn restore(
     from: &Path,
     images: &Images,
@@ -178,24 +179,24 @@ pub(super) fn restore(
     if !place.is_dir() && held.is_dir() {
         is_complete(&held, needs.kind)?;
         if sum_of(&held, needs.kind, stop)? != needs.base {
-            return Err(io::Error::other("the links are those of another base"));
+            return Err(io::Error::other("the links belong to another base"));
         }
         return link_dir(&held, &place);
     }
     if place.is_dir() {
         is_complete(&place, needs.kind)?;
-        // Another job may have given it its name a moment ago.
+        // Another job may have renamed it a moment ago.
         sync_dir(images.dir())?;
     }
     Ok(())
 }
 
-/// Whether a sandbox that is on its way still has links to its base.
+/// Whether a sandbox that is moving here still has links to its base.
 pub(crate) fn is_held(dir: &Path) -> bool {
     dir.join(BASE).is_dir()
 }
 
-/// Checks that the files without which a base is of no use exist.
+/// Checks that the mandatory files of a base exist.
 fn is_complete(dir: &Path, kind: BaseKind) -> io::Result<()> {
     let needed: &[&str] = match kind {
         BaseKind::Template => &NEEDED,
@@ -210,7 +211,7 @@ fn is_complete(dir: &Path, kind: BaseKind) -> io::Result<()> {
     }
 }
 
-/// Removes the links when nothing needs them any more.
+/// Removes the links once they are no longer needed.
 pub(super) fn forget(dir: &Path) -> io::Result<()> {
     remove_dir(&dir.join(BASE))?;
     remove_file(&dir.join(VMM))
@@ -222,8 +223,8 @@ pub(crate) fn held_vmm(dir: &Path) -> Option<PathBuf> {
     program.is_file().then_some(program)
 }
 
-/// Links every file of a directory into a new one, which has its name when it is complete and on disk. If the new one exists,
-/// it stays as it is.
+/// Links every file of a directory into a new one, which gets its final name when it is complete and synced. An
+/// existing directory is left unchanged.
 fn link_dir(from: &Path, to: &Path) -> io::Result<()> {
     let name = to.file_name().unwrap_or_default().to_string_lossy();
     let own = host::hex(&host::random::<8>()?);
@@ -238,7 +239,7 @@ fn link_dir(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 fn link_files(from: &Path, to: &Path) -> io::Result<()> {
-    // Its parent must exist: a move that was given up meanwhile must not come back.
+    // Fails if the parent is missing: an abandoned move must not come back.
     DirBuilder::new().mode(0o700).create(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
@@ -249,7 +250,7 @@ fn link_files(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The sum that identifies the files in `dir`.
+/// The checksum that identifies the files in `dir`.
 fn sum_of(dir: &Path, kind: BaseKind, stop: &Stop) -> io::Result<String> {
     match kind {
         BaseKind::Template => sum_of_manifest(dir),
@@ -257,7 +258,7 @@ fn sum_of(dir: &Path, kind: BaseKind, stop: &Stop) -> io::Result<String> {
     }
 }
 
-/// SHA-256 of the lengths and sums of files: root image, kernel and initramfs.
+/// SHA-256 over lengths and checksums of root image, kernel and initramfs.
 pub(crate) fn sum_of_guest(paths: &[PathBuf], stop: &Stop) -> io::Result<String> {
     let mut hash = Sha256::new();
     for path in paths {
@@ -270,7 +271,8 @@ pub(crate) fn sum_of_guest(paths: &[PathBuf], stop: &Stop) -> io::Result<String>
     Ok(host::hex(&hash.finalize()))
 }
 
-/// Names the root image in the manifest of a pause that has no base. The one in it is at another server.
+/// Sets the root image in the manifest of a pause that has no base. The manifest still names the path on the other
+/// server.
 pub(super) fn set_root(pause: &Path, root: &Path) -> io::Result<()> {
     let bytes = read_bounded(&pause.join(MANIFEST_NAME), MAX_MANIFEST)?;
     let mut manifest: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&bytes)?;
@@ -280,14 +282,14 @@ pub(super) fn set_root(pause: &Path, root: &Path) -> io::Result<()> {
     replace(pause, MANIFEST_NAME, &bytes, Durability::Host)
 }
 
-/// A file's length and sum.
+/// Length and checksum of a file.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 struct Sum {
     bytes: u64,
     sha256: String,
 }
 
-/// The sums of a manifest of this release's format.
+/// The checksums in a manifest of this release's format.
 #[derive(Deserialize)]
 struct Sums {
     root_sum: Sum,
@@ -296,17 +298,17 @@ struct Sums {
     layer_sum: Sum,
 }
 
-/// Whether a file has blocks that are not written.
+/// Whether a file can have unwritten blocks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Whole,
     Sparse,
 }
 
-/// Why files that have arrived are not used.
+/// Reason to reject fetched files.
 #[derive(Debug, thiserror::Error)]
 enum NotUsed {
-    /// They are not the base. A message for people.
+    /// The files are not the base. The message is for users.
     #[error("{0}")]
     Unfit(String),
     #[error(transparent)]
@@ -328,19 +330,19 @@ fn check(dir: &Path, needs: &PauseNeeds, stop: &Stop) -> Result<(), NotUsed> {
         let name = entry?.file_name();
         let name = name.to_string_lossy();
         if !is_file_of_base(&name) || *kind == BaseKind::Guest && !images::GUEST.contains(&&*name) {
-            return unfit(&format!("{name} is no file of it"));
+            return unfit(&format!("{name} is not part of it"));
         }
     }
     if *kind == BaseKind::Guest {
         if sum_of(dir, *kind, stop)? != *base {
-            return unfit("its files have another sum");
+            return unfit("the checksum of its files differs");
         }
         return Ok(());
     }
     let bytes = read_bounded(&dir.join(MANIFEST_NAME), MAX_MANIFEST);
     let bytes = bytes.map_err(|e| named(MANIFEST_NAME, e))?;
     if host::hex(&Sha256::digest(&bytes)) != *base {
-        return unfit("its manifest has another sum");
+        return unfit("the checksum of its manifest differs");
     }
     let manifest = Manifest::read(dir)?;
     can_check(manifest.format)?;
@@ -357,14 +359,14 @@ fn check(dir: &Path, needs: &PauseNeeds, stop: &Stop) -> Result<(), NotUsed> {
     ] {
         let found = File::open(dir.join(name)).and_then(|file| sum(&file, form, stop));
         if found.map_err(|e| named(name, e))? != wanted {
-            return unfit(&format!("{name} has another sum than the manifest says"));
+            return unfit(&format!("the checksum of {name} differs from the manifest"));
         }
     }
     Ok(())
 }
 
 /// # Errors
-/// Returns a message for people if the sums of a template of this format mean something else to this release.
+/// Returns a readable message if this release computes the checksums of a template of this format differently.
 pub(crate) fn can_check(format: u32) -> Result<(), String> {
     if format == TEMPLATE_FORMAT {
         return Ok(());
@@ -387,19 +389,19 @@ fn check_boot(dir: &Path, wanted: Option<&str>, stop: &Stop) -> Result<(), NotUs
     if sum_of_guest(&[kernel, initrd], stop)? == wanted {
         Ok(())
     } else {
-        Err("its kernel and initramfs have another sum"
+        Err("the checksum of its kernel and initramfs differs"
             .to_owned()
             .into())
     }
 }
 
-/// Whether a base can have a file of this name.
+/// Whether a base can have a file with this name.
 pub(crate) fn is_file_of_base(name: &str) -> bool {
     images::FILES.contains(&name) || images::GUEST.contains(&name)
 }
 
-/// The sum that a manifest has for a file: SHA-256, of a sparse one only of the blocks that are not all zero, each preceded
-/// by its number.
+/// The checksum that a manifest has for a file: SHA-256, for a sparse file only over blocks that are not all zero, each
+/// preceded by its number.
 fn sum(file: &File, form: Form, stop: &Stop) -> io::Result<Sum> {
     let bytes = file.metadata()?.len();
     let block = BLOCK as u64;

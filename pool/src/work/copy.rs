@@ -1,4 +1,4 @@
-//! The files of a built template that has those of another one.
+//! The files of a built template that is a copy of another one.
 
 use std::{fs, io, path::PathBuf};
 
@@ -11,7 +11,7 @@ use crate::{
     work::diff::Restorer,
 };
 
-/// The files that every built template has, and the one that it may have. Other files in its directory are drafts.
+/// The files that every built template has, and an optional one. Other files in its directory are drafts.
 const FILES: [&str; 4] = [
     MANIFEST_NAME,
     template_file::MEMORY,

@@ -1,7 +1,7 @@
-//! Storing the memory of a template as a diff ([`crate::memory_diff`]), and making the memory file again.
+//! Stores the memory of a template as a diff ([`crate::memory_diff`]), and makes the memory file again.
 //!
-//! The diff is complete, synced and compared with the manifest's sum before the memory file may be removed. The memory file
-//! that is made from it is not synced: the next server removes it and makes it again when a VM needs it.
+//! The memory file may be removed only after the diff is complete, synced and verified against the manifest's checksum.
+//! A memory file made from the diff is not synced: the next server removes it and makes it again when a VM needs it.
 
 mod restore;
 
@@ -31,9 +31,9 @@ use crate::{
 };
 use restore::unpack_all;
 
-/// Part of the memory file's space that a diff may take. A larger one is not kept.
+/// Maximum size of a diff relative to the memory file's space. Larger diffs are discarded.
 const SMALLER: (u64, u64) = (6, 10);
-/// The parts of memory that a manifest's sum covers, unless they are zero.
+/// Unit of memory that a manifest's checksum covers, unless it is zero.
 const BLOCK: usize = 64 << 10;
 /// A diff that is being written, and a memory file that is being made.
 const DRAFTS: [&str; 2] = ["memory.diff.new", "memory.new"];
@@ -43,14 +43,14 @@ const ASIDE: &str = "memory.old";
 /// A diff that is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stored {
-    /// Space of the diff on the disk, in bytes.
+    /// Disk space of the diff, in bytes.
     pub(crate) bytes: u64,
     pub(crate) header: Header,
     /// The directory of the base, which must stay as long as the diff.
     pub(crate) base: Option<PathBuf>,
 }
 
-/// The template whose memory to store.
+/// The template whose memory is stored.
 #[derive(Debug)]
 pub(crate) struct DiffPlan {
     pub(crate) id: String,
@@ -65,11 +65,11 @@ impl DiffPlan {
     /// Writes the diff. Returns `None` if it is not much smaller than the memory file.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be read or written, or the pool closes. The memory file stays as it is.
+    /// Returns an error if a file cannot be read or written, or the pool closes. The memory file remains unchanged.
     pub(crate) fn run(&self) -> io::Result<Option<Stored>> {
         // On Linux, this concerns the calling thread only.
         if let Err(error) = rustix::process::setpriority_process(None, 19) {
-            tracing::warn!(%error, "the memory of a template is stored with normal priority");
+            tracing::warn!(%error, "cannot lower the priority of storing a template's memory");
         }
         let draft = self.dir.join(DRAFTS[0]);
         let stored = self.store(&draft);
@@ -134,22 +134,27 @@ impl DiffPlan {
         }))
     }
 
-    /// Gives the diff its name. If that is not synced, the diff goes again: the caller keeps no hold on its base, and the
-    /// next server could use neither the diff without its base nor the memory file beside the diff.
+    /// Renames the diff to its final name. If the rename cannot be synced, removes the diff: the caller does not hold
+    /// its base, and the next server could use neither a diff without its base nor a memory file next to a diff.
     fn put_in_place(&self, draft: &Path, sync: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
         let diff = self.dir.join(memory_diff::NAME);
         fs::rename(draft, &diff)?;
         sync(&self.dir).or_else(|error| match remove_file(&diff) {
             Ok(()) => Err(error),
-            // It stays, so its base must stay: the diff counts as stored.
+            // The diff remains, so its base must remain as well: the diff counts as stored.
             Err(stays) => {
-                tracing::error!(template = self.id, %error, %stays, "cannot sync a diff, and cannot remove it");
+                tracing::error!(
+                    template = self.id,
+                    %error,
+                    %stays,
+                    "cannot sync the diff of the template's memory, and cannot remove it"
+                );
                 Ok(())
             }
         })
     }
 
-    /// Makes the memory from the diff once, without writing it, and compares its sum.
+    /// Reconstructs the memory from the diff, without writing it, and compares its checksum.
     fn check(&self, draft: &Path) -> io::Result<()> {
         let mut diff = File::open(draft)?;
         let header = Header::read(&mut diff)?;
@@ -161,14 +166,14 @@ impl DiffPlan {
             Ok(())
         } else {
             Err(io::Error::other(
-                "the memory does not have the sum in the template's manifest",
+                "the checksum of the memory differs from the template's manifest",
             ))
         }
     }
 
     fn go_on(&self) -> io::Result<()> {
         if self.stop.load(Ordering::SeqCst) {
-            Err(io::Error::other("the server stops"))
+            Err(io::Error::other("the server is stopping"))
         } else {
             Ok(())
         }
@@ -182,7 +187,9 @@ impl DiffPlan {
     ) -> io::Result<()> {
         let length = memory.metadata()?.len();
         if !length.is_multiple_of(memory_diff::PAGE as u64) {
-            return Err(io::Error::other("the memory file has no whole pages"));
+            return Err(io::Error::other(
+                "the length of the memory file is not a multiple of the page size",
+            ));
         }
         let chunk = CHUNK as u64;
         let mut buffer = vec![0; CHUNK];
@@ -227,11 +234,11 @@ fn create(path: &Path) -> io::Result<File> {
     options.write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Finds the diff of the template in `dir`, and removes what the former server left beside it: drafts, and a memory file
-/// that can be made again. `None`: the memory is stored whole.
+/// Finds the diff of the template in `dir`, and removes what the previous server left next to it: drafts, and a memory
+/// file that can be made again. `None` if the memory is stored whole.
 ///
 /// # Errors
-/// Returns a message for people if the diff is damaged or its base is missing. Nothing is removed then.
+/// Returns a readable message if the diff is damaged or its base is missing. Nothing is removed then.
 pub(crate) fn find(dir: &Path, images: &Path) -> Result<Option<Stored>, String> {
     let path = dir.join(memory_diff::NAME);
     let found = match File::open(&path) {
@@ -273,8 +280,8 @@ fn base_is_missing(base: &Path) -> String {
     )
 }
 
-/// Moves the memory file of a template aside, which is stored as a diff. [`remove_aside`] then frees its space. No start may
-/// use the template meanwhile. Returns whether there was a file.
+/// Moves aside the memory file of a template that is stored as a diff. [`remove_aside`] then frees its space. No start
+/// may use the template in between. Returns whether there was a file.
 pub(crate) fn set_memory_aside(dir: &Path) -> io::Result<bool> {
     match fs::rename(dir.join(MEMORY), dir.join(ASIDE)) {
         Ok(()) => Ok(true),
@@ -283,10 +290,14 @@ pub(crate) fn set_memory_aside(dir: &Path) -> io::Result<bool> {
     }
 }
 
-/// Removes the diff that a thread has not finished.
+/// Removes an unfinished diff.
 pub(crate) fn remove_draft(dir: &Path) {
     if let Err(error) = remove_file(&dir.join(DRAFTS[0])) {
-        tracing::warn!(dir = %dir.display(), %error, "cannot remove an unfinished diff: the next server tries again");
+        tracing::warn!(
+            dir = %dir.display(),
+            %error,
+            "cannot remove an unfinished diff: the next server tries again"
+        );
     }
 }
 
@@ -294,7 +305,7 @@ pub(crate) fn remove_aside(dir: &Path) -> io::Result<()> {
     remove_file(&dir.join(ASIDE))
 }
 
-/// Length of a template's memory file in bytes, whether it exists or must be made first.
+/// Length of a template's memory file in bytes, whether it exists or must first be made.
 pub(crate) fn memory_length(dir: &Path) -> io::Result<u64> {
     match fs::metadata(dir.join(MEMORY)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {

@@ -1,4 +1,4 @@
-//! The files of a disk template that are made elsewhere: a root image, and a layer.
+//! The files of a disk template that were made elsewhere: a root image and a layer.
 
 use std::{
     fs::{self, File},
@@ -23,7 +23,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Layer {
     File(PathBuf),
-    /// The one that the recipe of the installed template in [`Guest::installed`] names.
+    /// The layer that the recipe of the installed template in [`Guest::installed`] names.
     Empty,
 }
 
@@ -36,11 +36,11 @@ pub(crate) struct DiskPlan {
     pub(crate) images: Images,
     pub(crate) root: PathBuf,
     pub(crate) layer: Layer,
-    /// The least size of the layer.
+    /// Minimum size of the layer.
     pub(crate) disk: Bytes,
     pub(crate) guest: Guest,
     pub(crate) size: Size,
-    /// For copies.
+    /// Space set aside for copies.
     pub(crate) _room: SetAside,
 }
 
@@ -83,11 +83,11 @@ impl DiskPlan {
     }
 }
 
-/// Bytes of the files that are copied, because the layer grows to `disk`, or because they are on another file system than
-/// the images, so that links to them are not possible.
+/// Size of the files that are copied, either because the layer grows to `disk`, or because links are impossible: the
+/// files are on another file system than the images.
 ///
 /// # Errors
-/// Returns a message for people if a file cannot be read.
+/// Returns a readable message if a file cannot be read.
 pub(crate) fn bytes_to_copy(
     images: &Images,
     root: &Path,
@@ -98,7 +98,7 @@ pub(crate) fn bytes_to_copy(
     let here = meta(images.dir())?.dev();
     let layer = match layer {
         Layer::File(layer) => Some(layer.as_path()),
-        // It has no blocks that are worth counting.
+        // Its blocks are negligible.
         Layer::Empty => None,
     };
     let mut sum = 0;

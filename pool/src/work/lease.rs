@@ -1,5 +1,5 @@
-//! The lease of a warm slot: resume the VM and send the caller's settings to the agent. A caller waits for the lease,
-//! so both messages are sent before either answer is awaited, and both connections are already open.
+//! Leases a warm slot: resumes the VM and sends the caller's settings to the agent. A caller waits for the lease, so
+//! both messages are sent before either response is awaited, and both connections are already open.
 
 use std::{io, os::unix::net::UnixStream as StdStream, sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
     record::{Kept, Record, SlotDir},
 };
 
-/// Limit on the length of an answer's head, in bytes.
+/// Limit on the length of a response's head, in bytes.
 const MAX_HEAD: usize = 4096;
 
 /// The open connections of a slot.
@@ -67,10 +67,10 @@ pub(crate) struct Served {
 ///
 /// # Errors
 /// Returns an error if the sandbox cannot be confined, its record cannot be written, or the VMM or the agent fails or
-/// does not answer in time. The driver must then end the VM.
+/// does not respond in time. The driver must then end the VM.
 pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Served, WorkError> {
     let bound = plan.timeout;
-    // The policy must be in force before the guest runs. If the server is killed here, the record still states that the
+    // The policy must be in force before the guest runs. If the server is killed here, the record still says that the
     // slot has no owner.
     if let (Some(network), Some(tap)) = (&plan.network, plan.record.tap) {
         network
@@ -80,10 +80,10 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
             .stamp(StartPhase::Confined, host::monotonic_ns());
     }
     check_silent(&lines.agent)?;
-    // Made as late as possible, because it contains the present time.
+    // Built as late as possible, because it contains the current time.
     let sent_ns = host::monotonic_ns();
     let init = init_request(&NewIdentity::Keep, &plan.record, plan.authority.as_deref())
-        .map_err(|e| WorkError::Io("draw random bytes", e))?;
+        .map_err(|e| WorkError::Io("generate random bytes", e))?;
     let init = http_request(&init)?;
     let work = async {
         let resume = frame::encode(&Call::from(Request::Resume))
@@ -95,8 +95,9 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
         read_resumed(&mut lines.control).await?;
         plan.timeline
             .stamp(StartPhase::Resumed, host::monotonic_ns());
-        // The record is written while the guest handles the request, and before the caller is answered. It is written on
-        // this task, because writing a small file to the page cache takes less time than handing the work to a thread.
+        // The record is written while the guest handles the request, and before the caller gets its response. It is
+        // written on this task, because writing a small file to the page cache takes less time than handing the work to
+        // a thread.
         plan.record.kept = Kept::Running;
         plan.record.warm = true;
         plan.dir
@@ -120,7 +121,7 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
     })
 }
 
-/// The bytes of a `POST /init`.
+/// The bytes of a `POST /init` request.
 pub(super) fn http_request(init: &envd::InitRequest) -> Result<Vec<u8>, WorkError> {
     let body = serde_json::to_vec(init)
         .map_err(|e| WorkError::Io("encode a request", io::Error::other(e)))?;
@@ -133,7 +134,7 @@ pub(super) fn http_request(init: &envd::InitRequest) -> Result<Vec<u8>, WorkErro
     Ok(request)
 }
 
-/// Reads the VMM's answer to `resume`.
+/// Reads the VMM's response to `resume`.
 async fn read_resumed(control: &mut UnixStream) -> Result<(), WorkError> {
     let failed = |e| WorkError::Io("resume the VM", e);
     let mut header = [0; frame::HEADER];
@@ -149,8 +150,8 @@ async fn read_resumed(control: &mut UnixStream) -> Result<(), WorkError> {
     }
 }
 
-/// Checks that the agent has sent nothing since its last answer. Such data could be mistaken for the answer to the next
-/// request.
+/// Checks that the agent has sent nothing since its last response. Such data could be mistaken for the response to the
+/// next request.
 fn check_silent(agent: &UnixStream) -> Result<(), WorkError> {
     match agent.try_read(&mut [0]) {
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
@@ -163,7 +164,7 @@ fn check_silent(agent: &UnixStream) -> Result<(), WorkError> {
     }
 }
 
-/// Reads the agent's answer to `/init`. A successful answer must have no body.
+/// Reads the agent's response to `/init`. A successful response must have no body.
 pub(super) async fn read_init_answer(agent: &mut UnixStream) -> Result<(), WorkError> {
     let mut head = Vec::with_capacity(256);
     let mut piece = [0; 512];

@@ -1,4 +1,4 @@
-//! What a sandbox of this server needs at another one, and where it is here.
+//! Finds the files of a sandbox that another server needs to run it.
 
 use std::{
     collections::BTreeMap,
@@ -20,10 +20,11 @@ use crate::{
     },
 };
 
-/// Sums of files from which sandboxes boot.
+/// Checksums of files from which sandboxes boot.
 pub(crate) type GuestSums = BTreeMap<Vec<PathBuf>, String>;
 
-/// Finds what a running or paused sandbox needs. Reads the files from which it boots for that, once.
+/// Finds the files that a running or paused sandbox needs. Reads the files from which it boots, once, to compute their
+/// checksum.
 #[derive(Debug)]
 pub(crate) struct NeedsPlan {
     pub(crate) record: Record,
@@ -31,33 +32,33 @@ pub(crate) struct NeedsPlan {
     /// The directory of its pause, if it is paused.
     pub(crate) pause: PathBuf,
     pub(crate) images: Images,
-    /// The sums that are known already.
+    /// Checksums that were computed earlier.
     pub(crate) sums: GuestSums,
     pub(crate) stop: Stop,
 }
 
-/// What a sandbox needs.
+/// Files that a sandbox needs.
 #[derive(Debug)]
 pub(crate) struct Needed {
     pub(crate) needs: PauseNeeds,
-    /// A sum that stays right.
+    /// A newly computed checksum, which remains valid.
     pub(crate) summed: Option<(Vec<PathBuf>, String)>,
 }
 
-/// The base of a sandbox at this server.
+/// The base of a sandbox on this server.
 #[derive(Debug, PartialEq, Eq)]
 struct Found {
-    /// The template of which the pause is a diff, by the SHA-256 of its manifest, and its directory. `None`: the sandbox
-    /// needs the files of the guest only.
+    /// The template that the pause is a diff of: the SHA-256 of its manifest, and its directory. `None` if the sandbox
+    /// needs only the files of the guest.
     template: Option<(String, PathBuf)>,
     root: PathBuf,
-    /// Kernel and initramfs. `None`: the template cannot boot.
+    /// Kernel and initramfs. `None` if the template cannot boot.
     beside: Option<[PathBuf; 2]>,
 }
 
 impl NeedsPlan {
     /// # Errors
-    /// Returns [`PoolError`] if the sandbox can be used at this server only, or files cannot be read.
+    /// Returns [`PoolError`] if the sandbox can only be used on this server, or files cannot be read.
     pub(crate) fn run(&self) -> Result<Needed, PoolError> {
         self.stop.outcome(self.needed())
     }
@@ -70,7 +71,7 @@ impl NeedsPlan {
         } = self.find().map_err(lacks)?;
         let beside = beside.into_iter().flatten();
         let paths: Vec<_> = match template {
-            // The manifest has the sum of the root image.
+            // The manifest has the checksum of the root image.
             Some(_) => beside.collect(),
             None => [root].into_iter().chain(beside).collect(),
         };
@@ -97,7 +98,7 @@ impl NeedsPlan {
                 mode,
             },
         };
-        // Only in the directory of images, files never change.
+        // Files are immutable only in the directory of images.
         let images = self.images.dir();
         let is_kept = paths.iter().all(|path| path.starts_with(images));
         let summed = sum.filter(|_| is_kept).map(|sum| (paths, sum));
@@ -107,7 +108,7 @@ impl NeedsPlan {
     /// Finds the files of the base.
     ///
     /// # Errors
-    /// Returns [`PoolError`] if they are not here.
+    /// Returns [`PoolError`] if they are not on this server.
     pub(crate) fn base(&self, restorer: Restorer) -> Result<BasePlan, PoolError> {
         let found = self.find().map_err(lacks)?;
         let guest = [found.root].into_iter();
@@ -138,13 +139,13 @@ impl NeedsPlan {
                 beside: bootable([kernel, initrd]),
             });
         }
-        // A template that this server has built, or that is used where it is installed.
+        // A template that this server has built, or that is used in its installed directory.
         let lineage = self.record.lineage.as_ref();
         let home = lineage.and_then(|lineage| lineage.home.as_ref());
         let home = home.filter(|home| sum_of_manifest(&home.dir).is_ok_and(|sum| sum == base));
         let (Some(home), Some(lineage)) = (home, lineage) else {
             return Err(format!(
-                "this server does not have the files of its template {base:.12} any more"
+                "this server no longer has the files of its template {base:.12}"
             ));
         };
         let beside = boot.map(|boot| [boot.kernel.clone(), boot.initrd.clone()]);
@@ -164,7 +165,7 @@ impl NeedsPlan {
     }
 }
 
-/// These files, if all exist.
+/// Returns these files if all exist.
 fn bootable(beside: [PathBuf; 2]) -> Option<[PathBuf; 2]> {
     beside.iter().all(|path| path.is_file()).then_some(beside)
 }
@@ -177,19 +178,20 @@ pub(super) fn vmm_of(record: &Record, mode: PauseMode) -> Option<VmmId> {
     }
 }
 
-/// SHA-256 of the manifest of the template whose files a sandbox needs; `dir` is that of its pause, if it is paused.
+/// SHA-256 of the manifest of the template whose files a sandbox needs. `dir` is the directory of its pause, if it is
+/// paused.
 ///
-/// `None`: it needs the files from which it boots, or has booted, and no memory or layer of a template.
+/// `None` if it needs only the files from which it boots or has booted, and neither memory nor layer of a template.
 ///
 /// # Errors
-/// Returns a message for people if the manifest cannot be read.
+/// Returns a readable message if the manifest cannot be read.
 fn base_of(record: &Record, dir: &Path) -> Result<Option<String>, String> {
     let base = match record.kept {
         Kept::Paused(PauseMode::Memory) => {
             Manifest::read(dir)?.base.map(|base| base.manifest_sha256)
         }
         Kept::Paused(PauseMode::FilesystemOnly) => None,
-        // A pause of it will be a diff of this template, if that is still there.
+        // A pause of it will be a diff of this template, if the template still exists.
         Kept::Nobody | Kept::Running => {
             let home = record.lineage.as_ref().and_then(|l| l.home.as_ref());
             home.and_then(|home| sum_of_manifest(&home.dir).ok())

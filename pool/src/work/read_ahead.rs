@@ -1,5 +1,5 @@
-//! Reading a template's memory ahead. Otherwise each page that a new VM touches first is a read of its own, for which the
-//! VM waits.
+//! Reads a template's memory ahead. Without this, each page that a new VM touches first causes a separate read that the
+//! VM waits for.
 
 use std::{
     fs::File,
@@ -13,7 +13,7 @@ use nix::{
     unistd::{Whence, lseek},
 };
 
-/// The kernel reads at most this much for one call, on most disks.
+/// Most disks read at most this much for one call.
 const CHUNK: i64 = 1 << 20;
 
 /// Begins to read the memory files in these directories into the page cache, on a thread.
@@ -25,13 +25,13 @@ pub(super) fn begin(dirs: Vec<PathBuf>) {
             }
         }
     };
-    // Without a thread, the VM reads the pages itself.
+    // If no thread can be started, the VM reads the pages itself.
     let _ = std::thread::Builder::new()
         .name("read-ahead".to_owned())
         .spawn(read);
 }
 
-/// Asks the kernel for all data of a file. Returns when the reads are queued.
+/// Makes the kernel read all data of a file. Returns when the reads are queued.
 fn read_ahead(path: &Path) -> io::Result<()> {
     let file = File::open(path)?;
     let len = i64::try_from(file.metadata()?.len()).unwrap_or(i64::MAX);

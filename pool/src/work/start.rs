@@ -333,7 +333,7 @@ impl StartPlan {
     fn identify(&self, client: &mut EnvdClient) -> Result<bool, WorkError> {
         let sent_ns = host::monotonic_ns();
         let init = init_request(&self.identity, &self.record, self.authority.as_deref())
-            .map_err(|e| WorkError::Io("draw random bytes", e))?;
+            .map_err(|e| WorkError::Io("generate random bytes", e))?;
         client
             .init(&init)
             .map_err(|e| WorkError::Agent("give the guest its identity", e))?;
@@ -487,7 +487,7 @@ impl StartPlan {
         control
             .boot(spec, tap.as_ref().map(|tap| tap.fd.as_fd()))
             .map_err(|e| WorkError::Control("boot the VM", e))?;
-        let entropy = host::random().map_err(|e| WorkError::Io("draw random bytes", e))?;
+        let entropy = host::random().map_err(|e| WorkError::Io("generate random bytes", e))?;
         let identity = Identity {
             hostname: self.id.as_str().to_owned(),
             machine_id: self.record.machine_id.clone(),

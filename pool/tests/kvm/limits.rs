@@ -93,7 +93,7 @@ async fn ended_silent(count: usize) -> Duration {
     for _ in 0..count {
         let end = ended.recv().await.expect("an end");
         let why = end.why.expect("a reason");
-        assert!(why.contains("does not answer"), "{}: {why}", end.id);
+        assert!(why.contains("does not respond"), "{}: {why}", end.id);
         lost.push(end.id);
     }
     let took = began.elapsed();

@@ -11,7 +11,7 @@ use crate::{
     work::{Stop, base::sum_of_guest},
 };
 
-/// Writes root image, kernel and initramfs, and returns where they are.
+/// Writes root image, kernel and initramfs, and returns their paths.
 fn guest(dir: &Path) -> BootFiles {
     fs::create_dir_all(dir).unwrap();
     for path in images::guest_links(dir) {
@@ -47,7 +47,7 @@ async fn needs(driver: &mut Driver, id: &SandboxId) -> Result<PauseNeeds, PoolEr
     needs.await.unwrap()
 }
 
-/// The paused sandbox is a diff of a template.
+/// Makes the paused sandbox a diff of a template.
 fn diff_of(driver: &Driver, id: &SandboxId, base: &str) {
     let pause = driver.slots.leased(id).unwrap().dir.pause();
     let dir = driver.templates.images().dir().join(base);
@@ -111,13 +111,13 @@ async fn a_template_that_this_release_cannot_check_is_refused_before_it_is_fetch
     for format in [None, Some(format - 1), Some(format + 1)] {
         assert!(!can(template, format, GivesBase::Yes), "{format:?}");
     }
-    // It need not be checked again.
+    // It needs no second check.
     let place = driver.templates.images().dir().join("05".repeat(32));
     fs::create_dir(&place).unwrap();
     for gives in [GivesBase::Yes, GivesBase::No] {
         driver.can_take(&needs(template, None), gives).unwrap();
     }
-    // A former release states neither format nor boot files.
+    // An older release sends neither format nor boot files.
     let mut former = serde_json::to_value(needs(template, Some(1))).unwrap();
     for later in ["format", "boot", "kind"] {
         former.as_object_mut().unwrap().remove(later).unwrap();
@@ -130,7 +130,7 @@ async fn a_template_that_this_release_cannot_check_is_refused_before_it_is_fetch
 async fn a_pause_without_memory_needs_the_files_from_which_it_boots() {
     let root = tempfile::tempdir().unwrap();
     let (mut driver, _) = driver(root.path());
-    // Where a template is, and where the sandbox is after it has moved once.
+    // The directory of a template, and its directory after the sandbox has moved once.
     let images = driver.templates.images().dir().to_owned();
     let (of_template, of_guest) = ("05".repeat(32), "06".repeat(32));
     crate::templates::tests::image(&images.join(&of_template), None);

@@ -10,7 +10,7 @@ use crate::{
     work::diff::tests::{memory, plan, remove_memory, with_memory},
 };
 
-/// A driver that has removed what former servers left.
+/// A driver that has removed the leftovers of previous servers.
 async fn swept(root: &Path) -> (Driver, String) {
     let (mut driver, id) = driver(root);
     driver.adopt();
@@ -32,14 +32,14 @@ fn start(driver: &mut Driver, template: &str) -> SandboxId {
     id
 }
 
-/// Lets a template wait for its turn to be stored.
+/// Makes a template due to be stored.
 fn is_due(driver: &mut Driver, id: &str, loaded_bytes: u64) {
     let template = driver.templates.get_mut(id).unwrap();
     template.storage = Storage::New { since_ns: 0 };
     template.loaded_bytes = loaded_bytes;
 }
 
-/// Stores the memory of the template, whose file then exists beside the diff.
+/// Stores the memory of the template. Its file then exists next to the diff.
 fn store(driver: &mut Driver, id: &str) -> PathBuf {
     let template = driver.templates.get_mut(id).unwrap();
     with_memory(&template.dir, &memory(2, 5));

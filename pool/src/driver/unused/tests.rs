@@ -19,7 +19,8 @@ use crate::{
     work::diff::Stored,
 };
 
-/// A driver with one snapshot and without sandboxes, and the id of the snapshot. Nothing stays in use for any time.
+/// A driver with one snapshot and without sandboxes, and the id of the snapshot. Recently used files do not count as in
+/// use.
 pub(in crate::driver) fn driver(root: &Path) -> (Driver, String) {
     let (state, installed) = (root.join("s"), root.join("i"));
     fs::create_dir_all(&installed).unwrap();
@@ -67,7 +68,7 @@ impl Driver {
     }
 }
 
-/// What a thread that panics leaves of a template's diff.
+/// Leaves the files of a panicked thread that stored a template's diff.
 pub(in crate::driver) fn draft(driver: &Driver, id: &str) -> PathBuf {
     let draft = driver
         .templates
@@ -79,7 +80,7 @@ pub(in crate::driver) fn draft(driver: &Driver, id: &str) -> PathBuf {
     draft
 }
 
-/// Removes what is not used, as after a change of the templates.
+/// Removes unused files, as after a change of the templates.
 async fn remove(driver: &mut Driver) {
     driver.images_may_be_unused = true;
     removed(driver).await;
@@ -92,7 +93,7 @@ async fn removed(driver: &mut Driver) {
     }
 }
 
-/// Another VMM that is kept.
+/// Adds another kept VMM.
 fn another_vmm(driver: &mut Driver, root: &Path) -> VmmId {
     let program = root.join("another.vmm");
     fs::write(&program, "another VMM").unwrap();
@@ -137,7 +138,7 @@ async fn what_a_sandbox_on_its_way_needs_stays_until_the_move_is_given_up() {
         assert!(base.exists() && kept.exists(), "{id} is on its way");
         fs::remove_dir_all(incoming.join(id.as_str())).unwrap();
     }
-    // Without any other event.
+    // No other event occurs.
     driver.images_may_be_unused = false;
     removed(&mut driver).await;
     assert!(!base.exists() && !kept.exists() && driver.held.is_empty());

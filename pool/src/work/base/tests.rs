@@ -3,7 +3,7 @@ use std::{os::unix::fs::MetadataExt, sync::Barrier, thread};
 use super::*;
 use crate::{spec::PauseMode, work::diff::tests::restorer};
 
-/// A template with real sums, and the sum of its manifest.
+/// A template with valid checksums, and the checksum of its manifest.
 fn template(dir: &Path) -> String {
     crate::templates::tests::image(dir, None);
     let memory = File::create(dir.join(template_file::MEMORY)).unwrap();
@@ -80,7 +80,7 @@ fn a_base_travels_is_checked_and_stays_while_a_sandbox_is_on_its_way() {
         held.map(|held| held.is_some())
     };
     assert!(!held(None).unwrap(), "it is not here yet");
-    // Another content under the same names is no base.
+    // Different content under the same names is rejected.
     for name in [template_file::MEMORY, images::ROOT, MANIFEST_NAME] {
         let wrong = path("wrong");
         remove_dir(&wrong).unwrap();
@@ -100,7 +100,7 @@ fn a_base_travels_is_checked_and_stays_while_a_sandbox_is_on_its_way() {
     copy_of(&path("from"), &fetched);
     assert!(held(Some(&fetched)).unwrap() && !fetched.exists());
     assert!(held(None).unwrap(), "again");
-    // What nothing names is removed, and made again from the links.
+    // An unreferenced base is removed, and recreated from the links.
     let place = images.dir().join(&base);
     fs::remove_dir_all(&place).unwrap();
     let of = |base: &str| needs(base, BaseKind::Template);
@@ -144,11 +144,11 @@ fn a_base_that_arrives_twice_is_kept_once_and_never_replaced() {
     assert!(inode() == kept && images.all() == [place.clone()]);
     assert_eq!(fs::read_dir(images.dir()).unwrap().count(), 1, "a draft");
 
-    // The move was given up before its links were made.
+    // The move was abandoned before its links were made.
     let gone = hold(&images, &base, &path("incoming/gone"), None).run();
     assert!(gone.is_err() && !path("incoming/gone").exists());
 
-    // An incomplete directory is no base, and neither are incomplete links.
+    // An incomplete directory is rejected, and so are incomplete links.
     let of = needs(&base, BaseKind::Template);
     fs::remove_file(place.join(template_file::STATE)).unwrap();
     let why = hold(&images, &base, &path("incoming/i"), None).run();
@@ -183,7 +183,7 @@ fn takes_that_make_one_base_at_the_same_time_leave_it_complete() {
                 scope.spawn(|| {
                     begin.wait();
                     restore(dir, &images, &of, &Stop::default()).unwrap();
-                    // What one of them uses, no other one takes away.
+                    // A directory that one of them uses is not removed by the others.
                     is_complete(&place, BaseKind::Template).unwrap();
                 });
             }
@@ -239,7 +239,7 @@ fn a_kernel_or_initramfs_that_was_not_offered_is_refused() {
     for path in [&kernel, &initrd] {
         fs::write(path, "2").unwrap();
         let why = check(&of(Some(boot.clone()))).unwrap_err().to_string();
-        assert!(why.contains("another sum"), "{why}");
+        assert!(why.contains("the checksum of its kernel"), "{why}");
         fs::write(path, "1").unwrap();
     }
     fs::remove_file(&kernel).unwrap();

@@ -1,4 +1,4 @@
-//! Making a memory file from its diff.
+//! Makes a memory file from its diff.
 
 use std::{
     fs::{self, File},
@@ -23,20 +23,20 @@ use crate::{
 /// Makes the memory files of templates that are stored as diffs.
 #[derive(Clone, Debug)]
 pub(crate) struct Restorer {
-    /// The directory of images, which has the bases.
+    /// The directory of images, which contains the bases.
     pub(crate) images: PathBuf,
-    /// The memory file takes its space from it while it is written.
+    /// The memory file is charged to this account while it is written.
     pub(crate) account: Account,
     pub(crate) allowance: Allowance,
 }
 
 impl Restorer {
-    /// Makes the memory file of the template in `dir`, if it is stored as a diff and has none. Of several callers one makes
-    /// it, and the others wait.
+    /// Makes the memory file of the template in `dir`, if it is stored as a diff and has no memory file. One of several
+    /// concurrent callers makes it, and the others wait.
     ///
     /// # Errors
-    /// Returns an error if there is no room, a file cannot be read or written, or the memory does not have the sum in the
-    /// manifest. There is no memory file then.
+    /// Returns an error if there is no room, a file cannot be read or written, or the memory's checksum differs from
+    /// the manifest. No memory file is left then.
     pub(crate) fn restore(&self, dir: &Path) -> io::Result<()> {
         let path = dir.join(memory_diff::NAME);
         let mut diff = match File::open(&path) {
@@ -76,7 +76,9 @@ impl Restorer {
         let room = self
             .account
             .take_on(dir, header.loaded_bytes, self.allowance)
-            .map_err(|e| io::Error::new(e.kind(), format!("no room for its memory: {e}")))?;
+            .map_err(|e| {
+                io::Error::new(e.kind(), format!("no disk space for its memory file: {e}"))
+            })?;
         let base = header
             .base
             .map(|base| self.images.join(host::hex(&base)).join(MEMORY));
@@ -96,22 +98,22 @@ impl Restorer {
             Ok(())
         } else {
             Err(io::Error::other(
-                "the memory made from it does not have the sum in the manifest, so it or its base is damaged",
+                "the checksum of the memory made from it differs from the manifest, so it or its base is damaged",
             ))
         }
     }
 }
 
-/// Writes the blocks that are not zero; the others stay holes.
+/// Writes the blocks that are not zero. The others remain holes.
 pub(super) fn write_blocks(to: &File, at: u64, memory: &[u8]) -> io::Result<()> {
     let blocks = memory.chunks(BLOCK).zip((at..).step_by(BLOCK));
     let mut data = blocks.filter(|(block, _)| !is_zero(block));
     data.try_for_each(|(block, at)| to.write_all_at(block, at))
 }
 
-/// Makes the memory from the chunks of a diff, which is open after its header. Calls `act` with the offset and the bytes of
-/// each, and returns the sum that a manifest has for this memory: SHA-256 over each block of 64 KiB that is not zero,
-/// preceded by its number.
+/// Reconstructs the memory from the chunks of a diff, which is open after its header. Calls `act` with the offset and
+/// the bytes of each chunk. Returns the checksum of this memory as manifests have it: SHA-256 over each block of 64 KiB
+/// that is not zero, preceded by its number.
 pub(super) fn unpack_all(
     diff: &File,
     header: &Header,
@@ -126,14 +128,14 @@ pub(super) fn unpack_all(
     while let Some((number, content)) = memory_diff::read_chunk(&mut from)? {
         let begin = u64::from(number) * chunk;
         if begin < next || begin >= header.length {
-            return Err(io::Error::other("its chunks are not in order"));
+            return Err(io::Error::other("its chunks are out of order"));
         }
         next = begin + chunk;
         let memory = part(&mut buffer, header.length - begin);
         memory.fill(0);
         memory_diff::unpack(&content, memory, |page, to| match base {
             Some(base) => base.read_exact_at(to, u64::from(page) * memory_diff::PAGE as u64),
-            None => Err(io::Error::other("it has pages of a base, and names none")),
+            None => Err(io::Error::other("it uses pages of a base but names none")),
         })?;
         for (block, number) in memory.chunks(BLOCK).zip(begin / BLOCK as u64..) {
             if !is_zero(block) {

@@ -16,7 +16,7 @@ use crate::{
     work::copy::CopyPlan,
 };
 
-/// Memory of a bit more than two chunks, with a hole, pages of its own, and pages that the base has elsewhere.
+/// Memory of slightly more than two chunks, with a hole, unique pages, and pages that the base has elsewhere.
 pub(crate) fn memory(seed: u8, shift: usize) -> Vec<u8> {
     let mut bytes = vec![0; 2 * CHUNK + 3 * memory_diff::PAGE];
     let last = bytes.len() / memory_diff::PAGE - 1;
@@ -28,7 +28,7 @@ pub(crate) fn memory(seed: u8, shift: usize) -> Vec<u8> {
     bytes
 }
 
-/// A template with this memory, in a directory of its manifest's sum.
+/// A template with this memory, in a directory named by its manifest's checksum.
 fn template(images: &Path, name: &str, memory: &[u8]) -> PathBuf {
     let dir = images.join(name);
     image(&dir, None);
@@ -38,7 +38,7 @@ fn template(images: &Path, name: &str, memory: &[u8]) -> PathBuf {
     place
 }
 
-/// Gives a template this memory, and its manifest the sum.
+/// Writes this memory into a template, and its checksum into the manifest.
 pub(crate) fn with_memory(dir: &Path, memory: &[u8]) {
     let mut hash = Sha256::new();
     for (number, block) in memory.chunks(BLOCK).enumerate() {
@@ -105,12 +105,12 @@ fn memory_comes_back_from_its_diff_and_only_with_its_base() {
     assert!(!dir.join(DRAFTS[1]).exists());
     remove_memory(&dir);
 
-    // Without room nothing is written, and the diff is not blamed.
+    // Without room nothing is written, and the diff is not reported as damaged.
     let full = Restorer {
         allowance: Allowance::Beyond(u64::MAX),
         ..restorer.clone()
     };
-    // Another job has set the rest of the disk aside. Unlike a start, a resume is not refused then.
+    // Another job has set the rest of the disk aside. Unlike a start, a resume is still allowed.
     let aside = restorer.account.take(u64::MAX / 2, |_| Ok::<_, ()>(()));
     for full in [&full, &restorer] {
         let why = full.restore(&dir).unwrap_err();
@@ -149,7 +149,7 @@ fn memory_comes_back_from_its_diff_and_only_with_its_base() {
     fs::rename(aside, base.join(MEMORY)).unwrap();
     restorer.restore(&dir).unwrap();
 
-    // A diff that is cut off between two chunks.
+    // A diff truncated between two chunks.
     remove_memory(&dir);
     let path = dir.join(memory_diff::NAME);
     let diff = fs::read(&path).unwrap();
@@ -185,7 +185,7 @@ fn a_diff_that_is_not_smaller_or_not_right_is_not_kept() {
         ..plan(&other, Some(&dir))
     };
     assert!(stopped.run().unwrap_err().to_string().contains("stops"));
-    // The file does not have the manifest's sum any more.
+    // The file no longer matches the manifest's checksum.
     let memory = File::options()
         .write(true)
         .open(other.join(MEMORY))
@@ -209,7 +209,7 @@ fn a_diff_whose_name_is_not_synced_goes_or_keeps_its_base() {
     let why = plan.put_in_place(&draft, failed).unwrap_err();
     assert_eq!(why.to_string(), "broken disk");
     assert!(!diff.exists() && !draft.exists() && dir.join(MEMORY).exists());
-    // A directory in its place cannot be removed as a file. Then the diff counts, and its base with it.
+    // A directory in its place cannot be removed as a file. The diff then counts as stored, and its base as used.
     fs::write(&draft, "").unwrap();
     let stays = |_: &Path| {
         fs::remove_file(&diff)?;
