@@ -1,6 +1,6 @@
 //! Control groups (cgroups): one around the pool, and one inside it for each VM. A controller is used in version 2 if
-//! the host offers it there, otherwise in version 1, where each controller has a hierarchy of its own. If a controller
-//! is missing or the kernel rejects the limit of a VM, of the pool or of the server, that is an error, or a warning if
+//! the host offers it there, otherwise in version 1, where each controller has a separate hierarchy. If a controller is
+//! missing or the kernel rejects the limit of a VM, of the pool or of the server, this is an error, or a warning if
 //! [`MissingLimits`] allows it.
 //!
 //! ```text
@@ -44,8 +44,8 @@ const PROBE: &str = "probe";
 
 /// Name of the group of the VM that rebuilds a template. There is one at a time.
 pub(crate) const REBUILD: &str = "rebuild";
-/// The CPU weight of work in the background: a tenth of the default of a sandbox, so that a busy host delays the work and
-/// does not prevent it.
+/// The CPU weight of background work: a tenth of a sandbox's default, so that a busy host delays the work but does not
+/// stop it.
 const BACKGROUND_WEIGHT: u16 = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,7 +184,7 @@ impl Groups {
         }
     }
 
-    /// Gives the group of a VM that was created in the background the CPU weight of a sandbox.
+    /// Raises the CPU weight of a VM's group, which was created for the background, to the weight of a sandbox.
     ///
     /// # Errors
     /// Returns an error if the kernel rejects the weight and [`MissingLimits::Refuse`] is set.
@@ -241,7 +241,7 @@ impl Groups {
             (Err(e), MissingLimits::Refuse) => Err(io::Error::new(
                 e.kind(),
                 format!(
-                    "cannot set {}: {e} (--allow-missing-limits goes on without this limit)",
+                    "cannot set {}: {e} (--allow-missing-limits continues without this limit)",
                     file.display()
                 ),
             )),
@@ -263,8 +263,8 @@ impl Groups {
         let memory = ram.saturating_add(limits.memory_overhead.0).to_string();
         let one = version == Version::One;
         match controller {
-            // The kernel rejects a limit of memory and swap together that is below the memory limit. The order is
-            // therefore: memory limit first.
+            // The kernel rejects a combined limit of memory and swap that is below the memory limit, so the memory
+            // limit is set first.
             Controller::Memory if one => {
                 vec![("memory.limit_in_bytes", memory.clone()), (V1_SWAP, memory)]
             }
@@ -320,14 +320,15 @@ impl Groups {
         }
     }
 
-    /// The files by which a VMM moves itself into the groups of version 1 of its VM. This avoids the wait of
+    /// The files through which a VMM moves itself into the version 1 groups of its VM. This avoids the wait of
     /// [`Self::enter`], 8 ms on an idle host. Version 2 has no such file.
     pub(crate) fn tasks(&self, name: &str) -> Vec<PathBuf> {
         let ones = self.needed().filter(|h| h.version == Version::One);
         ones.map(|h| h.group.join(name).join("tasks")).collect()
     }
 
-    /// Moves a VMM process into the groups of its VM, the sandbox's id or [`REBUILD`], except those that it has joined.
+    /// Moves a VMM process into the groups of its VM, except the ones that it has joined. `name` is the sandbox's id or
+    /// [`REBUILD`].
     pub(crate) fn enter(&self, name: &str, pid: u32, joined: &[PathBuf]) -> io::Result<()> {
         for h in self.needed() {
             let group = h.group.join(name);
@@ -378,8 +379,8 @@ impl Groups {
         names
     }
 
-    /// Removes the server's group, those of predecessors that have ended since this server last looked, and the pool's
-    /// unless a VM is in it.
+    /// Removes the server's group, groups of predecessors that have ended since the last check, and the pool's group
+    /// unless it contains a VM.
     pub(crate) fn close(&self) {
         self.leave_as_server();
         self.close_background();
@@ -413,7 +414,7 @@ fn remove_group(group: &Path) -> io::Result<()> {
 
 fn warn_of(file: &Path, result: io::Result<()>) {
     if let Err(error) = result {
-        tracing::warn!(file = %file.display(), %error, "cannot set a limit: it is not enforced");
+        tracing::warn!(file = %file.display(), %error, "cannot set a cgroup limit: it is not enforced");
     }
 }
 
@@ -533,7 +534,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Those of a host without cgroups.
+    /// The groups of a host without cgroups.
     pub(crate) fn no_groups() -> Groups {
         Groups {
             hierarchies: Vec::new(),
@@ -611,7 +612,7 @@ pub(crate) mod tests {
         groups.limits.io_bytes_per_s = None;
         groups.limits.cpu_millis = None;
         assert_eq!(made(&groups, 2), ["memory", "cpu", "pids"]);
-        // A VMM that has joined its groups is not moved there.
+        // A VMM that has joined its groups is not moved into them.
         let (id, moved) = (SandboxId::from_random([3; 19]), dir.path().join("memory"));
         let moved = moved.join(id.as_str()).join("cgroup.procs");
         groups.create(&id, 1 << 20, Priority::Normal).unwrap();

@@ -109,8 +109,8 @@ use crate::{
 /// Capacity of the driver's request channel. When the channel is full, callers wait.
 const REQUESTS: usize = 1024;
 
-/// A handle to a pool; clones refer to the same pool. When the last handle is dropped, VMs keep running, and the next
-/// [`Pool::open`] adopts them. [`Pool::close`] can end them. Once the pool is closed, every method that returns a
+/// A handle to a pool. Clones refer to the same pool. When the last handle is dropped, VMs keep running, and the next
+/// [`Pool::open`] adopts them. [`Pool::close`] can end them. Once the pool is closed, each method that returns a
 /// [`PoolError`] returns [`PoolError::Draining`].
 #[derive(Clone, Debug)]
 pub struct Pool {
@@ -165,8 +165,8 @@ impl Opened {
         let kept = Images::open(&state.join(IMAGES))?;
         let dirs = images.chain(installed).chain([templates.as_path()]);
         let store = Store::new(kept, dirs)?;
-        // What is synced below a directory is lost with it if its own name is not on disk. An older server cannot read
-        // what follows; raising the version syncs the directory too.
+        // Files below a directory are lost, even if synced, when the directory's own entry is not on disk. An older
+        // server cannot read the new formats; raising the version syncs the directory as well.
         match raise {
             Raise::Needed => version::raise(state)?,
             Raise::NotNeeded => sync_dir(state)?,
@@ -209,10 +209,10 @@ impl Pool {
         Self::open_locked(config, lock).await
     }
 
-    /// Opens the pool. Sandboxes of a former server are found at once; a running one is verified before its first
-    /// request is served, and ends if it cannot be adopted. Everything else that the former server left is removed in
-    /// the background, and warm slots are filled afterwards. Deadlines that passed while no server ran are acted upon
-    /// at once. The receiver reports every sandbox that ends.
+    /// Opens the pool. Sandboxes of the previous server are found immediately. A running one is verified before its
+    /// first request is served, and ends if it cannot be adopted. Other leftovers of the previous server are removed in
+    /// the background, and warm slots are filled afterwards. Deadlines that expired while no server ran take effect
+    /// immediately. The receiver reports each sandbox that ends.
     ///
     /// # Errors
     /// Returns [`PoolError::Failed`] if the state directory cannot be read or written, if there is no `cube-vmm`, if a
@@ -255,9 +255,8 @@ impl Pool {
         Ok((pool, opened.found.recovered, ends))
     }
 
-    /// The file `cgroup.procs` of a control group whose processes get the CPU when sandboxes do not need it: for programs
-    /// that the caller starts in the background. It exists until the pool is closed. `None` if the host cannot limit CPU
-    /// time.
+    /// The file `cgroup.procs` of a cgroup whose processes run only when sandboxes do not need the CPU, for background
+    /// programs of the caller. It exists until the pool is closed. `None` if the host cannot limit CPU time.
     #[must_use]
     pub fn background(&self) -> Option<&Path> {
         self.background.as_deref()
@@ -281,8 +280,8 @@ impl Pool {
         Ok(created.await?.claim())
     }
 
-    /// Ensures that a sandbox runs for at least `timeout_s` more seconds. A paused sandbox is resumed; a running one
-    /// keeps a later deadline. Without a timeout, a running sandbox keeps its deadline and a paused one gets
+    /// Ensures that a sandbox runs for at least `timeout_s` more seconds. A paused sandbox is resumed, and a running
+    /// one keeps a later deadline. Without a timeout, a running sandbox keeps its deadline and a paused one gets
     /// [`Lifetime::resume_timeout_s`]. A new deadline is on disk when this returns.
     ///
     /// # Errors
@@ -320,8 +319,8 @@ impl Pool {
         .await
     }
 
-    /// Sets the deadline of a running sandbox to `timeout_s` seconds from now; with [`TimeoutChange::Extend`], only if
-    /// that is later than the present deadline. The deadline is on disk when this returns.
+    /// Sets the deadline of a running sandbox to `timeout_s` seconds from now. With [`TimeoutChange::Extend`], only if
+    /// this is later than the current deadline. The deadline is on disk when this returns.
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound`, `NotRunning` or `Crowded`, and [`PoolError::Failed`] if the
@@ -380,8 +379,8 @@ impl Pool {
             .await
     }
 
-    /// Sets or removes the claim of a running or paused sandbox. It is on disk when this returns; that of a paused sandbox
-    /// survives a crash of the host.
+    /// Sets or removes the claim of a running or paused sandbox. The claim is on disk when this returns. For a paused
+    /// sandbox it survives a crash of the host.
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound` or `Crowded`, and [`PoolError::NoSpace`] or [`PoolError::Failed`] if
@@ -391,8 +390,8 @@ impl Pool {
             .await
     }
 
-    /// Removes a sandbox that another server has now. Whatever its claim forbids, this is not refused, and the sandbox is
-    /// not reported as ended, but as [`ChangeKind::Left`].
+    /// Removes a sandbox that another server has now. No claim forbids this. The sandbox is reported as
+    /// [`ChangeKind::Left`], not as ended.
     ///
     /// # Errors
     /// Returns the errors of [`Pool::kill`].
@@ -400,16 +399,17 @@ impl Pool {
         self.sandbox(id, SandboxRequest::Discard).await
     }
 
-    /// What a running or paused sandbox needs at another server.
+    /// The files that a running or paused sandbox needs on another server.
     ///
     /// # Errors
-    /// Returns [`PoolError::Refused`] with `NotFound`, and [`PoolError::Failed`] if it can be used at this server only.
+    /// Returns [`PoolError::Refused`] with `NotFound`, and [`PoolError::Failed`] if it can only be used on this server.
     pub async fn pause_needs(&self, id: &SandboxId) -> Result<PauseNeeds, PoolError> {
         self.ask(|answer| Request::PauseNeeds(id.clone(), answer))
             .await
     }
 
-    /// The directory of the files of a sandbox that is paused and whose claim is not open. They do not change meanwhile.
+    /// The directory with the files of a paused sandbox whose claim is not open. The files do not change until the
+    /// claim is opened.
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound` or `AlreadyRunning`.
@@ -418,8 +418,8 @@ impl Pool {
             .await
     }
 
-    /// The files of the base of such a sandbox, open, so that they can be read also when they are removed. Another server
-    /// gives them to [`Pool::hold`] under the same names.
+    /// The open files of the base of such a sandbox, which remain readable even if they are removed. Another server
+    /// passes them to [`Pool::hold`] under the same names.
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound` or `AlreadyRunning`, and [`PoolError::NoSpace`] or
@@ -429,18 +429,19 @@ impl Pool {
             .await
     }
 
-    /// Checks that this server can take a paused sandbox that needs this.
+    /// Checks that this server can take a paused sandbox with these needs.
     ///
     /// # Errors
-    /// Returns [`PoolError::TooManySaved`], [`PoolError::Draining`], or [`PoolError::Failed`] with what is missing.
+    /// Returns [`PoolError::TooManySaved`], [`PoolError::Draining`], or [`PoolError::Failed`], which names the missing
+    /// files.
     pub async fn can_take(&self, needs: PauseNeeds, gives: GivesBase) -> Result<(), PoolError> {
         self.ask(|answer| Request::CanTake(needs, gives, answer))
             .await
     }
 
-    /// Keeps the base and the VMM that a paused sandbox of another server needs, by links in `incoming/ID`, until
-    /// [`Pool::take`] makes it this server's or the directory is removed. `fetched`: a directory below `incoming` with the
-    /// files of the base, which are checked and moved. Returns whether the base is here.
+    /// Holds the base and the VMM that a paused sandbox of another server needs, by links in `incoming/ID`, until
+    /// [`Pool::take`] takes the sandbox over or the directory is removed. `fetched` is a directory below `incoming`
+    /// with the files of the base, which are checked and moved. Returns whether the base is here.
     ///
     /// # Errors
     /// Returns [`PoolError::NoSpace`] or [`PoolError::Failed`] if `fetched` is not the base, or files cannot be linked.
@@ -462,7 +463,7 @@ impl Pool {
         .await
     }
 
-    /// The root images of this server's templates, each once.
+    /// The root images of this server's templates, without duplicates.
     pub async fn root_images(&self) -> Vec<PathBuf> {
         self.look(Request::RootImages).await.unwrap_or_default()
     }
@@ -473,13 +474,13 @@ impl Pool {
         work::base::is_file_of_base(name)
     }
 
-    /// Checks the files of a paused sandbox that another server has written, in `incoming/ID/pause`, and, with a claim,
-    /// makes the sandbox this server's: the directory `incoming/ID` moves, and all survives a crash of the host. A base or
-    /// a VMM of `needs` that was removed since [`Pool::hold`] is made again.
+    /// Checks the files of a paused sandbox in `incoming/ID/pause`, which another server has written. With a claim,
+    /// also takes the sandbox over: moves the directory `incoming/ID`, so that all its files survive a crash of the
+    /// host. Recreates a base or VMM of `needs` that was removed since [`Pool::hold`].
     ///
     /// # Errors
-    /// Returns the errors of [`Pool::can_take`], and [`PoolError::NoSpace`] or [`PoolError::Failed`] if the files are not
-    /// those of a pause that this server can resume, or cannot be moved. They stay then.
+    /// Returns the errors of [`Pool::can_take`], and [`PoolError::NoSpace`] or [`PoolError::Failed`] if the files are
+    /// not a pause that this server can resume, or cannot be moved. The files then remain.
     pub async fn take(
         &self,
         incoming: &Path,
@@ -498,8 +499,8 @@ impl Pool {
         .await
     }
 
-    /// Makes new sandboxes that continue from the present state of a running sandbox, which keeps running. Returns one
-    /// result for each spec. The template and policy of a spec are ignored; its timeout counts from now. If the caller
+    /// Makes new sandboxes that continue from the current state of a running sandbox, which keeps running. Returns one
+    /// result for each spec. The template and policy of a spec are ignored. Its timeout counts from now. If the caller
     /// drops the future, the forks are ended.
     ///
     /// # Errors
@@ -549,7 +550,7 @@ impl Pool {
             .await
     }
 
-    /// The present resource usage of a running sandbox, seen from the host.
+    /// The current resource usage of a running sandbox, seen from the host.
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound` or `NotRunning`.
@@ -577,7 +578,7 @@ impl Pool {
             .await
     }
 
-    /// Counters and gauges; all zero once the pool is closed.
+    /// Counters and gauges. All zero once the pool is closed.
     pub async fn stats(&self) -> PoolStats {
         self.look(Request::Stats).await.unwrap_or_default()
     }
@@ -588,8 +589,8 @@ impl Pool {
         let _ = self.look(Request::Drain).await;
     }
 
-    /// Returns once no start is queued and no sandbox is being changed. Unlike [`Pool::drain`], refuses nothing; requests
-    /// that arrive meanwhile may delay it.
+    /// Returns once no start is queued and no sandbox is being changed. Unlike [`Pool::drain`], refuses nothing, so new
+    /// requests may delay it.
     pub async fn settle(&self) {
         // If the driver has ended, nothing is under way.
         let _ = self.look(Request::Settle).await;
@@ -597,7 +598,7 @@ impl Pool {
 
     /// Ends the warm slots and the driver. [`OnClose`] decides whether sandboxes are kept for the next server.
     pub async fn close(self, on_close: OnClose) {
-        // If the driver has ended, the pool is closed already.
+        // If the driver has ended, the pool is already closed.
         let _ = self.look(|closed| Request::Close(on_close, closed)).await;
     }
 
@@ -614,7 +615,7 @@ impl Pool {
         self.look(request).await.unwrap_or(Err(PoolError::Draining))
     }
 
-    /// Sends a request to the driver and waits for the answer; `None` if the driver has ended.
+    /// Sends a request to the driver and waits for the response. `None` if the driver has ended.
     async fn look<T>(&self, request: impl FnOnce(oneshot::Sender<T>) -> Request) -> Option<T> {
         let (answer, answered) = oneshot::channel();
         self.requests.send(request(answer)).await.ok()?;

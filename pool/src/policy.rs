@@ -2,18 +2,18 @@
 //! clock or a file.
 //!
 //! Memory is admitted by measurement. A sandbox is expected to need as much memory as was measured for most leased
-//! sandboxes of its template (never less than a floor). If a sandbox has not grown to that size yet, the difference is
-//! promised to it. If a few sandboxes grow much larger than the others, the host has less available memory, but the
-//! expectation for other sandboxes barely changes. Guests may grow to all of their RAM, and the sum of their RAM may
-//! exceed the host's memory; the cgroup around the pool then limits them.
+//! sandboxes of its template, but never less than a floor. If a sandbox has not grown to that size yet, the difference
+//! is set aside for it. If a few sandboxes grow much larger than the others, the host has less available memory, but
+//! the expectation for other sandboxes barely changes. Guests may grow to all of their RAM, and the sum of their RAM
+//! may exceed the host's memory. The cgroup around the pool then limits them.
 //!
 //! A start holds a place while its VM is made. The number of places limits how many starts run at once. A start whose
-//! guest does not answer holds its place until its timeout, so starts that anyone may cause can never hold all places
+//! guest is unresponsive holds its place until its timeout, so starts that anyone may cause can never hold all places
 //! ([`Places`]).
 //!
-//! Disk space is admitted by what is free now. A new sandbox needs a first share for its layer; a save needs the most
-//! that it may write. Layers may later grow beyond what the disk has. While only the reserve is left, new sandboxes and
-//! saves are refused; paused sandboxes may still be resumed.
+//! Disk space is admitted by current free space. A new sandbox needs an initial share for its layer. A save needs the
+//! maximum that it may write. Layers may later outgrow the disk. While only the reserve is left, new sandboxes and
+//! saves are refused, but paused sandboxes may still be resumed.
 
 mod callers;
 mod creates;
@@ -33,7 +33,7 @@ pub(crate) use need::Need;
 pub(crate) use places::{Places, StartFor};
 pub(crate) use share::{Budget, Claim, Held, Lack, Supplied, divide, supply_first};
 
-/// The host's resources for sandboxes, and how much of them is promised. Sizes are in bytes.
+/// The host's resources for sandboxes, and how much of them is set aside. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Room {
     /// MemAvailable.
@@ -44,7 +44,7 @@ pub(crate) struct Room {
     pub(crate) expected: u64,
     /// The part of `expected` that a warm slot already has.
     pub(crate) warm_has: u64,
-    /// Memory that the present slots are expected to take in addition to what they have.
+    /// Memory that existing slots are expected to take in addition to what they have.
     pub(crate) promised: u64,
     /// Slots that have a VM or are about to.
     pub(crate) slots: u32,
@@ -56,7 +56,7 @@ pub(crate) struct Room {
     pub(crate) layer: u64,
 }
 
-/// A disk's space for sandboxes, and how much of it is promised. Sizes are in bytes.
+/// A disk's space for sandboxes, and how much of it is set aside. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Space {
     /// Free for unprivileged processes.
@@ -102,7 +102,7 @@ impl Room {
             .saturating_sub(self.promised)
     }
 
-    /// Memory beyond what is promised, in bytes; negative if sandboxes may lack memory.
+    /// Memory beyond what is set aside, in bytes. Negative if sandboxes may lack memory.
     pub(crate) fn surplus(&self) -> i128 {
         i128::from(self.available) - i128::from(self.reserve) - i128::from(self.promised)
     }
@@ -131,12 +131,12 @@ impl Room {
     }
 }
 
-/// Whether a template that was last used at `used_ns` is not in use any more.
+/// Whether a template that was last used at `used_ns` is no longer in use.
 pub(crate) fn is_idle(used_ns: u64, now_ns: u64, idle: Duration) -> bool {
     Duration::from_nanos(now_ns.saturating_sub(used_ns)) >= idle
 }
 
-/// How a sandbox would start.
+/// The two ways in which a sandbox starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     /// From a warm slot.
@@ -156,7 +156,7 @@ pub(crate) enum Short {
         need: u64,
         free: u64,
     },
-    /// The configured number of slots is in use.
+    /// All configured slots are in use.
     Slots {
         max: u32,
     },
@@ -164,11 +164,12 @@ pub(crate) enum Short {
 
 /// How long traffic to a paused sandbox waits for room on a full host.
 const ROOM_WAIT: Duration = Duration::from_secs(5);
-/// Resumes that wait for room at a time: anyone who can reach a port may cause them.
+/// Maximum number of resumes that wait for room at a time. Limited, because anyone who can reach a port may cause them.
 const MAX_AWAITING: usize = 64;
 
-/// Whether a resume by traffic waits for room instead of being refused. `waited`: since the request; `others`: resumes that
-/// wait for room. Disk space does not become free within seconds.
+/// Whether a resume by traffic waits for room instead of being refused. `waited` is the time since the request,
+/// `others` the number of resumes that wait for room. A shortage of disk space is not waited for, because it does not
+/// end within seconds.
 pub(crate) fn may_wait(short: Short, waited: Duration, others: usize) -> bool {
     match short {
         Short::Disk { .. } => false,
@@ -201,7 +202,7 @@ impl std::fmt::Display for Short {
 pub(crate) struct Demand {
     /// A warm slot of its template can serve it.
     pub(crate) warm: bool,
-    /// The start is a resume: the sandbox's layer is on disk already.
+    /// The start is a resume, whose layer is already on disk.
     pub(crate) has_layer: bool,
     /// A warm slot, of any template, could be ended.
     pub(crate) other_warm: bool,
@@ -211,7 +212,7 @@ pub(crate) struct Demand {
     pub(crate) place: bool,
 }
 
-/// The answer to a request for a start.
+/// The decision on a request for a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
     /// It takes a warm slot.
@@ -264,7 +265,7 @@ pub(crate) struct Stock {
     pub(crate) refilling: bool,
 }
 
-/// The marks of a template with this many configured marks, demand and share of the budget.
+/// The marks of a template, given its configured marks, demand and share of the budget.
 pub(crate) fn marks(floor: WarmMarks, wanted: u32, share: u32) -> WarmMarks {
     WarmMarks {
         low: floor.low.max(wanted).min(share),
@@ -278,7 +279,7 @@ pub(crate) fn refilling(stock: &Stock) -> bool {
     have < stock.high && (stock.refilling || have < stock.low)
 }
 
-/// How busy the pool is with requests of callers.
+/// The load that requests of callers put on the pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Foreground {
     /// Whether a caller is waiting.
@@ -293,7 +294,7 @@ pub(crate) struct Foreground {
     pub(crate) max_filling: u32,
 }
 
-/// Interval between fills while callers leave no quiet moment.
+/// Interval between fills while callers keep the pool busy.
 pub(crate) const STARVED: Duration = Duration::from_millis(1000);
 
 /// Whether a fill may begin, if there is room for it.
@@ -349,7 +350,7 @@ mod tests {
             ..COLD
         };
         assert_eq!(place(&room(1000, 3), &warm), Placement::Take);
-        // A warm slot is counted already and needs only the rest.
+        // A warm slot is already counted and needs only the rest.
         assert_eq!(place(&room(512, 10), &warm), Placement::Take);
         assert_eq!(place(&room(1000, 3), &COLD), Placement::Start);
         assert_eq!(
@@ -387,7 +388,7 @@ mod tests {
         };
         let full = Placement::Refuse(short);
         assert_eq!(place(&low, &COLD), full);
-        // Not even from the stock; ending warm slots frees no space.
+        // Not even from the warm stock, because ending warm slots frees no space.
         let warm = Demand {
             warm: true,
             other_warm: true,

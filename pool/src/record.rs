@@ -38,19 +38,19 @@ use crate::{
     vmms::VmmId,
 };
 
-/// The version that is written. Earlier versions can still be read: version 5, which has no claim, version 4, which has neither defaults nor priority,
-/// version 3, which does not have the offset of the clock either, version 2, which does not name the VMM's program either, and version 1, which has the note in a file of its own,
-/// and the lifetime in the note. A record of a later version is never removed. A new version also raises
-/// [`crate::version`].
+/// The version that is written. Earlier versions can still be read: version 5 has no claim; version 4 also lacks
+/// defaults and priority; version 3 also lacks the offset of the clock; version 2 also lacks the VMM's program; version
+/// 1 has the note in a separate file, and the lifetime in the note. A record of a later version is never removed. A new
+/// version also raises [`crate::version`].
 const VERSION: u32 = 6;
 pub(crate) const RECORD: &str = "record.json";
 const NOTE: &str = "note";
-/// Directory beside that of the sandboxes, for directories whose record is damaged.
+/// Directory for sandbox directories whose record is damaged, next to the directory of sandboxes.
 pub(crate) const DAMAGED: &str = "damaged";
 /// Maximum length of a record or note that is read, in bytes.
 const MAX_RECORD: u64 = 4 << 20;
 
-/// Whether a slot has an owner, and where its sandbox is.
+/// Whether a slot has an owner, and whether its sandbox runs or is paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kept {
@@ -72,7 +72,7 @@ pub(crate) struct ProcessName {
 }
 
 impl ProcessName {
-    /// The process that has this id now; `None` if there is none or it is a zombie.
+    /// The process that has this id now. `None` if there is none or it is a zombie.
     pub(crate) fn of(pid: u32) -> Option<Self> {
         let start_ticks = crate::host::start_ticks(pid)?;
         Some(Self { pid, start_ticks })
@@ -127,7 +127,7 @@ pub(crate) struct Record {
     pub(crate) tap: Option<TapIndex>,
     #[serde(default)]
     pub(crate) policy: Policy,
-    /// User and group id of its VMM, which no other VMM of this server has.
+    /// User and group id of its VMM, unique among the VMMs of this server.
     #[serde(default)]
     pub(crate) user: Option<u32>,
     /// The files that the server opened for the VM; `None` before the VM is made. A snapshot of the VM that names other
@@ -137,18 +137,18 @@ pub(crate) struct Record {
     /// Since version 2. The default until the slot gets its sandbox.
     #[serde(default)]
     pub(crate) lifetime: Lifetime,
-    /// From [`crate::clock::Reading::offset_ms`]: the offset of the wall clock at which the deadline is right. Since
+    /// From [`crate::clock::Reading::offset_ms`]: the offset of the wall clock to which the deadline refers. Since
     /// version 4. `None` until the slot gets its sandbox, and in records of earlier versions.
     #[serde(default)]
     pub(crate) clock_offset_ms: Option<i64>,
-    /// The caller's own text. Since version 2. Empty until the slot gets its sandbox.
+    /// Opaque text of the caller. Since version 2. Empty until the slot gets its sandbox.
     #[serde(default, with = "shared")]
     pub(crate) note: Arc<str>,
     /// The program of its VMM, which also wrote its pause. Since version 3. `None` before the VM is made, and after an
     /// upgrade from a release that did not record it.
     #[serde(default)]
     pub(crate) vmm_id: Option<VmmId>,
-    /// From the template. Since version 5.
+    /// Copied from the template. Since version 5.
     #[serde(default)]
     pub(crate) defaults: TemplateDefaults,
     /// Since version 5.
@@ -159,7 +159,7 @@ pub(crate) struct Record {
     pub(crate) claim: Option<Claim>,
 }
 
-/// (De)serializes `Arc` values, which the driver, its jobs and its answers share.
+/// (De)serializes `Arc` values, which the driver, its jobs and its responses share.
 pub(crate) mod shared {
     use std::sync::Arc;
 
@@ -229,14 +229,14 @@ impl Record {
         self.note = spec.note.into();
     }
 
-    /// Sets the lifetime, whose deadline is right at this offset of the wall clock.
+    /// Sets the lifetime, whose deadline refers to this offset of the wall clock.
     pub(crate) fn set_lifetime(&mut self, lifetime: Lifetime, clock_offset_ms: i64) {
         self.lifetime = lifetime;
         self.clock_offset_ms = Some(clock_offset_ms);
     }
 
-    /// The lifetime of a sandbox that runs since the record was written, in the same boot. Its deadline has moved by as
-    /// much as the wall clock was set.
+    /// The current lifetime of a sandbox that has been running, in this boot, since the record was written. Its
+    /// deadline moves with steps of the wall clock.
     pub(crate) fn lifetime_at(&self, now: Reading) -> Lifetime {
         let mut lifetime = self.lifetime;
         if let Some(step_ms) = self.clock_offset_ms.and_then(|o| now.step_since(o)) {
@@ -252,10 +252,10 @@ pub(crate) enum Contents {
     Record(Box<Record>),
     /// There is no record: the sandbox was killed, or its first record was not written yet.
     Nothing,
-    /// The record is damaged, for this reason, and there is no pause. The sandbox cannot have been paused: it ran, or
-    /// was a warm slot, when the host crashed.
+    /// The record is damaged, and there is no pause. The sandbox cannot have been paused: it ran, or was a warm slot,
+    /// when the host crashed.
     Torn(String),
-    /// The record is damaged, for this reason, and there is a pause that may be a caller's data.
+    /// The record is damaged, and there is a pause that may contain a caller's data.
     Damaged(String),
     /// A later release wrote the record.
     Later(String),
@@ -269,7 +269,7 @@ enum Unread {
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error(
-        "it has version {0}, and this program reads version 1 to {VERSION}: start the release that wrote it"
+        "it has version {0}, but this program reads version 1 to {VERSION}: start the release that wrote it"
     )]
     Version(u32),
     #[error("it is damaged: {0}")]
@@ -333,8 +333,8 @@ impl SlotDir {
         durable::remove_dir(&self.0)
     }
 
-    /// Moves the directory, which has a damaged record, to `damaged/ID` beside the directory of all sandboxes. Returns
-    /// the new path.
+    /// Moves the directory, which has a damaged record, to `damaged/ID` next to the directory of sandboxes. Returns the
+    /// new path.
     pub(crate) fn set_aside(&self) -> io::Result<PathBuf> {
         let sandboxes = self.0.parent().unwrap_or(&self.0);
         let damaged = sandboxes.with_file_name(DAMAGED);
@@ -351,16 +351,16 @@ impl SlotDir {
         replace(&self.0, RECORD, &bytes, durability)
     }
 
-    /// Puts the complete snapshot in `pause/` and then this record on disk. When this returns, both survive a crash of
-    /// the host. The record is first written into `pause/`, after the snapshot is synced: a record there means that the
-    /// snapshot is complete.
+    /// Writes the complete snapshot in `pause/` and then this record to disk. When this returns, both survive a crash
+    /// of the host. The record is first written into `pause/`, after the snapshot is synced: a record there means that
+    /// the snapshot is complete.
     pub(crate) fn write_pause(&self, record: &Record) -> io::Result<()> {
         let pause = self.pause();
         let bytes = serde_json::to_vec(record)?;
         sync_files(&pause)?;
         durable::write_new(&pause.join(RECORD), &bytes, Durability::Host)?;
         sync_dir(&pause)?;
-        // The name of the sandbox itself.
+        // Syncs the entry of the sandbox's directory.
         sync_dir(self.0.parent().unwrap_or(&self.0))?;
         self.link_pause()
     }
@@ -372,7 +372,7 @@ impl SlotDir {
         self.link_pause()
     }
 
-    /// Gives the record of the pause its second name.
+    /// Links the record of the pause to its second name.
     fn link_pause(&self) -> io::Result<()> {
         let draft = self.0.join(format!("{RECORD}.new"));
         remove_file(&draft)?;
@@ -381,8 +381,8 @@ impl SlotDir {
         sync_dir(&self.0)
     }
 
-    /// Undoes a pause that failed: removes the snapshot. If the record is already that of the pause, first puts the
-    /// record of the running sandbox back; if that fails, the snapshot stays.
+    /// Undoes a failed pause: removes the snapshot. If the record is already that of the pause, first restores the
+    /// record of the running sandbox. If that fails, the snapshot remains.
     pub(crate) fn undo_pause(&self, running: &Record) -> io::Result<()> {
         let inode = |path: PathBuf| fs::metadata(path).ok().map(|meta| meta.ino());
         let of_pause = inode(self.pause().join(RECORD));
@@ -409,7 +409,7 @@ impl SlotDir {
         sync_dir(&self.0)
     }
 
-    /// Finds out what the directory contains.
+    /// Determines the contents of the directory.
     pub(crate) fn look(&self, lifetime_of_note: fn(&str) -> Option<Lifetime>) -> Contents {
         let failed = match self.read(lifetime_of_note) {
             Ok(record) => return Contents::Record(Box::new(record)),
@@ -425,7 +425,7 @@ impl SlotDir {
         }
         match self.read_from(&self.pause().join(RECORD), lifetime_of_note) {
             Ok(record) if matches!(record.kept, Kept::Paused(_)) => {
-                tracing::warn!(%why, "a damaged record: using the record of the sandbox's last pause");
+                tracing::warn!(%why, "the sandbox's record is damaged: using the record of its last pause");
                 Contents::Record(Box::new(record))
             }
             _ if self.pause().exists() => Contents::Damaged(why),
@@ -600,7 +600,7 @@ mod tests {
         wanted.note = "9".into();
         wanted.lifetime.set(0, 9);
         assert_eq!(dir.read(read_note).unwrap(), wanted);
-        // The next write makes it a record of the present version.
+        // The next write upgrades it to the current version.
         dir.write(&wanted, Durability::Process).unwrap();
         assert_eq!(dir.read(no_notes).unwrap(), wanted);
         write(&old).unwrap();
@@ -637,7 +637,7 @@ mod tests {
         );
         assert_eq!(end_at(1_000_000 + day), 1_300_000 + day);
         assert_eq!(end_at(1_000), 301_000);
-        // A record of version 3 has no offset, and nothing that came later.
+        // A record of version 3 has no offset, and no later fields.
         let mut old = serde_json::to_value(&record).unwrap();
         old["version"] = 3.into();
         for later in ["clock_offset_ms", "defaults", "priority", "claim"] {

@@ -20,14 +20,14 @@
 //!  from every stage: kill, deadline, a failed job, the exit of the VM ─► Ending ─► removed
 //! ```
 //!
-//! Two functions determine how a slot changes. [`decide`] takes an [`Operation`] (a client's request, traffic, or a
-//! deadline that has passed) and grants it, refuses it, begins a change, or makes it wait for the change under way. A
-//! waiting request is decided again after each event of its slot. [`transition`] applies an [`Event`] and returns the
-//! new slot and the [`Effects`] that the driver must perform.
+//! Two functions determine how a slot changes. [`decide`] takes an [`Operation`] (a client's request, traffic, or an
+//! expired deadline) and grants it, refuses it, begins a change, or makes it wait for the change under way. A waiting
+//! request is decided again after each event of its slot. [`transition`] applies an [`Event`] and returns the new slot
+//! and the [`Effects`] that the driver must perform.
 //!
-//! Besides its stage, a slot has at most one job (work on a thread or task that will report its end), at most one VM
-//! process, and at most one write of its record under way. Once a slot in `Ending` has none of the three, its directory
-//! and control group are deleted and the slot is removed. A running sandbox always has a deadline.
+//! In addition to its stage, a slot has at most one job (work on a thread or task that will report its end), at most
+//! one VM process, and at most one write of its record under way. Once a slot in `Ending` has none of the three, its
+//! directory and cgroup are deleted and the slot is removed. A running sandbox always has a deadline.
 //!
 //! What must never happen: a way back to `Warm`, two jobs on a slot, a removed slot that leaves a process or a
 //! directory behind, a slot that stays in `Ending`.
@@ -51,7 +51,7 @@ const PAUSE_AGAIN_MS: u64 = 30_000;
 pub(crate) enum Stage {
     /// A VM is being made for the warm stock.
     Filling,
-    /// A paused VM with an identity of its own waits for a lease. No caller has its id yet.
+    /// A paused VM with its own identity waits for a lease. No caller has its id yet.
     Warm,
     /// The slot is being started or leased for a create or a fork, which waits for it.
     Starting,
@@ -59,7 +59,7 @@ pub(crate) enum Stage {
     Running,
     /// The sandbox is being written to disk.
     Pausing(PauseMode),
-    /// The sandbox is on disk. Its VM is being killed, and its exit was not reported yet.
+    /// The sandbox is on disk. Its VM is being killed, and its exit has not been reported yet.
     Stopping(PauseMode),
     /// The sandbox is on disk only.
     Paused(PauseMode),
@@ -71,10 +71,11 @@ pub(crate) enum Stage {
     Snapshotting,
     /// The paused sandbox's files are being linked into a template.
     SnapshottingPaused(PauseMode),
-    /// A new server has found the sandbox, with a VM that the former server left running. The VM's network and its VMM
-    /// are being verified, or wait for their turn.
+    /// A new server has found the sandbox, with a VM that the previous server left running. Its VMM and network are
+    /// being verified, or wait for verification.
     Adopting,
-    /// A new server has found the sandbox on disk, and a process of the former server beside it, which is being ended.
+    /// A new server has found the sandbox on disk, together with a process of the previous server, which is being
+    /// ended.
     AdoptingPaused(PauseMode),
     /// The slot is to be removed.
     Ending,
@@ -119,7 +120,7 @@ pub(crate) enum Event {
     WriteBegun,
     /// The write of the record ended, successfully or not.
     WriteDone,
-    /// The directory and the control group were removed.
+    /// The directory and the cgroup were removed.
     Cleaned,
 }
 
@@ -156,7 +157,7 @@ pub(crate) struct Effects {
     pub(crate) kill_vm: bool,
     /// Start the cleaning job.
     pub(crate) clean: bool,
-    /// Drop the slot, which has no process, directory or control group any more.
+    /// Drop the slot, which has no process, directory or cgroup left.
     pub(crate) remove: bool,
 }
 
@@ -214,7 +215,7 @@ impl Slot {
         }
     }
 
-    /// Whether the sandbox is on disk or is being written there to stay; a resume under way still counts as on disk.
+    /// Whether the sandbox is on disk or is being written there to stay. A sandbox that is being resumed still counts.
     pub(crate) fn is_saved(&self) -> bool {
         match self.stage {
             Stage::Pausing(_)
@@ -234,7 +235,7 @@ impl Slot {
         }
     }
 
-    /// Whether the slot has a VM, or is about to have one, which takes host memory.
+    /// Whether the slot has, or is about to have, a VM, which takes host memory.
     pub(crate) fn takes_memory(&self) -> bool {
         match self.stage {
             Stage::Paused(_)
@@ -259,7 +260,7 @@ impl Slot {
         matches!(self.stage, Stage::Running | Stage::Paused(_)) && !self.job && !self.writing
     }
 
-    /// When the deadline must be acted upon; `None` unless the sandbox runs with nothing under way.
+    /// Time of the next action at the deadline. `None` unless the sandbox runs with nothing under way.
     pub(crate) fn due(&self) -> Option<UnixMs> {
         let is_armed = self.stage == Stage::Running && !self.writing;
         is_armed.then(|| self.lifetime.end_at.max(self.pause_again_at))
@@ -271,7 +272,7 @@ impl Slot {
         self.pause_again_at = 0;
     }
 
-    /// Moves the deadline to `timeout_s` seconds from `now`, at most to `until`, if the present one is earlier.
+    /// Moves the deadline to `timeout_s` seconds from `now`, at most to `until`, if the current deadline is earlier.
     pub(crate) fn renew_deadline(&mut self, now: UnixMs, timeout_s: u32, until: UnixMs) -> bool {
         let end_at = now.saturating_add(u64::from(timeout_s) * 1000).min(until);
         let is_later = end_at > self.lifetime.end_at;
@@ -282,8 +283,8 @@ impl Slot {
         is_later
     }
 
-    /// As [`Slot::set_deadline`], but changes nothing if the present deadline is later or the same. Returns whether the
-    /// deadline changed.
+    /// Like [`Slot::set_deadline`], but keeps a current deadline that is not earlier. Returns whether the deadline
+    /// changed.
     pub(crate) fn extend_deadline(&mut self, now: UnixMs, timeout_s: u32) -> bool {
         let mut later = *self;
         later.set_deadline(now, timeout_s);
@@ -294,9 +295,9 @@ impl Slot {
         is_later
     }
 
-    /// Moves the deadline and the times of next attempts by as much as the wall clock was set.
+    /// Moves the deadline and the times of next attempts by the step of the wall clock.
     pub(crate) fn clock_was_set(&mut self, step_ms: i64) {
-        // That of a sandbox on disk is the time of its pause.
+        // For a sandbox on disk, the deadline is the time of its pause.
         if !self.is_saved() || matches!(self.stage, Stage::Pausing(_)) {
             self.lifetime.end_at = self.lifetime.end_at.saturating_add_signed(step_ms);
         }

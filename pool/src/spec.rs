@@ -17,7 +17,7 @@ use crate::{
     vmms::VmmId,
 };
 
-/// How a pool is set up.
+/// Configuration of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
     /// The program `cube-vmm` for new templates and for cold boots. The pool keeps a copy of it.
@@ -25,23 +25,24 @@ pub struct PoolConfig {
     /// Directory of everything that outlives the process: sandboxes, snapshots, template names. Its path must have at
     /// most 60 bytes, because the kernel limits the paths of the unix sockets below it.
     pub state: PathBuf,
-    /// Directory of templates made elsewhere. Each sub-directory with a manifest is a template, named after it.
+    /// Directory of templates made elsewhere. Each subdirectory with a manifest is a template, named after the
+    /// subdirectory.
     pub installed_templates: Option<PathBuf>,
     /// Further directories of files that template manifests may name (root images, bases). A template that names a file
     /// outside these and the template directories is rejected.
     pub images: Vec<PathBuf>,
-    /// Warm slots of each installed template, in any case. Beyond this, the number follows the template's creates.
+    /// Minimum number of warm slots of each installed template. Beyond it, the number follows the template's creates.
     pub warm: WarmMarks,
-    /// As `warm`, for each other template that is in use. Disk templates have no warm slots.
+    /// Like `warm`, for each other template that is in use. Disk templates have no warm slots.
     pub warm_in_use: WarmMarks,
     /// Warm slots of each installed template while neither the marks above nor the creates of others need the room.
     pub warm_spare: WarmMarks,
-    /// Maximum number of warm slots of all templates together. Marks above it are not reached.
+    /// Maximum number of warm slots of all templates together. It takes precedence over the marks.
     pub warm_slots: u32,
-    /// Maximum memory of warm slots and loaded templates together; `None`: half of the host's memory.
+    /// Maximum memory of warm slots and loaded templates together. `None`: half of the host's memory.
     pub warm_memory: Option<Bytes>,
     /// A template is in use from its first create or fork until this time has passed without another one. Without
-    /// configured marks it then loses its warm slots, and its memory is not kept loaded any more.
+    /// configured marks it then loses its warm slots, and its memory is unloaded.
     pub idle: Duration,
     pub limits: SandboxLimits,
     pub missing_limits: MissingLimits,
@@ -49,40 +50,40 @@ pub struct PoolConfig {
     pub max_sandboxes: u32,
     /// Host memory that is never given to sandboxes.
     pub memory_reserve: Bytes,
-    /// Memory limit of this process, which enters a cgroup of its own when it opens the pool. The limit grows by the
-    /// size of each loaded template. `None`: the process stays in its present cgroup.
+    /// Memory limit of this process, which enters its own cgroup when it opens the pool. The limit grows by the size of
+    /// each loaded template. `None`: the process stays in its current cgroup.
     pub server_memory: Option<Bytes>,
     /// Disk space that is never given to sandboxes, on the disk of the state directory and on the disk of the layers.
     pub disk_reserve: Bytes,
     /// Maximum number of paused sandboxes and snapshots together.
     pub max_saved: u32,
-    /// Disk space of all snapshots and built templates together, without root images; `None`: no limit. A further one is
-    /// refused; none is removed for it.
+    /// Disk space of all snapshots and built templates together, without root images. `None`: no limit. A template
+    /// beyond the quota is refused; existing ones are never removed for it.
     pub template_quota: Option<Bytes>,
-    /// Timeout for each step of a start, and for a start's wait in the queue. Steps of a sandbox in the background have ten
+    /// Timeout for each step of a start, and for a start's wait in the queue. Steps of background sandboxes have ten
     /// times as long.
     pub start_timeout: Duration,
-    /// How long a VMM that a former server left running may take to answer. Its sandbox then ends, so this is much longer
-    /// than a busy host delays a process.
+    /// How long a VMM left by a previous server may take to respond. Its sandbox ends after that, so this is much
+    /// longer than any delay on a busy host.
     pub adopt_timeout: Duration,
     /// Provides the TAP of each VM. `None`: sandboxes have no network.
     pub network: Option<Isolation>,
-    /// PEM of the certificate authority that guests whose policy has ruled names must trust. `None`: there is none, and
-    /// guests are told nothing.
+    /// PEM of the certificate authority that guests with ruled names in their policy must trust. `None`: there is no
+    /// authority, and guests are sent none.
     pub ca_bundle: Option<Arc<str>>,
     /// Reads the lifetime from a sandbox's note. Called only for records of version 1; since version 2 the lifetime is
     /// in the record itself. If it returns `None`, the sandbox is ended.
     pub lifetime_of_note: fn(&str) -> Option<Lifetime>,
-    /// How ids of sandboxes are made.
+    /// Generates ids of sandboxes.
     pub ids: Ids,
-    /// Gets every change of a sandbox, from the pool's opening on. A change is lost only if this process ends after it was
-    /// written and before it was received: [`Recovered`] of the next server shows it.
+    /// Receives every change of a sandbox from the pool's opening on. A change is lost only if this process ends after
+    /// the change was written and before it was received. The next server's [`Recovered`] then reveals it.
     pub changes: Option<mpsc::UnboundedSender<Change>>,
 }
 
 impl PoolConfig {
-    /// A pool without templates, warm slots and a network, for at most 1000 sandboxes and as many paused ones. It keeps
-    /// 512 MiB of memory and 64 MiB of disk space free.
+    /// A pool without templates, warm slots and network, for at most 1000 running and as many paused sandboxes. It
+    /// keeps 512 MiB of memory and 64 MiB of disk space free.
     #[must_use]
     pub fn new(vmm: PathBuf, state: PathBuf) -> Self {
         Self {
@@ -115,7 +116,7 @@ impl PoolConfig {
     }
 }
 
-/// Makes ids of sandboxes from random bytes: those of a cluster name the node. The default takes the bytes as they are.
+/// Makes ids of sandboxes from random bytes. In a cluster, ids name the node. The default encodes the bytes unchanged.
 #[derive(Clone)]
 pub struct Ids(Arc<dyn Fn([u8; 19]) -> SandboxId + Send + Sync>);
 
@@ -142,7 +143,7 @@ impl std::fmt::Debug for Ids {
     }
 }
 
-/// Filling of a template's stock begins below `low` and ends at `high`. Both zero: no warm slots.
+/// Bounds of a template's warm stock: filling begins below `low` and ends at `high`. Both zero: no warm slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WarmMarks {
     pub low: u32,
@@ -194,7 +195,7 @@ impl Default for SandboxLimits {
 /// Settings that the pool sends to the agent when a sandbox is created and after each resume.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Init {
-    /// Environment of every process in the sandbox.
+    /// Environment of each process in the sandbox.
     pub env_vars: BTreeMap<String, String>,
     /// Required in `X-Access-Token`; `None`: the agent is open.
     pub access_token: Option<String>,
@@ -219,8 +220,8 @@ pub enum OnClose {
     Keep,
     /// All sandboxes are ended and removed, paused ones too.
     Kill,
-    /// As [`OnClose::Keep`], for a process that continues without the pool while the next server runs: it stays in its
-    /// cgroup, and so in its memory limit.
+    /// Like [`OnClose::Keep`], for a process that continues without the pool while the next server runs: it stays in
+    /// its cgroup, and so within its memory limit.
     HandOver,
 }
 
@@ -229,9 +230,9 @@ pub enum OnClose {
 pub enum TimeoutChange {
     /// Replaces the deadline, which may shorten the sandbox's life.
     Replace,
-    /// Keeps the present deadline if that is later.
+    /// Keeps the current deadline if it is later.
     Extend,
-    /// As [`Self::Extend`], but not beyond `until`, and without effect on the timeout of later resumes.
+    /// Like [`Self::Extend`], but not beyond `until`, and without effect on the timeout of later resumes.
     Renew { until: UnixMs },
 }
 
@@ -241,8 +242,8 @@ pub struct CreateSpec {
     /// Id, name, `name:tag` or snapshot id.
     pub template: String,
     pub init: Init,
-    /// The caller's own text, at most [`MAX_NOTE`] bytes. The pool keeps it in the record and returns it with the
-    /// sandbox, also after a restart. It cannot contain the sandbox's id, which is not known yet.
+    /// Opaque text of the caller, at most [`MAX_NOTE`] bytes. The pool keeps it in the record and returns it with the
+    /// sandbox, even after a restart. It cannot contain the sandbox's id, which is not known yet.
     pub note: String,
     pub lifetime: Lifetime,
     /// The network policy. Ignored for a fork, which gets its source's policy.
@@ -250,20 +251,21 @@ pub struct CreateSpec {
     pub priority: Priority,
 }
 
-/// How much CPU time a sandbox gets while others need it too.
+/// CPU priority of a sandbox under contention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Priority {
     /// [`SandboxLimits::cpu_weight`].
     #[default]
     Normal,
-    /// A weight of 10, which is a tenth of a sandbox's default, for work that no person waits for at a prompt: builds of
-    /// templates. Such a sandbox is never served by a warm slot. A fork has its source's priority.
+    /// A weight of 10, a tenth of a sandbox's default, for work without a waiting user: builds of templates. Such a
+    /// sandbox is never served by a warm slot. A fork has its source's priority.
     Background,
 }
 
 impl Priority {
-    /// How long work may take that has this time at the normal priority: with a tenth of the CPU time, ten times as long.
+    /// Timeout for work that has `normal` as its timeout at normal priority: ten times as long with a tenth of the CPU
+    /// time.
     pub(crate) fn patience(self, normal: Duration) -> Duration {
         match self {
             Self::Normal => normal,
@@ -272,7 +274,7 @@ impl Priority {
     }
 }
 
-/// A sandbox as it was when the pool answered.
+/// A sandbox at the time of the pool's response.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
     pub id: SandboxId,
@@ -289,20 +291,20 @@ pub struct Sandbox {
     pub console: PathBuf,
     /// Process id of the VMM; 0 while the sandbox is paused.
     pub pid: u32,
-    /// Stamps of the last start or resume, in the host's CLOCK_MONOTONIC. Empty for a sandbox that was recovered.
+    /// Timestamps of the last start or resume, in the host's CLOCK_MONOTONIC. Empty for a recovered sandbox.
     pub timeline: Timeline,
     /// Whether a warm slot served the create.
     pub warm: bool,
     /// Number of the sandbox's VM, unique within this server process. When the number changes, connections to the
     /// previous VM are dead.
     pub generation: u64,
-    /// When the sandbox got this VM: at its create, resume or recovery.
+    /// Time at which the sandbox got this VM: its create, resume or recovery.
     pub vm_since: UnixMs,
-    /// The caller's claim, if other servers can have the sandbox too.
+    /// The caller's claim, if several servers can run the sandbox.
     pub claim: Option<Claim>,
 }
 
-/// The answer to [`crate::Pool::connect`].
+/// Response of [`crate::Pool::connect`].
 #[derive(Debug)]
 pub struct Connected {
     pub sandbox: Sandbox,
@@ -310,11 +312,11 @@ pub struct Connected {
     pub resumed: bool,
 }
 
-/// Something that happened to a sandbox.
+/// An event in the life of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LifeEvent {
     pub at: UnixMs,
-    /// A description for people, not for programs.
+    /// A description for users, not for programs.
     pub what: String,
 }
 
@@ -325,7 +327,7 @@ pub enum SandboxState {
     Paused(PauseMode),
 }
 
-/// The state that a pause keeps.
+/// The part of the state that a pause keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PauseMode {
@@ -343,7 +345,7 @@ pub struct Recovered {
     pub alive: Vec<Sandbox>,
     /// Leased sandboxes that are gone, with the reason.
     pub lost: Vec<(SandboxId, String)>,
-    /// Those of the lost ones whose records could be read, as they were.
+    /// The lost sandboxes whose records could be read, in their recorded state.
     pub former: Vec<Sandbox>,
 }
 
@@ -351,8 +353,8 @@ pub struct Recovered {
 #[derive(Clone, Debug)]
 pub struct Ended {
     pub id: SandboxId,
-    /// Why it ended by itself, such as the last line of the VMM's standard error, or why it could not be adopted from a
-    /// former server. `None` if a caller or the deadline ended it.
+    /// Why it ended on its own, for example the last line of the VMM's standard error, or why it could not be adopted
+    /// from a previous server. `None` if a caller or the deadline ended it.
     pub why: Option<String>,
 }
 
@@ -362,7 +364,7 @@ pub struct Change {
     pub at: UnixMs,
     pub id: SandboxId,
     pub kind: ChangeKind,
-    /// The sandbox after the change; `None` after its end.
+    /// The sandbox after the change. `None` after its end.
     pub sandbox: Option<Sandbox>,
 }
 
@@ -373,7 +375,7 @@ pub enum ChangeKind {
     Updated,
     Paused,
     Resumed,
-    /// A snapshot of it is a template.
+    /// A snapshot of it was made into a template.
     Snapshotted,
     /// It was taken over from another server, paused.
     Arrived,
@@ -405,25 +407,26 @@ pub struct PoolStats {
     pub warm: u32,
     /// Gauge: slots that are being filled.
     pub filling: u32,
-    /// Gauge: slots that configuration and demand ask for, of all templates.
+    /// Gauge: slots that configuration and demand require, for all templates.
     pub warm_wanted: u32,
-    /// Gauge: slots that the stock is filled up to, of all templates. Less than `warm_wanted` if the budget is used up.
+    /// Gauge: slots to which the stock is filled, for all templates. Less than `warm_wanted` if the budget is
+    /// exhausted.
     pub warm_target: u32,
     /// Gauge: memory of warm slots and loaded templates, in bytes.
     pub warm_bytes: u64,
-    /// Gauges: [`PoolConfig::warm_slots`], and the present limit on `warm_bytes`, which is lower while sandboxes need the
-    /// memory.
+    /// Gauges: [`PoolConfig::warm_slots`], and the current limit on `warm_bytes`, which is lower while sandboxes need
+    /// the memory.
     pub warm_limit: u32,
     pub warm_bytes_limit: u64,
     /// Gauges: all templates, and those whose memory is loaded.
     pub templates: u32,
     pub templates_loaded: u32,
-    /// Gauges: the templates whose memory is stored as a diff, the space of the diffs in bytes, and the memory that they
-    /// stand for.
+    /// Gauges: number of templates whose memory is stored as a diff, disk space of these diffs in bytes, and size of
+    /// the memory that they represent.
     pub memory_diffs: u32,
     pub memory_diff_bytes: u64,
     pub memory_diff_memory_bytes: u64,
-    /// The templates that were used since the pool was opened, or have warm slots or loaded memory; by name, or by id if
+    /// Templates that were used since the pool was opened, or have warm slots or loaded memory, by name, or by id if
     /// they have no name.
     pub stocks: BTreeMap<String, StockStats>,
     /// Creates served by a warm slot.
@@ -437,17 +440,17 @@ pub struct PoolStats {
     pub wakes_waited: u64,
     /// Failed jobs, by the part that failed.
     pub failed: BTreeMap<&'static str, u64>,
-    /// Sandboxes whose VM exited by itself.
+    /// Sandboxes whose VM exited on its own.
     pub died: u64,
     /// Gauge: memory in bytes that one more sandbox of the template with the largest need is expected to take.
     pub expected_bytes: u64,
     /// Gauge: memory available to sandboxes, in bytes.
     pub available_bytes: u64,
-    /// Sum over the TAPs of all sandboxes since the pool was opened.
+    /// Totals over the TAPs of all sandboxes since the pool was opened.
     pub network: Counters,
-    /// Gauges: the uses of every VMM that is kept. The present VMM is one of them.
+    /// Gauges: the uses of each kept VMM, including the current one.
     pub vmms: BTreeMap<VmmId, VmmUse>,
-    /// Gauge: directories of `images`, one for each installed template and each former version of one that is in use.
+    /// Gauge: directories of `images`, one for each installed template and each old version of one that is in use.
     pub images: u32,
     /// Gauges: the installed templates, by name.
     pub installed: BTreeMap<String, Installed>,
@@ -460,9 +463,9 @@ pub struct PoolStats {
 /// The warm stock of one template: gauges, and counters since the pool was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StockStats {
-    /// Slots that configuration and demand ask for.
+    /// Slots that configuration and demand require.
     pub wanted: u32,
-    /// Slots that the stock is filled up to.
+    /// Slots to which the stock is filled.
     pub target: u32,
     pub warm: u32,
     pub is_loaded: bool,
@@ -472,25 +475,25 @@ pub struct StockStats {
     pub misses: u64,
 }
 
-/// An installed template: the VMM of its new sandboxes, and whether it is rebuilt with the present one.
+/// An installed template: the VMM of its new sandboxes, and whether it has been rebuilt with the current one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Installed {
     pub vmm: VmmId,
     pub state: RebuildState,
 }
 
-/// Whether an installed template is made from the present VMM, kernel and root image.
+/// Whether an installed template was made with the current VMM, kernel and root image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RebuildState {
-    /// It has not been examined yet. Rebuilds wait for each other, for the adoption of sandboxes and for memory.
+    /// Not examined yet. Rebuilds wait for each other, for the adoption of sandboxes and for memory.
     Waiting,
-    /// It is being examined or rebuilt.
+    /// Being examined or rebuilt.
     Running,
-    /// It is.
+    /// Made with the current files.
     Current,
-    /// The last rebuild failed. It is tried again.
+    /// The last rebuild failed. It will be retried.
     Failed,
-    /// It is not, and cannot be rebuilt: it has no recipe, or what it is made from is gone.
+    /// Outdated, and cannot be rebuilt: it has no recipe, or an input file is gone.
     Kept,
 }
 
@@ -516,7 +519,7 @@ impl RebuildState {
     }
 }
 
-/// The uses of one VMM: what ends, or is migrated, before a fault of this VMM is gone from the host.
+/// The uses of one VMM: VMs and files that must end or be migrated before the host is free of a bug in this VMM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmmUse {
     /// Whether it is the VMM that the server was configured with.

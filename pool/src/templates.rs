@@ -8,7 +8,7 @@
 //!                        image/           files of a template that the pool made: of a disk only its layer; none for a
 //!                                         template made elsewhere
 //! ```
-//! A name belongs to at most one template: giving it to another template takes it away from the previous one. `name` is
+//! A name belongs to at most one template: giving it to another template removes it from the previous one. `name` is
 //! short for `name:default`.
 
 mod disk;

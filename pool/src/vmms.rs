@@ -4,8 +4,8 @@
 //! <state>/vmms/<SHA-256>/cube-vmm
 //! ```
 //! A snapshot can be read only by the `cube-vmm` that wrote it. Every template, pause and running sandbox therefore
-//! names its VMM by content, and the pool keeps a copy of each VMM that is named. New sandboxes get the VMM of their
-//! template; a sandbox keeps its VMM through pauses and forks; a cold boot uses the present VMM.
+//! names its VMM by content hash, and the pool keeps a copy of each named VMM. New sandboxes get the VMM of their
+//! template. A sandbox keeps its VMM through pauses and forks. A cold boot uses the current VMM.
 //!
 //! What must never happen: a kept VMM is incomplete (it is written to a temporary directory, synced, and renamed),
 //! differs from its name (it is hashed before this server first starts it), or is removed while something names it.

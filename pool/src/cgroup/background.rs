@@ -1,6 +1,6 @@
-//! The control group of programs that a server runs in the background, `cube-<tag>-server-<pid>-background`: they convert
-//! and sum images. It is beside the pool's group, because weights count among the children of one group only: whatever
-//! the niceness of a process in the server's group, in version 2 that group as a whole has the weight of all sandboxes.
+//! The cgroup of programs that the server runs in the background, `cube-<tag>-server-<pid>-background`: they convert
+//! and hash images. It is a sibling of the pool's group, because weights only apply among children of the same group.
+//! In version 2, the server's group as a whole has the weight of all sandboxes, whatever the niceness of its processes.
 
 use std::{fs, io, path::PathBuf};
 
@@ -10,9 +10,9 @@ use super::{
 };
 
 impl Groups {
-    /// Creates the group. `memory`: what its programs may use, in bytes. In version 1 it limits no memory, and the
-    /// programs stay in the server's group for memory. Returns the file `cgroup.procs`; `None` if the host has no
-    /// controller for CPU time, or the group cannot be made and [`crate::MissingLimits::Allow`] is set.
+    /// Creates the group. `memory` limits the memory of its programs, in bytes. In version 1 it has no memory limit,
+    /// and the programs stay in the server's group for memory. Returns the file `cgroup.procs`, or `None` if the host
+    /// has no controller for CPU time, or the group cannot be made and [`crate::MissingLimits::Allow`] is set.
     ///
     /// # Errors
     /// Returns an error if the group cannot be created or set up, and [`crate::MissingLimits::Refuse`] is set.
@@ -33,10 +33,10 @@ impl Groups {
         Ok(group.is_dir().then(|| group.join("cgroup.procs")))
     }
 
-    /// Removes the group. If a program is still in it, the next server does.
+    /// Removes the group. If it still contains a program, the next server removes it.
     pub(super) fn close_background(&self) {
         if let Some(Err(error)) = self.background_group().map(|group| remove_group(&group)) {
-            tracing::warn!(%error, "cannot remove the cgroup of programs in the background");
+            tracing::warn!(%error, "cannot remove the cgroup of background programs");
         }
     }
 
@@ -49,7 +49,8 @@ impl Groups {
     }
 }
 
-/// A tenth of the weight of all sandboxes together: `cpu.idle` would leave nothing on a busy host, and an image is awaited.
+/// A tenth of the weight of all sandboxes together. `cpu.idle` would leave no CPU time on a busy host, although users
+/// wait for images.
 fn low(version: Version) -> (&'static str, String) {
     let weight = u64::from(BACKGROUND_WEIGHT);
     match version {
@@ -81,7 +82,7 @@ mod tests {
             assert_eq!(procs, Some(own.join("cgroup.procs")));
             assert_eq!(read(weight).as_deref(), Some(value));
             assert_eq!(read("memory.max").as_deref(), memory);
-            // That of a former server is removed, this server's stays.
+            // The group of a previous server is removed, and this server's remains.
             let former = dir.path().join("cube-a-server-1-background");
             fs::create_dir(&former).unwrap();
             assert_eq!(groups.remove_former_servers(), FormerServers::Gone);

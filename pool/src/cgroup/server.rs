@@ -1,10 +1,11 @@
-//! The server's own control group, `cube-<tag>-server-<pid>`, beside the pool's group. It contains the process that opened
-//! the pool, and programs that this process starts, such as the egress proxy. A new VMM process is in it from its fork
-//! until it enters its VM's group, before it runs a guest; nothing that sandboxes use is charged to the server's group.
+//! The server's own cgroup, `cube-<tag>-server-<pid>`, a sibling of the pool's group. It contains the process that
+//! opened the pool, and programs that this process starts, such as the egress proxy. A new VMM process is in it from
+//! its fork until it enters its VM's group, before it runs a guest. Resources of sandboxes are never charged to the
+//! server's group.
 //!
-//! A killed server leaves its group behind, and the memory of templates that VMMs still hold remains charged to it. The
-//! next server therefore has a group of its own, and removes the former one as soon as no process is in it: that of a
-//! predecessor that finishes its connections, when it ends.
+//! A killed server leaves its group behind, and the memory of templates that VMMs still map remains charged to it. The
+//! next server therefore uses a new group, and removes the old one as soon as it is empty. A predecessor that still
+//! finishes connections empties its group when it ends.
 
 use std::{
     fs, io,
@@ -15,7 +16,7 @@ use super::{Controller, Groups, Hierarchy, Version, make, remove_group};
 
 const SUFFIX: &str = "-server";
 
-/// Whether there may be groups of former servers.
+/// Whether there may be groups of previous servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FormerServers {
     Left,
@@ -35,7 +36,11 @@ impl Groups {
             return Ok(());
         };
         if let Err(error) = remove_former(&group) {
-            tracing::warn!(group = %group.display(), %error, "cannot replace the cgroup of a former server: using it again");
+            tracing::warn!(
+                group = %group.display(),
+                %error,
+                "cannot replace the cgroup of a previous server: reusing it"
+            );
         }
         self.held(&group, make(&group))?;
         let (file, value) = match version {
@@ -76,8 +81,8 @@ impl Groups {
         }
     }
 
-    /// Removes the groups of former servers without a process. The others are of servers that finish their connections
-    /// after a reload.
+    /// Removes empty groups of previous servers. The others belong to servers that finish their connections after a
+    /// reload.
     pub(crate) fn remove_former_servers(&self) -> FormerServers {
         let mut left = FormerServers::Gone;
         let own = self.background_group();
@@ -96,7 +101,11 @@ impl Groups {
                 if processes.is_ok_and(|pids| !pids.is_empty()) {
                     left = FormerServers::Left;
                 } else if let Err(error) = remove_group(&path) {
-                    tracing::warn!(group = %path.display(), %error, "cannot remove the cgroup of a former server");
+                    tracing::warn!(
+                        group = %path.display(),
+                        %error,
+                        "cannot remove the cgroup of a previous server"
+                    );
                 }
             }
         }
@@ -117,8 +126,8 @@ impl Groups {
     }
 }
 
-/// Removes the group that a former server with this process's id left behind. Keeps the group of this process: a server
-/// that opens its pool again after a failed handover never left it, and the kernel would only answer "busy".
+/// Removes the group that a previous server with this process id left behind. Keeps the group of this process: a server
+/// that reopens its pool after a failed reload never left it, and the kernel would only return EBUSY.
 fn remove_former(group: &Path) -> io::Result<()> {
     if contains_this_process(group) {
         return Ok(());
@@ -132,7 +141,7 @@ fn contains_this_process(group: &Path) -> bool {
     pids.lines().any(|pid| pid == own)
 }
 
-/// The beginning of the names of all servers' groups for this state directory.
+/// Common prefix of the groups of all servers for this state directory.
 fn prefix(h: &Hierarchy) -> Option<String> {
     let name = h.group.file_name()?.to_string_lossy();
     Some(format!("{name}{SUFFIX}"))

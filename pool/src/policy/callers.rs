@@ -1,20 +1,21 @@
-//! How long callers keep the host busy after they have got a sandbox.
+//! Estimates how long callers keep the host busy after they have got a sandbox.
 //!
-//! A create is followed by a first command, which a fill would delay. What such commands need is not known before they
-//! run, so each sandbox is expected to bring the work of a usual one, and the host to do the work of all of them on all of
-//! its cores. A single create therefore delays fills for a moment, and a burst for as long as its commands take.
+//! A create is followed by a first command, which a fill would delay. The CPU time of such commands is not known before
+//! they run. Each sandbox is therefore expected to bring a typical amount of work, and the host to process the work of
+//! all sandboxes on all of its cores. A single create thus delays fills for a moment, and a burst delays them until its
+//! commands have run.
 
 use std::time::Duration;
 
-/// CPU time of a first command or cell: 5 ms for a static program, 30 ms for a cell that nobody has rehearsed (CPU time
-/// per create in `results/unseen-python-ring3-2core-20261124` and `results/steady-ring3-2core-20261124`).
+/// CPU time of a first command or cell: 5 ms for a static program, 30 ms for a cell that no warm-up ran (CPU time per
+/// create in `results/unseen-python-ring3-2core-20261124` and `results/steady-ring3-2core-20261124`).
 const WORK: Duration = Duration::from_millis(20);
 /// Time until a caller that has got a sandbox sends a command.
 const TURN: Duration = Duration::from_millis(10);
-/// The longest delay, however many creates there were.
+/// Maximum delay, whatever the number of creates.
 pub(crate) const LONGEST: Duration = Duration::from_secs(1);
 
-/// The work that callers have brought. Times are those of CLOCK_MONOTONIC.
+/// The expected work of callers. Times are in CLOCK_MONOTONIC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Callers {
     cores: u32,
@@ -29,12 +30,12 @@ impl Callers {
         }
     }
 
-    /// A caller has asked for a sandbox.
+    /// Records that a caller requested a sandbox.
     pub(crate) fn asked(&mut self, now_ns: u64) {
         self.done_ns = self.done_ns.max(now_ns.saturating_add(nanos(TURN)));
     }
 
-    /// A caller has got a sandbox.
+    /// Records that a caller got a sandbox.
     pub(crate) fn got(&mut self, now_ns: u64) {
         self.asked(now_ns);
         let longest_ns = now_ns.saturating_add(nanos(LONGEST));
@@ -42,7 +43,7 @@ impl Callers {
         self.done_ns = done_ns.min(longest_ns);
     }
 
-    /// How long the work is expected to last.
+    /// Expected duration of the work.
     pub(crate) fn busy_for(&self, now_ns: u64) -> Duration {
         Duration::from_nanos(self.done_ns.saturating_sub(now_ns))
     }

@@ -1,33 +1,33 @@
-//! The demand for warm slots of one template, learned from its creates.
+//! The demand for warm slots of one template, estimated from its creates.
 //!
-//! A taken slot is replaced by a fill in a quiet moment. This time is the *lead*, and the stock should hold what
-//! callers take until it is full again. `burst` counts creates; it halves with each lead, and begins anew when the stock
-//! is full. `peak` is the largest burst. It holds for half of the time after which an unused template is idle, so that a
-//! burst that comes again finds a slot for each create, and then halves in a quarter of that time, so that the stock of a
-//! template that is used less shrinks slowly.
+//! A fill replaces a taken slot when callers are idle. The time until then is the *lead*. The warm stock should cover
+//! the creates that arrive until it is full again. `burst` counts creates. It halves with each lead, and restarts when
+//! the stock is full. `peak` is the largest burst. It holds for half of the time after which an unused template is
+//! idle, so that a repeated burst finds a slot for each create. It then halves in a quarter of that time, so that the
+//! stock of a less used template shrinks slowly.
 
 use std::time::Duration;
 
-/// One create, as [`Decaying`] counts it.
+/// The value of one create in [`Decaying`].
 const ONE: u64 = 1 << 20;
-/// The creates of a burst do not all arrive at the same moment, however short a fill is.
+/// Lower bound of the lead, because the creates of a burst do not all arrive at the same moment.
 const LEAST_LEAD: Duration = Duration::from_secs(1);
 const LONGEST_LEAD: Duration = Duration::from_secs(60);
 
-/// The creates of a template, as its stock must follow them. Times are those of CLOCK_MONOTONIC.
+/// The creates of a template that determine its warm stock. Times are in CLOCK_MONOTONIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Creates {
     burst: Decaying,
     peak: Decaying,
     recent: Decaying,
-    /// When the last create arrived; `None`: none has.
+    /// Time of the last create. `None` if there was none.
     last_ns: Option<u64>,
-    /// How long a fill takes, on average; zero before the first one.
+    /// Average duration of a fill. Zero before the first one.
     fill: Duration,
 }
 
 impl Creates {
-    /// Counts a create. `idle`: the time after which an unused template is idle.
+    /// Counts a create. `idle` is the time after which an unused template is idle.
     pub(crate) fn count(&mut self, now_ns: u64, idle: Duration) {
         let lead = self.lead();
         self.burst.add(ONE, now_ns, lead);
@@ -38,7 +38,7 @@ impl Creates {
         self.last_ns = Some(now_ns);
     }
 
-    /// Follows the time that a fill took.
+    /// Updates the average with the duration of a fill.
     pub(crate) fn filled(&mut self, took: Duration) {
         self.fill = match self.fill {
             Duration::ZERO => took,
@@ -46,12 +46,12 @@ impl Creates {
         };
     }
 
-    /// Ends a burst: the stock is full.
+    /// Ends a burst, because the stock is full.
     pub(crate) fn is_full(&mut self) {
         self.burst = Decaying::default();
     }
 
-    /// Number of slots that the stock should have: none if the template is idle, else at least one.
+    /// Number of slots that the warm stock should have: zero if the template is idle, otherwise at least one.
     pub(crate) fn wanted(&self, now_ns: u64, idle: Duration) -> u32 {
         if self.is_idle(now_ns, idle) {
             return 0;
@@ -65,7 +65,7 @@ impl Creates {
         self.peak.at(now_ns.saturating_sub(hold_ns), idle / 4)
     }
 
-    /// How much the template was used lately. For comparisons only.
+    /// Recent use of the template. Only for comparisons.
     pub(crate) fn recent(&self, now_ns: u64, idle: Duration) -> u64 {
         self.recent.at(now_ns, idle / 2)
     }
@@ -98,8 +98,8 @@ impl Decaying {
         let half_life = half_life.as_nanos().max(1);
         let halves = u32::try_from(age / half_life).unwrap_or(u32::MAX);
         let whole = u128::from(self.value.checked_shr(halves).unwrap_or(0));
-        // The part x of a half-life that is left, in 16 bits. 2^-x is 1 - x ln 2 + x² (ln 2 - 1/2) with an error below
-        // 0.3 %. The approximation is exact at both ends, and falls in between.
+        // The remaining part x of a half-life, in 16 bits. 2^-x is 1 - x ln 2 + x² (ln 2 - 1/2) with an error below 0.3
+        // %. The approximation is exact at both ends, and decreasing in between.
         let x = ((age % half_life) << 16) / half_life;
         let lost = x * ((45_426 << 16) - x * 12_658);
         u64::try_from((whole * ((1 << 48) - lost)) >> 48).unwrap_or(u64::MAX)
@@ -134,12 +134,12 @@ mod tests {
             [50, 50, 25, 13, 0],
             "at once, at the end of the hold, after a half-life, before and after the idle time"
         );
-        // One create each minute is one slot, for as long as they come.
+        // One create each minute requires one slot, as long as creates arrive.
         let slow = creates((1..100).map(|minute| minute * 60 * S));
         assert_eq!(slow.wanted(99 * 60 * S, IDLE), 1);
         assert_eq!(slow.wanted((99 * 60 + 599) * S, IDLE), 1);
         assert_eq!(slow.wanted((99 * 60 + 600) * S, IDLE), 0);
-        // A later, smaller burst does not lower the demand at once.
+        // A later, smaller burst does not lower the demand immediately.
         let mut later = burst;
         for _ in 0..10 {
             later.count(100 * S, IDLE);

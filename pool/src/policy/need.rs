@@ -26,7 +26,7 @@ impl Default for Need {
 }
 
 impl Need {
-    /// Updates the expectation with the present sizes of the leased sandboxes.
+    /// Updates the expectation with the current sizes of the leased sandboxes.
     pub(crate) fn leased(&mut self, sizes: &[u64]) {
         if let Some(seen) = usual(sizes, self.warm_has.max(FLOOR)) {
             self.expected = estimate(self.expected, seen, FLOOR);
@@ -41,8 +41,8 @@ impl Need {
         };
     }
 
-    /// Memory that one more warm slot is expected to have, beside warm slots of these sizes: not less than their average,
-    /// which may be above an estimate that falls.
+    /// Expected memory of one more warm slot, given the sizes of the existing ones: not less than their average, which
+    /// may exceed a falling estimate.
     pub(crate) fn slot(&self, warm: impl Iterator<Item = u64>) -> u64 {
         let (sum, count) = warm.fold((0_u64, 0_u64), |(sum, count), size| {
             (sum.saturating_add(size), count + 1)

@@ -10,7 +10,7 @@ pub(crate) enum StartFor {
     Resume,
     /// A resume by traffic, which anyone may cause.
     Wake,
-    /// A machine of a build, for which no person waits.
+    /// A build VM, for which no user waits.
     Build,
 }
 
@@ -36,8 +36,9 @@ impl Places {
         }
     }
 
-    /// Whether a start may have a place. All resumes and builds together leave one place for creates. Resumes by traffic
-    /// hold at most half of all places, and so do builds: a boot takes long, and a guest that does not answer longer.
+    /// Whether a start may have a place. All resumes and builds together leave one place for creates. Resumes by
+    /// traffic hold at most half of all places, and so do builds: a boot takes long, and an unresponsive guest even
+    /// longer.
     pub(crate) fn has_one_for(&self, start: StartFor) -> bool {
         let others = self.resumes + self.wakes + self.builds;
         let is_free = self.creates + others < self.all;

@@ -1,20 +1,19 @@
 //! The division of the warm stock's budget among templates.
 //!
-//! Slots are given out one at a time, each to the template whose demand for one more is the largest: demand divided by
-//! the number of slots that it would then have. The shares are thus in proportion to the demands (as seats are by
-//! D'Hondt's method), and a template gets its first slot before another gets one beyond its demand. Configured marks are
-//! served first, and spare slots, which no one demands, last. Between equals, the template that was used more, lately, goes
-//! first; one that has the slot already counts double, so that templates that are used in turn do not take each other's
-//! slots.
+//! Slots are assigned one at a time, each to the template with the highest demand per slot: demand divided by the
+//! number of slots including the next one. Shares are thus proportional to demands (as seats are in D'Hondt's method),
+//! and a template gets its first slot before another gets one beyond its demand. Configured marks are served first, and
+//! spare slots, for which there is no demand, last. Between equal claims, the template with more recent use goes first.
+//! A template that already has the slot counts double, so that templates used in turn do not take each other's slots.
 //!
-//! Memory that is left holds loaded templates, in the same order; those that have slots by marks or demand go before spare
-//! slots.
+//! Remaining memory holds loaded templates, in the same order. Templates that have slots by marks or demand precede
+//! spare slots.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use super::{Need, Room};
 
-/// What the warm stock may have.
+/// Limits of the warm stock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Budget {
     /// Warm slots and slots that are being filled.
@@ -23,7 +22,7 @@ pub(crate) struct Budget {
     pub(crate) bytes: u64,
 }
 
-/// What the warm stock has.
+/// Resources that the warm stock uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) slots: u32,
@@ -31,7 +30,8 @@ pub(crate) struct Held {
 }
 
 impl Budget {
-    /// The budget while the host has `free` bytes for sandboxes beside the stock; negative if sandboxes lack memory.
+    /// The budget while the host has `free` bytes for sandboxes in addition to the warm stock. Negative if sandboxes
+    /// lack memory.
     pub(crate) fn within(self, held: Held, free: i128) -> Self {
         let bytes = i128::from(held.bytes).saturating_add(free).max(0);
         Self {
@@ -40,13 +40,13 @@ impl Budget {
         }
     }
 
-    /// The budget beside these bytes, which are taken for other uses.
+    /// The budget that remains after `taken` bytes for other uses.
     pub(crate) fn beside(self, taken: u64) -> Self {
         let bytes = self.bytes.saturating_sub(taken);
         Self { bytes, ..self }
     }
 
-    /// What a template gets. A template whose memory does not fit gets its slots from the disk.
+    /// What a template gets. A template whose memory does not fit gets slots that start from the disk.
     fn supply(&self, held: Held, lack: &Lack) -> Option<Supplied> {
         let fits = |bytes: u64| held.bytes.saturating_add(bytes) <= self.bytes;
         match lack.load_bytes {
@@ -57,10 +57,10 @@ impl Budget {
     }
 }
 
-/// What a template needs that lacks a warm slot. Sizes are in bytes.
+/// A template that lacks a warm slot, and its requirements. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lack {
-    /// The expectation for its sandboxes.
+    /// Expected memory of its sandboxes.
     pub(crate) need: Need,
     /// Expected memory of a slot.
     pub(crate) slot_bytes: u64,
@@ -83,7 +83,7 @@ pub(crate) fn supply_first<T>(
     })
 }
 
-/// What a template gets that lacks a warm slot.
+/// What a template that lacks a warm slot gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Supplied {
     /// Its memory is loaded.
@@ -92,28 +92,28 @@ pub(crate) enum Supplied {
     Slot,
 }
 
-/// What one template would have of the budget. Sizes are in bytes.
+/// The claim of one template on the budget. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Claim {
     /// Configured number of slots.
     pub(crate) floor: u32,
     /// Number of slots by demand; zero if the template is idle.
     pub(crate) wanted: u32,
-    /// Number of slots that it has while no other template's marks or demand need the room.
+    /// Number of slots while no other template's marks or demand need the room.
     pub(crate) spare: u32,
-    /// Slots that it has, or that are being filled.
+    /// Slots that it has or that are being filled.
     pub(crate) has: u32,
     /// Expected memory of a slot.
     pub(crate) slot_bytes: u64,
-    /// Memory that the template takes while it is loaded: none beside a copy that sandboxes use.
+    /// Memory that loading the template takes. Zero if sandboxes still use a copy.
     pub(crate) load_bytes: u64,
     pub(crate) can_load: bool,
     pub(crate) is_loaded: bool,
-    /// How much the template was used lately.
+    /// Recent use of the template.
     pub(crate) recent: u64,
-    /// When its memory was last used, in CLOCK_MONOTONIC.
+    /// Last use of its memory, in CLOCK_MONOTONIC.
     pub(crate) used_ns: u64,
-    /// Whether its memory is not in use any more.
+    /// Whether its memory is no longer in use.
     pub(crate) is_idle: bool,
 }
 
@@ -126,7 +126,7 @@ pub(crate) struct Share {
 }
 
 impl Claim {
-    /// Number of slots that it would have of a large budget.
+    /// Number of slots that it would get from an unlimited budget.
     pub(crate) fn most(&self) -> u32 {
         self.floor.max(self.wanted).max(self.spare)
     }
@@ -136,7 +136,8 @@ impl Claim {
         self.can_load && (share.slots > 0 || self.is_loaded && !self.is_idle)
     }
 
-    /// The order between equals; the larger one goes first. `has`: whether the template has what it asks for.
+    /// The order between equal claims. The larger one goes first. `has` tells whether the template already has what it
+    /// claims.
     fn rank(&self, has: bool) -> (u64, u64) {
         let recent = if has {
             self.recent.saturating_mul(2)
@@ -147,7 +148,7 @@ impl Claim {
     }
 }
 
-/// Divides the budget. The result has the order of the claims, which decides between claims that are equal.
+/// Divides the budget. The result has the order of the claims, which also decides between equal claims.
 pub(crate) fn divide(budget: Budget, claims: &[Claim]) -> Vec<Share> {
     let mut shares = vec![Share::default(); claims.len()];
     let mut left = budget;
@@ -159,7 +160,7 @@ pub(crate) fn divide(budget: Budget, claims: &[Claim]) -> Vec<Share> {
     shares
 }
 
-/// Lets those templates have their memory loaded for which there is room, the most used first.
+/// Lets templates load their memory as long as there is room, the most used first.
 fn give_memory(
     left: &mut Budget,
     claims: &[Claim],
@@ -179,7 +180,7 @@ fn give_memory(
     }
 }
 
-/// Gives out slots until each template has as many as it demands, or the budget is used up. A template whose slot does
+/// Assigns slots until each template has as many as it demands, or the budget is exhausted. A template whose slot does
 /// not fit into the memory gets no more.
 fn give_slots(
     left: &mut Budget,
@@ -313,7 +314,7 @@ mod tests {
             [false, true, false],
             "slots come first"
         );
-        // An idle one is unloaded although there is room; one that is used stays loaded without a slot.
+        // An idle template is unloaded although there is room. A used one remains loaded without a slot.
         let loaded = claims.map(|claim| Claim {
             is_loaded: true,
             ..claim
@@ -511,7 +512,8 @@ mod tests {
             let counts = |shares: &[Share]| -> Vec<u32> { shares.iter().map(|s| s.slots).collect() };
             prop_assert_eq!(counts(&again), counts(&shares));
             for ((claim, a), b) in claims.iter().zip(&shares).zip(&again) {
-                // What was loaded stays so. More may be loaded, if it was loaded before and left room is enough now.
+                // Loaded templates remain loaded. More may be loaded, if they were loaded before and the room left is
+                // enough now.
                 prop_assert!(!a.loads || b.loads || !claim.can_load);
             }
         }

@@ -1,5 +1,5 @@
-//! A pool of many templates in a model of time: creates arrive, slots are filled one after another, the budget is divided
-//! again and again. All decisions are those of the policy.
+//! A pool of many templates in simulated time: creates arrive, slots are filled one after another, and the budget is
+//! divided repeatedly. The policy makes all decisions.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ struct Sim {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// So many creates of a template.
+    /// This many creates of a template.
     Burst(usize, u32),
     Wait(Duration),
 }
@@ -130,7 +130,7 @@ impl Sim {
         }
     }
 
-    /// Fills one slot, or loads a template. Returns whether there was something to do.
+    /// Fills one slot or loads a template. Returns whether there was work to do.
     fn fill(&mut self) -> bool {
         let held = self.held();
         let mut due: Vec<_> = self.templates.iter_mut().filter(|t| t.refilling).collect();
@@ -194,7 +194,7 @@ fn a_burst_on_a_cold_template_is_served_by_the_stock_the_next_time() {
     assert_eq!(sim.held(), Held::default(), "it is idle");
 }
 
-/// Forty templates with default marks that no one uses, and one that is used, whose demand is most of the budget.
+/// Forty unused templates with default marks, and a used one, whose demand is most of the budget.
 #[test]
 fn default_marks_of_templates_that_no_one_uses_give_way_to_demand() {
     let budget = Budget {
@@ -221,8 +221,8 @@ fn default_marks_of_templates_that_no_one_uses_give_way_to_demand() {
     assert_eq!((sim.warm()[0], sim.held().slots), (0, 64), "it is idle");
 }
 
-/// Three hundred templates are used in turn, with room for thirty slots and five loaded ones. Most creates must miss. Those
-/// templates that have got a slot keep it: no slot is filled for one that comes again only after all others.
+/// Three hundred templates are used in turn, with room for thirty slots and five loaded ones. Most creates must miss.
+/// Templates that have a slot keep it: no slot is filled for a template that recurs only after all others.
 #[test]
 fn of_templates_that_are_used_in_turn_those_with_slots_keep_them() {
     let budget = Budget {
@@ -259,8 +259,7 @@ fn steps(templates: usize) -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Each burst finds a slot for every create, as long as the stock has time to fill and the hold of the peak has not
-    /// passed.
+    /// Each burst finds a slot for each create, as long as the stock has time to fill and the peak still holds.
     #[test]
     fn a_burst_that_comes_again_finds_a_slot_for_each_create(
         creates in 1..100_u32, gap_s in 10..300_u64, rounds in 2..20_u32,

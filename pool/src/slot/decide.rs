@@ -16,13 +16,12 @@ pub enum Wake {
     ConnectColdBoot,
     /// Resume as it was paused; refused if the sandbox runs.
     Resume {
-        /// Whether the sandbox is paused at its next deadline (`true`) or ended (`false`). `None` keeps the present
-        /// action.
+        /// Whether the next deadline pauses the sandbox (`true`) or ends it (`false`). `None` keeps the current action.
         auto_pause: Option<bool>,
     },
-    /// Like [`Self::Resume`], but as [`Self::ConnectColdBoot`].
+    /// Combines [`Self::Resume`] and [`Self::ConnectColdBoot`].
     ResumeColdBoot { auto_pause: Option<bool> },
-    /// Go on after a move to this server, with the deadline that the sandbox had; a running sandbox stays as it is.
+    /// Continue after a move to this server, with the sandbox's previous deadline. A running sandbox is left unchanged.
     GoOn { end_at: UnixMs },
 }
 
@@ -37,14 +36,14 @@ pub(crate) enum Operation {
     Pause(PauseMode),
     /// Make a template from the running or paused sandbox.
     Snapshot,
-    /// Make sandboxes that continue from the present state.
+    /// Make sandboxes that continue from the current state.
     Fork,
-    /// Make a template from the running sandbox: of its disk alone, or a whole one.
+    /// Make a template from the running sandbox, either from its disk alone or from its whole state.
     MakeTemplate,
     Kill,
-    /// Set what other servers may do with the sandbox.
+    /// Set the claim, which limits what other servers and this one may do with the sandbox.
     SetClaim,
-    /// Remove the sandbox, which another server has.
+    /// Remove the sandbox, which another server has now.
     Discard,
     /// Forward traffic to a port.
     Reach,
@@ -57,7 +56,7 @@ pub(crate) enum Operation {
 pub(crate) enum Next {
     /// Perform it at once; the stage does not change.
     Grant,
-    /// Apply this event and start the change that it begins. The caller is answered when the change has ended.
+    /// Apply this event and start the change that it begins. The caller gets its response when the change has ended.
     Begin(Event),
     /// Decide again after the next event of the slot.
     Wait,
@@ -131,7 +130,7 @@ pub(crate) fn decide(slot: &Slot, operation: Operation, now: UnixMs) -> Result<N
         },
         (S::Running, O::Pause(mode)) => Ok(pause(slot, mode)),
         (S::Running, O::Snapshot | O::Fork | O::MakeTemplate) => Ok(Next::Begin(Event::Snapshot)),
-        // A VMM that is being adopted may not answer for a long time; ending it needs no answer.
+        // A VMM that is being adopted may be unresponsive for long. Ending it does not need its response.
         (S::Running | S::Paused(_) | S::Adopting, O::Kill | O::Discard) => {
             Ok(Next::Begin(Event::Kill))
         }

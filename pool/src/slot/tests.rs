@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::lifetime::OnTimeout;
 
-/// A slot and the world around it.
+/// A slot and its environment.
 struct World {
     slot: Slot,
     now: UnixMs,
@@ -18,7 +18,7 @@ struct World {
     removed: bool,
 }
 
-/// Something that happens, as numbers that choose among the possibilities of the moment.
+/// A step of a test, as numbers that select one of the currently possible events.
 #[derive(Clone, Debug)]
 enum Step {
     Request(Operation),
@@ -29,7 +29,7 @@ enum Step {
     Pass(u64),
 }
 
-/// The events that end a job which begins in this stage.
+/// The events with which a job that begins in this stage may end.
 fn ends_of(stage: Stage, had_vm: bool) -> Vec<Event> {
     use Event as E;
     use Stage as S;
@@ -107,7 +107,7 @@ impl World {
         self.removed = effects.remove;
     }
 
-    /// Decides as the driver does, and begins what follows.
+    /// Decides as the driver does, and begins the resulting change.
     fn request(&mut self, operation: Operation) -> Result<Next, Refusal> {
         let before = self.slot;
         let decided = decide(&before, operation, self.now);
@@ -118,7 +118,7 @@ impl World {
         decided
     }
 
-    /// Acts upon a deadline that has passed, as the driver does. A pause may be refused for want of space.
+    /// Acts on an expired deadline, as the driver does. A pause may be refused for lack of space.
     fn expire(&mut self) {
         if self.slot.due().is_some_and(|due| due <= self.now) {
             let decided = self.request(Operation::Expire);
@@ -127,7 +127,7 @@ impl World {
         }
     }
 
-    /// Events that the world may cause now.
+    /// Events that the environment may cause now.
     fn possible(&self) -> Vec<Event> {
         let mut events = self.job.clone();
         if self.vm {
@@ -149,7 +149,7 @@ impl World {
         events
     }
 
-    /// Performs a step; operations on a sandbox that no caller can name must be refused.
+    /// Performs a step. Operations on a sandbox without a caller must be refused.
     fn step(&mut self, step: Step) {
         let is_leased = self.slot.is_leased();
         match step {
@@ -344,7 +344,7 @@ fn a_failed_automatic_pause_is_tried_again_and_keeps_traffic_out() {
     world.apply(Event::PauseFailed);
     assert_eq!(world.slot.due(), Some(1_500 + PAUSE_AGAIN_MS));
     assert_eq!(world.request(Operation::Reach), Err(Refusal::NotFound));
-    // One that was refused before its job began is postponed too, and a new deadline counts at once.
+    // A pause that was refused before its job began is postponed as well, and a new deadline takes effect immediately.
     world.now += PAUSE_AGAIN_MS;
     world.slot.postpone_pause(world.now);
     assert_eq!(world.slot.due(), Some(world.now + PAUSE_AGAIN_MS));
@@ -418,7 +418,7 @@ fn requests_for_a_sandbox_of_a_former_server_wait_until_it_is_verified() {
         world.apply(Event::Adopted);
         assert_eq!(world.slot.stage, end);
     }
-    // A VMM that does not answer delays neither a kill nor the end after a failure.
+    // An unresponsive VMM delays neither a kill nor the end after a failure.
     let mut silent = World::new(Stage::Adopting, ENDS);
     assert_eq!(
         silent.request(Operation::Kill),

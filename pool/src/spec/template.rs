@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::vmms::VmmId;
 
-/// The content of a template, which decides how its sandboxes start.
+/// The contents of a template, which determine how its sandboxes start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TemplateKind {
@@ -25,29 +25,30 @@ pub enum TemplateKind {
 /// The largest disk of guests.
 pub const MAX_DISK: Bytes = Bytes::mib(256 << 10);
 
-/// The files and the size of the machine of a new disk template.
+/// Files and VM size of a new disk template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSpec {
-    /// The root image. The pool links or copies it, so it may be removed afterwards; it must not be changed.
+    /// The root image. The pool links or copies it, so it may be removed afterwards. It must not be changed.
     pub root: PathBuf,
-    /// The writable layer, a file system of its own; `None`: an empty one. Like the root image, it is linked or copied.
+    /// The writable layer, which contains a file system. `None`: an empty one. Like the root image, it is linked or
+    /// copied.
     pub layer: Option<PathBuf>,
     /// Guest RAM.
     pub memory: Bytes,
     pub vcpus: u8,
 }
 
-/// Settings that a built template gives to the agent of each of its sandboxes. `None` leaves the agent's own.
+/// Settings that a built template gives to the agent of each of its sandboxes. `None` keeps the agent's default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TemplateDefaults {
-    /// The user of processes whose request names none.
+    /// The user of processes whose request does not name one.
     #[serde(default)]
     pub user: Option<String>,
-    /// The working directory of processes whose request names none.
+    /// The working directory of processes whose request does not name one.
     #[serde(default)]
     pub workdir: Option<String>,
-    /// Variables of all processes; those of a create take precedence.
+    /// Variables of all processes. Variables of a create take precedence.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
 }
@@ -63,26 +64,26 @@ pub struct TemplateInfo {
     /// Guest RAM.
     pub memory: Bytes,
     pub vcpus: u8,
-    /// Size of the disk as the guest sees it.
+    /// Size of the disk as seen by the guest.
     pub disk: Bytes,
     pub created_unix_s: u64,
     pub kind: TemplateKind,
-    /// The sandbox from which the template was made; it may have ended. `None` for templates that were made otherwise,
-    /// and for snapshots made by servers that did not record it.
+    /// The sandbox from which the template was made, which may have ended. `None` for templates that were made
+    /// otherwise, and for snapshots made by servers that did not record it.
     pub source: Option<SandboxId>,
     /// Number of creates and forks of its sandboxes since the pool was opened.
     pub spawned: u64,
-    /// Present number of warm slots.
+    /// Current number of warm slots.
     pub warm: u32,
-    /// The VMM that made the template, and that its sandboxes run in. `None` for a disk template, whose sandboxes run in
-    /// the present VMM, and in records of former releases.
+    /// The VMM that made the template, and in which its sandboxes run. `None` for a disk template, whose sandboxes run
+    /// in the current VMM, and in records of older releases.
     pub vmm: Option<VmmId>,
     /// Space of its memory, state and layer on the host's disk. Root images, which templates share, do not count. Zero
-    /// in records of former releases.
+    /// in records of older releases.
     pub bytes: Bytes,
 }
 
-/// A [`TemplateInfo`] in the record of a sandbox, of this or a former release.
+/// A [`TemplateInfo`] in the record of a sandbox, written by this or an older release.
 #[derive(Deserialize)]
 struct Recorded {
     id: String,

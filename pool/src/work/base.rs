@@ -7,8 +7,8 @@
 //!         incoming/<id>/base/    links to images/<sum>/, until the sandbox is here
 //!         incoming/<id>/vmm      link to the VMM, likewise
 //! ```
-//! As long as the links exist, the driver removes neither the files of `images` nor the VMM. The next server may: no record
-//! names them yet. A [`super::take::TakePlan`] then makes them again from the links.
+//! As long as the links exist, the driver removes neither the files of `images` nor the VMM. The next server may remove
+//! them, because no record names them yet. A [`super::take::TakePlan`] then recreates them from the links.
 //!
 //! Several jobs may make the same directory of `images` at the same time. Each writes and syncs its own draft, and the
 //! first rename wins ([`name_content`]).

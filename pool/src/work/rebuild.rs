@@ -1,12 +1,12 @@
-//! The rebuild of an installed template with the present VMM, kernel and root image, on a thread of its own that has the
-//! lowest priority.
+//! Rebuilds an installed template with the current VMM, kernel and root image, on a separate thread with the lowest
+//! priority.
 //!
 //! ```text
 //! <state>/images/.new-rebuild/   root  vmlinux  initramfs.cpio   links, so that an upgrade in between changes nothing
 //!                     image/     the template, until it is complete
 //! <state>/images/<SHA-256 of its manifest>/                      from one rename on
 //! ```
-//! A rebuild that is interrupted leaves a directory that the next server removes.
+//! An interrupted rebuild leaves a directory that the next server removes.
 
 use std::{
     fs, io,
@@ -32,30 +32,30 @@ use crate::{
 
 /// The files of the template while it is built.
 const IMAGE: &str = "image";
-/// Standard errors of the VMMs.
+/// Standard error output of the VMMs.
 const LOG: &str = "log";
 
-/// How a rebuild ended without an error.
+/// Result of a rebuild that did not fail.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// The template is made from the present files by the present VMM.
+    /// The template already matches the current files and VMM.
     Current,
     /// The template cannot be rebuilt, for this reason.
     Impossible(String),
-    /// The rebuilt template is in this directory.
+    /// The directory of the rebuilt template, and its VMM.
     Built(PathBuf, VmmId),
 }
 
-/// What to rebuild.
+/// A template to rebuild.
 #[derive(Debug)]
 pub(crate) struct RebuildPlan {
     pub(crate) id: String,
-    /// Where the template is installed, with its recipe.
+    /// Directory of the installed template, with its recipe.
     pub(crate) installed: PathBuf,
     /// The files from which its sandboxes start now, and the VMM that made them.
     pub(crate) dir: PathBuf,
     pub(crate) made_by: VmmId,
-    /// The present VMM.
+    /// The current VMM.
     pub(crate) vmm: Vmm,
     pub(crate) images: Images,
     pub(crate) groups: Arc<Groups>,
@@ -64,14 +64,14 @@ pub(crate) struct RebuildPlan {
 }
 
 impl RebuildPlan {
-    /// Rebuilds the template if it needs it. Calls `on_vmm` with each VM process.
+    /// Rebuilds the template if it is outdated. Calls `on_vmm` with each VM process.
     ///
     /// # Errors
-    /// Returns a message for people.
+    /// Returns a readable message.
     pub(crate) fn run(&self, on_vmm: &dyn Fn(Arc<OwnedFd>)) -> Result<Outcome, String> {
         // On Linux, this concerns the calling thread and the processes that it starts.
         if let Err(error) = rustix::process::setpriority_process(None, 19) {
-            tracing::warn!(%error, "a template is rebuilt with normal priority");
+            tracing::warn!(%error, "cannot lower the priority of a template's rebuild");
         }
         let failed = |e: io::Error| e.to_string();
         let Some(recipe) = Recipe::read(&self.installed).map_err(failed)? else {
@@ -87,7 +87,7 @@ impl RebuildPlan {
         tracing::info!(
             template = self.id,
             vmm = %self.vmm.id,
-            "rebuilding an installed template; its sandboxes start from the former one meanwhile"
+            "rebuilding an installed template; until then, its sandboxes start from the old files"
         );
         let draft = self.images.begin_rebuild().map_err(failed)?;
         let built = self.build(&recipe, &draft, on_vmm);
@@ -95,17 +95,21 @@ impl RebuildPlan {
         let removed = fs::remove_dir_all(&draft);
         let built = built?;
         if let Err(error) = removed {
-            tracing::warn!(dir = %draft.display(), %error, "cannot remove what a rebuild left: the next server tries again");
+            tracing::warn!(
+                dir = %draft.display(),
+                %error,
+                "cannot remove the leftovers of a rebuild: the next server tries again"
+            );
         }
         Ok(built)
     }
 
-    /// Whether the VMM or a file that the template is made from has changed.
+    /// Whether the VMM or an input file of the template has changed.
     fn is_outdated(&self, installed: &Recipe) -> io::Result<bool> {
         if self.made_by != self.vmm.id {
             return Ok(true);
         }
-        // A rebuilt template has a recipe of its own.
+        // A rebuilt template has its own recipe.
         let own = Recipe::read(&self.dir)?;
         let made_from = own.as_ref().unwrap_or(installed);
         let [root, kernel, initrd] = guest_links(&self.dir);
@@ -115,7 +119,11 @@ impl RebuildPlan {
                 continue;
             }
             if sparse_sum_unless(&input.path, &self.stop)? != input.sparse_sha256 {
-                tracing::info!(template = self.id, file = %input.path.display(), "a template's file has changed");
+                tracing::info!(
+                    template = self.id,
+                    file = %input.path.display(),
+                    "an input file of the template has changed"
+                );
                 return Ok(true);
             }
         }
@@ -143,7 +151,7 @@ impl RebuildPlan {
         let ram = recipe.memory.0;
         let started = |pid| {
             if self.stop.load(Ordering::SeqCst) {
-                return Err(io::Error::other("the server stops"));
+                return Err(io::Error::other("the server is stopping"));
             }
             self.groups.create_for_rebuild(ram)?;
             self.groups.enter(REBUILD, pid, &[])?;
@@ -160,12 +168,16 @@ impl RebuildPlan {
             )
         })?;
         if let Quiet::Never(_) = &report.quiet {
-            tracing::warn!(template = self.id, quiet = %report.quiet, "clones of a rebuilt template may start slower");
+            tracing::warn!(
+                template = self.id,
+                quiet = %report.quiet,
+                "clones of a rebuilt template may start slower"
+            );
         }
         self.publish(&present, draft, &image).map_err(failed)
     }
 
-    /// Links root image, kernel and initramfs into `draft`. Returns the recipe with the sums of the present files.
+    /// Links root image, kernel and initramfs into `draft`. Returns the recipe with the checksums of the current files.
     fn link_inputs(&self, recipe: &Recipe, draft: &Path) -> io::Result<Recipe> {
         let mut present = recipe.clone();
         let [root, kernel, initrd] = guest_links(draft);
@@ -182,12 +194,12 @@ impl RebuildPlan {
         Ok(present)
     }
 
-    /// Completes the template with its links and records, and moves it to its place.
+    /// Adds links and records to the template, and moves it to its final directory.
     fn publish(&self, recipe: &Recipe, draft: &Path, image: &Path) -> io::Result<Outcome> {
         for (from, to) in guest_links(draft).iter().zip(guest_links(image)) {
             fs::rename(from, to)?;
         }
-        // The template was made from links that are gone now.
+        // The template was made from links that no longer exist.
         let manifest = fs::read(image.join(MANIFEST_NAME))?;
         let mut manifest: serde_json::Value = serde_json::from_slice(&manifest)?;
         manifest["root"] = recipe.root.path.to_str().into();
