@@ -4,7 +4,8 @@
 //! ```text
 //! CUBE_BIN=… CUBE_ARTIFACTS=… cargo run --release -p pool --example acquire -- [singles] [burst] [rounds] [none|isolated]
 //! ```
-//! The last argument selects whether sandboxes have a network. They do not use it; it shows the cost of TAP and policy.
+//! The last argument selects whether sandboxes have a network. They do not use it, so the difference is the cost of TAP
+//! and policy.
 
 mod setup;
 
@@ -18,7 +19,7 @@ use netisolation::{ForbiddenAddresses, Isolation, IsolationConfig, Uplinks};
 use pool::{CreateSpec, Init, Lifetime, OnClose, Pool, PoolConfig, Sandbox};
 use setup::{Failure, PATIENCE, config, number, quantile};
 
-/// Milliseconds from the create to its answer, and to the output of a first command.
+/// Milliseconds from the create to its response, and to the output of a first command.
 struct Sample {
     created: f64,
     executed: f64,

@@ -1,12 +1,12 @@
-//! Measures a pool with many templates: the list of all, and a first sandbox of each of some disk and built templates.
-//! Prints quantiles in milliseconds. Needs root, `cube-vmm` and templates:
+//! Measures a pool with many templates: lists all of them, and creates a first sandbox from some disk and built
+//! templates. Prints quantiles in milliseconds. Needs root, `cube-vmm` and templates:
 //!
 //! ```text
 //! CUBE_BIN=… CUBE_ARTIFACTS=… cargo run --release -p pool --example many_templates -- [disks] [built]
 //! ```
-//! Each disk template has a directory and a link of its own for its root image, but all links are of one copy. Before each
-//! create, the files of the template and the root image are removed from the page cache; each is then created once more
-//! with its files in the page cache.
+//! Each disk template has its own directory and its own link to a root image, but all links refer to one copy. Before
+//! each create, the files of the template and the root image are removed from the page cache. Each template is then
+//! used again with its files in the page cache.
 
 mod setup;
 
@@ -21,10 +21,10 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use pool::{CreateSpec, DiskSpec, Init, Lifetime, OnClose, Pool, Priority, TemplateDefaults};
 use setup::{Failure, config, number, quantile, variable};
 
-/// Number of disk templates of which a sandbox is created, and of lists.
+/// Number of disk templates from which a sandbox is created, and of list calls.
 const BOOTS: usize = 20;
 const LISTS: usize = 300;
-/// So that every create is a cold one.
+/// Makes every create a cold one.
 const NO_WARM: u32 = 0;
 
 fn main() -> Result<(), Failure> {
@@ -40,7 +40,7 @@ fn main() -> Result<(), Failure> {
 
 async fn measure(state: &Path, disks: u32, built: u32) -> Result<(), Failure> {
     let (pool, ..) = Pool::open(config(state, NO_WARM)?).await?;
-    // A copy, so that nothing else uses its page cache.
+    // A copy, so that no other program uses its page cache.
     let root = state.join("root.erofs");
     std::fs::copy(variable("CUBE_ARTIFACTS")?.join("guest/base.erofs"), &root)?;
     let (mut booted, mut published) = (Vec::new(), Vec::new());

@@ -1,5 +1,5 @@
 //! Disk space of the state directory that is set aside for files which jobs write. The driver and its jobs share the
-//! account, because a job may learn only on its thread that it has to write a file.
+//! account, because some jobs find out only on their thread that they have to write a file.
 
 use std::{
     io,
@@ -20,16 +20,16 @@ pub(crate) struct Account(Arc<Totals>);
 struct Totals {
     /// Bytes of all [`SetAside`].
     aside: AtomicU64,
-    /// Bytes that sandboxes and their saves may yet write, as the driver has last published them.
+    /// Bytes that sandboxes and their saves may yet write, as last published by the driver.
     promised: AtomicU64,
 }
 
 /// The space that a job may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Allowance {
-    /// What is free beyond this reserve in bytes, and beyond what is set aside and promised.
+    /// Free space beyond this reserve in bytes, and beyond what is set aside and promised.
     Beyond(u64),
-    /// All that is free: resumes are never refused for the sake of others.
+    /// All free space: resumes are never refused for the sake of others.
     All,
 }
 
@@ -50,8 +50,8 @@ impl Account {
         self.0.promised.store(promised, Ordering::SeqCst);
     }
 
-    /// Sets space aside. `check` gets the bytes that are set aside already. It may be called several times, if others take
-    /// space meanwhile.
+    /// Sets space aside. `check` gets the bytes that are already set aside. It may be called several times, if others
+    /// take space concurrently.
     ///
     /// # Errors
     /// Returns the error of `check`.
@@ -101,7 +101,7 @@ impl Account {
             Err(io::Error::new(
                 io::ErrorKind::StorageFull,
                 format!(
-                    "{bytes} bytes are needed beside {kept} that are reserved, promised or set aside, and {free} are free"
+                    "{bytes} bytes are needed in addition to {kept} that are reserved, promised or set aside, but only {free} are free"
                 ),
             ))
         })
@@ -129,7 +129,7 @@ mod tests {
             let take = || {
                 all.wait();
                 let taken = account.take(30, |aside| (aside + 30 <= 100).then_some(()).ok_or(()));
-                // Nothing is given back before all have tried.
+                // All threads try before any space is returned.
                 all.wait();
                 usize::from(taken.is_ok())
             };

@@ -71,7 +71,7 @@ pub enum GivesBase {
 }
 
 impl Claim {
-    /// Why the next step of a request is refused.
+    /// Returns why the claim forbids the next step of a request, if it does.
     pub(crate) fn forbids(&self, stage: Stage, next: Next) -> Option<Refusal> {
         let is_paused = matches!(stage, Stage::Paused(_));
         match (self.hold, next) {

@@ -1,16 +1,16 @@
-//! The clock of deadlines. Deadlines are wall-clock time, because clients see them, but a sandbox lives for as long as
-//! was requested even if the wall clock is set meanwhile: time passes as in CLOCK_BOOTTIME, which nobody can set. When
-//! the wall clock was set, [`Clock::follow`] returns by how much, and the driver moves all deadlines by as much.
+//! The clock of deadlines. Deadlines are wall-clock time, because clients see them. A sandbox nevertheless lives for
+//! the requested time even if the wall clock is set: its lifetime is measured in CLOCK_BOOTTIME, which cannot be set.
+//! [`Clock::follow`] detects a step of the wall clock, and the driver moves all deadlines by the same amount.
 //!
-//! A record names the difference of the two clocks at which its deadline is right ([`Reading::offset_ms`]). If the wall
-//! clock was set while no server ran, the next server finds another difference ([`Reading::step_since`]).
+//! A record contains the difference of the two clocks to which its deadline refers ([`Reading::offset_ms`]). If the
+//! wall clock was set while no server ran, the next server finds another difference ([`Reading::step_since`]).
 
 use crate::{host, lifetime::UnixMs};
 
-/// Changes of up to this many milliseconds are not followed: the two clocks are not read at the same moment.
+/// Steps of up to this many milliseconds are ignored, because the two clocks are not read at the same instant.
 const JITTER_MS: i64 = 1000;
 
-/// Both clocks at one moment, in milliseconds.
+/// Both clocks at the same time, in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
     /// CLOCK_REALTIME, since 1970.
@@ -33,8 +33,8 @@ impl Reading {
         i64::try_from(offset).unwrap_or(i64::MAX)
     }
 
-    /// By how many milliseconds the wall clock was set since a reading with this offset, in the same boot; `None` if it
-    /// was not.
+    /// The step of the wall clock in milliseconds since a reading with this offset, in the same boot. `None` if it was
+    /// not set.
     pub(crate) fn step_since(self, offset_ms: i64) -> Option<i64> {
         let step = self.offset_ms().checked_sub(offset_ms)?;
         (step.saturating_abs() > JITTER_MS).then_some(step)
@@ -51,7 +51,7 @@ impl Clock {
         Self { last: now }
     }
 
-    /// The offset at which the deadlines of this clock are right.
+    /// The offset to which the deadlines of this clock refer.
     pub(crate) fn offset_ms(&self) -> i64 {
         self.last.offset_ms()
     }
@@ -66,7 +66,7 @@ impl Clock {
         self.last.wall.saturating_add(passed)
     }
 
-    /// Follows the wall clock. Returns by how many milliseconds it was set; `None` if it was not.
+    /// Follows the wall clock. Returns its step in milliseconds. `None` if it was not set.
     pub(crate) fn follow(&mut self, now: Reading) -> Option<i64> {
         let step = now.step_since(self.offset_ms())?;
         self.last = now;
@@ -99,7 +99,7 @@ mod tests {
         let mut slot = started.unwrap().0;
         slot.set_deadline(START, 300);
         assert_eq!(clock.follow(reading(99_000, 0)), None);
-        // A request or deadline that is decided before the driver follows the clock.
+        // A request or deadline that is handled before the driver follows the clock.
         assert_eq!(clock.at(reading(100_000, set_by)), START + 100_000);
         let step = clock.follow(reading(100_500, set_by)).unwrap();
         assert_eq!(step, set_by);
@@ -120,7 +120,7 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Wait(u64),
-        /// The wall clock is set by so many hours.
+        /// The wall clock is set by this many hours.
         Set(i64),
         /// The driver's tick.
         Tick,
@@ -144,8 +144,8 @@ mod tests {
     }
 
     proptest! {
-        /// The time that is left changes only by the time that passes, whatever is done to the wall clock, whenever a
-        /// record is written, and whether or not a server runs.
+        /// The remaining time changes only with elapsed time, whatever happens to the wall clock, whenever a record is
+        /// written, and whether or not a server runs.
         #[test]
         fn what_is_left_of_a_life_depends_on_no_wall_clock(
             steps in prop::collection::vec(step(), 0..60),

@@ -6,7 +6,7 @@ use model::SandboxId;
 
 use crate::{slot::Refusal, spec::MAX_NOTE};
 
-/// Errors of the pool; each variant is something that a caller can act on.
+/// Errors of the pool. Callers can act on each variant.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     #[error("there is no template {0:?}")]
@@ -36,7 +36,7 @@ pub enum PoolError {
          snapshots that are not needed, or start the server with a larger --max-saved"
     )]
     TooManySaved(u32),
-    /// The quota of templates is used up. Templates that a user made are never removed for another one.
+    /// The quota of templates is used up. Existing templates are never removed to make room.
     #[error(
         "templates and snapshots take {} MiB of {} MiB, and one more may need {} MiB: delete those that are not needed, \
          or start the server with a larger --template-quota",
@@ -63,7 +63,7 @@ pub enum PoolError {
         /// The chain of causes in one line.
         why: String,
     },
-    /// Files of another server are not what they should be. Fetched again, they would be the same.
+    /// Files from another server are not as expected. Fetching them again would not help.
     #[error("{what}: {why}")]
     Unfit { what: &'static str, why: String },
     #[error("the guest agent of {0} did not answer")]
@@ -74,7 +74,7 @@ pub enum PoolError {
 }
 
 impl PoolError {
-    /// The error of a file operation; `what` is what it was for.
+    /// The error of a file operation. `what` is its purpose.
     pub(crate) fn of_disk(what: &'static str, error: &io::Error) -> Self {
         if is_full(error) {
             return Self::NoSpace(format!("{what}: {error}"));

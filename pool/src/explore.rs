@@ -1,11 +1,11 @@
-//! Explores every state that a small pool can reach, with crashes of the server in between.
+//! Explores each state that a small pool can reach, including crashes of the server.
 //!
 //! Requests, events, admission and recovery are decided by the code of the pool itself: [`crate::slot`],
-//! [`crate::policy`] and [`crate::recover::fate`]. Only the world around them is a model ([`world`]): processes,
-//! directories and records, what jobs do to them step by step, and what callers were told. A violated property is printed
-//! with the shortest way to it.
+//! [`crate::policy`] and [`crate::recover::fate`]. Only the environment is a model ([`world`]): processes, directories
+//! and records, the steps of jobs on them, and the responses to callers. A violated property is printed with the
+//! shortest path to it.
 //!
-//! The explorer is written here because the crate `stateright` brings a web server and a second version of `hashbrown`,
+//! The explorer is not the crate `stateright`, because that brings a web server and a second version of `hashbrown`,
 //! which `deny.toml` refuses.
 
 mod search;
@@ -19,7 +19,7 @@ use crate::{
     spec::PauseMode,
 };
 
-/// Fewer states would mean that the model does not reach what it should.
+/// Lower bound on the number of states. Fewer would mean that the model does not reach the intended states.
 const FEWEST: usize = 2_000;
 
 const ENDS: OnTimeout = OnTimeout::End;
@@ -43,7 +43,7 @@ fn check(on_timeout: OnTimeout, bounds: Bounds) {
     }
 }
 
-/// Two creates compete for a place; failures, and crashes also of the server that recovers.
+/// Two creates compete for a place. Failures occur, and crashes, including crashes of the recovering server.
 #[test]
 fn every_state_of_one_slot_keeps_the_properties() {
     let bounds = Bounds {
@@ -64,7 +64,7 @@ fn every_state_of_one_slot_keeps_the_properties() {
     check(PAUSES, bounds);
 }
 
-/// A create takes a warm slot, which is made again; the server stops meanwhile.
+/// A create takes a warm slot, which is refilled. The server stops during this.
 #[test]
 fn every_state_of_a_stock_keeps_the_properties() {
     let bounds = Bounds {
@@ -79,7 +79,7 @@ fn every_state_of_a_stock_keeps_the_properties() {
     check(ENDS, bounds);
 }
 
-/// Two sandboxes are paused and resumed at once.
+/// Two sandboxes are paused and resumed at the same time.
 #[test]
 fn every_state_of_two_slots_keeps_the_properties() {
     let bounds = Bounds {

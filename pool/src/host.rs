@@ -83,7 +83,7 @@ pub(crate) fn cpu_ns(pid: u32) -> Option<u64> {
 pub(crate) fn unlinked_bytes(pid: u32) -> Option<u64> {
     let mut sum = 0;
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
-        // Follows the magic link in /proc to the open file, even if it has no name any more.
+        // Follows the magic link in /proc to the open file, which works even if the file has been unlinked.
         let Ok(meta) = fs::metadata(entry.path()) else {
             continue;
         };

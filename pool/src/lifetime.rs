@@ -1,4 +1,4 @@
-//! Deadlines of sandboxes, as data. Nothing here reads a clock: the present time is an argument.
+//! Deadlines of sandboxes, as data. No function here reads a clock: the current time is an argument.
 
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +31,7 @@ pub struct Lifetime {
 }
 
 impl Lifetime {
-    /// Sets the deadline to `timeout_s` seconds from `now`, which may be earlier than the present deadline.
+    /// Sets the deadline to `timeout_s` seconds from `now`, which may be earlier than the current deadline.
     pub fn set(&mut self, now: UnixMs, timeout_s: u32) {
         self.end_at = now.saturating_add(u64::from(timeout_s) * 1000);
         self.timeout_s = timeout_s;
@@ -55,7 +55,7 @@ const FIRST_MS: u64 = 5_000;
 /// Longest delay in milliseconds, regardless of how many resumes have failed.
 const LONGEST_MS: u64 = 600_000;
 
-/// Back-off for resumes that traffic causes. It is needed because a resume whose guest does not answer holds a start
+/// Back-off for resumes that traffic causes. It is needed because a resume with an unresponsive guest holds a start
 /// place until its timeout, and anyone who can reach a port of the sandbox can cause such a resume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Backoff {
@@ -65,22 +65,22 @@ pub(crate) struct Backoff {
 
 impl Backoff {
     /// Records a failed resume, whether a client or traffic caused it. Each delay is twice the previous one, up to the
-    /// longest delay.
+    /// maximum.
     pub(crate) fn fail(&mut self, now: UnixMs) {
         let delay = FIRST_MS.saturating_mul(1 << self.failed.min(16));
         self.failed = self.failed.saturating_add(1);
         self.not_before = now.saturating_add(delay.min(LONGEST_MS));
     }
 
-    /// Moves the end of the delay by as much as the wall clock was set.
+    /// Moves the end of the delay by the step of the wall clock.
     pub(crate) fn clock_was_set(&mut self, step_ms: i64) {
         if self.not_before > 0 {
             self.not_before = self.not_before.saturating_add_signed(step_ms);
         }
     }
 
-    /// Returns the seconds until traffic may resume the sandbox again, rounded up; `None` if it may do so now. The
-    /// result never exceeds the longest delay, even if the clock was set back.
+    /// Returns the seconds until traffic may resume the sandbox again, rounded up. `None` if it may do so now. The
+    /// result never exceeds the maximum delay, even if the clock was set back.
     pub(crate) fn delay_s(&self, now: UnixMs) -> Option<u64> {
         let left = self.not_before.saturating_sub(now).min(LONGEST_MS);
         (left > 0).then(|| left.div_ceil(1000))

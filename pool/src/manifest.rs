@@ -1,5 +1,5 @@
 //! The part of a snapshot's manifest that the host needs. The VMM that made the snapshot checks the rest, so the pool
-//! reads manifests of every format. Later releases may add fields, so unknown ones are ignored.
+//! reads manifests of any format. Later releases may add fields, so unknown ones are ignored.
 
 use std::path::{Path, PathBuf};
 
@@ -43,7 +43,7 @@ pub(crate) struct Length {
     pub(crate) bytes: u64,
 }
 
-/// The sum of a sparse file: SHA-256 over each block of 64 KiB that is not zero, preceded by its number as LE u64.
+/// The checksum of a sparse file: SHA-256 over each block of 64 KiB that is not zero, preceded by its number as LE u64.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct Sum {
     pub(crate) sha256: String,
@@ -60,8 +60,8 @@ impl Manifest {
     /// Reads the manifest of the snapshot in `dir`.
     ///
     /// # Errors
-    /// Returns a message for people if the manifest cannot be read, has a later version, or has a memory size outside
-    /// the supported range.
+    /// Returns a readable message if the manifest cannot be read, has a later version, or has a memory size outside the
+    /// supported range.
     pub(crate) fn read(dir: &Path) -> Result<Self, String> {
         let path = dir.join(MANIFEST_NAME);
         let failed = |why: String| format!("{}: {why}", path.display());
@@ -70,7 +70,7 @@ impl Manifest {
             serde_json::from_slice(&bytes).map_err(|e| failed(e.to_string()))?;
         if version > VERSION {
             return Err(failed(format!(
-                "the manifest has version {version}, this program reads up to {VERSION}: use a later release"
+                "the manifest has version {version}, but this program reads up to version {VERSION}: use a later release"
             )));
         }
         let manifest: Self = serde_json::from_slice(&bytes).map_err(|e| failed(e.to_string()))?;

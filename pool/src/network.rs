@@ -1,4 +1,4 @@
-//! The TAPs of slots. A TAP is taken before its VM is made and released after the VM has exited; the record holds the
+//! The TAPs of slots. A TAP is taken before its VM is made and released after the VM has exited. The record holds the
 //! TAP's index. Two things must never happen: a guest runs before its TAP's policy was read back, or a TAP is given to
 //! a second VM while the first still runs.
 
@@ -9,7 +9,7 @@ use crate::{
     work::WorkError,
 };
 
-/// Puts the record's policy in force. Does nothing without a network.
+/// Applies the record's policy. Does nothing without a network.
 pub(crate) fn update(network: Option<&Isolation>, record: &Record) -> Result<(), WorkError> {
     match (network, record.tap) {
         (Some(network), Some(tap)) => network
@@ -43,7 +43,7 @@ pub(crate) fn verify(network: Option<&Isolation>, tap: Option<TapIndex>) -> Resu
 }
 
 /// Releases the TAP of a VM that has exited, and returns its last counters. If the VMM process still runs, because it
-/// could not be killed or watched, the TAP is discarded, so that no other VM gets it.
+/// could not be killed or watched, the TAP is discarded, so that it is never reused.
 pub(crate) fn release(
     network: Option<&Isolation>,
     tap: Option<TapIndex>,
@@ -60,7 +60,7 @@ pub(crate) fn release(
     last
 }
 
-/// Adds counters to a sum.
+/// Adds counters to a total.
 pub(crate) fn add(sum: &mut Counters, more: &Counters) {
     sum.packets_out += more.packets_out;
     sum.bytes_out += more.bytes_out;

@@ -1,9 +1,8 @@
-//! The version of the state directory, which keeps an older server away from what a newer one has written.
+//! The version of the state directory, which prevents an older server from using files that a newer one has written.
 //!
-//! `<state>/version.json` names the version of the newest server that has opened the directory. A server refuses a newer
-//! version than its own; it would not understand the records, and would remove them as unusable. The file is written
-//! before the server writes anything else that an older one cannot read, so an upgrade that was interrupted earlier can
-//! be taken back.
+//! `<state>/version.json` contains the version of the newest server that has opened the directory. A server refuses a
+//! newer version than its own: it could not read the records, and would remove them as unusable. The file is written
+//! before anything else that an older server cannot read, so an upgrade that was interrupted earlier can be reverted.
 
 use std::{io, path::Path};
 
@@ -21,7 +20,7 @@ const MAX_FILE: u64 = 1 << 16;
 #[derive(Serialize, Deserialize)]
 struct StateVersion {
     version: u32,
-    /// The release that wrote the file, for people.
+    /// The release that wrote the file, for error messages.
     #[serde(default)]
     release: String,
 }
@@ -64,7 +63,7 @@ pub(crate) enum Raise {
 /// Writes this server's version.
 ///
 /// # Errors
-/// Returns an error if the file cannot be written. The directory is then as it was.
+/// Returns an error if the file cannot be written. The directory is then unchanged.
 pub(crate) fn raise(state: &Path) -> io::Result<()> {
     let version = StateVersion {
         version: VERSION,

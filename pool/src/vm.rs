@@ -1,5 +1,5 @@
 //! A VMM process, referred to by a pidfd, so that a signal never reaches another process that reuses its id. The
-//! process is a child of this process, or was adopted from a former server.
+//! process is a child of this process, or was adopted from a previous server.
 
 mod sys;
 
@@ -46,11 +46,11 @@ impl Vm {
         }
     }
 
-    /// Adopts the process of this name; `None` if it has exited.
+    /// Adopts the process with this name. `None` if it has exited.
     pub(crate) fn adopt(name: ProcessName) -> Option<Self> {
         let pidfd = open(name.pid).ok()?;
-        // The pidfd refers to the process that has this id now; comparing the start time shows whether that is still
-        // the named process.
+        // The pidfd refers to the process that has this id now. Comparing the start time shows whether it is still the
+        // named process.
         name.is_alive().then(|| Self {
             name,
             pidfd: Arc::new(pidfd),
@@ -61,7 +61,7 @@ impl Vm {
     /// Waits until the process exits. Reaps it if it is a child.
     pub(crate) async fn exited(self) -> io::Result<()> {
         let watched = sys::watch(Arc::clone(&self.pidfd))?;
-        // Once readable, a pidfd stays readable.
+        // Once readable, a pidfd remains readable.
         drop(watched.readable().await?);
         self.reap()
     }

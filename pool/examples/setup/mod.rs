@@ -39,7 +39,7 @@ pub(crate) fn config(state: &Path, warm: u32) -> Result<PoolConfig, Failure> {
     })
 }
 
-/// The quantile at `percent` by nearest rank; NaN if there are no values.
+/// The quantile at `percent` by nearest rank. NaN if there are no values.
 pub(crate) fn quantile(values: &mut [f64], percent: usize) -> f64 {
     values.sort_by(f64::total_cmp);
     let at = (values.len() * percent).div_ceil(100).saturating_sub(1);

@@ -14,14 +14,14 @@ pub(super) enum Found {
     },
     Violation {
         property: String,
-        /// The shortest way to it, one line for each step.
+        /// The shortest path to it, one line for each step.
         way: Vec<String>,
     },
 }
 
 /// Visits each state that can be reached from `start` once.
 pub(super) fn explore(start: World) -> Found {
-    // Each state, with the index of the one before it and the step between them.
+    // Each state, with the index of its predecessor and the step between them.
     let mut ways: Vec<(World, usize, Option<Step>)> = vec![(start.clone(), 0, None)];
     let mut known = HashMap::from([(start, ())]);
     let mut at = 0;

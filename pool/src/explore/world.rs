@@ -1,4 +1,4 @@
-//! The world around the pool's decisions: processes, directories, records, jobs, and what callers were told.
+//! The environment of the pool's decisions: processes, directories, records, jobs, and responses to callers.
 
 mod properties;
 mod settle;
@@ -17,36 +17,36 @@ const MAX_SAVED: usize = 2;
 const PLACES: u32 = 2;
 const NOW: UnixMs = 0;
 
-/// The size of the pool, and how often things from outside may happen.
+/// The size of the pool, and limits on external events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Bounds {
-    /// Limit on slots that take memory, as the configuration gives it.
+    /// Configured limit on slots that take memory.
     pub(super) max: u32,
-    /// Warm slots that the stock should have.
+    /// Number of warm slots to keep.
     pub(super) warm: u32,
     pub(super) creates: u8,
     pub(super) requests: u8,
-    /// Jobs that fail and VMs that exit by themselves.
+    /// Jobs that fail and VMs that exit on their own.
     pub(super) failures: u8,
     pub(super) crashes: u8,
-    /// Whether the server may be asked to stop, so that its sandboxes stay for the next one.
+    /// Whether the server may be stopped in a way that keeps sandboxes for the next one.
     pub(super) closes: bool,
 }
 
-/// The last answer or event that a caller has received about its sandbox.
+/// The last response or event that a caller has received about its sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Told {
     /// No caller has the id.
     Nothing,
-    /// It exists: the create was answered, or a new server lists it.
+    /// It exists: the create succeeded, or a new server lists it.
     Exists,
-    /// It existed, and its end has begun. A crash may leave it or not.
+    /// Its end has begun. After a crash it may or may not exist.
     Ending,
     /// It has ended.
     Ended,
 }
 
-/// What is on the disk of a slot.
+/// The files of a slot on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Disk {
     dir: bool,
@@ -55,22 +55,22 @@ struct Disk {
     files: bool,
 }
 
-/// A slot, and what belongs to it.
+/// A slot, and its environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Place {
-    /// As the server has it. `None`: no server has it (yet, or any more).
+    /// The server's state of the slot. `None` if no server has it.
     slot: Option<Slot>,
-    /// The job under way, and the steps that it has done.
+    /// The job under way, and its number of completed steps.
     job: Option<(Job, u8)>,
     /// The process of the VM exists.
     vm: bool,
-    /// The server was asked to kill the VM.
+    /// The server has requested that the VM be killed.
     doomed: bool,
     disk: Disk,
-    /// The next server has decided to remove it.
+    /// Whether the next server has decided to remove it.
     leftover: bool,
     told: Told,
-    /// A create waits for this slot.
+    /// Whether a create waits for this slot.
     serves_create: bool,
     leases: u8,
     /// A request that waits for the change under way.
@@ -93,7 +93,7 @@ enum Job {
 }
 
 impl Job {
-    /// The job that begins when a slot gets into this state. `None`: none.
+    /// The job that begins when a slot gets into this state, if any.
     fn of(slot: &Slot) -> Option<Self> {
         match slot.stage {
             _ if slot.cleaning => Some(Self::Clean),
@@ -111,7 +111,7 @@ impl Job {
         }
     }
 
-    /// Steps that change the world and report nothing.
+    /// Number of steps that change the environment and report nothing.
     fn steps(self) -> u8 {
         match self {
             Self::Start => 3,
@@ -143,7 +143,7 @@ impl Job {
         }
     }
 
-    /// The reports of its failure; the last one is that of a VM that does not answer.
+    /// The reports of its failure. The last one is sent for a VM that does not respond.
     fn failures(self) -> &'static [Event] {
         match self {
             Self::Fill | Self::Start | Self::Lease | Self::Snapshot | Self::Adopt => {
@@ -196,22 +196,22 @@ impl Request {
     }
 }
 
-/// Something that happens. Numbers are those of slots.
+/// An event. Numbers identify slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Create,
     Request(usize, Request),
-    /// The deadline passes.
+    /// The deadline expires.
     Deadline(usize),
-    /// The job does its next step.
+    /// The job performs its next step.
     Work(usize),
-    /// The job reports this.
+    /// The job sends this report.
     Report(usize, Event),
-    /// The VM exits, because it was killed or by itself.
+    /// The VM exits, because it was killed or on its own.
     Exit(usize),
     /// The exit is reported.
     Exited(usize),
-    /// A leftover of the former server is removed.
+    /// A leftover of the previous server is removed.
     Sweep(usize),
     /// The server stops: creates and resumes are refused, and slots without an owner end.
     Close,
@@ -219,7 +219,7 @@ pub(super) enum Step {
     Recover,
 }
 
-/// The state of everything.
+/// The state of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct World {
     up: bool,
@@ -232,7 +232,7 @@ pub(super) struct World {
     bounds: Bounds,
 }
 
-/// A property that does not hold.
+/// The description of a violated property.
 type Violation = String;
 
 fn violated<T>(property: &str) -> Result<T, Violation> {
@@ -269,7 +269,7 @@ impl Place {
         self.slot.is_none() && !self.vm && !self.disk.dir
     }
 
-    /// Whether the job has a next step. What is under way to the disk does not need the VM.
+    /// Whether the job has a next step. Writes to the disk that have begun do not need the VM.
     fn next_work(&self) -> bool {
         let Some((job, step)) = self.job else {
             return false;
@@ -277,7 +277,7 @@ impl Place {
         step < job.steps() && (self.vm || step > 0 || !job.needs_vm())
     }
 
-    /// Does the next step of the job, as `pool::work` orders them.
+    /// Performs the next step of the job, in the order of `pool::work`.
     fn work(&mut self) {
         let Some((job, step)) = &mut self.job else {
             return;
@@ -294,7 +294,7 @@ impl Place {
             (Job::Pause(mode), _) => disk.record = Some(Kept::Paused(mode)),
             (Job::Resume, 0) => self.vm = true,
             (Job::Resume, _) => disk.record = Some(Kept::Running),
-            // The process that was found beside it is ended.
+            // The leftover process is ended.
             (Job::AdoptPaused, _) => self.vm = false,
             (Job::Clean, 0) => disk.record = None,
             (Job::Clean, _) => {
@@ -306,15 +306,15 @@ impl Place {
         *step += 1;
     }
 
-    /// The report of the job's success, if it may come now.
+    /// The report of the job's success, if it is possible now.
     fn success(&self) -> Option<Event> {
         let (job, step) = self.job?;
         let has_vm = self.vm || job.steps() > 0 || !job.needs_vm();
         (step == job.steps() && has_vm).then(|| job.done())
     }
 
-    /// Reports of failure that may come now. The last step of a start is the one that makes the record name an owner, and
-    /// it is the last that can fail.
+    /// Reports of failure that are possible now. The last step of a start makes the record name an owner, and is the
+    /// last step that can fail.
     fn failures(&self) -> Vec<Event> {
         let Some((job, step)) = self.job else {
             return Vec::new();
@@ -324,7 +324,7 @@ impl Place {
         job.failures().iter().filter(may_be).copied().collect()
     }
 
-    /// The report of a job that can neither go on nor succeed.
+    /// The report of a job that can neither continue nor succeed.
     fn must_fail(&self) -> Option<Event> {
         let is_void = self.success().is_none() && !self.next_work();
         self.failures().last().copied().filter(|_| is_void)

@@ -1,4 +1,4 @@
-//! Writing a sandbox to disk for a pause, a template or forks, and removing a slot from disk.
+//! Writes a sandbox to disk for a pause, a template or forks, and removes a slot from disk.
 
 mod vm;
 
@@ -54,7 +54,7 @@ pub(crate) struct PausePlan {
     pub(crate) timeout: Duration,
 }
 
-/// How a pause ended.
+/// Outcome of a pause.
 #[derive(Debug)]
 pub(crate) enum PauseOutcome {
     /// The snapshot and this record are on disk.
@@ -79,7 +79,11 @@ impl PausePlan {
             Ok(()) => PauseOutcome::OnDisk(Box::new(self.record)),
             Err(e) => {
                 if let Err(error) = self.dir.undo_pause(&running) {
-                    tracing::error!(dir = %self.dir.path().display(), %error, "cannot remove a failed pause");
+                    tracing::error!(
+                        dir = %self.dir.path().display(),
+                        %error,
+                        "cannot remove the files of a failed pause"
+                    );
                 }
                 match control.resume() {
                     Ok(()) => {
@@ -100,7 +104,7 @@ impl PausePlan {
         frozen: &mut Option<Frozen>,
     ) -> Result<(), WorkError> {
         let pause = self.dir.pause();
-        // There are such files only if an earlier attempt to remove them failed.
+        // Such files exist only if an earlier attempt to remove them failed.
         self.dir
             .forget_pause()
             .map_err(|e| WorkError::Io("remove the files of an earlier pause", e))?;
@@ -129,7 +133,7 @@ impl PausePlan {
     }
 }
 
-/// A snapshot of a sandbox for a template or for forks. The sandbox stays as it is.
+/// A snapshot of a sandbox for a template or for forks. The sandbox is not changed.
 #[derive(Debug)]
 pub(crate) struct SnapshotPlan {
     pub(crate) dir: SlotDir,
@@ -148,7 +152,7 @@ pub(crate) enum SnapshotFrom {
     Pause,
 }
 
-/// How a snapshot failed.
+/// A failed snapshot, and its effect on the sandbox.
 #[derive(Debug)]
 pub(crate) enum SnapshotFailed {
     /// The sandbox continues unchanged.
@@ -161,7 +165,8 @@ impl SnapshotPlan {
     /// Writes the snapshot, and resumes the VM if there is one.
     ///
     /// # Errors
-    /// Returns [`SnapshotFailed`], which states whether the sandbox survived. Nothing is left at the target.
+    /// Returns [`SnapshotFailed`], which states whether the sandbox survived. No files are left in the target
+    /// directory.
     pub(crate) fn run(self) -> Result<(), SnapshotFailed> {
         match self.from {
             SnapshotFrom::Vm(open, lineage, content) => {
@@ -173,7 +178,7 @@ impl SnapshotPlan {
         }
         match self.durability {
             Durability::Process => Ok(()),
-            // The VM runs again meanwhile.
+            // The VM already runs again.
             Durability::Host => sync_snapshot(&self.to).map_err(|e| {
                 let _ = fs::remove_dir_all(&self.to);
                 SnapshotFailed::Unchanged(WorkError::Io("sync the snapshot", e))
@@ -182,7 +187,7 @@ impl SnapshotPlan {
     }
 }
 
-/// Writes to `to`, a file of a template, which pages a running VM has written since it was restored.
+/// Writes the list of pages that a running VM has written since it was restored to `to`, a file of a template.
 pub(crate) fn record_working_set(
     open: Option<UnixStream>,
     dir: &SlotDir,
@@ -197,7 +202,7 @@ pub(crate) fn record_working_set(
         .map_err(|e| WorkError::Io("sync the working set", e))
 }
 
-/// Syncs the files of a snapshot, and its name.
+/// Syncs the files of a snapshot, and its directory entry.
 fn sync_snapshot(dir: &Path) -> io::Result<()> {
     sync_files(dir)?;
     sync_dir(dir.parent().unwrap_or(dir))
@@ -260,8 +265,8 @@ fn link_snapshot(from: &Path, to: &Path) -> Result<(), WorkError> {
     })
 }
 
-/// Removes the directory and the control group of a slot whose VM has exited. With [`Durability::Host`], a crash of the
-/// host does not bring the sandbox back.
+/// Removes the directory and the cgroup of a slot whose VM has exited. With [`Durability::Host`], a crash of the host
+/// does not bring the sandbox back.
 pub(crate) fn clean(dir: &SlotDir, groups: &Groups, id: &str, durability: Durability) -> Cleaned {
     let disowned = dir.disown().and_then(|()| match durability {
         Durability::Host => dir.sync_removal(),
@@ -282,6 +287,6 @@ pub(crate) fn clean(dir: &SlotDir, groups: &Groups, id: &str, durability: Durabi
 pub(crate) struct Cleaned {
     /// Whether the next server will consider the sandbox ended. With an error, it may find the sandbox again.
     pub(crate) disowned: io::Result<()>,
-    /// Whether the files and the group are gone.
+    /// Whether the files and the cgroup are gone.
     pub(crate) removed: io::Result<()>,
 }

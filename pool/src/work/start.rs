@@ -37,7 +37,7 @@ const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
 /// How long a killed VMM may take to exit.
 const END: Duration = Duration::from_secs(10);
 
-/// A snapshot whose files were found.
+/// A snapshot whose files have been located.
 #[derive(Clone, Debug)]
 pub(crate) struct Image {
     pub(crate) dir: PathBuf,
@@ -80,7 +80,7 @@ impl Source {
 /// The purpose of the new VM.
 #[derive(Clone, Debug)]
 pub(crate) enum Purpose {
-    /// It becomes a warm slot, after these warm-up requests were answered.
+    /// It becomes a warm slot, after the warm-up requests have succeeded.
     Wait { warm_up: Arc<[WarmUpRequest]> },
     /// It becomes the sandbox of a create or fork, whose settings are in the record.
     Lease,
@@ -115,7 +115,7 @@ pub(crate) struct StartPlan {
 /// Whether the memory of a snapshot is read ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadAhead {
-    /// Yes: it has not been used lately, so it may not be in the page cache.
+    /// Yes: it has not been used recently, so it may not be in the page cache.
     Memory,
     Nothing,
 }
@@ -131,7 +131,7 @@ pub(crate) struct Started {
     pub(crate) private: Option<u64>,
 }
 
-/// Connections to a VM whose agent has answered.
+/// Connections to a VM whose agent has responded.
 #[derive(Debug)]
 pub(crate) struct Up {
     pub(crate) control: UnixStream,
@@ -141,7 +141,7 @@ pub(crate) struct Up {
 }
 
 impl StartPlan {
-    /// Lets the VM become the sandbox of a create or fork with these settings.
+    /// Turns the VM into the sandbox of a create or fork with these settings.
     pub(crate) fn lease(&mut self, spec: CreateSpec, clock: &Clock, timeline: Timeline) {
         self.purpose = Purpose::Lease;
         self.timeout = spec.priority.patience(self.timeout);
@@ -152,8 +152,8 @@ impl StartPlan {
     /// Makes the VM.
     ///
     /// # Errors
-    /// Returns any [`WorkError`]. The VMM process was then killed and its TAP released or discarded; the slot's
-    /// directory and control group remain.
+    /// Returns any [`WorkError`]. The VMM process has then been killed and its TAP released or discarded. The slot's
+    /// directory and cgroup remain.
     pub(crate) fn run(mut self) -> Result<Started, WorkError> {
         self.restore_memory()
             .map_err(|e| WorkError::Io("make the memory of the template", e))?;
@@ -226,7 +226,7 @@ impl StartPlan {
             }
         }
         let priority = match self.purpose {
-            // Callers' commands go first.
+            // Callers' commands have precedence.
             Purpose::Wait { .. } => Priority::Background,
             Purpose::Lease | Purpose::GoOn => self.record.priority,
         };
@@ -254,8 +254,8 @@ impl StartPlan {
             let _ = child.wait();
             WorkError::Io("watch the VMM", e)
         })?;
-        // Before the VMM gets its first request, it must be in its group, so that all guest memory is charged there,
-        // and in the record. It joins its groups before it accepts a client.
+        // Before the VMM gets its first request, it must be in its cgroup, so that all guest memory is charged there,
+        // and in the record. It joins its cgroups before it accepts a client.
         let known = self
             .groups
             .enter(self.id.as_str(), vm.name.pid, &joined)
@@ -298,7 +298,7 @@ impl StartPlan {
         self.record.lineage = self.lineage(&control);
         let asked = Instant::now();
         let mut client = connect_agent(&self.dir.vsock(), self.timeout)?;
-        // Greeting and first answer share one timeout, so that an agent cannot hold a start place for twice as long.
+        // Greeting and first response share one timeout, so that an agent cannot hold a start place for twice as long.
         client.set_timeout(self.timeout.saturating_sub(asked.elapsed()));
         let clock_may_be_late = self.identify(&mut client)?;
         self.timeline
@@ -317,9 +317,9 @@ impl StartPlan {
         }
         let agent = client
             .into_stream()
-            .map_err(|e| WorkError::Agent("ask the guest agent", e))?;
+            .map_err(|e| WorkError::Agent("send a request to the guest agent", e))?;
         if let Purpose::Lease | Purpose::GoOn = &self.purpose {
-            // Must be the last step that can fail: after a failure, a paused sandbox is still paused on disk.
+            // Must be the last step that can fail, so that a sandbox is still paused on disk after a failure.
             self.keep(vm.name)?;
         }
         Ok(Up {
@@ -345,9 +345,9 @@ impl StartPlan {
         })
     }
 
-    /// Makes the guest do what a user's first request does, so that the pages for it are already private to the VM.
-    /// Sends the template's warm-up requests or, if it has none, runs [`template::SLOT_WARM_UP`], after which the pages that
-    /// the start of a process writes are private to the VM and have page table entries.
+    /// Makes the guest do the work of a user's first request, so that the pages for it are already private to the VM.
+    /// Sends the template's warm-up requests or, if it has none, runs [`template::SLOT_WARM_UP`], after which the pages
+    /// that the start of a process writes are private to the VM and have page table entries.
     fn warm_up(&self, requests: &[WarmUpRequest], agent: &mut EnvdClient) -> Result<(), WorkError> {
         if requests.is_empty() {
             return self.warm_up_by_command(agent);
@@ -379,7 +379,7 @@ impl StartPlan {
             .map_err(|e| WorkError::Agent("run a warm-up command", e))
     }
 
-    /// Has the VMM build the VM and run it. The VMM gets a copy of the TAP's descriptor, and this process closes its
+    /// Makes the VMM build the VM and run it. The VMM gets a copy of the TAP's descriptor, and this process closes its
     /// own.
     fn build(&mut self, control: &mut ControlClient, tap: Option<Tap>) -> Result<(), WorkError> {
         match self.source.clone() {
@@ -401,8 +401,8 @@ impl StartPlan {
         }
     }
 
-    /// Puts the sandbox's network policy in force and reads it back. Must be called before the guest runs. Does nothing
-    /// for a warm slot, whose TAP lets nothing pass until its lease.
+    /// Applies the sandbox's network policy and reads it back. Must be called before the guest runs. Does nothing for a
+    /// warm slot, whose TAP drops all traffic until its lease.
     fn confine(&mut self) -> Result<(), WorkError> {
         let (Some(network), Some(tap)) = (&self.network, self.record.tap) else {
             return Ok(());
@@ -455,7 +455,7 @@ impl StartPlan {
         Ok(())
     }
 
-    /// Boots the VM. Has the VMM send an identity to the agent, and waits until the agent is ready.
+    /// Boots the VM. Makes the VMM send an identity to the agent, and waits until the agent is ready.
     fn boot(&mut self, control: &mut ControlClient, tap: Option<Tap>) -> Result<(), WorkError> {
         let Source::Boot {
             files,
@@ -500,8 +500,8 @@ impl StartPlan {
         Ok(())
     }
 
-    /// Writes the record of a sandbox that has an owner. The files of the pause that it was resumed from stay until
-    /// the driver has answered the resume.
+    /// Writes the record of a sandbox that has an owner. The files of the pause that it was resumed from remain until
+    /// the driver has responded to the resume.
     fn keep(&mut self, name: ProcessName) -> Result<(), WorkError> {
         self.record.vmm = Some(name);
         self.record.kept = Kept::Running;

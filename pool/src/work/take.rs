@@ -1,4 +1,4 @@
-//! Taking over a paused sandbox whose files another server has written.
+//! Takes over a paused sandbox whose files another server has written.
 
 use std::{
     fs, io,
@@ -25,14 +25,14 @@ const WHAT: &str = "take over the paused sandbox";
 
 #[derive(Debug)]
 pub(crate) struct TakePlan {
-    /// Where the files have arrived.
+    /// The directory of the received files.
     pub(crate) from: SlotDir,
     pub(crate) to: SlotDir,
-    /// The base that it needs. `None`: noted by a former release.
+    /// The base that it needs. `None` if an older release wrote the request.
     pub(crate) needs: Option<PauseNeeds>,
-    /// `None`: the files are only checked.
+    /// `None` if the files are only checked.
     pub(crate) claim: Option<Claim>,
-    /// The VMM of `needs`, if it is not kept here: the directory of all VMMs, and a message for people.
+    /// The directory of all VMMs, and a readable message, if the VMM of `needs` is not kept here.
     pub(crate) missing_vmm: Option<(PathBuf, String)>,
     /// Admits the files of the pause.
     pub(crate) store: Store,
@@ -67,7 +67,7 @@ impl TakePlan {
         Ok(Some(Box::new(record)))
     }
 
-    /// Keeps the VMM again, if it was removed after it was held.
+    /// Keeps the VMM again, if it has been removed since it was held.
     fn keep_vmm(&self) -> Result<(), PoolError> {
         let Some((vmms, why)) = &self.missing_vmm else {
             return Ok(());
@@ -86,7 +86,7 @@ impl TakePlan {
         }
     }
 
-    /// Makes the base again if it was removed meanwhile, and lets a pause without a base name its root image here.
+    /// Recreates the base if it has been removed, and sets the local root image in a pause without a base.
     fn prepare(&self, needs: &PauseNeeds, mode: PauseMode) -> io::Result<()> {
         let images = self.store.images();
         base::restore(self.from.path(), images, needs, &self.stop)?;
@@ -97,11 +97,11 @@ impl TakePlan {
         Ok(())
     }
 
-    /// The record that has arrived, which must be that of the pause that was offered.
+    /// The received record, which must belong to the offered pause.
     fn sent(&self) -> Result<(Record, PauseMode), String> {
         let record = self.from.read_pause()?;
         let Kept::Paused(mode) = record.kept else {
-            return Err("the record is not that of a pause".to_owned());
+            return Err("the record does not belong to a pause".to_owned());
         };
         if record.note.len() > MAX_NOTE {
             return Err(format!("the note has {} bytes", record.note.len()));
@@ -109,18 +109,18 @@ impl TakePlan {
         if let Some(needs) = &self.needs {
             if needs.mode != mode {
                 return Err(format!(
-                    "the pause is one of {mode:?}, one of {:?} was offered",
+                    "the mode of the pause is {mode:?}, but {:?} was offered",
                     needs.mode
                 ));
             }
             if needs.vmm != vmm_of(&record, mode) {
-                return Err("the record names another VMM than was offered".to_owned());
+                return Err("the VMM in the record differs from the offered one".to_owned());
             }
         }
         Ok((record, mode))
     }
 
-    /// The record of the pause as this server keeps it: with the paths of its own files, and without a process.
+    /// The record of the pause for this server: with local paths, and without a process.
     fn checked(&self, mut record: Record, mode: PauseMode) -> Result<Record, String> {
         let (root, size, home) = match mode {
             PauseMode::Memory => {
@@ -131,7 +131,7 @@ impl TakePlan {
                     BaseKind::Guest => None,
                 });
                 if offered.is_some_and(|offered| offered != named) {
-                    return Err("the pause has another base than was offered".to_owned());
+                    return Err("the base of the pause differs from the offered one".to_owned());
                 }
                 let size = Size {
                     memory: checked.manifest.memory,
@@ -174,25 +174,26 @@ impl TakePlan {
         Ok(record)
     }
 
-    /// Makes the directory the sandbox's. When this returns, that survives a crash of the host.
+    /// Moves the directory to its final place. When this returns, the move survives a crash of the host.
     fn commit(&self, record: &Record) -> io::Result<()> {
         sync_files(&self.from.pause())?;
         self.from.rewrite_pause(record)?;
         arrive(self.from.path(), self.to.path(), sync_dir)?;
-        // The record names them now. What stays goes with the sandbox.
+        // The record names the files now. Remaining links are removed with the sandbox.
         if let Err(error) = base::forget(self.to.path()) {
-            tracing::warn!(%error, "cannot remove the links of a sandbox that has arrived");
+            tracing::warn!(%error, "cannot remove the links to the base of the received sandbox");
         }
         Ok(())
     }
 }
 
-/// Moves a directory, and syncs both parents. If that fails, moves it back, so that the sandbox is still on its way: the
-/// caller must not be answered that it is not here, for its giver would remove its files. The next attempt is another rename,
-/// which changes both parents again, and does not depend on what the failed sync has left in the page cache.
+/// Moves a directory, and syncs both parents. If a sync fails, moves the directory back, so that the sandbox has not
+/// arrived yet: if the caller were told that it is missing here, the source would remove its files. The next attempt is
+/// another rename, which changes both parents again, and does not depend on the page cache after the failed sync.
 ///
-/// If it cannot be moved back either, it is here. A crash of the host then leaves it in one of the two places, with all its
-/// files, which are synced: here the next server finds it paused, there its note has the next step.
+/// If it cannot be moved back either, the sandbox has arrived. After a crash of the host its directory is in one of the
+/// two places, with all its files, which are synced. In the new place the next server finds it paused. In the old place
+/// its note names the next step.
 fn arrive(from: &Path, to: &Path, sync: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
     fs::rename(from, to)?;
     let synced = [to, from].map(|dir| sync(dir.parent().unwrap_or(dir)));
@@ -203,7 +204,12 @@ fn arrive(from: &Path, to: &Path, sync: impl Fn(&Path) -> io::Result<()>) -> io:
         Ok(()) => Err(error),
         Err(stays) => {
             let dir = to.display();
-            tracing::error!(%dir, %error, %stays, "cannot sync the name of a sandbox that has arrived, and cannot move it back: it is this server's; repair the disk");
+            tracing::error!(
+                %dir,
+                %error,
+                %stays,
+                "cannot sync the directory of the received sandbox, and cannot move it back: this server keeps it; repair the disk"
+            );
             Ok(())
         }
     }
@@ -217,7 +223,7 @@ fn home(base: &Path) -> io::Result<Home> {
     })
 }
 
-/// The directory of images that has the root image of a pause without memory, as a former release names it.
+/// The directory in the directory of images with the root image of a pause without memory, as older releases record it.
 fn base_of_former(record: &Record) -> Option<String> {
     let root = record.boot.as_ref()?.root.parent()?;
     let name = root.file_name()?.to_str()?;

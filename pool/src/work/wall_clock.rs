@@ -1,6 +1,6 @@
 //! The wall clock of a guest. `POST /init` carries the time at which the request was made. On a busy host the guest may
-//! handle the request late. Its clock is then behind by that delay, which is at most the time until the guest's answer.
-//! After a slow answer, the time is therefore sent again.
+//! handle the request late. Its clock is then behind by that delay, which is at most the time until the guest's
+//! response. After a slow response, the time is therefore sent again.
 
 use std::{io, os::fd::AsFd, time::Duration};
 
@@ -13,22 +13,22 @@ use super::{
 };
 use crate::host;
 
-/// A clock that may be late by more than this is set again. The value is less than half of the deviation that is
+/// A clock that may be behind by more than this is set again. The value is less than half of the deviation that is
 /// guaranteed to clones.
 const SLACK_NS: u64 = 20_000_000;
-/// Maximum number of times that the clock is set again. On a host so busy that all of these are late, further attempts
-/// are unlikely to succeed.
+/// Maximum number of corrections. On a host so busy that all of these are late, further attempts are unlikely to
+/// succeed.
 const AGAIN: u32 = 2;
 
-/// Whether a guest's clock may be late by more than [`SLACK_NS`], if the time was sent at `sent_ns` and the answer came
-/// at `now_ns` (both CLOCK_MONOTONIC).
+/// Whether a guest's clock may be behind by more than [`SLACK_NS`], if the time was sent at `sent_ns` and the response
+/// came at `now_ns` (both CLOCK_MONOTONIC).
 pub(crate) fn may_be_late(sent_ns: u64, now_ns: u64) -> bool {
     now_ns.saturating_sub(sent_ns) > SLACK_NS
 }
 
-/// Sends the time again, up to [`AGAIN`] times, until an answer is quick. The first request is sent before this
-/// function returns, and therefore before any request of the sandbox's caller. A task reads the answers. Must be called
-/// within a Tokio runtime.
+/// Sends the time again, up to [`AGAIN`] times, until a response is quick. The first request is sent before this
+/// function returns, and therefore before any request of the sandbox's caller. A task reads the responses. Must be
+/// called within a Tokio runtime.
 pub(crate) fn set_again(agent: &UnixStream, bound: Duration) {
     let sent_ns = host::monotonic_ns();
     let begun = time_alone()
@@ -39,12 +39,12 @@ pub(crate) fn set_again(agent: &UnixStream, bound: Duration) {
             tokio::spawn(async move {
                 match timeout(bound, set_until_quick(agent, sent_ns)).await {
                     Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::debug!(%error, "a guest's clock may be late"),
-                    Err(_) => tracing::debug!("a guest's clock may be late: no answer"),
+                    Ok(Err(error)) => tracing::debug!(%error, "a guest's clock may be behind"),
+                    Err(_) => tracing::debug!("a guest's clock may be behind: no response"),
                 }
             });
         }
-        Err(error) => tracing::debug!(%error, "a guest's clock may be late"),
+        Err(error) => tracing::debug!(%error, "a guest's clock may be behind"),
     }
 }
 
@@ -77,7 +77,7 @@ async fn set_until_quick(mut agent: UnixStream, first_sent_ns: u64) -> Result<()
     read_init_answer(&mut agent).await
 }
 
-/// A request that contains only the present time, so that the guest's other settings stay as they are.
+/// A request that contains only the current time, so that the guest's other settings do not change.
 fn time_alone() -> Result<Vec<u8>, WorkError> {
     http_request(&InitRequest {
         timestamp: Some(Timestamp::from_unix_ns(host::unix_ns())),
@@ -98,11 +98,11 @@ mod tests {
     fn a_quick_answer_ends_the_attempts() {
         assert!(!may_be_late(5, 5 + 20 * MS));
         assert!(may_be_late(5, 6 + 20 * MS));
-        // The host's clock went back: nothing is known of the guest's.
+        // The host's clock went backwards, so the state of the guest's clock is unknown.
         assert!(!may_be_late(5, 0));
     }
 
-    /// Counts the requests that a guest gets if each of its answers takes this long.
+    /// Counts the requests that a guest gets if each of its responses takes this long.
     async fn requests(takes: Duration) -> u32 {
         let (ours, mut guest) = UnixStream::pair().unwrap();
         set_again(&ours, Duration::from_secs(60));

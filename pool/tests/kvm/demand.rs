@@ -20,7 +20,7 @@ fn install(state: &State, names: &[String]) -> PoolConfig {
     for name in names {
         let dir = installed.join(name);
         template_with(&dir, b"[]");
-        // Without it, the template is not examined for a rebuild.
+        // Without a recipe, the template is not examined for a rebuild.
         fs::remove_file(dir.join("recipe.json")).expect("a recipe");
     }
     PoolConfig {
@@ -56,7 +56,7 @@ fn stock(stats: &PoolStats, template: &str) -> StockStats {
     stats.stocks.get(template).copied().unwrap_or_default()
 }
 
-/// The figures of a pool, which must be within its budget.
+/// The metrics of a pool, which must be within its budget.
 async fn stats(pool: &Pool) -> PoolStats {
     let stats = pool.stats().await;
     assert!(
@@ -112,7 +112,7 @@ pub(crate) fn kvm_warm_slots_follow_demand_and_end_without_it() {
             (stats(&pool).await.warm_bytes == 0).then_some(())
         })
         .await;
-        // A sandbox of a template that was unloaded goes on, and so do new ones.
+        // A sandbox of an unloaded template keeps running, and new ones start.
         sh(&used, "echo here").await;
         assert!(!use_once(&pool, "copy-0").await);
         until("it is loaded again", async || {
@@ -191,7 +191,7 @@ pub(crate) fn kvm_many_templates_share_one_budget() {
         .await;
         assert_eq!((now.warm, now.warm_target), (SLOTS, SLOTS));
         assert_eq!(now.templates_loaded, 1);
-        // One that is used far more than the others takes a slot and the memory from one of them.
+        // A template that is used far more than the others takes the slot and the memory of one of them.
         let hot = "copy-9";
         until("the template that is used most has both", async || {
             use_once(&pool, hot).await;
@@ -205,7 +205,7 @@ pub(crate) fn kvm_many_templates_share_one_budget() {
         .await;
         assert!(use_once(&pool, hot).await);
         assert_eq!(stats(&pool).await.templates_loaded, 1);
-        // Every other one works, from memory or from the disk.
+        // All others work, from memory or from the disk.
         for name in &all {
             let sandbox = create(&pool, name).await;
             sh(&sandbox, "echo here").await;
@@ -273,7 +273,7 @@ pub(crate) fn kvm_templates_have_a_quota_and_none_is_removed_for_another() {
             matches!(refused, Err(PoolError::TemplateQuota { .. })),
             "{refused:?}"
         );
-        // What takes no further space is refused only if the quota is used up.
+        // Operations that take no further space are refused only if the quota is used up.
         let mode = PauseMode::Memory;
         pool.pause(&sandbox.id, mode).await.expect("a pause");
         let second = pool.snapshot(&sandbox.id, Vec::new()).await;

@@ -36,7 +36,7 @@ fn space(path: &Path) -> u64 {
 /// Waits until the memory of a template is stored as a diff only.
 async fn until_stored(state: &State, template: &str) {
     let image = image(state, template);
-    // A build without optimization deflates slowly.
+    // An unoptimized build deflates slowly.
     let patience = Duration::from_secs(300);
     until_within(patience, "only the diff stays", async || {
         let is_stored = image.join("memory.diff").exists();
@@ -46,7 +46,7 @@ async fn until_stored(state: &State, template: &str) {
     .await;
 }
 
-/// Adds a disk template with a root image of its own.
+/// Adds a disk template with its own root image.
 async fn own_disk(pool: &Pool, state: &State) -> TemplateInfo {
     let own = state.0.join("root.erofs");
     if fs::hard_link(root(), &own).is_err() {
@@ -63,7 +63,7 @@ pub(crate) fn kvm_a_template_stored_as_a_diff_serves_sandboxes_and_survives_a_re
     run(async {
         let state = State::new();
         let pool = open(&state).await;
-        // One with the root image of the installed template, and one with a root image of its own.
+        // One template has the root image of the installed template, the other has its own.
         let origin = pool.disk_of("base").await.expect("the disk of base");
         let own = own_disk(&pool, &state).await;
         let mut built = Vec::new();
@@ -131,7 +131,7 @@ pub(crate) fn kvm_the_base_of_a_diff_stays_as_long_as_the_diff() {
         until_stored(&state, &built).await;
         pool.close(OnClose::Kill).await;
 
-        // Nothing else needs the base any more.
+        // No other template needs the base any longer.
         let images = state.0.join("images");
         let bases = || {
             let mut all = names(&images);

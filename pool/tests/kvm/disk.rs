@@ -1,7 +1,7 @@
-//! A disk that fills up while sandboxes write, pause, snapshot and fork: nothing that exists is lost.
+//! A disk that fills up while sandboxes write, pause, snapshot and fork: no existing sandbox or template is lost.
 //!
-//! The test starts this program again in its own mount namespace, where a small file system is mounted over the
-//! directory of the layers. The state directory is on it, too.
+//! The test starts this program again in a separate mount namespace, where a small file system is mounted over the
+//! directory of the layers. The state directory is on it as well.
 
 use std::{
     fs::{self, File},
@@ -94,7 +94,7 @@ pub(crate) fn be_on_a_small_disk(state: &Path, image: &Path) {
                 format!("{note}\n{note}")
             );
         }
-        // Now there is room for what was refused.
+        // Now there is room for the refused operations.
         pool.kill(&b.id).await.expect("a kill");
         pool.snapshot(&a.id, vec!["later".into()])
             .await
@@ -126,7 +126,7 @@ pub(crate) async fn sandbox(pool: &Pool, name: &str) -> Sandbox {
     sandbox
 }
 
-/// Has a guest fill the disk, and takes snapshots and forks until both are refused.
+/// Makes a guest fill the disk, and takes snapshots and forks until both are refused.
 async fn fill_up(pool: &Pool, source: &Sandbox, writer: &Sandbox) {
     let script = "(dd if=/dev/zero of=/root/fill bs=1M count=320; sync) > /dev/shm/dd 2>&1 < /dev/null & disown";
     sh(writer, script).await;
@@ -146,7 +146,7 @@ async fn fill_up(pool: &Pool, source: &Sandbox, writer: &Sandbox) {
                 Err(other) => panic!("another refusal: {other:?}"),
             }
         }
-        // Other programs of the host fill the disk, too, including the blocks reserved for root.
+        // Other programs of the host fill the disk as well, including the blocks reserved for root.
         let full = rest.write_all(&[1; 16 << 20]).is_err();
         (refused == 2 && full && free() == 0).then_some(())
     })

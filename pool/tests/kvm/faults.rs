@@ -1,5 +1,5 @@
 //! Disks that fail while sandboxes run: a read-only file system, I/O errors, and the state of a real ext4 after a power
-//! loss. Each test starts this program again in a mount namespace of its own.
+//! loss. Each test starts this program again in a separate mount namespace.
 
 use std::{
     fs::{self, File},
@@ -44,8 +44,8 @@ fn in_a_namespace(fault: &str) {
     );
 }
 
-/// A server that cannot read a record ends no process and removes no file or control group of the sandbox, and names the
-/// record. Once the record is repaired, the next server has the sandbox again.
+/// A server that cannot read a record ends no process, removes no file or cgroup of the sandbox, and logs the path of
+/// the record. Once the record is repaired, the next server recovers the sandbox.
 pub(crate) fn kvm_a_record_that_cannot_be_read_costs_no_sandbox() {
     run(async {
         let state = State::new();
@@ -89,7 +89,7 @@ pub(crate) fn kvm_a_record_that_cannot_be_read_costs_no_sandbox() {
             let (_, why) = named.expect("a report");
             assert!(why.contains(&record(of).display().to_string()), "{why}");
         }
-        // The pool closes when everything that the former server left has been removed.
+        // The pool closes when all leftovers of the previous server have been removed.
         pool.close(OnClose::Kill).await;
         assert_eq!(owned(), before);
 
@@ -177,7 +177,7 @@ async fn broken(image: &Path, state: &Path) {
     }
     pool.kill(&killed.id).await.expect("a kill");
 
-    // From now on the file system answers with EIO, and its journal keeps only what is on disk already.
+    // From now on the file system returns EIO, and its journal contains only what is already on disk.
     sys::shut_down(&File::open(state).expect("the file system")).expect("EXT4_IOC_SHUTDOWN");
     for (what, refused) in changes(&pool, &a.id, &b.id).await {
         let error = refused.expect_err(what).to_string();
@@ -236,7 +236,7 @@ async fn changes(
     ]
 }
 
-/// The time of a start grows no faster than the number of directories that a crash has left.
+/// The time of a start grows at most linearly with the number of directories left by a crash.
 pub(crate) fn kvm_ten_thousand_leftover_directories_are_swept() {
     run(async {
         let few = swept(1000).await;

@@ -1,4 +1,4 @@
-//! The life of sandboxes, and what happens to them when the pool's own process is killed.
+//! The life of sandboxes, and their fate when the pool's own process is killed.
 
 use std::{
     io::{BufRead, BufReader},
@@ -82,7 +82,7 @@ pub(crate) fn kvm_a_warm_slot_serves_one_lease() {
             sh(&a, "cat /etc/machine-id; od -An -N16 /dev/urandom").await,
             sh(&b, "cat /etc/machine-id; od -An -N16 /dev/urandom").await
         );
-        // Its clock is right, however long the slot was warm.
+        // The clock is right, however long the slot was warm.
         let clock: u64 = sh(&a, "date +%s").await.parse().expect("seconds");
         let now = std::time::SystemTime::UNIX_EPOCH
             .elapsed()
@@ -124,7 +124,7 @@ pub(crate) fn kvm_a_warm_slot_has_answered_its_templates_requests() {
         sh(&sandbox, "test -d /tmp/asked").await;
         pool.close(OnClose::Kill).await;
 
-        // A guest that refuses a warm-up request does not become warm; a create sends none and works.
+        // A guest that refuses a warm-up request does not become warm. A create sends none and succeeds.
         template_with(&installed.join("good"), &request(ENVD_PORT, "no JSON"));
         let (pool, ..) = Pool::open(config).await.expect("a pool");
         until("a fill fails", async || {
@@ -172,7 +172,7 @@ pub(crate) fn kvm_the_end_of_a_vm_is_reported() {
             "{end:?}"
         );
         let b = pool.create(spec()).await.expect("a sandbox");
-        // The guest powers off, so the command has no answer.
+        // The guest powers off, so the command gets no response.
         let off = "python3 -c 'import ctypes; ctypes.CDLL(None).reboot(0x4321fedc)'";
         let by_itself = {
             let b = b.clone();
@@ -341,9 +341,10 @@ pub(crate) fn kvm_a_pause_without_memory_keeps_the_disk() {
     });
 }
 
-/// Files are replaced all the time while the disk is copied. The copies are read on the host, as a crash would leave them.
+/// Files are constantly replaced while the disk is copied. The copies are read on the host, in the state that a crash
+/// would leave.
 pub(crate) fn kvm_a_disk_without_memory_is_consistent() {
-    // Without a frozen file system, one of the first few is not consistent.
+    // Without freezing, one of the first few copies would be inconsistent.
     const COPIES: u32 = 20;
     const WRITERS: &str = "mkdir -p /root/v; cd /root/v
         for w in 1 2 3 4; do setsid sh -c 'i=1000; while :; do
@@ -368,7 +369,7 @@ pub(crate) fn kvm_a_disk_without_memory_is_consistent() {
         let pool = open(&state, 0).await;
         let a = pool.create(spec()).await.expect("a sandbox");
         sh(&a, WRITERS).await;
-        // A write (splice(2), number 275) that does not end, which would block a freeze.
+        // A write (splice(2), number 275) that never ends, which would block a freeze.
         const HELD: &str = "setsid python3 -c 'import os
 r, w = os.pipe()
 os.splice(r, os.open(\"/root/held\", os.O_CREAT | os.O_WRONLY), 1)' </dev/null >/dev/null 2>&1 &
@@ -388,8 +389,8 @@ os.splice(r, os.open(\"/root/held\", os.O_CREAT | os.O_WRONLY), 1)' </dev/null >
     });
 }
 
-/// A sandbox that was booted has no template that a snapshot could be a diff of. Neither have its pause and its forks,
-/// whose files are removed once their VMs run.
+/// A sandbox that was booted has no template as the base of a diff. The same holds for its pause and its forks, whose
+/// files are removed once their VMs run.
 pub(crate) fn kvm_files_that_are_removed_soon_are_no_base() {
     run(async {
         let state = State::new();
@@ -480,7 +481,7 @@ pub(crate) fn kvm_a_snapshot_is_a_template() {
             assert_eq!(sh(&sandbox, "hostname").await, sandbox.id.as_str());
         }
         assert_eq!(pool.template("mine:v1").await.map(|t| t.id), Some(made.id));
-        // Snapshots hold only what differs from the base.
+        // Snapshots contain only the difference from the base.
         assert!(matches!(
             pool.remove_template("base").await,
             Err(PoolError::InUse(..))

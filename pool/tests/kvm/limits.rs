@@ -61,7 +61,7 @@ pub(crate) fn kvm_what_does_not_fit_is_refused() {
     });
 }
 
-/// Returns how long a pool takes to end `count` VMMs that do not answer. Meanwhile it serves a sandbox that answers.
+/// Returns how long a pool takes to end `count` unresponsive VMMs. During this time it serves a sandbox that responds.
 async fn ended_silent(count: usize) -> Duration {
     let state = State::new();
     let pool = open(&state, 0).await;
@@ -81,7 +81,7 @@ async fn ended_silent(count: usize) -> Duration {
     let began = Instant::now();
     let (pool, recovered, mut ended) = Pool::open(impatient).await.expect("a pool");
     assert!(recovered.lost.is_empty());
-    // Clients see all of them until they are known to be lost, and a silent VMM delays no other sandbox.
+    // Clients see all of them until they are known to be lost, and a silent VMM does not delay other sandboxes.
     assert_eq!(pool.list().await.expect("a list").len(), count + 1);
     let sandbox = pool.reach(&speaking).await.expect("the sandbox");
     assert_eq!(sh(&sandbox, "echo served").await, "served");
@@ -135,7 +135,7 @@ pub(crate) fn kvm_paused_sandboxes_and_snapshots_are_limited() {
         is_refused(pool.pause(&c.id, PauseMode::FilesystemOnly).await);
         is_refused(pool.snapshot(&c.id, Vec::new()).await.map(drop));
         is_refused(pool.snapshot(&a.id, Vec::new()).await.map(drop));
-        // The refused sandbox goes on, and a fork keeps no snapshot.
+        // The refused sandbox continues, and a fork keeps no snapshot.
         assert_eq!(sh(&c, "echo on").await, "on");
         let forks = pool.fork(&c.id, vec![spec()]).await.expect("a fork");
         assert!(forks.iter().all(Result::is_ok), "{forks:?}");
@@ -147,7 +147,7 @@ pub(crate) fn kvm_paused_sandboxes_and_snapshots_are_limited() {
         pool.pause(&a.id, PauseMode::Memory).await.expect("a pause");
         pool.close(OnClose::Keep).await;
 
-        // A server with a lower limit keeps the present pauses and snapshots.
+        // A server with a lower limit keeps existing pauses and snapshots.
         small.max_saved = 1;
         let (pool, recovered, _) = Pool::open(small).await.expect("a pool");
         assert!(recovered.lost.is_empty(), "{:?}", recovered.lost);
@@ -193,7 +193,7 @@ pub(crate) fn kvm_warm_slots_are_evicted() {
         refused(pool.create(spec()).await);
         assert_eq!(pool.stats().await.warm, 0);
         pool.kill(&b.id).await.expect("a kill");
-        // The stock comes back when there is room.
+        // The warm stock is refilled when there is room.
         until_warm(&pool, 1).await;
         pool.close(OnClose::Kill).await;
         state.assert_clean();
@@ -253,7 +253,7 @@ pub(crate) fn kvm_the_sandbox_of_a_caller_that_left_is_ended() {
             })
             .await;
             create.abort();
-            // On a fast host the create may have been answered before.
+            // On a fast host the create may already have succeeded.
             if let Ok(created) = create.await {
                 let sandbox = created.expect("a sandbox");
                 pool.kill(&sandbox.id).await.expect("a kill");
@@ -281,8 +281,8 @@ impl Dice {
     }
 }
 
-/// Runs this program as a busy server: it does everything at once and prints a line for each operation, until it is
-/// killed.
+/// Runs this program as a busy server: it performs all kinds of operations concurrently and prints a line for each,
+/// until it is killed.
 pub(crate) fn be_busy(state: &Path) {
     run(async {
         let (pool, recovered, _ended) = Pool::open(config(state, 2)).await.expect("a pool");
@@ -309,7 +309,7 @@ pub(crate) fn be_busy(state: &Path) {
     });
 }
 
-/// Whenever a server is killed, the next one recovers every sandbox, and no other VMM runs.
+/// After a server is killed at any time, the next one recovers each sandbox, and no other VMM runs.
 pub(crate) fn kvm_a_server_is_killed_at_any_moment() {
     run(async {
         let state = State::new();
@@ -358,7 +358,7 @@ pub(crate) fn kvm_a_server_is_killed_at_any_moment() {
     });
 }
 
-/// Random operations on a few sandboxes at the same time, with VMs killed from outside in between.
+/// Random concurrent operations on a few sandboxes, while VMs are killed from outside.
 pub(crate) fn kvm_random_lives_leave_nothing() {
     run(async {
         let state = State::new();

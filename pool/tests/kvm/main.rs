@@ -1,5 +1,5 @@
-//! Tests of the pool with the real `cube-vmm` and the prepared template. Each test has its own state directory; the
-//! next run removes what a killed run has left.
+//! Tests of the pool with the real `cube-vmm` and the prepared template. Each test has its own state directory. The
+//! next run removes the leftovers of a killed run.
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! A power loss at any moment: the system calls of a real server are recorded while it pauses, resumes, snapshots and
-//! kills, and the recovery runs on every state in which a crash can leave its state directory (see the crate
-//! `power-loss`). The same is repeated with syncs left out, which must be noticed.
+//! kills, and the recovery runs on each state in which a crash can leave its state directory (see the crate
+//! `power-loss`). This is repeated with syncs left out, which must be detected.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ use super::{
     support::{MARKS, SERVER, State, config, names, resume, spec, until, variable},
 };
 
-/// Syncs that no state of this test needs. Each has a reason.
+/// Syncs that no state of this test needs, each with a reason.
 const NOT_NEEDED: [&str; 0] = [];
 /// Leaves out a sync of each kind, not only of the first [`FEW`].
 const ALL: &str = "CUBE_TEST_POWER_LOSS_ALL";
@@ -27,14 +27,14 @@ const FEW: usize = 4;
 const NAME: &str = "mine";
 /// The VMM of the recorded server.
 const SMALL_VMM: &str = "CUBE_TEST_SMALL_VMM";
-/// The directory of installed templates, beside the small VMMs.
+/// The directory of installed templates, next to the small VMMs.
 const INSTALLED: &str = "installed";
 
 pub(crate) fn kvm_a_power_loss_leaves_what_was_answered() {
     let dir = State::new();
     let (marks, trace) = (dir.0.join("marks"), dir.0.join("trace"));
-    // On another file system than the templates, as the replays: the pool then links no files of templates, which are not
-    // in the recording.
+    // On a different file system than the templates, like the replays: the pool then links no files of templates, which
+    // are not in the recording.
     let state = State(PathBuf::from(format!("/dev/shm/cs{}", std::process::id())));
     let vmms = [
         small_vmm(&dir.0, "release-1"),
@@ -77,8 +77,8 @@ pub(crate) fn kvm_a_power_loss_leaves_what_was_answered() {
     });
 }
 
-/// Makes a small program that becomes the real VMM, because each replay copies its VMM and hashes the copy. Programs with
-/// different words are different VMMs.
+/// Makes a small program that starts the real VMM, because each replay copies its VMM and hashes the copy. Programs
+/// with different words count as different VMMs.
 fn small_vmm(dir: &Path, word: &str) -> PathBuf {
     let (path, real) = (dir.join(word), variable("CUBE_BIN").join("cube-vmm"));
     let script = format!("#!/bin/sh\n# {word}\nexec {} \"$@\"\n", real.display());
@@ -86,8 +86,9 @@ fn small_vmm(dir: &Path, word: &str) -> PathBuf {
     path
 }
 
-/// The template `base` without its maker, so that the small VMM starts it: the maker, which the pool would copy, is longer
-/// than what strace records of one write. Without its recipe too, or each of the many servers would begin to rebuild it.
+/// The template `base` without its maker, so that the small VMM starts it: strace does not record a write as long as
+/// the maker, which the pool would copy. It has no recipe either, because each of the many servers would begin to
+/// rebuild it.
 fn template_without_maker(dir: &Path) {
     let made = variable("CUBE_ARTIFACTS").join("templates/base");
     fs::create_dir_all(dir).expect("a directory");
@@ -199,7 +200,7 @@ pub(crate) fn be_recorded(state: &Path, marks: &Path) {
     });
 }
 
-/// What a recovery found.
+/// The result of a recovery.
 #[derive(Clone, Debug, Default)]
 struct Found {
     /// Ids of paused sandboxes, and the files of their pauses.
@@ -207,7 +208,7 @@ struct Found {
     lost: BTreeSet<String>,
     /// Ids of the templates below the state directory, their names and files.
     templates: BTreeMap<String, (Vec<String>, Files)>,
-    /// Directories of templates, including those that are not used.
+    /// Directories of templates, including unused ones.
     left: BTreeSet<String>,
     /// Ids of the sandboxes whose directory was moved aside.
     damaged: BTreeSet<String>,
@@ -229,11 +230,11 @@ fn files(dir: &Path) -> Files {
 
 struct Check {
     replays: PathBuf,
-    /// The VMM of the recorded server, and that of the server that recovers, which is of a later release.
+    /// The VMM of the recorded server, and the VMM of the recovering server, which has a later release.
     vmms: [PathBuf; 2],
-    /// What a recovery found on each state, or why the pool did not open.
+    /// The result of the recovery for each state, or the reason why the pool did not open.
     seen: BTreeMap<Tree, Result<Found, String>>,
-    /// The complete files of each pause and template, from the moments when they were answered.
+    /// The complete files of each pause and template, at the time of the response.
     whole: Vec<Files>,
 }
 
@@ -287,7 +288,7 @@ impl Check {
         found
     }
 
-    /// Whether the recovery keeps every promise that had been made before the crash.
+    /// Checks that the recovery keeps each promise made before the crash.
     async fn verdict(&mut self, recording: &Recording, crash: &Crash) -> Result<(), String> {
         let found = self.found(&crash.tree).await?;
         let marks = recording.marks(crash.at);
@@ -296,7 +297,7 @@ impl Check {
         self.release(crash, &found)
     }
 
-    /// The VMM that wrote what was found is there whole, and older servers are kept away.
+    /// Checks that the VMM that wrote the recovered files is complete, and that older servers are refused.
     fn release(&self, crash: &Crash, found: &Found) -> Result<(), String> {
         let former = fs::read(&self.vmms[0]).expect("a VMM");
         if !found.paused.is_empty() || !found.templates.is_empty() {
@@ -325,7 +326,7 @@ impl Check {
             }
         }
         for (id, phase) in phases {
-            // The former record is not synced, so it may be torn after a crash during a pause.
+            // The previous record is not synced, so it may be torn after a crash during a pause.
             let may_be_damaged = matches!(phase, "pausing" | "resumed");
             if found.damaged.contains(id) && !(may_be_damaged && found.lost.contains(id)) {
                 return Err(format!("{phase} {id}: moved aside"));
@@ -338,7 +339,7 @@ impl Check {
                 // Reported, unless not even its directory is on disk.
                 "created" => !paused,
                 "running" => !paused && lost,
-                // A sandbox that ran may be reported as lost.
+                // A running sandbox may be reported as lost.
                 "killing" => true,
                 "killed" => !paused,
                 _ => continue,

@@ -17,7 +17,7 @@ use super::{
     upgrade::{kept, read, release, runs_in, vmm_of, write},
 };
 
-/// Rebuilds get the CPU time that nothing else on the host wants.
+/// Long, because rebuilds get only spare CPU time.
 const LOW_PRIORITY: Duration = Duration::from_secs(600);
 const GUEST: [&str; 4] = ["vmlinux", "initramfs.cpio", "base.erofs", "layer.ext4"];
 
@@ -117,7 +117,7 @@ pub(crate) fn kvm_an_installed_template_is_rebuilt_after_an_upgrade() {
         let vmm0 = runs_in(&running);
         pool.close(OnClose::Keep).await;
 
-        // Sandboxes are made at once, and during the rebuild, in the former VMM.
+        // Sandboxes start immediately, before and during the rebuild, in the old VMM.
         let pool = open(&state, 1, 1).await;
         let new = create(&pool).await;
         assert_eq!(runs_in(&new), vmm0);
@@ -136,7 +136,7 @@ pub(crate) fn kvm_an_installed_template_is_rebuilt_after_an_upgrade() {
         let vmm1 = stats.installed["base"].vmm.to_string();
         assert_ne!(vmm1, vmm0);
 
-        // The former template is still there for what is based on it.
+        // The old template still exists for sandboxes that are based on it.
         assert_eq!(read(&running).await, "running");
         pool.pause(&running.id, PauseMode::Memory)
             .await
@@ -161,7 +161,7 @@ pub(crate) fn kvm_an_installed_template_is_rebuilt_after_an_upgrade() {
         );
         pool.kill(&new.id).await.expect("a kill");
 
-        // The former template and its VMM go with the last thing that needs them.
+        // The old template and its VMM are removed after the last sandbox that needs them.
         for id in [&running.id, &paused.id] {
             pool.kill(id).await.expect("a kill");
         }
@@ -173,7 +173,7 @@ pub(crate) fn kvm_an_installed_template_is_rebuilt_after_an_upgrade() {
         .await;
         pool.close(OnClose::Keep).await;
 
-        // The next server goes on with the rebuilt template, and a server with the former VMM with the installed one.
+        // The next server continues with the rebuilt template. A server with the old VMM uses the installed one.
         for (n, vmm) in [(1, &vmm1), (0, &vmm0)] {
             let pool = open(&state, n, 0).await;
             let new = create(&pool).await;
@@ -195,7 +195,7 @@ pub(crate) fn kvm_a_changed_guest_file_makes_a_new_template_and_a_missing_one_no
         until_it_is(&pool, RebuildState::Current).await;
         pool.close(OnClose::Kill).await;
 
-        // Zeros after an archive change nothing but its sum.
+        // Zeros after an archive change nothing but its checksum.
         let mut bytes = fs::read(&initrd).expect("the initramfs");
         bytes.extend([0; 4096]);
         let replace = |bytes: &[u8]| {
@@ -220,7 +220,7 @@ pub(crate) fn kvm_a_changed_guest_file_makes_a_new_template_and_a_missing_one_no
         assert_eq!(sh(&new, "echo fine").await, "fine");
         pool.close(OnClose::Kill).await;
 
-        // A kernel that does not boot: the former template stays in use, and the failure is counted.
+        // The kernel does not boot: the old template stays in use, and the failure is counted.
         let kernel = state.0.join("guest/vmlinux");
         fs::rename(&kernel, kernel.with_extension("good")).expect("a rename");
         fs::write(&kernel, "not a kernel").expect("a file");
@@ -229,7 +229,7 @@ pub(crate) fn kvm_a_changed_guest_file_makes_a_new_template_and_a_missing_one_no
         assert_eq!((stats.rebuilt, stats.rebuilds_failed), (0, 1));
         let new = create(&pool).await;
         assert_eq!(sh(&new, "echo fine").await, "fine");
-        // It is not tried again at once.
+        // It is not retried immediately.
         let later = pool.stats().await;
         assert_eq!(later.rebuilds_failed, 1);
         pool.close(OnClose::Kill).await;
@@ -264,7 +264,8 @@ pub(crate) fn kvm_an_interrupted_rebuild_is_started_again() {
         write(&running, "running").await;
         pool.close(OnClose::Keep).await;
         let draft = state.0.join("images/.new-rebuild");
-        // While its files are linked, its guest boots, its snapshot is complete, its first clone runs.
+        // The server is killed while its files are linked, its guest boots, its snapshot is complete, or its first
+        // clone runs.
         for step in ["vmlinux", "boot.sock", "image", "restore.sock"] {
             let mut server = server(&state);
             let exists = async || draft.join(step).exists().then_some(());
@@ -279,7 +280,7 @@ pub(crate) fn kvm_an_interrupted_rebuild_is_started_again() {
             })
             .await;
         }
-        // A server that stops ends the rebuild, and waits for that.
+        // A server that stops ends the rebuild, and waits for its end.
         let pool = open(&state, 1, 0).await;
         until("a guest boots", async || {
             draft.join("boot.sock").exists().then_some(())

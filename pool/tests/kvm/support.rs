@@ -14,11 +14,11 @@ use pool::{
     Wake, WarmMarks,
 };
 
-/// Makes this program a server that will be killed; the value is its state directory.
+/// Makes this program a server that will be killed. The value is its state directory.
 pub(crate) const SERVER: &str = "CUBE_TEST_POOL";
-/// Set together with [`SERVER`]: the server does everything at once.
+/// Set together with [`SERVER`]: the server performs all operations concurrently.
 pub(crate) const BUSY: &str = "CUBE_TEST_POOL_BUSY";
-/// Set together with [`SERVER`]: the server is on a disk of its own; the value is the disk's image.
+/// Set together with [`SERVER`]: the server has its own disk. The value is the disk's image.
 pub(crate) const FULL: &str = "CUBE_TEST_POOL_FULL";
 /// Set together with [`SERVER`]: the server writes marks to this file, for the recording of its system calls.
 pub(crate) const MARKS: &str = "CUBE_TEST_POOL_MARKS";
@@ -26,7 +26,7 @@ pub(crate) const MARKS: &str = "CUBE_TEST_POOL_MARKS";
 pub(crate) const FAULT: &str = "CUBE_TEST_POOL_FAULT";
 /// Set together with [`SERVER`]: the server only opens its pool, with a later release's VMM.
 pub(crate) const UPGRADED: &str = "CUBE_TEST_POOL_UPGRADED";
-/// Timeout of any single answer; long, because the host may be busy.
+/// Timeout of any single response. It is long, because the host may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const PREFIX: &str = "cube-pool-";
 
@@ -71,7 +71,7 @@ impl State {
         processes_of(&self.0.join("images"))
     }
 
-    /// Control groups of the VMs of this state directory's pool.
+    /// Cgroups of the VMs of this state directory's pool.
     pub(crate) fn groups(&self) -> Vec<PathBuf> {
         use std::os::unix::fs::MetadataExt;
         let Ok(meta) = fs::metadata(self.0.join("lock")) else {
@@ -92,7 +92,7 @@ impl State {
             .collect()
     }
 
-    /// Checks that no directory, process or control group of a sandbox is left.
+    /// Checks that no directory, process or cgroup of a sandbox is left.
     pub(crate) fn assert_clean(&self) {
         assert_eq!(self.sandboxes(), Vec::<String>::new());
         assert_eq!(self.processes(), Vec::<u32>::new());
@@ -142,7 +142,7 @@ pub(crate) fn kill(pid: u32) {
     let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
 }
 
-/// Kills the processes and removes the state directories that former test runs have left.
+/// Kills the processes and removes the state directories of earlier test runs.
 pub(crate) fn sweep() {
     for name in names(Path::new("/var/tmp")) {
         let pid = name.strip_prefix(PREFIX).and_then(|n| n.split('-').next());
@@ -228,7 +228,7 @@ pub(crate) fn lifetime(timeout_s: u32) -> Lifetime {
     lifetime
 }
 
-/// Resumes a paused sandbox; a running one refuses.
+/// Resumes a paused sandbox. A running one refuses.
 pub(crate) async fn resume(pool: &Pool, id: &SandboxId) -> Result<Sandbox, PoolError> {
     let wake = Wake::Resume { auto_pause: None };
     let connected = pool.connect(id, Some(3600), wake).await?;
@@ -245,12 +245,12 @@ pub(crate) async fn until_warm(pool: &Pool, warm: u32) {
     .await;
 }
 
-/// Repeats a question until it has an answer.
+/// Repeats a query until it returns a value.
 pub(crate) async fn until<T>(what: &str, ask: impl AsyncFnMut() -> Option<T>) -> T {
     until_within(PATIENCE, what, ask).await
 }
 
-/// As [`until`], with another deadline.
+/// Like [`until`], with a different deadline.
 pub(crate) async fn until_within<T>(
     patience: Duration,
     what: &str,

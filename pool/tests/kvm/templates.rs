@@ -1,4 +1,4 @@
-//! Templates made of disks and of running sandboxes.
+//! Templates made from disks and from running sandboxes.
 
 use std::{
     fs,
@@ -46,7 +46,7 @@ pub(crate) fn kvm_a_sandbox_boots_from_a_disk_and_the_disk_that_it_leaves_is_a_t
     run(async {
         let state = State::new();
         let pool = open(&state, 0).await;
-        // The image may go away once the template has been added.
+        // The image may be removed once the template has been added.
         let image = state.0.join("root.erofs");
         if fs::hard_link(root(), &image).is_err() {
             fs::copy(root(), &image).expect("a copy");
@@ -71,7 +71,7 @@ pub(crate) fn kvm_a_sandbox_boots_from_a_disk_and_the_disk_that_it_leaves_is_a_t
             saved.kind == TemplateKind::Disk && saved.bytes.0 > 0,
             "{saved:?}"
         );
-        // The sandbox has run on, and what it does later is not in the template.
+        // The sandbox has continued, and its later work is not in the template.
         assert_eq!(
             sh(&first, "cat /proc/sys/kernel/random/boot_id").await,
             boot
@@ -85,7 +85,7 @@ pub(crate) fn kvm_a_sandbox_boots_from_a_disk_and_the_disk_that_it_leaves_is_a_t
         assert_eq!(sh(&second, "cat /root/kept").await, "kept");
         let empty = create(&pool, &base.id).await;
         assert_eq!(sh(&empty, "ls /root").await, "");
-        // A sandbox keeps the disk from which it was booted; so do its pauses.
+        // A sandbox keeps the disk from which it was booted, and so do its pauses.
         for template in [&base.id, &saved.id] {
             pool.remove_template(template).await.expect("a removal");
             let gone = pool.create(from(template)).await;
@@ -99,7 +99,7 @@ pub(crate) fn kvm_a_sandbox_boots_from_a_disk_and_the_disk_that_it_leaves_is_a_t
         }
         let third = pool.save_disk(&second.id).await.expect("a saved disk");
         pool.close(OnClose::Kill).await;
-        // Nothing is left but the last template and its root image.
+        // Only the last template and its root image are left.
         let pool = open(&state, 0).await;
         until("unused images are removed", async || {
             let roots = names(&state.0.join("images")).into_iter();
@@ -128,7 +128,7 @@ pub(crate) fn kvm_a_published_process_runs_on_in_every_sandbox() {
             runs_on(sandbox, "first").await;
             assert_eq!(sh(sandbox, "hostname").await, sandbox.id.as_str());
         }
-        // Without its memory, too, a sandbox has the template's defaults; its disk can be the next template's.
+        // Even without its memory, a sandbox has the template's defaults, and its disk can be the next template's.
         pool.pause(&a.id, PauseMode::FilesystemOnly)
             .await
             .expect("a pause");
@@ -248,7 +248,7 @@ pub(crate) fn kvm_a_template_that_is_not_used_any_more_loses_its_warm_slots() {
                 (warm("mine").await == 0).then_some(())
             })
             .await;
-            // The sandbox stays, and so does the stock of the installed template.
+            // The sandbox remains, and so does the warm stock of the installed template.
             runs_on(&used, "first").await;
             assert_eq!(warm("base").await, 1);
         }
@@ -275,7 +275,7 @@ pub(crate) fn kvm_a_disk_that_cannot_be_saved_costs_nothing() {
         failed.await.expect_err("no sync");
         assert_eq!(sh(&sandbox, "cat /root/here").await, "here");
         assert!(pool.template("mine").await.is_none());
-        // Neither do paths that are wrong, and machines that are not possible.
+        // Wrong paths and impossible VM sizes are rejected as well.
         for wrong in [
             DiskSpec {
                 root: "/no/such/image".into(),
@@ -340,7 +340,7 @@ pub(crate) fn kvm_a_built_template_has_the_memory_that_its_disk_was_booted_with_
 {
     run(async {
         let state = State::new();
-        // One slot is base's.
+        // One slot belongs to `base`.
         let config = PoolConfig {
             warm_slots: 2,
             ..config(&state.0, 1)
@@ -381,7 +381,7 @@ pub(crate) fn kvm_a_built_template_has_the_memory_that_its_disk_was_booted_with_
             matches!(refused, Err(PoolError::NoTemplate(_))),
             "{refused:?}"
         );
-        // With it, clones start as before, warm ones too.
+        // With it, clones start as before, including warm ones.
         runs_on(&create(&pool, "mine").await, "first").await;
         until("it has warm slots", async || {
             let mine = pool.template("mine").await.expect("it");
@@ -419,7 +419,7 @@ pub(crate) async fn publish(pool: &Pool, base: &str, text: &str, names: &[&str])
     built.id
 }
 
-/// Checks that the process counts on, and that the sandbox has the template's defaults.
+/// Checks that the process continues to count, and that the sandbox has the template's defaults.
 pub(crate) async fn runs_on(sandbox: &Sandbox, text: &str) {
     assert_eq!(
         sh(sandbox, "cat /dev/shm/of /root/of").await,
@@ -440,7 +440,7 @@ async fn default_workdir(sandbox: &Sandbox) -> String {
     String::from_utf8_lossy(&out).trim().to_owned()
 }
 
-/// The CPU weight or shares of a sandbox's control group, if the host has them.
+/// The CPU weight or shares of a sandbox's cgroup, if the host has them.
 fn weight(state: &State, sandbox: &Sandbox) -> Option<u64> {
     let groups = state.groups().into_iter();
     let mut own = groups.filter(|group| group.ends_with(sandbox.id.as_str()));

@@ -1,4 +1,5 @@
-//! Upgrades: what users have under one release stays usable under the next two, whose VMMs read other formats.
+//! Upgrades: everything that users have under one release remains usable under the next two, whose VMMs read different
+//! formats.
 //!
 //! The releases are the real `cube-vmm` and two builds of it with later template formats (`CUBE_LATER_VMMS`), which
 //! refuse each other's snapshots.
@@ -39,7 +40,7 @@ pub(crate) fn release(state: &Path, n: u32) -> PoolConfig {
     }
 }
 
-/// Opens the pool with release `n`, under which all of `alive` must still be there.
+/// Opens the pool with release `n`. All of `alive` must still exist.
 async fn open(state: &State, n: u32, alive: &[&SandboxId]) -> Pool {
     let (pool, recovered, _) = Pool::open(release(&state.0, n)).await.expect("a pool");
     assert_eq!(recovered.lost, []);
@@ -48,8 +49,8 @@ async fn open(state: &State, n: u32, alive: &[&SandboxId]) -> Pool {
     pool
 }
 
-/// Installs the template `base` in a way that can be removed again: its own manifest, which names a root image in
-/// `guest`, and links to all other files.
+/// Installs the template `base` in a way that can be reverted: its own manifest, which names a root image in `guest`,
+/// and links to all other files.
 fn install_base(state: &Path) {
     let artifacts = variable("CUBE_ARTIFACTS");
     let (made, guest) = (artifacts.join("templates/base"), state.join("guest"));
@@ -75,7 +76,7 @@ fn install_base(state: &Path) {
     }
     manifest["root"] = here.to_str().expect("a path").into();
     fs::write(base.join(MANIFEST_NAME), manifest.to_string()).expect("a manifest");
-    // As an installed template is: it carries the VMM that made it.
+    // Like any installed template, it carries the VMM that made it.
     fs::copy(vmm_of(0), base.join("cube-vmm")).expect("a copy");
 }
 
@@ -98,7 +99,7 @@ async fn create(pool: &Pool, template: &str) -> Sandbox {
     pool.create(spec).await.expect("a sandbox")
 }
 
-/// A value in memory, which a cold boot loses, and one on the disk.
+/// Writes a value to memory, which a cold boot loses, and one to the disk.
 pub(crate) async fn write(sandbox: &Sandbox, value: &str) {
     sh(
         sandbox,
@@ -139,11 +140,11 @@ pub(crate) fn kvm_an_upgrade_keeps_what_users_have() {
         pool.snapshot(&running.id, vec!["snap".into()])
             .await
             .expect("a snapshot");
-        // As in a planned restart. The other restarts below are of a server that ended.
+        // As in a planned restart. Before the other restarts below, the server ended.
         pool.close(OnClose::HandOver).await;
         let all = [&running.id, &paused.id, &on_disk.id];
 
-        // Release 1: everything continues in its own VMM, and a cold boot gets the new one.
+        // Release 1: everything continues in its own VMM, and a cold boot uses the new one.
         let pool = open(&state, 1, &all).await;
         assert_eq!(read(&running).await, "running");
         let forked = fork(&pool, &running.id).await;
@@ -200,7 +201,7 @@ pub(crate) fn kvm_an_upgrade_keeps_what_users_have() {
         pool.close(OnClose::Keep).await;
         let all = [&running.id, &paused.id, &on_disk.id, &forked.id];
 
-        // Release 2, and the templates of release 0 are gone from where they were installed.
+        // Release 2. The templates of release 0 are no longer installed.
         for dir in ["installed/base", "guest"] {
             fs::remove_dir_all(state.0.join(dir)).expect("a removal");
         }
@@ -226,7 +227,7 @@ pub(crate) fn kvm_an_upgrade_keeps_what_users_have() {
             assert_eq!((read(&new).await.as_str(), &runs_in(&new)), (value, vmm));
             pool.kill(&new.id).await.expect("a kill");
         }
-        // By disk, a sandbox leaves the VMM of release 0.
+        // Paused with its disk only, a sandbox leaves the VMM of release 0.
         pool.pause(&paused.id, PauseMode::FilesystemOnly)
             .await
             .expect("a pause");
@@ -236,7 +237,7 @@ pub(crate) fn kvm_an_upgrade_keeps_what_users_have() {
         let three = [&vmm0, &vmm1, &vmm2].map(String::clone);
         assert_eq!(kept(&state), three.into());
 
-        // A VMM is removed with the last thing that needs it.
+        // A VMM is removed after the last sandbox or template that needs it.
         for id in [&running.id, &forked.id, &again.id] {
             pool.kill(id).await.expect("a kill");
         }
@@ -264,7 +265,7 @@ pub(crate) fn kvm_an_upgrade_keeps_what_users_have() {
     });
 }
 
-/// Like [`open`], when the template `base` is not installed any more.
+/// Like [`open`], without the installed template `base`.
 async fn open_without_base(state: &State, n: u32, alive: &[&SandboxId]) -> Pool {
     let installed = state.0.join("without-base");
     fs::create_dir_all(&installed).expect("a directory");
@@ -323,7 +324,7 @@ pub(crate) fn kvm_an_interrupted_upgrade_is_harmless() {
             pool.close(OnClose::Keep).await;
         }
 
-        // A later release has used the directory: this one refuses, and removes nothing.
+        // A later release has used the directory: this one refuses it, and removes nothing.
         let version = state.0.join("version.json");
         let before = fs::read(&version).expect("the version");
         fs::write(&version, r#"{"version":1000,"release":"9.9"}"#).expect("a write");
@@ -336,7 +337,7 @@ pub(crate) fn kvm_an_interrupted_upgrade_is_harmless() {
             "{why}"
         );
         fs::write(&version, before).expect("a write");
-        // The same if only a record is of a later release.
+        // The same if only a record was written by a later release.
         let record = state
             .0
             .join("sandboxes")

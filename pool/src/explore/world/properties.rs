@@ -65,7 +65,7 @@ impl World {
         Ok(())
     }
 
-    /// If nothing is under way, nothing waits, and the stock is full or has no room.
+    /// If nothing is under way, no request waits, and the stock is full or has no room.
     fn check_quiet(&self) -> Result<(), Violation> {
         let is_stable =
             |slot: &Slot| matches!(slot.stage, Stage::Warm | Stage::Running | Stage::Paused(_));
@@ -86,7 +86,7 @@ impl World {
         Ok(())
     }
 
-    /// The state in one line, for a way to it.
+    /// The state in one line, for the output of a path.
     pub(in crate::explore) fn summary(&self) -> String {
         let place = |place: &Place| {
             let Disk { record, files, .. } = place.disk;

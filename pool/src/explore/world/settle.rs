@@ -1,4 +1,4 @@
-//! What the driver does after each event: waiting requests, the queue, the stock.
+//! The driver's work after each event: waiting requests, the queue, the warm stock.
 
 use std::time::Duration;
 

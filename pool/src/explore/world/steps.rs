@@ -1,4 +1,4 @@
-//! Steps: which are possible, and what they do.
+//! The possible steps, and their effects.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl World {
-    /// Everything that may happen next.
+    /// All steps that are possible now.
     pub(in crate::explore) fn steps(&self) -> Vec<Step> {
         let mut steps = self.internal();
         let Bounds {
@@ -53,7 +53,7 @@ impl World {
         steps
     }
 
-    /// What happens without a request, a failure or a crash.
+    /// Steps that happen without a request, a failure or a crash.
     pub(super) fn internal(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         if !self.up {
@@ -142,7 +142,7 @@ impl World {
             next.settle()?;
         }
         next.places.retain(|place| !place.is_empty());
-        // The order of slots means nothing, so states that differ in it only are one.
+        // The order of slots has no meaning, so states that differ only in the order are equal.
         next.places.sort_by_cached_key(|place| {
             let mut hasher = DefaultHasher::new();
             place.hash(&mut hasher);
@@ -151,7 +151,7 @@ impl World {
         Ok(next)
     }
 
-    /// Applies an event, and does what the driver does after it.
+    /// Applies an event, and then does the driver's work after it.
     pub(super) fn apply(&mut self, at: usize, event: Event) -> Result<(), Violation> {
         let place = &mut self.places[at];
         let Some(before) = place.slot else {
@@ -204,19 +204,19 @@ impl World {
         Ok(())
     }
 
-    /// What a job has done when it reports this event, beyond its steps.
+    /// Effects of a job that reports this event, in addition to its steps.
     fn report(&mut self, at: usize, event: Event) -> Result<(), Violation> {
         let place = &mut self.places[at];
         let job = place.job.map(|(job, _)| job);
         match (job, event) {
-            // A start that fails has killed its VM.
+            // A failed start has killed its VM.
             (
                 Some(Job::Fill | Job::Start | Job::Resume),
                 Event::Failed | Event::ResumeFailed(_),
             ) => {
                 place.vm = false;
             }
-            // A pause that fails is undone. The end of a write removes the files of an earlier pause.
+            // A failed pause is undone. The end of a write removes the files of an earlier pause.
             (Some(Job::Pause(_)), Event::PauseFailed | Event::Failed) | (_, Event::WriteDone) => {
                 place.disk.record = Some(Kept::Running);
                 place.disk.files = false;
@@ -227,7 +227,7 @@ impl World {
         self.apply(at, event)
     }
 
-    /// A VM that is ended with its sandbox loses its record first.
+    /// If a VM is ended together with its sandbox, the record is removed first.
     fn exit(&mut self, at: usize) {
         let place = &mut self.places[at];
         if place.doomed && place.stage() == Some(Stage::Ending) && place.disk.record.is_some() {
@@ -262,7 +262,7 @@ impl World {
         let is_saved = |place: &&Place| place.slot.is_some_and(|slot| slot.is_saved());
         let saved = self.places.iter().filter(is_saved).count();
         match (event, self.places[at].stage()) {
-            // Refused for want of room.
+            // Refused for lack of room.
             (Event::Pause(_), _) if saved >= MAX_SAVED => Ok(()),
             (Event::Kill, Some(Stage::Paused(_))) => {
                 self.places[at].disk.record = None;
@@ -299,7 +299,7 @@ impl World {
         }
     }
 
-    /// The next server reads what is on the disk.
+    /// The next server reads the disk.
     fn recover(&mut self) -> Result<(), Violation> {
         self.up = true;
         let lifetime = self.lifetime;

@@ -1,4 +1,4 @@
-//! Saving a running VM, which then runs on.
+//! Saves a running VM, which then continues.
 
 use std::{
     fs, io,
@@ -19,11 +19,11 @@ use crate::{durable::private_dir, record::SlotDir};
 /// How long the guest may take to write its caches to the layer: a build step may leave gigabytes.
 const SYNC: Duration = Duration::from_secs(120);
 
-/// How long freezing and pausing a guest may take: half of the time after which a frozen guest thaws by itself.
+/// How long freezing and pausing a guest may take: half of the time after which a frozen guest thaws automatically.
 const FROZEN: Duration = Duration::from_secs(10);
 /// Time between two requests to freeze.
 const AGAIN: Duration = Duration::from_millis(10);
-/// Timeout of a thaw: an agent that writes to the frozen disk does not answer.
+/// Timeout of a thaw. An agent that writes to the frozen disk does not respond.
 const THAW: Duration = Duration::from_secs(5);
 
 /// The parts of a VM to save.
@@ -31,14 +31,14 @@ const THAW: Duration = Duration::from_secs(5);
 pub(crate) enum Content {
     /// Memory, CPU and disk, as a diff against the template if that still exists.
     Diff,
-    /// Memory, CPU and disk, without a base. The guest syncs its disk first, and has become quiet if it does within ten
-    /// seconds: every clone repeats what is left to do.
+    /// Memory, CPU and disk, without a base. The guest first syncs its disk, and gets up to ten seconds to become idle,
+    /// because each clone repeats unfinished work.
     Whole(Guest),
     /// The layer alone, frozen by the guest.
     Disk(Guest),
 }
 
-/// How to reach a guest's agent, and its VMM's process.
+/// Access to a guest's agent, and its VMM's process.
 #[derive(Clone, Debug)]
 pub(crate) struct Guest {
     pub(crate) token: Option<String>,
@@ -53,7 +53,7 @@ pub(super) fn save(
     dir: &SlotDir,
     to: &Path,
 ) -> Result<(), SnapshotFailed> {
-    // Nothing has changed as long as only the agent was asked.
+    // A failed request to the agent has changed nothing yet.
     if let Content::Whole(guest) = content {
         sync(dir, guest.token.clone(), SYNC).map_err(SnapshotFailed::Unchanged)?;
     }
@@ -91,7 +91,10 @@ fn write(control: &mut ControlClient, content: &Content, to: &Path) -> Result<()
         Content::Whole(guest) => {
             let quiet = until_quiet(control, guest.pid).map_err(failed)?;
             if quiet.is_none() {
-                tracing::warn!(to = %to.display(), "the guest is not quiet: clones of the template may start slower");
+                tracing::warn!(
+                    to = %to.display(),
+                    "the guest did not become idle: clones of the template may start slower"
+                );
             }
             let begun = Instant::now();
             control.snapshot(to).map_err(failed)?;
@@ -128,15 +131,15 @@ fn sync(dir: &SlotDir, token: Option<String>, timeout: Duration) -> Result<EnvdC
     }
 }
 
-/// Pauses the VM with a disk that is consistent without the guest's memory. The returned guest must thaw the disk if the
-/// VM runs on.
+/// Pauses the VM while its disk is consistent without the guest's memory. If the VM continues, the returned guest must
+/// thaw the disk.
 pub(super) fn pause_with_consistent_disk(
     control: &mut ControlClient,
     dir: &SlotDir,
     token: Option<String>,
     timeout: Duration,
 ) -> Result<Frozen, WorkError> {
-    // Most is written here, while the guest's programs go on.
+    // Most data is written here, while the guest's programs keep running.
     let mut client = sync(dir, token.clone(), timeout)?;
     let until = Instant::now() + FROZEN;
     let frozen = match freeze(&mut client, until) {
@@ -144,12 +147,12 @@ pub(super) fn pause_with_consistent_disk(
         Ok(false) => {
             tracing::warn!(
                 dir = %dir.path().display(),
-                "the guest's agent is of an earlier version, which cannot freeze its disk: what programs write now may be damaged in the copy"
+                "the guest's agent is too old to freeze its disk: files that programs are writing may be damaged in the copy"
             );
             Frozen(None)
         }
         Err(error) => {
-            // The answer may be missing, and the disk frozen all the same.
+            // The disk may be frozen even if the response was lost.
             if let Ok(mut client) = connect_agent(&dir.vsock(), THAW) {
                 client.set_access_token(token);
                 Frozen(Some(client)).thaw();
@@ -182,7 +185,7 @@ fn freeze(client: &mut EnvdClient, until: Instant) -> Result<bool, WorkError> {
     }
 }
 
-/// A guest whose disk is frozen, if its agent can do that.
+/// A guest whose disk is frozen, if its agent supports that.
 #[derive(Debug)]
 pub(super) struct Frozen(Option<EnvdClient>);
 
@@ -194,7 +197,7 @@ impl Frozen {
         };
         client.set_timeout(THAW);
         if let Err(error) = client.thaw() {
-            tracing::warn!(%error, "cannot thaw a guest's disk: it thaws by itself");
+            tracing::warn!(%error, "cannot thaw a guest's disk: it thaws automatically");
         }
     }
 }

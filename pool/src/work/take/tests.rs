@@ -5,7 +5,7 @@ use crate::{
     spec::template::tests::info, state_dir::SANDBOXES, templates::tests::image, vmms::VmmId,
 };
 
-/// A pause that has arrived below `root`, and the plan to take it. Its base is the files that it boots from.
+/// A received pause below `root`, and the plan to take it over. Its base is the set of files that it boots from.
 fn arrived(root: &Path, mode: PauseMode) -> TakePlan {
     let id = model::SandboxId::from_random([7; 19]);
     let images = Images::open(&root.join("images")).unwrap();
@@ -142,7 +142,7 @@ fn a_sandbox_whose_arrival_is_not_synced_is_still_on_its_way() {
         assert!(arrive(&from, &to, sync).is_err());
         assert!(from.join("record.json").exists() && !to.exists());
     }
-    // It cannot be moved back: then it is here, and its giver may remove its files.
+    // It cannot be moved back: then it has arrived, and the source may remove its files.
     let sync = |_: &Path| {
         fs::create_dir_all(&from).unwrap();
         fs::write(from.join("in the way"), "").unwrap();
