@@ -3,10 +3,10 @@
 //! ```text
 //! builds ─► run: one recorded block after the other ─► record ─► metrics ─► compare ─► report
 //! ```
-//! A *block* is one run of the scenario's measured work with one build: a new server or template mapping, warm-up, and
-//! one round. Some random effects are constant within a process, such as the address layout and the placement of huge
-//! pages. Because each block starts new processes, these effects vary between blocks, and the test accounts for
-//! variation between blocks. Two consecutive blocks of different builds are a *pair*.
+//! A *block* is one run of the scenario's measured work with one build: a new server or template mapping, warm-up,
+//! and one round. Some random effects, such as the address layout and the placement of huge pages, are constant
+//! within a process. Because each block starts new processes, these effects vary between blocks, and the test
+//! accounts for variation between blocks. Two consecutive blocks of different builds are a *pair*.
 //!
 //! Everything after `run` is a pure function of the recorded directory.
 

@@ -1,4 +1,4 @@
-//! Accounts for the CPU time and the memory of a server with all its sandboxes, by their cgroups.
+//! Accounts for the CPU time and the memory of a server and all its sandboxes, by cgroup.
 //!
 //! ```text
 //! memory          cube-TAG/                 the VMs      cube-TAG-server-PID/   the server, with loaded templates
@@ -6,7 +6,7 @@
 //! CPU, version 1  one group, created here, around the server and all its descendants; or, if the pool has a group in
 //!                 that hierarchy (cpu and cpuacct mounted together), that group and the CPU clock of the server
 //! ```
-//! The time of a process remains in its group after the process has ended. Work of kernel threads is not included.
+//! The CPU time of a process stays in its group after the process has ended. Kernel threads are not included.
 
 use std::{
     fs, io,
@@ -30,17 +30,17 @@ use crate::target::group::directory;
 /// Beginning of the names of groups that are created here; the rest is the process id of the harness.
 const PREFIX: &str = "cube-account-";
 const PROCESSES: &str = "cgroup.procs";
-/// Between the pool's name and the process id in the name of a server's group.
+/// Separates the pool's name from the process id in the name of a server's group.
 const SERVER: &str = "-server-";
 /// CPU time of a group: nanoseconds in version 1, `usage_usec` in version 2.
 const CPU_FILES: [&str; 2] = ["cpuacct.usage", "cpu.stat"];
 
 /// The accounts of one server. Dropping this value removes a group that was created for it, so the server and its
-/// sandboxes must have ended before.
+/// sandboxes must have ended by then.
 #[derive(Debug)]
 pub struct Account {
     cpu: Vec<CpuSource>,
-    /// Memory groups of the VMs and of the server; `None` if the server has no group of its own.
+    /// Memory groups of the VMs and of the server; `None` if the server does not have its own group.
     memory: Option<(PathBuf, PathBuf)>,
     /// A group that was created here.
     created: Option<PathBuf>,
@@ -63,7 +63,7 @@ pub struct PoolMemory {
     pub templates_bytes: u64,
 }
 
-/// Version 1 or 2 hierarchies and the groups of one process in them.
+/// The groups of one process in a version 1 or 2 hierarchy.
 struct Membership<'a> {
     controllers: &'a str,
     path: &'a str,
@@ -190,7 +190,7 @@ fn enclose(above: &Path, pid: u32) -> io::Result<PathBuf> {
         let name = entry.file_name();
         let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
         if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            // A group that still has a process is left to the next run.
+            // If the group still has a process, the next run removes it.
             let _ = fs::remove_dir(entry.path());
         }
     }
@@ -255,7 +255,7 @@ pub fn children_cpu_ns() -> Option<u64> {
 /// Memory of a group in bytes.
 struct GroupMemory {
     shmem: u64,
-    /// Everything but pages of files, also of those in memory.
+    /// Everything except file pages, including file pages in memory file systems.
     without_files: u64,
 }
 
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(read(), Some((300, 50)));
     }
 
-    /// A shell that burns CPU time in a child that has ended, and then waits for its standard input to end.
+    /// A shell whose child uses CPU time and ends; the shell then waits for the end of its standard input.
     fn busy() -> Child {
         Command::new("/bin/sh")
             .args([

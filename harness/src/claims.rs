@@ -1,11 +1,11 @@
-//! Figures in documents, compared with the recorded runs that they quote.
+//! Compares figures in documents with the recorded runs that they quote.
 //!
-//! `claims.toml` lists, for each quoted text, the run in `results/` and the key of each figure in that run's report. The
-//! report is computed again from the raw events, so a change of the statistics that changes a published figure is
-//! found too. In the figures of README.md and docs/measure/figures.md, every number of the column "measured" must be in the list,
-//! a figure beyond its goal must be marked as missed, and every number of milliseconds or megabytes in their text must be
-//! in the list. In docs/*.md, so must every such number of a sentence or a row that names a run. A report that a document
-//! shows must be that of its run.
+//! `claims.toml` lists, for each quoted text, the run in `results/` and the key of each figure in that run's
+//! report. The report is recomputed from the raw events, so a change of the statistics that changes a published
+//! figure is also found. In the figures of README.md and docs/measure/figures.md, every number in the column
+//! "measured" must be in the list, and a figure beyond its goal must be marked as missed. Every number of
+//! milliseconds or megabytes in the text of these documents must be in the list, and so must every such number in a
+//! sentence or row of docs/*.md that names a run. A report shown in a document must match the report of its run.
 
 mod cited;
 mod drift;
@@ -33,7 +33,7 @@ use crate::{
 
 /// Name of the list in the root of the repository.
 pub const CLAIMS_FILE: &str = "claims.toml";
-/// The documents whose figures must all be in the list, and the marks around them.
+/// Documents whose figures must all be in the list, and the marks around the figures.
 const COVERED: [&str; 2] = ["README.md", "docs/measure/figures.md"];
 const BEGIN: &str = "<!-- figures -->";
 const END: &str = "<!-- /figures -->";
@@ -63,7 +63,7 @@ struct Figure {
     printed: String,
     /// JSON pointer into the report.
     key: String,
-    /// JSON pointer of a value that is subtracted.
+    /// JSON pointer to a value that is subtracted.
     #[serde(default)]
     minus: Option<String>,
     /// Factor from the report's unit to the printed one.
@@ -94,7 +94,7 @@ impl Claim {
 pub struct Checked {
     /// Number of compared figures.
     pub figures: usize,
-    /// A sentence for each figure that differs, cannot be found or is not in the list.
+    /// One sentence for each figure that differs, cannot be found or is not in the list.
     pub wrong: Vec<String>,
 }
 
@@ -188,7 +188,7 @@ fn report(dir: &Path) -> Result<Value, ClaimsError> {
 }
 
 impl Figure {
-    /// The value of the report in the printed unit; `None` if the report has no such number.
+    /// The report's value in the printed unit; `None` if the report has no such number.
     fn measured(&self, report: &Value) -> Option<f64> {
         let at = |key: &str| report.pointer(key).and_then(Value::as_f64);
         let minus = self.minus.as_deref().map_or(Some(0.0), at)?;
@@ -201,7 +201,7 @@ impl Figure {
         after.map_or(0, str::len)
     }
 
-    /// Why the figure is not that of the run; `None` if it is.
+    /// Why the figure differs from the run; `None` if it does not.
     fn compare(&self, claim: &Claim, report: &Value) -> Option<String> {
         let printed = &self.printed;
         if !claim.text.contains(printed) {
@@ -229,12 +229,12 @@ impl Figure {
 /// A row of figures.
 struct Row<'a> {
     measured: Vec<&'a str>,
-    /// Empty if there is none.
+    /// Empty if the row has no goal.
     goal: &'a str,
 }
 
-/// The rows between the marks of a document that are measured in a run. The third column is a goal, unless the heading of
-/// the table gives it another name: then it is measured too.
+/// Rows between the marks of a document that were measured in a run. The third column is a goal, unless its heading
+/// has a different name; then it is a measured value too.
 fn figures(document: &str) -> Vec<Row<'_>> {
     let figures = document.split_once(BEGIN).map_or("", |(_, after)| after);
     let figures = figures
@@ -261,8 +261,8 @@ fn figures(document: &str) -> Vec<Row<'_>> {
     rows
 }
 
-/// A sentence for each number in the figures of a document that no claim contains, and for each figure that is beyond its
-/// goal and not marked as missed, or the other way round.
+/// One sentence for each number in the figures of a document that is not in a claim, and for each figure that is
+/// wrongly marked, or not marked, as missed.
 fn uncovered(name: &str, document: &str, claims: &Claims) -> Vec<String> {
     let rows = figures(document);
     let mut missing = Vec::new();
@@ -283,7 +283,7 @@ fn uncovered(name: &str, document: &str, claims: &Claims) -> Vec<String> {
     missing
 }
 
-/// The numbers of a cell that no claim of the document contains.
+/// The numbers of a cell that are in no claim of the document.
 fn unlisted<'a>(name: &str, measured: &'a str, claims: &Claims) -> Vec<&'a str> {
     let mut rest = numbers(measured);
     let of_cell = claims
@@ -298,8 +298,8 @@ fn unlisted<'a>(name: &str, measured: &'a str, claims: &Claims) -> Vec<&'a str> 
     rest
 }
 
-/// A sentence for each number of milliseconds or megabytes in the text of a document, outside of its figures and of
-/// blocks of code, that no claim contains.
+/// One sentence for each number of milliseconds or megabytes in the text of a document, outside of its figures and
+/// code blocks, that is not in a claim.
 fn uncovered_text(name: &str, document: &str, claims: &Claims) -> Vec<String> {
     let mut is_code = false;
     let mut is_figures = false;
@@ -336,7 +336,7 @@ fn with_units(line: &str) -> Vec<&str> {
         .collect()
 }
 
-/// The numbers of a cell, without the level of intervals and without `code`.
+/// The numbers of a cell, without confidence levels and without `code`.
 fn numbers(cell: &str) -> Vec<&str> {
     let plain = cell.split('`').step_by(2);
     let words = plain.flat_map(|text| text.split(|c: char| !c.is_ascii_digit() && c != '.'));

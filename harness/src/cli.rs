@@ -51,16 +51,17 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Write a commented scenario to start from, and print what to run next
+    /// Write a commented scenario to start from, and print the next steps
     Init(init::Init),
     /// Run a scenario, record it, evaluate its gates and print the report
     Run {
         /// Scenario file, such as scenarios/50-concurrent.toml
         scenario: PathBuf,
-        /// File of work that clones run first, in place of the scenario's; scenarios/work/README.md describes the format
+        /// Work file that replaces the scenario's; scenarios/work/README.md describes the format
         #[arg(long, value_name = "FILE")]
         work: Option<PathBuf>,
-        /// Measure this server with E2B's API in place of the scenario's target: --set target.kind=e2b and target.api_url
+        /// Measure this E2B-compatible server instead of the scenario's target: --set target.kind=e2b and
+        /// target.api_url
         #[arg(long, value_name = "URL")]
         target: Option<String>,
         #[command(flatten)]
@@ -76,7 +77,7 @@ enum Command {
         #[command(flatten)]
         options: RunOptions,
     },
-    /// Compute the report of a recorded run again
+    /// Recompute the report of a recorded run
     Report {
         /// Directory with the results of the run
         run: PathBuf,
@@ -89,7 +90,7 @@ enum Command {
     Plan {
         /// Scenario file, such as scenarios/50-concurrent.toml
         scenario: PathBuf,
-        /// Seed to use in place of the scenario's
+        /// Seed that replaces the scenario's
         #[arg(long)]
         seed: Option<u64>,
         /// Replace a key of the scenario; may be repeated
@@ -118,7 +119,7 @@ enum Command {
     },
     /// Draw the trends of recorded runs as one HTML page
     History {
-        /// Directories that contain results of runs, each in a directory of its own
+        /// Directories that contain results, each run in its own directory
         #[arg(required = true, value_name = "DIR")]
         dirs: Vec<PathBuf>,
         /// File to write
@@ -127,7 +128,7 @@ enum Command {
     },
     /// Measure two builds in one run, in the order A B B A, and report what changed
     Ab(ab::Ab),
-    /// Search the highest rate of starts at which the P95 of first exec holds a bound
+    /// Find the highest start rate at which the P95 of first exec stays within a bound
     Saturate(saturate::Saturate),
     /// Find the largest number of sandboxes within bounds on memory, idle CPU time and the P95 of first exec
     Density(density::Density),
@@ -151,8 +152,8 @@ enum Command {
         /// Write the figures of the quoted runs into the documents and into claims.toml first
         #[arg(long)]
         write: bool,
-        /// Measure the quoted runs again, or only RUN, and compare the 95 % intervals: exit code 3 if a figure drifted, 5 if
-        /// one could not be compared
+        /// Repeat the quoted runs, or only RUN, and compare the 95 % intervals: exit code 3 if a figure drifted, 5
+        /// if one could not be compared
         #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "")]
         rerun: Option<String>,
         #[command(flatten)]
@@ -192,7 +193,7 @@ struct RunOptions {
     format: Format,
 }
 
-/// Paths of Unix sockets are limited to 108 bytes, so clones do not live below the results.
+/// Socket paths are limited to 108 bytes, so clones do not live below the results.
 #[derive(clap::Args)]
 struct RunRoot {
     /// Directory for sockets, logs and server state of runs; by default /run/cube, or /dev/shm/cube if only that is in
@@ -203,7 +204,7 @@ struct RunRoot {
 
 #[derive(clap::Args)]
 struct Strict {
-    /// Fail (exit code 3) if a time or rate is missed, also on a host below the grade publishable; the default if the
+    /// Fail (exit code 3) if a time or rate is missed, even on a host graded below publishable; the default if the
     /// variable CI is set
     #[arg(long)]
     strict: bool,
@@ -372,7 +373,7 @@ pub(crate) fn main() -> End {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // clap returns --help and --version as errors that print to standard output.
+            // clap returns --help and --version as errors, which know whether to print to standard output.
             let _ = error.print();
             return if error.use_stderr() {
                 End::Usage
@@ -543,8 +544,8 @@ fn record_run(
     Ok(session::run(scenario, &settings)?)
 }
 
-/// A path as others can use it: relative to the current directory, or else from the directory `scenarios` on. Records of
-/// runs are published, and the directories of this host mean nothing elsewhere.
+/// A path that is valid for others: relative to the current directory, or else starting at the directory
+/// `scenarios`. Records of runs are published, and directories of this host mean nothing elsewhere.
 fn shared_path(path: &Path) -> String {
     let here = std::env::current_dir().unwrap_or_default();
     if let Ok(inside) = path.strip_prefix(&here) {
@@ -580,7 +581,8 @@ fn write_reports(view: &View<'_>, dir: &Path) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Writes the page. Directories without recorded events are not runs; a run that cannot be read is listed on the page.
+/// Writes the page. Directories without recorded events are not runs. A run that cannot be read is listed on the
+/// page.
 fn history(dirs: &[PathBuf], out: &Path) -> Result<End, CommandError> {
     let mut entries = Vec::new();
     for dir in dirs {
@@ -639,7 +641,7 @@ fn verify_claims(root: &Path) -> Result<End, CommandError> {
     })
 }
 
-/// Runs the scenarios of the quoted runs, as they were recorded. An empty `only` selects all runs.
+/// Repeats the quoted runs with their recorded scenarios. An empty `only` selects all runs.
 fn rerun_claims(
     root: &Path,
     only: &str,

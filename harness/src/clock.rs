@@ -1,4 +1,4 @@
-//! Waiting on CLOCK_MONOTONIC of the host, the clock of all time stamps.
+//! Waits on CLOCK_MONOTONIC of the host, the clock of all time stamps.
 
 use std::time::Duration;
 

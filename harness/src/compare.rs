@@ -1,8 +1,8 @@
 //! Compares two recorded runs of one scenario: is B slower than A?
 //!
-//! The runs were not interleaved, so the p values do not account for drift of the host between them; `cube-bench ab`
-//! compares two builds without this weakness. Runs on hosts with different CPU models or kernels and runs of different
-//! scenarios are refused.
+//! The runs were not interleaved, so the p values do not account for drift of the host between them; `cube-bench
+//! ab` compares two builds without this weakness. Runs of different scenarios, or on hosts with different CPU
+//! models or kernels, are rejected.
 
 use std::fmt::Write;
 
@@ -34,7 +34,7 @@ const LEVEL: f64 = 0.05;
 pub enum Outcome {
     Pass,
     Fail,
-    /// The runs do not decide. This does not count as a pass.
+    /// The data do not decide. This does not count as a pass.
     Inconclusive,
 }
 
@@ -82,8 +82,8 @@ pub struct FailureComparison {
     pub b_n: u64,
     /// Two-sided p value of Fisher's exact test.
     pub p: f64,
-    /// Fail: a significantly larger share failed in the second run. Inconclusive: a larger share failed in it. The
-    /// margin does not apply, because a failed start is not a slow one.
+    /// Fail: a significantly larger share failed in the second run. Inconclusive: a larger share failed, but not
+    /// significantly. The margin does not apply, because a failed start is not a slow one.
     pub verdict: Outcome,
 }
 
@@ -104,8 +104,9 @@ pub struct MetricComparison {
     pub p_adjusted: f64,
     /// Smallest difference that a test without the correction finds 8 times in 10.
     pub detectable_ms: f64,
-    /// Fail: a significant slowdown beyond the margin. Pass: a significant difference that is no slowdown beyond the
-    /// margin, or no significant difference although a slowdown of the margin is detectable. Otherwise inconclusive.
+    /// Fail: a significant slowdown beyond the margin. Pass: a significant difference that is not a slowdown beyond
+    /// the margin, or no significant difference although a slowdown of the margin is detectable. Otherwise
+    /// inconclusive.
     pub verdict: Outcome,
 }
 
@@ -171,7 +172,7 @@ pub fn compare(a: Side<'_>, b: Side<'_>, margin: f64) -> Result<Comparison, Comp
     })
 }
 
-/// The scenario without the keys that change nothing of what is measured.
+/// The scenario without the keys that do not affect measurements.
 fn measured(scenario: &Scenario) -> Scenario {
     Scenario {
         description: String::new(),
@@ -188,7 +189,7 @@ fn failures(a: &Summary, b: &Summary) -> FailureComparison {
     };
     let ((a, a_n), (b, b_n)) = (count(a), count(b));
     let p = fisher::two_sided(a, a_n, b, b_n);
-    // Shares compared without division: one of the runs may be empty.
+    // Compares shares without division, because one of the runs may be empty.
     let more = u128::from(b) * u128::from(a_n) > u128::from(a) * u128::from(b_n);
     FailureComparison {
         a,

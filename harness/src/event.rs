@@ -23,10 +23,10 @@ pub const EVENTS_FORMAT: u32 = 1;
 pub enum RunEvent {
     /// Always the first event.
     RunStarted(Box<RunStarted>),
-    /// The systems of a comparison, with those that are missing on this host. Before the first round, if the scenario
+    /// The systems of a comparison, including those missing on this host. Precedes the first round if the scenario
     /// has peers.
     Systems { systems: Vec<System> },
-    /// The base time of the round is fixed, and its workers wait for it.
+    /// The base time of the round is set, and its workers wait for it.
     RoundStarted {
         /// Position in the plan.
         round: u32,
@@ -38,15 +38,15 @@ pub enum RunEvent {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rate_per_s: Option<f64>,
     },
-    /// What a new sandbox of a scenario with work has loaded before its first command.
+    /// Modules that a new sandbox had loaded before its first command, in a scenario with work.
     Loaded {
-        /// Names of modules; for commands, of programs that warm-ups of the template started.
+        /// Names of modules or, for commands, of programs that warm-ups of the template started.
         modules: BTreeSet<String>,
     },
     /// One start, successful or not.
     Attempt(Attempt),
-    /// What the run and the rest of the host did during a round. Precedes its `RoundEnded`; absent if the run has no
-    /// cgroup of its own.
+    /// Activity of the run and of the rest of the host during a round. Precedes its `RoundEnded`; absent if the run
+    /// does not have its own cgroup.
     RoundUsage {
         /// Position in the plan.
         round: u32,
@@ -65,13 +65,13 @@ pub enum RunEvent {
         at_ns: u64,
         warm: u32,
     },
-    /// What clients saw of the scenario's event in a round.
+    /// Effects of the scenario's event in a round, as clients observed them.
     Happened(Happened),
-    /// What a measured round cost.
+    /// Cost of a measured round.
     Spent(Spent),
     /// A sample of the memory of the idle host.
     Memory(MemoryPoint),
-    /// CPU time of held clones in a window in which they had nothing to do.
+    /// CPU time of held clones in a window in which they were idle.
     Idle(IdleSample),
     /// Memory of one held clone.
     Ledger(CloneLedger),
@@ -81,7 +81,7 @@ pub enum RunEvent {
         round: u32,
         /// Position of the clone in its round.
         arrival: u32,
-        /// Time from request to answer of the first command; `None` after a failure.
+        /// Time from request to response of the first command; `None` after a failure.
         took_ns: Option<u64>,
         failure: Option<Failure>,
     },
@@ -91,7 +91,7 @@ pub enum RunEvent {
     RunEnded { why: EndReason, at_ns: u64 },
 }
 
-/// The first event: everything that a report needs about the run.
+/// The first event: all data that a report needs about the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunStarted {
     /// [`EVENTS_FORMAT`].
@@ -123,22 +123,23 @@ pub struct Spent {
     pub server_cpu_ns: Option<u64>,
     /// Number of warm slots at `from_ns`; `None` without a pool.
     pub warm: Option<u32>,
-    /// Number of slots that are warm or being filled when the last start of the round has ended; `None` without a pool.
+    /// Number of slots that were warm or being filled at the end of the last start of the round; `None` without a
+    /// pool.
     pub stock_after: Option<u32>,
     /// Memory of the pool at `from_ns`, while it is full and, unless clones are held over rounds, has no other
     /// sandboxes.
     pub memory: Option<PoolMemory>,
 }
 
-/// An event of the scenario, as clients saw it.
+/// An event of the scenario, as clients observed it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Happened {
     /// Position of the round in the plan.
     pub round: u32,
     pub row: Row,
-    /// When it began.
+    /// Start of the event.
     pub at_ns: u64,
-    /// Durations in nanoseconds; `None` for what did not come in time.
+    /// Durations in nanoseconds; `None` for a condition that was not met in time.
     pub times: BTreeMap<EventTime, Vec<Option<u64>>>,
     pub counts: BTreeMap<EventCount, u64>,
     /// The first fault, in one line.
@@ -154,9 +155,9 @@ pub struct System {
     pub kind: TargetKind,
     /// Version of the program behind it; `None` if it reports none.
     pub version: Option<String>,
-    /// What separates its sandboxes from the host; `None` if unknown.
+    /// Isolation of its sandboxes from the host; `None` if unknown.
     pub platform: Option<String>,
-    /// Why it cannot be measured here; `None` if it was probed with success.
+    /// Why it cannot be measured here; `None` if the probe succeeded.
     pub missing: Option<String>,
 }
 
@@ -172,10 +173,10 @@ pub struct Attempt {
     /// Planned start. Latencies count from this instant.
     pub intended_ns: u64,
     pub actual_ns: u64,
-    /// Position in the scenario's work of the first command; `None` if it was `exec` or the baseline.
+    /// Position of the first command in the scenario's work; `None` if it was `exec` or the baseline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<usize>,
-    /// Position in the scenario's mix of the template; `None` without a mix.
+    /// Position of the template in the scenario's mix; `None` without a mix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<u16>,
     /// Stamps of the phases that were reached.
@@ -208,7 +209,7 @@ impl Attempt {
 /// One command, cell or exchange after the first command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
-    /// Time from request to answer. For an exchange it includes starting `cube-netprobe` in the sandbox.
+    /// Time from request to response. For an exchange, this includes starting `cube-netprobe` in the sandbox.
     pub took_ns: u64,
     /// Minor and major page faults of the VMM during the turn, including faults that KVM handles for the guest. `None`
     /// if the VMM is not a process of this host.
@@ -221,19 +222,19 @@ pub struct Turn {
 /// Measurements of a peer outside the sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exchanged {
-    /// `echo`: each round trip. `send` and `receive`: the transfer time of each connection. `churn`: each policy update,
-    /// from request to answer.
+    /// `echo`: each round trip. `send` and `receive`: the transfer time of each connection. `churn`: each policy
+    /// update, from request to response.
     pub times_ns: Vec<u64>,
     /// Bytes transferred on each connection of `send` and `receive`; otherwise 0.
     #[serde(default)]
     pub bytes: u64,
-    /// `churn`: for each update that allows traffic, the time from its answer to the first datagram after the request;
-    /// 0 if that datagram arrived before the answer.
+    /// `churn`: for each update that allows traffic, the time from its response to the first datagram after the
+    /// request; 0 if that datagram arrived before the response.
     #[serde(default)]
     pub effects_ns: Vec<u64>,
 }
 
-/// Origin of a sandbox. Besides results over all starts, reports show results for each origin.
+/// Origin of a sandbox. Reports show results for each origin, in addition to those over all starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartKind {
@@ -284,11 +285,11 @@ pub enum FailureCause {
     Identity,
     /// The guest agent or the API did not accept a connection, or the TLS handshake failed.
     Connect,
-    /// The API refused the create or the fork, or its answer was invalid.
+    /// The API rejected the create or the fork, or its response was invalid.
     Create,
     /// The command could not be run.
     Exec,
-    /// The command ran, and its status or output differed from the expected one.
+    /// The command ran, but its status or output differed from the expected one.
     WrongOutput,
     /// Traffic that the policy allows did not get through or could not be measured, a denied connection could not be
     /// tried, or the network of the sandbox could not be changed.
@@ -337,15 +338,15 @@ pub struct MemoryPoint {
     pub reclaim: BTreeMap<String, u64>,
 }
 
-/// CPU time of held clones in a window in which they had nothing to do.
+/// CPU time of held clones in a window in which they were idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdleSample {
     /// Round of the first of these clones.
     pub round: u32,
-    /// Clones whose VMM is a process of this host.
+    /// Number of clones whose VMM is a process of this host.
     pub clones: u32,
     pub window_ns: u64,
-    /// Of all these VMMs.
+    /// Sum over all these VMMs.
     pub cpu_ns: u64,
 }
 
@@ -441,10 +442,10 @@ pub enum EndReason {
     Complete,
     /// `memory.stop_at_share` was reached. The results of the rounds before it are valid.
     MemoryShare,
-    /// Starts failed in a scenario whose clones accumulate: memory or another limit of the host is reached. The results of
-    /// the rounds before are valid.
+    /// Starts failed in a scenario whose clones accumulate: memory or another limit of the host was reached. The
+    /// results of earlier rounds are valid.
     Limit {
-        /// How many starts failed, and how many clones were alive.
+        /// Number of failed starts and of living clones.
         message: String,
     },
     /// SIGINT or SIGTERM was received.

@@ -1,8 +1,8 @@
 //! Exchanges: traffic between a sandbox and a peer in the outside namespace, measured by the peer.
 //!
-//! The peer is part of this process. Each exchange has its own socket outside, on a port that no other traffic uses, so
-//! everything that arrives there comes from the sandbox. `cube-netprobe` runs in the sandbox and measures nothing; its
-//! report alone never proves that allowed traffic passed.
+//! The peer is part of this process. Each exchange has its own socket outside, on a port that no other traffic
+//! uses, so everything that arrives there comes from the sandbox. `cube-netprobe` runs in the sandbox and measures
+//! nothing. Its report alone never proves that allowed traffic passed.
 
 mod churn;
 mod peer;

@@ -1,8 +1,9 @@
 //! Evaluates gates: compares the confidence interval of a metric with its limit.
 //!
-//! A gate is met if the whole interval is within the limit, missed if none of it is, and otherwise inconclusive. The
-//! host's grade changes no verdict. It decides only whether a missed absolute time or rate fails the run: below the
-//! grade publishable the host may be the cause, so the run is inconclusive unless it is strict.
+//! A gate is met if the whole interval is within the limit, missed if none of it is, and otherwise inconclusive.
+//! The host's grade does not change a verdict. It only decides whether a missed absolute time or rate fails the
+//! run: on a host graded below publishable, the host may be the cause, so the run is inconclusive unless it is
+//! strict.
 
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +34,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The word in reports.
+    /// Wording in reports.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -63,8 +64,8 @@ pub struct GateResult {
     /// Number of samples; for a ratio, the number of pairs of rounds.
     pub n: usize,
     pub verdict: Verdict,
-    /// Whether a miss fails the run on this host. A miss that does not makes it inconclusive, or fails it if it is
-    /// strict.
+    /// Whether a miss fails the run on this host. Otherwise, a miss makes the run inconclusive, or fails it in
+    /// strict mode.
     pub decisive: bool,
     /// Explanation of the verdict in one sentence.
     pub reason: String,
@@ -119,7 +120,7 @@ pub fn judge(gates: &[GateSpec], summary: &Summary, grade: Grade) -> Vec<GateRes
         .collect()
 }
 
-/// A result without interval, of which a miss fails the run.
+/// A result without an interval, whose miss fails the run.
 fn result(
     gate: &GateSpec,
     n: usize,
@@ -184,7 +185,7 @@ fn time(
             let why = format!("{} needs {needs} samples, the run has {n}", quantile.name());
             return result(gate, n, None, Verdict::Inconclusive, why);
         }
-        // No host is an excuse for failures, so this miss is decisive.
+        // Failures are never excused by the host, so this miss is decisive.
         Estimate::Infinite => {
             let why = format!(
                 "{} of {n} starts failed before this point",
@@ -224,7 +225,7 @@ fn time(
     }
 }
 
-/// A ratio within the run, to `over`. A host that is not even fit for ratios makes it inconclusive.
+/// A ratio to `over` within the run. A host that is not even fit for ratios makes it inconclusive.
 fn times(gate: &GateSpec, found: &Ratio, over: &str, grade: Grade) -> GateResult {
     let n = found.pairs;
     let measured = found.value.filter(|value| value.is_finite());
@@ -329,7 +330,7 @@ fn counted(gate: &GateSpec, n: usize, failed: u64, what: &str) -> GateResult {
     )
 }
 
-/// Starts per second. The limit is a lower one.
+/// A rate in starts per second, which has a lower limit.
 fn rate(gate: &GateSpec, found: &Rate, summary: &Summary, grade: Grade) -> GateResult {
     let n = summary.clones.len();
     let Some(rate) = found.value() else {
@@ -347,7 +348,7 @@ fn rate(gate: &GateSpec, found: &Rate, summary: &Summary, grade: Grade) -> GateR
     GateResult {
         interval95: finite((low, high)),
         decisive: grade == Grade::Publishable,
-        // Negated, because the limit is a lower one.
+        // Negated, because the limit is a lower limit.
         ..result(
             gate,
             n,

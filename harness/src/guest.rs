@@ -20,8 +20,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs a command or a cell in the guest behind a vsock socket, on a new connection.
 ///
-/// # Errors
-/// Returns an error if the agent or the interpreter cannot be reached, refuses the request or exceeds the timeout.
+/// # Errors Returns an error if the agent or the interpreter cannot be reached, rejects the request or exceeds the
+/// timeout.
 pub(crate) fn exec(vsock: &Path, command: &ExecSpec) -> Result<Output, Failure> {
     let connect = |e: ClientError| failure(FailureCause::Connect, &e);
     let mut client = EnvdClient::connect(vsock, ENVD_PORT, command.timeout).map_err(connect)?;
@@ -36,7 +36,7 @@ pub(crate) fn exec(vsock: &Path, command: &ExecSpec) -> Result<Output, Failure> 
 /// Writes a file that is owned by root into the guest behind a vsock socket.
 ///
 /// # Errors
-/// Returns an error if the agent cannot be reached or refuses the request.
+/// Returns an error if the agent cannot be reached or rejects the request.
 pub(crate) fn write_file(vsock: &Path, path: &str, bytes: &[u8]) -> Result<(), Failure> {
     EnvdClient::connect(vsock, ENVD_PORT, WRITE_TIMEOUT)
         .map_err(|e| failure(FailureCause::Connect, &e))?
@@ -44,10 +44,10 @@ pub(crate) fn write_file(vsock: &Path, path: &str, bytes: &[u8]) -> Result<(), F
         .map_err(|e| failure(FailureCause::Exec, &e))
 }
 
-/// Requests that the agent of a guest brings up the network interface. The guest must already have its identity.
+/// Requests that the guest's agent brings up the network interface. The guest must already have its identity.
 ///
 /// # Errors
-/// Returns an error if the agent cannot be reached or refuses the request.
+/// Returns an error if the agent cannot be reached or rejects the request.
 pub(crate) fn switch_network_on(vsock: &Path, timeout: Duration) -> Result<(), Failure> {
     let init = InitRequest {
         network: Some(true),
@@ -60,8 +60,8 @@ pub(crate) fn switch_network_on(vsock: &Path, timeout: Duration) -> Result<(), F
 
 /// Runs a command through an open connection to the agent.
 ///
-/// # Errors
-/// Returns an error if the agent or a proxy in front of it refuses the request, or if the request fails or times out.
+/// # Errors Returns an error if the agent or a proxy in front of it rejects the request, or if the request fails or
+/// times out.
 pub(crate) fn exec_over<S: Transport>(
     client: &mut EnvdClient<S>,
     command: &ExecSpec,
@@ -85,9 +85,8 @@ pub(crate) fn exec_over<S: Transport>(
 
 /// Runs a cell through an open connection to the interpreter.
 ///
-/// # Errors
-/// Returns an error if the interpreter or a proxy in front of it refuses the request, if the request fails or times
-/// out, or if the answer is invalid or incomplete.
+/// # Errors Returns an error if the interpreter or a proxy in front of it rejects the request, if the request fails
+/// or times out, or if the response is invalid or incomplete.
 pub(crate) fn cell_over<S: Transport>(
     client: &mut EnvdClient<S>,
     code: &str,
@@ -113,7 +112,7 @@ pub(crate) fn cell_over<S: Transport>(
     cell_output(&answer.body)
 }
 
-/// One line of the answer to a cell, reduced to the fields that are used here.
+/// One line of a cell's response, reduced to the fields used here.
 #[derive(Deserialize)]
 struct CellEvent {
     #[serde(rename = "type")]
@@ -126,7 +125,7 @@ struct CellEvent {
     traceback: Option<String>,
 }
 
-/// Converts the answer to a cell. Standard output is the printed output followed by the text of the main result. A
+/// Converts a cell's response. Standard output is the printed output followed by the text of the main result. A
 /// traceback is appended to standard error and leaves no status.
 fn cell_output(lines: &[u8]) -> Result<Output, Failure> {
     let mut output = Output {

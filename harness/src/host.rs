@@ -1,4 +1,4 @@
-//! Facts about the host, and the grade of measurements that were made on it.
+//! Facts about the host, and the grade of measurements on it.
 
 pub(crate) mod cgroup;
 pub mod facts;

@@ -6,8 +6,8 @@
 //!                                                        └──► summary::fold ─► gate ─► report
 //! ```
 //! Events separate the two halves. Code before them has effects on the host. Code after them is a pure function of
-//! recorded data, so `cube-bench report` computes the same report again from an old run. This crate does not link the
-//! VMM, the pool or the API: it measures them through their external interfaces.
+//! recorded data, so `cube-bench report` can recompute the same report from an old run. This crate does not link
+//! the VMM, the pool or the API: it measures them through their external interfaces.
 
 // A scenario, and when it starts which clone.
 pub mod scenario;

@@ -1,4 +1,4 @@
-//! Progress of a run on standard error: a line that is redrawn on a terminal, and a line each minute elsewhere.
+//! Progress of a run on standard error: one redrawn line on a terminal, otherwise one line per minute.
 
 use std::io::Write;
 
@@ -12,7 +12,7 @@ use crate::{
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Where the progress goes.
+/// Output medium of the progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Medium {
     /// One line, redrawn at most once per second.
@@ -63,7 +63,7 @@ impl<W: Write> LiveView<W> {
         }
     }
 
-    /// Counts an event, and shows the progress if it is time to do so. `now_ns` is CLOCK_MONOTONIC.
+    /// Counts an event, and redraws the progress if it is due. `now_ns` is CLOCK_MONOTONIC.
     pub(crate) fn apply(&mut self, event: &RunEvent, now_ns: u64) {
         if self.began_ns.is_none() {
             self.began_ns = Some(now_ns);
@@ -117,7 +117,7 @@ impl<W: Write> LiveView<W> {
         )
     }
 
-    /// How long the rest of the run takes if each start takes as long as those so far. Empty before the first start.
+    /// Remaining time, if each start takes as long as those so far. Empty before the first start.
     fn left(&self, now_ns: u64) -> String {
         let took_ns = now_ns.saturating_sub(self.began_ns.unwrap_or(now_ns));
         let rest = self.starts.saturating_sub(self.starts_done) as u64;
@@ -165,7 +165,7 @@ mod tests {
         }
     }
 
-    /// What is shown of a run in which a round of the four ends every `round_s` seconds.
+    /// The output for a run of four rounds, each of which takes `round_s` seconds.
     fn shown(medium: Medium, round_s: u64) -> String {
         let mut out = Vec::new();
         let mut view = LiveView::new(&plan(), medium, &mut out);

@@ -1,4 +1,5 @@
-//! Reads memory figures: /proc/meminfo for the host, and /proc/PID for each VMM. Values that cannot be read are absent.
+//! Reads memory counters: /proc/meminfo for the host, and /proc/PID for each VMM. Values that cannot be read are
+//! absent.
 
 use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::Path};
 
@@ -112,7 +113,7 @@ fn parse_vmstat(text: &str) -> BTreeMap<String, u64> {
     sums
 }
 
-/// Sum of `stats/sz_applied` over all DAMON schemes, as their owner updated it last; `None` without schemes.
+/// Sum of `stats/sz_applied` over all DAMON schemes, as last updated by their owner; `None` without schemes.
 fn damon_bytes(kdamonds: &Path) -> Option<u64> {
     let inside = |dir: std::path::PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
     let applied: Vec<u64> = inside(kdamonds.to_owned())
@@ -168,23 +169,23 @@ fn kib(text: &str) -> Option<u64> {
     n.checked_mul(1024)
 }
 
-/// Finds the memory file of the template by its name among the mappings of a VMM; `None` if the VMM maps no such file
-/// or its mappings cannot be read. For VMMs that another program started.
+/// Finds the memory file of the template by its name among the mappings of a VMM that another program started;
+/// `None` if the VMM maps no such file or its mappings cannot be read.
 #[must_use]
 pub fn template_memory(pid: u32) -> Option<FileId> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
     maps.lines().find_map(named_memory)
 }
 
-/// The file in a line of /proc/PID/maps, if its name is that of a template's memory file.
+/// The file in a line of /proc/PID/maps, if it has the name of a template's memory file.
 fn named_memory(line: &str) -> Option<FileId> {
     let path = line.split_ascii_whitespace().nth(5)?;
     let name = Path::new(path).file_name()?;
     (name == model::template_file::MEMORY).then(|| mapping(line))?
 }
 
-/// Minor and major page faults of a process since its start, without those of its children. Faults that KVM handles for
-/// a guest are included, because they count for the vCPU thread. `None` if the process does not exist.
+/// Minor and major page faults of a process since its start, without those of its children. Faults that KVM handles
+/// for a guest are included, because they count for the vCPU thread. `None` if the process does not exist.
 #[must_use]
 pub fn page_faults(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

@@ -1,7 +1,8 @@
 //! Plans when each clone starts: a pure function of the scenario, which contains the seed.
 //!
-//! Rounds of clones, rounds beside and rounds of the host-process baseline are interleaved. Every second repetition has
-//! the reverse order, for example A B B A, so that drift in the speed of the host affects all subjects equally.
+//! Rounds of clones, comparison rounds and rounds of the host-process baseline are interleaved. Every second
+//! repetition has the reverse order, for example A B B A, so that drift in the speed of the host affects all
+//! subjects equally.
 
 mod lives;
 
@@ -39,7 +40,8 @@ pub struct Round {
     pub workers: u32,
     /// In chronological order.
     pub arrivals: Vec<Start>,
-    /// Position in the scenario's work of what each arrival runs first; empty if the round runs `exec` or the baseline.
+    /// For each arrival, the position of its first command in the scenario's work; empty if the round runs `exec`
+    /// or the baseline.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub work: Vec<usize>,
     /// Lifetime of the sandbox of each arrival, in milliseconds; empty if sandboxes have none.
@@ -114,11 +116,11 @@ impl Row {
 pub enum Subject {
     /// Clones, started through the target of the scenario.
     Clone,
-    /// Clones of the same template, started through the second target of the scenario.
+    /// Clones of the same template, started through the scenario's second target.
     Beside,
     /// The baseline: processes on the host.
     HostProcess,
-    /// Starts that are answered at once: the overhead of the harness.
+    /// Starts that return at once: the overhead of the harness.
     Null,
     /// Sandboxes of another system, by its position in the scenario's peers.
     Peer(u16),
@@ -153,12 +155,13 @@ pub fn build(scenario: &Scenario) -> Plan {
     plan
 }
 
-/// The rounds with their arrivals; of a scenario with a trace, with drawn arrivals that it replaces.
+/// The rounds with their arrivals. For a scenario with a trace, these are random arrivals that the trace replaces.
 fn without_lives(scenario: &Scenario) -> Plan {
     let mut random = SplitMix64::new(scenario.seed);
     let mut deck = Deck::new(scenario);
     let mut shapes: Vec<(Subject, Row, Vec<usize>)> = Vec::new();
-    // The harness cannot drop the template of a server from the page cache, so cold starts use the target beside.
+    // The harness cannot drop the template of a server from the page cache, so cold starts use the comparison
+    // target.
     let cold = if scenario.target.kind.maps_template() {
         Subject::Clone
     } else {
@@ -205,9 +208,9 @@ fn without_lives(scenario: &Scenario) -> Plan {
     Plan { rounds }
 }
 
-/// Whether a repetition has a round of the null target. Such a round takes as long as its arrivals: nothing for bursts
-/// and closed loops, but all of the time of an open loop, which has only one. Scenarios with several rates have one too, in
-/// [`at_rates`].
+/// Whether a repetition has a round of the null target. Such a round lasts as long as its arrivals: no time for
+/// bursts and closed loops, but the full time of an open loop, which therefore has only one. Scenarios with several
+/// rates also have one, in [`at_rates`].
 fn has_null_round(arrival: Arrival, repetition: u32) -> bool {
     match arrival {
         Arrival::Burst { .. } | Arrival::Closed { .. } => true,
@@ -215,8 +218,9 @@ fn has_null_round(arrival: Arrival, repetition: u32) -> bool {
     }
 }
 
-/// The rounds of a scenario with several rates: in each repetition one for each rate and subject, in the order of the
-/// rates, or in every second repetition in the reverse order. The null target has one round, at the largest rate.
+/// The rounds of a scenario with several rates. Each repetition has one for each rate and subject, in ascending
+/// order of rates; every second repetition has the reverse order. The null target has one round, at the largest
+/// rate.
 fn at_rates(
     scenario: &Scenario,
     steady: &SteadySpec,
@@ -269,7 +273,7 @@ fn at_rates(
     }
 }
 
-/// Arrivals of an open loop for some time. The first one is a gap after the base time.
+/// Arrivals of an open loop for a given time. The first arrival comes one gap after the base time.
 fn during(
     lasts: Duration,
     rate_per_s: f64,
@@ -294,8 +298,9 @@ fn gap(spacing: Spacing, random: &mut SplitMix64) -> f64 {
     }
 }
 
-/// Deals the items of the scenario's work: all of them in random order, then all again in another order, so that each
-/// is run equally often. Has its own sequence of random numbers: arrivals do not depend on the number of items.
+/// Deals the items of the scenario's work: all of them in random order, then all again in another order, so that
+/// each runs equally often. Uses its own sequence of random numbers, so arrivals do not depend on the number of
+/// items.
 struct Deck {
     random: SplitMix64,
     items: usize,
@@ -311,7 +316,7 @@ impl Deck {
         }
     }
 
-    /// The next items; none if the scenario draws no work.
+    /// The next items; empty if the scenario has no work file.
     fn deal(&mut self, starts: u32) -> Vec<usize> {
         let mut dealt = Vec::new();
         for _ in 0..starts {
@@ -325,7 +330,7 @@ impl Deck {
     }
 }
 
-/// The order of the subjects in repetition `index`, which has one round for each subject; odd repetitions have the
+/// Order of the subjects in repetition `index`, which has one round for each subject. Odd repetitions have the
 /// reverse order.
 fn turn(index: u32, subjects: &[Subject]) -> Vec<Subject> {
     let mut turn = subjects.to_vec();

@@ -13,7 +13,7 @@ use crate::event::{EVENTS_FORMAT, RunEvent};
 
 /// Name of the event file in the results directory of a run.
 pub const EVENTS_FILE: &str = "events.jsonl";
-/// The same file of a published run, compressed by zstd.
+/// Name of the event file of a published run, compressed with zstd.
 pub const COMPRESSED_EVENTS_FILE: &str = "events.jsonl.zst";
 
 /// Recorded events that cannot be written or read.
@@ -79,7 +79,7 @@ pub fn events_file(dir: &Path) -> Option<PathBuf> {
     paths.into_iter().find(|path| path.exists())
 }
 
-/// Opens an events file, whose name says whether it is compressed.
+/// Opens an events file. Its name tells whether it is compressed.
 fn open(path: &Path) -> io::Result<Box<dyn Read>> {
     let file = BufReader::new(File::open(path)?);
     if path.extension().is_some_and(|ending| ending == "zst") {

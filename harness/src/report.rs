@@ -49,10 +49,10 @@ pub struct View<'a> {
     pub strictness: Strictness,
 }
 
-/// What a missed time or rate means on a host that is not graded publishable.
+/// Effect of a missed time or rate on a host that is not graded publishable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strictness {
-    /// The run is inconclusive: the host may be the cause.
+    /// The run is inconclusive, because the host may be the cause.
     Excused,
     /// The run fails, as with `--strict` and in CI.
     Strict,
@@ -94,15 +94,15 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Whether a missed gate does not fail the run because of the host's grade.
+    /// Whether a missed gate is excused by the host's grade instead of failing the run.
     #[must_use]
     pub fn is_excused(&self) -> bool {
         let missed = |gate: &GateResult| gate.verdict == Verdict::Missed && !gate.decisive;
         self.strictness == Strictness::Excused && self.gates.iter().any(missed)
     }
 
-    /// Exit status of the run. For a run that ended normally, a breach, and otherwise a target that answered no create,
-    /// takes precedence over the gates.
+    /// Exit status of the run. If the run ended normally, a breach, and otherwise a target whose creates all
+    /// failed, takes precedence over the gates.
     #[must_use]
     pub fn end(&self) -> End {
         let clones = &self.summary.clones;
@@ -126,7 +126,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Why the quantiles of a scenario may not be published, whatever the host; `None` if they may.
+/// Reason why the quantiles of a scenario may not be published on any host; `None` if they may.
 fn too_few_bursts(scenario: &Scenario) -> Option<String> {
     let few =
         matches!(scenario.arrival, Arrival::Burst { .. }) && scenario.rounds < PUBLISHED_ROUNDS;
@@ -138,7 +138,7 @@ fn too_few_bursts(scenario: &Scenario) -> Option<String> {
     })
 }
 
-/// The grade of a run of which other programs disturbed much; `None` if a quarter or less was left out.
+/// Grade of a run that lost more than a quarter of its repetitions to interference; otherwise `None`.
 fn disturbed(summary: &Summary) -> Option<(Grade, String)> {
     let all = summary.interference.repetitions();
     let left_out = summary.interference.repetitions_left_out;
@@ -153,8 +153,8 @@ fn disturbed(summary: &Summary) -> Option<(Grade, String)> {
     ))
 }
 
-/// Exit status that follows from the end of the run and from its gates. `ended` is `None` if the run was killed, which
-/// counts as interrupted.
+/// Derives the exit status from the end of the run and from its gates. `ended` is `None` if the run was killed,
+/// which counts as interrupted.
 fn end_of_run(ended: Option<&EndReason>, gates: &[GateResult], strictness: Strictness) -> End {
     let any = |verdict| gates.iter().any(|gate| gate.verdict == verdict);
     let failed = gates.iter().any(|gate| {

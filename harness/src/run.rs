@@ -58,7 +58,7 @@ pub struct Runner<'a> {
     pub plan: &'a Plan,
     /// Starts the clones.
     pub target: &'a dyn Target,
-    /// Starts the clones of rounds beside; `None` if the plan has no such rounds.
+    /// Starts the clones of comparison rounds; `None` if the plan has no such rounds.
     pub beside: Option<&'a dyn Target>,
     /// Start the sandboxes of the peers, in the order of the scenario.
     pub peers: &'a [Box<dyn Target>],
@@ -68,7 +68,7 @@ pub struct Runner<'a> {
     pub network: Option<&'a Network>,
     /// `None` if the scenario has no event.
     pub stage: Option<&'a Stage<'a>>,
-    /// cgroup of the run; `None` if it could not be created. The use of CPU time is then not recorded.
+    /// cgroup of the run. `None` if it could not be created; CPU usage is then not recorded.
     pub group: Option<&'a OwnGroup>,
     /// Memory file of the template, for the ledger. `None` searches the mappings of each VMM.
     pub guest_memory: Option<memory::FileId>,
@@ -104,8 +104,8 @@ impl Runner<'_> {
     /// Runs the rounds until the plan is complete, the memory limit is reached or the run is interrupted. Held clones
     /// are killed in all cases, including errors.
     ///
-    /// # Errors
-    /// Returns [`RunError`] if the rounds cannot continue. Failures of single clones are events and not errors.
+    /// # Errors Returns [`RunError`] if the rounds cannot continue. Failures of single clones are events, not
+    /// errors.
     pub fn run(&self) -> Result<EndReason, RunError> {
         let mut held = Vec::new();
         let mut why = EndReason::Complete;
@@ -139,8 +139,8 @@ impl Runner<'_> {
         Ok(why)
     }
 
-    /// Records what new sandboxes have loaded, if the scenario draws work. Commands need no sandbox for it, but the
-    /// warm-ups of the shipped templates say nothing about a server that the run did not start.
+    /// Records the modules that new sandboxes have loaded, if the scenario has work. For commands, the known
+    /// warm-ups suffice and no sandbox is needed, but they do not apply to a server that the run did not start.
     fn list_loaded(&self) -> Result<(), RunError> {
         let Some(set) = &self.scenario.work else {
             return Ok(());
@@ -197,8 +197,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Runs one round and returns how many starts of a measured round left no clone. Its clones are then moved to `held`,
-    /// or inspected and killed, as the scenario requires.
+    /// Runs one round and returns how many starts of a measured round left no clone. The remaining clones are moved
+    /// to `held`, or inspected and killed, as the scenario requires.
     fn round(&self, round: &Round, held: &mut Vec<HeldClone>) -> Result<usize, RunError> {
         let counted = round.row == Row::Measured && round.subject == Subject::Clone;
         let mut scene = None;
@@ -207,8 +207,8 @@ impl Runner<'_> {
             let prepared = self.stage.map(Stage::prepare).transpose();
             scene = prepared.map_err(RunError::Round)?;
         }
-        // Before rounds of every subject: a pool that is being filled takes CPU time from all others. The parent of forks
-        // took a warm slot when the round was prepared.
+        // Wait before rounds of every subject: a pool that is being filled takes CPU time from all others. The
+        // parent of forks took a warm slot when the round was prepared.
         for peer in self.peers {
             peer.await_ready().map_err(RunError::NotReady)?;
         }
@@ -280,7 +280,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Measures the CPU time of clones for as long as they have idled, which is the scenario's `at_least`.
+    /// Measures the CPU time of clones for as long as they have idled: the scenario's `at_least`.
     fn measure_idle(&self, clones: &[HeldClone]) {
         let duration = self.scenario.hold.at_least;
         let Some(first) = clones.first().filter(|_| !duration.is_zero()) else {
@@ -290,7 +290,7 @@ impl Runner<'_> {
             .iter()
             .filter_map(|clone| clone.sandbox.pid())
             .collect();
-        // A process that has ended gives no sum.
+        // A process that has ended has no CPU time to add.
         let cpu_ns = || {
             pids.iter()
                 .map(|pid| account::process_cpu_ns(*pid))
@@ -420,7 +420,7 @@ impl Runner<'_> {
                 round: round.index,
                 at_ns: clock::monotonic_ns(),
             });
-            // The scope ends when the last lifetime and the event have ended.
+            // Let the scope end once the last lifetime and the event have ended.
             drop(expiry);
             spawned
         });

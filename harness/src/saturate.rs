@@ -1,7 +1,7 @@
-//! `cube-bench saturate`: the highest rate of an open loop that holds a bound on the P95.
+//! `cube-bench saturate`: the highest rate of an open loop whose P95 stays within a bound.
 //!
-//! Each trial is one recorded run of the scenario with an open loop of the tried rate. [`search`] decides which rate is
-//! tried next, and everything printed is a function of the recorded runs.
+//! Each trial is one recorded run of the scenario with an open loop at the tried rate. [`search`] chooses the next
+//! rate, and all output is a function of the recorded runs.
 
 pub mod search;
 
@@ -26,7 +26,7 @@ use stats::quantile::INFINITE;
 
 /// Format of the JSON document.
 pub const FORMAT: u32 = 1;
-/// Starts of a trial at least; a P95 needs 100.
+/// Minimum number of starts in a trial; a P95 needs 100.
 pub const LEAST_STARTS: u32 = 100;
 /// The harness is saturated if the P95 of its own delay exceeds this share of the bound.
 const GENERATOR_SHARE: f64 = 0.1;
@@ -56,8 +56,8 @@ pub struct Trial {
     pub hit_rate: Option<f64>,
     /// CPU time of the target per start, until the pool is full again; `null` if it was not measured.
     pub cpu_ms_per_start: Option<f64>,
-    /// P95 of the time between the intended and the actual start of arrivals that found a free worker: the delay of the
-    /// harness.
+    /// P95 of the time between the intended and the actual start of arrivals that found a free worker: the delay
+    /// caused by the harness.
     pub generator_p95_ms: Option<f64>,
     /// Directory of the recorded run.
     pub run: PathBuf,
@@ -76,7 +76,7 @@ pub struct SaturationReport {
     pub trials: Vec<Trial>,
 }
 
-/// A search that could not be finished.
+/// A search that could not be completed.
 #[derive(Debug, thiserror::Error)]
 pub enum SaturateError {
     #[error(transparent)]
@@ -131,8 +131,8 @@ pub fn run(
     })
 }
 
-/// The scenario of a trial: one round of an open loop with Poisson arrivals. Other programs do not discard it: the search
-/// has no other round to fall back on, and the report of each trial shows what they used.
+/// The scenario of a trial: one round of an open loop with Poisson arrivals. Interference does not discard it,
+/// because the search has no other round to fall back on; the report of each trial shows the interference.
 fn at_rate(scenario: &Scenario, rate_per_s: f64, length: Duration) -> Scenario {
     let starts = (rate_per_s * length.as_secs_f64()).ceil();
     #[expect(
@@ -171,7 +171,7 @@ impl Trial {
         let generator_p95_ms = nearest_rank(&delays, 950).and_then(ms);
         let bound_ms = bound.as_secs_f64() * 1e3;
         let holds = at.failed == 0 && p95_ms.is_some_and(|ms| ms <= bound_ms);
-        // Without a free worker, the target is slower than the arrivals, which is its own saturation.
+        // If no worker was free, the target is slower than the arrivals, which is the target's saturation.
         let is_late = generator_p95_ms.is_some_and(|ms| ms > bound_ms * GENERATOR_SHARE);
         Self {
             rate_per_s,
@@ -212,8 +212,8 @@ impl Trial {
     }
 }
 
-/// Delays between intended and actual start of arrivals that did not have to wait for a worker: fewer than all workers
-/// were busy at the intended start. Delays of the others are the target's.
+/// Delays between intended and actual start of arrivals that did not have to wait for a worker, because fewer than
+/// all workers were busy at the intended start. The target causes the delays of the others.
 fn generator_delays(attempts: &[Attempt]) -> Vec<u64> {
     let workers = usize::try_from(MAX_OPEN_WORKERS)
         .unwrap_or(usize::MAX)
@@ -268,7 +268,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// A start that began `late` after its intended time and took `took` from there.
+    /// A start that began `late` after its intended time and took `took` from then on.
     fn start(number: u64, late: u64, took: u64) -> Attempt {
         let intended_ns = number * 10 * MS;
         let mut timeline = Timeline::default();

@@ -1,8 +1,8 @@
 //! Scenarios: a TOML file is merged with the embedded defaults and validated into a [`Scenario`].
 //!
-//! `scenarios/defaults.toml` documents every key with its default. It is also the list of known keys, except for the
-//! keys of `[[turns]]`, `[[parent]]`, `[[peers]]` and `[[gates]]`, which `keys` lists. This module reads only the scenario file and
-//! changes nothing on the host.
+//! `scenarios/defaults.toml` documents every key with its default. It is also the list of known keys, except for
+//! the keys of `[[turns]]`, `[[parent]]`, `[[peers]]` and `[[gates]]`, which `keys` lists. This module only reads
+//! the scenario file; it changes nothing on the host.
 
 mod change;
 mod config;
@@ -56,11 +56,11 @@ pub struct Scenario {
     /// Rounds that each start one clone while the template is not in the page cache; they come before all other rounds.
     pub cold_rounds: u32,
     pub target: TargetSpec,
-    /// Target of the rounds beside: rounds for comparison that are interleaved with the rounds of `target`. `None` for
-    /// no such rounds.
+    /// Target of the comparison rounds, which are interleaved with the rounds of `target`. `None` for no such
+    /// rounds.
     #[serde(default)]
     pub beside: Option<BesideKind>,
-    /// Prefault setting of the rounds beside; `None` uses the setting of `target`.
+    /// Prefault setting of the comparison rounds; `None` uses the setting of `target`.
     #[serde(default)]
     pub beside_prefault: Option<WorkingSetPrefault>,
     /// Other systems that the same run measures, interleaved with `target`.
@@ -69,23 +69,25 @@ pub struct Scenario {
     /// `None` leaves the network of the host unchanged and sends no network options.
     #[serde(default)]
     pub network: Option<NetworkSpec>,
-    /// When clones are started.
+    /// Arrival times of clones.
     pub arrival: Arrival,
-    /// Several rates in place of that of `arrival`; `None` unless its kind is "steady".
+    /// Several rates instead of the rate of `arrival`; `None` unless its kind is "steady".
     #[serde(default)]
     pub steady: Option<SteadySpec>,
-    /// Templates from which sandboxes are created, drawn by the seed; empty for that of `target` alone.
+    /// Templates from which sandboxes are created, chosen at random by the seed; empty for only the template of
+    /// `target`.
     #[serde(default)]
     pub mix: Vec<MixSpec>,
-    /// Lifetimes of sandboxes, drawn by the seed, with [`HoldUntil::Lifetime`] and without a trace.
+    /// Lifetimes of sandboxes, chosen at random by the seed, with [`HoldUntil::Lifetime`] and without a trace.
     #[serde(default)]
     pub lifetime: Option<Lifetime>,
-    /// Arrivals, templates and lifetimes in place of drawn ones.
+    /// Arrivals, templates and lifetimes that replace random ones.
     #[serde(default)]
     pub trace: Option<Trace>,
     /// First command of each clone.
     pub exec: ExecSpec,
-    /// Work that measured and cold clones run in place of `exec`, drawn by the seed. `None` runs `exec` in each clone.
+    /// Work that measured and cold clones run instead of `exec`, chosen at random by the seed. `None` runs `exec`
+    /// in each clone.
     #[serde(default)]
     pub work: Option<WorkSet>,
     /// Commands, cells and exchanges after the first command, each timed separately.
@@ -95,7 +97,7 @@ pub struct Scenario {
     /// from the template.
     #[serde(default)]
     pub parent: Vec<ParentStep>,
-    /// What happens to a node of the target's cluster during each round of the target; `None` for nothing.
+    /// Event at a node of the target's cluster during each round of the target; `None` for no event.
     #[serde(default)]
     pub event: Option<EventSpec>,
     /// How long clones live.
@@ -105,7 +107,7 @@ pub struct Scenario {
     /// Command of the host-process rounds; `None` for no such rounds.
     pub baseline: Option<ExecSpec>,
     pub gates: Vec<GateSpec>,
-    /// Rule by which disturbed repetitions are left out. `None`, in runs recorded before there was a rule, keeps all.
+    /// Rule that excludes disturbed repetitions. `None` keeps all; older recorded runs have no rule.
     #[serde(default)]
     pub interference: Option<InterferenceSpec>,
 }
@@ -113,14 +115,14 @@ pub struct Scenario {
 /// Limits beyond which a round is disturbed by other programs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InterferenceSpec {
-    /// Share of the host's CPU time that other programs may use, 0 to 1. Kernel threads are not among them.
+    /// Share of the host's CPU time that other programs may use, 0 to 1. Kernel threads do not count.
     pub foreign_cpu_share: f64,
     /// Share of the time in which some task may wait for memory, 0 to 1.
     pub memory_wait_share: f64,
 }
 
 impl InterferenceSpec {
-    /// The rule in words.
+    /// The rule as a sentence.
     #[must_use]
     pub fn describe(&self) -> String {
         format!(
@@ -169,7 +171,7 @@ pub struct TargetSpec {
     /// Number of nodes of the cluster that the run starts; 0 for a single server.
     #[serde(default)]
     pub nodes: u8,
-    /// Nodes of the target's cluster that are asked in turn; empty for all.
+    /// Nodes of the target's cluster that receive requests, in turn; empty for all.
     #[serde(default)]
     pub by: Vec<String>,
     /// Nodes that take no new sandboxes and forward all creates.
@@ -184,11 +186,11 @@ pub struct TargetSpec {
     pub start_timeout: Duration,
 }
 
-/// Where sandboxes run. Decides which properties of this host matter for a measurement.
+/// Place where sandboxes run. It decides which properties of this host matter for a measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
-    /// Behind an endpoint or an adapter; this host is only the client, as far as the harness can tell.
+    /// Behind an endpoint or an adapter. As far as the harness can tell, this host is only the client.
     Elsewhere,
     /// On this host, without KVM.
     HostKernel,
@@ -205,7 +207,7 @@ pub enum TargetKind {
     VmmDirect,
     /// A server with E2B's API.
     E2b,
-    /// A server of CubeSandbox: E2B's API with its own statuses.
+    /// A CubeSandbox server: E2B's API with different status codes.
     Cubesandbox,
     /// A program that speaks the protocol of docs/measure/adapters.md.
     Adapter,
@@ -235,14 +237,14 @@ impl TargetKind {
         }
     }
 
-    /// Whether the harness drives VMs of this project itself, so that it can drop their template from the page cache.
+    /// Whether the harness itself runs VMs of this project, so that it can drop their template from the page cache.
     #[must_use]
     pub fn maps_template(self) -> bool {
         self == Self::VmmDirect
     }
 }
 
-/// How a server with E2B's API is asked for a sandbox.
+/// Endpoint for creates on a server with E2B's API.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CreateApi {
@@ -257,7 +259,7 @@ fn default_key_env() -> String {
     "E2B_API_KEY".to_owned()
 }
 
-/// Subjects of the rounds beside.
+/// Subjects of the comparison rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BesideKind {
@@ -267,7 +269,7 @@ pub enum BesideKind {
     HostProcess,
 }
 
-/// When clones are started.
+/// Arrival times of clones.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arrival {
@@ -276,13 +278,13 @@ pub enum Arrival {
         /// Clones in a round.
         starts: u32,
     },
-    /// A fixed number of workers; each starts its next clone as soon as its previous attempt has ended.
+    /// A fixed number of workers. Each starts its next clone as soon as its previous attempt has ended.
     Closed {
         workers: u32,
         /// Clones in a round, over all workers.
         starts: u32,
     },
-    /// At a fixed mean rate, whether or not earlier clones have finished.
+    /// A fixed mean rate, whether or not earlier clones have finished.
     Open {
         /// Clones in a round.
         starts: u32,
@@ -304,12 +306,12 @@ impl Arrival {
     }
 }
 
-/// Open loops at several rates: each repetition has one round for each rate.
+/// Open loops at several rates. Each repetition has one round for each rate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SteadySpec {
     /// Mean rates in clones per second, ascending.
     pub rates_per_s: Vec<f64>,
-    /// Duration of a round's arrivals.
+    /// Time during which clones arrive in a round.
     pub lasts: Duration,
 }
 
@@ -317,7 +319,7 @@ pub struct SteadySpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Spacing {
-    /// Exponentially distributed gaps, as independent customers cause.
+    /// Exponentially distributed gaps, as from independent customers.
     Poisson,
     /// Equal gaps.
     Constant,
@@ -328,7 +330,7 @@ pub enum Spacing {
 pub struct ExecSpec {
     /// Program and arguments; may be empty if there is a cell.
     pub argv: Vec<String>,
-    /// Code for the interpreter of the sandbox, which runs in place of `argv`.
+    /// Code for the interpreter of the sandbox, which replaces `argv`.
     #[serde(default)]
     pub cell: Option<String>,
     /// Language of the cell; `None` uses the interpreter's default, Python.
@@ -339,7 +341,7 @@ pub struct ExecSpec {
     pub user: String,
     /// Exact standard output expected; for a cell, its printed output followed by the text of its result.
     pub expect_stdout: String,
-    /// Timeout from the request to the complete answer.
+    /// Timeout from the request to the complete response.
     pub timeout: Duration,
 }
 
@@ -397,7 +399,7 @@ pub struct TurnSpec {
     pub name: String,
     /// Command or cell; for an exchange, only the timeout applies.
     pub exec: ExecSpec,
-    /// Traffic with a peer outside the sandbox, in place of a command or cell.
+    /// Traffic with a peer outside the sandbox, which replaces the command or cell.
     #[serde(default)]
     pub exchange: Option<ExchangeSpec>,
 }
@@ -409,22 +411,23 @@ pub struct HoldSpec {
     /// Idle time of held clones before they are inspected and killed; with [`HoldUntil::Round`], also before the memory
     /// sample. Ignored with [`HoldUntil::Exec`].
     pub at_least: Duration,
-    /// Whether each held clone repeats its first command, and the first denied exchange if there is one, before it is
+    /// Whether each held clone repeats its first command, and the first denied exchange if any, before it is
     /// killed.
     pub exec_after: bool,
-    /// Whether the CPU time of the idle clones is measured after each measured round too; only with [`HoldUntil::End`].
+    /// Whether the CPU time of the idle clones is also measured after each measured round; only with
+    /// [`HoldUntil::End`].
     #[serde(default)]
     pub idle_each_round: bool,
 }
 
-/// When clones of measured rounds are killed. Warm-up and cold clones, clones beside and host processes live at most
-/// until the end of their round.
+/// When clones of measured rounds are killed. Warm-up clones, cold clones, comparison clones and host processes
+/// live at most until the end of their round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HoldUntil {
     /// After its first command and its turns.
     Exec,
-    /// When its lifetime has passed since the answer to its create.
+    /// When its lifetime has passed since the response to its create.
     Lifetime,
     /// After all clones of its round have finished or failed and the held clones were inspected.
     Round,
@@ -468,7 +471,7 @@ pub enum ScenarioError {
     /// A value that is out of range, or keys that contradict each other.
     #[error("scenario {name}: {what}")]
     Value { name: String, what: String },
-    /// The file of work cannot be used.
+    /// The work file cannot be used.
     #[error("scenario {name}")]
     Work {
         name: String,
@@ -477,7 +480,7 @@ pub enum ScenarioError {
     },
 }
 
-/// Reads and validates a scenario file. `work` replaces its file of work.
+/// Reads and validates a scenario file. `work` replaces its work file.
 ///
 /// # Errors
 /// Returns [`ScenarioError::Read`] if the file cannot be read, and otherwise the errors of [`parse`].
@@ -485,7 +488,7 @@ pub fn load(path: &Path, work: Option<&Path>) -> Result<Scenario, ScenarioError>
     load_changed(path, work, &[])
 }
 
-/// As [`load`], with keys that replace those of the file.
+/// Like [`load`], with keys that replace keys of the file.
 ///
 /// # Errors
 /// Returns the errors of [`load`].
@@ -513,7 +516,7 @@ pub fn parse(name: &str, text: &str) -> Result<Scenario, ScenarioError> {
     parse_changed(name, text, &[])
 }
 
-/// As [`parse`], with keys that replace those of the text.
+/// Like [`parse`], with keys that replace keys of the text.
 ///
 /// # Errors
 /// Returns the errors of [`parse`].
@@ -525,7 +528,7 @@ pub fn parse_changed(
     parse_with(name, text, Path::new(""), None, changes)
 }
 
-/// As [`parse`]. `work.file` of the text is relative to `dir`, and `work` replaces it.
+/// Like [`parse`]. `work.file` in the text is relative to `dir`; `work` replaces it.
 fn parse_with(
     name: &str,
     text: &str,

@@ -79,16 +79,16 @@ pub enum SessionError {
     Artifact(#[from] ArtifactError),
     #[error(transparent)]
     Url(#[from] BadUrl),
-    /// `target.api_url` names an API, and the variable with its key is not set.
+    /// `target.api_url` is set, but the variable with its key is not.
     #[error("the API at target.api_url needs a key: set {0}")]
     NoKey(String),
     /// The program behind the target is missing, or did not start.
     #[error("cannot use target.kind {kind:?}: {why}")]
     Target { kind: &'static str, why: String },
-    /// The cluster of the run did not start.
+    /// The run's cluster did not start.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// The `cube-api` of the run did not start.
+    /// The run's `cube-api` did not start.
     #[error(transparent)]
     Server(#[from] ServerError),
     #[error("cannot use /dev/kvm ({0}): run as root on a host with KVM")]
@@ -119,7 +119,7 @@ pub enum SessionError {
 ///
 /// # Errors
 /// Returns an error if the host, the network or the target cannot be prepared, or if the results cannot be written.
-/// Failures of single clones and errors that end the run early are recorded as events and are not returned.
+/// Failures of single clones and errors that end the run early are recorded as events instead.
 pub fn run(scenario: &Scenario, settings: &Settings) -> Result<PathBuf, SessionError> {
     let interrupted = watch_signals()?;
     run_until(scenario, settings, &interrupted)
@@ -140,7 +140,7 @@ pub fn run_until(
     let hub = (scenario.target.nodes > 0).then(Hub::enter).transpose()?;
     sweep(&settings.run_root)?;
     let mut host = facts::read(&settings.vmm.clone().unwrap_or_else(artifacts::default_vmm));
-    // The server is a child of this process, so it must be started in the run's cgroup.
+    // The server is a child of this process, so the process must first enter the run's cgroup.
     let group = OwnGroup::enter()
         .inspect_err(|error| {
             eprintln!("cube-bench: CPU time of other programs is not measured: {error}");
@@ -160,7 +160,7 @@ pub fn run_until(
     };
     let systems = systems::start(scenario, settings, surroundings, &mut host);
     let systems = systems.inspect_err(|_| {
-        // Fails if something was written there, which is kept then.
+        // Fails if the directory is not empty; it is then kept.
         let _ = fs::remove_dir(&results);
     })?;
     write_environment(&results, &host)?;
@@ -180,7 +180,7 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> SessionError {
     move |source| SessionError::Io { path, source }
 }
 
-/// Removes processes and directories of runs that were killed, and prints to standard error what was removed.
+/// Removes processes and directories of killed runs, and prints what it removed to standard error.
 ///
 /// # Errors
 /// Returns [`SessionError::Io`] if the run root cannot be listed or is writable by other users.
@@ -223,7 +223,7 @@ pub fn read_environment(dir: &Path) -> Result<HostFacts, SessionError> {
         .map_err(at(&path))
 }
 
-/// What a run has recorded. Its report is a pure function of this.
+/// The recorded data of a run. Its report is a pure function of this.
 #[derive(Clone, Debug)]
 pub struct RecordedRun {
     pub summary: Summary,
@@ -249,7 +249,7 @@ impl RecordedRun {
     }
 }
 
-/// Everything that recording one run needs, apart from the subjects.
+/// Everything needed to record one run, except the subjects.
 struct Recording<'a> {
     scenario: &'a Scenario,
     settings: &'a Settings,
@@ -344,8 +344,8 @@ fn started(scenario: &Scenario, settings: &Settings) -> RunEvent {
     }))
 }
 
-/// Installs handlers for SIGINT and SIGTERM. The first of these signals sets the returned flag, and the second
-/// terminates the process.
+/// Installs handlers for SIGINT and SIGTERM. The first signal sets the returned flag; the second terminates the
+/// process.
 ///
 /// # Errors
 /// Returns [`SessionError::Signals`] if a handler cannot be installed.

@@ -1,4 +1,4 @@
-//! The events of a run as a [`Summary`](fold::Summary), and its parts: times, costs, memory and loads.
+//! Folds the events of a run into a [`Summary`](fold::Summary) of times, costs, memory and load.
 
 pub mod fold;
 pub mod interference;

@@ -40,12 +40,12 @@ impl std::fmt::Display for CloneId {
 
 /// Starts sandboxes. Called from many threads at the same time.
 pub trait Target: Sync {
-    /// Starts a sandbox and waits until the create is answered. Stamps are written to `timeline` after each step, so
+    /// Starts a sandbox and waits until the create returns. Stamps are written to `timeline` after each step, so
     /// they are kept if a later step fails.
     ///
     /// # Errors
-    /// Returns an error that names the failed step. A clone of `vmm-direct` has then been removed. A server may have
-    /// created a sandbox despite the failure, and removes it at the end of its lifetime.
+    /// Returns an error that names the failed step. A clone of `vmm-direct` has then been removed. A server may
+    /// have created a sandbox despite the failure, and removes it at the end of its lifetime.
     fn create(&self, id: CloneId, timeline: &mut Timeline) -> Result<Box<dyn Sandbox>, Failure>;
 
     /// Reads the template's memory file into the page cache or drops it from the cache. Targets that do not restore the
@@ -57,14 +57,13 @@ pub trait Target: Sync {
 
     /// Waits until the warm pool of the target is full, and nothing is being filled or removed.
     ///
-    /// # Errors
-    /// Returns an error if this is not so after a minute, or if the state of the pool cannot be read.
+    /// # Errors Returns an error if this takes more than a minute, or if the state of the pool cannot be read.
     fn await_ready(&self) -> std::io::Result<()> {
         Ok(())
     }
 
-    /// CPU time in nanoseconds that the processes of the target have used so far, ended ones included. `None` if it cannot
-    /// be read.
+    /// CPU time in nanoseconds that the processes of the target have used so far, including processes that have
+    /// ended. `None` if it cannot be read.
     fn cpu_ns(&self) -> Option<u64> {
         None
     }
@@ -105,12 +104,12 @@ impl Target for Absent {
     }
 }
 
-/// What a target reports about itself.
+/// Self-description of a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
     /// Version of the program behind the target; `None` if it reports none.
     pub version: Option<String>,
-    /// What separates a sandbox from the host, in a few words; `None` if unknown.
+    /// Isolation of a sandbox from the host, in a few words; `None` if unknown.
     pub platform: Option<String>,
 }
 
@@ -128,7 +127,7 @@ pub struct Pool {
 /// State of the page cache with respect to the memory file of the template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageCache {
-    /// The kernel was asked to drop the file.
+    /// The kernel was requested to drop the file.
     Dropped,
     /// The whole file has been read.
     ReadAhead,
@@ -150,8 +149,7 @@ pub trait Sandbox: Send {
 
     /// Replaces the network policy. `options` is the body of E2B's `PUT /sandboxes/{id}/network`.
     ///
-    /// # Errors
-    /// Returns an error if the policy was refused, or if the target has no policies.
+    /// # Errors Returns an error if the policy was rejected, or if the target has no policies.
     fn set_network(&mut self, options: &serde_json::Value) -> Result<(), Failure>;
 
     /// Process id of the VMM; `None` if there is no such process or it is not found on this host.
@@ -226,7 +224,7 @@ fn shorten(bytes: &[u8]) -> String {
 /// Value of PATH in sandboxes that share the host's kernel, as in the guests of the template `base`.
 const GUEST_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The first line that a program prints for `--version`. `package` is the Debian package with the program.
+/// The first line that a program prints for `--version`. `package` is the Debian package that contains the program.
 fn version_of(command: &[String], package: &str) -> Result<Option<String>, Failure> {
     let program = command.first().map_or("", String::as_str);
     let mut version = std::process::Command::new(program);

@@ -1,5 +1,5 @@
-//! Traces: request sequences as JSON files, in the format of CubeSandbox's cube-bench (`--dump-trace`), so that the same
-//! sequence can be replayed by either program.
+//! Traces: request sequences as JSON files in the format of CubeSandbox's cube-bench (`--dump-trace`), so that
+//! either program can replay a sequence.
 
 use std::{fs, io, path::Path};
 
@@ -10,9 +10,9 @@ use crate::{
     scenario::{Arrival, Scenario},
 };
 
-/// Requests of a trace at most. A longer one is treated as a mistake.
+/// Maximum number of requests in a trace. A longer one is treated as a mistake.
 const MOST_REQUESTS: usize = 100_000;
-/// Bytes of a file at most.
+/// Maximum size of a file in bytes.
 const MOST_BYTES: u64 = 64 << 20;
 /// Latest arrival and longest lifetime, in milliseconds: a week.
 const LATEST_MS: u64 = 7 * 24 * 3600 * 1000;
@@ -33,7 +33,7 @@ pub struct TraceFile {
     pub requests: Vec<TraceRequest>,
 }
 
-/// Parameters from which a sequence was drawn; for readers.
+/// Parameters that generated the sequence; informative only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Params {
@@ -48,7 +48,7 @@ pub struct TraceTemplate {
     pub template_id: String,
     #[serde(default)]
     pub weight: u32,
-    /// Size for readers; 0 if unknown.
+    /// Informative only; 0 if unknown.
     #[serde(default)]
     pub cpu_millis: u64,
     #[serde(default)]
@@ -65,7 +65,7 @@ pub struct TraceRequest {
     pub cpu_millis: u64,
     #[serde(default)]
     pub mem_mib: u64,
-    /// Time from the answer to the create until the sandbox is killed; 0 kills it after its first command.
+    /// Time from the response to the create until the sandbox is killed; 0 kills it after its first command.
     #[serde(default)]
     pub lifetime_ms: u64,
 }
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(round.arrivals, [ms(0), ms(80), ms(80)]);
         assert_eq!(round.lifetimes_ms, [53_210, 31_000, 0]);
         assert_eq!(round.templates, [0, 1, 0]);
-        // Dumped and read again, it is the same trace.
+        // After a dump and a read, the trace is the same.
         let dumped = of_plan(&scenario, &plan, String::new()).unwrap();
         assert_eq!(check(dumped).unwrap(), trace);
         // Templates of another platform are replaced in the order of the file.

@@ -1,8 +1,7 @@
-//! Sets of work: what new sandboxes run first, drawn from a file by the seed of the scenario.
+//! Sets of work: the first commands of new sandboxes, chosen from a file by the seed of the scenario.
 //!
-//! A warm-up before a snapshot makes the cell that it ran cheaper in every clone. `scenarios/work/training.toml` lists
-//! what warm-ups run; work in that list is *trained*. Everything else is *unseen*, and only unseen work shows what a
-//! customer waits for.
+//! A warm-up before a snapshot makes its cell cheaper in every clone. `scenarios/work/training.toml` lists the work
+//! of warm-ups; it is *trained*. All other work is *unseen*, and only unseen work shows how long a customer waits.
 
 use std::{
     collections::BTreeSet,
@@ -18,10 +17,10 @@ use sha2::{Digest, Sha256};
 use crate::scenario::ExecSpec;
 
 const TRAINING: &str = include_str!("../../scenarios/work/training.toml");
-/// Items of one file. A larger file is treated as a mistake.
+/// Maximum number of items in a file. A larger file is treated as a mistake.
 const MOST_ITEMS: usize = 10_000;
 
-/// A validated file of work.
+/// A validated work file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkSet {
     /// Path of the file as given.
@@ -53,7 +52,7 @@ pub enum WorkKind {
     Command,
 }
 
-/// A file of work that cannot be used.
+/// A work file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkError {
     #[error("cannot read the work file {path}")]
@@ -112,7 +111,7 @@ struct TrainedConfig {
     argv: Vec<String>,
 }
 
-/// Reads and validates a file of work. User and timeout of the items are those of `like`.
+/// Reads and validates a work file. User and timeout of the items are those of `like`.
 ///
 /// # Errors
 /// Returns [`WorkError`] if the file cannot be read, is not TOML of the documented form, or contains an item that
@@ -191,7 +190,7 @@ impl WorkKind {
         }
     }
 
-    /// A cell that prints the modules that are loaded in a new sandbox, one a line; `None` for commands.
+    /// A cell that prints the modules loaded in a new sandbox, one per line; `None` for commands.
     #[must_use]
     pub fn list_modules(self) -> Option<&'static str> {
         match self {
@@ -204,7 +203,7 @@ impl WorkKind {
     }
 }
 
-/// Identifies work whatever its layout: SHA-256 of its language and its words.
+/// Identifies work independently of its layout: SHA-256 of its language and its words.
 fn identity(exec: &ExecSpec) -> String {
     let mut hash = Sha256::new();
     match &exec.cell {
@@ -315,7 +314,7 @@ mod tests {
         }
     }
 
-    /// A changed set is a new set: figures before and after the change cannot be compared.
+    /// A changed set is a new set: numbers from before and after the change cannot be compared.
     #[test]
     fn the_held_out_set_is_the_one_that_was_committed() {
         let sums = include_str!("../../scenarios/work/held-out/SHA256SUMS");

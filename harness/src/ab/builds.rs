@@ -41,12 +41,12 @@ pub struct Build {
     pub binaries: BTreeMap<String, String>,
     /// SHA-256 of the template's files, as recorded in its manifest.
     pub template: BTreeMap<String, String>,
-    /// URL of a running API that is measured in place of a build; everything but `path` is then empty.
+    /// URL of a running API that is measured instead of a build; all other fields except `path` are then empty.
     #[serde(default)]
     pub endpoint: Option<String>,
 }
 
-/// The URL that was given in place of a directory.
+/// The URL that was given instead of a directory.
 pub(super) fn url_of(path: &Path) -> Option<&str> {
     let text = path.to_str()?;
     (text.starts_with("http://") || text.starts_with("https://")).then_some(text)
@@ -115,8 +115,8 @@ impl Build {
         self.artifacts.join("bin/cube-api")
     }
 
-    /// Name of a program or of a file of the template whose hash differs from the recorded one. Files without a hash on
-    /// both sides are not compared.
+    /// Name of a program, or of a file of the template, whose hash differs from the recorded one. A file without a
+    /// hash on either side is not compared.
     #[must_use]
     pub fn changed_file(
         &self,

@@ -24,13 +24,13 @@ pub enum Finding {
     /// The data do not show a change beyond the tolerance, or the verdict was withheld. This does not prove equality:
     /// changes smaller than `detectable_share` are likely to be missed.
     NotShown,
-    /// With so few blocks (for a count, so few starts), even the largest change of this metric alone could not have
-    /// been significant.
+    /// With so few blocks (for a count, so few starts), even the largest possible change of this metric alone would
+    /// not be significant.
     TooFewBlocks,
 }
 
 impl Finding {
-    /// The words in a report.
+    /// Wording in reports.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -42,7 +42,7 @@ impl Finding {
     }
 }
 
-/// Number of starts of each build to which something happened.
+/// Number of starts of each build for which a condition was true.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CountComparison {
     /// `failures`, or `not_warm` for sandboxes that did not come from the pool.
@@ -104,7 +104,7 @@ pub struct Comparison {
     pub metrics: Vec<MetricComparison>,
     /// Blocks of each build with which a change of one metric alone can be significant.
     pub blocks_needed: usize,
-    /// Whether at least one create of each build was answered.
+    /// Whether at least one create of each build succeeded.
     pub both_replied: bool,
 }
 
@@ -146,7 +146,7 @@ fn starts(blocks: &[Block], side: Side) -> impl Iterator<Item = &Attempt> {
         .flat_map(|block| &block.summary.clones)
 }
 
-/// Failures first, and then, if the servers of both builds report it, starts that did not come from the warm pool.
+/// Failures first. If the servers of both builds report origins, also starts that did not come from the warm pool.
 fn counts(blocks: &[Block]) -> Vec<CountComparison> {
     let mut counts = vec![count("failures", blocks, |start| start.failure.is_some())];
     let knows_kind = |side| starts(blocks, side).any(|start| start.start.is_some());
@@ -165,7 +165,7 @@ fn count(name: &str, blocks: &[Block], hit: impl Fn(&Attempt) -> bool) -> CountC
     };
     let ((a, a_n), (b, b_n)) = (of(Side::A), of(Side::B));
     let p = fisher::two_sided(a, a_n, b, b_n);
-    // Shares multiplied by both numbers of starts, which avoids a division by zero.
+    // Compares the shares multiplied by both numbers of starts, to avoid a division by zero.
     let (a_share, b_share) = (
         u128::from(a) * u128::from(b_n),
         u128::from(b) * u128::from(a_n),
@@ -233,8 +233,9 @@ fn measure(metric: &Metric, blocks: &[Block], seed: u64) -> Option<MetricCompari
     })
 }
 
-/// Names of the metrics of which the data do not show that B is worse by at most `margin`, a share: their interval is
-/// missing or ends beyond it. Each metric must be shown by itself, so no correction for several metrics applies.
+/// Names of the metrics for which the data do not show that B is worse by at most `margin`, a share: the interval
+/// is missing or ends beyond the margin. Each metric must be shown separately, so no correction for multiple
+/// metrics applies.
 #[must_use]
 pub fn not_within(metrics: &[MetricComparison], margin: f64) -> Vec<String> {
     let within = |metric: &&MetricComparison| {

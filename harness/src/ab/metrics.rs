@@ -11,7 +11,7 @@ use crate::{
 };
 use stats::quantile::{INFINITE, Samples};
 
-/// Number of samples that a block needs for its P95. With fewer samples nearest rank returns the maximum.
+/// Number of samples that a block needs for its P95. With fewer samples, nearest rank returns the maximum.
 const BLOCK_NEEDS_P95: usize = 20;
 
 /// Source of the samples of a metric. Times are in nanoseconds, memory in bytes.
@@ -31,9 +31,9 @@ pub(super) enum Source {
     PssBytes,
     /// Decrease of available memory per additional clone; one sample for each block.
     MemorySlope,
-    /// CPU time for each start, of the server with its VMs or of the VMMs; one sample for each block.
+    /// CPU time per start of the server with its VMs, or of the VMMs; one sample for each block.
     CpuPerStart,
-    /// Starts per second in thousandths; one sample for each block. The only source of which more is better.
+    /// Starts per second, in thousandths; one sample for each block. The only source for which more is better.
     StartsPerSecond,
 }
 
@@ -46,8 +46,8 @@ pub(super) struct Metric {
 }
 
 impl Source {
-    /// Samples of one block. A latency or turn time that was not reached is [`INFINITE`]; other values that could not
-    /// be read are absent.
+    /// Samples of one block. A latency or turn time that was not reached is [`INFINITE`]; other values that could
+    /// not be read are absent.
     pub(super) fn samples(self, summary: &Summary) -> Vec<u64> {
         let clones = &summary.clones;
         match self {
@@ -120,7 +120,7 @@ impl Metric {
         metrics
     }
 
-    /// The quantile over all blocks of a build; `None` with too few samples, or if it is zero or lies among failures.
+    /// Quantile over all blocks of a build; `None` with too few samples, or if it is zero or lies among failures.
     pub(super) fn pooled(&self, samples: Vec<u64>) -> Option<f64> {
         let needs = match self.source {
             Source::MemorySlope | Source::CpuPerStart | Source::StartsPerSecond => 1,
@@ -130,7 +130,7 @@ impl Metric {
         finite(&samples, self.quantile).filter(|_| samples.n() >= needs)
     }
 
-    /// The quantile of one block; `None` with too few samples, or if it is zero or lies among failures.
+    /// Quantile of one block; `None` with too few samples, or if it is zero or lies among failures.
     pub(super) fn of_block(&self, samples: Vec<u64>) -> Option<f64> {
         let needs = match self.quantile {
             Quantile::P95 | Quantile::P99 => BLOCK_NEEDS_P95,

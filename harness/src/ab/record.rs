@@ -34,7 +34,7 @@ pub const PLAN_FILE: &str = "ab.json";
 pub struct AbPlan {
     /// [`FORMAT`].
     pub format: u32,
-    /// The scenario of each block, or of A's blocks if there is another one for B.
+    /// The scenario of each block, or only of A's blocks if B has its own.
     pub scenario: Scenario,
     /// The scenario of B's blocks, if two configurations are compared.
     #[serde(default)]
@@ -47,7 +47,7 @@ pub struct AbPlan {
     pub seed: u64,
     /// Smallest change that counts, as a share.
     pub tolerance: f64,
-    /// Largest accepted slowdown as a share, which B must be shown to stay within; `None` demands no such proof.
+    /// Largest accepted slowdown as a share. B must be shown to stay within it; `None` requires no such proof.
     #[serde(default)]
     pub margin: Option<f64>,
     /// Command line that repeats the comparison.
@@ -71,10 +71,10 @@ pub struct Recorded {
     pub plan: AbPlan,
     /// Completed blocks, in order; fewer than planned if a block did not complete.
     pub blocks: Vec<Block>,
-    /// Pairs left out because a block of them did not measure (too much of the host's memory was in use) or was
+    /// Pairs excluded because one of their blocks did not measure (too much of the host's memory was in use) or was
     /// disturbed by other programs.
     pub left_out: usize,
-    /// Pairs among them with a disturbed block.
+    /// Excluded pairs with a disturbed block.
     pub disturbed: usize,
     /// Facts about the host before the first block; `None` if no block was completed.
     pub host: Option<HostFacts>,
@@ -96,7 +96,7 @@ pub enum ReadError {
     #[error(transparent)]
     Environment(#[from] SessionError),
     #[error(
-        "block {block} ran with other files of build {side} than the plan: {what} changed during the run"
+        "block {block} did not run with the files of build {side} in the plan: {what} changed during the run"
     )]
     Changed {
         block: PathBuf,
@@ -124,12 +124,11 @@ pub fn create(dir: &Path, plan: &AbPlan) -> io::Result<()> {
     io::Write::write_all(&mut file, &text)
 }
 
-/// Reads a recorded comparison. The first block that is missing or was interrupted is left out, and so are all later
-/// blocks. A pair with a block that did not measure because of the host's memory is left out alone.
+/// Reads a recorded comparison. A missing or interrupted block and all blocks after it are ignored. If a block did
+/// not measure because of the host's memory, only its pair is ignored.
 ///
-/// # Errors
-/// Returns [`ReadError`] if the plan is missing or has another format, if a file of a block cannot be read or parsed,
-/// or if the programs or the template of a block differ from the plan.
+/// # Errors Returns [`ReadError`] if the plan is missing or has a different format, if a file of a block cannot be
+/// read or parsed, or if the programs or the template of a block differ from the plan.
 pub fn read(dir: &Path) -> Result<Recorded, ReadError> {
     let plan = read_plan(dir)?;
     let mut blocks: Vec<Block> = Vec::new();
@@ -181,7 +180,7 @@ fn read_plan(dir: &Path) -> Result<AbPlan, ReadError> {
     let text = fs::read(&path).map_err(failed)?;
     let format = |source: serde_json::Error| failed(source.into());
     let value: serde_json::Value = serde_json::from_slice(&text).map_err(format)?;
-    // The format is checked first, because a plan of another format may have other fields.
+    // Check the format first: a plan of a different format may have different fields.
     let found = value["format"].as_u64().unwrap_or(0);
     if found != u64::from(FORMAT) {
         let found = u32::try_from(found).unwrap_or(u32::MAX);

@@ -40,11 +40,11 @@ pub struct AbReport {
     pub blocks: u32,
     /// Pairs of blocks that were completed and are compared.
     pub pairs: usize,
-    /// Pairs left out because a block of them did not measure (too much of the host's memory was in use) or was
+    /// Pairs excluded because one of their blocks did not measure (too much of the host's memory was in use) or was
     /// disturbed by other programs.
     #[serde(default)]
     pub pairs_left_out: usize,
-    /// Pairs among them with a disturbed block.
+    /// Excluded pairs with a disturbed block.
     #[serde(default)]
     pub pairs_disturbed: usize,
     /// Blocks of each build with which a change of one metric alone can be significant.
@@ -54,7 +54,7 @@ pub struct AbReport {
     /// Largest accepted slowdown as a share; `null` if none was given.
     #[serde(default)]
     pub margin: Option<f64>,
-    /// Metrics of which it is not shown that B stays within `margin`; empty without a margin.
+    /// Metrics for which it is not shown that B stays within `margin`; empty without a margin.
     #[serde(default)]
     pub not_within_margin: Vec<String>,
     /// Failures, and starts that did not come from the warm pool.
@@ -68,7 +68,7 @@ impl AbReport {
     pub fn new(recorded: &Recorded) -> (Self, End) {
         let plan = &recorded.plan;
         let pairs = recorded.blocks.len() / 2;
-        // The last block is left out if its pair is incomplete.
+        // The last block is ignored if its pair is incomplete.
         let blocks = &recorded.blocks[..pairs * 2];
         let comparison = compare::compare(&plan.scenario, blocks, plan.tolerance, plan.seed);
         let graded = grade(recorded);
@@ -116,8 +116,8 @@ impl AbReport {
     }
 }
 
-/// The grade of the host over the whole run. Uncommitted changes lower it if they are in the source trees of the
-/// builds, not of `cube-bench`.
+/// Grade of the host over the whole run. Uncommitted changes in the source trees of the builds lower it; changes in
+/// the source tree of `cube-bench` do not.
 fn grade(recorded: &Recorded) -> Graded {
     let Some(facts) = &recorded.host else {
         return Graded {

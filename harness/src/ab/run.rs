@@ -40,7 +40,7 @@ pub struct AbSettings {
     pub seed: Option<u64>,
     /// Smallest change that counts, as a share.
     pub tolerance: f64,
-    /// Largest accepted slowdown as a share; `None` demands no proof that B stays within one.
+    /// Largest accepted slowdown as a share; `None` requires no proof that B stays within it.
     pub margin: Option<f64>,
     /// Directory of the results; must not contain a plan yet.
     pub results: PathBuf,
@@ -73,7 +73,6 @@ pub enum AbError {
         side: char,
         message: String,
     },
-    /// A program or a template of a build was replaced since the plan was written.
     #[error(
         "build {side} changed before block {index}: {what} was replaced; do not build in {dir} during a comparison"
     )]
@@ -155,8 +154,8 @@ pub fn run(scenario: &Scenario, settings: &AbSettings) -> Result<(), AbError> {
     Ok(())
 }
 
-/// Compares the files of a build with the plan, so that a replaced template or program is found before its block and not
-/// after the last one.
+/// Compares the files of a build with the plan before each block, so that a replaced template or program is found
+/// early and not after the last block.
 fn refuse_changed(plan: &AbPlan, index: usize, side: Side) -> Result<(), AbError> {
     let planned = plan.build(side);
     let now = Build::find(&planned.path, plan.scenario_of(side))?;
@@ -171,8 +170,8 @@ fn refuse_changed(plan: &AbPlan, index: usize, side: Side) -> Result<(), AbError
     })
 }
 
-/// The scenario of one block: warm-up and one round of clones, without cold rounds, rounds beside, baseline and gates.
-/// `place` is the side's directory or URL.
+/// The scenario of one block: warm-up and one round of clones, without cold rounds, comparison rounds, baseline and
+/// gates. `place` is the side's directory or URL.
 fn block_scenario(
     scenario: &Scenario,
     settings: &AbSettings,
@@ -229,7 +228,8 @@ fn block_scenario(
     Ok(block)
 }
 
-/// `count` times `wanted` / `planned`, rounded up, so that a warm pool at least as large as a round remains so.
+/// `count` times `wanted` / `planned`, rounded up, so that a warm pool that is at least as large as a round stays
+/// so.
 fn scaled(count: u32, wanted: u32, planned: u32) -> u32 {
     let scaled = (u64::from(count) * u64::from(wanted)).div_ceil(u64::from(planned.max(1)));
     u32::try_from(scaled).unwrap_or(u32::MAX)
@@ -239,7 +239,7 @@ fn block_settings(plan: &AbPlan, side: Side, dir: &Path, run_root: &Path) -> Set
     let build = plan.build(side);
     Settings {
         artifacts: build.artifacts.clone(),
-        // A running API needs no programs of this host.
+        // A running API needs no programs on this host.
         vmm: build.endpoint.is_none().then(|| build.vmm()),
         api: build.endpoint.is_none().then(|| build.api()),
         probe: None,

@@ -1,5 +1,5 @@
-//! Several comparisons of the same two sides: how often is a change reported? If both sides are the same files, these are
-//! the false alarms.
+//! Counts how often repeated comparisons of the same two sides report a change. If both sides are the same files,
+//! these are false alarms.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use super::{
     report::AbReport,
 };
 
-/// Reports of repeated comparisons, counted.
+/// Tally of the reports of repeated comparisons.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     comparisons: u64,
@@ -99,8 +99,8 @@ impl Tally {
         out
     }
 
-    /// Fails if the same files were reported as changed significantly more often than [`LEVEL`] allows. Comparisons
-    /// without a metric decide nothing.
+    /// Fails if identical files were reported as changed significantly more often than [`LEVEL`] allows.
+    /// Comparisons without a metric do not count.
     #[must_use]
     pub fn end(&self) -> End {
         let is_same = self.same_files == self.comparisons;

@@ -178,7 +178,7 @@ fn no_worse_than_a_margin_must_be_shown_for_every_metric() {
     let open = |margin| not_within(&comparison.metrics, margin);
     assert_eq!(open(0.2), Vec::<String>::new());
     assert_eq!(open(0.0001).len(), comparison.metrics.len());
-    // Too few pairs for an interval show nothing.
+    // Too few pairs for an interval do not show anything.
     let few = Simulation::equal(4).compare(5);
     assert_eq!(not_within(&few.metrics, 10.0).len(), few.metrics.len());
     let slower = Simulation {
@@ -188,8 +188,8 @@ fn no_worse_than_a_margin_must_be_shown_for_every_metric() {
     assert_eq!(not_within(&slower.compare(5).metrics, 0.1).len(), 6);
 }
 
-/// Comparisons of blocks that are drawn with replacement from the rounds of a published run: their spread and their shape
-/// are those of a real host.
+/// Comparisons of blocks sampled with replacement from the rounds of a published run, so their spread and shape are
+/// those of a real host.
 struct Resampled(Vec<Vec<Attempt>>);
 
 impl Resampled {
@@ -302,7 +302,7 @@ fn failures_of_2_percent_are_found_in_resampled_blocks() {
 fn a_lower_rate_is_worse_and_a_higher_one_better() {
     let mut simulated = Simulation::equal(12).blocks(4);
     for (index, block) in simulated.iter_mut().enumerate() {
-        // B takes 1.2 times as long, and every block varies by a little.
+        // B takes 1.2 times as long, and every block varies slightly.
         let longer = if block.side == Side::B { 120 } else { 100 };
         let end_ns = 1_000_000 * longer + index as u64 * 1000;
         let times = fold::RoundTimes {

@@ -1,4 +1,4 @@
-//! Figures in docs/ that name the run from which they are.
+//! Figures in docs/ next to the name of their run.
 
 use std::{collections::BTreeSet, fs, io, path::Path};
 
@@ -6,16 +6,16 @@ use super::{CLAIMS_FILE, COVERED, Claims, ClaimsError, read, with_units};
 
 /// Directory of the documents.
 const DOCS: &str = "docs";
-/// Cell of a row whose figures are of the run in the row above.
+/// Cell of a row whose run is the run of the row above.
 const SAME: &str = "the same";
 
-/// A sentence for each number of milliseconds, megabytes or `per second` that is in one statement with the name of a
-/// published run, and not in the list. A statement is a sentence or a row of a table.
+/// One sentence for each number of milliseconds, megabytes or `per second` that is in one statement with the name
+/// of a published run, but not in the list. A statement is a sentence or a table row.
 pub(super) fn missing(root: &Path, claims: &Claims) -> Result<Vec<String>, ClaimsError> {
     let runs = names(&root.join("results"))?;
     let mut missing = Vec::new();
     for file in documents(root)? {
-        // All their figures are in the list, also those of statements that name no run.
+        // All figures of these documents must be listed, including those in statements that name no run.
         if COVERED.contains(&file.as_str()) {
             continue;
         }
@@ -25,7 +25,7 @@ pub(super) fn missing(root: &Path, claims: &Claims) -> Result<Vec<String>, Claim
     Ok(missing)
 }
 
-/// The paths of all documents, from the root; none if there is no [`DOCS`].
+/// Paths of all documents, relative to the root; empty if there is no [`DOCS`].
 pub(super) fn documents(root: &Path) -> Result<Vec<String>, ClaimsError> {
     let mut found = Vec::new();
     let mut dirs = vec![DOCS.to_owned()];
@@ -43,7 +43,7 @@ pub(super) fn documents(root: &Path) -> Result<Vec<String>, ClaimsError> {
     Ok(found)
 }
 
-/// Names of the entries of a directory; none if there is no such directory.
+/// Names of the entries of a directory; empty if it does not exist.
 fn names(dir: &Path) -> Result<BTreeSet<String>, ClaimsError> {
     let failed = |source| ClaimsError::Read {
         path: dir.to_owned(),
@@ -91,7 +91,7 @@ fn of_document(
     missing
 }
 
-/// The rows of tables and the sentences of a document, each in one line, without blocks of code.
+/// Table rows and sentences of a document, each in one line, without code blocks.
 fn statements(document: &str) -> Vec<String> {
     let mut statements = Vec::new();
     let mut paragraph = String::new();

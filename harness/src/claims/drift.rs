@@ -1,4 +1,4 @@
-//! Figures that are measured again: does the interval of the new run meet that of the published one?
+//! Compares the confidence intervals of a repeated run with those of the published run.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Claim, ClaimsError, load, report};
 
-/// Keys of values in reports, and the keys of their intervals beside them.
+/// Keys of values in reports, and of the intervals next to them.
 const INTERVALS: [(&str, &str); 5] = [
     ("p50_ms", "p50_ci95_ms"),
     ("p95_ms", "p95_ci95_ms"),
@@ -15,7 +15,7 @@ const INTERVALS: [(&str, &str); 5] = [
     ("slope_bytes_per_clone", "slope_ci95"),
 ];
 
-/// A published run and the directory in which it was measured again.
+/// A published run and the directory of its repetition.
 #[derive(Clone, Copy, Debug)]
 pub struct Rerun<'a> {
     /// Root of the repository.
@@ -25,14 +25,14 @@ pub struct Rerun<'a> {
     pub again: &'a Path,
 }
 
-/// Result of measuring the figures of one run again.
+/// Result of repeating one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drift {
-    /// Figures whose intervals meet.
+    /// Figures whose intervals overlap.
     pub agree: usize,
-    /// A sentence for each figure whose intervals do not meet.
+    /// One sentence for each figure whose intervals do not overlap.
     pub drifted: Vec<String>,
-    /// A sentence for each figure without an interval in one of the runs, or from another host.
+    /// One sentence for each figure that has no interval in one of the runs, or is from another host.
     pub undecided: Vec<String>,
 }
 
@@ -95,7 +95,7 @@ fn compare(claims: &[Claim], published: &Value, again: &Value) -> Drift {
     drift
 }
 
-/// Pointer of the interval that belongs to the value at `key`.
+/// Pointer to the interval of the value at `key`.
 fn interval_of(key: &str) -> Option<String> {
     let (above, last) = key.rsplit_once('/')?;
     let (_, interval) = INTERVALS.iter().find(|(value, _)| *value == last)?;

@@ -5,11 +5,11 @@ use std::path::Path;
 use super::{ClaimsError, cited::documents, read};
 use crate::{report::terminal, session::RecordedRun};
 
-/// Text before the name of the run whose report is shown in the next block of code.
+/// Text before the name of the run whose report is in the next code block.
 const SHOWS: &str = "Shortened report of a published run (`results/";
 
-/// A sentence for each line of a report in `docs/` that is not in the report of its run. Lines of dots stand for lines that
-/// were left out.
+/// One sentence for each line of a report in `docs/` that is not in the report of its run. Lines of dots mark
+/// omitted lines.
 pub(super) fn differing(root: &Path) -> Result<Vec<String>, ClaimsError> {
     let mut differing = Vec::new();
     for file in documents(root)? {

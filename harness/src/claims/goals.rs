@@ -1,4 +1,4 @@
-//! Goals beside measured figures: what misses its goal must be marked as missed.
+//! Checks goals next to measured figures: a figure that misses its goal must be marked as missed.
 
 use super::numbers;
 
@@ -6,8 +6,8 @@ const MARK: &str = "**MISSED**";
 
 /// Why the mark of a row is wrong; `None` if it is right or the row has no goal.
 ///
-/// A goal is a largest value, in the unit of the figure. Two goals are for the two quantiles of the row; one goal is for
-/// the larger quantile.
+/// A goal is an upper limit in the unit of the figure. Two goals apply to the two quantiles of the row; one goal
+/// applies to the larger quantile.
 pub(super) fn wrong(measured: &str, goal: &str) -> Option<String> {
     let goals = parsed(goal)?;
     let before = measured.split(['(', ':', ',']).next().unwrap_or_default();
@@ -15,7 +15,7 @@ pub(super) fn wrong(measured: &str, goal: &str) -> Option<String> {
     let from = figures.len().saturating_sub(goals.len());
     if goals.len() > figures.len() || goals.len() > 2 {
         return Some(format!(
-            "the goal {goal:?} does not belong to the figures {measured:?}"
+            "the goal {goal:?} does not match the figures {measured:?}"
         ));
     }
     let is_missed = figures[from..]

@@ -41,7 +41,7 @@ pub fn write(root: &Path) -> Result<usize, ClaimsError> {
     Ok(changed)
 }
 
-/// The text of a claim with the figures of its run, and each figure that differs with its new form.
+/// The text of a claim with the figures of its run, and each changed figure with its new form.
 fn renewed<'a>(claim: &'a Claim, report: &Value) -> (String, Vec<(&'a Figure, String)>) {
     let (mut text, mut rest) = (String::new(), claim.text.as_str());
     let mut figures = Vec::new();

@@ -29,20 +29,20 @@ pub(super) struct Ab {
     /// Build B, the candidate
     #[arg(required_unless_present = "report")]
     b: Option<PathBuf>,
-    /// Scenario that each block runs; its gates, baseline and cold rounds are left out
+    /// Scenario that each block runs; its gates, baseline and cold rounds are ignored
     #[arg(long, value_name = "FILE", default_value = "scenarios/single.toml")]
     scenario: PathBuf,
-    /// Another scenario for B, to compare two configurations, for example of one build
+    /// Separate scenario for B, to compare two configurations, for example of one build
     #[arg(long, value_name = "FILE")]
     scenario_b: Option<PathBuf>,
-    /// Repeat the whole comparison N times, each with its own seed, and print how many reported a change. With A in
-    /// place of B too, these are the false alarms; exit code 3 if they are significantly more than 5 %
+    /// Repeat the whole comparison N times, each with its own seed, and print how many reported a change. With the
+    /// same build as A and B, these are false alarms; exit code 3 if they are significantly more than 5 %
     #[arg(long, value_name = "N", conflicts_with = "report", value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: Option<u32>,
     /// Blocks of each build; blocks run in the order A B B A
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..=400))]
     blocks: u32,
-    /// Starts in each block [default: those of one round of the scenario]
+    /// Starts in each block [default: as in one round of the scenario]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     starts: Option<u32>,
     /// Seed of arrivals and of the bootstrap [default: the scenario's]
@@ -57,7 +57,7 @@ pub(super) struct Ab {
     /// New directory for the results [default: target/cube/results/ab-NAME-TIME, or below $CUBE_ARTIFACTS]
     #[arg(long, value_name = "DIR", conflicts_with = "report")]
     results: Option<PathBuf>,
-    /// Report the recorded comparison in DIR again; measures nothing
+    /// Recompute the report of the recorded comparison in DIR; measures nothing
     #[arg(long, value_name = "DIR", conflicts_with_all = ["a", "b"])]
     report: Option<PathBuf>,
     #[command(flatten)]
@@ -88,7 +88,7 @@ impl Ab {
         })
     }
 
-    /// Runs the comparison several times and counts the reports that found a change.
+    /// Repeats the comparison, and counts the reports that found a change.
     fn repeated(self, times: u32) -> Result<End, CommandError> {
         let scenario = scenario::load(&self.scenario, None)?;
         let results = self.results_dir(&scenario);

@@ -1,4 +1,4 @@
-//! `cube-bench density`: the largest number of sandboxes within bounds, from a recorded run or from one that it starts.
+//! `cube-bench density`: the largest number of sandboxes within bounds, from a recorded or a new run.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -18,10 +18,10 @@ use super::{
 
 #[derive(Args)]
 pub(super) struct Density {
-    /// Directory with the results of a run whose sandboxes lived to its end, or a scenario file with hold.until = "end",
-    /// such as scenarios/density.toml, to run first
+    /// Directory of a run whose sandboxes lived to its end, or a scenario file to run first, with hold.until =
+    /// "end", such as scenarios/density.toml
     run: PathBuf,
-    /// Largest P95 of first exec, for example 60ms
+    /// Maximum P95 of first exec, for example 60ms
     #[arg(long, value_parser = humantime::parse_duration)]
     p95: Option<Duration>,
     /// Maximum memory of all sandboxes together, for example 4GiB
@@ -71,7 +71,7 @@ impl Density {
         if report.levels.is_empty() {
             return Err(CommandError::NotHeld(dir));
         }
-        // A recorded run may be a published one, which is never edited.
+        // A recorded run may be a published one, which must not change.
         if !is_recorded {
             write_reports(&view, &dir)?;
             let path = dir.join("density.json");

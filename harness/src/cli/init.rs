@@ -13,7 +13,7 @@ use super::CommandError;
 
 /// The scenario without its target.
 const TEXT: &str = include_str!("init.toml");
-/// Place of the target in [`TEXT`].
+/// Placeholder for the target in [`TEXT`].
 const PLACE: &str = "@TARGET@";
 
 #[derive(Args)]
@@ -21,7 +21,7 @@ pub(super) struct Init {
     /// File to write; it must not exist
     #[arg(default_value = "my-platform.toml")]
     file: PathBuf,
-    /// Measure the server with E2B's API at this URL
+    /// Measure the E2B-compatible server at this URL
     #[arg(long, value_name = "URL")]
     target: Option<String>,
     /// Measure through this adapter (docs/measure/adapters.md): its program and all its arguments, so this is the last option
@@ -71,7 +71,7 @@ impl Init {
     }
 }
 
-/// The scenario for an endpoint, for an adapter, or, without both, for VMs of this host.
+/// The scenario for an endpoint, for an adapter, or, without either, for VMs on this host.
 fn text(url: Option<&str>, adapter: &[String]) -> String {
     let quoted = |text: &str| toml::Value::from(text).to_string();
     let target = match (url, adapter) {

@@ -1,4 +1,4 @@
-//! `cube-bench saturate`: searches the highest rate of starts that holds a bound on the P95.
+//! `cube-bench saturate`: finds the highest start rate whose P95 stays within a bound.
 
 use std::{
     path::{Path, PathBuf},
@@ -20,7 +20,7 @@ use super::{CommandError, Places, PlainFormat, RunRoot, print_json};
 
 #[derive(Args)]
 pub(super) struct Saturate {
-    /// Scenario whose sandboxes are started; its arrivals, gates, baseline and cold rounds are left out
+    /// Scenario whose sandboxes are started; its arrivals, gates, baseline and cold rounds are ignored
     scenario: PathBuf,
     /// Bound on the P95 of first exec, for example 50ms
     #[arg(long, value_parser = humantime::parse_duration)]
@@ -28,13 +28,13 @@ pub(super) struct Saturate {
     /// First rate, in starts per second
     #[arg(long, value_name = "RATE", default_value_t = 10.0, value_parser = rate)]
     from: f64,
-    /// Highest rate that is tried
+    /// Highest rate to try
     #[arg(long, value_name = "RATE", default_value_t = 1000.0, value_parser = rate)]
     to: f64,
     /// Length of a trial; a trial has at least 100 starts
     #[arg(long, default_value = "20s", value_parser = humantime::parse_duration)]
     trial: Duration,
-    /// The search ends when the two rates around the capacity differ by at most this
+    /// The search ends when the two rates around the capacity differ by at most this share
     #[arg(long, value_name = "PERCENT", default_value_t = 5.0, value_parser = percent)]
     precision: f64,
     #[command(flatten)]

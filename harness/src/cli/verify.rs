@@ -26,19 +26,20 @@ use super::{CommandError, Format, Places, RunRoot};
 pub(super) enum Verify {
     /// Try every feature with every official E2B SDK; exit code 0 only if all required features work
     E2b(Conformance),
-    /// Check what sandboxes of one memory image must not share; exit code 4 if they share it, 5 if a case was not tried
+    /// Check that clones of one memory image share nothing they must not; exit code 4 if they do, 5 if a case was
+    /// not tried
     CloneHazards(Hazards),
     /// Try to reach forbidden destinations from a sandbox; exit code 4 for a breach, 5 if a case is not proven
     Isolation(Prover),
-    /// Run only the cases of `isolation` about the destinations that a policy allows
+    /// Run only those cases of `isolation` that concern allowed destinations
     Egress(Prover),
-    /// Try to reach the host from a VMM that was taken over; exit code 4 for a breach, 5 if a case is not proven
+    /// Try to reach the host from a compromised VMM; exit code 4 for a breach, 5 if a case is not proven
     Confinement(Confinement),
-    /// Restart a cube-api under load, and check what its clients see; exit code 3 if a promise does not hold
+    /// Restart a cube-api under load, and check what its clients observe; exit code 3 if a promise does not hold
     Restarts(Restarts),
-    /// Play random operations and kills, and compare every answer with a model; exit code 3 if one contradicts it
+    /// Run random operations and kills, and compare every response with a model; exit code 3 if one contradicts it
     Lifecycle(Lifecycle),
-    /// Wait until standard input ends: a process of root that attempts try to reach
+    /// Wait until standard input ends: a root process that attempts try to reach
     #[command(hide = true)]
     RootProcess,
 }
@@ -89,7 +90,7 @@ pub(super) struct Hazards {
     /// Template id or name
     #[arg(long, default_value = "code-interpreter-v1")]
     template: String,
-    /// Command that prints a random value of the template's start command; its clones are warned about if they share it
+    /// Command that prints a random value from the template's start command; warns if clones share it
     #[arg(long, value_name = "COMMAND")]
     ask: Option<String>,
     /// Verify every template of the endpoint
@@ -123,11 +124,11 @@ pub(super) struct Prover {
     /// Run only this case, or the cases of this class; can be repeated
     #[arg(long = "case", value_name = "NAME")]
     only: Vec<String>,
-    /// URL of a server that already runs; its key is E2B_API_KEY. A case that only the guest observes does not pass
-    /// [default: start a cube-api in new network namespaces]
+    /// URL of a running server; its key is E2B_API_KEY. A case that only the guest observes does not pass [default:
+    /// start a cube-api in new network namespaces]
     #[arg(long, value_name = "URL")]
     target: Option<String>,
-    /// Address of this machine that the target's sandboxes can reach; the suite listens there
+    /// Address of this host that the target's sandboxes can reach; the suite listens there
     #[arg(long, value_name = "ADDRESS", requires = "target")]
     outside: Option<IpAddr>,
     /// Also write isolation.json and isolation.xml to this directory
@@ -171,28 +172,28 @@ pub(super) struct Restarts {
     /// Sandboxes that live for the whole run
     #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..))]
     sandboxes: u32,
-    /// Kill the server under load this often, and start it again at once
+    /// How often to kill the server under load and restart it at once
     #[arg(long, value_name = "N", default_value_t = 0)]
     unplanned: u32,
-    /// Reload the server under load this often
+    /// How often to reload the server under load
     #[arg(long, value_name = "N", default_value_t = 0)]
     planned: u32,
-    /// Kill and start the server without load this often, at random moments of the start
+    /// How often to kill and restart the server without load, at random moments of its start
     #[arg(long, value_name = "N", default_value_t = 0)]
     bare: u32,
-    /// Two builds of cube-api that take turns [default: the same build again]
+    /// Two builds of cube-api to alternate between [default: the same build]
     #[arg(long, num_args = 2, value_names = ["A", "B"])]
     builds: Vec<PathBuf>,
     /// Seed of all random moments and choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Limit of the time until the first answer, such as 300ms
+    /// Maximum time until the first response, such as 300ms
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     max_answer: Option<Duration>,
-    /// Limit of the time until each sandbox answers, such as 1s
+    /// Maximum time until each sandbox responds, such as 1s
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     max_reach: Option<Duration>,
-    /// Limit of the longest time without an answer to new connections, such as 500ms
+    /// Maximum time without a response to new connections, such as 500ms
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     max_gap: Option<Duration>,
     /// Also write restarts.json, restarts.md, restarts.svg, restarts.xml and cube-api.log to this directory
@@ -206,15 +207,15 @@ pub(super) struct Restarts {
 pub(super) struct Lifecycle {
     #[command(flatten)]
     places: Places,
-    /// Directory for sockets, logs and server state; on a disk, because files in memory that a VMM writes count against
-    /// the memory limit of its sandbox
+    /// Directory for sockets, logs and server state. Must be on a disk, because in-memory files that a VMM writes
+    /// count against the memory limit of its sandbox
     #[arg(long, value_name = "DIR", default_value = "/var/tmp/cube")]
     run_root: PathBuf,
     /// Template id or name
     #[arg(long, default_value = "base")]
     template: String,
-    /// URL of a server that already runs; its key is E2B_API_KEY. Nothing is killed, and leaks are looked for by the API
-    /// only [default: start a cube-api in new network namespaces]
+    /// URL of a running server; its key is E2B_API_KEY. Nothing is killed, and leaks are detected only through the
+    /// API [default: start a cube-api in new network namespaces]
     #[arg(long, value_name = "URL")]
     target: Option<String>,
     /// Data plane of the target, such as https://{port}-{id}.example.com [default: the target]
@@ -226,10 +227,10 @@ pub(super) struct Lifecycle {
     /// Seed of all plans
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Play only this episode, again and again until it has a finding
+    /// Repeat only this episode until it has a finding
     #[arg(long, value_name = "N")]
     episode: Option<u64>,
-    /// Play only these steps of the episode, such as 0,3-5
+    /// Run only these steps of the episode, such as 0,3-5
     #[arg(long, value_name = "STEPS", requires = "episode")]
     steps: Option<Selection>,
     /// Also write lifecycle.json, lifecycle.xml, history.jsonl and cube-api.log to this directory
@@ -241,14 +242,14 @@ pub(super) struct Lifecycle {
 
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum MatrixFormat {
-    /// For a terminal
+    /// Text for a terminal
     #[default]
     Human,
-    /// One document, described in the page of the suite
+    /// One JSON document, described on the suite's page
     Json,
-    /// For CI systems
+    /// JUnit XML for CI systems
     Junit,
-    /// For issues and documentation
+    /// Markdown for issues and documentation
     Markdown,
 }
 
@@ -267,7 +268,7 @@ impl Verify {
     }
 }
 
-/// The options that all suites share.
+/// Setup that all suites share.
 fn setup(places: Places, run_root: RunRoot, template: String) -> Setup {
     Setup {
         artifacts: places.artifacts.unwrap_or_else(artifacts::default_dir),
@@ -278,7 +279,7 @@ fn setup(places: Places, run_root: RunRoot, template: String) -> Setup {
     }
 }
 
-/// Creates the directory if one was given, and writes these files into it.
+/// Creates the directory, if given, and writes these files into it.
 fn write_results(dir: Option<&Path>, files: &[(&str, String)]) -> Result<(), VerifyError> {
     let Some(dir) = dir else {
         return Ok(());
@@ -400,7 +401,7 @@ impl Confinement {
 impl Restarts {
     fn prove(self) -> Result<End, CommandError> {
         let interrupted = session::watch_signals()?;
-        // Creates the directory, so that a mistake in its name is found before the run.
+        // Create the directory now, so that a mistake in its name is found before the run.
         write_results(self.results.as_deref(), &[])?;
         let log = self.results.as_ref().map(|dir| dir.join("cube-api.log"));
         let builds = <[PathBuf; 2]>::try_from(self.builds).ok().map(Builds);
@@ -437,7 +438,7 @@ impl Restarts {
 impl Lifecycle {
     fn prove(self) -> Result<End, CommandError> {
         let interrupted = session::watch_signals()?;
-        // Creates the directory, so that a mistake in its name is found before the run.
+        // Create the directory now, so that a mistake in its name is found before the run.
         write_results(self.results.as_deref(), &[])?;
         let in_results = |name| self.results.as_ref().map(|dir: &PathBuf| dir.join(name));
         let proof = lifecycle::run(

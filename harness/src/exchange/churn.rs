@@ -137,7 +137,7 @@ fn swap_all(
         if swap.opens {
             receiver.await_arrival(asked_ns)?;
         }
-        // Even after a late answer, wait at least half a period for datagrams that should have been denied.
+        // Even after a late response, wait at least half a period for datagrams that should have been denied.
         let every_ns = clock::nanoseconds(every);
         next_ns = (asked_ns + every_ns).max(swap.answered_ns + every_ns / 2);
     }
@@ -207,7 +207,7 @@ fn monotonic(stamp: TimeSpec) -> io::Result<u64> {
         let wall = clock::nanoseconds(clock_gettime(ClockId::CLOCK_REALTIME)?.into());
         let after = clock::monotonic_ns();
         if after - before <= BRACKET_NS || attempt == TRIES {
-            // `before` gives the smaller result, so an arrival never appears later than it was.
+            // Using `before` gives the smaller result, so an arrival is never dated too late.
             return Ok((before + clock::nanoseconds(stamp.into())).saturating_sub(wall));
         }
     }
@@ -216,9 +216,9 @@ fn monotonic(stamp: TimeSpec) -> io::Result<u64> {
 
 /// Evaluates the arrivals. `arrivals` must be in ascending order; `end_ns` is the end of the period of the last update.
 ///
-/// # Errors
-/// Returns a network failure if, after an update that allows traffic, no datagram arrived before the next update, and
-/// otherwise a breach if a datagram arrived between the answer to an update that denies traffic and the next update.
+/// # Errors Returns a network failure if, after an update that allows traffic, no datagram arrived before the next
+/// update, and otherwise a breach if a datagram arrived between the response to an update that denies traffic and
+/// the next update.
 fn evaluate(swaps: &[Swap], arrivals: &[u64], end_ns: u64) -> Result<Exchanged, Failure> {
     let mut exchanged = Exchanged::default();
     let mut passed = 0;
@@ -276,7 +276,7 @@ mod tests {
         let exchanged = evaluated(&[90, 99, 105, 110, 215, 250, 305]).unwrap();
         assert_eq!(exchanged.times_ns, [10, 10, 10]);
         assert_eq!(exchanged.effects_ns, [5]);
-        // The first datagram arrives before the answer to the update.
+        // The first datagram arrives before the response to the update.
         assert_eq!(evaluated(&[205]).unwrap().effects_ns, [0]);
     }
 

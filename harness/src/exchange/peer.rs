@@ -14,7 +14,7 @@ use nix::{
 
 use crate::{clock, event::Exchanged};
 
-/// Length of a request and of its answer in bytes.
+/// Length of a request and of its response in bytes.
 const REQUEST: usize = 64;
 /// Largest read or write in bytes.
 const CHUNK: usize = 256 << 10;
@@ -95,7 +95,7 @@ pub(super) fn echo(mut stream: TcpStream, count: u32) -> io::Result<Exchanged> {
     let mut times_ns = Vec::new();
     let mut back = [0; REQUEST];
     for number in 0..count {
-        // Consecutive requests differ, so that a late answer is not mistaken for the answer to this request.
+        // Consecutive requests differ, so that a late response is not mistaken for the response to this request.
         let request = [number.to_le_bytes()[0]; REQUEST];
         let asked = clock::monotonic_ns();
         stream.write_all(&request)?;
@@ -186,7 +186,7 @@ mod tests {
             }
         };
         assert_eq!(met(|s| echo(s, 20), honest).unwrap().times_ns.len(), 20);
-        // Always the same answer, which is right only for the first request.
+        // Always sends the same response, which is correct only for the first request.
         let wrong = |mut stream: TcpStream| {
             let mut request = [0; REQUEST];
             while stream.read_exact(&mut request).is_ok() {

@@ -82,10 +82,10 @@ fn a_quantile_among_failures_is_missed_and_no_host_excuses_it() {
     let result = judged("first_exec.p95", "1s", &summary, Grade::Unfit);
     assert_eq!((result.verdict, result.decisive), (Verdict::Missed, true));
     assert_eq!(result.measured, None);
-    // The median itself is finite, and its interval too.
+    // The median itself and its interval are finite.
     let median = judged("first_exec.p50", "1s", &summary, Grade::Unfit);
     assert_eq!(median.verdict, Verdict::Met);
-    // Half of the rounds fail as a whole: the upper bound is infinite, so nothing is decided.
+    // Half of the rounds fail completely: the upper bound is infinite, so the verdict is inconclusive.
     let summary = clones(|round, _| (round % 5 < 3).then_some(10));
     let result = judged("first_exec.p50", "1s", &summary, Grade::Publishable);
     assert_eq!(result.verdict, Verdict::Inconclusive);
@@ -118,7 +118,7 @@ fn too_little_data_is_inconclusive_and_a_maximum_needs_no_interval() {
 
 #[test]
 fn a_ratio_to_host_processes_is_a_gate_of_its_own() {
-    // The host's speed changes from round to round, alike for both.
+    // The host's speed changes from round to round and affects both equally.
     let speed = |round: u32| 1 + u64::from(round) % 7;
     let summary = Summary {
         baseline: attempts(Subject::HostProcess, 10, |round, _| Some(10 * speed(round))),
@@ -206,7 +206,7 @@ fn a_rate_is_judged_by_its_interval_over_rounds() {
     summary.rounds.retain(|round, _| *round < 5);
     let few = judged("drain_per_s", "1/s", &summary, Grade::Publishable);
     assert_eq!(few.verdict, Verdict::Inconclusive);
-    // Clones without a server drain no pool, and a server whose pool was not seen states no sustainable rate.
+    // Clones without a server do not drain a pool, and a server whose pool is not visible has no sustainable rate.
     let direct = of_scenario(summary.clone(), "[hold]\nuntil='exec'");
     let rate =
         |metric, summary: &Summary| judged(metric, "1/s", summary, Grade::Publishable).measured;

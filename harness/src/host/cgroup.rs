@@ -1,8 +1,8 @@
 //! The cgroups of a process: their directories and the limits that apply to it.
 //!
-//! Limits of all cgroups from the process's own to the root apply at the same time, so the smallest one counts. In a
-//! container without a cgroup namespace, `/proc/self/cgroup` names directories that its mount does not contain; the root
-//! of the mount is then the cgroup of the container.
+//! The limits of all cgroups from the process's own to the root apply, so the smallest one counts. In a container
+//! without a cgroup namespace, `/proc/self/cgroup` names directories that its mount does not contain; the root of
+//! the mount is then the cgroup of the container.
 
 use std::{
     fs,
@@ -46,8 +46,8 @@ fn limits(root: &Path, cgroups: &str) -> Limits {
     }
 }
 
-/// Directories from the process's cgroup with this controller up to the root of its hierarchy. `cgroups` is the content
-/// of `/proc/PID/cgroup` (cgroups(7)). Directories that do not exist are left out.
+/// Directories from the process's cgroup with this controller up to the root of its hierarchy. `cgroups` is the
+/// content of `/proc/PID/cgroup` (cgroups(7)). Directories that do not exist are omitted.
 pub(crate) fn lineage(root: &Path, cgroups: &str, controller: &str) -> Vec<PathBuf> {
     let line = |has: &dyn Fn(&str) -> bool| {
         cgroups.lines().find_map(|line| {

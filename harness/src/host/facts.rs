@@ -52,7 +52,7 @@ pub struct HostFacts {
     pub clock_source: Option<String>,
     /// Kernel release.
     pub kernel: Option<String>,
-    /// Smallest CPU quota in cores of the process's cgroup and of those above it; `None` without a quota.
+    /// Smallest CPU quota, in cores, of the process's cgroup and its ancestors; `None` without a quota.
     pub cgroup_cpu_cores: Option<f64>,
     /// Smallest memory limit in bytes of the same cgroups; `None` without a limit.
     pub cgroup_memory_bytes: Option<u64>,
@@ -66,8 +66,8 @@ pub struct HostFacts {
     pub dirty_tree: Option<bool>,
     /// SHA-256 of `cube-bench`, `cube-vmm` and, if the run starts it, `cube-api`.
     pub binaries: BTreeMap<String, String>,
-    /// Build of the measured programs, by name: that of `build.json` in the program's directory, if it contains the hash
-    /// of the program.
+    /// Build of each measured program, by name, from `build.json` in the program's directory, if that file contains
+    /// the hash of the program.
     #[serde(default)]
     pub builds: BTreeMap<String, BuildFacts>,
     /// Whether `cube-bench` was built with debug assertions.
@@ -75,7 +75,7 @@ pub struct HostFacts {
     /// URL of the API, or a description of the server that the run started; `None` for `vmm-direct`.
     #[serde(default)]
     pub endpoint: Option<String>,
-    /// Where the sandboxes of the run are, which decides what matters on this host.
+    /// Place where the sandboxes of the run are. It decides which facts of this host matter.
     #[serde(default)]
     pub sandboxes: Place,
     /// `None` if the harness does not restore the template itself.
@@ -96,13 +96,13 @@ pub struct BuildFacts {
 pub struct TemplateFacts {
     /// Relative to the artifacts; absolute in older records.
     pub dir: PathBuf,
-    /// Contents of `manifest.json`; of the root image only the file name.
+    /// Contents of `manifest.json`, but only the file name of the root image.
     pub manifest: serde_json::Value,
-    /// How the template was loaded and how the page cache was prepared, in words.
+    /// How the template was loaded and how the page cache was prepared, as text.
     pub page_cache: String,
 }
 
-/// Reads all facts. Must not be called during measured rounds, because it also hashes programs, which takes long.
+/// Reads all facts. Must not be called during measured rounds, because hashing programs takes long.
 #[must_use]
 pub fn read(vmm: &Path) -> HostFacts {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -169,7 +169,7 @@ impl TemplateFacts {
 }
 
 impl HostFacts {
-    /// Adds the hash of a program; a program that cannot be read is left out.
+    /// Adds the hash of a program. A program that cannot be read is omitted.
     pub fn add_binary(&mut self, name: &str, path: &Path) {
         if let Ok(sum) = sha256(path) {
             self.builds
@@ -267,7 +267,8 @@ fn builds(vmm: &Path) -> BTreeMap<String, BuildFacts> {
     found.collect()
 }
 
-/// The build that installed a program with this hash, from `build.json` beside it; `None` if that has another hash.
+/// The build that installed a program with this hash, from `build.json` next to it; `None` if the hash there
+/// differs.
 fn build_of(program: &Path, sum: &str) -> Option<BuildFacts> {
     #[derive(Deserialize)]
     struct Record {

@@ -1,4 +1,4 @@
-//! Grades a host: rules over its facts and its activity during the run, each with a reason.
+//! Grades a host by rules over its facts and its activity during the run, each with a reason.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use crate::{event::NoiseSample, scenario::Place};
 pub enum Grade {
     /// Absolute times may be published.
     Publishable,
-    /// Ratios within one run are valid, absolute times are not.
+    /// Ratios within one run are valid; absolute times are not.
     Indicative,
     /// Neither absolute times nor ratios are valid.
     Unfit,
@@ -127,7 +127,7 @@ fn indicative(facts: &HostFacts, noise: NoiseLevel) -> Vec<String> {
     why
 }
 
-/// Rules for the host of the harness, wherever the sandboxes are.
+/// Rules for the host of the harness, wherever the sandboxes run.
 fn of_client(facts: &HostFacts, noise: NoiseLevel) -> Vec<String> {
     let mut why = Vec::new();
     if let Some(steal) = noise.steal_share.filter(|s| (0.01..=0.25).contains(s)) {
@@ -269,7 +269,7 @@ mod tests {
         };
         assert_eq!(virtual_client(Place::HostKernel), Grade::Indicative);
         assert_eq!(virtual_client(Place::Elsewhere), Grade::Publishable);
-        // A busy client measures itself, wherever the sandboxes are.
+        // A busy client disturbs its own measurements, wherever the sandboxes run.
         let elsewhere = |f: &mut HostFacts| {
             (f.sandboxes, f.load_1min) = (Place::Elsewhere, Some(40.0));
         };

@@ -1,7 +1,7 @@
-//! CPU time of the kernel's threads.
+//! CPU time of kernel threads.
 //!
-//! They work for every program of the host: those that free the memory of ended VMs and remove network devices work for
-//! the run. No counter divides their time among programs, so it is counted apart from both.
+//! They work for every program on the host; for example, they free the memory of ended VMs and remove network
+//! devices for the run. No counter attributes their time to programs, so it is reported separately.
 
 use std::{
     collections::BTreeMap,
@@ -12,17 +12,18 @@ use std::{
 /// `PF_KTHREAD` (include/linux/sched.h) in the flags of `/proc/PID/stat`.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
-/// A thread, told from a later one with the same number by its start time in clock ticks since boot.
+/// A thread, identified by its number and its start time in clock ticks since boot, because numbers are reused.
 type Thread = (u32, u64);
 
-/// CPU time of each kernel thread since its start, in nanoseconds. Never empty: the kernel always has threads.
+/// CPU time of each kernel thread since its start, in nanoseconds. Never empty, because the kernel always has
+/// threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KernelThreads(BTreeMap<Thread, u64>);
 
 impl KernelThreads {
-    /// Reads the kernel threads in this cgroup. Threads in other cgroups are left out, because the time of a cgroup
-    /// contains theirs. Returns `None` if this process sees none, as in a container, or if the kernel does not count
-    /// their time (CONFIG_SCHED_INFO).
+    /// Reads the kernel threads in this cgroup. Threads in other cgroups are skipped, because the CPU time of a
+    /// cgroup already contains theirs. Returns `None` if this process sees no kernel threads, as in a container, or
+    /// if the kernel does not account for their time (CONFIG_SCHED_INFO).
     pub(super) fn read(processes: &Path) -> Option<Self> {
         let list = fs::read_to_string(processes).ok()?;
         let ids = list.lines().filter_map(|line| line.parse().ok());
@@ -30,8 +31,9 @@ impl KernelThreads {
         (!threads.is_empty()).then_some(Self(threads))
     }
 
-    /// CPU time between an earlier reading and this one. Time of threads that ended in between is missing: the kernel
-    /// ends a worker only after five idle minutes (`IDLE_WORKER_TIMEOUT` of kernel/workqueue.c), so it is short.
+    /// CPU time between an earlier reading and this one. The time of threads that ended in between is missing. It
+    /// is short, because the kernel ends a worker only after five idle minutes (`IDLE_WORKER_TIMEOUT` in
+    /// kernel/workqueue.c).
     pub(super) fn since(&self, earlier: &Self) -> u64 {
         let rise = |(thread, now): (&Thread, &u64)| {
             now.saturating_sub(earlier.0.get(thread).copied().unwrap_or(0))
@@ -54,7 +56,7 @@ fn read_one(id: u32) -> Option<(Thread, u64)> {
 fn kernel_thread(stat: &str) -> Option<u64> {
     // The name, in parentheses, may contain spaces and parentheses.
     let (_, fields) = stat.rsplit_once(')')?;
-    // Field 3 of proc(5) comes first here.
+    // The first field here is field 3 of proc(5).
     let field = |number: usize| -> Option<u64> {
         let mut fields = fields.split_ascii_whitespace();
         fields.nth(number - 3)?.parse().ok()

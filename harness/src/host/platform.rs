@@ -12,11 +12,11 @@ use testbed::artifacts::CURE;
 pub struct Probe {
     /// `None` if this host supports no platform, or if the probe could not be run.
     pub platform: Option<Platform>,
-    /// Reason for the result, in words.
+    /// Reason for the result, as text.
     pub why: String,
 }
 
-/// The fields of the probe's output that are used.
+/// The part of the probe's output that is used.
 #[derive(Deserialize)]
 struct Answer {
     platform: Option<Platform>,
@@ -35,7 +35,7 @@ pub fn probe(program: &Path) -> Probe {
         let why = format!("cannot find cube-vmm at {}: {CURE}", program.display());
         return unknown(why);
     }
-    // `timeout` of coreutils ends a probe that hangs.
+    // coreutils' `timeout` ends a probe that hangs.
     let output = Command::new("timeout")
         .args(["10"])
         .arg(program)

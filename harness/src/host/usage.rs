@@ -1,12 +1,12 @@
-//! CPU time of a run and of everything else on the host, and time that tasks waited.
+//! CPU time of a run and of everything else on the host, and time for which tasks waited.
 //!
 //! ```text
 //! <hierarchy>/…/cube-bench-run-PID/     the harness and its children
 //! <hierarchy>/cube-TAG/                 VMs of a server that the run started
 //! ```
-//! The harness moves itself into a cgroup of its own for the run. Everything that the host ran outside of these cgroups
-//! is *foreign*: other programs, and kernel threads, which are counted apart. In a container, the root of the hierarchy is
-//! that of the container, so programs outside of it are not seen.
+//! For the run, the harness moves itself into its own cgroup. Everything that the host runs outside of these
+//! cgroups is *foreign*: other programs, and kernel threads, which are counted separately. In a container, the root
+//! of the hierarchy is the container's cgroup, so programs outside the container are not visible.
 
 use std::{
     collections::BTreeSet,
@@ -26,9 +26,9 @@ const PROCESSES: &str = "cgroup.procs";
 const V1_USAGE: &str = "cpuacct.usage";
 /// File of version 2 whose first line is `usage_usec N`.
 const V2_USAGE: &str = "cpu.stat";
-/// Prefix of the cgroups of servers, of clones beside and of runs.
+/// Prefix of the cgroups of servers, comparison clones and runs.
 const PREFIX: &str = "cube-";
-/// Prefix of the cgroups of clones beside and of runs, which end in the process id of a harness.
+/// Prefix of the cgroups of comparison clones and runs, which end in the process id of a harness.
 const BENCH: &str = "cube-bench-";
 const RUN: &str = "cube-bench-run-";
 /// Length of the clock tick of /proc/stat, 1/USER_HZ.
@@ -42,7 +42,7 @@ pub struct OwnGroup {
     own: PathBuf,
     /// Root of the hierarchy.
     root: PathBuf,
-    /// Cgroups of other servers and runs, which existed before.
+    /// Cgroups of other servers and runs, which already existed.
     others: BTreeSet<PathBuf>,
 }
 
@@ -60,7 +60,7 @@ pub struct Reading {
 }
 
 impl OwnGroup {
-    /// Moves this process into a new cgroup below its present one.
+    /// Moves this process into a new cgroup below its current one.
     ///
     /// # Errors
     /// Returns an error if the cgroup cannot be created or joined, for example without root.
@@ -101,8 +101,8 @@ impl OwnGroup {
         }
     }
 
-    /// CPU time of all tasks. Version 1 counts it exactly in its root; that of version 2 has only what /proc/stat has,
-    /// and adds steal to it.
+    /// CPU time of all tasks. Version 1 counts it exactly in its root group. The root group of version 2 only has
+    /// the values of /proc/stat, and adds steal.
     fn host_ns(&self) -> Option<u64> {
         if self.root.join(V1_USAGE).exists() {
             return usage_ns(&self.root);
@@ -113,14 +113,14 @@ impl OwnGroup {
 
 impl Drop for OwnGroup {
     fn drop(&mut self) {
-        // Errors leave an empty cgroup behind, which does no harm.
+        // On an error, an empty cgroup remains, which is harmless.
         let _ = fs::write(self.home.join(PROCESSES), process::id().to_string());
         let _ = fs::remove_dir(&self.own);
     }
 }
 
 impl Reading {
-    /// The use between this reading and a later one. The time includes both readings: the process may have had to wait
+    /// Usage between this reading and a later one. The duration includes both readings: the process may have waited
     /// during one of them, and shares must not exceed 1.
     #[must_use]
     pub fn until(&self, later: &Self, cores: usize) -> RoundUsage {
@@ -136,7 +136,7 @@ impl Reading {
         RoundUsage {
             wall_ns,
             own_cpu_ns,
-            // The counters are read one after the other, so the own time may be slightly ahead.
+            // The counters are read one after the other, so the run's own time may be slightly ahead.
             foreign_cpu_ns: host_cpu_ns
                 .zip(own_cpu_ns)
                 .map(|(host, own)| host.saturating_sub(own)),
@@ -148,7 +148,7 @@ impl Reading {
     }
 }
 
-/// Number of CPUs of the host, also of those that this process may not use.
+/// Number of CPUs of the host, including those that this process may not use.
 #[must_use]
 pub fn host_cores() -> usize {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -156,7 +156,7 @@ pub fn host_cores() -> usize {
     text.lines().filter(is_cpu).count().max(1)
 }
 
-/// cgroups of servers and of this process, directly below the root.
+/// cgroups of servers and of harness runs directly below the root.
 fn children(root: &Path) -> BTreeSet<PathBuf> {
     let own = process::id().to_string();
     let is_ours = |name: &str| match name.strip_prefix(BENCH) {
@@ -170,7 +170,7 @@ fn children(root: &Path) -> BTreeSet<PathBuf> {
         .collect()
 }
 
-/// Removes cgroups of runs that were killed.
+/// Removes cgroups of killed runs.
 fn remove_stale(home: &Path) {
     for entry in fs::read_dir(home).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -225,8 +225,8 @@ mod tests {
 
     use super::*;
 
-    /// CPU time of a process or thread in nanoseconds, from /proc/PID/schedstat: the kernel adds to it at each switch. The
-    /// ticks of /proc/PID/stat are samples, and threads that run briefly fall between them.
+    /// CPU time of a process or thread in nanoseconds, from /proc/PID/schedstat, to which the kernel adds at each
+    /// switch. The ticks of /proc/PID/stat are samples, which miss threads that run briefly.
     fn ran_ns(pid: u32) -> Option<u64> {
         let times = fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()?;
         times.split_ascii_whitespace().next()?.parse().ok()
@@ -248,13 +248,13 @@ mod tests {
             .collect()
     }
 
-    /// CPU time since then of the kernel's threads that still exist. One that ended had been idle for minutes.
+    /// CPU time of the kernel threads that still exist, since then. A thread that ended had been idle for minutes.
     fn kernel_ran_since(from: &BTreeMap<u32, u64>) -> u64 {
         let rise = |(pid, ns): (u32, u64)| ns.saturating_sub(from.get(&pid).copied().unwrap_or(0));
         kernel_ran_ns().into_iter().map(rise).sum()
     }
 
-    /// Makes the kernel's threads write pages to a disk.
+    /// Makes kernel threads write pages to a disk.
     fn write_back() {
         let mut file = tempfile::tempfile_in("/var/tmp").unwrap();
         for _ in 0..16 {
@@ -269,14 +269,15 @@ mod tests {
             eprintln!("skipped: needs root and a view of the kernel's threads");
             return;
         }
-        // In the cgroup of this test, which is not that of the run.
+        // In the cgroup of this test, which is not the run's cgroup.
         let mut busy = Command::new("setsid")
             .args(["sh", "-c", "while :; do :; done"])
             .spawn()
             .unwrap();
         let group = OwnGroup::enter().unwrap();
         let burned = || ran_ns(busy.id()).unwrap();
-        // The reading of the group is between two of the test: before it at the start, and at the end.
+        // Each group reading lies between two readings of the test: after `before` at the start, and before the
+        // last one at the end.
         let (kernel_from, before, busy_from) = (kernel_ran_ns(), group.read(), burned());
         let deadline = Instant::now() + Duration::from_secs(60);
         let enough: u64 = 200_000_000;

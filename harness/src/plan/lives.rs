@@ -1,4 +1,4 @@
-//! Lifetimes and templates of arrivals, drawn by the seed or taken from a trace.
+//! Lifetimes and templates of arrivals, random by seed or from a trace.
 
 use std::time::Duration;
 
@@ -7,10 +7,11 @@ use stats::random::SplitMix64;
 use super::{MAX_OPEN_WORKERS, Round, Row, Start, Subject};
 use crate::scenario::{Lifetime, MixSpec, Scenario};
 
-/// Has its own sequence of random numbers, so that arrivals do not depend on whether there are lifetimes.
+/// A separate sequence of random numbers, so that arrivals do not depend on whether there are lifetimes.
 const SEQUENCE: u64 = 0x6c69_7665;
 
-/// Adds what the scenario has: arrivals of a trace to all rounds but cold ones, lifetimes and templates to those of clones.
+/// Adds the scenario's trace arrivals to all rounds except cold ones, and its lifetimes and templates to rounds of
+/// clones.
 pub(super) fn add(scenario: &Scenario, rounds: &mut [Round]) {
     let mut random = SplitMix64::new(scenario.seed ^ SEQUENCE);
     for round in rounds.iter_mut().filter(|round| round.row != Row::Cold) {
@@ -98,7 +99,7 @@ mod tests {
         for other in plan.rounds.iter().filter(|r| r.subject != Subject::Clone) {
             assert!(other.lifetimes_ms.is_empty() && other.templates.is_empty());
         }
-        // The arrivals are those of the scenario without lifetimes and mix.
+        // The arrivals equal those of the scenario without lifetimes and mix.
         let plain = "seed = 5\nrounds = 2\n[target]\nkind = 'e2b'\n[arrival]\nkind = 'open'\nstarts = 4000\nrate_per_s = 50";
         let plain = clones(&plan::build(&scenario::parse("t", plain).unwrap()));
         assert_eq!(plain[1].arrivals, rounds[1].arrivals);

@@ -1,4 +1,4 @@
-//! The part of a report about a cluster: rates of starts, and what clients saw of events.
+//! Cluster section of a report: start rates, and event effects as clients saw them.
 
 use std::collections::BTreeMap;
 
@@ -14,20 +14,20 @@ use crate::{
 /// A run whose target is a cluster on this host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClusterDocument {
-    /// Nodes, which share the cores of the host.
+    /// Number of nodes. They share the cores of the host.
     pub nodes: u8,
-    /// The target and the peers; empty unless arrivals are a closed loop and the scenario has peers.
+    /// Rates of the target and the peers. Empty unless arrivals are a closed loop and the scenario has peers.
     pub rates: Vec<RateDocument>,
     /// `null` without an event.
     pub event: Option<EventDocument>,
 }
 
-/// Starts of a system, with removal and refill.
+/// Start rate of a system, with removal and refill included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RateDocument {
     pub name: String,
     pub starts_per_s: Option<f64>,
-    /// Rate of the target over this one; `null` for the target.
+    /// Rate of the target divided by this rate; `null` for the target.
     pub target_ratio: Option<QuotientDocument>,
 }
 
@@ -38,17 +38,17 @@ pub struct EventDocument {
     pub kind: String,
     /// Number of events.
     pub n: usize,
-    /// Durations by name. What did not come in time counts as failed.
+    /// Durations by name. A condition that was not met in time counts as failed.
     pub times: BTreeMap<String, PhaseDocument>,
     /// Sums over all events, by name.
     pub counts: BTreeMap<String, u64>,
-    /// Events with a fault, and the first of their messages.
+    /// Number of failed events, and the first of their messages.
     pub failed: usize,
     pub first_failure: Option<String>,
 }
 
 impl ClusterDocument {
-    /// `None` if the target is no cluster that the run started.
+    /// `None` unless the run started a cluster as its target.
     pub(super) fn new(view: &View<'_>) -> Option<Self> {
         let nodes = view.scenario.target.nodes;
         (nodes > 0).then(|| Self {

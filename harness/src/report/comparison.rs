@@ -1,4 +1,4 @@
-//! The comparison of two recorded runs as an HTML page: verdicts, and both distributions in one plot.
+//! HTML page that compares two recorded runs: verdicts, and both distributions in one plot.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use model::StartPhase;
@@ -14,7 +14,7 @@ const STYLE: &str = include_str!("html.css");
 /// Colours of the first and the second run.
 const COLOURS: [&str; 2] = ["var(--p1)", "var(--p7)"];
 
-/// The page. `names` are those of the runs.
+/// Renders the page. `names` are the names of the runs.
 #[must_use]
 pub fn render(comparison: &Comparison, sides: [Side<'_>; 2], names: [&str; 2]) -> String {
     let [a, b] = sides;
@@ -79,7 +79,7 @@ fn verdicts(comparison: &Comparison) -> Markup {
     }
 }
 
-/// The class of the verdict's colour, as for gates.
+/// CSS class for the verdict's colour, as for gates.
 fn class(verdict: &str) -> &str {
     match verdict {
         "pass" => "met",

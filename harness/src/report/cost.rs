@@ -18,16 +18,16 @@ use crate::{
 pub struct CostDocument {
     /// Starts per second to first exec, from the base of each measured round to its end. `null` without a server.
     pub drain_per_s: Option<f64>,
-    /// Starts per second, if a round lasts until its sandboxes are killed and the pool is full again. `null` if sandboxes
-    /// are held, and for a server that the run did not start.
+    /// Starts per second, if a round counts until its sandboxes are killed and the pool is full again. `null` if
+    /// sandboxes are held, and for a server that the run did not start.
     pub sustainable_per_s: Option<f64>,
     /// CPU time of the target's processes per start, until the pool is full again.
     pub cpu_per_start: Option<CpuDocument>,
-    /// The same of the rounds beside: the VMMs.
+    /// The same for the comparison rounds: the VMMs.
     pub beside_cpu_per_start: Option<CpuDocument>,
-    /// The same of the baseline: the processes.
+    /// The same for the baseline: the processes.
     pub baseline_cpu_per_start: Option<CpuDocument>,
-    /// `null` without a pool on this host.
+    /// `null` unless the target has a pool on this host.
     pub pool: Option<PoolDocument>,
 }
 
@@ -75,8 +75,8 @@ impl CostDocument {
         }
     }
 
-    /// Rows for people: name and value. `beside` is the name of the rounds beside. Rates and times of starts are left out
-    /// if rounds have different rates.
+    /// Rows for people: name and value. `beside` is the name of the comparison rounds. Rates and times of starts
+    /// are omitted if rounds have different rates.
     #[must_use]
     pub fn rows(&self, beside: &str, several_rates: bool) -> Vec<(String, String)> {
         let mut rows = Vec::new();
@@ -185,8 +185,8 @@ impl PoolDocument {
     }
 }
 
-/// The rounds before which the pool had no sandboxes but its idle slots: all, unless clones are held to the end, then
-/// the first.
+/// Rounds before which the pool contained only idle slots: all rounds, or only the first if clones are held to the
+/// end.
 fn only_idle(summary: &Summary) -> impl Iterator<Item = &Spent> {
     let held = summary
         .scenario()

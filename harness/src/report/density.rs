@@ -20,7 +20,7 @@ pub const FORMAT: u32 = 2;
 pub struct LevelDocument {
     /// Sandboxes that are alive.
     pub alive: u32,
-    /// Sandboxes that would be alive if every start of the round had succeeded.
+    /// Sandboxes that would be alive if every start up to here had succeeded.
     pub target: u32,
     /// Failed starts up to here.
     pub failed: usize,
@@ -38,15 +38,16 @@ pub struct DensityReport {
     /// [`FORMAT`].
     pub format: u32,
     pub scenario: String,
-    /// Bounds; `null` for a value without one.
+    /// Limits; `null` for a value without one.
     pub p95_bound_ms: Option<f64>,
     pub memory_bound_bytes: Option<f64>,
     pub idle_cpu_bound_ms_per_s: Option<f64>,
-    /// Largest measured number of sandboxes within all bounds, with every smaller one; `null` if there is none.
+    /// Largest measured number of sandboxes that stays within all bounds, as do all smaller ones; `null` if there
+    /// is none.
     pub holds: Option<u32>,
-    /// Lowest number that was tried and exceeds a bound, or at which starts failed; `null` if there is none.
+    /// Lowest measured number that exceeds a bound or at which starts failed; `null` if there is none.
     pub misses: Option<u32>,
-    /// Bounds that it exceeds, and failed starts.
+    /// Bounds that `misses` exceeds, and failed starts.
     pub reasons: Vec<String>,
     /// Why levels could not be judged.
     pub unknown: Vec<String>,

@@ -18,9 +18,9 @@ pub struct Diagnosis {
     /// [`FORMAT`].
     pub format: u32,
     pub graded: Graded,
-    /// Activity of the host during one second without a run.
+    /// Activity of the host during one idle second.
     pub noise: NoiseLevel,
-    /// The same facts that a run records.
+    /// The facts that a run would record.
     pub facts: HostFacts,
 }
 

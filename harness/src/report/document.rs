@@ -52,39 +52,40 @@ pub struct Document {
     pub n: usize,
     /// Number of failed measured starts by cause; causes without failures are absent.
     pub failures: BTreeMap<String, u64>,
-    /// Whether warm-ups of the template have run the first work of the clones. In reports of runs that were recorded
-    /// before this field existed it is computed from their scenario.
+    /// Whether warm-ups of the template have run the first work of the clones. For runs recorded before this field
+    /// existed, it is computed from their scenario.
     pub first_work: FirstWork,
-    /// `null` unless the scenario draws work from a file.
+    /// `null` unless the scenario takes its work from a file.
     #[serde(default)]
     pub work: Option<WorkDocument>,
     /// Latencies from the intended start, by phase.
     pub phases: BTreeMap<String, PhaseDocument>,
-    /// The same latencies by origin of the sandbox: `warm`, `restored`, or `unanswered` for failed creates. Empty if the
-    /// target does not report origins. With more than one key, `phases` mixes them.
+    /// The same latencies by origin of the sandbox: `warm`, `restored`, or `unanswered` for failed creates. Empty
+    /// if the target does not report origins. With more than one key, `phases` mixes them.
     #[serde(default)]
     pub starts: BTreeMap<String, BTreeMap<String, PhaseDocument>>,
     /// First-exec latencies by template; absent unless the scenario has a mix of them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub templates: BTreeMap<String, PhaseDocument>,
-    /// Name of the rows of `phases` if the target does not report origins: `clone, page cache warm` for clones that the
-    /// harness starts itself, and `null` for a server.
+    /// Name of the rows of `phases` if the target does not report origins: `clone, page cache warm` for clones that
+    /// the harness starts itself, and `null` for a server.
     #[serde(default)]
     pub start_name: Option<String>,
-    /// Latencies of the rounds beside, by phase; `null` without such rounds.
+    /// Latencies of the comparison rounds, by phase; `null` without such rounds.
     #[serde(default)]
     pub beside: Option<BTreeMap<String, PhaseDocument>>,
-    /// Name of the rounds beside, by their difference from the target: `direct`, `plain`, `prefault on`,
+    /// Name of the comparison rounds, by their difference from the target: `direct`, `plain`, `prefault on`,
     /// `prefault off` or `host`. `null` without such rounds.
     #[serde(default)]
     pub beside_name: Option<String>,
     /// `null` without turns.
     #[serde(default)]
     pub turns: Option<TurnsDocument>,
-    /// Turns of the rounds beside; `null` without turns or without rounds beside.
+    /// Turns of the comparison rounds; `null` without turns or without comparison rounds.
     #[serde(default)]
     pub beside_turns: Option<TurnsDocument>,
-    /// Ratio of each turn to the same turn of the rounds beside; empty without turns or without rounds beside.
+    /// Ratio of each turn to the same turn of the comparison rounds; empty without turns or without comparison
+    /// rounds.
     #[serde(default)]
     pub turn_ratios: Vec<RatioDocument>,
     /// Durations of whole rounds, from the base time to the end of the last start; `n` counts rounds. `null` unless
@@ -99,11 +100,11 @@ pub struct Document {
     pub cluster: Option<ClusterDocument>,
     /// First-exec latency of the baseline; `null` without a baseline.
     pub baseline: Option<PhaseDocument>,
-    /// Starts that are answered at once, through the same code: the overhead of the harness. `null` in runs without
-    /// such rounds.
+    /// Starts of the null target, which returns at once through the same code: the overhead of the harness. `null`
+    /// in runs without such rounds.
     #[serde(default)]
     pub null_target: Option<PhaseDocument>,
-    /// Repetitions that other programs disturbed; `null` in runs without a rule.
+    /// Repetitions that other programs disturbed; `null` if the run has no interference rule.
     #[serde(default)]
     pub interference: Option<InterferenceDocument>,
     /// First-exec latency of cold starts; `null` without cold starts.
@@ -125,21 +126,21 @@ pub struct Document {
     pub gates: Vec<GateResult>,
 }
 
-/// Repetitions that other programs disturbed, and the rule that decided it before the run.
+/// Repetitions that other programs disturbed, and the rule for them, fixed before the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InterferenceDocument {
-    /// The rule in words.
+    /// The rule as a sentence.
     pub rule: String,
-    /// Repetitions of measured rounds that began.
+    /// Number of measured repetitions that began.
     pub repetitions: usize,
-    /// Repetitions that were left out of all results.
+    /// Number of repetitions excluded from all results.
     pub left_out: usize,
-    /// Disturbed repetitions that were kept because a start failed in them.
+    /// Number of disturbed repetitions that were kept because a start failed in them.
     pub kept_with_failures: usize,
     /// Distinct reasons.
     pub reasons: Vec<String>,
-    /// Mean share of the host's CPU time that other programs used during measured rounds, those left out included;
-    /// `null` if it could not be measured. Kernel threads are included if their own share is `null`.
+    /// Mean share of the host's CPU time that other programs used during measured rounds, excluded rounds included;
+    /// `null` if it could not be measured. Includes kernel threads if their own share is `null`.
     pub foreign_cpu_share: Option<f64>,
     /// Mean share of kernel threads during the measured rounds of the target. They work for all programs, so no rule
     /// judges it. `null` if it could not be measured, and in older runs.
@@ -199,7 +200,7 @@ impl InterferenceDocument {
         sentences
     }
 
-    /// The sentence on kernel threads; `None` if other programs were not measured either.
+    /// Sentence on kernel threads; `None` if other programs were not measured either.
     fn kernel_threads(&self) -> Option<String> {
         self.foreign_cpu_share?;
         let Some(share) = self.kernel_cpu_share else {
@@ -369,7 +370,7 @@ impl Document {
         let beside_name = self.beside_row().unwrap_or_default();
         rows.extend(self.load.iter().flat_map(LoadDocument::latencies));
         if self.has_rates() {
-            // Rows over all rates would mix them.
+            // With several rates, these rows would mix them.
             return rows;
         }
         if self.starts.is_empty() {
@@ -425,7 +426,7 @@ impl Document {
         rows
     }
 
-    /// Appends the rows of all phases, in their order. The last one carries the label of the first work.
+    /// Appends the rows of all phases in order. The last row carries the label of the first work.
     fn ladder_rows<'a>(
         &self,
         rows: &mut Vec<(String, &'a PhaseDocument)>,
@@ -443,7 +444,8 @@ impl Document {
         }
     }
 
-    /// Name of the rounds beside in rows. Those without a server are new clones, whose template is in the page cache.
+    /// Name of the comparison rounds in rows. Those without a server are new clones whose template is in the page
+    /// cache.
     fn beside_row(&self) -> Option<&str> {
         match self.beside_name.as_deref()? {
             "direct" => Some(CLONE_ROW),
@@ -451,7 +453,7 @@ impl Document {
         }
     }
 
-    /// Rows with mean page faults of one VMM: name, value of the target, and value of the rounds beside.
+    /// Rows with the mean page faults of one VMM: name, value of the target, and value of the comparison rounds.
     #[must_use]
     pub fn fault_rows(&self) -> Vec<(String, String, String)> {
         turns::fault_rows(self.turns.as_ref(), self.beside_turns.as_ref())
@@ -471,7 +473,8 @@ impl Document {
         ])
     }
 
-    /// A row for each turn: name, ratio, confidence interval, and the throughput of the target and of the rounds beside.
+    /// A row for each turn: name, ratio, confidence interval, and the throughput of the target and of the
+    /// comparison rounds.
     #[must_use]
     pub fn ratio_rows(&self) -> Vec<[String; 5]> {
         let speed = |turns: &Option<TurnsDocument>, index: usize| {
@@ -521,7 +524,8 @@ fn by_template(view: &View<'_>) -> BTreeMap<String, PhaseDocument> {
     templates
 }
 
-/// Name in rows of an origin. A sandbox from the pool is no cold start: it was restored before anybody asked for it.
+/// Name of an origin in rows. A sandbox from the pool is not a cold start: it was restored before the request
+/// arrived.
 fn start_row(kind: &str) -> &str {
     match kind {
         "warm" => "warm slot",

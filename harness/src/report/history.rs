@@ -1,8 +1,8 @@
 //! Trends over recorded runs: one HTML page without scripts, with a section for each scenario on each host.
 //!
-//! The runs of a section are in the order of their starts; a section with a single run has no plot. The page compares
-//! nothing: runs at different times are not interleaved, so a step between two points is a reason to run `cube-bench
-//! ab`, not a result.
+//! The runs of a section are ordered by start time. A section with a single run has no plot. The page does not
+//! compare runs: runs at different times are not interleaved, so a step between two points is a reason to run
+//! `cube-bench ab`, not a result.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -18,7 +18,7 @@ const STYLE: &str = include_str!("html.css");
 /// Colours of P50 and P95.
 const COLOURS: [&str; 2] = ["var(--p1)", "var(--p8)"];
 
-/// A directory below the given ones.
+/// A directory below one of the directories given on the command line.
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// Path as shown on the page.
@@ -27,7 +27,7 @@ pub struct Entry {
     pub run: Result<Document, String>,
 }
 
-/// A value over the runs, with its 95 % confidence interval.
+/// A value of each run, with its 95 % confidence interval.
 #[derive(Clone, Debug, PartialEq)]
 struct Point {
     /// Number of the run in its section, from 1.
@@ -36,7 +36,7 @@ struct Point {
     interval: Option<[f64; 2]>,
 }
 
-/// A plot: its title, its unit, and its curves by name. The order of curves is that of [`COLOURS`].
+/// A plot: its title, its unit, and its curves by name, in the order of [`COLOURS`].
 #[derive(Clone, Debug, PartialEq)]
 struct Trend {
     title: String,
@@ -82,7 +82,7 @@ pub fn render(entries: &[Entry]) -> String {
 
 type Runs<'a> = Vec<(&'a str, &'a Document)>;
 
-/// The runs by scenario and host, each in the order of their starts.
+/// Groups runs by scenario and host, each group ordered by start time.
 fn sections(entries: &[Entry]) -> Vec<Runs<'_>> {
     let key = |d: &Document| {
         let host = &d.host;
@@ -122,7 +122,7 @@ fn section(runs: &[(&str, &Document)]) -> Markup {
     }
 }
 
-/// The plots of a section; those without any value are left out.
+/// The plots of a section. Plots without a value are omitted.
 fn trends(runs: &[(&str, &Document)]) -> Vec<Trend> {
     let mut kinds: Vec<String> = runs
         .iter()
@@ -285,7 +285,7 @@ fn p95s(d: &Document) -> String {
     all.join(", ")
 }
 
-/// The gates that are not met, or their number if all are.
+/// The failed gates, or the number of gates if all passed.
 fn gates(d: &Document) -> Markup {
     let open: Vec<_> = d
         .gates
@@ -316,7 +316,7 @@ mod tests {
         }
     }
 
-    /// A published run, the same run a day later, another scenario, and a run that cannot be read.
+    /// Fixture: a published run, the same run a day later, another scenario, and an unreadable run.
     fn entries() -> Vec<Entry> {
         let mut later = published("single-ring3-2core-20261122");
         later.name = "later".to_owned();

@@ -131,7 +131,8 @@ fn latency(d: &Document) -> Markup {
     }
 }
 
-/// Each start over the number of living sandboxes or over time: one quantile over all of them would hide a slow end.
+/// Plots each start over the number of living sandboxes or over time. A single quantile over all of them would hide
+/// a slow end.
 fn ramp(view: &View<'_>, d: &Document) -> Markup {
     html! {
         @if let Some(plot) = plot::ramp::draw(view) {

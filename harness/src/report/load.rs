@@ -29,14 +29,14 @@ pub struct RateDocument {
     pub hit_rate: Option<f64>,
     /// CPU time of the server with its sandboxes per start, until the pool is full again.
     pub cpu_ms_per_start: Option<f64>,
-    /// Time from the end of the last start until the pool is full again; the longest of the rounds.
+    /// Longest time, over the rounds, from the end of the last start until the pool is full again.
     pub until_full_ms: Option<f64>,
     pub sustained: bool,
     /// Why the rate was not sustained; `null` if it was.
     pub reason: Option<String>,
 }
 
-/// Starts that found `least` to `most` warm slots.
+/// Starts that found between `least` and `most` warm slots.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LevelDocument {
     pub least: u32,

@@ -1,4 +1,4 @@
-//! Memory in reports: what a clone takes, what is fixed, and who owns it.
+//! Memory in reports: cost per clone, fixed cost, and owners.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use crate::{
 
 /// Numbers of clones for which reports state the total.
 const TOTALS: [u32; 6] = [50, 200, 500, 1000, 2000, 4000];
-/// Largest share of the residue that is not pointed out.
+/// Largest share of the residue that is reported without a remark.
 const RESIDUE: f64 = 0.05;
 
 /// Memory measurements of a run.
@@ -29,11 +29,11 @@ pub struct MemoryDocument {
     /// Share of the slope that no owner accounts for, 0 to 1; negative if the owners account for more.
     #[serde(default)]
     pub residue_share: Option<f64>,
-    /// Decrease of available memory from before the run's preparation to the sample without clones: the loaded template,
-    /// the server with its pool, the harness.
+    /// Decrease of available memory from before the run's preparation to the sample without clones: the loaded
+    /// template, the server with its pool, and the harness.
     #[serde(default)]
     pub fixed_bytes: Option<f64>,
-    /// The fixed cost and all clones, divided by the clones.
+    /// Fixed cost plus the cost of all clones, divided by the number of clones.
     #[serde(default)]
     pub totals: Vec<TotalDocument>,
     /// CPU milliseconds per second of one idle clone; `null` unless clones idle for some time.
@@ -44,7 +44,7 @@ pub struct MemoryDocument {
     pub reclaim: ReclaimDocument,
 }
 
-/// Memory of one clone if this number of clones is alive, with its part of the fixed cost.
+/// Memory of one clone, including its part of the fixed cost, if this number of clones is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TotalDocument {
     pub clones: u32,
@@ -56,7 +56,7 @@ pub struct TotalDocument {
 pub struct ReclaimDocument {
     pub scanned_pages: Option<u64>,
     pub reclaimed_pages: Option<u64>,
-    /// Bytes to which DAMON schemes were applied, as their owner updated the number.
+    /// Bytes to which DAMON schemes were applied, as last updated by the owner of the scheme.
     pub damon_bytes: Option<u64>,
 }
 
@@ -80,7 +80,8 @@ pub struct LedgerDocument {
     /// Slope of AnonPages minus the private pages above: other processes, such as the server and the harness.
     #[serde(default)]
     pub other_processes_bytes: Option<f64>,
-    /// Slope of the pages in use that no counter of /proc/meminfo contains: pages that the kernel has allocated directly.
+    /// Slope of the pages in use that no counter of /proc/meminfo includes: pages that the kernel allocated
+    /// directly.
     #[serde(default)]
     pub uncounted_bytes: Option<f64>,
     /// Slope of available memory minus all fields above.
@@ -145,7 +146,7 @@ impl MemoryDocument {
         }
     }
 
-    /// Rows for people beside the slope and its ledger: name and value.
+    /// Rows for people, in addition to the slope and its ledger: name and value.
     #[must_use]
     pub fn rows(&self) -> Vec<(String, String)> {
         let mut rows = Vec::new();
@@ -238,7 +239,7 @@ fn idle_cpu_ms_per_s(summary: &Summary) -> Option<f64> {
     (window > 0.0).then(|| cpu / window * 1000.0)
 }
 
-/// Bytes in use that no line of /proc/meminfo contains; `None` if a line is missing.
+/// Bytes in use that no line of /proc/meminfo includes; `None` if a line is missing.
 fn uncounted(point: &MemoryPoint) -> Option<f64> {
     let line = |name: &str| point.meminfo.get(name).map(|bytes| *bytes as f64);
     let counted = [
@@ -281,7 +282,7 @@ fn ledger(summary: &Summary) -> LedgerDocument {
         kernel_objects,
         run_files,
     ];
-    // Runs that were recorded before these lines lack them.
+    // Older recorded runs do not have these lines.
     let named = other_processes.unwrap_or(0.0) + uncounted.unwrap_or(0.0);
     LedgerDocument {
         guest_private_bytes: guest_private,

@@ -1,4 +1,4 @@
-//! The part of a report that compares systems.
+//! The comparison of systems in a report.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ pub struct SystemDocument {
     /// Kind of target, for example `runc`.
     pub kind: String,
     pub version: Option<String>,
-    /// What separates its sandboxes from the host.
+    /// Isolation of its sandboxes from the host, in a few words.
     pub platform: Option<String>,
     /// Why it was not measured; `null` if it was.
     pub missing: Option<String>,
@@ -44,12 +44,12 @@ pub struct SystemDocument {
     pub failures: BTreeMap<String, u64>,
     /// First message of a failure.
     pub first_failure: Option<String>,
-    /// From the intended start until the create was answered, until the first command was answered, and until the
+    /// Time from the intended start until the create returned, until the first command returned, and until the
     /// sandbox was removed; `null` without starts.
     pub created: Option<PhaseDocument>,
     pub first_exec: Option<PhaseDocument>,
     pub gone: Option<PhaseDocument>,
-    /// Quantiles of `first_exec` over those of the reference; `null` for the reference.
+    /// Quantiles of `first_exec` divided by the same quantiles of the reference; `null` for the reference.
     pub p50_ratio: Option<QuotientDocument>,
     pub p95_ratio: Option<QuotientDocument>,
 }
@@ -59,7 +59,7 @@ pub struct SystemDocument {
 pub struct QuotientDocument {
     /// `null` with too few starts, or if one of the quantiles lies among failures.
     pub ratio: Option<f64>,
-    /// 95 % interval, by bootstrap over pairs of neighbouring clusters; `null` with too few of them, or if a bound is
+    /// 95 % interval, by bootstrap over pairs of neighbouring clusters; `null` with too few pairs, or if a bound is
     /// infinite.
     pub ratio_ci95: Option<[f64; 2]>,
 }
@@ -120,7 +120,7 @@ impl PeersDocument {
         systems.map(SystemDocument::row).collect()
     }
 
-    /// One line for each system: what it is, why it is missing, and its failures.
+    /// One line for each system: its platform, why it is missing, and its failures.
     pub(super) fn notes(&self) -> Vec<String> {
         let systems = self.systems.iter();
         systems.map(SystemDocument::note).collect()
@@ -194,7 +194,7 @@ impl PeersDocument {
 }
 
 impl SystemDocument {
-    /// `base` are the starts of the reference; `None` for the reference itself.
+    /// `base` contains the starts of the reference; `None` for the reference itself.
     fn new(system: &System, attempts: &[Attempt], base: Option<&[Attempt]>) -> Self {
         let phase = |step: Step| {
             (!attempts.is_empty()).then(|| PhaseDocument::new(&step.samples(attempts)))

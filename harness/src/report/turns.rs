@@ -1,4 +1,4 @@
-//! The part of a report about turns: times, page faults, ratios, and the tax of new clones.
+//! Turns in a report: times, page faults, ratios, and the tax of new clones.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,26 +28,26 @@ pub struct TurnDocument {
     /// Whether warm-ups of the shipped templates have run the command or cell.
     #[serde(default)]
     pub trained: bool,
-    /// Times from request to answer; for an exchange, the times that the peer measured.
+    /// Times from request to response; for an exchange, the times that the peer measured.
     pub latency: PhaseDocument,
     /// Mean page faults of the VMM during the turn; `null` if the VMM is not a process of this host.
     pub faults: Option<f64>,
     /// Throughput at the median time; `null` unless the turn transfers bytes.
     #[serde(default)]
     pub bytes_per_s: Option<f64>,
-    /// Times from the answers to policy updates that allow traffic until the first datagram; `null` unless the turn is
-    /// `churn`.
+    /// Times from the response to a policy update that allows traffic until the first datagram; `null` unless the
+    /// turn is `churn`.
     #[serde(default)]
     pub effect: Option<PhaseDocument>,
 }
 
-/// Ratio of a turn to the same turn of the rounds beside.
+/// Ratio of a turn to the same turn of the comparison rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RatioDocument {
     /// Name of the turn.
     pub turn: String,
-    /// Median, over pairs of rounds, of the median time divided by the median time of the round beside. `null` with
-    /// fewer than 10 pairs, or if the turn failed in more than half of them.
+    /// Median, over pairs of rounds, of the median time divided by the median time of the comparison round. `null`
+    /// with fewer than 10 pairs, or if the turn failed in more than half of them.
     pub ratio: Option<f64>,
     /// 95 % confidence interval of the ratio; `null` with too few pairs, or if a bound is infinite.
     pub ratio_ci95: Option<[f64; 2]>,
@@ -56,7 +56,7 @@ pub struct RatioDocument {
 }
 
 impl RatioDocument {
-    /// Ratios of all turns; empty without turns or without rounds beside.
+    /// Ratios of all turns; empty without turns or without comparison rounds.
     #[must_use]
     pub fn all(specs: &[TurnSpec], summary: &Summary) -> Vec<Self> {
         if summary.beside.is_empty() {
@@ -147,7 +147,7 @@ impl TurnsDocument {
     }
 }
 
-/// Rows with a name, the page faults of the target and the page faults of the rounds beside; empty if none were
+/// Rows with a name, the page faults of the target and the page faults of the comparison rounds; empty if none were
 /// recorded.
 pub(super) fn fault_rows(
     turns: Option<&TurnsDocument>,

@@ -1,4 +1,4 @@
-//! The part of a report about first work: whether warm-ups have run it, and whether its modules were loaded.
+//! First work in a report: whether warm-ups have run it, and whether its modules were loaded.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,15 +14,16 @@ use model::StartPhase;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FirstWork {
-    /// The same work has run before the snapshot or in the warm slot: the figure is no customer's first wait.
+    /// The same work ran before the snapshot or in the warm slot, so the number does not represent a customer's
+    /// first wait.
     Trained,
-    /// A part of the file of work has.
+    /// Warm-ups have run some items of the work file.
     PartlyTrained,
     /// No warm-up contains the work.
     Unseen,
 }
 
-/// The work of a scenario with a file of work.
+/// Work of a scenario that has a work file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkDocument {
     /// Path of the file as given.
@@ -34,14 +35,14 @@ pub struct WorkDocument {
     /// Items of the file that warm-ups have run.
     pub trained_items: usize,
     pub clones: WorkRows,
-    /// The same of the rounds beside; `null` without them.
+    /// The same for the comparison rounds; `null` without them.
     pub beside: Option<WorkRows>,
-    /// Every item that a measured clone of the target ran, the slowest first.
+    /// All items that measured clones of the target ran, slowest first.
     pub by_item: Vec<ItemDocument>,
 }
 
-/// First-exec latencies by whether a new sandbox had loaded everything that the item needs. Both are `null` if the
-/// target could not be asked.
+/// First-exec latencies, by whether a new sandbox had loaded everything that the item needs. Both are `null` if the
+/// target could not be queried.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkRows {
     /// `null` if there were no such starts.
@@ -53,7 +54,7 @@ pub struct WorkRows {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ItemDocument {
     pub id: String,
-    /// `null` if the target could not be asked.
+    /// `null` if the target could not be queried.
     pub is_loaded: Option<bool>,
     /// Measured starts, failures included.
     pub n: usize,
@@ -81,7 +82,7 @@ impl FirstWork {
         }
     }
 
-    /// The words in a report.
+    /// Wording in reports.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -98,7 +99,7 @@ fn trained_items(set: &WorkSet) -> usize {
 }
 
 impl WorkDocument {
-    /// `None` unless the scenario draws work.
+    /// `None` unless the scenario takes its work from a file.
     #[must_use]
     pub(super) fn new(view: &View<'_>) -> Option<Self> {
         let set = view.scenario.work.as_ref()?;
@@ -116,7 +117,7 @@ impl WorkDocument {
         })
     }
 
-    /// Names and latencies of the rows of the target, and of the target beside with `beside` as its name.
+    /// Names and latencies of the rows of the target, and of the comparison rounds, which are named `beside`.
     pub(super) fn rows(&self, beside: &str) -> Vec<(String, &PhaseDocument)> {
         let both = [(String::new(), Some(&self.clones))];
         let beside = [(format!("{beside}: "), self.beside.as_ref())];

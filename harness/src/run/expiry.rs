@@ -12,7 +12,7 @@ use std::{
 use super::{INTERRUPT_CHECK, held::HeldClone};
 use crate::{clock, event::RunEvent};
 
-/// Threads that kill sandboxes. A kill blocks its thread, and another sandbox's lifetime may end meanwhile.
+/// Number of threads that kill sandboxes. A kill blocks its thread, and other lifetimes may end in the meantime.
 pub(super) const THREADS: usize = 8;
 
 /// A sandbox and the time of its end on CLOCK_MONOTONIC.
@@ -21,8 +21,8 @@ pub(super) struct Expiring {
     pub(super) clone: HeldClone,
 }
 
-/// Kills each sandbox at its time, or all at once if the run is interrupted, until all senders are dropped and no sandbox
-/// is left. A failed kill is recorded as a failure in a held clone.
+/// Kills each sandbox at its time, or all at once if the run is interrupted, until all senders are dropped and no
+/// sandbox is left. A failed kill is recorded as a failure in a held clone.
 pub(super) fn kill_in_time(
     incoming: &Receiver<Expiring>,
     interrupted: &AtomicBool,

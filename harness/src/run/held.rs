@@ -11,9 +11,9 @@ use crate::{
     target::{CloneId, Sandbox},
 };
 
-/// Threads that run commands in held clones or kill them.
+/// Number of threads that run commands in held clones or kill them.
 const THREADS: usize = 4;
-/// Threads that repeat denied exchanges. There are many, because most of their time is spent waiting for timeouts.
+/// Number of threads that repeat denied exchanges. It is large, because they mostly wait for timeouts.
 const WAITING_THREADS: usize = 64;
 
 /// A clone that is alive after its first command and its turns.

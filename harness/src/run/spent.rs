@@ -3,7 +3,7 @@
 use super::Runner;
 use crate::{clock, event::Spent, plan::Round, target::Target};
 
-/// The cost of a round under way.
+/// The cost of the current round.
 pub(super) struct Meter<'a> {
     target: &'a dyn Target,
     server: &'a dyn Target,
@@ -15,7 +15,7 @@ pub(super) struct Meter<'a> {
 }
 
 impl<'a> Meter<'a> {
-    /// Begins a round, while the pool of the server is full.
+    /// Begins a round while the pool of the server is full.
     pub(super) fn start(runner: &'a Runner<'_>, round: &Round) -> Self {
         let (server, target) = (runner.target, runner.target_of(round.subject));
         let pool = server.pool();
@@ -38,7 +38,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// All starts of the round have ended; sandboxes with a lifetime may be alive.
+    /// Called when all starts of the round have ended; sandboxes with a lifetime may still be alive.
     pub(super) fn starts_ended(&mut self) {
         let before = self.server_before;
         let now = before.and_then(|_| self.server.cpu_ns());
@@ -46,7 +46,7 @@ impl<'a> Meter<'a> {
         self.spent.stock_after = self.server.pool().map(|pool| pool.warm + pool.filling);
     }
 
-    /// The sandboxes of the round are killed, and the pool is full again.
+    /// Called when the sandboxes of the round are killed and the pool is full again.
     pub(super) fn end(self) -> Spent {
         Spent {
             until_ns: clock::monotonic_ns(),

@@ -8,10 +8,10 @@ use crate::{
     target::{Pool, Sandbox},
 };
 
-/// A server whose CPU time is the number of its kills. A kill waits for the reading at the end of the starts.
+/// A server whose CPU time is its number of kills. A kill waits for the reading at the end of the starts.
 #[derive(Default)]
 struct Killing {
-    /// Readings of the CPU time since the last create, and kills.
+    /// Readings of the CPU time since the last create, and number of kills.
     counts: Mutex<(u32, u64)>,
     was_read: Condvar,
 }
@@ -70,7 +70,7 @@ impl Sandbox for Killed {
 
     fn kill(self: Box<Self>) -> Result<(), Failure> {
         let counts = self.0.counts.lock().unwrap();
-        // Ends also if the reading never comes, which the test then finds.
+        // Continue if the reading never comes; the test then fails below.
         let enough = Duration::from_secs(20);
         let waited = (self.0.was_read).wait_timeout_while(counts, enough, |counts| counts.0 == 0);
         waited.unwrap().0.1 += 1;

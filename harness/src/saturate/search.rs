@@ -14,11 +14,12 @@ use serde::{Deserialize, Serialize};
 pub struct Search {
     /// First rate, in starts per second.
     pub from_per_s: f64,
-    /// Highest rate that is tried.
+    /// Highest rate to try.
     pub to_per_s: f64,
     /// The search ends when the lowest rate that missed exceeds the highest that held by at most this share.
     pub precision: f64,
-    /// Trials of a rate that decide by majority; odd, because single trials near the capacity vary.
+    /// Number of trials of a rate, which decide by majority. It is odd, because single trials near the capacity
+    /// vary.
     pub repeats: u32,
 }
 
@@ -30,11 +31,11 @@ pub enum Verdict {
     Holds,
     /// A start failed, or the P95 exceeds the bound.
     Misses,
-    /// The harness started too late, although workers were free: it is saturated itself.
+    /// The harness started too late although workers were free: the harness itself is saturated.
     Generator,
 }
 
-/// Why a search ended.
+/// Reason for the end of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
@@ -59,7 +60,7 @@ pub struct Saturation {
 }
 
 impl Search {
-    /// Searches. `trial` measures one rate.
+    /// Runs the search. `trial` measures one rate.
     ///
     /// # Errors
     /// Returns the first error of a trial.
@@ -118,8 +119,8 @@ mod tests {
     use proptest::prelude::*;
     use stats::random::SplitMix64;
 
-    /// A server with a token bucket: `capacity` tokens per second and room for `burst` of them. A start takes a token, or
-    /// waits for one. Time is simulated.
+    /// A server with a token bucket: `capacity` tokens per second and room for `burst` of them. A start takes a
+    /// token, or waits for one. Time is simulated.
     struct TokenBucket {
         capacity: f64,
         burst: f64,
@@ -160,7 +161,7 @@ mod tests {
                 burst: 1.0,
                 random: SplitMix64::new(seed),
             };
-            // Long enough for a queue to grow beyond the bound if the rate is a little too high.
+            // Long enough for a queue to exceed the bound if the rate is slightly too high.
             let trial = |rate: f64| -> Result<Verdict, ()> {
                 let p95 = server.p95_s(rate, 20_000);
                 let bound = 100.0 / capacity;

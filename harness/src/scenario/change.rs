@@ -1,4 +1,4 @@
-//! Keys of a scenario that the command line replaces: `--set KEY=VALUE`.
+//! Scenario keys replaced on the command line: `--set KEY=VALUE`.
 
 use std::str::FromStr;
 
@@ -23,7 +23,7 @@ pub struct BadChange {
 impl FromStr for Change {
     type Err = BadChange;
 
-    /// The value is one of TOML; what is not, is a string.
+    /// A value that is not valid TOML is taken as a string.
     fn from_str(text: &str) -> Result<Self, BadChange> {
         let bad = || BadChange {
             text: text.to_owned(),
@@ -46,14 +46,14 @@ impl FromStr for Change {
 }
 
 impl Change {
-    /// As it was typed.
+    /// The text as typed.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Sets the key. What is in its way and is no table is replaced; whether the key exists is checked with the rest of
-    /// the scenario.
+    /// Sets the key. A value on its path that is not a table is replaced. Whether the key exists is checked with
+    /// the rest of the scenario.
     pub(super) fn apply(&self, scenario: &mut Table) {
         let Some((key, tables)) = self.path.split_last() else {
             return;

@@ -173,7 +173,7 @@ enum BaselineKind {
     HostProcess,
 }
 
-/// The keys of tables whose kind decides which keys have a meaning.
+/// Keys set in tables whose kind decides which keys are allowed.
 pub(super) struct Given {
     arrival: Vec<String>,
     event: Vec<String>,
@@ -197,7 +197,7 @@ fn keys_of(typed: &toml::Table, table: &str) -> Vec<String> {
         .collect()
 }
 
-/// Checks that the first command of the scenario can be replaced by work.
+/// Checks that work can replace the first command of the scenario.
 pub(super) fn can_draw_work(scenario: &Scenario) -> Result<(), String> {
     if !scenario.parent.is_empty() {
         return Err("work cannot be drawn for forks: remove work.file or parent".to_owned());
@@ -225,8 +225,8 @@ impl ScenarioConfig {
         (!self.arrival.trace.is_empty()).then(|| PathBuf::from(&self.arrival.trace))
     }
 
-    /// Validates the scenario. `trace` is the content of [`Self::trace_file`]. `name` is used if the file has no `name`; `given` is the result of
-    /// [`keys_given`]. The error describes the first invalid value.
+    /// Validates the scenario. `trace` is the content of [`Self::trace_file`]. `name` is used if the file has no
+    /// `name`; `given` is the result of [`keys_given`]. The error describes the first invalid value.
     pub(super) fn check(
         self,
         name: &str,
@@ -364,7 +364,7 @@ impl ScenarioConfig {
     }
 }
 
-/// Checks the names of nodes, in the target and in peers that are nodes of its cluster.
+/// Checks the node names in the target, and in peers that are nodes of its cluster.
 fn can_be_a_cluster(target: &TargetSpec, peers: &[PeerSpec]) -> Result<(), String> {
     let is_node = |name: &String| (0..target.nodes).any(|at| name_of(at) == *name);
     let lists = [
@@ -400,7 +400,7 @@ fn can_be_a_cluster(target: &TargetSpec, peers: &[PeerSpec]) -> Result<(), Strin
     }
 }
 
-/// Checks that the attempts of a comparison are comparable: each ends when its sandbox is gone.
+/// Checks that the attempts of a comparison are comparable: each must end when its sandbox is gone.
 fn can_have_peers(until: HoldUntil, turns: bool, memory: bool) -> Result<(), String> {
     if until != HoldUntil::Exec {
         return Err(
@@ -413,7 +413,7 @@ fn can_have_peers(until: HoldUntil, turns: bool, memory: bool) -> Result<(), Str
     Ok(())
 }
 
-/// Checks that the first command and the turns can run as processes of the host.
+/// Checks that the first command and the turns can run as processes on the host.
 fn can_run_on_the_host(exec: &ExecSpec, turns: &[TurnSpec], network: bool) -> Result<(), String> {
     let why = if exec.cell.is_some() || turns.iter().any(|turn| turn.exec.cell.is_some()) {
         "the host has no interpreter for cells"
@@ -437,9 +437,9 @@ fn turns(typed: Vec<TurnConfig>, exec: &ExecSpec) -> Result<Vec<TurnSpec>, Strin
     Ok(turns)
 }
 
-/// Checks that the scenario can have a network. Only a server that the run starts can use the uplink that the run
-/// creates. Clones beside copy the cgroup of a warm sandbox, and all have the same guest address, so only one of them
-/// can be connected at a time.
+/// Checks that the scenario can have a network. Only a server started by the run can use the uplink that the run
+/// creates. Comparison clones copy the cgroup of a warm sandbox, and all have the same guest address, so only one
+/// of them can be connected at a time.
 fn can_have_a_network(target: &TargetConfig, beside: bool, arrival: Arrival) -> Result<(), String> {
     if target.kind != TargetKind::E2b || !target.api_url.is_empty() {
         return Err(
@@ -644,7 +644,7 @@ impl TargetConfig {
     }
 }
 
-/// Whether the kind starts a program that the scenario may name.
+/// Whether the kind starts a program that the scenario may set.
 fn has_command(kind: TargetKind) -> bool {
     match kind {
         TargetKind::Adapter
@@ -748,7 +748,7 @@ impl ArrivalConfig {
             ));
         }
         let arrival = Arrival::Open {
-            // The mean number at the last rate; the plan draws how many arrive.
+            // The mean number at the last rate; the plan determines the actual number at random.
             starts: (1..=MAX_STARTS)
                 .find(|n| f64::from(*n) >= most)
                 .unwrap_or(MAX_STARTS),

@@ -1,33 +1,33 @@
-//! Events: what happens to a node of a cluster during each round of the target.
+//! Events that hit a node of a cluster during each round of the target.
 
 use std::time::Duration;
 
 use model::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Most sandboxes that the node has when the event begins.
+/// Maximum number of sandboxes on the node when the event begins.
 const MAX_SANDBOXES: u32 = 1000;
 
-/// An event. It happens to the last node, and the others are asked.
+/// An event that hits the last node. Requests go to the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventSpec {
     pub kind: EventKind,
-    /// Time from the base of the round's arrivals.
+    /// Delay from the base of the round's arrivals.
     pub after: Duration,
     /// Running sandboxes of the node.
     pub running: u32,
     /// Paused sandboxes of the node.
     pub paused: u32,
-    /// Memory that each of them has written.
+    /// Memory that each of these sandboxes has written.
     pub written: Bytes,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {
-    /// The node vanishes as a host that loses its power, and returns when the others have reported the loss.
+    /// Simulates a power loss of the node. It returns after the other nodes have reported the loss.
     KillNode,
-    /// The sandboxes of the node move to other nodes.
+    /// The node's sandboxes move to other nodes.
     DrainNode,
 }
 
@@ -48,13 +48,14 @@ impl EventKind {
 pub enum EventTime {
     /// From the death of the node until another one shows it as `unhealthy`.
     Unhealthy,
-    /// From the death of the node until a request for one of its sandboxes is answered with the loss and its last state.
+    /// From the death of the node until a request for one of its sandboxes returns the loss and the last known
+    /// state.
     ReportedLost,
     /// From the start of the node's server until another node shows it as `ready`.
     ReadyAgain,
-    /// From the request to drain until the node has no sandboxes.
+    /// From the drain request until the node has no sandboxes.
     Empty,
-    /// For each running sandbox, the longest time between two answers to a client that runs one command after the other.
+    /// For each running sandbox, the longest time between two responses to a client that keeps running commands.
     Gap,
 }
 
@@ -79,7 +80,7 @@ impl EventTime {
         }
     }
 
-    /// The events that it belongs to.
+    /// The kind of event that has this duration.
     #[must_use]
     pub fn kind(self) -> EventKind {
         match self {
@@ -89,13 +90,13 @@ impl EventTime {
     }
 }
 
-/// Something that is counted during a drain.
+/// A count taken during a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EventCount {
-    /// Sandboxes without the memory that they had before.
+    /// Sandboxes that lost their memory.
     Lost,
-    /// Commands that failed; their clients repeated them.
+    /// Failed commands. Clients repeat them.
     FailedCommands,
     /// Bytes that other nodes received.
     MovedBytes,

@@ -1,5 +1,4 @@
-//! Parses gates: a metric, a limit in the unit of the metric and, for metrics that are times, an optional limit on the
-//! ratio to the baseline.
+//! Parses gates: a metric, a limit in its unit and, for times, an optional limit on the ratio to the baseline.
 
 use std::fmt;
 
@@ -26,12 +25,12 @@ pub struct GateSpec {
     pub name: String,
     pub metric: Metric,
     pub limit: Limit,
-    /// Directory in `results/` of the accepted run from which the limit of a ratio was derived; `None` for a goal.
+    /// Directory in `results/` of the reference run from which the limit of a ratio was derived; `None` for a goal.
     #[serde(default)]
     pub accepted: Option<String>,
 }
 
-/// A figure of a run that gates can limit. Turns are counted from 1.
+/// A value that gates can limit. Turns are counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
@@ -41,7 +40,7 @@ pub enum Metric {
     Turn(usize, Quantile),
     /// A quantile of times divided by the same quantile of host processes in the same run.
     BaselineRatio(Timed, Quantile),
-    /// Duration of a turn divided by the duration of the same turn in the rounds beside.
+    /// Duration of a turn divided by the duration of the same turn in the comparison rounds.
     TurnRatio(usize),
     /// Quantile of the duration of whole rounds, from the base of the arrivals until the last start has ended.
     Round(Quantile),
@@ -64,8 +63,8 @@ pub enum Metric {
     EventCount(EventCount),
 }
 
-/// What a ratio to the baseline measures. Turns and phases are divided by the first exec of host processes, rounds by
-/// whole rounds of them.
+/// Numerator of a ratio to the baseline. Turns and phases are divided by the first exec of host processes, rounds
+/// by whole rounds of host processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Timed {
@@ -153,7 +152,7 @@ impl Metric {
                     Some(time) => (time, true),
                     None => (text, false),
                 };
-                // A ratio without a quantile is one of turns.
+                // A ratio without a quantile must be a ratio of turns.
                 if let (true, Some(Timed::Turn(number))) = (is_ratio, Timed::parse(time)) {
                     return Some(Self::TurnRatio(number));
                 }

@@ -88,8 +88,8 @@ fn known(name: &str, at: &str, key: &str, all: &[&str]) -> Result<(), ScenarioEr
     })
 }
 
-/// Gives each of the peers the keys of `[target]` that it does not set itself, from the defaults: `template`, `memory`,
-/// `prefault` and `start_timeout` from the scenario's target.
+/// Completes each peer with the keys of `[target]` that it does not set: `template`, `memory`, `prefault` and
+/// `start_timeout` from the scenario's target, the others from the defaults.
 pub(super) fn complete_peers(mut merged: Table) -> Table {
     let target = merged.get("target").and_then(Value::as_table).cloned();
     let empty: [(&str, Value); 9] = [

@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 use super::{Arrival, HoldUntil, Spacing, SteadySpec, config::positive};
 use crate::trace::Trace;
 
-/// Templates of a mix at most.
+/// Maximum number of templates in a mix.
 const MAX_TEMPLATES: usize = 64;
-/// Weight of a template at most.
+/// Maximum weight of a template.
 const MAX_WEIGHT: u32 = 1_000_000;
 
-/// Bounds between which lifetimes are drawn, each as likely as the other.
+/// Range of uniformly distributed random lifetimes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lifetime {
     pub least: Duration,
@@ -22,7 +22,7 @@ pub struct Lifetime {
 /// A template of a mix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MixSpec {
-    /// Name or id, as in the target.
+    /// Name or id, as for the target.
     pub template: String,
     /// The template's share of the starts is its weight divided by the sum of all weights.
     pub weight: u32,
@@ -40,8 +40,8 @@ fn one() -> u32 {
     1
 }
 
-/// The templates of the scenario: those of `[[mix]]`, or those of the trace if it has several. With both, those of
-/// `[[mix]]` replace those of the trace in their order.
+/// The templates of the scenario: from `[[mix]]`, or from the trace if it has several. With both, the templates of
+/// `[[mix]]` replace those of the trace in order.
 pub(super) fn mix(typed: Vec<MixConfig>, trace: Option<&Trace>) -> Result<Vec<MixSpec>, String> {
     let named = |template: &String| MixSpec {
         template: template.clone(),
@@ -125,7 +125,7 @@ fn range(text: &str) -> Result<Lifetime, String> {
     Ok(Lifetime { least, most })
 }
 
-/// The arrivals of a trace. The plan takes the times from the trace; the rate is its mean.
+/// The arrivals of a trace. The plan takes the times from the trace; the rate is their mean.
 pub(super) fn arrival(trace: Option<&Trace>) -> Result<(Arrival, Option<SteadySpec>), String> {
     let Some(trace) = trace else {
         return Err("arrival.trace is empty, it must name a trace file".to_owned());

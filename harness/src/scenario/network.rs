@@ -11,7 +11,7 @@ const MAX_COUNT: u32 = 1_000_000;
 const MAX_REPEAT: u32 = 1000;
 const MAX_BYTES: u64 = 64 << 30;
 
-/// The network policy that every sandbox of the run is created with.
+/// Network policy with which the run creates every sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkSpec {
     /// Allowed addresses, CIDR blocks and domain names: `allowOut` in E2B's API.
@@ -59,12 +59,12 @@ pub enum ExchangeSpec {
     },
     /// The sandbox tries to reach a destination that its policy denies.
     Denied,
-    /// While the sandbox sends datagrams, policy updates alternate between a policy that allows nothing and the policy
-    /// of the scenario.
+    /// While the sandbox sends datagrams, policy updates alternate between a policy that allows nothing and the
+    /// policy of the scenario.
     Churn {
         /// Number of policy updates.
         count: u32,
-        /// Planned interval between the starts of two updates; longer if an update is answered late.
+        /// Planned interval between the starts of two updates; longer if a response is late.
         every: Duration,
     },
 }
@@ -96,7 +96,7 @@ impl NetworkConfig {
     }
 }
 
-/// The keys of a turn that describe an exchange. An empty `exchange` means that the turn is not one.
+/// Keys of a turn that describe an exchange. An empty `exchange` means that the turn is not an exchange.
 #[derive(Clone, Default, Deserialize)]
 pub(super) struct ExchangeConfig {
     pub(super) exchange: String,

@@ -5,9 +5,9 @@ use toml::Table;
 
 use super::{ExecSpec, PeerSpec, config::TargetConfig};
 
-/// Longest name of a peer. It is part of paths of sockets, which are limited to 108 bytes.
+/// Longest name of a peer. It is part of socket paths, which are limited to 108 bytes.
 const MAX_NAME: usize = 24;
-/// Most systems beside the target.
+/// Maximum number of systems in addition to the target.
 const MAX_PEERS: usize = 16;
 /// Keys of a peer that are not keys of a target.
 const OWN: [&str; 3] = ["name", "argv", "expect_stdout"];

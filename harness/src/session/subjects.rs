@@ -1,5 +1,5 @@
-//! Prepares the subjects of a scenario: its target, the target of the rounds beside, and the server if the run starts
-//! one.
+//! Prepares the subjects of a scenario: its target, the target of the comparison rounds, and the server if the run
+//! starts one.
 
 use std::{
     collections::BTreeSet,
@@ -54,18 +54,18 @@ const NO_NETWORK: [&str; 2] = ["--network", "none"];
 /// The targets of a run and the server behind them. Fields are dropped in this order.
 pub(super) struct Subjects {
     pub(super) target: Box<dyn Target>,
-    /// Target of the rounds beside, if the scenario has such rounds.
+    /// Target of the comparison rounds, if the scenario has any.
     pub(super) beside: Option<Box<dyn Target>>,
     /// The template's memory file as `vmm-direct` maps it; `None` for other targets.
     pub(super) memory: Option<FileId>,
     /// The `cube-api` of the run. The target uses it, so it must be dropped after the target.
     pub(super) server: Option<LocalServer>,
-    /// Its cgroup is removed after the server has ended.
+    /// Dropped after the server has ended, which removes its cgroup.
     pub(super) account: Option<Arc<Account>>,
 }
 
 impl Subjects {
-    /// A target without anything beside it.
+    /// A target without comparison rounds.
     pub(super) fn only(target: Box<dyn Target>) -> Self {
         Self {
             target,
@@ -83,7 +83,7 @@ pub(super) struct Surroundings<'a> {
     pub(super) run_dir: &'a Arc<RunDir>,
     /// `None` if the scenario has no `[network]`.
     pub(super) network: Option<&'a Network>,
-    /// `None` if the target is no cluster that the run starts.
+    /// `None` unless the target is a cluster that the run starts.
     pub(super) cluster: Option<&'a Cluster>,
     /// Directory for the results of the run.
     pub(super) results: &'a Path,
@@ -166,7 +166,7 @@ pub(super) fn cluster(
     Ok(cluster)
 }
 
-/// A node of a cluster as a target.
+/// One node of a cluster as a target.
 fn node(spec: &TargetSpec, node: &Node) -> E2b {
     let server = node.server();
     let mut target = e2b(spec, server.endpoint().clone(), server.key().to_owned());
@@ -176,7 +176,7 @@ fn node(spec: &TargetSpec, node: &Node) -> E2b {
     target
 }
 
-/// The nodes that a target asks: those that it names, or else all but the one of the scenario's event.
+/// The nodes to which a target sends requests: the nodes it lists, or all but the event's node.
 fn asked(scenario: &Scenario, spec: &TargetSpec, cluster: &Cluster) -> Nodes {
     let all = cluster.nodes();
     let unnamed = match scenario.event {
@@ -191,7 +191,7 @@ fn asked(scenario: &Scenario, spec: &TargetSpec, cluster: &Cluster) -> Nodes {
     }
 }
 
-/// What happens to the cluster in each round of the target.
+/// The event in each round of the target, if any.
 pub(super) fn stage<'a>(
     scenario: &'a Scenario,
     cluster: &'a Cluster,
@@ -282,7 +282,8 @@ pub(super) fn start(
     }
 }
 
-/// The key of a server, from the environment. CubeSandbox accepts any key unless a callback for keys is configured.
+/// The API key of a server, from the environment. CubeSandbox accepts any key unless an authentication callback is
+/// configured.
 fn key_of(spec: &TargetSpec) -> Result<String, SessionError> {
     match (std::env::var(&spec.api_key_env), spec.kind) {
         (Ok(key), _) => Ok(key),
@@ -291,7 +292,7 @@ fn key_of(spec: &TargetSpec) -> Result<String, SessionError> {
     }
 }
 
-/// A target that is a program of this host.
+/// A target that is a program on this host.
 fn of_host(
     spec: &TargetSpec,
     settings: &Settings,
@@ -338,7 +339,7 @@ fn of_host(
                 .map(|adapter| Box::new(adapter) as Box<dyn Target>)
                 .map_err(|failure| unusable(failure.message))
         }
-        // A CubeSandbox without URL is refused by the scenario, and the other kinds are prepared by the caller.
+        // Validation rejects a CubeSandbox target without URL; the caller prepares the other kinds.
         TargetKind::Process | TargetKind::VmmDirect | TargetKind::E2b | TargetKind::Cubesandbox => {
             Ok(Box::new(HostProcess))
         }
@@ -355,7 +356,7 @@ fn own_server(
     let program = artifacts::find_api(settings.api.as_deref())?;
     let template = artifacts::find_template(&settings.artifacts, &spec.template, spec.memory)?;
     refuse_without_kvm(host)?;
-    // Only one of the servers of a run has its files directly in the directory of the run.
+    // Only one server of a run keeps its files directly in the run directory.
     let dir = match surroundings.name {
         "target" => surroundings.run_dir.path().to_owned(),
         peer => {
@@ -416,7 +417,7 @@ fn own_server(
     })
 }
 
-/// The accounts of the server; `None`, with a message, if this host cannot keep them.
+/// CPU and memory accounts of the server. `None`, with a message, if this host cannot keep them.
 fn account(server: u32) -> Option<Account> {
     Account::open(server)
         .inspect_err(|error| {
@@ -427,7 +428,7 @@ fn account(server: u32) -> Option<Account> {
         .ok()
 }
 
-/// Prepares the target of the rounds beside the sandboxes of an API; `None` if the scenario has no such rounds.
+/// Prepares the comparison target for an API target; `None` if the scenario has no comparison rounds.
 fn beside(
     scenario: &Scenario,
     settings: &Settings,
@@ -445,7 +446,7 @@ fn beside(
     other.map(Some).map_err(at(Path::new(RANDOM)))
 }
 
-/// The target of the rounds beside: `direct`, or processes of the host if the scenario compares with them.
+/// The comparison target: `direct`, or processes on the host if the scenario compares with them.
 fn of_host_or(scenario: &Scenario, direct: Option<VmmDirect>) -> Option<Box<dyn Target>> {
     match (scenario.beside?, direct) {
         (BesideKind::HostProcess, _) => Some(Box::new(HostProcess)),
@@ -453,7 +454,7 @@ fn of_host_or(scenario: &Scenario, direct: Option<VmmDirect>) -> Option<Box<dyn 
     }
 }
 
-/// Connects the clones of rounds beside to a network without eBPF programs, and assigns them cgroups like those of the
+/// Connects comparison clones to a network without eBPF programs, and assigns them cgroups like those of the
 /// server's sandboxes.
 fn with_plain_network(
     direct: VmmDirect,
@@ -470,7 +471,8 @@ fn with_plain_network(
     Ok(direct.with_network(PlainNetwork::new(network.outside())?, groups))
 }
 
-/// The target itself, that of each template of a mix, or forks of a parent sandbox if the scenario has `[[parent]]` steps.
+/// The target itself, one target per template of a mix, or forks of a parent sandbox if the scenario has
+/// `[[parent]]` steps.
 fn creates_or_forks(scenario: &Scenario, e2b: E2b) -> Box<dyn Target> {
     if let Some((first, others)) = scenario.mix.split_first() {
         let first = E2b {
@@ -505,14 +507,14 @@ fn templates_of(scenario: &Scenario) -> BTreeSet<&str> {
     mix.chain([scenario.target.template.as_str()]).collect()
 }
 
-/// The warm sandboxes of a server that the run starts: it keeps `target.warm` of each template.
+/// Number of warm sandboxes in a server that the run starts: `target.warm` for each template.
 fn slots_of(scenario: &Scenario) -> u32 {
     let templates = u32::try_from(templates_of(scenario).len()).unwrap_or(u32::MAX);
     scenario.target.warm.saturating_mul(templates)
 }
 
-/// The option that keeps the number of warm sandboxes of all templates together at that of the scenario, however many
-/// are created. Former releases, with which a build may be compared, never had more; their help has no such option.
+/// Option that fixes the total number of warm sandboxes to the scenario's, however many are created. Older builds,
+/// which `ab` may compare, never exceed it; their help does not list the option.
 fn fixed_stock(help: &str, slots: u32) -> Vec<String> {
     const OPTION: &str = "--warm-slots";
     if help.contains(OPTION) {
@@ -522,7 +524,7 @@ fn fixed_stock(help: &str, slots: u32) -> Vec<String> {
     }
 }
 
-/// The help of a server program; empty if it has none.
+/// Help text of a server program; empty if it has none.
 fn help_of(program: &Path) -> String {
     let help = Command::new(program).args(["serve", "--help"]).output();
     help.map_or(String::new(), |help| {
@@ -530,8 +532,8 @@ fn help_of(program: &Path) -> String {
     })
 }
 
-/// Links a template of the scenario into the server's own templates directory, which must have no others, because the
-/// server keeps warm sandboxes of every template that it finds.
+/// Links a template of the scenario into the server's own templates directory. The directory must contain no
+/// others, because the server keeps warm sandboxes of every template that it finds.
 fn install(template: &Path, place: &Path) -> io::Result<()> {
     fs::create_dir_all(place.parent().unwrap_or(place))?;
     symlink(template, place)
@@ -616,7 +618,7 @@ fn template_facts(
     facts_of(template, page_cache)
 }
 
-/// Published records contain no path of the host on which they were made.
+/// Published records contain no paths of the host on which they were recorded.
 fn facts_of(template: &Template, page_cache: String) -> TemplateFacts {
     let mut manifest = template.manifest.clone();
     if let Some(name) = manifest.root.file_name() {

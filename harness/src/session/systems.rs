@@ -18,14 +18,14 @@ use crate::{
 };
 use model::{Timeline, chain};
 
-/// Everything that a run starts. Fields are dropped in this order: targets before their servers.
+/// Everything started by a run. Fields are dropped in this order: targets before their servers.
 pub(super) struct Systems {
     pub(super) target: Subjects,
     /// In the order of the scenario; a missing system is [`Absent`].
     pub(super) peers: Vec<Box<dyn Target>>,
     /// The target and the peers; empty if the scenario has no peers.
     pub(super) found: Vec<System>,
-    /// The cgroup of a server is removed after the server has ended.
+    /// Each cgroup is removed after its server has ended.
     _servers: Vec<(Option<LocalServer>, Option<Arc<Account>>)>,
 }
 
@@ -36,8 +36,8 @@ impl Systems {
     }
 }
 
-/// Prepares the target and the peers. With peers, a system that cannot be prepared, or whose first sandbox fails, is
-/// missing, and the run goes on with the others.
+/// Prepares the target and the peers. With peers, a system that cannot be prepared, or whose first sandbox fails,
+/// is marked as missing, and the run continues without it.
 pub(super) fn start(
     scenario: &Scenario,
     settings: &Settings,
@@ -75,7 +75,7 @@ pub(super) fn start(
             name: &peer.name,
             ..surroundings
         };
-        // Endpoint and template of the environment are those of the target.
+        // Endpoint and template in the facts are the target's.
         let mut facts = all.host.clone();
         let subjects = subjects::start(&alone, settings, surroundings, &mut facts);
         all.host.binaries.extend(facts.binaries);

@@ -1,4 +1,4 @@
-//! Rates of starts, and their CPU time.
+//! Start rates and CPU time per start.
 
 use super::{fold::Summary, ratio::Ratio};
 use crate::{
@@ -13,7 +13,7 @@ use stats::bootstrap;
 pub struct Rate(Vec<(f64, f64)>);
 
 impl Rate {
-    /// `None` without rounds, or if the divisors add up to nothing.
+    /// `None` without rounds, or if the divisors add up to zero.
     #[must_use]
     pub fn value(&self) -> Option<f64> {
         self.with(&vec![1; self.0.len()])
@@ -30,7 +30,7 @@ impl Rate {
         self.0.len()
     }
 
-    /// This rate over another one. The interval is a bootstrap over pairs of rounds at the same position.
+    /// Divides this rate by another one. The interval is a bootstrap over pairs of rounds at the same position.
     #[must_use]
     pub fn over(&self, other: &Self) -> Ratio {
         let pairs = self.0.len().min(other.0.len());
@@ -58,8 +58,8 @@ fn is_server(scenario: &Scenario) -> bool {
     scenario.target.kind == TargetKind::E2b
 }
 
-/// Starts per second from the base of each measured round to its end. Empty for targets without a server: no pool is
-/// drained.
+/// Starts per second from the base of each measured round to its end. Empty for targets without a server, which
+/// have no pool to drain.
 #[must_use]
 pub fn drain(summary: &Summary) -> Rate {
     match summary.scenario() {
@@ -112,8 +112,8 @@ fn of_rounds(summary: &Summary) -> Rate {
     Rate(complete.collect())
 }
 
-/// CPU nanoseconds per start of a subject, failed starts included: their work was done too. Empty for clones without a
-/// server that outlive their round, because the time of a process is read when it has ended.
+/// CPU nanoseconds per start of a subject. Failed starts are included, because they used CPU time too. Empty for
+/// clones without a server that outlive their round, because the CPU time of a process is read after it has ended.
 #[must_use]
 pub fn cpu_ns_per_start(summary: &Summary, subject: Subject) -> Rate {
     let outlive =
@@ -156,8 +156,9 @@ pub fn refilled_during_rounds(summary: &Summary) -> Option<u64> {
     (!refilled.is_empty()).then(|| refilled.iter().sum())
 }
 
-/// Milliseconds from the end of the last start until the pool was full again, of each measured round of the target. Empty
-/// if sandboxes have lifetimes: the round then ends after the last of them, when the pool has long been full.
+/// Milliseconds from the end of the last start until the pool was full again, for each measured round of the
+/// target. Empty if sandboxes have lifetimes: such a round ends after the last lifetime, long after the pool is
+/// full.
 #[must_use]
 pub fn until_full_ms(summary: &Summary) -> Vec<f64> {
     let until = summary.scenario().map(|scenario| scenario.hold.until);
@@ -208,8 +209,9 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Two rounds of the target with 4 warm slots, and one round beside. A round of the target lasts 100 ms and takes 3
-    /// warm sandboxes and a restored one; the pool is full again after 400 ms, and `refilled` slots of it within the round.
+    /// Two target rounds with 4 warm slots, and one comparison round. A target round lasts 100 ms and takes 3 warm
+    /// sandboxes and a restored one. The pool is full again after 400 ms; `refilled` of its slots are refilled
+    /// within the round.
     fn summary(refilled: u32) -> Summary {
         let mut summary = Summary {
             started: Some(RunStarted {
@@ -301,7 +303,7 @@ mod tests {
     fn rates_of_systems_are_compared_by_pairs_of_rounds() {
         let mut summary = summary(0);
         for (attempt, spent) in [(0, 0), (4, 1)] {
-            // The second round of the target is slower, and one start of it failed.
+            // The second target round is slower, and one of its starts failed.
             let base_ns = summary.spent[spent].from_ns;
             for attempt in &mut summary.clones[attempt..attempt + 4] {
                 attempt.intended_ns = base_ns;

@@ -1,7 +1,7 @@
-//! Starts by the number of sandboxes that are alive, and the largest number that holds bounds.
+//! Starts by the number of living sandboxes, and the largest number within bounds.
 //!
-//! A *level* is the state after a measured round of a scenario whose sandboxes live to the end of the run. Nothing is
-//! interpolated: the result is one of the levels, and the next one that was measured.
+//! A *level* is the state after a measured round of a scenario whose sandboxes live to the end of the run. Nothing
+//! is interpolated: the result is one of the measured levels, and the next measured one above it.
 
 use model::StartPhase;
 
@@ -12,7 +12,7 @@ use crate::{
 };
 use stats::quantile::{Estimate, INFINITE, Samples};
 
-/// Starts that the quantiles of a level contain at least: the last ones up to it. A P95 needs as many.
+/// Minimum number of starts in the quantiles of a level: the last ones up to it. A P95 needs as many.
 pub const WINDOW: usize = 100;
 
 /// A start of a sandbox, with the number of sandboxes that were alive.
@@ -29,7 +29,7 @@ pub struct StartAt {
 pub struct Level {
     /// Sandboxes that are alive.
     pub alive: u32,
-    /// Sandboxes that would be alive if every start of the round had succeeded.
+    /// Sandboxes that would be alive if every start up to here had succeeded.
     pub target: u32,
     /// Failed starts up to here.
     pub failed: usize,
@@ -41,7 +41,7 @@ pub struct Level {
     pub idle_cpu_ms_per_s: Option<f64>,
 }
 
-/// Bounds within which sandboxes are to stay. `None` does not bound.
+/// Limits for all sandboxes. `None` sets no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bounds {
     /// Largest P95 of the time to first exec, in milliseconds.
@@ -52,24 +52,24 @@ pub struct Bounds {
     pub idle_cpu_ms_per_s: Option<f64>,
 }
 
-/// What the bounds say about a level.
+/// Verdict of the bounds on a level.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Held {
     Yes,
-    /// The bounds that are exceeded, in words.
+    /// Exceeded bounds, as text.
     No(Vec<String>),
-    /// The values that were not measured, in words; no measured one exceeds its bound.
+    /// Values that were not measured, as text. No measured value exceeds its bound.
     Unknown(Vec<String>),
 }
 
 /// The largest number of sandboxes within bounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Largest {
-    /// The largest level that holds and has no level below that does not; `None` if there is none.
+    /// The largest level that holds, if every level below it holds too; `None` if there is none.
     pub holds: Option<u32>,
     /// The target of the lowest level that does not hold, with the reasons; `None` if every level that could be judged holds.
     pub misses: Option<(u32, Vec<String>)>,
-    /// Why the last level that could not be judged could not be.
+    /// Why the last level without a verdict could not be judged.
     pub unknown: Vec<String>,
 }
 
@@ -133,7 +133,7 @@ pub fn largest(levels: &[Level], bounds: &Bounds) -> Largest {
 }
 
 impl Level {
-    /// Compares the level with the bounds. A failed start holds no bound.
+    /// Compares the level with the bounds. A level with a failed start never holds.
     #[must_use]
     pub fn held(&self, bounds: &Bounds) -> Held {
         let (mut missed, mut unknown) = (Vec::new(), Vec::new());
@@ -182,7 +182,7 @@ impl Level {
     }
 }
 
-/// Measured rounds that were not left out, with the number of sandboxes that were alive before each.
+/// Measured rounds that count, each with the number of sandboxes alive before it.
 fn accumulated(summary: &Summary) -> Vec<(u32, u32)> {
     let until = summary.scenario().map(|scenario| scenario.hold.until);
     if until != Some(HoldUntil::End) {
@@ -231,8 +231,8 @@ mod tests {
     const MS: u64 = 1_000_000;
     const STEP: u32 = 20;
 
-    /// A host of which three capacities are known: the first exec takes 300 ms beyond `fast` sandboxes and 3 ms else, each
-    /// takes 4 MB, and each uses 0.5 ms of CPU per second.
+    /// A simulated host with three known capacities: first exec takes 300 ms beyond `fast` sandboxes and 3 ms
+    /// below, and each sandbox takes 4 MB and 0.5 ms of CPU time per second.
     struct Host {
         fast: u32,
         /// Number of the first start that fails.
@@ -346,7 +346,7 @@ mod tests {
         let (holds, misses, why) = found(&host, bounds(1e6, 1e6, 60.0));
         assert_eq!((holds, misses), (Some(120), Some(140)), "{why}");
         assert!(why.starts_with("idle CPU time is 70.0 ms"), "{why}");
-        // All bounds together: the tightest one decides.
+        // With all bounds together, the tightest one decides.
         let (holds, ..) = found(&host, bounds(50.0, 800.0, 60.0));
         assert_eq!(holds, Some(120));
         let (holds, misses, _) = found(&host, bounds(1e6, 1e6, 1e6));
@@ -379,7 +379,7 @@ mod tests {
         let levels = levels(&host.run(8));
         let last = levels.last().unwrap();
         assert_eq!((last.alive, last.target, last.failed), (140, 160, 20));
-        // The number that holds is not the one that misses.
+        // The level that holds differs from the one that misses.
         let found = largest(&levels, &bounds(50.0, 1e6, 1e6));
         assert_eq!(found.holds, Some(140));
         assert_eq!(found.misses.unwrap().0, 160);

@@ -24,23 +24,24 @@ use stats::{
 pub struct Summary {
     /// `None` only before the first event.
     pub started: Option<RunStarted>,
-    /// What a new sandbox had loaded; `None` unless the scenario draws work and the target could be asked.
+    /// Modules that a new sandbox had loaded; `None` unless the scenario takes its work from a file and the target
+    /// could be queried.
     pub loaded: Option<BTreeSet<String>>,
-    /// `None` if the run has not ended yet, was killed or could not be recorded to its end.
+    /// `None` if the run has not ended yet, was killed, or was not recorded to its end.
     pub ended: Option<EndReason>,
     /// Measured starts of the target, in the order in which their attempts ended.
     pub clones: Vec<Attempt>,
-    /// Measured starts of the rounds beside.
+    /// Measured starts of the comparison rounds.
     pub beside: Vec<Attempt>,
     /// Systems of a comparison; empty without peers.
     pub systems: Vec<System>,
-    /// Measured starts of each of the peers, by position in the scenario.
+    /// Measured starts of each peer, by position in the scenario.
     pub peers: BTreeMap<u16, Vec<Attempt>>,
     /// Measured starts of the baseline.
     pub baseline: Vec<Attempt>,
     /// Measured starts of the null target.
     pub null: Vec<Attempt>,
-    /// Measured rounds, and those left out of all rows because of other programs.
+    /// Measured rounds, and those excluded from all rows because of other programs.
     pub interference: Interference,
     /// Starts while the template was not in the page cache.
     pub cold: Vec<Attempt>,
@@ -48,14 +49,14 @@ pub struct Summary {
     pub warm_up: u32,
     /// Times of each measured round of clones.
     pub rounds: BTreeMap<u32, RoundTimes>,
-    /// Sandboxes that the measured rounds before had started, for each measured round of clones. They are alive if the
-    /// scenario holds them to the end of the run.
+    /// For each measured round of clones, the number of sandboxes started by earlier measured rounds. They are
+    /// alive if the scenario holds them to the end of the run.
     pub alive_before: BTreeMap<u32, u32>,
     /// Times of each measured round of the baseline.
     pub baseline_rounds: BTreeMap<u32, RoundTimes>,
     /// Mean rate of the arrivals of each measured round of clones, if the scenario has several.
     pub rates: BTreeMap<u32, f64>,
-    /// Round, time and number of warm slots, in the order in which they were read.
+    /// Round, time and number of warm slots, in reading order.
     pub stock: Vec<(u32, u64, u32)>,
     /// Events of measured rounds.
     pub happened: Vec<Happened>,
@@ -65,10 +66,10 @@ pub struct Summary {
     pub ledgers: Vec<CloneLedger>,
     /// CPU time of idle clones.
     pub idle: Vec<IdleSample>,
-    /// Times of the first command repeated in held clones. Failures, also those of repeated denied exchanges, are
-    /// [`INFINITE`].
+    /// Times of the first command repeated in held clones. Failures, including those of repeated denied exchanges,
+    /// are [`INFINITE`].
     pub after_hold_ns: Vec<u64>,
-    /// First message of each cause among the failures in held clones.
+    /// First message of each failure cause in held clones.
     pub after_hold_failures: BTreeMap<FailureCause, String>,
     pub noise: Vec<NoiseSample>,
 }
@@ -85,7 +86,7 @@ pub struct RoundTimes {
     pub end_ns: Option<u64>,
 }
 
-/// Folds the events of a run, and leaves out disturbed repetitions.
+/// Folds the events of a run, and excludes disturbed repetitions.
 #[must_use]
 pub fn fold<'a>(events: impl IntoIterator<Item = &'a RunEvent>) -> Summary {
     let mut summary = Summary::default();
@@ -199,7 +200,7 @@ impl Summary {
         counts
     }
 
-    /// First message of each cause among the failures of measured clones, the rounds beside, cold starts and the baseline.
+    /// First message of each failure cause in measured clones, comparison rounds, cold starts and the baseline.
     #[must_use]
     pub fn failure_examples(&self) -> BTreeMap<FailureCause, &str> {
         let mut examples = BTreeMap::new();
@@ -244,8 +245,8 @@ impl Summary {
         kinds
     }
 
-    /// A suffix for sentences about all clones that counts the kinds of starts, such as `; over 90 warm and 10 restored
-    /// starts`. Empty if all clones are of one kind.
+    /// Suffix for sentences about all clones that counts the origins, such as `; over 90 warm and 10 restored
+    /// starts`. Empty if all clones have the same origin.
     #[must_use]
     pub fn mixture(&self) -> String {
         let kinds = self.by_start();
@@ -289,7 +290,8 @@ impl Summary {
         Samples::new(walls(&self.baseline_rounds, &self.baseline).concat())
     }
 
-    /// A duration over all events, each as a cluster of its own; what did not come in time counts as [`INFINITE`].
+    /// A duration over all events, with each event as one cluster. A condition that was not met in time counts as
+    /// [`INFINITE`].
     #[must_use]
     pub fn event_samples(&self, of: EventTime) -> Samples {
         let events = self.happened.iter();
@@ -355,7 +357,7 @@ impl Summary {
     }
 }
 
-/// Durations of completed rounds, from the base time to the end, each as a cluster of its own.
+/// Durations of completed rounds, from the base time to the end, with each round as one cluster.
 pub(super) fn walls(rounds: &BTreeMap<u32, RoundTimes>, attempts: &[Attempt]) -> Vec<Vec<u64>> {
     let failed = |round: &u32| {
         let mut of_round = attempts.iter().filter(|a| a.round == *round);
@@ -375,7 +377,7 @@ pub fn start_name(kind: Option<StartKind>) -> &'static str {
     kind.map_or("unanswered", StartKind::name)
 }
 
-/// Latencies of the given starts by phase. Phases that no start reached are left out, except for first exec.
+/// Latencies of the given starts by phase. Phases that no start reached are omitted, except first exec.
 #[must_use]
 pub fn ladder(attempts: &[&Attempt]) -> Vec<(StartPhase, Samples)> {
     StartPhase::ALL
@@ -394,22 +396,23 @@ pub fn available(point: &MemoryPoint) -> Option<f64> {
     available_of(&point.meminfo)
 }
 
-/// The same of the lines of /proc/meminfo.
+/// The same for the lines of /proc/meminfo.
 #[must_use]
 pub fn available_of(meminfo: &BTreeMap<String, u64>) -> Option<f64> {
     let lists = meminfo.get(CPU_LISTS_FREE).copied().unwrap_or(0);
     Some((meminfo.get("MemAvailable")? + lists) as f64)
 }
 
-/// Latencies of a phase by cluster, [`INFINITE`] for attempts that did not reach it.
+/// Latencies of a phase by cluster; [`INFINITE`] for attempts that did not reach it.
 pub fn latencies<'a>(attempts: impl Iterator<Item = &'a Attempt>, phase: StartPhase) -> Samples {
     Samples::clustered(&clusters(attempts, |attempt| {
         vec![attempt.latency_ns(phase).unwrap_or(INFINITE)]
     }))
 }
 
-/// The samples of each cluster. A round is a cluster. Fewer than [`CLUSTERS`] rounds whose starts were not intended for
-/// one instant are divided into runs of consecutive starts, so that there are about that many clusters.
+/// The samples of each cluster. A round is a cluster. If there are fewer than [`CLUSTERS`] rounds and their starts
+/// are not bursts, they are divided into sequences of consecutive starts, so that there are about that many
+/// clusters.
 pub(super) fn clusters<'a>(
     attempts: impl Iterator<Item = &'a Attempt>,
     samples: impl Fn(&Attempt) -> Vec<u64>,

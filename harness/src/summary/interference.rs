@@ -1,11 +1,11 @@
-//! Leaves out measured repetitions that other programs disturbed, by the rule of the scenario, which is fixed before the
-//! run.
+//! Excludes measured repetitions that other programs disturbed, by the rule of the scenario, which is fixed before
+//! the run.
 //!
-//! A *repetition* is one measured round of each subject. Its rounds are left out together, so that pairs stay pairs. A
-//! repetition with a failed start is never left out: a disturbance is no excuse for a failure.
+//! A *repetition* is one measured round of each subject. Its rounds are excluded together, so that pairs stay
+//! pairs. A repetition with a failed start is never excluded: a disturbance does not excuse a failure.
 //!
-//! No rule judges kernel threads: they work for the run too, for example when VMs end, and a limit would leave out the
-//! rounds in which the measured system cost most.
+//! No rule judges kernel threads, because they also work for the run, for example when VMs end. A limit would
+//! exclude the rounds in which the measured system cost the most.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,29 +16,29 @@ use crate::{
     scenario::{HoldUntil, InterferenceSpec},
 };
 
-/// Measured rounds and what the host did during them.
+/// Measured rounds, and the activity of the host during them.
 #[derive(Clone, Debug, Default)]
 pub struct Interference {
     /// Measured rounds in the order of their start.
     pub(super) rounds: Vec<(u32, Subject)>,
     pub(super) usage: BTreeMap<u32, RoundUsage>,
-    /// Rounds of repetitions that were left out, with the reason of the first disturbed round of the repetition.
+    /// Rounds of excluded repetitions, with the reason of the first disturbed round of the repetition.
     pub left_out: BTreeMap<u32, String>,
-    /// Repetitions that were left out.
+    /// Number of excluded repetitions.
     pub repetitions_left_out: usize,
-    /// Disturbed repetitions that were kept because a start of them failed.
+    /// Number of disturbed repetitions that were kept because one of their starts failed.
     pub kept_with_failures: usize,
 }
 
 impl Interference {
-    /// Repetitions that began.
+    /// Number of repetitions that began.
     #[must_use]
     pub fn repetitions(&self) -> usize {
         self.by_repetition().len()
     }
 
-    /// Mean share of the host's CPU time that other programs used during the measured rounds that are judged; `None` if it
-    /// was not measured.
+    /// Mean share of the host's CPU time that other programs used during the judged rounds; `None` if it was not
+    /// measured.
     #[must_use]
     pub fn programs_share(&self) -> Option<f64> {
         let judged = self.rounds.iter().filter(|(_, of)| is_judged(*of));
@@ -67,7 +67,7 @@ impl Interference {
         })
     }
 
-    /// Why one of these rounds is disturbed.
+    /// Reason why one of these rounds is disturbed.
     fn disturbed(&self, rule: &InterferenceSpec, rounds: &[u32]) -> Option<String> {
         let judged = self
             .rounds
@@ -94,7 +94,7 @@ impl Interference {
 }
 
 impl InterferenceSpec {
-    /// Why a round is disturbed; `None` if it is not, or if the values could not be measured.
+    /// Reason why a round is disturbed; `None` if it is not, or if the values could not be measured.
     #[must_use]
     pub fn disturbs(&self, usage: &RoundUsage) -> Option<String> {
         let exceeds = |share: Option<f64>, limit: f64| share.filter(|share| *share > limit);
@@ -116,7 +116,7 @@ impl InterferenceSpec {
     }
 }
 
-/// Rounds of the null target take milliseconds, in which a single other task is a large share.
+/// Rounds of the null target last only milliseconds, of which a single other task can take a large share.
 fn is_judged(subject: Subject) -> bool {
     subject != Subject::Null
 }
@@ -230,7 +230,7 @@ mod tests {
             foreign_cpu_share: 0.1,
             memory_wait_share: 0.2,
         };
-        // 41 % of the host's time, all of it, or all but 15 %, used by kernel threads.
+        // Other programs used 41 %; kernel threads none, all, or all but 15 % of the CPU time.
         let mut round = usage(0.41, 0.0);
         round.kernel_cpu_ns = round.foreign_cpu_ns;
         assert_eq!(rule.disturbs(&round), None);

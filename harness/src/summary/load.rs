@@ -1,4 +1,4 @@
-//! Starts of a server at several rates, and by the number of warm slots that were left.
+//! Starts of a server at several rates, and by the number of warm slots left.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use super::{
 use crate::{event::Attempt, plan::Subject};
 use stats::quantile::Samples;
 
-/// Least share of starts from a warm slot at a sustained rate.
+/// Minimum share of starts from a warm slot at a sustained rate.
 pub const SUSTAINED_HITS: f64 = 0.99;
-/// Longest time in milliseconds until the pool is full again after the last start at a sustained rate. A pool that needs
-/// longer was being emptied, and would have been empty at some time.
+/// Maximum time in milliseconds from the last start until the pool is full again at a sustained rate. A pool that
+/// takes longer was draining, and would have become empty eventually.
 pub const SUSTAINED_FULL_MS: f64 = 2000.0;
 
 /// All measured starts at one rate.
@@ -81,7 +81,7 @@ fn judged(summary: &Summary, rate_per_s: f64) -> AtRate {
     at
 }
 
-/// The results of a summary whose starts all had the same rate.
+/// Results of a summary whose starts all had the same rate.
 #[must_use]
 pub fn at_rate(rate_per_s: f64, summary: &Summary) -> AtRate {
     let clones = || summary.clones.iter();
@@ -136,8 +136,8 @@ pub struct AtLevel {
     pub hit_rate: Option<f64>,
 }
 
-/// Starts by the number of warm slots that was read last before they began, in quarters of the pool, the fullest first,
-/// and those that found none. Empty unless the scenario watches the pool.
+/// Starts grouped by the last reading of the number of warm slots before they began: in quarters of the pool,
+/// fullest first, and those that found none. Empty unless the scenario watches the pool.
 #[must_use]
 pub fn by_level(summary: &Summary) -> Vec<AtLevel> {
     let Some(full) = summary.spent.iter().filter_map(|s| s.warm).max() else {
@@ -165,7 +165,7 @@ pub fn by_level(summary: &Summary) -> Vec<AtLevel> {
     levels.into_iter().rev().map(level).collect()
 }
 
-/// The quarter of a pool in which a number of slots lies: 0 for none, 4 for the fullest.
+/// Quarter of the pool that contains a number of slots: 0 for none, 4 for the fullest.
 fn quarter(warm: u32, full: u32) -> u32 {
     (0..4)
         .find(|quarter| warm <= quarter * full / 4)
@@ -182,7 +182,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// One round of 200 starts for each rate: `misses` were restored, and the pool was full again after `full_ms`.
+    /// One round of 200 starts for each rate. `misses` of them were restored, and the pool was full again after
+    /// `full_ms`.
     fn summary(rates: &[(f64, usize, u64)]) -> Summary {
         let mut summary = Summary::default();
         for (round, (rate, misses, full_ms)) in (0_u32..).zip(rates) {

@@ -13,12 +13,12 @@ use crate::{
 };
 use stats::quantile::{INFINITE, Samples};
 
-/// What is measured of each start, from its intended start.
+/// Measured step of a start; latency counts from its intended start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The create was answered.
+    /// The create has returned.
     Created,
-    /// The first command's output is complete and right.
+    /// The first command's output is complete and correct.
     FirstExec,
     /// The sandbox is removed.
     Gone,
@@ -65,8 +65,8 @@ pub fn reference(summary: &Summary) -> Option<&System> {
     systems.find(|system| system.missing.is_none())
 }
 
-/// A quantile of `ours` over the same quantile of `theirs`. The interval is a bootstrap over pairs of neighbouring
-/// clusters, which ran next to each other.
+/// A quantile of `ours` divided by the same quantile of `theirs`. The interval is a bootstrap over pairs of
+/// neighbouring clusters, which ran next to each other.
 #[must_use]
 pub fn over(ours: &[Attempt], theirs: &[Attempt], step: Step, quantile: Quantile) -> Ratio {
     ratio::of_clusters(&step.clusters(ours), &step.clusters(theirs), quantile)
@@ -80,7 +80,7 @@ mod tests {
         summary::turns::tests::attempt_with,
     };
 
-    /// 20 rounds of 5 starts: created at a third, first command at two thirds, gone at `ms`.
+    /// 20 rounds of 5 starts: created after a third of `ms`, first command after two thirds, gone after `ms`.
     fn starts(ms: impl Fn(u32) -> u64) -> Vec<Attempt> {
         let start = |round: u32, arrival: u32| {
             let ended_ns = ms(round) * 3_000_000;

@@ -1,8 +1,8 @@
-//! Ratios within a run: to the same turn of the rounds beside, and to host processes.
+//! Ratios within a run: to the same turn of the comparison rounds, and to host processes.
 //!
-//! For turns, each measured round of clones forms a pair with the round beside of the same repetition, and the ratio of a pair is
-//! the quotient of the two medians. A temporary slowdown of the host affects both rounds of a pair. The result is the
-//! median of the ratios of all pairs.
+//! For turns, each measured round of clones forms a pair with the comparison round of the same repetition, and the
+//! ratio of a pair is the quotient of the two medians. A temporary slowdown of the host affects both rounds of a
+//! pair. The result is the median of the ratios of all pairs.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub struct Ratio {
     pub value: Option<f64>,
     /// Confidence interval from order statistics, which assumes independent pairs; `None` with fewer than 10 pairs.
     pub interval95: Option<(f64, f64)>,
-    /// Number of pairs. A pair is left out if the median of its round beside is zero or lies among failures.
+    /// Number of pairs. A pair is excluded if the median of its comparison round is zero or lies among failures.
     pub pairs: usize,
 }
 
@@ -59,8 +59,8 @@ pub fn of_turn(summary: &Summary, index: usize) -> Ratio {
     }
 }
 
-/// A quantile of the clones over the same quantile of host processes, from all samples. The interval is a bootstrap over
-/// pairs of neighbouring clusters, so a slowdown of the host that affects both does not widen it.
+/// A quantile of the clones divided by the same quantile of host processes, from all samples. The interval is a
+/// bootstrap over pairs of neighbouring clusters, so a slowdown of the host that affects both does not widen it.
 #[must_use]
 pub fn over_baseline(summary: &Summary, of: Timed, quantile: Quantile) -> Ratio {
     let exec = |attempt: &Attempt| {
@@ -88,8 +88,8 @@ pub fn over_baseline(summary: &Summary, of: Timed, quantile: Quantile) -> Ratio 
     of_clusters(&ours, &theirs, quantile)
 }
 
-/// A quantile of the first clusters over the same quantile of the second ones, from all samples. Clusters at the same
-/// position form a pair.
+/// A quantile of the first clusters divided by the same quantile of the second ones, from all samples. Clusters at
+/// the same position form a pair.
 pub(super) fn of_clusters(ours: &[Vec<u64>], theirs: &[Vec<u64>], quantile: Quantile) -> Ratio {
     let pairs = ours.len().min(theirs.len());
     let permille = quantile.permille();
@@ -109,10 +109,10 @@ pub(super) fn of_clusters(ours: &[Vec<u64>], theirs: &[Vec<u64>], quantile: Quan
     }
 }
 
-/// The limit for later runs that an accepted run of the same size gives: the upper end of the interval that contains the
-/// upper end of such a run's own interval in 97.5 % of cases, if nothing changed. Both estimates vary, so their
-/// difference varies by the root of two, and the later run's interval is added. On the scale of logarithms, because it
-/// is a ratio; rounded up to hundredths. `None` without a finite interval.
+/// Limit for later runs, derived from a reference run of the same size: the upper end of the interval that contains
+/// the upper end of such a run's own interval in 97.5 % of cases if nothing changed. Both estimates vary, so their
+/// difference varies by the root of two, and the later run's interval is added. Computed on a logarithmic scale,
+/// because it is a ratio, and rounded up to hundredths. `None` without a finite interval.
 #[must_use]
 pub fn limit_from(accepted: &Ratio) -> Option<f64> {
     let (value, (_, high)) = (accepted.value?, accepted.interval95?);
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_drift_of_the_host_does_not_change_the_ratio() {
-        // Both become twelve times slower, and one is always a tenth above the other.
+        // Both become twelve times slower; one is always a tenth slower than the other.
         let theirs: Vec<_> = (1..=12).map(|n| Some(n * 1000)).collect();
         let ours: Vec<_> = (1..=12).map(|n| Some(n * 1100)).collect();
         let ratio = of(&ours, &theirs);

@@ -1,13 +1,13 @@
-//! Times and page faults of turns, and the tax: the extra time or page faults of a new clone until it is as fast as a
+//! Times and page faults of turns, and the tax: extra time or page faults of a new clone until it is as fast as a
 //! warm VM.
 
 use super::fold::clusters;
 use crate::event::{Attempt, Exchanged, Turn};
 use stats::quantile::{INFINITE, Samples};
 
-/// Times of the turn at `index` over all starts. A start contributes one time for a command, a cell or a denied
-/// exchange, and all times of the peer for another exchange. A start whose turn failed or was not reached contributes
-/// one [`INFINITE`].
+/// Times of the turn at `index` over all starts. For a command, a cell or a denied exchange, each start contributes
+/// one time; for other exchanges, it contributes all times of the peer. A start whose turn failed or was not
+/// reached contributes one [`INFINITE`].
 #[must_use]
 pub fn latencies(attempts: &[Attempt], index: usize) -> Samples {
     Samples::clustered(&clusters(attempts.iter(), |a| times(a, index)))
@@ -103,7 +103,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::plan::{Row, Subject};
 
-    /// A measured clone that took these turns.
+    /// A measured clone that ran these turns.
     pub(crate) fn attempt_with(turns: Vec<Turn>) -> Attempt {
         Attempt {
             round: 0,

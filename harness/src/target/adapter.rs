@@ -5,9 +5,9 @@
 //!                    ▲              ▲
 //!                    └── Reply ─────┴── Line, Closed ── reader thread ◄── adapter's stdout
 //! ```
-//! The driver owns the process, its stdin, and the calls that wait for an answer. The reader stamps each line when it
-//! arrives: an adapter reports no times. Lines, waits and the kept part of stderr are bounded, so an adapter can make
-//! only its own starts fail.
+//! The driver owns the process, its stdin, and the pending calls. The reader stamps each line when it arrives;
+//! adapters do not report times. Lines, waits and the kept part of stderr are bounded, so an adapter can only make
+//! its own starts fail.
 
 mod driver;
 mod line;
@@ -45,9 +45,8 @@ pub struct Adapter {
 impl Adapter {
     /// Starts the program and exchanges `hello`. The first MiB of its standard error is written to `stderr`.
     ///
-    /// # Errors
-    /// Returns [`FailureCause::Spawn`] if the program cannot be started, and the error of `hello` if it does not answer
-    /// or has another version of the protocol.
+    /// # Errors Returns [`FailureCause::Spawn`] if the program cannot be started, and the error of `hello` if the
+    /// adapter does not respond or speaks another version of the protocol.
     pub fn start(
         command: &[String],
         template: &str,
@@ -123,7 +122,7 @@ impl Target for Adapter {
     }
 }
 
-/// A way to reach the driver.
+/// Handle to the driver.
 #[derive(Clone, Debug)]
 struct Calls {
     messages: Sender<Message>,
@@ -132,7 +131,7 @@ struct Calls {
 }
 
 impl Calls {
-    /// Sends a request and waits for its answer, with the time at which the answer arrived.
+    /// Sends a request and waits for its response, with the time at which it arrived.
     fn call(&self, request: Request, timeout: Duration) -> Reply {
         let (reply, answered) = mpsc::sync_channel(1);
         let ended = || Failure {

@@ -1,4 +1,4 @@
-//! The target `bubblewrap`: a sandbox is `bwrap` with namespaces of its own and a process that waits; commands enter the
+//! The target `bubblewrap`: a sandbox is `bwrap` with its own namespaces and an idle process. Commands enter the
 //! namespaces with `nsenter`.
 
 use std::{
@@ -44,8 +44,8 @@ pub struct Bubblewrap {
 }
 
 impl Bubblewrap {
-    /// `command` is `bwrap` with options in front of those that this target adds; `root` becomes the read-only root of
-    /// the sandboxes.
+    /// `command` is `bwrap` with options, which precede those that this target adds; `root` becomes the read-only
+    /// root of the sandboxes.
     ///
     /// # Errors
     /// Returns an error that names the program if it cannot be run.
@@ -171,7 +171,7 @@ impl Wrapped {
         }
         self.ended = true;
         if let Some(inner) = i32::try_from(self.inner).ok().filter(|pid| *pid > 1) {
-            // Fails only if it has ended already.
+            // Fails only if the process has already ended.
             let _ = kill(Pid::from_raw(inner), Signal::SIGKILL);
             command::wait_until(&mut self.child, deadline)?;
         }
@@ -232,7 +232,7 @@ impl Sandbox for Wrapped {
 
 impl Drop for Wrapped {
     fn drop(&mut self) {
-        // After a kill there is nothing left to end.
+        // After a kill, there is no process left to end.
         let _ = self.end();
     }
 }

@@ -1,4 +1,4 @@
-//! Runs programs of the host with a timeout and bounded output.
+//! Runs programs on the host with a timeout and bounded output.
 
 use std::{
     io::{self, Read},
@@ -19,12 +19,12 @@ use testbed::leftovers;
 use super::{Output, host_process::sys};
 use crate::event::{Failure, FailureCause};
 
-/// Largest output of a program in bytes, of standard output and of standard error.
+/// Maximum output of a program in bytes, for standard output and standard error each.
 const MAX_OUTPUT: usize = 4 << 20;
 const POLL: Duration = Duration::from_micros(200);
 
-/// Runs a program in a process group of its own and waits until its output has ended and it has exited. `who` begins
-/// the messages of failures.
+/// Runs a program in its own process group and waits until its output has ended and it has exited. Failure messages
+/// begin with `who`.
 ///
 /// # Errors
 /// Returns [`FailureCause::Spawn`] if it cannot be started, [`FailureCause::Timeout`] if it does not end in time, and
@@ -69,8 +69,7 @@ pub(super) fn wait_until(child: &mut Child, deadline: Instant) -> io::Result<Opt
     }
 }
 
-/// Waits until a process that may be no child has ended, or only waits to be reaped by its parent. Returns false at the
-/// deadline.
+/// Waits until a process, which need not be a child, has ended or is a zombie. Returns false at the deadline.
 pub(super) fn await_end(pid: u32, deadline: Instant) -> bool {
     while !leftovers::is_zombie(pid) {
         if Instant::now() > deadline {
@@ -123,7 +122,7 @@ fn collect(child: &mut Child, timeout: Duration, who: &str) -> Result<Output, Fa
             PollFd::new(out.as_fd(), events(is_open[0])),
             PollFd::new(err.as_fd(), events(is_open[1])),
         ];
-        // A closed pipe reports POLLHUP for ever, so it is not polled any more.
+        // A closed pipe reports POLLHUP forever, so it is no longer polled.
         let polled = match is_open {
             [true, false] => &mut fds[..1],
             [false, true] => &mut fds[1..],
@@ -149,7 +148,7 @@ fn collect(child: &mut Child, timeout: Duration, who: &str) -> Result<Output, Fa
     })
 }
 
-/// Reads what is ready. Returns whether the pipe is still open.
+/// Reads the available bytes. Returns whether the pipe is still open.
 fn take(pipe: &mut impl Read, into: &mut Vec<u8>) -> io::Result<bool> {
     let mut chunk = [0; 4096];
     let n = pipe.read(&mut chunk)?;

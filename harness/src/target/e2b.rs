@@ -42,10 +42,9 @@ pub(super) const LIFETIME_S: u32 = 3600;
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval between two reads of the gauges.
 const READY_INTERVAL: Duration = Duration::from_millis(50);
-/// Header of the answer to a create that contains the [`StartKind`].
+/// Response header of a create with the [`StartKind`].
 const START_KIND: &str = "x-cube-start";
-/// Header of the answer to a create that contains the times of its phases, in milliseconds since the request was
-/// accepted.
+/// Response header of a create with the durations of its phases, in milliseconds since the request was accepted.
 const PHASES: &str = "server-timing";
 
 /// Address and options of a server.
@@ -58,8 +57,8 @@ pub struct E2b {
     pub template: String,
     /// Directory in which a server on this host keeps a directory for each sandbox, used to find VMM processes.
     pub sandboxes: Option<PathBuf>,
-    /// Log of a server that the run started: the reason why its pool is not filled. Copies of the target share it, so
-    /// that each line is read once.
+    /// Log of a server that the run started, read for the reason why its pool does not fill. Copies of the target
+    /// share it, so that each line is read once.
     pub log: Arc<Mutex<Complaints>>,
     /// Number of warm sandboxes to wait for before each round and each memory sample; 0 does not wait.
     pub warm: u32,
@@ -84,14 +83,14 @@ impl Gauges {
     }
 }
 
-/// How a server names and answers creates and kills.
+/// Paths and status codes of creates and kills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     /// E2B with `POST /v2/sandboxes`.
     V2,
     /// E2B with `POST /sandboxes`.
     V1,
-    /// CubeSandbox: `POST /sandboxes`; 200 is accepted besides 201 and 204, as its own benchmark does.
+    /// CubeSandbox: `POST /sandboxes`. Accepts 200 in addition to 201 and 204, as CubeSandbox's own benchmark does.
     Cubesandbox,
 }
 
@@ -117,7 +116,8 @@ impl E2b {
         self.api.connect(to).map_err(|e| dial_failure(&e))
     }
 
-    /// Number of sandboxes with a directory, also of those that are being removed; 0 if the server is not on this host.
+    /// Number of sandboxes that have a directory, including those being removed; 0 if the server is not on this
+    /// host.
     fn directories(&self) -> io::Result<u32> {
         let Some(sandboxes) = &self.sandboxes else {
             return Ok(0);
@@ -182,7 +182,7 @@ impl E2b {
         Ok(remote)
     }
 
-    /// The API with the rest of a create's timeout, which covers the connection and the request.
+    /// The API with the time left of a create's timeout, which covers the connection and the request.
     fn time_left(&self, deadline: Instant) -> Result<Api, Failure> {
         let timeout = deadline.saturating_duration_since(Instant::now());
         if timeout.is_zero() {
@@ -195,7 +195,7 @@ impl E2b {
         })
     }
 
-    /// A handle of an existing sandbox.
+    /// A handle to an existing sandbox.
     pub(super) fn remote(&self, created: Created) -> Remote {
         Remote {
             target: self.clone(),
@@ -311,7 +311,7 @@ mod tests {
 
     const KEY: &str = "e2b_0000";
 
-    /// A server for one connection: sends the answers in order, and returns the heads of the requests.
+    /// A server for one connection: sends the responses in order, and returns the heads of the requests.
     fn peer(answers: Vec<Vec<u8>>) -> (Endpoint, thread::JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -459,7 +459,7 @@ mod tests {
         target.api.timeout = Duration::from_millis(50);
         let outcome = target.create(ID, &mut Timeline::default());
         assert_eq!(outcome.err().unwrap().cause, FailureCause::Timeout);
-        // The connection took almost all of the time: only the rest is left for the request.
+        // The connection took almost all of the time, so only the rest is left for the request.
         target.api.timeout = Duration::from_secs(3600);
         let left = target.time_left(Instant::now() + Duration::from_secs(60));
         assert!(left.unwrap().timeout <= Duration::from_secs(60));

@@ -1,8 +1,8 @@
 //! Forks through E2B's API: each round creates and prepares a parent sandbox, and the clones of the round are forks of it
 //! (`POST /sandboxes/{id}/fork`).
 //!
-//! One request creates a batch of forks. The first worker that needs a fork of a batch sends the request, and the others
-//! wait for its answer. The wait is part of their latency.
+//! One request creates a batch of forks. The first worker that needs a fork of a batch sends the request, and the
+//! others wait for its response. The wait is part of their latency.
 
 use std::sync::{OnceLock, RwLock};
 
@@ -47,7 +47,7 @@ struct Family {
 /// The forks of one request, or the failure of the request.
 type Batch = Result<Vec<Result<Created, Failure>>, Failure>;
 
-/// One fork in an answer. Exactly one of the fields is set.
+/// One fork in a response. Exactly one of the fields is set.
 #[derive(Deserialize)]
 struct Fork {
     sandbox: Option<Created>,

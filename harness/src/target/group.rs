@@ -1,4 +1,4 @@
-//! cgroups for the VMMs of rounds beside, which are compared with the VMMs of a server.
+//! cgroups for the VMMs of comparison rounds, which are compared with the VMMs of a server.
 //!
 //! The scheduler divides CPU time between cgroups first, and wakes processes of different cgroups on different CPUs. A VMM
 //! in the cgroup of the harness is therefore not comparable with a VMM that has its own cgroup.
@@ -21,8 +21,8 @@ const PROCESSES: &str = "cgroup.procs";
 /// cgroup v2: the file that enables controllers for child cgroups.
 const CONTROLLERS: &str = "cgroup.subtree_control";
 
-/// A cgroup in each hierarchy in which the server has its own cgroups. Dropping this value removes the cgroups; their
-/// processes must have ended before.
+/// A cgroup in each hierarchy in which the server has its own cgroups. Dropping this value removes the cgroups;
+/// their processes must have ended by then.
 #[derive(Debug, Default)]
 pub(crate) struct Groups(Vec<PathBuf>);
 

@@ -1,7 +1,7 @@
 //! The baseline: the command runs as a process of the host, with its standard output in a pipe and its standard error
 //! discarded.
 //!
-//! There is no create step. The measured time is a lower bound for any sandbox on this host at this moment.
+//! There is no create step. Its time is a lower bound for any sandbox on this host at that moment.
 
 pub(super) mod sys;
 
@@ -92,8 +92,8 @@ impl Sandbox for HostProcess {
     }
 }
 
-/// Reads the output to its end and waits until the process has ended, both until `timeout`. A process can close its
-/// output and continue to run.
+/// Reads the output to its end and waits until the process has ended, for `timeout` in total. A process can close
+/// its output and continue to run.
 fn wait(child: &mut Child, timeout: Duration) -> Result<Output, Failure> {
     let io = |e: std::io::Error| failed(FailureCause::Exec, &e.to_string());
     let deadline = Instant::now() + timeout;

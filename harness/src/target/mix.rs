@@ -1,4 +1,4 @@
-//! Sandboxes of several templates of one server: the plan decides from which one each is created.
+//! Sandboxes from several templates of one server. The plan chooses the template of each.
 
 use std::{collections::BTreeMap, io};
 
@@ -10,7 +10,7 @@ use crate::{event::Failure, plan::Plan};
 /// The same server, once for each template.
 #[derive(Debug)]
 pub struct Mix {
-    /// The first one also answers for the server. Never empty.
+    /// Also used for queries about the server itself.
     first: E2b,
     others: Vec<E2b>,
     /// Position of the template of each arrival, by round.
@@ -18,7 +18,7 @@ pub struct Mix {
 }
 
 impl Mix {
-    /// `templates` are the names after that of `first`, which is the first template of the scenario.
+    /// `others` are the templates after that of `first`, which is the first template of the scenario.
     #[must_use]
     pub fn new(first: E2b, others: &[String], plan: &Plan) -> Self {
         let with = |template: &String| E2b {

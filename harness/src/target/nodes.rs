@@ -1,4 +1,4 @@
-//! Nodes of a cluster that the run started, asked in turn; and the events that happen to one of them ([`events`]).
+//! Nodes of a cluster that the run started, used in turn, and the events that hit one of them ([`events`]).
 
 mod events;
 
@@ -16,7 +16,7 @@ pub use events::{Scene, Stage};
 pub struct Nodes {
     /// All nodes: each must be ready before a round.
     pub all: Vec<E2b>,
-    /// Positions of those that are asked; not empty.
+    /// Positions of the nodes that receive requests; not empty.
     pub asked: Vec<usize>,
 }
 

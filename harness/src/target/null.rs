@@ -1,8 +1,8 @@
-//! The null target: a start that is answered at once. Its times are the overhead of the harness itself: waking a worker,
+//! The null target, whose starts return at once. Its times are the overhead of the harness itself: waking a worker,
 //! taking stamps, comparing the output and recording the attempt.
 //!
-//! The sandboxes of every other target add their own work to this, so a latency close to that of the null target says
-//! nothing about the target.
+//! Every other target adds its own work to this overhead. A latency close to that of the null target therefore
+//! reveals nothing about the measured system.
 
 use model::{StartPhase, Timeline};
 

@@ -1,5 +1,5 @@
-//! The targets `runc`, `crun` and `runsc` (gVisor): a sandbox is a detached container with a process that waits, started,
-//! entered and ended by the command line of an OCI runtime.
+//! The targets `runc`, `crun` and `runsc` (gVisor): a sandbox is a detached container with an idle process. It is
+//! started, entered and ended through the command line of an OCI runtime.
 //!
 //! ```text
 //! RUN/oci-NAME/            command (for the sweep), state/ (the runtime's --root), one bundle for each container
@@ -37,7 +37,7 @@ const PREFIX: &str = "oci-";
 const COMMAND: &str = "command";
 const STATE: &str = "state";
 const PID_FILE: &str = "pid";
-/// Longest removal of a container.
+/// Maximum time to remove a container.
 const DELETE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Starts containers of one root directory with one runtime.
@@ -49,7 +49,7 @@ pub struct Oci {
     platform: String,
 }
 
-/// What the containers of a target need too.
+/// Shared by a target and its containers.
 #[derive(Debug)]
 struct Shared {
     /// Name in messages.
@@ -84,7 +84,7 @@ impl Runtime {
     fn command(self) -> Vec<String> {
         let options: &[&str] = match self {
             Self::Runc | Self::Crun => &[],
-            // Needs neither KVM nor a recent release; other platforms are set with target.command.
+            // ptrace needs neither KVM nor a recent release. target.command selects another platform.
             Self::Runsc => &["--platform=ptrace", "--network=none"],
         };
         let name = [self.name()];
@@ -128,8 +128,8 @@ impl Oci {
         let who = runtime.name();
         let io = |e: io::Error| command::failed(who, FailureCause::Spawn, &e.to_string());
         let dir = run_dir.clone_dir(&format!("{PREFIX}{name}")).map_err(io)?;
-        // The processes of a container become children of this process when the runtime exits, so that they can be
-        // reaped also where process 1 does not do it: a runtime waits for processes that it has killed.
+        // When the runtime exits, the processes of a container become children of this process, so that they are
+        // reaped even where process 1 does not reap. A runtime waits for the processes that it has killed.
         nix::sys::prctl::set_child_subreaper(true).map_err(|e| io(e.into()))?;
         let text = serde_json::to_vec(&command).map_err(|e| io(e.into()))?;
         fs::write(dir.join(COMMAND), text).map_err(io)?;
@@ -167,7 +167,7 @@ impl Shared {
         command::failed(self.name, cause, message)
     }
 
-    /// Starts a detached container. Its first process inherits the log, by which the sweep finds it.
+    /// Starts a detached container. Its first process inherits the log file, by which the sweep finds it.
     fn launch(&self, id: &str, bundle: &Path, timeout: Duration) -> Result<u32, Failure> {
         let spawn = |e: io::Error| self.failed(FailureCause::Spawn, &e.to_string());
         let config = config(&self.root, id).to_string();
@@ -202,8 +202,8 @@ impl Shared {
     }
 }
 
-/// The configuration of a container: all namespaces but the user's, a read-only root, no limits. Its cgroup is below that of
-/// the run, so that its CPU time is the run's: gVisor's default is below the root.
+/// Configuration of a container: all namespaces except the user namespace, a read-only root, no limits. Its cgroup
+/// is below the run's cgroup, so that its CPU time counts for the run; gVisor's default is below the root.
 fn config(root: &Path, id: &str) -> Value {
     let namespaces = ["pid", "ipc", "uts", "mount", "network"].map(|kind| json!({ "type": kind }));
     let tmpfs = |at: &str, options: &[&str]| json!({ "destination": at, "type": "tmpfs", "source": "tmpfs", "options": options });
@@ -233,7 +233,7 @@ impl Target for Oci {
         let bundle = self.shared.dir.join(&name);
         let spawn = |e: io::Error| self.shared.failed(FailureCause::Spawn, &e.to_string());
         fs::create_dir(&bundle).map_err(spawn)?;
-        // Dropping it removes what a failed start has left.
+        // Dropping it removes the remains of a failed start.
         let mut container = Container {
             shared: Arc::clone(&self.shared),
             id: name,
@@ -272,8 +272,8 @@ struct Container {
 }
 
 impl Container {
-    /// Kills the container, waits for its first process, and deletes it. `delete --force` alone takes longer with some
-    /// runtimes, because they look only now and then whether the process has ended.
+    /// Kills the container, waits for its first process, and deletes it. `delete --force` alone takes longer with
+    /// some runtimes, because they poll for the end of the process at long intervals.
     fn end(&mut self) -> Result<(), Failure> {
         self.alive = false;
         let pid = fs::read_to_string(self.bundle.join(PID_FILE)).ok();
@@ -297,8 +297,8 @@ impl Container {
     }
 }
 
-/// Waits until the first process of a container has ended and no child of this process is left in `group`, and reaps
-/// them.
+/// Waits until the first process of a container has ended and no child of this process is left in `group`, and
+/// reaps them.
 fn reap(first: u32, group: Option<u32>, deadline: Instant) {
     let id = |pid: u32| i32::try_from(pid).ok().filter(|pid| *pid > 1);
     let which = [id(first), group.and_then(id).map(|group| -group)];
@@ -308,13 +308,13 @@ fn reap(first: u32, group: Option<u32>, deadline: Instant) {
                 Ok(WaitStatus::StillAlive) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_micros(200));
                 }
-                // Others may follow in the group.
+                // The group may have further processes.
                 Ok(status) if pid < 0 && status != WaitStatus::StillAlive => {}
                 Ok(_) | Err(_) => break,
             }
         }
     }
-    // Not a child if another process is the subreaper.
+    // Not a child of this process if another process is the subreaper.
     command::await_end(first, deadline);
 }
 

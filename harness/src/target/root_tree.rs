@@ -1,7 +1,7 @@
 //! The root image of a template as a directory, so that containers run the same programs as microVMs.
 //!
-//! It is extracted once by `fsck.erofs`, below the artifacts, and named after the image's checksum. Containers get it
-//! read-only.
+//! `fsck.erofs` extracts it once, below the artifacts, into a directory named after the image's checksum.
+//! Containers mount it read-only.
 
 use std::{
     fs, io,
@@ -14,10 +14,10 @@ use testbed::artifacts::{self, ArtifactError};
 
 use super::command;
 
-/// Longest extraction.
+/// Maximum time to extract an image.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The directory could not be made.
+/// The directory could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum RootError {
     #[error(transparent)]
@@ -32,7 +32,7 @@ pub enum RootError {
     },
 }
 
-/// Returns the directory with the root image of a template, which is extracted if it is not there yet.
+/// Returns the directory with the root image of a template. Extracts the image if the directory does not exist yet.
 ///
 /// # Errors
 /// Returns an error if the template has no readable manifest, or if its root image cannot be extracted.
@@ -53,7 +53,7 @@ pub fn of_template(artifacts_dir: &Path, template: &str) -> Result<PathBuf, Root
         let path = path.to_owned();
         move |source| RootError::Io { path, source }
     };
-    // The name with the process id keeps two first runs apart, and the rename makes only whole trees visible.
+    // The process id in the name separates concurrent first runs. The rename makes only complete trees visible.
     let draft = roots.join(format!("{sum}.{}", std::process::id()));
     fs::create_dir_all(&roots).map_err(at(&roots))?;
     let outcome = extract(&found.manifest.root, &draft);

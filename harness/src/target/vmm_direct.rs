@@ -199,7 +199,7 @@ impl Target for VmmDirect {
         }
     }
 
-    /// CPU time counts when a VMM has ended and was waited for.
+    /// The CPU time of a VMM counts once it has ended and been waited for.
     fn cpu_ns(&self) -> Option<u64> {
         account::children_cpu_ns()
     }

@@ -1,15 +1,16 @@
-//! Confidence intervals by cluster bootstrap: whole clusters are drawn with replacement, because the starts of one burst
-//! compete for the same cores and are not independent samples.
+//! Confidence intervals by cluster bootstrap: whole clusters are resampled with replacement, because the starts of
+//! one burst compete for the same cores and are not independent samples.
 //!
-//! The interval is the hull of two: the *expanded* percentile interval (Hesterberg 2015, "What Teachers Should Know about
-//! the Bootstrap", 5.3), and the estimate with Student's factor times the bootstrap's standard error of its logarithm.
-//! With 20 clusters, either alone contains a high quantile too seldom; a test counts how often the hull does.
+//! The interval is the hull of two: the *expanded* percentile interval (Hesterberg 2015, "What Teachers Should Know
+//! about the Bootstrap", 5.3), and the estimate with Student's factor times the bootstrap's standard error of its
+//! logarithm. With 20 clusters, either interval alone covers a high quantile too rarely; a test counts how often
+//! the hull covers it.
 
 use crate::{quantile::INFINITE, random::SplitMix64, rank::rank, slope::student_975};
 
-/// Fewest clusters for an interval.
+/// Minimum number of clusters for an interval.
 pub const NEEDS_CLUSTERS: usize = 6;
-/// Fewest rounds of bursts whose quantiles may be published.
+/// Minimum number of burst rounds whose quantiles may be published.
 pub const PUBLISHED_ROUNDS: u32 = 20;
 const RESAMPLES: usize = 1000;
 /// Intervals are reproducible: the same samples give the same interval.
@@ -44,8 +45,8 @@ impl Clusters {
         self.sizes.len()
     }
 
-    /// Nearest-rank percentile over all samples if cluster `i` is drawn `times[i]` times; infinite if it lies among
-    /// failures, `None` without samples.
+    /// Nearest-rank percentile over all samples if cluster `i` is counted `times[i]` times; infinite if it lies
+    /// among failures, `None` without samples.
     #[must_use]
     pub fn quantile(&self, times: &[usize], permille: u32) -> Option<f64> {
         let n = self.sizes.iter().zip(times).map(|(size, k)| size * k).sum();
@@ -71,8 +72,8 @@ impl Clusters {
     }
 }
 
-/// 95 % interval of a statistic over `n` clusters. The statistic takes how often each cluster was drawn. `None` with
-/// fewer than [`NEEDS_CLUSTERS`] clusters, or if the statistic is `None` for a resample.
+/// 95 % interval of a statistic over `n` clusters. The statistic receives how often each cluster was resampled.
+/// `None` with fewer than [`NEEDS_CLUSTERS`] clusters, or if the statistic is `None` for a resample.
 pub fn interval95(n: usize, statistic: impl Fn(&[usize]) -> Option<f64>) -> Option<(f64, f64)> {
     if n < NEEDS_CLUSTERS {
         return None;
@@ -144,7 +145,7 @@ mod tests {
         radius * (2.0 * std::f64::consts::PI * random.unit()).cos()
     }
 
-    /// Starts of a burst queue behind each other, and a round has a speed of its own.
+    /// Starts of a burst queue behind each other, and each round has its own speed.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -188,8 +189,8 @@ mod tests {
 
     #[test]
     fn intervals_cover_the_true_quantile_of_simulated_bursts() {
-        // With rounds that differ by a factor of 1.5, the P95 depends on the few slowest of them: 20 are then too few for
-        // 95 %, and docs/measure/measuring.md states so.
+        // If rounds differ by a factor of 1.5, the P95 depends on the few slowest of them. 20 rounds are then too
+        // few for 95 %, as docs/measure/measuring.md states.
         for (n, spread, permille, least) in [
             (20, 0.05, 500, 0.92),
             (20, 0.2, 950, 0.92),
@@ -204,8 +205,8 @@ mod tests {
         }
     }
 
-    /// The interval that assumes independent samples, for comparison: rounds with a speed of their own are outside of it
-    /// far too often.
+    /// For comparison, the interval that assumes independent samples: if each round has its own speed, it misses
+    /// the true value far too often.
     #[test]
     fn order_statistics_do_not_cover_it() {
         let mut random = SplitMix64::new(7);

@@ -1,5 +1,5 @@
-//! Axes, curves and legends of SVG plots. Classes and CSS variables of the page that contains a plot set its colours;
-//! [`standalone`] makes a file of it that needs no page.
+//! Axes, curves and legends of SVG plots. The page that contains a plot sets its colours with classes and CSS
+//! variables. [`standalone`] makes a separate file of a plot.
 
 use maud::{Markup, html};
 
@@ -10,7 +10,7 @@ const TOP: f64 = 14.0;
 const BOTTOM: f64 = 44.0;
 /// Approximate maximum number of points of one curve. More points would not be visible.
 const POINTS: usize = 400;
-/// Colours of a plot without a page.
+/// Colours of a standalone plot.
 const STYLE: &str = "svg{background:#fff;font:12px system-ui,sans-serif}.grid{stroke:#dcdfe3}.tick,.label{fill:#656d76}\
     .curve{fill:none;stroke-width:2}.limit{stroke:#cf222e;stroke-dasharray:5 4}";
 

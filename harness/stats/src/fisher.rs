@@ -1,4 +1,4 @@
-//! Fisher's exact test of whether something happens equally often in two builds.
+//! Fisher's exact test of whether an event is equally frequent in two builds.
 
 /// Two-sided p value for `a_hits` of `a_n` against `b_hits` of `b_n`, from 0 to 1: the probability, given all four
 /// margins of the 2 × 2 table, of a table that is at most as likely as the observed table (Fisher 1935, with the

@@ -1,8 +1,8 @@
 //! Ratios between two builds that were measured in pairs of consecutive blocks.
 //!
-//! Each pair contributes ln(B/A) of one quantile. The starts of one block are not independent: they share processes, a
-//! memory layout and a period of time. The unit of the test is therefore the block and not the start. Pairing removes
-//! the drift of the host between pairs.
+//! Each pair contributes ln(B/A) of one quantile. The starts of one block are not independent: they share
+//! processes, a memory layout and a period of time. The unit of the test is therefore the block, not the start.
+//! Pairing removes the drift of the host between pairs.
 
 use crate::random::SplitMix64;
 
@@ -54,7 +54,7 @@ pub fn least_p(pairs: usize) -> f64 {
 
 /// Two-sided p value of Wilcoxon's signed-rank test as a permutation test. If the builds are equal, A and B of each
 /// pair can be exchanged, so every assignment of signs to the ranks is equally likely. The distribution over all
-/// assignments is computed exactly, with mean ranks for ties. Differences of zero have no sign and are left out.
+/// assignments is computed exactly, with mean ranks for ties. Differences of zero have no sign and are ignored.
 #[must_use]
 pub fn signed_rank(differences: &[f64]) -> f64 {
     let mut nonzero: Vec<f64> = differences.iter().copied().filter(|d| *d != 0.0).collect();

@@ -24,8 +24,8 @@ pub struct Difference {
     pub detectable_ns: f64,
 }
 
-/// Tests the difference of a quantile. Each inner list is a block, which is exchanged as a whole. Returns `None` if a
-/// run has no samples or the quantile of the first is infinite. That of the second may be.
+/// Tests the difference of a quantile. Each inner list is a block, which is exchanged as a whole. Returns `None` if
+/// a run has no samples, or if the quantile of the first run is infinite. The second may be infinite.
 #[must_use]
 pub fn compare(a: &[Vec<u64>], b: &[Vec<u64>], permille: u32, seed: u64) -> Option<Difference> {
     let finite = |ns: &u64| *ns != INFINITE;

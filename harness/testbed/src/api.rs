@@ -43,7 +43,7 @@ impl Api {
     /// Sends a request with the API key to the control plane. `client` must be a connection to the control plane.
     ///
     /// # Errors
-    /// Returns an error if the request fails or times out. An answer with any status is `Ok`.
+    /// Returns an error if the request fails or times out. A response with any status is `Ok`.
     pub fn request<S: Transport>(
         &self,
         client: &mut EnvdClient<S>,
@@ -58,10 +58,10 @@ impl Api {
         client.request(method, path, &json, body)
     }
 
-    /// Sends one request with the API key to the control plane, on a connection of its own.
+    /// Sends one request with the API key to the control plane, on its own connection.
     ///
     /// # Errors
-    /// Returns an error if the connection or the request fails or times out. An answer with any status is `Ok`.
+    /// Returns an error if the connection or the request fails or times out. A response with any status is `Ok`.
     pub fn send(&self, method: &str, path: &str, body: &str) -> io::Result<HttpAnswer> {
         let client = self.connect(&self.control);
         let mut client = client.map_err(io::Error::other)?;
@@ -72,7 +72,7 @@ impl Api {
     /// The address that serves `port` of the sandbox `id`.
     ///
     /// # Errors
-    /// Returns [`BadUrl`] if `sandbox_url` with both placeholders filled in is not a base URL.
+    /// Returns [`BadUrl`] if `sandbox_url` is not a base URL after both placeholders are filled in.
     pub fn data_endpoint(&self, id: &str, port: u16) -> Result<Endpoint, BadUrl> {
         match &self.sandbox_url {
             None => Ok(self.control.clone()),
@@ -84,7 +84,7 @@ impl Api {
     }
 }
 
-/// The body of the answer to a create or a fork, without the fields that are not used here.
+/// The body of the response to a create or a fork, without the fields that are not used here.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Created {

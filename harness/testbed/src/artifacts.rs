@@ -121,13 +121,14 @@ pub fn default_image() -> PathBuf {
     default_program("cube-image")
 }
 
-/// Path of the egress proxy, likewise.
+/// Path of the egress proxy, found in the same way.
 #[must_use]
 pub fn default_egress() -> PathBuf {
     default_program("cube-egress")
 }
 
-/// Finds etcd: `given`, or else the one that `cargo xtask etcd` unpacks below `artifacts`, or else the one in PATH.
+/// Finds etcd: `given`, or else the program that `cargo xtask etcd` unpacks below `artifacts`, or else etcd in
+/// PATH.
 ///
 /// # Errors
 /// Returns [`ArtifactError::Etcd`] if there is no such file.
@@ -144,7 +145,7 @@ pub fn find_etcd(given: Option<&Path>, artifacts: &Path) -> Result<PathBuf, Arti
     found.ok_or(ArtifactError::Etcd { path })
 }
 
-/// Path at which [`find_vmm`] looks for the VMM without `given`. The file may not exist.
+/// Path at which [`find_vmm`] looks if `given` is `None`. The file may not exist.
 #[must_use]
 pub fn default_vmm() -> PathBuf {
     default_program("cube-vmm")

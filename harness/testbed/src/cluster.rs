@@ -1,11 +1,11 @@
-//! Starts several nodes as one service on this host, and ends them with all their sandboxes.
+//! Starts a cluster of several nodes on this host, and ends it with all its sandboxes.
 //!
 //! ```text
 //! hub: this process, etcd            10.77.0.254 on br0
 //! nodes a, b, …: a namespace each    10.77.0.1, 10.77.0.2, …: a cube-api and its VMs
 //! ```
-//! The namespaces have no names: they disappear with the processes in them. All processes have their standard error below
-//! the given directory, so that a sweep finds them if this process is killed.
+//! The namespaces have no names and disappear with their processes. The standard error of every process is a file
+//! below the given directory, so that a sweep finds the processes if this one is killed.
 
 use std::{
     collections::BTreeMap,
@@ -28,27 +28,27 @@ use crate::{
     world::{self, Namespace, WorldError, ip},
 };
 
-/// Most nodes.
+/// Maximum number of nodes.
 pub const MAX_NODES: u8 = 8;
-/// What the key of the cluster may do: all that is needed to measure it.
+/// Scopes of the cluster's key: all that measurements need.
 const SCOPES: [&str; 4] = [
     "sandboxes:read",
     "sandboxes:write",
     "nodes:admin",
     "metrics:read",
 ];
-/// Where etcd and the clients are.
+/// Address of etcd and the clients.
 const HUB: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 254);
-/// For clients, for the other nodes, and of etcd.
+/// Ports for clients, for other nodes, and of etcd.
 const CLIENTS: u16 = 3000;
 const NODES: u16 = 3001;
 const ETCD: u16 = 2379;
 /// File name of etcd's log.
 const LOG: &str = "etcd.log";
-/// Limit of every wait: for etcd, for the nodes, for a change of their status.
+/// Timeout of every wait: for etcd, for the nodes, and for a status change.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
-/// Of one request about nodes.
+/// Timeout of one request about nodes.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A cluster could not be started.
@@ -88,7 +88,7 @@ impl Hub {
     }
 }
 
-/// Makes the bridge of a hub in the namespace of this thread.
+/// Creates the bridge of a hub in the namespace of this thread.
 ///
 /// # Errors
 /// Returns an error if `ip` fails.
@@ -98,20 +98,20 @@ pub fn add_bridge() -> io::Result<()> {
     ))
 }
 
-/// A host in a namespace of its own, on the bridge of the hub.
+/// A host in its own namespace, connected to the hub's bridge.
 #[derive(Debug)]
 pub struct Host {
     pub address: Ipv4Addr,
-    /// The end of its link on the bridge.
+    /// Name of its link's end on the bridge.
     pub link: String,
     pub namespace: Arc<Namespace>,
 }
 
 impl Host {
-    /// Makes the host at a position, from 0; this thread is in the hub.
+    /// Creates the host at a position, counted from 0. This thread must be in the hub.
     ///
     /// # Errors
-    /// Returns an error if the namespace cannot be made, or if `ip` fails.
+    /// Returns an error if the namespace cannot be created, or if `ip` fails.
     pub fn add(at: u8) -> Result<Self, WorldError> {
         let namespace = Namespace::new()?;
         let (link, address) = (format!("v{at}"), Ipv4Addr::new(10, 77, 0, at + 1));
@@ -147,11 +147,11 @@ pub struct ClusterSpec<'a> {
     /// From 1 to [`MAX_NODES`].
     pub nodes: u8,
     pub etcd: &'a Path,
-    /// Of each node; door and site are replaced.
+    /// Options of each node; door and site are replaced.
     pub server: ServerSpec,
 }
 
-/// Nodes that have joined. Dropping it ends the servers with their sandboxes, and then etcd.
+/// Nodes that have joined the cluster. Dropping this value ends the servers with their sandboxes, and then etcd.
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Node>,
@@ -164,11 +164,11 @@ pub struct Node {
     name: String,
     link: String,
     api: Api,
-    /// Taken by whoever kills or starts it.
+    /// Locked while the server is killed or started.
     server: Mutex<LocalServer>,
 }
 
-/// An etcd in the hub. Dropping it ends it, also if it is stopped.
+/// An etcd in the hub. Dropping this value ends it, even if it is stopped.
 #[derive(Debug)]
 pub struct Etcd {
     process: Child,
@@ -177,7 +177,7 @@ pub struct Etcd {
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        // It may have exited by itself.
+        // The process may have exited already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -203,7 +203,7 @@ impl Place {
         self.dir.join(STATE)
     }
 
-    /// Runs `cube-api cluster` with these words in the namespace.
+    /// Runs `cube-api cluster` with these arguments in the namespace.
     fn cluster(&self, program: &Path, words: &[&str]) -> Result<String, ClusterError> {
         let mut command = Command::new(program);
         command.arg("cluster").args(words);
@@ -240,10 +240,10 @@ impl Place {
 }
 
 impl Cluster {
-    /// Starts all nodes, with their files below `dir`, and waits until each sees all others.
+    /// Starts all nodes, with their files below `dir`, and waits until each node sees all others.
     ///
     /// # Errors
-    /// Returns an error that names the step that failed. What was started has ended then.
+    /// Returns an error that names the failed step. Everything that was started has ended by then.
     pub fn start(_: &Hub, dir: &Path, spec: &ClusterSpec<'_>) -> Result<Self, ClusterError> {
         let program = &spec.server.program;
         let places = (0..spec.nodes).map(|at| Place::new(at, dir));
@@ -285,10 +285,10 @@ impl Cluster {
         &self.nodes
     }
 
-    /// Lets only some nodes take new sandboxes, and waits until each node sees that.
+    /// Cordons these nodes, uncordons all others, and waits until each node sees the change.
     ///
     /// # Errors
-    /// Returns an error if a node refuses, or if it takes longer than a minute.
+    /// Returns an error if a node rejects the change, or if it takes longer than a minute.
     pub fn close(&self, closed: &[String]) -> io::Result<()> {
         for node in &self.nodes {
             let is_closed = closed.contains(&node.name);
@@ -298,7 +298,7 @@ impl Cluster {
         self.await_open(closed)
     }
 
-    /// Waits until each node sees all nodes but the closed ones as ready, with their figures.
+    /// Waits until each node sees all nodes except the closed ones as ready, with their metrics.
     fn await_open(&self, closed: &[String]) -> io::Result<()> {
         let deadline = Instant::now() + PATIENCE;
         let is_open = |name: &String, status: &str| (status == "ready") != closed.contains(name);
@@ -328,7 +328,7 @@ impl Node {
         &self.name
     }
 
-    /// Address and key, with a time limit of seconds.
+    /// Address and key, with a timeout of a few seconds.
     #[must_use]
     pub fn api(&self) -> &Api {
         &self.api
@@ -338,7 +338,7 @@ impl Node {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends this body as the change of the node's own status.
+    /// Sends this body as a change of the node's own status.
     ///
     /// # Errors
     /// Returns an error if the node does not accept it.
@@ -356,10 +356,10 @@ impl Node {
         }
     }
 
-    /// The status of each node, as this one sees it; `unknown` for a node whose figures have not arrived yet.
+    /// Status of each node as seen by this one; `unknown` for a node whose metrics have not arrived yet.
     ///
     /// # Errors
-    /// Returns an error if the node does not answer.
+    /// Returns an error if the node does not respond.
     pub fn statuses(&self) -> io::Result<BTreeMap<String, String>> {
         let answer = self.api.send("GET", "/nodes", "")?;
         let nodes: Vec<Value> = serde_json::from_slice(&answer.body)?;
@@ -374,8 +374,8 @@ impl Node {
             .collect())
     }
 
-    /// Lets the node vanish as a host that loses its power: first its link, so that nothing is closed or refused, then
-    /// its server and its VMs.
+    /// Simulates a power loss of the node: cuts its link first, so that no connection is closed or refused, and
+    /// then kills its server and its VMs.
     ///
     /// # Errors
     /// Returns an error if the link cannot be cut or a process cannot be killed.
@@ -387,7 +387,7 @@ impl Node {
         vms.into_iter().try_for_each(leftovers::kill_and_wait)
     }
 
-    /// Starts a node that has died, with its former disk, and waits until its server answers.
+    /// Restarts a dead node with its old disk, and waits until its server responds.
     ///
     /// # Errors
     /// Returns an error if the link or the server cannot be started.
@@ -397,18 +397,18 @@ impl Node {
     }
 }
 
-/// Where the nodes find etcd.
+/// URL at which the nodes reach etcd.
 #[must_use]
 pub fn etcd_url() -> String {
     format!("https://{HUB}:{ETCD}")
 }
 
 impl Etcd {
-    /// Starts etcd with its files in `dir` and the certificates of the founder, whose state directory this is, and waits until
-    /// it listens.
+    /// Starts etcd with its files in `dir` and the certificates in `founder`, the founder's state directory, and
+    /// waits until it listens.
     ///
     /// # Errors
-    /// Returns an error with the last line of its log if it ends, or does not listen within a minute.
+    /// Returns an error with the last line of its log if etcd ends or does not listen within a minute.
     pub fn start(program: &Path, dir: &Path, founder: &Path) -> Result<Self, ClusterError> {
         let file = |name: &str| founder.join("cluster").join(name);
         let (url, log) = (etcd_url(), dir.join(LOG));
@@ -454,7 +454,7 @@ impl Etcd {
         self.process.id()
     }
 
-    /// What it has logged so far.
+    /// Its log so far.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()

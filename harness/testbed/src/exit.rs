@@ -5,13 +5,13 @@ use std::process::ExitCode;
 /// Exit status of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Everything succeeded and every gate holds.
+    /// Everything succeeded and every gate passed.
     Pass,
     /// A bug in this program, or an error that stopped a run.
     Bug,
     /// The command line, the scenario or a recorded run is invalid.
     Usage,
-    /// A gate does not hold, or a required feature does not work.
+    /// A gate failed, or a required feature does not work.
     GateFailed,
     /// An attempt to break isolation or confinement succeeded, denied traffic passed, or clones share state that they
     /// must not share.
@@ -20,7 +20,7 @@ pub enum End {
     Inconclusive,
     /// The host lacks something that the command needs, or a file cannot be read or written.
     UnsuitableHost,
-    /// The server or an artifact is missing, or no create was answered.
+    /// The server or an artifact is missing, or all creates failed.
     TargetUnreachable,
     /// SIGINT or SIGTERM. Partial results are kept.
     Interrupted,

@@ -280,7 +280,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let living = RunDir::create(root.path()).unwrap();
         let kept = living.clone_dir("0-1").unwrap();
-        // The process id of this process with another start time: a dead run whose id was reused.
+        // This process's id with a different start time: a dead run whose id was reused.
         let dead = root.path().join(format!("bench-{}-1", std::process::id()));
         fs::create_dir_all(dead.join("0-0")).unwrap();
         let log = File::create(dead.join("0-0").join("vmm.stderr")).unwrap();
@@ -319,7 +319,7 @@ mod tests {
         DirBuilder::new().mode(0o755).create(&own).unwrap();
         let run = RunDir::create(&own).unwrap();
         assert_eq!((mode(&own), mode(run.path())), (0o700, 0o700));
-        // A root that others can write is refused, because its content may be theirs.
+        // A root that others can write to is rejected, because its content may be theirs.
         let dead = own.join(format!("bench-{}-1", std::process::id()));
         fs::create_dir(&dead).unwrap();
         fs::set_permissions(&own, Permissions::from_mode(0o777)).unwrap();

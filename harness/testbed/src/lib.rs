@@ -1,4 +1,4 @@
-//! What measuring and verifying start and look at: programs and templates, a `cube-api` or a cluster of them, network
+//! Test environment for measuring and verifying: programs and templates, a `cube-api` or a cluster, network
 //! namespaces, run directories, and the API of a server.
 //!
 //! The libraries `harness` and `verify` use this crate but not each other. None of the three crates links the VMM, the

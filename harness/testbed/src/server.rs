@@ -52,7 +52,7 @@ pub enum Door {
     Open,
     /// A key is required. It is created for this server.
     Locked,
-    /// A key is required, and was created before.
+    /// A key is required, and already exists.
     Key(String),
 }
 
@@ -107,7 +107,7 @@ pub enum ServerError {
         #[source]
         source: io::Error,
     },
-    /// The server exited, or did not answer in time.
+    /// The server exited, or did not respond in time.
     #[error("{program} {what}; last lines of its log {log}: {end}")]
     NotReady {
         program: PathBuf,
@@ -131,10 +131,10 @@ pub struct LocalServer {
 }
 
 impl LocalServer {
-    /// Starts a server whose files are below `dir`, and waits until it answers.
+    /// Starts a server whose files are below `dir`, and waits until it responds.
     ///
-    /// # Errors
-    /// Returns [`ServerError::Start`] if it cannot be started, and [`ServerError::NotReady`] if it exits or does not answer.
+    /// # Errors Returns [`ServerError::Start`] if it cannot be started, and [`ServerError::NotReady`] if it exits
+    /// or does not respond.
     pub fn start(dir: &Path, spec: ServerSpec) -> Result<Self, ServerError> {
         let failed = |source| ServerError::Start {
             program: spec.program.clone(),
@@ -167,7 +167,6 @@ impl LocalServer {
         &self.endpoint
     }
 
-    /// Value of `X-API-KEY`.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key
@@ -203,13 +202,14 @@ impl LocalServer {
         self.dir.join(STATE)
     }
 
-    /// Process id of the process that was started last.
+    /// Id of the latest process.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The processes of the server: after planned restarts, those that only finish their connections too.
+    /// The processes of the server. After reloads, these include old ones that are only finishing their
+    /// connections.
     #[must_use]
     pub fn processes(&self) -> Vec<u32> {
         leftovers::processes_of(&self.log())
@@ -228,7 +228,7 @@ impl LocalServer {
             .try_for_each(leftovers::kill_and_wait)
     }
 
-    /// Starts a killed server again, at the same address and with the same state.
+    /// Restarts a killed server at the same address and with the same state.
     ///
     /// # Errors
     /// Returns the errors of [`LocalServer::start`].
@@ -237,7 +237,7 @@ impl LocalServer {
         self.await_answer()
     }
 
-    /// Like [`LocalServer::restart`], without waiting until the server answers.
+    /// Like [`LocalServer::restart`], but does not wait until the server responds.
     ///
     /// # Errors
     /// Returns [`ServerError::Start`] if the process cannot be started.
@@ -251,7 +251,7 @@ impl LocalServer {
         Ok(())
     }
 
-    /// The exit status and the last lines of the log, if the process that was started last has ended.
+    /// Exit status and last lines of the log, if the latest process has ended.
     #[must_use]
     pub fn exited(&mut self) -> Option<ServerError> {
         match self.child.try_wait() {
@@ -261,7 +261,7 @@ impl LocalServer {
         }
     }
 
-    /// An error that says that the server did not answer, with the last lines of its log.
+    /// Error for a server that did not respond, with the last lines of its log.
     #[must_use]
     pub fn silent(&self) -> ServerError {
         self.not_ready(format!("did not answer within {START_TIMEOUT:?}"))
@@ -308,7 +308,7 @@ impl LocalServer {
     fn end(&mut self) -> io::Result<()> {
         for pid in self.processes() {
             let pid = i32::try_from(pid).map_err(io::Error::other)?;
-            // The process may have ended by itself.
+            // The process may have exited already.
             let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
         }
         let deadline = Instant::now() + END_TIMEOUT;
@@ -330,7 +330,7 @@ impl Drop for LocalServer {
                 self.child.id()
             );
         }
-        // The VMs of a server that was killed are still running.
+        // The VMs of a killed server are still running.
         for pid in leftovers::processes_of(&self.dir.join(STATE)) {
             if let Err(error) = leftovers::kill_and_wait(pid) {
                 eprintln!("cube-bench: cannot end the VMM with process id {pid}: {error}");
@@ -420,14 +420,14 @@ pub(crate) fn output_of(command: &mut Command) -> io::Result<String> {
     }
 }
 
-/// A port that is free now. Another process can take it before the server does.
+/// A port that is currently free. Another process can take it before the server does.
 ///
-/// It is not one of those that the kernel gives to clients. A client that connects to such a port while the server is
-/// down can be given this very port as its own: it is then connected to itself, and the server cannot be started
-/// again ("Address already in use").
+/// The port is outside the range that the kernel assigns to clients. If a client connects to a port in that range
+/// while the server is down, the kernel may assign it this very port. The client is then connected to itself, and
+/// the server cannot be restarted ("Address already in use").
 ///
 /// # Errors
-/// Returns an error if the range of the kernel's ports cannot be read, or if no port is free.
+/// Returns an error if the kernel's port range cannot be read, or if no port is free.
 pub fn free_port() -> io::Result<u16> {
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
     let first = range
@@ -435,7 +435,7 @@ pub fn free_port() -> io::Result<u16> {
         .next()
         .and_then(|low| low.parse().ok());
     let mut below = 10_000..first.unwrap_or(32_768_u16);
-    // Processes start at different ports, so that they rarely choose the same one at the same time.
+    // Processes start their search at different ports, so that they rarely pick the same one.
     let skipped = usize::try_from(std::process::id()).unwrap_or(0) % below.len().max(1);
     let mut ports = below.clone().skip(skipped).chain(&mut below);
     let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();

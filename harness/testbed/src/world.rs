@@ -5,7 +5,7 @@
 //! up0 192.0.2.2 ───────── veth ───────────    out0 192.0.2.1
 //! TAPs of sandboxes                           lo: every address of some blocks
 //! ```
-//! The real host stays unchanged, however the command ends.
+//! The real host stays unchanged, no matter how the command ends.
 
 mod plain;
 mod sys;
@@ -86,7 +86,7 @@ impl Namespace {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Moves an interface of the present namespace here.
+    /// Moves an interface of the current namespace here.
     ///
     /// # Errors
     /// Returns an error if `ip` fails.

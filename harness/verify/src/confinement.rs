@@ -1,4 +1,5 @@
-//! `cube-bench verify confinement`: what can code that has taken over a VMM do to the host and to other sandboxes?
+//! `cube-bench verify confinement`: tests what code that has taken over a VMM can do to the host and to other
+//! sandboxes.
 //!
 //! ```text
 //! attempts ─► a clone in the release VMM, guest running ─► intruder: system calls made in that process ─┐

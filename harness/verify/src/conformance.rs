@@ -1,4 +1,4 @@
-//! `cube-bench verify e2b`: does an endpoint support everything that the official SDKs can do?
+//! `cube-bench verify e2b`: checks that an endpoint supports everything the official SDKs can do.
 //!
 //! ```text
 //! features ─┬─► SDK × feature ─► suite (one process for each SDK, with time limits) ─► cells ─► report
@@ -31,14 +31,15 @@ use sdk::Sdk;
 
 /// Sandboxes that the suite's server keeps ready.
 const WARM: u32 = 4;
-/// Builds at the same time. Those from Dockerfiles with a start command mostly wait: the SDKs give it 20 s.
+/// Concurrent builds. Builds from Dockerfiles with a start command mostly wait, because the SDKs give the command
+/// 20 s.
 const BUILDS: [&str; 2] = ["--max-builds", "4"];
 
 /// Options of the suite.
 #[derive(Clone, Debug)]
 pub struct ConformanceSpec {
     pub setup: Setup,
-    /// URL of an endpoint that already runs; its key is `E2B_API_KEY`. `None`: the suite starts a server.
+    /// URL of a running endpoint; its key is `E2B_API_KEY`. `None`: the suite starts a server.
     pub api_url: Option<String>,
     /// Names of SDKs; empty: all.
     pub sdks: Vec<String>,
@@ -116,7 +117,7 @@ fn select<T>(
     Ok(all.into_iter().filter(is_selected).collect())
 }
 
-/// The endpoint in `spec`, or that of a new server, which lives as long as the returned handle.
+/// The endpoint in `spec`, or the endpoint of a new server, which lives as long as the returned handle.
 fn endpoint(
     spec: &ConformanceSpec,
     run_dir: &RunDir,

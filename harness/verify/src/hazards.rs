@@ -1,4 +1,5 @@
-//! `cube-bench verify clone-hazards`: what two sandboxes of one memory image must not share, and what forks must share.
+//! `cube-bench verify clone-hazards`: checks the state that clones of one memory image must not share, and the
+//! state that forks must share.
 //!
 //! ```text
 //! list ─► stage: two clones of a template · two forks of a parent · one paused sandbox ─► answers
@@ -29,7 +30,7 @@ const WARM: u32 = 2;
 /// Lifetime of each sandbox, in seconds.
 const LIFETIME_S: u32 = 900;
 
-/// An endpoint that already runs.
+/// A running endpoint.
 #[derive(Clone, Debug)]
 pub struct Target {
     pub url: String,
@@ -41,11 +42,12 @@ pub struct Target {
 /// The templates that a run verifies.
 #[derive(Clone, Debug)]
 pub enum Templates {
-    /// That of [`Setup::template`], and the command that asks its start command's processes for a random value.
+    /// The template of [`Setup::template`], with the command that requests a random value from its start command's
+    /// processes.
     One { ask: Option<String> },
     /// Every template of the endpoint that is ready.
     All,
-    /// One of each kind of built templates. The suite builds them, and deletes them at the end.
+    /// One template of each kind. The suite builds them and deletes them at the end.
     Built,
 }
 
@@ -61,9 +63,8 @@ pub struct HazardSpec {
 
 /// Runs the suite.
 ///
-/// # Errors
-/// Returns a [`VerifyError`] if the suite cannot start, or if the endpoint does not create the templates or sandboxes to
-/// compare. A hazard that is found is a finding, not an error.
+/// # Errors Returns a [`VerifyError`] if the suite cannot start, or if the endpoint does not create the templates
+/// or sandboxes to compare. A hazard is a finding, not an error.
 pub fn run(spec: &HazardSpec) -> Result<Findings, VerifyError> {
     let (templates, endpoint) = match &spec.target {
         Some(target) => {

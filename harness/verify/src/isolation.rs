@@ -1,4 +1,5 @@
-//! `cube-bench verify isolation`: can a sandbox reach a destination that its policy or its isolation forbids?
+//! `cube-bench verify isolation`: tests whether a sandbox can reach a destination that its policy or its isolation
+//! forbids.
 //!
 //! ```text
 //! cases ─► grouped by policy ─► a sandbox ─► probe: all cases of a group at once ─► findings ─┐
@@ -6,11 +7,11 @@
 //!        neighbour ─────────────────────────► payloads that it received ──────────────────────┤
 //!        server ────────────────────────────► events: packets that it refused ────────────────┘
 //! ```
-//! The classes `l7` and `secrets` have a server, a sandbox and a judge of their own (`isolation::l7`).
+//! The classes `l7` and `secrets` have their own server, sandbox and judge (`isolation::l7`).
 //!
-//! No result rests on one end alone. A case that must be blocked passes if the guest got no answer, no packet arrived
-//! anywhere, and the server reports the refusal if the case expects a report. Control cases must get through, because a
-//! network that is down would block everything. A case that could not be tried is not a pass.
+//! No result relies on one end alone. A case that must be blocked passes if the guest got no response, no packet
+//! arrived anywhere, and the server reports the refusal if the case expects a report. Control cases must get
+//! through, because a network that is down would block everything. A case that could not be tried is not a pass.
 
 pub mod cases;
 pub mod evaluate;
@@ -64,7 +65,7 @@ fn run_in_namespaces(spec: &IsolationSpec) -> Result<Proof, VerifyError> {
     let begun = Instant::now();
     let groups = select(cases::load()?, spec)?;
     let requests = l7::select(spec)?;
-    // Peers listen at the ports of all cases, so that a selected case runs as it does in a full run.
+    // Peers listen at the ports of all cases, so that a selected case behaves as in a full run.
     let mut world = World::enter(&cases::ports(&cases::load()?))?;
     let mut reports = Vec::new();
     if !requests.is_empty() {
@@ -164,13 +165,13 @@ fn try_group(stage: &mut Stage, neighbour: &Sandbox, group: &Group) -> Vec<CaseR
     cases.iter().map(report).collect()
 }
 
-/// Adds an error to the problems, and returns an empty list in place of the values that could not be read.
+/// Adds an error to the problems, and returns an empty list for the values that could not be read.
 fn record<T>(problems: &mut Vec<String>, error: &SandboxError) -> Vec<T> {
     problems.push(chain(error));
     Vec::new()
 }
 
-/// Adds problems that affected a whole group. If there are any, no case of the group passes.
+/// Adds problems that affect a whole group. With any of them, no case of the group passes.
 fn with_problems(mut report: CaseReport, problems: &[String]) -> CaseReport {
     if report.result == CaseResult::Pass && !problems.is_empty() {
         report.result = CaseResult::Unproven;

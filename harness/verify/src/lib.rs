@@ -1,8 +1,9 @@
-//! The suites behind `cube-bench verify`: conformance with the official SDKs, clone hazards, isolation of a sandbox's
-//! network, confinement of the VMM, restarts of the server, and what sandboxes do in any order of operations.
+//! The suites behind `cube-bench verify`: conformance with the official SDKs, clone hazards, isolation of a
+//! sandbox's network, confinement of the VMM, restarts of the server, and the behaviour of sandboxes under any
+//! order of operations.
 //!
-//! Each suite starts a `cube-api` of its own, or uses an endpoint that already runs, and reports one result for each
-//! case. A case that could not be run is never a pass.
+//! Each suite starts its own `cube-api` or uses a running endpoint, and reports one result for each case. A case
+//! that could not be run is never a pass.
 
 // The suites, from one sandbox to the whole server.
 pub mod conformance;

@@ -1,12 +1,13 @@
-//! `cube-bench verify lifecycle`: do sandboxes do what their clients were told, in any order of operations?
+//! `cube-bench verify lifecycle`: checks that sandboxes behave as their clients were told, under any order of
+//! operations.
 //!
 //! ```text
 //! seed ─► plan ─► play: clients at once ─► Site (E2B's API) ─► history ─► judge, oracle ─► findings
 //!           ▲                                                                                 │
 //!           └───────────────────────────── shrink: play again with fewer steps ◄──────────────┘
 //! ```
-//! A run consists of *episodes*. Each has a plan of its own, begins without sandboxes, and ends all that it made, so a
-//! finding belongs to one plan. Left of the history, things happen; the plan, the judge and the oracle are pure.
+//! A run consists of *episodes*. Each has its own plan, begins without sandboxes, and ends everything that it made,
+//! so a finding belongs to one plan. Only playing has effects; the plan, the judge and the oracle are pure.
 
 mod e2b;
 mod judge;
@@ -54,9 +55,9 @@ use crate::{
 pub const FORMAT: u32 = 1;
 /// Sandboxes that the suite's server keeps ready.
 const WARM: u32 = 2;
-/// Time limit of a request. A request that takes longer failed.
+/// Timeout of a request. A request that takes longer has failed.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// A finding may depend on chance: a shortened plan is played this often before it counts as passing.
+/// A finding may depend on chance, so a shortened plan is played this often before it counts as passing.
 const PLAYS: u32 = 3;
 /// Time for shrinking.
 const SHRINK: Duration = Duration::from_secs(180);
@@ -65,8 +66,8 @@ const SHRINK: Duration = Duration::from_secs(180);
 #[derive(Clone, Debug)]
 pub struct LifecycleSpec {
     pub setup: Setup,
-    /// URL of an endpoint that already runs; its key is `E2B_API_KEY`. `None`: the suite starts a server, and kills it
-    /// and its VMMs.
+    /// URL of a running endpoint; its key is `E2B_API_KEY`. `None`: the suite starts a server, and kills it and its
+    /// VMMs.
     pub target: Option<String>,
     /// Data plane of the target, with the placeholders `{id}` and `{port}`. `None`: the target's own address.
     pub sandbox_url: Option<String>,
@@ -75,9 +76,9 @@ pub struct LifecycleSpec {
     pub seed: u64,
     /// The only episode to play, and its steps (`None`: all). It is played until there is a finding.
     pub replay: Option<(u64, Option<Selection>)>,
-    /// Where the history is written, one line for each episode. `None`: nowhere.
+    /// File for the history, one line per episode. `None`: not written.
     pub history: Option<PathBuf>,
-    /// Where the log of the server is kept. `None`: it is removed.
+    /// File for the server's log. `None`: the log is removed.
     pub log: Option<PathBuf>,
 }
 
@@ -89,16 +90,16 @@ pub enum Ended {
     Interrupted,
 }
 
-/// A plan with a finding, as short as it became.
+/// The shortest plan found that leads to a finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counterexample {
     pub episode: u64,
     pub steps: Vec<String>,
-    /// Steps of the whole plan.
+    /// Number of steps of the whole plan.
     pub planned: usize,
-    /// Plays of shortened plans.
+    /// Number of plays of shortened plans.
     pub plays: u32,
-    /// Plays the steps again.
+    /// Command that plays the steps again.
     pub command: String,
 }
 
@@ -109,26 +110,26 @@ pub struct Proof {
     pub ended: Ended,
     pub seconds: f64,
     pub seed: u64,
-    /// Episodes that were played and judged.
+    /// Number of episodes that were played and judged.
     pub episodes: u64,
-    /// Answered operations, by name.
+    /// Operations with a response, by name.
     pub done: BTreeMap<String, u64>,
-    /// Operations that failed, and whose failure something explains.
+    /// Operations that failed with an explanation.
     pub failed: u64,
-    /// Operations that the server refused for want of room.
+    /// Operations that the server rejected for lack of resources.
     pub refused: u64,
-    /// Sandboxes whose answers were compared with the model.
+    /// Sandboxes whose responses were compared with the model.
     pub sandboxes: u64,
     /// Sandboxes with too many possible orders.
     pub not_judged: u64,
-    /// Empty: every answer fits the model, and nothing is left.
+    /// Empty if every response fits the model and nothing was left behind.
     pub findings: Vec<String>,
     pub counterexample: Option<Counterexample>,
 }
 
 impl Proof {
-    /// Exit status: [`End::GateFailed`] if there are findings, and [`End::Inconclusive`] if no sandbox was judged or
-    /// some could not be.
+    /// Exit status: [`End::GateFailed`] if there are findings, and [`End::Inconclusive`] if no sandbox was judged
+    /// or some could not be.
     #[must_use]
     pub fn end(&self) -> End {
         match self.ended {
@@ -140,11 +141,11 @@ impl Proof {
     }
 }
 
-/// Plays episodes. Without a target, the process moves into new network namespaces and stays there, so the caller must
-/// not have started any thread. Setting `interrupted` ends the run after the present episode.
+/// Plays episodes. Without a target, the process moves into new network namespaces and stays there, so the caller
+/// must not have started any thread. Setting `interrupted` ends the run after the current episode.
 ///
-/// # Errors
-/// Returns a [`VerifyError`] if the suite cannot start or cannot write the history. What happens afterwards is a finding.
+/// # Errors Returns a [`VerifyError`] if the suite cannot start or cannot write the history. Any later failure is a
+/// finding.
 pub fn run(spec: &LifecycleSpec, interrupted: &AtomicBool) -> Result<Proof, VerifyError> {
     match &spec.target {
         Some(url) => {

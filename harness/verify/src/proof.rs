@@ -34,7 +34,7 @@ impl CaseResult {
         }
     }
 
-    /// Name in the table on a terminal: all but a pass in capitals.
+    /// Name in the table on a terminal: in capitals unless the case passed.
     pub(crate) fn sign(self) -> &'static str {
         match self {
             Self::Pass => "pass",
@@ -67,8 +67,8 @@ pub(crate) struct JunitCase<'a> {
     pub(crate) message: String,
 }
 
-/// Renders a JUnit document of findings, each of which is a case that fails and is named by its text before the first
-/// colon. Without findings, the only case is `promise`, and it passes.
+/// Renders a JUnit document of findings. Each finding is a failed case, named by its text before the first colon.
+/// Without findings, the only case is `promise`, and it passes.
 pub(crate) fn render_findings(suite: &str, promise: &str, findings: &[String]) -> String {
     let case = |name, result, message| JunitCase {
         class: suite,

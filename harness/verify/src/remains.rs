@@ -1,4 +1,4 @@
-//! What a server leaves behind when it has ended: processes, and cgroups of its state directory.
+//! Leftovers of an ended server: processes, and cgroups of its state directory.
 
 use std::{
     fs,
@@ -8,13 +8,13 @@ use std::{
 
 use testbed::leftovers;
 
-/// Where hierarchies of cgroups are mounted.
+/// Mount point of the cgroup hierarchies.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// The cgroups of one server.
 #[derive(Debug, Default)]
 pub(crate) struct Remains {
-    /// Prefix of the names of its cgroups. Empty: not known.
+    /// Prefix of the names of its cgroups. Empty: unknown.
     prefix: String,
 }
 
@@ -26,7 +26,7 @@ impl Remains {
         }
     }
 
-    /// What is left below `dir` and in the hierarchies, one line each. Removes it.
+    /// Finds and removes leftovers below `dir` and in the hierarchies; one line each.
     pub(crate) fn find(&self, dir: &Path) -> Vec<String> {
         let mut found = Vec::new();
         for pid in leftovers::processes_of(dir) {
@@ -86,7 +86,7 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Removes a cgroup and those inside it. One that contains a process stays.
+/// Removes a cgroup and its children. A cgroup that contains a process remains.
 fn remove(group: &Path) {
     for inner in entries(group) {
         remove(&inner);

@@ -1,16 +1,17 @@
-//! `cube-bench verify restarts`: what do clients see when the server is killed, or replaced, under load?
+//! `cube-bench verify restarts`: observes clients while the server is killed or reloaded under load.
 //!
 //! ```text
 //! load: clients of the API and of sandboxes ──► events ─────────┐
 //! drive: kill or reload, start again ─► reach: each sandbox ─► observed ─┼─► judge ─► report
 //! ledger: what was answered, against what exists at the end ────┘
 //! ```
-//! The load never stops while the server restarts. Everything right of the events is a pure function: [`judge`] assigns
-//! each event to the restart during which it happened, and compares the result with what is promised for that kind of
-//! restart ([`judge::Kind`]).
+//! The load never stops while the server restarts. Everything right of the events is a pure function: [`judge`]
+//! assigns each event to the restart during which it happened, and compares the result with the promises for that
+//! kind of restart ([`judge::Kind`]).
 //!
-//! An unplanned restart (SIGKILL) cuts streams and refuses connections until the next server listens. It must lose
-//! nothing that was answered, and a cut stream must end with an error. A planned one must not be noticed at all.
+//! An unplanned restart (SIGKILL) cuts streams and refuses connections until the next server listens. It must not
+//! lose anything that was acknowledged, and a cut stream must end with an error. A planned restart must not be
+//! noticeable at all.
 
 mod drive;
 pub mod event;
@@ -52,22 +53,21 @@ use crate::{
 
 /// Sandboxes that the server keeps ready.
 const WARM: u32 = 4;
-/// Time limit of a request. A request that takes longer failed.
+/// Timeout of a request. A request that takes longer has failed.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Addresses that sandboxes may reach, so that each has a policy that a restarted server must verify.
+/// Addresses that sandboxes may reach, so that each sandbox has a policy that a restarted server must verify.
 const OUTSIDE: &str = "198.51.100.0/24";
 
 /// Runs the restarts. The process moves into new network namespaces and stays there, so the caller must not have
-/// started any thread. Setting `interrupted` ends the run early; what was observed until then is judged.
+/// started any thread. Setting `interrupted` ends the run early; the observations so far are judged.
 ///
-/// # Errors
-/// Returns a [`VerifyError`] if the suite cannot start. What happens afterwards is a finding, never an error.
+/// # Errors Returns a [`VerifyError`] if the suite cannot start. Any later failure is a finding, never an error.
 pub fn run(spec: &RestartSpec, interrupted: &AtomicBool) -> Result<Proof, VerifyError> {
     let begun = Instant::now();
     let _outside = world::enter([OUTSIDE])?;
     let run_dir = spec.setup.run_dir()?;
     let mut options = spec.setup.server(WARM)?;
-    // The directory of runs may be mounted without the right to execute programs, and `cargo xtask` empties `tmp`.
+    // The run root may be mounted noexec, and `cargo xtask` empties `tmp`.
     let dir = &spec.setup.artifacts;
     let program = Program::install(dir, &options.program, spec.builds.as_ref()).map_err(at(dir))?;
     options.program = program.path().to_owned();

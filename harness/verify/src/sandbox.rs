@@ -1,6 +1,6 @@
 //! A client of E2B's API for the suites: creates sandboxes, changes them, and runs commands in them.
 //!
-//! Every request opens a connection of its own. Each suite adds the operations that only it needs.
+//! Every request opens its own connection. Each suite adds its specific operations.
 
 use std::time::Duration;
 
@@ -41,7 +41,8 @@ pub(crate) struct Account {
     pub(crate) api: Api,
     /// Template id or name.
     pub(crate) template: String,
-    /// Lifetime of each sandbox, in seconds. Then the server ends sandboxes that a killed suite left running.
+    /// Lifetime of each sandbox, in seconds, after which the server ends sandboxes that a killed suite left
+    /// running.
     pub(crate) lifetime_s: u32,
 }
 
@@ -52,7 +53,7 @@ pub(crate) struct Sandbox {
     created: Created,
 }
 
-/// One entry of the answer to a fork.
+/// One entry in the response to a fork.
 #[derive(Debug, Deserialize)]
 struct Forked {
     sandbox: Option<Created>,
@@ -69,7 +70,7 @@ impl Account {
         self.sandbox(decode("create a sandbox", &answer, 201)?)
     }
 
-    /// Lists the sandboxes, which checks that the endpoint answers and accepts the key.
+    /// Lists the sandboxes, to check that the endpoint responds and accepts the key.
     pub(crate) fn check(&self) -> Result<(), SandboxError> {
         let answer = self.request("GET", "/v2/sandboxes", None)?;
         expect("list the sandboxes", &answer, &[200])
@@ -111,8 +112,8 @@ impl Sandbox {
         all.join("\n")
     }
 
-    /// Sends a request about this sandbox; `path` is relative to `/sandboxes/{id}`. Returns the answer if its status is
-    /// one of `statuses`.
+    /// Sends a request about this sandbox; `path` is relative to `/sandboxes/{id}`. Returns the response if its
+    /// status is one of `statuses`.
     pub(crate) fn request(
         &self,
         method: &str,
@@ -200,7 +201,7 @@ pub(crate) fn exit_zero(action: &str, done: ExecOutput) -> Result<Vec<u8>, Sandb
     ))
 }
 
-/// Checks the status of an answer.
+/// Checks the status of a response.
 pub(crate) fn expect(
     action: &str,
     answer: &HttpAnswer,
@@ -214,7 +215,7 @@ pub(crate) fn expect(
     Err(failed(action, format!("status {}: {body}", answer.status)))
 }
 
-/// Decodes the body of an answer that must have this status.
+/// Decodes the body of a response that must have this status.
 pub(crate) fn decode<T: DeserializeOwned>(
     action: &str,
     answer: &HttpAnswer,

@@ -53,7 +53,7 @@ pub enum VerifyError {
     Unknown {
         /// For example `SDK` or `feature`.
         kind: &'static str,
-        /// As given.
+        /// The name as given.
         name: String,
         /// Every name that would be accepted.
         known: String,
@@ -61,13 +61,13 @@ pub enum VerifyError {
     /// The endpoint's URL is malformed.
     #[error(transparent)]
     Url(#[from] BadUrl),
-    /// The endpoint did not create a sandbox or a template that the suite cannot do without.
+    /// The endpoint did not create a sandbox or template that the suite requires.
     #[error("cannot create a sandbox or template to verify with")]
     Sandbox(#[from] SandboxError),
-    /// The endpoint needs a key and the environment has none.
+    /// The endpoint requires a key, but the environment has none.
     #[error("the API requires a key: set E2B_API_KEY")]
     NoKey,
-    /// The network namespaces could not be made.
+    /// The network namespaces could not be created.
     #[error(transparent)]
     World(#[from] WorldError),
     /// The prover cannot listen at the address given with `--outside`.
@@ -126,7 +126,8 @@ impl Setup {
         RunDir::create(&self.run_root).map_err(at(&self.run_root))
     }
 
-    /// Options of a server that requires a key, speaks plain HTTP, and keeps `warm` sandboxes of each template ready.
+    /// Options of a server that requires a key, speaks plain HTTP, and keeps `warm` sandboxes of each template
+    /// ready.
     pub(crate) fn server(&self, warm: u32) -> Result<ServerSpec, VerifyError> {
         let templates = self.artifacts.join("templates");
         Ok(ServerSpec {

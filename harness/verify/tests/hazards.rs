@@ -1,4 +1,4 @@
-//! The clone hazard suite on real sandboxes: it finds no hazard, but it finds every hazard that is caused on purpose.
+//! Runs the clone hazard suite on real sandboxes: it must find no hazard, except those that are caused on purpose.
 
 use testbed::{artifacts, exit::End};
 use verify::{
@@ -49,7 +49,7 @@ fn check_no_hazard(findings: &Findings) {
     assert!(!matches!(findings.end(), End::Breach | End::Inconclusive));
     for finding in findings.all() {
         match finding.hazard.as_str() {
-            // A busy host sets the clocks of clones late. They must at least not keep the time of the template.
+            // A busy host corrects the clocks of clones late. They must at least not keep the template's time.
             "wall-clock" => assert!(offset_ms(finding).abs() < 30_000.0, "{finding:?}"),
             _ => assert_ne!(finding.result, HazardResult::Fail, "{finding:?}"),
         }
@@ -63,7 +63,7 @@ fn interpreter_clones_and_forks_have_no_hazard() {
     let [of] = &findings.templates[..] else {
         panic!("{findings:?}");
     };
-    // These are judged less strictly in templates of others.
+    // These are judged less strictly in other people's templates.
     for hazard in [
         "python-random",
         "javascript-math-random",

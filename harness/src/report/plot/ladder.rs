@@ -66,8 +66,8 @@ fn draw_bar(frame: &Frame, bar: &Bar, y: f64) -> Markup {
     }
 }
 
-/// `done` must be sorted by latency and not be empty. The bar of a quantile averages the tenth of all starts that is
-/// nearest to it. The bar of P95 needs 100 starts.
+/// `done` must be sorted by latency and not be empty. The bar of a quantile averages the tenth of all starts that
+/// is nearest to it. The P95 bar needs 100 starts.
 fn bars(done: &[&Attempt]) -> Vec<Bar> {
     let around = |centre: usize| {
         let half = (done.len() / 20).max(1);

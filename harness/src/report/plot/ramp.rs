@@ -11,14 +11,15 @@ use crate::{
 use model::StartPhase;
 use stats::quantile::INFINITE;
 
-/// Circles of a plot at most; of more starts, only the slowest of each part is drawn, so that no slow one is hidden.
+/// Maximum number of circles in a plot. With more starts, only the slowest of each group is drawn, so no slow start
+/// is hidden.
 const CIRCLES: usize = 1200;
 
-/// A start: its horizontal place, and its time to first exec in milliseconds; `None` if it failed.
+/// A start: its x coordinate and its time to first exec in milliseconds; `None` if it failed.
 type Point = (f64, Option<f64>);
 
-/// Draws the starts of scenarios whose sandboxes accumulate over the number of living ones, and those of an open loop
-/// over the time of their launch. `None` for other scenarios, whose starts have no such order.
+/// Draws the starts over the number of living sandboxes if sandboxes accumulate, or over the launch time for an
+/// open loop. `None` for other scenarios, whose starts have no such order.
 pub(in crate::report) fn draw(view: &View<'_>) -> Option<Markup> {
     let (points, label) = if view.scenario.hold.until == HoldUntil::End {
         (over_alive(view), "sandboxes alive")
@@ -87,7 +88,7 @@ fn milliseconds(ns: u64) -> Option<f64> {
     (ns != INFINITE).then_some(ns as f64 / 1e6)
 }
 
-/// The slowest start of each group of neighbours; a failed one is slower than any other.
+/// The slowest start of each group of neighbours. A failed start is slower than any other.
 fn thinned(points: &[Point]) -> Vec<Point> {
     let size = points.len().div_ceil(CIRCLES).max(1);
     let slowest = |group: &[Point]| {

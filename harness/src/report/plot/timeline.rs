@@ -7,10 +7,10 @@ use stats::chart::{Frame, place};
 use super::{step_legend, steps};
 use crate::{event::Attempt, report::View};
 
-/// Largest number of bars. More bars would not be distinguishable.
+/// Maximum number of bars. More would be indistinguishable.
 const LINES: usize = 200;
 
-/// Draws a typical round: the measured round whose slowest clone is the median over the slowest clones of all rounds.
+/// Draws a typical round: the measured round whose slowest clone is the median of the slowest clones of all rounds.
 pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
     let Some((round, base_ns)) = typical_round(view) else {
         return html! { p { "No round was measured." } };

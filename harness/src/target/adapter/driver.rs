@@ -27,20 +27,20 @@ use crate::{
 
 /// Kept part of an adapter's standard error, in bytes.
 const MAX_STDERR: u64 = 1 << 20;
-/// Longest wait until an adapter has read a request.
+/// Maximum time for an adapter to read a request.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest wait until an adapter ends after the end of its standard input.
+/// Maximum time for an adapter to end after the end of its standard input.
 const END_TIMEOUT: Duration = Duration::from_secs(20);
 /// The same for an adapter that has violated the protocol.
 const BROKEN_TIMEOUT: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(5);
-/// Wait without a call that could time out.
+/// Wait if no pending call can time out.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// An answer and the time at which it arrived.
+/// A response and the time at which it arrived.
 pub(super) type Reply = Result<(Answer, u64), Failure>;
 
-/// What the driver receives.
+/// Input of the driver.
 #[derive(Debug)]
 pub(super) enum Message {
     Call {
@@ -52,11 +52,11 @@ pub(super) enum Message {
     Line(Vec<u8>, u64),
     /// The adapter's standard output ended, with the reason.
     Closed(String),
-    /// No further calls: end the adapter.
+    /// No further calls follow: end the adapter.
     Finish,
 }
 
-/// A call that waits for its answer.
+/// A call that waits for its response.
 struct Pending {
     op: Op,
     deadline: Instant,
@@ -80,7 +80,7 @@ pub(super) struct Driver {
     pending: HashMap<u64, Pending>,
     /// Id of the last request.
     last: u64,
-    /// Starts that timed out. If one is answered later, its sandbox is stopped.
+    /// Starts that timed out. If the adapter responds to one later, its sandbox is stopped.
     late_starts: Vec<u64>,
     /// Why the adapter can no longer be used.
     broken: Option<String>,
@@ -88,7 +88,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Starts the adapter in a process group of its own, so that Ctrl-C does not end it before its sandboxes are
+    /// Starts the adapter in its own process group, so that Ctrl-C does not end it before its sandboxes are
     /// stopped.
     pub(super) fn spawn(
         command: &[String],
@@ -153,7 +153,7 @@ impl Driver {
         self.end();
     }
 
-    /// Writes a request and remembers the call.
+    /// Writes a request and adds the call to the pending ones.
     fn send(&mut self, mut request: Request, timeout: Duration, reply: Option<SyncSender<Reply>>) {
         self.last += 1;
         request.id = self.last;
@@ -197,7 +197,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Gives an answer to the call that waits for it.
+    /// Passes a response to its pending call.
     fn take(&mut self, line: &[u8], at_ns: u64) {
         if self.broken.is_some() {
             return;
@@ -224,7 +224,7 @@ impl Driver {
         call.finish(reply);
     }
 
-    /// An answer that no call waits for: late, or invalid.
+    /// Handles a response without a pending call: late, or invalid.
     fn unexpected(&mut self, answer: &Answer) {
         if let Some(position) = self.late_starts.iter().position(|id| *id == answer.id) {
             self.late_starts.swap_remove(position);
@@ -265,7 +265,7 @@ impl Driver {
         }
     }
 
-    /// Fails all pending calls and those that follow.
+    /// Fails all pending and future calls.
     fn fail(&mut self, why: &str) {
         self.broken.get_or_insert_with(|| why.to_owned());
         let message = format!(
@@ -281,7 +281,7 @@ impl Driver {
         }
     }
 
-    /// Closes the adapter's standard input, waits until it has ended, and kills what is left of its process group.
+    /// Closes the adapter's standard input, waits until it has ended, and kills the rest of its process group.
     fn end(&mut self) {
         self.stdin = None;
         let wait = match &self.broken {
@@ -335,7 +335,7 @@ fn keep(from: ChildStderr, mut log: File) {
     let mut from = from;
     let kept = io::copy(&mut from.by_ref().take(MAX_STDERR), &mut log);
     if kept.is_ok() {
-        // The rest is read, so that the adapter is never blocked by it.
+        // Reads the rest, so that it never blocks the adapter.
         let _ = io::copy(&mut from, &mut io::sink());
     }
 }

@@ -4,14 +4,14 @@ use std::io::{self, BufRead, Read};
 
 use serde::{Deserialize, Serialize};
 
-/// Longest line of an adapter, in bytes.
+/// Longest line from an adapter, in bytes.
 pub(super) const MAX_LINE: usize = 1 << 20;
 /// Longest id of a sandbox, in bytes.
 pub(super) const MAX_ID: usize = 256;
-/// Longest text of an adapter in a message, in characters.
+/// Longest adapter text quoted in a message, in characters.
 const MAX_TEXT: usize = 200;
 
-/// What a request asks for.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Op {
@@ -21,7 +21,7 @@ pub(super) enum Op {
     Stop,
 }
 
-/// A request. Absent fields have no meaning for the operation.
+/// A request. Fields that the operation does not use are absent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Request {
     /// Set by the driver: 1, 2, 3 and so on.
@@ -60,7 +60,7 @@ impl Request {
     }
 }
 
-/// An answer. Other fields are ignored.
+/// A response. Other fields are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Answer {
@@ -99,7 +99,7 @@ pub(super) fn read(from: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// A text of an adapter for messages and reports: its first characters, without control characters.
+/// Adapter text for messages and reports: its first characters, without control characters.
 pub(super) fn printable(text: &str) -> String {
     let replaced = |c: char| if c.is_control() { ' ' } else { c };
     text.chars().take(MAX_TEXT).map(replaced).collect()

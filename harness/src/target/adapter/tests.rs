@@ -8,7 +8,7 @@ const ID: CloneId = CloneId {
     arrival: 7,
 };
 const LONG: Duration = Duration::from_secs(20);
-/// Answers `hello`, then runs the rest of the script.
+/// Responds to `hello`, then runs the rest of the script.
 const HELLO: &str = r#"read line; echo '{"id":1,"protocol":1,"platform":"shell"}'; "#;
 
 struct Stage {
@@ -31,7 +31,7 @@ impl Stage {
         Adapter::start(&command, "base", timeout, &self.log())
     }
 
-    /// The cause and message of the first create of an adapter that answers `hello` and then runs `script`.
+    /// Cause and message of the first create on an adapter that responds to `hello` and then runs `script`.
     fn create(&self, script: &str, timeout: Duration) -> (FailureCause, String) {
         let adapter = self.start(&format!("{HELLO}{script}"), timeout).unwrap();
         let created = adapter.create(ID, &mut Timeline::default());
@@ -81,7 +81,7 @@ fn the_example_of_the_documentation_works() {
     assert_eq!(failure.cause, FailureCause::Exec);
     assert!(failure.message.contains("Error: "), "{}", failure.message);
     sandbox.kill().unwrap();
-    // Many calls at once: the answers come in another order than the requests.
+    // Many concurrent calls: the responses arrive in a different order than the requests.
     std::thread::scope(|scope| {
         for arrival in 0..8 {
             let (adapter, echo) = (&adapter, &echo);

@@ -1,4 +1,4 @@
-//! Reads from the log of a server that the run started why its pool stays empty.
+//! Finds in the log of a server that the run started why its pool stays empty.
 
 use std::{
     fs::File,
@@ -8,32 +8,32 @@ use std::{
 
 use envd::guest_text;
 
-/// Bytes of a line at most; a longer one counts as several.
+/// Maximum bytes of a line; a longer line counts as several.
 const LINE: u64 = 64 << 10;
-/// The server will not try again.
+/// The server will not retry.
 const REFUSED: &str = "cannot use an installed template";
-/// The server tries again, after longer and longer pauses.
+/// The server retries with growing pauses.
 const FAILED: [&str; 2] = ["cannot make a warm slot", "a job failed"];
-/// Failed attempts in a row after which the pool will not be filled.
+/// Consecutive failed attempts after which the pool is considered impossible to fill.
 const MOST_FAILED: u32 = 3;
 
-/// Warnings and errors of a log, of which each line is read once. Those that appear during a wait are printed to standard
+/// Warnings and errors in a log. Each line is read once. Lines that appear during a wait are printed to standard
 /// error.
 #[derive(Debug, Default)]
 pub struct Complaints {
-    /// At the first byte that was not read yet.
+    /// Positioned at the first unread byte.
     log: Option<BufReader<File>>,
-    /// The start of a line whose end is not written yet.
+    /// Beginning of a line that is not complete yet.
     rest: Vec<u8>,
     refused: Option<String>,
     failed: u32,
     last: Option<String>,
-    /// Whether lines are of a wait, and are printed.
+    /// Whether a wait has begun, so that new lines are printed.
     are_new: bool,
 }
 
 impl Complaints {
-    /// Those of a log; of one that cannot be opened, none.
+    /// Opens the log. If it cannot be opened, there are no complaints.
     pub(crate) fn of(log: &Path) -> Self {
         Self {
             log: File::open(log).ok().map(BufReader::new),
@@ -41,7 +41,7 @@ impl Complaints {
         }
     }
 
-    /// Begins a wait. A refusal may be older than it; of failed attempts, only those from now on count.
+    /// Begins a wait. An older refusal still counts; failed attempts count only from now on.
     pub(super) fn begin_wait(&mut self) {
         self.are_new = false;
         self.read();
@@ -49,14 +49,14 @@ impl Complaints {
         self.are_new = true;
     }
 
-    /// Reads all lines that were completed since the last time.
+    /// Reads all lines completed since the last call.
     pub(super) fn read(&mut self) {
         while let Some(line) = self.next_line() {
             self.line(String::from_utf8_lossy(&line).trim_end());
         }
     }
 
-    /// `None` at the end of the log, and after an error: the rest is read the next time.
+    /// `None` at the end of the log and after an error; the next call reads the rest.
     fn next_line(&mut self) -> Option<Vec<u8>> {
         let log = self.log.as_mut()?;
         let room = LINE.saturating_sub(self.rest.len() as u64);
@@ -83,8 +83,8 @@ impl Complaints {
         self.last = Some(text);
     }
 
-    /// Why the pool will not be filled. `warm` is the number of sandboxes that are ready: with some, another template is
-    /// meant.
+    /// Why the pool will not fill. `warm` is the number of ready sandboxes: if it is not 0, the complaint concerns
+    /// another template.
     pub(super) fn refusal(&self, warm: u32) -> Option<String> {
         if warm > 0 {
             return None;
@@ -99,7 +99,7 @@ impl Complaints {
         ))
     }
 
-    /// The last complaint, as a suffix of an error; empty without one.
+    /// The last complaint as a suffix for an error; empty if there is none.
     pub(super) fn last(&self) -> String {
         let last = self.last.as_ref();
         last.map_or(String::new(), |text| {
@@ -157,7 +157,7 @@ mod tests {
         let info = "2026 INFO pool: a sandbox was created\n".repeat(10_000);
         let failed = "2026 WARN pool: a job failed error=\"old\"\n".repeat(9);
         for n in 0..10 {
-            // More than a few buffers of lines in each round, and the reason at the end.
+            // More lines per round than fit in a few buffers, with the reason at the end.
             write!(log, "{info}{failed}").unwrap();
             complaints.begin_wait();
             assert_eq!(complaints.failed, 0, "{n}: failures before the wait");

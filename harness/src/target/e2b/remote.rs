@@ -23,7 +23,7 @@ use crate::{
 #[derive(Debug)]
 pub(in crate::target) struct Remote {
     pub(super) target: E2b,
-    /// The last connection, with its endpoint; `None` before the first request and after a failed one.
+    /// The last connection and its endpoint; `None` before the first request and after a failed one.
     pub(super) client: Option<(Endpoint, EnvdClient<Wire>)>,
     pub(in crate::target) created: Created,
     pub(super) start: Option<StartKind>,
@@ -32,7 +32,7 @@ pub(in crate::target) struct Remote {
 }
 
 impl Remote {
-    /// The last connection if it leads to this endpoint, otherwise a new connection.
+    /// Reuses the last connection if it leads to this endpoint; otherwise connects.
     fn client_to(&mut self, to: &Endpoint) -> Result<EnvdClient<Wire>, Failure> {
         match self.client.take() {
             Some((at, client)) if at == *to => Ok(client),

@@ -1,4 +1,4 @@
-//! Phases of a create from the header `Server-Timing` of its answer.
+//! Phases of a create, from the `Server-Timing` header of its response.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use model::{StartPhase, Timeline};
 
 use crate::clock;
 
-/// Name of the entry with the time until the answer was complete.
+/// Name of the entry with the time until the response was complete.
 const TOTAL: &str = "total";
 
-/// Stamps the phases that a server reports, converted to the clock of this host. The interval that the server reports as
-/// its total is assumed to lie midway between request and answer. A header without a total, or with a total longer than
-/// the request took, is ignored. A single phase whose time is longer than the request took is ignored as well.
+/// Stamps the phases that a server reports, converted to the clock of this host. The server's total is assumed to
+/// lie midway between request and response. A header without a total, or with a total longer than the request, is
+/// ignored; so is a single phase longer than the request.
 pub(super) fn stamp(timeline: &mut Timeline, header: &str, asked_ns: u64, replied_ns: u64) {
     let entries: Vec<(&str, u64)> = header.split(',').filter_map(entry).collect();
     let total = entries.iter().find(|(name, _)| *name == TOTAL);

@@ -1,4 +1,4 @@
-//! What happens to the last node of a cluster in a round, and what clients of the first node see of it.
+//! Events at the last node of a cluster during a round, observed by clients of the first node.
 
 use std::{
     collections::BTreeMap,
@@ -27,23 +27,23 @@ use crate::{
     scenario::{EventCount, EventKind, EventSpec, EventTime, ExecSpec},
 };
 
-/// Longest time that an event may take, from each of its beginnings.
+/// Maximum duration of each part of an event.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How long a node stays dead after its loss was reported: no host starts faster.
+/// How long a node stays dead after its loss was reported. No host boots faster.
 const DEAD: Duration = Duration::from_secs(5);
-/// Interval between two looks.
+/// Polling interval.
 const LOOK: Duration = Duration::from_millis(50);
-/// Time limit of a look: a node forwards it to one that does not answer any more.
+/// Timeout of a poll. A node may forward it to a node that no longer responds.
 const LOOK_LIMIT: Duration = Duration::from_millis(250);
 /// Interval between two commands of a client.
 const PACE: Duration = Duration::from_millis(20);
 
-/// A cluster, with what happens to it.
+/// A cluster and its event.
 #[derive(Debug)]
 pub struct Stage<'a> {
     pub cluster: &'a Cluster,
     pub spec: EventSpec,
-    /// Nodes that take no new sandboxes, but for those of the event.
+    /// Nodes that are cordoned except while the sandboxes of the event are created.
     pub closed: &'a [String],
     /// The first node as a target.
     pub first: E2b,
@@ -53,7 +53,7 @@ pub struct Stage<'a> {
     pub interrupted: &'a AtomicBool,
 }
 
-/// The sandboxes of the node before the event, each with a sum of what it has written.
+/// The sandboxes of the node before the event, each with a checksum of the memory it has written.
 #[derive(Debug)]
 pub struct Scene {
     running: Vec<(Remote, Vec<u8>)>,
@@ -61,7 +61,7 @@ pub struct Scene {
 }
 
 impl Stage<'_> {
-    /// Makes the sandboxes on the last node, while the others are closed.
+    /// Creates the sandboxes on the last node, while the other nodes are cordoned.
     ///
     /// # Errors
     /// Returns an error that names the failed step.
@@ -80,7 +80,7 @@ impl Stage<'_> {
             let path = format!("{}/pause", path_of(sandbox));
             accepted(&self.first.api.send("POST", &path, "{}"))?;
         }
-        // The first node reports what it has seen.
+        // Wait until the first node lists them.
         let count = u64::from(self.spec.running);
         let seen = |node: &Value| node["sandboxCount"] == count;
         self.until(|| self.look(self.observer(), seen))
@@ -111,7 +111,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Lets the event happen at its time after `base_ns`, and waits until the cluster is as before.
+    /// Triggers the event after `base_ns` plus its delay, and waits until the cluster has recovered.
     pub fn run(&self, scene: Scene, round: &Round, base_ns: u64) -> Happened {
         let at_ns = base_ns + clock::nanoseconds(self.spec.after);
         let mut happened = Happened {
@@ -132,7 +132,7 @@ impl Stage<'_> {
         happened
     }
 
-    /// Opens all nodes that the scenario does not close.
+    /// Uncordons all nodes, except those that the scenario cordons.
     fn restore(&self) -> Result<(), Failure> {
         self.cluster.close(self.closed).map_err(|e| faulty(&e))
     }
@@ -176,7 +176,7 @@ impl Stage<'_> {
         revived
     }
 
-    /// Whether the first node answers that the sandbox is lost, with its last state.
+    /// Whether the first node reports the sandbox as lost, with its last known state.
     fn is_reported(&self, sandbox: &Remote) -> bool {
         let answer = brief(&self.first.api).send("GET", &path_of(sandbox), "");
         answer.is_ok_and(|answer| {
@@ -223,7 +223,7 @@ impl Stage<'_> {
         let mut lost = 0;
         for (sandbox, _) in &paused {
             let path = format!("{}/connect", path_of(sandbox));
-            // A sandbox that does not resume does not answer either.
+            // If the resume fails, the check below fails too.
             let _ = self.first.api.send("POST", &path, r#"{"timeout":300}"#);
         }
         for (sandbox, before) in running.iter_mut().chain(&mut paused) {
@@ -255,7 +255,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Runs the command again and again until `over`, and returns the longest time between two right answers; `None` if
+    /// Repeats the command until `over`, and returns the longest time between two correct responses; `None` if
     /// there was none at the end. Counts the other commands in `failed`.
     fn longest_gap(
         &self,
@@ -295,7 +295,7 @@ impl Stage<'_> {
         &self.cluster.nodes()[self.cluster.nodes().len() - 1]
     }
 
-    /// Whether the last node, as seen by `by`, is as wanted. A node that does not answer in time has not said so.
+    /// Whether the last node, as seen by `by`, is as wanted. A timeout counts as no.
     fn look(&self, by: &Node, is_wanted: impl Fn(&Value) -> bool) -> bool {
         let path = format!("/nodes/{}", self.victim().name());
         let answer = brief(by.api()).send("GET", &path, "");
@@ -304,7 +304,7 @@ impl Stage<'_> {
         node.is_some_and(|node| is_wanted(&node))
     }
 
-    /// Waits for a condition, and returns the time at which it was seen; `None` after [`LIMIT`], and if the run is
+    /// Waits for a condition and returns the time at which it was observed; `None` after [`LIMIT`] or if the run is
     /// interrupted.
     fn until(&self, mut is_done: impl FnMut() -> bool) -> Option<u64> {
         let end = Instant::now() + LIMIT;
@@ -317,7 +317,7 @@ impl Stage<'_> {
         None
     }
 
-    /// Bytes that moves have brought to all nodes so far.
+    /// Bytes that all nodes have received through moves so far.
     fn moved_bytes(&self) -> Result<u64, Failure> {
         let mut sum = 0;
         for node in self.cluster.nodes() {
@@ -332,7 +332,7 @@ impl Stage<'_> {
     }
 }
 
-/// The same API with the time limit of a look.
+/// The same API with the timeout of a poll.
 fn brief(api: &Api) -> Api {
     Api {
         timeout: LOOK_LIMIT,
@@ -344,7 +344,7 @@ fn path_of(sandbox: &Remote) -> String {
     format!("/sandboxes/{}", sandbox.created.sandbox_id)
 }
 
-/// The body of an answer with a status of success.
+/// The body of a successful response.
 fn accepted(answer: &io::Result<HttpAnswer>) -> Result<String, Failure> {
     match answer {
         Err(error) => Err(faulty(error)),

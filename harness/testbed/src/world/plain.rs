@@ -56,7 +56,7 @@ impl PlainNetwork {
 
 fn route() -> io::Result<()> {
     let text = |mac: [u8; 6]| mac.map(|b| format!("{b:02x}")).join(":");
-    // The guest's network device neither sends nor answers ARP requests.
+    // The guest's network device neither sends ARP requests nor replies to them.
     ip(&format!(
         "tuntap add {TAP} mode tap vnet_hdr\n\
          link set {TAP} address {} mtu {} up\n\

@@ -1,4 +1,4 @@
-//! The parts of DNS (RFC 1035) that queries and their answers need.
+//! The parts of DNS (RFC 1035) that queries and responses need.
 
 use std::net::IpAddr;
 
@@ -30,7 +30,7 @@ impl RecordKind {
 pub struct Answer {
     /// Response code. 0: no error.
     pub code: u8,
-    /// Addresses in the order of the answer.
+    /// Addresses in the order of the response.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -84,7 +84,7 @@ pub fn read_name(message: &[u8], at: usize) -> Option<(String, usize)> {
     Some((labels.join("."), after.unwrap_or(at + 1)))
 }
 
-/// Parses the answer to the query with the id `id`. `None` if the message is anything else.
+/// Parses the response to the query with the id `id`. `None` if the message is anything else.
 #[must_use]
 pub fn answer(id: u16, message: &[u8]) -> Option<Answer> {
     let short = |at: usize| {

@@ -1,6 +1,6 @@
 //! Frames with offload requests: a checksum or the segmentation is left to the card. The header before a frame
-//! describes the request (virtio 1.2, 5.1.6). A host that does not check the header stores the checksum at any offset
-//! in the frame.
+//! describes the request (virtio 1.2, 5.1.6). A host that does not validate the header would store the checksum at
+//! any offset in the frame.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -114,9 +114,9 @@ fn with_partial_checksum(mut frame: Vec<u8>, to: IpAddr, transport: Transport) -
     }
 }
 
-/// Calls `send` with UDP, TCP and ICMP frames and headers that do not match them: every wrong checksum offset up to the
-/// end of the frame, and every segmentation type with several sizes. For an ICMP echo request, no offload request is
-/// valid.
+/// Calls `send` with UDP, TCP and ICMP frames and headers that do not match them: every wrong checksum offset up to
+/// the end of the frame, and every segmentation type with several sizes. An ICMP echo request has no valid offload
+/// request.
 ///
 /// # Errors
 /// Returns an error if the payload is too long for a packet.

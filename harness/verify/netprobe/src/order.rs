@@ -41,9 +41,9 @@ pub enum Action {
     Name(Service),
     /// Send a frame repeatedly until a frame arrives from its destination address.
     Frame(Frame),
-    /// Send an ARP request for an address repeatedly until it is answered.
+    /// Send an ARP request for an address repeatedly until a reply arrives.
     Arp(Ipv4Addr),
-    /// Send a neighbour solicitation for an address repeatedly until it is answered.
+    /// Send a neighbour solicitation for an address repeatedly until a reply arrives.
     Solicit(Ipv6Addr),
     /// Send one datagram to each port from 1 to `ports` of each address, starting at `to`.
     Flood {
@@ -144,7 +144,7 @@ pub struct Service {
     /// Family of the address.
     #[serde(default)]
     pub kind: RecordKind,
-    /// Milliseconds between the DNS answer and the connection.
+    /// Milliseconds between the DNS response and the connection.
     #[serde(default)]
     pub pause_ms: u64,
 }
@@ -211,11 +211,11 @@ pub struct Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// An answer arrived.
+    /// A response arrived.
     Ok,
     /// A TCP reset, an ICMP "port unreachable", or an error code of the name server.
     Refused,
-    /// No answer within the time limit.
+    /// No response within the time limit.
     Timeout,
     /// No route, or another network error.
     Unreachable,

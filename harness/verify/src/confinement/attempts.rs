@@ -1,5 +1,5 @@
-//! The attempts that code in a taken-over VMM could make, one module for each kind. Each attempt is a constant with a
-//! function that makes it and a function that observes its effect.
+//! The attempts that code in a taken-over VMM could make, one module for each kind. Each attempt is a constant with
+//! one function that makes it and another that observes its effect.
 
 mod attempt;
 mod code;

@@ -1,4 +1,4 @@
-//! Starts the clones in which this suite makes its attempts. A server starts the VMMs of its pool itself.
+//! Starts the clones in which this suite makes its attempts, except those in the pool of a server.
 
 use std::{
     cell::Cell,
@@ -15,7 +15,7 @@ use testbed::world;
 
 use crate::setup::{VerifyError, at};
 
-/// Time limit of a request to a VMM. Long enough for an emulated host.
+/// Timeout of a request to a VMM, long enough for an emulated host.
 const TIMEOUT: Duration = Duration::from_secs(90);
 /// TAP of the VM under test. The kernel removes it when the VMM ends.
 const TAP: &str = "cubeconf0";

@@ -1,4 +1,4 @@
-//! Makes system calls in another process through ptrace, in place of code that has taken over a VMM.
+//! Makes system calls in another process through ptrace, simulating code that has taken over a VMM.
 //!
 //! ```text
 //! seize, interrupt ─► set registers, write arguments to memory ─► run a `syscall` instruction of the VMM ─► read registers
@@ -27,7 +27,7 @@ pub(super) use tracee::{Relation, Stop, Try};
 
 /// Bytes below the stack pointer that the System V ABI reserves for leaf functions.
 const RED_ZONE: u64 = 128;
-/// Bytes below the red zone that an attempt may use for paths, structures and answers.
+/// Bytes below the red zone that an attempt may use for paths, structures and results.
 const SCRATCH: u64 = 32 << 10;
 /// Bit of SIGSYS, the signal of the seccomp filter, in a signal set.
 const SIGSYS_BIT: u64 = 1 << (libc::SIGSYS - 1);

@@ -1,4 +1,4 @@
-//! The cases for the other programs that read the bytes of guests and of strangers: the egress proxy and the image
+//! Cases for the other programs that read bytes from guests and strangers: the egress proxy and the image
 //! converter. Each attempt is made in a new process that has confined itself and waits for its first bytes.
 
 use std::{
@@ -72,7 +72,7 @@ const ATTEMPTS: [&str; 27] = [
     "kernel-io-uring",
     "kernel-bpf",
 ];
-/// The proxy connects to servers: that is its work.
+/// Not an attempt for the proxy, whose purpose is to connect to servers.
 const NOT_OF_THE_PROXY: &str = "socket-tcp";
 
 /// A program under test.
@@ -103,7 +103,7 @@ impl Service {
     }
 }
 
-/// A process and the sockets that keep it waiting. Dropping it ends the process.
+/// A process and the sockets that keep it waiting. Dropping this value ends the process.
 struct Running {
     child: Child,
     _sockets: Vec<OwnedFd>,
@@ -171,7 +171,7 @@ impl Service {
     }
 }
 
-/// A proxy that accepts connections, and has none.
+/// A proxy that accepts connections but has received none.
 fn egress() -> io::Result<Running> {
     let (ours, theirs) = UnixStream::pair()?;
     let listener = TcpListener::bind("127.0.0.1:0")?;

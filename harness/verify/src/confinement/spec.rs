@@ -39,7 +39,7 @@ pub struct CaseReport {
     pub result: CaseResult,
     /// Refusals that pass.
     pub expected: String,
-    /// The kernel's answer to the process that made the attempt.
+    /// The kernel's response to the process that made the attempt.
     pub inside: String,
     /// Change that was observed from outside; empty: none.
     pub outside: String,

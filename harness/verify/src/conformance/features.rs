@@ -37,7 +37,7 @@ pub struct Feature {
     pub must: bool,
     /// Whether the case needs a second server with HTTPS, which only the suite itself can start.
     pub own_server: bool,
-    /// Whether the case needs images of a registry, which only the suite itself can start.
+    /// Whether the case needs images in a registry, which only the suite itself can start.
     pub registry: bool,
     /// Time limit of the case.
     pub within: Duration,

@@ -1,5 +1,5 @@
 //! Registries for cases that build templates from a registry's image: Debian's `docker-registry` on the loopback
-//! interface, once without and once with a password. Both offer one small image, from the same storage.
+//! interface, one without and one with a password. Both offer one small image, from the same storage.
 
 use std::{
     fs::{self, File},
@@ -24,12 +24,12 @@ pub(super) const MISSING: &str =
 /// Name of the image. Its file `/greeting` and its variable `WORD` contain the text that the cases expect.
 const NAME: &str = "greeting";
 const TEXT: &str = "hello from a registry";
-/// The user's name is `user` and the password is `secret`, as the cases have them.
+/// User name `user` and password `secret`, as in the cases.
 const PASSWORD: &str = "user:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 /// Time limit of a start and of each exchange.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest answer of a registry that is read, in bytes.
+/// Maximum size of a registry's response, in bytes.
 const MAX_ANSWER: u64 = 64 << 10;
 
 /// Two running registries. Dropping this value ends them.
@@ -47,7 +47,7 @@ pub(super) struct ImageNames {
 }
 
 impl Registries {
-    /// Starts both with their files in `dir`. `None`: this host has no `docker-registry`.
+    /// Starts both, with their files in `dir`. `None`: this host has no `docker-registry`.
     pub(super) fn start(dir: &Path) -> Result<Option<Self>, VerifyError> {
         if !Path::new(PROGRAM).exists() {
             return Ok(None);
@@ -72,7 +72,8 @@ impl Registries {
         }
     }
 
-    /// Options with which a server pulls from them: each is its own mirror, because it speaks http.
+    /// Options with which a server pulls from them. Each registry is configured as its own mirror, because it only
+    /// speaks HTTP.
     pub(super) fn server_options(&self) -> Vec<String> {
         let domains = [self.open.domain(), self.locked.domain()];
         let options = domains.map(|domain| {
@@ -172,7 +173,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Sends a request, which must succeed, and returns the answer.
+    /// Sends a request, which must succeed, and returns the response.
     fn request(&self, method: &str, path: &str, kind: &str, body: &[u8]) -> io::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         stream.set_read_timeout(Some(TIMEOUT))?;
@@ -196,7 +197,7 @@ impl Registry {
 
 impl Drop for Registry {
     fn drop(&mut self) {
-        // Fails only if it has ended.
+        // Fails only if the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -39,7 +39,7 @@ const MAX_LINE: u64 = 64 << 10;
 struct Line {
     begin: Option<String>,
     end: Option<String>,
-    /// Given if `end` is.
+    /// Set if `end` is set.
     verdict: Option<Reported>,
     #[serde(default)]
     why: String,
@@ -60,7 +60,7 @@ enum Outcome {
     Done,
     /// This case exceeded its limit.
     Stuck(String),
-    /// The process ended early, or began no case in time. Names the case that was running, if there was one.
+    /// The process ended early, or began no case in time. Contains the running case, if any.
     Ended(Option<String>),
 }
 
@@ -299,7 +299,7 @@ mod tests {
         }
     }
 
-    /// Runs a shell script in place of Node.
+    /// Runs a shell script instead of Node.
     fn cells_of(script: &str, features: &[Feature]) -> Vec<(String, CellResult)> {
         let dir = tempfile::tempdir().unwrap();
         let (node, suite) = SDK.command(dir.path());

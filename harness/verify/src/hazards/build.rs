@@ -14,7 +14,8 @@ const LIMIT: Duration = Duration::from_secs(600);
 const POLL: Duration = Duration::from_millis(200);
 /// MiB of RAM.
 const MEMORY: u32 = 512;
-/// Answers each request on this host with a number of a generator that was seeded when the program started.
+/// Start command: a local server that responds to each request with a number from a generator seeded when the
+/// program started.
 const SERVER: &str = r#"exec python3 -c '
 import http.server, random
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -23,17 +24,17 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(repr(random.random()).encode())
 http.server.HTTPServer(("127.0.0.1", 8765), Answer).serve_forever()'"#;
-/// Asks [`SERVER`].
+/// Requests a number from [`SERVER`].
 const ASK: &str = r#"python3 -c '
 import urllib.request
 print(urllib.request.urlopen("http://127.0.0.1:8765").read().decode())'"#;
 
-/// A kind of built templates.
+/// A kind of template to build.
 pub(super) struct Kind {
     /// Name of the template.
     name: &'static str,
     start: Value,
-    /// Command that asks the start command's process for a random value.
+    /// Command that requests a random value from the start command's process.
     pub(super) ask: Option<&'static str>,
 }
 
@@ -73,7 +74,7 @@ pub(super) struct Template<'a> {
 
 impl Drop for Template<'_> {
     fn drop(&mut self) {
-        // A template that stays is replaced by the next run.
+        // A template that could not be deleted is replaced by the next run.
         let path = format!("/templates/{}", self.id);
         let _ = self.account.request("DELETE", &path, None);
     }
@@ -110,7 +111,7 @@ pub(super) fn build<'a>(account: &'a Account, kind: &Kind) -> Result<Template<'a
     Err(failed(&action, format!("it is not ready after {LIMIT:?}")))
 }
 
-/// The names of all templates from which sandboxes can be created; ids of those without a name.
+/// Names of all templates from which sandboxes can be created, or ids for templates without a name.
 pub(super) fn all(account: &Account) -> Result<Vec<String>, SandboxError> {
     let action = "list the templates";
     let answer = account.request("GET", "/templates", None)?;

@@ -1,7 +1,7 @@
 //! Compares a sandbox's clocks with the caller's.
 //!
-//! A sample reads the guest's clock at an unknown moment within its round trip. So only the sample with the shortest
-//! round trip is used, and half of that round trip is added to the allowed difference.
+//! A sample reads the guest's clock at an unknown moment within its round trip. Therefore, only the sample with the
+//! shortest round trip is used, and half of that round trip is added to the allowed difference.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -26,7 +26,7 @@ const MONOTONIC: &str = "python3 -c 'import time; print(time.monotonic())'";
 struct Offset {
     /// The guest's wall clock minus the caller's.
     ms: f64,
-    /// Bound of the error of `ms`.
+    /// Bound on the error of `ms`.
     error_ms: f64,
 }
 
@@ -78,7 +78,7 @@ pub(super) fn paused(sandbox: &Sandbox) -> [Finding; 2] {
     };
     let before = sandbox.run_timed(MONOTONIC, 1);
     let pause = sandbox.pause_for(PAUSE);
-    // The wall clock is read first: after other commands, a correction that came late would go unnoticed.
+    // Read the wall clock first: after other commands, a late correction would go unnoticed.
     let wall = wall(sandbox, Between::Pause);
     let after = sandbox.run_timed(MONOTONIC, 1);
     let advance = match (before, pause, after) {
@@ -98,7 +98,7 @@ pub(super) fn paused(sandbox: &Sandbox) -> [Finding; 2] {
     [wall, monotonic]
 }
 
-/// The finding of the wall clock if the pause failed: not tried, because the reading proves nothing.
+/// Finding for the wall clock if the pause failed: not tried, because the reading proves nothing.
 fn unpaused(wall: &Finding, why: &str) -> Finding {
     Finding {
         result: HazardResult::NotTried,

@@ -1,11 +1,11 @@
-//! Derives a finding from the answers of two sandboxes. The functions are pure.
+//! Derives a finding from the outputs of two sandboxes. The functions are pure.
 
 use super::{
     finding::{Between, Finding, HazardResult, Weight},
     list::{Hazard, Rule},
 };
 
-/// Lines of an answer that a report quotes.
+/// Lines of an output that a report quotes.
 const KEPT_LINES: usize = 8;
 /// Characters of a line that a report quotes.
 const KEPT_CHARS: usize = 160;
@@ -13,7 +13,7 @@ const KEPT_CHARS: usize = 160;
 /// Output of a probe in one sandbox, or the reason why there is none.
 pub(super) type Answer = Result<String, String>;
 
-/// Compares the answers of two sandboxes by the hazard's rule. Forks are also compared with their parent.
+/// Compares the outputs of two sandboxes by the hazard's rule. Forks are also compared with their parent.
 pub(super) fn evaluate(
     hazard: &Hazard,
     between: Between,
@@ -46,7 +46,7 @@ pub(super) fn evaluate(
     }
 }
 
-/// The finding of a hazard whose subject the template does not have.
+/// Finding for a hazard whose subject does not exist in the template.
 pub(super) fn absent(hazard: &Hazard, between: Between, why: &str) -> Finding {
     let none = [Err(why.to_owned()), Err(why.to_owned())];
     Finding {
@@ -79,13 +79,13 @@ fn rule(hazard: &Hazard, first: &[&str], second: &[&str], parent: Option<&Answer
     }
 }
 
-/// The lines of an answer, trimmed, without empty ones.
+/// The trimmed, non-empty lines of an output.
 fn lines(answer: &str) -> Vec<&str> {
     let lines = answer.lines().map(str::trim);
     lines.filter(|line| !line.is_empty()).collect()
 }
 
-/// An answer, prepared for a report. It comes from a guest, so it is shortened, and control characters are replaced.
+/// An output, prepared for a report. It comes from a guest, so it is shortened and control characters are replaced.
 fn evidence(answer: &Answer) -> String {
     let (prefix, text) = match answer {
         Ok(text) => ("", text),
@@ -150,7 +150,7 @@ mod tests {
             (Rule::Differs, "", "", NotTried),
             (Rule::Same, "a", "a", Pass),
             (Rule::Same, "a", "b", Fail),
-            // Both forks lost what the parent had.
+            // Both forks lost the parent's value.
             (Rule::Same, "b", "b", Fail),
             (Rule::Same, "", "", NotTried),
             (Rule::Nothing, "", " \n", Pass),

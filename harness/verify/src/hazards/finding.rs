@@ -43,13 +43,13 @@ pub enum HazardResult {
     Pass,
     /// The template lacks the subject of the hazard, as the list allows.
     Absent,
-    /// The hazard was found, and the list says why it is accepted.
+    /// The hazard was found, and the list explains why it is accepted.
     Known,
     /// The hazard was found, and is for the template's author to judge.
     Warned,
     /// The hazard was found.
     Fail,
-    /// Not every sandbox gave an answer.
+    /// Not every sandbox gave an output.
     NotTried,
 }
 
@@ -86,12 +86,12 @@ pub struct Finding {
     pub between: Between,
     /// Why the hazard matters.
     pub why: String,
-    /// The relation that is expected between the answers.
+    /// Expected relation between the outputs.
     pub expected: String,
     #[serde(rename = "verdict")]
     pub result: HazardResult,
     pub weight: Weight,
-    /// The answers, or why there are none; at most a few lines.
+    /// The outputs, or why there are none; at most a few lines.
     pub evidence: Vec<String>,
 }
 
@@ -119,7 +119,7 @@ impl Findings {
         self.templates.iter().flat_map(|of| &of.findings)
     }
 
-    /// A failed case outweighs a case that was not tried, and both outweigh a pass. A template without cases, and a run
+    /// A failed case outweighs an untried case, and both outweigh a pass. A template without cases, and a run
     /// without templates, are inconclusive.
     #[must_use]
     pub fn end(&self) -> End {

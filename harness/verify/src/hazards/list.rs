@@ -1,4 +1,4 @@
-//! The list of hazards: for each, a probe, the sandboxes that it runs in, and the relation between their answers.
+//! The list of hazards. Each has a probe, the sandboxes that it runs in, and a relation between their outputs.
 
 use serde::Deserialize;
 
@@ -8,22 +8,22 @@ use crate::setup::ListError;
 const NAME: &str = "hazards.toml";
 const LIST: &str = include_str!("../../conformance/hazards.toml");
 
-/// Relation that must hold between the answers of two sandboxes.
+/// Relation that must hold between the outputs of two sandboxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Rule {
-    /// No line is in both answers.
+    /// The outputs have no line in common.
     Differs,
-    /// Both answers are equal, and equal to the parent's.
+    /// Both outputs are equal, and equal to the parent's.
     Same,
-    /// Both answers are empty.
+    /// Both outputs are empty.
     Nothing,
-    /// The second sandbox does not have what was written in the first.
+    /// The second sandbox does not have the data written in the first.
     Private,
 }
 
 impl Rule {
-    /// The relation in words, for reports.
+    /// The relation as text, for reports.
     pub(super) fn expected(self) -> &'static str {
         match self {
             Self::Differs => "both answers have lines, and no line is in both",
@@ -49,7 +49,7 @@ pub(super) struct Hazard {
     pub(super) why: String,
     pub(super) rule: Rule,
     pub(super) runner: Runner,
-    /// Program that prints the answer.
+    /// Program that prints the output to compare.
     pub(super) probe: String,
     pub(super) between: Vec<Between>,
     /// Program that runs in the parent before it is forked.
@@ -58,7 +58,7 @@ pub(super) struct Hazard {
     pub(super) write: Option<String>,
     /// Whether the programs run as root.
     pub(super) root: bool,
-    /// Whether the template may lack the subject of the hazard. Both answers are then empty.
+    /// Whether the subject of the hazard may be missing in the template. Both outputs are then empty.
     pub(super) optional: bool,
     /// Why the hazard is accepted; `None` if it is not.
     pub(super) known: Option<String>,
@@ -144,7 +144,7 @@ fn check(config: HazardConfig) -> Result<Hazard, ListError> {
     })
 }
 
-/// Two clones that ask the start command's processes for a random value.
+/// Two clones, each of which requests a random value from the start command's processes.
 pub(super) fn asked(probe: &str) -> Hazard {
     Hazard {
         name: "answers-of-the-start-command".to_owned(),

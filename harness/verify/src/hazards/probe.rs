@@ -20,7 +20,7 @@ pub(super) struct Timed {
     pub(super) wall: SystemTime,
     /// Monotonic clock at the same moment.
     pub(super) started: Instant,
-    /// Time until the answer arrived.
+    /// Time until the response arrived.
     pub(super) took: Duration,
     pub(super) output: String,
 }
@@ -95,8 +95,8 @@ fn shell(client: &mut EnvdClient<Wire>, code: &str, root: bool) -> Result<String
     Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
 
-/// Standard output of a cell, from the interpreter's answer, which has one event per line. Fails if the cell raised an
-/// error or the answer is incomplete.
+/// Standard output of a cell, from the interpreter's response, which has one event per line. Fails if the cell
+/// raised an error or the response is incomplete.
 fn stdout_of(events: &str) -> Result<String, String> {
     let mut out = String::new();
     let mut ended = false;

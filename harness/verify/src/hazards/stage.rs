@@ -73,7 +73,7 @@ fn hazards_of<'a>(
     between: Between,
     sandbox: &Sandbox,
 ) -> (Vec<&'a Hazard>, Vec<Finding>) {
-    // If this fails, the cells are tried, and give no answer.
+    // If this fails, the cells are tried and give no output.
     let listening = sandbox.run(Runner::Shell, INTERPRETER, false);
     let has_interpreter = !listening.is_ok_and(|found| found.trim().is_empty());
     let wanted = hazards.iter().filter(|h| h.between.contains(&between));
@@ -180,7 +180,7 @@ fn run_in_both(hazard: &Hazard, pair: &[Sandbox; 2], code: &str) -> Result<(), S
         .try_for_each(|sandbox| run_program(hazard, sandbox, code).map(drop))
 }
 
-/// Compares the credentials of two sandboxes: those of one must not open the other.
+/// Checks that the credentials of one sandbox do not open the other.
 fn access(pair: &[Sandbox; 2], between: Between, mode: Mode) -> Finding {
     let [first, second] = [&pair[0], &pair[1]].map(Sandbox::credentials);
     let second = match mode {

@@ -1,4 +1,4 @@
-//! The cases, from `harness/verify/isolation/*.toml`: one file for each policy under which cases run.
+//! The cases, from `harness/verify/isolation/*.toml`: one file for each policy that cases run under.
 
 use std::{
     collections::BTreeSet,
@@ -59,9 +59,9 @@ pub enum Class {
     Load,
     /// Pause, fork, reuse of a device, and death of the server.
     Life,
-    /// Requests that are not what they seem, through the egress proxy.
+    /// Requests through the egress proxy that pretend to be different ones.
     L7,
-    /// Places in which a secret must not be after its use.
+    /// Places that must not contain a secret after its use.
     Secrets,
 }
 
@@ -92,7 +92,7 @@ impl Class {
         }
     }
 
-    /// Whether `verify egress` includes it: the classes about the destinations that a policy allows.
+    /// Whether `verify egress` includes the class: the classes about allowed destinations.
     #[must_use]
     pub fn is_egress(self) -> bool {
         match self {
@@ -123,9 +123,9 @@ impl Class {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Expect {
-    /// The guest gets an answer, and the other end has seen the request.
+    /// The guest gets a response, and the other end has seen the request.
     Pass,
-    /// The guest gets no answer from the receiver, and no packet arrives anywhere.
+    /// The guest gets no response from the receiver, and no packet arrives anywhere.
     Blocked,
 }
 
@@ -145,7 +145,7 @@ pub enum Script {
     Forged,
     /// Late packets for a sandbox that has ended.
     Late,
-    /// A new sandbox on the device of one that has ended.
+    /// A new sandbox on the device of an ended one.
     Reuse,
     /// Pause and resume.
     Pause,
@@ -159,12 +159,12 @@ pub enum Script {
     Ports,
     /// Virtio headers that do not fit their frame, from inside the guest. The host fills in checksums.
     UnfitFromGuest,
-    /// As `UnfitFromGuest`, but the uplink fills in checksums.
+    /// Like `UnfitFromGuest`, but the uplink fills in checksums.
     UnfitFromGuestByCard,
     /// Virtio headers that do not fit their frame, written to the TAP through the VMM's descriptor. The host fills in
     /// checksums.
     UnfitAtTap,
-    /// As `UnfitAtTap`, but the uplink fills in checksums.
+    /// Like `UnfitAtTap`, but the uplink fills in checksums.
     UnfitAtTapByCard,
 }
 
@@ -349,8 +349,8 @@ mod tests {
         }
     }
 
-    /// A connection's first packet has no payload, and the answer to a frame is recognized by its sender. So only the
-    /// receiver distinguishes such cases.
+    /// The first packet of a connection has no payload, and the reply to a frame is recognized by its sender. Only
+    /// the receiver therefore distinguishes such cases.
     #[test]
     fn cases_of_one_policy_have_different_receivers() {
         for group in load().unwrap() {

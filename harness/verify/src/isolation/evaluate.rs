@@ -176,8 +176,8 @@ fn is_to_outside(case: &Case) -> bool {
 }
 
 fn count(case: &Case, seen: &[Seen], place: Place) -> u64 {
-    // If a flow has expired, the host itself receives the answer. It repeats the payload of the request, but is not an
-    // arrival of the request, so it is not counted.
+    // If a flow has expired, the host itself receives the reply. The reply repeats the payload of the request, but
+    // the request did not arrive, so it is not counted.
     let is_answer = |seen: &Seen| case.receiver().is_some_and(|(to, _)| seen.from == Some(to));
     let counts = |seen: &&Seen| seen.place == place && is_of(seen, case) && !is_answer(seen);
     let count = seen.iter().filter(counts).count();

@@ -1,5 +1,5 @@
-//! The classes `l7` and `secrets`: can a sandbox send a request past the egress proxy, or with a rule's header to another
-//! host; and can a secret be found anywhere after its use?
+//! The classes `l7` and `secrets`: test whether a sandbox can send a request past the egress proxy or get a rule's
+//! header sent to another host, and whether a secret can be found anywhere after its use.
 //!
 //! ```text
 //! l7.toml ─► l7.py in a sandbox ─► cube-egress ─► origins, outside ─┐
@@ -7,7 +7,7 @@
 //!              └───────────────► cube-api: events ──────────────────┘
 //! secrets: memory, disk, records, logs, … ─► scan: the secret, and a text that was planted there
 //! ```
-//! One server and one sandbox serve all cases. Each of them sends its name, by which the servers outside recognize it.
+//! One server and one sandbox serve all cases. Each case sends its name, by which the outside servers recognize it.
 
 mod attempts;
 mod judge;
@@ -47,14 +47,14 @@ use judge::{Finding, Refusal, Seen, is_recorded, judge};
 pub(super) use origin::Origins;
 use scan::Needles;
 
-/// Time limit of one request. The attempts take some seconds, and some more if many of them get no answer.
+/// Timeout of one request. The attempts take some seconds, and longer if many of them get no response.
 const TIMEOUT: Duration = Duration::from_secs(120);
 const LIFETIME_S: u32 = 300;
-/// How long the server may take to list a refusal.
+/// Time within which the server must list a refusal.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(5);
 const EVENT_POLL: Duration = Duration::from_millis(50);
 
-/// Start of the names of the cases that use the secret.
+/// Prefix of the names of the cases that use the secret.
 const USE: &str = "l7-rule-applies";
 
 /// Names of the cases of both classes.
@@ -66,7 +66,7 @@ pub(super) fn names() -> Result<Vec<(Class, String)>, VerifyError> {
     Ok(attempts.chain(places).collect())
 }
 
-/// What is selected.
+/// The selected cases.
 pub(super) struct Selection {
     attempts: Attempts,
     places: Vec<&'static str>,
@@ -109,7 +109,7 @@ struct Scene {
     needles: Needles,
 }
 
-/// A process of the server, or one that it has started.
+/// A process of the server, or one started by the server.
 struct Process {
     pid: u32,
     /// File name of its program.
@@ -125,11 +125,11 @@ pub(super) fn run(
     let run_dir = spec.setup.run_dir()?;
     let scene = Scene::open(world, spec, &selection.attempts, run_dir.path())?;
     let mut attempts = selection.attempts.clone();
-    // Afterwards the secret is in the guest's memory.
+    // Run these last, because they put the secret into the guest's memory.
     let echoed = attempts.split_off_echoed();
     let mut reports = Vec::new();
     if attempts.cases.is_empty() {
-        // The secret must have been used.
+        // The search is meaningful only after the secret was used.
         attempts = load()?;
         attempts.cases.retain(|case| case.name.starts_with(USE));
         scene.attempt(world, &attempts)?;
@@ -182,7 +182,7 @@ impl Scene {
         })
     }
 
-    /// Makes the attempts, and judges them.
+    /// Makes the attempts and judges them.
     fn judged(
         &self,
         world: &World,
@@ -204,10 +204,10 @@ impl Scene {
             .collect())
     }
 
-    /// Makes the attempts in the sandbox, and gathers what all sides saw.
+    /// Makes the attempts in the sandbox, and collects the observations of all sides.
     fn attempt(&self, world: &World, attempts: &Attempts) -> Result<Seen, SandboxError> {
         const ACTION: &str = "make the attempts";
-        // Refused, and thus in records and logs.
+        // A refused name, which therefore appears in records and logs.
         let name = secrets::refused_name(&self.needles);
         self.sh(&format!("getent hosts {name} || true"))?;
         let order = attempts.order().to_string();
@@ -274,14 +274,14 @@ impl Scene {
             .exec("run a script in the sandbox", &request, TIMEOUT)
     }
 
-    /// The body of an answer of the control plane.
+    /// The body of a response from the control plane.
     fn request(&self, method: &str, path: &str) -> Result<Vec<u8>, SandboxError> {
         let answer = self.account.request(method, path, None)?;
         crate::sandbox::expect(&format!("{method} {path}"), &answer, &[200])?;
         Ok(answer.body)
     }
 
-    /// The server's processes, and those that it has started.
+    /// The server's processes, and processes started by them.
     fn processes(&self) -> Vec<Process> {
         let server = self.server.pid();
         let parent = |pid: u32| {
@@ -335,7 +335,7 @@ fn server(spec: &IsolationSpec, authority: &Path) -> Result<ServerSpec, VerifyEr
         "--egress-calls",
         "--egress-proxy",
     ];
-    // A key would lack the right to read metrics.
+    // A key would not have the right to read metrics.
     server.door = Door::Open;
     server.options = options.map(str::to_owned).to_vec();
     server.options.push(proxy);

@@ -1,4 +1,4 @@
-//! Sandboxes of the isolation suite: runs the probe in them, and reads their refused packets from the API.
+//! Sandboxes of the isolation suite: runs the probe in them, and reads their refusals from the API.
 
 use std::{
     net::SocketAddr,
@@ -32,7 +32,7 @@ pub(super) struct NetworkEvent {
     pub(super) count: u64,
 }
 
-/// Creates sandboxes with the probe in them.
+/// Creates sandboxes that contain the probe.
 #[derive(Clone, Debug)]
 pub(super) struct Customer {
     pub(super) account: Account,

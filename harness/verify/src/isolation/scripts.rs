@@ -1,6 +1,6 @@
 //! Cases that take more than one attempt.
 //!
-//! A script reports a breach for each packet that got through although it must not, and a doubt for each missing
+//! A script reports a breach for each packet that must not get through but did, and a doubt for each missing
 //! observation without which it proves nothing.
 
 mod forged;

@@ -59,7 +59,7 @@ pub(super) fn probe(case: &Case) -> Option<Probe> {
         action: case.action.clone()?,
         within_ms: match case.expect {
             Expect::Blocked if case.guest.is_empty() => BLOCKED_MS,
-            // The guest gets an answer in either case: the expected answer or a refusal.
+            // The guest gets a response in either case: the expected one or a refusal.
             Expect::Blocked | Expect::Pass => PASS_MS,
         },
     })

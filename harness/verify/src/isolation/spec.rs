@@ -16,12 +16,12 @@ pub struct IsolationSpec {
     pub probe: Option<PathBuf>,
     /// Path of `cube-egress`. `None`: from `$CUBE_BIN`, else beside this program.
     pub egress: Option<PathBuf>,
-    /// Path of `mitmdump`, to compare its outcomes of the class `l7` with. `None`: there is no comparison.
+    /// Path of `mitmdump`, whose outcomes of the class `l7` are compared. `None`: no comparison.
     pub oracle: Option<PathBuf>,
     pub scope: Scope,
     /// Names of cases or classes; empty: every case in the scope.
     pub only: Vec<String>,
-    /// A server that already runs. `None`: the suite starts one in network namespaces of its own.
+    /// A running server. `None`: the suite starts one in its own network namespaces.
     pub target: Option<TargetSpec>,
 }
 
@@ -31,7 +31,7 @@ pub struct IsolationSpec {
 pub enum Scope {
     /// Every case.
     Isolation,
-    /// Cases about the destinations that a policy allows.
+    /// Cases about allowed destinations.
     Egress,
 }
 
@@ -52,7 +52,7 @@ pub struct Proof {
     /// Always [`super::report::FORMAT`].
     pub format: u32,
     pub scope: Scope,
-    /// URL of a server that already ran. `None`: the suite started one.
+    /// URL of the tested server. `None`: the suite started a server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
     /// In the order of the case files.
@@ -70,13 +70,13 @@ impl Proof {
     }
 }
 
-/// A server that already runs.
+/// A running server.
 #[derive(Clone, Debug)]
 pub struct TargetSpec {
     /// Its base URL.
     pub url: String,
     /// Sent as `X-API-KEY`.
     pub key: String,
-    /// An address of this machine that the server's sandboxes can reach, if there is one.
+    /// An address of this host that the server's sandboxes can reach, if there is one.
     pub outside: Option<IpAddr>,
 }

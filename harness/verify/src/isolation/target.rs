@@ -1,9 +1,9 @@
-//! The suite against a server that it did not start. The suite controls neither the host, nor the internet, nor a
+//! The suite against a server that it did not start, where it controls neither the host, nor the internet, nor a
 //! neighbour.
 //!
-//! The only observations are the guest's own and the refusals that the server reports, so a case that ends as expected
-//! is "the guest's word", not a pass. If sandboxes can reach an address of this machine, the suite listens there, which
-//! gives some cases an observation at the other end.
+//! The only observations are the guest's own and the refusals that the server reports, so a case that ends as
+//! expected is "the guest's word", not a pass. If sandboxes can reach an address of this host, the suite listens
+//! there and can observe the other end of some cases.
 
 mod listener;
 
@@ -34,7 +34,7 @@ use testbed::{api::Api, artifacts, endpoint::Endpoint};
 /// Problem of a case whose receiver the suite cannot observe.
 const UNOBSERVED: &str = "only the guest's end was observed";
 
-/// Runs the cases that need nothing but the server.
+/// Runs the cases that need only the server.
 pub(super) fn run(spec: &IsolationSpec, target: &TargetSpec) -> Result<Proof, VerifyError> {
     let begun = Instant::now();
     let listeners = match target.outside {
@@ -170,7 +170,7 @@ fn attempt(customer: &Customer, group: &Group, tried: &[&Case]) -> Result<Attemp
     let probes: Vec<_> = tried.iter().filter_map(|case| probe(case)).collect();
     let findings = guest.probe(&probes).map_err(failed)?;
     let enough = |events: &[NetworkEvent]| tried.iter().all(|case| is_reported(case, events));
-    // The route is not part of E2B's API: other servers answer it with an error.
+    // The route is not part of E2B's API; other servers return an error.
     let events = guest.await_events(Instant::now() + EVENT_TIMEOUT, enough);
     Ok((findings, events.ok()))
 }
@@ -179,8 +179,8 @@ fn is_at(case: &Case, address: SocketAddr) -> bool {
     matches!(&case.action, Some(Action::Tcp(to) | Action::Udp(to)) if *to == address)
 }
 
-/// The reason why a case cannot be tried without a host, an internet or a listener under the suite's control; `None` if
-/// it can.
+/// Why a case cannot be tried without a host, an internet or a listener under the suite's control; `None` if it
+/// can.
 fn why_not(case: &Case, listener: Option<&Listener>) -> Option<&'static str> {
     let needs_host = !case.reasons.is_empty() && case.reasons.iter().all(|reason| reason == "host");
     match (&case.action, case.expect) {
@@ -346,7 +346,7 @@ mod tests {
             let found = result(to, expect, outcome, arrived, events);
             assert_eq!(found, end, "{expect:?} {outcome:?} {arrived:?} {events:?}");
         }
-        // No answer is expected from an address without a server, so a timeout proves nothing.
+        // An address without a server never responds, so a timeout proves nothing.
         let silent = result("198.51.100.1:80", Blocked, Timeout, None, None);
         assert_eq!(silent, CaseResult::NotTried);
     }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-/// Time for which the probe waits for an answer that must not come.
+/// Time for which the probe waits for a response that must not come.
 pub(super) const BLOCKED_MS: u64 = 1200;
-/// Time limit for an answer that must come. Long enough for a busy host.
+/// Timeout of a response that must come, long enough for a busy host.
 pub(super) const PASS_MS: u64 = 20_000;
 /// Time limit for events. The server reports an event within a second of the packet.
 pub(super) const EVENT_TIMEOUT: Duration = Duration::from_secs(8);

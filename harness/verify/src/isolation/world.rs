@@ -7,9 +7,9 @@
 //! TAPs of sandboxes                           echo servers at the cases' ports, a name server at port 53
 //! echo servers at the cases' ports
 //! ```
-//! The host is deliberately misconfigured: it forwards packets, checks no sender addresses, and has services at every
-//! address. So if a packet does not get out, only the isolation can have stopped it. [`Capture`] records all packets
-//! that arrive outside and all that the host's own stack accepts.
+//! The host is deliberately misconfigured: it forwards packets, checks no sender addresses, and has services at
+//! every address. If a packet does not get out, only the isolation can have stopped it. [`Capture`] records all
+//! packets that arrive outside or that the host's own stack accepts.
 
 mod capture;
 mod names;

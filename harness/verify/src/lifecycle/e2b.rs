@@ -1,4 +1,4 @@
-//! The site that is verified: E2B's API of a server, and the server's processes if the suite started it.
+//! The tested site: E2B's API of a server, and the server's processes if the suite started it.
 
 use std::{
     collections::BTreeMap,
@@ -24,14 +24,14 @@ use super::{
     site::{Guest, Miss, Reply, Seen, Site},
 };
 
-/// Lifetime of sandboxes in seconds: longer than any episode. Ends those that a killed suite left.
+/// Lifetime of sandboxes in seconds: longer than any episode. Ends sandboxes that a killed suite left behind.
 const LIFETIME_S: u32 = 3600;
-/// Key of the label by which the sandboxes of this run are listed.
+/// Key of the label by which this run's sandboxes are listed.
 const LABEL: &str = "cube-bench-lifecycle";
 const MAX_QUOTE: usize = 300;
 
-/// The files of the values. The first is on the disk. The second is in memory and names a process whose environment has
-/// the value; it is replaced when the process runs, so it never names an older one.
+/// Files for the values. The first is on the disk. The second is in memory and names a process whose environment
+/// has the value; it is replaced once the process runs, so it never names an older one.
 const WRITE_DISK: &str = "f=/var/tmp/lifecycle; echo $1 >$f.$$ && sync $f.$$ && mv $f.$$ $f";
 const READ_DISK: &str = "cat /var/tmp/lifecycle 2>/dev/null || echo 0";
 const WRITE_MEMORY: &str = "f=/dev/shm/lifecycle
@@ -48,7 +48,7 @@ pub(super) struct E2b {
     pub(super) template: String,
     /// Value of the label.
     pub(super) label: String,
-    /// The processes and directories of the server. `None`: another one started it.
+    /// The processes and directories of the server. `None`: the suite did not start the server.
     pub(super) local: Option<Mutex<Local>>,
 }
 
@@ -178,7 +178,7 @@ impl E2b {
     }
 }
 
-/// What is used of `GET /sandboxes/{id}`.
+/// The fields of `GET /sandboxes/{id}` that are used here.
 #[derive(serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Detail {
@@ -294,7 +294,7 @@ impl Site for E2b {
     }
 
     fn list(&self) -> Result<BTreeMap<String, Seen>, Miss> {
-        // Both are plain words, so one encoding is as good as the three of the official clients.
+        // Both are plain words, so the three encodings of the official clients are equivalent.
         let path = format!(
             "/v2/sandboxes?state=running&state=paused&limit=100&metadata={LABEL}%3D{}",
             self.label
@@ -324,7 +324,7 @@ impl Site for E2b {
         loop {
             match self.look(of) {
                 Ok(Reply::State(Seen::Absent | Seen::Paused)) => return Some(Ok(())),
-                // It was paused when its VMM was killed, and has been resumed since.
+                // The sandbox was paused when its VMM was killed, and has been resumed since.
                 _ if super::local::has_vmm(&dir) => return Some(Ok(())),
                 last => {
                     if polls.next().is_none() {

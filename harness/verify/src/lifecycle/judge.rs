@@ -1,14 +1,16 @@
-//! From a history to the findings. A pure function.
+//! Derives findings from a history. A pure function.
 //!
-//! The oracle: for each sandbox there must be one order of its actions that fits all answers, in which an action takes
-//! effect at one moment between its request and its answer ("linearizable"). An action that failed may have taken effect
-//! at any time after its request, or not at all. A fork or a snapshot has the values of such a moment.
+//! The oracle: for each sandbox there must be one order of its actions that fits all responses, in which each
+//! action takes effect at one moment between its request and its response ("linearizable"). An action that failed
+//! may have taken effect at any time after its request, or not at all. A fork or a snapshot has the values of such
+//! a moment.
 //!
-//! Failures are findings unless something explains them: the server or the VMM was killed meanwhile, or, for requests to
-//! the agent, the sandbox was paused, killed or reached its deadline. While a pause is under way, answers already call the
-//! sandbox running and its agent not found, so such refusals by the data plane prove nothing. While a kill is under way, all
-//! answers call the sandbox absent; if the server is killed before it has recorded the kill, the sandbox goes on. A write
-//! that the end of its sandbox interrupts is not found either, although a fork made just before may have its value.
+//! A failure is a finding unless it is explained: the server or the VMM was killed at that time, or, for requests
+//! to the agent, the sandbox was paused, killed or reached its deadline. During a pause, the API already reports
+//! the sandbox as running while its agent is not found, so such refusals by the data plane prove nothing. During a
+//! kill, all responses report the sandbox as absent; if the server is killed before it has recorded the kill, the
+//! sandbox continues. A write that is interrupted by the end of its sandbox also reports "not found", although a
+//! fork made just before may have its value.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,18 +22,18 @@ use super::{
     site::{Miss, Reply, Seen},
 };
 
-/// Orders that are followed at once, before a sandbox is given up as not judged.
+/// Maximum number of concurrent orders before a sandbox is reported as not judged.
 const MOST_ORDERS: usize = 50_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// No order of the actions fits the answers.
+    /// No order of the actions fits the responses.
     Contradiction,
-    /// A request failed, and nothing explains it.
+    /// A request failed without an explanation.
     Failure,
-    /// More sandboxes exist than answers and unanswered requests explain.
+    /// More sandboxes exist than responses and unanswered requests explain.
     Unknown,
-    /// Something is left, or the server did not come back.
+    /// Something was left behind, or the server did not come back.
     Leak,
 }
 
@@ -45,11 +47,11 @@ pub(super) struct Finding {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Verdict {
     pub(super) findings: Vec<Finding>,
-    /// Sandboxes with so many failed actions that their orders could not be followed.
+    /// Number of sandboxes with too many failed actions to follow all their orders.
     pub(super) not_judged: usize,
 }
 
-/// States in which copies of a sandbox may begin, and writes under way at that moment, which may reach the copies too.
+/// Possible initial states of copies of a sandbox, and concurrent writes, which may reach the copies too.
 #[derive(Clone, Debug, Default)]
 struct Copied {
     states: BTreeSet<State>,
@@ -99,9 +101,10 @@ pub(super) fn judge(history: &History) -> Verdict {
     verdict
 }
 
-/// The history in which three kinds of refusals are failures: those by the data plane during a pause or at a deadline,
-/// because the action may have begun before, and go on after a resume; those of writes during the end of the sandbox, because
-/// the write may have begun before; and those during a kill that was not answered.
+/// Removes three kinds of refusals from the history, because they do not count as actions without effect: refusals
+/// by the data plane during a pause or at a deadline, because the action may have begun before and continue after a
+/// resume; refusals of writes during the end of the sandbox, because the write may have begun before; and refusals
+/// during a kill without a response.
 fn without_vain_refusals(history: &History) -> History {
     let hides = |action| matches!(action, Action::Pause(_) | Action::Deadline);
     let ends = |action| matches!(action, Action::Kill | Action::KillVmm);
@@ -123,8 +126,8 @@ fn without_vain_refusals(history: &History) -> History {
     weighed
 }
 
-/// Whether the call overlaps with a kill of the same sandbox that the end of the server left unanswered, and was made before
-/// the next server.
+/// Whether the call overlaps with a kill of the same sandbox that got no response because the server ended, and was
+/// made before the next server started.
 fn during_lost_kill(history: &History, call: &Call) -> bool {
     let is_lost =
         |kill: &&Call| kill.action == Action::Kill && matches!(kill.outcome, Err(Miss::Failed(_)));
@@ -136,7 +139,7 @@ fn during_lost_kill(history: &History, call: &Call) -> bool {
     kills.any(|kill| kill.on == call.on && overlap(span(kill), span(call)) && is_undone(kill))
 }
 
-/// Creates and forks that may have made a sandbox whose id no answer names.
+/// Number of creates and forks that may have made a sandbox whose id is in no response.
 fn unanswered(history: &History) -> usize {
     let births = history.births.iter();
     let creates = births.filter(|birth| matches!(birth.outcome, Err(Miss::Failed(_))));
@@ -162,18 +165,18 @@ fn is_of_agent(action: Action) -> bool {
     matches!(action, Action::Exec | Action::Write(..) | Action::Read(_))
 }
 
-/// Whether another action on the same sandbox that `cuts` overlaps with the call.
+/// Whether the call overlaps with another action on the same sandbox that satisfies `cuts`.
 fn is_cut(history: &History, call: &Call, cuts: impl Fn(Action) -> bool) -> bool {
     let mut others = history.calls.iter();
     others
         .any(|other| other.on == call.on && cuts(other.action) && overlap(span(other), span(call)))
 }
 
-/// Why a call is a finding by itself.
+/// Why a call alone is a finding.
 fn unexplained(history: &History, call: &Call) -> Option<String> {
     let why = match &call.outcome {
         Ok(_) | Err(Miss::Busy(_)) => return None,
-        // The failure is that of the request that set it.
+        // Reported as the failure of the request that set the deadline.
         Err(_) if call.action == Action::Deadline => return None,
         Err(Miss::NotSent(why) | Miss::Wrong(why)) => return Some(why.clone()),
         Err(Miss::Failed(why)) => why,
@@ -209,11 +212,11 @@ fn births_in_order(history: &History) -> Vec<&Birth> {
     births
 }
 
-/// Why the judgement of a sandbox stopped.
+/// Why the judgement of a sandbox ended.
 enum Stop {
     Contradiction(String),
     TooMany,
-    /// The sandbox that it was made from was not judged to its end.
+    /// The source of the sandbox could not be judged completely.
     Parent,
 }
 
@@ -224,7 +227,7 @@ struct Judged {
     given_up: usize,
 }
 
-/// A point in time of a sandbox's history. Requests come before answers of the same time.
+/// An event in a sandbox's history. At equal times, requests come before responses.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Edge {
     Request,
@@ -269,7 +272,7 @@ impl Judged {
         Ok(())
     }
 
-    /// All orders that follow from these if any of the open calls take effect now, until the call `until` has.
+    /// All orders that follow from these if open calls take effect now, up to and including the call `until`.
     fn follow(
         &mut self,
         history: &History,
@@ -304,7 +307,7 @@ impl Judged {
         Ok(all)
     }
 
-    /// Notes the state of which a fork or a snapshot is a copy.
+    /// Records the state that a fork or a snapshot copies.
     fn copy(&mut self, history: &History, open: &Open, order: &Order, action: Action) {
         let copied = match action {
             Action::Fork(to) => self.forks.entry(to).or_default(),
@@ -317,7 +320,7 @@ impl Judged {
     }
 }
 
-/// Requests and answers of a sandbox that restrict its orders, in order of time. An action that failed has no answer.
+/// Requests and responses of a sandbox that restrict its orders, by time. A failed action has no response.
 fn edges(history: &History, of: Handle) -> Vec<(u64, Edge, usize)> {
     let mut edges = Vec::new();
     let calls = history.calls.iter().enumerate();
@@ -354,7 +357,7 @@ fn has_effect(action: Action) -> bool {
     }
 }
 
-/// The answer that no order explains, and what happened to the sandbox until then.
+/// The response that no order explains, and the history of the sandbox up to it.
 fn contradiction(history: &History, birth: &Birth, wrong: &Call) -> String {
     let id = birth.outcome.as_deref().unwrap_or_default();
     let mut text = format!(

@@ -14,21 +14,22 @@ use testbed::{leftovers, server::LocalServer};
 
 use crate::remains::Remains;
 
-/// Longest wait for what a server does in the background.
+/// Timeout of background work in the server.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
-/// Where servers pin eBPF objects, each in a directory of its own, in the mount namespace of the suite.
+/// Directory in which each server pins its eBPF objects in its own subdirectory, in the mount namespace of the
+/// suite.
 const PINS: &str = "/sys/fs/bpf/cube";
-/// The network devices in the namespace of the suite.
+/// Network devices in the namespace of the suite.
 const DEVICES: &str = "/proc/thread-self/net/dev";
 
 #[derive(Debug)]
 pub(super) struct Local {
     server: LocalServer,
     remains: Remains,
-    /// Moments of kills during a start.
+    /// Source of the moments of kills during a start.
     random: SplitMix64,
-    /// How long the last start took.
+    /// Duration of the last start.
     typical: Duration,
 }
 
@@ -39,13 +40,13 @@ pub(super) struct Before {
     pins: BTreeSet<String>,
 }
 
-/// Items until [`PATIENCE`] is over.
+/// Yields polls until [`PATIENCE`] is over.
 pub(super) fn polls() -> impl Iterator<Item = ()> {
     let deadline = Instant::now() + PATIENCE;
     std::iter::from_fn(move || (Instant::now() < deadline).then_some(()))
 }
 
-/// Kills the VMM whose files are in `dir` with SIGKILL. `None`: there is none.
+/// Kills the VMM whose files are in `dir` with SIGKILL. `None`: there is no such VMM.
 pub(super) fn kill_vmm(dir: &Path) -> Option<io::Result<()>> {
     let pid = *leftovers::processes_of(dir).first()?;
     Some(leftovers::kill_and_wait(pid))
@@ -145,7 +146,7 @@ impl Local {
         left
     }
 
-    /// Ends the server, and returns what it leaves in its state directory and in the namespaces.
+    /// Ends the server, and returns what it left behind in its state directory and in the namespaces.
     pub(super) fn end(self, run_dir: &Path, before: &Before) -> Vec<String> {
         let Self {
             server, remains, ..
@@ -181,7 +182,7 @@ impl Before {
     }
 }
 
-/// Names of the entries of a directory. A missing one has none.
+/// Names of the entries of a directory; empty if the directory does not exist.
 fn names(dir: &Path) -> BTreeSet<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries

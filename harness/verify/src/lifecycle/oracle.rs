@@ -1,4 +1,4 @@
-//! The model of one sandbox: which answers each action may have, and what follows.
+//! The model of one sandbox: possible responses to each action, and the resulting states.
 
 use super::{
     plan::{Action, AtDeadline, Keep, Place},
@@ -75,7 +75,7 @@ impl State {
     }
 }
 
-/// The answer to an action in this state, and the state that follows.
+/// The response to an action in this state, and the resulting state.
 pub(super) fn perform(state: State, action: Action, at_deadline: AtDeadline) -> (Reply, State) {
     use Action as A;
     use Life as L;

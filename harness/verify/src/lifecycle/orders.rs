@@ -1,8 +1,8 @@
-//! The orders in which the calls on a sandbox may have taken effect, without those that explain nothing more than others.
+//! The orders in which the calls on a sandbox may have taken effect, without redundant ones.
 //!
-//! A call that was not answered may take effect at any later time, or never. So an order in which fewer of these calls have
-//! taken effect can continue in every way in which an order with more of them can, if both have the same state and the same
-//! answered calls; only the former is kept. Without this rule, each unanswered call would double the number of orders.
+//! A call without a response may take effect at any later time, or never. Of two orders with the same state and the
+//! same answered calls, the one in which fewer unanswered calls have taken effect can continue in every way that
+//! the other can, so only it is kept. Without this rule, each unanswered call would double the number of orders.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use super::oracle::State;
 /// Calls that have begun and may take effect.
 #[derive(Debug, Default)]
 pub(super) struct Open {
-    /// Each takes effect before its answer.
+    /// Each takes effect before its response.
     pub(super) answered: BTreeSet<usize>,
     pub(super) unanswered: BTreeSet<usize>,
 }
@@ -47,12 +47,12 @@ impl Order {
     }
 }
 
-/// A set of orders. Of the sets of unanswered calls, only those without a subset are kept.
+/// A set of orders. Of the sets of unanswered calls, only the minimal ones are kept.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Orders(BTreeMap<(State, BTreeSet<usize>), Vec<BTreeSet<usize>>>);
 
 impl Orders {
-    /// Adds an order. Returns `false` if one that explains as much is already there.
+    /// Adds an order. Returns `false` if the set already contains an order that covers it.
     pub(super) fn insert(&mut self, order: Order) -> bool {
         let kept = self.0.entry((order.state, order.answered)).or_default();
         if kept.iter().any(|less| less.is_subset(&order.unanswered)) {
@@ -73,7 +73,7 @@ impl Orders {
         })
     }
 
-    /// The orders in which the call `at` has taken effect. It is not open any more.
+    /// The orders in which the call `at` has taken effect. The call is no longer open.
     pub(super) fn with(self, at: usize) -> Self {
         let mut with = Self::default();
         for mut order in self.iter() {

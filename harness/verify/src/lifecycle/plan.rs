@@ -1,5 +1,5 @@
-//! Plans of episodes. A plan is a function of the seed and the number of the episode: it depends on no answer and on no
-//! clock, so a shortened plan can be played again.
+//! Plans of episodes. A plan is a function of the seed and the number of the episode. It does not depend on
+//! responses or clocks, so a shortened plan can be played again.
 
 use std::{fmt, ops::RangeInclusive};
 
@@ -10,11 +10,11 @@ use stats::random::SplitMix64;
 pub(super) const CLIENTS: u8 = 4;
 /// Steps of an episode.
 const STEPS: usize = 48;
-/// Sandboxes that a plan keeps at the same time, as far as it can foresee.
+/// Number of sandboxes that a plan keeps at the same time, as far as it can foresee.
 const MOST: usize = 5;
-/// One in so many steps is about a sandbox that has ended, which must stay so.
+/// One in this many steps acts on an ended sandbox, which must stay ended.
 const OF_THE_DEAD: usize = 12;
-/// One in so many creates is from a snapshot, if there is one, and pauses at its deadline.
+/// One in this many creates is from a snapshot, if there is one, and pauses at its deadline.
 const FROM_A_SNAPSHOT: usize = 3;
 const PAUSING: usize = 4;
 
@@ -38,7 +38,7 @@ pub(super) enum Place {
     Memory,
 }
 
-/// What a pause keeps.
+/// State that a pause keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Keep {
@@ -46,7 +46,7 @@ pub(super) enum Keep {
     Disk,
 }
 
-/// What happens to a sandbox at its deadline.
+/// Behaviour of a sandbox at its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum AtDeadline {
@@ -74,7 +74,7 @@ pub(super) enum Action {
     /// The deadline passes. Never planned: it follows `Expire`.
     Deadline,
     Kill,
-    /// Ask for the state, alone or by a list.
+    /// Get the state, individually or from a list.
     Look,
     /// SIGKILL of the VMM.
     KillVmm,
@@ -91,7 +91,7 @@ pub(super) enum Op {
     },
     On(Handle, Action),
     List,
-    /// SIGKILL of the server and a new start; with `twice`, the new one is killed during its start.
+    /// SIGKILL of the server and a restart. With `twice`, the new server is killed during its start.
     KillServer {
         twice: bool,
     },
@@ -113,7 +113,7 @@ pub(super) enum Kills {
     Nothing,
 }
 
-/// What a plan expects of a sandbox. Answers may turn out otherwise.
+/// Expected state of a sandbox in the plan. Actual responses may differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Expected {
     Running,

@@ -1,4 +1,4 @@
-//! Plays a plan with several clients at once, and records every answer.
+//! Plays a plan with several concurrent clients, and records every response.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,20 +17,21 @@ use super::{
 
 /// The timeout that [`Action::Expire`] sets, in seconds.
 pub(super) const SOON_S: u32 = 1;
-/// It is never acted upon earlier than this. Servers count in milliseconds, by a clock that may be adjusted.
+/// The deadline never takes effect earlier than this. Servers count in milliseconds, by a clock that may be
+/// adjusted.
 const SOON: Duration = Duration::from_millis(SOON_S as u64 * 1000 - 50);
-/// Longest wait for a server that is being restarted, and for a deadline to be acted upon.
+/// Maximum wait for a restarting server, and for a deadline to take effect.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(2);
-/// Pause between two questions whether a deadline has been acted upon.
+/// Interval between two checks whether a deadline has taken effect.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
-/// The number of the client that looks at everything after the others have ended.
+/// Number of the client that checks everything after the others have ended.
 const LAST: u8 = CLIENTS;
 
-/// An action and its answer. Times are nanoseconds of CLOCK_MONOTONIC.
+/// An action and its response. Times are nanoseconds of CLOCK_MONOTONIC.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Call {
-    /// The step of the plan; `None` for those that end the episode.
+    /// The step of the plan; `None` for actions that end the episode.
     pub(super) step: Option<usize>,
     pub(super) client: u8,
     pub(super) on: Handle,
@@ -49,7 +50,7 @@ pub(super) enum Origin {
     Fork(Handle),
 }
 
-/// A create, or the answer of a fork for its new sandbox.
+/// A create, or the response of a fork for its new sandbox.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Birth {
     pub(super) step: usize,
@@ -62,20 +63,20 @@ pub(super) struct Birth {
     pub(super) outcome: Result<String, Miss>,
 }
 
-/// Everything that happened in an episode.
+/// The complete history of an episode.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct History {
     pub(super) calls: Vec<Call>,
     pub(super) births: Vec<Birth>,
-    /// From each SIGKILL of the server to the first answer of the next one.
+    /// From each SIGKILL of the server to the first response of the next one.
     pub(super) outages: Vec<(u64, u64)>,
-    /// Ids in the last list that no answer has named.
+    /// Ids in the last list that no response has named.
     pub(super) unknown: Vec<String>,
-    /// What the site and the check for leaks found.
+    /// Findings of the site and of the check for leaks.
     pub(super) faults: Vec<String>,
 }
 
-/// What handles stand for. Each is set once, to `None` if the sandbox or snapshot was not made.
+/// Sandboxes and snapshots behind handles. Each is set once, to `None` if it was not made.
 struct Bindings {
     guests: BTreeMap<Handle, OnceLock<Option<Guest>>>,
     at_deadline: BTreeMap<Handle, AtDeadline>,
@@ -90,7 +91,7 @@ struct Client<'a> {
     history: History,
 }
 
-/// Plays these steps of a plan, ends everything that they made, and looks for leaks.
+/// Plays these steps of a plan, ends everything that they made, and checks for leaks.
 pub(super) fn play(site: &dyn Site, steps: &[Step]) -> History {
     let bindings = Bindings::of(steps);
     let new_client = |number| Client {
@@ -152,7 +153,7 @@ impl Bindings {
                 }
                 Op::On(of, Action::Fork(to)) => {
                     this.guests.insert(to, OnceLock::new());
-                    // A fork does at its deadline what its source does.
+                    // At its deadline, a fork behaves like its source.
                     let of = this.at_deadline.get(&of).copied();
                     this.at_deadline.insert(to, of.unwrap_or(AtDeadline::End));
                 }
@@ -165,7 +166,7 @@ impl Bindings {
         this
     }
 
-    /// The sandbox, as soon as its create has been answered. `None`: there is none.
+    /// The sandbox, as soon as its create has returned. `None`: there is none.
     fn guest(&self, handle: Handle) -> Option<Guest> {
         await_set(self.guests.get(&handle)?).clone()
     }
@@ -174,7 +175,7 @@ impl Bindings {
         await_set(self.images.get(&image)?).clone()
     }
 
-    /// The sandboxes that are known now.
+    /// Sandboxes known so far.
     fn known(&self) -> impl Iterator<Item = (Handle, &Guest)> {
         let guests = self.guests.iter();
         guests.filter_map(|(handle, cell)| Some((*handle, cell.get()?.as_ref()?)))
@@ -217,7 +218,7 @@ impl Client<'_> {
         }
     }
 
-    /// Sends a request again as long as the server does not accept connections, because that has no effect.
+    /// Repeats a request while the server does not accept connections, because such a request has no effect.
     fn send<T>(&self, request: impl Fn() -> Result<T, Miss>) -> (u64, Result<T, Miss>) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -266,12 +267,12 @@ impl Client<'_> {
 
     fn bind(&self, to: Handle, guest: Option<Guest>) {
         if let Some(cell) = self.bindings.guests.get(&to) {
-            // Only the step that makes the sandbox sets it.
+            // Only the step that makes the sandbox sets this.
             let _ = cell.set(guest);
         }
     }
 
-    /// An action on a sandbox that was not made makes nothing.
+    /// An action on a sandbox that was not made does not make anything.
     fn unbind(&self, action: Action) {
         match action {
             Action::Fork(to) => self.bind(to, None),
@@ -368,7 +369,7 @@ impl Client<'_> {
             let asked_ns = monotonic_ns();
             let seen = answered(self.site.act(guest, Action::Look));
             let is_over = matches!(&seen, Ok(Reply::State(Seen::Absent | Seen::Paused)));
-            // Another client may have moved it, and without an answer it may not have been set.
+            // Another client may have moved the deadline, or, without a response, it may not have been set.
             let is_vain = !is_over && monotonic_ns() > due_ns && !self.site.ends_soon(guest);
             let is_late = !is_over && !is_vain && Instant::now() > deadline;
             if is_over || is_vain || is_late {
@@ -378,13 +379,14 @@ impl Client<'_> {
         self.record(Some(step), on, Action::Look, asked_ns, seen);
         self.record(Some(step), on, Action::Deadline, due_ns, outcome);
         if let Some(call) = self.history.calls.last_mut() {
-            // It is never acted upon before it is due, and must have been before the last question if that was late.
+            // The deadline never takes effect before it is due. If the last check was late, it must have taken
+            // effect before that check.
             let until_ns = if is_late { asked_ns } else { call.returned_ns };
             call.returned_ns = until_ns.max(due_ns);
         }
     }
 
-    /// Lists all sandboxes, and records the state of each one that was known before.
+    /// Lists all sandboxes, and records the state of each known one.
     fn list(&mut self, step: Option<usize>) -> BTreeMap<String, Seen> {
         let bindings = self.bindings;
         let known: Vec<(Handle, &Guest)> = bindings.known().collect();
@@ -401,7 +403,8 @@ impl Client<'_> {
         listed.unwrap_or_default()
     }
 
-    /// Reads all values, ends all sandboxes, removes all snapshots, tries to remove the template, and looks for leaks.
+    /// Reads all values, ends all sandboxes, removes all snapshots, tries to remove the template, and checks for
+    /// leaks.
     fn end_everything(&mut self) {
         let bindings = self.bindings;
         for (handle, guest) in bindings.known() {
@@ -448,7 +451,7 @@ impl Client<'_> {
         self.history.unknown = unknown;
     }
 
-    /// Removes all of them. A snapshot is refused with a conflict while it is the base of another one.
+    /// Removes all of them. A snapshot that is the base of another one is refused with a conflict.
     fn remove_snapshots(&mut self, images: &[&str]) {
         let mut left = images.to_vec();
         loop {
@@ -477,7 +480,7 @@ impl Client<'_> {
     }
 }
 
-/// Refusals that the model can give are answers.
+/// Refusals that the model can produce count as responses.
 fn answered(outcome: Result<Reply, Miss>) -> Result<Reply, Miss> {
     match outcome {
         Err(Miss::NotFound) => Ok(Reply::NotFound),

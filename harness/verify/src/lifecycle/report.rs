@@ -66,7 +66,7 @@ fn write_terminal(out: &mut String, proof: &Proof) -> std::fmt::Result {
     )
 }
 
-/// One case that fails for each finding, or one that passes.
+/// One failed case for each finding, or one passed case.
 #[must_use]
 pub fn junit(proof: &Proof) -> String {
     render_findings("lifecycle", "all answers fit the model", &proof.findings)

@@ -1,12 +1,12 @@
-//! Shrinks a plan that leads to a finding: steps are left out as long as the rest still leads to one.
+//! Shrinks a plan that leads to a finding: removes steps as long as the rest still leads to a finding.
 
 use std::time::Instant;
 
 use super::plan::{Action, Op, Step};
 
-/// Leaves out as many steps as possible so that `fails` still holds: first halves, then smaller parts, at last single
-/// steps. `fails` may depend on chance: a part that is kept by mistake makes the result longer, never wrong. Ends at
-/// `deadline` with the shortest steps until then.
+/// Removes as many steps as possible so that `fails` still holds: first halves, then smaller parts, finally single
+/// steps. `fails` may depend on chance: a part kept by mistake makes the result longer, never wrong. At `deadline`,
+/// returns the shortest steps found so far.
 pub(super) fn shrink(
     steps: Vec<Step>,
     deadline: Instant,
@@ -32,7 +32,7 @@ pub(super) fn shrink(
                 at = end;
             }
         }
-        // After single steps have been left out, others may have become superfluous.
+        // After single steps have been removed, others may have become unnecessary.
         if part > 1 || !is_shorter {
             part /= 2;
         }
@@ -40,7 +40,7 @@ pub(super) fn shrink(
     best
 }
 
-/// Leaves out the steps that would do nothing: they need a sandbox or a snapshot that no step makes.
+/// Removes steps without effect: they need a sandbox or a snapshot that no step makes.
 fn without_orphans(steps: Vec<Step>) -> Vec<Step> {
     let (mut handles, mut images) = (Vec::new(), Vec::new());
     let mut has_effect = |step: &Step| match step.op {

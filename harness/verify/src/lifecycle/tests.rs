@@ -1,4 +1,4 @@
-//! The judge and the shrinking, tried on a stand-in for a server that can have one of several faults.
+//! Tests the judge and the shrinking with a stand-in for a server that can have one of several faults.
 
 mod every_order;
 mod standin;
@@ -14,7 +14,7 @@ use super::{
 };
 use standin::{Fault, StandIn};
 
-/// Episodes in which a fault must be found.
+/// Number of episodes in which a fault must be found.
 const EPISODES: u64 = 30;
 
 /// An episode without the steps that wait for a deadline.
@@ -30,8 +30,8 @@ fn findings(fault: Option<Fault>, steps: &[Step]) -> Vec<Finding> {
     verdict.findings
 }
 
-/// An episode whose steps one client performs in their order, so that each play has the same answers. With several
-/// clients, chance decides whether a shorter list of steps shows a fault.
+/// An episode whose steps one client performs in order, so that each play has the same responses. With several
+/// clients, it depends on chance whether a shorter list of steps shows a fault.
 fn in_order(number: u64) -> Vec<Step> {
     let mut steps = quick(number);
     steps.iter_mut().for_each(|step| step.client = 0);
@@ -157,7 +157,7 @@ fn create(number: usize, to: usize) -> Step {
     step(number, op)
 }
 
-/// A history of one sandbox: each call with its time in both directions.
+/// A history of one sandbox: each call with the times of its request and its response.
 fn history(calls: &[(Action, u64, u64, Result<Reply, Miss>)]) -> History {
     let call = |(action, invoked_ns, returned_ns, outcome): &(_, _, _, Result<Reply, Miss>)| Call {
         step: None,
@@ -269,7 +269,7 @@ fn a_write_that_is_not_found_during_a_kill_may_be_in_a_fork() {
         (6, 10, 15, true),
         // The write was refused before the kill began.
         (5, 10, 25, true),
-        // A request after the kill finds nothing, and leaves nothing.
+        // A request after the kill finds nothing and leaves nothing behind.
         (5, 31, 15, true),
     ] {
         let mut history = history(&[
@@ -317,7 +317,7 @@ fn a_kill_that_the_end_of_the_server_undoes_may_have_been_seen() {
         history.outages.push((26, 39));
         assert_eq!(kinds(&history), expected, "{action}");
     }
-    // By the next server, or without an end of the server, it is not explained.
+    // Not explained if the next server refused it, or if no server ended.
     for (outage, end, looked) in [(Some((26, 30)), 45, 32), (None, 30, 22)] {
         let mut history = history(&[
             (Action::Kill, 20, end, lost()),
@@ -328,7 +328,7 @@ fn a_kill_that_the_end_of_the_server_undoes_may_have_been_seen() {
         history.outages.extend(outage);
         assert!(kinds(&history).contains(&Kind::Contradiction), "{outage:?}");
     }
-    // Before the kill, it is not explained.
+    // Not explained before the kill.
     let mut history = history(&[
         (Action::Look, 10, 15, Ok(Reply::State(Seen::Absent))),
         (Action::Kill, 20, 30, lost()),

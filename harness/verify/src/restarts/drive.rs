@@ -1,4 +1,4 @@
-//! Restarts the server again and again, and records when it and the sandboxes answer.
+//! Restarts the server repeatedly, and records when it and the sandboxes respond.
 
 use std::{
     io::{self, Read},
@@ -22,7 +22,7 @@ use super::{
     spec::RestartSpec,
 };
 
-/// Longest wait for a server to answer or to reload. Then the run ends.
+/// Maximum wait for a server to respond or to reload, after which the run ends.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit of one probe of a server that accepts connections.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,9 +31,9 @@ const POLL: Duration = Duration::from_millis(1);
 const SETTLE: Duration = Duration::from_millis(500);
 /// Longest time of undisturbed load before a restart.
 const LOAD_MS: usize = 1500;
-/// One in so many unplanned restarts is killed again during its start.
+/// One in this many unplanned restarts is killed again during its start.
 const KILLED_AGAIN: usize = 3;
-/// Attempts of a start that fails, before the run ends.
+/// Attempts of a failing start before the run ends.
 const ATTEMPTS: u32 = 3;
 
 /// Restarts one server.
@@ -44,7 +44,7 @@ pub(super) struct Drive<'a> {
     metrics_key: Option<String>,
     random: SplitMix64,
     interrupted: &'a AtomicBool,
-    /// How long the last start took, for kills during a start.
+    /// Duration of the last start, for kills during a start.
     typical: Duration,
     pub(super) restarts: Vec<Restart>,
     pub(super) bare: Option<Bare>,
@@ -73,7 +73,7 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// All restarts with load. Ends early if the run is interrupted or the server does not answer.
+    /// Performs all restarts with load. Ends early if the run is interrupted or the server does not respond.
     pub(super) fn run_loaded(&mut self, site: &Site<'_>) {
         let kinds = [
             (Kind::Unplanned, self.spec.unplanned),
@@ -135,7 +135,8 @@ impl<'a> Drive<'a> {
             self.bare = Some(bare);
             return;
         }
-        // The last start is complete, and must find every sandbox. It has no load, so it is not one of the restarts.
+        // The last start completes, and the server must find every sandbox. It has no load, so it does not count as
+        // one of the restarts.
         let last = self.kill_and_start(site);
         announce(1, 1, &last);
         bare.failed.extend(last.faults);
@@ -147,7 +148,7 @@ impl<'a> Drive<'a> {
         self.bare = Some(bare);
     }
 
-    /// The server, to end it, and why the run ended.
+    /// The server, which the caller must end, and why the run ended.
     pub(super) fn finish(self) -> (LocalServer, Program, Vec<Restart>, Option<Bare>, Ended) {
         let ended = if self.interrupted.load(Ordering::Relaxed) {
             Ended::Interrupted
@@ -245,7 +246,7 @@ impl<'a> Drive<'a> {
         self.complete(restart, site, warm_before)
     }
 
-    /// Runs `cube-api reload`, and waits for its end.
+    /// Runs `cube-api reload` and waits for it to end.
     fn command_reload(&self) -> io::Result<()> {
         let mut child = Command::new(self.program.path())
             .args(["reload", "--state"])
@@ -272,7 +273,7 @@ impl<'a> Drive<'a> {
         }
         let mut text = String::new();
         if let Some(stderr) = &mut child.stderr {
-            // Successors that the command started could keep the pipe open.
+            // Processes that the command started could keep the pipe open.
             stderr.take(4096).read_to_string(&mut text)?;
         }
         Err(io::Error::other(format!(
@@ -298,7 +299,7 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// Asks every sandbox, and waits until clients have connected again.
+    /// Contacts every sandbox, and waits until clients have reconnected.
     fn complete(&mut self, mut restart: Restart, site: &Site<'_>, warm: Option<u64>) -> Restart {
         restart.build = self.program.build();
         if !self.is_over() {
@@ -311,7 +312,7 @@ impl<'a> Drive<'a> {
         restart
     }
 
-    /// Waits for the first connection and the first answer.
+    /// Waits for the first connection and the first response.
     fn await_answer(&mut self, site: &Site<'_>, restart: &mut Restart) -> Result<(), String> {
         let deadline = Instant::now() + START_TIMEOUT;
         restart.connected_ns = None;
@@ -340,7 +341,7 @@ impl<'a> Drive<'a> {
         Err(format!("{silent}; the last probe: {last}"))
     }
 
-    /// Looks up a sandbox, which a server that works answers with 200.
+    /// Looks up a sandbox. A working server returns 200.
     fn probe(&self, site: &Site<'_>, timeout: Duration) -> Result<(), String> {
         let guest = site.guests.pick(0).ok_or("there is no sandbox")?;
         let mut api = site.api.clone();

@@ -1,9 +1,9 @@
-//! What clients saw.
+//! Observations of clients.
 
 use model::clock::monotonic_ns;
 use serde::{Deserialize, Serialize};
 
-/// What a client does.
+/// Activity of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
@@ -48,7 +48,7 @@ impl Work {
         Self::Resume,
     ];
 
-    /// Whether the client itself makes it slow.
+    /// Whether the client itself slows it down.
     #[must_use]
     pub fn is_slow(self) -> bool {
         matches!(self, Self::Upload | Self::Download)
@@ -81,15 +81,15 @@ impl Work {
 pub enum Cause {
     /// The connection was refused.
     Refused,
-    /// The connection ended before the answer was complete.
+    /// The connection ended before the response was complete.
     Reset,
-    /// No answer in time.
+    /// No response in time.
     Timeout,
-    /// The answer says that the sandbox does not exist.
+    /// The response says that the sandbox does not exist.
     NotFound,
     /// Another unexpected status.
     Status,
-    /// The answer is malformed.
+    /// The response is malformed.
     Malformed,
 }
 
@@ -108,16 +108,16 @@ impl Cause {
     }
 }
 
-/// How it ended.
+/// Outcome of a request or stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// With the right answer, or with the next right part of a stream.
+    /// The response, or the next part of a stream, was correct.
     Done,
     /// A request failed.
     Failed(Cause, String),
     /// An established stream ended with an error.
     Cut(Cause, String),
-    /// An answer, or the end of a stream, that looks successful and is wrong.
+    /// A response, or the end of a stream, that looks successful but is wrong.
     Wrong(String),
 }
 
@@ -142,16 +142,16 @@ impl Event {
     }
 }
 
-/// What must exist according to the answers.
+/// State of a sandbox according to the responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Running,
     Paused,
-    /// A pause or a resume was not answered.
+    /// A pause or a resume got no response.
     Either,
-    /// The kill was answered.
+    /// The kill was acknowledged.
     Gone,
-    /// A kill was not answered.
+    /// A kill got no response.
     PerhapsGone,
 }
 
@@ -159,11 +159,11 @@ pub enum Fate {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     Event(Event),
-    /// The last answer about a sandbox.
+    /// The last response about a sandbox.
     Fate {
         id: String,
         fate: Fate,
     },
-    /// A create was not answered, so one sandbox may exist that no client can name.
+    /// A create got no response, so there may be one sandbox whose id no client has.
     PerhapsBorn,
 }

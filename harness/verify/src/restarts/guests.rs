@@ -27,7 +27,7 @@ const AT_ONCE: usize = 4;
 #[derive(Debug)]
 pub(super) struct Guest {
     created: Created,
-    /// The numbers that the file may contain: the last one whose write was answered, and the last one that was sent.
+    /// The numbers that the file may contain: the last acknowledged one, and the last one that was sent.
     written: AtomicU64,
     sent: AtomicU64,
     /// Set when the sandbox is lost, so that later restarts do not wait for it.
@@ -105,7 +105,7 @@ impl Guests {
         &self.0
     }
 
-    /// A guest of which there is always one, as the command line asks for at least one sandbox.
+    /// Picks a guest. There is always one, because the command line requires at least one sandbox.
     pub(super) fn pick(&self, random: u64) -> Option<&Guest> {
         let count = u64::try_from(self.0.len()).ok()?;
         self.0

@@ -1,4 +1,4 @@
-//! From what was observed to the findings: which promise does not hold?
+//! Derives findings from the observations: promises that do not hold.
 
 use std::collections::BTreeMap;
 
@@ -14,16 +14,16 @@ use super::{
 
 /// Version of [`Proof`] as JSON.
 pub const FORMAT: u32 = 1;
-/// Different examples of each kind of finding; the rest is counted.
+/// Number of examples of each kind of finding; further ones are only counted.
 const EXAMPLES: usize = 5;
 
 /// Kinds of restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// SIGKILL. Requests may fail and streams are cut, with errors; nothing is lost.
+    /// SIGKILL. Requests may fail and streams are cut, with errors, but nothing is lost.
     Unplanned,
-    /// `cube-api reload`. No request fails, no stream is cut.
+    /// `cube-api reload`. No request fails, and no stream is cut.
     Planned,
 }
 
@@ -37,27 +37,27 @@ impl Kind {
     }
 }
 
-/// A restart as the driver saw it. Times are nanoseconds of CLOCK_MONOTONIC.
+/// A restart as observed by the driver. Times are nanoseconds of CLOCK_MONOTONIC.
 #[derive(Clone, Debug)]
 pub struct Restart {
     pub kind: Kind,
     /// Number of the build that was started, 0 or 1.
     pub build: usize,
-    /// When the server was killed, or told to reload.
+    /// When the server was killed or the reload was requested.
     pub begun_ns: u64,
-    /// When the program was started that then answered; for a planned restart, `begun_ns`.
+    /// When the program that then responded was started; for a planned restart, `begun_ns`.
     pub exec_ns: u64,
     /// First accepted connection. `None` for planned restarts, which never refuse one.
     pub connected_ns: Option<u64>,
-    /// First answer; for a planned restart, the end of `cube-api reload`. `None`: never.
+    /// First response; for a planned restart, the end of `cube-api reload`. `None`: never.
     pub answered_ns: Option<u64>,
-    /// All sandboxes had been asked, and clients had time to connect again.
+    /// When all sandboxes had been contacted and clients had time to reconnect.
     pub settled_ns: u64,
     /// Programs that were started; all but the last were killed during their start.
     pub starts: u32,
-    /// Of each sandbox.
+    /// Result for each sandbox.
     pub reached: Vec<Reached>,
-    /// Server processes afterwards: 1, and those that finish their connections.
+    /// Number of server processes afterwards: 1, plus those that are finishing their connections.
     pub servers: usize,
     /// Warm slots before and after. `None`: could not be read.
     pub warm: [Option<u64>; 2],
@@ -70,9 +70,9 @@ pub struct Restart {
 pub struct Bare {
     /// Programs that were started.
     pub starts: u32,
-    /// Of these, killed before they answered.
+    /// Number of programs that were killed before they responded.
     pub killed_early: u32,
-    /// Starts that failed, each with the end of the log, and sandboxes that the last one did not find.
+    /// Failed starts, each with the end of the log, and sandboxes that the last start did not find.
     pub failed: Vec<String>,
 }
 
@@ -82,20 +82,20 @@ pub struct Bare {
 pub enum Ended {
     Complete,
     Interrupted,
-    /// The server did not answer any more.
+    /// The server stopped responding.
     Hung,
 }
 
-/// Everything that is not in the records of clients.
+/// All observations except the records of clients.
 #[derive(Clone, Debug)]
 pub struct Observed {
     pub ended: Ended,
     pub seconds: f64,
     pub restarts: Vec<Restart>,
     pub bare: Option<Bare>,
-    /// What exists at the end. `None`: could not be read.
+    /// Sandboxes that exist at the end. `None`: could not be read.
     pub existing: Option<Existing>,
-    /// What the server left behind, and other findings of the driver.
+    /// Leftovers of the server, and other findings of the driver.
     pub faults: Vec<String>,
 }
 
@@ -107,20 +107,21 @@ pub struct RestartReport {
     pub starts: u32,
     /// From the start of the program to the first accepted connection.
     pub connected_ms: Option<f64>,
-    /// From the start of the program to the first answer; for a planned restart, until `cube-api reload` ended.
+    /// From the start of the program to the first response; for a planned restart, until `cube-api reload` ended.
     pub answered_ms: Option<f64>,
-    /// Longest time without an answer to the clients that look sandboxes up on new connections.
+    /// Longest time without a response to the clients that look up sandboxes on new connections.
     pub gap_ms: Option<f64>,
-    /// Longest duration of a request that succeeded, slow transfers not counted.
+    /// Longest duration of a successful request, not counting slow transfers.
     pub slowest_ms: Option<f64>,
-    /// Of each sandbox: from the start of the program (of a planned restart: from the end of the reload) to its answer.
+    /// For each sandbox, from the start of the program (for a planned restart, the end of the reload) to its
+    /// response.
     pub reached_ms: Vec<f64>,
-    /// Requests and parts of streams that succeeded.
+    /// Number of successful requests and stream parts.
     pub done: BTreeMap<Work, u64>,
     pub failed: BTreeMap<Work, BTreeMap<Cause, u64>>,
     /// Streams that ended with an error.
     pub cut: BTreeMap<Work, u64>,
-    /// Sandboxes that did not answer or lost their number.
+    /// Number of sandboxes that did not respond or lost their number.
     pub lost: u64,
     pub servers: usize,
     pub warm_before: Option<u64>,
@@ -136,10 +137,10 @@ pub struct Proof {
     pub sandboxes: usize,
     pub seed: u64,
     pub restarts: Vec<RestartReport>,
-    /// Requests and parts of streams that succeeded, between the restarts as well.
+    /// Number of successful requests and stream parts, including those between restarts.
     pub done: BTreeMap<Work, u64>,
     pub bare: Option<Bare>,
-    /// Promises that do not hold, and limits that are exceeded. Empty: all hold.
+    /// Promises that do not hold, and exceeded limits. Empty: all promises hold.
     pub findings: Vec<String>,
 }
 
@@ -188,7 +189,7 @@ impl Findings {
     }
 }
 
-/// Evaluates a run. A pure function of what was observed.
+/// Evaluates a run. A pure function of the observations.
 #[must_use]
 pub fn judge(spec: &RestartSpec, observed: &Observed, records: &[Record]) -> Proof {
     let mut findings = Findings::default();
@@ -294,7 +295,7 @@ fn place(restarts: &[Restart], event: &Event) -> Option<usize> {
     })
 }
 
-/// Counts an event during a restart, and adds a finding if it must not happen during one of this kind.
+/// Counts an event during a restart, and adds a finding if this kind of restart does not allow it.
 fn count(report: &mut RestartReport, event: &Event, name: &str, findings: &mut Findings) {
     let kind = report.kind.name();
     let work = event.work.name();
@@ -351,7 +352,7 @@ fn outside(event: &Event, findings: &mut Findings) {
     }
 }
 
-/// The longest time between two answers that overlaps with the restart. `None` if no answer follows.
+/// The longest time between two responses that overlaps with the restart. `None` if no response follows.
 fn gap_ns(answers: &[u64], restart: &Restart) -> Option<u64> {
     let before = answers.partition_point(|at| *at < restart.begun_ns);
     let after = answers.partition_point(|at| *at <= restart.settled_ns);
@@ -360,7 +361,7 @@ fn gap_ns(answers: &[u64], restart: &Restart) -> Option<u64> {
     during.windows(2).map(|pair| pair[1] - pair[0]).max()
 }
 
-/// Checks what the driver saw of a restart, and the limits.
+/// Checks the driver's observations of a restart, and the limits.
 fn check(
     n: usize,
     restart: &Restart,

@@ -1,4 +1,4 @@
-//! Compares what was answered with what exists at the end.
+//! Compares the responses with the sandboxes that exist at the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +26,7 @@ struct Shown {
 
 impl Existing {
     /// Lists the running sandboxes, and looks up the others that the records name. `None` if the server does not
-    /// answer.
+    /// respond.
     pub(super) fn read(api: &Api, records: &[Record]) -> Option<Self> {
         let get = |path: &str| {
             let mut client = connect(api, &api.control, Pace::Full)?;
@@ -54,7 +54,7 @@ impl Existing {
     }
 }
 
-/// The last fate of each sandbox, and the number of creates that were not answered.
+/// The last fate of each sandbox, and the number of creates without a response.
 #[must_use]
 pub fn fates<'a>(records: impl Iterator<Item = &'a Record>) -> (BTreeMap<&'a str, Fate>, usize) {
     let mut fates = BTreeMap::new();
@@ -71,8 +71,8 @@ pub fn fates<'a>(records: impl Iterator<Item = &'a Record>) -> (BTreeMap<&'a str
     (fates, unanswered)
 }
 
-/// Differences between the answers and what exists, one line each. More unknown sandboxes than unanswered creates are
-/// one difference.
+/// Differences between the responses and the existing sandboxes, one line each. An excess of unknown sandboxes over
+/// unanswered creates is one difference.
 #[must_use]
 pub fn audit<'a>(records: impl Iterator<Item = &'a Record>, existing: &Existing) -> Vec<String> {
     let (fates, unanswered) = fates(records);

@@ -1,4 +1,4 @@
-//! Connections of the clients: none waits longer than [`IDLE`] for a byte, and slow ones transfer little at a time.
+//! Connections of the clients. None waits longer than [`IDLE`] for a byte, and slow ones transfer little at a time.
 
 use std::{
     io::{self, Read, Write},
@@ -15,7 +15,7 @@ use testbed::{
 
 use super::event::{Cause, Seen};
 
-/// Longest wait for the next byte. A stream that is silent for longer has hung.
+/// Maximum wait for the next byte. A stream that is silent for longer has hung.
 pub(super) const IDLE: Duration = Duration::from_secs(20);
 
 /// A connection with a limit on its silence.
@@ -83,8 +83,8 @@ pub(super) struct Trouble {
 }
 
 impl Trouble {
-    /// An answer with an unexpected status. Sandboxes that do not exist are 404 on the control plane and 502 on the data
-    /// plane.
+    /// A response with an unexpected status. A sandbox that does not exist is 404 on the control plane and 502 on
+    /// the data plane.
     pub(super) fn status(status: u16, body: &str) -> Self {
         let is_missing = status == 404 || body.contains("not found");
         Self {
@@ -127,7 +127,7 @@ impl From<ClientError> for Trouble {
     fn from(error: ClientError) -> Self {
         let text = chain(&error);
         let cause = match error {
-            // Requests here have no files: only the connection can fail.
+            // These requests have no files, so only the connection can fail.
             ClientError::NotReachable { .. } | ClientError::Local { .. } => Cause::Reset,
             ClientError::Timeout(_) => Cause::Timeout,
             ClientError::Refused {

@@ -1,4 +1,4 @@
-//! The load: clients that work without end, each with its own connections, and record what they see.
+//! The load: clients that work continuously, each with its own connections, and record their observations.
 
 mod files;
 mod lives;
@@ -26,7 +26,7 @@ use super::{
 /// Pause of a client after a failure.
 const BACKOFF: Duration = Duration::from_millis(10);
 
-/// What all clients share.
+/// State shared by all clients.
 #[derive(Debug)]
 pub(super) struct Site<'a> {
     pub(super) api: &'a Api,
@@ -41,7 +41,7 @@ pub(super) struct Site<'a> {
 enum Fault {
     /// The request failed.
     Trouble(Trouble),
-    /// The answer looks successful and is wrong.
+    /// The response looks successful but is wrong.
     Wrong(String),
 }
 
@@ -52,7 +52,7 @@ impl<T: Into<Trouble>> From<T> for Fault {
 }
 
 impl Fault {
-    /// As the result of a request.
+    /// As the outcome of a request.
     fn seen(self) -> Seen {
         match self {
             Self::Trouble(trouble) => trouble.failed(),
@@ -60,7 +60,7 @@ impl Fault {
         }
     }
 
-    /// As the end of a transfer, which is established unless the server refused it.
+    /// As the outcome of a transfer, which counts as established unless the server refused it.
     fn of_transfer(self) -> Seen {
         match self {
             Self::Trouble(trouble)

@@ -1,4 +1,4 @@
-//! The executable that the server under test is started from, which two builds can take turns to replace.
+//! The executable of the server under test, which two builds can alternately replace.
 
 use std::{
     fs, io,
@@ -17,7 +17,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// With `builds`, copies the first to a new directory below `dir`, from which it can be executed and where the next
+    /// With `builds`, copies the first to a new directory below `dir` that permits execution, and in which the next
     /// build can replace it.
     pub(super) fn install(dir: &Path, program: &Path, builds: Option<&Builds>) -> io::Result<Self> {
         let Some(builds) = builds else {
@@ -68,7 +68,7 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         if let Some((dir, _)) = &self.turns {
-            // The name contains the process id, so a directory that cannot be removed does not hinder a later run.
+            // The name contains the process id, so a directory that cannot be removed does not affect a later run.
             let _ = fs::remove_dir_all(dir);
         }
     }

@@ -1,4 +1,4 @@
-//! After a restart: when does each sandbox answer again, with the number that it had before?
+//! Measures when each sandbox responds again after a restart, with its previous number.
 
 use std::{
     thread,
@@ -10,23 +10,23 @@ use testbed::api::Api;
 
 use super::guests::{Guest, Guests};
 
-/// Time after which a sandbox that does not answer counts as lost.
+/// Time after which a sandbox that does not respond counts as lost.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Pause before the next try.
+/// Pause before the next attempt.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Stack of each thread, of which there is one for each sandbox.
+/// Stack size of each thread. There is one for each sandbox.
 const STACK: usize = 256 << 10;
 
-/// What became of a sandbox.
+/// Outcome for a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reached {
-    /// It answered with its number at this time (CLOCK_MONOTONIC, nanoseconds).
+    /// It responded with its number at this time (CLOCK_MONOTONIC, nanoseconds).
     At(u64),
-    /// It did not answer, or with another number.
+    /// It did not respond, or had a different number.
     Lost(String),
 }
 
-/// Asks all sandboxes for their numbers, all at the same time, until each has answered. Then each gets its next number.
+/// Reads the numbers of all sandboxes concurrently until each has responded, and then writes their next numbers.
 pub(super) fn reach(api: &Api, guests: &Guests) -> Vec<Reached> {
     thread::scope(|scope| {
         let start = |guest| {

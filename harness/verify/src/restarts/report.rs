@@ -46,7 +46,7 @@ impl Row {
         [
             self.sorted.len().to_string(),
             self.quantile(500, 10),
-            // As for every P95 of this repository, fewer than 100 samples give none; the maximum is always printed.
+            // As for every P95 in this repository, fewer than 100 samples give none. The maximum is always printed.
             self.quantile(950, 100),
             self.quantile(1000, 1),
             self.name.to_owned(),
@@ -91,7 +91,7 @@ fn rows(restarts: &[&RestartReport], kind: Kind) -> Vec<Row> {
         .collect()
 }
 
-/// Requests and streams that failed during restarts of a kind: (what, how often).
+/// Failed requests and streams during restarts of a kind: cause and count.
 fn failures(restarts: &[&RestartReport]) -> Vec<(String, u64)> {
     let mut sums: Vec<(String, u64)> = Vec::new();
     let mut add = |what: String, n: u64| match sums.iter_mut().find(|(name, _)| *name == what) {
@@ -180,7 +180,7 @@ fn write_terminal(out: &mut String, proof: &Proof) -> std::fmt::Result {
     )
 }
 
-/// The result for issues and documentation. It shows the plot from the file `restarts.svg` beside it.
+/// The result for issues and documentation. It shows the plot from the file `restarts.svg` next to it.
 #[must_use]
 pub fn markdown(proof: &Proof) -> String {
     let mut out = String::new();
@@ -238,7 +238,7 @@ fn write_markdown(out: &mut String, proof: &Proof) -> std::fmt::Result {
     Ok(())
 }
 
-/// Distributions of the time without an answer and of the time to reach each sandbox, as an SVG file.
+/// Distributions of the time without a response and of the time to reach each sandbox, as an SVG file.
 #[must_use]
 pub fn plot(proof: &Proof) -> String {
     let mut curves = Vec::new();
@@ -264,7 +264,7 @@ pub fn plot(proof: &Proof) -> String {
     standalone(&frame.svg("times of restarts", "ms", "% of samples", &content))
 }
 
-/// One case for each promise of each kind that was tried: a failure if there are findings.
+/// One case for each promise of each kind that was tried; a case with findings fails.
 #[must_use]
 pub fn junit(proof: &Proof) -> String {
     render_findings("restarts", "all promises hold", &proof.findings)

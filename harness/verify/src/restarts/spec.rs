@@ -14,12 +14,12 @@ pub struct RestartSpec {
     pub unplanned: u32,
     pub planned: u32,
     pub bare: u32,
-    /// Two builds of the server that take turns. `None`: every restart starts the same build.
+    /// Two builds of the server that alternate. `None`: every restart starts the same build.
     pub builds: Option<Builds>,
     /// Seed of all random moments and choices.
     pub seed: u64,
     pub limits: Limits,
-    /// Where the log of the server is kept. `None`: it is removed.
+    /// File for the server's log. `None`: the log is removed.
     pub log: Option<PathBuf>,
 }
 
@@ -27,13 +27,13 @@ pub struct RestartSpec {
 #[derive(Clone, Debug)]
 pub struct Builds(pub [PathBuf; 2]);
 
-/// Limits in addition to what is always promised. `None`: no limit.
+/// Limits in addition to the promises. `None`: no limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Limits {
-    /// Of the time from the start of the program to its first answer.
+    /// Maximum time from the start of the program to its first response.
     pub answer: Option<Duration>,
-    /// Of the time from the start of the program until each sandbox is reached.
+    /// Maximum time from the start of the program until each sandbox is reached.
     pub reach: Option<Duration>,
-    /// Of the longest time without an answer to new connections.
+    /// Maximum time without a response to new connections.
     pub gap: Option<Duration>,
 }

@@ -186,7 +186,7 @@ mod tests {
         let mut received = [0; 8];
         assert_eq!(socket.recv(&mut received).unwrap(), 4);
         drop(socket);
-        // From now on the kernel answers each datagram with "port unreachable".
+        // From now on, the kernel responds to each datagram with "port unreachable".
         assert!(pulse(to, every, "word", soon()).count > 1);
     }
 

@@ -1,4 +1,4 @@
-//! Actions that query names, and connect to the resolved addresses.
+//! Actions that resolve names and connect to the addresses.
 
 use std::{
     io::{self, Read, Write},
@@ -14,7 +14,7 @@ use super::{
     talk::{self, RETRY_INTERVAL, socket_to, time_left},
 };
 
-/// Shortest time limit for a name server's answer.
+/// Minimum time limit for a name server's response.
 const MIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn ask(query: &Query, deadline: Instant) -> Result {

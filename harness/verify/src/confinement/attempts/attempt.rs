@@ -110,14 +110,14 @@ impl Refusal {
     }
 }
 
-/// Refusal by the seccomp filter or by a permission check of the kernel.
+/// Rejection by the seccomp filter or by a permission check of the kernel.
 pub(in crate::confinement) const USUAL: &[Refusal] = &[
     Refusal::Death(Signal::SIGSYS),
     Refusal::Error(Errno::EACCES),
     Refusal::Error(Errno::EPERM),
 ];
 
-/// Refusal by the seccomp filter, for attempts that no permission check would refuse.
+/// Rejection by the seccomp filter, for attempts that no permission check would reject.
 pub(super) const FILTER: &[Refusal] = &[Refusal::Death(Signal::SIGSYS)];
 
 /// A description of the change that an attempt made outside its process; `None` if nothing changed.
@@ -138,7 +138,7 @@ pub(in crate::confinement) struct Attempt {
 }
 
 impl Attempt {
-    /// The refusals in words.
+    /// The refusals as text.
     pub(in crate::confinement) fn expected(&self) -> String {
         let mut text = String::new();
         for (n, refusal) in self.refusals.iter().enumerate() {

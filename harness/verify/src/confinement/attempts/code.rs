@@ -99,7 +99,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         },
         look: |_, i| match text_end(i).and_then(|at| i.get(at, NEW_CODE.len())) {
             Ok(bytes) => changed_if(bytes == NEW_CODE, "the text has changed"),
-            // The process has ended, and its memory with it.
+            // The process has ended, so its memory is gone.
             Err(_) => Ok(None),
         },
     },
@@ -140,7 +140,7 @@ fn text_end(i: &Intruder) -> Try<i64> {
 /// Looks for executable memory other than the program's text, its libraries and the kernel's pages.
 fn new_code(_: &Scene, i: &Intruder) -> Change {
     let Ok(all) = i.mappings() else {
-        // The process has ended, and its memory with it.
+        // The process has ended, so its memory is gone.
         return Ok(None);
     };
     let own = std::fs::read_link(format!("/proc/{}/exe", i.pid())).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Large interfaces of the kernel that a VMM does not need. Many vulnerabilities of the kernel are in them.
+//! Large kernel interfaces that a VMM does not need. They contain many of the kernel's vulnerabilities.
 
 use nix::libc;
 

@@ -22,7 +22,7 @@ const F_SETOWN_EX: i32 = 15;
 const F_OWNER_PID: u32 = 1;
 /// Time for SIGIO to arrive and end a process that has no handler for it.
 const SIGNALLED: Duration = Duration::from_millis(100);
-/// The kernel reports no error for an owner that the process may not signal; it just sends no signal.
+/// For an owner that the process may not signal, the kernel reports no error and just does not send the signal.
 const OWNERS: &[Refusal] = &[
     Refusal::Death(Signal::SIGSYS),
     Refusal::Error(Errno::EPERM),

@@ -15,7 +15,7 @@ use nix::{
     unistd::Pid,
 };
 
-/// Time limit of a single system call. Long enough for an emulated host.
+/// Timeout of a single system call, long enough for an emulated host.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The reason why an attempt ended without success.
@@ -134,7 +134,7 @@ impl Tracee {
     }
 }
 
-/// Waits between two polls: briefly at first, because most system calls return at once.
+/// Waits between two polls, briefly at first because most system calls return at once.
 fn pause(polls: &mut u32) {
     *polls += 1;
     match *polls {

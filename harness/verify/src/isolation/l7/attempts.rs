@@ -11,18 +11,18 @@ const FILE: &str = "l7.toml";
 const LIST: &str = include_str!("../../../isolation/l7.toml");
 /// The guest's program.
 pub(super) const PROGRAM: &str = include_str!("../../../isolation/l7.py");
-/// Stands for the name of the case.
+/// Placeholder for the name of the case.
 const NAME: &str = "{}";
-/// Stands for CR LF in `send` and `then`.
+/// Placeholder for CR LF in `send` and `then`.
 const LINE_END: &str = "$";
-/// Stands for many bytes.
+/// Placeholder for a long run of bytes.
 const LONG: &str = "%70000%";
 
-/// What must become of an attempt.
+/// Expected outcome of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Expect {
-    /// It arrives with the rule's header, and without the guest's own.
+    /// It arrives with the rule's header instead of the guest's own.
     Ruled,
     /// It arrives without the rule's header.
     Bare,
@@ -40,17 +40,17 @@ type Field = (String, String);
 #[serde(deny_unknown_fields)]
 pub(super) struct Attempt {
     pub(super) name: String,
-    /// What it would mean if it ended otherwise, or why it is tried.
+    /// The meaning of any other outcome, or why it is tried.
     pub(super) why: String,
-    /// The name to whose address the guest connects.
+    /// Name to whose address the guest connects.
     #[serde(default = "ruled")]
     pub(super) to: String,
     #[serde(default = "https")]
     pub(super) port: u16,
-    /// The server name; by default `to`. Empty: none.
+    /// Server name (SNI); `to` by default. Empty: none.
     #[serde(default)]
     sni: Option<String>,
-    /// Replaces bytes of the ClientHello with as many others.
+    /// Replaces bytes of the ClientHello with the same number of other bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     patch: Option<(String, String)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -60,45 +60,46 @@ pub(super) struct Attempt {
     extension: Option<(u16, u16)>,
     #[serde(default)]
     fragments: bool,
-    /// Protocols that the client offers in ALPN, and how many others, which are long.
+    /// Protocols that the client offers in ALPN, and the number of additional long ones.
     #[serde(default)]
     alpn: Vec<String>,
     #[serde(default)]
     padding: u16,
-    /// The bytes are sent without TLS also to port 443.
+    /// The bytes are sent without TLS, even to port 443.
     #[serde(default)]
     raw: bool,
-    /// Bytes to send, as Latin-1. `None`: `requests` are sent, in HTTP/2.
+    /// Bytes to send, as Latin-1. `None`: `requests` are sent over HTTP/2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     send: Option<String>,
-    /// Bytes to send after the first answer.
+    /// Bytes to send after the first response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     then: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     requests: Option<Vec<Vec<Field>>>,
-    /// Answers to wait for before the connection is closed.
+    /// Number of responses to wait for before the connection is closed.
     #[serde(default = "one")]
     answers: u16,
-    /// The guest follows the redirect that it gets.
+    /// The guest follows a redirect.
     #[serde(default)]
     pub(super) follow: bool,
     pub(super) expect: Expect,
-    /// Statuses that the last answer may have. Empty: 200 for what arrives, any other end for what is refused.
+    /// Statuses that the last response may have. Empty: 200 for an attempt that arrives, any other end for a
+    /// refused one.
     #[serde(default)]
     pub(super) status: Vec<u16>,
-    /// Whose certificate the guest gets: `proxy` or `origin`.
+    /// Issuer of the certificate that the guest gets: `proxy` or `origin`.
     #[serde(default)]
     pub(super) issuer: Option<String>,
-    /// The protocol in ALPN.
+    /// Protocol negotiated with ALPN.
     #[serde(default)]
     pub(super) protocol: Option<String>,
-    /// Whether the guest gets a ticket for another session.
+    /// Whether the guest gets a session ticket.
     #[serde(default)]
     pub(super) ticket: Option<bool>,
     /// Texts that the guest must not receive.
     #[serde(default)]
     pub(super) never: Vec<String>,
-    /// A text that must not arrive.
+    /// Text that must not arrive.
     #[serde(default)]
     pub(super) arrives_without: Option<String>,
     /// The server sees one request.
@@ -149,7 +150,7 @@ pub(super) fn load() -> Result<Attempts, ListError> {
 }
 
 impl Attempts {
-    /// Removes the attempts after which the guest has the secret, and returns them.
+    /// Removes and returns the attempts that reveal the secret to the guest.
     pub(super) fn split_off_echoed(&mut self) -> Self {
         let is_echoed = |case: &Attempt| case.expect == Expect::Echoed;
         let (echoed, others) = self.cases.drain(..).partition(is_echoed);
@@ -161,14 +162,14 @@ impl Attempts {
         }
     }
 
-    /// What the guest's program reads.
+    /// Input of the guest's program.
     pub(super) fn order(&self) -> Value {
         let attempts = self.cases.iter().map(|case| case.order(None));
         json!({ "names": self.names, "attempts": attempts.collect::<Vec<_>>() })
     }
 
-    /// The same for a client that connects to the addresses and ports that `place` gives. Attempts without one are left
-    /// out.
+    /// Like [`Self::order`], for a client that connects to the addresses and ports given by `place`. Attempts
+    /// without an address are skipped.
     pub(super) fn order_to(&self, place: impl Fn(&Attempt) -> Option<(String, u16)>) -> Value {
         let placed = self
             .cases
@@ -181,7 +182,7 @@ impl Attempts {
 
 impl Attempt {
     fn fault(&self, is_new: bool) -> Option<&'static str> {
-        // What arrives is recognized by the name.
+        // Arriving requests are recognized by the name.
         let texts = [&self.send, &self.then, &self.sni, &self.second_name];
         let requests = self.requests.iter().flatten().flatten();
         let values = requests.map(|(_, value)| value);
@@ -201,7 +202,7 @@ impl Attempt {
         }
     }
 
-    /// `place`: where the client connects to, instead of the address of `to` and its port.
+    /// `place` replaces the address of `to` and its port as the client's destination.
     fn order(&self, place: Option<(String, u16)>) -> Value {
         let mut order = serde_json::to_value(self).unwrap_or_default();
         self.fill(&mut order);
@@ -232,7 +233,7 @@ impl Attempt {
         }
     }
 
-    /// The attempt and what is expected, in a line.
+    /// The attempt and its expected outcome, in one line.
     pub(super) fn summary(&self) -> String {
         let name = match &self.sni {
             None => self.to.clone(),

@@ -1,5 +1,5 @@
-//! Derives the result of an attempt from what the guest saw, what arrived at the servers, and what `cube-api` recorded.
-//! The functions are pure.
+//! Derives the result of an attempt from the observations of the guest, the requests that arrived at the servers,
+//! and the records of `cube-api`. The functions are pure.
 
 use serde::Deserialize;
 
@@ -9,15 +9,15 @@ use crate::{
     proof::CaseResult,
 };
 
-/// What the guest sends in the rule's header.
+/// Value that the guest sends in the rule's header.
 pub(super) const OWN: &str = "guests-own";
 
-/// What the guest's program reports about an attempt.
+/// Report of the guest's program about an attempt.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct Finding {
     pub(super) name: String,
     statuses: Vec<u16>,
-    /// The start of what the guest received, as Latin-1.
+    /// Beginning of the data that the guest received, as Latin-1.
     text: String,
     /// `open`, `closed`, `reset`, `alert`, `timeout`, `goaway`, or an error.
     ended: String,
@@ -30,7 +30,7 @@ pub(super) struct Finding {
 /// A connection that a server accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Arrival {
-    /// The ClientHello, if there was one, and everything within TLS.
+    /// The ClientHello, if any, and all data within TLS.
     pub(super) bytes: Vec<u8>,
     pub(super) requests: usize,
 }
@@ -56,23 +56,23 @@ pub(super) struct Seen {
     pub(super) refusals: Vec<Refusal>,
 }
 
-/// Statuses of refusals that have a record with the request's path, so that an event is expected.
+/// Statuses of refusals whose record contains the request's path, so that an event is expected.
 const RECORDED: [u16; 2] = [405, 421];
 
-/// Whether the case's refusal is, or need not be, among the events.
+/// Whether the events contain the case's refusal, or need not contain it.
 pub(super) fn is_recorded(case: &Attempt, refusals: &[Refusal]) -> bool {
     let is_needed = case.expect == Expect::Refused
         && case.status.iter().all(|status| RECORDED.contains(status));
     !is_needed || case.status.is_empty() || refusals.iter().any(|r| r.about.contains(&case.name))
 }
 
-/// What became of an attempt at the servers.
+/// Outcome of an attempt at the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Refused,
     Ruled,
     Bare,
-    /// With the guest's own header in place of the rule's, or beside it.
+    /// With the guest's own header instead of, or in addition to, the rule's.
     Own,
 }
 
@@ -96,7 +96,7 @@ pub(super) fn outcome(case: &Attempt, seen: &Seen, secret: &str) -> Outcome {
     if arrived.peek().is_none() {
         return Outcome::Refused;
     }
-    // A name without rule passes unread.
+    // A name without a rule passes unread.
     if case.expect != Expect::Bare && arrived.clone().any(|arrival| arrival.has(OWN)) {
         Outcome::Own
     } else if arrived.any(|arrival| arrival.has(secret)) {
@@ -211,17 +211,17 @@ impl Judged {
         }
         let last = finding.statuses.last();
         let is_expected = match (case.expect, case.status.as_slice()) {
-            // Answers of HTTP/2 come in any order.
+            // HTTP/2 responses arrive in any order.
             (Expect::Refused, [_, ..]) => {
                 let mut statuses = finding.statuses.iter();
                 statuses.any(|status| case.status.contains(status))
             }
             (_, [_, ..]) => last.is_some_and(|last| case.status.contains(last)),
             (Expect::Ruled | Expect::Bare | Expect::Echoed, []) => last == Some(&200),
-            // An alert, the end, or an error of HTTP.
+            // An alert, the end of the connection, or an HTTP error.
             (Expect::Refused, []) => {
                 let is_end = ["alert", "closed", "reset", "goaway"].contains(&&*finding.ended);
-                // The answer was not one of TLS.
+                // The response was not TLS.
                 let is_end = is_end || finding.ended.starts_with("tls: ");
                 is_end || last.is_some_and(|last| *last >= 400)
             }

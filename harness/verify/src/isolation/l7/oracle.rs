@@ -1,6 +1,6 @@
-//! mitmproxy, with the same policy as a script, makes of the same attempts what `cube-egress` makes of them: a second reading
-//! of each, to compare with. The client runs on the host here, since mitmproxy stands before one server, not behind a
-//! resolver.
+//! Runs the same attempts through mitmproxy, with the same policy as a script, to compare its results with those of
+//! `cube-egress`. The client runs on the host here, because mitmproxy runs in front of a single server, not behind
+//! a resolver.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ use crate::{
 };
 use testbed::server::free_port;
 
-/// What mitmproxy is to do: the rule of `l7.toml`, and its names.
+/// mitmproxy's script: the rule of `l7.toml`, and its names.
 const SCRIPT: &str = r#"
 from mitmproxy import http
 import os
@@ -37,7 +37,7 @@ def request(flow):
     elif name in RULED:
         flow.request.headers["X-Api-Key"] = os.environ["L7_SECRET"]
 "#;
-/// Servers of the attempts: mitmproxy's mode, the name that leads there, and the port.
+/// Servers of the attempts: mitmproxy's mode, the name that leads to the server, and the port.
 const SERVERS: [(&str, &[&str], u16); 3] = [
     (
         "reverse:https://198.51.100.60:443",
@@ -62,13 +62,13 @@ struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Prints how the outcomes differ. Without the program, it prints how many cases are not compared.
+/// Prints how the outcomes differ. Without the program, prints how many cases are not compared.
 pub(super) fn compare(
     world: &World,
     dir: &Path,
@@ -139,7 +139,7 @@ fn start(dir: &Path, program: &Path, mode: &str, secret: &str) -> std::io::Resul
         ])
         .arg(port.to_string())
         .args(set("confdir", &dir.display()))
-        // It names the server by its address, for which there is no certificate.
+        // mitmproxy addresses the server by IP address, for which there is no certificate.
         .args(set("ssl_insecure", &"true"))
         .args(set("keep_host_header", &"true"))
         .args(set("connection_strategy", &"lazy"))

@@ -1,8 +1,8 @@
-//! The servers of the class `l7`, outside, at every address: HTTP/1 and, at the addresses in [`HTTP2`], HTTP/2.
+//! The outside servers of the class `l7`, at every address: HTTP/1 and, at the addresses in [`HTTP2`], also HTTP/2.
 //!
-//! HTTP/1 is read carelessly, as by a server that a smuggled request would reach: whatever begins a message is one. A
-//! server keeps all that it gets. It answers any server name with its one certificate, because whether the name is right
-//! is for the proxy to judge.
+//! HTTP/1 is parsed leniently, like a server that a smuggled request would reach: anything that begins like a
+//! message is treated as one. A server keeps all data that it receives. It presents its one certificate for any
+//! server name, because checking the name is the proxy's task.
 
 use std::{
     convert::Infallible,
@@ -31,7 +31,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::judge::Arrival;
 
-/// Last numbers of the addresses whose servers speak HTTP/2, too.
+/// Last octets of the addresses whose servers also speak HTTP/2.
 const HTTP2: u8 = 62;
 /// Names in the servers' certificate.
 const NAMES: [&str; 6] = [
@@ -44,21 +44,21 @@ const NAMES: [&str; 6] = [
 ];
 const TLS_PORT: u16 = 443;
 const PLAIN_PORT: u16 = 80;
-/// Most bytes that are kept of a connection, and read of a ClientHello.
+/// Maximum number of bytes kept of a connection, and read of a ClientHello.
 const KEPT: usize = 1 << 20;
 const HELLO: usize = 80 << 10;
 
 /// The servers. They run until the process exits.
 #[derive(Clone, Debug)]
 pub(in crate::isolation) struct Origins {
-    /// The authority of the servers' certificate, in PEM.
+    /// PEM certificate of the authority that signed the servers' certificate.
     pub(super) authority: String,
     arrivals: Arrivals,
 }
 
 type Arrivals = Arc<Mutex<Vec<Arc<Mutex<Arrival>>>>>;
 
-/// No code panics while it holds one of these locks, so a poisoned one is intact.
+/// No code panics while it holds one of these locks, so a poisoned lock protects intact data.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -84,7 +84,7 @@ impl Origins {
                 runtime.block_on(async move {
                     let plain = serve(plain, None, Arc::clone(&kept));
                     let tls = serve(tls, Some(Arc::new(acceptors)), kept);
-                    // They end only if a listener cannot be registered; then the controls fail.
+                    // Both end only if a listener cannot be registered; the controls then fail.
                     let _ = tokio::join!(plain, tls);
                 });
             })?;
@@ -94,14 +94,14 @@ impl Origins {
         })
     }
 
-    /// What has arrived since the last call.
+    /// Connections that have arrived since the last call.
     pub(super) fn take(&self) -> Vec<Arrival> {
         let taken = std::mem::take(&mut *lock(&self.arrivals));
         taken.iter().map(|arrival| lock(arrival).clone()).collect()
     }
 }
 
-/// With HTTP/1 only, and with both.
+/// One acceptor for HTTP/1 only, and one for both versions.
 struct Acceptors([TlsAcceptor; 2]);
 
 fn certificates() -> Result<(String, Acceptors), Box<dyn std::error::Error + Send + Sync>> {
@@ -181,7 +181,7 @@ async fn tls(stream: TcpStream, acceptor: TlsAcceptor, kept: Arc<Mutex<Arrival>>
             Ok::<_, Infallible>(response)
         }
     });
-    // The guest's end reports a failure.
+    // The guest reports a failure at its end.
     let _ = http2::Builder::new(TokioExecutor::new())
         .serve_connection(TokioIo::new(stream), service)
         .await;
@@ -222,7 +222,7 @@ async fn http1(mut stream: impl AsyncRead + AsyncWrite + Unpin, kept: Arc<Mutex<
     }
 }
 
-/// Length of the message at the start, with its body.
+/// Length of the message at the start of the buffer, with its body.
 fn message(buffer: &[u8]) -> Option<usize> {
     let end = memchr::memmem::find(buffer, b"\r\n\r\n")? + 4;
     let head = String::from_utf8_lossy(&buffer[..end]).to_ascii_lowercase();
@@ -244,7 +244,7 @@ struct Answer {
     status: u16,
     headers: &'static str,
     body: String,
-    /// Bytes after the answer.
+    /// Bytes after the response.
     more: &'static str,
 }
 

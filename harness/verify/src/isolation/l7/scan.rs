@@ -1,4 +1,4 @@
-//! Looks for texts in files and in the memory of processes.
+//! Searches for texts in files and in the memory of processes.
 
 use std::{
     fs::{self, File},
@@ -13,39 +13,39 @@ use nix::unistd::{Whence, lseek64};
 
 const CHUNK: usize = 4 << 20;
 
-/// The texts that are looked for. All begin with one prefix, so that everything is read once.
+/// The texts to search for. All begin with the same prefix, so one pass finds all of them.
 #[derive(Clone, Debug)]
 pub(super) struct Needles {
     prefix: String,
     pub(super) secret: String,
     /// Planted in guest memory, on the disk, in metadata, in a name, and in the environment of the server.
     pub(super) canaries: [String; 5],
-    /// The secret in base64, by its place in a group of three bytes, and in hex.
+    /// The secret in base64, at each of the three alignments, and in hexadecimal.
     encoded: Vec<String>,
 }
 
-/// The forms of the secret that are looked for.
+/// The forms of the secret to search for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Forms {
-    /// As it is: in gigabytes of memory and disk images.
+    /// Only unencoded: for gigabytes of memory and disk images.
     Plain,
-    /// In base64 and hex, too.
+    /// Also in base64 and hexadecimal.
     All,
 }
 
-/// How often the texts were found.
+/// Number of occurrences of each text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Hits {
     pub(super) secret: u64,
     pub(super) canaries: [u64; 5],
-    /// The prefix, with another continuation.
+    /// The prefix, followed by other bytes.
     pub(super) other: u64,
 }
 
 impl Needles {
-    /// `random`: hex digits that occur nowhere else.
+    /// `random` consists of hexadecimal digits that occur nowhere else.
     pub(super) fn new(random: &str) -> Self {
-        // A valid label of a host name, the value of a header, and a file name.
+        // Valid as a label of a host name, as a header value, and as a file name.
         let prefix = format!("n{random}");
         let canary = |kind: &str| format!("{prefix}-{kind}");
         let secret = format!("{prefix}-secret");
@@ -96,7 +96,7 @@ impl Needles {
         lengths.max().unwrap_or(0)
     }
 
-    /// Counts in a range of a file. Stops at its end, and where it cannot be read.
+    /// Counts in a range of a file. Stops at the end of the file and at unreadable parts.
     fn count_range(&self, forms: Forms, file: &File, from: u64, to: u64, hits: &mut Hits) {
         let (mut buffer, mut filled, mut at) = (vec![0; CHUNK], 0, from);
         while at < to {
@@ -107,7 +107,7 @@ impl Needles {
             };
             at += read as u64;
             filled += read;
-            // A text that begins at the end may continue in the next part.
+            // A text that begins near the end may continue in the next part.
             let counted = filled.saturating_sub(self.longest());
             self.count_before(forms, &buffer[..filled], counted, hits);
             buffer.copy_within(counted..filled, 0);
@@ -116,13 +116,13 @@ impl Needles {
         self.count_before(forms, &buffer[..filled], filled, hits);
     }
 
-    /// Counts in a file, without its holes.
+    /// Counts in a file, skipping its holes.
     pub(super) fn count_file(&self, forms: Forms, path: &Path, hits: &mut Hits) -> io::Result<()> {
         let file = File::open(path)?;
         let length = i64::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         let mut at = 0;
         while at < length {
-            // ENXIO: only a hole follows.
+            // ENXIO: the rest is a hole.
             let Ok(data) = lseek64(file.as_fd(), at, Whence::SeekData) else {
                 break;
             };
@@ -134,7 +134,7 @@ impl Needles {
         Ok(())
     }
 
-    /// Counts in everything that a dump of the process would contain.
+    /// Counts in all memory that a dump of the process would contain.
     pub(super) fn count_memory(&self, pid: u32, hits: &mut Hits) -> io::Result<()> {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
         let memory = File::open(format!("/proc/{pid}/mem"))?;
@@ -152,8 +152,8 @@ impl Needles {
     }
 }
 
-/// The characters that the text alone determines, in the base64 of a message that has `before` bytes more before it, or
-/// three, six, … more than that.
+/// The characters that the text alone determines in the base64 form of a message, if `before` bytes (modulo 3)
+/// precede it.
 fn in_base64(text: &str, before: usize) -> String {
     let message = [&vec![0; before], text.as_bytes()].concat();
     let encoded = STANDARD_NO_PAD.encode(&message);
@@ -161,7 +161,7 @@ fn in_base64(text: &str, before: usize) -> String {
     encoded[first..last].to_owned()
 }
 
-/// All files below a directory. One that is removed meanwhile is skipped.
+/// All files below a directory. A file removed in the meantime is skipped.
 pub(super) fn files_below(dir: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     let mut dirs = vec![dir.to_owned()];

@@ -1,5 +1,5 @@
-//! The class `secrets`: after real use, the secret is nowhere but in the proxy and the server, and the same scan finds a
-//! text that was planted in each place.
+//! The class `secrets`: after real use, the secret exists only in the proxy and the server. As a control, the same
+//! scan must find a text that was planted in each place.
 
 use std::{fs, path::Path};
 
@@ -15,14 +15,14 @@ use crate::{
     sandbox::SandboxError,
 };
 
-/// Where texts are planted: the indices of [`Needles::canaries`].
+/// Places of planted texts: indices of [`Needles::canaries`].
 const IN_MEMORY: usize = 0;
 const ON_DISK: usize = 1;
 const IN_NOTE: usize = 2;
 const IN_NAME: usize = 3;
 const IN_ENVIRONMENT: usize = 4;
 
-/// A place that is searched. The order of the rows.
+/// Searched places, in the order of the rows.
 pub(super) const PLACES: [(&str, &str); 9] = [
     (
         "secrets-vmm-memory",
@@ -62,7 +62,7 @@ pub(super) const PLACES: [(&str, &str); 9] = [
     ),
 ];
 
-/// Plants the texts that the guest plants. Those in metadata, names and the environment are in use already.
+/// Plants the texts that the guest must plant. Those in metadata, names and the environment already exist.
 pub(super) fn plant(scene: &Scene) -> Result<(), SandboxError> {
     let canaries = &scene.needles.canaries;
     let agent = || scene.sandbox.agent();
@@ -75,16 +75,16 @@ pub(super) fn plant(scene: &Scene) -> Result<(), SandboxError> {
     write("/dev/shm/planted", &canaries[IN_MEMORY])?;
     write("/root/planted", &canaries[ON_DISK])?;
     scene.sh("sync")?;
-    // The log names routes that do not exist.
+    // The log contains routes that do not exist.
     let route = format!("/{}", canaries[IN_NAME]);
     let answer = scene.account.request("GET", &route, None)?;
     crate::sandbox::expect("ask for a route that does not exist", &answer, &[404])
 }
 
-/// What a search found.
+/// Result of a search.
 struct Search {
     hits: Hits,
-    /// Times that the planted text was found. `None`: nothing could be planted, because there is nothing to search.
+    /// Occurrences of the planted text. `None`: nothing could be planted, because there is nothing to search.
     planted: Option<u64>,
     note: String,
 }
@@ -100,7 +100,7 @@ pub(super) fn search(scene: &Scene) -> Result<Vec<CaseReport>, SandboxError> {
             .iter()
             .filter(|process| is_wanted(&process.program))
         {
-            // A process that has ended meanwhile has no memory.
+            // A process that has ended in the meantime has no memory.
             if needles.count_memory(process.pid, &mut hits).is_ok() {
                 count += 1;
             }
@@ -140,7 +140,7 @@ pub(super) fn search(scene: &Scene) -> Result<Vec<CaseReport>, SandboxError> {
         } else {
             (Forms::All, &mut records)
         };
-        // One that is removed meanwhile has nothing.
+        // A file removed in the meantime contains nothing.
         files += u32::from(needles.count_file(forms, &path, hits).is_ok());
     }
     let note = format!("{files} files below the state directory");
@@ -188,7 +188,7 @@ pub(super) fn search(scene: &Scene) -> Result<Vec<CaseReport>, SandboxError> {
 fn logs(scene: &Scene, needles: &Needles) -> Search {
     let mut hits = Hits::default();
     let log = scene.server.log();
-    // A file that cannot be read has no planted text.
+    // A file that cannot be read contains no planted text.
     let _ = needles.count_file(Forms::All, &log, &mut hits);
     Search {
         hits,
@@ -245,17 +245,17 @@ fn report((case, why): (&str, &str), search: &Search) -> CaseReport {
     }
 }
 
-/// The create option with the text for notes.
+/// Create option with the text for notes.
 pub(super) fn metadata(needles: &Needles) -> Value {
     json!({ "planted": needles.canaries[IN_NOTE] })
 }
 
-/// A host name that the policy refuses, which records and logs show.
+/// A host name that the policy refuses, so that it appears in records and logs.
 pub(super) fn refused_name(needles: &Needles) -> String {
     format!("{}.example", needles.canaries[IN_NAME])
 }
 
-/// A file name that is in the environment of the server and of the proxy.
+/// A file name in the environment of the server and of the proxy.
 pub(super) fn authority_file(needles: &Needles) -> String {
     format!("{}.pem", needles.canaries[IN_ENVIRONMENT])
 }

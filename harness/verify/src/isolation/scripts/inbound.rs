@@ -53,7 +53,7 @@ pub(super) fn unsolicited(stage: &mut Stage, name: &str) -> Result<Observed, Scr
     Ok(received_nothing(&findings, name))
 }
 
-/// Datagrams to a port that the address translation gave to a sandbox that has ended. They must not reach later
+/// Datagrams to a port that the address translation assigned to an ended sandbox. They must not reach later
 /// sandboxes.
 pub(super) fn late(stage: &mut Stage, name: &str) -> Result<Observed, ScriptError> {
     let first = stage.customer.create(&allowing(&[&host_of(SILENT)]))?;

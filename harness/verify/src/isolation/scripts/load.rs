@@ -21,16 +21,16 @@ use crate::{
 const FLOODED: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 100);
 const FLOOD_ADDRESSES: u32 = 50;
 const FLOOD_PORTS: u16 = 2000;
-/// Requests that the neighbour makes during the flood.
+/// Number of requests that the neighbour makes during the flood.
 const REQUESTS: u32 = 150;
-/// Flows that one sandbox opens to one receiver: as many as one sandbox may have.
+/// Number of flows that one sandbox opens to one receiver: the maximum for one sandbox.
 const BEGUN: u16 = 4096;
 /// Flows that its neighbour opens to the same receiver.
 const FLOWS: usize = 20;
-/// Limit of the ratio between the neighbour's median latency during the flood and beside a guest that computes, on a
+/// Maximum ratio of the neighbour's median latency during the flood to its latency next to a computing guest, on a
 /// host with two CPUs.
 const SLOWER: u64 = 50;
-/// Limit of the growth of the server's memory during the flood, in KiB.
+/// Maximum growth of the server's memory during the flood, in KiB.
 const GROWTH_KIB: u64 = 64 << 10;
 
 /// One sandbox opens a flood of flows while its neighbour makes requests.
@@ -49,7 +49,7 @@ pub(super) fn flood(
         neighbour.probe(&[probe(format!("{name}-{suffix}"), action, 180_000)])
     };
     let memory = stage.server.resident_kib();
-    // During the baseline, another guest computes, so that the cost of a busy CPU does not count.
+    // During the baseline, another guest computes, so that the cost of a busy CPU is the same.
     let computing = guest.compute()?;
     let before = ask("before")?;
     guest.stop_computing(&computing)?;

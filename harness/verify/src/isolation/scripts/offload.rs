@@ -1,8 +1,8 @@
 //! Frames whose virtio header asks the host to complete or split them in a way that does not fit the frame. They are
 //! sent from inside a guest, and written to the TAP by code that has a VMM's descriptor of the TAP.
 //!
-//! The policy allows one address of each family. Whatever the header asks for, nothing may arrive at another address,
-//! from another sender, or in fragments.
+//! The policy allows one address of each family. Whatever the header requests, nothing may arrive at another
+//! address, from another sender, or in fragments.
 
 use std::{
     fs::File,
@@ -75,8 +75,8 @@ pub(super) fn from_guest(
             let controls =
                 controls.map(|(kind, action)| probe(format!("{name}-{kind}"), action, PASS_MS));
             let findings = guest.probe(&controls)?;
-            // The server reports the first refusal of a flow at once. So if a frame above was refused, the event exists
-            // by now.
+            // The server reports the first refusal of a flow at once, so if a frame above was refused, the event
+            // already exists.
             let is_refused = guest
                 .events()?
                 .iter()
@@ -245,7 +245,7 @@ fn kind(seen: &Seen, to: SocketAddr) -> Kind {
         }
         6 | 17 => Kind::Stray,
         1 | 58 if is_echo(seen) && is_allowed => Kind::Allowed,
-        // Neighbour discovery, multicast group reports, and errors about answers that came late.
+        // Neighbour discovery, multicast group reports, and errors about late replies.
         1 | 58 if !is_echo(seen) => Kind::Unrelated,
         _ if !seen.has(PAYLOAD) => Kind::Unrelated,
         _ => Kind::Stray,

@@ -9,7 +9,7 @@ use crate::sandbox::SandboxError;
 pub(super) struct Observed {
     /// Findings of the probe in the guest, for the report.
     pub(super) guest: String,
-    /// Packets that got through although they must not.
+    /// Packets that must not get through but did.
     pub(super) breaches: Vec<String>,
     /// Missing observations without which the script proves nothing.
     pub(super) doubts: Vec<String>,

@@ -53,7 +53,7 @@ impl Vmm {
         })
     }
 
-    /// Copies the descriptor of the TAP, which code that has taken over the VMM could use.
+    /// Copies the descriptor of the TAP, as code that has taken over the VMM could use it.
     pub(super) fn take_tap(&self) -> io::Result<OwnedFd> {
         sys::copy_descriptor(self.pid, self.descriptor)
     }

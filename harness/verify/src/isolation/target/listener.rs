@@ -1,4 +1,4 @@
-//! Echo servers at an address of this machine that count what arrives.
+//! Echo servers at an address of this host that count arriving packets.
 
 use std::{
     io::{self, Read, Write},

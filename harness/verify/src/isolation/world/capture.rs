@@ -132,8 +132,8 @@ impl Capture {
         })
     }
 
-    /// Waits until a mark, sent after a short pause, has arrived: everything sent before has then arrived too. Returns
-    /// the number of captured packets.
+    /// Waits until a mark, sent after a short pause, has arrived, and with it everything sent before. Returns the
+    /// number of captured packets.
     pub(in crate::isolation) fn settle(&mut self) -> io::Result<usize> {
         thread::sleep(SETTLE);
         self.marks += 1;

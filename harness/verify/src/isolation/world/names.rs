@@ -1,4 +1,4 @@
-//! The name server outside, at port 53 of every address. The zone lists, for each name, the answers to successive
+//! The outside name server, at port 53 of every address. For each name, the zone lists the responses to successive
 //! queries.
 
 use std::{
@@ -20,9 +20,9 @@ const ZONE: &str = include_str!("../../../isolation/zone.toml");
 #[serde(deny_unknown_fields)]
 struct Entry {
     name: String,
-    /// Answer with a CNAME record for this name, followed by its addresses.
+    /// The response has a CNAME record for this name, followed by its addresses.
     alias: Option<String>,
-    /// Addresses of each successive answer. The last answer repeats.
+    /// Addresses in each successive response. The last response repeats.
     #[serde(default)]
     answers: Vec<Vec<IpAddr>>,
     /// Time to live, in seconds.
@@ -57,7 +57,7 @@ pub(super) fn serve() -> io::Result<()> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 53))?;
     thread::spawn(move || peers::accept(&listener, connection));
     let socket = peers::datagrams(53)?;
-    // Counts the queries for A records of each name. A query for AAAA does not advance the answers.
+    // Counts the queries for A records of each name. A query for AAAA does not advance the responses.
     let mut asked: HashMap<String, usize> = HashMap::new();
     thread::spawn(move || {
         peers::answer(&socket, |_, question| {
@@ -92,7 +92,7 @@ fn read(question: &[u8]) -> Option<(String, u16)> {
     Some((name, u16::from_be_bytes([kind[0], kind[1]])))
 }
 
-/// The answer to query number `turn` for its name. `None` if the query cannot be decoded.
+/// The response to query number `turn` for its name. `None` if the query cannot be decoded.
 fn reply(question: &[u8], turn: usize) -> Option<Vec<u8>> {
     let (name, kind) = read(question)?;
     let end = dns::read_name(question, 12)?.1 + 4;

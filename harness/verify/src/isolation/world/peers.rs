@@ -1,4 +1,4 @@
-//! Echo servers at every address: a guest that reaches one gets an answer.
+//! Echo servers at every address: a guest that reaches one gets a response.
 
 use std::{
     collections::BTreeSet,
@@ -32,7 +32,7 @@ pub(super) fn datagrams(port: u16) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Serves each connection on a thread of its own.
+/// Serves each connection on its own thread.
 pub(super) fn accept(listener: &TcpListener, serve: fn(TcpStream) -> io::Result<()>) {
     for stream in listener.incoming().flatten() {
         // The guest's probe reports a failure.
@@ -50,7 +50,7 @@ fn echo(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Answers each datagram from the address that it was sent to.
+/// Responds to each datagram from the address that it was sent to.
 pub(super) fn answer(
     socket: &UdpSocket,
     mut reply: impl FnMut(SockaddrIn6, &[u8]) -> Option<Vec<u8>>,
@@ -80,7 +80,7 @@ pub(super) fn answer(
         // Let routing choose the interface.
         information.ipi6_ifindex = 0;
         let control = [ControlMessage::Ipv6PacketInfo(&information)];
-        // The guest's probe reports a missing answer.
+        // The guest's probe reports a missing response.
         let _ = sendmsg(
             fd,
             &[IoSlice::new(&out)],

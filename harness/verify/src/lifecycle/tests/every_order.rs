@@ -1,4 +1,4 @@
-//! The judge, compared with a search that tries every order.
+//! Compares the judge with an exhaustive search of all orders.
 
 use proptest::prelude::*;
 
@@ -12,10 +12,10 @@ use super::{
 
 type Entry = (Action, u64, u64, Result<Reply, Miss>);
 
-/// Whether some order of these calls fits their answers. Calls that failed may be left out.
+/// Whether some order of these calls fits their responses. Failed calls may be omitted.
 fn has_an_order(state: State, left: &[Entry]) -> bool {
     let answered = |entry: &&Entry| entry.3.is_ok();
-    // A call cannot take effect after the answer of a later one.
+    // A call cannot take effect after the response of a later one.
     let Some(first_answer) = left.iter().filter(answered).map(|entry| entry.2).min() else {
         return true;
     };
@@ -52,7 +52,7 @@ fn answer() -> impl Strategy<Value = Result<Reply, Miss>> {
     ]
 }
 
-/// Whether some state answers the action so. Other answers would make most histories contradictions.
+/// Whether some state allows this response. Other responses would make most histories contradictions.
 fn is_possible(action: Action, outcome: &Result<Reply, Miss>) -> bool {
     match (action, outcome) {
         (_, Err(_)) => !matches!(action, Action::Look) && action != READ,
@@ -72,7 +72,7 @@ fn entry() -> impl Strategy<Value = Entry> {
         .prop_map(|(action, outcome, begun, took)| (action, begun, begun + took, outcome))
 }
 
-/// Calls without those that prove nothing: "absent" during a kill that was not answered.
+/// Removes calls that prove nothing: "absent" during a kill without a response.
 fn that_prove(calls: &[Entry]) -> Vec<Entry> {
     let is_vain = |call: &&Entry| {
         call.3 == Ok(Reply::State(Seen::Absent))
@@ -91,7 +91,7 @@ proptest! {
     #[test]
     fn the_judge_agrees_with_a_search_of_every_order(calls in prop::collection::vec(entry(), 1..7)) {
         let mut history = history(&calls);
-        // Everything may fail, so that contradictions are the only findings.
+        // Let everything be able to fail, so that contradictions are the only findings.
         history.outages.push((0, 100));
         let contradicts = kinds(&history).contains(&Kind::Contradiction);
         prop_assert_eq!(contradicts, !has_an_order(State::NEW, &that_prove(&calls)));

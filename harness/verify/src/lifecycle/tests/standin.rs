@@ -1,4 +1,4 @@
-//! A stand-in for a server, in memory, with at most one fault.
+//! An in-memory stand-in for a server, with at most one fault.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,9 +14,9 @@ use super::super::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// One in seven values is answered and not written.
+    /// One in seven values is acknowledged but not written.
     LostValue,
-    /// A killed sandbox runs again after a kill of the server.
+    /// A killed sandbox runs again after the server is killed.
     ResurrectedSandbox,
     /// A fork has the values before the last write.
     StaleFork,
@@ -26,7 +26,7 @@ pub(super) enum Fault {
     FailedRequest,
     /// One in five creates makes two sandboxes.
     ExtraSandbox,
-    /// Deadlines are acted upon at once.
+    /// Deadlines take effect at once.
     EarlyDeadline,
     /// Clients can delete the template.
     DeletedTemplate,
@@ -75,7 +75,7 @@ impl StandIn {
         self.fault == Some(fault)
     }
 
-    /// The world after deadlines that have passed were acted upon.
+    /// The world after all passed deadlines have taken effect.
     fn world(&self) -> MutexGuard<'_, World> {
         let mut world = self.world.lock().unwrap();
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! Recorded events of servers that behave, and of servers that do not.
+//! Recorded events of correct and incorrect servers.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -30,7 +30,7 @@ fn spec() -> RestartSpec {
     }
 }
 
-/// A restart from 1000 ms to 2000 ms, with the first answer at 1300 ms.
+/// A restart from 1000 ms to 2000 ms, with the first response at 1300 ms.
 fn restart(kind: Kind) -> Restart {
     Restart {
         kind,
@@ -125,7 +125,7 @@ fn a_refused_connection_is_found_unless_the_server_was_killed() {
         findings(Kind::Planned, refused(1200)),
         ["planned restart: look_up failed (refused) (1): restart 0: why"]
     );
-    // 200 ms of refusals while nothing restarts.
+    // 200 ms of refusals without a restart.
     let many = (0..20).flat_map(|n| refused(2500 + n * 10)).collect();
     let found = findings(Kind::Unplanned, many);
     assert_eq!(

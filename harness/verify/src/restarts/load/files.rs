@@ -18,7 +18,7 @@ const SLOW: Pace = Pace::Slow(16 << 10, Duration::from_millis(30));
 const SENT: &str = "/tmp/prover-upload";
 const RECEIVED: &str = "/tmp/prover-download";
 
-/// Sends files slowly, and compares what the sandbox then contains.
+/// Sends files slowly, and then compares the content in the sandbox.
 pub(super) fn upload(site: &Site<'_>, random: SplitMix64) {
     transfer(site, random, Work::Upload, |site, guest, content| {
         guest
@@ -29,7 +29,7 @@ pub(super) fn upload(site: &Site<'_>, random: SplitMix64) {
     });
 }
 
-/// Receives files slowly, and compares them with what was sent before.
+/// Receives files slowly, and compares them with the sent content.
 pub(super) fn download(site: &Site<'_>, random: SplitMix64) {
     transfer(site, random, Work::Download, |site, guest, content| {
         guest

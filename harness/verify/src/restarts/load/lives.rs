@@ -1,5 +1,5 @@
-//! Sandboxes that are created, paused, resumed and killed without end. Each answer is recorded as the fate of its
-//! sandbox; a request without an answer leaves two possible fates.
+//! Sandboxes that are continuously created, paused, resumed and killed. Each response is recorded as the fate of
+//! its sandbox; a request without a response leaves two possible fates.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::restarts::{
     line::{Pace, Trouble, connect},
 };
 
-/// Pause after each change, as changes cost much CPU time.
+/// Pause after each change, because changes cost much CPU time.
 const STEP: Duration = Duration::from_millis(200);
 /// Body of a resume.
 const TIMEOUT: &str = r#"{"timeout":80000}"#;
@@ -79,7 +79,7 @@ fn kill(site: &Site<'_>, id: &str) {
         let done = change(site, "DELETE", &format!("/sandboxes/{id}"), b"", &[204]);
         let (seen, is_gone) = match done {
             Ok(_) => (Seen::Done, true),
-            // An earlier kill that was not answered has ended it.
+            // An earlier kill without a response has ended the sandbox.
             Err(trouble) if trouble.cause == Cause::NotFound && !is_first => (Seen::Done, true),
             Err(trouble) => (trouble.failed(), false),
         };
@@ -149,8 +149,8 @@ fn read_note(site: &Site<'_>, created: &Created) -> Result<(), Fault> {
     )))
 }
 
-/// After a request that failed: waits until the server says which of the possible states the sandbox has, and brings it
-/// back to running.
+/// After a failed request, waits until the server reports which of the possible states the sandbox has, and resumes
+/// it if needed.
 fn recover(site: &Site<'_>, created: &Created) -> Life {
     let id = &created.sandbox_id;
     while site.goes_on() {

@@ -14,7 +14,7 @@ use crate::restarts::{
     line::{Line, Pace, Trouble, connect},
 };
 
-/// Pauses between two requests of a client, so that the clients do not use up the CPU that the server needs to start.
+/// Pauses between two requests of a client, so that the clients leave enough CPU time for the server to start.
 const LOOK_UP: Duration = Duration::from_millis(3);
 const LIST: Duration = Duration::from_millis(20);
 const COMMAND: Duration = Duration::from_millis(30);
@@ -49,7 +49,7 @@ fn get_one(site: &Site<'_>, guest: &Guest) -> Result<(), Fault> {
     }
 }
 
-/// Lists all sandboxes again and again on one connection.
+/// Lists all sandboxes repeatedly on one connection.
 pub(super) fn list(site: &Site<'_>, _: SplitMix64) {
     let mut kept = None;
     while site.goes_on() {

@@ -1,4 +1,4 @@
-//! Streams: nothing may be missing, nothing may come twice, and a stream that ends early must end with an error.
+//! Streams: no part may be missing or repeated, and a stream that ends early must end with an error.
 
 use std::{thread, time::Duration};
 
@@ -17,9 +17,9 @@ use crate::restarts::{
     line::{IDLE, Line, Pace, Trouble},
 };
 
-/// Time limit of a whole stream: none. The silence of its connection is limited.
+/// Effectively no timeout for a whole stream. Only the silence of its connection is limited.
 const ENDLESS: Duration = Duration::from_secs(86_400);
-/// Numbers of the counter that ends.
+/// Number of lines of a counter that ends.
 const NUMBERS: u64 = 200;
 /// Pause between two pieces of input or two changes of a directory.
 const STEP: Duration = Duration::from_millis(50);
@@ -97,8 +97,8 @@ fn count(site: &Site<'_>, guest: &Guest, last: u64, pid: &mut Option<u32>) -> Re
     Ok(())
 }
 
-/// Ends a process that no client follows any more. A counter that ran on would be load of its own, more with every
-/// restart, so this is repeated while no server answers.
+/// Ends a process that no client follows any more. Left running, counters would add load with every restart, so
+/// this is repeated while no server responds.
 fn end_process(site: &Site<'_>, guest: &Guest, pid: u32) {
     let signal = SendSignalRequest {
         process: selector(pid),
@@ -166,7 +166,7 @@ fn talk(site: &Site<'_>, guest: &Guest, pid: &mut Option<u32>) -> Result<(), Fau
         let word = format!("word-{number}\n");
         let sent = type_word(site, guest, stream.pid(), &word);
         let seen = match sent {
-            // The stream shows by itself whether it has been cut.
+            // The stream itself shows whether it was cut.
             Err(trouble) => trouble.failed(),
             Ok(()) => {
                 hear(&mut stream, &format!("word-{number}\r\n"))?;
