@@ -162,7 +162,7 @@ mod tests {
             | Command::Key(KeyCommand::Revoke { state, .. }) => {
                 state.find_with(Path::new("/no/such/file")).unwrap()
             }
-            Command::Template(_) | Command::Cluster(_) | Command::Ca(_) => panic!("{line}"),
+            Command::Cluster(_) | Command::Ca(_) => panic!("{line}"),
         }
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::kernel::Origin;
+use crate::stages::kernel::Origin;
 
 /// A checkout of this repository.
 #[derive(Debug, Clone)]
