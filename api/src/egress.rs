@@ -1,4 +1,4 @@
-//! Outbound requests of sandboxes through `cube-egress`: the proxy that checks names, and adds the headers of rules.
+//! Outbound requests of sandboxes through `cube-egress`, the proxy that checks names and adds the headers of rules.
 //!
 //! ```text
 //! Isolation::handed ─┐
@@ -6,9 +6,9 @@
 //! Secrets ───────────┘      │
 //!                           └─► calls (memory, file) ─► alert
 //! ```
-//! One task starts the proxy, answers it, and starts it again if it ends. Without a proxy, nothing accepts the flows that
-//! are handed to it: they wait, and then fail. The values of secrets are only in the answer to the proxy's question for
-//! the headers of one request.
+//! One task starts the proxy, serves its requests, and restarts it if it exits. Without a proxy, nothing accepts
+//! redirected flows: they wait and then fail. The values of secrets are sent to the proxy only in the response to its
+//! request for the headers of one request.
 
 mod alert;
 mod authority;
@@ -55,19 +55,19 @@ use crate::{registry::Registry, secrets::Secrets, telemetry::name_of_reason};
 use process::Processes;
 use session::Answers;
 
-/// Pauses before the proxy is started again: doubled each time, and short again after a proxy that ran for [`STABLE`].
+/// Pauses before the proxy is restarted. Doubled each time, and reset after a proxy that ran for [`STABLE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const STABLE: Duration = Duration::from_secs(60);
-/// Cuts that wait for the proxy. If there are more, the proxy is restarted, which cuts all.
+/// Maximum number of cuts that wait for the proxy. If there are more, the proxy is restarted, which cuts all
+/// connections.
 const CUTS: usize = 4096;
-/// How long a proxy whose control socket has closed may take to end when nothing needs it any more.
+/// How long a proxy whose control socket has closed may take to exit when nothing needs it any more.
 const GRACE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(10);
 /// How often connections of sandboxes that were paused by their deadline are looked for.
 const PAUSED: Duration = Duration::from_secs(5);
-/// First user id of proxies. It is outside the ids of VMs and of distributions; each state
-/// directory has one of [`USERS`].
+/// First user id of proxies. Outside the ids of VMs and of distributions. Each state directory uses one of [`USERS`].
 const FIRST_USER: u32 = 0x7020_0000;
 const USERS: u32 = 0x1000;
 
@@ -77,11 +77,11 @@ pub struct EgressSpec {
     /// The program `cube-egress`.
     pub program: PathBuf,
     pub calls: CallFile,
-    /// Connections of all sandboxes at a time. `None`: the program's default.
+    /// Maximum number of concurrent connections of all sandboxes. `None`: the program's default.
     pub connections: Option<u32>,
 }
 
-/// Why the proxy cannot be prepared.
+/// The proxy could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum EgressError {
     #[error(transparent)]
@@ -92,19 +92,19 @@ pub enum EgressError {
     Alerts(#[source] io::Error),
 }
 
-/// What the network isolation reports about an address from which a connection was accepted.
+/// Interface to the network isolation: looks up an accepted connection by its peer address.
 pub(crate) struct Handed {
     pub(crate) flow: Box<dyn Fn(SocketAddr) -> Option<Flow> + Send + Sync>,
-    /// The sandbox is being adopted, so there is no flow yet.
+    /// Whether the sandbox is being adopted, so that there is no flow yet.
     pub(crate) awaits_adoption: Box<dyn Fn(SocketAddr) -> bool + Send + Sync>,
     /// Addresses that no proxy of a sandbox may have.
     pub(crate) forbidden: ForbiddenAddresses,
 }
 
-/// Makes the listening socket for a proxy.
+/// Creates the listening socket for a proxy.
 pub(crate) type Listen = Box<dyn Fn() -> io::Result<TcpListener> + Send + Sync>;
 
-/// What is ready before the registry is: the authority and the log.
+/// The parts that are ready before the registry: the authority and the log.
 pub(crate) struct Prepared {
     spec: EgressSpec,
     authority: Authority,
@@ -116,7 +116,7 @@ pub(crate) struct Prepared {
 #[derive(Clone)]
 pub struct Egress {
     cuts: mpsc::Sender<SandboxId>,
-    /// Sandboxes whose connections the present proxy may have.
+    /// Sandboxes that may have connections through the current proxy.
     served: Arc<Mutex<BTreeSet<SandboxId>>>,
     pub calls: CallLog,
     /// PEM of the certificate that sandboxes with rules must trust.
@@ -133,7 +133,7 @@ impl fmt::Debug for Egress {
 }
 
 impl Prepared {
-    /// Loads or makes the authority, and opens the log of calls.
+    /// Loads or creates the authority, and opens the call log.
     ///
     /// # Errors
     /// Returns [`EgressError`].
@@ -166,8 +166,8 @@ impl Prepared {
         &self.authority.certificate
     }
 
-    /// Starts the proxy, and keeps one running for as long as `tasks` is not dropped. A proxy that loses its control
-    /// socket ends by itself, after its connections.
+    /// Starts the proxy, and keeps one running until `tasks` is dropped. A proxy that loses its control socket exits by
+    /// itself once its connections have ended.
     pub(crate) fn start(
         self,
         registry: Registry,
@@ -211,17 +211,17 @@ impl Prepared {
 }
 
 impl Egress {
-    /// Ends the connections of a sandbox: it has ended or is paused, or its policy has changed.
+    /// Closes the connections of a sandbox that has ended, is paused, or has a new policy.
     pub fn cut(&self, sandbox: &SandboxId) {
         let was_served = self.served().remove(sandbox);
-        // A full queue belongs to a proxy that does not read, which the session ends.
+        // The queue fills up only if the proxy does not read. The session then kills the proxy.
         if was_served && self.cuts.try_send(sandbox.clone()).is_err() {
-            warn!(%sandbox, "cannot end the connections of a sandbox now: the proxy does not answer");
+            warn!(%sandbox, "cannot end the connections of a sandbox now: the proxy does not respond");
         }
     }
 
-    /// Ends the proxy with its connections, because the server ends. A server that hands over does not call this: its proxy
-    /// accepts nothing more and ends after its connections.
+    /// Ends the proxy and its connections when the server exits. Not called in a handover: the proxy then accepts
+    /// nothing more and exits once its connections have ended.
     pub(crate) async fn stop(&self) {
         self.supervisor.abort();
         let ended = async {
@@ -234,13 +234,13 @@ impl Egress {
         }
     }
 
-    /// How often a proxy was started.
+    /// Number of proxy starts.
     #[must_use]
     pub fn starts(&self) -> u64 {
         self.starts.load(Ordering::Relaxed)
     }
 
-    /// Cuts the connections of sandboxes that are paused, since the pool pauses sandboxes at their deadline by itself.
+    /// Closes connections of paused sandboxes. Needed because the pool pauses sandboxes at their deadline on its own.
     async fn cut_paused(self, registry: Registry) {
         let mut ticks = interval(PAUSED);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -282,7 +282,7 @@ fn user_of(state: &Path) -> u32 {
     FIRST_USER + u32::from_le_bytes([sum[0], sum[1], sum[2], sum[3]]) % USERS
 }
 
-/// Answers the proxy from the registry and the secrets, as they are at that moment.
+/// Serves the proxy's requests from the current registry and secrets.
 struct Desk {
     registry: Registry,
     secrets: Secrets,
@@ -293,7 +293,7 @@ struct Desk {
 
 impl Answers for Desk {
     fn flow(&self, peer: SocketAddr) -> Option<Flow> {
-        // Locked first: a cut of after this answer finds the sandbox.
+        // Added first, so that a cut after this response finds the sandbox.
         let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         let flow = (self.handed.flow)(peer)?;
         served.insert(flow.sandbox.parse().ok()?);
@@ -315,7 +315,8 @@ impl Answers for Desk {
         };
         let rules = match self.registry.rules(&sandbox).await {
             Ok(rules) => rules,
-            // A sandbox that is gone has no flow either; one whose rules cannot be read must not go without them.
+            // A sandbox that has ended has no flow either. If its rules cannot be read, its requests must not be sent
+            // without them.
             Err(why) => return failed("", &model::chain(&why)),
         };
         let rules = match &*rules {
@@ -355,7 +356,7 @@ impl Answers for Desk {
     }
 }
 
-/// Starts proxies.
+/// Starts and restarts proxies.
 struct Supervisor {
     spec: EgressSpec,
     user: u32,
@@ -390,7 +391,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts a proxy, and answers it until it ends or breaks the protocol. It is then killed.
+    /// Starts a proxy and serves it until it exits or breaks the protocol. It is then killed.
     async fn once<A: Answers>(
         &self,
         answers: &Arc<A>,
@@ -428,7 +429,7 @@ impl Supervisor {
         ours.set_nonblocking(true)?;
         let control = UnixStream::from_std(ours)?;
         let why = session::run(control, &self.authority, Arc::clone(answers), cuts).await;
-        // A proxy that has closed its socket is ending, but may be slow.
+        // A proxy that has closed its socket is exiting, but may be slow.
         if !matches!(why, session::SessionError::Closed)
             || timeout(GRACE, &mut status).await.is_err()
         {
@@ -439,7 +440,7 @@ impl Supervisor {
             Err(_) => Err(io::Error::other("killed")),
         };
         let status = ended.map_or_else(|why| why.to_string(), |status| status.to_string());
-        warn!(pid, why = %model::chain(&why), %status, "the egress proxy ended: starting another one");
+        warn!(pid, why = %model::chain(&why), %status, "the egress proxy exited: restarting it");
         Ok(())
     }
 }

@@ -1,14 +1,14 @@
-//! Events in the lives of sandboxes: listed, and posted to webhooks, as E2B has them.
+//! Life-cycle events of sandboxes, listed and posted to webhooks in E2B's format.
 //!
 //! ```text
 //! pool ── Change (after the write of the record) ──► owner ─► log (events/*.jsonl) ─► ring of the latest entries
 //! refused traffic ─────────────────────────────────►   │                                │
 //!                                                      └─ number of the latest ─► deliver ─► webhooks (events/webhooks)
 //! ```
-//! One task owns the log and the ledger, another one the deliveries. An event is in the log before it is delivered, and a
-//! webhook's progress is recorded after the delivery, so what a crash interrupts is delivered again: at least once, with the
-//! same `e2b-delivery-id`. What a crash keeps out of the log is found by comparison when the next server starts
-//! ([`ledger`]). Nothing of the pool waits for either task.
+//! One task owns the log and the ledger, another one the deliveries. An event is in the log before it is delivered, and
+//! a webhook's progress is recorded after the delivery. A delivery interrupted by a crash is therefore repeated with
+//! the same `e2b-delivery-id`: delivery is at least once. Events that a crash kept out of the log are found by
+//! comparison when the next server starts ([`ledger`]). The pool never waits for either task.
 
 mod attempts;
 mod deliver;
@@ -52,15 +52,15 @@ use hooks::Hooks;
 use ledger::{Happened, Ledger, Names};
 use log::{Entry, Listing, Log, kept_since_ns};
 
-/// The latest entries that wait for webhooks. One that is further behind misses the oldest.
+/// Number of latest entries kept for webhooks. A webhook that is further behind misses the oldest.
 const RING: usize = 1024;
-/// Refusals that wait for the owner; more are dropped.
+/// Maximum number of refusals that wait for the owner. Excess ones are dropped.
 const REFUSALS: usize = 1024;
-/// Least time between two events of refused traffic of one sandbox; what is refused meanwhile is counted.
+/// Minimum interval between two events of refused traffic of one sandbox. Refusals in between are counted.
 const REFUSED_EVERY: Duration = Duration::from_secs(60);
-/// Sandboxes whose refusals are counted. The counts of all are dropped when there are more.
+/// Maximum number of sandboxes with counted refusals. When exceeded, all counts are dropped.
 const MAX_REFUSED: usize = 4096;
-/// Most events of one answer.
+/// Maximum number of events in one response.
 pub(crate) const MAX_LISTED: usize = 100;
 
 /// The type of an event.
@@ -78,10 +78,10 @@ pub(crate) enum Kind {
     Killed,
     #[serde(rename = "sandbox.lifecycle.checkpointed")]
     Checkpointed,
-    /// To this node, from another one of the cluster. Not of E2B.
+    /// Moved to this node from another node of the cluster. Not an E2B event.
     #[serde(rename = "sandbox.lifecycle.moved")]
     Moved,
-    /// Not of E2B: it is logged only while a webhook wants it, and listed only if it is asked for.
+    /// Not an E2B event. Logged only while a webhook subscribes to it, and listed only on request.
     #[serde(rename = "sandbox.network.refused")]
     NetworkRefused,
 }
@@ -120,7 +120,7 @@ impl Kind {
     }
 }
 
-/// Which events a client wants to see.
+/// Filter of events for a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) sandbox: Option<String>,
@@ -135,9 +135,9 @@ pub(crate) struct Wanted {
 pub struct DeliveryCounts {
     pub(crate) delivered: AtomicU64,
     pub(crate) failed: AtomicU64,
-    /// After the last try.
+    /// Deliveries given up after the last try.
     pub(crate) given_up: AtomicU64,
-    /// Entries that a webhook which is too far behind did not get.
+    /// Entries that were not sent to a webhook because it was too far behind.
     pub(crate) missed: AtomicU64,
 }
 
@@ -167,15 +167,15 @@ struct Shared {
     /// Locked after `hooks`.
     attempts: Mutex<Attempts>,
     ring: Mutex<VecDeque<Arc<Entry>>>,
-    /// The number of the latest entry.
+    /// Number of the latest entry.
     latest: AtomicU64,
-    /// There are new entries, or webhooks have changed.
+    /// Signals new entries and changes of webhooks.
     news: Notify,
     refusals: mpsc::Sender<Refusal>,
     counts: DeliveryCounts,
 }
 
-/// What [`Events::open`] found, for [`Events::start`].
+/// The result of [`Events::open`], for [`Events::start`].
 #[derive(Debug)]
 pub(crate) struct Opened {
     log: Log,
@@ -183,12 +183,12 @@ pub(crate) struct Opened {
     refusals: mpsc::Receiver<Refusal>,
 }
 
-/// What an opened pool has found, and what it reports from then on.
+/// The sandboxes that an opened pool has found, and its later reports.
 #[derive(Debug)]
 pub(crate) struct Found {
-    /// Those that are alive, and those of the lost ones that are known.
+    /// Sandboxes that are alive, and lost ones that are known.
     sandboxes: Vec<Sandbox>,
-    /// Those that are gone, with the reason.
+    /// Lost sandboxes, with the reason.
     lost: Vec<(SandboxId, String)>,
     changes: mpsc::UnboundedReceiver<Change>,
 }
@@ -204,7 +204,7 @@ impl Found {
     }
 }
 
-/// The tasks; they end when the pool is closed.
+/// The tasks. They end when the pool is closed.
 #[derive(Debug)]
 pub(crate) struct Running {
     owner: JoinHandle<()>,
@@ -212,8 +212,8 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Waits until everything that the closed pool has reported is in the log. Deliveries under way are left to the next
-    /// server.
+    /// Waits until everything that the closed pool has reported is in the log. Unfinished deliveries are left to the
+    /// next server.
     pub(crate) async fn stop(self) {
         if let Err(error) = self.owner.await {
             tracing::error!(%error, "the task of the events failed");
@@ -222,7 +222,7 @@ impl Running {
     }
 }
 
-/// Gives the ids of a template and of its build by its id in the pool.
+/// Returns the ids of a template and of its build for its id in the pool.
 pub(crate) type TemplateNames = Box<dyn Fn(&str) -> (String, String) + Send>;
 
 impl Events {
@@ -254,7 +254,7 @@ impl Events {
         Ok((Self(Arc::new(shared)), opened))
     }
 
-    /// Begins to log and to deliver. `forbidden`: addresses that no webhook may have.
+    /// Starts logging and delivering. `forbidden` are addresses that no webhook may have.
     pub(crate) fn start(
         &self,
         opened: Opened,
@@ -332,7 +332,7 @@ impl Events {
         Ok(())
     }
 
-    /// The attempts of a webhook's deliveries by event, with its number.
+    /// The delivery attempts of a webhook, grouped by event with its number.
     ///
     /// # Errors
     /// Returns [`HookError::NotFound`].
@@ -356,7 +356,7 @@ impl Events {
         Ok(self.attempts().stats(id, wanted))
     }
 
-    /// Keeps an attempt, unless its webhook was deleted meanwhile. `number`: of its event.
+    /// Records an attempt, unless its webhook has been deleted. `number` is the event's.
     fn attempted(&self, number: u64, attempt: WebhookDelivery) {
         let hooks = self.hooks();
         if hooks.get(&attempt.webhook_id).is_ok() {
@@ -369,9 +369,9 @@ impl Events {
         &self.0.counts
     }
 
-    /// Reports refused traffic. It becomes an event if a webhook wants it.
+    /// Reports refused traffic. It becomes an event if a webhook subscribes to it.
     pub(crate) fn refused(&self, refusal: &Refusal) {
-        // A full queue means that there are far more refusals than events are made of.
+        // A full queue means that there are far more refusals than events to report.
         let _dropped = self.0.refusals.try_send(refusal.clone());
     }
 
@@ -412,7 +412,7 @@ struct Owner {
     log: Log,
     ledger: Ledger,
     names: Drawn,
-    /// Refusals since the last event of a sandbox, and when that was.
+    /// Number of refusals since the last event of a sandbox, and the time of that event.
     refused: HashMap<SandboxId, (u64, Option<Instant>)>,
 }
 
@@ -493,7 +493,7 @@ impl Owner {
 
     fn roll(&mut self) {
         if let Err(error) = self.log.roll(&self.ledger.alive) {
-            tracing::error!(%error, "cannot begin a file of events");
+            tracing::error!(%error, "cannot create a new segment of the event log");
         }
     }
 
@@ -540,7 +540,7 @@ impl Owner {
 
 /// A random id in the form of a UUID (RFC 9562, version 8).
 fn drawn_uuid() -> String {
-    // Without random bytes, nothing else of the server works either.
+    // Without random bytes, the rest of the server does not work either.
     random_hex::<16>().map_or_else(|_| uuid(&"0".repeat(32)), |hex| uuid(&hex))
 }
 

@@ -1,15 +1,15 @@
-//! Start and stop of the server. [`run`] opens the certificate and the keys, takes the lock of the state directory, binds
-//! the addresses, and opens the [`engine`]: the network, the pool (which finds the sandboxes of the previous server
-//! process) and the registry, in this order. The lock precedes the addresses, because a killed server that still exits
-//! holds both. From then on clients' connections wait instead of being refused. Work that no client waits for (removing
-//! leftovers, loading templates, warm slots) begins after that.
+//! Start and stop of the server. [`run`] opens the certificate and the keys, takes the lock of the state directory,
+//! binds the addresses, and opens the [`engine`]: the network, the pool (which finds the sandboxes of the previous
+//! server process) and the registry, in this order. The lock is taken before the addresses, because a killed server
+//! that is still exiting holds both. From then on clients' connections wait instead of being refused. Work that no
+//! client waits for (removing leftovers, loading templates, warm slots) starts after that.
 //!
-//! After SIGTERM or SIGINT the server refuses to create sandboxes, completes in-flight requests (for at most
-//! [`crate::listen::limits::DRAIN`]) and pending changes of sandboxes (then for at most `SETTLE`), and finally, as
-//! `--on-exit` directs, leaves the running sandboxes to the next server process or kills them.
+//! After SIGTERM or SIGINT the server refuses to create sandboxes. It completes in-flight requests (for at most
+//! [`crate::listen::limits::DRAIN`]) and then pending changes of sandboxes (for at most `SETTLE`). Finally, depending
+//! on `--on-exit`, it leaves the running sandboxes to the next server process or kills them.
 //!
-//! After SIGHUP or a request at the internal socket, a new process takes over ([`crate::handover`]); this one finishes its
-//! connections. A process that was started for this purpose gets lock and sockets from its predecessor.
+//! After SIGHUP or a request on the internal socket, a new process takes over ([`crate::handover`]), and this one
+//! finishes its connections. The new process gets lock and sockets from its predecessor.
 
 mod engine;
 mod exports;
@@ -61,11 +61,11 @@ const EXIT_WITHOUT_DRAIN: i32 = 130;
 pub struct ServeSpec {
     /// Addresses to bind.
     pub listen: Vec<SocketAddr>,
-    /// Sockets of these addresses that are bound already, by systemd. Empty: the server binds the addresses.
+    /// Sockets of these addresses that systemd has already bound. Empty: the server binds the addresses.
     pub bound: Vec<std::net::TcpListener>,
     pub pool: PoolConfig,
     /// Domain below which sandboxes have host names, with the server's port unless the port is 443. `None`: no domain
-    /// is configured; requests name their sandbox by headers, or, unless authentication is off, by a host name
+    /// is configured. Requests then identify their sandbox by headers or, unless authentication is off, by a host name
     /// `<port>-<id>` below any domain.
     pub domain: Option<String>,
     /// Reverse proxies whose `X-Forwarded-For` is trusted.
@@ -79,13 +79,13 @@ pub struct ServeSpec {
     /// `None`: sandboxes have no network.
     pub network: Option<NetworkSpec>,
     pub builds: BuildsSpec,
-    /// Where the key of the secrets comes from.
+    /// Source of the key that encrypts the secrets.
     pub secrets_key: KeySource,
     /// Images that templates are built from.
     pub images: ImagesSpec,
     /// Name of this node.
     pub node: String,
-    /// `None`: the server is alone.
+    /// `None` outside a cluster.
     pub cluster: Option<ClusterSpec>,
     /// Addresses that no webhook of a client may have.
     pub webhooks_forbidden: ForbiddenAddresses,
@@ -96,11 +96,11 @@ pub struct ServeSpec {
 /// How templates are built.
 #[derive(Clone, Copy, Debug)]
 pub struct BuildsSpec {
-    /// Disk space of the results of steps in bytes.
+    /// Disk space of cached step results in bytes.
     pub cache_quota: Bytes,
-    /// What steps may reach.
+    /// Network access of the steps.
     pub egress: DefaultEgress,
-    /// Builds that run at the same time; at least 1.
+    /// Maximum number of concurrent builds; at least 1.
     pub running: usize,
     /// Space of all uploaded archives.
     pub upload_quota: Bytes,
@@ -156,7 +156,7 @@ pub enum ServeError {
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     #[error(
-        "cannot create or open the state directory {}: run as root, or name another directory with --state",
+        "cannot create or open the state directory {}: run as root, or choose another directory with --state",
         path.display()
     )]
     Io {
@@ -202,11 +202,11 @@ pub fn open_state(path: &Path) -> Result<(), StateError> {
 }
 
 /// Serves until SIGTERM or SIGINT, or until another process has taken over and the connections of this one have ended.
-/// `predecessor`: the process that hands over to this one.
+/// `predecessor` is the process that hands over to this one.
 ///
 /// # Errors
-/// Returns [`ServeError`] if the server cannot start. Once started, it returns an error only if it can neither hand over
-/// nor go on.
+/// Returns [`ServeError`] if the server cannot start. Once started, it returns an error only if it can neither hand
+/// over nor continue.
 pub async fn run(mut spec: ServeSpec, predecessor: Option<Predecessor>) -> Result<(), ServeError> {
     let Some(predecessor) = predecessor else {
         let start = Start::new(&spec)?;
@@ -248,8 +248,8 @@ pub async fn run(mut spec: ServeSpec, predecessor: Option<Predecessor>) -> Resul
     }
 }
 
-/// Ends all sandboxes that a stopped server has left running, and removes their network and their cgroups. Paused
-/// sandboxes, snapshots and templates stay.
+/// Kills all sandboxes that a stopped server has left running, and removes their network and their cgroups. Paused
+/// sandboxes, snapshots and templates are kept.
 ///
 /// # Errors
 /// Returns [`ServeError`] if the state directory is in use or cannot be opened.
@@ -262,7 +262,7 @@ pub async fn end(spec: &ServeSpec) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// What a server has before it needs anything that only one process can have.
+/// The parts of a server that several processes can have at the same time.
 struct Start {
     program: PathBuf,
     signals: Signals,
@@ -298,7 +298,7 @@ impl Start {
         })
     }
 
-    /// The sockets of a predecessor or of systemd; if there are none, new ones.
+    /// The sockets of a predecessor or of systemd. Creates new ones if there are none.
     async fn sockets(&self, spec: &ServeSpec, given: &mut Given) -> Result<Sockets, ServeError> {
         let inherited = Sockets::inherit(given).map_err(ServeError::Sockets)?;
         let inherited = inherited.with_internal(&spec.pool.state.join(INTERNAL))?;
@@ -344,7 +344,7 @@ impl Start {
             (Err(why), None) => return Err(why),
         };
         let hosts = Hosts::new(spec.domain.as_deref().map(without_port));
-        // Without keys, only the check of `Host` keeps web pages of other origins from reaching sandboxes by DNS
+        // Without keys, only the check of `Host` prevents web pages of other origins from reaching sandboxes by DNS
         // rebinding.
         let hosts = if self.authenticator.is_open() {
             hosts.strict()
@@ -404,7 +404,7 @@ impl Start {
             }
             match outcome {
                 Ok(successor) => {
-                    // Further requests get what they asked for.
+                    // Further requests get the same result.
                     while let Some(Ok(reload)) = reloads.as_mut().map(mpsc::Receiver::try_recv) {
                         reload.answer(&told).await;
                     }
@@ -414,7 +414,7 @@ impl Start {
                 }
                 Err(Failed::Kept(HandoverError::Stopping)) => break "SIGTERM or SIGINT",
                 Err(Failed::Kept(why)) => {
-                    error!(why = %model::chain(&why), "the reload failed: this server goes on");
+                    error!(why = %model::chain(&why), "the reload failed: this server process continues to serve");
                 }
                 Err(Failed::Lost(why)) => return Err(why),
             }
@@ -502,7 +502,8 @@ fn without_port(domain: &str) -> &str {
     domain.split_once(':').map_or(domain, |(name, _)| name)
 }
 
-/// After the first SIGTERM or SIGINT: no sandbox is created any more, and a second signal makes the process exit at once.
+/// Handles the first SIGTERM or SIGINT: no more sandboxes are created, and a second signal makes the process exit at
+/// once.
 fn stop(signal: &'static str, pool: &Pool) {
     info!(
         signal,
@@ -529,7 +530,7 @@ async fn close(engine: Engine, on_exit: OnClose) {
         .await
         .is_err()
     {
-        warn!("a build did not end in time: the next server process ends it");
+        warn!("a build did not end in time: the next server process will end it");
     }
     if tokio::time::timeout(SETTLE, pool.drain()).await.is_err() {
         warn!(
@@ -538,7 +539,7 @@ async fn close(engine: Engine, on_exit: OnClose) {
         );
     }
     if let Some(egress) = &engine.egress {
-        // Before the pool leaves the cgroup that the proxy is in.
+        // Before the pool leaves the cgroup that contains the proxy.
         egress.stop().await;
     }
     pool.close(on_exit).await;

@@ -19,7 +19,7 @@ pub(super) const MAX_BODY: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Body<T>(pub(super) T);
 
-/// Like [`Body`], for bodies with secrets: the answer to a malformed one contains nothing of it.
+/// Like [`Body`], for bodies with secrets: the response to a malformed body does not quote it.
 #[derive(Debug)]
 pub(super) struct SecretBody<T>(pub(super) T);
 

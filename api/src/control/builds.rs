@@ -1,4 +1,4 @@
-//! Builds of templates: request, uploads of files, start, status and logs, tags.
+//! Template builds: request, file uploads, start, status, logs, and tags.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -40,7 +40,7 @@ use crate::{
 const READ: Access = Access::Key(Scope::TemplatesRead);
 const WRITE: Access = Access::Key(Scope::TemplatesWrite);
 
-/// How long an upload URL is valid. The upload must begin before.
+/// How long an upload URL is valid. The upload must start within this time.
 const GRANT_S: u64 = 3600;
 /// Number of log entries in the reason of a failure.
 const REASON_ENTRIES: usize = 20;
@@ -55,7 +55,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
     vec![
         Endpoint::new(post, "/v3/templates", WRITE, create),
         Endpoint::new(get, files, WRITE, grant),
-        // The URL that `grant` returns carries its own authority.
+        // The URL that `grant` returns carries its own authorization.
         Endpoint::new(put, files, Access::Public, upload),
         Endpoint::new(post, build, WRITE, start),
         Endpoint::new(post, "/templates/{id}/redo", WRITE, redo),
@@ -97,7 +97,7 @@ fn accepted(
     (StatusCode::ACCEPTED, Json(answer))
 }
 
-/// Builds a template again, from what the server keeps of its build. The path may name a tag.
+/// Rebuilds a template from the stored order of its build. The path may contain a tag.
 async fn redo(
     State(app): State<App>,
     Segment(reference): Segment,
@@ -138,8 +138,8 @@ async fn redo(
     ))
 }
 
-/// What a template was built from: the build that the tag of the path names, or without a tag the newest one if none
-/// has the default tag.
+/// Returns the order that a template was built from: of the build with the tag in the path, or without a tag, of the
+/// newest build if none has the default tag.
 async fn order(
     State(app): State<App>,
     Segment(reference): Segment,
@@ -188,7 +188,7 @@ fn no_order(state: &BuildState, reference: String) -> BuildsError {
     BuildsError::OrderGone(reference, why)
 }
 
-/// The template of builds that a path or a body names, by id or name.
+/// Finds a built template by the id or name in a path or a body.
 pub(super) fn of_builds(app: &Control, word: &str) -> Result<Arc<TemplateRecord>, ApiError> {
     let catalog = app.builds.catalog();
     let found = catalog.find(word).cloned();
@@ -228,7 +228,7 @@ async fn upload(
 ) -> Result<StatusCode, ApiError> {
     let query = request.uri().query().unwrap_or_default();
     let grant = app.builds.authority.verify(&id, &hash, query, now_s())?;
-    // Deleted since.
+    // It was deleted in the meantime.
     of_builds(&app, &grant.template_id)?;
     app.builds
         .uploads
@@ -279,7 +279,7 @@ impl Found {
         self.template.build(&self.id)
     }
 
-    /// The log as it is now: not older than the record, so a build that has ended is seen with its whole log.
+    /// Reads the current log. It is at least as new as the record, so the log of an ended build is complete.
     async fn entries<T>(
         &self,
         app: &Control,
@@ -328,7 +328,7 @@ async fn status(
     }))
 }
 
-/// The last log entries of the part of a build that failed.
+/// The last log entries of the failed part of a build.
 fn of_failure(log: &crate::builds::log::BuildLog, reason: &Reason) -> Vec<BuildLogEntry> {
     let at = reason.step.as_deref().and_then(|step| match step {
         "base" => Some(At::Base),
@@ -418,7 +418,7 @@ async fn unassign(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The template of builds with an id or a name. Installed templates are refused as such.
+/// Finds a built template by id or name. Refuses installed templates with a specific error.
 pub(super) async fn changeable(app: &Control, word: &str) -> Result<Arc<TemplateRecord>, ApiError> {
     match of_builds(app, word) {
         Ok(template) => Ok(template),

@@ -1,8 +1,9 @@
-//! The web console at `/ui`: the files of `console/dist`, which this program contains.
+//! The web console at `/ui`: serves the files of `console/dist`, which are compiled into this program.
 //!
-//! The files need no key: they are the same for everyone, and have nothing of the server. The page asks for a key and keeps
-//! it in memory. Its policy allows scripts and requests of this origin only, and no other page can reach it, neither
-//! in a frame nor through `window.open`, since pages of sandboxes may have this origin too ([`crate::proxy::isolate`]).
+//! The files need no key: they are the same for everyone and contain nothing from the server. The page asks for a key
+//! and keeps it in memory. Its policy allows scripts and requests of this origin only. No other page can reach it,
+//! neither in a frame nor through `window.open`, because pages of sandboxes may have this origin too
+//! ([`crate::proxy::isolate`]).
 
 use axum::{
     Router,
@@ -24,14 +25,14 @@ use crate::auth::random_hex;
 const PAGE: &str = include_str!(concat!(env!("OUT_DIR"), "/index.html"));
 /// The other files by name, compressed with gzip. Names contain a hash of the content.
 const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/console.rs"));
-/// In [`PAGE`], the place of the nonce of each answer.
+/// Placeholder in [`PAGE`] for the nonce of each response.
 const NONCE: &str = "STYLE_NONCE";
 
 const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 const PERMISSIONS_POLICY: HeaderName = HeaderName::from_static("permissions-policy");
 
-/// Adds the routes of the console. They are no part of the API, so its document does not list them.
+/// Adds the routes of the console. They are not part of the API, so its document does not list them.
 pub(super) fn add_to(router: Router<App>) -> Router<App> {
     router
         .route("/ui", get(redirect))
@@ -43,7 +44,7 @@ async fn redirect() -> impl IntoResponse {
     (StatusCode::PERMANENT_REDIRECT, [(LOCATION, "/ui/")])
 }
 
-/// Headers of every answer.
+/// Headers of every response.
 const STRICT: [(HeaderName, &str); 6] = [
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (X_FRAME_OPTIONS, "DENY"),
@@ -98,7 +99,7 @@ async fn file(Path(name): Path<String>, method: Method, uri: Uri) -> Result<Resp
 mod tests {
     use super::*;
 
-    /// Bytes of all that a browser loads for the first page, compressed.
+    /// Maximum size of everything that a browser loads for the first page, compressed.
     const MOST_BYTES: usize = 250 * 1024;
 
     #[test]

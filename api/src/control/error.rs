@@ -26,7 +26,7 @@ use crate::{
     secrets::SecretError,
 };
 
-/// The error code by which clients recognize a guest whose agent does not answer.
+/// The error code by which clients recognize a guest whose agent does not respond.
 const UNRESPONSIVE: &str = "sandbox_snapshot_guest_agent_unresponsive";
 
 /// Why a request of the control plane failed.
@@ -64,7 +64,7 @@ pub enum ApiError {
         status = .1.name()
     )]
     NodeClosed(String, NodeStatus),
-    /// The template as the client named it, and the node that changes it.
+    /// The template as the client referred to it, and its home.
     #[error(
         "the template {0:?} is changed by node {1}, which is unreachable: try again when it is back, or remove the node from the \
          cluster (`cube node remove {1}`), and another one takes its templates over"
@@ -76,18 +76,18 @@ pub enum ApiError {
     Node(#[from] NodeError),
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// A task of this server did not end.
+    /// A task of this server did not complete.
     #[error("the request was interrupted: {0}")]
     Interrupted(String),
     #[error("route {0} does not exist")]
     NoRoute(String),
     #[error("the method of {0} is not supported by this route")]
     NoMethod(String),
-    /// A part of E2B's interface that this server does not support.
+    /// A part of E2B's API that this server does not support.
     #[error("not supported by this server: {0}")]
     NotImplemented(String),
-    /// The caller required a healthy guest, and the guest's agent does not answer.
-    #[error("the agent of sandbox {0} does not answer; the sandbox was not paused")]
+    /// The caller required a healthy guest, and the guest's agent does not respond.
+    #[error("the agent of sandbox {0} does not respond; the sandbox was not paused")]
     Unresponsive(SandboxId),
     /// The rules need the proxy's certificate authority in the guest.
     #[error(
@@ -120,7 +120,7 @@ pub enum ApiError {
 }
 
 impl ApiError {
-    /// Names the reference of a client, which may be long.
+    /// An error that quotes a client's reference, which may be long.
     pub(super) fn no_template(reference: &str) -> Self {
         Self::NoTemplate(reference.chars().take(200).collect())
     }
@@ -196,7 +196,7 @@ impl ApiError {
         }
     }
 
-    /// The identifier of E2B's specification for this error. Most errors of the client have none.
+    /// The error identifier in E2B's specification. Most client errors have none.
     fn error_code(&self) -> Option<&'static str> {
         match self {
             Self::Unresponsive(_) => Some(UNRESPONSIVE),
@@ -218,7 +218,7 @@ impl ApiError {
         }
     }
 
-    /// The error of a create: of the start of its VM, or any other.
+    /// The error of a create: distinguishes a failed start of the VM from other errors.
     pub(super) fn of_create(why: RegistryError) -> Self {
         match why {
             RegistryError::Pool(

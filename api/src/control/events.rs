@@ -35,7 +35,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
 const BY_PROXY: &str = "proxy";
 const NOT_REFUSED: &str = "none";
 
-/// The refused packets and the calls that are still held for the sandbox, oldest first.
+/// The refused packets and calls still stored for the sandbox, oldest first.
 async fn list(
     State(app): State<App>,
     OfSandbox(id): OfSandbox,
@@ -45,7 +45,7 @@ async fn list(
     let calls = app.calls(&view.sandbox.id).await;
     let packets = refused.iter().map(on_wire);
     let mut all: Vec<_> = packets.chain(calls.into_iter().map(call_on_wire)).collect();
-    // Stable: events of one moment keep their order.
+    // Stable sort: simultaneous events keep their order.
     all.sort_by_key(|event| event.timestamp.unix_ns());
     Ok(Json(all))
 }

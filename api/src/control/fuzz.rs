@@ -12,7 +12,7 @@ use crate::{egress::rules::Rules, network::Rewriting, secrets::Value};
 
 use super::{EgressConfig, network, paging::Page, query::Query};
 
-/// Runs one fuzz input: the first byte selects the parser that gets the other bytes.
+/// Runs one fuzz input. The first byte selects the parser, which gets the remaining bytes.
 ///
 /// # Panics
 /// Panics if an invariant is violated.
@@ -78,7 +78,7 @@ fn check_options(options: &NetworkConfig) {
     assert!(opened.is_err() || opened.is_ok_and(|policy| policy.names.is_empty()));
 }
 
-/// Checks that rules which are accepted apply to their own hosts only, and make headers that a message can have.
+/// Checks that accepted rules apply to their own hosts only and produce valid headers.
 fn check_rules(options: &NetworkConfig) {
     let Ok(rules) = Rules::parse(&options.rules.clone().unwrap_or_default()) else {
         return;
@@ -99,7 +99,7 @@ fn check_rules(options: &NetworkConfig) {
     }
 }
 
-/// Checks the bodies of requests for builds: what is accepted fits into the pool's names, and names plain files.
+/// Checks the bodies of build requests: accepted names fit into the pool's names and are plain file names.
 fn check_build(bytes: &[u8]) {
     if let Ok(body) = serde_json::from_slice(bytes)
         && let Ok(spec) = request::check_new(body)
@@ -118,7 +118,7 @@ fn check_build(bytes: &[u8]) {
     }
 }
 
-/// Checks the record of a template's builds: what is read is written and read as the same.
+/// Checks the record of a template's builds: a parsed record survives a round trip.
 fn check_record(bytes: &[u8]) {
     if let Ok(record) = store::parse(bytes) {
         let text = serde_json::json!({"format": 1, "template": record}).to_string();

@@ -30,7 +30,7 @@ pub(super) async fn guard(
         }
         let headers = request.headers();
         let granted = if request.extensions().get::<Arc<Peer>>().is_some() {
-            // The node that has forwarded the request names the key, and this one looks the scopes up.
+            // The forwarding node sends the hash of the key, and this one looks up the scopes.
             let key = headers.get(peers::KEY);
             let key = key.and_then(|key| key.to_str().ok()).map(str::to_owned);
             app.authenticator.admit_sum(key, scope, Instant::now())?
@@ -91,12 +91,12 @@ pub(super) async fn observe(State(app): State<App>, request: Request, next: Next
     response
 }
 
-/// The answer for unknown paths.
+/// The response for unknown paths.
 pub(super) async fn no_route(method: Method, uri: Uri) -> ApiError {
     ApiError::NoRoute(format!("{method} {}", shown(&uri)))
 }
 
-/// The answer for methods that a route does not support.
+/// The response for methods that a route does not support.
 pub(super) async fn no_method(method: Method, uri: Uri) -> ApiError {
     ApiError::NoMethod(format!("{method} {}", shown(&uri)))
 }

@@ -1,8 +1,8 @@
-//! `Idempotency-Key` on creates: a repeated request gets the answer of the first one and makes no second sandbox.
+//! `Idempotency-Key` on creates: a repeated request gets the response of the first one and creates no second sandbox.
 //!
-//! The answers are in the memory of the server that the client asked, for each API key. The create runs in a task of
-//! its own, so a client that loses its connection gets the sandbox with its next attempt. Only answers of creates that
-//! succeeded are kept: after any other answer there is no sandbox, and a repetition tries again.
+//! Responses are kept per API key in the memory of the server that received the request. Each create runs in its own
+//! task, so a client that loses its connection gets the sandbox with its next attempt. Only responses of successful
+//! creates are kept. After any other response there is no sandbox, and a repetition tries again.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -32,13 +32,13 @@ use super::{
 use crate::{peers::Peer, traces};
 
 const FIELD: HeaderName = HeaderName::from_static("idempotency-key");
-/// Response header of an answer that was given before.
+/// Response header that marks a repeated response.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
-/// Longest key in E2B's specification.
+/// Maximum key length in E2B's specification.
 const MAX_KEY: usize = 255;
-/// How long an answer is kept. Clients repeat a create within minutes.
+/// How long a response is kept. Clients repeat a create within minutes.
 const WINDOW: Duration = Duration::from_secs(3600);
-/// Answers that are kept for one API key, each of about 1 KiB; the oldest ones make room.
+/// Maximum number of responses kept per API key, each of about 1 KiB. The oldest are dropped first.
 const MAX_KEPT: usize = 1000;
 /// How long a repetition waits for the first request.
 const WAIT: Duration = Duration::from_secs(30);
@@ -50,7 +50,7 @@ pub enum IdempotencyError {
     Mismatch,
     #[error("the first request with this Idempotency-Key is still being processed: try again")]
     InProgress,
-    /// The first request ended without an answer, by a bug.
+    /// The first request ended without a response because of a bug.
     #[error(
         "the outcome of the first request with this Idempotency-Key is unknown: list the sandboxes, and use a new key"
     )]
@@ -59,7 +59,7 @@ pub enum IdempotencyError {
     TooMany,
 }
 
-/// The answers by API key, oldest first.
+/// Responses by API key, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Table(Mutex<HashMap<Option<String>, VecDeque<Entry>>>);
 
@@ -79,10 +79,10 @@ impl Entry {
     }
 }
 
-/// What identifies a request.
+/// Identifies a request.
 #[derive(Clone, Debug)]
 struct Asked {
-    /// Identifies the API key. `None`: the server needs none.
+    /// Identifies the API key. `None` if the server requires none.
     owner: Option<String>,
     key: String,
     /// Digest of path and body.
@@ -132,7 +132,7 @@ impl Table {
     }
 }
 
-/// Answers a create that names an idempotency key. One that another node has forwarded is in the table of that node.
+/// Serves a create with an idempotency key. If another node forwarded it, that node's table has the entry.
 pub(super) async fn layer(
     State((app, table)): State<(App, Arc<Table>)>,
     request: Request,
@@ -170,7 +170,7 @@ fn key_in(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     Err(ApiError::BadRequest(wrong))
 }
 
-/// Runs the first request with this key, and waits for its answer in the others.
+/// Runs the first request with this key. Repetitions wait for its response.
 async fn once(
     table: &Arc<Table>,
     asked: Asked,
@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    /// Creates that answer with the number of creates so far.
+    /// A handler of creates that responds with the number of creates so far.
     #[derive(Clone, Default)]
     struct Creates(Arc<Table>, Arc<AtomicUsize>);
 
@@ -253,7 +253,7 @@ mod tests {
         }
         assert_eq!(creates.create(asked("a", "k", 2), 201).await, Err(409));
         assert_eq!(creates.create(asked("a", "l", 1), 201).await.unwrap(), "2");
-        // Another API key.
+        // With another API key.
         assert_eq!(creates.create(asked("b", "k", 2), 201).await.unwrap(), "3");
     }
 
@@ -276,7 +276,7 @@ mod tests {
             finished.await.unwrap();
             "first".into_response()
         });
-        // The first client leaves after the create has begun.
+        // The first client disconnects after the create has started.
         tokio::select! {
             biased;
             _ = first => panic!("it was not finished"),
@@ -313,7 +313,7 @@ mod tests {
             )
         };
         assert!(is_first("0", start));
-        // The sender is gone, so the request is not in progress.
+        // The sender was dropped, so the request is no longer in progress.
         assert!(!is_first("0", start + WINDOW - Duration::from_secs(1)));
         assert!(is_first("0", start + WINDOW));
         for key in 1..MAX_KEPT {

@@ -1,4 +1,4 @@
-//! Changes of existing sandboxes: connect, timeout, pause, resume, network.
+//! Changes to existing sandboxes: connect, timeout, pause, resume, network.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::{agent, auth::Scope};
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
 /// Time limit of the agent's health check.
 const HEALTH: Duration = Duration::from_secs(2);
-/// Time limit of the installation of a certificate authority.
+/// Time limit for installing a certificate authority.
 const TRUST: Duration = Duration::from_secs(10);
 /// Default duration of a refresh in seconds.
 const REFRESH_S: u32 = 15;
@@ -153,7 +153,8 @@ async fn set_network(
     network::check_secrets(&outbound, app.egress_config(), &app.secrets)?;
     if let (Some(egress), [_, ..]) = (&app.egress, policy.ruled.as_slice()) {
         let sandbox = app.pool.get(&id).await?;
-        // First, since requests fail while the rules are in force without it. A paused sandbox is refused below.
+        // Done first, because with the rules in force, requests fail without the certificate. A paused sandbox is
+        // refused below.
         if sandbox.state == SandboxState::Running
             && !agent::trusts(&sandbox.vsock, &egress.ca_bundle, TRUST).await
         {

@@ -23,7 +23,7 @@ use crate::{auth::Scope, registry::History};
 const READ: Access = Access::Key(Scope::SandboxesRead);
 /// Maximum number of bytes that are read from the end of a console file.
 const MAX_CONSOLE: u64 = 256 * 1024;
-/// Maximum number of entries in one answer.
+/// Maximum number of entries in one response.
 const MAX_LINES: usize = 1000;
 
 pub(super) fn endpoints() -> Vec<Endpoint> {

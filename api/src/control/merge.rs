@@ -1,4 +1,4 @@
-//! Merging of the nodes' answers to one. Pure.
+//! Merges the responses of several nodes. Pure.
 
 use std::collections::BTreeSet;
 
@@ -11,14 +11,14 @@ use super::paging::{Page, Position};
 #[derive(Debug, Default)]
 pub(super) struct Part {
     pub(super) items: Vec<Value>,
-    /// Of each item.
+    /// Positions of the items.
     pub(super) positions: Vec<Position>,
-    /// Whether the node has further items.
+    /// Whether the node has more items.
     pub(super) has_more: bool,
 }
 
-/// The page of all nodes, and the token of the next one. Each part is the node's own page of the same request, so no item
-/// that a node has left out precedes one of the merged page.
+/// The page of all nodes, and the token of the next one. Each part is that node's page for the same request, so no item
+/// omitted by a node precedes an item of the merged page.
 pub(super) fn page(page: &Page, parts: Vec<Part>) -> (Vec<Value>, Option<String>) {
     let has_more = parts.iter().any(|part| part.has_more);
     let items = parts
@@ -32,7 +32,7 @@ pub(super) fn page(page: &Page, parts: Vec<Part>) -> (Vec<Value>, Option<String>
     (shown.into_iter().map(|(_, item)| item).collect(), token)
 }
 
-/// The position of a listed sandbox, as `startedAt` and `sandboxID` print it.
+/// The position of a listed sandbox, from its `startedAt` and `sandboxID`.
 pub(super) fn position(item: &Value) -> Option<Position> {
     position_in(item, "startedAt", "sandboxID")
 }
@@ -54,7 +54,7 @@ pub(super) fn page_of_templates(page: &Page, all: Vec<Value>) -> (Vec<Value>, Op
     (shown.into_iter().map(|(_, item)| item).collect(), token)
 }
 
-/// Positions as a field of an answer: `AT:ID,AT:ID`.
+/// Positions as a header field of a response: `AT:ID,AT:ID`.
 pub(super) fn write_positions(positions: &[Position]) -> String {
     let texts = positions.iter().map(|p| format!("{}:{}", p.at, p.id));
     texts.collect::<Vec<_>>().join(",")
@@ -79,8 +79,8 @@ pub(super) fn latest_first(parts: Vec<Vec<Value>>) -> Vec<Value> {
     all
 }
 
-/// Templates, each once: an installed template and a copy have the same id on every node. The counts of creates are added
-/// up. Of several forms, the one with the most builds is shown, which is the home's.
+/// Merges templates by id: an installed template and a copy have the same id on every node. Adds up the counts of
+/// creates. Of several versions, uses the one with the most builds, which is the home's.
 pub(super) fn templates(parts: Vec<Vec<Value>>) -> Vec<Value> {
     let mut merged: Vec<Value> = Vec::new();
     for item in parts.into_iter().flatten() {
@@ -102,7 +102,7 @@ pub(super) fn templates(parts: Vec<Vec<Value>>) -> Vec<Value> {
     merged
 }
 
-/// Metrics of several sandboxes: an object of objects by sandbox.
+/// Merges metrics: an object of objects by sandbox.
 pub(super) fn metrics(parts: Vec<Value>) -> Value {
     let mut all = Map::new();
     for part in parts {
@@ -119,7 +119,7 @@ pub(super) fn metrics(parts: Vec<Value>) -> Value {
     Value::Object(all)
 }
 
-/// The names of nodes whose items are missing in a merged answer.
+/// The names of nodes whose items are missing in a merged response.
 pub(super) fn missing(nodes: &BTreeSet<String>) -> Option<String> {
     let names: Vec<_> = nodes.iter().map(String::as_str).collect();
     (!names.is_empty()).then(|| names.join(","))
@@ -144,7 +144,7 @@ mod tests {
         json!({"startedAt": Timestamp::from_unix_ns(at * 1_000_000), "sandboxID": id.to_string()})
     }
 
-    /// What a node answers.
+    /// A node's response.
     fn part(page: &Page, items: &[(u64, u8)]) -> Part {
         let items: Vec<_> = items.iter().copied().map(item).collect();
         let (shown, token) = page.cut(items, |item| position(item).unwrap());

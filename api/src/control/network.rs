@@ -153,7 +153,7 @@ fn dns_servers(
     entries.iter().map(server).collect()
 }
 
-/// The proxy speaks TLS to these ports of the sandbox.
+/// The ports of the sandbox to which the proxy speaks TLS.
 fn check_https_ports(network: &NetworkConfig) -> Result<(), ApiError> {
     let ports = network.https_ports.as_deref().unwrap_or_default();
     if ports.len() > MAX_HTTPS_PORTS {
@@ -171,7 +171,7 @@ fn check_https_ports(network: &NetworkConfig) -> Result<(), ApiError> {
     }
 }
 
-/// Whether all connections leave by a proxy of the sandbox.
+/// Whether all connections leave through the sandbox's proxy.
 fn has_proxy(network: &NetworkConfig, egress: &EgressConfig) -> Result<bool, ApiError> {
     let Some(option) = network.egress_proxy.as_ref().filter(|p| !p.is_null()) else {
         return Ok(false);
@@ -201,7 +201,7 @@ fn rules_of(network: &NetworkConfig, rewriting: Rewriting) -> Result<Rules, ApiE
     }
 }
 
-/// Refuses rules that would send a secret to a host that is not one of its own.
+/// Refuses rules that would send a secret to a host that the secret is not meant for.
 pub(super) fn check_secrets(
     network: &NetworkConfig,
     egress: Option<&EgressConfig>,
@@ -281,7 +281,7 @@ pub(super) fn grant(
     )))
 }
 
-/// Encrypts the password in the options, which have been granted, before they are kept.
+/// Encrypts the password in accepted options before they are stored.
 pub(super) fn seal(network: &mut NetworkConfig, app: &App) -> Result<(), ApiError> {
     socks::seal(network, &app.secrets).map_err(SecretError::Io)?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Nodes: this host, and its peers in a cluster.
+//! Nodes: this host, and the other nodes of its cluster.
 
 use axum::{Json, extract::State, routing::MethodFilter};
 use cluster::{NodeId, NodeState};
@@ -21,9 +21,9 @@ use crate::{
 };
 
 const ADMIN: Access = Access::Key(Scope::NodesAdmin);
-/// Most sandboxes that are named as stuck.
+/// Maximum number of sandboxes listed as stuck.
 const MAX_STUCK: usize = 100;
-/// The id of the cluster of a node that is alone: clients require a UUID.
+/// Cluster id of a server without a cluster, because clients require a UUID.
 const ALONE: &str = "00000000-0000-8000-a000-000000000002";
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
@@ -54,7 +54,7 @@ async fn detail(State(app): State<App>, Segment(id): Segment) -> Result<Json<Nod
     }
 }
 
-/// A status that cannot be set is a conflict, as with E2B.
+/// An invalid status change is a conflict, as in E2B.
 async fn change(
     State(app): State<App>,
     Segment(id): Segment,
@@ -83,7 +83,7 @@ async fn change(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Removes a node that is away from the cluster: its name and its certificate are worth nothing from then on.
+/// Removes an unreachable node from the cluster. Its name and its certificate become invalid.
 async fn remove(State(app): State<App>, Segment(id): Segment) -> Result<StatusCode, ApiError> {
     match member(&app, &id)? {
         Member::Other(peers, node) => peers.remove(&node).await?,
@@ -117,7 +117,7 @@ fn member<'a>(app: &'a App, id: &str) -> Result<Member<'a>, ApiError> {
     }
 }
 
-/// Another node, as it was last seen. Its status is that of the present view.
+/// The last known state of another node, with its status from the current view.
 fn other(app: &App, peers: &Peers, node: &NodeId) -> Node {
     let view = peers.cluster().view();
     let is_there = view.nodes.contains_key(node);
@@ -129,7 +129,7 @@ fn other(app: &App, peers: &Peers, node: &NodeId) -> Node {
     shown
 }
 
-/// A node of which nothing is known but its name.
+/// A node of which only the name is known.
 fn unseen(app: &App, node: &NodeId, is_there: bool) -> Node {
     Node {
         version: "unknown".to_owned(),
@@ -233,7 +233,7 @@ fn stuck(app: &App) -> Vec<StuckSandbox> {
     named.collect()
 }
 
-/// Builds that are queued or run.
+/// Number of queued and running builds.
 fn builds(app: &App) -> u32 {
     let catalog = app.builds.catalog();
     let all = catalog.templates.values().flat_map(|t| t.builds.iter());

@@ -25,7 +25,7 @@ pub(super) enum Order {
     Desc,
 }
 
-/// The page that a request asks for.
+/// The requested page.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Page {
     limit: usize,

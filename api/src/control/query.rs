@@ -63,7 +63,7 @@ impl Query {
         }
     }
 
-    /// The least level of log entries in the parameter `level`.
+    /// The minimum level of log entries from the parameter `level`.
     pub(super) fn level(&self) -> Result<Option<LogLevel>, ApiError> {
         let Some(text) = self.get("level") else {
             return Ok(None);

@@ -1,6 +1,7 @@
-//! Reports of benchmark runs for the console: the directories of `--reports` that have a `report.json`.
+//! Reports of benchmark runs for the console: the subdirectories of `--reports` that contain a `report.json`.
 //!
-//! The operator's directory is trusted, names in requests are not: only a name that the listing can have is opened.
+//! The operator's directory is trusted, but names in requests are not: only names that the listing can contain are
+//! opened.
 
 use std::{
     cmp::Reverse,
@@ -28,9 +29,9 @@ use super::{
 use crate::auth::Scope;
 
 const FILE: &str = "report.json";
-/// Reports that are listed: the newest.
+/// Maximum number of listed reports. The newest are listed.
 const MOST: usize = 200;
-/// Largest report that is served; the console reads none that is larger.
+/// Maximum size of a served report. The console does not load larger ones.
 const MAX_BYTES: u64 = 32 << 20;
 const MAX_NAME: usize = 128;
 
@@ -92,13 +93,13 @@ fn is_served(name: &str, report: &fs::Metadata) -> bool {
     is_name(name) && report.is_file() && report.len() <= MAX_BYTES
 }
 
-/// Whether a name is that of one directory, which is not hidden.
+/// Whether a name is a single, non-hidden path component.
 fn is_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     (1..=MAX_NAME).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(is_plain)
 }
 
-/// `None`: there is no such report, or it is too large.
+/// `None` if there is no such report, or if it is too large.
 fn read(path: &FilePath) -> io::Result<Option<Vec<u8>>> {
     match fs::metadata(path) {
         Ok(report) if report.is_file() => {}
@@ -107,7 +108,7 @@ fn read(path: &FilePath) -> io::Result<Option<Vec<u8>>> {
         Err(why) => return Err(why),
     }
     let mut text = Vec::new();
-    // It may grow meanwhile.
+    // It may have grown in the meantime.
     File::open(path)?
         .take(MAX_BYTES + 1)
         .read_to_end(&mut text)?;

@@ -61,7 +61,7 @@ async fn create(State(app): State<App>, Body(mut body): Body<NewSandbox>) -> Cre
     create_as(&app, body, TIMEOUT_S, OptionSource::Chosen).await
 }
 
-/// The older route: `secure: false` turns the agent's access token off. The clients of this route always send
+/// The older route: `secure: false` disables the agent's access token. The clients of this route always send
 /// `allow_internet_access: true`.
 async fn create_old(State(app): State<App>, Body(body): Body<NewSandbox>) -> CreateAnswer {
     create_as(&app, body, OLD_TIMEOUT_S, OptionSource::ClientDefault).await
@@ -149,7 +149,7 @@ fn lease_of(
     })
 }
 
-/// Seconds from the creation up to which requests move the deadline.
+/// Seconds after creation during which requests extend the deadline.
 fn on_activity(lifecycle: Option<NewLifecycle>, most: u32) -> Result<Option<u32>, ApiError> {
     let Some(OnActivity { max_timeout }) = lifecycle.and_then(|l| l.on_activity) else {
         return Ok(None);
@@ -162,7 +162,7 @@ fn on_activity(lifecycle: Option<NewLifecycle>, most: u32) -> Result<Option<u32>
     }
 }
 
-/// What happens to the sandbox at its deadline.
+/// The action at the sandbox's deadline.
 fn on_timeout(
     auto_pause: bool,
     keep_memory: Option<bool>,
@@ -204,7 +204,7 @@ fn check_env(env: Option<&BTreeMap<String, String>>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The headers have the times of its last start or resume, if this server made it.
+/// The headers contain the times of its last start or resume, if this server process performed it.
 async fn detail(
     State(app): State<App>,
     Extension(granted): Extension<Granted>,

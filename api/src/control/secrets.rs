@@ -1,9 +1,10 @@
-//! Secrets: values that rules of sandboxes add to outbound requests. No answer contains a value.
+//! Secrets: values that sandbox rules add to outbound requests. No response contains a value.
 //!
-//! A key that may create sandboxes can use every secret in a rule, and so send it to a server of its own, but it needs
-//! scopes of secrets to list or to change them.
+//! A key that may create sandboxes can use every secret in a rule, and can thereby send it to any server that the
+//! secret's hosts allow. Listing or changing secrets requires additional scopes.
 //!
-//! A change is answered when the other nodes of the cluster have it, or after three seconds ([`crate::peers`]).
+//! The response to a change is sent when the other nodes of the cluster have it, or after three seconds
+//! ([`crate::peers`]).
 
 use axum::{Json, extract::State, routing::MethodFilter};
 use envd::Timestamp;
@@ -103,7 +104,7 @@ async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Runs a change on a thread, because it waits for the disk.
+/// Runs a change on a blocking thread, because it waits for the disk.
 async fn change<T: Send + 'static>(
     app: &App,
     change: impl FnOnce(&Secrets) -> Result<T, SecretError> + Send + 'static,
@@ -112,7 +113,7 @@ async fn change<T: Send + 'static>(
     Ok(on_thread(move || change(&secrets)).await??)
 }
 
-/// Gives a changed secret, and all deletions, to the other nodes.
+/// Sends a changed secret and all deletions to the other nodes.
 async fn share(app: &App, id: &str) {
     if let Some(peers) = &app.peers {
         peers.push_secrets(&app.secrets.changed(id)).await;

@@ -1,4 +1,4 @@
-//! Routes that concern the server itself: health, metrics, OpenAPI document, team.
+//! Routes of the server itself: health, metrics, OpenAPI document, team.
 
 use axum::{Json, extract::State, response::IntoResponse, routing::MethodFilter};
 use envd::Timestamp;
@@ -59,7 +59,7 @@ async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> 
     Ok(([(CONTENT_TYPE, openmetrics)], text))
 }
 
-/// The only team. Its `api_key` is the key that the request presents.
+/// The only team. Its `api_key` is the key from the request.
 async fn teams(headers: HeaderMap) -> Json<Vec<Team>> {
     let bearer = headers
         .get(AUTHORIZATION)
@@ -78,7 +78,7 @@ async fn teams(headers: HeaderMap) -> Json<Vec<Team>> {
     }])
 }
 
-/// The keys that the server accepts, by name. Empty if it accepts requests without a key.
+/// The API keys that the server accepts, by name. Empty if it accepts requests without a key.
 async fn keys(State(app): State<App>) -> Json<Vec<ApiKey>> {
     let mut keys = app.authenticator.live_keys();
     keys.sort_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));

@@ -1,8 +1,10 @@
-//! Requests to the control plane in a cluster: which node answers them. A server that is alone has no such layer.
+//! Distribution of control-plane requests over the nodes of a cluster. A server without a cluster does not use this
+//! layer.
 //!
-//! A create goes to the nodes in the order of [`cluster::place`] until one accepts it; each node's pool decides. What
-//! names a sandbox goes to its node, what names a template or a build to a node that has it, and lists are asked of all
-//! nodes and merged. A request that another node has forwarded is answered here, whatever it names.
+//! A create is sent to nodes in the order of [`cluster::place`] until one accepts it. Each node's pool decides. A
+//! request for a sandbox goes to its node, and a request for a template or a build to a node that has it. Lists are
+//! requested from all nodes and merged. A request that another node has forwarded is served here, whatever it refers
+//! to.
 
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -38,35 +40,35 @@ use crate::{
     proxy::{Form, Refusal, host},
 };
 
-/// Positions of the items of a page, for the node that merges it.
+/// Positions of the items of a page, for the node that merges pages.
 pub(super) const POSITIONS: HeaderName = HeaderName::from_static("x-cube-positions");
-/// Nodes whose items a merged list lacks.
+/// Nodes whose items are missing in a merged list.
 const MISSING: HeaderName = HeaderName::from_static("x-cube-missing");
-/// The node that has made a sandbox.
+/// The node that created a sandbox.
 const NODE: HeaderName = HeaderName::from_static("x-cube-node");
-/// Nodes that one create may try.
+/// Maximum number of nodes that one create may try.
 const TRIES: usize = 4;
-/// How long each node may take to answer a list.
+/// Time limit for a node's response to a list.
 const LIST: Duration = Duration::from_secs(5);
-/// Longest list of one node in bytes.
+/// Maximum size of one node's list in bytes.
 const MAX_LIST: usize = 16 << 20;
-/// The route that requests a build, and makes its template if there is none.
+/// The route that requests a build, and creates its template if necessary.
 const NEW_TEMPLATE: &str = "/v3/templates";
-/// The list of templates that has pages.
+/// The paged list of templates.
 const PAGED_TEMPLATES: &str = "/v2/templates";
-/// Memory that a sandbox is assumed to need: its template may be unknown here.
+/// Assumed memory of a sandbox, because its template may be unknown here.
 const MEMORY_MIB: u64 = 512;
 
-/// How a route is served by several nodes.
+/// How a route is distributed over nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spread {
-    /// By the node that was asked.
+    /// Served by the node that received it.
     Own,
     Create,
     OfSandbox,
     /// The template is in the path.
     OfTemplate,
-    /// As `OfTemplate`, without a key: each question to the other nodes is counted.
+    /// Like `OfTemplate`, without a key: lookups on the other nodes are counted.
     Keyless,
     /// The template is in the body.
     ByBody,
@@ -78,7 +80,7 @@ pub(super) enum Spread {
     Metrics,
 }
 
-/// How the route with this method (in lower case) and pattern is served.
+/// How the route with this method (in lower case) and pattern is distributed.
 pub(super) fn spread_of(method: &str, path: &str) -> Spread {
     match (method, path) {
         ("post", "/v2/sandboxes" | "/sandboxes") => Spread::Create,
@@ -95,7 +97,7 @@ pub(super) fn spread_of(method: &str, path: &str) -> Spread {
 
 /// Whether the route needs this layer.
 pub(super) fn is_spread(method: &str, path: &str, access: Access) -> Option<Spread> {
-    // Volumes and the like are answered with 501 everywhere.
+    // Volumes and other unsupported routes respond with 501 on every node.
     let spread = spread_of(method, path);
     match (access, spread) {
         (_, Spread::Own) => None,
@@ -105,7 +107,7 @@ pub(super) fn is_spread(method: &str, path: &str, access: Access) -> Option<Spre
     }
 }
 
-/// Passes a request to the node that answers it.
+/// Forwards a request to the node that serves it.
 pub(super) async fn layer(
     State((app, peers, spread)): State<(App, Peers, Spread)>,
     request: Request,
@@ -148,7 +150,7 @@ pub(super) async fn layer(
     }
 }
 
-/// What a forwarded request needs besides itself.
+/// Parameters of a request to forward.
 struct Asked {
     from: SocketAddr,
     host: String,
@@ -168,12 +170,12 @@ impl Asked {
 
     fn failed(&self, why: &PeerError) -> Response {
         let why = model::chain(why);
-        tracing::warn!(why, "cannot forward a request");
+        tracing::warn!(why, "cannot forward a request to another node");
         Refusal::NodeFailed { why }.answer(self.form)
     }
 }
 
-/// The template that a body names, under the keys of its route.
+/// The template in a body, under the keys used by its route.
 #[derive(Default, Deserialize)]
 struct Named {
     target: Option<String>,
@@ -194,7 +196,7 @@ pub(super) async fn buffered(request: Request) -> Result<(Parts, Bytes), ApiErro
     }
 }
 
-/// Tries the nodes until one accepts the create. The body and the fields are those of the client.
+/// Tries nodes until one accepts the create. Body and header fields are the client's.
 async fn create(app: &App, peers: &Peers, asked: Asked, request: Request, next: Next) -> Response {
     let (parts, body) = match buffered(request).await {
         Ok(both) => both,
@@ -223,13 +225,13 @@ async fn create(app: &App, peers: &Peers, asked: Asked, request: Request, next: 
             let passed = peers.pass(&node, repeat(false), asked.from, &asked.host);
             match passed.await {
                 Ok(response) => response,
-                // The node may have made a sandbox all the same: it is in the list, and ends at its timeout.
+                // The node may have created a sandbox nevertheless. It is in the list, and ends at its timeout.
                 Err(why @ (PeerError::Unreachable { .. } | PeerError::Away { .. })) => {
-                    tracing::warn!(why = %model::chain(&why), "a create goes to the next node");
+                    tracing::warn!(why = %model::chain(&why), "cannot create a sandbox on this node: trying the next node");
                     refused.get_or_insert_with(|| asked.failed(&why));
                     continue;
                 }
-                // The node may have made the sandbox; it ends it, since nothing reads its answer.
+                // The node may have created the sandbox. It kills it, because the connection for the response is gone.
                 Err(why) => return asked.failed(&why),
             }
         };
@@ -249,8 +251,8 @@ async fn create(app: &App, peers: &Peers, asked: Asked, request: Request, next: 
     {
         return refused;
     }
-    // No ready node has published the template, or a tag has moved. Names are published every second, and the client has this
-    // one since less.
+    // No ready node has published the template, or a tag has moved. Names are published every second, so the client may
+    // have this one from a newer state.
     if let Some(name) = named.template_id
         && !app.can_clone(&name).await
         && let Some(node) = peers.with_template(&name, true).await
@@ -271,7 +273,8 @@ fn named_node(mut response: Response, node: &NodeId) -> Response {
     response
 }
 
-/// Whether another node may accept what this one has not: no room, no new sandboxes, no such template, no disk space.
+/// Whether another node may accept a create that this one refused: no room, no new sandboxes, no such template, or no
+/// disk space.
 fn is_refusal(status: StatusCode) -> bool {
     is_transient(status)
         || matches!(
@@ -304,7 +307,7 @@ fn needs(template: TemplateId) -> Needs {
     }
 }
 
-/// The sandbox that a path names. `None`: the segment is no id.
+/// The sandbox id in a path, or `None` if the segment is not an id.
 fn sandbox_in(path: &str) -> Option<SandboxId> {
     let mut segments = path
         .split('/')
@@ -333,7 +336,7 @@ async fn of_sandbox(
     }
 }
 
-/// Answers a request that another node has forwarded, or passes it on if its sandbox has moved since.
+/// Serves a request that another node has forwarded, or forwards it again if its sandbox has moved since.
 async fn forwarded(
     app: &App,
     peers: &Peers,
@@ -360,7 +363,7 @@ async fn pass(peers: &Peers, node: &NodeId, asked: Asked, request: Request) -> R
     }
 }
 
-/// The template that a path names, percent-decoded.
+/// The template in a path, percent-decoded.
 fn template_in(path: &str) -> Option<String> {
     let mut segments = path
         .split('/')
@@ -397,7 +400,7 @@ async fn of_template(
     }
     let mut node = peers.with_template(&name, is_by_copies).await;
     if node.is_none() && request.uri().path() == NEW_TEMPLATE && !app.node.is_open() {
-        // A closed node makes no sandboxes of what it builds, and is to become empty.
+        // A cordoned node cannot create sandboxes from its builds, and a draining one is about to become empty.
         node = peers.open_node();
     }
     match node {
@@ -406,7 +409,8 @@ async fn of_template(
     }
 }
 
-/// Whether a request for a template can be answered without its home: reads, and the removal, which all nodes learn.
+/// Whether a template request can be served without the template's home: reads, and removals, which all nodes are told
+/// about.
 fn is_served_by_copies(method: &Method, path: &str) -> bool {
     let mut segments = path.split('/').filter(|segment| !segment.is_empty());
     let is_template = segments.next() == Some("templates") && segments.count() == 1;
@@ -414,7 +418,7 @@ fn is_served_by_copies(method: &Method, path: &str) -> bool {
     matches!(*method, Method::GET | Method::HEAD) || is_removal
 }
 
-/// An answer with its whole body, of one node to a list or of a create.
+/// A complete response of one node, to a list or a create.
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
     pub(super) status: StatusCode,
@@ -439,7 +443,7 @@ pub(super) async fn read(response: Response) -> Result<Answer, String> {
     })
 }
 
-/// Asks all nodes, and merges what they have answered. The answer of this node decides whether the request is valid.
+/// Requests a list from all nodes and merges the responses. This node's response decides whether the request is valid.
 async fn lists(
     peers: &Peers,
     spread: Spread,
@@ -459,12 +463,12 @@ async fn lists(
                 read(response).await
             };
             let answer = tokio::time::timeout(LIST, answered).await;
-            let answer = answer.unwrap_or_else(|_| Err("it did not answer in time".to_owned()));
+            let answer = answer.unwrap_or_else(|_| Err("it did not respond in time".to_owned()));
             (node, answer)
         });
     }
     let uri = parts.uri.clone();
-    // Positions are wanted from this node too.
+    // This node must send positions too.
     parts.extensions.insert(Merged);
     let own = next.run(Request::from_parts(parts, Body::empty())).await;
     if !own.status().is_success() {
@@ -480,11 +484,11 @@ async fn lists(
         match done {
             Ok((_, Ok(answer))) if answer.status.is_success() => answers.push(answer),
             Ok((node, Ok(answer))) => {
-                tracing::warn!(%node, status = %answer.status, "a node is missing in a list");
+                tracing::warn!(%node, status = %answer.status, "the items of a node are missing in a merged list: it refused the request");
                 missing.insert(node.to_string());
             }
             Ok((node, Err(why))) => {
-                tracing::warn!(%node, why, "a node is missing in a list");
+                tracing::warn!(%node, why, "the items of a node are missing in a merged list: it did not respond");
                 missing.insert(node.to_string());
             }
             Err(_) => {}
@@ -493,11 +497,11 @@ async fn lists(
     merged(spread, &uri, answers, &missing)
 }
 
-/// A mark of requests whose answer this node merges.
+/// Marks requests whose response this node merges.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Merged;
 
-/// Whether the answer is merged with those of other nodes, here or at the node that asks.
+/// Whether the response is merged with other nodes' responses, here or on the node that requested it.
 #[derive(Debug)]
 pub(super) struct Merging(bool);
 
@@ -516,7 +520,7 @@ impl Merging {
         self.0
     }
 
-    /// Adds the positions of the items, if they are needed.
+    /// Adds the positions of the items, if needed.
     pub(super) fn put(&self, headers: &mut HeaderMap, positions: impl FnOnce() -> Vec<Position>) {
         if self.0
             && let Ok(text) = HeaderValue::try_from(merge::write_positions(&positions()))
@@ -526,7 +530,7 @@ impl Merging {
     }
 }
 
-/// Members that are away.
+/// Members that are unreachable.
 fn missing(peers: &Peers) -> BTreeSet<String> {
     let view = peers.cluster().view();
     let away = view.members.keys().filter(|n| !view.nodes.contains_key(*n));
@@ -654,8 +658,8 @@ mod tests {
         );
         assert_eq!(spread("get", "/secrets"), Spread::Own);
         assert_eq!(spread("get", "/events/sandboxes/{id}"), Spread::OfSandbox);
-        // Every route that names a sandbox or a template is covered, but for the events of all: each node has those of its
-        // own.
+        // Every route that refers to a sandbox or a template is covered, except the events of all sandboxes: each node
+        // has its own.
         for endpoint in crate::control::endpoints() {
             let path = endpoint.path;
             let is_covered = spread_of(endpoint.method, path) != Spread::Own;

@@ -1,5 +1,5 @@
-//! Listing, lookup and removal of templates. Templates are installed on the host, built by clients ([`super::builds`]),
-//! or snapshots of sandboxes.
+//! Lists, looks up and removes templates. Templates are installed on the host, built by clients ([`super::builds`]), or
+//! snapshots of sandboxes.
 
 use std::collections::HashMap;
 
@@ -55,7 +55,7 @@ async fn list(State(app): State<App>) -> Json<Vec<Template>> {
     Json(listed(&app).await)
 }
 
-/// Latest first. In a cluster, the node that was asked pages the templates of all nodes.
+/// Latest first. In a cluster, the node that receives the request pages the templates of all nodes.
 async fn list_paged(
     State(app): State<App>,
     merging: Merging,
@@ -75,7 +75,7 @@ async fn list_paged(
     Ok((headers, Json(shown)))
 }
 
-/// The templates that the host's operator installed, and those of builds.
+/// Templates installed by the host's operator, and built templates.
 async fn listed(app: &App) -> Vec<Template> {
     let pool = app.pool.templates().await;
     let installed = pool.iter().filter(|t| t.kind == TemplateKind::Installed);
@@ -130,7 +130,8 @@ async fn detail(
     Ok((headers, Json(answer)))
 }
 
-/// A template of a build has an alias once a build is ready: programs use it to decide whether they can create sandboxes.
+/// A built template has an alias as soon as a build is ready. Programs use this to decide whether they can create
+/// sandboxes.
 async fn alias(
     State(app): State<App>,
     Segment(alias): Segment,
@@ -181,7 +182,7 @@ async fn remove(State(app): State<App>, Segment(id): Segment) -> Result<StatusCo
         // The builds own them.
         TemplateKind::Built | TemplateKind::Disk => return Err(ApiError::no_template(&id)),
     }
-    // By its id: another template may have got the name since.
+    // By id, because another template may have got the name since.
     match app.pool.remove_template(&found.id).await {
         Ok(()) => Ok(StatusCode::NO_CONTENT),
         Err(PoolError::NoTemplate(name)) => Err(ApiError::NoTemplate(name)),
@@ -207,7 +208,7 @@ async fn find(app: &App, reference: &str) -> Result<TemplateInfo, ApiError> {
     found.ok_or_else(|| ApiError::no_template(reference))
 }
 
-/// The nodes of a cluster that have a template; empty for a server that is alone.
+/// The nodes of a cluster that have a template. Empty outside a cluster.
 fn nodes_with(app: &App, template: &str) -> Vec<String> {
     let peers = app.peers.as_ref();
     peers.map_or_else(Vec::new, |peers| peers.nodes_with(template))
@@ -235,7 +236,7 @@ fn spawned(template: &TemplateRecord, pool: &Pool) -> u64 {
     found.map(|t| t.spawned).sum()
 }
 
-/// The template in the pool of a build.
+/// The template of a build in the pool.
 fn in_pool<'a>(build: &BuildRecord, pool: &Pool<'a>) -> Option<&'a TemplateInfo> {
     match &build.state {
         BuildState::Ready { template } => pool.get(template.as_deref()?).copied(),
@@ -243,7 +244,7 @@ fn in_pool<'a>(build: &BuildRecord, pool: &Pool<'a>) -> Option<&'a TemplateInfo>
     }
 }
 
-/// The requested size of a build, and the real one once it is ready.
+/// The requested size of a build, or the actual one once it is ready.
 fn size(build: &BuildRecord, pool: &Pool) -> (u8, u64, Option<u64>) {
     match in_pool(build, pool).map(wire::size) {
         Some((vcpus, memory_mb, disk_mb)) => (vcpus, memory_mb, Some(disk_mb)),
@@ -267,7 +268,7 @@ fn built(build: &BuildRecord, pool: &Pool) -> TemplateBuild {
     }
 }
 
-/// `None`: it has no build, which is so for a moment only.
+/// `None` if it has no build, which is a short-lived state.
 fn built_item(template: &TemplateRecord, pool: &Pool) -> Option<Template> {
     let last = template.builds.last()?;
     let named = template

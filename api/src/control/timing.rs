@@ -5,15 +5,15 @@ use std::fmt::Write;
 use model::{StartPhase, Timeline, clock};
 
 pub(super) const HEADER: &str = "server-timing";
-/// Name of the entry for the time from the acceptance of the request to its answer.
+/// Entry for the time from accepting the request to its response.
 const TOTAL: &str = "total";
 
-/// The header value for an answer that is created now.
+/// The header value for a response that is created now.
 pub(super) fn of(timeline: &Timeline) -> String {
     value(timeline, clock::monotonic_ns())
 }
 
-/// The header value for a start that was answered before.
+/// The header value for a start whose response was sent earlier.
 pub(super) fn of_start(timeline: &Timeline) -> String {
     entries(timeline, None)
 }

@@ -1,4 +1,4 @@
-//! Routes of E2B's interface that this server does not support. Each answers 501 and names the missing feature, so that
+//! Routes of E2B's API that this server does not support. Each responds with 501 and names the missing feature, so that
 //! users do not conclude from a 404 that the server is outdated or its URL wrong.
 
 use axum::routing::MethodFilter;

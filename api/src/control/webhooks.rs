@@ -1,4 +1,4 @@
-//! Events in the lives of sandboxes, and the webhooks that get them.
+//! Life-cycle events of sandboxes, and the webhooks that receive them.
 //!
 //! A webhook sends the metadata of every sandbox to a URL, so the scopes of sandboxes apply.
 
@@ -26,9 +26,9 @@ use crate::{
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
-/// Events of an answer if the client names no number.
+/// Default number of events in a response.
 const LISTED: usize = 10;
-/// Events with deliveries of an answer if the client names no number.
+/// Default number of events with deliveries in a response.
 const DELIVERIES: usize = 25;
 const DAY_NS: u64 = 24 * 3600 * 1_000_000_000;
 
@@ -54,7 +54,7 @@ async fn list(State(app): State<App>, query: Query) -> Listed {
     listed(&app.events, None, &query).await
 }
 
-/// Also of a sandbox that has ended.
+/// Also works for sandboxes that have ended.
 async fn list_of_sandbox(State(app): State<App>, OfSandbox(id): OfSandbox, query: Query) -> Listed {
     listed(&app.events, Some(id.to_string()), &query).await
 }
@@ -80,7 +80,7 @@ fn wanted(sandbox: Option<String>, query: &Query) -> Result<Wanted, ApiError> {
     })
 }
 
-/// The types of events in a parameter.
+/// The event types in a parameter.
 fn kinds(query: &Query, key: &str) -> Result<Vec<String>, ApiError> {
     let kinds = query.list(key);
     if let Some(unknown) = kinds.iter().find(|name| Kind::of(name).is_none()) {
@@ -148,7 +148,7 @@ async fn deliveries(
     }))
 }
 
-/// Of the last day, unless the query names another range.
+/// Covers the last day, unless the query sets another range.
 async fn stats(
     State(app): State<App>,
     Segment(id): Segment,
@@ -180,7 +180,7 @@ fn statuses(query: &Query) -> Result<Vec<DeliveryStatus>, ApiError> {
     statuses.collect()
 }
 
-/// Runs a change on a thread, because it waits for the disk.
+/// Runs a change on a blocking thread, because it waits for the disk.
 async fn change<T: Send + 'static>(
     app: &App,
     change: impl FnOnce(&Events) -> Result<T, HookError> + Send + 'static,

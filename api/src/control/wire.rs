@@ -22,29 +22,29 @@ pub(super) const ENVD_VERSION: &str = "0.6.13";
 const CLIENT_ID: &str = "cube";
 const MIB: u64 = 1 << 20;
 
-/// The domain for clients without one, of a server without one. No name below it exists (RFC 6761, 6.4), so clients that
-/// build names of sandboxes send nothing to anyone, and their error shows the variable that is missing.
+/// The default domain if neither the client nor the server has one. No name below it exists (RFC 6761, 6.4), so clients
+/// that build host names of sandboxes send nothing to anyone, and their error shows the missing variable.
 const NO_DOMAIN: &str = "set-e2b-sandbox-url.invalid";
 
 tokio::task_local! {
-    /// The domain of a client that reached this server as `api.<domain>`, as it does with `E2B_DOMAIN`.
+    /// The domain of a client that reached this server as `api.<domain>`, which `E2B_DOMAIN` does.
     static REACHED_BELOW: Option<String>;
 }
 
-/// Answers a request whose client used this host name.
+/// Runs a handler for a request in which the client used this host name.
 pub(super) async fn reached_at<T>(host: &str, answering: impl Future<Output = T>) -> T {
     let domain = host.strip_prefix("api.").map(str::to_owned);
     REACHED_BELOW.scope(domain, answering).await
 }
 
-/// Clients without `E2B_SANDBOX_URL` build names of sandboxes below this domain. Without it, they would use that of E2B.
+/// Clients without `E2B_SANDBOX_URL` build host names of sandboxes below this domain. Without it, they would use E2B's.
 fn domain(configured: Option<&String>) -> String {
     let reached = || REACHED_BELOW.try_with(Clone::clone).ok().flatten();
     let domain = configured.cloned().or_else(reached);
     domain.unwrap_or_else(|| NO_DOMAIN.to_owned())
 }
 
-/// The answer of create, connect, resume and fork.
+/// The response to create, connect, resume and fork.
 pub(super) fn sandbox(app: &Control, view: &View) -> Sandbox {
     Sandbox {
         template_id: template_id(&app.builds.catalog(), view),
@@ -77,8 +77,8 @@ pub(super) fn listed(catalog: &Catalog, view: &View) -> ListedSandbox {
     }
 }
 
-/// The details of a sandbox: the agent's token only for requests that may use it, and header values of rules only for those
-/// that may set them.
+/// The details of a sandbox. Includes the agent's token only for requests that may use it, and header values of rules
+/// only for requests that may set them.
 pub(super) fn detail(app: &Control, view: &View, granted: Granted) -> SandboxDetail {
     let (cpu_count, memory_mb, disk_size_mb) = size(&view.sandbox.template);
     let (note, lifetime) = (&view.note, &view.sandbox.lifetime);
@@ -128,7 +128,7 @@ pub(super) fn detail(app: &Control, view: &View, granted: Granted) -> SandboxDet
     }
 }
 
-/// The id by which clients know the template of a sandbox.
+/// The client-visible id of a sandbox's template.
 fn template_id(catalog: &Catalog, view: &View) -> String {
     catalog.id_for_clients(&view.sandbox.template.id).to_owned()
 }
@@ -155,7 +155,7 @@ pub(super) fn split_tag(name: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Space of a template on the host's disk. `None`: a record of a former release has none.
+/// Space of a template on the host's disk. `None` if the record was written by an older release.
 pub(super) fn stored_bytes(template: &TemplateInfo) -> Option<u64> {
     Some(template.bytes.0).filter(|bytes| *bytes > 0)
 }

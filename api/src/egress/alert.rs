@@ -1,5 +1,5 @@
-//! The alert: a command or a webhook of the operator, when packets or requests of a sandbox have been refused a number of
-//! times. Counting and delivery have a thread each; nothing waits for either.
+//! Alerts: run an operator's command or call a webhook after a number of refused packets or requests of a sandbox.
+//! Counting and delivery each have their own thread, and nothing waits for them.
 
 use std::{
     collections::HashMap,
@@ -22,14 +22,14 @@ use crate::{
 };
 
 const FORMAT: u32 = 1;
-/// Refusals that wait to be counted, and alerts that wait to be delivered. More are dropped.
+/// Maximum number of refusals waiting to be counted, and of alerts waiting to be delivered. Excess ones are dropped.
 const REFUSALS: usize = 4096;
 const ALERTS: usize = 64;
-/// Sandboxes that are counted. The counts of all are dropped when there are more, so that memory is bounded.
+/// Maximum number of sandboxes with counts. When exceeded, all counts are dropped to bound memory.
 const MAX_SANDBOXES: usize = 4096;
-/// Least time between two alerts of a sandbox.
+/// Minimum interval between two alerts of a sandbox.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// How long a delivery may take, and the pauses before it is repeated.
+/// Time limit of a delivery, and the pauses before retries.
 const PATIENCE: Duration = Duration::from_secs(10);
 const AGAIN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 const POLL: Duration = Duration::from_millis(20);
@@ -37,16 +37,16 @@ const POLL: Duration = Duration::from_millis(20);
 /// When and how to alert.
 #[derive(Clone, Debug)]
 pub struct AlertSpec {
-    /// Refusals of one sandbox that cause an alert; at least 1.
+    /// Number of refusals of one sandbox that cause an alert; at least 1.
     pub refusals: u64,
     pub action: AlertAction,
 }
 
 #[derive(Clone, Debug)]
 pub enum AlertAction {
-    /// A program that gets the alert as JSON on its standard input.
+    /// A program that receives the alert as JSON on its standard input.
     Command(PathBuf),
-    /// A server that gets the alert as the body of a POST.
+    /// A server that receives the alert as the body of a POST.
     Webhook(Webhook),
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Refusal {
     pub(crate) reason: String,
 }
 
-/// What the operator gets.
+/// The alert sent to the operator.
 #[derive(Clone, Debug, Serialize)]
 struct Alert {
     format: u32,
@@ -68,7 +68,7 @@ struct Alert {
     id: String,
     time: String,
     sandbox: SandboxId,
-    /// Since the last alert of the sandbox.
+    /// Number since the last alert of the sandbox.
     refusals: u64,
     last: Last,
 }
@@ -81,10 +81,10 @@ struct Last {
     reason: String,
 }
 
-/// A handle. Its threads end with the last one.
+/// A handle. The threads exit when the last one is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Alerts {
-    /// `None`: the operator wants no alerts.
+    /// `None` if the operator has not configured alerts.
     queue: Option<SyncSender<Message>>,
     /// Webhooks of clients.
     events: Option<Events>,
@@ -109,7 +109,7 @@ impl Alerts {
             events.refused(&refusal);
         }
         if let Some(queue) = &self.queue {
-            // A full queue means that far more than the operator's number has been counted.
+            // A full queue means that many more refusals than the configured number have been counted.
             let _dropped = queue.try_send(Message::Refused(refusal));
         }
     }
@@ -148,7 +148,7 @@ struct Count {
 }
 
 impl Counts {
-    /// Counts a refusal. Returns the number since the last alert if an alert is due.
+    /// Counts a refusal. If an alert is due, returns the number since the last alert.
     fn add(&mut self, refusal: &Refusal, now: Instant) -> Option<u64> {
         if self.counts.len() >= MAX_SANDBOXES && !self.counts.contains_key(&refusal.sandbox) {
             self.counts.clear();
@@ -196,7 +196,7 @@ fn count_all(messages: &Receiver<Message>, limit: u64, due: &SyncSender<Alert>) 
         };
         let sandbox = alert.sandbox.clone();
         if due.try_send(alert).is_err() {
-            warn!(%sandbox, refusals, "an alert was dropped: the ones before it are not delivered yet");
+            warn!(%sandbox, refusals, "dropped an alert: earlier alerts are still being delivered");
         }
     }
 }
@@ -218,7 +218,7 @@ fn deliver_all(alerts: &Receiver<Alert>, action: &AlertAction) {
             };
             let (sandbox, refusals) = (&alert.sandbox, alert.refusals);
             let Err(why) = outcome else {
-                info!(%sandbox, refusals, "alert delivered");
+                info!(%sandbox, refusals, "delivered an alert");
                 break;
             };
             match pauses.next() {
@@ -232,7 +232,7 @@ fn deliver_all(alerts: &Receiver<Alert>, action: &AlertAction) {
     }
 }
 
-/// Runs the operator's program, with nothing of the server's environment but the PATH.
+/// Runs the operator's program. Of the server's environment, it gets only PATH.
 fn run(program: &PathBuf, body: &[u8]) -> io::Result<()> {
     let mut command = Command::new(program);
     command
@@ -243,8 +243,8 @@ fn run(program: &PathBuf, body: &[u8]) -> io::Result<()> {
         command.env("PATH", path);
     }
     let mut child = command.spawn()?;
-    // An alert is shorter than a pipe's buffer, so this does not wait for the program. One that does not read it may
-    // succeed nevertheless.
+    // An alert is smaller than a pipe's buffer, so this does not wait for the program. A program that does not read it
+    // may still succeed.
     let written = child.stdin.take().map(|mut stdin| stdin.write_all(body));
     let status = wait(&mut child)?;
     match (status.success(), written) {

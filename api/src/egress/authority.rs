@@ -1,6 +1,6 @@
-//! The certificate authority whose certificates the proxy shows to sandboxes with rules. Made at the first start, below
-//! `<state>/egress-ca`: `ca.crt`, and `ca.key` with mode 0600. The key goes to the proxy and nowhere else; the certificate,
-//! to sandboxes with rules.
+//! The certificate authority for the certificates that the proxy presents to sandboxes with rules. Created at the first
+//! start, below `<state>/egress-ca`: `ca.crt`, and `ca.key` with mode 0600. The key is sent only to the proxy, and the
+//! certificate only to sandboxes with rules.
 
 use std::{
     io,
@@ -19,13 +19,13 @@ use crate::hex::hex;
 const DIR: &str = "egress-ca";
 const CERTIFICATE: &str = "ca.crt";
 const KEY: &str = "ca.key";
-/// Longest file in bytes.
+/// Maximum file size in bytes.
 const MAX_PEM: u64 = 64 << 10;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// The authority is bound to the state directory, and no program outside of sandboxes trusts it.
 const VALID_DAYS: u32 = 3650;
 
-/// Why there is no authority.
+/// The authority could not be loaded or created.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     #[error("cannot read or make the certificate authority in {}", path.display())]
@@ -34,9 +34,9 @@ pub enum AuthorityError {
         #[source]
         source: io::Error,
     },
-    #[error("{} has no valid certificate and key: move the directory away, and the next server makes new ones", path.display())]
+    #[error("{} has no valid certificate and key: move the directory away, and the next server creates new ones", path.display())]
     Malformed { path: PathBuf },
-    #[error("cannot make a certificate authority")]
+    #[error("cannot create a certificate authority")]
     Make(#[from] rcgen::Error),
 }
 
@@ -55,7 +55,7 @@ pub(super) fn load(state: &Path) -> Result<Authority, AuthorityError> {
     if made {
         sync_dir(state).map_err(failed)?;
     }
-    // The certificate is written last: without it, a crash interrupted the first start.
+    // The certificate is written last. If it is missing, a crash interrupted the first start.
     if !dir.join(CERTIFICATE).exists() {
         let authority = make()?;
         for (name, text) in [(KEY, &authority.key), (CERTIFICATE, &authority.certificate)] {
@@ -84,7 +84,7 @@ pub(super) fn load(state: &Path) -> Result<Authority, AuthorityError> {
 fn make() -> Result<Authority, rcgen::Error> {
     let key = KeyPair::generate()?;
     let mut name = DistinguishedName::new();
-    // The serial number of a certificate names it in logs; authorities of two servers must not look the same.
+    // Logs identify a certificate by its serial number, so authorities of two servers must have different ones.
     let id = hex(&key.public_key_raw()[1..5]);
     name.push(DnType::CommonName, format!("cube-egress {id}"));
     let mut ca = CertificateParams::default();

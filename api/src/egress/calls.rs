@@ -1,7 +1,8 @@
-//! The record of calls: requests that the proxy has read, connections that it has passed on unread, and refusals. The
-//! latest ruled and refused ones of each sandbox are in memory; all of them are in a file, if the operator wants it.
+//! The call log: requests that the proxy has read, connections that it has passed on unread, and refusals. The latest
+//! ruled and refused ones of each sandbox are kept in memory. All of them are written to a file if the operator enables
+//! it.
 //!
-//! One thread owns both. Calls reach it through a bounded queue; if that is full, a call is lost and counted.
+//! One thread owns both. Calls reach it through a bounded queue. If the queue is full, a call is dropped and counted.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -22,21 +23,21 @@ use netisolation::LogFile;
 use serde::Serialize;
 use tokio::sync::oneshot;
 
-/// The file, below the state directory.
+/// File name in the state directory.
 const FILE: &str = "egress-calls.jsonl";
-/// Calls in memory per sandbox, and how long they stay there.
+/// Maximum number of calls in memory per sandbox, and how long they are kept.
 const KEPT: usize = 256;
 const MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
-/// Sandboxes with calls in memory. The one whose last call is the oldest is dropped first.
+/// Maximum number of sandboxes with calls in memory. The one whose last call is the oldest is dropped first.
 const MAX_SANDBOXES: usize = 1024;
 const QUEUE: usize = 4096;
-/// Bytes of a text that the proxy sends.
+/// Maximum size of a text from the proxy in bytes.
 const MAX_TEXT: usize = 1024;
 const MAX_NAME: usize = 255;
-/// Names of secrets in a call, as in a rule.
+/// Maximum number of secrets in a call, as in a rule.
 const MAX_SECRETS: usize = 32;
 
-/// A handle. The thread ends with the last one.
+/// A handle. The thread exits when the last one is dropped.
 #[derive(Clone, Debug)]
 pub struct CallLog {
     queue: SyncSender<Message>,
@@ -47,7 +48,7 @@ pub struct CallLog {
 /// Calls by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallCounts {
-    /// Nothing was done to them.
+    /// Passed without changes.
     pub passed: u64,
     /// A rule was applied.
     pub ruled: u64,
@@ -68,7 +69,7 @@ enum Message {
     Forget(SandboxId),
 }
 
-/// Why there is no log.
+/// The log could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum CallLogError {
     #[error("cannot open the log of outbound calls {}", path.display())]
@@ -126,7 +127,7 @@ impl CallLog {
         })
     }
 
-    /// Queues a call of the proxy. Its texts are cut to the lengths that a call may have.
+    /// Queues a call from the proxy. Cuts its texts to the maximum lengths.
     pub(super) fn record(&self, sandbox: SandboxId, call: Call) {
         let counter = match (&call.refused, &call.rule) {
             (Some(_), _) => &self.counts.refused,
@@ -154,9 +155,9 @@ impl CallLog {
         }
     }
 
-    /// Drops the calls in memory of a sandbox that has ended.
+    /// Drops the calls of an ended sandbox from memory.
     pub fn forget(&self, sandbox: &SandboxId) {
-        // If the queue is full, they stay until others displace them.
+        // If the queue is full, they stay until other calls displace them.
         let _dropped_later = self.queue.try_send(Message::Forget(sandbox.clone()));
     }
 
@@ -177,7 +178,7 @@ impl CallLog {
     }
 }
 
-/// Shortens what is longer than the protocol allows.
+/// Truncates fields that are longer than the protocol allows.
 fn cut(mut call: Call) -> Call {
     let texts = [&mut call.method, &mut call.path, &mut call.refused];
     for text in texts.into_iter().flatten() {
@@ -289,7 +290,7 @@ impl Log {
             }
         }
         (self.subscriber)(&sandbox, &call);
-        // Connections that nothing was done to would displace the others.
+        // Unchanged connections would displace the others.
         if call.rule.is_some() || call.refused.is_some() {
             self.rings.push(sandbox, call);
         }

@@ -1,5 +1,5 @@
-//! The processes of proxies. A process is reaped by a thread of its own, so that one which ends its connections after
-//! this server has handed over is reaped too.
+//! Proxy processes. Each is reaped by its own thread, so that a proxy that is finishing its connections after this
+//! server has handed over is reaped too.
 
 use std::{
     collections::BTreeSet,
@@ -19,19 +19,19 @@ use nix::{
 };
 use tokio::sync::oneshot;
 
-/// Ids of processes that have not been reaped. While the lock is held, none of them is reaped, so an id in the set is
-/// that of its process.
+/// Ids of processes that have not been reaped. While the lock is held, none of them is reaped, so an id in the set
+/// still refers to the same process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Processes(Arc<Mutex<BTreeSet<i32>>>);
 
-/// When a process has ended.
+/// Resolves when a process has exited.
 pub(super) type Ended = oneshot::Receiver<io::Result<ExitStatus>>;
 
 impl Processes {
-    /// Reaps the process when it ends. Dropping the result changes nothing.
+    /// Reaps the process when it exits, even if the result is dropped.
     ///
     /// # Errors
-    /// Returns an error if the thread cannot be started; the process is then killed.
+    /// Returns an error if the thread cannot be started. The process is then killed.
     pub(super) fn watch(&self, mut child: Child) -> io::Result<(i32, Ended)> {
         let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
         self.lock().insert(pid);

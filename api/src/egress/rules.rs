@@ -1,8 +1,8 @@
 //! Rules of a sandbox for outbound requests (`network.rules`): headers by host name. Performs no I/O.
 //!
-//! Rules of E2B: the exact host applies first, then the longest `*.` suffix; rules are not merged. A host has at most one
-//! transform. A rule without headers hides the rules for shorter suffixes; the proxy reads its requests and compares their
-//! names, as with every rule. A rule opens nothing.
+//! E2B's semantics: the exact host applies first, then the longest `*.` suffix, and rules are not merged. A host has at
+//! most one transform. A rule without headers hides the rules for shorter suffixes. The proxy reads its requests and
+//! compares their names, as with every rule. A rule does not permit any traffic.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,10 +30,10 @@ const MAX_VALUE: usize = 16 << 10;
 /// Why rules are refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
-    /// Names the part that is wrong.
+    /// Names the invalid part.
     #[error("{0}")]
     Invalid(String),
-    /// Names a part of E2B's rules that this server does not support.
+    /// Names the part of E2B's rules that this server does not support.
     #[error("{0}")]
     Unsupported(String),
 }
@@ -50,18 +50,18 @@ pub struct Rule {
     key: String,
     /// Names in lower case.
     headers: Vec<(HeaderName, Template)>,
-    /// The headers may leave the host in clear text.
+    /// Whether the headers may be sent in clear text.
     is_plain: bool,
 }
 
-/// An entry of a host's list.
+/// An entry in a host's list.
 struct Entry<'a> {
     headers: Option<&'a Map<String, Json>>,
     is_plain: bool,
 }
 
 impl Rules {
-    /// Reads the option as clients send it.
+    /// Parses the option as sent by clients.
     ///
     /// # Errors
     /// Returns [`RuleError`].
@@ -90,7 +90,7 @@ impl Rules {
         self.0.iter().map(|rule| rule.pattern.clone()).collect()
     }
 
-    /// The hosts with rules, and the secrets that these use.
+    /// The hosts with rules, and the secrets that they use.
     pub fn uses(&self) -> impl Iterator<Item = (&str, &str)> {
         let rules = self.0.iter();
         rules.flat_map(|rule| rule.secrets().into_iter().map(|name| (rule.key(), name)))
@@ -100,12 +100,13 @@ impl Rules {
     #[must_use]
     pub fn find(&self, host: &str) -> Option<&Rule> {
         let matching = self.0.iter().filter(|rule| rule.pattern.matches(host));
-        // An exact key is as long as the host; the key of a suffix that matches it is shorter or as long, and has a star.
+        // An exact key is as long as the host. The key of a suffix that matches it is not longer, and starts with a
+        // star.
         matching.max_by_key(|rule| (!rule.key.starts_with('*'), rule.key.len()))
     }
 }
 
-/// Replaces the texts in header values by stars, because they may be keys. Placeholders stay.
+/// Masks the literal parts of header values, because they may be keys. Placeholders stay.
 pub fn mask(network: &mut NetworkConfig) {
     let rules = network.rules.iter_mut().flatten();
     rules.for_each(|(_, rules)| mask_headers(rules, false));
@@ -175,7 +176,7 @@ impl Rule {
         &self.key
     }
 
-    /// The answer to the proxy's question. `value`: as for [`Rule::fill`].
+    /// The response to a request of the proxy. For `value` see [`Rule::fill`].
     pub fn answer(&self, ask: Ask, value: impl Fn(&str) -> Result<Value, String>) -> RuleOutcome {
         match ask {
             Ask::Existence => self.outcome(),
@@ -197,8 +198,8 @@ impl Rule {
         }
     }
 
-    /// The answer to the proxy's question for the headers of a request. `value` returns the value of a secret by its
-    /// name, or why there is none.
+    /// The headers for a request, for the proxy. `value` returns the value of a secret by its name, or why there is
+    /// none.
     pub fn fill(&self, value: impl Fn(&str) -> Result<Value, String>) -> RuleOutcome {
         let failed = |reason| RuleOutcome::Failed {
             rule: self.key.clone(),
@@ -265,7 +266,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// The values of the only keys that an object may have; `None` for those that are absent or null.
+/// The values of the only keys that an object may have. `None` for keys that are absent or null.
 fn known<'a, const N: usize>(
     object: &'a Json,
     at: &str,
@@ -274,7 +275,7 @@ fn known<'a, const N: usize>(
     let Json::Object(entries) = object else {
         return Err(invalid(format!("{at} must contain objects")));
     };
-    // A part that is ignored would change nothing although the client expects it.
+    // Silently ignoring a part would change nothing although the client expects an effect.
     if let Some(other) = entries.keys().find(|other| !keys.contains(&other.as_str())) {
         return Err(RuleError::Unsupported(format!(
             "{at} has {}: this server rewrites headers only",
@@ -342,7 +343,7 @@ fn template(at: &str, name: &str, value: &Json) -> Result<Template, RuleError> {
         TemplateError::Malformed(_) => invalid(format!("{at} has {why}")),
         TemplateError::Identity(_) => RuleError::Unsupported(format!("{at} has {why}")),
     })?;
-    // The values of secrets are checked at the request.
+    // The values of secrets are checked when a request is made.
     match template.fill(&|_: &str| Ok(String::new())) {
         Ok(text) if HeaderValue::from_str(&text).is_ok() => Ok(template),
         _ => Err(invalid(format!(
@@ -355,7 +356,7 @@ fn invalid(what: String) -> RuleError {
     RuleError::Invalid(what)
 }
 
-/// The start of a text of the client, quoted and escaped.
+/// The start of a client's text, quoted and escaped.
 fn shown(text: &str) -> String {
     format!("{:?}", text.chars().take(64).collect::<String>())
 }

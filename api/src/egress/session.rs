@@ -1,5 +1,5 @@
-//! The conversation with one proxy process, over its control socket. Whatever the proxy sends is bounded and checked: it
-//! reads bytes of guests and servers, so it may be taken over.
+//! The protocol with one proxy process over its control socket. Everything that the proxy sends is bounded and checked:
+//! it parses bytes from guests and servers, so it may be compromised.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -14,24 +14,24 @@ use tokio::{
 };
 use zeroize::{Zeroize, Zeroizing};
 
-/// Questions about rules that are answered at the same time. Further messages wait in the socket.
+/// Maximum number of rule requests served concurrently. Further messages wait in the socket.
 const CONCURRENT: usize = 256;
-/// Answers that wait for the socket.
+/// Maximum number of responses waiting for the socket.
 const WAITING: usize = 256;
-/// Connections of sandboxes that are being adopted. Further ones are closed.
+/// Maximum number of connections that wait for the adoption of their sandbox. Further ones are closed.
 const AWAITED: usize = 1024;
 /// How long a connection waits for the adoption of its sandbox. The proxy's own limit is longer.
 const ADOPTION: Duration = Duration::from_secs(8);
 const ADOPTION_POLL: Duration = Duration::from_millis(10);
-/// How long the name of a sandbox's own proxy may take to resolve. The proxy's own limit is longer.
+/// Time limit for resolving the name of a sandbox's own proxy. The proxy's own limit is longer.
 pub(super) const LOOKUP: Duration = Duration::from_secs(8);
-/// How long the proxy may leave an answer unread.
+/// How long the proxy may leave a response unread.
 const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 10_000 });
 
-/// The answer to a question about a peer address without an open flow. A proxy in other hands could ask about any address.
+/// The response for a peer address without an open flow. A compromised proxy could send any address.
 const NO_FLOW: &str = "no flow of a sandbox is open there";
 
-/// Why a conversation ended.
+/// Why a session ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionError {
     #[error("the control socket failed")]
@@ -40,20 +40,20 @@ pub(super) enum SessionError {
     Malformed,
     #[error("it sent a message of more than {MAX_MESSAGE} bytes")]
     TooLong,
-    #[error("it does not read its answers")]
+    #[error("it does not read its responses")]
     Stuck,
     #[error("it closed its control socket")]
     Closed,
 }
 
-/// Answers the proxy's questions.
+/// Handles the proxy's requests.
 pub(super) trait Answers: Send + Sync + 'static {
     /// The flow that was accepted from `peer`.
     fn flow(&self, peer: SocketAddr) -> Option<Flow>;
     /// The sandbox of the flow that was accepted from `peer`, if that flow is still open.
     fn sandbox(&self, peer: SocketAddr) -> Option<SandboxId>;
-    /// Whether `peer` belongs to a sandbox of the former server that is being adopted: [`Answers::flow`] finds its flow
-    /// afterwards.
+    /// Whether `peer` belongs to a sandbox of the previous server that is being adopted. [`Answers::flow`] finds its
+    /// flow afterwards.
     fn awaits_adoption(&self, peer: SocketAddr) -> bool;
     /// The rule of a sandbox for a host.
     fn rule(
@@ -62,15 +62,15 @@ pub(super) trait Answers: Send + Sync + 'static {
         host: String,
         ask: Ask,
     ) -> impl Future<Output = RuleOutcome> + Send;
-    /// How a connection of a sandbox leaves.
+    /// How connections of a sandbox are routed out.
     fn way(&self, sandbox: SandboxId) -> impl Future<Output = Way> + Send;
     fn call(&self, sandbox: SandboxId, call: Call);
     fn lost(&self, calls: u64);
 }
 
-/// What is to be written.
+/// A message to write.
 enum Reply {
-    /// The flow is looked up when it is written, so that an answer from before a cut is never written after it.
+    /// The flow is looked up when the message is written, so that a result from before a cut is never written after it.
     Flow {
         id: u64,
         peer: SocketAddr,
@@ -98,7 +98,7 @@ impl Reply {
     }
 }
 
-/// Talks to a proxy until it or its socket fails. `cuts`: sandboxes whose connections must end.
+/// Serves a proxy until it or its socket fails. `cuts` are sandboxes whose connections must be closed.
 pub(super) async fn run<A: Answers>(
     control: impl AsyncRead + AsyncWrite + Send + Unpin,
     authority: &Authority,
@@ -118,7 +118,8 @@ pub(super) async fn run<A: Answers>(
         loop {
             let message = tokio::select! {
                 Some(sandbox) = cuts.recv() => {
-                    // The answers that wait were made before the cut, which must also end what follows from them.
+                    // The waiting responses were made before the cut, which must also end the connections that result
+                    // from them.
                     for _ in 0..WAITING {
                         let Ok(waiting) = queue.try_recv() else {
                             break;
@@ -221,7 +222,7 @@ async fn read_all<A: Answers>(
                             reason: NO_FLOW.to_owned(),
                         },
                     };
-                    // If the conversation has ended, nothing waits for the answer.
+                    // If the session has ended, nothing waits for the response.
                     let _ = send.send(Reply::Rule { id, outcome }).await;
                     drop(permit);
                 });
@@ -251,7 +252,7 @@ async fn read_all<A: Answers>(
     }
 }
 
-/// Waits until the sandbox behind `peer` is adopted, or too long.
+/// Waits until the sandbox behind `peer` is adopted, up to a limit.
 async fn adopted(answers: &impl Answers, peer: SocketAddr) {
     let adopted = async {
         while answers.awaits_adoption(peer) {

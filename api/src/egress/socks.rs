@@ -1,8 +1,9 @@
-//! The SOCKS5 proxy of a sandbox (`network.egressProxy`), by which all its TCP connections leave.
+//! A sandbox's SOCKS5 proxy (`network.egressProxy`), through which all its TCP connections leave.
 //!
-//! The password is encrypted before the option is kept with the sandbox, and decrypted for each connection. The proxy's
-//! name is resolved for each connection, too. Its address must not be one that sandboxes can never reach, or one of this
-//! host: otherwise a client could use this option to reach them. With `tls`, the proxy speaks TLS.
+//! The password is encrypted before the option is stored with the sandbox, and decrypted for each connection. The
+//! proxy's name is also resolved for each connection. Its address must be neither forbidden to sandboxes nor one of
+//! this host, because clients could otherwise use this option to reach it. With `tls`, the connection to the proxy uses
+//! TLS.
 
 use std::{
     io,
@@ -28,11 +29,11 @@ const MAX_CREDENTIAL: usize = 255;
 /// Longest host name, in bytes.
 const MAX_HOST: usize = 253;
 
-/// Longest text with certificates, in bytes, and most certificates in it.
+/// Maximum size of a text with certificates in bytes, and maximum number of certificates.
 const MAX_CA: usize = 64 << 10;
 const MAX_CERTIFICATES: usize = 32;
 
-/// Why the option is refused.
+/// Why the option is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum SocksOptionError {
     #[error(
@@ -59,7 +60,7 @@ pub enum SocksOptionError {
     CaCert,
 }
 
-/// The option as clients send it.
+/// The option as sent by clients.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Asked {
@@ -69,12 +70,12 @@ struct Asked {
     tls: Option<Json>,
 }
 
-/// TLS to the proxy, as clients send it and as it is kept.
+/// TLS settings of the proxy, as sent by clients and as stored.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct Tls {
     enabled: bool,
-    /// The name in the proxy's certificate. By default the host in the address.
+    /// The name in the proxy's certificate. Defaults to the host in the address.
     #[serde(skip_serializing_if = "Option::is_none")]
     server_name: Option<String>,
     /// Authorities in PEM that replace those of the host.
@@ -82,20 +83,20 @@ struct Tls {
     ca_cert: Option<String>,
 }
 
-/// The option as it is kept.
+/// The option as stored.
 #[derive(Debug, Serialize, Deserialize)]
 struct Kept {
     address: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     username: Option<String>,
-    /// The password, encrypted. Not shown to clients.
+    /// The encrypted password. Not shown to clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     sealed: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tls: Option<Tls>,
 }
 
-/// Whether the options name a proxy.
+/// Whether the options contain a proxy.
 #[must_use]
 pub fn is_given(network: &NetworkConfig) -> bool {
     network.egress_proxy.as_ref().is_some_and(|p| !p.is_null())
@@ -176,7 +177,7 @@ fn host_and_port(address: &str) -> Result<(&str, u16), SocksOptionError> {
     }
 }
 
-/// Replaces the password in the options by its encrypted form. The option must have passed [`check`].
+/// Replaces the password in the options with its encrypted form. The option must have passed [`check`].
 ///
 /// # Errors
 /// Returns an error if the password cannot be encrypted.
@@ -205,7 +206,7 @@ pub fn shown(mut network: NetworkConfig) -> NetworkConfig {
     network
 }
 
-/// How connections of a sandbox with these options leave.
+/// How connections of a sandbox with these options are routed out.
 pub(super) async fn way(
     option: Option<&Json>,
     secrets: &Secrets,
@@ -235,7 +236,7 @@ pub(super) async fn way(
     let found = match timeout(LOOKUP, lookup_host((host, port))).await {
         Ok(Ok(found)) => found.collect::<Vec<SocketAddr>>(),
         Ok(Err(why)) => return failed(format!("{host} cannot be resolved: {why}")),
-        Err(_) => return failed(format!("{host} is not resolved in time")),
+        Err(_) => return failed(format!("{host} could not be resolved in time")),
     };
     let allowed = found
         .iter()

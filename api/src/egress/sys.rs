@@ -1,4 +1,4 @@
-//! The unsafe code of this module.
+//! Unsafe code of this module.
 #![expect(
     unsafe_code,
     reason = "a descriptor with a fixed number is passed to a program between fork and exec"
@@ -19,10 +19,10 @@ use nix::{
     fcntl::{FcntlArg, fcntl},
 };
 
-/// Lowest number of the copy that is passed on: above every fixed number.
+/// Minimum number of the passed copy: above every fixed number.
 const ABOVE: RawFd = 64;
 
-/// Starts a program that inherits `fd` with the number `number`.
+/// Starts a program that inherits `fd` as descriptor number `number`.
 ///
 /// # Errors
 /// Returns the errors of fcntl(2) and of starting the program.
@@ -32,7 +32,7 @@ pub(super) fn spawn_with(
     number: RawFd,
 ) -> io::Result<Child> {
     let copy = duplicate(fd, ABOVE)?;
-    // Keeps the number in use here, so that the standard library's own pipe to the child cannot have it.
+    // Keeps the number in use here, so that the standard library's own pipe to the child cannot get it.
     let null = File::open("/dev/null")?;
     let _placeholder = duplicate(null.as_fd(), number)?;
     let source = copy.as_raw_fd();
@@ -54,7 +54,7 @@ fn libc_dup2(from: RawFd, to: RawFd) -> Result<(), Errno> {
     Errno::result(unsafe { nix::libc::dup2(from, to) }).map(drop)
 }
 
-/// A copy with the lowest free number that is at least `lowest`, closed at exec.
+/// A copy with the lowest free number that is at least `lowest`. Close-on-exec.
 fn duplicate(fd: BorrowedFd<'_>, lowest: RawFd) -> io::Result<OwnedFd> {
     let number = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(lowest))?;
     // SAFETY: `from_raw_fd` needs an open descriptor without another owner: fcntl has just made it. This holds until the
@@ -94,7 +94,7 @@ mod tests {
             child.wait().unwrap();
             text
         };
-        // Whoever runs the tests may have passed descriptors on. One more is for the socket, and a line for its name.
+        // The test runner may have passed on descriptors. One more is for the socket, and one line for its name.
         let others = read(listing().spawn().unwrap());
         let others = others.lines().filter(|line| line.parse::<u32>().is_ok());
         let text = read(spawn_with(listing(), listener.as_fd(), 3).unwrap());

@@ -5,10 +5,10 @@ use crate::secrets::SecretName;
 const START: &str = "${e2b";
 const SECRETS: &str = "${e2b.secrets.";
 const IDENTITY: &str = "${e2b.identity";
-/// Stands for a text that is not shown.
+/// Placeholder for hidden text.
 pub(super) const MASK: &str = "***";
 
-/// Why a value is refused. Contains the start of the placeholder.
+/// Why a value is rejected. Contains the start of the placeholder.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TemplateError {
     #[error(
@@ -19,7 +19,7 @@ pub(super) enum TemplateError {
     Identity(String),
 }
 
-/// A header value. Text that is not a placeholder of E2B stands for itself, also `${…}` of other kinds.
+/// A header value. Everything except E2B's placeholders is literal text, including other forms of `${…}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Template(Vec<Part>);
 
@@ -60,7 +60,7 @@ impl Template {
         Ok(Self(parts))
     }
 
-    /// Names of the secrets, in their order; repeated ones repeat.
+    /// Names of the secrets, in order and with repetitions.
     pub(super) fn secrets(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|part| match part {
             Part::Text(_) => None,
@@ -68,7 +68,7 @@ impl Template {
         })
     }
 
-    /// The text with its placeholders, and stars instead of all other parts.
+    /// The text with its placeholders, and stars in place of all other parts.
     pub(super) fn masked(&self) -> String {
         let parts = self.0.iter().map(|part| match part {
             Part::Text(_) => MASK.to_owned(),
@@ -96,7 +96,7 @@ impl Template {
     }
 }
 
-/// A value of a secret, or what stands for it while a template is checked.
+/// The value of a secret, or its substitute while a template is checked.
 pub(super) trait Exposed {
     fn exposed(&self) -> &str;
 }

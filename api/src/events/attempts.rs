@@ -1,4 +1,4 @@
-//! The latest attempts of each webhook's deliveries, in memory: for its operator, who sees there why nothing arrives.
+//! The latest delivery attempts of each webhook, in memory. They show the webhook's operator why events do not arrive.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -8,13 +8,13 @@ use rest::{
     WebhookDeliveryGroup,
 };
 
-/// Attempts that are kept for one webhook.
+/// Maximum number of attempts kept per webhook.
 const MAX_KEPT: usize = 200;
-/// Longest part of a request's body that is kept, in bytes.
+/// Maximum size of the kept part of a request body, in bytes.
 const MAX_BODY: usize = 4096;
 const HOUR_NS: u64 = 3_600_000_000_000;
 
-/// Which attempts a client wants to see.
+/// Filter of attempts for a client.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WantedAttempts {
     /// Inclusive.
@@ -46,7 +46,7 @@ struct Attempt(u64, WebhookDelivery);
 pub(super) struct Attempts(HashMap<String, VecDeque<Attempt>>);
 
 impl Attempts {
-    /// `number`: of the event in the log.
+    /// `number` is the event's number in the log.
     pub(super) fn add(&mut self, number: u64, mut attempt: WebhookDelivery) {
         let end = attempt.request_body.floor_char_boundary(MAX_BODY);
         attempt.request_body.truncate(end);
@@ -62,7 +62,7 @@ impl Attempts {
         self.0.remove(hook);
     }
 
-    /// The attempts by event, with its number.
+    /// The attempts grouped by event, with its number.
     pub(super) fn groups(
         &self,
         hook: &str,

@@ -1,4 +1,4 @@
-//! Deliveries: for each webhook a batch at a time, in which the deliveries run side by side, at most [`AT_ONCE`] of all
+//! Deliveries: one batch at a time per webhook, with concurrent deliveries in a batch, and at most [`AT_ONCE`] for all
 //! webhooks. The webhook's progress is recorded after each batch.
 
 use std::{
@@ -26,10 +26,10 @@ use crate::{
 
 const BATCH: usize = 16;
 const AT_ONCE: usize = 16;
-/// Entries that are not for a webhook, after which its progress is recorded nevertheless.
+/// Number of entries that do not concern a webhook after which its progress is recorded nevertheless.
 const SKIPPED: u64 = 256;
 
-/// Between the tries of a delivery.
+/// Pauses between the tries of a delivery.
 #[derive(Clone, Debug)]
 pub(super) struct Pauses(pub(super) Vec<Duration>);
 
@@ -40,13 +40,13 @@ impl Default for Pauses {
     }
 }
 
-/// A batch that ended: the webhook, and the last entry of the batch.
+/// A completed batch: the webhook, and the last entry of the batch.
 struct Done {
     hook: String,
     number: u64,
 }
 
-/// Delivers until it is aborted.
+/// Delivers events until aborted.
 pub(super) async fn run(events: Events, forbidden: ForbiddenAddresses, pauses: Pauses) {
     let permits = Arc::new(Semaphore::new(AT_ONCE));
     let mut batches: JoinSet<Done> = JoinSet::new();
@@ -89,14 +89,15 @@ pub(super) async fn run(events: Events, forbidden: ForbiddenAddresses, pauses: P
                     busy.retain(|id| *id != hook);
                     events.hooks().done(&hook, number);
                 }
-                // Only if this task is aborted, or by a bug.
+                // Only if this task is aborted, or because of a bug.
                 Err(error) => warn!(%error, "a batch of deliveries failed"),
             },
         }
     }
 }
 
-/// For each webhook that is behind and not busy: the entries to deliver now, and the last number that is done with them.
+/// For each webhook that is behind and not busy: the entries to deliver now, and the number of the last entry that is
+/// then done.
 fn due(events: &Events, busy: &[String]) -> Vec<(Hook, Vec<Arc<Entry>>, u64)> {
     let latest = events.latest();
     let hooks = events.hooks();
@@ -111,7 +112,7 @@ fn due(events: &Events, busy: &[String]) -> Vec<(Hook, Vec<Arc<Entry>>, u64)> {
         if missed > 0 {
             warn!(
                 webhook = hook.id,
-                missed, "a webhook is too far behind: it does not get the oldest events"
+                missed, "a webhook is too far behind: skipping the oldest events"
             );
             let counts = &events.0.counts.missed;
             counts.fetch_add(missed, std::sync::atomic::Ordering::Relaxed);
@@ -198,7 +199,7 @@ async fn deliver(delivery: Delivery, entry: Arc<Entry>, permits: Arc<Semaphore>,
                 webhook = hook.id,
                 event = entry.event.id,
                 why,
-                "cannot deliver an event: giving it up"
+                "cannot deliver an event to a webhook: giving up"
             );
             return;
         };
@@ -206,7 +207,7 @@ async fn deliver(delivery: Delivery, entry: Arc<Entry>, permits: Arc<Semaphore>,
     }
 }
 
-/// An attempt with its beginning and duration. It names no address that a host name of the client resolves to.
+/// An attempt with its start and duration. Does not contain addresses that a client's host name resolves to.
 fn attempt(
     hook: &Hook,
     event: &LifecycleEvent,
@@ -228,7 +229,7 @@ fn attempt(
             let (class, what) = if is_late {
                 (
                     DeliveryError::Timeout,
-                    "the receiver did not answer in time",
+                    "the receiver did not respond in time",
                 )
             } else {
                 (DeliveryError::TransportError, "the connection failed")

@@ -1,5 +1,5 @@
-//! The webhooks: settings and progress, one file each in `events/webhooks` of the state directory, mode 0600, since it has
-//! the secret of the signatures.
+//! Webhooks: settings and progress, one file each in `events/webhooks` of the state directory. Mode 0600, because each
+//! contains its signature secret.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ const MAX_NAME: usize = 128;
 const MAX_SECRET: usize = 512;
 const MAX_FILE: u64 = 64 << 10;
 
-/// Why a webhook cannot be created or changed.
+/// Why a webhook could not be created or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
     #[error("no webhook has the id {0:?}")]
@@ -47,7 +47,7 @@ pub(super) struct Hook {
     pub(super) kinds: Vec<Kind>,
     pub(super) secret: String,
     pub(super) created_at: UnixMs,
-    /// The number of the last entry of the log that was delivered, given up, or is not for this webhook.
+    /// Number of the last log entry that was delivered, given up, or does not concern this webhook.
     pub(super) done: u64,
 }
 
@@ -86,11 +86,11 @@ pub(super) struct Hooks {
 }
 
 impl Hooks {
-    /// Reads all webhooks. One that cannot be read is left alone, and not used. `latest`: the number of the latest entry of the
-    /// log, which is lower than a webhook's after the log was lost.
+    /// Reads all webhooks. Unreadable ones are left alone and not used. `latest` is the number of the latest log entry.
+    /// It is lower than a webhook's if the log was lost.
     ///
     /// # Errors
-    /// Returns an error if the directory cannot be read or made.
+    /// Returns an error if the directory cannot be read or created.
     pub(super) fn open(dir: PathBuf, latest: u64) -> io::Result<Self> {
         private_dir(&dir)?;
         let mut all = BTreeMap::new();
@@ -105,7 +105,7 @@ impl Hooks {
                     all.insert(hook.id.clone(), hook);
                 }
                 Err(error) => {
-                    tracing::error!(path = %path.display(), %error, "cannot read a webhook: it gets no events");
+                    tracing::error!(path = %path.display(), %error, "cannot read a webhook: it will receive no events");
                 }
             }
         }
@@ -154,7 +154,7 @@ impl Hooks {
         Ok(hook)
     }
 
-    /// Changes a webhook. One that is enabled again gets the entries after `latest`.
+    /// Changes a webhook. If it is enabled again, it gets the entries after `latest`.
     ///
     /// # Errors
     /// Returns [`HookError`].
@@ -191,7 +191,7 @@ impl Hooks {
         Ok(())
     }
 
-    /// Records that everything up to this entry is done. If it cannot be written, some is delivered again.
+    /// Records that everything up to this entry is done. If it cannot be written, some events are delivered again.
     pub(super) fn done(&mut self, id: &str, number: u64) {
         let Some(hook) = self.all.get_mut(id) else {
             return;

@@ -1,7 +1,7 @@
-//! What the log of events has said of each sandbox that is alive. Pure: changes go in, entries of the log come out.
+//! The state of each live sandbox according to the event log. Pure: turns changes into log entries.
 //!
-//! The ledger also compares itself with the sandboxes that a new server finds: what a killed server has written to a
-//! sandbox's record but not to the log becomes an event then, so no change of state is missing in the log.
+//! The ledger also compares itself with the sandboxes that a new server finds. Changes that a killed server wrote to a
+//! sandbox's record but not to the log then become events, so no change of state is missing in the log.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 use super::Kind;
 use crate::registry::note::Note;
 
-/// Labels in an event. Of longer metadata the first keys that fit are kept.
+/// Maximum size of labels in an event. Of larger metadata, the first keys that fit are kept.
 const MAX_METADATA: usize = 16 << 10;
 const MIB: u64 = 1 << 20;
 
-/// A sandbox that is alive.
+/// A live sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Alive {
     pub(super) execution: String,
@@ -34,18 +34,18 @@ pub(super) struct Alive {
 /// By sandbox.
 pub(super) type AliveMap = BTreeMap<String, Alive>;
 
-/// What becomes an entry of the log.
+/// An event that becomes a log entry.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Happened {
     pub(super) at: UnixMs,
     pub(super) kind: Kind,
     pub(super) sandbox: String,
-    /// As it was until its end, if it has ended.
+    /// The state at the time, or before its end if it has ended.
     pub(super) alive: Alive,
     pub(super) data: EventData,
 }
 
-/// The ids by which clients know a template, and what is drawn at random: passed in, so that the ledger is pure.
+/// Client-visible template ids and random ids. Passed in, so that the ledger is pure.
 pub(super) trait Names {
     /// Id and build of a template by its id in the pool.
     fn template(&self, pool_id: &str) -> (String, String);
@@ -58,7 +58,7 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// Takes a change of the pool. `None`: it is not of a client's sandbox, or says nothing new.
+    /// Applies a change from the pool. `None` if it does not concern a client's sandbox, or contains nothing new.
     pub(super) fn change(
         &mut self,
         id: &SandboxId,
@@ -72,7 +72,7 @@ impl Ledger {
             ChangeKind::Ended(why) => self.ended(&id, at, why.clone()),
             ChangeKind::Created => self.created(&id, at, sandbox?, names),
             ChangeKind::Arrived => self.arrived(&id, at, sandbox?, names),
-            // The other node has its events from now on.
+            // From now on the other node has its events.
             ChangeKind::Left => {
                 self.alive.remove(&id);
                 None
@@ -87,8 +87,8 @@ impl Ledger {
         }
     }
 
-    /// Compares with the sandboxes that a new server has found, and ends the `lost` ones. What differs has happened while
-    /// no log was written.
+    /// Compares with the sandboxes that a new server has found, and ends the `lost` ones. Differences happened while no
+    /// log was written.
     pub(super) fn reconcile(
         &mut self,
         now: UnixMs,
@@ -134,7 +134,7 @@ impl Ledger {
         })
     }
 
-    /// Of another node, paused.
+    /// A sandbox from another node, paused.
     fn arrived(
         &mut self,
         id: &str,
@@ -166,7 +166,7 @@ impl Ledger {
         sandbox: &Sandbox,
         names: &mut impl Names,
     ) -> Option<()> {
-        // The sandbox of a build has another note.
+        // A build's sandbox has another note.
         let note = Note::from_text(&sandbox.note).ok()?;
         let (template, build) = names.template(&sandbox.template.id);
         let alive = Alive {

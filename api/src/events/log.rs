@@ -1,9 +1,9 @@
-//! The log: segments of JSON lines in the state directory, `events/<first>.jsonl`, named after the number of their first
-//! entry. Each begins with the sandboxes that were alive before its first entry, so the newest segment alone is enough to go
-//! on. An incomplete last line, which a crash may leave, is cut off when the log is opened.
+//! The event log: segments of JSON lines in the state directory, `events/<first>.jsonl`, named after the number of
+//! their first entry. Each starts with the sandboxes that were alive before its first entry, so the newest segment
+//! alone is enough to continue. An incomplete last line, which a crash may leave, is cut off when the log is opened.
 //!
-//! Entries are written without a sync: they survive a crash of the server. After a crash of the host, the last ones may be
-//! missing; the comparison of [`super::ledger`] makes up for those that changed a sandbox's state.
+//! Entries are not synced: they survive a crash of the server. After a crash of the host, the last ones may be missing.
+//! The comparison of [`super::ledger`] recovers those that changed a sandbox's state.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -20,11 +20,12 @@ use serde::{Deserialize, Serialize};
 use super::ledger::{Alive, AliveMap};
 
 const FORMAT: u32 = 1;
-/// A segment is not continued beyond this size, and the oldest segments are removed beyond this number or age.
+/// Maximum size of a segment before a new one starts, and the number and age beyond which the oldest segments are
+/// removed.
 const SEGMENT: u64 = 8 << 20;
 const SEGMENTS: usize = 8;
 const AGE: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Longest line that is read.
+/// Maximum length of a line that is read.
 const MAX_LINE: u64 = 64 << 20;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,7 +51,7 @@ pub(super) struct Log {
     next: u64,
 }
 
-/// What the log has of the past.
+/// The past according to the log.
 #[derive(Debug, Default)]
 pub(super) struct Past {
     pub(super) alive: AliveMap,
@@ -59,8 +60,8 @@ pub(super) struct Past {
 }
 
 impl Log {
-    /// Opens the log, with at most `most` of its latest entries. A segment that cannot be read is set aside: the log goes on
-    /// without it.
+    /// Opens the log and returns at most `most` of its latest entries. A segment that cannot be read is set aside, and
+    /// the log continues without it.
     ///
     /// # Errors
     /// Returns an error if the directory cannot be read or written.
@@ -121,7 +122,7 @@ impl Log {
             .create(true)
             .mode(0o600)
             .open(path)?;
-        // After a crash between the two, an empty file of this name may exist.
+        // After a crash between the two steps, an empty file of this name may exist.
         file.set_len(0)?;
         file.write_all(&line)?;
         Ok(Self {
@@ -137,11 +138,11 @@ impl Log {
         self.next
     }
 
-    /// Begins a segment if the present one is full. `alive` are the sandboxes at this moment: to be called before a change of
-    /// them, so that a crash before its entry is written is noticed.
+    /// Starts a new segment if the current one is full. `alive` are the current sandboxes. Call this before changing
+    /// them, so that a crash before the entry is written is noticed.
     ///
     /// # Errors
-    /// Returns an error if it cannot be written. Without a new segment, the log goes on in the present one.
+    /// Returns an error if it cannot be written. The log then continues in the current segment.
     pub(super) fn roll(&mut self, alive: &AliveMap) -> io::Result<()> {
         if self.size < SEGMENT {
             return Ok(());
@@ -153,12 +154,12 @@ impl Log {
     /// Writes an entry with the number [`Log::next`].
     ///
     /// # Errors
-    /// Returns an error if it is not written; the log is as before then.
+    /// Returns an error if it cannot be written. The log is then unchanged.
     pub(super) fn append(&mut self, entry: &Entry) -> io::Result<()> {
         let mut line = serde_json::to_vec(entry)?;
         line.push(b'\n');
         if let Err(error) = self.file.write_all(&line) {
-            // Frees the space of an incomplete line: the disk may be full.
+            // Frees the space of an incomplete line, because the disk may be full.
             self.file.set_len(self.size)?;
             return Err(error);
         }
@@ -167,7 +168,7 @@ impl Log {
         Ok(())
     }
 
-    /// Removes segments that are too many or too old.
+    /// Removes the oldest segments if there are too many or if they are too old.
     fn trim(&self) -> io::Result<()> {
         let mut all = segments(&self.dir)?;
         all.pop();
@@ -184,7 +185,7 @@ impl Log {
     }
 }
 
-/// Which entries to list.
+/// Filter of entries to list.
 #[derive(Clone, Debug)]
 pub(super) struct Listing<'a> {
     pub(super) sandbox: Option<&'a str>,
@@ -193,11 +194,11 @@ pub(super) struct Listing<'a> {
     pub(super) offset: usize,
     pub(super) limit: usize,
     pub(super) is_ascending: bool,
-    /// Unix milliseconds; older ones are not listed.
+    /// Unix nanoseconds. Older entries are not listed.
     pub(super) since_ns: u64,
 }
 
-/// Lists entries of the log in a directory, also while it is written.
+/// Lists entries of the log in a directory, even while it is being written.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.
@@ -208,7 +209,7 @@ pub(super) fn list(dir: &Path, listing: &Listing<'_>) -> io::Result<Vec<Lifecycl
         paths.reverse();
     }
     for path in paths {
-        // A segment may be removed meanwhile.
+        // A segment may be removed in the meantime.
         let Ok((_, mut entries, _)) = read_of(&path, listing.sandbox) else {
             continue;
         };
@@ -237,7 +238,7 @@ pub(super) fn list(dir: &Path, listing: &Listing<'_>) -> io::Result<Vec<Lifecycl
     Ok(found)
 }
 
-/// The oldest event that is still listed.
+/// The time of the oldest event that is still listed.
 pub(super) fn kept_since_ns(now: SystemTime) -> u64 {
     let oldest = now.checked_sub(AGE).unwrap_or(SystemTime::UNIX_EPOCH);
     let since = oldest.duration_since(SystemTime::UNIX_EPOCH);

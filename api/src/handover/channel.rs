@@ -23,9 +23,9 @@ use tokio::net::UnixDatagram;
 use super::{HandoverError, VERSION};
 
 const NAME: &str = "cube-handover";
-/// Longest message in bytes.
+/// Maximum message length in bytes.
 const MAX_MESSAGE: usize = 8192;
-/// Maximum number of descriptors with a message.
+/// Maximum number of descriptors per message.
 const MAX_FILES: usize = 64;
 
 /// The purpose of a descriptor.
@@ -35,13 +35,13 @@ pub enum Role {
     Listen,
     /// The internal socket.
     Internal,
-    /// The listener for other nodes of the cluster.
+    /// The cluster listener.
     Cluster,
-    /// The sockets of the sandboxes' DNS resolver. A build may leave them out or ignore them; DNS queries that arrive
-    /// during the handover are then lost.
+    /// The sockets of the sandboxes' DNS resolver. A build may omit or ignore them. DNS queries that arrive during the
+    /// handover are then lost.
     DnsUdp,
     DnsTcp,
-    /// The listener of the egress proxy. A build may leave it out or ignore it, too.
+    /// The listener of the egress proxy. A build may also omit or ignore it.
     Egress,
     /// The lock of the state directory.
     Lock,
@@ -106,12 +106,12 @@ pub(super) enum Message {
     Failed(String),
 }
 
-/// One end of the connection. The type of the socket is that of another kind of unix socket, which has the same calls.
+/// One end of the connection. The Rust type is a datagram socket's, which supports the same calls.
 #[derive(Debug)]
 pub(super) struct Channel(UnixDatagram);
 
 impl Channel {
-    /// A connection: this process's end, and the other's.
+    /// A connected pair: this process's end, and the other's.
     pub(super) fn pair() -> io::Result<(Self, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (own, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

@@ -12,8 +12,8 @@ use super::{Given, HandoverError, VARIABLE, VERSION};
 pub struct Predecessor(Channel);
 
 impl Predecessor {
-    /// The predecessor at the standard input, which is then replaced by `/dev/null`. `None`: this process was started in
-    /// the ordinary way. Must be called in a runtime.
+    /// Finds the predecessor at the standard input, which is then replaced by `/dev/null`. `None`: this process was
+    /// started normally. Must be called in a runtime.
     ///
     /// # Errors
     /// Returns [`HandoverError::Version`] if the predecessor speaks another version of the protocol, and
@@ -37,7 +37,7 @@ impl Predecessor {
     /// Reports that this process can serve, and waits until the predecessor has handed over.
     ///
     /// # Errors
-    /// Returns [`HandoverError::Abandoned`] if the predecessor ends first, and the errors of the connection.
+    /// Returns [`HandoverError::Abandoned`] if the predecessor exits first, and the errors of the connection.
     pub async fn prepared(&self) -> Result<Given, HandoverError> {
         self.0.send(Message::Prepared).await?;
         match self.0.receive().await? {
@@ -47,16 +47,16 @@ impl Predecessor {
         }
     }
 
-    /// Reports that this process serves. The predecessor may have been killed; then nothing waits for the report.
+    /// Reports that this process serves. If the predecessor has been killed, nothing waits for the report.
     pub async fn serving(self) {
         if let Err(error) = self.0.send(Message::Serving).await {
-            tracing::warn!(%error, "the old server process ended during the handover");
+            tracing::warn!(%error, "the old server process exited during the handover");
         }
     }
 
     /// Reports why this process cannot serve.
     pub async fn failed(self, why: String) {
-        // If the predecessor has ended, the reason is only in the log.
+        // If the predecessor has exited, the reason is only in the log.
         let _gone = self.0.send(Message::Failed(why)).await;
     }
 }

@@ -13,8 +13,8 @@ use super::{Given, HandoverError, VARIABLE, VERSION};
 const EXIT: Duration = Duration::from_secs(5);
 const EXIT_POLL: Duration = Duration::from_millis(10);
 
-/// The path of this program as it was started, so that a later call finds the build that is there now: a path in the
-/// first argument is not resolved, because a link in it may lead to another build by then.
+/// The path of this program as it was started, so that a later call finds the build that is installed then. A path in
+/// the first argument is not resolved, because a link in it may lead to another build by then.
 ///
 /// # Errors
 /// Returns an error if the path cannot be determined.
@@ -27,7 +27,7 @@ pub fn program() -> std::io::Result<PathBuf> {
     }
 }
 
-/// A process that is to take over. It is killed when this value is dropped, unless it serves.
+/// The new process. It is killed when this value is dropped, unless it serves.
 #[derive(Debug)]
 pub struct Successor {
     /// `None` once it serves.
@@ -51,7 +51,7 @@ impl Successor {
         let child = Command::new(program)
             .args(arguments)
             .env(VARIABLE, VERSION.to_string())
-            // Sockets of systemd are handed over like any others.
+            // Sockets from systemd are handed over like any others.
             .env_remove("LISTEN_PID")
             .env_remove("LISTEN_FDS")
             .env_remove("LISTEN_FDNAMES")
@@ -73,7 +73,7 @@ impl Successor {
     /// Waits until the process has checked everything that it can check before it takes over.
     ///
     /// # Errors
-    /// Returns [`HandoverError`] if the process fails, ends, or does not answer within `limit`.
+    /// Returns [`HandoverError`] if the process fails, exits, or does not respond within `limit`.
     pub async fn prepared(&mut self, limit: Duration) -> Result<(), HandoverError> {
         match self.next(limit).await? {
             Message::Prepared => Ok(()),
@@ -84,7 +84,7 @@ impl Successor {
     /// Hands descriptors over, and waits until the process serves.
     ///
     /// # Errors
-    /// Returns [`HandoverError`] if the process fails, ends, or does not serve within `limit`.
+    /// Returns [`HandoverError`] if the process fails, exits, or does not serve within `limit`.
     pub async fn take_over(&mut self, given: Given, limit: Duration) -> Result<(), HandoverError> {
         self.channel.send(Message::Given(given)).await?;
         match self.next(limit).await? {
@@ -92,7 +92,7 @@ impl Successor {
             other => return Err(unexpected(other)),
         }
         if let Some(mut child) = self.child.take() {
-            // If the process ends before this one, it must not remain as a zombie.
+            // If the process exits before this one, it must not remain a zombie.
             std::thread::spawn(move || child.wait());
         }
         Ok(())
@@ -139,7 +139,7 @@ impl Successor {
         if let Some(mut child) = self.child.take() {
             let ended = child.kill().and_then(|()| child.wait());
             if let Err(error) = ended {
-                tracing::error!(pid = self.pid, %error, "cannot end the new server process");
+                tracing::error!(pid = self.pid, %error, "cannot kill the new server process");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Responses of the data plane to requests that it does not forward.
 //!
 //! Clients act on some of these texts: "was not found" means that the sandbox has ended, "port is not open" that it is
-//! running. Programs get JSON, always with `code` and `message`; a browser that navigates to the URL gets a small HTML
+//! running. Programs get JSON, always with `code` and `message`. A browser that navigates to the URL gets a small HTML
 //! page.
 
 use axum::body::Body;
@@ -12,13 +12,13 @@ use serde::Serialize;
 use super::{target::TargetError, upstream::INTERPRETER_PORT};
 use crate::registry::SignatureError;
 
-/// Delay in seconds that clients are asked to wait before a retry.
+/// Delay in seconds after which clients should retry.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// Why a request is not forwarded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The request names its sandbox incorrectly.
+    /// The request refers to its sandbox incorrectly.
     #[error(transparent)]
     Target(#[from] TargetError),
     /// The request is not valid HTTP, or the server behind this proxy could interpret it differently.
@@ -73,31 +73,33 @@ pub enum Refusal {
     /// The sandbox has too many requests in flight. `limit` is lower while the server as a whole is busy.
     #[error("The sandbox has too many concurrent incoming connections (limit: {limit})")]
     TooMany { id: SandboxId, limit: usize },
-    /// Only another node could answer a request without a key, and this node has asked the others for many such requests.
-    #[error("too many requests without a key that other nodes would have to answer: try again")]
+    /// Only another node could serve a request without a key, and this node has already sent the others many such
+    /// requests.
+    #[error("too many requests without a key that other nodes would have to serve: try again")]
     TooManyKeyless,
-    /// This process has handed its sandboxes over, and the server that took over does not answer.
+    /// This process has handed over its sandboxes, and the successor does not respond.
     #[error("the server is being restarted: try again")]
     NoSuccessor,
-    /// The sandbox is on a node of the cluster that is away. Its running sandboxes are lost, unless it returns.
+    /// The sandbox is on a node of the cluster that is unreachable. If it was running, it is lost unless the node
+    /// returns.
     #[error(
         "The sandbox is on node {node}, which is unreachable: {last}; it is lost unless the node returns"
     )]
     NodeAway {
         id: SandboxId,
         node: String,
-        /// The state in which another node has last seen it.
+        /// The last state known to another node.
         last: String,
     },
-    /// Another node did not answer. The text names it.
+    /// Another node did not respond. The text names it.
     #[error("{why}")]
     NodeFailed { why: String },
-    /// A connection of the cluster's listener is not that of a member.
+    /// A connection to the cluster listener is not from a member.
     #[error("this listener is for the nodes of the cluster")]
     NotMember,
 }
 
-/// The cure for the port that clients do not name themselves: that of `run_code`.
+/// A hint for the port that clients do not choose themselves: `run_code` uses it.
 fn hint(port: u16) -> &'static str {
     match port {
         INTERPRETER_PORT => {
@@ -112,11 +114,11 @@ fn hint(port: u16) -> &'static str {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     Json,
-    /// HTML, for a person at a browser.
+    /// HTML, for a person using a browser.
     Page,
 }
 
-/// The JSON body. Fields that do not apply are absent.
+/// The JSON body. Fields that do not apply are omitted.
 #[derive(Serialize)]
 struct RefusalBody<'a> {
     #[serde(rename = "sandboxId", skip_serializing_if = "Option::is_none")]
@@ -220,7 +222,7 @@ impl Refusal {
         ) {
             headers.insert(header::RETRY_AFTER, RETRY_AFTER);
         }
-        // It is uncertain where the malformed request ends, so no further request is read from the connection.
+        // The end of a malformed request is uncertain, so no further request is read from the connection.
         if matches!(self, Self::Malformed(_)) {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

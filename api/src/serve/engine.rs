@@ -1,5 +1,5 @@
-//! The part of a server that only one process can have: the network of the sandboxes, the pool, and the tasks beside them.
-//! A handover closes it in the old process and opens it in the new one.
+//! The engine: the parts of a server that only one process can have at a time, which are the sandboxes' network, the
+//! pool, and their tasks. A handover closes it in the old process and opens it in the new one.
 
 use std::{io, path::Path, sync::Arc, time::Duration};
 
@@ -41,11 +41,11 @@ use crate::{
 /// How long threads that read the network's state may hold it after the pool has closed.
 const RELEASE: Duration = Duration::from_secs(10);
 const RELEASE_POLL: Duration = Duration::from_millis(2);
-/// How long the resolver may finish the DNS queries that it has received. All requests wait meanwhile, and a guest can
-/// ask for names whose servers do not answer.
+/// Time for the resolver to finish DNS queries that it has received. All requests wait during this time, and a guest
+/// can query names whose servers do not respond.
 const RESOLVE: Duration = Duration::from_secs(1);
 
-/// The opened parts. If it is dropped, the pool goes on until its last handle is dropped.
+/// The opened parts. After it is dropped, the pool keeps running until its last handle is dropped.
 #[derive(Debug)]
 pub(super) struct Engine {
     pub(super) pool: Pool,
@@ -55,13 +55,13 @@ pub(super) struct Engine {
     moves: Option<Moves>,
     isolation: Option<Isolation>,
     resolver: Option<network::Serving>,
-    /// The resolver, the sampler, and the like; aborted when this value is dropped.
+    /// Background tasks such as the resolver and the sampler. Aborted when this value is dropped.
     tasks: JoinSet<()>,
 }
 
 impl Engine {
-    /// Opens network, pool and registry, in this order, and returns them with what answers requests. `sockets`: those of
-    /// the engine that was released before.
+    /// Opens network, pool and registry, in this order, and returns them with the backend for requests. `sockets` come
+    /// from a previously released engine.
     ///
     /// # Errors
     /// Returns [`ServeError::Network`] or [`ServeError::Pool`].
@@ -73,7 +73,7 @@ impl Engine {
     ) -> Result<(Self, Backend<Registry>), ServeError> {
         let mut tasks = JoinSet::new();
         let mut config = spec.pool.clone();
-        // First, because the operator may have given a wrong key.
+        // Opened first, because the operator may have configured a wrong key.
         let secrets = Secrets::open(&config.state, &spec.secrets_key)?;
         let (mut network, mut resolver) = (None, None);
         let alerts = spec
@@ -86,7 +86,7 @@ impl Engine {
         let alerts = Some(alerts);
         let mut prepared = None;
         // The kernel charges entries of eBPF maps to the cgroup of the process that created the maps. Guests cause such
-        // entries, so the maps are created before the pool moves this process into the server's own cgroup.
+        // entries, so the maps must be created before the pool moves this process into the server's own cgroup.
         if let Some(wanted) = &spec.network {
             let (state, most) = (&config.state, config.max_sandboxes);
             let (isolation, opened, serving) =
@@ -230,8 +230,8 @@ impl Engine {
         Ok((engine, backend.with_peers(peers, moves, internal)))
     }
 
-    /// Closes everything for the next process. Sandboxes keep running. When this returns, this process acts on no
-    /// deadline, writes no record, answers no DNS query, and holds no memory of templates. Returns the sockets in which
+    /// Closes everything for the next process. Sandboxes keep running. When it returns, this process acts on no
+    /// deadline, writes no record, serves no DNS query, and holds no memory of templates. Returns the sockets in which
     /// DNS queries wait for the next engine.
     pub(super) async fn release(self) -> Option<ResolverSockets> {
         let Self {
@@ -254,7 +254,7 @@ impl Engine {
                     .is_err()
             {
                 tracing::info!(
-                    "DNS queries of sandboxes are still unanswered: the guests will repeat them"
+                    "some DNS queries of sandboxes got no response: the guests will repeat them"
                 );
             }
         };
@@ -285,7 +285,7 @@ impl Engine {
     }
 }
 
-/// Opens what the builds of a former server have left on disk.
+/// Opens the builds that previous servers have left on disk.
 fn open_builds(
     state: &Path,
     disk_reserve: u64,

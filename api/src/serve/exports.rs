@@ -1,12 +1,13 @@
-//! The variables that clients of this server need, printed at its start.
+//! Environment variables for clients of this server, printed when it starts.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Any text does for a server without keys; some versions of the SDKs accept only keys of E2B's form.
+/// A server without keys accepts any text. Some versions of the SDKs accept only keys of E2B's form.
 const ANY_KEY: &str = "e2b_00";
 
-/// A line for a shell. The SDKs for Python and JavaScript and the command `cube` read the same variables. `addresses`:
-/// those that the server listens on. `domain`: that of the sandboxes' names. `is_open`: requests need no key.
+/// A line for a shell. The SDKs for Python and JavaScript and the command `cube` read the same variables. `addresses`
+/// are the server's listening addresses, `domain` is the domain of the sandboxes' host names, and `is_open` means that
+/// requests need no key.
 pub(super) fn exports(
     addresses: &[SocketAddr],
     is_tls: bool,
@@ -18,7 +19,7 @@ pub(super) fn exports(
     } else {
         "E2B_API_KEY=e2b_… # cube-api key new NAME prints one".to_owned()
     };
-    // With a domain and TLS, the SDKs find everything by names, if DNS resolves them.
+    // With a domain and TLS, the SDKs derive all addresses from host names, provided that DNS resolves them.
     if let (true, Some(domain)) = (is_tls, domain) {
         return Some(format!("export E2B_DOMAIN={domain} {key}"));
     }

@@ -1,4 +1,4 @@
-//! Reload: the server is replaced by a new process without a refused connection or a cut stream.
+//! Reload: replaces the server with a new process without refusing connections or interrupting streams.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,16 +19,16 @@ use crate::{
     systemd::{self, State},
 };
 
-/// How long a new process may take until it is ready to take over.
+/// Time for a new process to become ready to take over.
 const PREPARE: Duration = Duration::from_secs(60);
-/// How long changes of sandboxes may take to finish. Requests that would change a sandbox wait meanwhile.
+/// Time for pending changes of sandboxes to finish. Requests that would change a sandbox wait during this time.
 const SETTLE: Duration = Duration::from_secs(30);
-/// How long a new process may take to serve after it has got everything. All requests wait meanwhile.
+/// Time for a new process to start serving after it has received everything. All requests wait during this time.
 const TAKE_OVER: Duration = Duration::from_secs(60);
-/// How long a process that has handed over finishes its connections.
+/// Time for a process that has handed over to finish its connections.
 const FINISH: Duration = Duration::from_secs(24 * 3600);
 
-/// What a reload needs to know of the server.
+/// The parts of the server that a reload needs.
 pub(super) struct Reloader<'a> {
     pub(super) spec: &'a ServeSpec,
     pub(super) program: PathBuf,
@@ -37,17 +37,17 @@ pub(super) struct Reloader<'a> {
     pub(super) gate: Gate<Registry>,
 }
 
-/// The end of a reload that failed.
+/// The outcome of a failed reload.
 pub(super) enum Failed {
-    /// The server goes on.
+    /// The server continues to serve.
     Kept(HandoverError),
-    /// The server cannot open what it had closed for the new process.
+    /// The server cannot reopen the parts that it closed for the new process.
     Lost(ServeError),
 }
 
 impl Reloader<'_> {
     /// Starts a new process and hands everything over. Returns its process id. From then on, requests are forwarded to
-    /// it. After [`Failed::Kept`], requests are answered as before.
+    /// it. After [`Failed::Kept`], this process serves requests as before.
     pub(super) async fn run(
         &self,
         engine: &mut Option<Engine>,
@@ -80,7 +80,7 @@ impl Reloader<'_> {
         outcome
     }
 
-    /// Starts the new process, and lets changes of sandboxes finish. The returned guard keeps further ones waiting.
+    /// Starts the new process, and lets changes of sandboxes finish. The returned guard blocks further ones.
     async fn prepare(
         &self,
         engine: &Option<Engine>,
@@ -144,7 +144,7 @@ impl Reloader<'_> {
                 Ok(())
             }
             Err(why) => {
-                warn!(error = %model::chain(&why), "the new server process did not take over: opening everything again");
+                warn!(error = %model::chain(&why), "the new server process did not take over: this process reopens the engine");
                 successor.end();
                 let lock = self.lock.try_clone().map_err(ServeError::Lock);
                 let lock = lock.map_err(Failed::Lost)?;
@@ -177,7 +177,7 @@ pub(super) async fn finish(mut server: Server<Registry>, signals: &mut Signals, 
     }
     warn!(
         connections = server.open_connections(),
-        "closing the connections that are left"
+        "closing the remaining connections"
     );
     server.close().await;
 }
