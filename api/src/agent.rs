@@ -9,14 +9,14 @@ use tokio::{
     time::timeout,
 };
 
-/// Whether the agent behind the vsock socket at `vsock` answers `GET /health` with a success status within the time
-/// `within`. Only the status line of the answer is read.
+/// Whether the agent behind the vsock socket at `vsock` responds to `GET /health` with a success status within the time
+/// `within`. Reads only the status line of the response.
 pub(crate) async fn is_healthy(vsock: &Path, within: Duration) -> bool {
     matches!(timeout(within, ask(vsock)).await, Ok(Ok(true)))
 }
 
-/// Makes the guest trust the certificate authority `pem` beside those of its system. Returns whether the agent has done so
-/// within the time `within`.
+/// Makes the guest trust the certificate authority `pem` in addition to those of its system. Returns whether the agent
+/// has done so within the time `within`.
 pub(crate) async fn trusts(vsock: &Path, pem: &str, within: Duration) -> bool {
     let init = InitRequest {
         ca_bundle: Some(pem.to_owned()),
@@ -40,7 +40,7 @@ async fn ask(vsock: &Path) -> std::io::Result<bool> {
     succeeds(vsock, request).await
 }
 
-/// Whether the agent answers a request with a success status.
+/// Whether the agent responds to a request with a success status.
 async fn succeeds(vsock: &Path, request: &str) -> std::io::Result<bool> {
     let mut stream = UnixStream::connect(vsock).await?;
     let connect = format!("CONNECT {ENVD_PORT}\n");

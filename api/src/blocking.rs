@@ -1,11 +1,11 @@
-//! Work that waits for the disk, on threads of its own.
+//! Blocking work, such as disk I/O, on separate threads.
 
 use std::io;
 
-/// Runs work on a thread, so that the tasks of this one go on.
+/// Runs work on a blocking thread, so that other tasks on this thread continue.
 ///
 /// # Errors
-/// Returns the error of the work, or one if it has panicked.
+/// Returns the error of the work, or an error if it panicked.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {

@@ -37,13 +37,13 @@ struct Arguments {
 enum Command {
     /// Serve until SIGTERM or SIGINT; by default, sandboxes keep running for the next server
     Serve(Box<serve::ServeConfig>),
-    /// Link the installed files of the guest below the state directory, and make the template `base` unless it exists;
-    /// takes the options of `serve`
+    /// Link the installed files of the guest below the state directory, and create the template `base` unless it
+    /// exists; takes the options of `serve`
     Prepare(Box<serve::ServeConfig>),
     /// End all sandboxes that a stopped server has left running, and remove their network and cgroups; takes the options
     /// of `serve`
     End(Box<serve::ServeConfig>),
-    /// Replace the running server by a new process of the program that is installed now; prints its process id
+    /// Replace the running server with a new process of the program that is installed now; prints its process id
     Reload(options_file::StateDir),
     /// Create, list and revoke API keys; a running server picks up changes
     #[command(subcommand)]

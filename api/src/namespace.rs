@@ -8,7 +8,7 @@ use nix::sched::{CloneFlags, unshare};
 pub(crate) const SECONDARY: &str = "203.0.113.3";
 pub(crate) const IN_LOCAL_PREFIX: &str = "198.51.100.77";
 
-/// Runs a test on a host with these addresses. Threads that the test starts are in the namespace too.
+/// Runs a test on a host with these addresses. Threads started by the test are in the namespace too.
 pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: needs root");

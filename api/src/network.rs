@@ -39,7 +39,7 @@ pub struct EgressConfig {
     pub rewriting: Rewriting,
 }
 
-/// Whether requests of sandboxes can be rewritten, by `cube-egress`.
+/// Whether `cube-egress` can rewrite requests of sandboxes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rewriting {
     /// `network.rules` are refused.
@@ -59,9 +59,9 @@ pub struct NetworkSpec {
     pub dns_servers: Vec<SocketAddr>,
     /// Bandwidth of each sandbox in each direction. `None`: unlimited.
     pub bytes_per_s: Option<u64>,
-    /// The proxy of outbound requests. `None`: no flow is handed to one.
+    /// The proxy of outbound requests. `None`: no flow is redirected.
     pub proxy: Option<EgressSpec>,
-    /// What happens when a sandbox is refused often.
+    /// Reaction to frequent refusals of a sandbox.
     pub alert: Option<AlertSpec>,
 }
 
@@ -97,8 +97,8 @@ pub enum NetworkError {
 pub(crate) struct Serving(watch::Sender<bool>);
 
 impl Serving {
-    /// Ends the resolver: it takes no further query from its sockets, and finishes those that it has taken. Returns
-    /// when it has ended.
+    /// Stops the resolver: it accepts no more queries from its sockets, and finishes those in progress. Returns when it
+    /// has stopped.
     pub(crate) async fn stop(self) {
         self.0.send_replace(true);
         self.0.closed().await;
@@ -106,7 +106,7 @@ impl Serving {
 }
 
 /// Loads the eBPF programs, or takes over those of the previous server process. The state directory must exist. The
-/// resolver runs on `tasks`, with the sockets of a predecessor if there are `sockets`.
+/// resolver runs on `tasks`, using the sockets of a predecessor if `sockets` is set.
 ///
 /// # Errors
 /// Returns [`NetworkError`], whose variant names the part that could not be opened.
@@ -144,11 +144,13 @@ pub(crate) async fn open(
     Ok((isolation, Network { egress, log }, serving))
 }
 
-/// Ports of connections in which the proxy looks for names. Others reach it only from sandboxes with a proxy of their own.
+/// Ports of connections in which the proxy looks for host names. Other ports are redirected only for sandboxes with
+/// their own proxy.
 const CHECKED: [u16; 2] = [80, 443];
 
-/// The listening socket of the egress proxy, and the flows that are handed to it. The programs have judged their remote
-/// ends, but the proxy connects to them from this host, where more addresses than those of its interfaces can be local.
+/// The listening socket of the egress proxy, and access to redirected flows. The eBPF programs have checked the remote
+/// addresses, but the proxy connects to them from this host, on which more addresses than those of its interfaces can
+/// be local.
 pub(crate) fn proxied(isolation: &Isolation, forbidden: ForbiddenAddresses) -> (Listen, Handed) {
     let (listening, handing, adopting) = (isolation.clone(), isolation.clone(), isolation.clone());
     let listen = move || listening.proxy_listener();

@@ -1,8 +1,8 @@
 //! This host as a node: its name, whether it accepts new sandboxes, and its figures.
 //!
 //! The operator sets the status: `ready`, `draining` or `standby`. It is written to `node.json` in the state directory
-//! before it applies, so a restart does not open a node that was closed. Sandboxes that exist are not affected: they run,
-//! pause and resume as before.
+//! before it takes effect, so that a restart does not open a cordoned node. Existing sandboxes are not affected: they
+//! run, pause and resume as before.
 
 mod machine;
 
@@ -26,9 +26,9 @@ pub use machine::{disks, info, memory};
 const FILE: &str = "node.json";
 const FORMAT: u32 = 1;
 const MAX_FILE: u64 = 4 << 10;
-/// Longest name: it is a label of a host name in certificates.
+/// Maximum length of a name, which is a label of a host name in certificates.
 const MAX_NAME: usize = 63;
-/// How often the use of the CPUs is measured.
+/// Interval of CPU usage measurements.
 const CPU_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Why the node's status cannot be read or changed.
@@ -51,7 +51,7 @@ pub enum NodeError {
 #[error("the status {} cannot be set: use ready, draining or standby", .0.name())]
 pub struct NotSettable(pub NodeStatus);
 
-/// The status that the operator has chosen.
+/// The status set by the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chosen {
     /// `Ready`, `Draining` or `Standby`.
@@ -79,11 +79,11 @@ pub struct OwnNode(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     name: String,
-    /// Random; of this process.
+    /// Random number of this process.
     instance: String,
     state: PathBuf,
     chosen: Mutex<Chosen>,
-    /// Whether [`Chosen::status`] is `Ready`, as a number that the create path reads without the lock.
+    /// Whether [`Chosen::status`] is `Ready`, as an atomic that the create path reads without the lock.
     is_open: std::sync::atomic::AtomicBool,
     successes: AtomicU64,
     fails: AtomicU64,
@@ -102,7 +102,7 @@ impl OwnNode {
     /// Reads the status from the state directory. `name` must be valid; see [`is_name`].
     ///
     /// # Errors
-    /// Returns [`NodeError`] if the file exists and cannot be read.
+    /// Returns [`NodeError`] if the file exists but cannot be read.
     pub fn open(name: String, state: &Path) -> Result<Self, NodeError> {
         let chosen = read(&state.join(FILE))?;
         Ok(Self(Arc::new(Inner {
@@ -139,10 +139,10 @@ impl OwnNode {
         self.0.is_open.load(Ordering::Acquire)
     }
 
-    /// Sets the status. It is on disk when this returns. A status that is set already stays as it is.
+    /// Sets the status. It is on disk when this returns. Does nothing if it is already set.
     ///
     /// # Errors
-    /// Returns [`NodeError::Io`] if the file cannot be written; the status then stays.
+    /// Returns [`NodeError::Io`] if the file cannot be written. The status is then unchanged.
     pub fn set(&self, status: NodeStatus) -> Result<Chosen, NodeError> {
         let mut chosen = self.0.chosen.lock().unwrap_or_else(PoisonError::into_inner);
         if chosen.status == status {
@@ -162,7 +162,7 @@ impl OwnNode {
         tracing::info!(
             node = self.0.name,
             status = status.name(),
-            "node status set"
+            "set the status of this node"
         );
         Ok(wanted)
     }
@@ -177,7 +177,7 @@ impl OwnNode {
         }
     }
 
-    /// Creates that succeeded, that failed, and that are in progress.
+    /// Numbers of successful and failed creates, and of creates in progress.
     #[must_use]
     pub fn creates(&self) -> (u64, u64, u32) {
         let inner = &self.0;
@@ -188,13 +188,13 @@ impl OwnNode {
         )
     }
 
-    /// Use of all CPUs between the last two measurements, in percent.
+    /// Usage of all CPUs between the last two measurements, in percent.
     #[must_use]
     pub fn cpu_percent(&self) -> u32 {
         self.0.cpu_percent.load(Ordering::Relaxed)
     }
 
-    /// Measures the use of the CPUs; never returns.
+    /// Measures the usage of the CPUs; never returns.
     pub async fn measure(self) {
         let mut before = machine::cpu_ticks();
         loop {
@@ -228,10 +228,10 @@ impl Drop for Starting {
     }
 }
 
-/// Whether an operator may choose the status.
+/// Whether an operator may set the status.
 ///
 /// # Errors
-/// Returns [`NotSettable`] for what only an observer can find.
+/// Returns [`NotSettable`] for statuses that only an observer can determine.
 pub fn settable(status: NodeStatus) -> Result<NodeStatus, NotSettable> {
     match status {
         NodeStatus::Ready | NodeStatus::Draining | NodeStatus::Standby => Ok(status),
@@ -249,7 +249,7 @@ pub fn is_name(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
-/// A name made of the host's name.
+/// A node name derived from the host name.
 #[must_use]
 pub fn name_of_host() -> String {
     let host = nix::unistd::gethostname().unwrap_or_default();
@@ -325,7 +325,7 @@ mod tests {
         assert!(!node.is_open());
         assert_eq!(open().chosen(), set);
         assert!(!open().is_open());
-        // The time is that of the change, not of the last request.
+        // The time of the change, not of the last request.
         assert_eq!(node.set(NodeStatus::Standby).unwrap(), set);
         node.set(NodeStatus::Ready).unwrap();
         assert!(open().is_open());

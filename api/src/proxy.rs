@@ -73,12 +73,12 @@ use connections::{Connections, RequestPermit};
 use reply::{Held, Reply, Reuse};
 use upstream::Sender;
 
-/// Header with the token that ports other than the agent's require if they are not public.
+/// Header with the token required by ports other than the agent's if they are not public.
 const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static("e2b-traffic-access-token");
 /// Maximum number of attempts to forward a request. The second attempt follows only if nothing of the request was sent
 /// and the VM was replaced in the meantime.
 const TRIES: usize = 2;
-/// How often, and how long, to ask whether the end of a VM that refuses connections is known.
+/// How often, and for how long, to check whether the pool has noticed the end of a VM that refuses connections.
 const END_STEP: Duration = Duration::from_millis(2);
 const END_LIMIT: Duration = Duration::from_secs(2);
 
@@ -122,7 +122,7 @@ impl<R: Routes> Proxy<R> {
     /// `ticket` is kept until the sandbox's route is known.
     ///
     /// # Errors
-    /// Returns the [`Refusal`] to answer with if the request was not forwarded.
+    /// Returns the [`Refusal`] to respond with if the request was not forwarded.
     pub async fn pass(
         &self,
         request: Request<Upload>,
@@ -149,7 +149,7 @@ impl<R: Routes> Proxy<R> {
         }
         let sent = self.send(request, to, held, ticket).await;
         if let (Some(span), Some(method)) = (span, method) {
-            // Until the head of the answer: a stream may be open for hours.
+            // Until the head of the response, because a stream may be open for hours.
             let status = sent.as_ref().map_or(502, |answer| answer.status().as_u16());
             let place = vec![
                 ("cube.sandbox", traces::Value::Text(to.id.to_string())),
@@ -226,14 +226,14 @@ impl<R: Routes> Proxy<R> {
         }
     }
 
-    /// The route after a request that was not forwarded. `is_gone`: the VM refuses connections. Then this waits until the
-    /// owner of the sandbox knows that the VM has ended, which takes as long as its process does to end; without that, a
-    /// client that was told so could still change the sandbox's timeout.
+    /// The route after a request that was not forwarded. With `is_gone`, the VM refuses connections. This then waits
+    /// until the sandbox's owner has noticed the end of the VM, which takes until its process has exited. Otherwise a
+    /// client that was told about the end could still change the sandbox's timeout.
     async fn route_after(&self, route: &Route, is_gone: bool) -> Result<Route, Refusal> {
         let deadline = Instant::now() + END_LIMIT;
         loop {
             let now = match self.route(&route.id).await {
-                // If the sandboxes were handed over meanwhile, this process has no route.
+                // If the sandboxes were handed over in the meantime, this process has no route.
                 Err(Refusal::Unavailable { .. }) => return Ok(route.clone()),
                 now => now?,
             };

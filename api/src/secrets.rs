@@ -1,13 +1,13 @@
-//! Secrets: values that `cube-egress` adds to outbound requests of sandboxes ([`crate::control`] has the routes).
+//! Secrets: values that `cube-egress` adds to outbound requests of sandboxes. [`crate::control`] has the routes.
 //!
 //! ```text
 //! <state>/secrets/sec_<id>.json   name, version, labels; the value is encrypted
 //! <state>/secrets/key             the key, unless the operator gives one; mode 0600, made once
 //! <state>/cluster/deleted-secrets.json   ids, if this host is of a cluster
 //! ```
-//! A file is replaced as a whole and synced before a change is answered. A value is decrypted only for the request that
-//! it is added to, and for the other nodes of a cluster ([`merge`]), which encrypt it with keys of their own. It must never
-//! be in an answer to a client, a log, a `Debug` text, a record of the pool or an error.
+//! A file is replaced atomically and synced before the response to a change. A value is decrypted only for the request
+//! that it is added to, and for the other nodes of a cluster ([`merge`]), which encrypt it with their own keys. It must
+//! never be in a response to a client, a log, a `Debug` text, a record of the pool, or an error.
 
 mod key;
 pub(crate) mod merge;
@@ -44,17 +44,17 @@ const MAX_SECRETS: usize = 1000;
 /// Directory below the state directory.
 const DIR: &str = "secrets";
 const EXTENSION: &str = "json";
-/// In the directory of the cluster's settings.
+/// A file in the directory of cluster settings.
 const DELETED: &str = "deleted-secrets.json";
-/// What incomplete files end with.
+/// Suffix of incomplete files.
 const DRAFT: &str = "new";
 
-/// A value in plain text. It has no `Debug` that shows it, and is overwritten when it is dropped.
+/// A value in plain text. Its `Debug` output hides it, and its memory is overwritten on drop.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Value(Zeroizing<String>);
 
 impl Value {
-    /// The text, for the message to the proxy.
+    /// The plain text, for the message to the proxy.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -88,7 +88,7 @@ pub enum SecretError {
     #[error("cannot create the secret: the kernel provides no random numbers")]
     Random(#[from] getrandom::Error),
     /// The name of the secret, and the host or the pattern of a rule.
-    #[error("the secret {0:?} may not go to {1:?}: `cube secret info {0}` shows its hosts")]
+    #[error("the secret {0:?} must not be sent to {1:?}: `cube secret info {0}` shows its hosts")]
     Elsewhere(String, String),
     /// The stored value does not match its name, id and version under the server's key.
     #[error("the stored value of the secret {0:?} is damaged: update it")]
@@ -110,7 +110,7 @@ pub enum OpenError {
     },
     #[error(
         "cannot decrypt the {count} secrets in {} with the key from {key}: start the server with the key that encrypted them \
-         (--secrets-key), or move the directory away to begin without secrets",
+         (--secrets-key), or move the directory away to start without secrets",
         path.display()
     )]
     WrongKey {
@@ -127,13 +127,13 @@ pub struct Secrets(Arc<Store>);
 struct Store {
     dir: PathBuf,
     key: SealKey,
-    /// Of the cluster.
+    /// The cluster's key.
     text_key: Option<SealKey>,
-    /// Unless the operator has given a key.
+    /// False if the operator has configured a key.
     seals_for_cluster: bool,
-    /// By id. Read for each request of a sandbox, so never locked while a file is written.
+    /// By id. Read for each request of a sandbox, so it is never locked while a file is written.
     known: RwLock<HashMap<String, Arc<Sealed>>>,
-    /// Where deletions are kept. `None`: this host is of no cluster.
+    /// Where deletions are stored. `None` outside a cluster.
     deletions: Option<PathBuf>,
     deleted: RwLock<Deleted>,
     /// Serializes changes.
@@ -147,10 +147,10 @@ impl fmt::Debug for Secrets {
 }
 
 impl Secrets {
-    /// Opens the secrets of the state directory, and makes a key if the operator has given none.
+    /// Opens the secrets of the state directory. Creates a key if the operator has not configured one.
     ///
     /// # Errors
-    /// Returns [`OpenError`]. A single file that cannot be read is named in the log and left alone.
+    /// Returns [`OpenError`]. A single unreadable file is logged and left alone.
     pub fn open(state: &Path, source: &KeySource) -> Result<Self, OpenError> {
         let dir = state.join(DIR);
         let failed = |source| OpenError::Io {
@@ -189,7 +189,7 @@ impl Secrets {
             }
         }
         let secrets = Self(Arc::new(store));
-        // A server that was killed may have left their files.
+        // A killed server may have left their files.
         if let Err(why) = secrets.0.forget_deleted() {
             warn!(why = %model::chain(&why), "cannot remove deleted secrets");
         }
@@ -232,8 +232,8 @@ impl Secrets {
         self.0.write(secret, value)
     }
 
-    /// Replaces the value of a secret, named by its id, or of all of a name, and its labels and hosts if they are given. Blocks until
-    /// the new version is on disk; the old value is then in no file.
+    /// Replaces the value of the secret with an id, or of all secrets with a name. Also replaces its labels and hosts
+    /// if they are set. Blocks until the new version is on disk. The old value is then in no file.
     ///
     /// # Errors
     /// Returns [`SecretError::NotFound`] and the errors of [`Secrets::create`].
@@ -256,7 +256,7 @@ impl Secrets {
         let next = |old: Secret| {
             let version = old.version.saturating_add(1);
             if version >= MAX_VERSION {
-                let why = "the secret has had too many versions: delete it, and create it again";
+                let why = "the secret has too many versions: delete it, and create it again";
                 return Err(SecretError::Invalid(why.to_owned()));
             }
             Ok(Secret {
@@ -267,7 +267,7 @@ impl Secrets {
                 ..old
             })
         };
-        // So that no former value of the name comes back when the one that is used is deleted by its id.
+        // Otherwise a previous value of the name would come back when the current secret is deleted by its id.
         let all = self.0.meant(reference, &used).into_iter();
         for id in all.filter(|id| *id != used.id) {
             self.0.write(next(self.get(&id)?)?, value)?;
@@ -275,8 +275,8 @@ impl Secrets {
         self.0.write(next(used)?, value)
     }
 
-    /// Removes a secret, named by its id, or all that nodes have stored under a name. Blocks until the files are gone from
-    /// the disk, and in a cluster until the deletions are on it.
+    /// Removes the secret with an id, or all secrets that nodes have stored under a name. Blocks until the files are
+    /// removed from the disk and, in a cluster, until the deletions are recorded on disk.
     ///
     /// # Errors
     /// Returns [`SecretError::NotFound`] or [`SecretError::Io`].
@@ -304,8 +304,8 @@ impl Secrets {
         known.values().map(|sealed| sealed.secret.clone()).collect()
     }
 
-    /// Refuses a rule for a host, or for all of a pattern, that uses this secret and must not. A secret that does not exist is
-    /// checked by [`Secrets::value`] when it does.
+    /// Rejects a rule that would send this secret to a host, or to all hosts of a pattern, to which it must not be
+    /// sent. If the secret does not exist yet, [`Secrets::value`] makes the check later.
     ///
     /// # Errors
     /// Returns [`SecretError::Elsewhere`].
@@ -334,7 +334,7 @@ impl Secrets {
         Ok(Value(Zeroizing::new(text.to_owned())))
     }
 
-    /// Encrypts a text that is no secret of its own, to be kept elsewhere.
+    /// Encrypts a text that is not a secret, for storage elsewhere.
     ///
     /// # Errors
     /// Returns an error if there are no random numbers.
@@ -344,11 +344,11 @@ impl Secrets {
         key.unwrap_or(&self.0.key).seal_text(text)
     }
 
-    /// The text of [`Secrets::seal_text`]; `None` if it is not of this key.
+    /// Decrypts the result of [`Secrets::seal_text`]. `None` if it was encrypted with another key.
     pub(crate) fn open_text(&self, sealed: &str) -> Option<Zeroizing<String>> {
         let of_cluster = self.0.text_key.as_ref();
         let opened = of_cluster.and_then(|key| key.open_text(sealed));
-        // Of before this host joined, or of the operator's key.
+        // Encrypted before this host joined, or with the operator's key.
         opened.or_else(|| self.0.key.open_text(sealed))
     }
 
@@ -364,7 +364,7 @@ impl Secrets {
 }
 
 impl Store {
-    /// Of a host without a cluster.
+    /// For a host without a cluster.
     fn new(dir: PathBuf, key: SealKey, known: HashMap<String, Arc<Sealed>>) -> Self {
         Self {
             dir,
@@ -378,7 +378,7 @@ impl Store {
         }
     }
 
-    /// Encrypts a value, replaces the secret's file, and makes the secret known.
+    /// Encrypts a value, replaces the secret's file, and publishes the secret in memory.
     fn write(&self, secret: Secret, value: &str) -> Result<Secret, SecretError> {
         let sealed = self.key.seal(secret, value.as_bytes())?;
         let file = format!("{}.{EXTENSION}", sealed.secret.id);
@@ -389,7 +389,7 @@ impl Store {
         Ok(secret)
     }
 
-    /// Keeps deletions, if this host is of a cluster.
+    /// Records deletions, if this host belongs to a cluster.
     fn remember(&self, deleted: BTreeMap<String, u64>, now_ms: u64) -> io::Result<()> {
         let Some(file) = &self.deletions else {
             return Ok(());
@@ -402,7 +402,7 @@ impl Store {
         Ok(())
     }
 
-    /// Removes all secrets whose deletion is known.
+    /// Removes all secrets with a recorded deletion.
     fn forget_deleted(&self) -> Result<(), SecretError> {
         let deleted = self.deleted().clone();
         let known = self.read();
@@ -412,7 +412,7 @@ impl Store {
     }
 
     fn forget(&self, id: &str) -> Result<(), SecretError> {
-        // First: a request that is answered from now on must not use it, even if the disk fails.
+        // Removed from memory first: later requests must not use it, even if the disk fails.
         let removed = self.write_known().remove(id);
         let gone = fs::remove_file(self.path(id)).and_then(|()| sync_dir(&self.dir));
         match (gone, removed) {
@@ -425,7 +425,8 @@ impl Store {
         }
     }
 
-    /// The ids of all secrets that a client means by this reference to one: itself by its id, or all of its name.
+    /// The ids of all secrets that a client's reference means: only the secret itself for an id, all secrets of the
+    /// name for a name.
     fn meant(&self, reference: &str, secret: &Secret) -> Vec<String> {
         if reference == secret.id {
             vec![secret.id.clone()]
@@ -434,7 +435,7 @@ impl Store {
         }
     }
 
-    /// The ids of the secrets of this name: nodes may have stored several at the same moment.
+    /// The ids of the secrets with this name. Several nodes may have stored one at the same time.
     fn named(&self, name: &str) -> Vec<String> {
         let known = self.read();
         let named = known.values().filter(|sealed| sealed.secret.name == name);
@@ -463,7 +464,7 @@ impl Store {
     }
 }
 
-/// Reads all files, and removes incomplete ones. Also returns the number of those that the key does not decrypt.
+/// Reads all files, and removes incomplete ones. Also returns the number of files that the key does not decrypt.
 fn read_all(dir: &Path, key: &SealKey) -> io::Result<(HashMap<String, Arc<Sealed>>, usize)> {
     let (mut known, mut undecrypted) = (HashMap::new(), 0);
     for entry in fs::read_dir(dir)? {
@@ -477,10 +478,10 @@ fn read_all(dir: &Path, key: &SealKey) -> io::Result<(HashMap<String, Arc<Sealed
                 }
                 Ok(None) => {
                     undecrypted += 1;
-                    warn!(path = %path.display(), "cannot decrypt a secret: it is not used, and its file stays");
+                    warn!(path = %path.display(), "cannot decrypt a secret: ignoring it, and keeping its file");
                 }
                 Err(why) => {
-                    warn!(path = %path.display(), %why, "cannot read a secret: it is not used, and its file stays");
+                    warn!(path = %path.display(), %why, "cannot read a secret: ignoring it, and keeping its file");
                 }
             },
             _ => {}
@@ -489,7 +490,7 @@ fn read_all(dir: &Path, key: &SealKey) -> io::Result<(HashMap<String, Arc<Sealed
     Ok((known, undecrypted))
 }
 
-/// Reads a file. `Ok(None)`: the key does not decrypt it.
+/// Reads a file. `Ok(None)` if the key does not decrypt it.
 fn read(path: &Path, key: &SealKey) -> Result<Option<Sealed>, String> {
     let bytes = read_bounded(path, MAX_RECORD).map_err(|why| why.to_string())?;
     let mut sealed = Sealed::parse(&bytes)?;

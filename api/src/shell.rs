@@ -1,6 +1,6 @@
-//! Text for shells.
+//! Quoting for shells.
 
-/// The text as one word of a shell, without expansions.
+/// Quotes text as one shell word without expansions.
 pub(crate) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }

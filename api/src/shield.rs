@@ -1,4 +1,5 @@
-//! Keeps the memory of a server, which has values of secrets and tokens of sandboxes, from other processes and from disks.
+//! Protects the server's memory, which contains values of secrets and tokens of sandboxes, from other processes and
+//! from being written to disk.
 
 use nix::{
     sys::{
@@ -8,11 +9,11 @@ use nix::{
     unistd::geteuid,
 };
 
-/// Turns core dumps off, and for a server of root the access of processes without CAP_SYS_PTRACE. Child processes inherit
-/// the limit, not the flag.
+/// Disables core dumps and, if the server runs as root, access by processes without CAP_SYS_PTRACE. Child processes
+/// inherit the limit, but not the flag.
 ///
-/// A server of another user stays as it is: that user's processes can read the files of its state, so hiding the memory
-/// from them would protect nothing.
+/// Does not restrict access if the server runs as another user: that user's processes can read the state files anyway,
+/// so hiding the memory from them would protect nothing.
 ///
 /// # Errors
 /// Returns the kernel's error.
@@ -35,7 +36,7 @@ mod tests {
         shield().unwrap();
         assert_eq!(getrlimit(Resource::RLIMIT_CORE), Ok((0, 0)));
         assert_eq!(prctl::get_dumpable(), Ok(!geteuid().is_root()));
-        // What the server reads of itself.
+        // Files of /proc/self that the server reads.
         for file in ["stat", "mounts", "cgroup", "exe"] {
             let path = format!("/proc/self/{file}");
             assert!(std::fs::metadata(&path).is_ok(), "{path}");

@@ -1,5 +1,5 @@
-//! The two protocols of systemd: sockets that it passes to the server (sd_listen_fds(3)), and messages about the server's
-//! state (sd_notify(3)). Without systemd both do nothing.
+//! The two protocols of systemd: sockets that it passes to the server (sd_listen_fds(3)), and notifications of the
+//! server's state (sd_notify(3)). Without systemd, both do nothing.
 
 mod sys;
 
@@ -13,7 +13,7 @@ use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
 
 use nix::sys::socket::{getsockopt, sockopt};
 
-/// A socket that systemd passes cannot be used.
+/// A socket passed by systemd that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     #[error("LISTEN_FDS is {0:?}, not a number from 1 to {MAX_SOCKETS}")]
@@ -28,7 +28,7 @@ pub enum SocketError {
 
 /// Maximum number of sockets of a socket unit.
 const MAX_SOCKETS: usize = 48;
-/// The first descriptor that systemd passes.
+/// The first descriptor passed by systemd.
 const FIRST: usize = 3;
 
 /// The listening sockets that systemd passed to this process, with their addresses. Empty if it passed none. Must be
@@ -68,12 +68,12 @@ fn listening(number: usize, fd: OwnedFd) -> Result<(SocketAddr, TcpListener), So
 pub enum State {
     Ready,
     Reloading,
-    /// A process with this id serves from now on.
+    /// The process with this id serves from now on.
     MovedTo(u32),
     Stopping,
 }
 
-/// Tells systemd the state of the server. A failure is logged: it does not affect the service itself.
+/// Notifies systemd of the server's state. A failure is only logged, because it does not affect the service.
 pub fn notify(state: State) {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else {
         return;

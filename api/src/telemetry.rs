@@ -1,7 +1,7 @@
 //! Metrics of the server for Prometheus: requests by route and status, start times by [`StartPhase`], the pool.
 //!
 //! Labels are route patterns, methods, statuses, phases, reasons and templates in use, so the number of time series is
-//! bounded, whatever clients send.
+//! bounded regardless of client behavior.
 
 use std::{collections::BTreeMap, fmt::Write, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use prometheus_client::{
 
 use crate::egress::CallCounts;
 
-/// Upper bounds of the histogram buckets in seconds: the range covers lookups and cold boots.
+/// Upper bounds of the histogram buckets in seconds. The range covers lookups as well as cold boots.
 const BOUNDS: [f64; 14] = [
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
 ];
@@ -41,7 +41,7 @@ struct PhaseLabels {
     warm: &'static str,
 }
 
-/// Metrics of requests and starts. The pool counts its own metrics, see [`PoolStats`].
+/// Metrics of requests and starts. The pool counts its own metrics; see [`PoolStats`].
 #[derive(Debug)]
 pub struct Telemetry {
     registry: Registry,
@@ -69,17 +69,17 @@ impl Telemetry {
         let mut registry = Registry::with_prefix("cube");
         registry.register(
             "api_requests",
-            "Requests of the control plane",
+            "Requests to the control plane",
             requests.clone(),
         );
         registry.register(
             "api_request_duration_seconds",
-            "From the request's head to the answer's head",
+            "Time from the head of the request to the head of the response",
             durations.clone(),
         );
         registry.register(
             "start_phase_seconds",
-            "From the acceptance of a create to each phase of its start",
+            "Time from the acceptance of a create to each phase of its start",
             phases.clone(),
         );
         Self {
@@ -95,7 +95,7 @@ impl Telemetry {
         Arc::new(Self::new())
     }
 
-    /// Records an answered request. `took`: from the head of the request to the head of the response.
+    /// Records a completed request. `took` is the time from the head of the request to the head of the response.
     pub fn request(&self, method: &Method, route: String, status: u16, took: Duration) {
         let method = name_of(method);
         let labels = RouteLabels { method, route };
@@ -129,8 +129,8 @@ impl Telemetry {
         }
     }
 
-    /// All metrics, with the current values of the pool, in OpenMetrics text format. `cluster`: metrics in this format, without
-    /// an end mark.
+    /// All metrics, with the current values of the pool, in OpenMetrics text format. `cluster` contains metrics in this
+    /// format, without an end mark.
     #[must_use]
     pub fn render(
         &self,
@@ -140,7 +140,7 @@ impl Telemetry {
         cluster: &str,
     ) -> String {
         let mut text = String::new();
-        // Writing to a string cannot fail. If an encoder fails nevertheless, the text has no end mark to remove.
+        // Writing to a string cannot fail. If an encoder fails nevertheless, there is no end mark to remove.
         if encode(&mut text, &self.registry).is_err() {
             tracing::error!("cannot encode the metrics of the server");
         }
@@ -166,7 +166,7 @@ impl Telemetry {
 /// Figures of the egress proxy since the start of this server.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EgressStats {
-    /// How often a proxy was started.
+    /// Number of proxy starts.
     pub starts: u64,
     pub calls: CallCounts,
     /// Calls that were not recorded, or not in the file.
@@ -235,8 +235,8 @@ fn name_of(method: &Method) -> &'static str {
     found.map_or("other", |(_, name)| name)
 }
 
-/// Writes what each kept VMM is used for. After a fix of the VMM, the lines with `present="false"` show what still needs
-/// a former one.
+/// Writes the uses of each kept VMM. After a fix of the VMM, the lines with `present="false"` show what still uses an
+/// older one.
 fn write_vmms(text: &mut String, vmms: &BTreeMap<VmmId, VmmUse>) -> std::fmt::Result {
     writeln!(
         text,
@@ -259,8 +259,8 @@ fn write_vmms(text: &mut String, vmms: &BTreeMap<VmmId, VmmUse>) -> std::fmt::Re
     Ok(())
 }
 
-/// Writes the VMM of each installed template, and whether it is rebuilt with the present one. Names of installed templates
-/// are the operator's.
+/// Writes the VMM of each installed template, and whether the template is being rebuilt with the current one. The
+/// operator chooses the names of installed templates.
 fn write_installed(text: &mut String, installed: &BTreeMap<String, Installed>) -> std::fmt::Result {
     writeln!(
         text,
@@ -281,8 +281,8 @@ fn write_installed(text: &mut String, installed: &BTreeMap<String, Installed>) -
     Ok(())
 }
 
-/// Writes the warm stock of each template that was used, has warm slots, or is loaded. The pool checks names: they contain
-/// no character that must be escaped.
+/// Writes the warm stock of each template that has been used, has warm slots, or is loaded. The pool checks names: they
+/// contain no character that must be escaped.
 fn write_stocks(text: &mut String, stocks: &BTreeMap<String, StockStats>) -> std::fmt::Result {
     type Field = fn(&StockStats) -> u64;
     let families: [(&str, &str, &str, Field); 6] = [
@@ -295,7 +295,7 @@ fn write_stocks(text: &mut String, stocks: &BTreeMap<String, StockStats>) -> std
         (
             "target",
             "gauge",
-            "Warm slots that the stock is filled up to",
+            "Warm slots up to which the stock is filled",
             |s| s.target.into(),
         ),
         ("warm", "gauge", "Warm slots", |s| s.warm.into()),
@@ -355,7 +355,7 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
         ),
         (
             "pool_warm_target",
-            "Warm slots that the stock is filled up to",
+            "Warm slots up to which the stock is filled",
             u64::from(stats.warm_target),
         ),
         (
@@ -370,7 +370,7 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
         ),
         (
             "pool_warm_limit_bytes",
-            "Present limit on the memory of warm slots and loaded templates",
+            "Current limit on the memory of warm slots and loaded templates",
             stats.warm_bytes_limit,
         ),
         ("pool_templates", "Templates", u64::from(stats.templates)),
@@ -406,7 +406,7 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
         ),
         (
             "pool_images",
-            "Installed templates and former versions of them that are in use",
+            "Installed templates and older versions of them that are in use",
             u64::from(stats.images),
         ),
     ];
@@ -491,7 +491,7 @@ fn write_network(text: &mut String, network: &Counters) -> std::fmt::Result {
     }
     writeln!(
         text,
-        "# HELP cube_network_flows Flows that sandboxes began.\n\
+        "# HELP cube_network_flows Flows started by sandboxes.\n\
          # TYPE cube_network_flows counter\ncube_network_flows_total {}\n\
          # HELP cube_network_events_lost Refused packets whose record was lost.\n\
          # TYPE cube_network_events_lost counter\ncube_network_events_lost_total {}\n\

@@ -53,7 +53,7 @@ pub enum TlsError {
     /// The certificate file contains no certificate.
     #[error("no certificate found in {0}: expected a PEM certificate chain")]
     Empty(PathBuf),
-    /// The key does not match the certificate, or its kind is not supported.
+    /// The key does not match the certificate, or its type is not supported.
     #[error("cannot use the certificate with the private key")]
     Unusable(#[source] rustls::Error),
 }
@@ -74,7 +74,7 @@ pub fn load(certificates: &Path, key: &Path) -> Result<(Arc<ServerConfig>, Renew
     Ok((Arc::new(config), renewal))
 }
 
-/// Reads the files and checks that they belong together.
+/// Reads the files and checks that certificate and key match.
 fn certified(certificates: &Path, key: &Path) -> Result<CertifiedKey, TlsError> {
     let unreadable = |what, path: &Path| {
         let path = path.to_owned();

@@ -1,4 +1,4 @@
-//! Traces for a collector: spans of requests, and of what the pool, the VMM and the agent did for them.
+//! Traces for a collector: spans of requests, and of the work of the pool, the VMM and the agent for them.
 //!
 //! ```text
 //! traceparent of the client ─► POST /v2/sandboxes   cube-api
@@ -7,10 +7,10 @@
 //!                                └─ identity        cube-agent   resumed … ready
 //! traceparent of the client ─► GET (data plane)     cube-api ─── traceparent ─► the program in the sandbox
 //! ```
-//! The spans of a start are made of its timeline ([`StartPhase`]), which exists in any case; nothing is measured twice and
-//! no other process is asked. The wire format is OTLP over HTTP with protobuf, which every collector takes; [`otlp`] encodes
-//! the few messages that are needed, so no further crate is. Off unless the operator names a collector: then nothing is
-//! allocated or read, but one flag for each request.
+//! The spans of a start are derived from its timeline ([`StartPhase`]), which exists in any case. Nothing is measured
+//! twice, and no other process is involved. The wire format is OTLP over HTTP with protobuf, which every collector
+//! accepts. [`otlp`] encodes the few messages needed, which saves a dependency. Tracing is off unless the operator
+//! configures a collector. When off, a request costs one flag check, without allocations.
 
 mod context;
 mod otlp;
@@ -37,23 +37,23 @@ pub(crate) use otlp::Value;
 use crate::webhook::Webhook;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// Spans that wait for the exporter; more are dropped.
+/// Maximum number of spans that wait for the exporter. Excess ones are dropped.
 const QUEUE: usize = 4096;
 const BATCH: usize = 512;
 const EVERY: Duration = Duration::from_secs(1);
 /// How long a stopping server waits for the last batch.
 const LAST: Duration = Duration::from_secs(3);
 
-/// Where spans go, and how many.
+/// Destination and sampling of spans.
 #[derive(Clone, Debug)]
 pub struct TraceSpec {
-    /// URL of a collector, to which `/v1/traces` is added.
+    /// URL of a collector. `/v1/traces` is appended.
     pub collector: String,
-    /// Share of the requests without a `traceparent` that are traced. With one, its flag decides.
+    /// Share of requests without a `traceparent` that are traced. If there is one, its flag decides.
     pub share: f64,
 }
 
-/// The program that a span is of.
+/// The program to which a span belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Program {
     Api,
@@ -84,7 +84,7 @@ enum Message {
     Flush(SyncSender<()>),
 }
 
-/// Of this process: requests are traced wherever they are served.
+/// One per process: requests are traced wherever they are served.
 static EXPORTER: OnceLock<Exporter> = OnceLock::new();
 
 tokio::task_local! {
@@ -92,10 +92,10 @@ tokio::task_local! {
     static CURRENT: Context;
 }
 
-/// Begins to export. A second call has no effect.
+/// Starts exporting. A second call has no effect.
 ///
 /// # Errors
-/// Returns the reason why the URL is not one, or why no thread can be started.
+/// Returns a message if the URL is invalid or a thread cannot be started.
 pub fn install(spec: &TraceSpec) -> Result<(), String> {
     let url = format!("{}/v1/traces", spec.collector.trim_end_matches('/'));
     let collector: Webhook = url.parse()?;
@@ -113,7 +113,7 @@ pub fn install(spec: &TraceSpec) -> Result<(), String> {
     Ok(())
 }
 
-/// Sends what waits. Blocks for at most some seconds.
+/// Sends the waiting spans. Blocks for at most a few seconds.
 pub fn flush() {
     let Some(exporter) = EXPORTER.get() else {
         return;
@@ -124,7 +124,7 @@ pub fn flush() {
     }
 }
 
-/// A request that is traced.
+/// A traced request.
 #[derive(Debug)]
 pub(crate) struct Request {
     context: Context,
@@ -132,7 +132,7 @@ pub(crate) struct Request {
     began_ns: u64,
 }
 
-/// Begins the span of a request; `None`: it is not traced.
+/// Begins the span of a request, or returns `None` if it is not traced.
 pub(crate) fn begin(headers: &HeaderMap) -> Option<Request> {
     let exporter = EXPORTER.get()?;
     let given = headers.get(TRACEPARENT).and_then(|v| v.to_str().ok());
@@ -150,12 +150,12 @@ pub(crate) fn begin(headers: &HeaderMap) -> Option<Request> {
 }
 
 impl Request {
-    /// Serves the request; spans of [`started`] become children of its span.
+    /// Serves the request. Spans of [`started`] become children of its span.
     pub(crate) async fn within<T>(&self, serve: impl Future<Output = T>) -> T {
         CURRENT.scope(self.context, serve).await
     }
 
-    /// Passes the context on, in place of the client's.
+    /// Forwards the context, replacing the client's.
     pub(crate) fn pass_on(&self, headers: &mut HeaderMap) {
         if let Ok(value) = HeaderValue::from_str(&self.context.to_string()) {
             headers.insert(TRACEPARENT, value);
@@ -184,7 +184,7 @@ impl Request {
     }
 }
 
-/// The span of this request for a task of its own.
+/// Makes this request's span available in a separate task.
 pub(crate) fn carry<T>(serve: impl Future<Output = T>) -> impl Future<Output = T> {
     let context = CURRENT.try_with(|context| *context).ok();
     async move {
@@ -214,7 +214,7 @@ pub(crate) fn started(sandbox: &Sandbox) {
     }
 }
 
-/// The spans of a start. `offset`: what to add to a stamp to get the wall clock's time.
+/// The spans of a start. `offset` is added to a stamp to get the wall-clock time.
 fn spans_of(
     timeline: &Timeline,
     request: Context,
@@ -271,7 +271,7 @@ fn send(span: Span) {
     }
 }
 
-/// The thread of the exporter.
+/// The exporter thread.
 fn export(collector: &Webhook, messages: &Receiver<Message>) {
     let mut batch = Vec::new();
     let mut is_failing = false;
@@ -296,7 +296,7 @@ fn export(collector: &Webhook, messages: &Receiver<Message>) {
                 Ok(_) => is_failing = false,
                 Err(why) if !is_failing => {
                     is_failing = true;
-                    tracing::warn!(%why, spans = batch.len(), "cannot send traces to the collector: dropping them until it answers");
+                    tracing::warn!(%why, spans = batch.len(), "cannot send traces to the collector: dropping them until it responds");
                 }
                 Err(_) => {}
             }

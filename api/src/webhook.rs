@@ -11,13 +11,13 @@ use client::endpoint::{Endpoint, Wire};
 use envd::Transport;
 use netisolation::Refused;
 
-/// How long each step of a delivery may take.
+/// Time limit of each step of a delivery.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long, and how far, an answer is read after its status.
+/// Time and size limits for reading a response after its status.
 const REST_PATIENCE: Duration = Duration::from_secs(5);
 const MAX_REST: usize = 64 << 10;
 pub(crate) const JSON: &str = "application/json";
-/// Longest URL.
+/// Maximum length of a URL.
 const MAX_URL: usize = 2048;
 
 /// An `http` or `https` URL.
@@ -54,20 +54,20 @@ impl FromStr for Webhook {
     }
 }
 
-/// Why a server has not taken what was posted.
+/// Why a post failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PostError {
-    /// Trying again does not help.
+    /// A retry would not help.
     #[error(transparent)]
     Refused(Refused),
-    #[error("the server answered {0:?}")]
+    #[error("the server responded with {0:?}")]
     Answered(String),
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 impl PostError {
-    /// The status of the answer.
+    /// The status of the response.
     pub(crate) fn status(&self) -> Option<u16> {
         match self {
             Self::Answered(text) => text.get(9..)?.parse().ok(),
@@ -77,9 +77,9 @@ impl PostError {
 }
 
 impl Webhook {
-    /// Posts a body with further header lines, each ended by CRLF. Connects only to addresses that `judge` accepts, and to
-    /// none if it refuses one of the host's addresses. Only a 2xx status is a success, and is returned; the rest of the
-    /// answer is discarded.
+    /// Posts a body with additional header lines, each terminated by CRLF. Connects only to addresses that `judge`
+    /// accepts, and to none if it refuses one of the host's addresses. Only a 2xx status counts as success and is
+    /// returned. The rest of the response is discarded.
     pub(crate) fn post(
         &self,
         content_type: &str,
@@ -121,8 +121,8 @@ impl Webhook {
     }
 }
 
-/// Reads the rest of an answer within limits: to close a connection with unread bytes resets it, which fails the writes of the
-/// server.
+/// Reads the rest of a response within limits. Closing a connection with unread bytes resets it, which would make the
+/// server's writes fail.
 fn discard(wire: &mut Wire) {
     let deadline = Instant::now() + REST_PATIENCE;
     let mut left = MAX_REST;

@@ -1,4 +1,4 @@
-//! The changes of a cluster by operators, as transactions on a list of its keys. Pure.
+//! Operators' changes to a cluster, as transactions on a list of its keys. Pure.
 
 use crate::{
     Applicant, HomeSlot, Incarnation, Member, MemberSigner, NodeId, NodeState, Owned, Owner,
@@ -8,14 +8,14 @@ use crate::{
 };
 use model::SandboxId;
 
-/// Why a change is not made.
+/// Why a change is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Denied {
-    /// etcd holds no cluster, or one of another format.
+    /// etcd has no cluster, or one of another format.
     NoCluster {
         format: Option<u32>,
     },
-    /// There is a cluster already.
+    /// A cluster already exists.
     Founded,
     NameTaken,
     NotMember,
@@ -23,7 +23,7 @@ pub(crate) enum Denied {
     Full(usize),
 }
 
-/// A transaction that makes the member, or the member that is there already.
+/// A transaction that creates the member, or the existing member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
     Make(Txn, Member),
@@ -70,7 +70,7 @@ impl Keys {
         }
     }
 
-    /// The members that the authority has signed.
+    /// The members with a valid signature of the authority.
     pub(crate) fn signed(&self, signer: &MemberSigner) -> Vec<Member> {
         let verifier = signer.verifier();
         let members = self.members.iter().map(|(member, _)| member);
@@ -123,7 +123,7 @@ impl Keys {
         Ok(Admission::Make(txn, member))
     }
 
-    /// Removes a member that does not live.
+    /// Removes a member whose node is down.
     pub(crate) fn remove(&self, node: &NodeId) -> Result<Txn, Denied> {
         self.check()?;
         let (member, revision) = self.member(node).ok_or(Denied::NotMember)?;
@@ -186,7 +186,7 @@ pub(crate) fn owner_txn(
     };
     let mut when = vec![same];
     let next = match change.apply(this, now, true) {
-        // The owner has not agreed: it must have no live record when the write is made.
+        // The owner has not agreed, so it must have no live record at the time of the write.
         Err(Refusal::OwnerLives(owner)) => {
             when.push(When::Absent(Key::Node(owner)));
             change.apply(this, now, false)?
@@ -201,7 +201,7 @@ pub(crate) fn owner_txn(
     Ok((Txn { when, then }, next))
 }
 
-/// The record in an entry.
+/// Parses the record in an entry.
 pub(crate) fn owned(entry: Option<&Entry>) -> Result<Option<Owned>, OwnerError> {
     let Some(entry) = entry else {
         return Ok(None);
@@ -277,7 +277,7 @@ mod tests {
         };
         let (start, _) = owner_txn(&a, &id, Some(&owned), &OwnerChange::Start).unwrap();
         assert_eq!(start.when, [When::Revision(key(), revision)]);
-        // A node whose owner has not agreed also needs that owner to be away.
+        // If a node's owner has not agreed, the owner must also be unreachable.
         let (take, _) = owner_txn(&node("b"), &id, Some(&owned), &OwnerChange::Take).unwrap();
         let away = When::Absent(Key::Node(a));
         assert_eq!(take.when, [When::Revision(key(), revision), away]);

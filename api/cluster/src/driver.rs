@@ -1,4 +1,4 @@
-//! Runs the [`Engine`] of a server: one task that owns it, one task for each request and for the watch.
+//! Runs a server's [`Engine`]: one task owns it, and each request and the watch have their own task.
 
 use std::{
     collections::BTreeMap,
@@ -19,31 +19,31 @@ use crate::{
     store::{LeaseId, Watched},
 };
 
-/// What handles send to the task.
+/// Messages from handles to the task.
 #[derive(Debug)]
 pub(crate) enum Order {
     Input(Input),
-    /// Stop renewing; the answer is the lease.
+    /// Stop renewing. The response is the lease.
     Stop(oneshot::Sender<Option<LeaseId>>),
 }
 
-/// What the task last published about itself.
+/// The task's status as last published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Status {
     pub(crate) standing: Standing,
     pub(crate) last_contact: Option<u64>,
-    /// As [`Engine::renewed`].
+    /// See [`Engine::renewed`].
     pub(crate) renewed: Option<u64>,
 }
 
-/// Creates that were sent to each node since its last load.
+/// Number of creates sent to each node since its last load.
 pub(crate) type Sent = Arc<Mutex<BTreeMap<NodeId, u32>>>;
 
 pub(crate) struct Driver {
     pub(crate) engine: Engine,
     pub(crate) store: Arc<Etcd>,
     pub(crate) orders: mpsc::UnboundedReceiver<Order>,
-    /// For answers. A weak one: the task ends with the last handle.
+    /// For responses. Weak, so that the task ends with the last handle.
     pub(crate) answers: mpsc::WeakUnboundedSender<Order>,
     pub(crate) load: watch::Receiver<Load>,
     pub(crate) views: watch::Sender<Arc<View>>,
@@ -52,17 +52,17 @@ pub(crate) struct Driver {
     pub(crate) sent: Sent,
 }
 
-/// The watch in force.
+/// The current watch.
 struct Watching {
     generation: u64,
     reports: mpsc::Receiver<Watched>,
     task: JoinHandle<()>,
 }
 
-/// Reports of a watch that wait for the engine. Further ones wait in the connection.
+/// Reports of a watch that are queued for the engine. Further ones wait in the connection.
 const REPORTS: usize = 64;
 
-/// Milliseconds of CLOCK_BOOTTIME, which no one sets, and which goes on while the host is suspended.
+/// Milliseconds of CLOCK_BOOTTIME, which cannot be set and continues while the host is suspended.
 pub(crate) fn now_ms() -> u64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME);
     let now = now.map_or(Duration::ZERO, Duration::from);
@@ -110,7 +110,7 @@ impl Driver {
                 tokio::spawn(async move {
                     let answer = store.ask(request).await;
                     if let Some(answers) = answers.upgrade() {
-                        // If the task has ended, no one waits for the answer.
+                        // If the task has ended, nothing waits for the response.
                         let _ = answers.send(Order::Input(Input::Answer(token, answer)));
                     }
                 });
@@ -131,7 +131,7 @@ impl Driver {
             Effect::View(view) => self.publish(view),
             Effect::Event(event) => {
                 log(&event);
-                // Without receivers there is no one to tell.
+                // Fails only if there are no receivers.
                 let _ = self.events.send(event);
             }
         }
@@ -161,7 +161,7 @@ impl Driver {
     }
 }
 
-/// The next report of the watch. Waits for ever without one; a task that has died counts as a broken watch.
+/// The next report of the watch. Without a watch, waits for ever. A task that has died counts as a broken watch.
 async fn next_report(watching: &mut Option<Watching>) -> (u64, Watched) {
     let Some(Watching {
         generation,
@@ -183,8 +183,10 @@ async fn next_report(watching: &mut Option<Watching>) -> (u64, Watched) {
 
 fn log(event: &ClusterEvent) {
     match event {
-        ClusterEvent::Joined(node) => tracing::info!(%node, "node is alive"),
-        ClusterEvent::Away { node } => tracing::warn!(%node, "node is not alive: lease has ended"),
+        ClusterEvent::Joined(node) => tracing::info!(%node, "node is reachable"),
+        ClusterEvent::Away { node } => {
+            tracing::warn!(%node, "node is unreachable: its etcd lease has ended")
+        }
         ClusterEvent::Rebooted(node) => {
             tracing::warn!(%node, "node was rebooted: sandboxes that ran there have ended");
         }
@@ -200,9 +202,9 @@ fn log(event: &ClusterEvent) {
             tracing::warn!(%sandbox, "etcd has lost the owner record of a paused sandbox");
         }
         ClusterEvent::Detached => {
-            tracing::warn!("etcd does not answer: the last view stays in use")
+            tracing::warn!("etcd does not respond: the last view stays in use")
         }
-        ClusterEvent::Attached => tracing::info!("etcd answers"),
+        ClusterEvent::Attached => tracing::info!("etcd responds again"),
         ClusterEvent::HistoryLost { had, found } => {
             tracing::error!(
                 had,

@@ -1,13 +1,13 @@
-//! The engine: keeps this node registered and its view current. It does no I/O and reads no clock: inputs and times come
-//! in, requests to etcd go out. So the simulation runs the same code as the server.
+//! The engine keeps this node registered and its view current. It performs no I/O and reads no clock: inputs and times
+//! come in, requests to etcd go out. The simulation therefore runs the same code as the server.
 //!
 //! ```text
 //!            ┌─ Answer, Watched ──┐                     ┌─► Ask: list, lease, registration, load, replicas, tags
 //! driver ───►│ Load, Hold, Tick … ├─► state ─► pump() ──┼─► Watch from a revision
 //!            └────────────────────┘                     └─► View, Event
 //! ```
-//! After each input, [`Engine::pump`] compares the state with what it should be and asks for what is missing. So a lost
-//! answer, a lost lease and a first start take the same way:
+//! After each input, [`Engine::pump`] compares the actual state with the desired one and requests what is missing. A
+//! lost response, a lost lease and a first start are therefore handled in the same way:
 //!
 //! ```text
 //! list ─► watch from the next revision           lease ─► nodes/THIS ─► load/THIS, replicas/THIS/*
@@ -34,21 +34,21 @@ mod tests;
 use held::Held;
 pub(crate) use registration::Standing;
 
-/// Intervals in milliseconds of a clock that no one sets and that includes suspension.
+/// Intervals in milliseconds of a clock that cannot be set and that includes suspension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Timing {
     /// Time to live of the lease.
     pub(crate) lease_ms: u64,
-    /// Least time between two writes of the load.
+    /// Minimum interval between two writes of the load.
     pub(crate) load_ms: u64,
-    /// Time between two lists, in case a watch has missed changes.
+    /// Interval between lists, in case a watch has missed changes.
     pub(crate) relist_ms: u64,
-    /// Time to the next attempt after a fault.
+    /// Delay before a retry after a fault.
     pub(crate) retry_ms: u64,
 }
 
 impl Timing {
-    /// Time between two ticks.
+    /// Interval between ticks.
     pub(crate) const TICK_MS: u64 = 250;
 
     pub(crate) fn with_lease(lease_ms: u64) -> Self {
@@ -61,7 +61,7 @@ impl Timing {
     }
 }
 
-/// Identifies a request until its answer.
+/// Identifies a request until its response arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Token(u64);
 
@@ -73,22 +73,22 @@ pub(crate) enum Input {
     /// From the watch with this generation.
     Watched(u64, Watched),
     Load(Load),
-    /// Keeps a value under a key of this node, a replica or tags; `None`: none.
+    /// Keeps a value under a key of this node (a replica or tags). `None` deletes it.
     Publish(Key, Option<Vec<u8>>),
-    /// A change of this record is being asked for: it is not judged before `Hold`, `Settled` or `Release`.
+    /// A change of this record has been requested. The record is not judged before `Hold`, `Settled` or `Release`.
     Changing(SandboxId),
     /// The change was refused, or its outcome is unknown.
     Settled(SandboxId),
-    /// This node holds `owner`, written at this revision; 0 if that is not known.
+    /// This node holds `owner`, written at this revision, or 0 if the revision is unknown.
     Hold(SandboxId, Owner, u64),
-    /// This node holds the sandbox no longer.
+    /// This node no longer holds the sandbox.
     Release(SandboxId),
 }
 
 #[derive(Clone, Debug)]
 pub(crate) enum Effect {
     Ask(Token, Request),
-    /// Replaces the watch. Its reports carry the generation.
+    /// Replaces the watch. Reports of the new one carry the generation.
     Watch {
         generation: u64,
         from: u64,
@@ -99,7 +99,7 @@ pub(crate) enum Effect {
 
 #[derive(Debug)]
 enum Asked {
-    /// The list must not be older than this revision, which was known when it was asked for.
+    /// The list must not be older than this revision, which was known when the list was requested.
     List {
         known: u64,
     },
@@ -130,7 +130,7 @@ enum Watch {
 #[derive(Clone, Copy, Debug)]
 struct Lease {
     id: LeaseId,
-    /// When the last successful grant or renewal was sent: etcd counts from a later moment.
+    /// When the last successful grant or renewal was sent. etcd counts from a later moment.
     renewed: u64,
 }
 
@@ -142,7 +142,7 @@ pub(crate) struct Engine {
     mirror: Mirror,
     asked: BTreeMap<Token, Asked>,
     tokens: u64,
-    /// Whether the mirror must be listed anew before the next regular time.
+    /// Whether the mirror must be listed again before the next regular time.
     list_wanted: bool,
     listed_at: Option<u64>,
     watch: Watch,
@@ -156,21 +156,21 @@ pub(crate) struct Engine {
     load_at: Option<u64>,
     /// Replicas and tags.
     published: BTreeMap<Key, Vec<u8>>,
-    /// Values under the present registration, `None` if deleted, and the revisions at which they were written.
+    /// Values under the current registration (`None` if deleted), and the revisions at which they were written.
     written: BTreeMap<Key, (Option<Vec<u8>>, u64)>,
     held: BTreeMap<SandboxId, Held>,
-    /// Sandboxes whose record is being changed by the server.
+    /// Sandboxes whose record the server is changing.
     changing: BTreeSet<SandboxId>,
     /// Held sandboxes whose record must be written again.
     reassert: BTreeSet<SandboxId>,
-    /// Earliest next attempt of requests of each kind that failed.
+    /// Earliest time of the next attempt, for each kind of request that failed.
     retry: [u64; KINDS],
     last_contact: Option<u64>,
     attached: bool,
     effects: Vec<Effect>,
 }
 
-/// What is retried independently.
+/// Kinds of requests that are retried independently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     List,
@@ -225,14 +225,14 @@ impl Engine {
         self.lease.map(|lease| lease.id)
     }
 
-    /// When the lease was renewed, if this node is registered. Half a lease later, by its own clock, the node stops to
-    /// begin and to accept moves.
+    /// When the lease was last renewed, if this node is registered. Half a lease later, by its own clock, the node
+    /// stops starting and accepting moves.
     pub(crate) fn renewed(&self) -> Option<u64> {
         let lease = self.lease?;
         self.registered.map(|_| lease.renewed)
     }
 
-    /// Handles one input, and returns what to do.
+    /// Handles one input and returns the actions to perform.
     pub(crate) fn step(&mut self, now: u64, input: Input) -> Vec<Effect> {
         match input {
             Input::Tick => {}
@@ -306,7 +306,7 @@ impl Engine {
 
     fn listed(&mut self, now: u64, known: u64, revision: u64, entries: Vec<Entry>) {
         if revision < known {
-            // A linearizable list that is older than what was known before it was asked for.
+            // A linearizable list that is older than what was known before it was requested.
             self.effects.push(Effect::Event(ClusterEvent::HistoryLost {
                 had: known,
                 found: revision,
@@ -325,7 +325,7 @@ impl Engine {
         self.updated(updated, held);
     }
 
-    /// Everything that depends on the revisions of the history before.
+    /// Resets everything that depends on revisions of the previous history.
     fn history_lost(&mut self) {
         self.watch = Watch::Off;
         self.registered = None;
@@ -338,8 +338,8 @@ impl Engine {
         match watched {
             Watched::Started { revision } => {
                 self.last_contact = Some(now);
-                // Either the member lags behind, or etcd is older than before and would report nothing until it has
-                // caught up. A linearizable list decides.
+                // Either the member lags behind, or etcd was restored to an older state and would report nothing until
+                // it has caught up. A linearizable list decides.
                 self.list_wanted |= self.watch_from().is_some_and(|from| revision + 1 < from);
             }
             Watched::Changes(changes) => {
@@ -380,7 +380,7 @@ impl Engine {
         }
     }
 
-    /// Asks for everything that is missing and not asked for yet.
+    /// Requests everything that is missing and not requested yet.
     fn pump(&mut self, now: u64) {
         self.notice_contact(now);
         let due = |at: Option<u64>, every: u64| at.is_none_or(|at| now >= at + every);
@@ -459,7 +459,7 @@ impl Engine {
         self.effects.push(Effect::Ask(token, request));
     }
 
-    /// Whether a request of this kind is due and none is under way.
+    /// Whether a request of this kind is due and none is in flight.
     fn may(&self, now: u64, kind: Kind, is_kind: impl Fn(&Asked) -> bool) -> bool {
         self.is_due(now, kind) && !self.asked.values().any(is_kind)
     }

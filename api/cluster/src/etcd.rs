@@ -1,8 +1,8 @@
 //! etcd over gRPC.
 //!
-//! Each request has a deadline and goes to one member. After a failure the next request goes to the next member.
-//! Requests carry `hasleader`: a member that is cut off from its leader fails them, and ends a watch, instead of
-//! answering from the past.
+//! Each request has a deadline and is sent to one etcd member. After a failure, the next request is sent to the next
+//! member. Requests carry `hasleader`: a member that has lost contact to its leader fails them and ends a watch,
+//! instead of returning stale data.
 
 use std::{
     fs,
@@ -39,7 +39,7 @@ pub(crate) use version::check_version;
 /// How to reach etcd.
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
-    /// `https://HOST:2379`, or `http://` if the network is trusted. The member on this host first.
+    /// `https://HOST:2379`, or `http://` if the network is trusted. The etcd member on this host comes first.
     pub endpoints: Vec<String>,
     pub tls: Option<TlsFiles>,
 }
@@ -48,7 +48,7 @@ pub struct EtcdConfig {
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
     pub authority: PathBuf,
-    /// `None`: the client shows no certificate.
+    /// `None`: the client presents no certificate.
     pub identity: Option<IdentityFiles>,
 }
 
@@ -75,10 +75,10 @@ pub enum EtcdConfigError {
     Tls(#[source] tonic::transport::Error),
 }
 
-/// Time for a request, and for a connection.
+/// Timeout of requests and of connection attempts.
 const DEADLINE: Duration = Duration::from_secs(3);
 const CONNECT: Duration = Duration::from_secs(2);
-/// A connection that does not answer a ping for this long is closed, with its watch.
+/// A connection that does not respond to a ping for this long is closed, together with its watch.
 const PING: Duration = Duration::from_secs(4);
 /// A list of a thousand nodes with a hundred templates has about 30 MiB.
 const MAX_MESSAGE: usize = 128 << 20;
@@ -91,7 +91,7 @@ pub(crate) struct Etcd {
 }
 
 impl Etcd {
-    /// Reads the certificates. Connections are made when they are needed.
+    /// Reads the certificates. Connections are opened on demand.
     pub(crate) fn open(config: &EtcdConfig) -> Result<Self, EtcdConfigError> {
         let tls = config.tls.as_ref().map(client_tls).transpose()?;
         let mut members = Vec::new();
@@ -123,7 +123,7 @@ impl Etcd {
         addresses.join(", ")
     }
 
-    /// The version of each member that answers, and the reason of the last that does not.
+    /// The version of each member that responds, and the error of the last one that does not.
     pub(crate) async fn versions(&self) -> (Vec<String>, Option<String>) {
         let (mut versions, mut failure) = (Vec::new(), None);
         for (address, channel) in &self.members {
@@ -151,7 +151,7 @@ impl Etcd {
         })
     }
 
-    /// Watches the prefix from a revision, until the watch or the receiver ends.
+    /// Watches the prefix from a revision until the watch ends or the receiver is dropped.
     pub(crate) async fn watch(&self, from: u64, reports: mpsc::Sender<Watched>) {
         let (at, channel) = self.member();
         let address = &self.members[at].0;
@@ -163,11 +163,11 @@ impl Etcd {
                 Watched::Broken
             }
         };
-        // If the receiver has gone, another watch has replaced this one.
+        // If the receiver has been dropped, another watch has replaced this one.
         let _ = reports.send(ended).await;
     }
 
-    /// The member that is asked now.
+    /// The member that currently gets the requests.
     fn member(&self) -> (usize, &Channel) {
         let at = self.current.load(Ordering::Relaxed) % self.members.len();
         (at, &self.members[at].1)
@@ -176,7 +176,7 @@ impl Etcd {
     fn turn_from(&self, at: usize) {
         let next = at + 1;
         let (order, same) = (Ordering::Relaxed, Ordering::Relaxed);
-        // If this fails, another request has turned already.
+        // If this fails, another request has already switched members.
         let _ = (self.current).compare_exchange(at, next % self.members.len(), order, same);
     }
 }
@@ -295,7 +295,7 @@ where
     timeout(DEADLINE, call).await.map_err(|_| late())?
 }
 
-/// One renewal. etcd answers each message of the stream with one.
+/// One renewal. etcd responds to each message of the stream with one message.
 async fn renew(channel: &Channel, id: i64) -> Result<bool, Status> {
     let mut client = client(channel).await?;
     let requests = tokio_stream::once(wire::LeaseKeepAliveRequest { id });
@@ -303,7 +303,8 @@ async fn renew(channel: &Channel, id: i64) -> Result<bool, Status> {
     let codec = ProstCodec::<_, wire::LeaseKeepAliveResponse>::default();
     let answers = client.streaming(with_leader(requests), path, codec).await?;
     let answer = answers.into_inner().message().await?;
-    let answer = answer.ok_or_else(|| Status::unavailable("the stream ended without an answer"))?;
+    let answer =
+        answer.ok_or_else(|| Status::unavailable("the stream ended without a response"))?;
     Ok(answer.ttl > 0)
 }
 
@@ -321,7 +322,7 @@ async fn follow(
                 start_revision: signed(from),
             }),
         };
-        // The end of the requests would end the watch.
+        // Dropping the request stream would end the watch.
         let requests = tokio_stream::once(create).chain(tokio_stream::pending());
         let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
         let codec = ProstCodec::<_, wire::WatchResponse>::default();
@@ -369,7 +370,7 @@ fn with_leader<T>(message: T) -> Grpc<T> {
 }
 
 fn late() -> Status {
-    Status::deadline_exceeded(format!("no answer within {DEADLINE:?}"))
+    Status::deadline_exceeded(format!("no response within {DEADLINE:?}"))
 }
 
 fn txn_request(txn: Txn) -> wire::TxnRequest {
@@ -408,7 +409,7 @@ fn txn_request(txn: Txn) -> wire::TxnRequest {
 
 fn entry(kv: wire::KeyValue) -> Entry {
     Entry {
-        // Keys that are not text are not this program's.
+        // Keys that are not text do not belong to this program.
         key: String::from_utf8_lossy(&kv.key).into_owned(),
         value: kv.value,
         revision: unsigned(kv.mod_revision),

@@ -1,4 +1,4 @@
-//! The seam: what the server asks of a cluster.
+//! The server's interface to a cluster.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,7 @@ use crate::{
 /// A cheap, cloneable handle.
 #[derive(Clone, Debug)]
 pub enum Cluster {
-    /// One server. Nothing is installed, nothing is sent; every method answers at once.
+    /// A single server. Nothing is spawned or sent, and every method returns at once.
     Alone(Arc<Alone>),
     Etcd(Arc<Membership>),
 }
@@ -41,7 +41,7 @@ pub struct Alone {
     events: broadcast::Sender<ClusterEvent>,
 }
 
-/// A server's place in a cluster. After the last handle is dropped, the lease ends by itself.
+/// A server's membership in a cluster. After the last handle is dropped, the lease expires by itself.
 #[derive(Debug)]
 pub struct Membership {
     this: NodeId,
@@ -58,25 +58,26 @@ pub struct Membership {
     random: AtomicU64,
 }
 
-/// A member's part in a cluster, from its state directory.
+/// A member's configuration, from its state directory.
 #[derive(Clone, Debug)]
 pub struct JoinConfig {
     pub etcd: EtcdConfig,
-    /// Time to live of the node's lease: 10 s, more on hosts with slow disks. Other nodes notice a death after it.
+    /// Time to live of the node's lease: 10 s, or more on hosts with slow disks. It determines how soon other nodes
+    /// notice a crash.
     pub lease: Duration,
     pub home_key: HomeKey,
     /// From [`found`] or [`Registrar::admit`].
     pub member: Member,
-    /// Of the cluster's authority.
+    /// Verifier of the cluster's authority.
     pub verifier: MemberVerifier,
 }
 
-/// The age and worth of the view.
+/// The age and validity of the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Time since etcd last answered; `None` if it never has, zero for a server without a cluster.
+    /// Time since etcd last responded. `None` if it never has, zero without a cluster.
     pub last_contact: Option<Duration>,
-    /// Whether this node's lease holds and its record is in place.
+    /// Whether this node's lease is valid and its record is in place.
     pub registered: bool,
     /// Revision of the view.
     pub revision: u64,
@@ -86,19 +87,19 @@ pub struct Health {
 pub enum ClusterError {
     #[error(transparent)]
     Config(#[from] EtcdConfigError),
-    #[error("etcd at {endpoints} does not answer: {reason}")]
+    #[error("etcd at {endpoints} does not respond: {reason}")]
     Unreachable { endpoints: String, reason: String },
     #[error("etcd {found} is too old: 3.5.13 or later is needed")]
     OldEtcd { found: String },
-    #[error("etcd holds no cluster: run `cube cluster init` on the first node")]
+    #[error("etcd has no cluster: run `cube cluster init` on the first node")]
     NoCluster,
     #[error(transparent)]
     Accounts(#[from] AccountsError),
     #[error(
-        "etcd holds a cluster of format {0}, which this release does not support: see \"Upgrade of a cluster\" in docs/operate/cluster.md"
+        "etcd has a cluster of format {0}, which this release does not support: see \"Upgrade of a cluster\" in docs/operate/cluster.md"
     )]
     OtherFormat(u32),
-    #[error("etcd holds a cluster already")]
+    #[error("etcd already has a cluster")]
     Founded,
     #[error("another host is node {0}: choose another name, or remove that node first")]
     NameTaken(NodeId),
@@ -108,23 +109,23 @@ pub enum ClusterError {
     Full(usize),
     #[error("node {0} is alive: drain and stop it first")]
     NodeLives(NodeId),
-    #[error("no answer from etcd: the outcome is unknown, so repeat the command")]
+    #[error("no response from etcd: the outcome is unknown, so repeat the command")]
     Unknown,
     #[error(
-        "no node with the cluster's authority has answered, and only such a node admits and removes nodes: {0}"
+        "no node with the key of the cluster's authority has responded, and only such a node can admit and remove nodes: {0}"
     )]
     NoAuthority(String),
     #[error("this server is not part of a cluster")]
     Alone,
 }
 
-/// Two admissions at the same moment must not delete each other's users.
+/// Two concurrent admissions must not delete each other's users.
 static SECURING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-/// Attempts of a change that others may interfere with.
+/// Maximum number of attempts at a change with which others may interfere.
 const ATTEMPTS: usize = 8;
-/// Time for a first registration. A server that cannot reach etcd then serves its own sandboxes all the same.
+/// Time limit of the first registration. A server that cannot reach etcd then still serves its own sandboxes.
 const FIRST: Duration = Duration::from_secs(5);
-/// Events that a slow receiver may be behind.
+/// Number of events that a slow receiver may lag behind.
 const EVENTS: usize = 1024;
 
 impl Cluster {
@@ -144,17 +145,21 @@ impl Cluster {
         }))
     }
 
-    /// Registers `this` in the cluster and keeps it registered. Returns when the node is registered, or, if etcd does
-    /// not answer, after five seconds: the server can serve its own sandboxes, and registers later.
+    /// Registers `this` in the cluster and keeps it registered. Returns when the node is registered, or after five
+    /// seconds if etcd does not respond: the server can then serve its own sandboxes, and registers later.
     ///
     /// # Errors
-    /// etcd is too old, the node is no member, or another host has its name; or the configuration is wrong.
+    /// Returns an error if etcd is too old, the node is not a member, another host has its name, or the configuration
+    /// is wrong.
     pub async fn join(config: JoinConfig, this: Node) -> Result<Self, ClusterError> {
         let store = Arc::new(Etcd::open(&config.etcd)?);
         if let Err(failure) = check_versions(&store).await {
             match failure {
                 ClusterError::Unreachable { .. } => {
-                    tracing::warn!("{}: will go on trying", model::chain(&failure));
+                    tracing::warn!(
+                        "cannot register in the cluster: {}: retrying",
+                        model::chain(&failure)
+                    );
                 }
                 other => return Err(other),
             }
@@ -226,7 +231,7 @@ impl Cluster {
         }
     }
 
-    /// Changes of the view: the receiver always has the latest. Never changes for a server without a cluster.
+    /// Changes of the view. The receiver always has the latest. Never changes without a cluster.
     #[must_use]
     pub fn views(&self) -> watch::Receiver<Arc<View>> {
         match self {
@@ -235,7 +240,8 @@ impl Cluster {
         }
     }
 
-    /// Events from now on. A receiver that lags behind by 1024 loses the oldest; compare with the view then.
+    /// Events from now on. A receiver that lags more than 1024 events behind loses the oldest. It should then compare
+    /// with the view.
     #[must_use]
     pub fn events(&self) -> broadcast::Receiver<ClusterEvent> {
         match self {
@@ -264,9 +270,9 @@ impl Cluster {
         }
     }
 
-    /// Whether this node may begin or accept a move now: its lease was renewed less than half a lease ago, by its own
-    /// clock. Always true for a server without a cluster. This saves requests that would fail; the record's
-    /// compare-and-swap is what decides.
+    /// Whether this node may start or accept a move now: its lease was renewed less than half a lease ago, by its own
+    /// clock. Always true without a cluster. This only avoids requests that would fail. The compare-and-swap of the
+    /// record decides.
     #[must_use]
     pub fn may_act_as_owner(&self) -> bool {
         match self {
@@ -279,7 +285,7 @@ impl Cluster {
         }
     }
 
-    /// A new sandbox id from random bytes, with this node as its home if it is in a cluster.
+    /// A new sandbox id from random bytes. In a cluster, its home is this node.
     #[must_use]
     pub fn mint(&self, random: [u8; 19]) -> SandboxId {
         match self {
@@ -292,7 +298,7 @@ impl Cluster {
         }
     }
 
-    /// Where `id` is served. Look among this node's own sandboxes first: ids made before the cluster have no home.
+    /// Where `id` is served. Check this node's own sandboxes first, because ids from before the cluster have no home.
     #[must_use]
     pub fn route(&self, id: &SandboxId) -> Route {
         match self {
@@ -304,7 +310,7 @@ impl Cluster {
         }
     }
 
-    /// The nodes to try for a create, best first. This node alone, for a server without a cluster.
+    /// The nodes to try for a create, best first. Only this node without a cluster.
     #[must_use]
     pub fn place(&self, needs: &Needs) -> Vec<Candidate> {
         match self {
@@ -332,7 +338,7 @@ impl Cluster {
         }
     }
 
-    /// The load to publish. Written at most once a second, and only if it differs. Returns at once.
+    /// Sets the load to publish. Written at most once a second, and only if it differs. Returns at once.
     pub fn publish_load(&self, load: Load) {
         if let Self::Etcd(membership) = self {
             membership.load.send_if_modified(|before| {
@@ -343,7 +349,7 @@ impl Cluster {
         }
     }
 
-    /// This node can clone from `template` from now on. Kept over losses of the lease. Returns at once.
+    /// Publishes that this node can clone from `template`. Published again after the loss of a lease. Returns at once.
     pub fn add_replica(&self, template: TemplateId, replica: Replica) {
         let key = Key::Replica(template, self.this().clone());
         self.input(Input::Publish(key, Some(keys::encode(&replica))));
@@ -354,9 +360,9 @@ impl Cluster {
         self.input(Input::Publish(key, None));
     }
 
-    /// This node changes `template`, whose tags name these builds from now on; `None`: it does not change it any more. Kept
-    /// over losses of the lease. Returns at once: etcd has it when it is in the view. More tags than a value can have are not
-    /// published, and all copies count.
+    /// Publishes that this node changes `template`, and the builds that its tags refer to. `None` withdraws this.
+    /// Published again after the loss of a lease. Returns at once: etcd has it once it appears in the view. If there
+    /// are more tags than a value can hold, they are not published, and all copies count as current.
     pub fn publish_tags(&self, template: TemplateId, tags: Option<&Tags>) {
         let key = Key::Tags(template, self.this().clone());
         let value = tags.map(keys::encode);
@@ -364,7 +370,7 @@ impl Cluster {
         self.input(Input::Publish(key, value));
     }
 
-    /// Cordons, drains or readies any member.
+    /// Cordons, drains or uncordons a member.
     pub async fn set_node_state(
         &self,
         node: &NodeId,
@@ -385,7 +391,7 @@ impl Cluster {
     }
 
     /// Changes the record of `id` as this node, if its revision is still that of `expected` (`None`: no record).
-    /// Returns the new record, `None` after [`OwnerChange::End`].
+    /// Returns the new record, or `None` after [`OwnerChange::End`].
     pub async fn change_owner(
         &self,
         id: &SandboxId,
@@ -403,25 +409,25 @@ impl Cluster {
         changed
     }
 
-    /// What this node holds of the sandboxes with a record, as its pool's records say at the start (revision 0), or as
-    /// [`Cluster::owner`] has read it. The cluster follows [`Cluster::change_owner`] itself. It reports
-    /// [`ClusterEvent::Superseded`] and [`ClusterEvent::Forgotten`], and writes the records of running sandboxes again if
+    /// Reports a record that this node holds, as stored in its pool's records at the start (revision 0), or as read by
+    /// [`Cluster::owner`]. Changes by [`Cluster::change_owner`] are tracked automatically. The cluster reports
+    /// [`ClusterEvent::Superseded`] and [`ClusterEvent::Forgotten`], and rewrites the records of running sandboxes if
     /// etcd has lost them.
     pub fn hold(&self, id: SandboxId, owner: Owner, revision: u64) {
         self.input(Input::Hold(id, owner, revision));
     }
 
-    /// Revokes the lease, so that the others see this node leave at once. For a planned stop; the handle's view stays
-    /// what it was.
+    /// Revokes the lease, so that the other nodes see this one leave at once. For a planned stop. The handle's view no
+    /// longer changes.
     pub async fn leave(&self) {
         let Self::Etcd(membership) = self else {
             return;
         };
         let (reply, lease) = oneshot::channel();
-        // Without the task, there is no lease that is renewed.
+        // Without the task, no lease is being renewed.
         let _ = membership.orders.send(Order::Stop(reply));
         if let Ok(Some(lease)) = lease.await {
-            // If this fails, the lease ends by itself.
+            // If this fails, the lease expires by itself.
             let _ = membership.store.ask(Request::Revoke(lease)).await;
         }
     }
@@ -442,7 +448,8 @@ impl Cluster {
 }
 
 impl Membership {
-    /// Waits for the registration. A name that is taken may be that of this host before its reboot, whose lease ends.
+    /// Waits for the registration. If the name is taken, it may be by this host before its reboot, whose lease will
+    /// expire.
     async fn first_registration(&self) -> Result<(), ClusterError> {
         let started = tokio::time::Instant::now();
         let mut status = self.status.clone();
@@ -466,7 +473,7 @@ impl Membership {
     }
 }
 
-/// Founds a cluster in an etcd without one: its format, and the first member. For `cube cluster init`.
+/// Founds a cluster in an etcd without one: writes its format and the first member. For `cube cluster init`.
 pub async fn found(registrar: &Registrar, applicant: &Applicant) -> Result<Member, ClusterError> {
     let store = Etcd::open(&registrar.etcd)?;
     check_versions(&store).await?;
@@ -480,7 +487,8 @@ pub async fn found(registrar: &Registrar, applicant: &Applicant) -> Result<Membe
 }
 
 impl Registrar {
-    /// Admits a node: reserves its name and a slot, and makes its user. The same host gets the record that it has.
+    /// Admits a node: reserves its name and a slot, and creates its etcd user. A host that is already a member gets its
+    /// existing record.
     pub async fn admit(&self, applicant: &Applicant) -> Result<Member, ClusterError> {
         let store = Etcd::open(&self.etcd)?;
         let plan = |keys: &Keys| {
@@ -494,7 +502,7 @@ impl Registrar {
         Ok(member)
     }
 
-    /// Removes a member that does not live, and its user. Sandboxes that it had are lost from now on.
+    /// Removes a member whose node is down, and its etcd user. Its sandboxes are lost from then on.
     pub async fn remove(&self, node: &NodeId) -> Result<(), ClusterError> {
         let store = Etcd::open(&self.etcd)?;
         let plan = |keys: &Keys| Ok(Plan::Do(keys.remove(node)?, ()));
@@ -502,14 +510,14 @@ impl Registrar {
         self.secure().await
     }
 
-    /// Makes etcd's users those of the members. Repairs what an interrupted change has left.
+    /// Makes the users of etcd match the members. Repairs the effects of an interrupted change.
     pub async fn secure(&self) -> Result<(), ClusterError> {
         let _turn = SECURING.lock().await;
         let store = Etcd::open(&self.etcd)?;
         let Ok(Answer::List { entries, .. }) = store.ask(Request::List).await else {
             return Err(ClusterError::Unreachable {
                 endpoints: store.addresses(),
-                reason: "no list of the keys".to_owned(),
+                reason: "cannot list the keys".to_owned(),
             });
         };
         let members = Keys::read(&entries).signed(&self.signer);
@@ -517,7 +525,7 @@ impl Registrar {
     }
 }
 
-/// All members that answer must be new enough, and one must answer.
+/// All members that respond must be new enough, and at least one must respond.
 async fn check_versions(store: &Etcd) -> Result<(), ClusterError> {
     let (versions, failure) = store.versions().await;
     if let Some(found) = versions.iter().find(|version| !check_version(version)) {
@@ -533,13 +541,13 @@ async fn check_versions(store: &Etcd) -> Result<(), ClusterError> {
     }
 }
 
-/// What a look at the keys leads to.
+/// The decision based on the current keys.
 enum Plan<T> {
     Do(Txn, T),
     Done(T),
 }
 
-/// Lists, plans and writes, until no one interferes.
+/// Lists, plans and writes, until no other change interferes.
 async fn transact<T>(
     store: &Etcd,
     node: &NodeId,
@@ -549,7 +557,7 @@ async fn transact<T>(
         let Ok(Answer::List { entries, .. }) = store.ask(Request::List).await else {
             return Err(ClusterError::Unreachable {
                 endpoints: store.addresses(),
-                reason: "no list of the keys".to_owned(),
+                reason: "cannot list the keys".to_owned(),
             });
         };
         let (txn, outcome) = match plan(&Keys::read(&entries)).map_err(|d| denied(d, node))? {
@@ -588,12 +596,12 @@ pub(crate) fn inputs_before(
     next: Option<&Owner>,
 ) -> Vec<Input> {
     let Some(next) = next else {
-        // It has ended whatever the answer is.
+        // It has ended, whatever the response is.
         return vec![Input::Release(id.clone())];
     };
     let mut inputs = Vec::new();
     if next.offered_to.is_some() {
-        // If the answer is lost, only the taker can say what became of the offer: nothing may be written again.
+        // If the response is lost, only the taker can tell the outcome of the offer. The record must not be rewritten.
         let revision = expected.map_or(0, |expected| expected.revision);
         inputs.push(Input::Hold(id.clone(), next.clone(), revision));
     }
@@ -609,7 +617,7 @@ pub(crate) fn input_after(id: &SandboxId, changed: &Result<Option<Owned>, OwnerE
     }
 }
 
-/// The outcome of the compare-and-swap that writes `next`.
+/// The input for the outcome of the compare-and-swap that writes `next`.
 pub(crate) fn changed(
     answer: Result<Answer, Fault>,
     next: Option<Owner>,

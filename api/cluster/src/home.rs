@@ -1,17 +1,18 @@
-//! Sandbox ids that name their home node.
+//! Sandbox ids that encode their home node.
 //!
-//! An id is `i` and 19 letters: 14 random ones, then a tag of 5. The tag holds the home's slot number and a check, both
-//! masked by an HMAC of the random letters. A client without the cluster's key cannot make an id that leads to a node of
-//! its choice: a guess leads to a node at all with a probability of slots in use / 60 million. 14 letters are 72 bits.
+//! An id is `i` and 19 letters: 14 random ones, then a tag of 5. The tag contains the home's slot number and a check,
+//! both masked by an HMAC of the random letters. A client without the cluster's key cannot construct an id that leads
+//! to a node of its choice. A guess leads to any node with a probability of slots in use / 60 million. 14 letters are
+//! 72 bits.
 //!
-//! An id that was made without a cluster is read as one without a home, or, with the probability above, with a wrong
-//! one. So a node looks for a sandbox among its own before it looks at the tag.
+//! An id that was created without a cluster decodes as one without a home or, with the probability above, with a wrong
+//! home. A node therefore looks for a sandbox among its own before it decodes the tag.
 
 use model::SandboxId;
 use ring::hmac;
 use serde::{Deserialize, Serialize};
 
-/// The key of a cluster's tags, the same on every node.
+/// The key of a cluster's tags, which is the same on every node.
 #[derive(Clone)]
 pub struct HomeKey(hmac::Key);
 
@@ -21,7 +22,7 @@ impl std::fmt::Debug for HomeKey {
     }
 }
 
-/// The number of a node in tags. A number is not used again before its node's removal.
+/// The number of a node in tags. Reused only after its node has been removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "u16", try_from = "u16")]
 pub struct HomeSlot(u16);
@@ -65,7 +66,7 @@ impl HomeKey {
         Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
     }
 
-    /// Makes an id whose home is `slot`, from 14 random bytes (the first ones of a pool's 19 do).
+    /// Creates an id whose home is `slot`, from 14 random bytes (the first ones of a pool's 19).
     #[must_use]
     pub fn id(&self, slot: HomeSlot, random: [u8; RANDOM]) -> SandboxId {
         let mut letters = [0_u8; RANDOM + TAG];
@@ -77,7 +78,7 @@ impl HomeKey {
         SandboxId::from_random(letters)
     }
 
-    /// The home of `id`. `None` if no node of this cluster made it.
+    /// The home of `id`, or `None` if no node of this cluster created it.
     #[must_use]
     pub fn home(&self, id: &SandboxId) -> Option<HomeSlot> {
         let letters: Vec<u8> = id.as_str().bytes().skip(1).map(number).collect();
@@ -139,7 +140,7 @@ mod tests {
             let slot = HomeSlot::new(slot).unwrap();
             let id = HomeKey::new(&secret).id(slot, random);
             prop_assert_eq!(HomeKey::new(&secret).home(&id), Some(slot));
-            // One letter changed: with luck (1 of 46 656) another home, never the same one.
+            // With one letter changed, there may by chance (1 in 46 656) be another home, but never the same one.
             let mut other = id.as_str().as_bytes().to_vec();
             other[at] = LETTERS[usize::from((number(other[at]) + by) % 36)];
             let other: SandboxId = String::from_utf8(other).unwrap().parse().unwrap();

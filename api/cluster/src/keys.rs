@@ -1,5 +1,5 @@
-//! Keys and values in etcd. Everything is below one prefix; values are JSON, in which unknown fields are ignored, so
-//! that nodes of two releases can share a cluster.
+//! Keys and values in etcd. All keys share one prefix. Values are JSON, in which unknown fields are ignored, so that
+//! nodes of two releases can share a cluster.
 
 use std::fmt;
 
@@ -12,13 +12,13 @@ pub(crate) const PREFIX: &str = "/cube/v1/";
 /// Longer values are ignored. A node's record with a thousand CPU features has 12 KiB.
 pub(crate) const MAX_VALUE: usize = 64 << 10;
 
-/// A node writes its own records below its name, so etcd can refuse that prefix to other nodes.
+/// Keys of a node's own records contain its name as a prefix, so that etcd can refuse the prefix to other nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
     /// A [`Founded`]. Present in every cluster.
     Cluster,
     Member(NodeId),
-    /// The member that has this slot, so that a transaction can refuse a second one.
+    /// The member in this slot. Lets a transaction refuse a second one.
     Slot(HomeSlot),
     State(NodeId),
     Node(NodeId),
@@ -35,15 +35,16 @@ pub(crate) struct Founded {
 }
 
 impl Founded {
-    /// Format 1 had members without keys and signatures.
+    /// In format 1, members had no keys and signatures.
     pub(crate) const FORMAT: u32 = 2;
 }
 
-/// A live node with the process that registered it.
+/// A live node and the process that registered it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NodeRecord {
     pub(crate) node: Node,
-    /// Random number of the process. A successor on the same host registers over its predecessor, which then yields.
+    /// Random number of the process. A successor on the same host overwrites the registration of its predecessor, which
+    /// then yields.
     pub(crate) instance: u64,
 }
 

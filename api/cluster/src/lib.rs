@@ -1,15 +1,16 @@
 //! Several nodes as one service.
 //!
-//! A *node* is a host with a `cube-api` and a pool. Any node answers any request: it serves sandboxes of its own, and
+//! A *node* is a host with a `cube-api` and a pool. Any node accepts any request: it serves its own sandboxes, and
 //! forwards requests for others to the node that has them. Nodes find each other through etcd. Without a cluster the
-//! server uses [`Cluster::Alone`], which does no I/O.
+//! server uses [`Cluster::Alone`], which performs no I/O.
 //!
 //! What must never happen:
-//! - A create writes to etcd. Nodes publish their load, at most once a second; placement reads a [`View`].
-//! - Two nodes run one sandbox. A sandbox that no other node can run has no record in etcd, and is safe without one.
-//!   Before a sandbox can move, it gets an [`Owner`] record; from then on its node resumes it only after a change of
-//!   that record ([`OwnerChange::Start`]) has been acknowledged. No clock and no lease takes part in this decision.
-//! - The loss of etcd ends a stream or a create. The last view stays in use ([`Health`] has its age).
+//! - A create must not write to etcd. Nodes publish their load at most once a second, and placement reads a [`View`].
+//! - Two nodes must not run one sandbox. A sandbox that no other node can run has no record in etcd and is safe without
+//!   one. Before a sandbox can move, it gets an [`Owner`] record. From then on its node resumes it only after a change
+//!   of that record ([`OwnerChange::Start`]) has been acknowledged. This decision depends on no clock and no lease.
+//! - The loss of etcd must not interrupt a stream or a create. The last view stays in use ([`Health`] contains its
+//!   age).
 
 mod handle;
 

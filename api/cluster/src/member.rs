@@ -1,4 +1,4 @@
-//! The records that a node keeps in etcd about itself.
+//! Records in etcd that describe a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,51 +7,53 @@ use serde::{Deserialize, Serialize};
 
 use crate::{HomeSlot, Incarnation, NodeId, RollSignature, TemplateId};
 
-/// A node that has joined, alive or not: `members/NODE`. The authority writes it for
-/// `cube cluster join` and deletes it for `cube node remove`; it has no lease.
+/// A node that has joined, alive or not: `members/NODE`. The authority writes it for `cube cluster join` and deletes it
+/// for `cube node remove`. It has no lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     pub id: NodeId,
-    /// Random text from the node's state directory. A second host of the same name has another, and is refused.
+    /// Random text from the node's state directory. A second host of the same name has a different one and is refused.
     pub identity: String,
-    /// The number that ids of this node's sandboxes carry.
+    /// The slot number in the ids of this node's sandboxes.
     pub slot: HomeSlot,
-    /// SHA-256 of the public key (SubjectPublicKeyInfo in DER) in the node's certificates, in hex. A certificate with the
-    /// node's name and another key is not the node's.
+    /// SHA-256 of the public key (SubjectPublicKeyInfo in DER) in the node's certificates, in hex. A certificate with
+    /// the node's name but another key is not accepted as the node's.
     pub key: String,
-    /// By the cluster's authority. A record without a valid one counts for nothing.
+    /// Signature of the cluster's authority. Records without a valid one are ignored.
     pub signature: RollSignature,
 }
 
 impl Member {
-    /// The node's user in etcd: the common name of its certificates. Two hosts that have had one name have different users.
+    /// The node's user in etcd, which is the common name of its certificates. Two hosts that have used the same name
+    /// have different users.
     #[must_use]
     pub fn user(&self) -> String {
         format!("{}.{}", self.id, self.identity)
     }
 }
 
-/// What an operator wants of a node: `state/NODE`. Without a record it is `Ready`. It outlives restarts of the node.
+/// The state that an operator has set for a node: `state/NODE`. Without a record it is `Ready`. Survives restarts of
+/// the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeState {
     #[default]
     Ready,
-    /// No new sandboxes; those that it has stay, and are resumed here.
+    /// No new sandboxes. Existing ones stay and are resumed here.
     Cordoned,
-    /// No new sandboxes; the end of those that it has is awaited.
+    /// No new sandboxes. Waits until the existing ones have ended.
     Draining,
-    /// As `Draining`, and the sandboxes that it has move to other nodes.
+    /// Like `Draining`, and existing sandboxes move to other nodes.
     Moving,
 }
 
-/// A live node: `nodes/NODE`, with the lease of its server.
+/// A live node: `nodes/NODE`, with its server's lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
     pub id: NodeId,
-    /// As in [`Member`].
+    /// See [`Member::identity`].
     pub identity: String,
-    /// Host and port where the other nodes reach this one's server.
+    /// Host and port on which other nodes reach this node's server.
     pub address: String,
     pub incarnation: Incarnation,
     pub platform: Platform,
@@ -60,7 +62,7 @@ pub struct Node {
     pub version: String,
 }
 
-/// What snapshots depend on in a CPU.
+/// CPU properties that snapshots depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuKind {
     /// `vendor_id` of /proc/cpuinfo.
@@ -73,32 +75,31 @@ pub struct CpuKind {
     pub features: BTreeSet<String>,
 }
 
-/// What a node holds at the moment: `load/NODE`, written at most once a second.
+/// A node's current load: `load/NODE`, written at most once a second.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
-    /// Memory that sandboxes may still take.
+    /// Memory still available to sandboxes.
     pub memory_free_mib: u64,
     /// Warm slots by template. A template without any is absent.
     pub warm: BTreeMap<TemplateId, u32>,
     pub running: u32,
     pub paused: u32,
-    /// Creates under way or waiting.
+    /// Creates in progress or waiting.
     pub creating: u32,
     /// CPUs of the host.
     pub cpus: u32,
 }
 
-/// A template that a node can clone from: `replicas/NODE/TEMPLATE`, with the lease of the node's server. It is written
-/// after all files are in their place and verified.
+/// A template that a node can clone from: `replicas/NODE/TEMPLATE`, with the lease of the node's server. Written after
+/// all files are in place and verified.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replica {
-    /// Digest of the template's portable part (root image, layers, recipe): the same on every node, while the memory
-    /// snapshot is each node's own.
+    /// Digest of the template's portable part (root image, layers, recipe). It is the same on every node, while each
+    /// node has its own memory snapshot.
     pub content: String,
     /// Bytes on disk.
     pub bytes: u64,
-    /// The tag under which it is published, if it is a build that clients have ordered. Absent in records of former
-    /// releases.
+    /// The tag under which it is published, if it is a client's build. Absent in records of older releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tagged: Option<Tagged>,
 }
@@ -111,18 +112,19 @@ pub struct Tagged {
     pub build: String,
 }
 
-/// Which builds the tags of a template name: `tags/NODE/TEMPLATE`, written by the node that changes the template, with the
-/// lease of its server, before its clients get to know it. Without a record, the copies of all nodes count.
+/// The builds that a template's tags refer to: `tags/NODE/TEMPLATE`. Written by the node that changes the template,
+/// with its server's lease, before the node's clients see the change. Without a record, the copies on all nodes count
+/// as current.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tags {
-    /// Of two records, the one with the later epoch counts, then that of the first node by name.
+    /// Of two records, the one with the later epoch wins, then the one of the first node by name.
     pub epoch: u64,
     /// Builds by tag.
     pub builds: BTreeMap<String, String>,
 }
 
 impl Tags {
-    /// Of a template that is deleted for good.
+    /// The tags of a permanently deleted template.
     #[must_use]
     pub fn deleted() -> Self {
         Self {

@@ -1,5 +1,6 @@
-//! The copy of etcd's keys from which views are made. It follows a list by changes in the order of their revisions; a
-//! later list replaces it by difference, so that readers see only what has changed, deletions included.
+//! The mirror of etcd's keys from which views are built. It starts from a list and applies changes in the order of
+//! their revisions. A later list replaces it by computing the difference, so that readers see only actual changes,
+//! including deletions.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,11 +24,11 @@ pub(crate) struct Mirror {
     revisions: BTreeMap<Key, u64>,
     /// The process that registered this node.
     instance: Option<u64>,
-    /// Incarnations of nodes that live or have lived.
+    /// Incarnations of live and former nodes.
     incarnations: BTreeMap<NodeId, Incarnation>,
 }
 
-/// What an update has changed.
+/// The effects of an update.
 #[derive(Debug, Default)]
 pub(crate) struct Updated {
     pub(crate) events: Vec<ClusterEvent>,
@@ -57,12 +58,12 @@ impl Mirror {
         self.revisions.get(key).copied()
     }
 
-    /// The process that has registered this node, `None` if none has.
+    /// The process that has registered this node, if any.
     pub(crate) fn instance(&self) -> Option<u64> {
         self.instance
     }
 
-    /// Replaces everything by the state at `revision`. What is not in `entries` has been deleted.
+    /// Replaces everything with the state at `revision`. Keys that are not in `entries` have been deleted.
     pub(crate) fn list(&mut self, revision: u64, entries: Vec<Entry>) -> Updated {
         let mut updated = Updated::default();
         let found: BTreeMap<Key, Entry> = entries
@@ -75,14 +76,14 @@ impl Mirror {
             self.remove(&key, &mut updated);
         }
         for (key, entry) in found {
-            // Also if the revision is the same: after a restore from a backup, another change may have it.
+            // Even if the revision is equal: after a restore from a backup, it may belong to another change.
             self.insert(key, &entry, &mut updated);
         }
         self.view.revision = revision;
         updated
     }
 
-    /// Applies the changes that are later than the view. A watch that started before the last list repeats some.
+    /// Applies the changes that are newer than the view. A watch that started before the last list repeats some.
     pub(crate) fn follow(&mut self, changes: Vec<Change>) -> Updated {
         let mut updated = Updated::default();
         let seen = self.view.revision;
@@ -108,7 +109,7 @@ impl Mirror {
         updated
     }
 
-    /// A value that cannot be decoded, or a member that the authority has not signed, counts as a deletion.
+    /// A value that cannot be decoded, or a member without the authority's signature, counts as a deletion.
     fn insert(&mut self, key: Key, entry: &Entry, updated: &mut Updated) {
         let value = entry.value.as_slice();
         let view = &mut self.view;
@@ -202,7 +203,7 @@ impl Mirror {
                     self.instance = None;
                 }
                 if Arc::make_mut(&mut view.nodes).remove(node).is_some() {
-                    // The load goes with the same lease. In the order of keys it is already gone.
+                    // The load disappears with the same lease. In key order it has already been deleted.
                     let node = node.clone();
                     updated.events.push(ClusterEvent::Away { node });
                 }
@@ -219,7 +220,7 @@ impl Mirror {
     }
 }
 
-/// Puts a decoded value. Returns whether there is one.
+/// Stores a decoded value. Returns whether there is one.
 fn put<V: Clone + PartialEq>(
     map: &mut Arc<BTreeMap<NodeId, V>>,
     node: &NodeId,
@@ -238,7 +239,7 @@ fn put<V: Clone + PartialEq>(
 
 type ByTemplate<V> = Arc<BTreeMap<TemplateId, BTreeMap<NodeId, V>>>;
 
-/// As [`put`], for what a node has of a template.
+/// Like [`put`], for a node's record about a template.
 fn put_at<V: Clone + PartialEq>(
     map: &mut ByTemplate<V>,
     template: &TemplateId,
@@ -305,7 +306,7 @@ mod tests {
         assert!(mirror.list(9, second.clone()).changed);
         assert_eq!(states(&mirror), [("b", NodeState::Cordoned)]);
         assert!(!mirror.list(9, second).changed);
-        // A watch that started at 6: the change at 7 is part of the list.
+        // A watch that started at 6. The list already includes the change at 7.
         let repeated = Change::Put(state("b", NodeState::Ready, 7));
         let fresh = Change::Put(state("c", NodeState::Ready, 10));
         mirror.follow(vec![repeated, fresh]);

@@ -1,4 +1,5 @@
-//! What the two nodes of a move do when one of them does not have the outcome. Pure.
+//! Recovery of a move on each of its two nodes when the outcome is unknown. Pure. The giver is the source of a move,
+//! the taker its target.
 //!
 //! ```text
 //!  giver A                                      taker B
@@ -9,39 +10,40 @@
 //!                                                Take ── etcd     until the outcome is definite
 //!  delete files ◄─────────────────────────────── "taken"          note "held"
 //! ```
-//! Notes are durable before the next step. After a crash or a lost answer, A decides by [`giver`], with B's answer by
-//! [`taker`]. Until then A resumes nothing: this is also what keeps a sandbox from running twice after etcd was restored
-//! from a backup that still has the offer. A deletes its files only after B has said that it holds them, or has written a
-//! record that only a holder writes: the record of a take proves that etcd has accepted it, not that B knows. If B never
-//! returns, A keeps the sandbox as soon as B has been removed from the cluster ([`giver_without_taker`]).
+//! Notes are durable before the next step. After a crash or a lost response, A decides by [`giver`], with B's response
+//! from [`taker`]. Until then A resumes nothing, which also keeps a sandbox from running twice after etcd was restored
+//! from a backup that still has the offer. A deletes its files only after B has responded that it holds them, or has
+//! written a record that only a holder writes. The record of a take alone proves that etcd has accepted the take, but
+//! not that B has learned of it. If B never returns, A keeps the sandbox once B has been removed from the cluster
+//! ([`giver_without_taker`]).
 
 use crate::{NodeId, Owner, OwnerChange, OwnerState};
 
-/// The next step of a giver with a note "offered to".
+/// The next step of a giver whose note is "offered to".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GiverStep {
     /// Ask the taker what it holds.
     Ask,
     /// The taker has not decided: ask again later.
     Wait,
-    /// Nothing was taken: [`OwnerChange::Withdraw`], then remove the note.
+    /// Nothing was taken: apply [`OwnerChange::Withdraw`], then remove the note.
     Withdraw,
     /// The offer is not in force: remove the note.
     Keep,
-    /// etcd is older than the offer, and nothing was taken: [`OwnerChange::Reassert`], then remove the note.
+    /// etcd is older than the offer, and nothing was taken: apply [`OwnerChange::Reassert`], then remove the note.
     Reassert,
     /// Another node has the sandbox, or it has ended: delete the files.
     Discard,
 }
 
-/// A taker's answer to the giver.
+/// A taker's response to the giver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Holding {
-    /// Not taken, and it will not be under this offer.
+    /// Not taken, and it will not be taken under this offer.
     Nothing,
     Taken,
-    /// A take is under way.
+    /// A take is in progress.
     Busy,
 }
 
@@ -49,15 +51,15 @@ pub enum Holding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakerNote {
     Absent,
-    /// Files have arrived, wholly or in part. No take has been sent.
+    /// Some or all files have arrived. No take has been sent.
     Incoming,
-    /// A take has been sent, and its outcome is not definite.
+    /// A take has been sent, and its outcome is unknown.
     Taking,
     Held,
 }
 
-/// Decides for a giver that offered `epoch` to `to`. `found` is a linearizable read of the record; `answer` the taker's,
-/// once asked.
+/// Decides for a giver that offered `epoch` to `to`. `found` is a linearizable read of the record, and `answer` is the
+/// taker's response, once it was asked.
 #[must_use]
 pub fn giver(
     this: &NodeId,
@@ -71,7 +73,7 @@ pub fn giver(
             return match answer {
                 None => GiverStep::Ask,
                 Some(Holding::Taken) => GiverStep::Discard,
-                // `Nothing`: it has ended there, and its record will.
+                // With `Nothing`, the sandbox has ended there, and its record will be deleted.
                 Some(Holding::Busy | Holding::Nothing) => GiverStep::Wait,
             };
         }
@@ -87,19 +89,19 @@ pub fn giver(
         Some(Holding::Nothing) => match found {
             Some(_) if is_offered => GiverStep::Withdraw,
             Some(owner) if owner.node == *this => GiverStep::Keep,
-            // etcd is older than the offer, or another node has started the sandbox in its present history.
+            // etcd is older than the offer, or another node has started the sandbox in the current history.
             Some(owner) if !owner.beats(epoch, OwnerState::Paused) => GiverStep::Reassert,
             Some(_) => GiverStep::Wait,
-            // Taken and ended since.
+            // Taken, and ended since.
             None => GiverStep::Discard,
         },
     }
 }
 
-/// How a giver settles an offer to a node that is no member any more, and whose sandboxes have been given up with it: it
-/// keeps the sandbox, unless the record shows that another node has had it. While the node is a member, that it does not
-/// live is not enough: it can return with the files after etcd was restored from a backup in which it is the owner, and run
-/// what the giver runs, too.
+/// Settles an offer to a node that has been removed from the cluster together with its sandboxes: the giver keeps the
+/// sandbox, unless the record shows that another node has had it. As long as the node is a member, it is not enough
+/// that the node is down. It can return with the files after etcd was restored from a backup in which it is the owner,
+/// and run the sandbox at the same time as the giver.
 #[must_use]
 pub fn giver_without_taker(
     this: &NodeId,
@@ -120,14 +122,14 @@ pub fn giver_without_taker(
     }
 }
 
-/// Whether the record is what a take under the offer of `epoch` wrote, and nothing has been written since.
+/// Whether the record was written by a take under the offer of `epoch`, and not changed since.
 fn is_take(to: &NodeId, epoch: u64, owner: &Owner) -> bool {
     let is_next = owner.epoch == epoch + 1;
     owner.node == *to && is_next && owner.state == OwnerState::Paused && owner.offered_to.is_none()
 }
 
-/// A taker's answer. With [`TakerNote::Incoming`] it must delete the files and the note before it sends this answer, so
-/// that it cannot take afterwards.
+/// A taker's response. With [`TakerNote::Incoming`] it must delete the files and the note before it sends this
+/// response, so that it cannot take afterwards.
 #[must_use]
 pub fn taker(note: TakerNote) -> Holding {
     match note {
@@ -177,12 +179,13 @@ mod tests {
             (Some(&offered), nothing, Withdraw),
             // etcd was restored from a backup that has the offer.
             (Some(&offered), Some(Holding::Taken), Discard),
-            // Until the taker has said so, it may not know: etcd can be restored from a backup of before.
+            // Until the taker has confirmed it, it may not have learned of it: etcd can be restored from an earlier
+            // backup.
             (Some(&taken), None, Ask),
             (Some(&taken), Some(Holding::Busy), Wait),
             (Some(&taken), nothing, Wait),
             (Some(&taken), Some(Holding::Taken), Discard),
-            // What only a holder writes.
+            // Records that only a holder writes.
             (Some(&started), None, Discard),
             (Some(&owner("b", 5, Some("c"))), None, Discard),
             (Some(&owner("c", 6, None)), None, Discard),

@@ -1,12 +1,12 @@
-//! Names of nodes and templates as parts of keys in etcd.
+//! Names of nodes and templates for use in etcd keys.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// The text cannot be a part of a key.
+/// The text cannot be part of a key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a name of a {kind}: {rule}")]
+#[error("{text:?} is not a valid {kind} name: {rule}")]
 pub struct NameError {
     text: String,
     kind: &'static str,
@@ -30,8 +30,8 @@ pub struct NodeId(String);
 #[serde(into = "String", try_from = "String")]
 pub struct TemplateId(String);
 
-/// One boot of a host. VMs survive a restart of `cube-api`, but not of the host: a node that returns with the same
-/// incarnation still has its sandboxes, one that returns with another has lost those that ran.
+/// One boot of a host. VMs survive a restart of `cube-api`, but not of the host. A node that returns with the same
+/// incarnation still has its sandboxes. One that returns with another has lost those that were running.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Incarnation(String);
@@ -82,7 +82,7 @@ impl FromStr for Incarnation {
     }
 }
 
-/// What the three texts have in common.
+/// Common implementation of the three types.
 macro_rules! text {
     ($name:ident) => {
         impl $name {

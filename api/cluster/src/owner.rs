@@ -1,7 +1,7 @@
-//! Which node may run a sandbox that can move: `owner/SANDBOX`.
+//! Owner records of sandboxes that can move: `owner/SANDBOX`. They determine which node may run a sandbox.
 //!
-//! A sandbox without a record belongs to its home node for ever. A sandbox gets a record before it can move, and keeps
-//! it to its end.
+//! A sandbox without a record belongs to its home node. It gets a record before it can move, and keeps it until it
+//! ends.
 //!
 //! ```text
 //!               Share                Start                       Pause
@@ -17,27 +17,28 @@
 //!             sandboxes are written again at once; for a paused one, its node looks at the files first
 //! ```
 //!
-//! Every change is one compare-and-swap on the record's revision, made by the node that the change names. The rules that
+//! Every change is one compare-and-swap on the record's revision, made by the node that the change names. These rules
 //! keep a sandbox from running twice:
 //! 1. A node resumes such a sandbox only after its `Start` has been acknowledged.
 //! 2. A running sandbox is never taken. If its node is lost, so is the sandbox.
-//! 3. Files of a paused sandbox carry a [`Stamp`]. After each `Take` and `Start`, before anything else, a node stamps them
-//!    with its record if [`Stamp::permits`] it; else it uses them no further. On storage that several nodes reach, a
-//!    stamp is a file that is created exclusively, with the epoch as its name. This holds even if etcd forgets.
-//! 4. A giver that does not know the outcome of an offer asks the taker, and until then resumes nothing.
+//! 3. Files of a paused sandbox carry a [`Stamp`]. After each `Take` and `Start`, before anything else, a node stamps
+//!    them with its record if [`Stamp::permits`] it. Otherwise it stops using them. On storage shared by several nodes,
+//!    a stamp is a file that is created exclusively, with the epoch as its name. This rule holds even if etcd loses
+//!    data.
+//! 4. A giver that does not know the outcome of an offer asks the taker, and resumes nothing until it responds.
 
 use serde::{Deserialize, Serialize};
 
 use crate::NodeId;
 
-/// The record.
+/// The owner record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     pub node: NodeId,
-    /// Grows with each `Start`, `Take` and `Reassert`.
+    /// Incremented by each `Start`, `Take` and `Reassert`.
     pub epoch: u64,
     pub state: OwnerState,
-    /// The only node that may take the sandbox while its owner lives.
+    /// The only node that may take the sandbox while its owner is alive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offered_to: Option<NodeId>,
 }
@@ -49,21 +50,21 @@ pub enum OwnerState {
     Running,
 }
 
-/// The last node that ran a sandbox from these files, and its epoch then.
+/// The last node that ran a sandbox from these files, and its epoch at that time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
     pub node: NodeId,
     pub epoch: u64,
 }
 
-/// A record with the revision of etcd at which it was written.
+/// A record with the etcd revision at which it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owned {
     pub owner: Owner,
     pub revision: u64,
 }
 
-/// A change of a record. The node that makes it is the first argument of [`OwnerChange::apply`].
+/// A change of a record. The first argument of [`OwnerChange::apply`] is the node that makes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnerChange {
     /// The first record of a paused sandbox that another node may now take.
@@ -73,12 +74,12 @@ pub enum OwnerChange {
     Take,
     Start,
     Pause,
-    /// The sandbox as this node holds it.
+    /// Restores the record of a sandbox as this node holds it.
     Reassert {
         epoch: u64,
         state: OwnerState,
     },
-    /// The sandbox has ended: the record is deleted.
+    /// The sandbox has ended. Deletes the record.
     End,
 }
 
@@ -97,7 +98,7 @@ pub enum Refusal {
     Offered(NodeId),
     #[error("the sandbox is not offered")]
     NotOffered,
-    #[error("node {0} lives and has not offered the sandbox")]
+    #[error("node {0} is alive and has not offered the sandbox")]
     OwnerLives(NodeId),
     #[error("node {node} holds a later epoch, {epoch}")]
     Superseded { node: NodeId, epoch: u64 },
@@ -110,8 +111,8 @@ pub enum OwnerError {
     /// Another node changed the record first. Read it again.
     #[error("the owner record has changed")]
     Changed,
-    /// The change may or may not have been made: read the record before anything else.
-    #[error("no answer from etcd: the outcome is unknown")]
+    /// The change may or may not have been made. Read the record before anything else.
+    #[error("no response from etcd: the outcome is unknown")]
     Unknown,
     /// The change has not been made.
     #[error("etcd cannot be reached")]
@@ -124,8 +125,9 @@ pub enum OwnerError {
 }
 
 impl Owner {
-    /// Whether this record of another node ends what a node holds with `epoch` and `state`. Equal epochs of two nodes
-    /// come from two histories of etcd: a sandbox that runs prevails over files that no node has started since.
+    /// Whether this record of another node supersedes what a node holds with `epoch` and `state`. Equal epochs of two
+    /// nodes come from two histories of etcd. In that case a running sandbox prevails over files that no node has
+    /// started since.
     #[must_use]
     pub fn beats(&self, epoch: u64, state: OwnerState) -> bool {
         let prevails = state == OwnerState::Running && self.state == OwnerState::Paused;
@@ -134,7 +136,7 @@ impl Owner {
 }
 
 impl Stamp {
-    /// Whether a node with the record `by` may go on with files that were last stamped with `last`. If not, etcd has
+    /// Whether a node with the record `by` may continue with files that were last stamped with `last`. If not, etcd has
     /// lost a later record, or another node has used this epoch in a history that etcd has lost.
     #[must_use]
     pub fn permits(last: Option<&Self>, by: &Owner) -> bool {
@@ -145,8 +147,8 @@ impl Stamp {
 }
 
 impl OwnerChange {
-    /// Applies the change as node `by`. `Ok(None)` deletes the record. `owner_lives` is whether the present owner has a
-    /// live record in `nodes/`; the caller must make that a condition of the write.
+    /// Applies the change as node `by`. `Ok(None)` deletes the record. `owner_lives` is whether the current owner has a
+    /// live record in `nodes/`. The caller must make this a condition of the write.
     pub fn apply(
         &self,
         by: &NodeId,
@@ -176,7 +178,7 @@ impl OwnerChange {
                 if owner.offered_to.is_none() {
                     return Err(Refusal::NotOffered);
                 }
-                // A new epoch: a take that is still under way compares with the old record and fails.
+                // A new epoch: a take that is still in flight compares with the old record and fails.
                 Ok(Some(next(by, owner, OwnerState::Paused)))
             }
             Self::Take => {

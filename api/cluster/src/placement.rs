@@ -1,4 +1,4 @@
-//! Which nodes are tried for a new sandbox, and in which order. Pure: the random number is an argument.
+//! Placement: which nodes are tried for a new sandbox, and in which order. Pure: the random number is an argument.
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
@@ -6,22 +6,22 @@ use model::Platform;
 
 use crate::{Load, Node, NodeId, NodeState, TemplateId, View};
 
-/// Nodes whose loads are compared. Two or three random ones spread creates almost as well as all of them, and nodes
-/// with the same view do not all choose the same one.
+/// Number of nodes whose loads are compared. Two or three random ones spread creates almost as well as comparing all,
+/// and nodes with the same view do not all choose the same one.
 const COMPARED: usize = 3;
 
-/// What a sandbox needs of its node.
+/// Requirements of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needs {
     pub template: TemplateId,
-    /// Digest that the replica must have ([`crate::Replica::content`]); `None` accepts any.
+    /// Required digest of the replica ([`crate::Replica::content`]). `None` accepts any.
     pub content: Option<String>,
     pub memory_mib: u64,
-    /// Platform and CPU features of a memory snapshot that is not the node's own, such as that of a moved sandbox.
-    /// `None` and empty if the node clones from its own snapshot.
+    /// Platform and CPU features of a foreign memory snapshot, such as a moved sandbox's. `None` and empty if the node
+    /// clones from its own snapshot.
     pub platform: Option<Platform>,
     pub features: BTreeSet<String>,
-    /// Nodes that are not to be tried: the one that is drained, those that refused.
+    /// Nodes to skip, such as a draining node or nodes that have refused.
     pub except: BTreeSet<NodeId>,
 }
 
@@ -33,9 +33,9 @@ pub struct Candidate {
     pub address: Option<String>,
 }
 
-/// The nodes to try, best first: of three random ones the best, then the second, the third, then the others. A node's
-/// pool decides: if it refuses, the caller tries the next. Empty if no node has the template and is ready.
-/// `pending` is the number of creates that this node has sent to a node since that node published its load.
+/// The nodes to try, best first: three random ones in order of their score, then the others. A node's pool decides: if
+/// it refuses, the caller tries the next. Empty if no node has the template and is ready. `pending` is the number of
+/// creates that this node has sent to a node since that node published its load.
 #[must_use]
 pub fn place(
     view: &View,
@@ -77,7 +77,7 @@ fn is_eligible(view: &View, node: &Node, needs: &Needs) -> bool {
         && !needs.except.contains(&node.id)
 }
 
-/// Moves the nodes to compare to the front: this node if it is eligible, because a create here is not forwarded, and
+/// Moves the nodes to compare to the front: this node if it is eligible, because a local create is not forwarded, and
 /// random others. Returns their number.
 fn sample(eligible: &mut [&Node], this: Option<&NodeId>, random: u64) -> usize {
     let count = eligible.len().min(COMPARED);
@@ -109,9 +109,10 @@ pub(crate) fn next_random(state: &mut u64) -> u64 {
 struct Score {
     fits: bool,
     is_warm: bool,
-    /// Creates under way for each hundred CPUs.
+    /// Creates in progress per hundred CPUs.
     busy: Reverse<u64>,
-    /// Doublings of the sandbox's memory that are free: a difference below a factor of two is no reason to forward.
+    /// Free memory as doublings of the sandbox's memory. A difference below a factor of two does not justify
+    /// forwarding.
     room: u32,
     is_here: bool,
 }

@@ -1,5 +1,5 @@
-//! Signatures of member records. The key of the cluster's authority signs each record, and every node checks it, so that
-//! access to etcd alone admits no host.
+//! Signatures of member records. The authority's key signs each record, and every node verifies it, so that access to
+//! etcd alone is not enough to admit a host.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{EtcdConfig, HomeSlot, Member, NodeId};
 
-/// A host that asks to become a member.
+/// A host that applies for membership.
 #[derive(Clone, Debug)]
 pub struct Applicant {
     pub id: NodeId,
@@ -28,7 +28,7 @@ pub struct Applicant {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RollSignature(String);
 
-/// The key of the authority, for member records of one cluster.
+/// Signs member records of one cluster with the authority's key.
 pub struct MemberSigner {
     cluster: String,
     key: EcdsaKeyPair,
@@ -41,7 +41,7 @@ impl fmt::Debug for MemberSigner {
     }
 }
 
-/// Checks member records of one cluster.
+/// Verifies member records of one cluster.
 #[derive(Clone, Debug)]
 pub struct MemberVerifier {
     cluster: String,
@@ -49,16 +49,16 @@ pub struct MemberVerifier {
     key: Vec<u8>,
 }
 
-/// What only the host with the authority's key has: it alone admits and removes members.
+/// Admits and removes members. Exists only on the host with the authority's key.
 #[derive(Debug)]
 pub struct Registrar {
     pub signer: MemberSigner,
-    /// With the certificate of etcd's user `root`, unless etcd is reached over plain HTTP.
+    /// Connects as etcd's user `root`, except over plain HTTP.
     pub etcd: EtcdConfig,
 }
 
 impl MemberSigner {
-    /// The key is PKCS #8 in DER. `None`: it is not a key of P-256.
+    /// The key is PKCS #8 in DER. Returns `None` if it is not a P-256 key.
     #[must_use]
     pub fn new(cluster: &str, pkcs8: &[u8]) -> Option<Self> {
         let random = SystemRandom::new();
@@ -96,7 +96,7 @@ impl MemberSigner {
 }
 
 impl MemberVerifier {
-    /// `key`: the public key in the authority's certificate, an uncompressed point of P-256.
+    /// `key` is the public key in the authority's certificate, an uncompressed P-256 point.
     #[must_use]
     pub fn new(cluster: &str, key: &[u8]) -> Self {
         Self {
@@ -117,7 +117,8 @@ impl MemberVerifier {
     }
 }
 
-/// The signed text. Certificates, which the same key signs, begin with another byte. JSON keeps the fields apart.
+/// The signed text. Certificates, which the same key signs, start with another byte. JSON separates the fields
+/// unambiguously.
 fn statement(cluster: &str, member: &Member) -> String {
     let Member {
         id,
@@ -140,7 +141,7 @@ fn bytes_of(hex: &str) -> Option<Vec<u8>> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A new authority of the cluster `c`.
+    /// A new authority for the cluster `c`.
     pub(crate) fn signer() -> MemberSigner {
         let random = SystemRandom::new();
         let key = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &random);

@@ -1,17 +1,17 @@
 //! A deterministic simulation of several nodes on one etcd: the real engine, placement, owner changes and recovery of
-//! moves, on virtual time and one thread. Everything random comes from the seed.
+//! moves, on virtual time and one thread. All randomness comes from the seed.
 //!
 //! ```text
 //! seed ─► World ─┬─ Etcd: linearizable, with leases, compaction, restarts, backups
 //!                ├─ Host × 3: clock, disk, VMs ─ Process (may crash, stop, be replaced): Engine + a model of the server
 //!                └─ queue of messages: delayed, lost, reordered, cut off by partitions
 //! ```
-//! The model of the server does what `cube-api` does with a sandbox: create, pause, resume, kill, move, take over. It
-//! calls the same functions of this crate. Properties are checked after every event, or at the end, after all faults
-//! have been repaired and the nodes have had time to recover. A failed property is printed as `property: NAME`.
+//! The model of the server treats sandboxes as `cube-api` does: create, pause, resume, kill, move, take over. It calls
+//! the same functions of this crate. Properties are checked after every event, or at the end, after all faults have
+//! been repaired and the nodes have had time to recover. A failed property is printed as `property: NAME`.
 //!
-//! A seed stands for a run only as long as the simulation stays the same, so what it has found is tested directly, in
-//! `engine::tests`.
+//! A seed reproduces a run only as long as the simulation stays the same. Bugs that it has found are therefore tested
+//! directly, in `engine::tests`.
 //!
 //! `CUBE_SIMULATION_SEEDS=20000 cargo test --release -p cluster --lib simulation::many` runs more seeds;
 //! `CUBE_SIMULATION_SEED=7` one of them, with a trace.
@@ -24,7 +24,7 @@ mod world;
 
 use world::{Failure, World};
 
-/// Seeds of a usual test run.
+/// Number of seeds in a normal test run.
 const USUAL: u64 = 100;
 
 fn number(variable: &str) -> Option<u64> {

@@ -1,5 +1,4 @@
-//! The seam to etcd: what is asked of it, and what it answers. There are two implementations, `etcd` and, for the
-//! simulation, a model in memory.
+//! The interface to etcd. It has two implementations: `etcd` and, for the simulation, a model in memory.
 
 use crate::keys::Key;
 
@@ -10,7 +9,7 @@ pub(crate) struct LeaseId(pub(crate) i64);
 /// A key with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// The text, which may be no [`Key`] of this release.
+    /// The text, which need not be a [`Key`] of this release.
     pub(crate) key: String,
     pub(crate) value: Vec<u8>,
     /// Revision of its last change.
@@ -31,7 +30,7 @@ pub(crate) enum Request {
     Revoke(LeaseId),
 }
 
-/// Writes that are made together, or not at all if a condition does not hold.
+/// Writes that are applied atomically, or not at all if a condition does not hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Txn {
     pub(crate) when: Vec<When>,
@@ -77,18 +76,18 @@ pub(crate) enum Answer {
     Revoked,
 }
 
-/// A request without an answer.
+/// A request without a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The request had no effect.
     Refused,
     /// The request may have had its effect.
     Unknown,
-    /// A write named a lease that does not exist. It had no effect.
+    /// A write referred to a lease that does not exist. It had no effect.
     NoLease,
 }
 
-/// What a watch of the whole prefix delivers, in this order: `Started`, any number of `Changes`, one end.
+/// Reports of a watch on the whole prefix, in this order: `Started`, any number of `Changes`, one end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Watched {
     /// Current revision of the member that serves the watch. If it is less than the start, etcd waits until it reaches

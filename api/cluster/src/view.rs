@@ -1,4 +1,4 @@
-//! The cluster as one node sees it.
+//! A node's view of the cluster.
 
 use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
@@ -9,18 +9,18 @@ use crate::{
     TemplateId,
 };
 
-/// An immutable snapshot. Its parts are shared with the snapshots before it, so that an update copies only the part
-/// that has changed.
+/// An immutable snapshot. It shares its unchanged parts with earlier snapshots, so that an update copies only what has
+/// changed.
 #[derive(Clone, Debug, Default)]
 pub struct View {
-    /// Revision of etcd that this view includes; 0 before the first list, and always for a server without a cluster.
+    /// The etcd revision that this view includes. 0 before the first list, and always without a cluster.
     pub revision: u64,
     pub this: Option<NodeId>,
-    /// Everyone who has joined.
+    /// All members.
     pub members: Arc<BTreeMap<NodeId, Member>>,
-    /// The live ones.
+    /// The live nodes.
     pub nodes: Arc<BTreeMap<NodeId, Node>>,
-    /// Absent: ready.
+    /// Absent: `Ready`.
     pub states: Arc<BTreeMap<NodeId, NodeState>>,
     pub loads: Arc<BTreeMap<NodeId, Load>>,
     pub tags: Arc<BTreeMap<TemplateId, BTreeMap<NodeId, Tags>>>,
@@ -28,41 +28,43 @@ pub struct View {
     pub owners: Arc<BTreeMap<SandboxId, Owned>>,
 }
 
-/// Where a sandbox is served, by its id alone.
+/// Where a sandbox is served, according to its id alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// Here, if anywhere.
+    /// On this node, if anywhere.
     Here,
-    /// At this live node, if anywhere.
+    /// On this live node, if anywhere.
     Node { node: NodeId, address: String },
-    /// At this member, which is not alive now: lost if it ran, unless the node returns with the same incarnation.
+    /// On this member, which is currently not alive. Lost if it was running, unless the node returns with the same
+    /// incarnation.
     Away { node: NodeId },
-    /// No node made this id, or the node has been removed.
+    /// No node created this id, or the node has been removed.
     Unknown,
 }
 
-/// A change that operators want in logs and metrics, or that a node has to act on.
+/// A change for logs and metrics, or one that a node has to act on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClusterEvent {
-    /// A node is alive that was not.
+    /// A node has become alive.
     Joined(NodeId),
-    /// A node's lease has ended. The sandboxes that ran there are lost unless it returns with the same incarnation.
+    /// A node's lease has ended. The sandboxes that were running there are lost unless it returns with the same
+    /// incarnation.
     Away { node: NodeId },
-    /// A node has returned after a reboot: sandboxes that ran there have ended.
+    /// A node has returned after a reboot. Sandboxes that were running there have ended.
     Rebooted(NodeId),
     /// A sandbox has a new owner.
     Moved { sandbox: SandboxId, owner: Owned },
-    /// This node holds a sandbox that etcd gives to another one, with a later epoch: end or discard it here.
+    /// This node holds a sandbox that etcd assigns to another one with a later epoch: end or discard it here.
     Superseded { sandbox: SandboxId, by: Owned },
-    /// This node holds a paused sandbox whose record etcd has lost, or has in an older form. If its files are here and
-    /// their stamp permits it, reassert the record ([`crate::OwnerChange::Reassert`]); else discard the sandbox: another
-    /// node has taken it and ended it since. Repeated until one of them is done.
+    /// This node holds a paused sandbox whose record etcd has lost or has in an older version. If its files are here
+    /// and their stamp permits it, reassert the record ([`crate::OwnerChange::Reassert`]). Otherwise discard the
+    /// sandbox: another node has taken it, and it has ended since. Repeated until either is done.
     Forgotten { sandbox: SandboxId },
-    /// etcd has not answered for half a lease.
+    /// etcd has not responded for half a lease.
     Detached,
-    /// etcd answers again.
+    /// etcd responds again.
     Attached,
-    /// etcd is older than before: it was restored from a backup.
+    /// etcd is older than before, because it was restored from a backup.
     HistoryLost { had: u64, found: u64 },
 }
 
@@ -72,7 +74,7 @@ impl View {
         self.states.get(node).copied().unwrap_or_default()
     }
 
-    /// Where `id` is served: at the node of its owner record, else at its home.
+    /// Where `id` is served: on the node in its owner record, or else on its home.
     #[must_use]
     pub fn route(&self, id: &SandboxId, key: &HomeKey) -> Route {
         let node = match self.owners.get(id) {
@@ -95,8 +97,8 @@ impl View {
         }
     }
 
-    /// Whether a build that `node` has under a tag must not be used, because another node, which changes the template, has
-    /// another build under this tag, or none.
+    /// Whether a build that `node` has under a tag must not be used, because the node that changes the template has
+    /// another build, or none, under this tag.
     #[must_use]
     pub fn is_outdated(&self, node: &NodeId, tagged: &Tagged) -> bool {
         let written = self.tags.get(&tagged.template).into_iter().flatten();

@@ -23,7 +23,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Why a request is not authorized.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
-    #[error("no API key: send one in the header X-API-KEY; `cube-api key new` makes one")]
+    #[error("no API key: send one in the header X-API-KEY; `cube-api key new` creates one")]
     Missing,
     /// No live key matches: the presented key does not exist or was revoked.
     #[error("the API key is unknown or revoked: `cube-api key list` lists the keys")]
@@ -64,7 +64,7 @@ enum Mode {
 struct KeyState {
     /// Keys that are not revoked.
     keys: Vec<KeyRecord>,
-    /// Those of other nodes.
+    /// Keys of other nodes.
     others: Vec<KeyRecord>,
     /// Rate limits by the keys' SHA-256. A reload of the key file does not refill the buckets.
     buckets: HashMap<String, Bucket>,
@@ -156,7 +156,7 @@ impl Authenticator {
         self.admit_sum(presented_sum(headers), scope, now)
     }
 
-    /// As [`Self::admit`], by the SHA-256 of a key, which another node of the cluster has checked.
+    /// Like [`Self::admit`], for the SHA-256 of a key that another node of the cluster has authenticated.
     ///
     /// # Errors
     /// Those of [`Self::admit`].
@@ -185,7 +185,8 @@ impl Authenticator {
         }
     }
 
-    /// Removes the fields that [`Authenticator::admit`] reads if they have a live key: guests must not get it.
+    /// Removes the fields that [`Authenticator::admit`] reads if they contain a live key, because guests must not get
+    /// it.
     pub fn strip(&self, headers: &mut HeaderMap) {
         let Mode::Keys { state, .. } = &self.0 else {
             return;
@@ -212,7 +213,7 @@ impl KeyState {
         found
     }
 
-    /// Drops the rate limits of keys that are not accepted any more.
+    /// Drops the rate limits of keys that are no longer accepted.
     fn forget_buckets(&mut self) {
         let Self {
             keys,
@@ -225,14 +226,14 @@ impl KeyState {
 
 type KeyOf = fn(&HeaderValue) -> Option<&str>;
 
-/// The fields that may have a key, and how it is read. The first one that is present counts.
+/// Fields that may contain a key, and how the key is read. The first field that is present counts.
 const FIELDS: [(HeaderName, KeyOf); 2] = [
     (HeaderName::from_static("x-api-key"), |value| {
         value.to_str().ok()
     }),
     (AUTHORIZATION, bearer),
 ];
-/// Removes every field that may have a key, whether the key is live or not.
+/// Removes every field that may contain a key, whether the key is live or not.
 pub(crate) fn remove_keys(headers: &mut HeaderMap) {
     for (field, _) in FIELDS {
         headers.remove(field);
@@ -260,8 +261,9 @@ fn lock(state: &Mutex<KeyState>) -> MutexGuard<'_, KeyState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reloads the keys whenever the key file changes; never returns. If the file cannot be read, every key is rejected
-/// until it can: the cause (a full descriptor table, a failing disk) may end without a change of the file.
+/// Reloads the keys whenever the key file changes; never returns. While the file cannot be read, every key is rejected.
+/// It is read again periodically, because the cause (a full descriptor table, a failing disk) may go away without a
+/// change to the file.
 pub async fn watch_keys(file: KeyFile, authenticator: Arc<Authenticator>) {
     // The first iteration always reloads: the file may have changed since the server read it at startup.
     let mut seen = None;
@@ -395,7 +397,7 @@ mod tests {
         let readable = fs::read(file.path()).unwrap();
         let written = stamp(&file);
         let time = fs::metadata(file.path()).unwrap().modified().unwrap();
-        // Neither the inode nor the modification time changes, as with a file that could not be read for a while.
+        // Neither the inode nor the modification time changes, as with a file that temporarily could not be read.
         let overwrite = |contents: &[u8]| {
             fs::write(file.path(), contents).unwrap();
             let opened = fs::File::options().write(true).open(file.path()).unwrap();

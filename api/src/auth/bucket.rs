@@ -27,7 +27,7 @@ impl Bucket {
         }
     }
 
-    /// Gives the token of a request back.
+    /// Returns the token of a request to the bucket.
     pub fn give_back(&mut self, rate: Rate) {
         self.tokens = (self.tokens + 1.0).min(f64::from(rate.burst));
     }

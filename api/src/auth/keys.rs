@@ -49,7 +49,7 @@ pub enum Scope {
     /// Read the server's own metrics.
     #[serde(rename = "metrics:read")]
     MetricsRead,
-    /// View nodes, and close and open them for new sandboxes.
+    /// View nodes, cordon and uncordon them.
     #[serde(rename = "nodes:admin")]
     NodesAdmin,
 }
@@ -99,7 +99,7 @@ impl FromStr for Scope {
 pub struct Granted(u16);
 
 impl Granted {
-    /// Of requests to a server without authentication.
+    /// The scopes of requests to a server without authentication.
     pub const ALL: Self = Self(u16::MAX);
 
     #[must_use]
@@ -125,13 +125,13 @@ impl FromIterator<Scope> for Granted {
 pub struct KeyRecord {
     /// The first eight hex digits of `sha256`. Identifies the key on the command line.
     pub id: String,
-    /// The purpose of the key, in the words of its creator. Need not be unique.
+    /// The purpose of the key, as described by its creator. Need not be unique.
     pub name: String,
     /// SHA-256 of the key, in hex.
     pub sha256: String,
     pub scopes: Vec<Scope>,
-    /// Whether `scopes` names the scopes of secrets. Records of former releases do not: there, `sandboxes:read` includes
-    /// `secrets:read`, and `sandboxes:write` includes `secrets:write`.
+    /// Whether `scopes` lists the scopes of secrets separately. Records of older releases do not: there,
+    /// `sandboxes:read` includes `secrets:read`, and `sandboxes:write` includes `secrets:write`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub names_secrets: bool,
     /// Creation time in seconds since 1970.
@@ -142,7 +142,7 @@ pub struct KeyRecord {
 }
 
 impl KeyRecord {
-    /// The scopes of the key, with those that others include.
+    /// The scopes of the key, including those implied by others.
     #[must_use]
     pub fn granted(&self) -> Granted {
         let with_included = self.scopes.iter().flat_map(|scope| {
@@ -157,7 +157,7 @@ impl KeyRecord {
         with_included.collect()
     }
 
-    /// As [`KeyRecord::granted`], in the order of [`Scope::ALL`].
+    /// Like [`KeyRecord::granted`], in the order of [`Scope::ALL`].
     pub fn scopes(&self) -> impl Iterator<Item = Scope> {
         let granted = self.granted();
         Scope::ALL.into_iter().filter(move |s| granted.has(*s))
@@ -188,12 +188,12 @@ pub enum KeyError {
     #[error("{} is not a key file of format {FORMAT}: {why}", path.display())]
     Malformed {
         path: PathBuf,
-        /// The error of the JSON parser, or why the file is refused.
+        /// The error of the JSON parser, or why the file is rejected.
         why: String,
     },
     /// Not exactly one live key has the given id or name.
     #[error(
-        "{found} live keys match {wanted:?}: name exactly one by its id, as listed by `cube-api key list`"
+        "{found} live keys match {wanted:?}: select one by its id, as listed by `cube-api key list`"
     )]
     NotOne {
         /// The id or name that was given.
@@ -315,14 +315,14 @@ impl KeyFile {
             file.write_all(&text)?;
             file.sync_all()?;
             fs::rename(&draft, &self.path)?;
-            // A key that was printed must exist, and a revoked one must stay revoked, after a crash of the host.
+            // After a crash of the host, a printed key must exist and a revoked key must stay revoked.
             let state = self.path.parent().unwrap_or(&self.path);
             File::open(state)?.sync_all()?;
             // The command may have created the state directory.
             File::open(state.join(".."))?.sync_all()
         };
         replace().map_err(|why| {
-            // Frees the space of an incomplete file: the disk may be full.
+            // Frees the space of an incomplete file, because the disk may be full.
             let _ = fs::remove_file(&draft);
             self.io(why)
         })

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use model::Bytes;
 
-/// A size limit, or `none`. Zero is refused: users could expect it to mean "no limit" or "nothing allowed".
+/// A size limit, or `none`. Zero is rejected because its meaning ("no limit" or "nothing allowed") would be ambiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ceiling(pub(super) Option<Bytes>);
 

@@ -18,7 +18,7 @@ use super::{Failure, failure, options_file::StateDir};
 
 #[derive(Subcommand)]
 pub(super) enum ClusterCommand {
-    /// Found a cluster with this host as its first node: makes its authority and the certificates of this node and of
+    /// Found a cluster with this host as its first node: creates its authority and the certificates of this node and of
     /// etcd. Nothing is sent; `cube-api serve --cluster` creates the records in etcd
     Init {
         #[command(flatten)]
@@ -35,9 +35,9 @@ pub(super) enum ClusterCommand {
         #[command(flatten)]
         state: StateDir,
     },
-    /// Join the cluster of a token; the server of the host that made it must serve
+    /// Join the cluster that issued a token; the server on the host that created the token must be running
     Join {
-        /// As `cube-api cluster token` has printed it; `-` for standard input
+        /// The token printed by `cube-api cluster token`; `-` to read it from standard input
         token: String,
         #[command(flatten)]
         own: Own,
@@ -46,7 +46,7 @@ pub(super) enum ClusterCommand {
 
 #[derive(Args)]
 pub(super) struct Own {
-    /// Where the other nodes reach this one, and where it listens for them
+    /// Address on which the other nodes reach this one, and on which it listens
     #[arg(long, value_name = "ADDRESS:PORT")]
     address: SocketAddr,
     /// Name of this node: lower-case letters, digits and hyphens [default: the host's name]
@@ -59,7 +59,7 @@ pub(super) struct Own {
 impl Own {
     fn open(self) -> Result<(Dir, NodeId), Failure> {
         if self.address.ip().is_unspecified() {
-            let why = "--address: name an address that the other nodes can reach";
+            let why = "--address: use an address that the other nodes can reach";
             return Err(Failure::Usage(why.to_owned()));
         }
         let state = self.state.find()?;
@@ -113,7 +113,7 @@ fn report(settings: &Settings) {
     );
 }
 
-/// Other users can read command lines, so the token may come from standard input.
+/// Reads the token from standard input if asked to, because other users can read command lines.
 fn read_token(token: String) -> Result<String, Failure> {
     if token != "-" {
         return Ok(token);

@@ -6,7 +6,7 @@ pub(super) enum Failure {
     /// A bug in this program.
     #[error("{0}")]
     Bug(String),
-    /// The command line is wrong, or names an object that does not exist.
+    /// The command line is wrong, or refers to an object that does not exist.
     #[error("{0}")]
     Usage(String),
     /// The host lacks something that the command needs, for example a file, an address or KVM.

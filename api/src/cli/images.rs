@@ -1,4 +1,4 @@
-//! Options of `cube-api serve` for images that templates are built from.
+//! Options of `cube-api serve` for the images that templates are built from.
 
 use std::{
     path::{Path, PathBuf},
@@ -25,17 +25,16 @@ pub(super) struct ImageOptions {
     /// Server from which the images of a domain are pulled instead; repeat for more, which are tried in this order
     #[arg(long, value_name = "DOMAIN=URL")]
     image_mirror: Vec<Mirror>,
-    /// Block of the ranges that are denied to image registries in which registries may be, or an address of this host;
-    /// repeat for more
+    /// Block within the denied ranges, or an address of this host, that image registries may use; repeat for more
     #[arg(long, value_name = "CIDR", value_parser = super::serve::block)]
     image_exception: Vec<IpNet>,
     /// Docker's config.json with credentials for image registries, for builds without their own
     #[arg(long, value_name = "FILE")]
     image_credentials: Option<PathBuf>,
-    /// Path of cube-image, which converts images [default: beside this program]
+    /// Path of cube-image, which converts images [default: next to this program]
     #[arg(long, value_name = "FILE")]
     image_converter: Option<PathBuf>,
-    /// Directory of the static programs that images without a shell get [default: ../guest beside the directory of
+    /// Directory of the static programs for images without a shell [default: ../guest relative to the directory of
     /// templates]
     #[arg(long, value_name = "DIR")]
     image_userland: Option<PathBuf>,
@@ -69,8 +68,8 @@ impl FromStr for Mirror {
 }
 
 impl ImageOptions {
-    /// `beside`: the directory of this program. `templates`: that of templates. `memory`: the limit of the server's memory.
-    /// `denied`: the addresses that the operator denies.
+    /// `beside` is the directory of this program, `templates` the directory of templates, `memory` the server's memory
+    /// limit, and `denied` are the addresses that the operator denies.
     ///
     /// # Errors
     /// Returns a message if the credentials cannot be read.

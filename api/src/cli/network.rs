@@ -21,7 +21,7 @@ use netisolation::{
 use super::ceiling::Ceiling;
 
 const DNS_PORT: u16 = 53;
-/// About half of a 1 Gbit/s link: a single sandbox leaves the other half to the other sandboxes and to the server.
+/// About half of a 1 Gbit/s link. A single sandbox leaves the other half to other sandboxes and the server.
 const RATE: Ceiling = Ceiling(Some(Bytes::mib(64)));
 
 #[derive(Args)]
@@ -52,10 +52,11 @@ pub(super) struct NetworkOptions {
     #[arg(long, value_name = "SIZE")]
     network_rate: Option<Ceiling>,
     /// Proxy that checks host names and applies network.rules, or none: names are not checked, rules are refused
-    /// [default: cube-egress beside this program, if it is there]
+    /// [default: cube-egress next to this program, if it exists]
     #[arg(long, value_name = "FILE")]
     egress_proxy: Option<EgressProxy>,
-    /// Connections of all sandboxes through the proxy at a time; each needs two open files [default: 4096]
+    /// Maximum number of concurrent connections of all sandboxes through the proxy; each needs two open files [default:
+    /// 4096]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     egress_connections: Option<u32>,
     /// Append all outbound calls of sandboxes that pass the proxy to egress-calls.jsonl in the state directory
@@ -100,7 +101,7 @@ impl FromStr for EgressProxy {
     }
 }
 
-/// The file name of the proxy beside this program.
+/// File name of the proxy, which is in the directory of this program.
 const PROXY: &str = "cube-egress";
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -203,7 +204,7 @@ impl NetworkOptions {
             .collect()
     }
 
-    /// The values of `--network-deny` for the log. `None`: there are none.
+    /// The values of `--network-deny` for the log, or `None` if there are none.
     pub(super) fn shown_denied(&self) -> Option<String> {
         let shown = |Block(Destinations { block, access })| match access.first() {
             Some(service) => format!("{block}:{}", service.first),
@@ -213,7 +214,7 @@ impl NetworkOptions {
         (!shown.is_empty()).then(|| shown.join(", "))
     }
 
-    /// The network configuration. `None`: sandboxes have no network. `beside`: the directory of this program.
+    /// The network configuration, or `None` if sandboxes have no network. `beside` is the directory of this program.
     ///
     /// # Errors
     /// Returns a message if `--network none` is combined with another network option, or if the proxy does not exist.
@@ -252,7 +253,7 @@ impl NetworkOptions {
         ];
         if let (Some((option, _)), None) = (needs_proxy.iter().find(|(_, given)| *given), &proxy) {
             return Err(format!(
-                "{option} needs the proxy, and {PROXY} is not beside this program: name it with --egress-proxy"
+                "{option} needs the proxy, and {PROXY} is not next to this program: set its path with --egress-proxy"
             ));
         }
         let command = self.alert_command.map(AlertAction::Command);
@@ -282,7 +283,7 @@ impl NetworkOptions {
     }
 }
 
-/// What is forbidden to connections that the server makes for clients. `exceptions`: the blocks that are opened for them.
+/// Addresses forbidden to connections that the server makes for clients. `exceptions` are blocks opened for them.
 pub(super) fn forbidden(exceptions: &[IpNet], denied: &[Destinations]) -> ForbiddenAddresses {
     let exceptions = exceptions.iter().map(|block| Destinations {
         block: *block,
@@ -297,7 +298,7 @@ fn proxy(option: Option<EgressProxy>, beside: &Path) -> Result<Option<PathBuf>, 
         Some(EgressProxy::None) => Ok(None),
         Some(EgressProxy::Program(path)) if path.is_file() => Ok(Some(path)),
         Some(EgressProxy::Program(path)) => Err(format!(
-            "cannot find the egress proxy at {}: name the path of {PROXY} with --egress-proxy",
+            "cannot find the egress proxy at {}: set the path of {PROXY} with --egress-proxy",
             path.display()
         )),
     }

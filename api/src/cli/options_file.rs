@@ -1,7 +1,7 @@
 //! The options file of `cube-api serve --config FILE`, whose lines [`model::options`] reads.
 //!
-//! The lines stand in the command line in the place of `--config FILE`, so a reload, which repeats the command line, reads
-//! the file anew. Commands that need the state directory only take it from the same file ([`StateDir`]).
+//! The options are inserted into the command line in place of `--config FILE`. A reload repeats the command line, so it
+//! reads the file again. Commands that need only the state directory take it from the same file ([`StateDir`]).
 
 use std::{
     ffi::OsString,
@@ -16,14 +16,14 @@ use model::{BadOption, OPTIONS_FILE, STATE_DIR, options};
 use super::Failure;
 
 const OPTION: &str = "--config";
-/// The commands that take all options.
+/// Commands that accept all options.
 const COMMANDS: [&str; 3] = ["serve", "prepare", "end"];
 const MAX_FILE: u64 = 1 << 20;
 
-/// Replaces `--config FILE` by the options in the file, for the commands that take all of them.
+/// Replaces `--config FILE` with the options in the file, for the commands that accept all of them.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read or a line is no option.
+/// Returns an error if the file cannot be read or a line is not an option.
 pub(super) fn expand(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<Vec<OsString>, Failure> {
@@ -58,20 +58,20 @@ pub(super) fn expand(
     Ok(expanded)
 }
 
-/// The state directory of commands that need no other option.
+/// The state directory, for commands that need no other option.
 #[derive(Args)]
 pub(super) struct StateDir {
-    /// State directory of the server [default: that of the options file]
+    /// State directory of the server [default: from the options file]
     #[arg(long, value_name = "DIR", conflicts_with = "config")]
     state: Option<PathBuf>,
-    /// Options file of the server, whose line `state = DIR` counts [default: /etc/cube/server.conf if it exists]
+    /// Options file of the server, from which `state = DIR` is used [default: /etc/cube/server.conf if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
 impl StateDir {
     /// # Errors
-    /// Returns an error if the options file cannot be read or a line is no option.
+    /// Returns an error if the options file cannot be read or a line is not an option.
     pub(super) fn find(self) -> Result<PathBuf, Failure> {
         self.find_with(Path::new(OPTIONS_FILE))
     }

@@ -1,14 +1,14 @@
-//! `cube-api prepare`: what a server needs before its first start, from the files that were installed beside this program.
+//! `cube-api prepare`: prepares the first start of a server from the files that were installed next to this program.
 //!
 //! ```text
 //! <beside>/../guest/              kernel, initramfs, root image, layer (in a package as an archive), static programs
 //! <state>/installed/guest/        the same files, as links
 //! <state>/installed/templates/    base
 //! ```
-//! The files are below the state directory, because the pool keeps links to those that sandboxes use, and links end at
-//! file systems. Each file is replaced by one rename: a running server goes on with the former one, and the next one
-//! rebuilds the template from the new ones. Files are synced before they get their names, so a power loss leaves each of
-//! them, and the template, whole or absent.
+//! The files are below the state directory, because the pool hard-links those that sandboxes use, and links cannot
+//! cross file systems. Each file is replaced by one rename. A running server continues with the previous file, and the
+//! next one rebuilds the template from the new files. Files are synced before they get their names, so that after a
+//! power loss each of them, and the template, is either complete or absent.
 
 use std::{
     fs::{self, File},
@@ -26,16 +26,16 @@ use template::{Builder, Limits};
 
 use super::{Failure, failure, serve::ServeConfig};
 
-/// Names of the files that are linked.
+/// Names of the linked files.
 const FILES: [&str; 5] = ["vmlinux", "initramfs.cpio", "base.erofs", "bash", "busybox"];
 const LAYER: &str = "layer.ext4";
-/// The layer, whose holes a package cannot contain.
+/// The layer, as an archive because a package cannot contain its holes.
 const LAYER_ARCHIVE: &str = "layer.tar.gz";
-/// The sum of the archive from which the layer was unpacked.
+/// Hash of the archive from which the layer was unpacked.
 const STAMP: &str = "layer.stamp";
 const BASE: &str = "base";
 
-/// Where `prepare` keeps the files of the installation, and `serve` finds them.
+/// The directory in which `prepare` keeps the installed files and `serve` finds them.
 pub(super) fn installed(state: &Path) -> PathBuf {
     state.join("installed")
 }
@@ -68,7 +68,7 @@ pub(super) fn run(config: &ServeConfig) -> Result<(), Failure> {
     build(&guest, &vmm, &template)
 }
 
-/// A failure below the state directory. For the packaged unit, all other directories are on read-only file systems.
+/// A failure below the state directory. For the packaged unit, all other directories are read-only.
 fn below_state(state: &Path, text: String, kind: io::ErrorKind) -> Failure {
     let dir = state.display();
     Failure::UnsuitableHost(match kind {
@@ -80,7 +80,7 @@ fn below_state(state: &Path, text: String, kind: io::ErrorKind) -> Failure {
     })
 }
 
-/// Brings all files of the guest from `from` to `to`.
+/// Links or copies all files of the guest from `from` to `to`.
 fn publish_all(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for name in FILES {
@@ -96,12 +96,12 @@ fn publish_all(from: &Path, to: &Path) -> io::Result<()> {
     fs::hard_link(&built, &layer).map_err(|why| named(&built, &why))
 }
 
-/// Links the file `from` to the name `to`, or copies it to another file system, unless this has been done.
+/// Links the file `from` to `to`, or copies it from another file system, unless this has already been done.
 fn publish(from: &Path, to: &Path) -> io::Result<()> {
     let source = fs::metadata(from).map_err(|why| named(from, &why))?;
     let is_same = |present: &fs::Metadata| {
         let is_link = (present.dev(), present.ino()) == (source.dev(), source.ino());
-        // A unit's state directory is a mount of its own, to which no link leads although it is the same device.
+        // A unit's state directory is a separate mount, to which no file can be linked although it is the same device.
         let is_copy =
             present.len() == source.len() && present.modified().ok() == source.modified().ok();
         is_link || is_copy
@@ -126,7 +126,7 @@ fn publish(from: &Path, to: &Path) -> io::Result<()> {
     fs::rename(&new, to)
 }
 
-/// Unpacks the layer into the directory `to`, unless this has been done with this archive.
+/// Unpacks the layer into the directory `to`, unless this has already been done with this archive.
 fn unpack_layer(archive: &Path, to: &Path) -> io::Result<()> {
     let stamp = to.join(STAMP);
     let current = template::file_sum(archive)?;
@@ -155,7 +155,7 @@ fn unpack_layer(archive: &Path, to: &Path) -> io::Result<()> {
         return Err(io::Error::other(why));
     }
     sync_files(&new)?;
-    // The stamp, if there is one, is that of the former layer.
+    // An existing stamp belongs to the previous layer.
     remove(&stamp)?;
     sync_dir(to)?;
     fs::rename(new.join(LAYER), &layer)?;
@@ -164,7 +164,7 @@ fn unpack_layer(archive: &Path, to: &Path) -> io::Result<()> {
     replace(to, STAMP, current.as_bytes(), Durability::Host)
 }
 
-/// Gives a template that was built in the directory `out` its name.
+/// Moves a template that was built in the directory `out` to its final name.
 fn keep(out: &Path, dir: &Path) -> io::Result<()> {
     sync_files(out)?;
     fs::rename(out, dir)?;
@@ -174,10 +174,10 @@ fn keep(out: &Path, dir: &Path) -> io::Result<()> {
 /// Builds the template `base` in `dir`, which exists once the template is complete.
 fn build(guest: &Path, vmm: &Path, dir: &Path) -> Result<(), Failure> {
     let began = Instant::now();
-    eprintln!("cube-api: making the template {BASE}: boot, warm-up, snapshot (about 10 s)");
+    eprintln!("cube-api: creating the template {BASE}: boot, warm-up, snapshot (about 10 s)");
     let parent = dir.parent().unwrap_or(Path::new("/"));
     let io =
-        |why: io::Error| Failure::UnsuitableHost(format!("cannot make {}: {why}", dir.display()));
+        |why: io::Error| Failure::UnsuitableHost(format!("cannot create {}: {why}", dir.display()));
     let new = guest.with_file_name(".new");
     fs::create_dir_all(parent).map_err(io)?;
     fs::remove_dir_all(&new)
@@ -206,7 +206,7 @@ fn build(guest: &Path, vmm: &Path, dir: &Path) -> Result<(), Failure> {
         let console = error.console.join("\n");
         let why = model::chain(&error);
         Failure::UnsuitableHost(format!(
-            "cannot make the template {BASE}: {why}\nlast lines of the guest's console:\n{console}\n\
+            "cannot create the template {BASE}: {why}\nlast lines of the guest's console:\n{console}\n\
              `cube doctor` checks what the host lacks"
         ))
     })?;
@@ -251,7 +251,7 @@ mod tests {
         assert!(tar.unwrap().success());
     }
 
-    /// The recorded program: prepares the files, and gives a template its name.
+    /// The traced program: prepares the files, and gives a template its name.
     #[test]
     fn recorded() {
         let Some(dir) = std::env::var_os(RECORDED).map(PathBuf::from) else {

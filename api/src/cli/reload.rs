@@ -19,11 +19,11 @@ pub(super) fn run(state: StateDir) -> Result<(), Failure> {
             Ok(())
         }
         Ok(Err(why)) => Err(Failure::UnsuitableHost(format!(
-            "the server was not replaced and goes on: {why}"
+            "the server was not replaced and continues to run: {why}"
         ))),
         Err(why) => Err(Failure::TargetUnreachable(match why.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                format!("no server uses {state}: start one with `cube-api serve`")
+                format!("no server is running on {state}: start one with `cube-api serve`")
             }
             _ => format!("cannot reload the server that uses {state}: {why}"),
         })),

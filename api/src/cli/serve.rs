@@ -32,19 +32,19 @@ use super::{
     network::{NetworkOptions, forbidden},
 };
 
-/// The address to listen on if none is named.
+/// Default listening address.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
-/// Requests of a key that may arrive at once, as a multiple of its requests per second.
+/// Burst size of a key's rate limit, as a multiple of its requests per second.
 const BURST: u32 = 2;
-/// Warm slots of installed templates, if no option sets them and others do not need the room.
+/// Default number of warm slots of installed templates, if other templates do not need the room.
 const WARM: WarmMarks = WarmMarks { low: 2, high: 4 };
 
-/// Smallest value of `--server-memory`.
+/// Minimum value of `--server-memory`.
 const LEAST_SERVER_MEMORY: Bytes = Bytes::mib(64);
 
 #[derive(Args)]
 #[command(
-    after_help = "--config FILE stands for the options in FILE, one per line: `max-sandboxes = 64`."
+    after_help = "--config FILE is replaced by the options in FILE, one per line: `max-sandboxes = 64`."
 )]
 pub(super) struct ServeConfig {
     /// Address to listen on; repeat for more [default: the sockets that systemd passes, or 127.0.0.1:3000]
@@ -53,17 +53,18 @@ pub(super) struct ServeConfig {
     /// Directory for everything that outlives the server: keys, sandboxes, snapshots
     #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
     pub(super) state: PathBuf,
-    /// Directory of templates [default: ../templates beside this program, or installed/templates in the state directory]
+    /// Directory of templates [default: ../templates next to this program, or installed/templates in the state
+    /// directory]
     #[arg(long, value_name = "DIR")]
     templates: Option<PathBuf>,
-    /// Further directory of root images and base memory that templates may refer to; repeat for more
-    /// [default: ../guest and ../stages beside the directory of templates]
+    /// Further directory of root images and base memory that templates may refer to; repeat for more [default: ../guest
+    /// and ../stages relative to the directory of templates]
     #[arg(long, value_name = "DIR")]
     images: Vec<PathBuf>,
-    /// Path of cube-vmm [default: beside this program]
+    /// Path of cube-vmm [default: next to this program]
     #[arg(long, value_name = "FILE")]
     pub(super) vmm: Option<PathBuf>,
-    /// Domain of the sandboxes' host names, with its port unless that is 443; returned to clients
+    /// Domain of the sandboxes' host names, with the port unless it is 443; returned to clients
     #[arg(long)]
     domain: Option<String>,
     /// Certificate chain (PEM); `cube-api ca init` creates one
@@ -78,9 +79,9 @@ pub(super) struct ServeConfig {
     /// Turn authentication off; refused unless all addresses to listen on are loopback addresses
     #[arg(long)]
     insecure_loopback: bool,
-    /// Least number of warm slots of each template that is installed or in use: refilled up to HIGH when fewer than LOW
-    /// are left; more follow from use; 0:0 for no warm slots [default: 2:4 for installed templates, as long as templates in
-    /// use leave room for them]
+    /// Minimum warm slots of each template that is installed or in use: refilled up to HIGH when fewer than LOW are
+    /// left; busy templates get more; 0:0 for no warm slots [default: 2:4 for installed templates, as long as templates
+    /// in use leave room for them]
     #[arg(long, value_name = "LOW:HIGH")]
     warm: Option<Marks>,
     /// Maximum number of warm slots of all templates together [default: half of --max-sandboxes]
@@ -123,7 +124,7 @@ pub(super) struct ServeConfig {
     /// Run sandboxes even if the host cannot enforce all limits
     #[arg(long)]
     allow_missing_limits: bool,
-    /// Longest timeout of a sandbox
+    /// Maximum timeout of a sandbox
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = humantime::parse_duration)]
     max_timeout: Duration,
     /// Requests per second of each key; twice as many may arrive at once
@@ -144,8 +145,8 @@ pub(super) struct ServeConfig {
     /// Disk space of the results of build steps that later builds continue from; the least recently used ones are removed
     #[arg(long, value_name = "SIZE", default_value = "20GiB")]
     build_cache: Bytes,
-    /// File with the key that encrypts stored secrets: 64 hex digits or base64 of 32 bytes [default: CUBE_SECRETS_KEY, the
-    /// systemd credential cube-secrets-key, or a key that the first server makes in the state directory]
+    /// File with the key that encrypts stored secrets: 64 hex digits or base64 of 32 bytes [default: CUBE_SECRETS_KEY,
+    /// the systemd credential cube-secrets-key, or a key that the first server creates in the state directory]
     #[arg(long, value_name = "FILE")]
     secrets_key: Option<PathBuf>,
     /// Name of this node: lower-case letters, digits and hyphens [default: the host's name]
@@ -154,17 +155,16 @@ pub(super) struct ServeConfig {
     /// Serve as a node of the cluster that `cube-api cluster init` or `join` has set up in the state directory
     #[arg(long)]
     cluster: bool,
-    /// Bytes per second that copies of templates and moves of sandboxes take from other nodes, and again to them
+    /// Maximum bytes per second of template copies and sandbox moves, in each direction between this node and others
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     transfer_rate: Bytes,
-    /// Block of the ranges that are denied to sandboxes in which webhooks may be, or an address of this host; repeat for
-    /// more
+    /// Block within the ranges denied to sandboxes, or an address of this host, that webhooks may use; repeat for more
     #[arg(long, value_name = "CIDR", value_parser = block)]
     webhook_exception: Vec<IpNet>,
-    /// Directory of runs of cube-bench, which the console compares
+    /// Directory of cube-bench runs for comparison in the console
     #[arg(long, value_name = "DIR")]
     reports: Option<PathBuf>,
-    /// Collector to which traces of requests are sent by OTLP over HTTP, like http://127.0.0.1:4318
+    /// Collector for request traces (OTLP over HTTP), such as http://127.0.0.1:4318
     #[arg(long, value_name = "URL")]
     otlp_endpoint: Option<String>,
     /// Share of the requests without a traceparent header that are traced, 0 to 1
@@ -218,7 +218,7 @@ enum Log {
 pub(super) fn run(config: ServeConfig) -> Result<(), Failure> {
     log_as(config.log);
     shield().map_err(|why| {
-        let why = format!("cannot keep the memory of this process out of core dumps: {why}");
+        let why = format!("cannot exclude the memory of this process from core dumps: {why}");
         Failure::UnsuitableHost(why)
     })?;
     let sockets = systemd::listening_sockets();
@@ -250,7 +250,7 @@ pub(super) fn run(config: ServeConfig) -> Result<(), Failure> {
     })
 }
 
-/// Ends all sandboxes that a stopped server has left running.
+/// Kills all sandboxes that a stopped server has left running.
 pub(super) fn end(config: ServeConfig) -> Result<(), Failure> {
     log_as(config.log);
     let unsuitable = |why: &dyn std::error::Error| failure(Failure::UnsuitableHost, why);
@@ -261,7 +261,7 @@ pub(super) fn end(config: ServeConfig) -> Result<(), Failure> {
     let program = std::env::current_exe().map_err(|why| unsuitable(&why))?;
     let mut spec = check(config, &program, Vec::new())?;
     spec.secrets_key = KeySource::Unused;
-    // Ending the sandboxes of this host needs no other node.
+    // Killing the sandboxes of this host needs no other node.
     spec.cluster = None;
     runtime.block_on(async { serve::end(&spec).await.map_err(|why| ended(&why)) })
 }
@@ -302,7 +302,7 @@ fn check(
     let vmm = config.vmm.unwrap_or_else(|| beside.join("cube-vmm"));
     if !vmm.is_file() {
         return Err(Failure::UnsuitableHost(format!(
-            "cannot find cube-vmm at {}: name its path with --vmm",
+            "cannot find cube-vmm at {}: set its path with --vmm",
             vmm.display()
         )));
     }
@@ -414,7 +414,7 @@ fn check(
     })
 }
 
-/// The addresses to listen on: `named` by options, `bound` by systemd. If there are both, they must be the same.
+/// The addresses to listen on. `named` are from options, `bound` from systemd. If both are set, they must be equal.
 fn addresses_of(
     named: Vec<SocketAddr>,
     bound: Vec<SocketAddr>,
@@ -442,7 +442,7 @@ fn addresses_of(
     }
 }
 
-/// Refuses a limit below [`LEAST_SERVER_MEMORY`], since the kernel would kill the server during its start.
+/// Rejects a limit below [`LEAST_SERVER_MEMORY`], because the kernel would kill the server during its start.
 fn server_memory(limit: Ceiling) -> Result<Option<Bytes>, Failure> {
     match limit.0 {
         Some(size) if size < LEAST_SERVER_MEMORY => Err(Failure::Usage(format!(
@@ -452,7 +452,7 @@ fn server_memory(limit: Ceiling) -> Result<Option<Bytes>, Failure> {
     }
 }
 
-/// The name in the settings of the cluster, which an option cannot change.
+/// The node's name. In a cluster it comes from the settings, and an option cannot change it.
 fn node_of(named: Option<String>, cluster: Option<&ClusterSpec>) -> Result<String, Failure> {
     match (named, cluster.map(|cluster| cluster.settings.node.as_str())) {
         (named, None) => Ok(named.unwrap_or_else(node::name_of_host)),
@@ -481,7 +481,7 @@ pub(super) fn block(text: &str) -> Result<IpNet, String> {
         .ok_or_else(|| format!("{text:?} is neither an address nor a CIDR block: write it like 10.1.2.3 or fd00::/8"))
 }
 
-/// The directory `named`, which must exist. If no directory is named: the first default directory that exists.
+/// The directory `named`, which must exist. By default, the first default directory that exists.
 fn templates(
     named: Option<PathBuf>,
     beside: &Path,
@@ -502,7 +502,7 @@ fn templates(
     }
 }
 
-/// The directories in `named`, which must exist. If it is empty: those default directories that exist.
+/// The directories in `named`, which must exist. By default, those default directories that exist.
 fn images(named: Vec<PathBuf>, templates: Option<&Path>) -> Result<Vec<PathBuf>, Failure> {
     if let Some(wrong) = named.iter().find(|dir| !dir.is_dir()) {
         let why = format!("--images {}: not a directory", wrong.display());
@@ -583,7 +583,7 @@ mod tests {
         assert_eq!((usual.warm, usual.warm_in_use), (none, none));
         assert_eq!(usual.warm_spare, WARM);
         assert_eq!((usual.warm_slots, usual.warm_memory), (128, None));
-        // Marks hold for all templates in use.
+        // The marks apply to all templates in use.
         let marks = WarmMarks { low: 1, high: 3 };
         let named = pool(&["--warm", "1:3", "--max-sandboxes", "20"]);
         assert_eq!((named.warm, named.warm_in_use), (marks, marks));

@@ -1,5 +1,5 @@
-//! Figures of the host from /proc and of its file systems. What cannot be read is zero or empty, as E2B's schema has no
-//! other value for it.
+//! Figures of the host from /proc and of its file systems. Unreadable values are zero or empty, because E2B's schema
+//! has no other value for them.
 
 use std::{fs, path::Path};
 
@@ -99,7 +99,7 @@ fn memory_of(text: &str) -> NodeMetrics {
     }
 }
 
-/// The file systems that hold `paths`, each once.
+/// The file systems that contain `paths`, without duplicates.
 #[must_use]
 pub fn disks(paths: &[&Path]) -> Vec<DiskMetrics> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();

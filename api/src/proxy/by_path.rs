@@ -1,12 +1,12 @@
-//! Requests that name their sandbox in the path, for hosts without wildcard names:
-//! `/sandbox/<id>/<port>/<path>` is `<path>` on that port. Performs no I/O.
+//! Requests with their sandbox in the path, for hosts without wildcard names: `/sandbox/<id>/<port>/<path>` is `<path>`
+//! on that port. Performs no I/O.
 //!
-//! Only the plain spelling of the prefix is recognized; every other one is a path of the control plane, which has none
-//! below `/sandbox/`. All rules for paths within sandboxes apply to what follows the prefix.
+//! Only the plain spelling of the prefix is recognized. Any other spelling is a path of the control plane, which has
+//! none below `/sandbox/`. All rules for paths within sandboxes apply to the rest of the path after the prefix.
 //!
-//! Pages of all sandboxes have the origin of the control plane. A server without keys takes requests of its own origin
-//! for those of its user, so its answers from sandboxes give their pages an origin of their own. Fields that act on the
-//! whole origin are removed, and cookies stay below the sandbox's prefix ([`isolate`]).
+//! Pages of all sandboxes share the origin of the control plane. A server without keys treats requests of its own
+//! origin as its user's, so responses from sandboxes give their pages an opaque origin. Fields that act on the whole
+//! origin are removed, and cookies are confined to the sandbox's prefix ([`isolate`]).
 
 use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
@@ -20,11 +20,11 @@ const PREFIX: &str = "/sandbox/";
 const OPAQUE: HeaderValue = HeaderValue::from_static(
     "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts",
 );
-/// Fields of an answer that a browser applies beyond its own path.
+/// Response fields that a browser applies beyond their own path.
 const OF_ORIGIN: [HeaderName; 16] = [
-    // Extends the paths for which a page's service worker answers, here to those of other sandboxes.
+    // Extends the paths handled by a page's service worker, here to those of other sandboxes.
     HeaderName::from_static("service-worker-allowed"),
-    // With the policy of the console's pages, a page could hold on to a window in which it opens the console.
+    // With the policy of the console's pages, a page could keep access to a window in which it opens the console.
     HeaderName::from_static("cross-origin-opener-policy"),
     HeaderName::from_static("cross-origin-opener-policy-report-only"),
     HeaderName::from_static("origin-agent-cluster"),
@@ -46,17 +46,17 @@ const OF_ORIGIN: [HeaderName; 16] = [
     HeaderName::from_static("set-cookie2"),
 ];
 
-/// The sandbox and the port that a path names, and the request target within the sandbox.
+/// The sandbox and port in a path, and the request target within the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ByPath {
     pub id: SandboxId,
     pub port: u16,
-    /// The part of the path that names them, as the client spelled it.
+    /// The prefix of the path that contains them, as the client spelled it.
     pub prefix: String,
     pub uri: Uri,
 }
 
-/// Reads the path. `None`: it names no sandbox.
+/// Parses the path. `None` if it refers to no sandbox.
 pub fn by_path(uri: &Uri) -> Option<Result<ByPath, TargetError>> {
     let named = uri.path().strip_prefix(PREFIX)?;
     (!named.is_empty()).then(|| read(named, uri))
@@ -94,15 +94,15 @@ pub enum Origin {
     Opaque,
 }
 
-/// Restricts what an answer of a sandbox may do in the browser beyond the sandbox's own paths. Its cookies are sent
-/// below `prefix` only; an answer without one sets none.
+/// Restricts the effects of a sandbox's response in the browser to the sandbox's own paths. Its cookies are confined to
+/// `prefix`. Without a prefix, all cookies are removed.
 pub fn isolate(headers: &mut HeaderMap, origin: Origin, prefix: Option<&str>) {
     for name in OF_ORIGIN {
         headers.remove(name);
     }
     cookie::confine(headers, prefix);
     if origin == Origin::Opaque {
-        // Policies of the sandbox's own stay in force: browsers enforce all of them.
+        // The sandbox's own policies stay in force, because browsers enforce all of them.
         headers.append(header::CONTENT_SECURITY_POLICY, OPAQUE);
     }
 }

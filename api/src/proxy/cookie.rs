@@ -4,11 +4,11 @@ use axum::http::{HeaderMap, HeaderValue, header};
 
 /// Browsers ignore longer attributes (RFC 6265bis, 5.6).
 const ATTRIBUTE_MAX: usize = 1024;
-/// A cookie of this name is valid only for the whole host (RFC 6265bis, 4.1.3.2).
+/// A cookie with this prefix is valid only for the whole host (RFC 6265bis, 4.1.3.2).
 const HOST_PREFIX: &[u8] = b"__host-";
 
-/// Makes all cookies that an answer sets cookies of the paths below `prefix`, and of no other host. A cookie that can
-/// only be valid for the whole host is removed. `None`: all are.
+/// Confines all cookies that a response sets to paths below `prefix`, and to this host. Removes cookies that can only
+/// be valid for the whole host. `None` removes all cookies.
 pub(super) fn confine(headers: &mut HeaderMap, prefix: Option<&str>) {
     let set: Vec<_> = match prefix {
         Some(prefix) => {
@@ -44,7 +44,7 @@ fn confined(cookie: &[u8], prefix: &str) -> Option<HeaderValue> {
             None => (attribute, &b""[..]),
         };
         if name.eq_ignore_ascii_case(b"path") {
-            // The last one counts. One that does not begin with a slash counts as absent.
+            // The last one counts. A path that does not start with a slash counts as absent.
             path = value;
         } else if !name.eq_ignore_ascii_case(b"domain") {
             kept.extend_from_slice(b"; ");

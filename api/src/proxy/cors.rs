@@ -10,7 +10,7 @@ const EXPOSED: HeaderValue = HeaderValue::from_static(
     "Location, Cache-Control, X-Content-Type-Options, Grpc-Status, Grpc-Message, Grpc-Status-Details-Bin",
 );
 const METHODS: HeaderValue = HeaderValue::from_static("HEAD, GET, POST, PUT, PATCH, DELETE");
-/// How long browsers cache the answer to a preflight, in seconds.
+/// How long browsers cache the response to a preflight, in seconds.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("7200");
 
 /// The response to a CORS preflight. `None`: the request is not a preflight.
@@ -26,7 +26,7 @@ pub(super) fn preflight(method: &Method, headers: &HeaderMap) -> Option<Response
     let answer = response.headers_mut();
     answer.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, ANY);
     answer.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
-    // `*` does not cover `Authorization`, so the response lists the header names that the preflight asks for.
+    // `*` does not cover `Authorization`, so the response lists the header names that the preflight requests.
     let wanted = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS);
     let wanted = wanted.cloned().unwrap_or(ANY);
     answer.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted);

@@ -83,7 +83,7 @@ pub(super) async fn exchange(
     }
 }
 
-/// Sends a request on a connection that was idle. If it fails and may be sent again, it comes back.
+/// Sends a request on a connection that was idle. Returns the request if it fails and may be sent again.
 async fn send_again(
     sender: Sender,
     request: Request<Upload>,
@@ -144,7 +144,7 @@ impl Original {
         (original, Request::from_parts(head, body))
     }
 
-    /// An answer that is not HTTP shows that the sandbox has seen the request.
+    /// A response that is not HTTP shows that the sandbox has seen the request.
     fn may_be_sent(&self, cause: &ExchangeError) -> bool {
         let is_answered = matches!(cause, ExchangeError::Lost(error) if error.is_parse());
         !self.line.is_used() || (self.only_reads && !is_answered)

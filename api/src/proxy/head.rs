@@ -26,8 +26,8 @@ const CLAIMS: [HeaderName; 5] = [
     HeaderName::from_static("x-forwarded"),
 ];
 
-/// Fields by which a server makes the reverse proxy in front of it send something else: a file of its host, or the answer
-/// of another server.
+/// Fields by which a server makes the reverse proxy in front of it send something else: a file of its host, or another
+/// server's response.
 const ORDERS: [HeaderName; 4] = [
     HeaderName::from_static("x-accel-redirect"),
     HeaderName::from_static("x-sendfile"),
@@ -35,8 +35,8 @@ const ORDERS: [HeaderName; 4] = [
     HeaderName::from_static("x-reproxy-url"),
 ];
 
-/// The value of `Upgrade` to forward. `None`: the request is not HTTP/1.1, asks for no upgrade, has several `Upgrade`
-/// fields, or asks for a version of HTTP or for TLS, which would bypass this proxy.
+/// The value of `Upgrade` to forward. `None` if the request is not HTTP/1.1, requests no upgrade, has several `Upgrade`
+/// fields, or requests a version of HTTP or TLS, which would bypass this proxy.
 pub(crate) fn upgrade(parts: &request::Parts) -> Option<HeaderValue> {
     if parts.version != Version::HTTP_11 || !connection_lists(&parts.headers, "upgrade") {
         return None;
@@ -88,7 +88,7 @@ pub(super) fn to_sandbox(
 }
 
 /// Replaces the hop-by-hop fields of a client's request with those of the next hop, an HTTP/1.1 connection of this
-/// process. `upgrade` is the protocol to ask for.
+/// process. `upgrade` is the protocol to request.
 fn replace_hop_by_hop(headers: &mut HeaderMap, upgrade: Option<HeaderValue>) {
     let wants_trailers = te_trailers(headers);
     strip(headers);
@@ -106,7 +106,7 @@ fn replace_hop_by_hop(headers: &mut HeaderMap, upgrade: Option<HeaderValue>) {
 }
 
 /// Rewrites the head of a client's request for the process that has taken over. Unlike [`to_sandbox`], it keeps
-/// everything that decides how the request is answered.
+/// everything that affects how the request is handled.
 pub(crate) fn to_successor(parts: &mut request::Parts, host: &str, upgrade: Option<HeaderValue>) {
     let headers = &mut parts.headers;
     replace_hop_by_hop(headers, upgrade);
@@ -138,7 +138,7 @@ pub(crate) fn to_client(parts: &mut response::Parts) {
 fn strip(headers: &mut HeaderMap) {
     let listed: Vec<HeaderName> = words(headers, &header::CONNECTION)
         .filter_map(|word| HeaderName::from_bytes(word.as_bytes()).ok())
-        // `Connection` must not remove the headers that name the recipient and the length of the message.
+        // `Connection` must not remove the headers that contain the recipient and the length of the message.
         .filter(|name| !matches!(*name, header::HOST | header::CONTENT_LENGTH))
         .collect();
     for name in listed {

@@ -1,9 +1,9 @@
 //! The stream below a connection to a sandbox.
 //!
 //! A guest may close a kept connection while its next request is on the way to the task that writes it. The kernel
-//! accepts bytes for a connection of which only the other direction is closed, and the runtime may not have noticed the
-//! end yet. So the stream asks the kernel right before the first byte of each later request. If the connection has
-//! ended, nothing is written, and the request can be sent on another connection, whatever its method.
+//! accepts bytes for a connection that is closed in the other direction only, and the runtime may not have noticed the
+//! end yet. The stream therefore checks the socket right before the first byte of each later request. If the connection
+//! has ended, nothing is written, and the request can be sent on another connection, whatever its method.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -23,7 +23,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Call it before a request on a kept connection.
+    /// Must be called before a request on a kept connection.
     pub(super) fn begin(&self) {
         self.is_used.store(false, Ordering::Release);
     }
@@ -41,7 +41,7 @@ pub(super) struct LineStream<S> {
 }
 
 impl<S: AsyncWrite + AsRawFd + Unpin> LineStream<S> {
-    /// `stream` has just been opened.
+    /// `stream` must be newly opened.
     pub(super) fn new(stream: S) -> (Self, Arc<Line>) {
         let is_used = AtomicBool::new(true);
         let line = Arc::new(Line { is_used });

@@ -1,4 +1,4 @@
-//! A request that is passed on, as it came, to another server, which answers in place of this one.
+//! A request that is relayed unchanged to another server, which responds in place of this one.
 
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
@@ -29,9 +29,9 @@ impl Relay {
         (relay, Request::from_parts(parts, body))
     }
 
-    /// The response for the client; `body` makes its body from the other server's. If the other server has switched
-    /// protocols, both connections are joined, and `held` is kept until they end. `None`: it has switched without being
-    /// asked.
+    /// The response for the client. `body` creates its body from the other server's. If the other server has switched
+    /// protocols, both connections are joined, and `held` is kept until they end. Returns `None` if the server switched
+    /// protocols without a request to do so.
     pub(crate) fn response(
         self,
         mut response: Response<Incoming>,

@@ -8,16 +8,16 @@ use crate::registry::{Registry, Route, RouteError};
 
 /// Resolves the ids of sandboxes to routes. Tests implement this trait without VMs.
 pub trait Routes: Clone + Send + Sync + 'static {
-    /// As [`Registry::route`].
+    /// See [`Registry::route`].
     fn route(&self, id: &SandboxId) -> impl Future<Output = Result<Route, RouteError>> + Send;
 
-    /// A request has reached the sandbox of this route; see [`Registry::renew`].
+    /// Notes that a request has reached the sandbox of this route; see [`Registry::renew`].
     fn reached(&self, route: &Route);
 
-    /// As [`Registry::has`].
+    /// See [`Registry::has`].
     fn has(&self, id: &SandboxId) -> impl Future<Output = bool> + Send;
 
-    /// As [`Registry::find_by_signature`].
+    /// See [`Registry::find_by_signature`].
     fn find_by_signature(
         &self,
         query: &str,

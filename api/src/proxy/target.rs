@@ -13,9 +13,9 @@ use std::net::IpAddr;
 use axum::http::{HeaderMap, HeaderName, Uri, header};
 use model::SandboxId;
 
-/// Header that names a sandbox.
+/// Header with the id of a sandbox.
 pub const SANDBOX_ID: HeaderName = HeaderName::from_static("e2b-sandbox-id");
-/// Header that names a port of the sandbox.
+/// Header with a port of the sandbox.
 pub const SANDBOX_PORT: HeaderName = HeaderName::from_static("e2b-sandbox-port");
 
 /// The recipient of a request.
@@ -30,7 +30,7 @@ pub enum Target {
     Control,
 }
 
-/// A request that names its sandbox incorrectly. The response is always 400.
+/// A request that refers to its sandbox incorrectly. The response is always 400.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
     /// `Host` is missing, repeated or malformed, should be `<port>-<id>.<domain>` and is not, or is not accepted by a
@@ -83,10 +83,10 @@ impl Hosts {
         self.strict
     }
 
-    /// Determines the recipient of a request, unless its path names one.
+    /// Determines the recipient of a request, unless it is in the path.
     ///
     /// # Errors
-    /// Returns [`TargetError`] if the request names a sandbox incorrectly.
+    /// Returns [`TargetError`] if the request refers to a sandbox incorrectly.
     pub fn target(&self, uri: &Uri, headers: &HeaderMap) -> Result<Target, TargetError> {
         let name = host_name(&host(uri, headers)?);
         if self.strict && !self.is_own(&name) {

@@ -1,5 +1,5 @@
-//! TLS with servers in sandboxes, at the ports in `httpsPorts`. Certificates are not verified: the connection does not leave
-//! this host, and whoever runs the sandbox runs the server in it.
+//! TLS with servers in sandboxes, on the ports in `httpsPorts`. Certificates are not verified: the connection does not
+//! leave this host, and the server belongs to the sandbox anyway.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// The server name. A server that chooses its certificate by the name has one for this, or its first.
+/// The server name. A server that selects its certificate by name has one for this, or uses its first.
 const NAME: &str = "localhost";
 
 /// Sets up TLS for HTTP/1.1.

@@ -4,7 +4,7 @@
 //! body data is in transit, the kernel would reset the connection, and the client would see the reset instead of the
 //! response. Therefore the unread rest of the body is read and discarded before the response is sent, within limits.
 //!
-//! While a request may have to be sent again, the body keeps the frames that it has given away ([`Upload::keep`]).
+//! While a request may have to be sent again, the body keeps the frames that it has passed on ([`Upload::keep`]).
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -24,7 +24,7 @@ use super::line::Line;
 const DROPPED_MAX: u64 = 64 << 20;
 /// Time limit for discarding the rest of a body.
 const DROPPING_LIMIT: Duration = Duration::from_secs(10);
-/// Maximum number of bytes that are kept of a body. Before hyper writes, it takes less than `max_buf_size` (64 KiB) and
+/// Maximum number of bytes of a body that are kept. Before hyper writes, it takes less than `max_buf_size` (64 KiB) and
 /// one frame, which is at most as long.
 const KEPT_MAX: usize = 128 << 10;
 
@@ -50,7 +50,7 @@ struct Shared {
     left: Mutex<Option<Incoming>>,
     /// Whether the request may have to be sent again.
     is_kept: AtomicBool,
-    /// The frames that a dropped body has given away. `None`: not all of them were kept.
+    /// The frames that a dropped body has passed on. `None`: not all of them were kept.
     kept: Mutex<Option<VecDeque<Bytes>>>,
 }
 
@@ -81,13 +81,13 @@ impl Progress {
         self.0.state.load(Ordering::Acquire) == STALLED
     }
 
-    /// Frees what was kept, because the request is not sent again.
+    /// Frees the kept frames, because the request is not sent again.
     pub(super) fn forget(&self) {
         self.0.is_kept.store(false, Ordering::Release);
         *lock(&self.0.kept) = None;
     }
 
-    /// A dropped body from its start. `None`: its start was not kept.
+    /// A dropped body from its start, or `None` if the start was not kept.
     pub(super) fn rewind(&self, patience: Option<Duration>) -> Option<Upload> {
         let again = lock(&self.0.kept).take()?;
         if self.is_stalled() {
@@ -140,7 +140,7 @@ pub struct Upload {
     kept: Option<Kept>,
 }
 
-/// The frames that a body has given away.
+/// The frames that a body has passed on.
 #[derive(Debug)]
 struct Kept {
     frames: VecDeque<Bytes>,
@@ -151,9 +151,9 @@ struct Kept {
 /// How long a request may have to be sent again.
 #[derive(Debug)]
 pub(super) enum KeepUntil {
-    /// Until it is answered: the sandbox may see it twice.
+    /// Until the response arrives. The sandbox may see the request twice.
     Answered,
-    /// Until the first byte of it is written.
+    /// Until its first byte is written.
     Written(Arc<Line>),
 }
 
@@ -257,7 +257,7 @@ impl Upload {
 }
 
 impl Kept {
-    /// With another frame. `None`: it cannot be kept, or need not be.
+    /// Adds a frame. Returns `None` if it cannot be kept, or need not be.
     fn and(mut self, frame: Option<&Result<Frame<Bytes>, UploadError>>) -> Option<Self> {
         if matches!(&self.until, KeepUntil::Written(line) if line.is_used()) {
             return None;

@@ -45,7 +45,7 @@ pub(super) const FIELDS_MAX: usize = 128;
 /// Size of a connection's read buffer. If the client reads slowly, a few times this size may be held.
 const BUFFER: usize = 64 << 10;
 
-/// How long a connection that has failed may take to give its request back.
+/// How long a failed connection may take to return its request.
 const END_LIMIT: Duration = Duration::from_millis(100);
 
 /// The handle for sending requests on a connection, one after another.

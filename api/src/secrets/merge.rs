@@ -1,8 +1,8 @@
-//! The secrets of a cluster: what its nodes give each other, and how that is merged.
+//! Exchange and merging of secrets between the nodes of a cluster.
 //!
-//! Each node has all secrets. For an id, the greatest [`Stamp`] counts, and a deletion more than any; so the nodes have the
-//! same, in whatever order they have heard of changes. If two nodes have stored a name at the same moment, both secrets
-//! stay, and the one that was created first has the name ([`Sealed::age`]).
+//! Each node has all secrets. For each id, the greatest [`Stamp`] wins, and a deletion wins over any stamp, so the
+//! nodes converge in whatever order changes reach them. If two nodes have stored a name at the same time, both secrets
+//! stay, and the name refers to the one that was created first ([`Sealed::age`]).
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,11 @@ use super::{
 };
 use crate::hex::hex;
 
-/// Bytes of values and labels in a batch, after which no other secret is added: as JSON, they may be six times as long.
+/// Size of values and labels after which no more secrets are added to a batch, in bytes. As JSON, they may be six times
+/// as long.
 const ENOUGH: usize = 1 << 20;
 
-/// Which state of a secret a node has. The later one is greater.
+/// The version of a secret on a node. Later versions are greater.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Stamp {
     version: u64,
@@ -32,7 +33,7 @@ pub(crate) struct Stamp {
 /// The stamps of all secrets of a node, by id.
 pub(crate) type Stamps = BTreeMap<String, Stamp>;
 
-/// A secret with its value in plain text, which is overwritten when it is dropped. It has no `Debug`.
+/// A secret with its value in plain text, which is overwritten on drop. Does not implement `Debug`.
 #[derive(Serialize, Deserialize)]
 struct Plain {
     secret: Secret,
@@ -45,7 +46,7 @@ impl Drop for Plain {
     }
 }
 
-/// What one node gives another one: some secrets, and all deletions. It has no `Debug`.
+/// Data that one node sends to another: some secrets, and all deletions. Does not implement `Debug`.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Batch {
     secrets: Vec<Plain>,
@@ -54,7 +55,7 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// # Errors
-    /// Returns where the text is malformed, and nothing of it.
+    /// Returns where the text is malformed, without quoting it.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
         serde_json::from_slice(bytes).map_err(|why| {
             let (line, column) = (why.line(), why.column());
@@ -94,7 +95,7 @@ impl Secrets {
         stamps.collect()
     }
 
-    /// A part of what a node with these secrets lacks; nothing of what it has no room for.
+    /// A batch of secrets that a node with these stamps lacks. Omits secrets that it has no room for.
     pub(crate) fn newer_than(&self, known: &Stamps) -> Batch {
         let mut room = MAX_SECRETS.saturating_sub(known.len());
         self.batch(|sealed| match known.get(&sealed.secret.id) {
@@ -107,7 +108,7 @@ impl Secrets {
         })
     }
 
-    /// This secret, if it is there, and the deletions.
+    /// This secret, if it exists, and the deletions.
     pub(crate) fn changed(&self, id: &str) -> Batch {
         self.batch(|sealed| sealed.secret.id == id)
     }
@@ -132,10 +133,10 @@ impl Secrets {
         Batch { secrets, deleted }
     }
 
-    /// Takes over what another node has given, and returns how many secrets it refuses. Blocks until it is on disk.
+    /// Merges secrets from another node, and returns how many were refused. Blocks until they are on disk.
     ///
     /// # Errors
-    /// Returns [`SecretError::Io`]; what was taken over until then stays.
+    /// Returns [`SecretError::Io`]. Secrets merged so far are kept.
     pub(crate) fn merge(&self, batch: Batch, now_ms: u64) -> Result<usize, SecretError> {
         let store = &self.0;
         let _change = store.lock();
@@ -162,22 +163,18 @@ impl Secrets {
             }
             if is_new && store.read().len() >= MAX_SECRETS {
                 refused += 1;
-                last = format!("there are {MAX_SECRETS} already");
+                last = format!("there are already {MAX_SECRETS}");
                 continue;
             }
             store.write(secret.clone(), value)?;
             let named = store.named(&name);
             if is_new && named.len() > 1 {
                 let used = self.get(&name)?.id;
-                warn!(name, ids = ?named, used, "several secrets have one name: the one that was created first is used by all nodes");
+                warn!(name, ids = ?named, used, "several secrets have the same name: all nodes use the one that was created first");
             }
         }
         if refused > 0 {
-            warn!(
-                refused,
-                why = last,
-                "secrets of another node are not used here"
-            );
+            warn!(refused, why = last, "refused secrets of another node");
         }
         Ok(refused)
     }

@@ -1,15 +1,15 @@
-//! What names, values and labels of secrets may be.
+//! Rules for names, values and labels of secrets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use netisolation::NamePattern;
 
-/// What ids begin with; names must not.
+/// Prefix of ids. Names must not start with it.
 pub(super) const ID_PREFIX: &str = "sec_";
 const MAX_NAME: usize = 128;
-/// Longest value in bytes.
+/// Maximum size of a value in bytes.
 const MAX_VALUE: usize = 64 << 10;
-/// Limits of E2B on labels: their number, and bytes of a key, of a value, and of all.
+/// E2B's limits on labels: their number, and the bytes of a key, of a value, and of all together.
 const MAX_LABELS: usize = 32;
 const MAX_LABEL_KEY: usize = 128;
 const MAX_LABEL_VALUE: usize = 1024;
@@ -23,7 +23,7 @@ pub struct SecretName(String);
 
 impl SecretName {
     /// # Errors
-    /// Returns what is wrong, with the start of the text.
+    /// Returns a message that quotes the start of the text.
     pub fn parse(text: &str) -> Result<Self, String> {
         let name = text.to_ascii_lowercase();
         let is_good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
@@ -52,10 +52,10 @@ impl SecretName {
     }
 }
 
-/// The hosts that a value may go to, in their normal form. An empty list means any.
+/// The hosts to which a value may be sent, in normal form. An empty list means any.
 ///
 /// # Errors
-/// Returns what is wrong, with the start of the entry.
+/// Returns a message that quotes the start of the entry.
 pub fn check_hosts(hosts: &[String]) -> Result<Vec<String>, String> {
     if hosts.len() > MAX_HOSTS {
         return Err(format!(
@@ -78,7 +78,7 @@ pub fn check_hosts(hosts: &[String]) -> Result<Vec<String>, String> {
 }
 
 /// # Errors
-/// Returns what is wrong, without the value.
+/// Returns a message that does not quote the value.
 pub fn check_value(value: &str) -> Result<(), String> {
     match value.len() {
         1..=MAX_VALUE => Ok(()),

@@ -12,9 +12,10 @@ use super::name::{ID_PREFIX, SecretName, check_hosts, check_metadata};
 use crate::hex::hex;
 
 const FORMAT: u32 = 1;
-/// A version that can be followed by others, and is exact in JSON.
+/// Leaves room for later versions, and is exact in JSON.
 pub(super) const MAX_VERSION: u64 = 1 << 53;
-/// Longest file in bytes: a value of 64 KiB in base64, with 8 KiB of labels whose characters may all be escaped.
+/// Maximum file size in bytes: a value of 64 KiB in base64, and 8 KiB of labels in which every character may be
+/// escaped.
 pub(super) const MAX_RECORD: u64 = 256 << 10;
 
 /// A secret without its value.
@@ -23,10 +24,11 @@ pub struct Secret {
     /// `sec_` and 20 hex digits.
     pub id: String,
     pub name: String,
-    /// Counts the values that the secret has had, from 1.
+    /// Number of values that the secret has had, from 1.
     pub version: u64,
     pub metadata: BTreeMap<String, String>,
-    /// The hosts that the value may go to, in their normal form: names, or all names below one (`*.example.com`). Empty: any.
+    /// The hosts to which the value may be sent, in normal form: names, or all names below one (`*.example.com`).
+    /// Empty: any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
     /// Milliseconds since 1970.
@@ -36,7 +38,7 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// Whether the value may go to a host, or to all hosts of a pattern: as a text, `*.b.c` is below `b.c`.
+    /// Whether the value may be sent to a host, or to all hosts of a pattern. As a text, `*.b.c` is below `b.c`.
     #[must_use]
     pub fn may_go_to(&self, host: &str) -> bool {
         let allows = |entry: &String| {
@@ -47,14 +49,14 @@ impl Secret {
     }
 }
 
-/// A secret with its value, encrypted.
+/// A secret with its encrypted value.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Sealed {
     pub(super) secret: Secret,
     pub(super) nonce: [u8; NONCE_LEN],
     /// Ciphertext and tag.
     pub(super) sealed: Vec<u8>,
-    /// SHA-256 of the secret with its value, in hex; not in the file.
+    /// SHA-256 of the secret with its value, in hex. Not stored in the file.
     pub(super) sum: String,
 }
 
@@ -83,7 +85,7 @@ impl Sealed {
     }
 
     /// # Errors
-    /// Returns what is wrong with the file.
+    /// Returns a description of the defect.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let malformed = |why: serde_json::Error| format!("it is not the JSON of a secret: {why}");
         let Header { format } = serde_json::from_slice(bytes).map_err(malformed)?;
@@ -109,7 +111,7 @@ impl Sealed {
         }
     }
 
-    /// Of several secrets of one name, the first in this order has it.
+    /// Sort key of several secrets with one name. The name refers to the first.
     pub(super) fn age(&self) -> (u64, &str) {
         (self.secret.created_at_ms, &self.secret.id)
     }
@@ -119,10 +121,10 @@ impl Sealed {
     }
 }
 
-/// Checks a secret that this server has not made.
+/// Checks a secret that was not created by this server.
 ///
 /// # Errors
-/// Returns what is wrong with it.
+/// Returns a description of the defect.
 pub(super) fn check(secret: &Secret) -> Result<(), String> {
     let name = SecretName::parse(&secret.name);
     let is_canonical = name.is_ok_and(|name| name.as_str() == secret.name);
@@ -137,14 +139,14 @@ pub(super) fn check(secret: &Secret) -> Result<(), String> {
     }
 }
 
-/// The sum of a secret with its value: equal on all nodes, whatever keys they encrypt with.
+/// The hash of a secret with its value. Equal on all nodes, whatever key they encrypt with.
 pub(super) fn sum_of(secret: &Secret, value: &[u8]) -> serde_json::Result<String> {
     let mut sum = Sha256::new_with_prefix(serde_json::to_vec(secret)?);
     sum.update(value);
     Ok(hex(&sum.finalize()))
 }
 
-/// As deletions are kept, too: with another case of letters, a secret could not be deleted.
+/// Ids are lower-case hex, as in recorded deletions: a secret whose id differs in case could not be deleted.
 fn is_id(text: &str) -> bool {
     let is_digit = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
     text.strip_prefix(ID_PREFIX)

@@ -1,4 +1,4 @@
-//! The unsafe code of this crate.
+//! Unsafe code of this crate.
 #![expect(
     unsafe_code,
     reason = "systemd passes descriptors by number, without an owner"
@@ -9,7 +9,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 
-/// Takes the descriptor with this number, which no program that this process starts inherits from then on.
+/// Takes ownership of the descriptor with this number and makes it close-on-exec.
 pub(super) fn take(number: usize) -> io::Result<OwnedFd> {
     let number = RawFd::try_from(number).map_err(io::Error::other)?;
     // SAFETY: `from_raw_fd` needs an open descriptor without another owner. systemd opened the descriptors that

@@ -99,7 +99,7 @@ pub fn init(dir: &Path, domain: &str) -> Result<CaFiles, CaError> {
     Ok(files)
 }
 
-/// Syncs the names of the files in `dir`, and those of as many new directories that lead to it.
+/// Syncs the directory entries of the files in `dir`, and of as many new directories that lead to it.
 fn sync_names(dir: &Path, new_directories: usize) -> io::Result<()> {
     let dir = dir.canonicalize()?;
     let mut named = dir.ancestors().take(new_directories + 1);

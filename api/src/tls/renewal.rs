@@ -20,12 +20,12 @@ pub struct Renewal {
     certificates: PathBuf,
     key: PathBuf,
     current: Arc<Current>,
-    /// Of the files that were read last, whether they could be used or not.
+    /// Stamps of the files that were read last, whether or not they could be used.
     seen: [Stamp; 2],
 }
 
-/// Identifies one version of a file: each replacement or change of mode and owner changes inode or ctime. `None`: it cannot
-/// be examined.
+/// Identifies one version of a file: each replacement or change of mode and owner changes inode or ctime. `None` if it
+/// cannot be examined.
 type Stamp = Option<(u64, i64, i64)>;
 
 /// The certificate for new connections.
@@ -42,7 +42,7 @@ impl ResolvesServerCert for Current {
 
 impl Renewal {
     pub(super) fn begin(certificates: &Path, key: &Path) -> Result<Self, TlsError> {
-        // Before the files are read: a change in between is found later.
+        // Taken before the files are read, so that a change in between is found later.
         let seen = stamps(certificates, key);
         let current = Arc::new(certified(certificates, key)?);
         Ok(Self {
@@ -57,7 +57,7 @@ impl Renewal {
         Arc::clone(&self.current)
     }
 
-    /// Looks at the files every second; never returns.
+    /// Checks the files every second; never returns.
     pub async fn watch(mut self) {
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -66,10 +66,10 @@ impl Renewal {
                 Ok(true) => {
                     tracing::info!(file = %self.certificates.display(), "using the renewed certificate for new connections");
                 }
-                // Also between the replacements of the two files.
+                // Also happens between the replacements of the two files.
                 Err(why) => {
                     let why = model::chain(&why);
-                    tracing::warn!(%why, "cannot use the renewed certificate: keeping the former one");
+                    tracing::warn!(%why, "cannot use the renewed certificate: keeping the previous one");
                 }
             }
         }
@@ -78,7 +78,7 @@ impl Renewal {
     /// Uses the files if they have changed. Returns whether they have.
     ///
     /// # Errors
-    /// Returns [`TlsError`] once for each change that cannot be used. The former certificate is kept.
+    /// Returns [`TlsError`] once for each change that cannot be used. The previous certificate is kept.
     pub fn renew(&mut self) -> Result<bool, TlsError> {
         let now = stamps(&self.certificates, &self.key);
         if now == self.seen {
@@ -117,7 +117,7 @@ mod tests {
         let mut renewal = Renewal::begin(&old.certificate, &old.key).unwrap();
         let first = in_use(&renewal);
         assert!(!renewal.renew().unwrap());
-        // As a client of ACME does: one file after the other.
+        // Like an ACME client: one file after the other.
         fs::rename(&new.certificate, &old.certificate).unwrap();
         let why = renewal.renew().unwrap_err();
         assert!(matches!(why, TlsError::Unusable(_)), "{why}");
@@ -126,13 +126,13 @@ mod tests {
         fs::rename(&new.key, &old.key).unwrap();
         assert!(renewal.renew().unwrap());
         assert_ne!(in_use(&renewal), first);
-        // The cure of a key that others can read is a change of its mode.
+        // A key that others can read is fixed by changing its mode.
         let mode = |mode| fs::set_permissions(&old.key, fs::Permissions::from_mode(mode)).unwrap();
         mode(0o644);
         assert!(renewal.renew().is_err());
         mode(0o600);
         assert!(renewal.renew().unwrap());
-        // Files that are gone change nothing, and count as seen.
+        // Missing files change nothing, and count as seen.
         let second = in_use(&renewal);
         fs::remove_file(&old.key).unwrap();
         assert!(renewal.renew().is_err());

@@ -1,4 +1,4 @@
-//! The context of a span, as the header `traceparent` has it (W3C Trace Context, level 1).
+//! The context of a span, in the format of the `traceparent` header (W3C Trace Context, level 1).
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ pub struct Context {
 }
 
 impl Context {
-    /// Parses a header. Versions after 00 may have further fields; `None` for everything that is malformed.
+    /// Parses a header. Versions after 00 may have further fields. Returns `None` if it is malformed.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim_matches([' ', '\t']);
@@ -33,7 +33,7 @@ impl Context {
         })
     }
 
-    /// A new trace, for a share of the calls. `None`: not of the share, or the kernel has no random bytes.
+    /// A new trace, for a share of the calls. `None` if the call is not sampled, or the kernel has no random bytes.
     pub(super) fn root(share: f64) -> Option<Self> {
         let mut drawn = [0; 32];
         getrandom::fill(&mut drawn).ok()?;
@@ -74,7 +74,7 @@ impl fmt::Display for Context {
     }
 }
 
-/// Exactly these bytes in lower-case hex.
+/// Parses exactly this number of bytes in lower-case hex.
 fn bytes<const N: usize>(hex: &str) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),

@@ -1,4 +1,4 @@
-//! The messages of OTLP (opentelemetry-proto 1.x, `trace/v1` and `collector/trace/v1`) that a span needs, as protobuf.
+//! The OTLP messages (opentelemetry-proto 1.x, `trace/v1` and `collector/trace/v1`) that a span needs, as protobuf.
 
 use super::{Context, Program};
 
@@ -15,13 +15,13 @@ pub(crate) struct Span {
     pub(super) context: Context,
     pub(super) parent: Option<[u8; 8]>,
     pub(super) name: String,
-    /// Whether it serves a request of another process; otherwise it is internal.
+    /// Whether it serves a request of another process. Otherwise it is internal.
     pub(super) is_server: bool,
     /// Nanoseconds since 1970.
     pub(super) began_ns: u64,
     pub(super) ended_ns: u64,
     pub(super) attributes: Vec<(&'static str, Value)>,
-    /// Times as above, and names.
+    /// Times (as above) and names.
     pub(super) events: Vec<(u64, &'static str)>,
     pub(super) is_error: bool,
 }
@@ -97,7 +97,7 @@ fn attribute(key: &str, value: &Value) -> Message {
     pair
 }
 
-/// A message in protobuf's encoding.
+/// A message in protobuf encoding.
 #[derive(Debug, Default)]
 struct Message(Vec<u8>);
 

@@ -1,4 +1,4 @@
-//! The owner records that this node holds, compared with those that etcd has.
+//! Compares the owner records that this node holds with those in etcd.
 
 use model::SandboxId;
 
@@ -21,13 +21,13 @@ pub(super) struct Held {
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Consistent,
-    /// etcd has a later record of this node.
+    /// etcd has a newer record of this node.
     Follow(Owned),
-    /// etcd has a later record of another node.
+    /// etcd has a newer record of another node.
     Superseded(Owned),
     /// etcd has lost this node's record.
     Reassert,
-    /// An offer is involved: the recovery of moves decides.
+    /// An offer is involved. The recovery of moves decides.
     Unsettled,
 }
 
@@ -124,7 +124,7 @@ impl Engine {
                 succeeded: true,
             }) => {
                 self.reassert.remove(id);
-                // If it was released meanwhile, it has ended, and the task that ended it deletes its record.
+                // If it was released in the meantime, it has ended, and the task that ended it deletes its record.
                 if let Some(held) = self.held.get_mut(id) {
                     *held = Held { owner, revision };
                 }

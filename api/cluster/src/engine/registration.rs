@@ -1,4 +1,4 @@
-//! This node's record in `nodes/`, and what is written under it: load, replicas and tags.
+//! This node's record in `nodes/`, and the values written under it: load, replicas and tags.
 
 use crate::{
     keys::{self, Key, NodeRecord},
@@ -7,18 +7,18 @@ use crate::{
 
 use super::{Asked, Engine, Kind, Lease};
 
-/// Writes in one transaction. etcd accepts 128.
+/// Maximum number of writes in one transaction. etcd accepts 128.
 const MAX_WRITES: usize = 64;
 
-/// Why this node is registered, or not.
+/// Registration state of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     Registered,
-    /// No list, lease or answer yet.
+    /// No list, lease or response yet.
     Pending,
-    /// There is no member of this name with this identity.
+    /// No member has this name and identity.
     NotMember,
-    /// Another boot, or another host, has this node's name and a lease.
+    /// Another boot or another host has this node's name and a lease.
     NameTaken,
     /// A later process on this host has taken over.
     Replaced,
@@ -35,7 +35,7 @@ impl Engine {
         self.obstacle().unwrap_or(Standing::Pending)
     }
 
-    /// What forbids a registration, by the view.
+    /// Why the view forbids a registration.
     fn obstacle(&self) -> Option<Standing> {
         let view = self.mirror.view();
         let id = &self.this.id;
@@ -52,7 +52,7 @@ impl Engine {
         match (is_same_boot, self.ever_registered) {
             (false, _) => Some(Standing::NameTaken),
             (true, true) => Some(Standing::Replaced),
-            // The process before this one: its sandboxes are this one's now.
+            // Registered by the predecessor of this process. Its sandboxes now belong to this one.
             (true, false) => None,
         }
     }
@@ -120,14 +120,14 @@ impl Engine {
             }
             Err(Fault::NoLease) => self.lease_lost(),
             _ => {
-                // The record may be there, with a revision that only etcd has.
+                // The record may exist, with a revision that only etcd has.
                 self.list_wanted = true;
                 self.later(now, Kind::Write);
             }
         }
     }
 
-    /// Notices that the record has been deleted or replaced.
+    /// Detects that the record has been deleted or replaced.
     pub(super) fn check_registration(&mut self) {
         let Some(registered) = self.registered else {
             return;
@@ -138,8 +138,8 @@ impl Engine {
         }
     }
 
-    /// Forgets what etcd does not have in the written revision any more: it was lost with a part of etcd's history, or a
-    /// former request of this node arrived late.
+    /// Forgets values that etcd no longer has in the written revision: they were lost with a part of etcd's history, or
+    /// an earlier request of this node arrived late.
     pub(super) fn check_written(&mut self) {
         let mirror = &self.mirror;
         let known = mirror.view().revision;
@@ -174,7 +174,7 @@ impl Engine {
             None => Write::Delete(key.clone()),
         };
         let own = When::Revision(Key::Node(self.this.id.clone()), registered);
-        // A request that arrives late must not bring a former build back.
+        // A request that arrives late must not bring a previous build back.
         let tags = writes.iter().map(|(key, _)| key);
         let tags = tags.filter(|key| matches!(key, Key::Tags(..)));
         let same = tags.map(|key| self.unchanged(key));
@@ -185,7 +185,7 @@ impl Engine {
         self.ask(Asked::Write(writes), Request::Txn(txn));
     }
 
-    /// The condition that a key is as this node last saw or wrote it.
+    /// The condition that a key is unchanged since this node last saw or wrote it.
     fn unchanged(&self, key: &Key) -> When {
         let seen = self.mirror.revision_of(key);
         let last = match self.written.get(key) {
@@ -199,7 +199,7 @@ impl Engine {
         }
     }
 
-    /// The load if it is due, replicas and tags that are not written, and those that should not be there.
+    /// The load if it is due, replicas and tags that are not written, and keys to delete.
     fn missing_writes(&self, now: u64) -> Vec<(Key, Option<Vec<u8>>)> {
         let this = &self.this.id;
         let mut writes = Vec::new();
@@ -229,7 +229,7 @@ impl Engine {
         let written = self.written.iter();
         let written = written.filter(|(_, (value, _))| value.is_some());
         let mut known: Vec<Key> = written.map(|(key, _)| key.clone()).collect();
-        // A view that is older than a deletion still has the key.
+        // A view that is older than a deletion still contains the key.
         known.extend(found.filter(|key| {
             let written = self.written.get(key);
             written.is_none_or(|(_, revision)| view.revision >= *revision)
@@ -261,7 +261,7 @@ impl Engine {
                     self.written.insert(key, (value, revision));
                 }
             }
-            // The registration that these writes belong to is gone.
+            // The registration that these writes belong to no longer exists.
             Ok(Answer::Txn {
                 succeeded: false, ..
             }) => {
@@ -271,7 +271,7 @@ impl Engine {
             }
             Err(Fault::NoLease) => self.lease_lost(),
             _ => {
-                // They may have been made: what is written under these keys is not known.
+                // The writes may have been made, so the values under these keys are unknown.
                 for (key, _) in writes {
                     self.written.remove(&key);
                 }

@@ -1,8 +1,8 @@
-//! The users of etcd: one for each member, which writes what a node writes, and `root`, whose certificate only the host of
-//! the authority has. etcd reads the user from the common name of the certificate, and checks it for each request, so a
-//! removed member is refused on connections that it has open, too. (A watch that it has open is not ended.)
+//! The users of etcd: one for each member, which may write a node's records, and `root`, whose certificate is only on
+//! the host with the authority's key. etcd takes the user from the common name of the certificate and checks it for
+//! each request, so a removed member is also refused on open connections. (Its open watches are not ended.)
 //!
-//! etcd reached over plain HTTP has no users.
+//! etcd over plain HTTP has no users.
 
 use std::collections::BTreeSet;
 
@@ -12,10 +12,11 @@ use super::{Etcd, EtcdConfig, EtcdConfigError, PREFIX, prefix_end, reason, unary
 use crate::Member;
 
 const ROOT: &str = "root";
-/// What every member writes. The sandboxes of a node and the wishes of operators are changed by other nodes, too.
+/// Prefixes that every member may write, because other nodes also change a node's sandboxes and the states set by
+/// operators.
 const SHARED: [&str; 2] = ["owner/", "state/"];
 
-/// Why the users of etcd are not those that they should be.
+/// Why the users of etcd could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum AccountsError {
     #[error(transparent)]
@@ -26,7 +27,7 @@ pub enum AccountsError {
     Failed(String),
 }
 
-/// Makes etcd's users those of the members, and refuses all others from then on.
+/// Makes the users of etcd match the members. From then on, etcd refuses all other clients.
 pub(crate) async fn sync(config: &EtcdConfig, members: &[Member]) -> Result<(), AccountsError> {
     if config.tls.is_none() {
         return Ok(());
@@ -40,8 +41,8 @@ pub(crate) async fn sync(config: &EtcdConfig, members: &[Member]) -> Result<(), 
     synced.map_err(|status| AccountsError::Failed(reason(&status)))
 }
 
-/// Whether a client without a certificate is answered. If so, it would be so with users, too, and locking the door would lock
-/// out the members.
+/// Whether etcd accepts a client without a certificate. If so, it would still do so with users, and enabling
+/// authentication would lock out the members.
 async fn is_open(config: &EtcdConfig) -> Result<bool, AccountsError> {
     let mut config = config.clone();
     if let Some(tls) = &mut config.tls {
@@ -79,7 +80,7 @@ async fn set_users(channel: &Channel, members: &[Member]) -> Result<(), Status> 
     change(channel, "/etcdserverpb.Auth/AuthEnable", list).await
 }
 
-/// Names of users that are not members' have no dot.
+/// Users that do not belong to members have names without a dot.
 fn is_gone(name: &str, wanted: &BTreeSet<String>) -> bool {
     name.contains('.') && !wanted.contains(name)
 }
@@ -92,7 +93,7 @@ async fn add_user(channel: &Channel, name: &str) -> Result<(), Status> {
     existing(change(channel, "/etcdserverpb.Auth/UserAdd", user).await)
 }
 
-/// A user has the role of its name. Without effect if it has it already.
+/// Gives a user the role of its name. Has no effect if it already has it.
 async fn grant_role(channel: &Channel, name: &str) -> Result<(), Status> {
     let grant = wire::UserGrantRole {
         user: name.to_owned(),
@@ -114,7 +115,8 @@ async fn add_role(channel: &Channel, member: &Member) -> Result<(), Status> {
     Ok(())
 }
 
-/// A member reads everything, and writes its own records and the shared ones. Only root writes `members/` and `slots/`.
+/// A member may read everything and write its own records and the shared ones. Only root writes `members/` and
+/// `slots/`.
 fn permissions(member: &Member) -> Vec<wire::Permission> {
     let node = &member.id;
     let single = ["nodes", "load"].map(|kind| wire::Permission {
@@ -149,7 +151,7 @@ async fn change<Q: prost::Message + 'static>(
     done.map(drop)
 }
 
-/// etcd refuses to add what is there, and to delete what is not.
+/// etcd refuses to add existing objects and to delete missing ones.
 fn existing(done: Result<(), Status>) -> Result<(), Status> {
     match done {
         Err(status) if status.code() == Code::FailedPrecondition => Ok(()),

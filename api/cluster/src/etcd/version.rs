@@ -1,10 +1,10 @@
 //! Which releases of etcd can be used.
 
-/// Oldest release in use, and why: 3.5.0 to 3.5.2 corrupt data, and before 3.5.13 a member that was leader may revoke
-/// leases that have been renewed since (etcd-io/etcd 15247).
+/// Oldest usable release. 3.5.0 to 3.5.2 corrupt data, and before 3.5.13 a former leader may revoke leases that have
+/// been renewed since (etcd-io/etcd 15247).
 const OLDEST: (u64, u64, u64) = (3, 5, 13);
 
-/// Whether a release such as `3.5.16` can be used. A text that is no version cannot.
+/// Whether a release such as `3.5.16` can be used. False for malformed versions.
 pub(crate) fn check_version(version: &str) -> bool {
     let number = version
         .split_once('-')

@@ -1,5 +1,5 @@
-//! The messages of etcd's API v3 that are in use, with the field numbers of `rpc.proto` and `kv.proto` of etcd 3.5.
-//! Fields that are not in use are left out: proto3 skips unknown fields, and absent ones have their defaults.
+//! The messages of etcd's API v3 that this crate uses, with the field numbers of `rpc.proto` and `kv.proto` of etcd
+//! 3.5. Unused fields are omitted: proto3 skips unknown fields, and absent ones have their defaults.
 
 use prost::{Enumeration, Message, Oneof};
 
@@ -72,7 +72,7 @@ pub(super) enum Target {
     Mod = 2,
 }
 
-/// `result` is left out: its default is EQUAL.
+/// `result` is omitted: its default is EQUAL.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Compare {
     #[prost(enumeration = "Target", tag = "2")]
@@ -145,7 +145,7 @@ pub(super) struct LeaseKeepAliveResponse {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct WatchRequest {
-    /// The only member of `request_union` in use.
+    /// The only used member of `request_union`.
     #[prost(message, optional, tag = "1")]
     pub(super) create: Option<WatchCreateRequest>,
 }
@@ -168,7 +168,7 @@ pub(super) struct WatchResponse {
     pub(super) created: bool,
     #[prost(bool, tag = "4")]
     pub(super) canceled: bool,
-    /// Not 0: the start revision has been compacted.
+    /// Not 0 if the start revision has been compacted.
     #[prost(int64, tag = "5")]
     pub(super) compact_revision: i64,
     #[prost(message, repeated, tag = "11")]
@@ -199,7 +199,7 @@ pub(super) struct StatusResponse {
     pub(super) version: String,
 }
 
-/// `AuthUserListRequest`, `AuthStatusRequest`, `AuthEnableRequest`, and answers of which only the success counts.
+/// `AuthUserListRequest`, `AuthStatusRequest`, `AuthEnableRequest`, and responses of which only the success matters.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct Empty {}
 
