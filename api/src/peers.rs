@@ -8,7 +8,7 @@
 //! that has moved: it is forwarded once more, because the views of two nodes may differ briefly. Forwarded requests can
 //! arrive only on that listener, so a client cannot mark a request as forwarded by setting a header.
 //!
-//! What must never happen:
+//! Invariants:
 //! - A create must not write to etcd or wait for it.
 //! - A request that a node may have received must not be sent to another node, unless the first node refused it.
 //! - A host must be treated as a member only if it is one: the name and the key in its certificate are compared with

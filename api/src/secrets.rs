@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! <state>/secrets/sec_<id>.json   name, version, labels; the value is encrypted
-//! <state>/secrets/key             the key, unless the operator gives one; mode 0600, made once
-//! <state>/cluster/deleted-secrets.json   ids, if this host is of a cluster
+//! <state>/secrets/key             the key, unless the operator provides one; mode 0600, created once
+//! <state>/cluster/deleted-secrets.json   ids, if this host is in a cluster
 //! ```
 //! A file is replaced atomically and synced before the response to a change. A value is decrypted only for the request
 //! that it is added to, and for the other nodes of a cluster ([`merge`]), which encrypt it with their own keys. It must

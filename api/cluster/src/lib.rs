@@ -4,7 +4,7 @@
 //! forwards requests for others to the node that has them. Nodes find each other through etcd. Without a cluster the
 //! server uses [`Cluster::Alone`], which performs no I/O.
 //!
-//! What must never happen:
+//! Invariants:
 //! - A create must not write to etcd. Nodes publish their load at most once a second, and placement reads a [`View`].
 //! - Two nodes must not run one sandbox. A sandbox that no other node can run has no record in etcd and is safe without
 //!   one. Before a sandbox can move, it gets an [`Owner`] record. From then on its node resumes it only after a change

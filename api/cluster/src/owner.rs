@@ -11,10 +11,10 @@
 //!                        ▼   │
 //!                     offered to B ── Take by B ──► B: Paused, e+1
 //!
-//!  Take by C: also if the owner is Paused and has no live record (C must reach its storage, and find the files there:
-//!             a restored etcd can have records of sandboxes that have ended)
-//!  Reassert:  the owner found its record older than what it holds: etcd was restored from a backup. Records of running
-//!             sandboxes are written again at once; for a paused one, its node looks at the files first
+//!  Take by C: also allowed if the owner is Paused and has no live record (C must reach its storage and find the files:
+//!             a restored etcd can have records of ended sandboxes)
+//!  Reassert:  the record is older than what the owner holds: etcd was restored from a backup. Records of running
+//!             sandboxes are rewritten at once; for a paused one, its node checks the files first
 //! ```
 //!
 //! Every change is one compare-and-swap on the record's revision, made by the node that the change names. These rules

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! reference ─► manifest ─► layers in the store ─► conversion (cube-image, confined) ─► root image in the store ─┐
-//!     │            └─ known: nothing else is pulled                                                             │
+//!     │            └─ cached: nothing more is pulled                                                            │
 //!     └─► installed template of this name, for `e2bdev/base` ───────────────────────────────────────────────────┤
 //!                                                                      disk template, listed in the index ◄─────┘
 //! ```
@@ -174,7 +174,7 @@ impl Bases {
     /// The disk template of an image. Checks access to the image with its registry each time.
     ///
     /// # Errors
-    /// Returns a message for the client, also if the build is cancelled. The message may quote a registry at any
+    /// Returns a message for the client, even if the build is cancelled. The message may quote a registry at any
     /// length.
     pub async fn of_image(
         &self,

@@ -1,7 +1,7 @@
 //! The build cache: disks by the keys of the steps that made them, and finished templates by the keys of their builds.
 //!
 //! ```text
-//! step's key ─► disk template of the pool, settings after the step        ours: removed with the last entry and holder
+//! step's key ─► disk template of the pool, settings after the step        removed with the last entry and holder
 //! build's key ─► built template of the pool ─► settings, start command    the owner of builds removes it
 //! ```
 //! A step's key depends on the result of the previous step, not on its key. If a step runs again, cached steps that

@@ -4,7 +4,7 @@
 //! create ─► Waiting ─► start ─► queue ─► a task runs the executor, closes the log and writes it
 //!                                             │
 //!            names in the pool ◄── owner ◄────┘
-//!            record written: the build is ready, and its tags name it
+//!            record written: the build is ready, and its tags refer to it
 //!            catalog replaced: clients see it
 //! ```
 //! The record is authoritative: the pool's names follow it, even after a crash between the two updates. A template in

@@ -1,8 +1,8 @@
 //! Runs a build, from an order to an unnamed template in the pool.
 //!
 //! ```text
-//! origin ─► cached steps are skipped ─► machine: step, end of its processes, disk saved │ next step …   one VM
-//! last disk ─► machine: boot, start command, ready command, quiet, published                            another VM
+//! origin ─► cached steps are skipped ─► VM: run step, kill its processes, save disk │ next step …
+//! last disk ─► another VM: boot, start command, ready command, wait until quiet, publish
 //! ```
 //! Steps that are not cached run one after the other in one VM, because a boot takes as long as most steps. After each
 //! step that changes the disk, all its remaining processes are killed, as at the end of a container's RUN, and the disk
@@ -142,7 +142,7 @@ impl Executor {
     /// Runs a build to completion.
     ///
     /// # Errors
-    /// Returns [`Failure`], also if the build is cancelled.
+    /// Returns [`Failure`], even if the build is cancelled.
     pub async fn run(
         &self,
         order: &Order,

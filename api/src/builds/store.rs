@@ -1,12 +1,12 @@
 //! Builds on disk, below `<state>/builds`:
 //!
 //! ```text
-//! upload.key                       key of upload URLs, mode 0600, made once
+//! upload.key                       key of upload URLs, mode 0600, created once
 //! files/<template>/<hash>          uploaded archives, see [`super::uploads`]
 //! copies/<build>/                  incomplete copies of other nodes' builds, see `peers::templates`
 //! templates/<template>/record.json name, builds, tags
 //!                      <build>.log log of an ended build
-//!                      <build>.order what a build that is not over, or has a template, was started with
+//!                      <build>.order start request of a build that is unfinished or has a template
 //! ```
 //! A record is replaced atomically and synced, so that a build's end and its tags reach the disk together or not at
 //! all. A file that cannot be read is logged and left alone.

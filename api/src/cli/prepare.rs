@@ -1,7 +1,7 @@
 //! `cube-api prepare`: prepares the first start of a server from the files that were installed next to this program.
 //!
 //! ```text
-//! <beside>/../guest/              kernel, initramfs, root image, layer (in a package as an archive), static programs
+//! <program directory>/../guest/   kernel, initramfs, root image, layer (as an archive), static programs
 //! <state>/installed/guest/        the same files, as links
 //! <state>/installed/templates/    base
 //! ```

@@ -128,7 +128,7 @@ fn a_new_server_logs_what_a_killed_one_could_not() {
         now(&mut ledger, &[], &mut names),
         [Kind::Killed, Kind::Killed]
     );
-    // Created and lost before the log knew it, so no one else tells of it.
+    // Created and lost before the log recorded it, so nothing else reports it.
     let lost = [(id(4), "its VMM was killed".to_owned())];
     let told = ledger.reconcile(
         5000,
@@ -268,7 +268,7 @@ fn hook(url: &str, kinds: &[Kind]) -> NewWebhook {
     }
 }
 
-/// Reads a request, answers it with a status, and returns head and body.
+/// Reads a request, responds with a status, and returns head and body.
 fn receive(listener: &TcpListener, status: &str) -> (String, Vec<u8>) {
     let (mut stream, _) = listener.accept().unwrap();
     let mut reader = BufReader::new(stream.try_clone().unwrap());
@@ -330,7 +330,7 @@ async fn a_delivery_is_signed_in_both_ways_and_repeated_with_its_id_until_it_suc
     assert!(ids[0] == ids[1] && ids[1] == ids[2], "{ids:?}");
     let (head, body) = &received[2];
     assert_eq!(field(head, "e2b-webhook-id"), made.id);
-    // As E2B's documentation verifies it, with another implementation of the parts.
+    // Verified as in E2B's documentation, with another implementation of the parts.
     let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
     hash.update(b"secret");
     hash.update(body);
@@ -384,7 +384,7 @@ async fn a_delivery_is_signed_in_both_ways_and_repeated_with_its_id_until_it_suc
     let stats = events.stats(&made.id, &WantedAttempts::default());
     let stats = stats.unwrap();
     assert_eq!((stats.total, stats.failed), (3, 2));
-    // The next server goes on behind it.
+    // The next server continues after it.
     let again = Hooks::open(dir.path().join("events/webhooks"), 9).unwrap();
     assert_eq!(again.get(&made.id).unwrap().done, 2);
 }
@@ -393,13 +393,13 @@ async fn a_delivery_is_signed_in_both_ways_and_repeated_with_its_id_until_it_suc
 async fn private_addresses_get_nothing_unless_they_are_opened() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     get_nothing(&listener, ForbiddenAddresses::default()).await;
-    // Opened, but denied.
+    // Opened by an exception, but denied.
     let denied = loopback_block();
     let forbidden = ForbiddenAddresses::new(vec![loopback_block()], vec![denied]);
     get_nothing(&listener, forbidden).await;
 }
 
-/// Checks that webhooks at loopback addresses get nothing and are tried once.
+/// Checks that webhooks at loopback addresses receive nothing and are tried once.
 async fn get_nothing(listener: &TcpListener, forbidden: ForbiddenAddresses) {
     let dir = tempfile::tempdir().unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -1,7 +1,7 @@
 //! State of each connection, and the deadline that follows from it.
 //!
 //! ```text
-//!             whole head                 answer sent          first byte             whole head
+//!             whole head                 response sent        first byte             whole head
 //! silent ────────────────► busy (1 or more) ────────► idle ────────────► head read ───────────► busy
 //! HEAD_READ                no limit, but WRITE_PAUSE  IDLE               HEAD_READ
 //! ```

@@ -4,7 +4,7 @@
 //! ```text
 //! founder: cube-api cluster token ─► tokens/<SHA-256 of the secret>, one use, one hour
 //! host:    cube-api cluster join TOKEN ─ TLS; the authority's SHA-256 is in the token ─► POST /cluster/join
-//! founder: token unused and not expired ─► record of the member signed and in etcd, with a user there ─► certificate signed
+//! founder: check token ─► sign the member record, write it and a user to etcd ─► sign the certificate
 //! ```
 
 use std::{

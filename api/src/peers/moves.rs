@@ -8,7 +8,7 @@
 //!  Share, or Pause ── etcd
 //!  claim "offered"; Offer ── etcd
 //!  POST /cluster/moves ──────────────────────────────► note "incoming"; GET /cluster/files/…
-//!                                                      base fetched if it is not here; all held; checked;
+//!                                                      fetch the base if it is missing; hold, check all;
 //!                                                      note "taking"; Take ── etcd
 //!  remove the sandbox here ◄─────────────────────────── claim "held"; "taken"
 //!                                                      Start ── etcd; resume, if it ran
@@ -17,7 +17,7 @@
 //! the next step. After a crash, `cluster::giver` and `cluster::taker` decide from them and from a linearizable read
 //! how to continue.
 //!
-//! What must never happen:
+//! Invariants:
 //! - A sandbox with an owner record must not be resumed before `Start` is acknowledged. The pool refuses to while it is
 //!   sealed.
 //! - A giver must not remove files before it is certain that the taker has them or that the sandbox has ended.

@@ -1,8 +1,8 @@
 //! Secrets belong to the cluster: each node has all of them, encrypted with its own key.
 //!
 //! ```text
-//! change ─► disk of this node ─► PUT /cluster/secrets ─► disks of the nodes that are there ─► answer to the client
-//! every 2 s ─ GET /cluster/state: another digest? ─► POST /cluster/secrets: what is new? ─► disk of this node
+//! change ─► disk of this node ─► PUT /cluster/secrets ─► disks of the reachable nodes ─► response to the client
+//! every 2 s ─ GET /cluster/state: digest differs? ─► POST /cluster/secrets: get changes ─► disk of this node
 //! ```
 //! A change waits at most 3 s for each node. A node that does not respond catches up by comparison, as after an
 //! absence.

@@ -1,10 +1,10 @@
 //! Replication of built templates: each ready node copies every tagged build from nodes of its platform, newest first.
 //!
 //! ```text
-//! every 3 s*  others ─ POST /cluster/templates ─► shelves ─► plan (pure) ─┬─► deleted ones are removed
+//! every 3 s*  others ─ POST /cluster/templates ─► shelves ─► plan (pure) ─┬─► deleted templates are removed
 //!                                                                         ├─► tags follow the home's
 //!                                                                         └─► one missing build at a time:
-//! POST /cluster/template/offer ─► files ─ transfer ─► <state>/builds/copies/<build> ─► memory made ─► named
+//! POST /cluster/template/offer ─► files ─ transfer ─► <state>/builds/copies/<build> ─► memory created ─► named
 //! ```
 //! \* At once if a copy is outdated ([`tags`]).
 //!
@@ -13,7 +13,7 @@
 //! node, as at the end of a build. A copy gets its names, and is published as a replica, once sandboxes can be cloned
 //! from it.
 //!
-//! What must never happen:
+//! Invariants:
 //! - A deleted template must not come back: deletions are kept longer than a node can be unreachable, and all nodes
 //!   merge them.
 //! - Two nodes must not change one template: the home with the later epoch wins, and the other node follows it.

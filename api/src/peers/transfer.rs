@@ -1,16 +1,16 @@
 //! File transfers between nodes, by content.
 //!
 //! ```text
-//! giver:  Offers::offer(key, takers, files) ─► GET /cluster/files/KEY            sums of all chunks
+//! giver:  Offers::offer(key, takers, files) ─► GET /cluster/files/KEY            hashes of all chunks
 //!                                      GET /cluster/files/KEY/FILE/N     one chunk
-//! taker:  Peers::list_files ─► Peers::fetch_files into a directory of its own:
-//!                              NAME.part ─► every chunk compared with its sum ─► synced ─► NAME
+//! taker:  Peers::list_files ─► Peers::fetch_files into an exclusive directory:
+//!                              NAME.part ─► every chunk verified ─► synced ─► NAME
 //! ```
 //! A file is a list of chunks of [`CHUNK`] bytes, each with its SHA-256. Chunks of zeros are not sent and stay holes.
 //! An interrupted fetch resumes by comparing the data on disk with the hashes. It needs no journal, and neither a crash
 //! of the host nor a different list can make it keep a wrong chunk.
 //!
-//! What must never happen:
+//! Invariants:
 //! - A file must not get its final name before each of its chunks was verified and the file was synced.
 //! - A list must not decide about memory or disk: counts, names and sizes are checked while it is read, and the disk
 //!   keeps its reserve.

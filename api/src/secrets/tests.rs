@@ -84,7 +84,7 @@ fn a_wrong_key_is_an_error_and_a_damaged_file_is_not() {
         wrong.contains("--secrets-key") && wrong.contains('2'),
         "{wrong}"
     );
-    // A command that only ends sandboxes has no key.
+    // A command that only kills sandboxes has no key.
     let unused = Secrets::open(state.path(), &KeySource::Unused).unwrap();
     assert!(unused.list().is_empty() && with(&hex).unwrap().list().len() == 2);
     for malformed in ["", "ab", &"zz".repeat(32)] {
@@ -132,7 +132,7 @@ fn torn_and_foreign_files_are_left_alone_and_drafts_removed() {
         fs::write(dir.join("sec_torn.json"), &whole[..length]).unwrap();
         assert_eq!(open(state.path()).list().len(), 1);
     }
-    // Under another name than its id.
+    // Under a name that is not its id.
     fs::write(dir.join("sec_torn.json"), &whole).unwrap();
     let later = String::from_utf8(whole)
         .unwrap()
@@ -159,7 +159,7 @@ fn a_deletion_that_the_disk_refuses_keeps_the_secret() {
 
 #[test]
 fn values_of_secrets_are_overwritten_when_they_are_dropped() {
-    // A type that is not does not compile here; freed memory cannot be read in a test.
+    // Wrong types do not compile. Freed memory cannot be checked in a test.
     fn check<T: zeroize::ZeroizeOnDrop>(_: &T) {}
     let Value(text) = Value::of_test("v");
     check(&text);
@@ -216,7 +216,7 @@ fn a_secret_goes_to_its_hosts_only_and_they_cannot_be_changed_in_its_file() {
         }
     }
     assert!(secrets.check_host("unknown", "evil.test").is_ok());
-    // Hosts stay unless they are given; an empty list means any.
+    // Hosts are kept unless new ones are set. An empty list means any.
     assert_eq!(
         secrets.update("key", VALUE, None, None, 2).unwrap().hosts,
         made.hosts

@@ -1,4 +1,4 @@
-//! Faults that the simulation found, and each path through the engine, on the simulation's etcd without delays.
+//! Bugs that the simulation found, and each path through the engine, on the simulation's etcd without delays.
 
 use model::{Platform, SandboxId};
 
@@ -10,12 +10,12 @@ use crate::{
     store::{Txn, When, Write},
 };
 
-/// One node and etcd. Requests are answered at once unless etcd is away.
+/// One node and etcd. Requests are served at once unless etcd is down.
 struct Bench {
     now: u64,
     etcd: Etcd,
     is_away: bool,
-    /// Requests take effect, but their answers are lost.
+    /// Requests take effect, but their responses are lost.
     is_deaf: bool,
     engine: Engine,
     signer: MemberSigner,
@@ -167,7 +167,7 @@ fn a_replica_that_etcd_has_lost_is_written_again() {
     assert!(bench.has("replicas/a/base"));
 }
 
-/// Seed 7727: a deletion without an answer was made again, then the replica was added, and the first deletion arrived.
+/// Seed 7727: a deletion without a response was repeated, then the replica was added, and the first deletion arrived.
 #[test]
 fn a_replica_is_written_again_after_a_deletion_that_arrived_late() {
     let mut bench = Bench::new();
@@ -182,7 +182,7 @@ fn a_replica_is_written_again_after_a_deletion_that_arrived_late() {
     assert!(bench.has("replicas/a/base"));
 }
 
-/// Seed 145: a deletion without an answer was made, and the same replica was added again.
+/// Seed 145: a deletion without a response took effect, and the same replica was added again.
 #[test]
 fn a_replica_is_written_again_after_a_deletion_without_an_answer() {
     let mut bench = Bench::new();
@@ -276,7 +276,7 @@ fn a_host_with_the_name_of_another_waits() {
     bench.watch = None;
     bench.pass(2000);
     assert_eq!(bench.engine.standing(), Standing::NameTaken);
-    // The first one's lease ends: it was this host, before its reboot.
+    // The first one's lease ends. It belonged to this host before its reboot.
     bench.pass(20_000);
     assert_eq!(bench.engine.standing(), Standing::Registered);
 }
@@ -290,7 +290,8 @@ fn owner(node: &str, epoch: u64, state: OwnerState) -> Owner {
     }
 }
 
-/// Seed 158: a paused sandbox was taken over, ended and its record deleted, while its first node was away.
+/// Seed 158: a paused sandbox was taken over and ended, and its record was deleted, while its first node was
+/// unreachable.
 #[test]
 fn a_lost_record_of_a_running_sandbox_is_written_again_and_of_a_paused_one_reported() {
     let mut bench = Bench::new();
@@ -329,7 +330,7 @@ fn a_sandbox_that_another_node_has_with_a_later_epoch_is_superseded() {
         events.any(|event| matches!(event, ClusterEvent::Superseded { .. }))
     };
     bench.pass(1000);
-    // Not while this node's own change is under way.
+    // Not while a change by this node is in flight.
     assert!(!superseded(&bench));
     bench.input(Input::Settled(sandbox));
     assert!(superseded(&bench));

@@ -148,13 +148,13 @@ fn a_build_that_the_home_has_replaced_is_no_candidate() {
     assert_eq!(tried(&[]), ["n0", "n1", "n2"], "the home is away");
     let new = (0, tags(0, Some("new")));
     assert_eq!(tried(std::slice::from_ref(&new)), ["n0", "n2"]);
-    // Of two homes, the later one counts, then the first one.
+    // Of two homes, the later one wins, then the first one.
     assert_eq!(tried(&[new.clone(), (1, tags(0, None))]), ["n0", "n2"]);
     assert_eq!(
         tried(&[new.clone(), (1, tags(1, Some("old")))]),
         ["n0", "n1"]
     );
-    // The tag was taken away, or the template deleted by any node.
+    // The tag was removed, or a node deleted the template.
     assert_eq!(tried(&[(0, tags(0, None))]), ["n0"]);
     assert_eq!(tried(&[new, (2, Tags::deleted())]), ["n2"]);
 }
@@ -166,7 +166,7 @@ fn memory_counts_before_warm_slots_and_warm_slots_before_load() {
         ([load(9000, 0, 0), load(9000, 1, 9)], ["n1", "n0"]),
         ([load(9000, 1, 3), load(300, 1, 1)], ["n1", "n0"]),
         ([load(512, 1, 1), load(4096, 1, 1)], ["n1", "n0"]),
-        // Less than twice the room elsewhere: a create here is not forwarded.
+        // Less than twice the room elsewhere: the create is not forwarded.
         ([load(4096, 1, 1), load(5000, 1, 1)], ["n0", "n1"]),
     ] {
         assert_eq!(order(&view(&loads), &needs()), expected, "{loads:?}");

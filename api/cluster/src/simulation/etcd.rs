@@ -25,10 +25,10 @@ pub(crate) struct Etcd {
     revision: u64,
     keys: BTreeMap<String, Stored>,
     log: Vec<Change>,
-    /// Changes up to this revision are gone.
+    /// Changes up to this revision are compacted.
     compacted: u64,
     leases: BTreeMap<LeaseId, Lease>,
-    /// Never goes back: ids of leases are random in etcd.
+    /// Never decreases: ids of leases are random in etcd.
     last_lease: i64,
 }
 
@@ -90,7 +90,7 @@ impl Etcd {
         ours.map(|(key, stored)| entry(key, stored)).collect()
     }
 
-    /// The changes from this revision on; `None` if some of them are compacted.
+    /// The changes from this revision on, or `None` if some of them are compacted.
     pub(crate) fn since(&self, from: u64) -> Option<Vec<Change>> {
         if from <= self.compacted {
             return None;
@@ -104,7 +104,7 @@ impl Etcd {
         self.log.clear();
     }
 
-    /// A new leader gives every lease its whole time again.
+    /// Restarts etcd. A new leader gives every lease its full time again.
     pub(crate) fn restart(&mut self, now: u64) {
         for lease in self.leases.values_mut() {
             lease.ends = now + lease.ttl_ms;

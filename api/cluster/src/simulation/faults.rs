@@ -1,4 +1,4 @@
-//! What clients ask for, and what goes wrong.
+//! Client operations and faults.
 
 use model::SandboxId;
 
@@ -140,7 +140,7 @@ impl World {
         self.later(delay, Event::Start { host: at });
     }
 
-    /// The VMs end, and with them the sandboxes that ran.
+    /// Reboots a host. Its VMs end, and with them its running sandboxes.
     fn reboot(&mut self, at: usize) {
         self.crash(at);
         let host = &mut self.hosts[at];
@@ -175,7 +175,7 @@ impl World {
         self.publish(at);
     }
 
-    /// Ends all faults. What is left to do must then be done without help.
+    /// Ends all faults. Recovery must then complete without help.
     fn repair(&mut self) {
         self.note(|| "all faults end".to_owned());
         self.cut.clear();

@@ -1,4 +1,4 @@
-//! The properties.
+//! Checked properties.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use super::{
 };
 
 impl World {
-    /// At every moment: a sandbox runs on one host at most.
+    /// At any time, a sandbox runs on at most one host.
     pub(super) fn check_running(&mut self) {
         let mut running: BTreeMap<&SandboxId, usize> = BTreeMap::new();
         let mut twice = None;
@@ -32,7 +32,7 @@ impl World {
         }
     }
 
-    /// After recovery.
+    /// Checks that hold after recovery.
     pub(super) fn check_end(&mut self) {
         self.check_views();
         self.check_records();
@@ -43,7 +43,7 @@ impl World {
         self.check_drains();
     }
 
-    /// Every view is what etcd holds, every node is registered, and the replicas are those that exist.
+    /// Every view equals the state of etcd, every node is registered, and the published replicas are the existing ones.
     fn check_views(&mut self) {
         let mut truth = Mirror::new(self.hosts[0].id().clone(), self.signer.verifier());
         truth.list(self.etcd.revision(), self.etcd.entries());
@@ -85,7 +85,7 @@ impl World {
         }
     }
 
-    /// Records and notes agree, and nothing is left half done.
+    /// Records and notes agree, and nothing is left unfinished.
     fn check_records(&mut self) {
         let mut found: BTreeMap<SandboxId, Owner> = BTreeMap::new();
         for entry in self.etcd.entries() {
@@ -130,8 +130,8 @@ impl World {
         notes.collect()
     }
 
-    /// An acknowledged sandbox that was not killed is on one host, and every node leads there; or its host was rebooted
-    /// while it ran. A killed one is nowhere.
+    /// An acknowledged sandbox that was not killed is on one host and every node routes to it, unless its host was
+    /// rebooted while it ran. A killed one is nowhere.
     fn check_sandbox(&mut self, id: &SandboxId) {
         let truth = self.truths[id].clone();
         let on: Vec<usize> = (0..self.hosts.len())

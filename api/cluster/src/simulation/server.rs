@@ -1,5 +1,5 @@
-//! A model of `cube-api` and its pool: what a server does with sandboxes and their owner records. All of its decisions
-//! about records and moves are those of this crate.
+//! A model of `cube-api` and its pool: how a server handles sandboxes and their owner records. All decisions about
+//! records and moves are made by this crate's functions.
 
 use model::SandboxId;
 
@@ -18,7 +18,7 @@ use crate::{
 
 use super::world::{HOME, HOSTS, Message, Truth, Waits, World, tagged, template};
 
-/// A sandbox on a host's disk. Every change of it is durable at once.
+/// A sandbox on a host's disk. Every change to it is durable at once.
 #[derive(Clone, Debug)]
 pub(super) struct Local {
     pub(super) note: Note,
@@ -32,7 +32,7 @@ pub(super) struct Local {
 pub(super) enum Note {
     Running,
     Paused,
-    /// A first record may have been written: without a read of it, the sandbox is not resumed.
+    /// A first record may have been written. The sandbox is not resumed before the record has been read.
     Sharing,
     Offered {
         to: NodeId,
@@ -44,7 +44,7 @@ pub(super) enum Note {
     Ending,
 }
 
-/// What a call to etcd is for.
+/// The purpose of a call to etcd.
 #[derive(Clone, Debug)]
 pub(super) enum Call {
     /// Read the record, then decide.
@@ -55,11 +55,11 @@ pub(super) enum Call {
     },
 }
 
-/// Time after which a giver asks what became of its offer.
+/// Time after which a giver asks for the outcome of its offer.
 const PATIENCE_MS: u64 = 10_000;
 
 impl World {
-    /// The start of a process: what the disk has becomes known to the engine.
+    /// The start of a process: reports the sandboxes on disk to the engine.
     pub(super) fn recover(&mut self, at: usize) {
         let host = &mut self.hosts[at];
         let mut held = Vec::new();
@@ -98,7 +98,7 @@ impl World {
         }
     }
 
-    /// The home asks whether the others see its new build, once it is in its own view. They copy it by and by.
+    /// The home asks whether the others see its new build, once it is in its own view. They copy it later.
     fn serve_template(&mut self, at: usize) {
         let build = self.hosts[HOME].build;
         if at != HOME {
@@ -129,7 +129,7 @@ impl World {
         })
     }
 
-    /// The home has built the template again.
+    /// The home has rebuilt the template.
     pub(super) fn build(&mut self) {
         let host = &mut self.hosts[HOME];
         if let Some(process) = &mut host.process {
@@ -155,7 +155,7 @@ impl World {
                 self.change(at, id, None, OwnerChange::Share);
             }
             (None, Note::Running | Note::Paused) => {}
-            // A note without a record: of a taker.
+            // A taker's note without a record.
             (None, _) | (Some(_), _) => {
                 if draining && local.note == Note::Running {
                     self.pause_here(at, id);
@@ -168,8 +168,8 @@ impl World {
         }
     }
 
-    /// The record in the node's view, which may be older than etcd's. A server begins a take, a start and an offer with
-    /// it as well as with a read: the comparison in the write decides. Recovery always reads.
+    /// The record in the node's view, which may be older than etcd's. A server may base a take, a start or an offer on
+    /// it, because the compare-and-swap decides. Recovery always reads from etcd.
     fn seen(&mut self, at: usize, id: &SandboxId) -> Option<Owned> {
         if self.draw(2) == 0 {
             return None;
@@ -197,7 +197,7 @@ impl World {
                 self.decide_offer(at, id, &to, epoch, since, found, answer);
             }
             Note::Incoming | Note::Taking => self.decide_take(at, id, found),
-            // It was taken over, and has ended since.
+            // It was taken over and has ended since.
             Note::Sharing | Note::Paused if !self.has_files(id) => {
                 if mine {
                     self.set_note(at, id, Note::Ending);
@@ -221,7 +221,7 @@ impl World {
             Note::Running if mine => {}
             Note::Paused if mine => self.decide_paused(at, id, found),
             Note::Paused => self.decide_forgotten(at, id, &local, found),
-            // The engine reports it as superseded, or writes it again.
+            // The engine reports it as superseded or rewrites it.
             Note::Running => {}
         }
     }
@@ -232,7 +232,7 @@ impl World {
         };
         let owner = found.owner.clone();
         if let Some(to) = owner.offered_to.clone() {
-            // An offer whose answer was lost, and that was made nevertheless.
+            // An offer whose response was lost but that was made.
             let since = self.now;
             let note = Note::Offered {
                 to,
@@ -260,7 +260,7 @@ impl World {
         }
     }
 
-    /// The record is missing, or names another node.
+    /// Handles a record that is missing or names another node.
     fn decide_forgotten(&mut self, at: usize, id: &SandboxId, local: &Local, found: Option<Owned>) {
         let Some(Owned { owner, .. }) = &local.owned else {
             return;
@@ -336,7 +336,7 @@ impl World {
         };
         let owner = &found.owner;
         if owner.node == this {
-            // Taken: the answer was lost.
+            // Taken, but the response was lost.
             self.taken(at, id, found);
             return;
         }
@@ -347,7 +347,7 @@ impl World {
         let view = self.view(at);
         let is_orphan = view.is_some_and(|view| !view.nodes.contains_key(&owner.node));
         let may = offered || (is_networked && is_orphan && owner.state == OwnerState::Paused);
-        // etcd may have been restored from a backup in which a sandbox that has ended has a record.
+        // etcd may have been restored from a backup that has a record of an ended sandbox.
         let may = may && self.has_files(id);
         if may && permitted {
             self.set_note(at, id, Note::Taking);
@@ -357,7 +357,7 @@ impl World {
         }
     }
 
-    /// The files of a sandbox on storage that all reach are gone with its end.
+    /// Files on shared storage are removed when their sandbox ends.
     fn has_files(&self, id: &SandboxId) -> bool {
         let truth = self.truths.get(id);
         truth.is_some_and(|truth| !truth.networked || !truth.ended)
@@ -368,7 +368,7 @@ impl World {
             let local = host.disk.get(id);
             local.is_some_and(|local| matches!(local.note, Note::Offered { .. }))
         });
-        // An offer has the epoch before.
+        // An offer has the previous epoch.
         let epoch = found.owner.epoch.saturating_sub(1);
         if self.stamp_files(at, id, &found.owner) {
             self.adopt(at, id, Some(found));
@@ -389,7 +389,7 @@ impl World {
                 _ => self.summary.taken_over += 1,
             }
         } else {
-            // Another node has used this epoch: the record is of an older history. That node writes it again.
+            // Another node has used this epoch, so the record belongs to an older history. That node rewrites it.
             self.discard(at, id);
         }
     }
@@ -566,7 +566,7 @@ impl World {
         }
     }
 
-    /// An answer belongs to a request, and so to one offer.
+    /// A response belongs to one request, and thus to one offer.
     fn has_offered(&self, at: usize, id: &SandboxId, epoch: u64) -> bool {
         let local = self.hosts[at].disk.get(id);
         local.is_some_and(
@@ -582,11 +582,11 @@ impl World {
             owner.is_some_and(|owned| owned.owner.node == *this && owned.owner.epoch > offered);
         let note = match local.map(|local| &local.note) {
             None => TakerNote::Absent,
-            // A take may be on its way to etcd as soon as it is decided.
+            // A take may be in flight to etcd as soon as it is decided.
             Some(Note::Incoming) if self.is_busy(at, id) => TakerNote::Taking,
             Some(Note::Incoming) => TakerNote::Incoming,
             Some(Note::Taking) => TakerNote::Taking,
-            // Files of before the offer must be removed first, by a decision that is not made yet.
+            // Files from before the offer must be removed first, by a decision that is not made yet.
             Some(Note::Offered { .. }) => TakerNote::Taking,
             Some(_) if !is_taken => TakerNote::Taking,
             Some(_) => TakerNote::Held,
@@ -598,7 +598,7 @@ impl World {
     }
 
     fn create(&mut self, at: usize, client: &NodeId, id_bytes: [u8; 14]) {
-        // The pool is the authority: it has the template, or refuses.
+        // The pool decides: either it has the template, or it refuses.
         if !self.hosts[at].has_template || self.is_draining(at) {
             self.summary.refused += 1;
             return;
@@ -712,7 +712,7 @@ impl World {
         }
     }
 
-    /// The client gets its answer only now.
+    /// Only now does the client get its response.
     fn ended(&mut self, id: &SandboxId) {
         if let Some(truth) = self.truths.get_mut(id) {
             truth.ended = truth.killed;
@@ -729,7 +729,7 @@ impl World {
     fn set_note(&mut self, at: usize, id: &SandboxId, note: Note) {
         if let Some(local) = self.hosts[at].disk.get_mut(id) {
             if let (Note::Offered { to, .. }, Some(owned)) = (&note, local.owned.as_mut()) {
-                // So that after a crash nothing is written again before the taker has been asked.
+                // So that after a crash nothing is rewritten before the taker has been asked.
                 owned.owner.offered_to = Some(to.clone());
             }
             local.note = note;
@@ -742,7 +742,7 @@ impl World {
         }
     }
 
-    /// Keeps a record that was read.
+    /// Adopts a record that was read.
     fn adopt(&mut self, at: usize, id: &SandboxId, found: Option<Owned>) {
         if let Some(found) = found {
             let Owned { owner, revision } = found.clone();
@@ -792,7 +792,7 @@ impl World {
         view.is_some_and(|view| view.state(self.hosts[at].id()) == NodeState::Draining)
     }
 
-    /// Whether another host can go on with the sandbox.
+    /// Whether another host can continue the sandbox.
     fn is_elsewhere(&self, at: usize, id: &SandboxId) -> bool {
         (0..self.hosts.len()).any(|other| {
             let owned = self.hosts[other]
@@ -804,7 +804,7 @@ impl World {
         })
     }
 
-    /// A paused sandbox whose record etcd lost, while its giver did not know what became of an offer.
+    /// Marks a paused sandbox whose record etcd lost while the outcome of an offer was unknown to its giver.
     fn may_be_lost(&mut self, id: &SandboxId) {
         if self.summary.restores > 0
             && let Some(truth) = self.truths.get_mut(id)
@@ -813,7 +813,7 @@ impl World {
         }
     }
 
-    /// A node for a sandbox that leaves this one.
+    /// A target for a sandbox that leaves this node.
     fn target(&mut self, at: usize) -> Option<NodeId> {
         let view = self.view(at)?;
         let needs = needs(self.hosts[at].id());
@@ -822,7 +822,7 @@ impl World {
         order.first().map(|candidate| candidate.node.clone())
     }
 
-    /// Deletes records that name this host, which has nothing of them.
+    /// Deletes records that name this host but whose sandboxes are not on it.
     fn collect_records(&mut self, at: usize) {
         let Some(view) = self.view(at) else {
             return;
@@ -838,7 +838,7 @@ impl World {
         }
     }
 
-    /// Takes a paused sandbox of a node that has no lease, if its storage is in reach.
+    /// Takes a paused sandbox of a node without a lease, if its storage is reachable.
     fn take_over(&mut self, at: usize) {
         let Some(view) = self.view(at) else {
             return;

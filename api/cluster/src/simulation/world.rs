@@ -24,7 +24,7 @@ use super::{
 };
 
 pub(super) const HOSTS: usize = 3;
-/// Time of operations and faults, then time without faults.
+/// Duration of operations and faults, and of the time without faults that follows.
 const TROUBLE_MS: u64 = 120_000;
 const RECOVERY_MS: u64 = 120_000;
 const LEASE_MS: u64 = 10_000;
@@ -41,14 +41,14 @@ pub(super) struct Failure {
     pub(super) detail: String,
 }
 
-/// What happened in a run.
+/// Statistics of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Summary {
     pub(super) created: u64,
     pub(super) refused: u64,
     pub(super) resumed: u64,
     pub(super) moved: u64,
-    /// Builds that all hosts have seen, and creates that a host with a former build refused.
+    /// Builds seen by all hosts, and creates refused by a host with an older build.
     pub(super) seen: u64,
     pub(super) outdated: u64,
     pub(super) taken_over: u64,
@@ -82,17 +82,17 @@ impl Summary {
     }
 }
 
-/// What is true of a sandbox, as its client and the storage have it.
+/// The true state of a sandbox, according to its client and the storage.
 #[derive(Clone, Debug)]
 pub(super) struct Truth {
     pub(super) acknowledged: bool,
-    /// A kill was asked for: it may or may not be there.
+    /// A kill was requested. The sandbox may or may not exist.
     pub(super) killed: bool,
     /// A kill was acknowledged.
     pub(super) ended: bool,
     /// It ran on a host that was rebooted.
     pub(super) lost: bool,
-    /// Its files, while it is paused, are on storage that all hosts reach.
+    /// While it is paused, its files are on storage that all hosts can reach.
     pub(super) networked: bool,
     /// The stamps of these files.
     pub(super) stamp: Option<Stamp>,
@@ -106,7 +106,7 @@ pub(super) enum Event {
         from: Source,
         request: Request,
     },
-    /// An answer arrives at a process, or its deadline passes.
+    /// A response arrives at a process, or its deadline passes.
     Answer {
         from: Source,
         answer: Result<Answer, Fault>,
@@ -151,7 +151,7 @@ pub(super) enum Event {
     },
 }
 
-/// The process and the part of it that waits for an answer.
+/// The process, and the part of it that waits for a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Source {
     pub(super) host: usize,
@@ -167,7 +167,7 @@ pub(super) enum Waits {
     Server(u64),
 }
 
-/// Between servers.
+/// A message between servers.
 #[derive(Clone, Debug)]
 pub(super) enum Message {
     Create {
@@ -182,7 +182,7 @@ pub(super) enum Message {
     },
     HaveYou {
         sandbox: SandboxId,
-        /// Of the offer, as in the answer.
+        /// Epoch of the offer, as in the response.
         epoch: u64,
     },
     Have {
@@ -190,7 +190,7 @@ pub(super) enum Message {
         epoch: u64,
         holding: Holding,
     },
-    /// Of the home of the template: which build it has published.
+    /// From the template's home: which build it has published.
     DoYouSee {
         build: u64,
     },
@@ -203,7 +203,7 @@ pub(super) struct WatchState {
     pub(super) generation: u64,
     /// `None` until it has started.
     pub(super) next: Option<u64>,
-    /// Whether changes are on their way.
+    /// Whether changes are in flight.
     is_coming: bool,
 }
 
@@ -213,18 +213,18 @@ pub(super) struct Process {
     pub(super) engine: Engine,
     pub(super) watch: Option<WatchState>,
     pub(super) calls: BTreeMap<u64, (SandboxId, Call)>,
-    /// Sandboxes with a call or a question under way.
+    /// Sandboxes with a call or a request in flight.
     pub(super) busy: BTreeSet<SandboxId>,
     /// Sandboxes that a client wants resumed.
     pub(super) wanted: BTreeSet<SandboxId>,
-    /// Of the home of the template: hosts that have not seen its new build.
+    /// On the template's home: hosts that have not seen its new build.
     pub(super) unseen: BTreeSet<usize>,
-    /// The last build that this process has confirmed to see.
+    /// The last build that this process has confirmed.
     pub(super) confirmed: u64,
     pub(super) ticks: u64,
 }
 
-/// What survives a process, and, except for VMs, a reboot.
+/// State that survives the process and, except for VMs, a reboot.
 pub(super) struct Host {
     pub(super) node: Node,
     pub(super) slot: HomeSlot,
@@ -232,9 +232,9 @@ pub(super) struct Host {
     pub(super) disk: BTreeMap<SandboxId, Local>,
     pub(super) vms: BTreeSet<SandboxId>,
     pub(super) has_template: bool,
-    /// Of the template. The first host is the home: its build is the newest.
+    /// Build of the template. The first host is the home: its build is the newest.
     pub(super) build: u64,
-    /// The process gets nothing before this time.
+    /// The process receives nothing before this time.
     pub(super) stopped_until: u64,
     pub(super) clock_offset: u64,
     pub(super) etcd_cut: bool,
@@ -245,8 +245,8 @@ pub(super) struct World {
     pub(super) now: u64,
     random: u64,
     trace: bool,
-    /// Lists at regular times hide errors of the watch. Without them, nothing notices that etcd has an older state if it
-    /// has caught up in between, so half of the seeds have lists, and the other half have no restores.
+    /// Periodic lists hide errors of the watch. Without them, an older state of etcd goes unnoticed if it has caught up
+    /// in between. Half of the seeds therefore have lists, and the other half have no restores.
     pub(super) has_lists: bool,
     queue: BTreeMap<(u64, u64), Event>,
     events: u64,
@@ -405,7 +405,7 @@ impl World {
         next_random(&mut self.random) % below.max(1)
     }
 
-    /// Mostly milliseconds, sometimes seconds.
+    /// A delay, mostly in milliseconds, sometimes seconds.
     pub(super) fn delay(&mut self) -> u64 {
         match self.draw(60) {
             0 => self.draw(5000),
@@ -430,7 +430,7 @@ impl World {
         }
     }
 
-    /// Whether a process can be reached now. Deliveries to one that is stopped wait.
+    /// Whether a process can be reached now. Deliveries to a stopped process wait.
     fn is_running(&self, host: usize, process: u64) -> bool {
         let running = self.hosts[host].process.as_ref();
         running.is_some_and(|running| running.number == process)
@@ -484,7 +484,7 @@ impl World {
         );
     }
 
-    /// The replica of a host, or that it has none, and the tags of the home.
+    /// Publishes a host's replica or its absence, and the tags of the home.
     pub(super) fn publish(&mut self, at: usize) {
         let host = &self.hosts[at];
         let replica = host.has_template.then(|| Replica {
@@ -525,7 +525,7 @@ impl World {
         self.serve(at);
     }
 
-    /// Gives an input to a host's engine and performs what it asks for.
+    /// Passes an input to a host's engine and performs the resulting actions.
     pub(super) fn input(&mut self, at: usize, input: Input) {
         let clock = self.now + self.hosts[at].clock_offset;
         let Some(process) = self.hosts[at].process.as_mut() else {
@@ -640,7 +640,7 @@ impl World {
         (running.number == process && watch.generation == generation).then_some(watch)
     }
 
-    /// Lets every watch look for changes.
+    /// Lets every watch check for changes.
     fn announce(&mut self) {
         let revision = self.etcd.revision();
         for host in 0..self.hosts.len() {
@@ -779,7 +779,7 @@ pub(super) fn template() -> TemplateId {
     TEMPLATE.parse().unwrap()
 }
 
-/// A build of it.
+/// A build of the template.
 pub(super) fn tagged(build: u64) -> Tagged {
     Tagged {
         template: template(),

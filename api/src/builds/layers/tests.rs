@@ -65,7 +65,7 @@ fn a_template_that_a_build_has_found_is_not_removed_and_one_that_is_removed_is_n
     state.release("t");
     assert!(state.begin_removal("t"));
     assert_eq!(state.hold_built(keys[0], &set(&[])), None);
-    // The pool has refused the removal: a sandbox needs the template.
+    // The pool refused the removal, because a sandbox needs the template.
     state.end_removal("t");
     assert_eq!(state.hold_built(keys[0], &set(&[])).as_deref(), Some("t"));
 }
@@ -83,7 +83,7 @@ fn a_key_that_a_template_and_its_copies_share_is_lost_with_the_last_of_them() {
     state.keep_built(&[key("t3")], third, &none);
     let bytes = state.index.render(MAX_INDEX).unwrap();
     let mut state = State::new(Index::parse(&bytes).unwrap(), 100);
-    // As the pool has these templates, and no others.
+    // The pool has these templates and no others.
     let found = |state: &mut State, present: &[&str]| {
         let lost = state.all_finished();
         let lost = lost.difference(&set(present)).cloned().collect();
@@ -94,12 +94,12 @@ fn a_key_that_a_template_and_its_copies_share_is_lost_with_the_last_of_them() {
     let gone = |state: &mut State, id: &str| {
         state.keep_built(&[], finished("other", "y"), &set(&[id]));
     };
-    // A copy does not take the key along.
+    // A copy does not take over the key.
     assert_eq!(found(&mut state, &["t1", "t3"]).as_deref(), Some("t1"));
     gone(&mut state, "t2");
     assert_eq!(found(&mut state, &["t1", "t3"]).as_deref(), Some("t1"));
     assert_eq!(state.hold_built(key("t2"), &none), None);
-    // While the first is being removed, and after that, the other copy has it.
+    // While the first is being removed, and afterwards, the key belongs to the other copy.
     assert!(state.begin_removal("t1"));
     assert_eq!(found(&mut state, &["t1", "t3"]).as_deref(), Some("t3"));
     state.end_removal("t1");
@@ -186,11 +186,11 @@ fn the_least_recently_used_disks_go_for_new_ones_unless_a_build_holds_them() {
     let mut foreign = entry("image", 1000, 11);
     foreign.is_ours = false;
     assert_eq!(state.keep(key("i"), foreign), set(&[]), "not in the quota");
-    // One that has no room even alone is not kept.
+    // A disk that exceeds the quota on its own is not kept.
     let large = state.keep(key("e"), entry("e", 101, 12));
     assert_eq!(large, set(&["a", "b", "d", "e"]));
     assert!(!state.needs("e"));
-    // Entries without disks lead on to later steps.
+    // Entries without disks still lead to later steps.
     assert!(!state.use_step(key("a"), 13).unwrap().has_disk);
 }
 

@@ -23,7 +23,7 @@ use crate::builds::{
     run::{Built, Failure, Order},
 };
 
-/// A pool in memory. A build runs until the test ends it, or it is cancelled.
+/// A pool in memory. A build runs until the test ends it or it is cancelled.
 #[derive(Clone, Debug, Default)]
 struct Fake(Arc<Inner>);
 
@@ -37,7 +37,7 @@ struct Inner {
 struct State {
     templates: BTreeMap<String, TemplateInfo>,
     in_use: BTreeSet<String>,
-    /// Templates of the builds that have begun, in this order, and how they end.
+    /// Templates of the started builds in order, and their outcomes.
     begun: Vec<String>,
     orders: Vec<Order>,
     panics: bool,
@@ -45,7 +45,7 @@ struct State {
     refuses_names: bool,
     /// References that only other nodes have.
     lacked: BTreeSet<String>,
-    /// What tags name, by template; `None`: it is deleted.
+    /// The builds of the announced tags by template. `None`: deleted.
     announced: BTreeMap<String, Option<BTreeMap<String, String>>>,
     /// Changes of tags are not seen by the other nodes.
     is_unseen: bool,
@@ -84,7 +84,7 @@ impl Fake {
         self.with(|s| s.templates.get(id).map(|t| t.names.clone()))
     }
 
-    /// Ends the build of a template with a new template of the pool.
+    /// Ends the build of a template with a new template in the pool.
     fn succeed(&self, template: &str, pool_id: &str) {
         self.add(pool_id, TemplateKind::Built, &[]);
         let built = Built {
@@ -182,7 +182,7 @@ fn builds_of(record: &TemplateRecord) -> BTreeMap<String, String> {
 }
 
 impl Fake {
-    /// Without waking builds, which call this.
+    /// Does not wake builds, which call this.
     fn with_quiet<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
         act(&mut self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -209,7 +209,7 @@ impl World {
         }
     }
 
-    /// Kills the owner, whatever it does, and starts another.
+    /// Kills the owner in whatever state it is, and starts another.
     async fn restart(&mut self) {
         self.tasks.shutdown().await;
         self.builds = open(self.dir.path(), &self.pool, &mut self.tasks);
@@ -570,7 +570,7 @@ async fn a_panic_ends_its_build_only_and_frees_its_place() {
     let catalog = world.builds.catalog();
     let log = world.builds.log(&catalog, &lost).await.unwrap();
     assert_eq!(log.read(<[_]>::len), 1);
-    // There is one place.
+    // Only one build runs at a time.
     world.pool.with(|s| s.panics = false);
     world.built("next", "p").await;
     world.builds.stop().await;

@@ -107,7 +107,7 @@ fn a_repeated_build_takes_the_tags_that_still_name_the_former_one() {
     t.redo(again);
     assert_eq!(message(&t, 3), "", "a waiting build is a newer order");
     assert!(t.needs_order(&uuid(1)) && t.needs_order(&uuid(4)));
-    // The tag `a` moves to another build, and `d` comes, while the build runs.
+    // While the build runs, the tag `a` moves to another build, and `d` is added.
     t.assign("b", tags(&["a"]), 5);
     t.assign("default", tags(&["d"]), 5);
     t.finish_redo(&uuid(4), &uuid(1), "p4".to_owned(), 6);
@@ -115,7 +115,7 @@ fn a_repeated_build_takes_the_tags_that_still_name_the_former_one() {
     let of = ["default", "a", "b", "d"].map(|tag| named(tag).unwrap());
     assert_eq!(of, ["p4", "p2", "p2", "p1"]);
     assert_eq!(t.check(), None);
-    // Without any tag left, its template is not needed.
+    // Once no tag is left, its template is not needed.
     t.redo(BuildRecord {
         wanted: tags(&["default"]),
         state: BuildState::Started,

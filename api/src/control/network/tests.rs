@@ -310,7 +310,7 @@ fn entry() -> impl Strategy<Value = String> {
     ]
 }
 
-/// A naive implementation of E2B's rules, with which the policy is compared.
+/// A naive implementation of E2B's rules, to which the policy is compared.
 fn is_meant(
     allow: &[String],
     deny: &[String],

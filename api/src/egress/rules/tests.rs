@@ -76,7 +76,7 @@ fn headers_leave_in_clear_text_only_if_the_rule_says_so() {
     let transform = json!({"headers": {"a": "${e2b.secrets.key}"}});
     let in_clear = |rules: Json| {
         let rules = parse(json!({"a.test": rules})).unwrap();
-        // With TLS the option changes nothing.
+        // With TLS the option has no effect.
         let rule = rules.find("a.test").unwrap();
         let outcome = rule.answer(Ask::Headers, secret);
         assert!(matches!(outcome, RuleOutcome::Headers { .. }));

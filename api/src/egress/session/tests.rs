@@ -114,7 +114,7 @@ impl Proxy {
     }
 
     async fn ends_after(mut self, bytes: &[u8]) -> SessionError {
-        // The session may close its end before all is written.
+        // The session may close its end before everything is written.
         let _ = self.writing.write_all(bytes).await;
         let _ = self.writing.shutdown().await;
         self.session.await.unwrap()
@@ -173,7 +173,7 @@ async fn questions_are_answered_by_their_ids_and_cuts_are_passed_on() {
     assert_eq!(*answers.calls.lock().unwrap(), ["/v1", "lost 3"]);
 }
 
-/// A proxy that was taken over could ask about any sandbox.
+/// A compromised proxy could ask about any sandbox.
 #[tokio::test]
 async fn without_an_open_flow_there_is_neither_a_rule_nor_a_way() {
     let mut proxy = start().await;
@@ -215,7 +215,7 @@ async fn a_flow_of_a_sandbox_that_is_being_adopted_is_answered_afterwards() {
         peer: ([198, 18, 0, 1], port).into(),
     };
     proxy.send(&ask(1, 3)).await;
-    // Other questions do not wait for it.
+    // Other requests do not wait for it.
     proxy.send(&ask(2, 2)).await;
     let ToProxy::Flow { id: 2, flow: None } = proxy.next().await else {
         panic!("not the second answer");

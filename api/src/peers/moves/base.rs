@@ -2,9 +2,9 @@
 //! template of the same content fetches them, once for all sandboxes of that template.
 //!
 //! ```text
-//! <state>/incoming/base-<SHA-256 of the manifest>/    files that arrive, also for another attempt
-//! <state>/images/<SHA-256 of the manifest>/           complete; the pool keeps them as long as a sandbox needs them
-//! <state>/incoming/<id>/base, vmm                     links, until the sandbox is this node's
+//! <state>/incoming/base-<SHA-256 of the manifest>/    incoming files, kept for another attempt
+//! <state>/images/<SHA-256 of the manifest>/           complete; kept by the pool while a sandbox needs them
+//! <state>/incoming/<id>/base, vmm                     links, until this node owns the sandbox
 //! ```
 
 use std::{

@@ -12,7 +12,7 @@ use crate::{
     registry::tests::empty_pool,
 };
 
-/// An offer of a sandbox that has booted, and of what it booted from.
+/// An offer of a sandbox and of the template that it booted from.
 pub(super) fn offer(id: &SandboxId, base: String, epoch: u64) -> Offer {
     Offer {
         sandbox: id.clone(),

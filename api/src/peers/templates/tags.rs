@@ -2,7 +2,7 @@
 //! do.
 //!
 //! ```text
-//! change ─► etcd ─► the view of this node ─► POST /cluster/template/tags: does your view have it? ─► clients see it
+//! change ─► etcd ─► the view of this node ─► POST /cluster/template/tags: in your view? ─► clients see it
 //! ```
 //! From then on no node uses the previous build: each create compares its node's copy with the view
 //! ([`cluster::View::is_outdated`]). If etcd or a node does not respond, the change is delayed only briefly, and a node

@@ -21,12 +21,12 @@ const LIMITS: TransferLimits = TransferLimits {
     disk_reserve: Bytes(0),
 };
 
-/// A node that answers from offers in this process, and does wrong on request.
+/// A node that serves offers in this process, and misbehaves on request.
 #[derive(Clone)]
 struct Fake {
     node: NodeId,
     offers: Offers,
-    /// Chunks that are still sent.
+    /// Number of chunks that are still sent.
     left: Arc<AtomicUsize>,
     asked: Arc<Mutex<Vec<String>>>,
     is_corrupt: bool,
@@ -76,7 +76,7 @@ impl Source for Fake {
     }
 }
 
-/// The node that asks.
+/// The requesting node.
 fn by() -> NodeId {
     "b".parse().unwrap()
 }
@@ -131,10 +131,10 @@ async fn a_fetch_goes_on_after_a_break_and_holes_are_not_sent() {
     let (made, given) = (to.join("layer"), dir.path().join("file1"));
     assert_eq!(fs::read(&made).unwrap(), fs::read(given).unwrap());
     assert!(fs::metadata(&made).unwrap().blocks() * 512 < 4 * CHUNK);
-    // Whole files are compared and stay.
+    // Complete files are compared and kept.
     assert_eq!(fetch(&from, &list, &to).await.unwrap(), 0);
     assert_eq!(from.count(), 4);
-    // Another content under the same name replaces it, its zeros included.
+    // Different content under the same name replaces it, including its zeros.
     drop(offered);
     let gone = Fake::of(&offers);
     let _other = offers.offer(

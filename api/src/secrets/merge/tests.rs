@@ -9,7 +9,7 @@ use crate::{
     secrets::{KeySource, MAX_SECRETS},
 };
 
-/// Later than all that the tests do.
+/// Later than everything that the tests do.
 const NOW: u64 = 1_000;
 
 /// The secrets of a node of a cluster.
@@ -37,7 +37,7 @@ impl Node {
         Some(value.expose().to_owned())
     }
 
-    /// As it is on the wire.
+    /// In the wire format.
     fn lacks(&self, of: &Self) -> Batch {
         let batch = of.secrets.newer_than(&self.secrets.stamps());
         Batch::parse(&serde_json::to_vec(&batch).unwrap()).unwrap()
@@ -47,7 +47,7 @@ impl Node {
         self.secrets.merge(self.lacks(from), NOW).unwrap();
     }
 
-    /// What clients and sandboxes see.
+    /// The secrets as clients and sandboxes see them.
     fn seen(&self) -> BTreeMap<String, (Secret, Option<String>)> {
         let all = self.secrets.list().into_iter();
         let all = all.map(|secret| {
@@ -111,10 +111,10 @@ fn another_node_uses_the_value_the_update_and_the_deletion() {
     b.secrets
         .update("key", "second-canary", None, None, 2)
         .unwrap();
-    // What is older changes nothing.
+    // Older versions change nothing.
     b.pull(&a);
     assert_eq!(b.value("key").unwrap(), "second-canary");
-    // As a change is pushed. Each node has a key of its own.
+    // As in a push of a change. Each node has its own key.
     a.secrets.merge(b.secrets.changed(&made.id), NOW).unwrap();
     assert_eq!(a.value("key").unwrap(), "second-canary");
     let key = |node: &Node| std::fs::read(node.state.path().join("secrets/key")).unwrap();
@@ -127,7 +127,7 @@ fn another_node_uses_the_value_the_update_and_the_deletion() {
             .expose(),
         "second-canary"
     );
-    // b is away while a deletes it, and its update does not bring it back.
+    // b is unreachable while a deletes it. b's update does not bring it back.
     a.secrets.delete("key", 3).unwrap();
     b.secrets
         .update("key", "third-canary", None, None, 4)
@@ -231,7 +231,7 @@ fn batches_and_the_number_of_secrets_are_bounded() {
     let many = (20..id(5)).map(|n| plain(n, &format!("n{n}"), 1)).collect();
     b.secrets.merge(batch(many), NOW).unwrap();
     assert_eq!(b.secrets.list().len(), MAX_SECRETS);
-    // A node that is full is given no others, but new versions.
+    // A full node gets no further secrets, only new versions.
     let other = Node::new();
     let given = vec![plain(id(9), "late", 1), plain(3, "n3", 2)];
     other.secrets.merge(batch(given), NOW).unwrap();
@@ -242,7 +242,7 @@ fn batches_and_the_number_of_secrets_are_bounded() {
     );
 }
 
-/// What a test does: each with the number of a node and of a name.
+/// A step of a test, with the number of a node and of a name.
 #[derive(Clone, Debug)]
 enum Step {
     Create(usize, usize),
@@ -290,7 +290,7 @@ proptest! {
                 Step::Pull(to, from) => nodes[to].pull(&nodes[from]),
             }
         }
-        // One node hears all in order, another one in any order, and one thing twice.
+        // One node receives all changes in order, another one in any order, and one change twice.
         let (first, second) = (Node::new(), Node::new());
         for node in &nodes {
             first.pull(node);
@@ -323,7 +323,7 @@ fn a_sealed_text_can_be_opened_where_its_sandbox_moves() {
         b.secrets.open_text(&sealed).as_deref().map(String::as_str),
         Some("hunter2")
     );
-    // Of before a host joined, and of no host of this cluster.
+    // From before a host joined, and from a host outside this cluster.
     let state = tempfile::tempdir().unwrap();
     let alone = open(state.path());
     let sealed = alone.seal_text("hunter2").unwrap();

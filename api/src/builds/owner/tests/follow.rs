@@ -45,7 +45,7 @@ async fn a_copy_has_the_names_and_the_tags_of_its_home() {
         .builds
         .assign(id.clone(), "default".to_owned(), tags.clone());
     assigned.await.unwrap();
-    // A build without a tag does not travel.
+    // A build without a tag is not copied.
     let later = of.request("n").await;
     world.copy(&of, &build).await.unwrap();
     let copy = record(&world.builds, &id);
@@ -96,7 +96,7 @@ async fn a_copy_does_not_take_a_name_and_a_former_home_gives_its_builds_up() {
     let refused = world.copy(&of, &other).await.unwrap_err();
     assert!(matches!(refused, BuildsError::Installed(_)), "{refused}");
 
-    // The record as another node has taken it over, while a build runs here.
+    // The record after another node has taken the template over, while a build runs here.
     let taken = record(&world.builds, &own.template_id);
     let running = world.request("n").await;
     world.start(&running).await.unwrap();

@@ -112,7 +112,7 @@ async fn a_redo_that_is_overtaken_keeps_no_template() {
     world
         .until("it begins", |w| w.pool.with_quiet(|s| s.begun.len() == 2))
         .await;
-    // Its only tag is taken away while it runs.
+    // Its only tag is removed while it runs.
     world
         .builds
         .assign(id.clone(), "default".into(), set(&["v1"]))

@@ -1,4 +1,4 @@
-//! What other nodes see before clients do, and what a build waits for.
+//! Order in which other nodes and clients see changes, and what a build waits for.
 
 use super::*;
 
@@ -36,7 +36,7 @@ async fn the_other_nodes_see_a_new_build_before_it_is_ready() {
             w.announced(&id, "default").as_ref() == Some(&second.build_id)
         })
         .await;
-    // Creates still find the former build, which is still there.
+    // Creates still find the previous build, which still exists.
     assert_eq!(world.state(&second), Some(BuildState::Started));
     assert_eq!(world.names("n"), Resolved::Ready("p1".to_owned()));
     assert!(world.pool.names("p1").is_some());
@@ -47,7 +47,7 @@ async fn the_other_nodes_see_a_new_build_before_it_is_ready() {
     ));
     assert_eq!(world.names("n"), Resolved::Ready("p2".to_owned()));
 
-    // A server that begins announces what it finds.
+    // A starting server announces its builds.
     world.pool.with(|s| s.announced.clear());
     world.restart().await;
     world
@@ -90,13 +90,13 @@ async fn a_build_waits_for_the_current_build_of_its_base() {
     world.pool.with(|s| s.lacked.insert("base2".to_owned()));
     let build = world.request("n").await;
     world.start_from(&build, "base2").await;
-    // It holds no other build up.
+    // It does not delay other builds.
     world.built("other", "o").await;
     assert_eq!(world.state(&build), Some(BuildState::Started));
     let begun = |w: &World| w.pool.with_quiet(|s| s.begun.contains(&build.template_id));
     assert!(!begun(&world));
     world.pool.with(|s| s.lacked.clear());
-    // As the copy that arrives does.
+    // As when the copy arrives.
     world.request("other").await;
     world.until("it begins", begun).await;
     world.pool.succeed(&build.template_id, "p");

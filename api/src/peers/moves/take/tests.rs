@@ -18,7 +18,7 @@ fn incoming(from: &str, epoch: u64, is_taking: bool) -> Incoming {
     }
 }
 
-/// Files of a sandbox that arrive, without a note.
+/// Incoming files of a sandbox, without a note.
 fn arriving(moves: &Moves, id: &SandboxId) -> PathBuf {
     let dir = moves.dir(id);
     fs::create_dir_all(dir.join(PAUSE)).unwrap();
@@ -67,7 +67,7 @@ async fn what_arrived_without_a_take_is_removed() {
     for id in all {
         held.push(moves.holding(id, 4).await.unwrap());
     }
-    // Without etcd, the outcome of the take is not known.
+    // Without etcd, the outcome of the take is unknown.
     let expected = [Holding::Nothing, Holding::Nothing, Holding::Busy];
     assert_eq!(held, expected);
     let here = all.map(|id| moves.dir(id).exists());
@@ -108,7 +108,7 @@ fn only_the_noted_offer_keeps_the_outcome_of_a_take_open() {
     assert_eq!(outcome(&offered, true), Outcome::Open);
     assert_eq!(outcome(&offered, false), Outcome::Nothing);
     for other in [
-        // A later offer: the note is one that came back after a power loss.
+        // A later offer: the note reappeared after a power loss.
         owned("a", 5, Some("b")),
         owned("c", 4, Some("b")),
         owned("a", 4, Some("c")),

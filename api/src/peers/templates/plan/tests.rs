@@ -12,7 +12,7 @@ fn home(name: &str, epoch: u64) -> Home {
     }
 }
 
-/// A template with one build for each tag; the later ones are newer.
+/// A template with one build per tag; later ones are newer.
 fn record(id: &str, name: &str, created: u64, tags: &[&str]) -> TemplateRecord {
     let mut record = TemplateRecord::new(id.repeat(20), name.to_owned(), created);
     for (at, tag) in (1_u64..).zip(tags) {
@@ -98,13 +98,13 @@ fn tagged_builds_of_other_nodes_are_missing_newest_first() {
     let world = World::of(&["a", "b", "c"])
         .shelf("a", &[(x.clone(), home("a", 0)), (y.clone(), home("c", 0))])
         .shelf("c", &[(y.clone(), home("c", 0))]);
-    // From the home, not from the node that has a copy.
+    // From the home, not from a node that has a copy.
     let plan = world.plan();
     assert_eq!(
         builds(&plan),
         [("00000002", "a"), ("00000001", "a"), ("00000001", "c")]
     );
-    // With one of them here, the other one is missing.
+    // If one of them is here, the other one is missing.
     let mut half = x.clone();
     half.builds.pop();
     half.tags.remove("v1");
@@ -112,7 +112,7 @@ fn tagged_builds_of_other_nodes_are_missing_newest_first() {
     let plan = world.plan();
     assert_eq!(builds(&plan), [("00000002", "a"), ("00000001", "c")]);
     assert!(plan.follow.is_empty(), "what is here is as its home has it");
-    // The home of y is away.
+    // The home of y is unreachable.
     let mut world = world;
     world.shelves.remove(&node("c"));
     assert_eq!(
@@ -133,7 +133,7 @@ fn tags_follow_the_home_and_deletions_are_final() {
     let plan = world.plan();
     assert_eq!(plan.follow, [(changed, home("a", 0))]);
     assert_eq!(plan.missing, []);
-    // Its own templates are nobody's but this node's.
+    // This node's own templates are not taken from others.
     let world = World::of(&["a", "b"])
         .own(x.clone(), None)
         .shelf("a", &[(x.clone(), home("b", 0))]);
@@ -157,15 +157,15 @@ fn the_first_node_with_a_copy_takes_the_templates_of_a_home_that_has_left() {
     assert_eq!(of(&[]).plan().take_over, [], "the members are unknown");
     let lost = of(&["a", "b"]).shelf("a", &[]);
     assert_eq!(lost.plan().take_over, taken, "a has lost it");
-    // Another one is first.
+    // Another node is first.
     let other = of(&["aa", "b"]).shelf("aa", &[(x.clone(), home("a", 3))]);
     assert_eq!(other.plan().take_over, []);
-    // The former home returns, and follows.
+    // The previous home returns and follows.
     let back = World::of(&["a", "b"])
         .own(x.clone(), None)
         .shelf("a", &[(x.clone(), home("a", 1))]);
     assert_eq!(back.plan().follow, [(x.clone(), home("a", 1))]);
-    // Two homes at once: the first node's.
+    // Of two concurrent homes, the first node wins.
     let both = World::of(&["a", "b"])
         .own(x.clone(), Some(home("b", 1)))
         .shelf("a", &[(x.clone(), home("a", 1))]);
