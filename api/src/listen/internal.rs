@@ -3,10 +3,10 @@
 //!
 //! A client first sends one line:
 //! ```text
-//! cube 1 forward ADDRESS:PORT     then HTTP/1.1, on behalf of another process's peer
-//! cube 1 forward-node CERTIFICATE ADDRESS:PORT     the same, for a connection from another node; its certificate, which the other
-//!                                                 process has verified, in base64; `-` for none
-//! cube 1 reload                   the response is one line: `ok PID` or `failed WHY`
+//! cube 1 forward ADDRESS:PORT                    then HTTP/1.1, on behalf of another process's peer
+//! cube 1 forward-node CERTIFICATE ADDRESS:PORT   the same, for a connection from another node; its certificate,
+//!                                                which the other process has verified, in base64; `-` for none
+//! cube 1 reload                                  the response is one line: `ok PID` or `failed WHY`
 //! ```
 //! The address is trusted: limits apply as if that peer had connected itself. Only this socket accepts another peer's
 //! address.

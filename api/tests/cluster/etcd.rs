@@ -1,4 +1,4 @@
-//! etcd with the certificate of any host: a client that keeps to no rule.
+//! An etcd client with any host's certificate that follows none of the rules.
 
 use std::path::Path;
 
@@ -80,7 +80,7 @@ where
         .unwrap()
         .tls_config(tls)
         .unwrap();
-    // The namespace is that of this thread.
+    // The namespace belongs to this thread.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -1,4 +1,4 @@
-//! Faults of nodes, networks, disks and certificates, with real VMs. Part of the whole form only.
+//! Faults of nodes, networks, disks and certificates, with real VMs. Run in the complete form only.
 
 use std::{
     fs,
@@ -42,7 +42,7 @@ enum Loser {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     Killed,
-    /// By SIGSTOP, for longer than its lease.
+    /// With SIGSTOP, for longer than its lease.
     Stopped,
 }
 
@@ -64,7 +64,7 @@ fn a_move_is_interrupted(world: &mut World, loser: Loser, fault: Fault) {
     match fault {
         Fault::Killed => {
             world.nodes[at].kill();
-            // As long as it is away, no other node has the sandbox twice.
+            // While it is unreachable, no other node has the sandbox as well.
             assert!(loaded.at(world).len() <= 1, "{loser:?}");
             world.nodes[at].start();
         }
@@ -95,7 +95,7 @@ fn a_move_is_interrupted(world: &mut World, loser: Loser, fault: Fault) {
             .count()
             == all
     });
-    // The drain goes on.
+    // The drain continues.
     until("a is empty", || is_empty(world, 0));
     until("one node has it", || loaded.at(world).len() == 1);
     until("it goes on", || loaded.state(&world.nodes[0]) == "running");
@@ -108,7 +108,7 @@ fn a_move_is_interrupted(world: &mut World, loser: Loser, fault: Fault) {
     open_all(world);
 }
 
-/// The disk of the first taker is full: the sandbox goes on, and then goes to the other one.
+/// The disk of the first taker is full: the sandbox continues, and then moves to the other node.
 fn a_full_disk_sends_it_elsewhere(world: &World) {
     only(world, 0);
     let loaded = Loaded::new(&world.nodes[0]);
@@ -132,7 +132,7 @@ fn a_full_disk_sends_it_elsewhere(world: &World) {
     open_all(world);
 }
 
-/// The taker dies for good. Until it has been removed, only it could say whether it has the sandbox.
+/// The taker crashes for good. Until it has been removed, only it could tell whether it has the sandbox.
 fn a_taker_that_is_removed_leaves_the_sandbox(world: &mut World) {
     only(world, 0);
     let loaded = Loaded::new(&world.nodes[0]);
@@ -163,7 +163,7 @@ pub(crate) fn cluster_long_nodes_return_from_partitions_and_stops() {
     });
 }
 
-/// b is stopped, and what etcd sends to c is lost, for longer than their leases. Their VMs go on.
+/// b is stopped, and etcd's packets to c are dropped, for longer than their leases. Their VMs keep running.
 fn two_nodes_are_away_and_return(world: &World) {
     only(world, 1);
     let at_b = Loaded::new(&world.nodes[0]);
@@ -187,7 +187,7 @@ fn two_nodes_are_away_and_return(world: &World) {
             refused.text()
         );
     }
-    // It serves what it has, and takes nothing.
+    // It serves its own sandboxes and accepts no new ones.
     at_c.check(c);
     let made = a.ask().expect(201);
     assert_eq!(made.header("x-cube-node"), Some("a"));
@@ -212,7 +212,7 @@ fn two_nodes_are_away_and_return(world: &World) {
     open_all(world);
 }
 
-/// A certificate for the name of a member, by the right authority, that has expired an hour ago.
+/// A certificate for a member's name, from the right authority, that expired an hour ago.
 fn an_expired_certificate_opens_nothing(world: &World) {
     let dir = world.nodes[0].state.path().join("cluster");
     let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
@@ -231,7 +231,7 @@ fn an_expired_certificate_opens_nothing(world: &World) {
     };
     let issuer = Issuer::new(named(name), KeyPair::from_pem(&read("ca.key")).unwrap());
     let member = "b.node.cube.internal";
-    // The key of the member: with another one, it is no member's anyway.
+    // With the member's key, because with another one it would not be the member's anyway.
     let own = world.nodes[1].state.path().join("cluster/node.pem");
     let own = fs::read_to_string(own).unwrap();
     let key = &own[own.find("-----BEGIN PRIVATE").unwrap()..];
@@ -273,7 +273,7 @@ fn an_expired_certificate_opens_nothing(world: &World) {
     assert!(refused == "000" || refused == "403", "{refused}");
 }
 
-/// `cube-api reload` on one node after the other, while clients create, use and end sandboxes at all of them.
+/// Runs `cube-api reload` on one node after the other, while clients create, use and kill sandboxes on all of them.
 pub(crate) fn cluster_long_an_upgrade_of_all_nodes_fails_no_create() {
     World::run(|world| {
         let (ends, made) = (AtomicBool::new(false), AtomicU32::new(0));

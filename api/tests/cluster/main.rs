@@ -1,5 +1,5 @@
-//! Three nodes in network namespaces, each with a `cube-api`, a pool and real VMs, and one etcd. Needs what the tests of
-//! `server` need, and the etcd that `cargo xtask prepare` unpacks.
+//! Three nodes in network namespaces, each with a `cube-api`, a pool and real VMs, and one etcd. Has the requirements
+//! of the tests of `server`, and needs the etcd that `cargo xtask prepare` unpacks.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,7 +17,7 @@ mod world;
 
 use test_cases::cases;
 
-/// Runs the tests of the whole form too, which take minutes.
+/// Also runs the tests of the complete form, which take minutes.
 const ALL: &str = "CUBE_TEST_CLUSTER_ALL";
 
 fn main() {

@@ -15,7 +15,7 @@ use crate::{
 const FILL: &str = "echo disk > ~/kept; head -c 3000000 /dev/urandom > ~/big; sync; echo memory > /dev/shm/kept; \
                     sleep 100000 </dev/null >/dev/null 2>&1 & echo $!";
 
-/// A sandbox with something to lose.
+/// A sandbox with state that a move must preserve.
 pub(crate) struct Loaded {
     pub(crate) sandbox: Value,
     pid: String,
@@ -41,7 +41,7 @@ impl Loaded {
         format!("/sandboxes/{}", self.id())
     }
 
-    /// Nothing is lost, seen from this node.
+    /// Nothing is lost, as seen from this node.
     pub(crate) fn check(&self, node: &Node) {
         let script = format!(
             "cat ~/kept /dev/shm/kept; md5sum ~/big; kill -0 {}; hostname",
@@ -102,7 +102,7 @@ fn filled(world: &World) -> (Loaded, Loaded) {
     (running, paused)
 }
 
-/// While a offers a sandbox to b, its files are not for c, which is a member, too.
+/// While a offers a sandbox to b, c must not get its files, although it is a member too.
 fn its_files_are_for_its_taker(world: &World, id: &str) {
     let path = format!("/cluster/files/move-{id}");
     let status = |at: usize| {
@@ -124,7 +124,7 @@ fn a_drain_moves_both(world: &World, running: &Loaded, paused: &Loaded) {
     )
     .expect(400);
     let before = a.get(&running.path()).expect(200).json();
-    // The only taker has no template with the memory that the pauses are differences to.
+    // The only taker has no template with the memory that the pauses refer to.
     b.send("POST", "/nodes/c", &json!({"status": "standby"}))
         .expect(204);
     a.until_all(2, "ready");
@@ -142,7 +142,7 @@ fn a_drain_moves_both(world: &World, running: &Loaded, paused: &Loaded) {
         let at = loaded.at(world);
         assert_eq!(at, [1]);
     }
-    // Once, for both.
+    // Once for both.
     let log = b.log();
     let fetched = "fetching the base of a sandbox";
     assert_eq!(log.matches(fetched).count(), 1, "{log}");
@@ -166,7 +166,7 @@ fn a_drain_moves_both(world: &World, running: &Loaded, paused: &Loaded) {
         metrics.contains("cube_cluster_moves_total{outcome=\"given\"} 2"),
         "{metrics}"
     );
-    // Its own token, by a node that has never had it.
+    // Its own token, through a node that has never had it.
     let connect = format!("{}/connect", paused.path());
     a.send("POST", &connect, &json!({"timeout": 60}))
         .expect(201);
@@ -208,7 +208,7 @@ fn a_moved_sandbox_lives_on(world: &World, moved: &Loaded) {
     open_all(world);
 }
 
-/// A clone of a template that was built, a sandbox that booted, and a disk that nothing runs on.
+/// A clone of a built template, a sandbox that booted, and a disk without a running sandbox.
 fn what_was_built_and_what_booted_moves(world: &World) {
     only(world, 0);
     let [a, b] = [0, 1].map(|at| &world.nodes[at]);
@@ -247,7 +247,7 @@ fn what_was_built_and_what_booted_moves(world: &World) {
     open_all(world);
 }
 
-/// Puts a sandbox's memory away, so that its next start is a boot.
+/// Discards a sandbox's memory, so that its next start is a boot.
 fn boot(node: &Node, sandbox: &Value) {
     let path = format!("/sandboxes/{}", id(sandbox));
     let boot_id = || {

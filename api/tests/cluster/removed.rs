@@ -1,4 +1,4 @@
-//! A host that was removed from the cluster, and has kept all of its files.
+//! A host that was removed from the cluster but has kept all of its files.
 
 use std::{path::Path, process::Command};
 
@@ -11,11 +11,11 @@ use crate::{
     world::{Client, World, until},
 };
 
-/// A question without content, for curl.
+/// A request without content, for curl.
 const JSON: [&str; 4] = ["-d", "{}", "-H", "Content-Type: application/json"];
 const SECRET: &str = "of-the-cluster";
 
-/// The files of a node as they were while it was a member.
+/// The files of a node from the time when it was a member.
 struct Thief {
     files: TempDir,
     /// Its record in etcd.
@@ -57,7 +57,7 @@ pub(crate) fn cluster_a_removed_node_has_nothing_left() {
             breaches.extend(thief.breaches(&a));
             a.send("DELETE", "/nodes/c", &Value::Null).expect(204);
         }
-        // Another host gets its name.
+        // Another host joins under its name.
         world.replace_host(2);
         let again = Thief::of(world, 2);
         assert_eq!(again.breaches(&a), ["reads etcd", "reads secrets"]);
@@ -71,7 +71,7 @@ pub(crate) fn cluster_a_removed_node_has_nothing_left() {
     });
 }
 
-/// The key of a client stays at the node that was asked; other nodes get its SHA-256 from a member, and from nothing else.
+/// A client's key stays on the node that received it. Other nodes accept its SHA-256 from members only.
 fn a_member_names_the_key_of_a_client(member: &Thief, node: &Client) {
     let sum = Sha256::digest(node.key().as_bytes());
     let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -109,7 +109,7 @@ impl Thief {
         self.files.path()
     }
 
-    /// What it can read.
+    /// The data that it can read.
     fn breaches(&self, node: &Client) -> Vec<&'static str> {
         let mut breaches = Vec::new();
         if etcd::list(self.path()).is_ok() {
@@ -129,7 +129,7 @@ impl Thief {
     }
 }
 
-/// The answer of a node to the holder of a certificate.
+/// A node's response to the holder of a certificate.
 pub(crate) fn ask(node: &Client, pem: &Path, path: &str, more: &[&str]) -> String {
     let mut curl = Command::new("curl");
     curl.args(["-s", "-k", "-w", " %{http_code}", "--cert"])

@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 
 use crate::world::{Client, Node, World, until};
 
-/// What no file and no log of a node may contain.
+/// A text that no file and no log of a node may contain.
 const CANARY: &str = "hunter2-canary";
 
 pub(crate) fn belong_to_the_cluster(world: &mut World) {
     let began = Instant::now();
     let [a, b, c] = [0, 1, 2].map(|at| world.nodes[at].client());
-    // Every node has a change when it is answered.
+    // Every node has a change when the response arrives.
     put(&a, "/secrets", "one", "of a").expect(201);
     put(&b, "/secrets", "one", "x").expect(409);
     put(&c, "/secrets/one", "one", "of c").expect(200);
@@ -26,7 +26,7 @@ pub(crate) fn belong_to_the_cluster(world: &mut World) {
     for node in [&a, &b, &c] {
         assert_eq!(version(node, "two"), None, "{}", node.name);
     }
-    // c is away during changes, and the others answer all the same.
+    // c is down during changes, and the others still respond.
     world.nodes[2].kill();
     put(&b, "/secrets/one", "one", CANARY).expect(200);
     put(&a, "/secrets", "three", CANARY).expect(201);
@@ -45,7 +45,7 @@ pub(crate) fn belong_to_the_cluster(world: &mut World) {
         }
         assert!(!node.log().contains("canary"), "{}", node.name);
     }
-    // A node without secrets, as one that has just joined.
+    // A node without secrets, like one that has just joined.
     world.nodes[2].kill();
     std::fs::remove_dir_all(world.nodes[2].state.path().join("secrets")).unwrap();
     world.nodes[2].start();
@@ -76,7 +76,7 @@ fn version(node: &Client, name: &str) -> Option<u64> {
     }
 }
 
-/// The value that a request of a sandbox of this node would get, by the files of its server.
+/// The value that a request of a sandbox on this node would get, according to its server's files.
 fn value(node: &Node, name: &str) -> String {
     let secrets = Secrets::open(node.state.path(), &KeySource::Generated).unwrap();
     secrets.value(name, "a.test").unwrap().expose().to_owned()

@@ -12,7 +12,7 @@ use crate::{
     world::{World, until},
 };
 
-/// Creates of the comparison of local and forwarded ones.
+/// Number of creates in the comparison of local and forwarded ones.
 const CREATES: usize = 6;
 
 pub(crate) fn cluster_three_nodes_are_one_service() {
@@ -33,7 +33,7 @@ pub(crate) fn id(sandbox: &Value) -> String {
     sandbox["sandboxID"].as_str().unwrap().to_owned()
 }
 
-/// Closes all nodes but one, so that creates go there.
+/// Cordons all nodes but one, so that creates go there.
 pub(crate) fn only(world: &World, at: usize) {
     for (other, node) in world.nodes.iter().enumerate() {
         let status = if other == at { "ready" } else { "standby" };
@@ -59,7 +59,7 @@ pub(crate) fn open_all(world: &World) {
     }
 }
 
-/// Random operations through a node that is closed, compared with a model.
+/// Random operations through a cordoned node, compared with a model.
 pub(crate) fn cluster_long_a_node_that_owns_nothing_keeps_the_life_cycle() {
     World::run(|world| {
         only(world, 1);
@@ -67,18 +67,19 @@ pub(crate) fn cluster_long_a_node_that_owns_nothing_keeps_the_life_cycle() {
     });
 }
 
-/// A signed file URL that names no sandbox, and no node has signed.
+/// A signed file URL that names no sandbox and that no node has signed.
 fn requests_without_a_key_ask_other_nodes_so_often_only(world: &World) {
     let c = &world.nodes[2];
     let path = "/files?path=x&signature=v1_x&signature_expiration=9999999999";
     let status = |_| http::send(c.address, "GET", path, &[], b"").status;
     let refused = (0..5000).map(status).position(|status| status == 429);
     assert!(refused.is_some_and(|asked| asked >= 200), "{refused:?}");
-    // With a key, all is as before.
+    // With a key, nothing has changed.
     c.get("/v2/templates").expect(200);
 }
 
-/// The public listener has no routes of nodes, and the other one answers hosts without a certificate with 403.
+/// The public listener has no node-to-node routes, and the cluster listener responds with 403 to hosts without a
+/// certificate.
 fn only_members_use_the_listener_of_the_cluster(world: &World) {
     let a = &world.nodes[0];
     a.get("/cluster/state").expect(404);
@@ -97,7 +98,7 @@ fn a_node_serves_what_another_has(world: &World) {
     let made = a.ask().expect(201);
     assert_eq!(made.header("x-cube-node"), Some("b"));
     let sandbox = made.json();
-    // Everything from a node that owns nothing: the agent, files, the control plane, by path.
+    // Everything through a node that owns nothing: the agent, files, the control plane, paths.
     assert_eq!(c.exec(&sandbox, "echo $((6*7))").unwrap(), "42\n");
     let path = format!("/sandboxes/{}", id(&sandbox));
     let detail = c.get(&path).expect(200).json();
@@ -105,16 +106,16 @@ fn a_node_serves_what_another_has(world: &World) {
     assert_eq!(detail, b.get(&path).expect(200).json());
     let by_path = c.get(&format!("/sandbox/{}/49983/health", id(&sandbox)));
     assert!(by_path.status == 204, "{}", by_path.text());
-    // A stream: the pieces arrive as they are made.
+    // A stream: pieces arrive as they are produced.
     let began = Instant::now();
     let output = c.exec(&sandbox, "echo a; sleep 0.3; echo b").unwrap();
     assert!(output == "a\nb\n" && began.elapsed() >= Duration::from_millis(300));
-    // A megabyte each way.
+    // A megabyte in each direction.
     let sum = c
         .exec(&sandbox, "head -c 1000000 /dev/zero | tr '\\0' x")
         .unwrap();
     assert_eq!(sum.len(), 1_000_000);
-    // Keys of one node open all others.
+    // Keys of one node are accepted by all others.
     until("the key of b is known at c", || {
         c.send_as(b, "GET", &path).status == 200
     });
@@ -123,7 +124,7 @@ fn a_node_serves_what_another_has(world: &World) {
     a.send("POST", &format!("{path}/connect"), &json!({"timeout": 60}))
         .expect(201);
     assert_eq!(c.exec(&sandbox, "echo on").unwrap(), "on\n");
-    // A snapshot can be used at once, by a node that has not heard of it.
+    // A snapshot can be used at once, through a node that has not learned of it yet.
     let kept = c.send("POST", &format!("{path}/snapshots"), &json!({}));
     let kept = kept.expect(201).json();
     let body = json!({"templateID": kept["snapshotID"], "timeout": 60});
@@ -147,7 +148,7 @@ fn lists_are_merged(world: &World) {
         made.insert(id(&world.nodes[1].ask().expect(201).json()));
     }
     open_all(world);
-    // One sandbox of each node, on pages of one.
+    // One sandbox of each node, on pages with one item.
     let (mut seen, mut next) = (Vec::new(), String::new());
     loop {
         let page = world.nodes[1]
@@ -195,7 +196,7 @@ fn creates_write_nothing_to_etcd(world: &World) {
     let before = world.revision();
     let mut took = [Vec::new(), Vec::new()];
     for _ in 0..CREATES {
-        // At the node itself, and by another one: in turn, so that the load of the host is that of both.
+        // On the node itself and through another one, alternating, so that both see the same load of the host.
         for (times, node) in took.iter_mut().zip(&world.nodes) {
             let began = Instant::now();
             let made = node.ask().expect(201);
@@ -259,7 +260,7 @@ fn a_closed_node_gets_no_sandbox(world: &World) {
         .expect(409);
     a.send("DELETE", "/nodes/b", &Value::Null).expect(409);
     a.get("/nodes/x").expect(404);
-    // No node is open: the answer can be retried.
+    // No node is open: the response allows a retry.
     for name in ["a", "b", "c"] {
         a.send(
             "POST",
@@ -287,7 +288,7 @@ fn a_dead_node_is_reported(world: &mut World) {
     world.nodes[2].die();
     let [a, b] = [0, 1].map(|at| &world.nodes[at]);
     let path = format!("/sandboxes/{}", id(&sandbox));
-    // At once, an error that names the node; after its lease, the loss with the last state.
+    // At first, an error that names the node. After its lease has ended, the loss and the last state.
     let refused = a.get(&path).expect(502);
     assert!(refused.text().contains("node c"), "{}", refused.text());
     a.until_all(1, "unhealthy");
@@ -303,7 +304,7 @@ fn a_dead_node_is_reported(world: &mut World) {
     let list = a.get("/v2/sandboxes").expect(200);
     assert_eq!(list.header("x-cube-missing"), Some("c"));
     assert!(a.exec(&sandbox, "true").unwrap_err().contains("502"));
-    // Creates go on, and the node can be removed.
+    // Creates continue, and the node can be removed.
     let made = b.ask().expect(201).json();
     a.send("DELETE", &format!("/sandboxes/{}", id(&made)), &Value::Null)
         .expect(204);

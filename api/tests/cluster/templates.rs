@@ -13,7 +13,7 @@ use crate::{
     world::{Node, World, until},
 };
 
-/// The disk of the template has as many random bytes.
+/// Number of random bytes on the template's disk.
 const DATA: u64 = 16 << 20;
 /// Where an ext4 file system has its magic number.
 const SUPERBLOCK: u64 = 1024 + 56;
@@ -27,7 +27,7 @@ pub(crate) fn travel(world: &mut World) {
             nodes_of(node, "travels") == ["a", "b", "c"]
         });
     }
-    // Nodes that are closed have it, too; a is the only one that could forward.
+    // Cordoned nodes also have it; a is the only one that could forward.
     only(world, 1);
     let [a, c] = [0, 2].map(|at| &world.nodes[at]);
     let body = json!({"templateID": "travels", "timeout": 300});
@@ -67,7 +67,7 @@ fn build(world: &World, step: &str) -> (String, String) {
         "fromTemplate": "base",
         "steps": [{"type": "RUN", "args": [step, "root"]}],
     });
-    // By another node, which passes it on.
+    // Through another node, which forwards it.
     let b = &world.nodes[1];
     b.send("POST", &format!("/v2{path}"), &body).expect(202);
     until("the build ends", || {
@@ -98,7 +98,7 @@ fn a_broken_transfer_goes_on(world: &mut World, build: &str) {
             .log()
             .contains("cannot copy a template from another node")
     });
-    // What was damaged meanwhile is found.
+    // Damage that happened in the meantime is detected.
     let file = File::options().read(true).write(true).open(&part).unwrap();
     let mut byte = [0];
     file.read_exact_at(&mut byte, SUPERBLOCK).unwrap();
@@ -132,7 +132,7 @@ fn nodes_of(node: &Node, name: &str) -> Vec<String> {
         .collect()
 }
 
-/// The answer to a create by each node, and what the sandbox's file `/version` says.
+/// Each node's response to a create, and the content of the sandbox's file `/version`.
 fn versions(nodes: &[&Node], template: &str) -> Vec<(u16, String)> {
     let body = json!({"templateID": template, "timeout": 300});
     let version = |node: &&Node| {
@@ -149,7 +149,8 @@ fn versions(nodes: &[&Node], template: &str) -> Vec<(u16, String)> {
     nodes.iter().map(version).collect()
 }
 
-/// All nodes have the first build, and none but the home what follows. What a client was told counts at every node.
+/// All nodes have the first build, but only the home has the later ones. Every node respects what a client has been
+/// told.
 fn builds_and_tags_count_at_once(world: &World) {
     let [a, b, c] = [0, 1, 2].map(|at| &world.nodes[at]);
     let all = [b, c, a];
@@ -183,7 +184,7 @@ fn a_build_ends_without_etcd(world: &World) {
     world.continue_etcd();
     let log = world.nodes[0].log();
     assert!(log.contains("the other nodes may use previous builds"));
-    // Also those that could not see it.
+    // Including nodes that could not see it.
     only(world, 1);
     until("b has the build", || {
         versions(&[&world.nodes[2]], "travels") == [(201, "third".to_owned())]
@@ -210,7 +211,7 @@ fn a_closed_node_makes_no_template(world: &World) {
 }
 
 fn a_deletion_reaches_all(world: &mut World, template: &str) {
-    // c learns it when it is back.
+    // c learns of it when it is back.
     world.nodes[2].kill();
     let path = format!("/templates/{template}");
     let b = &world.nodes[1];

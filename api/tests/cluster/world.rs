@@ -53,15 +53,15 @@ pub(crate) struct Node {
     namespace: Arc<Namespace>,
     pub(crate) state: TempDir,
     server: Option<Child>,
-    /// The process that a reload has put in its place.
+    /// The process that a reload has started in its place.
     successor: Option<u32>,
-    /// Further options of the server.
+    /// Additional options of the server.
     options: &'static [&'static str],
-    /// Of the installed templates.
+    /// Directory of the installed templates.
     templates: PathBuf,
 }
 
-/// What a client of a node needs.
+/// Access to a node for a client.
 #[derive(Clone)]
 pub(crate) struct Client {
     pub(crate) name: &'static str,
@@ -77,7 +77,7 @@ impl std::ops::Deref for Node {
     }
 }
 
-/// All of them. The thread that makes it must be in the hub's namespace.
+/// All nodes. The thread that creates it must be in the hub's namespace.
 pub(crate) struct World {
     pub(crate) nodes: Vec<Node>,
     etcd: Etcd,
@@ -100,7 +100,7 @@ fn output(command: &mut Command) -> String {
 }
 
 impl World {
-    /// Runs `test` with three nodes that have joined, in a namespace of its own.
+    /// Runs `test` in its own namespace with three nodes that have joined.
     pub(crate) fn run(test: impl FnOnce(&mut World) + Send) {
         Self::run_with(&[], test);
     }
@@ -110,7 +110,7 @@ impl World {
         Self::run_prepared(options, |_| {}, test);
     }
 
-    /// The template `base` of the node b was made on b, so its memory is another one than that of a and c.
+    /// The template `base` of node b was made on b, so its memory differs from that of a and c.
     pub(crate) fn run_with_two_bases(test: impl FnOnce(&mut World) + Send) {
         Self::run_prepared(&[], |nodes| nodes[1].make_base(), test);
     }
@@ -158,7 +158,7 @@ impl World {
         world
     }
 
-    /// Joins the cluster of the first node, and starts.
+    /// Joins the cluster of the first node and starts.
     fn join(&mut self, at: usize) {
         let state = self.nodes[0].state.path().to_str().unwrap();
         let token = output(&mut cube(&["cluster", "token", "--state", state]));
@@ -170,7 +170,7 @@ impl World {
         self.nodes[at].start();
     }
 
-    /// Puts a new host in the place of a node that has been removed: it joins under the same name.
+    /// Replaces a removed node with a new host, which joins under the same name.
     pub(crate) fn replace_host(&mut self, at: usize) {
         self.nodes[at].renew();
         self.join(at);
@@ -194,7 +194,7 @@ impl World {
             .count()
     }
 
-    /// The revision of the last change in etcd, those of loads apart.
+    /// The revision of the last change in etcd, ignoring loads.
     pub(crate) fn revision(&self) -> u64 {
         // Nodes write their loads all the time.
         let keys = self.keys().into_iter();
@@ -274,13 +274,13 @@ impl Node {
         }
     }
 
-    /// The host is another one: nothing is left of its state.
+    /// Replaces the host with another one, without any of its state.
     fn renew(&mut self) {
         self.die();
         (self.state, self.client.key) = new_state(self.client.name);
     }
 
-    /// Makes the template `base` of this node from the same files as that of the others.
+    /// Makes this node's template `base` from the same files as the others'.
     fn make_base(&mut self) {
         let recipe = Recipe::read(&self.templates.join("base"));
         let recipe = recipe.unwrap().unwrap();
@@ -301,7 +301,7 @@ impl Node {
         self.templates = templates;
     }
 
-    /// The number of templates whose files this node has by content.
+    /// The number of templates whose files this node stores by content.
     pub(crate) fn images(&self) -> usize {
         fs::read_dir(self.state.path().join("images"))
             .unwrap()
@@ -361,7 +361,7 @@ impl Node {
         });
     }
 
-    /// Ends the server with SIGKILL; its VMs go on.
+    /// Kills the server with SIGKILL. Its VMs keep running.
     pub(crate) fn kill(&mut self) {
         if let Some(mut server) = self.server.take() {
             server.kill().ok();
@@ -388,7 +388,7 @@ impl Node {
         let pid = output(&mut cube(&["reload", "--state", &state]));
         self.successor = Some(pid.parse().unwrap());
         if let Some(mut server) = self.server.take() {
-            // It ends when its connections have.
+            // It exits when its connections have ended.
             until("the former process ends", || {
                 server.try_wait().unwrap().is_some()
             });
@@ -407,7 +407,7 @@ impl Node {
         dir.join("record.json").exists()
     }
 
-    /// Whether files of the sandbox arrive at this node.
+    /// Whether this node is receiving files of the sandbox.
     pub(crate) fn is_incoming(&self, id: &str) -> bool {
         self.state
             .path()
@@ -421,7 +421,7 @@ impl Node {
         fs::read_to_string(self.state.path().join("log")).unwrap()
     }
 
-    /// Ends the server with SIGKILL, and its VMs, as if the host had died.
+    /// Kills the server and its VMs with SIGKILL, as if the host had crashed.
     pub(crate) fn die(&mut self) {
         self.kill();
         let state = self.state.path().to_str().unwrap();
@@ -445,7 +445,7 @@ impl Client {
         &self.key
     }
 
-    /// With the key of another node.
+    /// Uses the key of another node.
     pub(crate) fn send_as(&self, other: &Client, method: &str, path: &str) -> Answer {
         self.send_with(&other.key, method, path, &Value::Null)
     }
@@ -477,7 +477,7 @@ impl Client {
         output(bench.env("E2B_API_KEY", &self.key));
     }
 
-    /// The status with which the listener of the cluster answers a client that shows no certificate.
+    /// The status with which the cluster listener responds to a client without a certificate.
     pub(crate) fn status_without_certificate(&self, path: &str, body: &str) -> String {
         let mut curl = Command::new("curl");
         curl.args(["-s", "-k", "-o", "/dev/null", "-w", "%{http_code}"]);
@@ -487,7 +487,7 @@ impl Client {
         output(curl.arg(format!("https://{}:3001{path}", self.address.ip())))
     }
 
-    /// Waits until this node sees as many nodes of this status.
+    /// Waits until this node sees this number of nodes with this status.
     pub(crate) fn until_all(&self, count: usize, status: &str) {
         until("all nodes are seen", || {
             let nodes = self.get("/nodes").expect(200).json();

@@ -143,7 +143,7 @@ pub(crate) fn kvm_a_registry_that_refuses_or_lies_ends_a_build_with_a_reason() {
             let [drafts, _, images] = world.stored();
             assert_eq!((drafts, images), (0, 0), "{what}");
         }
-        // Not opened: private addresses by name, by number and in a mapped form.
+        // Not exempted: private addresses by name, by number and in a mapped form.
         for reference in [
             "localhost:1/r",
             "10.0.0.1/r",
@@ -212,7 +212,7 @@ pub(crate) fn kvm_a_cancelled_build_ends_at_once_and_leaves_nothing() {
             .await;
             canceller.cancel();
             assert_eq!(asking.await.unwrap().unwrap_err(), "build was cancelled");
-            // What has arrived whole, such as the config, may still be synced.
+            // Completely received files, such as the config, may still be synced.
             until("no draft is left", || world.stored()[0] == 0).await;
             assert_eq!(world.stored()[2], 0, "{until_then}");
         }

@@ -41,7 +41,7 @@ pub(crate) fn kvm_a_guest_of_a_pulled_image_runs_commands() {
         assert_eq!(again.base().template, base.template);
         assert_eq!(again.base().defaults, base.defaults);
         assert_eq!(again.log, [format!("CACHED {begin}")]);
-        // An image that is known is still the registry's.
+        // Access to a known image is still up to the registry.
         for password in [None, Some("wrong")] {
             let refused = world.ask_with(&reference, password).await;
             assert!(
@@ -145,7 +145,7 @@ pub(crate) fn kvm_the_default_image_needs_no_registry() {
                 .template,
             *template
         );
-        // One that is not installed is pulled; here, from a server that refuses connections.
+        // An image that is not installed is pulled; here, from a server that refuses connections.
         let mut nowhere = registries(&[]);
         let endpoint = "http://127.0.0.1:1".parse().unwrap();
         nowhere

@@ -1,5 +1,5 @@
 //! How long starts take while builds run, compared with the same server without builds. The kinds of load alternate in
-//! blocks of one run, so what else the host does slows down all of them.
+//! blocks of one run, so that other load on the host slows down all of them.
 
 use std::{
     collections::BTreeMap,
@@ -22,12 +22,12 @@ const ROUNDS: (&str, usize) = ("CUBE_LOAD_ROUNDS", 1);
 const STARTS: (&str, usize) = ("CUBE_LOAD_STARTS", 5);
 /// The server that is measured; without it, the one that was compiled with this test.
 const SERVER: &str = "CUBE_LOAD_SERVER";
-/// Paths of servers, separated by colons, that are compared with each other. Each has its cube-image beside it.
+/// Paths of servers to compare, separated by colons. Each has its cube-image next to it.
 const SERVERS: &str = "CUBE_LOAD_SERVERS";
 /// Size of the image that is pulled and converted.
 const IMAGE_MIB: (&str, usize) = ("CUBE_LOAD_IMAGE_MIB", 64);
-/// Of medians. Generous, because few starts decide here, beside other tests: 2.5 was seen. results/notes-use.md has the
-/// command of a measurement.
+/// Limit of the ratio of medians. Generous, because few starts decide here, next to other tests: 2.5 was seen.
+/// results/notes-use.md has the command of a measurement.
 const LARGEST_RATIO: f64 = 5.0;
 /// Never ends by itself.
 const SPIN: &str = "echo spinning; while :; do :; done";
@@ -47,7 +47,7 @@ enum Load {
     Converting,
 }
 
-/// One start, from the request to the answer and to the output of the first command.
+/// One start, from the request to the response and to the output of the first command.
 #[derive(Clone, Copy, Debug)]
 struct Start {
     created: Duration,
@@ -92,7 +92,7 @@ pub(crate) fn kvm_starts_while_an_image_is_pulled_and_converted_take_little_long
             })
             .collect();
         for round in 0..number(ROUNDS) {
-            // Other contents than in all rounds before: nothing is cached.
+            // Different contents than in all previous rounds: nothing is cached.
             let first = file("srv/round", format!("{warm} {round}"));
             let archive = pack(&[first, file("srv/noise", &noise)]);
             registry.push(&image_by(&[archive], stored));
@@ -106,7 +106,7 @@ pub(crate) fn kvm_starts_while_an_image_is_pulled_and_converted_take_little_long
             println!("{}", program.display());
             print(warm, starts);
             for load in [Load::Pulling, Load::Converting] {
-                // A small image may be there before the first start.
+                // A small image may have arrived before the first start.
                 if starts.contains_key(&load) {
                     let ratio = ratio(starts, load, 50);
                     assert!(
@@ -208,7 +208,7 @@ fn block(server: &Server, registry: &Registry, load: Load, round: &str) -> Vec<S
             starts
         }
         Load::Building => {
-            // Other contents than in all rounds before: nothing is cached.
+            // Different contents than in all previous rounds: nothing is cached.
             let line = format!("{round}\n").repeat(100_000);
             let files = (0..32).map(|n| file(format!("srv/data-{n}"), format!("{n} {line}")));
             registry.push(&image(&[pack(&files.collect::<Vec<_>>())]));

@@ -30,8 +30,8 @@ const MEMORY: Bytes = Bytes::mib(256);
 /// Space of inodes and directories in each root image: three blocks.
 const INODES: usize = 3 * BLOCK;
 const BLOCK: usize = 4096;
-/// While an image is made, its layer and 64 MiB more are set aside. So there is room for the last one, and for no further
-/// one.
+/// While an image is made, its layer and 64 MiB more are reserved. There is thus room for the last one and for no
+/// other.
 const BESIDES: usize = 72 << 20;
 /// Number of templates from which sandboxes are created. The memory of each is made on the disk.
 const CREATES: usize = 40;
@@ -55,7 +55,7 @@ fn build(server: &Server, name: &str) -> String {
     status["templateID"].as_str().unwrap().to_owned()
 }
 
-/// Copies the record of a directory in `parent` to a new directory there, with every `from` replaced by `to`.
+/// Copies the record of a directory in `parent` to a new directory there, with every `from` replaced with `to`.
 fn copy(parent: &Path, name: &str, record: &str, changes: &[(&str, &str)], to: &str) {
     let (from, to) = (parent.join(name), parent.join(to));
     fs::create_dir(&to).unwrap();
@@ -89,7 +89,7 @@ impl<'a> First<'a> {
         }
     }
 
-    /// Adds the record of a build `many-N` that made this template of the pool.
+    /// Adds the record of a build `many-N` that made this template in the pool.
     fn add_build(&self, n: usize, made: &str) {
         let of_build = format!("b{n:019}");
         let uuid = format!("{}{n:04x}", &self.build[..self.build.len() - 4]);
@@ -170,7 +170,7 @@ pub(crate) fn kvm_hundreds_of_templates_are_listed_completely() {
     assert_eq!(server.sh(&sandbox, "echo here"), "here\n");
 }
 
-/// Waits until so many templates are stored as diffs only.
+/// Waits until this many templates are stored as diffs only.
 async fn until_stored(world: &World, state: &Path, count: usize) {
     let begun = Instant::now();
     let is_diff = |dir: &fs::DirEntry| {
@@ -189,7 +189,7 @@ async fn until_stored(world: &World, state: &Path, count: usize) {
     }
 }
 
-/// Space of the programs that every root image of these gets.
+/// Size of the programs that every one of these root images gets.
 fn programs() -> usize {
     let guest = variable("CUBE_ARTIFACTS").join("guest");
     let space = |name: &&str| {
@@ -199,7 +199,7 @@ fn programs() -> usize {
     ["bash", "busybox"].iter().map(space).sum()
 }
 
-/// Makes templates `many-1` and so on, each of an image of its own, and waits until their memory and that of `many-0` is
+/// Makes templates `many-1` and so on, each from its own image, and waits until their memory and that of `many-0` is
 /// stored as diffs. Returns their ids.
 async fn publish(state: &Path, count: usize) -> Vec<String> {
     let registry = server::Server::default();
@@ -239,7 +239,7 @@ async fn publish(state: &Path, count: usize) -> Vec<String> {
         world.pool.record_working_set(&sandbox.id).await.unwrap();
         world.pool.kill(&sandbox.id).await.unwrap();
         made.push(template);
-        // So that the disk never has many whole memory files.
+        // So that the disk never has many complete memory files.
         if n % FEW == 0 {
             until_stored(&world, state, n + 1).await;
         }

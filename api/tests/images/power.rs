@@ -35,12 +35,12 @@ pub(crate) const RECORDED: &str = "CUBE_TEST_BUILDS";
 const MARKS: &str = "CUBE_TEST_BUILDS_MARKS";
 const SMALL: &str = "CUBE_TEST_BUILDS_SMALL";
 const REGISTRY: &str = "CUBE_TEST_BUILDS_REGISTRY";
-/// Tries all states, and leaves out each sync.
+/// Tries all states, and omits each sync.
 const ALL: &str = "CUBE_TEST_BUILDS_ALL";
 const RECIPE: &str = "recipe.json";
-/// How long a server may take to remove what a crash has left.
+/// How long a server may take to clean up after a crash.
 const SETTLES: Duration = Duration::from_secs(20);
-/// Whose syncs must each be noticed if they are left out: they keep a promise.
+/// Files whose syncs must each be noticed if omitted, because they keep a promise.
 const PROMISED: [&str; 4] = ["template.json", "record.json", "layers.json", "working-set"];
 
 pub(crate) fn kvm_a_power_loss_leaves_the_builds_that_were_answered() {
@@ -80,8 +80,8 @@ pub(crate) fn kvm_a_power_loss_leaves_the_builds_that_were_answered() {
     check.every_sync_is_needed(&recording);
 }
 
-/// A VMM that is small, and `base` without its maker: the pool copies a VMM, and strace records short writes. The recipe,
-/// which names the empty layer, names a kernel that is gone, or each of the many servers would begin to rebuild `base`.
+/// A small VMM, and `base` without its maker: the pool copies a VMM, and strace records short writes. The recipe names
+/// the empty layer and a missing kernel, because otherwise each of the many servers would start to rebuild `base`.
 fn small_files(dir: &Path) {
     let base = dir.join("installed/base");
     fs::create_dir_all(&base).unwrap();
@@ -104,7 +104,8 @@ fn small_files(dir: &Path) {
     }
 }
 
-/// The trace without what concerns sandboxes and their events, which no build promises anything about, and without the contents of disks.
+/// The trace without sandboxes and their events, which no build makes promises about, and without the contents of
+/// disks.
 fn without_bulk(trace: &str, state: &Path) -> String {
     let hex = |text: &str| -> String { text.bytes().map(|b| format!("\\x{b:02x}")).collect() };
     let sandboxes = hex(&format!("{}/sandboxes", state.display()));
@@ -250,7 +251,7 @@ pub(crate) fn be_recorded(state: &Path) {
         mark(format!("tagged {template} two"));
         mark("checkpoint".into());
         build("one", "echo 2 > /home/user/two", false);
-        // The former build loses its last tag, and its template.
+        // The previous build loses its last tag and its template.
         let tags = json!({"name": "one", "tags": ["two"]}).to_string();
         mark(format!("untagging {template}"));
         http::send(address, "DELETE", "/templates/tags", &JSON, tags.as_bytes()).expect(204);
@@ -269,13 +270,13 @@ pub(crate) fn be_recorded(state: &Path) {
     serve(spec, client).unwrap();
 }
 
-/// What a server found.
+/// State found by a server.
 #[derive(Clone, Debug, Default)]
 struct Found {
     /// The statuses of builds, by template and build.
     builds: BTreeMap<(String, String), String>,
     tags: BTreeMap<String, BTreeSet<String>>,
-    /// The ids in the pool of builds that a tag names.
+    /// The ids in the pool of builds that a tag refers to.
     needed: BTreeSet<String>,
     /// Templates of the pool and their files; directories without a record have none.
     templates: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
@@ -283,13 +284,13 @@ struct Found {
     uploads: Vec<Vec<u8>>,
     /// Ids in the pool of builds whose settings are known.
     finished: BTreeSet<String>,
-    /// Disks that the indexes of steps and of images name, and that the pool does not have.
+    /// Disks in the indexes of steps and of images that the pool does not have.
     lost: BTreeSet<String>,
-    /// Templates that nothing names, and incomplete files.
+    /// Unreferenced templates, and incomplete files.
     left: BTreeSet<String>,
 }
 
-/// One state of each moment, another from moment to moment, so that a run takes a minute. All states if [`ALL`] is set.
+/// One state per moment, varying from moment to moment, so that a run takes a minute. All states if [`ALL`] is set.
 fn tried(crashes: Vec<Crash>) -> Vec<Crash> {
     if std::env::var_os(ALL).is_some() {
         return crashes;
@@ -417,7 +418,7 @@ impl Check {
         Ok(())
     }
 
-    /// Leaves out all syncs of each [`PROMISED`] file in turn, or of every path. Those of promised files must be noticed.
+    /// Omits all syncs of each [`PROMISED`] file in turn, or of every path. Those of promised files must be noticed.
     fn every_sync_is_needed(&mut self, recording: &Recording) {
         let is_promised = |kind: &str| PROMISED.iter().any(|name| kind.contains(name));
         let mut kinds: BTreeMap<_, Recording> = BTreeMap::new();
@@ -481,7 +482,7 @@ fn look(state: &Path, address: SocketAddr) -> Result<Found, String> {
     for dir in below(&state.join("templates")) {
         let id = name_of(&dir);
         if dir.join("template.json").exists() {
-            // A template that is not needed may be removed meanwhile.
+            // An unneeded template may be removed in the meantime.
             let files = below(&dir.join("image")).into_iter();
             let files = files.filter_map(|path| Some((name_of(&path), fs::read(path).ok()?)));
             found.templates.insert(id, files.collect());
@@ -523,7 +524,7 @@ impl Found {
             let path = format!("/templates/{}/builds/{}/status", record.id, build.id);
             let answer = get(address, &path).expect(200).json();
             let mut status = answer["status"].as_str().unwrap().to_owned();
-            // No build goes on after a restart; one without steps waits for them.
+            // No build continues after a restart; one without steps waits for them.
             if status == "building" {
                 self.left.insert(format!("building: {}", build.id));
             }
@@ -541,7 +542,7 @@ impl Found {
         self.needed.extend(pool_ids);
     }
 
-    /// What the indexes of steps and of images name, and which templates nothing names.
+    /// Reads the entries of the indexes of steps and of images, and finds unreferenced templates.
     fn read_indexes(&mut self, state: &Path) {
         let index = |name: &str| -> Value {
             let bytes = fs::read(state.join("builds").join(name)).unwrap_or_default();

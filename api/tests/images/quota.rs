@@ -26,7 +26,7 @@ fn large(seed: u64) -> Image {
     image(&[pack(&[file("noise", noise(seed).repeat(512))])])
 }
 
-/// Disk space of all files below the store, and of those that the pool has links of.
+/// Disk space of all files below the store, and of those linked by the pool.
 fn used(dir: &Path) -> [u64; 2] {
     let parts = ["drafts", "blobs", "images"].map(|name| dir.join(name));
     let files = parts.iter().flat_map(|part| fs::read_dir(part).unwrap());

@@ -1,4 +1,4 @@
-//! A server that is killed while an image arrives.
+//! A server that is killed while it receives an image.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ pub(crate) const KILLED: &str = "CUBE_TEST_IMAGES";
 /// Set together with [`KILLED`]: the address of the registry.
 const REGISTRY: &str = "CUBE_TEST_IMAGES_REGISTRY";
 
-/// Asks for an image of a registry that never sends all of it.
+/// Requests an image from a registry that never sends all of it.
 pub(crate) fn be_killed(state: &Path) {
     run(async {
         let address = std::env::var(REGISTRY).unwrap();

@@ -71,7 +71,7 @@ impl<'a> Build<'a> {
 
     pub(crate) fn goes_on(&self) -> bool {
         let status = self.status();
-        // Waiting: queued, until a former build has ended.
+        // Waiting: queued, until an earlier build has ended.
         status["status"] == "waiting" || status["status"] == "building"
     }
 }

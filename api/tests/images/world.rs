@@ -1,4 +1,4 @@
-//! A pool with images, and builds that ask for them.
+//! A pool with images, and builds that request them.
 
 use std::{
     fs,
@@ -105,7 +105,7 @@ impl World {
         self.pool.close(OnClose::Kill).await;
     }
 
-    /// Asks for an image, as a build that has ended when this returns.
+    /// Requests an image, as a build that has ended when this returns.
     pub(crate) async fn ask(&self, reference: &str) -> Asked {
         self.ask_with(reference, None).await
     }
@@ -171,7 +171,7 @@ pub(crate) async fn sh(sandbox: &Sandbox, script: &str) -> String {
     output.trim_end().to_owned()
 }
 
-/// An answer, and the log of the build. The build holds its base as long as this value exists.
+/// A result, and the log of the build. The build holds its base as long as this value exists.
 pub(crate) struct Asked {
     pub(crate) base: Result<Base, String>,
     pub(crate) log: Vec<String>,

@@ -110,7 +110,7 @@ async fn a_client_that_guesses_signatures_is_stopped() {
     };
     assert_eq!((last.status, last.field("retry-after")), (429, Some("1")));
     assert!(refused >= 400, "{refused}");
-    // Others go on.
+    // Other connections continue.
     assert_eq!(wire.ask("GET /control", host).await.status, 200);
     let mut other = Wire::connect_from("127.0.0.2:0", world.address).await;
     assert_eq!(other.ask(&ask("v1_other"), host).await.status, 401);

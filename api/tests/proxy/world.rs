@@ -68,12 +68,12 @@ impl Table {
         self.routes.lock().unwrap().remove(id);
     }
 
-    /// Does `action` when a route is asked for the next time.
+    /// Runs `action` when a route is next requested.
     pub(crate) fn on_next_route(&self, action: impl FnOnce() + Send + 'static) {
         *self.on_next_route.lock().unwrap() = Some(Box::new(action));
     }
 
-    /// How often a route was asked for.
+    /// How often a route was requested.
     pub(crate) fn asked(&self) -> usize {
         self.asked.load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! Many sandboxes start and end at once. They must leave nothing behind, and a server that is killed meanwhile must not
-//! lose a sandbox.
+//! Many sandboxes start and end concurrently. They must leave nothing behind, and a server that is killed in the
+//! process must not lose a sandbox.
 
 use std::{
     fs,
@@ -35,7 +35,8 @@ pub(crate) fn soak_two_thousand_sandboxes_leave_nothing() {
 /// Runs `workers` clients that create `total` sandboxes with one command each, and checks that nothing is left behind.
 fn churn(total: u32, workers: u32) {
     let server = Server::with(&["--insecure-loopback", "--warm", "0:0"]);
-    // The first sandboxes make the server acquire what it keeps: loaded templates, thread pools, idle connections.
+    // The first sandboxes make the server acquire permanent resources: loaded templates, thread pools, idle
+    // connections.
     for _ in 0..3 {
         live(&server);
     }
@@ -75,7 +76,7 @@ pub(crate) fn kvm_a_server_killed_under_load_loses_no_sandbox() {
             scope.spawn(|| {
                 let body = json!({"templateID": "base", "timeout": 300}).to_string();
                 while !over.load(Ordering::Relaxed) {
-                    // The server is killed during these requests, so any answer, or none, is valid.
+                    // The server is killed during these requests, so any response, or none, is valid.
                     drop(http::try_send(
                         address,
                         "POST",
@@ -96,7 +97,7 @@ pub(crate) fn kvm_a_server_killed_under_load_loses_no_sandbox() {
     for sandbox in &kept {
         assert_eq!(server.read_file(sandbox, "/dev/shm/note"), sandbox.id);
     }
-    // Sandboxes whose create answer was lost still exist: they are listed, usable, and can be killed.
+    // Sandboxes whose create response was lost still exist: they are listed, usable, and can be killed.
     let listed = server.list();
     assert!(
         kept.iter().all(|sandbox| listed.contains(&sandbox.id)),
@@ -118,7 +119,7 @@ pub(crate) fn kvm_a_server_that_stops_while_it_adopts_leaves_nothing() {
         let mut server = Server::with(&[&["--insecure-loopback"], &options[..]].concat());
         for waits_for_all in [false, true] {
             let orphans = create_all(&server, ORPHANS);
-            // The new server starts while the killed one still exits.
+            // The new server starts while the killed one is still exiting.
             server.signal(Signal::SIGKILL);
             server.restart();
             if waits_for_all {
@@ -133,8 +134,9 @@ pub(crate) fn kvm_a_server_that_stops_while_it_adopts_leaves_nothing() {
     });
 }
 
-/// After a reboot, the records name processes, TAPs and control groups of another boot. Paused sandboxes are kept; all else
-/// is removed, also if something of the same name exists: a process whose record is of another boot is not trusted.
+/// After a reboot, the records refer to processes, TAPs and control groups of another boot. Paused sandboxes are kept.
+/// Everything else is removed, even if something of the same name exists: a process whose record is from another boot
+/// is not trusted.
 pub(crate) fn kvm_what_another_boot_or_a_killed_server_left_is_removed() {
     with_outside(|| {
         let options = ["--warm", "2:2", "--uplink", "up0", "--on-exit", "kill"];
@@ -215,7 +217,8 @@ fn assert_nothing_is_left(server: &Server) {
     assert_eq!((taps_of_vmms(), taps.len()), (0, 0), "{taps:?}");
 }
 
-/// How often a create is repeated that had no turn within the server's 30 s: on a busy host, 50 at once can take longer.
+/// How often a create is retried that got no turn within the server's 30 s. On a busy host, 50 concurrent ones can take
+/// longer.
 const TURNS: usize = 10;
 
 /// The life of one sandbox: create, one command, kill.

@@ -16,20 +16,21 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 const STEP: Duration = Duration::from_secs(600);
 /// Timeouts of the sandboxes, in seconds. They pause at their deadlines, and traffic resumes them.
 const TIMEOUTS: [u32; 6] = [300, 900, 1700, 3500, 7000, 20_000];
-/// A sandbox that ends at its deadline is created every so many steps.
+/// Every so many steps, a sandbox is created that ends at its deadline.
 const MORTAL: u64 = 12;
-/// The server is killed, and is absent while the clock advances, every so many steps.
+/// Every so many steps, the server is killed, and is absent while the clock advances.
 const KILL: u64 = 24;
-/// By how much a guest's clock may differ from the server's: far less than [`STEP`], far more than a busy host needs.
+/// Maximum difference between a guest's clock and the server's: far less than [`STEP`], far more than a busy host
+/// needs.
 const SLACK: Duration = Duration::from_secs(30);
 
-/// A sandbox that lives all day, and what must be true of it.
+/// A sandbox that lives all day, and its expected state.
 struct Sleeper {
     sandbox: Sandbox,
     timeout_s: u32,
     /// By the server's clock, since 1970.
     deadline: Duration,
-    /// How often the guest was asked.
+    /// Number of visits to the guest.
     visits: usize,
     uptime_s: f64,
     boot_id: String,
@@ -122,7 +123,7 @@ fn visit(server: &Server, clock: &Clock, sleeper: &mut Sleeper) {
     sleeper.visits += 1;
     assert_eq!(visits.parse(), Ok(sleeper.visits));
     let uptime_s: f64 = uptime.parse().unwrap();
-    // The guest does not notice a pause: its uptime grows by the time that it ran, not by that of the day.
+    // The guest does not notice a pause: its uptime grows by the time that it ran, not by the length of the day.
     let grown = uptime_s - sleeper.uptime_s;
     let most = Duration::from_secs_f64(f64::max(grown, 0.0));
     assert!(grown >= 0.0, "uptime {uptime_s} after {}", sleeper.uptime_s);

@@ -1,4 +1,4 @@
-//! Events in the lives of sandboxes, listed and posted to a webhook, over a crash of the server.
+//! Life-cycle events of sandboxes, listed and posted to a webhook, across a crash of the server.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -13,7 +13,7 @@ use crate::{
     process::{JSON, PATIENCE, Server},
 };
 
-/// A request to the webhook that is not answered yet.
+/// A request to the webhook that has not been responded to yet.
 struct Posted {
     delivery: String,
     event: Value,
@@ -103,7 +103,7 @@ pub(crate) fn kvm_events_are_listed_and_delivered_over_a_crash_of_the_server() {
         .expect(400);
 
     let sandbox = server.create(&json!({"metadata": {"user": "ann"}}));
-    // The server is killed while the webhook has the event and has not answered.
+    // The server is killed while the webhook has the event and has not responded.
     let first = Posted::accept(&listener);
     assert_eq!(first.event["sandboxId"], sandbox.id);
     assert_eq!(first.event["eventData"]["sandbox_metadata"]["user"], "ann");

@@ -1,4 +1,4 @@
-//! An HTTP client that sends exact bytes and reads one answer.
+//! An HTTP client that sends exact bytes and reads one response.
 
 use std::{
     io::{Read, Write},
@@ -61,7 +61,7 @@ pub(crate) fn send(
     parse(&bytes)
 }
 
-/// Like [`send`], for a server that may be down or be killed meanwhile. Returns the received bytes unparsed.
+/// Like [`send`], for a server that may be down or be killed during the request. Returns the received bytes unparsed.
 pub(crate) fn try_send(
     server: SocketAddr,
     method: &str,

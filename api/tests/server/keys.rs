@@ -79,8 +79,8 @@ pub(crate) fn kvm_keys_open_what_their_scopes_say() {
     });
 }
 
-/// Records the system calls of `key new` and `key revoke`, and reads the key file in every state in which a crash of the
-/// host can leave it. What a command prints is the promise.
+/// Records the system calls of `key new` and `key revoke`, and reads the key file in every state in which a crash of
+/// the host can leave it. The output of a command is its promise.
 pub(crate) fn kvm_a_printed_key_survives_a_power_loss() {
     let commands = [
         "key new ci --state ROOT/state",

@@ -51,7 +51,7 @@ fn memory_of_templates() -> u64 {
     each.sum()
 }
 
-/// The processes of a group, without the egress proxy, which counts to its server. The proxy is recognized only after
+/// The processes of a group, except the egress proxy, which belongs to its server. The proxy is recognized only after
 /// it has executed its program.
 fn processes_of(group: &Path) -> String {
     let text = fs::read_to_string(group.join("cgroup.procs")).unwrap();
@@ -81,8 +81,8 @@ pub(crate) fn kvm_the_server_is_in_a_control_group_of_its_own() {
         processes_of(&own) == server.pid().to_string()
     });
 
-    // The next server process has a cgroup with a limit of its own, and removes the former one. Loaded templates raise
-    // the limit.
+    // The next server process has its own cgroup with its own limit, and removes the previous one. Loaded templates
+    // raise the limit.
     server.kill();
     let former = own;
     server.restart_with(&["--server-memory", "300MiB", "--warm", "1:1"]);

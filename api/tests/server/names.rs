@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Python program: sends queries at a steady rate below the resolver's limit, each once, over UDP and TCP and both
-/// families of addresses, until a file exists. Prints what was asked, answered and not answered with an address.
+/// address families, until a file exists. Prints the queries, the responses, and the queries that got no address.
 const ASK: &str = r#"
 import json, os, select, socket, struct, threading, time
 def query(number):
@@ -76,7 +76,7 @@ pub(crate) fn upstream() -> String {
             let socket = socket.try_clone().unwrap();
             thread::spawn(move || {
                 thread::sleep(DELAY);
-                // The process that asked may have ended.
+                // The querying process may have exited.
                 let _gone = socket.send_to(&reply(&query), source);
             });
         }

@@ -91,7 +91,7 @@ fn python_with(server: &Server, sandbox: &Sandbox, code: &str, arguments: &[&str
     agent.exec(&request, PATIENCE).unwrap()
 }
 
-/// Those of the addresses that answer a sandbox, tried at the same time: each of the others costs three seconds.
+/// The subset of addresses that respond to a sandbox, tried concurrently: each of the others costs three seconds.
 fn reached<'a>(server: &Server, sandbox: &Sandbox, addresses: &[&'a str]) -> Vec<&'a str> {
     let port = PORT.to_string();
     let arguments = [&[port.as_str()], addresses].concat();
@@ -185,8 +185,8 @@ pub(crate) fn kvm_a_sandbox_has_its_share_of_the_network_each_way() {
             let took = transfer(&server, &sandbox, out, back);
             assert!(took >= least(160, 64), "{out} out, {back} back: {took:?}");
         }
-        // The limit is an option of the server: a server that recovers a sandbox applies its own limit to it, also
-        // after a change of the sandbox's policy.
+        // The limit is an option of the server. A server that recovers a sandbox applies its own limit, even after a
+        // change of the sandbox's policy.
         server.kill();
         server.restart_with(&["--network-rate", "1MiB"]);
         server

@@ -94,13 +94,13 @@ impl Server {
             if self.options.contains(&"--tls-cert".to_owned()) {
                 return TcpStream::connect(self.address).is_ok();
             }
-            // A killed process that still exits may refuse or reset connections.
+            // A killed process that is still exiting may refuse or reset connections.
             let health = http::try_send(self.address, "GET", "/health", &[], b"");
             health.is_ok_and(|answer| answer.starts_with(b"HTTP/1.1 200"))
         });
     }
 
-    /// Kills the process with SIGKILL. It may have ended already.
+    /// Kills the process with SIGKILL. It may already have ended.
     pub(crate) fn kill(&mut self) {
         let pid = Pid::from_raw(i32::try_from(self.pid()).unwrap());
         let sent = kill(pid, Signal::SIGKILL);
@@ -202,7 +202,7 @@ impl Server {
         self.ready();
     }
 
-    /// Starts a new process, and does not wait for it.
+    /// Starts a new process without waiting for it.
     pub(crate) fn begin_restart(&mut self) {
         self.child = start(
             &self.program,
@@ -277,7 +277,7 @@ impl Server {
         Sandbox::of(&self.ask(options).expect(201).json())
     }
 
-    /// Asks for a sandbox with these options.
+    /// Requests a sandbox with these options.
     pub(crate) fn ask(&self, options: &Value) -> Answer {
         let mut body = json!({"templateID": "base", "timeout": 300});
         for (key, value) in options.as_object().unwrap() {

@@ -1,4 +1,4 @@
-//! Keys that may only read: nothing that they are answered lets them do more.
+//! Read-only keys: no response to them enables more than reading.
 
 use std::{fs, path::Path, process::Command};
 
@@ -22,7 +22,7 @@ const READING: [&str; 5] = [
 /// A literal value of a header in a rule.
 const LITERAL: &str = "canary-of-a-rule";
 
-/// A server that has one of everything that a key may be denied, and two keys.
+/// A server with one of everything that a key may be denied, and two keys.
 struct Fixture {
     server: Server,
     writer: String,
@@ -33,7 +33,7 @@ struct Fixture {
     template: String,
     hook: String,
     node: String,
-    /// Values that no answer to the reader may contain, each with a name.
+    /// Values that no response to the reader may contain, each with a name.
     denied: Vec<(&'static str, String)>,
 }
 
@@ -234,7 +234,7 @@ pub(crate) fn kvm_no_answer_to_a_key_that_reads_has_a_token_or_a_secret() {
         let shown = fixture.get(&fixture.reader, &detail).expect(200).json();
         let headers = &shown["network"]["rules"]["api.test"][0]["transform"]["headers"];
         assert_eq!(*headers, json!({"a": "***", "b": "***${e2b.secrets.key}"}));
-        // A key that may write gets both, and one that may use sandboxes only the token.
+        // A key that may write gets both, and one that may only use sandboxes gets the token.
         let answer = fixture.get(&fixture.writer, &detail);
         assert_eq!(
             fixture.found_in(&answer),

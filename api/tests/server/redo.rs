@@ -1,4 +1,4 @@
-//! Templates that are built again from the orders that the server keeps.
+//! Rebuilds of templates from the orders that the server keeps.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ fn redo<'a>(server: &'a Server, reference: &str, body: &Value) -> Build<'a> {
     Build::of(server, &answer.expect(202).json())
 }
 
-/// The words that the sandboxes of a template find: drawn by its step, and by its start command.
+/// The random words in sandboxes of a template, one from its step and one from its start command.
 fn drawn(server: &Server, name: &str) -> Vec<String> {
     let sandbox = server.create(&json!({"templateID": name}));
     let text = server.sh(
@@ -78,7 +78,8 @@ pub(crate) fn kvm_a_template_is_built_again_from_the_order_that_the_server_keeps
     assert_eq!(cached(&same.is_ready()), 4);
     assert_eq!(drawn(&server, "mine"), first);
 
-    // Everything runs again; sandboxes of the former template go on, and new ones start until the new one is ready.
+    // Everything runs again. Sandboxes of the previous template continue, and new ones start from it until the new one
+    // is ready.
     let former = server.create(&json!({"templateID": "mine"}));
     let again = redo(&server, "mine", &json!({"skipCache": true}));
     let busy = server.post("/templates/mine:v1/redo", &json!({}));
@@ -101,7 +102,7 @@ pub(crate) fn kvm_a_template_is_built_again_from_the_order_that_the_server_keeps
     let sizes = detail["builds"].as_array().unwrap().iter();
     assert!(sizes.clone().all(|b| b["memoryMB"] == 384), "{detail}");
     assert_eq!(sizes.count(), 3);
-    // The new order is kept, too.
+    // The new order is also kept.
     assert_eq!(cached(&redo(&server, "mine", &json!({})).is_ready()), 4);
     assert_eq!(drawn(&server, "mine"), second);
 }

@@ -1,4 +1,4 @@
-//! A server is replaced by a new process, and no client notices.
+//! Replaces a server with a new process without any client noticing.
 
 use std::{
     env,
@@ -132,7 +132,7 @@ pub(crate) fn kvm_a_program_that_does_not_start_leaves_the_old_server() {
     server.create(&json!({}));
 }
 
-/// The next server's VMM cannot read what the former one has written.
+/// The next server's VMM cannot read the files of the previous one.
 pub(crate) fn kvm_a_reload_with_another_vmm_keeps_what_runs_and_what_is_paused() {
     let dir = tempfile::tempdir().unwrap();
     let server = with_replaceable_program(dir.path());
@@ -149,7 +149,7 @@ exec {real} \"$@\"
         later.display()
     );
     replace(&server.program, &with_later);
-    // The script execs the server, so the second reload starts it with the later VMM too.
+    // The script execs the server, so the second reload also starts it with the later VMM.
     for _ in 0..2 {
         server.post(&paused.path("/pause"), &json!({})).expect(204);
         server.reload().unwrap();
@@ -164,14 +164,14 @@ exec {real} \"$@\"
     assert_eq!(server.list().len(), 2);
 }
 
-/// The new process is killed after it has got everything.
+/// The new process is killed after it has received everything.
 pub(crate) fn kvm_a_server_that_dies_while_it_takes_over_is_replaced_by_the_old_one() {
     let dir = tempfile::tempdir().unwrap();
     let server = with_replaceable_program(dir.path());
     let sandbox = server.create(&json!({}));
     let pid = server.pid();
     let real = env!("CARGO_BIN_EXE_cube-api");
-    // The limit of open files makes the opening of network and pool fail, after the process has taken its descriptors.
+    // The limit of open files makes opening network and pool fail after the process has taken its descriptors.
     let script = format!("#!/bin/sh\nulimit -n 40\nexec {real} \"$@\"\n");
     replace(&server.program, &script);
     let load = Load::default();
@@ -209,7 +209,7 @@ pub(crate) fn kvm_a_server_killed_during_a_reload_loses_no_sandbox() {
         let (state, old) = (server.state.path().to_owned(), server.pid());
         server.signal(Signal::SIGHUP);
         thread::sleep(Duration::from_millis(round * 60));
-        // In odd rounds the new process lives on, if there is one.
+        // In odd rounds the new process survives, if there is one.
         let servers = find_servers(&state);
         let killed = servers
             .into_iter()
@@ -264,7 +264,7 @@ pub(crate) fn kvm_a_deadline_that_passes_during_a_reload_is_acted_upon() {
     until("the other is paused", || {
         server.state_of(&pausing) == "paused"
     });
-    // An idle connection stays open, its next request is answered, and the client is asked to connect anew.
+    // An idle connection stays open, its next request is served, and the client is told to reconnect.
     assert!(is_running(old));
     assert!(streams::ask_again(&mut idle));
     until("the old process ends", || !is_running(old));
@@ -389,7 +389,7 @@ pub(crate) fn kvm_a_reload_does_not_wait_for_a_silent_vmm() {
     }
     assert_eq!(server.read_file(&silent, "/dev/shm/note"), "kept");
     assert!(server.is_up(&other));
-    // The VMM also answers the requests of the former processes; they change nothing.
+    // The VMM also responds to the requests of the earlier processes, which has no effect.
     server.post(&silent.path("/pause"), &json!({})).expect(204);
     assert_eq!(server.state_of(&silent), "paused");
 }
@@ -407,7 +407,7 @@ pub(crate) fn kvm_a_new_process_killed_at_any_moment_leaves_a_server_or_a_clean_
             let reload = scope.spawn(|| server.reload());
             let is_new = |pid: &u32| *pid != old;
             let state = server.state.path();
-            // A search takes as long as a good part of a handover on an idle host, so it is made once.
+            // A search takes as long as a large part of a handover on an idle host, so it is done once.
             let mut new = Vec::new();
             until("the new process has started", || {
                 let is_last = reload.is_finished();
@@ -422,7 +422,7 @@ pub(crate) fn kvm_a_new_process_killed_at_any_moment_leaves_a_server_or_a_clean_
             went_on += 1;
             assert_eq!(server.pid(), old);
         } else {
-            // It served before it was killed. Its predecessor reaps it, and then no process has its id any more.
+            // It served before it was killed. Its predecessor reaps it, after which no process has its id.
             let killed = PathBuf::from(format!("/proc/{}", server.pid()));
             until("the killed process is reaped", || !killed.exists());
             server.crash_and_restart();

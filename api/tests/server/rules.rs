@@ -187,8 +187,8 @@ pub(crate) fn kvm_a_create_that_nobody_waits_for_leaves_nothing() {
     let body = json!({"templateID": "base", "timeout": 300}).to_string();
     let metrics = || server.get("/metrics").expect(200).text();
     let started = || count(&metrics(), "cube_pool_warm_misses_total");
-    // A server that has not read the request when its client disconnects does not start a sandbox: then the next client
-    // waits longer. If it waits too long, it is answered.
+    // A server that has not read the request when its client disconnects does not start a sandbox. The next client then
+    // waits longer. If it waits too long, it gets a response.
     let mut patience = Duration::from_millis(5);
     while started() < 4 {
         let before = started();

@@ -1,4 +1,4 @@
-//! Secrets: stored encrypted, used in requests of sandboxes, and found nowhere else.
+//! Secrets: stored encrypted, used in requests of sandboxes, and leaked nowhere.
 
 use std::{
     fs,
@@ -30,7 +30,7 @@ struct World {
 }
 
 static WORLD: OnceLock<World> = OnceLock::new();
-/// What the origin expects in `x-api-key`.
+/// Expected value of `x-api-key` at the origin.
 static EXPECTED: Mutex<String> = Mutex::new(String::new());
 
 fn world() -> &'static World {
@@ -60,7 +60,7 @@ fn world() -> &'static World {
     })
 }
 
-/// An origin that says whether the request had the expected key, and never what it had.
+/// An origin that reports whether the request had the expected key, but never the key itself.
 pub(crate) fn plain(stream: TcpStream) {
     let writing = stream.try_clone().unwrap();
     answer(stream, writing);
@@ -73,7 +73,7 @@ pub(crate) fn tls(stream: TcpStream) {
     let Some(answer) = judge(&mut BufReader::new(&mut stream)) else {
         return;
     };
-    // The client may have gone.
+    // The client may have disconnected.
     let _ = stream.write_all(answer.as_bytes());
     let _ = stream.flush();
 }
@@ -153,7 +153,7 @@ fn network(rules: &Value) -> Value {
     json!({"denyOut": ["0.0.0.0/0"], "allowOut": [HOST], "rules": rules})
 }
 
-/// A request from the sandbox, with a key of its own. Returns the status and what the origin said.
+/// Sends a request from the sandbox with its own key. Returns the status and the origin's text.
 pub(crate) fn call(server: &Server, sandbox: &Sandbox, scheme: &str) -> String {
     const ASK: &str = r#"
 import sys, urllib.error, urllib.request
@@ -171,8 +171,8 @@ except Exception as error:
     server.sh(sandbox, &script).trim().to_owned()
 }
 
-/// A program in the guest that calls the origin again and again, with its own key and the address that it has resolved once.
-/// It goes on while no server runs.
+/// A program in the guest that calls the origin again and again, with its own key and an address that it resolved once.
+/// It continues while no server runs.
 struct Caller {
     /// Lines before the server is killed.
     before: usize,
@@ -200,15 +200,15 @@ impl Caller {
         said().lines().count()
     }
 
-    /// No call has reached the origin without the header of the rule. From the moment at which connections were accepted
-    /// again, none has failed: those that came before the sandbox was adopted have waited.
+    /// No call has reached the origin without the rule's header. None has failed since connections are accepted again:
+    /// those that came before the sandbox was adopted have waited.
     fn check(self, server: &Server, sandbox: &Sandbox) {
         /// curl's exit code if the connection is refused.
         const REFUSED: &str = "7 ";
         Self::wait(server, sandbox, self.before + 5);
         let said = server.sh(sandbox, "touch /tmp/stop; cat /tmp/said");
         let lines: Vec<&str> = said.lines().collect();
-        // A proxy that loses its server while it has a request answers it with an error of its own.
+        // A proxy that loses its server during a request responds with its own error.
         let is_answered = |line: &&&str| line.starts_with("0 ") && !line.contains("cube-egress: ");
         let mut answered = lines.iter().filter(is_answered);
         assert!(answered.all(|line| *line == "0 expected"), "{said}");
@@ -216,18 +216,18 @@ impl Caller {
         if let Some(last) = lines.iter().rposition(|line| *line == REFUSED) {
             assert_eq!(failed(&lines[last + 1..]), 0, "{said}");
         }
-        // The call that was under way at the kill, and its successor in the queue of the former listener.
+        // The call in progress at the kill, and its successor in the queue of the previous listener.
         let refused = lines.iter().filter(|line| **line == REFUSED).count();
         assert!(failed(&lines) <= refused + 2, "{said}");
     }
 }
 
-/// Paths of files below a directory that contain a text, also in memory images. grep skips the holes of layers.
+/// Paths of files below a directory that contain a text, including memory images. grep skips the holes of layers.
 pub(crate) fn found_below(dir: &Path, text: &str) -> Vec<PathBuf> {
     let mut grep = Command::new("grep");
     grep.args(["-rlaF", "--devices=skip", "-e", text]).arg(dir);
     let output = grep.output().unwrap();
-    // 1: nothing was found. A file may be removed meanwhile (2), but not all of them.
+    // 1: nothing was found. A file may be removed during the search (2), but not all of them.
     let names = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.code().is_some_and(|code| code < 3), "{names}");
     names.lines().map(PathBuf::from).collect()
@@ -423,7 +423,7 @@ pub(crate) fn kvm_a_secret_reaches_the_origin_and_nothing_else() {
                 &json!(["key"])
             )
         );
-        // Without its secret, a request fails; a sandbox without rules has its own key.
+        // Without its secret, a request fails. A sandbox without rules sends its own key.
         let planted = "canary-7f3a-planted";
         server.write_file(&sandbox, "/root/planted", planted);
         server.sh(&sandbox, "sync");
@@ -456,7 +456,7 @@ pub(crate) fn kvm_a_secret_reaches_the_origin_and_nothing_else() {
         let plain = json!({"denyOut": ["0.0.0.0/0"], "allowOut": [HOST]});
         server.put(&path, &plain).expect(204);
         assert_eq!(call(&server, &sandbox, "http"), "200 other");
-        // Without `plain`, the key does not leave in clear text.
+        // Without `plain`, the key is not sent in clear text.
         let mut in_tls = rules("key");
         in_tls[HOST][0].as_object_mut().unwrap().remove("plain");
         server.put(&path, &network(&in_tls)).expect(204);
@@ -465,7 +465,7 @@ pub(crate) fn kvm_a_secret_reaches_the_origin_and_nothing_else() {
             refused.starts_with("426 ") && refused.contains("https://"),
             "{refused}"
         );
-        // And back, with a CA that the guest has got already.
+        // And back, with a CA that the guest already has.
         server
             .post("/secrets", &json!({"name": "key", "value": second}))
             .expect(201);
@@ -480,7 +480,7 @@ pub(crate) fn kvm_a_secret_reaches_the_origin_and_nothing_else() {
     });
 }
 
-/// The clients of the image `base`, each with the key that the proxy adds and without an option that names the authority.
+/// Clients in the image `base`, each with the key that the proxy adds and without an option that sets the authority.
 pub(crate) fn kvm_clients_of_the_base_image_trust_the_authority_of_rules() {
     with_outside(|| {
         let dir = tempfile::tempdir().unwrap();
@@ -499,7 +499,8 @@ pub(crate) fn kvm_clients_of_the_base_image_trust_the_authority_of_rules() {
         ] {
             assert_eq!(server.sh(&sandbox, &client).trim(), "expected", "{client}");
         }
-        // These expect other answers than the origin's: git finds no references in it, and pip says what it misses.
+        // These expect other responses than the origin's: git finds no references in it, and pip reports what is
+        // missing.
         for (client, said) in [
             (
                 format!("git ls-remote {url} 2>&1 && echo answered"),
@@ -518,7 +519,7 @@ pub(crate) fn kvm_clients_of_the_base_image_trust_the_authority_of_rules() {
     });
 }
 
-/// Two clients of the JDK, its tool for trust stores, and libraries of Python with bundles of their own.
+/// Two clients of the JDK, its tool for trust stores, and Python libraries with their own bundles.
 pub(crate) fn interpreter_java_and_clients_of_python_trust_the_authority_of_rules() {
     const JAVA: &str = r#"
 import java.net.*;
@@ -566,7 +567,7 @@ expected"
 expected
 expected"
         );
-        // The JDK's own tool reads the store, checks its sum, and finds the authorities of the system beside this one.
+        // The JDK's own tool reads the store, checks its hash, and finds the system's authorities next to this one.
         let list = ask("keytool -list -cacerts -storepass changeit");
         let aliases = |part: &str| list.lines().filter(|line| line.starts_with(part)).count();
         assert_eq!(aliases("cube-egress-"), 1, "{list}");
@@ -615,7 +616,7 @@ pub(crate) fn kvm_rules_that_are_added_later_need_no_restart_of_the_guest() {
             .expect(204);
         assert_ne!(server.sh(&sandbox, bundle), before);
         assert_eq!(call(&server, &sandbox, "https"), "200 expected");
-        // The proxy is killed: another one follows.
+        // The proxy is killed, and another one replaces it.
         let proxies = || {
             let entries = fs::read_dir("/proc").unwrap().flatten();
             let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -634,12 +635,12 @@ pub(crate) fn kvm_rules_that_are_added_later_need_no_restart_of_the_guest() {
             proxies().iter().any(|pid| *pid != killed[0])
         });
         assert_eq!(call(&server, &sandbox, "https"), "200 expected");
-        // So does a new server, on the same state.
+        // So is the server, on the same state.
         let caller = Caller::start(&server, &sandbox);
         server.crash_and_restart();
         caller.check(&server, &sandbox);
         assert_eq!(call(&server, &sandbox, "https"), "200 expected");
-        // A name that is not allowed is refused, and reported.
+        // A name that is not allowed is refused and reported.
         let refused = server.sh(
             &sandbox,
             "python3 -c 'import socket; socket.gethostbyname(\"other.test\")' 2>&1 || true",

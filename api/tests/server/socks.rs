@@ -1,4 +1,4 @@
-//! The SOCKS5 proxy of a sandbox: a stand-in on the far side of the uplink, and what leaves by it.
+//! The SOCKS5 proxy of a sandbox: a stand-in on the far side of the uplink, and the traffic through it.
 
 use std::{
     io::{Read, Write},
@@ -20,12 +20,12 @@ pub(crate) const SOCKS: u16 = 1080;
 const USER: &str = "me";
 const PASSWORD: &str = "canary-of-the-proxy";
 
-/// Where the stand-in was asked to connect to by clients with the right password.
+/// Addresses that clients with the right password asked the stand-in to connect to.
 static ASKED: Mutex<Vec<SocketAddr>> = Mutex::new(Vec::new());
 
 /// Serves one connection of a client that knows the password.
 pub(crate) fn serve(mut stream: TcpStream) {
-    // A client that goes away early is noticed by the test.
+    // A client that disconnects early is noticed by the test.
     let _ = relay(&mut stream);
 }
 
@@ -54,7 +54,7 @@ fn relay(stream: &mut TcpStream) -> std::io::Result<()> {
         up.1.shutdown(std::net::Shutdown::Write)
     });
     let _ = std::io::copy(&mut down, stream);
-    // An end of the server's side ends the whole connection.
+    // When the server closes its side, the whole connection ends.
     let _ = stream.shutdown(std::net::Shutdown::Both);
     let _ = sending.join();
     Ok(())
@@ -80,7 +80,7 @@ fn network(port: u16, password: &str) -> Value {
            "egressProxy": {"address": format!("{NEAR}:{port}"), "username": USER, "password": password}})
 }
 
-/// What an echo server says to the sandbox, which is admitted by its address.
+/// The text that an echo server sends to the sandbox, which is admitted by its address.
 fn echo(server: &Server, sandbox: &Sandbox) -> String {
     let script = format!(
         "python3 -c 'import socket; s = socket.create_connection((\"{FAR}\", {PORT}), 10); s.settimeout(10); \
@@ -102,17 +102,17 @@ pub(crate) fn kvm_all_connections_of_a_sandbox_leave_by_its_proxy_or_not_at_all(
         };
         assert_eq!(calls(&sandbox), ["200 expected", "200 expected"]);
         assert_eq!(asked(), [format!("{NEAR}:80"), format!("{NEAR}:443")]);
-        // A port that rules do not know, at an address that the policy allows.
+        // A port without rules, at an address that the policy allows.
         assert_eq!(echo(&server, &sandbox), "hello");
         assert_eq!(asked(), [format!("{FAR}:{PORT}")]);
-        // No other part of the policy is lifted by it.
+        // It does not lift any other part of the policy.
         let denied = format!("curl -s --max-time 3 http://198.51.100.2:{PORT}/ || echo failed");
         assert_eq!(server.sh(&sandbox, &denied).trim(), "failed");
         let made = json!({"count": 1, "timeout": 300});
         let forks = server.post(&format!("/sandboxes/{}/fork", sandbox.id), &made);
         let fork = Sandbox::of(&forks.expect(201).json()[0]["sandbox"]);
         assert_eq!((echo(&server, &fork), asked().len()), ("hello".into(), 1));
-        // The password is in no answer and in no file.
+        // The password is in no response and in no file.
         let detail = server
             .get(&format!("/sandboxes/{}", sandbox.id))
             .expect(200);
@@ -120,7 +120,7 @@ pub(crate) fn kvm_all_connections_of_a_sandbox_leave_by_its_proxy_or_not_at_all(
         assert_eq!(detail.json()["network"]["egressProxy"], shown);
         assert!(!detail.text().contains(PASSWORD));
         assert!(secrets::found_below(server.state.path(), PASSWORD).is_empty());
-        // A proxy that refuses the password, and one that is gone: nothing leaves, and the record has the reason.
+        // A proxy that refuses the password, and one that is down: nothing leaves, and the record has the reason.
         let recorded = || {
             let events = server.get(&format!("{path}/events")).expect(200).text();
             events.matches("egress proxy of the sandbox").count()
@@ -146,7 +146,7 @@ pub(crate) fn kvm_all_connections_of_a_sandbox_leave_by_its_proxy_or_not_at_all(
         assert_eq!(calls(&sandbox), ["200 expected", "200 expected"]);
         assert_eq!(echo(&server, &sandbox), "hello");
         assert_eq!(asked(), Vec::<String>::new());
-        // Of the fork, whose policy has not changed, they still leave by the proxy.
+        // Connections of the fork, whose policy has not changed, still leave through the proxy.
         assert_eq!((echo(&server, &fork), asked().len()), ("hello".into(), 1));
     });
 }

@@ -1,4 +1,4 @@
-//! Clients that are busy while a server is replaced. Each panics if anything is refused, cut, lost or doubled.
+//! Clients that are busy while a server is replaced. Each panics if anything is refused, cut, lost or duplicated.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -19,14 +19,14 @@ use crate::{
     process::{JSON, PATIENCE, Sandbox, Server},
 };
 
-/// Common to all clients of a test.
+/// State shared by all clients of a test.
 #[derive(Default)]
 pub(crate) struct Load {
     /// Clients finish when this is set.
     pub(crate) over: AtomicBool,
     /// Number of clients whose stream is established.
     pub(crate) ready: AtomicU32,
-    /// Number of requests that were answered.
+    /// Number of requests that got a response.
     pub(crate) answered: AtomicU32,
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn count(server: &Server, sandbox: &Sandbox, load: &Load) {
     assert!(numbers.clone().eq(1..=numbers.count()), "{text}");
 }
 
-/// A terminal. Each input goes over a connection of its own, and is echoed on the stream.
+/// A terminal. Each input uses its own connection and is echoed on the stream.
 pub(crate) fn type_in_terminal(server: &Server, sandbox: &Sandbox, load: &Load) {
     let mut client = agent(server, sandbox);
     let message = StartRequest {
@@ -222,7 +222,7 @@ pub(crate) fn keep_alive(address: SocketAddr, load: &Load) {
     keep_alive_on(|| TcpStream::connect(address).unwrap(), load);
 }
 
-/// As [`keep_alive`], on connections of any kind.
+/// Like [`keep_alive`], on connections of any kind.
 pub(crate) fn keep_alive_on<S: Read + Write>(connect: impl Fn() -> S, load: &Load) {
     load.is_ready();
     while !load.is_over() {
@@ -238,7 +238,7 @@ pub(crate) fn keep_alive_on<S: Read + Write>(connect: impl Fn() -> S, load: &Loa
     }
 }
 
-/// Reads one answer with status 200. Returns whether the server closes the connection.
+/// Reads one response with status 200. Returns whether the server closes the connection.
 pub(crate) fn read_answer(stream: &mut impl BufRead) -> bool {
     let (mut length, mut closes, mut status) = (0, false, String::new());
     loop {

@@ -24,7 +24,7 @@ use crate::{
     process::{Server, until},
 };
 
-/// Time limit of a build: a busy host delays the boots of its machines.
+/// Time limit of a build: a busy host delays the boots of its VMs.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A build that was started.
@@ -60,7 +60,7 @@ pub(crate) fn step(kind: &str, args: &[&str]) -> Value {
 }
 
 impl<'a> Build<'a> {
-    /// The build of an answer.
+    /// The build in a response.
     pub(crate) fn of(server: &'a Server, answer: &Value) -> Self {
         let text = |key: &str| answer[key].as_str().unwrap().to_owned();
         let (template, build) = (text("templateID"), text("buildID"));
@@ -114,7 +114,7 @@ impl<'a> Build<'a> {
         outcome
     }
 
-    /// The reason of the failure, with the step that it names.
+    /// The reason of the failure, and the step that it names.
     pub(crate) fn fails(&self) -> (String, String) {
         let outcome = self.end();
         let (status, log) = (&outcome.status, &outcome.log);
@@ -172,7 +172,7 @@ fn below(server: &Server, dir: &str) -> Vec<PathBuf> {
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
-/// Waits until no machine of a build is left, and no template but `templates` ones of the pool.
+/// Waits until no build VM is left, and exactly `templates` templates remain in the pool.
 fn leaves(server: &Server, templates: usize) {
     until("the machines are gone", || {
         below(server, "sandboxes").is_empty()
@@ -233,7 +233,7 @@ pub(crate) fn kvm_a_template_is_built_of_its_steps_and_its_sandboxes_begin_there
     );
     assert_eq!(read("/srv/app/below/env"), "one /root/two\n");
     assert!(read("/srv/app/below/path").starts_with("/opt/mine:"));
-    // User and directory at the end are the sandboxes' defaults; variables are not theirs.
+    // User and directory at the end become the sandboxes' defaults; variables do not.
     let defaults = server.sh(&sandbox, "whoami; pwd; echo \"${A-none}\"");
     assert_eq!(defaults, "worker\n/srv/app/below\nnone\n");
     let detail = server.get(&format!("/templates/{}", build.template));
@@ -382,7 +382,7 @@ pub(crate) fn kvm_steps_run_once_until_they_change_or_are_forced() {
     let changed = start(&server, "mine", &json!({"steps": steps("echo b > two")})).is_ready();
     assert_eq!(changed.count("CACHED"), 1, "{:#?}", changed.log);
     assert_eq!(one(&server), drawn);
-    // A forced step runs with all that follow; a forced build runs from its begin.
+    // A forced step runs together with all later ones. A forced build runs from its start.
     let mut forced = steps("echo b > two");
     forced[1]["force"] = true.into();
     let forced = start(&server, "mine", &json!({"steps": forced})).is_ready();
@@ -393,7 +393,7 @@ pub(crate) fn kvm_steps_run_once_until_they_change_or_are_forced() {
     assert_eq!(forced.count("CACHED"), 0, "{:#?}", forced.log);
     let redrawn = one(&server);
     assert_ne!(redrawn, drawn);
-    // Steps cached after the former result no longer apply.
+    // Steps cached after the previous result no longer apply.
     let back = start(&server, "mine", &json!({"steps": steps("echo a > two")})).is_ready();
     assert_eq!(back.count("CACHED"), 1, "{:#?}", back.log);
     assert_eq!(one(&server), redrawn);
@@ -415,7 +415,7 @@ pub(crate) fn kvm_a_build_ends_when_it_is_superseded_deleted_or_its_server_is_ki
 
     let running = start(&server, "mine", &endless);
     running.logs("[stdout]: endless");
-    // A sandbox of a build is no client's.
+    // The sandbox of a build is not visible to clients.
     assert_eq!(server.list(), Vec::<String>::new());
     let path = running.path.clone();
     server.crash_and_restart();
@@ -428,7 +428,7 @@ pub(crate) fn kvm_a_build_ends_when_it_is_superseded_deleted_or_its_server_is_ki
         "the server was stopped or restarted during the build: start the build again"
     );
     leaves(&server, 0);
-    // Other builds go on meanwhile.
+    // Other builds continue in the meantime.
     start(&server, "mine", &json!({"steps": [run("true")]})).is_ready();
 }
 

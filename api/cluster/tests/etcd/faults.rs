@@ -7,8 +7,8 @@ use nix::sys::signal::Signal;
 
 use super::support::{Cable, Etcd, LEASE, block_on, founded, id, join, join_as, sees, until};
 
-/// While a node is cut off, keys are written and deleted, and the changes are compacted: its watch cannot go on, and a
-/// list without comparison would keep what was deleted.
+/// While a node is cut off, keys are written and deleted, and the changes are compacted. Its watch cannot continue, and
+/// a list without comparison would keep deleted keys.
 pub(crate) fn cluster_a_watch_goes_on_after_a_compaction() {
     let dir = tempfile::tempdir().unwrap();
     let etcd = Etcd::start("etcd", dir.path(), None);
@@ -38,7 +38,7 @@ pub(crate) fn cluster_a_watch_goes_on_after_a_compaction() {
             .unwrap();
         until("b misses a", || !sees(&b, "a")).await;
         etcd.compact(b.view().revision);
-        // Until here a has its last view.
+        // Until here, a still has its last view.
         assert!(a.view().owners.contains_key(&ended) && sees(&a, "b"));
 
         cable.cut(false);
@@ -50,7 +50,7 @@ pub(crate) fn cluster_a_watch_goes_on_after_a_compaction() {
         })
         .await;
         until("a is back", || sees(&b, "a") && a.may_act_as_owner()).await;
-        // The new watch works, too.
+        // The new watch also works.
         b.set_node_state(&id("a"), NodeState::Ready).await.unwrap();
         until("a is ready", || {
             a.view().state(&id("a")) == NodeState::Ready
@@ -69,7 +69,7 @@ pub(crate) fn cluster_nodes_return_after_etcd_was_killed_or_stopped() {
 
         etcd.kill();
         until("a is no owner", || !a.may_act_as_owner()).await;
-        // Creates go on with the last view.
+        // Creates continue with the last view.
         assert!(sees(&a, "b"));
         etcd.restart();
         until("both are back", || {
@@ -103,7 +103,7 @@ async fn works(a: &Cluster, b: &Cluster) {
     }
 }
 
-/// Waits until etcd answers: before half a lease has passed, the node itself has not noticed its absence.
+/// Waits until etcd responds. Before half a lease has passed, the node itself has not noticed its absence.
 async fn answers(node: &Cluster, sandbox: &model::SandboxId) {
     let start = std::time::Instant::now();
     while node.owner(sandbox).await.is_err() {
@@ -112,7 +112,7 @@ async fn answers(node: &Cluster, sandbox: &model::SandboxId) {
     }
 }
 
-/// The backup is from before a sandbox was started: its record is written again, with a later epoch.
+/// The backup is older than the start of a sandbox. The sandbox's record is rewritten with a later epoch.
 pub(crate) fn cluster_a_restored_backup_is_noticed_and_repaired() {
     let dir = tempfile::tempdir().unwrap();
     let mut etcd = Etcd::start("etcd", &dir.path().join("data"), None);

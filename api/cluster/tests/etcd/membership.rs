@@ -59,7 +59,7 @@ pub(crate) fn cluster_nodes_find_each_other_and_a_death_is_noticed() {
             matches!(refused, Err(ClusterError::NotMember(_))),
             "{refused:?}"
         );
-        // A second boot under the same name, while the first lives.
+        // A second boot under the same name, while the first is alive.
         let mut twin = node("b");
         twin.incarnation = "1".parse().unwrap();
         let member = office.admit(&applicant("b")).await.unwrap();
@@ -70,7 +70,7 @@ pub(crate) fn cluster_nodes_find_each_other_and_a_death_is_noticed() {
         );
         assert!(b.health().registered);
 
-        // A death: the lease ends. A planned stop: at once.
+        // After a crash, the lease ends. After a planned stop, the node leaves at once.
         drop(b);
         until("a misses b", || !sees(&a, "b")).await;
         assert_eq!(a.route(&sandbox), Route::Away { node: id("b") });
@@ -117,7 +117,7 @@ pub(crate) fn cluster_creates_write_nothing_and_loads_are_coalesced() {
         })
         .await;
 
-        // What a create asks of the cluster, a thousand times, for longer than a load's interval.
+        // The operations of a create, a thousand times, for longer than the interval between loads.
         let before = a.view().revision;
         for _ in 0..1000 {
             let to = a.place(&needs).remove(0);
@@ -126,11 +126,11 @@ pub(crate) fn cluster_creates_write_nothing_and_loads_are_coalesced() {
             assert_eq!(a.route(&sandbox), Route::Here);
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
-        // Nothing is written behind the view's back: an owner record that is not there is read at etcd's revision.
+        // Nothing has been written without appearing in the view: a missing owner record is read at etcd's revision.
         assert_eq!(a.owner(&a.mint([4; 19])).await, Ok(None));
         assert_eq!(a.view().revision, before);
 
-        // A hundred loads in a second are two writes at most, and the last one arrives.
+        // A hundred loads in a second cause at most two writes, and the last one arrives.
         for running in 1..=100 {
             a.publish_load(load(running));
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
@@ -154,7 +154,7 @@ pub(crate) fn cluster_owner_records_change_by_compare_and_swap() {
         let sandbox = a.mint([5; 19]);
         let shared = a.change_owner(&sandbox, None, OwnerChange::Share).await;
         let shared = shared.unwrap().unwrap();
-        // Of two changes of one revision, one is made.
+        // Of two changes based on one revision, one is made.
         let start = a
             .change_owner(&sandbox, Some(&shared), OwnerChange::Start)
             .await;
@@ -171,7 +171,7 @@ pub(crate) fn cluster_owner_records_change_by_compare_and_swap() {
             .change_owner(&sandbox, Some(&started), OwnerChange::Pause)
             .await;
         let paused = paused.unwrap().unwrap();
-        // The owner lives: etcd refuses.
+        // The owner is alive: etcd refuses.
         let taken = c
             .change_owner(&sandbox, Some(&paused), OwnerChange::Take)
             .await;
@@ -189,7 +189,7 @@ pub(crate) fn cluster_owner_records_change_by_compare_and_swap() {
             || matches!(c.route(&sandbox), Route::Node { node, .. } if node == id("b")),
         )
         .await;
-        // The owner has gone: etcd agrees.
+        // The owner is gone: etcd accepts.
         b.leave().await;
         let orphan = c
             .change_owner(&sandbox, Some(&taken), OwnerChange::Take)
@@ -249,14 +249,14 @@ pub(crate) fn cluster_etcd_with_certificates() {
             .await
             .unwrap();
 
-        // A member admits nobody, and is nobody else, also with the authority's signature.
+        // A member cannot admit nodes or act as another one, even with the authority's signature.
         let forged = registrar(&as_b).admit(&applicant("c")).await;
         assert!(matches!(forged, Err(ClusterError::Unknown)), "{forged:?}");
         let c = office.admit(&applicant("c")).await.unwrap();
         let as_c = join(as_b.clone(), c).await;
         assert!(!as_c.health().registered);
 
-        // Removed, it has nothing left, on the connections that it has.
+        // Once removed, it has no access, even on open connections.
         b.leave().await;
         office.remove(&id("b")).await.unwrap();
         let gone = b.set_node_state(&id("a"), NodeState::Ready).await;
@@ -266,7 +266,7 @@ pub(crate) fn cluster_etcd_with_certificates() {
         );
         assert!(b.owner(&b.mint([1; 19])).await.is_err());
         assert_eq!(a.view().state(&id("a")), NodeState::Cordoned);
-        // A certificate of another authority, with the right authority to check the server by.
+        // A certificate of another authority, with the right authority to verify the server.
         let authority = server.authority.clone();
         let wrong = config(Some(TlsFiles {
             authority,
@@ -280,7 +280,7 @@ pub(crate) fn cluster_etcd_with_certificates() {
     });
 }
 
-/// etcd that answers everyone is refused: its users would be locked out, and nobody else.
+/// An etcd that accepts clients without certificates is refused: enabling users would lock out only the members.
 pub(crate) fn cluster_an_etcd_without_client_certificates_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let ours = Authority::new();

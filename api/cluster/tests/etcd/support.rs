@@ -20,7 +20,7 @@ use cluster::{
 use model::Platform;
 
 pub(crate) const LEASE: Duration = Duration::from_secs(3);
-/// Long enough for a lease to end and a member to elect itself, on a loaded host.
+/// Long enough for a lease to expire and a leader election, on a loaded host.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn block_on<T>(test: impl Future<Output = T>) -> T {
@@ -65,7 +65,7 @@ impl Etcd {
         Self::start_with(program, dir, arguments)
     }
 
-    /// As [`Self::start`], and clients need no certificate.
+    /// Like [`Self::start`], but clients need no certificate.
     pub(crate) fn start_open(program: &str, dir: &Path, tls: &TlsFiles) -> Self {
         Self::start_with(program, dir, certified(tls))
     }
@@ -118,7 +118,7 @@ impl Etcd {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
     }
 
-    /// Compacts everything before `revision`, by etcd's gateway for JSON.
+    /// Compacts everything before `revision`, through etcd's JSON gateway.
     pub(crate) fn compact(&self, revision: u64) {
         let body = format!(r#"{{"revision":"{revision}","physical":true}}"#);
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).unwrap();
@@ -133,7 +133,7 @@ impl Etcd {
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        // It may have been killed by the test.
+        // The test may already have killed it.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -230,7 +230,7 @@ pub(crate) fn applicant(name: &str) -> Applicant {
     }
 }
 
-/// Founds a cluster as soon as etcd answers.
+/// Founds a cluster as soon as etcd responds.
 pub(crate) async fn founded(config: &EtcdConfig, name: &str) -> Member {
     let start = Instant::now();
     loop {
@@ -270,7 +270,7 @@ pub(crate) fn sees(cluster: &Cluster, name: &str) -> bool {
     cluster.view().nodes.contains_key(&id(name))
 }
 
-/// A forwarder to a port that can be cut: connections end, and new ones are closed at once.
+/// A port forwarder that can be cut: connections are closed, and new ones are closed at once.
 pub(crate) struct Cable {
     pub(crate) port: u16,
     is_cut: Arc<AtomicBool>,

@@ -1,14 +1,14 @@
-//! Templates of builds that others have done under other names.
+//! Templates whose builds have already been done under other names.
 
 use serde_json::{Value, json};
 
 use super::{leaves, run, start};
 use crate::process::{Sandbox, Server};
 
-/// Prints the numbers that were drawn, and how often the start command runs.
+/// Prints the random numbers, and how often the start command is running.
 const DRAWN: &str = "cat /home/user/step /dev/shm/started; pgrep -fc 'sleep 888[8]'";
 
-/// A step and a start command, each of which draws a number.
+/// A step and a start command that each generate a random number.
 fn recipe() -> Value {
     let draws = |to: &str| format!("cat /proc/sys/kernel/random/uuid > {to}");
     json!({
@@ -39,7 +39,7 @@ pub(crate) fn kvm_a_recipe_that_is_known_by_another_name_needs_no_machine() {
     assert_eq!(first.is_ready().count("CACHED"), 0);
     let first = first.template;
     let (of_first, drawn) = sandbox(&server, "first", &first);
-    // The only place for a machine is taken.
+    // The only slot for a build VM is taken.
     let second = start(&server, "second", &recipe());
     let outcome = second.is_ready();
     assert_eq!(outcome.count("CACHED"), 2, "{:#?}", outcome.log);
@@ -50,12 +50,12 @@ pub(crate) fn kvm_a_recipe_that_is_known_by_another_name_needs_no_machine() {
     server.delete(&of_first.path("")).expect(204);
     let (of_second, same) = sandbox(&server, "second", &second);
     assert_eq!(same, drawn);
-    // The paused sandbox has files of its template only.
+    // The paused sandbox has files of its own template only.
     server
         .post(&of_second.path("/pause"), &json!({}))
         .expect(204);
 
-    // Either template is whole without the other, also for the next server.
+    // Either template is complete without the other, also for the next server.
     server.delete(&format!("/templates/{first}")).expect(204);
     server
         .post("/v2/sandboxes", &json!({"templateID": "first"}))
@@ -68,7 +68,7 @@ pub(crate) fn kvm_a_recipe_that_is_known_by_another_name_needs_no_machine() {
     let (again, same) = sandbox(&server, "second", &second);
     assert_eq!(same, drawn);
     server.delete(&again.path("")).expect(204);
-    // A third name begins with what is left.
+    // A third name starts from what is left.
     let third = start(&server, "third", &recipe());
     assert_eq!(third.is_ready().count("CACHED"), 2);
     server.delete(&format!("/templates/{second}")).expect(204);

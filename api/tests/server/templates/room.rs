@@ -1,4 +1,4 @@
-//! Templates whose disk is larger than that of their origin.
+//! Templates whose disk is larger than their origin's.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::process::Server;
 /// Prints how much disk space is free, in MiB.
 const FREE: &str = "echo $(($(stat -f -c '%a * %S' /) >> 20))";
 
-/// The size of the disk in the answers, and what is free in a sandbox, in MiB.
+/// The disk size in responses, and the free space in a sandbox, in MiB.
 fn sizes(server: &Server, name: &str, template: &str) -> (u64, u64) {
     let sandbox = server.create(&json!({"templateID": name}));
     let of = |answer: &Value| answer["diskSizeMB"].as_u64().unwrap();
@@ -41,7 +41,7 @@ pub(crate) fn kvm_a_template_has_the_free_disk_that_its_build_asks_for() {
     let (size, free) = sizes(&server, "large", &large.template);
     assert!(size > 4096 + 6000 && free >= 6000, "{size} {free}");
 
-    // A template that is built from it has its disk; one of the same steps that asks for nothing has the disk of `base`.
+    // A template built from it has its disk. A build with the same steps that requests nothing has the disk of `base`.
     let child = start(&server, "child", &json!({"fromTemplate": "large"}));
     child.is_ready();
     let (of_child, free) = sizes(&server, "child", &child.template);
