@@ -216,7 +216,7 @@ impl Running {
     /// next server.
     pub(crate) async fn stop(self) {
         if let Err(error) = self.owner.await {
-            tracing::error!(%error, "the task of the events failed");
+            tracing::error!(%error, "the event task failed");
         }
         self.deliveries.abort();
     }

@@ -388,7 +388,7 @@ impl Bases {
         let bases = self.clone();
         let written = spawn_blocking(move || bases.0.index.write()).await;
         if let Err(error) = written.map_err(std::io::Error::from).flatten() {
-            warn!(%error, "cannot write the index of images: the next server makes their templates again");
+            warn!(%error, "cannot write the index of images: the next server recreates their templates");
         }
     }
 

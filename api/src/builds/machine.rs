@@ -167,7 +167,7 @@ async fn end(pool: &Pool, id: &SandboxId) {
         Ok(()) => {}
         Err(why) if why.is_not_found() => {}
         Err(why) => {
-            warn!(sandbox = %id, why = %model::chain(&why), "cannot end the machine of a build: the next server ends it");
+            warn!(sandbox = %id, why = %model::chain(&why), "cannot kill the VM of a build: the next server will kill it");
         }
     }
 }

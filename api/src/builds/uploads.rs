@@ -44,7 +44,7 @@ pub enum UploadError {
     /// The client's connection ended, or its body is malformed.
     #[error("the upload was interrupted: {0}")]
     Interrupted(String),
-    #[error("cannot keep the archive")]
+    #[error("cannot store the archive")]
     Io(#[source] io::Error),
 }
 

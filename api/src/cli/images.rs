@@ -22,7 +22,7 @@ pub(super) struct ImageOptions {
     /// Disk space of the images that templates are built from; the least recently used ones are removed
     #[arg(long, value_name = "SIZE", default_value = "20GiB")]
     image_quota: Bytes,
-    /// Server from which the images of a domain are pulled instead; repeat for more, which are tried in this order
+    /// Alternative server for pulling the images of a domain; repeat for more, which are tried in order
     #[arg(long, value_name = "DOMAIN=URL")]
     image_mirror: Vec<Mirror>,
     /// Block within the denied ranges, or an address of this host, that image registries may use; repeat for more

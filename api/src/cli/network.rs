@@ -35,8 +35,8 @@ pub(super) struct NetworkOptions {
     /// Permit part of the ranges that are denied to all sandboxes; a sandbox's own policy must allow it too
     #[arg(long, value_name = "CIDR[:PORT]")]
     network_exception: Vec<Block>,
-    /// Deny a block, or a port of it, to all sandboxes and to what this server connects to for clients (webhooks,
-    /// registries, DNS servers, proxies); no policy and no exception opens it
+    /// Deny a block, or one of its ports, to all sandboxes and to connections that this server makes for clients
+    /// (webhooks, registries, DNS servers, proxies); no policy or exception can open it
     #[arg(long, value_name = "CIDR[:PORT]")]
     network_deny: Vec<Block>,
     /// Outbound access of a sandbox whose client sets no network options

@@ -457,7 +457,7 @@ fn node_of(named: Option<String>, cluster: Option<&ClusterSpec>) -> Result<Strin
     match (named, cluster.map(|cluster| cluster.settings.node.as_str())) {
         (named, None) => Ok(named.unwrap_or_else(node::name_of_host)),
         (Some(named), Some(joined)) if named != joined => Err(Failure::Usage(format!(
-            "--node names {named}, but this host has joined its cluster as {joined}: leave --node out"
+            "--node is {named}, but this host has joined its cluster as {joined}: leave --node out"
         ))),
         (_, Some(joined)) => Ok(joined.to_owned()),
     }

@@ -71,7 +71,7 @@ async fn connect_old(
 ) -> SandboxAnswer {
     if body.timeout.is_none() {
         return Err(ApiError::BadRequest(
-            "timeout is missing: give it in seconds".into(),
+            "timeout is missing: set it in seconds".into(),
         ));
     }
     connect(app, id, MaybeBody(body)).await

@@ -28,7 +28,7 @@ const VALID_DAYS: u32 = 3650;
 /// The authority could not be loaded or created.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    #[error("cannot read or make the certificate authority in {}", path.display())]
+    #[error("cannot read or create the certificate authority in {}", path.display())]
     Io {
         path: PathBuf,
         #[source]

@@ -97,7 +97,7 @@ mod tests {
         processes.kill(pid);
         let status = ended.await.unwrap().unwrap();
         assert!(!status.success() && processes.is_empty());
-        // Does nothing, whatever process has the number now.
+        // Has no effect, even if another process has this id now.
         processes.kill(pid);
         processes.kill_all();
     }

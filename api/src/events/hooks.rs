@@ -47,7 +47,7 @@ pub(super) struct Hook {
     pub(super) kinds: Vec<Kind>,
     pub(super) secret: String,
     pub(super) created_at: UnixMs,
-    /// Number of the last log entry that was delivered, given up, or does not concern this webhook.
+    /// Number of the last log entry that is done: delivered, given up, or not relevant to this webhook.
     pub(super) done: u64,
 }
 

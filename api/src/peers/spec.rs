@@ -119,7 +119,7 @@ impl ClusterSpec {
             match found(&registrar, &applicant).await {
                 // etcd may also still be starting.
                 Err(why @ ClusterError::Unreachable { .. }) if Instant::now() < deadline => {
-                    tracing::warn!("{}: trying again", model::chain(&why));
+                    tracing::warn!("cannot found the cluster: {}: retrying", model::chain(&why));
                     tokio::time::sleep(AGAIN).await;
                 }
                 made => break made,

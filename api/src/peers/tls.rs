@@ -33,7 +33,7 @@ pub const OWN: &str = "node.pem";
 pub enum PeerTlsError {
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    #[error("{0} in the cluster's settings is not PEM of the expected kind")]
+    #[error("{0} in the cluster's settings is not PEM of the expected type")]
     Pem(&'static str),
     #[error("cannot use the cluster's certificates")]
     Unusable(#[source] rustls::Error),

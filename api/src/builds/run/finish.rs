@@ -232,7 +232,11 @@ impl Build<'_> {
             Err(why) => Err(why.to_string()),
         };
         if let Err(why) = recorded {
-            warn!(template, why, "a built template has no working set");
+            warn!(
+                template,
+                why,
+                "cannot record the working set of a built template: its sandboxes start slower at first"
+            );
         }
     }
 
