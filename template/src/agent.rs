@@ -1,4 +1,4 @@
-//! Requests to the agent, and to other servers, of a guest that becomes a template.
+//! Requests to the agent and other servers of a guest that becomes a template.
 
 use std::{
     fs, io,
@@ -30,8 +30,8 @@ impl Guest<'_> {
         Ok(connected?)
     }
 
-    /// Switches the guest's network card on or off. The guests of a template have no TAP; switching the card warms up
-    /// the code that a sandbox with a network runs.
+    /// Switches the guest's network card on or off. Guests of a template have no TAP. Switching the card warms up the
+    /// code that a sandbox with a network runs.
     pub(crate) fn set_network(&self, on: bool) -> Result<(), Cause> {
         let request = InitRequest {
             network: Some(on),
@@ -40,7 +40,7 @@ impl Guest<'_> {
         Ok(self.agent()?.init(&request)?)
     }
 
-    /// Copies everything below `from` to the same paths below `to` in the guest, as root's files.
+    /// Copies everything below `from` to the same paths below `to` in the guest, owned by root.
     pub(crate) fn copy(&self, from: &Path, to: &str) -> Result<(), Cause> {
         for entry in fs::read_dir(from).map_err(Cause::file(from))? {
             let path = entry.map_err(Cause::file(from))?.path();
@@ -107,7 +107,7 @@ impl Guest<'_> {
         })
     }
 
-    /// Starts a command as root, and returns once it runs.
+    /// Starts a command as root, and returns once it is running.
     pub(crate) fn start(&self, argv: &[String]) -> Result<Started, Cause> {
         let request = command(argv, Some("root"))?;
         let stream = self.agent()?.into_stream()?;
@@ -120,7 +120,7 @@ impl Guest<'_> {
                 .exec(&request, limits.work)
                 .map_err(Cause::from)
                 .and_then(|output| succeeded(&argv, &output));
-            // The receiver may be gone: then the build has ended.
+            // The receiver may be gone because the build has ended.
             let _ = sender.send(ended);
         });
         Ok(Started {
@@ -131,7 +131,7 @@ impl Guest<'_> {
     }
 }
 
-/// A start command. Dropping it closes the connection; the command continues to run.
+/// A start command. Dropping it closes the connection. The command continues to run.
 #[derive(Debug)]
 pub(crate) struct Started {
     socket: UnixStream,
@@ -141,7 +141,7 @@ pub(crate) struct Started {
 
 impl Started {
     /// # Errors
-    /// Returns an error if the command has failed. One that has ended successfully is no error.
+    /// Returns an error if the command has failed. A command that has ended successfully is not an error.
     pub(crate) fn check(&self) -> Result<(), Cause> {
         self.end.try_recv().unwrap_or(Ok(()))
     }
@@ -149,7 +149,7 @@ impl Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // Fails only if the connection is closed already.
+        // Fails only if the connection is already closed.
         let _ = self.socket.shutdown(Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -1,5 +1,5 @@
-//! The template `base`, which every installation has: a booted guest that has already run the commands that users run
-//! first, so that clones share a warm page cache.
+//! The template `base`, which every installation has: a booted guest that has already run typical first commands, so
+//! that clones share a warm page cache.
 
 use std::{fs, io, path::Path};
 
@@ -12,9 +12,9 @@ const MEMORY: Bytes = Bytes::mib(512);
 /// Runs of each warm-up command: the first fills the page cache, the second touches the memory that a warm run needs.
 pub const WARM_UP_RUNS: usize = 2;
 const PROBE: [&str; 1] = ["/usr/local/bin/probe"];
-/// What a pool's slot of a template without `warm-up.json` runs before it waits.
+/// The command that a pool's slot runs before it waits, if its template has no `warm-up.json`.
 pub const SLOT_WARM_UP: &str = "/bin/true";
-/// The commands that slots and users run first.
+/// Typical first commands of slots and users.
 pub const WARM_UP: [&[&str]; 7] = [
     &PROBE,
     &[SLOT_WARM_UP],
@@ -38,8 +38,8 @@ pub fn base(guest: &GuestPaths) -> io::Result<Recipe> {
     })
 }
 
-/// Adds the VMM that made the template in `dir`, and its name: after an upgrade, the pool starts the template's clones
-/// with it.
+/// Adds the VMM that made the template in `dir`, and its hash. After an upgrade, the pool starts the template's clones
+/// with this VMM.
 ///
 /// # Errors
 /// Returns an error if the VMM cannot be read, linked or copied.

@@ -21,15 +21,15 @@ use crate::{
 
 /// Interval between two attempts of the ready command.
 const READY_STEP: Duration = Duration::from_millis(100);
-/// Dirty pages in the snapshot would be written back by every clone.
+/// Run before the snapshot, because every clone would write back its dirty pages.
 const SYNC: [&str; 1] = ["/bin/sync"];
 
 /// Time limits of a build.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Of each answer of the VMM and the agent. A boot takes about a second on an idle host.
+    /// For each response of the VMM and the agent. A boot takes about a second on an idle host.
     pub answer: Duration,
-    /// Of each command and request of the recipe, and of the wait for the guest to be ready.
+    /// For each command and request of the recipe, and for the wait until the guest is ready.
     pub work: Duration,
 }
 
@@ -43,7 +43,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Limits for a build that other work on the host delays.
+    /// Limits for a build that is delayed by other work on the host.
     #[must_use]
     pub fn for_background(self) -> Self {
         Self {
@@ -58,9 +58,10 @@ impl Limits {
 pub struct Builder<'a> {
     /// The program `cube-vmm`.
     pub vmm: &'a Path,
-    /// A directory for the VMs' sockets. Its path is short, because the path of a Unix socket is limited to 107 bytes.
+    /// A directory for the VMs' sockets. Its path must be short, because the path of a Unix socket is limited to 107
+    /// bytes.
     pub run: &'a Path,
-    /// A file that receives the VMMs' standard errors. The guests' consoles are written beside it, with the extensions
+    /// A file that receives the VMMs' standard error. The guests' consoles are written next to it, with the extensions
     /// `boot.console` and `restore.console`.
     pub log: &'a Path,
     pub limits: Limits,
@@ -70,7 +71,7 @@ pub struct Builder<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     pub quiet: Quiet,
-    /// How long the steps before the wait for a quiet guest took.
+    /// Duration of the steps before the wait for an idle guest.
     pub prepared_in: Duration,
 }
 
@@ -86,8 +87,8 @@ fn at<E: Into<Cause>>(step: Step) -> impl Fn(E) -> Failed {
 
 impl Builder<'_> {
     /// Builds the template in the directory `out`, which must not exist. Everything below `files` is copied to the same
-    /// paths in the guest. These files and the recipe are part of the template. `on_vmm` is called with the process id
-    /// of each VMM before it has a VM; an error ends the build.
+    /// paths in the guest. These files and the recipe become part of the template. `on_vmm` is called with the process
+    /// id of each VMM before it has a VM. An error ends the build.
     ///
     /// # Errors
     /// Returns [`BuildError`]. `out` is then incomplete or does not exist.
@@ -156,7 +157,7 @@ impl Builder<'_> {
         Ok(Report { quiet, prepared_in })
     }
 
-    /// Restores the template, does the first work of a clone, and records in the template which pages the clone has
+    /// Restores the template, performs the first work of a clone, and records in the template which pages the clone has
     /// written.
     fn record_working_set(
         &self,
@@ -258,7 +259,7 @@ fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The files of the template in `dir` that are copied into the guest, for [`Builder::build`].
+/// The files of the template in `dir` that were copied into the guest, for [`Builder::build`].
 #[must_use]
 pub fn files_of(dir: &Path) -> Option<PathBuf> {
     Some(dir.join(FILES)).filter(|files| files.is_dir())

@@ -1,11 +1,11 @@
-//! Why a template could not be built.
+//! Errors of template builds.
 
 use std::{fmt, fs, io, path::Path, time::Duration};
 
 use envd::{ClientError, guest_text};
 use vmm_control::ControlError;
 
-/// Lines of a guest's console in an error.
+/// Maximum number of lines of a guest's console in an error.
 const LINES: usize = 30;
 
 /// A failed build.
@@ -61,7 +61,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// Why a step failed. Text from the guest is sanitized.
+/// The cause of a failed step. Text from the guest is sanitized.
 #[derive(Debug, thiserror::Error)]
 pub enum Cause {
     #[error(transparent)]
@@ -86,7 +86,7 @@ pub enum Cause {
         stderr: String,
     },
     #[error(
-        "{path} at port {port} answered {status}, {answer:?}, but 200 and {expects:?} were expected"
+        "{path} at port {port} returned {status} and {answer:?} instead of 200 and {expects:?}"
     )]
     Answer {
         port: u16,
@@ -95,10 +95,10 @@ pub enum Cause {
         answer: String,
         expects: String,
     },
-    #[error("it was not ready within {limit:?}")]
+    #[error("the guest was not ready within {limit:?}")]
     NotReady {
         limit: Duration,
-        /// Why the last attempt failed.
+        /// Cause of the last failed attempt.
         #[source]
         last: Box<Cause>,
     },

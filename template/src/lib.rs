@@ -4,12 +4,12 @@
 //! boot → identity → files → setup → start → ready → warm-up → sync → quiet → snapshot      one VM
 //! restore → identity → first work → working set                       the template's first clone
 //! ```
-//! A [`Recipe`] lists everything that a template is made from. It is written into the template, so that the template can
-//! be built again, by another VMM or from another kernel. The recipe is trusted like the VMM's other options; the guest
-//! is not: every wait for it has a limit.
+//! A [`Recipe`] lists all inputs of a template. It is written into the template, so that the template can be rebuilt
+//! with another VMM or another kernel. The recipe is trusted like the VMM's other options. The guest is not trusted:
+//! every wait for it has a limit.
 //!
-//! What must never happen: a directory under the name of a template that is not complete. The caller gives
-//! [`Builder::build`] a directory of its own, and renames it when the build has succeeded.
+//! What must never happen: an incomplete directory under the name of a template. The caller gives [`Builder::build`] a
+//! temporary directory, and renames it when the build has succeeded.
 
 mod agent;
 mod base;

@@ -1,10 +1,10 @@
-//! Whether a guest has anything left to do.
+//! Detects whether a guest has pending work.
 //!
 //! Every clone would repeat work that is pending in the snapshot, and be slower in its first milliseconds. A guest is
-//! quiet when its vCPU is halted, which means that no task can run and no device has anything for it, and no timer of
-//! its kernel is due within [`NEAR`]. The VMM reports both, so nothing in the guest has to run for it. Timers beyond do
-//! no harm: a Linux kernel always has some (statistics of the block layer each 100 ms for two seconds after the last
-//! request, averages of the load each 2 s), and the guest's clock stands still until a clone runs.
+//! quiet when its vCPU is halted, so that no task is runnable and no device has work for it, and no timer of its kernel
+//! is due within [`NEAR`]. The VMM reports both, so no program in the guest has to run for this. Later timers are
+//! harmless: a Linux kernel always has some (statistics of the block layer each 100 ms for two seconds after the last
+//! request, load averages each 2 s), and the guest's clock stands still until a clone runs.
 
 use std::{
     collections::BTreeMap,
@@ -17,26 +17,27 @@ use vmm_control::{ControlClient, ControlError, VmProcess, VmStats};
 
 use crate::{agent::Guest, error::Cause};
 
-/// A timer that is due earlier than this would run in a clone's first milliseconds.
+/// A timer due earlier than this would fire in a clone's first milliseconds.
 const NEAR: Duration = Duration::from_millis(50);
-/// The snapshot is taken after this time even if the guest is not quiet: clones are then only slower.
+/// The snapshot is taken after this time even if the guest is not quiet. Clones are then only slower.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Interval between two looks.
+/// Interval between two checks.
 const STEP: Duration = Duration::from_millis(2);
-/// On the platform `hvm`, the VMM does not see that a vCPU is halted. There, a guest is quiet when its VMM has used at
-/// most this share of the CPU for [`NEAR`].
+/// On the platform `hvm`, the VMM cannot detect that a vCPU is halted. There, a guest counts as quiet when its VMM has
+/// used at most this share of the CPU for [`NEAR`].
 const IDLE_SHARE: u32 = 50;
 
 /// Prints `/proc/*/stat` twice, with a line between.
 const PROCESSES: &str =
     "cat /proc/[0-9]*/stat 2>/dev/null; echo; sleep 0.5; cat /proc/[0-9]*/stat 2>/dev/null; true";
 
-/// How the wait for a quiet guest ended.
+/// Result of the wait for a quiet guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Quiet {
     /// The guest was quiet after this time.
     After(Duration),
-    /// It was not within ten seconds, for this reason. Its clones may be slower in their first milliseconds.
+    /// The guest was not quiet within ten seconds, for this reason. Its clones may be slower in their first
+    /// milliseconds.
     Never(String),
 }
 
@@ -56,8 +57,8 @@ pub(crate) fn wait(vm: &mut VmProcess, guest: Guest<'_>) -> Result<Quiet, Cause>
     Ok(quiet.map_or_else(|| Quiet::Never(reason(guest)), Quiet::After))
 }
 
-/// Waits until the guest of a running VM has nothing left to do, for at most ten seconds. Returns how long that took;
-/// `None` if the guest was never quiet. `pid`: the VMM.
+/// Waits until the guest of a running VM has no pending work, for at most ten seconds. Returns the duration, or `None`
+/// if the guest never became quiet. `pid` is the process id of the VMM.
 ///
 /// # Errors
 /// Returns the errors of [`ControlClient::stats`].
@@ -83,12 +84,12 @@ fn is_quiet(stats: &VmStats) -> bool {
         .is_some_and(|left| Duration::from_nanos(left) >= NEAR)
 }
 
-/// Whether the VMM does not see halts: every guest that has booted has halted.
+/// Whether the VMM cannot detect halts: every guest that has booted has halted.
 fn is_blind(stats: &VmStats) -> bool {
     stats.idle_ns.is_none() && !stats.exits.contains_key("idle")
 }
 
-/// CPU time of a VMM since the last look at which it was too much.
+/// CPU time of a VMM since the last check at which it was above the limit.
 #[derive(Debug, Default)]
 struct Usage(Option<(Instant, u64)>);
 
@@ -117,7 +118,7 @@ fn cpu_ns(pid: u32) -> Option<u64> {
     Some(tasks.flatten().filter_map(|t| used(&t.path())).sum())
 }
 
-/// Why a guest is not quiet: the process that uses the CPU most, as the guest itself sees it.
+/// The reason why a guest is not quiet: the process that uses the CPU most, according to the guest.
 fn reason(guest: Guest<'_>) -> String {
     let script = ["/bin/sh", "-c", PROCESSES].map(str::to_owned);
     let seen = match guest.run(&script, Some("root")) {
@@ -141,7 +142,7 @@ fn reason(guest: Guest<'_>) -> String {
     }
 }
 
-/// The process whose CPU time grew most between the two listings (proc(5), `/proc/pid/stat`).
+/// The process whose CPU time increased most between the two listings (proc(5), `/proc/pid/stat`).
 fn busiest(listings: &str) -> Option<(u32, String)> {
     let (before, after) = listings.split_once("\n\n")?;
     let before: BTreeMap<_, _> = before.lines().filter_map(ticks).collect();

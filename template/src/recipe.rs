@@ -1,4 +1,4 @@
-//! What a template is made from.
+//! The inputs of a template.
 
 use std::{
     fs::File,
@@ -19,8 +19,8 @@ pub(crate) const FILES: &str = "files";
 const VERSION: u32 = 1;
 const MAX_FILE: u64 = 1 << 20;
 
-/// Everything that a template is made from, except the VMM and the files in the directory `files` beside the recipe,
-/// which are copied to the same paths of the guest.
+/// All inputs of a template, except the VMM and the files in the directory `files` next to the recipe, which are copied
+/// to the same paths of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
@@ -33,16 +33,16 @@ pub struct Recipe {
     /// Guest RAM.
     pub memory: Bytes,
     pub vcpus: u8,
-    /// Done in this order before the start command.
+    /// Run in this order before the start command.
     pub setup: Vec<Work>,
-    /// Arguments of a command that root runs and that may go on to run, in the template and in its clones. If it fails
-    /// before the guest is ready, the build fails. Empty: none.
+    /// Arguments of a command that root runs and that may keep running, in the template and in its clones. If it fails
+    /// before the guest is ready, the build fails. Empty: no command.
     pub start: Vec<String>,
     /// Repeated until it succeeds. `None`: the guest is ready once the start command runs.
     pub ready: Option<Work>,
-    /// Done in this order when the guest is ready, so that clones share what it leaves in memory.
+    /// Run in this order when the guest is ready, so that clones share the memory that it leaves.
     pub warm_up: Vec<Work>,
-    /// The typical first work of a clone. It is done once in a clone; the pages that the clone then has of its own
+    /// The typical first work of a clone. It is run once in a clone. The pages that are private to the clone afterwards
     /// become the template's working set.
     pub first: Vec<Work>,
 }
@@ -57,7 +57,7 @@ pub struct Input {
     pub sparse_sha256: String,
 }
 
-/// Something that is done in the guest, and succeeds or fails.
+/// A command or request in the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Work {
@@ -68,8 +68,8 @@ pub enum Work {
         /// `None`: the sandbox's default user.
         user: Option<String>,
     },
-    /// A request to a server in the guest: `POST` with a body, otherwise `GET`. It succeeds if the status is 200 and the
-    /// answer contains `expects`.
+    /// A request to a server in the guest: `POST` with a body, otherwise `GET`. It succeeds if the status is 200 and
+    /// the response contains `expects`.
     Request {
         /// The vsock port on which the server listens.
         port: u16,
@@ -82,7 +82,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// A command of the sandbox's default user.
+    /// A command run by the sandbox's default user.
     #[must_use]
     pub fn run(argv: &[&str]) -> Self {
         Self::Run {
@@ -91,7 +91,7 @@ impl Work {
         }
     }
 
-    /// A command of root.
+    /// A command run by root.
     #[must_use]
     pub fn run_as_root(argv: &[&str]) -> Self {
         Self::Run {
@@ -156,7 +156,7 @@ impl Recipe {
         }
         let Header { version } = serde_json::from_str(&text).map_err(|e| at(&path, &e))?;
         if version != VERSION {
-            let why = format!("it has version {version}, and this program reads version {VERSION}");
+            let why = format!("it has version {version}, but this program reads version {VERSION}");
             return Err(at(&path, &why));
         }
         serde_json::from_str(&text)

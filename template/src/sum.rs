@@ -1,4 +1,4 @@
-//! Sums of the files from which templates are made.
+//! Checksums of the files from which templates are made.
 
 use std::{
     fs::File,
@@ -51,7 +51,7 @@ pub fn sparse_sum(path: &Path) -> io::Result<String> {
     sparse_sum_unless(path, &AtomicBool::new(false))
 }
 
-/// As [`sparse_sum`], until `stop` is set: a root image may take many seconds.
+/// Like [`sparse_sum`], but stops when `stop` is set, because a root image may take many seconds.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read, and [`io::ErrorKind::Interrupted`] once `stop` is set.

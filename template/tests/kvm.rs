@@ -1,4 +1,4 @@
-//! Templates of real guests, from what `cargo xtask prepare` makes (`CUBE_ARTIFACTS`, `CUBE_BIN`).
+//! Templates of real guests, from the artifacts of `cargo xtask prepare` (`CUBE_ARTIFACTS`, `CUBE_BIN`).
 
 use std::{
     env,
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(in_clone(dir, "first", seen), "from a filestarted\nruns\n");
         assert!(first.join(template_file::WORKING_SET).is_file());
 
-        // The template alone is enough to build it again.
+        // The template alone is sufficient to build it again.
         let recorded = Recipe::read(&first).expect("a recipe").expect("a recipe");
         assert_eq!(recorded, recipe);
         let kept = files_of(&first).expect("the files");

@@ -79,7 +79,7 @@ const FAULTS: [Fault; 9] = [
             let piece = [&b"10000\r\n"[..], &[0; 0x10000], b"\r\n0\r\n\r\n"].concat();
             server.set(&layer(image), Reply::Raw([head, piece].concat()));
         },
-        "bytes in the registry, and",
+        "bytes in the registry, but",
     ),
     (
         "other bytes",
@@ -88,7 +88,7 @@ const FAULTS: [Fault; 9] = [
             bytes[20] ^= 1;
             server.set(&layer(image), answer(200, &[], &bytes));
         },
-        "has other content",
+        "has different content",
     ),
     (
         "not a layer",
@@ -113,7 +113,7 @@ const FAULTS: [Fault; 9] = [
     (
         "broken",
         |_, server| server.set(LATEST, Reply::Raw(Vec::new())),
-        "broke off the exchange",
+        "closed the connection early",
     ),
 ];
 

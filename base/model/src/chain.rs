@@ -2,8 +2,8 @@
 
 use std::error::Error;
 
-/// Formats an error and its causes as one line, outermost first, such as
-/// `cannot start: cannot open disk.img: permission denied`.
+/// Formats an error and its causes as one line, outermost first, such as `cannot start: cannot open disk.img:
+/// permission denied`.
 #[must_use]
 pub fn chain(error: &dyn Error) -> String {
     let mut line = error.to_string();

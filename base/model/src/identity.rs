@@ -1,5 +1,5 @@
-//! The identity of a clone. Every clone of a template resumes with the same memory; its identity makes it a machine of
-//! its own before it answers any other request.
+//! The identity of a clone. All clones of a template resume with the same memory. An identity makes a clone distinct
+//! before it responds to any other request.
 
 use serde::{Deserialize, Serialize};
 

@@ -9,25 +9,25 @@
 /// The options file of an installed server.
 pub const OPTIONS_FILE: &str = "/etc/cube/server.conf";
 
-/// The state directory of a server whose options name none.
+/// The default state directory of a server.
 pub const STATE_DIR: &str = "/var/lib/cube";
 
-/// A line is no option.
+/// A line is not an option.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "line {number}: {line:?} is not an option: write `name = value` as in `max-sandboxes = 64`, or the name alone if it \
      has no value"
 )]
 pub struct BadOption {
-    /// Counted from 1.
+    /// Line number, counted from 1.
     pub number: usize,
     pub line: String,
 }
 
-/// The options in the text of an options file: names, and values of those that have one.
+/// Parses the options in the text of an options file. Returns names, and values if present.
 ///
 /// # Errors
-/// Returns [`BadOption`] for the first line that is no option.
+/// Returns [`BadOption`] for the first line that is not an option.
 pub fn options(text: &str) -> Result<Vec<(&str, Option<&str>)>, BadOption> {
     let mut found = Vec::new();
     for (line, number) in text.lines().map(str::trim).zip(1..) {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// A phase between the intended start of a sandbox and its first use, in the order in which they occur.
 ///
 /// All stamps are CLOCK_MONOTONIC of the host in nanoseconds. A phase that a start does not have (for example
-/// [`StartPhase::Confined`] for a sandbox without a network) has no stamp; it is never zero.
+/// [`StartPhase::Confined`] for a sandbox without a network) has no stamp. It is never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartPhase {
@@ -24,9 +24,9 @@ pub enum StartPhase {
     Confined,
     /// The vCPU may run.
     Resumed,
-    /// The agent applied the clone's identity and answered.
+    /// The agent applied the clone's identity and responded.
     AgentReady,
-    /// The create call was answered.
+    /// The create call returned.
     Replied,
     /// The output of a first command arrived. "Cold start" without a qualifier means this phase.
     FirstExec,
@@ -85,7 +85,7 @@ impl Timeline {
         self.0.iter().copied()
     }
 
-    /// The first stamp of a phase; `None` if the phase was not reached.
+    /// The first stamp of a phase. `None` if the phase was not reached.
     #[must_use]
     pub fn at(&self, phase: StartPhase) -> Option<u64> {
         self.iter().find(|(p, _)| *p == phase).map(|(_, ns)| ns)

@@ -13,12 +13,13 @@ pub struct ProcessStat {
     pub cpu_ticks: u64,
     /// Start time in ticks since boot. Together with the process id, it identifies a process within one boot.
     pub start_ticks: u64,
-    /// Address of the environment; 0 if the reader may not trace the process.
+    /// Address of the environment. 0 if the reader may not trace the process.
     pub env_start: u64,
 }
 
 impl ProcessStat {
-    /// Reads the content of the file. `None` if a field is missing: the process ended while it was read.
+    /// Parses the contents of the file. `None` if a field is missing, because the process ended while the file was
+    /// read.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         // The name in field 2 can contain spaces and parentheses, so fields are counted after the last parenthesis.
@@ -37,7 +38,7 @@ impl ProcessStat {
         })
     }
 
-    /// Whether the process has not ended. A zombie has ended and was not waited for.
+    /// Whether the process has not ended. A zombie has ended.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X')

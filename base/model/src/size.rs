@@ -40,7 +40,7 @@ impl Bytes {
         Self(n << 20)
     }
 
-    /// For people: two or three digits and a binary unit, such as `1.5 KiB` and `390 MiB`.
+    /// Formats the size for users: two or three digits and a binary unit, such as `1.5 KiB` and `390 MiB`.
     #[must_use]
     pub fn rounded(self) -> String {
         let units = UNITS.iter().filter(|(name, _)| name.contains('i'));

@@ -101,7 +101,7 @@ pub struct RestoreSpec {
     /// Directory of the template.
     pub template: PathBuf,
     /// Directory of the base of a diff, if it is not the one in the diff's manifest. Usually a copy loaded into huge
-    /// pages. Its manifest must have the sum that the diff's manifest names. Ignored for a template that is not a diff.
+    /// pages. The checksum of its manifest must match the diff's manifest. Ignored for a template that is not a diff.
     #[serde(default)]
     pub base: Option<PathBuf>,
     /// The root image, if it is not at the path in the manifest. Only the client uses this path: it opens the file.
@@ -119,7 +119,7 @@ pub struct RestoreSpec {
     pub prefault: WorkingSetPrefault,
 }
 
-/// Why a specification is invalid.
+/// Reason why a specification is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     #[error("guest memory {given} is outside {min} to {max}", min = MIN_MEMORY, max = MAX_MEMORY)]

@@ -41,8 +41,8 @@ pub mod template_file {
     pub const MADE_BY: &str = "made-by.json";
 }
 
-/// Which VMM made a template. Only this VMM is sure to read it. Later releases may add fields, so unknown ones are
-/// ignored.
+/// The VMM that made a template. Only this VMM is guaranteed to read it. Later releases may add fields, so unknown ones
+/// are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MadeBy {
     /// SHA-256 of the program `cube-vmm`, 64 lower-case hex digits.
@@ -78,10 +78,10 @@ pub struct FileSum {
 pub struct TemplateBase {
     /// Absolute path of the base's directory. A base is never a diff itself.
     pub dir: std::path::PathBuf,
-    /// SHA-256 of the base's manifest, 64 lower-case hex digits. The manifest holds the sums of the base's files, so
-    /// this hash identifies all of the base.
+    /// SHA-256 of the base's manifest, 64 lower-case hex digits. The manifest contains the checksums of the base's
+    /// files, so this hash identifies the complete base.
     pub manifest_sha256: String,
-    /// Sum of [`template_file::EXTENTS`].
+    /// Checksum of [`template_file::EXTENTS`].
     pub extents_sum: FileSum,
 }
 
@@ -89,7 +89,7 @@ pub struct TemplateBase {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TemplateManifest {
-    /// The format of the VMM that made the template; in a VMM always [`TEMPLATE_FORMAT`].
+    /// The format of the VMM that made the template. In a VMM it is always [`TEMPLATE_FORMAT`].
     pub format: u32,
     /// The platform whose CPU state the template holds.
     pub platform: Platform,
@@ -97,24 +97,24 @@ pub struct TemplateManifest {
     pub memory: Bytes,
     /// Number of vCPUs.
     pub vcpus: u8,
-    /// How the guest kernel calls the monitor; `None` on `hvm`.
+    /// How the guest kernel calls the monitor. `None` on `hvm`.
     pub hypercalls: Option<HypercallPath>,
     /// Wall clock of the host when the guest was paused, in nanoseconds since 1970.
     pub taken_at_unix_ns: u64,
     /// Absolute path of the read-only root image. The guest's memory depends on its content.
     pub root: std::path::PathBuf,
-    /// Sum of the root image.
+    /// Checksum of the root image.
     pub root_sum: FileSum,
-    /// Sum of the guest kernel (ELF).
+    /// Checksum of the guest kernel (ELF).
     pub kernel_sum: FileSum,
-    /// The base, if the template is a diff; `None` for a whole template.
+    /// The base, if the template is a diff. `None` for a whole template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<TemplateBase>,
-    /// Sum of [`template_file::MEMORY`]. The hash covers only the 64 KiB blocks that are not all zero, each preceded by
-    /// its index.
+    /// Checksum of [`template_file::MEMORY`]. The hash covers only the 64 KiB blocks that are not all zero, each
+    /// preceded by its index.
     pub memory_sum: FileSum,
-    /// Sum of [`template_file::STATE`].
+    /// Checksum of [`template_file::STATE`].
     pub state_sum: FileSum,
-    /// Sum of [`template_file::LAYER`], computed like that of the memory.
+    /// Checksum of [`template_file::LAYER`], computed like the one of the memory.
     pub layer_sum: FileSum,
 }

@@ -15,16 +15,16 @@ struct Args {
     reference: String,
     #[arg(long)]
     store: PathBuf,
-    /// `DOMAIN=URL`: where the images of a domain are pulled from.
+    /// `DOMAIN=URL`: endpoint for the images of a domain
     #[arg(long)]
     endpoint: Vec<String>,
-    /// A config.json of Docker with credentials.
+    /// Docker's config.json with credentials
     #[arg(long)]
     docker_config: Option<PathBuf>,
-    /// `cube-image`, which converts.
+    /// Path of the converter `cube-image`
     #[arg(long)]
     program: PathBuf,
-    /// Static programs for images without a shell. Without them, nothing is added to the image.
+    /// Static programs for images without a shell. Without them, no files are added to the image.
     #[arg(long)]
     userland: Option<PathBuf>,
 }

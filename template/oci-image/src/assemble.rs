@@ -1,4 +1,4 @@
-//! Layers to a root image, on open files: what runs in the confined process.
+//! Assembles layers to a root image, on open files. Runs in the confined process.
 
 use std::{fs::File, io, ops::Range};
 
@@ -38,8 +38,8 @@ pub(crate) enum AssembleError {
     Erofs(#[source] ErofsError),
 }
 
-/// Writes the root image of `layers`, the lowest first, into the empty file `out`. Without a `userland`, it has what the
-/// layers have and nothing more.
+/// Writes the root image of `layers`, lowest first, into the empty file `out`. Without a `userland`, the image contains
+/// the layers and nothing else.
 pub(crate) fn assemble(
     layers: Vec<Layer>,
     out: &File,
@@ -83,7 +83,7 @@ pub(crate) fn assemble(
     Ok(())
 }
 
-/// What contents of a tree refer to.
+/// Archives to which the contents of a tree refer.
 enum Archive {
     Unpacked(Unpacked),
     Added(Vec<u8>),

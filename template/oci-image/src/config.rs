@@ -1,4 +1,4 @@
-//! The config of an image: what a template takes from it.
+//! The config of an image, from which a template takes its defaults.
 
 use serde::Deserialize;
 
@@ -19,7 +19,7 @@ pub struct Defaults {
     /// Both together are the command that a container would run.
     pub entrypoint: Vec<String>,
     pub cmd: Vec<String>,
-    /// For example `8080/tcp`, sorted.
+    /// For example `8080/tcp`. Sorted.
     pub exposed_ports: Vec<String>,
 }
 
@@ -27,7 +27,7 @@ pub struct Defaults {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub defaults: Defaults,
-    /// Digests of the unpacked layers, the lowest first.
+    /// Digests of the unpacked layers, lowest first.
     pub diff_ids: Vec<Digest>,
 }
 
@@ -37,7 +37,7 @@ pub enum ConfigError {
     Json(#[source] serde_json::Error),
     #[error("image is for {os}/{architecture}: only linux/amd64 is supported")]
     Platform { os: String, architecture: String },
-    #[error("config of the image lists {listed} layers, its manifest {found}")]
+    #[error("config of the image lists {listed} layers, but its manifest {found}")]
     Layers { listed: usize, found: usize },
     #[error(
         "config of the image has the invalid environment variable {0:?}: NAME=VALUE is expected"
@@ -79,7 +79,7 @@ impl Config {
     /// Parses the config of an image with `layers` layers.
     ///
     /// # Errors
-    /// Returns an error if the config is malformed, of another platform, or of another number of layers.
+    /// Returns an error if the config is malformed, for another platform, or lists another number of layers.
     pub fn parse(bytes: &[u8], layers: usize) -> Result<Self, ConfigError> {
         let raw: Raw = serde_json::from_slice(bytes).map_err(ConfigError::Json)?;
         if (raw.os.as_str(), raw.architecture.as_str()) != ("linux", "amd64") {
@@ -123,7 +123,7 @@ impl RawDefaults {
 }
 
 impl Defaults {
-    /// None of these could be passed to a process.
+    /// Strings with a NUL cannot be passed to a process.
     fn check_nuls(&self) -> Result<(), ConfigError> {
         let has_nul = |text: &String| text.contains('\0');
         if self

@@ -1,4 +1,4 @@
-//! From a pulled image to a root image in the store, by a confined process for each image.
+//! Converts a pulled image to a root image in the store, with a confined process for each image.
 
 use std::{
     fs::File,
@@ -18,12 +18,12 @@ use crate::{
     worker::{Order, Part, Reply, Task, confine::Resources, send},
 };
 
-/// Part of every image's key. Raise it when the same layers give another image.
+/// Part of each image's key. Raise it when the same layers result in a different image.
 const CONVERTER: &str = "oci-image 2";
-/// How much a worker may write between two measurements, in bytes. Reserved ahead.
+/// Maximum number of bytes that a worker writes between two measurements. Reserved ahead.
 const AHEAD: u64 = 64 << 20;
 
-/// Converts images. Each conversion runs in a process of its own, which sees only the files of its image.
+/// Converts images. Each conversion runs in a separate process, which can only access the files of its image.
 #[derive(Debug)]
 pub struct Converter {
     program: Program,
@@ -41,7 +41,7 @@ struct Programs {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConvertError {
-    /// The image's fault, in words of the worker.
+    /// The reason why the image was rejected, as reported by the worker.
     #[error("{0}")]
     Refused(String),
     #[error("image takes longer than {0} s to convert: use a smaller image")]
@@ -58,7 +58,7 @@ pub enum ConvertError {
     Cancelled,
     #[error("converter of the image ended unexpectedly: {0}")]
     Ended(ExitStatus),
-    #[error("converter has sent an invalid reply")]
+    #[error("converter sent an invalid reply")]
     Reply(#[source] io::Error),
     #[error("cannot start the converter {}", program.display())]
     Start { program: PathBuf, source: io::Error },
@@ -69,8 +69,8 @@ pub enum ConvertError {
 }
 
 impl Converter {
-    /// `program` is `cube-image`. Without [`Converter::with_userland`], root images have what the layers have, and
-    /// nothing more.
+    /// `program` is `cube-image`. Without [`Converter::with_userland`], root images contain the layers and nothing
+    /// else.
     #[must_use]
     pub fn new(program: &Path, limits: Limits, resources: Resources) -> Self {
         Self {
@@ -80,7 +80,7 @@ impl Converter {
         }
     }
 
-    /// Runs the conversions as [`Program::in_group`] does.
+    /// Puts the converter processes into a cgroup, like [`Program::in_group`].
     #[must_use]
     pub fn in_group(mut self, procs: Option<PathBuf>) -> Self {
         self.program = self.program.in_group(procs);
@@ -110,15 +110,17 @@ impl Converter {
         Digest::of(format!("{CONVERTER}\n{manifest}\n{additions:?}\n").as_bytes())
     }
 
-    /// Makes the root image of a pulled image, unless the store has it. Blocks: call it on a thread for blocking work.
+    /// Makes the root image of a pulled image, unless the store already has it. Blocks: call it on a thread for
+    /// blocking work.
     ///
     /// # Errors
-    /// Returns an error if a layer is malformed or hostile, a limit is exceeded, or the store fails. Nothing is left.
+    /// Returns an error if a layer is malformed or hostile, a limit is exceeded, or the store fails. No files are left
+    /// then.
     pub fn convert(&self, pulled: &Pulled, store: &Store) -> Result<Lease, ConvertError> {
         self.convert_unless(pulled, store, &|| false)
     }
 
-    /// As [`Converter::convert`], but ends soon after `is_cancelled` returns true.
+    /// Like [`Converter::convert`], but ends soon after `is_cancelled` returns true.
     ///
     /// # Errors
     /// Returns [`ConvertError::Cancelled`], and the errors of [`Converter::convert`].
@@ -138,7 +140,7 @@ impl Converter {
         }
         let mut room = store.reserve(AHEAD)?;
         self.run(pulled, &files, &mut room, is_cancelled)?;
-        // The last one is the image; the others are unpacked layers.
+        // The last file is the image. The others are unpacked layers.
         let image = files.pop().map(|image| image.finish_image(key));
         Ok(image.unwrap_or_else(|| unreachable!("there is one more file than layers"))?)
     }

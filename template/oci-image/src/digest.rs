@@ -26,7 +26,7 @@ impl Digest {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// Reads the file from its beginning, wherever its descriptor is.
+    /// Hashes the file from its beginning, whatever the position of its descriptor.
     ///
     /// # Errors
     /// Returns the error of a read.
@@ -54,7 +54,7 @@ impl Digest {
     }
 }
 
-/// Computes a digest piece by piece.
+/// Computes a digest incrementally.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hasher(Sha256);
 
@@ -98,7 +98,7 @@ impl FromStr for Digest {
     }
 }
 
-/// At most 100 characters: the text is a client's or a registry's.
+/// Truncates to 100 characters, because the text comes from a client or a registry.
 fn shorten(text: &str) -> String {
     text.chars().take(100).collect()
 }

@@ -1,9 +1,10 @@
-//! Writes a tree as an EROFS image without compression: the form that `mkfs.erofs` gives the root image `base`, but with
-//! each file's own time of modification (Linux, `fs/erofs/erofs_fs.h`).
+//! Writes a tree as an uncompressed EROFS image, as `mkfs.erofs` does for the root image `base`, but keeps each file's
+//! modification time (Linux, `fs/erofs/erofs_fs.h`).
 //!
-//! Layout: the superblock in block 0; then the inodes, each followed by its extended attributes and by what is left of
-//! its data after whole blocks; then the whole blocks. Inodes are in breadth-first order, so those of a directory are
-//! neighbours. The bytes depend on the tree only. Holes of files become holes of the image file.
+//! Layout: the superblock in block 0, then the inodes, then the whole data blocks. Each inode is followed by its
+//! extended attributes and by the rest of its data after whole blocks. Inodes are in breadth-first order, so the
+//! children of a directory are adjacent. The output depends only on the tree. Holes of files become holes of the image
+//! file.
 
 pub(crate) mod layout;
 mod output;
@@ -24,7 +25,7 @@ const BLOCK: u64 = 4096;
 const SUPER_OFFSET: u64 = 1024;
 const SUPER_SIZE: u64 = 128;
 const MAGIC: u32 = 0xe0f5_e1e2;
-/// The time stamps are times of modification.
+/// Inode time stamps are modification times.
 const COMPAT_MTIME: u32 = 2;
 /// Bytes copied at once.
 const PIECE: u64 = 1 << 18;
@@ -44,13 +45,13 @@ pub enum ErofsError {
 /// Size of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// Files, directories and links; a file with several names counts once.
+    /// Files, directories and links. A file with several names counts once.
     pub inodes: u64,
     /// Size of the image file, holes included.
     pub bytes: u64,
 }
 
-/// Writes `tree` into the empty file `out`. `layers` are the archives that the contents in the tree refer to.
+/// Writes `tree` into the empty file `out`. `layers` are the archives to which the contents in the tree refer.
 ///
 /// # Errors
 /// Returns an error if the files are larger than [`Limits::apparent`], or if reading or writing fails.
@@ -103,7 +104,7 @@ impl<S: Source> Writer<'_, S> {
         self.put(SUPER_OFFSET, &bytes)
     }
 
-    /// Writes an inode, its extended attributes, and the end of its data if that is inline.
+    /// Writes an inode, its extended attributes, and the end of its data if it is inline.
     fn inode(&mut self, inode: &Inode) -> Result<(), ErofsError> {
         let node = self.layout.tree.node(inode.node);
         // Flat data, with or without an inline end.
@@ -150,7 +151,7 @@ impl<S: Source> Writer<'_, S> {
         Ok(())
     }
 
-    /// Fills `buffer`, which is zero, with a file's bytes from `begin`.
+    /// Fills `buffer`, which is zeroed, with a file's bytes from `begin`.
     fn read(&self, content: &Content, begin: u64, buffer: &mut [u8]) -> Result<(), ErofsError> {
         let end = begin + buffer.len() as u64;
         let first = (content.segments).partition_point(|segment| segment.at + segment.len <= begin);
@@ -194,7 +195,7 @@ impl<S: Source> Writer<'_, S> {
         }
     }
 
-    /// Copies the first `len` bytes of a file to the offset `start` of the image. Leaves holes out.
+    /// Copies the first `len` bytes of a file to the offset `start` of the image. Holes are left out.
     fn copy(&mut self, content: &Content, len: u64, start: u64) -> Result<(), ErofsError> {
         let mut buffer = vec![0; usize::try_from(PIECE.min(len)).unwrap_or(0)];
         for segment in &content.segments {

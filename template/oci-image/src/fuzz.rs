@@ -1,4 +1,4 @@
-//! Entry point of the fuzz target `image`: everything that a registry or the author of an image chooses.
+//! Entry point of the fuzz target `image`: all data that a registry or the author of an image controls.
 
 use crate::{
     config::Config,

@@ -4,8 +4,8 @@
 //! Client::pull ─► Store (blobs) ─► Converter ─► Store (images)
 //! worker, a confined process for each image: Unpacker ─► tar::read ─► Tree::apply ─► provision ─► erofs::write
 //! ```
-//! A layer is never extracted to a file system: its unpacked archive is one file, and a file's content in the tree is a
-//! range of it. So conversion needs no privileges, and no path of an image ever reaches the host's kernel.
+//! A layer is never extracted to a file system. Its unpacked archive is one file, and a file's content in the tree is a
+//! range of it. Conversion therefore needs no privileges, and no path of an image ever reaches the host's kernel.
 
 // From a name to blobs.
 pub mod reference;

@@ -1,32 +1,33 @@
-//! What one image may cost. Everything in an image is a stranger's.
+//! Resource limits of one image. All of an image is untrusted.
 
 use serde::{Deserialize, Serialize};
 
-/// Limits of one image. An image that exceeds one is refused with the limit's name.
+/// Limits of one image. An image that exceeds a limit is rejected with the limit's name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Layers of an image.
     pub layers: usize,
-    /// Bytes of all layers as the registry stores them.
+    /// Total size of all layers as stored by the registry, in bytes.
     pub compressed: u64,
-    /// Bytes of all layers after decompression, blocks of zeros included. Bounds the time.
+    /// Total size of all layers after decompression, including blocks of zeros, in bytes. Bounds the time.
     pub stream: u64,
-    /// Bytes of all layers after decompression, without blocks of zeros. Bounds the disk space.
+    /// Total size of all layers after decompression, without blocks of zeros, in bytes. Bounds the disk space.
     pub stored: u64,
-    /// How many times larger than its compressed form a layer may be, without blocks of zeros. Applies to what exceeds
+    /// Maximum ratio of a layer's decompressed size, without blocks of zeros, to its compressed size. Applies beyond
     /// [`Limits::ratio_free`].
     pub ratio: u64,
-    /// Bytes of a layer for which [`Limits::ratio`] does not apply.
+    /// Number of bytes of a layer that are exempt from [`Limits::ratio`].
     pub ratio_free: u64,
-    /// As [`Limits::ratio_free`], for the same ratio with blocks of zeros: a few MiB of them would take minutes.
+    /// Like [`Limits::ratio_free`], for the same ratio including blocks of zeros: a few compressed MiB of them would
+    /// take minutes.
     pub zeros_free: u64,
-    /// Files, directories and links of all layers, directories that are only implied included.
+    /// Files, directories and links of all layers, including implied directories.
     pub entries: usize,
-    /// Bytes of names, link targets, extended attributes and maps of sparse files of all layers.
+    /// Total size of names, link targets, extended attributes and maps of sparse files of all layers, in bytes.
     pub metadata: u64,
-    /// Path components that are looked up while the layers are merged, those in symbolic links included.
+    /// Path components that are looked up while the layers are merged, including components of symbolic links.
     pub steps: u64,
-    /// Sum of the sizes of all files, holes included.
+    /// Total size of all files, including holes, in bytes.
     pub apparent: u64,
 }
 

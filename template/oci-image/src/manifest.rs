@@ -1,4 +1,4 @@
-//! Manifests and indexes, in OCI's form and in Docker's (schema 2).
+//! Manifests and indexes, in the formats of OCI and of Docker (schema 2).
 
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ pub struct Descriptor {
     pub size: u64,
 }
 
-/// What a registry returns for a reference.
+/// A registry's response for a reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Document {
     Manifest(Manifest),
@@ -37,7 +37,7 @@ pub enum Document {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     pub config: Descriptor,
-    /// The lowest layer first.
+    /// Lowest layer first.
     pub layers: Vec<(Descriptor, Compression)>,
 }
 

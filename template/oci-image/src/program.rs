@@ -1,4 +1,4 @@
-//! The program `cube-image`: a process for each conversion and each sum, which works while nothing else needs the CPU.
+//! The program `cube-image`: one process for each conversion and each hash, which runs when the CPU is otherwise idle.
 
 use std::{
     fs::{self, File},
@@ -27,12 +27,12 @@ use crate::{
     worker::{Order, Reply, Task, confine::Resources, receive, send},
 };
 
-/// The lowest priority, as of nice(1). It counts among processes of the same control group only.
+/// The lowest priority of nice(1). It only counts among processes of the same cgroup.
 const NICE: i32 = 19;
-/// How often a waiting client looks after other things, in milliseconds.
+/// Interval at which a waiting client checks other conditions, in milliseconds.
 const STEP_MS: u16 = 50;
 
-/// How the program is started.
+/// Configuration of the program.
 #[derive(Clone, Debug)]
 pub struct Program {
     path: PathBuf,
@@ -50,7 +50,7 @@ impl Program {
         }
     }
 
-    /// Moves each process into a control group with a low CPU weight, of which `procs` is the file `cgroup.procs`.
+    /// Moves each process into a cgroup with a low CPU weight. `procs` is the group's file `cgroup.procs`.
     #[must_use]
     pub fn in_group(self, procs: Option<PathBuf>) -> Self {
         Self {
@@ -84,17 +84,17 @@ impl Program {
             resources,
         };
         let pid = worker.child.id();
-        // Sandboxes go first. It waits for its order, so it has done nothing yet.
+        // Sandboxes have precedence. The process waits for its order, so it has done no work yet.
         if let Some(procs) = &self.group {
             fs::write(procs, pid.to_string()).map_err(|e| {
                 io::Error::new(e.kind(), format!("cannot write {}: {e}", procs.display()))
             })?;
         }
-        // The kernel derives the lowest priority of reads and writes from this.
+        // The kernel derives the lowest I/O priority from this.
         if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
             setpriority_process(Some(pid), NICE)?;
         }
-        // If memory runs short, the kernel ends the worker and not the server.
+        // If memory runs short, the kernel kills the worker and not the server.
         fs::write(format!("/proc/{pid}/oom_score_adj"), "1000")?;
         Ok(worker)
     }
@@ -124,7 +124,7 @@ impl Program {
     }
 }
 
-/// Text of a process that may be taken over.
+/// Escapes text of a process that may be compromised.
 fn printable(text: &str) -> String {
     let plain = |c: char| if c.is_control() { '?' } else { c };
     text.chars().take(2000).map(plain).collect()
@@ -138,7 +138,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Waits for the reply. Calls `watch` every [`STEP_MS`], and once after the process has written all it will write.
+    /// Waits for the reply. Calls `watch` every [`STEP_MS`], and once after the process has finished writing.
     pub(crate) fn reply(
         &mut self,
         is_cancelled: &dyn Fn() -> bool,
@@ -166,16 +166,16 @@ impl Worker {
         }
     }
 
-    /// Waits for a message or the end of the process, but not longer than [`STEP_MS`].
+    /// Waits for a message or the end of the process, for at most [`STEP_MS`].
     fn has_message(&self) -> bool {
         let mut sources = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         // A signal handler of the server may interrupt the call.
         poll(&mut sources, STEP_MS).is_ok_and(|ready| ready > 0)
     }
 
-    /// How the process ended, if it did so with an error. Kills it if it still runs.
+    /// The error with which the process ended, if any. Kills the process if it still runs.
     pub(crate) fn end(&mut self) -> Option<ConvertError> {
-        // The socket of a process closes shortly before the process can be waited for.
+        // The socket of a process closes shortly before its exit status is available.
         let begin = Instant::now();
         while self.child.try_wait().ok()?.is_none() && begin.elapsed() < Duration::from_secs(5) {
             std::thread::sleep(Duration::from_millis(5));
@@ -210,7 +210,7 @@ mod tests {
     fn a_worker_has_the_lowest_priority_and_is_killed_first() {
         let dir = tempfile::tempdir().unwrap();
         let procs = dir.path().join("cgroup.procs");
-        // It waits for its standard input, as the converter does.
+        // It waits for its standard input, like the converter.
         let program = Program::new(Path::new("/bin/cat"), Resources::default());
         let worker = program.clone().in_group(Some(procs.clone())).start();
         let worker = worker.unwrap();
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(read("oom_score_adj").unwrap().trim(), "1000");
         let moved = fs::read_to_string(&procs).unwrap();
         assert_eq!(moved, worker.child.id().to_string());
-        // A worker that would have a normal weight does not start.
+        // A worker that would have a normal weight is not started.
         let missing = dir.path().join("missing/cgroup.procs");
         let refused = program.in_group(Some(missing)).start().err().unwrap();
         let ConvertError::Start { source, .. } = refused else {

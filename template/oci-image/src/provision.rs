@@ -1,8 +1,8 @@
-//! Adds to an image what a sandbox needs and its layers lack: mount points, the accounts `root` and `user`, a shell,
-//! basic programs, and files for the guest's network.
+//! Adds files that a sandbox needs and the layers of an image lack: mount points, the accounts `root` and `user`, a
+//! shell, basic programs, and files for the guest's network.
 //!
-//! Nothing of the image runs. The additions are a further layer, made of the merged tree and of the static programs of a
-//! [`Userland`]. What an image has is kept, with three exceptions: files that describe the host on which a container
+//! Nothing of the image is executed. The additions are another layer, made from the merged tree and the static programs
+//! of a [`Userland`]. Existing files are kept, with three exceptions: files that describe the host on which a container
 //! runs (`/etc/hosts`…) are replaced, `user` becomes the owner of its home, and everything below `/usr/local` becomes
 //! writable for all users, as in E2B's templates.
 
@@ -18,13 +18,13 @@ use crate::{
 };
 use accounts::Accounts;
 
-/// Part of every image's key. Raise it when provisioning gives another image.
+/// Part of each image's key. Raise it when provisioning results in a different image.
 const VERSION: u32 = 3;
 
-/// Limit for the size of an account file, in bytes. The guest's agent reads no larger ones.
+/// Limit for the size of an account file, in bytes. The guest's agent does not read larger ones.
 const MAX_ACCOUNTS: u64 = 1 << 20;
 
-/// Static programs for images that lack them: those of Debian's packages `bash-static` and `busybox-static`.
+/// Static programs for images that lack them, from Debian's packages `bash-static` and `busybox-static`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Userland {
     pub bash: Vec<u8>,
@@ -59,7 +59,7 @@ pub enum ProvisionError {
     #[error("image has a file at {0}, where sandboxes need a directory: remove it from the image")]
     NotDirectory(&'static str),
     #[error(
-        "{path} of the image {fault}, so accounts cannot be added: replace it by a regular file"
+        "{path} of the image {fault}, so accounts cannot be added: replace it with a regular file"
     )]
     Accounts {
         path: &'static str,
@@ -110,14 +110,14 @@ const FILES: [(&str, u16, &[u8]); 6] = [
     // Empty: each clone gets its own.
     ("/etc/machine-id", 0o644, b""),
     ("/etc/resolv.conf", 0o644, recipe!("resolv.conf")),
-    // Without effect until the image or a step of the build has sudo.
+    // Has no effect until sudo is installed by the image or a step of the build.
     ("/etc/sudoers.d/user", 0o440, recipe!("sudoers.d/user")),
 ];
 
-/// The list of mounted file systems, as setmntent(3) and other programs read it: the link, and its target.
+/// The list of mounted file systems, as read by setmntent(3) and other programs: the link, and its target.
 const MOUNTS: (&str, &str) = ("/etc/mtab", "../proc/self/mounts");
 
-/// Where programs are looked for.
+/// Directories that are searched for programs.
 const PLACES: [&str; 6] = [
     "/bin",
     "/sbin",
@@ -126,10 +126,10 @@ const PLACES: [&str; 6] = [
     "/usr/local/bin",
     "/usr/local/sbin",
 ];
-/// The place of busybox for links to it. An image's own busybox may lack applets.
+/// The path of busybox to which links point. An image's own busybox may lack applets.
 const BUSYBOX: &str = "/usr/lib/cube/busybox";
-/// Programs that commands and steps of builds expect, of those that Debian's static busybox has. Each of them that an
-/// image lacks becomes a link to busybox.
+/// Programs of Debian's static busybox that commands and steps of builds expect. Each program that an image lacks
+/// becomes a link to busybox.
 pub const PROGRAMS: [&str; 71] = [
     "[",
     "basename",
@@ -204,11 +204,11 @@ pub const PROGRAMS: [&str; 71] = [
     "yes",
 ];
 
-/// Completes the tree of an image. `layers` are the archives that its contents refer to, the last one with the number
+/// Completes the tree of an image. `layers` are the archives to which its contents refer, the last one with the number
 /// `index - 1`. Returns the archive of layer `index`, to which the contents of the additions refer.
 ///
 /// # Errors
-/// Returns an error if the image has something in the place of an addition, or is for another machine.
+/// Returns an error if a file of the image is in the place of an addition, or if the image is for another machine.
 pub fn provision(
     tree: &mut Tree,
     layers: &[impl Source],
@@ -256,7 +256,7 @@ fn add_programs(
             check_machine(layers, content, path)?;
         }
     }
-    // The path with which E2B's SDKs start every command.
+    // The path with which E2B's SDKs start each command.
     if file(tree, "/bin/bash").is_none() {
         additions.file("/bin/bash", meta(0o755), &userland.bash);
     }
@@ -274,7 +274,7 @@ fn add_programs(
     Ok(())
 }
 
-/// Refuses a program for other processors. Scripts have no processor.
+/// Rejects a program for other processors. Scripts are accepted.
 fn check_machine(
     layers: &[impl Source],
     content: &Content,

@@ -1,13 +1,13 @@
-//! Names of images as users write them: `[DOMAIN/]PATH[:TAG][@DIGEST]`. The grammar and the defaults are those of the
-//! `distribution` project: without a domain it is Docker Hub, without a tag `latest`.
+//! Names of images as users write them: `[DOMAIN/]PATH[:TAG][@DIGEST]`. Grammar and defaults follow the `distribution`
+//! project: the default domain is Docker Hub, the default tag `latest`.
 
 use std::{fmt, str::FromStr};
 
 use crate::digest::{Digest, DigestError};
 
-/// The domain of references without one.
+/// The default domain.
 pub const DOCKER_HUB: &str = "docker.io";
-/// Limit for domain and path together, in bytes.
+/// Limit for the total length of domain and path, in bytes.
 const MAX_NAME: usize = 255;
 const MAX_TAG: usize = 128;
 

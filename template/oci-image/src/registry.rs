@@ -1,8 +1,8 @@
 //! A client of registries: distribution specification 1.1, pull only.
 //!
-//! A reference is a stranger's input, and so is everything that a registry answers: redirects, realms of token servers,
-//! sizes. Every connection goes through [`http::Connector`], which resolves a name once, checks the addresses, and
-//! connects to one that it has checked.
+//! References are untrusted, and so is all data from a registry: redirects, realms of token servers, sizes. Each
+//! connection goes through [`http::Connector`], which resolves a name once, checks the addresses, and connects to a
+//! checked address.
 
 mod auth;
 mod http;
@@ -23,30 +23,30 @@ use crate::reference::{DOCKER_HUB, Reference};
 
 const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
 
-/// What the operator decides about registries.
+/// The operator's configuration of registries.
 #[derive(Clone, Debug, Default)]
 pub struct Registries {
-    /// Where the images of a domain are pulled from, in this order. A domain that is not listed is its own endpoint,
-    /// over https. Addresses of listed endpoints are not checked.
+    /// Endpoints from which the images of a domain are pulled, in order. A domain that is not listed is its own
+    /// endpoint, over https. Addresses of listed endpoints are not checked.
     pub endpoints: BTreeMap<String, Vec<Endpoint>>,
-    /// Repositories (`docker.io/e2bdev/base`) that are not pulled, and the local image that is used instead.
+    /// Repositories (`docker.io/e2bdev/base`) for which a local image is used instead of a pull.
     pub local: BTreeMap<String, String>,
-    /// Addresses that no registry may have, and neither may what a registry refers to.
+    /// Addresses that no registry may have, nor a server to which a registry refers.
     pub forbidden: ForbiddenAddresses,
-    /// Credentials by domain, or by a domain and the start of a repository's path (`quay.io/team`), for requests without
-    /// their own. The longest entry counts.
+    /// Credentials by domain, or by a domain and a prefix of a repository's path (`quay.io/team`), for requests without
+    /// credentials. The longest matching entry applies.
     pub credentials: BTreeMap<String, Credentials>,
     pub timeouts: Timeouts,
 }
 
-/// Limits for waiting.
+/// Time limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// To resolve a name and to connect, TLS included.
+    /// Resolving a name and connecting, including TLS.
     pub connect: Duration,
-    /// For the head of an answer, and between two pieces of a body.
+    /// Waiting for the head of a response, and for each piece of a body.
     pub stall: Duration,
-    /// For a whole pull.
+    /// A whole pull.
     pub pull: Duration,
 }
 
@@ -66,11 +66,11 @@ pub enum Scheme {
     Https,
 }
 
-/// Scheme, host and port of a server. `http` is used only where the operator writes it.
+/// Scheme, host and port of a server. `http` is used only if the operator configures it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     pub scheme: Scheme,
-    /// An IPv6 address has its brackets.
+    /// IPv6 addresses are in brackets.
     pub host: String,
     pub port: u16,
 }
@@ -88,7 +88,7 @@ impl Endpoint {
             _ => return None,
         };
         let authority = url.authority()?;
-        // `user@host`: not used by registries, and a way to mislead readers of logs.
+        // `user@host` is rejected: registries do not use it, and it can mislead readers of logs.
         if authority.as_str().contains('@') || authority.host().is_empty() {
             return None;
         }
@@ -168,8 +168,8 @@ struct DockerAuth {
     auth: String,
 }
 
-/// Reads the credentials in the text of a `config.json` of Docker, by what they serve (containers-auth.json(5)): a domain, or
-/// the repositories below a path of it.
+/// Parses a Docker `config.json`. Returns its credentials by the domain, or the path below a domain, to which they
+/// apply (containers-auth.json(5)).
 ///
 /// # Errors
 /// Returns an error if the text is malformed or refers to a credential helper.
@@ -196,13 +196,14 @@ pub fn docker_config(text: &str) -> Result<BTreeMap<String, Credentials>, Docker
     Ok(found)
 }
 
-/// The repositories that the credentials of this key of `auths` serve. A URL or an API path stands for the whole server.
+/// The repositories to which the credentials of a key of `auths` apply. A URL or an API path stands for the whole
+/// server.
 fn served_by(key: &str) -> String {
     let bare = key.trim_start_matches("https://");
     let bare = bare.trim_start_matches("http://").trim_end_matches('/');
     let (host, path) = bare.split_once('/').unwrap_or((bare, ""));
     let domain = match host {
-        // Docker Hub's key is the URL of its old index.
+        // The key of Docker Hub is the URL of its old index.
         "index.docker.io" => DOCKER_HUB,
         other => other,
     };
@@ -212,16 +213,17 @@ fn served_by(key: &str) -> String {
     format!("{domain}/{path}")
 }
 
-/// A server to try for a reference.
+/// A candidate server for a reference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) endpoint: Endpoint,
-    /// Only the registry that the reference names gets the credentials for it.
+    /// Only the registry that the reference names gets its credentials.
     pub(crate) credentials: Option<Credentials>,
 }
 
 impl Registries {
-    /// The local image that stands for a reference, which must not ask for a digest. `None`: it is pulled.
+    /// The local image that replaces a reference. References with a digest are never replaced. `None` if the image is
+    /// pulled.
     #[must_use]
     pub fn local_image(&self, reference: &Reference) -> Option<&str> {
         let local = self.local.get(&reference.repository());
@@ -245,7 +247,7 @@ impl Registries {
         let listed = self.endpoints.get(&reference.domain);
         let endpoints = listed.cloned().unwrap_or_else(|| vec![own.clone()]);
         let target = |endpoint: Endpoint| {
-            // `127.0.0.1:5000` has no scheme: the port then is the one that was written.
+            // `127.0.0.1:5000` has no scheme, so the port is the one that the user wrote.
             let is_named = reference.domain == format!("{}:{}", endpoint.host, endpoint.port);
             let is_own = endpoint == own || is_named;
             let authority = format!("{}:{}", endpoint.host, endpoint.port);

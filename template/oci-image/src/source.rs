@@ -1,4 +1,4 @@
-//! Where the bytes of an unpacked layer are.
+//! Access to the bytes of an unpacked layer.
 
 use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
 
@@ -7,7 +7,7 @@ use nix::{
     unistd::{Whence, lseek},
 };
 
-/// An unpacked layer: random access, and which parts of it are holes.
+/// An unpacked layer with random access and a list of its holes.
 pub trait Source {
     /// Size in bytes.
     fn size(&self) -> u64;
@@ -15,13 +15,13 @@ pub trait Source {
     /// Fills `buffer` from `offset`.
     ///
     /// # Errors
-    /// Returns an error if fewer bytes follow `offset`.
+    /// Returns an error if the source ends before `buffer` is full.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 
-    /// The parts of `range` that may have other bytes than zero, sorted.
+    /// The parts of `range` that may contain non-zero bytes, sorted.
     ///
     /// # Errors
-    /// Returns an error if the file system does.
+    /// Returns the errors of the file system.
     fn data(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>>;
 }
 
@@ -74,7 +74,7 @@ impl Source for Unpacked {
             let offset = i64::try_from(offset).map_err(|_| Errno::EOVERFLOW)?;
             match lseek(&self.file, offset, whence) {
                 Ok(found) => Ok(u64::try_from(found).unwrap_or(0)),
-                // Nothing but a hole up to the end of the file.
+                // Only a hole up to the end of the file.
                 Err(Errno::ENXIO) => Ok(self.size),
                 Err(error) => Err(error),
             }

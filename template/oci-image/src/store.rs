@@ -1,4 +1,4 @@
-//! Blobs and images on disk, by content.
+//! Blobs and images on disk, addressed by content.
 //!
 //! ```text
 //! DIR/lock                 held by the process that owns the store
@@ -6,13 +6,13 @@
 //! DIR/blobs/HEX            a manifest, config or layer with this SHA-256
 //! DIR/images/HEX           a root image; the key is the caller's
 //! ```
-//! A file is written as a draft, synced, renamed to its place, and the directory synced: after a crash it is whole or
-//! missing. Files are removed only when the quota is exceeded, the least recently used first. The time of use is the
-//! file's time of modification. A file is never removed while a [`Lease`] holds it, nor while it has a further name:
-//! a template that outlives this process keeps its root image with [`Lease::link`].
+//! A file is written as a draft, synced and renamed to its place, and the directory is synced: after a crash it is
+//! either complete or missing. Files are removed only when the quota is exceeded, the least recently used first. The
+//! time of use is the file's modification time. A file is never removed while a [`Lease`] holds it, nor while it has
+//! another hard link: a template that outlives this process keeps its root image with [`Lease::link`].
 //!
-//! Files that are being written take part of the quota before their first byte ([`Reservation`]), so several of them
-//! together never exceed it. The free space of the disk limits them in the same way.
+//! Files that are being written count towards the quota before their first byte ([`Reservation`]), so concurrent writes
+//! never exceed it. The free space of the disk limits them in the same way.
 
 use std::{
     collections::HashMap,
@@ -30,7 +30,7 @@ use nix::sys::statvfs::statvfs;
 
 use crate::digest::Digest;
 
-/// A store that this process owns. A handle: clones share the store.
+/// A store that this process owns. Clones share the store.
 #[derive(Clone, Debug)]
 pub struct Store {
     inner: Arc<Inner>,
@@ -40,14 +40,14 @@ pub struct Store {
 struct Inner {
     dir: PathBuf,
     quota: u64,
-    /// Bytes of the disk that stay free.
+    /// Disk space that must remain free, in bytes.
     disk_reserve: u64,
     drafts: AtomicU64,
     held: Mutex<Held>,
     _lock: File,
 }
 
-/// What may not be removed or given away.
+/// Files and space that cannot be removed or reserved.
 #[derive(Debug, Default)]
 struct Held {
     leases: HashMap<Object, usize>,
@@ -74,20 +74,20 @@ pub enum StoreError {
     },
     #[error("store {} is in use by another process", .0.display())]
     InUse(PathBuf),
-    #[error("blob {wanted} has other content: {found}")]
+    #[error("blob {wanted} has different content: {found}")]
     Digest { wanted: Digest, found: Digest },
-    #[error("blob {digest} has {found} bytes, its descriptor {wanted}")]
+    #[error("blob {digest} has {found} bytes, but its descriptor says {wanted}")]
     Size {
         digest: Digest,
         wanted: u64,
         found: u64,
     },
     #[error(
-        "images in use leave {free} of {quota} bytes for a file of {needed}: remove images or raise the quota"
+        "images in use leave {free} of {quota} bytes for a file of {needed} bytes: remove images or raise the quota"
     )]
     Full { needed: u64, free: u64, quota: u64 },
     #[error(
-        "the disk of {} has no room for {needed} bytes beside its reserve: free some space on it",
+        "the disk of {} has no room for {needed} bytes beyond its reserve: free some space on it",
         dir.display()
     )]
     DiskFull { needed: u64, dir: PathBuf },
@@ -122,7 +122,7 @@ impl Store {
         Self::open_with_reserve(dir, quota, 0)
     }
 
-    /// As [`Store::open`]; `disk_reserve` bytes of the disk stay free.
+    /// Like [`Store::open`], but keeps `disk_reserve` bytes of the disk free.
     ///
     /// # Errors
     /// Returns the errors of [`Store::open`].
@@ -158,7 +158,7 @@ impl Store {
     /// Takes a lease on a file of the store and marks it as used now. `None` if the store does not have it.
     #[must_use]
     pub fn take(&self, object: Object) -> Option<Lease> {
-        // First the lease: from then on the collector leaves the file alone.
+        // The lease must come first: it protects the file from the collector.
         let lease = self.lease(object);
         let file = File::open(lease.path()).ok()?;
         // Best effort: without the time of use, the file is removed earlier.
@@ -179,7 +179,7 @@ impl Store {
         held.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a part of the quota. Makes room for it first.
+    /// Reserves a part of the quota. First makes room for it.
     ///
     /// # Errors
     /// Returns [`StoreError::Full`] if files in use and other reservations leave too little of the quota.
@@ -228,7 +228,7 @@ impl Store {
         draft.finish_blob(digest, bytes.len() as u64)
     }
 
-    /// Removes the least recently used files that nothing holds, until `needed` bytes fit into the quota.
+    /// Removes the least recently used files without a lease, until `needed` bytes fit into the quota.
     fn collect(&self, held: &Held, needed: u64) -> Result<(), StoreError> {
         let mut used = held.reserved;
         let mut removable = Vec::new();
@@ -246,12 +246,12 @@ impl Store {
             }
         }
         let quota = self.inner.quota;
-        // All of it can be used if no other program takes more of the disk.
+        // All of the space is usable if no other program uses more of the disk.
         let disk = (used - held.reserved) + self.writable()?;
         let disk = disk.saturating_sub(self.inner.disk_reserve);
         let fits = |used: u64| used.saturating_add(needed) <= quota.min(disk);
         let freed: u64 = removable.iter().map(|file| file.bytes).sum();
-        // Nothing is removed in vain.
+        // No file is removed unless enough can be freed.
         if (used - freed).saturating_add(needed) > quota {
             return Err(StoreError::Full {
                 needed,
@@ -274,7 +274,7 @@ impl Store {
         Ok(())
     }
 
-    /// Bytes that drafts have, and free ones of the disk, its reserve included.
+    /// Space used by drafts plus the free space of the disk, including its reserve, in bytes.
     fn writable(&self) -> Result<u64, StoreError> {
         let dir = &self.inner.dir;
         let disk = statvfs(dir).map_err(|e| failed("examine the disk of", dir)(e.into()))?;
@@ -290,7 +290,7 @@ impl Store {
         let mut found = Vec::new();
         for entry in fs::read_dir(&dir).map_err(failed("read", &dir))? {
             let entry = entry.map_err(failed("read", &dir))?;
-            // Another program may remove a file meanwhile.
+            // Another program may remove the file concurrently.
             let Ok(metadata) = entry.metadata() else {
                 continue;
             };
@@ -315,7 +315,7 @@ struct Usage {
     used: SystemTime,
 }
 
-/// A part of the quota. Dropping it gives it back.
+/// A reserved part of the quota. Dropping it releases the part.
 #[derive(Debug)]
 pub struct Reservation {
     store: Store,
@@ -330,7 +330,7 @@ impl Reservation {
     pub fn grow_to(&mut self, bytes: u64) -> Result<(), StoreError> {
         let more = bytes.saturating_sub(self.bytes);
         if more > 0 {
-            // Held while files are removed, so that no lease is taken on one of them.
+            // Locked while files are removed, so that no lease on one of them begins.
             let mut held = self.store.held();
             self.store.collect(&held, more)?;
             held.reserved += more;
@@ -366,8 +366,8 @@ impl Lease {
         File::open(&path).map_err(failed("open", &path))
     }
 
-    /// Gives the file a further name, on the store's file system. The store keeps the file as long as that name exists,
-    /// also after a restart. The caller syncs the directory.
+    /// Adds a hard link to the file, on the store's file system. The store keeps the file as long as the link exists,
+    /// even after a restart. The caller syncs the directory.
     ///
     /// # Errors
     /// Returns an error if the link cannot be made.
@@ -388,7 +388,7 @@ impl Drop for Lease {
     }
 }
 
-/// A file that is being written. Dropping it removes it.
+/// A file that is being written. Dropping the draft removes it.
 #[derive(Debug)]
 pub struct Draft {
     store: Store,
@@ -413,10 +413,10 @@ impl Draft {
         Ok(())
     }
 
-    /// Begins again, as if nothing had been appended.
+    /// Starts again with an empty file.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be cut.
+    /// Returns an error if the file cannot be truncated.
     pub fn restart(&mut self) -> Result<(), StoreError> {
         let cut = self.file.set_len(0).and_then(|()| self.file.rewind());
         cut.map_err(failed("cut", &self.path))?;
@@ -436,10 +436,10 @@ impl Draft {
         &self.file
     }
 
-    /// Moves the appended bytes to their place, if they have the expected size and digest.
+    /// Moves the file to its place, if it has the expected size and digest.
     ///
     /// # Errors
-    /// Returns an error if they do not, or a file operation fails.
+    /// Returns an error if it does not, or a file operation fails.
     pub fn finish_blob(self, digest: Digest, size: u64) -> Result<Lease, StoreError> {
         let path = self.path.clone();
         self.finish_blob_by(digest, size, |file| {
@@ -447,7 +447,7 @@ impl Draft {
         })
     }
 
-    /// As [`Draft::finish_blob`]; `sum` computes the digest of the file.
+    /// Like [`Draft::finish_blob`], with `sum` to compute the digest of the file.
     ///
     /// # Errors
     /// Returns the errors of [`Draft::finish_blob`] and of `sum`.
@@ -466,7 +466,7 @@ impl Draft {
             }
             .into());
         }
-        // Not this descriptor, which may write.
+        // A new descriptor, because this one may write.
         let file = File::open(&self.path).map_err(failed("open", &self.path))?;
         let (wanted, found) = (digest, sum(&file)?);
         if found != wanted {
@@ -497,7 +497,7 @@ impl Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // Best effort: fails if the draft was renamed; the next start removes what is left.
+        // Best effort: fails if the draft was renamed. The next start removes leftovers.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -573,7 +573,7 @@ mod tests {
             let file = lease.open().unwrap();
             file.set_modified(SystemTime::now() - age).unwrap();
         }
-        // Used again, so 3 is not the oldest any more.
+        // Used again, so 3 is no longer the oldest.
         drop(blob(&store, 3, 16 * KIB).unwrap());
         drop(blob(&store, 4, 24 * KIB).unwrap());
         assert!(has(&store, 1, 16 * KIB) && has(&store, 3, 16 * KIB) && has(&store, 4, 24 * KIB));
@@ -597,7 +597,7 @@ mod tests {
         let store = Store::open_with_reserve(dir.path(), u64::MAX, 1 << 60).unwrap();
         let error = store.reserve(1).unwrap_err();
         assert!(matches!(error, StoreError::DiskFull { .. }), "{error}");
-        // Nothing was removed in vain.
+        // No file was removed unnecessarily.
         assert!(has(&store, 1, 16 * KIB));
     }
 
@@ -606,16 +606,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path(), 64 * KIB as u64).unwrap();
         drop(blob(&store, 1, 16 * KIB).unwrap());
-        // Reserved before the first byte; nothing is written yet.
+        // Reserved before the first byte. Nothing is written yet.
         let first = store.draft(40 * KIB as u64).unwrap();
         assert!(has(&store, 1, 16 * KIB));
         let error = store.draft(40 * KIB as u64).unwrap_err();
         assert!(matches!(error, StoreError::Full { .. }), "{error}");
-        // Nothing was removed in vain.
+        // No file was removed unnecessarily.
         assert!(has(&store, 1, 16 * KIB));
         let mut second = store.draft(24 * KIB as u64).unwrap();
         assert!(!has(&store, 1, 16 * KIB));
-        // More than was announced does not fit either.
+        // More than announced does not fit either.
         second.append(&vec![0; 24 * KIB]).unwrap();
         assert!(second.append(&[0]).is_err());
         drop(first);
@@ -625,7 +625,8 @@ mod tests {
         drop(blob(&store, 2, 64 * KIB).unwrap());
     }
 
-    /// Bytes of all files. No reservation is made meanwhile; a draft that is renamed meanwhile counts once.
+    /// Total size of all files in bytes. No reservation is made concurrently. A draft that is renamed during the count
+    /// is counted once.
     fn used(store: &Store) -> u64 {
         use std::os::unix::fs::MetadataExt;
         let _held = store.held();
@@ -650,7 +651,7 @@ mod tests {
                 let store = &store;
                 scope.spawn(move || {
                     for round in 0..20_u8 {
-                        // Some do not fit while others hold theirs.
+                        // Some do not fit while other threads hold theirs.
                         let Ok(lease) = blob(store, thread * 20 + round, 48 * KIB) else {
                             continue;
                         };

@@ -1,8 +1,8 @@
 //! Reads the entries of a tar archive: v7, ustar, GNU and PAX headers, with extended attributes and sparse files.
 //!
-//! Nothing is extracted. An [`Entry`] refers to its content by offsets in the archive. Where formats leave room for two
-//! readings, this reader does as Go's `archive/tar`, which most tools for images use: a PAX size overrides the header's,
-//! links and directories have no content whatever their size field says, and global PAX headers are ignored.
+//! Nothing is extracted. An [`Entry`] refers to its content by offsets in the archive. Where formats are ambiguous,
+//! this reader behaves like Go's `archive/tar`, which most image tools use: a PAX size overrides the header's, links
+//! and directories have no content whatever their size field says, and global PAX headers are ignored.
 
 mod header;
 mod pax;
@@ -12,15 +12,15 @@ use crate::{limits::Limits, source::Source};
 use header::{BLOCK, Header};
 use pax::Pax;
 
-/// Limit for the content of a PAX header or a long name, in bytes. Go has the same.
+/// Limit for the content of a PAX header or a long name, in bytes. Go uses the same limit.
 const MAX_SPECIAL: u64 = 1 << 20;
-/// What an entry costs in memory besides its names, roughly, in bytes.
+/// Approximate memory cost of an entry in addition to its names, in bytes.
 const ENTRY_COST: u64 = 128;
 
 /// One file, directory or link of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// As in the archive: not normalised, not checked.
+    /// The path in the archive, neither normalized nor checked.
     pub path: Vec<u8>,
     pub meta: Meta,
     pub kind: EntryKind,
@@ -31,7 +31,7 @@ pub enum EntryKind {
     Directory,
     File(Content),
     Symlink(Vec<u8>),
-    /// A further name for the file at this path of the image.
+    /// Another name for the file at this path of the image.
     Hardlink(Vec<u8>),
     Fifo,
     /// A character or block device.
@@ -62,14 +62,14 @@ pub struct Time {
 pub struct Content {
     /// Index of the layer.
     pub layer: u32,
-    /// Size of the file in bytes, holes included.
+    /// Size of the file in bytes, including holes.
     pub size: u64,
-    /// Sorted, not overlapping, not empty, within `size`. What no segment covers is zero.
+    /// Sorted, disjoint and not empty, within `size`. Ranges without a segment are zero.
     pub segments: Vec<Segment>,
 }
 
 impl Content {
-    /// Fills `buffer` with the first bytes of the file, which has at least that many.
+    /// Fills `buffer` with the first bytes of the file. The file must not be shorter.
     pub(crate) fn read(&self, layers: &[impl Source], buffer: &mut [u8]) -> std::io::Result<()> {
         buffer.fill(0);
         let layer = usize::try_from(self.layer).ok();
@@ -114,7 +114,7 @@ pub enum TarError {
     Entries(usize),
 }
 
-/// What the archives of one image have used of its limits.
+/// Usage of the limits by the archives of one image so far.
 #[derive(Clone, Debug)]
 pub struct Budget {
     entries: usize,
@@ -211,7 +211,7 @@ impl<S: Source> Reader<'_, S> {
         }
     }
 
-    /// The next header. `None` at the end: two blocks of zeros, or the end of the file between two entries.
+    /// The next header. `None` at the end, which is two blocks of zeros, or the end of the file between two entries.
     fn block(&mut self) -> Result<Option<[u8; BLOCK]>, TarError> {
         if self.position == self.source.size() {
             return Ok(None);
@@ -241,7 +241,7 @@ impl<S: Source> Reader<'_, S> {
         Ok(block)
     }
 
-    /// Skips `size` bytes and the padding after them. Returns where they begin.
+    /// Skips `size` bytes and their padding. Returns the offset of the first skipped byte.
     fn skip(&mut self, size: u64) -> Result<u64, TarError> {
         let begin = self.position;
         let end = begin.checked_add(size).filter(|e| *e <= self.source.size());
@@ -289,7 +289,7 @@ impl<S: Source> Reader<'_, S> {
             xattrs: pax.xattrs(),
         };
         let kind = match header.kind {
-            // Archives of v7 mark directories by their names only.
+            // v7 archives mark directories only by their names.
             0 if path.ends_with(b"/") => EntryKind::Directory,
             0 | b'0' | b'7' => match pax.sparse {
                 Some(map) => EntryKind::File(self.sparse_file(at, &map, size)?),
@@ -329,7 +329,7 @@ impl<S: Source> Reader<'_, S> {
     }
 }
 
-/// The text of a GNU long name, which ends with a NUL.
+/// The text of a GNU long name without its final NUL.
 fn text(mut bytes: Vec<u8>) -> Vec<u8> {
     if let Some(end) = bytes.iter().position(|byte| *byte == 0) {
         bytes.truncate(end);
@@ -337,7 +337,7 @@ fn text(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// A user or group id. The highest value means "no id" to Linux.
+/// A user or group id. To Linux, the highest value means "no id".
 fn id(pax: Option<u64>, header: u64) -> Result<u32, &'static str> {
     let id = u32::try_from(pax.unwrap_or(header));
     id.ok()

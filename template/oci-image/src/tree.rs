@@ -1,8 +1,8 @@
-//! Merges the layers of an image to one tree, in memory: metadata and names, with references to the contents.
+//! Merges the layers of an image to one tree in memory: metadata and names, with references to the contents.
 //!
-//! A layer is applied in two passes. The first removes what its whiteouts hide from the layers below; the second adds its
-//! entries in their order. So the result does not depend on where in its layer a whiteout is. A tree has no `..`, no
-//! links out of it and no devices, whatever the layers contain: nothing is ever looked up outside of it.
+//! A layer is applied in two passes. The first pass removes the files of lower layers that its whiteouts hide. The
+//! second adds its entries in order. The result therefore does not depend on the position of a whiteout in its layer. A
+//! tree has no `..`, no links out of it and no devices, whatever the layers contain. No lookup ever leaves it.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +16,9 @@ use crate::{
 const MAX_PATH: usize = 4096;
 const MAX_NAME: usize = 255;
 const MAX_TARGET: usize = 4095;
-/// Bytes of one file's extended attributes in the image. Linux lists no more than 64 KiB.
+/// Limit of one file's extended attributes in the image, in bytes. Linux lists at most 64 KiB.
 const MAX_XATTRS: usize = 60 << 10;
-/// Symbolic links in one look-up, as in Linux.
+/// Maximum number of symbolic links in one lookup, as in Linux.
 const MAX_LINKS: usize = 40;
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
@@ -53,7 +53,7 @@ pub enum Kind {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("layer entry {path:?} {fault}")]
 pub struct MergeError {
-    /// At most 200 characters.
+    /// Truncated to 200 characters.
     pub path: String,
     pub fault: Fault,
 }
@@ -86,7 +86,7 @@ pub enum Fault {
     Steps(u64),
 }
 
-/// Whether a look-up passes through symbolic links.
+/// Whether a lookup follows symbolic links.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Links {
     Follow,
@@ -94,7 +94,7 @@ enum Links {
 }
 
 impl Tree {
-    /// A tree of an empty root directory.
+    /// A tree that contains only an empty root directory.
     #[must_use]
     pub fn new(limits: &Limits) -> Self {
         Self {
@@ -116,7 +116,7 @@ impl Tree {
         &self.nodes[id.0]
     }
 
-    /// The node at a path, whose symbolic links are followed, the last one too. `None` if there is none.
+    /// The node at a path. Follows all symbolic links, including the last. `None` if it does not exist.
     #[must_use]
     pub fn find(&self, path: &[u8]) -> Option<NodeId> {
         let mut dirs = vec![self.root()];
@@ -152,7 +152,7 @@ impl Tree {
         Some(at)
     }
 
-    /// Makes all files and directories below the directory at `path`, and itself, readable and writable for all users.
+    /// Makes the directory at `path` and everything below it readable and writable for all users.
     pub(crate) fn open_to_all(&mut self, path: &[u8]) {
         let mut queue = Vec::from_iter(self.find(path));
         while let Some(NodeId(index)) = queue.pop() {
@@ -181,7 +181,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Removes what `entry` hides, if it is a whiteout.
+    /// Removes the files that `entry` hides, if it is a whiteout.
     fn hide(&mut self, entry: &Entry) -> Result<(), Fault> {
         let path = components(&entry.path)?;
         let Some((name, parents)) = path.split_last() else {
@@ -196,7 +196,7 @@ impl Tree {
         if matches!(hidden, b"" | b"." | b"..") {
             return Err(Fault::Whiteout);
         }
-        // A symbolic link in place of the directory: there is nothing of that path to hide.
+        // A symbolic link in place of the directory hides nothing.
         let Some(directory) = self.directory(parents)? else {
             return Ok(());
         };
@@ -256,7 +256,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A directory keeps the children of the one that it replaces.
+    /// Adds a directory. It keeps the children of a directory that it replaces.
     fn add_directory(&mut self, parent: NodeId, name: &[u8], meta: Meta) -> Result<(), Fault> {
         let present = self.children(parent).get(name).copied();
         if let Some(NodeId(index)) = present
@@ -271,7 +271,7 @@ impl Tree {
         Ok(())
     }
 
-    /// The node that a hard link names. Symbolic links are followed in its directory, but not at its end.
+    /// The target node of a hard link. Follows symbolic links in its directory, but not at its end.
     fn link_target(&mut self, target: &[u8]) -> Result<NodeId, Fault> {
         let missing = || Fault::Hardlink(shown(target));
         let path = components(target)?;
@@ -285,12 +285,12 @@ impl Tree {
         }
     }
 
-    /// The directory at a path without symbolic links. `None` if there is none.
+    /// The directory at a path without symbolic links. `None` if it does not exist.
     fn directory(&mut self, path: &[&[u8]]) -> Result<Option<NodeId>, Fault> {
         self.walk(path, Links::Refuse)
     }
 
-    /// The directory at a path. `None` if there is none.
+    /// The directory at a path. `None` if it does not exist.
     fn walk(&mut self, path: &[&[u8]], links: Links) -> Result<Option<NodeId>, Fault> {
         let mut walk = Walk::new(path);
         loop {
@@ -310,7 +310,7 @@ impl Tree {
         }
     }
 
-    /// The directory at a path. Symbolic links are followed; a directory that is missing or hidden by a file is made.
+    /// The directory at a path. Follows symbolic links. Creates directories that are missing or hidden by a file.
     fn make_directories(&mut self, path: &[&[u8]]) -> Result<NodeId, Fault> {
         let mut walk = Walk::new(path);
         loop {
@@ -348,7 +348,7 @@ impl Tree {
     /// The children of a directory.
     ///
     /// # Panics
-    /// Panics if `id` is not a directory: the callers have checked.
+    /// Panics if `id` is not a directory, which the callers have checked.
     fn children(&mut self, id: NodeId) -> &mut BTreeMap<Box<[u8]>, NodeId> {
         match &mut self.nodes[id.0].kind {
             Kind::Directory(children) => children,
@@ -357,7 +357,7 @@ impl Tree {
     }
 }
 
-/// A look-up under way: the directories passed, the last one being the present one, and the names ahead.
+/// A lookup in progress: the directories passed, ending with the current one, and the remaining names.
 struct Walk {
     dirs: Vec<NodeId>,
     ahead: Vec<Box<[u8]>>,
@@ -377,7 +377,7 @@ impl Walk {
         self.dirs.last().copied().unwrap_or(NodeId(0))
     }
 
-    /// The present directory and the next name to look up in it.
+    /// The current directory and the next name to look up in it.
     fn next(&mut self) -> Option<(NodeId, Box<[u8]>)> {
         loop {
             let name = self.ahead.pop()?;
@@ -402,7 +402,7 @@ impl Walk {
     }
 }
 
-/// Continues a look-up at the target of a symbolic link. An absolute target begins at the root of the tree.
+/// Continues a lookup at the target of a symbolic link. An absolute target begins at the root of the tree.
 fn follow(target: &[u8], dirs: &mut Vec<NodeId>, ahead: &mut Vec<Box<[u8]>>) {
     if target.starts_with(b"/") {
         dirs.truncate(1);
@@ -417,7 +417,7 @@ fn leave(dirs: &mut Vec<NodeId>) {
     }
 }
 
-/// The names of a path, last one first, `..` included.
+/// The names of a path in reverse order, including `..`.
 fn reversed(path: &[u8]) -> Vec<Box<[u8]>> {
     let names = path.split(|byte| *byte == b'/');
     let names = names.filter(|name| !matches!(*name, b"" | b"."));
@@ -443,15 +443,15 @@ fn components(path: &[u8]) -> Result<Vec<&[u8]>, Fault> {
     Ok(names)
 }
 
-/// Whether a guest gets an extended attribute. Labels and signatures of `security.` belong to the host that made the
-/// image; the guest's overlayfs would obey `trusted.overlay.`.
+/// Whether an extended attribute is kept for the guest. Labels and signatures in `security.` belong to the host that
+/// made the image, and the guest's overlayfs would obey `trusted.overlay.`.
 fn is_kept(name: &[u8]) -> bool {
     let is_unwanted = name.starts_with(b"trusted.overlay.")
         || (name.starts_with(b"security.") && name != b"security.capability");
     !is_unwanted && layout::xattr_name(name).is_some()
 }
 
-/// A directory that no layer describes.
+/// A directory that is implied by a path but has no entry.
 fn implied_directory() -> Node {
     Node {
         meta: Meta {
@@ -467,7 +467,7 @@ fn at(path: &[u8], fault: Fault) -> MergeError {
     MergeError { path, fault }
 }
 
-/// A path for an error message.
+/// Formats a path for an error message.
 fn shown(path: &[u8]) -> String {
     String::from_utf8_lossy(path).chars().take(200).collect()
 }

@@ -22,7 +22,7 @@ use crate::{
 /// Unit in which zeros become holes, in bytes.
 const BLOCK: usize = 4096;
 const PIECE: usize = 64 * BLOCK;
-/// Limit for the window of a zstd frame: what the decoder keeps in memory. That of `zstd --long` is 128 MiB.
+/// Limit for the window of a zstd frame, which the decoder keeps in memory. `zstd --long` uses 128 MiB.
 const MAX_WINDOW: u64 = 128 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +41,7 @@ pub enum UnpackError {
     Ratio(u64),
 }
 
-/// Unpacks the layers of one image, which share limits.
+/// Unpacks the layers of one image, which share their limits.
 #[derive(Debug)]
 pub struct Unpacker {
     limits: Limits,
@@ -59,7 +59,7 @@ impl Unpacker {
         }
     }
 
-    /// Decompresses `blob` into the empty file `out` and compares the digest of the result. Blocks of zeros become holes.
+    /// Decompresses `blob` into the empty file `out` and checks the digest of the result. Blocks of zeros become holes.
     ///
     /// # Errors
     /// Returns an error if the blob is malformed, exceeds a limit, or does not have the digest `diff_id`.
@@ -146,7 +146,7 @@ fn runs(piece: &[u8]) -> Vec<std::ops::Range<usize>> {
     runs
 }
 
-/// Decodes zstd frames that follow one another. Skips skippable frames, in which some tools store indexes.
+/// Decodes consecutive zstd frames. Skips skippable frames, in which some tools store indexes.
 struct Zstd<R> {
     source: R,
     decoder: FrameDecoder,

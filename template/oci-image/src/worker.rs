@@ -1,4 +1,4 @@
-//! The process that parses an image. Layers are a stranger's: a fault in a parser must not reach the server.
+//! The process that parses an image. Layers are untrusted: a bug in a parser must not affect the server.
 //!
 //! ```text
 //! Converter ── Order: image, bash, busybox ─► worker   then the worker confines itself
@@ -66,20 +66,20 @@ pub(crate) struct Part {
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// The image is written.
+    /// The image has been written.
     Done,
     Sum(Digest),
-    /// The reason, for people.
+    /// The reason, for users.
     Refused(String),
 }
 
 /// Converts the image that the client sends on standard input.
 #[must_use]
 pub fn main() -> ExitCode {
-    // A panic is a refusal, wherever it happens. With `panic = "abort"` nothing else could report it.
+    // Reports a panic as a refusal, wherever it happens. With `panic = "abort"` there is no other way to report it.
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string);
-        let text = format!("converter has a fault at {}", place.unwrap_or_default());
+        let text = format!("converter panicked at {}", place.unwrap_or_default());
         // The client also sees that the process has ended.
         let _ = send(io::stdin().as_fd(), &Reply::Refused(text), &[]);
     }));

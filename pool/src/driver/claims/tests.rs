@@ -87,7 +87,7 @@ async fn the_files_with_which_a_template_boots_are_announced_and_given_if_it_has
     }
     fs::remove_dir_all(&place).unwrap();
     let why = needs(&mut driver, &id).await.unwrap_err().to_string();
-    assert!(why.contains("does not have the files"), "{why}");
+    assert!(why.contains("no longer has the files"), "{why}");
 }
 
 #[tokio::test]

@@ -207,7 +207,12 @@ fn nothing_is_read_to_its_end_once_the_pool_closes() {
     assert!(matches!(stopped, PoolError::Draining), "{stopped}");
     assert!(dir.exists(), "another attempt may go on with it");
     let stopped = sum_of_guest(&[dir.join(images::ROOT)], &plan.stop);
-    assert!(stopped.unwrap_err().to_string().contains("server stops"));
+    assert!(
+        stopped
+            .unwrap_err()
+            .to_string()
+            .contains("server is stopping")
+    );
 }
 
 fn copy_of(from: &Path, to: &Path) {

@@ -134,7 +134,7 @@ fn memory_comes_back_from_its_diff_and_only_with_its_base() {
     fs::write(base.join(MEMORY), vec![7; whole.len()]).unwrap();
     let why = restorer.restore(&dir).unwrap_err().to_string();
     assert!(
-        why.contains("sum in the manifest") && why.contains("build it again"),
+        why.contains("differs from the manifest") && why.contains("build it again"),
         "{why}"
     );
     fs::remove_file(base.join(MEMORY)).unwrap();
@@ -155,7 +155,7 @@ fn memory_comes_back_from_its_diff_and_only_with_its_base() {
     let diff = fs::read(&path).unwrap();
     fs::write(&path, &diff[..96]).unwrap();
     let why = restorer.restore(&dir).unwrap_err().to_string();
-    assert!(why.contains("sum in the manifest"), "{why}");
+    assert!(why.contains("differs from the manifest"), "{why}");
     fs::write(&path, &diff[..95]).unwrap();
     assert!(find(&dir, images).unwrap_err().contains("build it again"));
     fs::write(&path, &diff).unwrap();
@@ -192,7 +192,10 @@ fn a_diff_that_is_not_smaller_or_not_right_is_not_kept() {
         .unwrap();
     memory.write_all_at(b"changed", 0).unwrap();
     let why = plan(&other, Some(&dir)).run().unwrap_err().to_string();
-    assert!(why.contains("sum in the template's manifest"), "{why}");
+    assert!(
+        why.contains("differs from the template's manifest"),
+        "{why}"
+    );
     assert!(is_whole(&other) && !other.join(DRAFTS[0]).exists());
     restorer(images).restore(&other).unwrap();
     assert!(is_whole(&other));

@@ -53,8 +53,8 @@ fn a_pause_of_another_mode_or_vmm_than_was_offered_is_refused() {
         };
         let vmm = |text: &str| VmmId::try_from(text.repeat(32)).unwrap();
         for (is_about, change) in [
-            ("the pause is one of", (other, None)),
-            ("another VMM", (mode, Some(vmm("08")))),
+            ("the mode of the pause is", (other, None)),
+            ("differs from the offered one", (mode, Some(vmm("08")))),
         ] {
             let mut plan = arrived(root.path(), mode);
             let manifest = plan.from.pause().join(MANIFEST_NAME);

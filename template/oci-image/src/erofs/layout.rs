@@ -1,4 +1,4 @@
-//! Where each inode and its data are in the image.
+//! The position of each inode and its data in the image.
 
 use std::collections::HashMap;
 
@@ -28,14 +28,14 @@ pub(crate) struct Layout<'a> {
 
 pub(super) struct Inode {
     pub(super) node: NodeId,
-    /// Index of the directory that names it first; the root is its own.
+    /// Index of the directory that names it first. The root is its own parent.
     parent: usize,
-    /// Byte in the image.
+    /// Offset in the image, in bytes.
     pub(super) offset: u64,
     pub(super) size: u64,
-    /// Bytes at the end of the data that follow the inode. Zero: all data is in blocks.
+    /// Number of bytes at the end of the data that follow the inode. Zero: all data is in blocks.
     pub(super) inline: u64,
-    /// First block of the other data, relative to [`Layout::data_start`].
+    /// First block of the rest of the data, relative to [`Layout::data_start`].
     pub(super) block: u64,
     pub(super) links: u32,
 }
@@ -71,7 +71,7 @@ impl<'a> Layout<'a> {
         while next < self.inodes.len() {
             let node = self.tree.node(self.inodes[next].node);
             if let Kind::Directory(children) = &node.kind {
-                // Its own `.`; the name in its parent was counted there.
+                // Its own `.`. The name in its parent was counted there.
                 self.inodes[next].links += 1;
                 for child in children.values() {
                     if let Some(known) = self.index.get(child) {
@@ -144,7 +144,7 @@ impl<'a> Layout<'a> {
         data
     }
 
-    /// Checks that no two inodes overlap, and that each directory has the size that was planned for it.
+    /// Checks that no two inodes overlap, and that each directory has its planned size.
     ///
     /// # Panics
     /// Panics if a check fails.
@@ -179,7 +179,7 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// The first place from `offset` on at which neither the inode nor the inline data crosses the end of a block.
+/// The first offset from `offset` on at which neither the inode nor the inline data crosses the end of a block.
 fn fit(offset: u64, head: u64, inline: u64) -> u64 {
     let crosses = |begin: u64, len: u64| len > 0 && begin / BLOCK != (begin + len - 1) / BLOCK;
     if crosses(offset, INODE) || crosses(offset + head, inline) {
@@ -192,7 +192,7 @@ fn block() -> usize {
     usize::try_from(BLOCK).unwrap_or(usize::MAX)
 }
 
-/// How many entries with names of these lengths fit into one block.
+/// Number of entries with names of these lengths that fit into one block.
 fn fitting(lengths: impl Iterator<Item = usize>) -> usize {
     let mut used = 0;
     let fits = |len: &usize| {
@@ -234,7 +234,7 @@ fn file_type(node: &Node) -> u8 {
     }
 }
 
-/// The number of an attribute's namespace and the rest of its name. `None`: EROFS cannot store it.
+/// The number of an attribute's namespace and the rest of its name. `None` if EROFS cannot store it.
 pub(crate) fn xattr_name(name: &[u8]) -> Option<(u8, &[u8])> {
     match name {
         b"system.posix_acl_access" => return Some((2, b"")),
@@ -249,7 +249,7 @@ pub(crate) fn xattr_name(name: &[u8]) -> Option<(u8, &[u8])> {
     found.filter(|(_, rest)| !rest.is_empty() && rest.len() <= 255)
 }
 
-/// Bytes of a node's attributes in the image.
+/// Size of a node's attributes in the image, in bytes.
 pub(crate) fn xattr_size(meta: &Meta) -> usize {
     if meta.xattrs.is_empty() {
         return 0;
@@ -261,7 +261,7 @@ pub(crate) fn xattr_size(meta: &Meta) -> usize {
     XATTR_HEADER + meta.xattrs.iter().map(entry).sum::<usize>()
 }
 
-/// The size as inodes have it: the header counts as one unit, everything else in units of four bytes.
+/// The size as inodes store it: the header counts as one unit, everything else in units of four bytes.
 pub(super) fn xattr_count(meta: &Meta) -> u16 {
     let size = xattr_size(meta).checked_sub(XATTR_HEADER);
     u16::try_from(size.map_or(0, |size| size / 4 + 1)).unwrap_or(u16::MAX)

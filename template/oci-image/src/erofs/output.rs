@@ -1,17 +1,16 @@
-//! Gathers writes that follow one another.
+//! Combines consecutive writes.
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
 use super::BLOCK;
 
-/// Bytes that are gathered before they are written.
+/// Number of bytes to combine before a write.
 const GATHERED: usize = 1 << 20;
 
-/// Writes to ascending offsets of a file that is empty at first. Short gaps are filled with zeros, long ones left as
-/// holes.
+/// Writes to ascending offsets of an initially empty file. Short gaps are filled with zeros, long ones left as holes.
 pub(super) struct Output<'a> {
     file: &'a File,
-    /// Where `gathered` belongs.
+    /// File offset of `gathered`.
     offset: u64,
     gathered: Vec<u8>,
 }

@@ -9,12 +9,13 @@ use crate::{
 
 const PASSWD: &str = "/etc/passwd";
 const GROUP: &str = "/etc/group";
-/// Files with passwords, which exist in images with shadow's programs. PAM refuses accounts without a line in them.
+/// Files with passwords, which exist in images that contain the shadow suite. PAM rejects accounts without a line in
+/// them.
 const SHADOW: [(&str, &str); 2] = [
     ("/etc/shadow", ":!:19723:0:99999:7:::"),
     ("/etc/gshadow", ":!::"),
 ];
-/// As `useradd` counts.
+/// The first uid that `useradd` assigns.
 const FIRST_UID: u32 = 1000;
 const LAST_UID: u32 = 60_000;
 const NAME: &str = "user";
@@ -33,7 +34,7 @@ struct AccountFile {
     is_changed: bool,
 }
 
-/// Where `user` lives, and as whom.
+/// The home directory of `user`, and its owner.
 struct Home {
     path: String,
     uid: u32,
@@ -56,7 +57,7 @@ impl Accounts {
         })
     }
 
-    /// Adds the accounts that are missing, and the homes.
+    /// Adds missing accounts and home directories.
     pub(super) fn add(
         mut self,
         tree: &Tree,
@@ -83,7 +84,7 @@ impl Accounts {
         home.add(tree, additions)
     }
 
-    /// The account `user`, which gets the first number that is free as user and as group.
+    /// The account `user`, which gets the first number that is free both as user and as group id.
     fn add_user(&mut self) -> Result<Home, ProvisionError> {
         if let Some(line) = self.passwd.line(NAME) {
             return Home::parse(line).ok_or(ProvisionError::Accounts {
@@ -172,7 +173,7 @@ impl Home {
         })
     }
 
-    /// Makes the directory if it is missing, with the files of `/etc/skel`, and gives it to the user.
+    /// Creates the directory if it is missing, with the files of `/etc/skel`, and makes the user its owner.
     fn add(self, tree: &Tree, additions: &mut Additions) -> Result<(), ProvisionError> {
         let own = |meta: &Meta| Meta {
             uid: self.uid,

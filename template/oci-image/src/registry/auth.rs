@@ -11,10 +11,10 @@ use super::{
     http::{Answer, Connector},
 };
 
-/// Limit for a token server's answer, in bytes.
+/// Limit for a token server's response, in bytes.
 const MAX_TOKEN: u64 = 1 << 16;
 
-/// One way to authenticate that a server offers.
+/// An authentication method that a server offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Challenge {
     /// In lower case.
@@ -35,19 +35,19 @@ pub(super) struct Session<'a> {
     pub(super) target: &'a Target,
     /// Path of the repository.
     pub(super) repository: &'a str,
-    /// The value of `Authorization` that the registry accepted last.
+    /// The last value of `Authorization` that the registry accepted.
     pub(super) authorization: Mutex<Option<String>>,
 }
 
 impl Session<'_> {
-    /// Sends GET. Authenticates if the registry demands it.
+    /// Sends a GET request. Authenticates if the registry demands it.
     pub(super) async fn get(&self, path: &str, accept: &str) -> Result<Answer, PullError> {
         let endpoint = &self.target.endpoint;
         let present = self.present();
         let answer = (self.connector)
             .get(endpoint, path, accept, present.as_deref())
             .await?;
-        // Only the registry's own challenge counts, not that of a server that it redirects to.
+        // Only a challenge of the registry itself counts, not one of a server that it redirects to.
         let is_own = answer.server == *endpoint;
         if answer.response.status() != StatusCode::UNAUTHORIZED || !is_own {
             return Ok(answer);
@@ -140,7 +140,7 @@ impl Session<'_> {
     }
 }
 
-/// Parses a header `WWW-Authenticate`. What cannot be parsed ends the list.
+/// Parses a `WWW-Authenticate` header. The list ends at the first syntax error.
 #[must_use]
 pub fn challenges(header: &str) -> Vec<Challenge> {
     let mut found: Vec<Challenge> = Vec::new();

@@ -1,4 +1,4 @@
-//! HTTP requests whose targets are checked.
+//! HTTP requests whose target addresses are checked.
 
 use std::{collections::HashSet, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use super::{Endpoint, Registries, Scheme, Timeouts};
 const AGENT: &str = concat!("cube-oci-image/", env!("CARGO_PKG_VERSION"));
 const MAX_REDIRECTS: usize = 5;
 
-/// An error of one exchange. Names hosts only: paths and queries of redirects may contain signatures.
+/// An error of one exchange. It names only hosts, because paths and queries of redirects may contain signatures.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
     #[error("cannot connect to {host}: {why}: the operator can open it for registries")]
@@ -40,7 +40,7 @@ pub enum HttpError {
         action: &'static str,
         limit: Duration,
     },
-    #[error("{host} broke off the exchange")]
+    #[error("{host} closed the connection early")]
     Exchange {
         host: String,
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -49,13 +49,13 @@ pub enum HttpError {
     Redirects { host: String },
     #[error("{host} redirects to an invalid address, or from https to http")]
     Redirect { host: String },
-    #[error("answer of {host} has more than {limit} bytes")]
+    #[error("response of {host} has more than {limit} bytes")]
     TooLarge { host: String, limit: u64 },
     #[error("a header for {host} has an invalid value")]
     Header { host: String },
 }
 
-/// A TLS configuration that trusts the host's certificate authorities, or those of SSL_CERT_FILE.
+/// A TLS configuration that trusts the host's certificate authorities, or the ones in SSL_CERT_FILE.
 #[must_use]
 pub fn tls() -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
@@ -75,7 +75,7 @@ pub(crate) struct Connector {
     pub(crate) timeouts: Timeouts,
 }
 
-/// An answer that is not a redirect, and who gave it.
+/// A response that is not a redirect, and the server that sent it.
 pub(crate) struct Answer {
     pub(crate) response: Response<Incoming>,
     pub(crate) server: Endpoint,
@@ -91,7 +91,7 @@ impl Connector {
         }
     }
 
-    /// Sends GET and follows redirects. Another origin than `endpoint` does not get `authorization`.
+    /// Sends a GET request and follows redirects. `authorization` is only sent to the origin of `endpoint`.
     pub(crate) async fn get(
         &self,
         endpoint: &Endpoint,
@@ -147,7 +147,7 @@ impl Connector {
         let exchange = async {
             let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
             let (mut sender, connection) = handshake.await?;
-            // Ends with the body, or when the body is dropped.
+            // The task ends when the body ends or is dropped.
             tokio::spawn(connection);
             sender.send_request(request).await
         };
@@ -157,7 +157,7 @@ impl Connector {
         response.map_err(stalled)?.map_err(failed)
     }
 
-    /// Connects to an address of the host that is allowed.
+    /// Connects to an allowed address of the host.
     async fn connect(&self, at: &Endpoint) -> Result<Box<dyn Stream>, HttpError> {
         let host = || at.host.clone();
         let limit = self.timeouts.connect;
@@ -180,7 +180,7 @@ impl Connector {
         result.unwrap_or_else(|_| Err(stalled(&at.host, "accept a connection", limit)))
     }
 
-    /// The addresses of a host that may be connected to.
+    /// The allowed addresses of a host.
     async fn addresses(&self, at: &Endpoint) -> Result<Vec<SocketAddr>, HttpError> {
         let host = || at.host.clone();
         let bare = at.host.trim_start_matches('[').trim_end_matches(']');
@@ -259,14 +259,14 @@ fn stalled(host: &str, action: &'static str, limit: Duration) -> HttpError {
     }
 }
 
-/// Where a redirect leads. `None` if it is invalid.
+/// The target of a redirect. `None` if it is invalid.
 fn redirect(at: &Endpoint, response: &Response<Incoming>) -> Option<(Endpoint, String)> {
     let location = response.headers().get(LOCATION)?.to_str().ok()?;
     let url: Uri = location.parse().ok()?;
     let path = url.path_and_query().map_or("/", |path| path.as_str());
     let path = path.to_owned();
     if url.scheme().is_none() {
-        // A path on the same server; `//host/path` has an authority but no scheme, and is refused.
+        // A path on the same server. `//host/path` has an authority but no scheme, and is rejected.
         let is_path = location.starts_with('/') && !location.starts_with("//");
         return is_path.then(|| (at.clone(), path));
     }

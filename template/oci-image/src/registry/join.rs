@@ -1,11 +1,11 @@
-//! Several futures on one task.
+//! Runs several futures on one task.
 
 use std::{
     pin::Pin,
     task::{Context, Poll},
 };
 
-/// Runs futures together on this task. Returns their results in order, or the first error.
+/// Runs futures concurrently on this task. Returns their results in order, or the first error.
 pub(super) async fn join_all<T, E>(
     futures: impl Iterator<Item = impl Future<Output = Result<T, E>>>,
 ) -> Result<Vec<T>, E> {

@@ -31,12 +31,12 @@ use crate::{
     store::{Draft, Lease, Object, Store, StoreError},
 };
 
-/// Layers that are pulled at the same time.
+/// Maximum number of layers that are pulled at the same time.
 const PARALLEL: usize = 3;
-/// How often a blob is requested if connections break or stall.
+/// Maximum number of requests for a blob if connections break or stall.
 const ATTEMPTS: usize = 3;
 
-/// Blobs of at least this size are summed by a process of their own, if there is a program for it.
+/// Blobs of at least this size are hashed in a helper process, if one is configured.
 const LARGE: u64 = 1 << 20;
 
 /// Pulls images.
@@ -46,40 +46,40 @@ pub struct Client {
     program: Option<Program>,
 }
 
-/// An image whose parts are in the store.
+/// An image whose blobs are in the store.
 #[derive(Debug)]
 pub struct Pulled {
     /// Digest of the manifest for linux/amd64.
     pub digest: Digest,
     pub config: Config,
-    /// The lowest layer first.
+    /// Lowest layer first.
     pub layers: Vec<Layer>,
 }
 
-/// Whether a pull needs the layers of the image that it has found.
+/// Whether a pull needs the layers of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     Layers,
-    /// [`Pulled::layers`] stays empty.
+    /// Only the config: [`Pulled::layers`] is empty.
     Config,
 }
 
-/// Where a layer comes from.
+/// Source of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     Store,
     Registry,
 }
 
-/// Follows a pull.
+/// Receives the progress of a pull.
 pub trait Follow: Sync {
-    /// The manifest has arrived: its digest, and the number and the bytes of the layers.
+    /// The manifest was received: its digest, and the number and total size of the layers in bytes.
     fn found(&self, digest: &Digest, layers: usize, bytes: u64) -> Need;
-    /// A layer is in the store: its digest and its bytes.
+    /// A layer is in the store. Its digest, its size in bytes and its source.
     fn layer(&self, digest: &Digest, bytes: u64, origin: Origin);
 }
 
-/// Needs the layers.
+/// Ignores progress and needs the layers.
 impl Follow for () {
     fn found(&self, _: &Digest, _: usize, _: u64) -> Need {
         Need::Layers
@@ -102,19 +102,19 @@ pub enum PullError {
     NotFound(String),
     #[error("{host} denies access to the image: check the registry's credentials")]
     Unauthorized { host: String },
-    #[error("{host} demands an authentication that is not supported")]
+    #[error("{host} requires an unsupported authentication method")]
     Challenge { host: String },
-    #[error("{host} limits the rate of requests: try later, or use a mirror")]
+    #[error("{host} limits the rate of requests: try again later, or use a mirror")]
     RateLimited { host: String },
-    #[error("{host} answers with status {status}")]
+    #[error("{host} returned status {status}")]
     Status { host: String, status: StatusCode },
-    #[error("blob {digest} has {found} bytes in the registry, and {wanted} in the manifest")]
+    #[error("blob {digest} has {found} bytes in the registry, but {wanted} in the manifest")]
     Length {
         digest: Digest,
         wanted: u64,
         found: u64,
     },
-    #[error("manifest has the digest {found} instead of {wanted}")]
+    #[error("digest of the manifest is {found} instead of {wanted}")]
     Digest { wanted: Digest, found: Digest },
     #[error("{what} has {found} bytes: the limit is {limit}")]
     TooLarge {
@@ -124,9 +124,9 @@ pub enum PullError {
     },
     #[error("index refers to another index")]
     NestedIndex,
-    #[error("pull did not end within {0} s")]
+    #[error("pull did not finish within {0} s")]
     Deadline(u64),
-    #[error("registry has no server: its list of endpoints is empty")]
+    #[error("registry has no endpoint: its list of endpoints is empty")]
     NoEndpoint,
     #[error("a part of the pull panicked, or the server is stopping")]
     Panic,
@@ -145,7 +145,7 @@ pub enum PullError {
 }
 
 impl PullError {
-    /// Whether the same request may succeed at once.
+    /// Whether an immediate retry may succeed.
     fn is_passing(&self) -> bool {
         match self {
             Self::Http(HttpError::Exchange { .. } | HttpError::Stalled { .. }) => true,
@@ -166,7 +166,7 @@ impl Client {
         }
     }
 
-    /// Sums large blobs by processes of this program instead of threads of this process.
+    /// Hashes large blobs in helper processes instead of threads.
     #[must_use]
     pub fn summing_by(self, program: Program) -> Self {
         Self {
@@ -175,9 +175,10 @@ impl Client {
         }
     }
 
-    /// Pulls an image. The manifest is always requested, so that access is checked; blobs in the store are not.
+    /// Pulls an image. The manifest is always requested, so that access is checked. Blobs that are in the store are not
+    /// requested again.
     ///
-    /// `credentials` are those of the request. Without them, the operator's are used.
+    /// `credentials` come from the request. Without them, the operator's credentials are used.
     ///
     /// # Errors
     /// Returns the error of the last endpoint that was tried.
@@ -192,7 +193,7 @@ impl Client {
             .await
     }
 
-    /// As [`Client::pull`], with a follower that decides whether the layers are needed. Dropping the future ends the
+    /// Like [`Client::pull`], with a follower that decides whether the layers are needed. Dropping the future ends the
     /// pull.
     ///
     /// # Errors
@@ -265,7 +266,7 @@ impl Client {
     }
 }
 
-/// Where a blob is before it is pulled.
+/// State of a blob before it is pulled.
 enum Place {
     Stored(Lease),
     Missing(Draft),
@@ -279,7 +280,7 @@ struct Pull<'a> {
     program: Option<&'a Program>,
 }
 
-/// Ends a sum when the pull that needs it ends.
+/// Cancels a hash computation when the pull that needs it ends.
 #[derive(Default)]
 struct Stop(Arc<AtomicBool>);
 
@@ -343,7 +344,7 @@ impl Pull<'_> {
         Ok(Config::parse(&read, manifest.layers.len())?)
     }
 
-    /// Pulls all layers, some at the same time. Room for all of them is reserved before the first is requested.
+    /// Pulls all layers, some of them concurrently. Space for all of them is reserved before the first is requested.
     async fn layers(&self, manifest: &Manifest) -> Result<Vec<Lease>, PullError> {
         let permits = Semaphore::new(PARALLEL);
         let mut places = Vec::new();
@@ -385,7 +386,7 @@ impl Pull<'_> {
                 Ok(()) => break,
             }
         }
-        // Summing and syncing a large file block for long.
+        // Hashing and syncing a large file blocks the thread.
         let (digest, size) = (wanted.digest, wanted.size);
         let program = self.program.filter(|_| size >= LARGE).cloned();
         let stop = Stop::default();

@@ -21,7 +21,7 @@ impl Header {
         check_sum(block)?;
         let mode = number(&block[100..108])?;
         let mut name = text(&block[..100]).to_vec();
-        // The GNU format has other fields in place of the prefix; its magic ends with spaces.
+        // The GNU format has different fields in place of the prefix. Its magic ends with spaces.
         if block[257..263] == *b"ustar\0" {
             let prefix = text(&block[345..500]);
             if !prefix.is_empty() {
@@ -45,7 +45,7 @@ impl Header {
     }
 }
 
-/// The sum of all bytes, with the checksum field as spaces. Old archives have the sum of signed bytes.
+/// Checks the checksum: the sum of all bytes, with the checksum field as spaces. Old archives sum signed bytes.
 fn check_sum(block: &[u8; BLOCK]) -> Result<(), &'static str> {
     let want = number(&block[148..156])?;
     let bytes = || {
@@ -68,7 +68,7 @@ pub(super) fn text(field: &[u8]) -> &[u8] {
     field.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// A number in octal digits, surrounded by spaces and NULs; or, if the first bit is set, a big-endian two's complement
+/// A number in octal digits, surrounded by spaces and NULs. If the first bit is set, a big-endian two's complement
 /// number (GNU).
 pub(super) fn number(field: &[u8]) -> Result<i64, &'static str> {
     const FAULT: &str = "a number field is not a number";

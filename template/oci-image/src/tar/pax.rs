@@ -27,7 +27,7 @@ pub(super) struct SparseRecords {
     pub(super) major: u64,
     pub(super) name: Option<Vec<u8>>,
     pub(super) size: Option<u64>,
-    /// Offsets and lengths in turn, of the formats 0.0 and 0.1.
+    /// Alternating offsets and lengths, of the formats 0.0 and 0.1.
     pub(super) map: Vec<u64>,
 }
 
@@ -89,7 +89,7 @@ impl Pax {
         Ok(())
     }
 
-    /// The file's name: the `path` of a sparse file has an additional directory.
+    /// The file's real name. The `path` of a sparse file contains an additional directory.
     pub(super) fn sparse_name(&self) -> Option<Vec<u8>> {
         self.sparse.as_ref()?.name.clone()
     }
@@ -125,7 +125,7 @@ pub(super) fn decimal(text: &[u8]) -> Result<u64, &'static str> {
         .ok_or("a PAX record with an invalid number")
 }
 
-/// Seconds with an optional sign and fraction. Digits after the ninth are cut.
+/// Seconds with an optional sign and fraction. Digits after the ninth are truncated.
 fn time(text: &[u8]) -> Result<Time, &'static str> {
     let fault = "a PAX record with an invalid time";
     let (negative, text) = match text.strip_prefix(b"-") {

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::source::Source;
 
-/// Limit for the entries of one sparse map.
+/// Maximum number of entries of a sparse map.
 const MAX_MAP: usize = 1 << 20;
 const UNORDERED: &str = "a sparse map that is not sorted or exceeds the file";
 
@@ -36,8 +36,8 @@ impl<S: Source> Reader<'_, S> {
         self.segments(at, file_size, &map, rest)
     }
 
-    /// The map of format 1.0, which precedes the data: decimal numbers on lines of their own, the first one the number
-    /// of pairs, padded to a whole block.
+    /// The map of format 1.0, which precedes the data: decimal numbers, one on each line, starting with the number of
+    /// pairs, padded to a whole block.
     fn leading_map(&mut self, at: u64, size: u64) -> Result<Vec<u64>, TarError> {
         let invalid = |fault| TarError::Header { at, fault };
         let end = self.position.saturating_add(size);
@@ -104,7 +104,7 @@ impl<S: Source> Reader<'_, S> {
         }
     }
 
-    /// The content that `map` (offsets and lengths in turn) describes, with `size` bytes in the archive.
+    /// The content described by `map` (alternating offsets and lengths), with `size` bytes in the archive.
     pub(super) fn segments(
         &mut self,
         at: u64,

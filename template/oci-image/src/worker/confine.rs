@@ -1,5 +1,5 @@
-//! What a worker gives up before it reads a layer: it can open no file, start no program, reach no network and signal no
-//! process. It keeps its descriptors and a bounded share of memory and CPU.
+//! Drops a worker's privileges before it reads a layer: it cannot open files, start programs, access the network or
+//! signal processes. It keeps its descriptors and a bounded share of memory and CPU.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 /// The user of workers whose server is root. No other program uses this id, and it owns nothing.
 const USER: u32 = 99_999;
 
-/// What a worker may use.
+/// Resource limits of a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
     /// Bytes of address space.
@@ -54,7 +54,7 @@ pub(crate) enum ConfineError {
     Filter(#[source] seccompiler::Error),
 }
 
-/// System calls that are allowed with any arguments: those on open descriptors, on the worker's memory, and for its end.
+/// System calls that are allowed with any arguments: on open descriptors, on the worker's memory, and to exit.
 const CALLS: [i64; 31] = [
     libc::SYS_read,
     libc::SYS_write,
@@ -64,7 +64,7 @@ const CALLS: [i64; 31] = [
     libc::SYS_fstat,
     libc::SYS_ftruncate,
     libc::SYS_close,
-    // sendmsg on the client's socket, which is the only one.
+    // sendmsg on the socket to the client. The worker has no other socket.
     libc::SYS_sendmsg,
     libc::SYS_recvmsg,
     libc::SYS_brk,
@@ -90,12 +90,12 @@ const CALLS: [i64; 31] = [
     libc::SYS_sched_getaffinity,
 ];
 
-/// Confines this process, which must have one thread.
+/// Confines this process, which must be single-threaded.
 ///
 /// # Errors
-/// Returns the step that failed. The process must then exit.
+/// Returns an error that names the failed step. The process must then exit.
 pub(crate) fn confine(resources: &Resources) -> Result<(), ConfineError> {
-    // At the soft limit for CPU time, the signal names the reason. Nothing else ends the process with it.
+    // The signal at the soft CPU limit identifies the reason. It is never sent for another reason.
     let cpu = resources.cpu_seconds;
     for (limit, soft, hard) in [
         (Resource::RLIMIT_CORE, 0, 0),
@@ -113,7 +113,7 @@ pub(crate) fn confine(resources: &Resources) -> Result<(), ConfineError> {
     }
     prctl::set_dumpable(false).map_err(ConfineError::User)?;
     let abi = ABI::V6;
-    // A kernel without Landlock enforces the same with the user and the filter.
+    // Without Landlock in the kernel, user and filter enforce the same.
     Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(abi))
@@ -137,10 +137,10 @@ fn filter() -> Result<(), seccompiler::Error> {
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         rules.insert(call, only(2, SeccompCmpOp::MaskedEq(executable), 0)?);
     }
-    // abort(3), after an allocation that failed.
+    // For abort(3), after a failed allocation.
     let own = u64::from(std::process::id());
     rules.insert(libc::SYS_tgkill, only(0, SeccompCmpOp::Eq, own)?);
-    // The length of a descriptor's file; a path would be refused by Landlock.
+    // For the length of a descriptor's file. Landlock would reject a path.
     let empty = u64::from(libc::AT_EMPTY_PATH.unsigned_abs());
     rules.insert(
         libc::SYS_statx,
@@ -172,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    /// Names the action for the child process below.
+    /// Selects the action of the child process below.
     const ATTEMPT: &str = "CUBE_IMAGE_TEST_ATTEMPT";
 
     /// Does nothing unless the test below started this process.

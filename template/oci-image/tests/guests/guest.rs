@@ -11,10 +11,10 @@ use envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
 use model::{Bytes, GuestPaths, HypercallPath, VmSpec};
 use vmm_control::{VmProcess, fresh_identity};
 
-/// Time limit for each answer of the VMM or the agent.
+/// Time limit for each response of the VMM or the agent.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The requirement that this host lacks; `None` if the tests can run.
+/// The requirement that this host lacks. `None` if the tests can run.
 pub(crate) fn lack(_test: &str) -> Option<String> {
     if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
         return Some(format!("cannot open /dev/kvm: {error}"));
@@ -40,14 +40,14 @@ fn vmm() -> PathBuf {
     PathBuf::from(env::var_os("CUBE_BIN").unwrap_or_default()).join("cube-vmm")
 }
 
-/// A running guest. Its VMM ends when it is dropped.
+/// A running guest. Its VMM ends when this value is dropped.
 pub(crate) struct Guest {
     _vm: VmProcess,
     dir: PathBuf,
 }
 
 impl Guest {
-    /// Boots a root image. `dir` is for sockets and the console.
+    /// Boots a root image. `dir` receives sockets and the console.
     pub(crate) fn boot(root: &Path, dir: &Path) -> Self {
         let log = File::create(dir.join("log")).unwrap();
         let mut vm = VmProcess::spawn(&vmm(), Some(log), Some(PATIENCE)).unwrap();
@@ -96,7 +96,7 @@ impl Guest {
             .unwrap_or_else(|error| panic!("{program} {args:?}: {error}\n{}", self.console()))
     }
 
-    /// Runs a command as E2B's SDKs do. Returns its output without the last newline.
+    /// Runs a command as E2B's SDKs do. Returns its output without the final newline.
     pub(crate) fn sh(&self, user: Option<&str>, script: &str) -> String {
         let out = self.exec(user, "/bin/bash", &["-l", "-c", script]);
         let error = String::from_utf8_lossy(&out.stderr);

@@ -1,4 +1,4 @@
-//! Images of different kinds, as guests.
+//! Different kinds of images as guests.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use crate::{
     layout::{root_image_of, run},
 };
 
-/// Boots an image of the tree that `make` writes, and checks what every sandbox has.
+/// Boots an image of the tree that `make` writes, and checks the properties that all sandboxes have.
 fn boot(make: impl FnOnce(&Path), check: impl FnOnce(&Guest)) {
     let dir = tempfile::Builder::new().prefix("cube-i").tempdir().unwrap();
     let tree = dir.path().join("tree");
@@ -45,7 +45,7 @@ fn check_sandbox(guest: &Guest) {
         guest.sh(None, "stat -c '%U %a' a/b; cat a/b"),
         "user 644\ncontent"
     );
-    // Users cannot read what is root's, and can write what E2B opens to them.
+    // Users cannot read root's files, and can write to the directories that E2B opens to them.
     assert_eq!(
         guest
             .exec(None, "/bin/bash", &["-c", "cat /run/cube/envs"])
@@ -53,7 +53,7 @@ fn check_sandbox(guest: &Guest) {
         1
     );
     guest.sh(None, "mkdir /usr/local/mine /code/mine && touch /tmp/t");
-    // What E2B's steps and ready commands use.
+    // Commands used by E2B's steps and ready commands.
     guest.sh(
         Some("root"),
         "cd /tmp && mkdir d && echo x > d/f && tar -cz d | tar -tz | grep -q d/f",
@@ -81,7 +81,7 @@ fn check_sandbox(guest: &Guest) {
     );
 }
 
-/// A tree of Debian by mmdebstrap, without what `cargo xtask prepare` adds for sandboxes.
+/// A tree of Debian made by mmdebstrap, without the additions of `cargo xtask prepare` for sandboxes.
 fn debian(tree: &Path) {
     let mounted = tempfile::tempdir().unwrap();
     run(Command::new("mount")
@@ -134,7 +134,7 @@ fn executable(from: &Path, to: &Path) {
     fs::set_permissions(to, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// As images of Alpine: busybox, no bash, accounts with ash.
+/// Like images of Alpine: busybox, no bash, accounts with ash.
 fn busybox(tree: &Path) {
     executable(&artifact("busybox"), &tree.join("bin/busybox"));
     for name in ["sh", "ls", "cat", "id", "tar"] {
@@ -156,7 +156,7 @@ pub(crate) fn kvm_an_image_of_busybox_serves_the_agent() {
     });
 }
 
-/// As distroless images: a program with its libraries, accounts, no shell.
+/// Like distroless images: a program with its libraries, accounts, no shell.
 fn without_shell(tree: &Path) {
     executable(Path::new("/bin/date"), &tree.join("app/date"));
     for library in [

@@ -13,7 +13,7 @@ pub(crate) fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {error}");
 }
 
-/// The root image of a tree that `umoci` has packed as an image.
+/// Packs a tree as an image with `umoci`, and converts it to a root image.
 pub(crate) fn root_image_of(tree: &Path, dir: &Path, userland: &Path) -> Lease {
     let layout = dir.join("layout");
     let image = format!("{}:latest", layout.display());

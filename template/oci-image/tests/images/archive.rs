@@ -174,7 +174,7 @@ fn descriptor(kind: &str, bytes: &[u8]) -> String {
     )
 }
 
-/// As [`gzip`], without compression.
+/// Like [`gzip`], without compression.
 pub(crate) fn stored(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::none());
     encoder.write_all(bytes).unwrap();
@@ -186,7 +186,7 @@ pub(crate) fn image(archives: &[Vec<u8>]) -> Image {
     image_by(archives, gzip)
 }
 
-/// An image of these archives, compressed so.
+/// An image of these archives, compressed with `gzip`.
 pub(crate) fn image_by(archives: &[Vec<u8>], gzip: fn(&[u8]) -> Vec<u8>) -> Image {
     let ids: Vec<_> = archives
         .iter()

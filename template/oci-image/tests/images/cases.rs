@@ -118,7 +118,7 @@ fn a_directory_replaces_a_symbolic_link_of_its_name() {
     let upper = vec![dir("d"), file("d/new", "")];
     let listing = merge(&[lower.clone(), upper]).unwrap();
     assert_eq!(names(&listing), ["/d", "/d/new", "/target", "/target/kept"]);
-    // Without an entry for the directory, the file goes where the link leads.
+    // Without an entry for the directory, the file goes to the target of the link.
     let listing = merge(&[lower, vec![file("d/new", "")]]).unwrap();
     assert_eq!(
         names(&listing),
@@ -279,7 +279,7 @@ fn sparse_files_of_all_formats_have_the_same_content() {
 fn malformed_archives_are_errors() {
     let good = pack(&[file("a", vec![1; 600]), dir("b")]);
     assert_eq!(read(&good).unwrap().len(), 2);
-    // The trailer may be missing, but no part of an entry.
+    // The trailer may be missing, but not a part of an entry.
     assert_eq!(read(&good[..3 * 512]).unwrap().len(), 1);
     for cut in [1, 511, 513, 512 + 599] {
         assert!(read(&good[..cut]).is_err(), "{cut}");
@@ -299,7 +299,7 @@ fn malformed_archives_are_errors() {
 
 #[test]
 fn the_size_of_a_pax_header_counts_so_that_nothing_is_smuggled() {
-    // A reader that takes the header's size (0) would see the content as a further entry.
+    // A reader that uses the header's size (0) would parse the content as another entry.
     let inner = pack(&[file("smuggled", "")]);
     let mut outer = file("outer", "").record("size", inner.len().to_string());
     outer.content = Vec::new();

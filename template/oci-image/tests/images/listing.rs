@@ -1,4 +1,4 @@
-//! What is in a tree, as a map that can be compared: of a merged tree, or of a directory.
+//! The contents of a merged tree or of a directory, as a map that can be compared.
 
 use std::{
     collections::{BTreeMap, HashMap},

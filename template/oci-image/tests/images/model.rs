@@ -45,7 +45,7 @@ impl Model {
         self.things.insert(path, thing);
     }
 
-    /// The directory that `path` names, or the error that a look-up gives. Missing parts are made if `make`.
+    /// The directory at `path`, or the error of its lookup. Creates missing parts if `make` is set.
     fn directory(&mut self, path: &[String], make: bool) -> Option<Path> {
         let mut ahead: VecDeque<String> = path.iter().cloned().collect();
         let (mut at, mut links) = (Path::new(), 0);
@@ -153,7 +153,7 @@ fn to_item(op: &Op, number: usize) -> Item {
     let text = |path: &Path| path.join("/");
     match op {
         Op::Directory(path) => dir(text(path)),
-        // The size tells files apart.
+        // Different sizes distinguish the files.
         Op::File(path) => file(text(path), "x".repeat(number)),
         Op::Symlink(path, target) => symlink(text(path), target),
         Op::Hardlink(path, target) => hardlink(text(path), text(target)),
@@ -177,7 +177,7 @@ fn to_items(layers: &[Vec<Op>]) -> Vec<Vec<Item>> {
         .collect()
 }
 
-/// What the model and a listing have in common, by path.
+/// The properties that the model and a listing share, by path.
 fn of_model(model: &Model) -> BTreeMap<String, String> {
     let text = |thing: &Thing| match thing {
         Thing::Directory => "directory".to_owned(),

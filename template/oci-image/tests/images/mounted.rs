@@ -1,4 +1,4 @@
-//! Root images, mounted by the kernel, and compared with `umoci unpack`.
+//! Root images, mounted by the kernel and compared with `umoci unpack`.
 
 use std::{
     fs,
@@ -47,7 +47,7 @@ pub(crate) fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {error}");
 }
 
-/// Adds nothing to images.
+/// Converts without additions to images.
 pub(crate) fn converter() -> Converter {
     let program = Path::new(env!("CARGO_BIN_EXE_cube-image"));
     Converter::new(program, Limits::default(), Resources::default())
@@ -69,7 +69,7 @@ pub(crate) fn pulled(image: &Image, store: &Store) -> Pulled {
     }
 }
 
-/// Everything that an image may have, over three layers.
+/// All kinds of entries, over three layers.
 fn rich() -> Vec<Vec<Item>> {
     let noise: Vec<u8> = (0..200_000_u32).flat_map(u32::to_le_bytes).collect();
     let caps = b"\x01\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
@@ -103,7 +103,7 @@ fn rich() -> Vec<Vec<Item>> {
         file("sub/hidden", ""),
         file("replaced", "file"),
     ];
-    // Around the sizes at which data is inline, in blocks, or both.
+    // Sizes around the limits at which data is inline, in blocks, or both.
     for size in [
         1, 3999, 4031, 4032, 4033, 4095, 4096, 4097, 8191, 8192, 8193, 12_000,
     ] {
@@ -149,11 +149,11 @@ fn image_of_all_kinds_is_the_same_as_by_umoci() {
     let mount = Mount::of(&made.path());
     let mut ours = of_directory(mount.path());
     let mut theirs = of_directory(&bundle.join("rootfs"));
-    // Link counts of directories are the file system's business; so is the time of a directory that no layer has.
+    // Link counts of directories depend on the file system, and so does the time of a directory without an entry.
     for listing in [&mut ours, &mut theirs] {
         for (path, record) in listing.iter_mut() {
             let is_directory = record.mode & 0o170_000 == 0o040_000;
-            // umoci changes the root's time when it is done.
+            // umoci changes the root's time at the end.
             let is_implied = path.starts_with(b"/nnn") || path.is_empty();
             if is_directory {
                 record.links = 0;
@@ -172,7 +172,7 @@ fn image_of_all_kinds_is_the_same_as_by_umoci() {
 
 #[test]
 fn image_of_a_sparse_file_of_4_gib_takes_no_space() {
-    // 4 GiB of zeros with a word at the end, as tools for images store it: as plain data.
+    // 4 GiB of zeros with a word at the end, as image tools store it: as plain data.
     let size: u64 = 4 << 30;
     let dir = tempfile::tempdir().unwrap();
     let archive: PathBuf = dir.path().join("layer.tar");
@@ -189,7 +189,7 @@ fn image_of_a_sparse_file_of_4_gib_takes_no_space() {
     out.set_len(begin + size + 1024).unwrap();
     let made = dir.path().join("image");
     let image = fs::File::create_new(&made).unwrap();
-    // The digest of 4 GiB takes long without optimization, so the layer is used as if it were unpacked.
+    // Hashing 4 GiB is slow without optimization, so the layer is used as if it were unpacked.
     let layer = Raw(fs::File::open(&archive).unwrap(), begin + size + 1024);
     let mut budget = oci_image::tar::Budget::new(&Limits::default());
     let entries = oci_image::tar::read(&layer, 0, &mut budget).unwrap();

@@ -1,4 +1,4 @@
-//! What is added to images of different kinds.
+//! Additions to images of different kinds.
 
 use oci_image::{
     Limits, Source,
@@ -86,7 +86,7 @@ fn refusal(items: &[Item]) -> String {
     }
 }
 
-/// The beginning of an ELF file for a machine.
+/// The header of an ELF file for a machine.
 fn program(class: u8, machine: u8) -> Vec<u8> {
     let mut bytes = vec![0; 64];
     bytes[..5].copy_from_slice(&[0x7f, b'E', b'L', b'F', class]);
@@ -300,7 +300,7 @@ fn images_that_cannot_be_completed_are_refused_with_cause_and_cure() {
         let text = refusal(&items);
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     }
-    // A script has no machine.
+    // Scripts are not bound to a machine.
     assert!(Provisioned::of(&[file("bin/sh", "#!/opt/shell with arguments\n")]).is_ok());
 }
 

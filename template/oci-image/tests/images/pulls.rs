@@ -1,4 +1,4 @@
-//! Pulls from registries that stall, lie, redirect, and ask for credentials.
+//! Pulls from registries that stall, send wrong data, redirect, and require credentials.
 
 use std::{
     net::SocketAddr,
@@ -33,7 +33,7 @@ fn registries(address: SocketAddr) -> Registries {
     registries
 }
 
-/// Pulls `r:latest` with a store of its own. Checks that an error leaves no blob that is not whole.
+/// Pulls `r:latest` into a new store. Checks that an error leaves no incomplete blob.
 async fn pull_with(
     registries: Registries,
     address: SocketAddr,
@@ -46,7 +46,7 @@ async fn pull_with(
     let result = client
         .pull(&reference, credentials, &store, &Limits::default())
         .await;
-    // A pull that fails does not wait for layers that are being synced.
+    // A failed pull does not wait for layers that are being synced.
     let drafts = dir.path().join("drafts");
     let deadline = Instant::now() + Duration::from_secs(60);
     while std::fs::read_dir(&drafts).unwrap().count() > 0 {
@@ -94,7 +94,7 @@ async fn large_blobs_are_summed_by_the_program_in_its_control_group() {
     let error = pull("/bin/false").await.unwrap_err();
     let of_program = matches!(error, PullError::Sum(ConvertError::Ended(_)));
     assert!(of_program, "{error}");
-    // The same number of other bytes.
+    // The same number of different bytes.
     let program = env!("CARGO_BIN_EXE_cube-image");
     let mut other = image.layers[0].clone();
     other[1 << 20] ^= 1;
@@ -137,7 +137,7 @@ async fn images_are_pulled_by_tag_and_through_indexes() {
         answer(200, &[("Content-Type", MANIFEST)], &image.manifest),
     );
     assert_eq!(pull(&server).await.unwrap().digest, digest);
-    // The index names a digest; other bytes are refused.
+    // The index names a digest. Different bytes are rejected.
     let other = [&image.manifest[..], b" "].concat();
     server.set(&path, answer(200, &[("Content-Type", MANIFEST)], &other));
     let error = pull(&server).await.unwrap_err();
@@ -167,7 +167,7 @@ async fn a_stalling_or_breaking_registry_ends_the_pull() {
             "{error}"
         );
     }
-    // A connection that breaks once is tried again.
+    // A connection that breaks once is retried.
     let whole = answer(200, &[], &image.layers[0]);
     server.set_all(
         &layer(&image),
@@ -196,7 +196,7 @@ async fn lies_about_sizes_and_contents_are_found() {
     let blob = &image.layers[0];
     let longer = [&blob[..], b"x"].concat();
     for body in [&longer[..], &blob[..5]] {
-        // Announced, and only seen while it arrives.
+        // Announced correctly, but too long when received.
         server.set(&layer(&image), answer(200, &[], body));
         let error = pull(&server).await.unwrap_err();
         assert!(matches!(error, PullError::Length { .. }), "{error}");
@@ -238,7 +238,7 @@ async fn forbidden_addresses_are_refused_by_name_redirect_and_realm() {
     let image = small();
     let server = Server::of(&image);
     let address = server.start().await;
-    // By address and by name: no endpoint is listed.
+    // By address and by name. No endpoint is listed.
     let client = Client::new(Registries::default(), tls());
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), 1 << 30).unwrap();
@@ -259,7 +259,7 @@ async fn forbidden_addresses_are_refused_by_name_redirect_and_realm() {
             "{host}: {error}"
         );
     }
-    // By redirect and realm, of a registry that is listed: another port of its host is another server.
+    // By redirect and by realm of a listed registry: another port of its host is another server.
     let inner = Server::default().start().await;
     for target in [inner.to_string(), "169.254.169.254".to_owned()] {
         let to = format!("http://{target}/latest/meta-data");
@@ -358,7 +358,7 @@ fn net_a_registry_on_this_host_must_be_opened_by_its_address() {
                 })
             );
             assert!(is_own, "{own}");
-            // Nothing listens there.
+            // No server listens there.
             let named = pull(vec![opened]).await;
             let is_connected = matches!(&named, PullError::Http(HttpError::Connect { .. }));
             assert!(is_connected, "{named}");
@@ -367,7 +367,7 @@ fn net_a_registry_on_this_host_must_be_opened_by_its_address() {
     thread.join().unwrap();
 }
 
-/// Whether only paths of the registry were asked for.
+/// Whether only paths of the registry were requested.
 fn error_free(server: &Server) -> bool {
     server.paths().iter().all(|path| path.starts_with("/v2/r/"))
 }
@@ -401,7 +401,7 @@ async fn opened_blocks_are_reached_and_redirects_drop_credentials() {
     let sent = server.requests.lock().unwrap().clone();
     assert_eq!(sent[0].1, None);
     assert_eq!(sent[1].1.as_deref(), Some("Basic dTpw"));
-    // Redirects end.
+    // The number of redirects is limited.
     for to in [
         "/v2/r/blobs/loop",
         "//other/x",
@@ -435,7 +435,7 @@ async fn refusals_are_told_apart() {
             404,
             "not found: the image or tag does not exist in the registry",
         ),
-        (401, "not supported"),
+        (401, "unsupported authentication"),
         (403, "denies access"),
         (429, "rate"),
         (500, "500"),

@@ -1,4 +1,4 @@
-//! Debian's `docker-registry`, with passwords and with a token server.
+//! Tests against Debian's `docker-registry`, with passwords and with a token server.
 
 use std::{fs, net::SocketAddr, process::Command, time::SystemTime};
 
@@ -110,7 +110,7 @@ async fn image_by_umoci_is_pulled_and_converted() {
         fs::read(mount.path().join("etc/os-release")).unwrap(),
         b"ID=test\n"
     );
-    // With its layers in the store, an image needs the registry for its manifest only.
+    // If its layers are in the store, an image needs the registry only for its manifest.
     drop(registry);
     let offline = Registry::start(&dir.path().join("layout"), "");
     let error = pull(registries(offline.address), &offline, None, &store)
@@ -140,7 +140,7 @@ async fn image_behind_a_password_is_pulled_with_credentials_only() {
     )
     .await
     .unwrap();
-    // Its layers are in the store by now; without credentials the image still is refused.
+    // Its layers are now in the store. Without credentials the image is still refused.
     let error = pull(plain.clone(), &registry, None, &store)
         .await
         .unwrap_err();
@@ -192,7 +192,7 @@ async fn image_behind_a_token_server_is_pulled() {
         sent,
         (path.to_owned(), Some("Basic dXNlcjpzZWNyZXQ=".to_owned()))
     );
-    // Refused by the token server, and an expired token that the registry refuses.
+    // Refused by the token server, then an expired token that the registry refuses.
     tokens.set(path, answer(401, &[], b""));
     let error = pull(open.clone(), &registry, None, &store)
         .await
@@ -211,7 +211,7 @@ async fn image_behind_a_token_server_is_pulled() {
             .await
             .unwrap_err();
     }
-    // The realm is on this host, which is not opened.
+    // The realm is on this host, which is forbidden.
     let error = pull(registries(registry.address), &registry, None, &store)
         .await
         .unwrap_err();

@@ -13,14 +13,14 @@ use oci_image::digest::Digest;
 
 use crate::archive::{Image, MANIFEST};
 
-/// A running registry. Ends when it is dropped.
+/// A running registry, which ends when this value is dropped.
 pub(crate) struct Registry {
     child: Child,
     pub(crate) address: SocketAddr,
 }
 
 impl Registry {
-    /// Starts a registry on the storage below `dir`, with a section `auth` of its configuration.
+    /// Starts a registry on the storage below `dir`, with a section `auth` in its configuration.
     pub(crate) fn start(dir: &Path, auth: &str) -> Self {
         let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address = free.local_addr().unwrap();
@@ -104,7 +104,7 @@ pub(crate) fn with_password(dir: &Path, image: &Image) -> Registry {
     with_auth(dir, image, &auth)
 }
 
-/// Stores an image in a registry that then is started again with authentication.
+/// Stores an image in a registry, which is then restarted with authentication.
 pub(crate) fn with_auth(dir: &Path, image: &Image, auth: &str) -> Registry {
     Registry::start(dir, "").push(image);
     Registry::start(dir, auth)

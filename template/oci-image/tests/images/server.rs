@@ -14,14 +14,14 @@ use tokio::{
 
 use crate::archive::{Image, MANIFEST};
 
-/// What a server does for a path.
+/// A server's reaction to a request for a path.
 #[derive(Clone, Debug)]
 pub(crate) enum Reply {
     /// Status, headers and body. `Content-Length` is added.
     Answer(u16, Vec<(String, String)>, Vec<u8>),
     /// Sends the head and a part of the body, then nothing.
     Stall(Vec<u8>),
-    /// Sends this and closes.
+    /// Sends these bytes and closes the connection.
     Raw(Vec<u8>),
 }
 
@@ -62,7 +62,7 @@ impl Server {
         self.set_all(path, vec![reply]);
     }
 
-    /// The replies to consecutive requests; the last one is repeated.
+    /// The replies to consecutive requests. The last one is repeated.
     pub(crate) fn set_all(&self, path: &str, mut replies: Vec<Reply>) {
         replies.reverse();
         self.replies
@@ -86,7 +86,7 @@ impl Server {
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let server = server.clone();
-                // A client that hangs up is no fault.
+                // A client that disconnects is not an error.
                 tokio::spawn(async move { drop(server.serve(stream).await) });
             }
         });

@@ -102,7 +102,7 @@ fn bombs_are_refused_and_zeros_take_no_space() {
         };
         let error = unpack(&short, &blob, compression, &zeros).unwrap_err();
         assert!(matches!(error, UnpackError::Stream(_)), "{error}");
-        // A layer of zeros takes no space, but time.
+        // A layer of zeros takes no space, but it takes time.
         let brief = Limits {
             zeros_free: 16 << 20,
             ..small.clone()

@@ -1,4 +1,4 @@
-//! The confined process: what ends it ends one conversion and nothing else.
+//! The confined process: a failure ends only one conversion.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ fn with(resources: Resources) -> Converter {
     Converter::new(program, Limits::default(), resources)
 }
 
-/// Converts in a new store, expects an error, and checks that nothing is left and that the next image is converted.
+/// Converts in a new store, expects an error, and checks that no files are left and that the next image is converted.
 fn failure(converter: &Converter, image: &Image, quota: u64) -> ConvertError {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), quota).unwrap();
@@ -69,7 +69,7 @@ fn a_conversion_that_is_cancelled_leaves_nothing() {
     let store = Store::open(dir.path(), 1 << 30).unwrap();
     let pulled = pulled(&long(), &store);
     let asked = AtomicU32::new(0);
-    // Not at once: the worker has begun.
+    // Not immediately, so that the worker has begun.
     let is_cancelled = || asked.fetch_add(1, Ordering::Relaxed) == 3;
     let error = converter()
         .convert_unless(&pulled, &store, &is_cancelled)
@@ -98,7 +98,7 @@ fn a_conversion_that_takes_too_much_memory_is_ended() {
 fn a_conversion_that_writes_more_than_the_quota_is_ended() {
     let noise: Vec<u8> = (0..2_000_000_u32).flat_map(u32::to_le_bytes).collect();
     let image = of_archives(&[pack(&[file("a", noise)])]);
-    // Room for the blob and for what a worker may write unseen, but not for the image.
+    // Room for the blob and for the bytes that a worker may write between measurements, but not for the image.
     let quota = image.layers[0].len() as u64 + (68 << 20);
     let error = failure(&converter(), &image, quota);
     let full = matches!(error, ConvertError::Store(StoreError::Full { .. }));
