@@ -13,7 +13,7 @@ use std::{
     process::Command,
 };
 
-/// Debian's name of the tested version, then whatever version is installed.
+/// Debian's name of the tested version, then any installed version.
 const COMPILERS: [&str; 2] = ["clang-14", "clang"];
 /// The files that define the maps' keys, values and declarations.
 const LAYOUT_FILES: [&str; 2] = ["layout.h", "maps.h"];

@@ -1,12 +1,12 @@
 //! Enforces policies on TAPs: writes them to the maps, then reads everything back. Closes a TAP that cannot be confined
 //! or adopted. Composes the parts that own the maps.
 
-// What a policy becomes in the kernel.
+// Translation of a policy for the kernel.
 pub(crate) mod compile;
 mod limits;
 mod policies;
 
-// Owners of one map each, or some.
+// Owners of one or several maps each.
 pub(crate) mod name_pins;
 pub(crate) mod refusals;
 pub(crate) mod tap_table;
@@ -256,7 +256,7 @@ impl Enforcement {
         self.pins.pin(index, tenure, address, name, now)
     }
 
-    /// The flow with this key, if its sandbox still has the TAP. `tenure`: the flow's.
+    /// The flow with this key, if its sandbox still has the TAP. `tenure` must match the flow's tenure.
     pub(crate) fn handed(&self, key: &FlowKey, tenure: u32) -> Option<HandedFlow> {
         let attachment = self.taps.get(key.tap).ok()?;
         if attachment.entry.tenure != tenure {

@@ -13,7 +13,7 @@ pub enum IsolationError {
     Unsuitable {
         /// The missing or wrong property.
         what: String,
-        /// What the operator can do about it.
+        /// The remedy for the operator.
         cure: String,
     },
     /// The state read back from the kernel differs from the state that was written.
@@ -32,7 +32,7 @@ pub enum IsolationError {
     /// A policy or sandbox exceeds a limit.
     #[error("too many {what}: the limit is {limit}")]
     TooMany {
-        /// What the limit counts.
+        /// The limited quantity.
         what: &'static str,
         limit: usize,
     },

@@ -1,5 +1,5 @@
 //! Entry points of the fuzz target `network`: clients' policies and names, guests' DNS queries, the programs' records
-//! of guests' packets, and the kernel's tables and netlink answers.
+//! of guests' packets, and the kernel's tables and netlink responses.
 
 use std::{net::IpAddr, time::Duration};
 

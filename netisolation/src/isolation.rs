@@ -72,21 +72,21 @@ impl fmt::Debug for Isolation {
 }
 
 impl Isolation {
-    /// Takes over the programs, the maps and the ready TAPs of a predecessor, as far as they are of the same build and
+    /// Takes over the programs, the maps and the ready TAPs of a predecessor, as far as they have the same build and
     /// settings, makes the others, and removes the leftovers of other predecessors. A predecessor's TAPs whose VMs
-    /// still run are kept; each must be passed to [`Isolation::adopt`] or [`Isolation::release`]. Also returns the
+    /// still run are kept. Each must be passed to [`Isolation::adopt`] or [`Isolation::release`]. Also returns the
     /// queue of refusal events.
     ///
     /// # Errors
     /// Returns [`IsolationError::Unsuitable`] if the host, an uplink or the configuration does not allow isolation, or
-    /// another server has the instance; [`IsolationError::System`] if a system call fails.
+    /// another server uses the instance, and [`IsolationError::System`] if a system call fails.
     pub fn open(config: &IsolationConfig) -> Result<(Self, Receiver<NetEvent>), IsolationError> {
         Self::open_with(config, None)
     }
 
-    /// As [`Isolation::open`], and uses the sockets of the predecessor ([`Isolation::resolver_sockets`]) if they still
-    /// fit. DNS queries and connections for the proxy that arrived since the predecessor stopped are then waiting in
-    /// them.
+    /// Like [`Isolation::open`], but uses the sockets of the predecessor ([`Isolation::resolver_sockets`]) if they
+    /// still fit. DNS queries and connections for the proxy that arrived since the predecessor stopped are then waiting
+    /// in them.
     ///
     /// # Errors
     /// Returns the errors of [`Isolation::open`].
@@ -225,8 +225,8 @@ impl Isolation {
         self.with(|owner| owner.counters(index.0))
     }
 
-    /// Lets a sandbox reach an address that the resolver answered for a name: new flows until `ttl` from now, and open
-    /// flows until they end.
+    /// Allows a sandbox to reach an address to which the resolver resolved a name: new flows until `ttl` from now, and
+    /// open flows until they end.
     ///
     /// # Errors
     /// Returns [`IsolationError::Unknown`] if the TAP now belongs to another sandbox or the policy does not match
@@ -252,8 +252,9 @@ impl Isolation {
         self.0.shared.gateway.sockets()
     }
 
-    /// The socket that accepts the flows that are handed to the proxy. Only guests can reach it. Each call duplicates
-    /// the same socket, which stays open as long as this handle: while no process accepts from it, connections wait.
+    /// The socket that accepts the flows that are redirected to the proxy. Only guests can reach it. Each call
+    /// duplicates the same socket, which stays open as long as this handle. While no process accepts from it,
+    /// connections wait.
     ///
     /// # Errors
     /// Returns [`io::ErrorKind::Unsupported`] without [`IsolationConfig::proxy`], or an error if the descriptor cannot
@@ -281,8 +282,8 @@ impl Isolation {
     }
 
     /// The flow that was accepted from [`Isolation::proxy_listener`] with this peer address. `None` if there is no such
-    /// flow any more, its sandbox has ended, or a predecessor's sandbox was not passed to [`Isolation::adopt`] yet
-    /// ([`Isolation::awaits_adoption`] accepts this address, too). The connection must then be closed.
+    /// flow, its sandbox has ended, or a predecessor's sandbox has not been passed to [`Isolation::adopt`] yet
+    /// ([`Isolation::awaits_adoption`] accepts this address as well). The connection must then be closed.
     #[must_use]
     pub fn handed(&self, peer: SocketAddr) -> Option<HandedFlow> {
         let shared = &self.0.shared;
@@ -300,8 +301,8 @@ impl Isolation {
         Some((TapIndex(index), sandbox, policy))
     }
 
-    /// Whether a peer address of [`Isolation::resolver_sockets`] belongs to a predecessor's sandbox that was not passed
-    /// to [`Isolation::adopt`] yet.
+    /// Whether a peer address of [`Isolation::resolver_sockets`] belongs to a predecessor's sandbox that has not been
+    /// passed to [`Isolation::adopt`] yet.
     #[must_use]
     pub fn awaits_adoption(&self, peer: SocketAddr) -> bool {
         let index = self.0.shared.gateway.tap_of(peer);

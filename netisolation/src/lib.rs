@@ -1,10 +1,10 @@
 //! Network isolation of sandboxes, enforced by eBPF programs on their TAPs. `docs/use/network.md` explains the design.
 //!
-//! Every sandbox has a TAP with one eBPF program on it, and all guests have the same addresses. The program answers a
-//! frame from the guest (ARP, neighbour discovery), redirects it to the resolver (port 53 of the gateway) or to the
+//! Every sandbox has a TAP with one eBPF program on it, and all guests have the same addresses. The program replies to
+//! a frame from the guest (ARP, neighbour discovery), redirects it to the resolver (port 53 of the gateway) or to the
 //! proxy (flows whose name must be checked), sends it out of an uplink with the host's address, or drops and counts it.
-//! It passes nothing else to the host's network stack. Frames reach a guest only if they belong to a flow that the
-//! guest opened.
+//! No other frame reaches the host's network stack. Frames reach a guest only if they belong to a flow that the guest
+//! opened.
 //!
 //! ```text
 //! isolation     the handle, the owner of all TAPs, and their threads

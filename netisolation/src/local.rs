@@ -1,5 +1,5 @@
-//! Connections that this host makes for a client: to a webhook, a registry, a DNS server, a proxy, or through the egress
-//! proxy. They must not reach what the host serves to itself and its neighbours.
+//! Connections that this host makes for a client: to a webhook, a registry, a DNS server, a proxy, or through the
+//! egress proxy. They must not reach services of the host itself or its neighbours.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ const RTMSG: usize = 12;
 const MESSAGE_TYPE: usize = 4;
 const ROUTE_TYPE: usize = HEADER + 7;
 
-/// Why a connection that the host would make for a client is refused.
+/// Reason for refusing a connection that the host would make for a client.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     #[error("{0} is in a forbidden range")]
@@ -29,11 +29,11 @@ pub enum Refused {
 }
 
 impl ForbiddenAddresses {
-    /// Judges a TCP connection that the host would make for a client; must be called just before it. Addresses of this
-    /// host are refused, unless an exception names the very address, or contains it in the loopback range.
+    /// Checks a TCP connection that the host is about to make for a client. Must be called just before it. Addresses of
+    /// this host are refused, unless an exception names exactly this address, or contains it in the loopback range.
     ///
     /// # Errors
-    /// Returns the reason for a refusal. Without an answer of the kernel, the connection is refused.
+    /// Returns the reason for a refusal. If the kernel does not respond, the connection is refused.
     pub fn check_connection(&self, to: SocketAddr) -> Result<(), Refused> {
         if self.forbids_tcp(to) {
             return Err(Refused::Forbidden(to.ip()));
@@ -46,11 +46,11 @@ impl ForbiddenAddresses {
     }
 }
 
-/// Whether packets to an address are delivered to this host. The kernel answers from its routing tables, so secondary
+/// Whether packets to an address are delivered to this host. The kernel decides by its routing tables, so secondary
 /// addresses, prefixes with a `local` route and broadcast addresses count. An address without a route does not.
 ///
 /// # Errors
-/// Returns an error if the kernel does not answer.
+/// Returns an error if the kernel does not respond.
 pub fn is_of_this_host(address: IpAddr) -> io::Result<bool> {
     match route_type(address.to_canonical()) {
         Ok(
@@ -64,7 +64,7 @@ pub fn is_of_this_host(address: IpAddr) -> io::Result<bool> {
     }
 }
 
-/// Asks for the route of packets to an address: `RTM_GETROUTE` with the attribute `RTA_DST`.
+/// Requests the route of packets to an address: `RTM_GETROUTE` with the attribute `RTA_DST`.
 fn route_type(address: IpAddr) -> io::Result<u8> {
     let (family, bytes) = match address {
         IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
@@ -90,7 +90,7 @@ fn route_type(address: IpAddr) -> io::Result<u8> {
     route_type_of(&device::request_rtnetlink(&message)?)
 }
 
-/// Reads the type of the route in an answer, or the error.
+/// Reads the type of the route in a response, or the error.
 pub(crate) fn route_type_of(answer: &[u8]) -> io::Result<u8> {
     let kind = answer.get(MESSAGE_TYPE..MESSAGE_TYPE + 2);
     if kind != Some(&libc::RTM_NEWROUTE.to_ne_bytes()) {

@@ -67,7 +67,7 @@ pub type Pin = dyn Fn(&Client, IpAddr, &str, Duration) -> Result<(), IsolationEr
 /// The resolver's interface to the TAPs and to the log of refusals.
 pub struct Hooks {
     pub client: Box<FindClient>,
-    /// Whether a source address that `client` does not find belongs to a sandbox of the former server that is being
+    /// Whether a source address that `client` does not find belongs to a sandbox of the previous server that is being
     /// adopted. Its queries wait until `client` finds it.
     pub is_awaited: Box<dyn Fn(SocketAddr) -> bool + Send + Sync>,
     pub pin: Box<Pin>,
@@ -119,15 +119,15 @@ pub struct Resolver {
 enum Decision {
     /// No reply: the sender is not a sandbox, or the message is a response or too short.
     Ignore,
-    /// The sender's sandbox is being adopted: decide again afterwards.
+    /// The sender's sandbox is being adopted. Decide again afterwards.
     Wait,
     /// An immediate reply.
     Reply(Message),
-    /// A question for an upstream server.
+    /// A query for an upstream server.
     Resolve(Box<PendingQuery>),
 }
 
-/// An allowed question. Counts as pending until it is dropped with its permit.
+/// An allowed query. Counts as pending until it is dropped with its permit.
 struct PendingQuery {
     source: SocketAddr,
     transport: Protocol,
@@ -153,7 +153,7 @@ impl Resolver {
         let client = match (self.hooks.client)(source) {
             Some(client) => client,
             None if (self.hooks.is_awaited)(source) => return Decision::Wait,
-            // The sandbox may have been adopted between the two questions.
+            // The sandbox may have been adopted between the two lookups.
             None => match (self.hooks.client)(source) {
                 Some(client) => client,
                 None => return Decision::Ignore,
@@ -210,8 +210,8 @@ impl Resolver {
         }
     }
 
-    /// The policy's DNS servers that may be asked; empty if it names none. `None`: it names only others. They are checked
-    /// for each query, because the host may have got an address since the client chose them.
+    /// The policy's allowed DNS servers. Empty if it names none. `None` if it names only forbidden ones. They are
+    /// checked for each query, because the host may have received an address since the client chose them.
     fn servers_of(&self, policy: &Policy) -> Option<Vec<SocketAddr>> {
         let servers = policy.dns_servers.iter().copied();
         let allowed = servers.filter(|server| self.forbidden.check_connection(*server).is_ok());

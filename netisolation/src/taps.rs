@@ -2,7 +2,7 @@
 
 pub(crate) mod tap;
 
-// From a new device to one that is ready again.
+// The life of a device, from creation to reuse.
 pub(crate) mod device;
 pub(crate) mod reset;
 pub(crate) mod stock;

@@ -1,8 +1,8 @@
-//! Messages between `cube-api`, which knows sandboxes, rules and secrets, and `cube-egress`, which knows none of them until
-//! it asks. They travel over a connected Unix stream socket, the proxy's standard input, as one JSON object in each line.
+//! Messages between `cube-api`, which owns sandboxes, rules and secrets, and `cube-egress`, which requests them when
+//! needed. They are sent over a connected Unix stream socket, the proxy's standard input, as one JSON object per line.
 //!
-//! The proxy asks for each flow and for the headers of each request. It therefore keeps no secret longer than a request
-//! takes, and a change of a rule or of a secret applies to the next request.
+//! The proxy sends a request for each flow and for the headers of each HTTP request. It therefore keeps no secret
+//! longer than an HTTP request takes, and a change of a rule or secret applies to the next one.
 
 use std::{fmt, net::SocketAddr};
 
@@ -14,8 +14,8 @@ pub const LISTENER: i32 = 3;
 /// Maximum length of a message in bytes, including the newline. A longer one ends the connection.
 pub const MAX_MESSAGE: usize = 1 << 20;
 
-/// Headers that describe the connection or the message itself, in lower case: the proxy makes them, and a rule can set none
-/// of them. `cube-api` refuses such rules, and the proxy their requests.
+/// Names, in lower case, of headers that describe the connection or the message itself. The proxy generates them, and
+/// rules cannot set them: `cube-api` rejects such rules, and the proxy rejects their requests.
 pub const NOT_FOR_RULES: [&str; 13] = [
     "connection",
     "content-length",
@@ -32,53 +32,54 @@ pub const NOT_FOR_RULES: [&str; 13] = [
     "upgrade",
 ];
 
-/// From `cube-api` to the proxy.
+/// Messages from `cube-api` to the proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToProxy {
-    /// The first message. The proxy accepts no connection before it.
+    /// The first message. The proxy accepts no connections before it.
     Start { authority: Authority },
-    /// The answer to [`ToServer::Flow`]. `None`: there is no such flow any more, or its sandbox has ended.
+    /// The response to [`ToServer::Flow`]. `None`: the flow no longer exists, or its sandbox has ended.
     Flow { id: u64, flow: Option<Flow> },
-    /// The answer to [`ToServer::Rule`].
+    /// The response to [`ToServer::Rule`].
     Rule { id: u64, outcome: RuleOutcome },
-    /// The answer to [`ToServer::Way`].
+    /// The response to [`ToServer::Way`].
     Way { id: u64, way: Way },
-    /// Ends all connections of a sandbox: it has ended, or its policy has changed.
+    /// Ends all connections of a sandbox, because it has ended or its policy has changed.
     Cut { sandbox: String },
 }
 
-/// From the proxy to `cube-api`.
+/// Messages from the proxy to `cube-api`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToServer {
-    /// Whose connection is this, and where does it lead? `peer` is the address from which it was accepted.
+    /// Requests the sandbox and the destination of a connection. `peer` is the address from which it was accepted.
     Flow { id: u64, peer: SocketAddr },
-    /// The rule for a host name (lower case, without trailing dot) of the sandbox whose flow was accepted from `peer`. The
-    /// proxy cannot name a sandbox: without an open flow, the server does not answer.
+    /// Requests the rule for a host name (lower case, without trailing dot) of the sandbox whose flow was accepted from
+    /// `peer`. The proxy cannot name a sandbox: without an open flow, the server does not respond.
     Rule {
         id: u64,
         peer: SocketAddr,
         host: String,
         ask: Ask,
     },
-    /// How does a connection of that sandbox to a server leave? Asked for each, if [`Flow::has_own_way`].
+    /// Requests how a connection of that sandbox leaves the host. Sent for each connection if [`Flow::has_own_way`] is
+    /// set.
     Way { id: u64, peer: SocketAddr },
-    /// A request or connection that has ended or was refused. There is no answer.
+    /// Reports a request or connection that has ended or was refused. There is no response.
     Call(Call),
-    /// So many calls were not sent, because the proxy's queue was full.
+    /// Number of calls that were not sent, because the proxy's queue was full.
     Lost { calls: u64 },
 }
 
-/// What the proxy asks about a rule.
+/// The part of a rule that the proxy requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ask {
-    /// Only whether there is one. The answer has no header.
+    /// Only whether the rule exists. The response has no headers.
     Existence,
     /// The headers of a request in TLS, with their values.
     Headers,
-    /// The same for a request without TLS.
+    /// The headers of a request without TLS.
     HeadersInClear,
 }
 
@@ -95,20 +96,20 @@ impl fmt::Debug for Authority {
     }
 }
 
-/// A flow that the eBPF programs handed to the proxy.
+/// A flow that the eBPF programs redirected to the proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
     pub sandbox: String,
-    /// Where the guest connected to. The programs have already judged this address, and the proxy connects to no other.
+    /// The guest's destination. The programs have already checked this address, and the proxy connects to no other.
     pub remote: SocketAddr,
-    /// The names under which the resolver answered this address to the sandbox, in lower case.
+    /// The names that the resolver resolved to this address for the sandbox, in lower case.
     pub names: Vec<String>,
-    /// The sandbox's rules by address allow `remote` too: a connection with another name passes, unread.
+    /// The sandbox's rules by address also allow `remote`: a connection with another name passes, unread.
     pub admitted_by_address: bool,
-    /// The port is neither that of HTTP nor that of TLS: the connection passes unread.
+    /// The port is neither the HTTP nor the TLS port: the connection passes unread.
     #[serde(default)]
     pub is_unread: bool,
-    /// The sandbox has a proxy of its own: [`ToServer::Way`] returns it.
+    /// The sandbox has its own proxy, which [`ToServer::Way`] returns.
     #[serde(default)]
     pub has_own_way: bool,
 }
@@ -118,13 +119,13 @@ pub struct Flow {
 #[serde(tag = "way", rename_all = "snake_case")]
 pub enum Way {
     Direct,
-    /// By a SOCKS5 proxy (RFC 1928), one of these addresses, with user name and password (RFC 1929) if there are any.
+    /// Through a SOCKS5 proxy (RFC 1928) at one of these addresses, with user name and password (RFC 1929) if present.
     Socks {
         addresses: Vec<SocketAddr>,
         credentials: Option<Credentials>,
         tls: Option<WayTls>,
     },
-    /// There is none at the moment. The connection fails with this text.
+    /// No way is available now. The connection fails with this text.
     Failed {
         reason: String,
     },
@@ -135,7 +136,7 @@ pub enum Way {
 pub struct WayTls {
     /// The name or address in the proxy's certificate.
     pub server_name: String,
-    /// Authorities in PEM. `None`: those of the host.
+    /// Authorities in PEM. `None`: the host's authorities.
     pub authorities: Option<String>,
 }
 
@@ -145,7 +146,7 @@ pub struct Credentials {
     pub password: String,
 }
 
-/// Credentials are not shown.
+/// Omits credentials.
 impl fmt::Debug for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -156,7 +157,7 @@ impl fmt::Debug for Way {
     }
 }
 
-/// What a sandbox's rules say about a host.
+/// The effect of a sandbox's rules on a host.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum RuleOutcome {
@@ -166,18 +167,18 @@ pub enum RuleOutcome {
     Headers {
         /// The rule's key: `api.example.com` or `*.example.com`.
         rule: String,
-        /// Names and values. Empty if only the rule's existence was asked for.
+        /// Names and values. Empty if only the rule's existence was requested.
         headers: Vec<(String, String)>,
         /// Names of the secrets in the values.
         secrets: Vec<String>,
     },
-    /// The rule has headers and no `plain`, and the request has no TLS: it fails with 426.
+    /// The rule has headers but not `plain`, and the request does not use TLS: it fails with 426.
     NeedsTls { rule: String },
     /// The headers cannot be made, for example because a secret was deleted. The request fails with 502 and this text.
     Failed { rule: String, reason: String },
 }
 
-/// Values are not shown: they contain secrets.
+/// Omits values, because they contain secrets.
 impl fmt::Debug for RuleOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -201,7 +202,7 @@ impl fmt::Debug for RuleOutcome {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
     pub sandbox: String,
-    /// When it began, in milliseconds since the Unix epoch.
+    /// Start time, in milliseconds since the Unix epoch.
     pub time_ms: u64,
     pub duration_ms: u64,
     pub remote: SocketAddr,
@@ -210,7 +211,7 @@ pub struct Call {
     /// Method and path without the query, if the proxy has read the request. At most 1024 bytes.
     pub method: Option<String>,
     pub path: Option<String>,
-    /// Status of the answer to the guest.
+    /// Status of the response to the guest.
     pub status: Option<u16>,
     /// Bytes of bodies, or of the connection if it was not read.
     pub bytes_out: u64,
@@ -219,7 +220,7 @@ pub struct Call {
     pub rule: Option<String>,
     /// Names of the secrets that were used.
     pub secrets: Vec<String>,
-    /// Why it was refused. `None`: it was not.
+    /// Reason for a refusal. `None` if it was not refused.
     pub refused: Option<String>,
 }
 

@@ -1,5 +1,6 @@
-//! The boundaries of a guest's HTTP/1 requests, read beside the HTTP server and more strictly: whatever two parsers could
-//! read differently is a [`Violation`], after which the proxy serves no further request of the connection.
+//! The boundaries of a guest's HTTP/1 requests, parsed independently of the HTTP server and more strictly: any input
+//! that two parsers could read differently is a [`Violation`], after which the proxy serves no further request of the
+//! connection.
 
 use std::mem;
 
@@ -7,7 +8,7 @@ use std::mem;
 pub const MAX_HEAD: usize = 64 << 10;
 const MAX_SIZE_LINE: usize = 1 << 10;
 
-/// Why requests are refused.
+/// Reasons for which requests are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     #[error("the head of the request is longer than {MAX_HEAD} bytes")]
@@ -64,7 +65,7 @@ impl Framing {
         self.violation
     }
 
-    /// Requests whose head is complete.
+    /// Number of requests whose head is complete.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.requests
@@ -76,7 +77,7 @@ impl Framing {
         self.state == State::Head && !self.line.is_empty()
     }
 
-    /// Returns how many bytes were used, at least one.
+    /// Returns the number of bytes used, at least one.
     fn step(&mut self, bytes: &[u8]) -> Result<usize, Violation> {
         match self.state {
             State::Body(left) | State::Chunk(left) => {
@@ -109,7 +110,7 @@ impl Framing {
         }
     }
 
-    /// A line has ended with the last byte of `self.line`.
+    /// Handles the end of a line, which is the last byte of `self.line`.
     fn end_of_line(&mut self) -> Result<(), Violation> {
         if !self.line.ends_with(b"\r\n") {
             return Err(Violation::Line);
@@ -146,7 +147,7 @@ impl Framing {
     }
 }
 
-/// Where the body of the request with this head begins.
+/// The state after the head of a request: how its body begins.
 fn after_head(head: &[u8]) -> Result<State, Violation> {
     let lines = head.split(|byte| *byte == b'\n').skip(1);
     let mut length = None;

@@ -7,16 +7,16 @@ use crate::name::{HostName, NameError};
 /// Limit for the bytes up to the end of a ClientHello, in any number of records.
 pub const MAX_HELLO: usize = 64 << 10;
 
-/// The parts of a ClientHello that matter here.
+/// The parts of a ClientHello that the proxy uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientHello {
-    /// `None`: there is no server name. With Encrypted ClientHello it is the outer one.
+    /// `None` if there is no server name. With Encrypted ClientHello, this is the outer one.
     pub name: Option<HostName>,
-    /// Protocols that the client offers by ALPN. Empty: it offers none.
+    /// Protocols that the client offers by ALPN. Empty if it offers none.
     pub protocols: Vec<Vec<u8>>,
 }
 
-/// Why the bytes are no acceptable ClientHello.
+/// Reason why the bytes are not an acceptable ClientHello.
 #[derive(Debug, thiserror::Error)]
 pub enum HelloError {
     #[error("the ClientHello is longer than {MAX_HELLO} bytes")]
@@ -27,7 +27,7 @@ pub enum HelloError {
     Name(#[from] NameError),
 }
 
-/// Takes copies of the bytes of a connection until the ClientHello is complete.
+/// Collects copies of a connection's bytes until the ClientHello is complete.
 #[derive(Default)]
 pub struct HelloReader {
     acceptor: Acceptor,
@@ -35,11 +35,11 @@ pub struct HelloReader {
 }
 
 impl HelloReader {
-    /// Continues with the next bytes. `None`: the ClientHello is incomplete.
+    /// Continues with the next bytes. Returns `None` while the ClientHello is incomplete.
     ///
     /// # Errors
-    /// Returns a [`HelloError`] if the bytes cannot become an acceptable ClientHello. Two server names, or an address as
-    /// server name, are such errors or count as no name.
+    /// Returns a [`HelloError`] if the bytes cannot become an acceptable ClientHello. Two server names, or an address
+    /// as server name, either cause such an error or count as no name.
     pub fn read(&mut self, mut bytes: &[u8]) -> Result<Option<ClientHello>, HelloError> {
         while !bytes.is_empty() {
             let read = self.acceptor.read_tls(&mut bytes);
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_hello_may_be_cut_into_records_and_be_longer_than_one() {
-        // A protocol list of 30 KiB makes the message longer than a record can be.
+        // A protocol list of 30 KiB makes the message longer than a single record.
         let names: Vec<Vec<u8>> = (0..130)
             .map(|n| vec![b'a' + u8::try_from(n % 26).unwrap(); 250])
             .collect();
@@ -123,14 +123,14 @@ mod tests {
                     Ok(hello) => found = hello,
                     Err(error) => {
                         assert!(matches!(error, HelloError::TooLong), "{error}");
-                        // rustls has a limit of its own, one byte below.
+                        // rustls has its own limit, one byte lower.
                         assert!(reader.length <= MAX_HELLO, "{} bytes", reader.length);
                         break;
                     }
                 }
             }
             let result = found.map(|hello| hello.name.unwrap().to_string());
-            // Records of one byte each make the whole longer than the limit of 64 KiB.
+            // With records of one byte each, the total exceeds the limit of 64 KiB.
             assert_eq!(result.is_some(), size > 1, "{size}");
         }
     }

@@ -1,6 +1,6 @@
-//! `cube-egress`: the egress proxy of one server. `cube-api` starts it with the control socket as standard input and the
-//! listening socket as descriptor 3, and answers its questions. When the control socket closes, the proxy accepts nothing
-//! more, and ends with its last connection.
+//! `cube-egress`: the egress proxy of one server. `cube-api` starts it with the control socket as standard input and
+//! the listening socket as descriptor 3, and responds to its requests. When the control socket closes, the proxy
+//! accepts no further connections, and exits with its last connection.
 
 mod confine;
 mod proxy;
@@ -28,16 +28,16 @@ struct Options {
     /// Port whose connections begin with TLS. Connections to all other ports begin with HTTP/1.
     #[arg(long, default_value_t = 443)]
     https_port: u16,
-    /// Connections of all sandboxes at a time.
+    /// Maximum number of connections of all sandboxes together
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     connections: u32,
-    /// Connections of one sandbox at a time.
+    /// Maximum number of connections of one sandbox
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     sandbox_connections: u32,
-    /// Requests of one sandbox in a second, of those that the proxy reads. Bursts may have twice as many.
+    /// Maximum number of requests per second of one sandbox that the proxy reads. Bursts may be twice as large.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     sandbox_requests: u32,
-    /// Threads that move data: one for two cores, at most 8.
+    /// Number of threads that move data. Default: one for two cores, at most 8.
     #[arg(long, default_value_t = threads())]
     threads: usize,
     /// Level of the messages on standard error: error, warn, info or debug.
@@ -45,8 +45,8 @@ struct Options {
     log: tracing::Level,
 }
 
-/// Guests and the server need cores too: with as many threads as cores, a request wakes a thread on another core for each
-/// step, and takes longer (results/notes-use.md).
+/// Guests and the server need cores as well. With as many threads as cores, a request wakes a thread on another core
+/// for each step, and takes longer (results/notes-use.md).
 fn threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / 2).clamp(1, 8)
@@ -54,7 +54,7 @@ fn threads() -> usize {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    // Only this program's own messages: those of libraries could contain parts of requests.
+    // Only this program's own messages, because messages of libraries could contain parts of requests.
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(format!("cube_egress={}", options.log)))
         .with_writer(io::stderr)

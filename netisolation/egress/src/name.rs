@@ -1,5 +1,5 @@
-//! Host names as the proxy compares them. Every name from TLS, HTTP and DNS goes through [`HostName::parse`], so that two
-//! spellings of one name are equal and an address never passes as a name.
+//! Host names as the proxy compares them. All names from TLS, HTTP and DNS go through [`HostName::parse`], so that two
+//! spellings of one name are equal and an address is never accepted as a name.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostName(String);
 
-/// Why a text is not a host name.
+/// Reason why a text is not a host name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     #[error("the host name is empty")]

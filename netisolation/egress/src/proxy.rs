@@ -6,11 +6,11 @@
 //!             sandboxes    limits by sandbox; cut              minter   leaf certificates
 //!             link         the control socket: questions, answers, records
 //! ```
-//! A connection belongs to one task, which owns everything that works for it. Dropping the task ends all of it: this is how
-//! `Cut` works.
+//! Each connection belongs to one task, which owns all of its resources. Dropping the task ends the connection
+//! completely, which is how `Cut` works.
 //!
-//! What must never happen: a connection to another address than the flow's; a rule's header in a request for another name
-//! than the rule's; a request whose name was not compared; a value of a rule in a message, a record or an error.
+//! What must never happen: a connection to an address other than the flow's; a rule's header in a request for a name
+//! other than the rule's; a request whose name was not checked; a value of a rule in a message, a record or an error.
 
 pub(crate) mod accept;
 mod answer;
@@ -39,11 +39,13 @@ use link::{Link, LinkError};
 use minter::{Minter, MinterError};
 use sandboxes::Sandboxes;
 
-/// Time for a ClientHello, a handshake, the head of a request, a connection to a server, or an answer of `cube-api`.
+/// Timeout for a ClientHello, a handshake, the head of a request, a connection to a server, or a response of
+/// `cube-api`.
 const HEAD_TIME: Duration = Duration::from_secs(10);
-/// A connection whose requests the proxy reads may pass no byte for this time.
+/// Idle timeout of a connection whose requests the proxy reads.
 const IDLE_TIME: Duration = Duration::from_secs(5 * 60);
-/// The same for spliced connections and WebSockets. The programs remove flows without packets after the same time.
+/// Idle timeout of spliced connections and WebSockets. The eBPF programs remove flows without packets after the same
+/// time.
 const TUNNEL_IDLE_TIME: Duration = Duration::from_secs(60 * 60);
 /// How long connections may continue after the control socket has closed.
 const DRAIN_TIME: Duration = Duration::from_secs(60 * 60);
@@ -70,16 +72,16 @@ pub(crate) enum ProxyError {
     Tls(#[from] rustls::Error),
 }
 
-/// What connections share.
+/// State that connections share.
 pub(crate) struct Shared {
     settings: Settings,
     link: Arc<Link>,
     minter: Minter,
-    /// Without protocols: each connection to a server has its own.
+    /// Without ALPN protocols, because each connection to a server sets its own.
     client: ClientConfig,
 }
 
-/// The certificate authorities that the host trusts, or those of `SSL_CERT_FILE`.
+/// The certificate authorities that the host trusts, or the ones in `SSL_CERT_FILE`.
 pub(crate) fn host_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
@@ -121,7 +123,7 @@ fn client_config(roots: RootCertStore) -> Result<ClientConfig, rustls::Error> {
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
         .with_no_client_auth();
-    // A resumed session would be one of another connection, perhaps another sandbox's.
+    // A resumed session would belong to another connection, perhaps another sandbox's.
     config.resumption = rustls::client::Resumption::disabled();
     Ok(config)
 }

@@ -32,9 +32,9 @@ pub(crate) fn control() -> io::Result<UnixStream> {
 
 /// Takes the listening socket. Must be called once.
 pub(crate) fn listener() -> io::Result<TcpListener> {
-    // SAFETY: `from_raw_fd` needs an open descriptor without another owner. The parent process opened it for this process,
-    // which calls this function once, before it opens anything else. If the number is not open, fcntl fails, and the value
-    // is forgotten. This holds until the `OwnedFd` is dropped.
+    // SAFETY: `from_raw_fd` needs an open descriptor without another owner. The parent process opened it for this
+    // process, which calls this function once, before it opens other descriptors. If the number is not open, fcntl
+    // fails, and the value is forgotten. This holds until the `OwnedFd` is dropped.
     let descriptor = unsafe { OwnedFd::from_raw_fd(LISTENER) };
     if let Err(error) = fcntl(&descriptor, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)) {
         std::mem::forget(descriptor);
@@ -58,7 +58,7 @@ fn check(socket: &OwnedFd, accepts: impl Fn(AddressFamily) -> bool) -> io::Resul
         Ok(())
     } else {
         Err(io::Error::other(
-            "the descriptor is a socket of another kind",
+            "the descriptor is a different kind of socket",
         ))
     }
 }

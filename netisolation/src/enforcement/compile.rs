@@ -39,11 +39,10 @@ pub(crate) fn rules_of(policy: &Policy) -> Result<Rules, IsolationError> {
     Ok(all)
 }
 
-/// The rule set for all sandboxes: the forbidden addresses, the operator's exceptions, and the addresses of the host, with
-/// the services that the egress proxy may use.
+/// The rule set for all sandboxes: forbidden addresses, the operator's exceptions, and the host's addresses.
 ///
 /// # Errors
-/// Returns [`IsolationError::TooMany`] if more ports of a block are opened or denied than a rule has place for.
+/// Returns [`IsolationError::TooMany`] if more ports of a block are opened or denied than fit into a rule.
 pub(crate) fn rules_for_all(
     forbidden: &ForbiddenAddresses,
     host: &[IpAddr],
@@ -111,7 +110,7 @@ fn entry(block: IpNet, verdict: u8, access: &[Access]) -> Result<(Prefix, Rule),
     Ok(((prefix, block.network().into()), rule))
 }
 
-/// The IANA number that rules use: ICMP stands for ICMPv6 too.
+/// The IANA number that rules use. ICMP also stands for ICMPv6.
 fn protocol_number(protocol: Protocol) -> u8 {
     match protocol {
         Protocol::Icmp => 1,
@@ -155,7 +154,7 @@ mod tests {
         }
     }
 
-    /// As `judge` in `bpf/judge.h`, for the proxy.
+    /// Like `evaluate` in `bpf/net.bpf.c`.
     fn is_refused(rules: &Rules, to: SocketAddr) -> bool {
         let covers = |rule: &Rule| {
             let mut access = rule.access.iter().take(rule.accesses.into());

@@ -1,5 +1,5 @@
-//! What a sandbox's entry has of its policy and the host's configuration: limits of bandwidth and flows, and whether all
-//! flows go to the proxy.
+//! Settings in a sandbox's map entry that come from its policy and the host's configuration: limits of bandwidth and
+//! flows, and whether all flows go to the proxy.
 
 use crate::{config::IsolationConfig, datapath::layout, policy::Policy};
 
@@ -18,7 +18,7 @@ impl Limits {
         }
     }
 
-    /// The entry with what applies under a policy.
+    /// The entry with the settings of a policy.
     pub(crate) fn apply(&self, policy: &Policy, entry: layout::Tap) -> layout::Tap {
         layout::Tap {
             bytes_per_s: self.bandwidth(policy),

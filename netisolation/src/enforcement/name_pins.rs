@@ -1,9 +1,9 @@
 //! Name pins: addresses that the resolver answered to a sandbox, with the names for which it answered them.
 //!
-//! The programs read one entry for each address ([`Pin`]): the latest expiry and the marks of all its
-//! names, and the last name. The other names, each with its own expiry, are only in this process, for the proxy
-//! ([`crate::HandedFlow`]). A successor thus begins with the last name of each address, and learns others when the
-//! guest queries them again.
+//! The programs read one entry for each address ([`Pin`]): the latest expiry and the marks of all its names, and the
+//! last name. The other names, each with its own expiry, are only in this process, for the proxy
+//! ([`crate::HandedFlow`]). After a restart, a server thus begins with the last name of each address, and learns the
+//! others when the guest queries them again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,10 +25,11 @@ use crate::{
 /// Maximum number of pinned addresses per sandbox.
 const MAX_PINS: usize = 1024;
 /// Maximum number of names of one address, and of all addresses of a sandbox. At either limit, a further name replaces
-/// the name of its address that expires first; the first name of an address always has room.
+/// the name of its address that expires first. The first name of an address always has room.
 const MAX_NAMES_OF_ADDRESS: usize = 64;
 const MAX_NAMES: usize = 2048;
-/// How long a name of a flow can be read after its expiry: the proxy asks for it some time after the flow was opened.
+/// How long a flow's name remains readable after its expiry, because the proxy requests it some time after the flow was
+/// opened.
 const GRACE: Duration = Duration::from_secs(60);
 
 pub(crate) struct NamePins {
@@ -41,7 +42,7 @@ pub(crate) struct NamePins {
 #[derive(Clone, Debug)]
 struct NamePin {
     tenure: u32,
-    /// Never empty. The last one was pinned last.
+    /// Never empty, in the order of pinning.
     names: Vec<PinnedName>,
     /// Expiry and marks in the map.
     written: (u64, u32),
@@ -50,7 +51,7 @@ struct NamePin {
 #[derive(Clone, Debug)]
 pub(crate) struct PinnedName {
     name: String,
-    /// Of [`pin_mark`].
+    /// From [`pin_mark`].
     marks: u32,
     /// CLOCK_MONOTONIC in nanoseconds.
     expires: u64,
@@ -138,7 +139,7 @@ impl NamePins {
         recent.map(|name| name.name.clone()).collect()
     }
 
-    /// Removes expired names, and pins without a valid name to which no flow is open.
+    /// Removes expired names, and pins that have no valid name and no open flow.
     pub(crate) fn remove_expired(&mut self, now: u64, open: &BTreeSet<PinKey>) {
         for (tap, pins) in &mut self.by_tap {
             retain(&mut self.map, *tap, pins, now, |key, pin| {
@@ -170,7 +171,7 @@ impl NamePins {
         }
     }
 
-    /// The first of a TAP's pins that is not in the map as it was written.
+    /// The first pin of a TAP whose map entry differs from the written one.
     pub(crate) fn changed(&self, tap: u32) -> Option<IpAddr> {
         let mut pins = self.by_tap.get(&tap).into_iter().flatten();
         let is_changed =
@@ -195,7 +196,8 @@ impl NamePin {
         }
     }
 
-    /// Adds a name, or replaces an earlier answer for it. `is_full`: the sandbox has the maximum number of names.
+    /// Adds a name, or replaces an earlier answer for it. `is_full` tells whether the sandbox has the maximum number of
+    /// names.
     fn add(&mut self, name: PinnedName, is_full: bool) {
         self.names.retain(|other| other.name != name.name);
         if is_full || self.names.len() >= MAX_NAMES_OF_ADDRESS {
@@ -209,7 +211,7 @@ impl NamePin {
         self.names.push(name);
     }
 
-    /// Removes the names that expired some time ago. If all did, keeps the last one, for an open flow.
+    /// Removes the names that expired some time ago. If all of them did, keeps the last one, for an open flow.
     fn forget_old(&mut self, now: u64) {
         let last = self.names.len().saturating_sub(1);
         let has_recent = self.names.iter().any(|name| name.is_recent(now));
@@ -226,7 +228,7 @@ impl NamePin {
         all.max().unwrap_or(0)
     }
 
-    /// The value to write to the map. An expired name does not count, unless all are expired.
+    /// The value to write to the map. Expired names do not count, unless all are expired.
     fn entry(&mut self, now: u64) -> Pin {
         let is_expired = self.expires() <= now;
         let valid = self
@@ -266,8 +268,8 @@ fn key(tap: u32, address: IpAddr) -> PinKey {
     }
 }
 
-/// Changes pins by `keep`, and writes the changes to the map. Removes the pins that `keep` rejects, and those that
-/// cannot be written, both from the map and from `pins`.
+/// Changes pins with `keep`, and writes the changes to the map. Pins that `keep` rejects or that cannot be written are
+/// removed both from the map and from `pins`.
 fn retain(
     map: &mut HashMap<MapData, PinKey, Pin>,
     tap: u32,
@@ -327,7 +329,7 @@ mod tests {
         let both = pin_mark::ADMITS | pin_mark::RULED;
         assert_eq!(pin.entry(99), Pin::new(300, 7, both, "c.test"));
         assert_eq!(pin.entry(100), Pin::new(300, 7, pin_mark::RULED, "c.test"));
-        // An open flow keeps what allowed it.
+        // An open flow keeps its original permission.
         assert_eq!(pin.entry(300), Pin::new(300, 7, both, "c.test"));
         assert_eq!(pin.last(), Pin::new(300, 7, both, "c.test"));
     }

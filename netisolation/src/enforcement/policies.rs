@@ -33,8 +33,8 @@ impl Policies {
         }
     }
 
-    /// Takes over a predecessor's rule sets. `found`: every entry of the predecessor, whose change and tenure numbers
-    /// are not reused. `used`: rule-set numbers of the TAPs that were taken over.
+    /// Takes over a predecessor's rule sets. `found` are all entries of the predecessor, whose change and tenure
+    /// numbers are not reused. `used` are the rule-set numbers of the TAPs that were taken over.
     pub(crate) fn take_over(
         &mut self,
         found: &[layout::Tap],

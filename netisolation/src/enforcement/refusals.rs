@@ -1,6 +1,6 @@
-//! Refusals: turns the programs' records of refused packets into events, and counts them per TAP.
+//! Refusals: turns the programs' records of refused packets into events, and counts them for each TAP.
 //!
-//! The first refused packet of a flow is reported immediately, later ones in periodic sums.
+//! The first refused packet of a flow is reported immediately, later ones in periodic totals.
 
 use std::{
     collections::BTreeMap,
@@ -20,10 +20,11 @@ use crate::{
     events::event::{Counters, Direction, NetEvent, Reason},
 };
 
-/// Maximum number of refused flows, across all TAPs, whose packets after the first are reported in sums. Equal to the
+/// Maximum number of refused flows, across all TAPs, whose packets after the first are reported in totals. Equal to the
 /// capacity of the programs' map of refusals.
 const MAX_FOLLOWED: usize = 1 << 14;
-/// A flow without packets in this many consecutive sums is no longer followed; its next packet is reported immediately.
+/// A flow without packets in this many consecutive totals is no longer followed. Its next packet is reported
+/// immediately.
 const MAX_QUIET_SUMS: u8 = 10;
 
 pub(crate) struct Refusals {
@@ -41,7 +42,7 @@ pub(crate) struct Refusals {
 struct Followed {
     /// Packets reported so far.
     reported: u64,
-    /// Consecutive sums without a packet.
+    /// Consecutive totals without a packet.
     quiet_sums: u8,
 }
 
@@ -54,7 +55,7 @@ struct Tally {
     reported: u64,
     /// Queries refused by the resolver.
     refused_queries: BTreeMap<Reason, u64>,
-    /// Refused queries whose event found the queue full.
+    /// Refused queries whose event was dropped because the queue was full.
     dropped_queries: u64,
 }
 
@@ -120,7 +121,7 @@ impl Refusals {
         }
     }
 
-    /// Reports all packets of one TAP that are not reported yet.
+    /// Reports all packets of one TAP that have not been reported yet.
     pub(crate) fn flush(&mut self, tap: u32, taps: &TapTable, pins: &NamePins) {
         self.drain(taps, pins);
         let first = |tap| Refusal {
@@ -136,7 +137,7 @@ impl Refusals {
         }
     }
 
-    /// Reports the packets of all followed flows since the last sum, and stops following quiet flows.
+    /// Reports the packets of all followed flows since the last total, and stops following quiet flows.
     pub(crate) fn sum_all(&mut self, taps: &TapTable, pins: &NamePins) {
         let keys: Vec<Refusal> = self.followed.keys().copied().collect();
         for refusal in keys {
@@ -156,7 +157,7 @@ impl Refusals {
         }
     }
 
-    /// Reports one flow's packets since its last sum and returns their number. Stops following a flow that the
+    /// Reports one flow's packets since its last total and returns their number. Stops following a flow that the
     /// programs' map has evicted.
     fn sum(&mut self, refusal: &Refusal, taps: &TapTable, pins: &NamePins) -> u64 {
         let Some(flow) = self.followed.get_mut(refusal) else {

@@ -135,9 +135,10 @@ impl TapTable {
         Ok(found)
     }
 
-    /// Takes over a TAP with a pinned link. If the maps have no entry for the TAP, because the predecessor's maps had
-    /// another layout, writes an entry that denies everything until [`crate::Isolation::adopt`]. If the program cannot
-    /// be replaced, the TAP is not taken over: the former program stays on it, with an entry that denies everything.
+    /// Takes over a TAP with a pinned link. If the maps have no entry for the TAP, because the predecessor's maps had a
+    /// different layout, writes an entry that denies everything until [`crate::Isolation::adopt`]. If the program
+    /// cannot be replaced, the TAP is not taken over: the old program stays on it, with an entry that denies
+    /// everything.
     fn take_over_tap(
         &mut self,
         datapath: &Datapath,
@@ -316,9 +317,9 @@ impl TapTable {
         }
     }
 
-    /// Closes this server's descriptors of all TAPs. If a VM has a TAP open, keeps the ready TAPs and returns true;
-    /// otherwise removes all TAPs. One that no process has open may still exist: it is persistent if a predecessor was
-    /// killed just after it took the TAP from its stock.
+    /// Closes this server's descriptors of all TAPs. If a VM has a TAP open, keeps the ready TAPs and returns true.
+    /// Otherwise removes all TAPs. A TAP that no process has open may still exist: it is persistent if a predecessor
+    /// was killed just after it took the TAP from its stock.
     pub(crate) fn close_descriptors(&mut self) -> bool {
         for attachment in self.attachments.values_mut() {
             if let Usage::Leased(owned) = &mut attachment.usage {

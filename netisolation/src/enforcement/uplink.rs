@@ -1,4 +1,4 @@
-//! The interfaces through which packets leave the host, and the source addresses that packets get there.
+//! The interfaces through which packets leave the host, and the source addresses that packets get on them.
 
 use std::{collections::BTreeMap, collections::BTreeSet};
 

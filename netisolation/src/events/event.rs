@@ -76,7 +76,7 @@ pub enum Reason {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetEvent {
     pub sandbox: SandboxId,
-    /// For a flow's first refused packet, the time of its refusal; for a sum, the time at which it was taken.
+    /// For a flow's first refused packet, the time of its refusal. For a total, the time at which it was taken.
     pub time: SystemTime,
     pub direction: Direction,
     pub protocol: Protocol,
@@ -104,6 +104,6 @@ pub struct Counters {
     pub flows: u64,
     /// Refused packets and DNS queries, by reason.
     pub refused: BTreeMap<Reason, u64>,
-    /// Refused packets and DNS queries that no event stands for, because there were too many. `refused` includes them.
+    /// Refused packets and DNS queries that are in no event, because there were too many. `refused` includes them.
     pub events_lost: u64,
 }

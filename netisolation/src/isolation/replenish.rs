@@ -1,5 +1,5 @@
-//! The thread that keeps the stock of TAPs: makes new TAPs, resets released ones for reuse, and removes discarded ones
-//! and those that cannot be reset.
+//! The thread that maintains the stock of TAPs: makes new TAPs, resets released ones for reuse, and removes discarded
+//! ones and ones that cannot be reset.
 //!
 //! To create or remove a TAP, the kernel waits 10 ms or more for all CPUs while it holds the RTNL lock. A reset also
 //! needs such a wait, but without the lock, and one wait serves all TAPs that were released together.
@@ -69,7 +69,7 @@ fn reset_all(shared: &Shared, released: Vec<ReleasedTap>) {
             Some(tap)
         };
         shared.stock_changed.notify_all();
-        // Removes the device, which takes long: without the owner's lock.
+        // Removing the device takes long, so the owner's lock must not be held.
         drop(rejected);
     }
 }

@@ -77,11 +77,11 @@ impl Shared {
         outcome
     }
 
-    /// Removes a TAP that no process has open (at most one, because the kernel's RTNL lock is contended), the entries of
-    /// TAPs whose devices are gone, flows that are expired or of an earlier tenure, and expired pins. The lock
-    /// of the flow maps is held throughout, so that only one sweep runs at a time. Otherwise two sweeps could find the
-    /// same TAP gone, and the second could clear the TAP's number after a new TAP has got it. While no flow is open, the
-    /// tables of flows and pins are left alone for up to ten seconds; the programs do not apply expired pins.
+    /// Removes a TAP that no process has open (at most one, because the kernel's RTNL lock is contended), the entries
+    /// of TAPs whose devices are gone, flows that are expired or belong to an earlier tenure, and expired pins. The
+    /// lock of the flow maps is held throughout, so that only one sweep runs at a time. Otherwise two sweeps could find
+    /// the same TAP gone, and the second could clear the TAP's number after a new TAP has got it. While no flow is
+    /// open, the tables of flows and pins are left alone for up to ten seconds. The programs ignore expired pins.
     pub(crate) fn sweep(&self) {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let unclaimed = self.with(|owner| owner.enforcement.taps.next_unclaimed());

@@ -1,5 +1,5 @@
-//! Address ranges that no sandbox can reach unless the operator opens them, and those that the operator denies. Every
-//! judge of addresses gets a [`ForbiddenAddresses`]: the eBPF rules, the resolver, the API's checks of network options,
+//! Address ranges that no sandbox can reach unless the operator opens them, and addresses that the operator denies. All
+//! checks of addresses use a [`ForbiddenAddresses`]: the eBPF rules, the resolver, the API's checks of network options,
 //! and the connections that the host makes for clients.
 //!
 //! The documentation ranges (192.0.2.0/24, 198.51.100.0/24, 203.0.113.0/24, 2001:db8::/32) are not forbidden: they are
@@ -15,7 +15,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use super::rules::Access;
 use crate::events::event::Protocol;
 
-/// A block of addresses and services there.
+/// A block of addresses, and services in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destinations {
     pub block: IpNet,
@@ -24,14 +24,14 @@ pub struct Destinations {
 }
 
 /// The addresses that no sandbox can reach, whatever its policy allows: built-in ranges, except for the operator's
-/// exceptions inside them, and what the operator denies, without exception.
+/// exceptions inside them, and addresses that the operator denies, without exception.
 #[derive(Clone, Debug, Default)]
 pub struct ForbiddenAddresses(Arc<Lists>);
 
 #[derive(Debug, Default)]
 struct Lists {
     exceptions: Vec<Destinations>,
-    /// With the IPv6 forms of IPv4 blocks.
+    /// Includes the IPv6 forms of IPv4 blocks.
     denied: Vec<Destinations>,
 }
 
@@ -94,7 +94,7 @@ static RANGES: LazyLock<Vec<IpNet>> = LazyLock::new(|| {
 });
 
 impl ForbiddenAddresses {
-    /// An exception opens its block if a built-in range contains it; outside of these ranges it has no effect. `denied`
+    /// An exception opens its block if a built-in range contains it. Outside of these ranges it has no effect. `denied`
     /// includes the IPv4-mapped, NAT64 and 6to4 forms of IPv4 blocks.
     #[must_use]
     pub fn new(exceptions: Vec<Destinations>, denied: Vec<Destinations>) -> Self {
@@ -137,7 +137,7 @@ impl ForbiddenAddresses {
         }
     }
 
-    /// Whether an exception names an address of this host: it opens this address alone, or a part of the loopback range.
+    /// Whether an exception names an address of this host: it opens only this address, or a part of the loopback range.
     pub(crate) fn opens_host(&self, to: SocketAddr) -> bool {
         self.naming_host(to.ip()).any(|exception| {
             exception.access.is_empty() || exception.access.iter().any(|a| is_for(a, to.port()))
@@ -202,7 +202,7 @@ impl ForbiddenAddresses {
     }
 
     /// The verdict of the built-in ranges and the exceptions. An exception counts if its prefix is at least as long as
-    /// the range's; the longest ones decide.
+    /// the range's. The longest ones decide.
     fn without_denials(&self, block: &IpNet) -> Verdict {
         let length = |around: &IpNet| around.contains(block).then(|| around.prefix_len());
         let Some(range) = RANGES.iter().filter_map(length).max() else {

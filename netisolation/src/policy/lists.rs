@@ -1,11 +1,11 @@
-//! Policies made of an allow list and a deny list.
+//! Policies made from an allow list and a deny list.
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::rules::{Policy, Rule, RuleAction};
 
-/// What applies to addresses in neither list.
+/// The default for addresses in neither list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DefaultEgress {

@@ -8,22 +8,22 @@ use serde::{Deserialize, Serialize};
 use super::name::{NamePattern, Naming};
 use crate::events::event::Protocol;
 
-/// What a sandbox may reach. The default denies everything. No policy opens a forbidden range
-/// ([`crate::ForbiddenAddresses`]); only the operator can.
+/// The network access of a sandbox. The default denies everything. No policy opens a forbidden range
+/// ([`crate::ForbiddenAddresses`]). Only the operator can.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Policy {
     /// Rules by address. The longest matching prefix decides; addresses that no rule matches are denied. The order
     /// matters only among rules with the same block, of which the last one applies.
     pub rules: Vec<Rule>,
-    /// Names that the sandbox may resolve. It may reach the answered addresses even if `rules` deny them, but not if
+    /// Names that the sandbox may resolve. It may reach the resolved addresses even if `rules` deny them, but not if
     /// they are forbidden. New flows are allowed for the TTL of the answer, at least 60 s and at most 1 h.
     pub names: Vec<NamePattern>,
-    /// Names with header rules: TCP flows to ports 80 and 443 of the answered addresses go to the proxy, even if
-    /// `rules` allow the addresses. These names open nothing: `rules` or `names` must allow the flow.
+    /// Names with header rules: TCP flows to ports 80 and 443 of the resolved addresses go to the proxy, even if
+    /// `rules` allow the addresses. These names do not allow access: `rules` or `names` must allow the flow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ruled: Vec<NamePattern>,
-    /// Every TCP flow that the policy allows goes to the proxy, whatever its port. Other packets than DNS queries are
-    /// refused.
+    /// All TCP flows that the policy allows go to the proxy, whatever their port. Other packets are refused, except DNS
+    /// queries.
     #[serde(default, skip_serializing_if = "is_false")]
     pub hands_all: bool,
     /// Upstream DNS servers for this sandbox. Empty: the operator's servers.
@@ -114,8 +114,8 @@ impl Policy {
     }
 
     /// How the resolver treats a query for `name`, which must be lower case without a trailing dot. If a rule for
-    /// `0.0.0.0/0` or `::/0` allows any service at all, every name is answered, and those with header rules are pinned,
-    /// so that their flows can be recognized.
+    /// `0.0.0.0/0` or `::/0` allows any service, all names are resolved, and names with header rules are pinned, so
+    /// that their flows can be recognized.
     #[must_use]
     pub fn naming(&self, name: &str) -> Naming {
         let allows_internet = |rule: &Rule| {

@@ -1,4 +1,4 @@
-//! Limits on each sandbox's use of the resolver (query rate, pending queries, connections), and sums of its refusals.
+//! Limits on each sandbox's use of the resolver (query rate, pending queries, connections), and totals of its refusals.
 //! Reads no clock.
 
 use std::{
@@ -24,17 +24,18 @@ const BURST: Duration = Duration::from_secs(2);
 const MAX_WAITING: usize = 32;
 /// Maximum number of connections of a sandbox.
 const MAX_CONNECTIONS: usize = 8;
-/// Maximum number of one sandbox's queries and connections that wait for its adoption, and of all sandboxes' together.
+/// Maximum number of waiting queries and connections, of one sandbox during its adoption, and of all sandboxes
+/// together.
 const MAX_HELD: usize = 100;
 const MAX_ALL_HELD: usize = 8192;
-/// How many of the held ones are answered at the same time after the adoption.
+/// Number of held queries that are processed concurrently after the adoption.
 const TURNS: usize = MAX_WAITING / 2;
 
-/// The usage of all sandboxes that sent queries recently.
+/// Usage of the resolver by all sandboxes that sent queries recently.
 #[derive(Debug)]
 pub(super) struct Guard {
     meters: HashMap<SandboxId, Meter>,
-    /// What waits until its sender's sandbox is adopted, by source address.
+    /// Queries and connections that wait until their sender's sandbox is adopted, by source address.
     held: HashMap<IpAddr, Held>,
     all_held: Arc<Semaphore>,
 }
@@ -54,8 +55,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Waits for the turn after the adoption. Answers that guests have waited for come at once, and must not exceed the
-    /// limit of pending queries.
+    /// Waits for a turn after the adoption. Responses that guests have waited for would otherwise all be due at once,
+    /// and must not exceed the limit of pending queries.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         self.turns.acquire().await.ok()
     }
@@ -69,14 +70,14 @@ pub(super) struct Refusal {
     pub(super) tap: TapIndex,
     /// The event to report if no refusal with the same name and reason was reported recently.
     pub(super) event: NetEvent,
-    /// The present time.
+    /// The current time.
     pub(super) at: Instant,
 }
 
 /// The usage of one sandbox.
 #[derive(Debug)]
 struct Meter {
-    /// When the token bucket is full again.
+    /// Time at which the token bucket is full again.
     full_at: Instant,
     waiting: Arc<Semaphore>,
     connections: Arc<Semaphore>,
@@ -85,7 +86,7 @@ struct Meter {
     reported: BTreeMap<(Option<String>, Reason), Tally>,
 }
 
-/// Sums the refusals that follow a reported one with the same name and reason.
+/// Counts the refusals that follow a reported one with the same name and reason.
 #[derive(Debug)]
 struct Tally {
     tap: TapIndex,
@@ -134,7 +135,7 @@ impl Guard {
         })
     }
 
-    /// Counts a refusal. Returns the event if it must be reported now; otherwise a later sum includes it.
+    /// Counts a refusal. Returns the event if it must be reported now. Otherwise a later total includes it.
     pub(super) fn refuse(&mut self, refusal: Refusal) -> Option<NetEvent> {
         let Refusal { tap, event, at } = refusal;
         let meter = self.meter(&event.sandbox, at);
@@ -159,7 +160,7 @@ impl Guard {
         }
     }
 
-    /// Returns the sums of the refusals since the previous call that were not reported, and forgets idle sandboxes.
+    /// Returns the totals of the refusals since the previous call that were not reported, and drops idle sandboxes.
     /// Must be called periodically.
     pub(super) fn take_sums(&mut self, now: Instant) -> Vec<(TapIndex, NetEvent)> {
         let mut events = Vec::new();

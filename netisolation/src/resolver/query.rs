@@ -42,7 +42,7 @@ pub(super) struct Question {
     edns: Option<Edns>,
 }
 
-/// The kind of record that a question asks for.
+/// The record type that a question requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A or AAAA.

@@ -32,13 +32,14 @@ const ADOPTION: Duration = Duration::from_secs(5);
 const ADOPTION_POLL: Duration = Duration::from_millis(10);
 /// Pause after a socket error.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
-/// Interval at which sums of refusals are reported.
+/// Interval at which totals of refusals are reported.
 const SUM_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Resolver {
-    /// Answers queries on these sockets until `stop` is set or its sender is dropped. From then on, queries wait in the
-    /// sockets for the next server; this one finishes those that it has received, and closes its idle connections. If
-    /// the future is dropped, queries in progress are lost. Several calls with different sockets may run concurrently.
+    /// Serves queries on these sockets until `stop` is set or its sender is dropped. From then on, queries wait in the
+    /// sockets for the next server. This one finishes the queries that it has received, and closes its idle
+    /// connections. If the future is dropped, queries in progress are lost. Several calls with different sockets may
+    /// run concurrently.
     ///
     /// # Errors
     /// Returns an error if a socket cannot be made non-blocking, duplicated or registered with the runtime.
@@ -167,7 +168,7 @@ impl Resolver {
         while tasks.join_next().await.is_some() {}
     }
 
-    /// Answers the messages of a connection in order. Ends the connection after an error, a timeout or an ignored
+    /// Serves the messages of a connection in order. Ends the connection after an error, a timeout or an ignored
     /// message, when the TAP has another sandbox, and when the server stops and no message has arrived. Refuses it if
     /// the sandbox has too many connections.
     async fn serve_connection(
@@ -223,7 +224,7 @@ impl Resolver {
         (self.hooks.client)(source).is_some_and(|now| now.sandbox == client.sandbox)
     }
 
-    /// Reports sums of refusals forever.
+    /// Reports totals of refusals forever.
     async fn report_sums(&self) -> Infallible {
         let mut ticks = interval(SUM_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -238,7 +239,7 @@ impl Resolver {
 }
 
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // An error: the sender was dropped.
+    // An error means that the sender was dropped.
     let _either = stop.wait_for(|is_set| *is_set).await;
 }
 

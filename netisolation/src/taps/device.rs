@@ -50,13 +50,13 @@ pub(crate) fn tap(pattern: &str) -> io::Result<Device> {
     Ok(Device { fd, name, index })
 }
 
-/// Opens a TAP that outlived its last descriptor. `None` if a process has it open, or it does not exist any more.
+/// Opens a TAP that outlived its last descriptor. `None` if a process has it open, or it no longer exists.
 pub(crate) fn reopen_tap(name: &str, expected: u32) -> io::Result<Option<Device>> {
     let (fd, name) = match make_tap(name) {
         Err(e) if e.raw_os_error() == Some(libc::EBUSY) => return Ok(None),
         opened => opened?,
     };
-    // If the device is gone, the call has made another one, which ends with the descriptor.
+    // If the device is gone, the call has created a new one, which is removed with the descriptor.
     let found = index(&name)?;
     Ok((found == expected).then_some(Device {
         fd,
@@ -65,7 +65,7 @@ pub(crate) fn reopen_tap(name: &str, expected: u32) -> io::Result<Option<Device>
     }))
 }
 
-/// Removes a TAP that no process has open. The kernel does so itself unless the TAP is persistent. Returns `false` if a
+/// Removes a TAP that no process has open. Unless the TAP is persistent, the kernel removes it. Returns `false` if a
 /// process has it open, or a system call fails. Waits for the kernel's RTNL lock.
 pub(crate) fn remove_unopened(name: &str, index: u32) -> bool {
     match reopen_tap(name, index) {
@@ -98,7 +98,7 @@ pub(crate) fn bypass_queueing(index: u32) -> io::Result<()> {
     acknowledgement(&request_rtnetlink(&message)?)
 }
 
-/// Sends a request and returns the beginning of the answer.
+/// Sends a request and returns the beginning of the response.
 pub(crate) fn request_rtnetlink(message: &[u8]) -> io::Result<Vec<u8>> {
     let kind = (
         AddressFamily::Netlink,
@@ -129,7 +129,7 @@ pub(crate) fn configure(family: &str, device: &str, key: &str, value: &str) -> i
     fs::write(format!("/proc/sys/net/{family}/conf/{device}/{key}"), value)
 }
 
-/// Like [`configure`], but writes only if the setting has another value.
+/// Like [`configure`], but writes only if the setting has a different value.
 pub(crate) fn ensure(family: &str, device: &str, key: &str, value: &str) -> io::Result<()> {
     let path = format!("/proc/sys/net/{family}/conf/{device}/{key}");
     if fs::read_to_string(path)?.trim() == value {

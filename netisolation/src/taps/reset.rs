@@ -23,12 +23,12 @@ use crate::taps::device::{self, Device};
 /// More frames than a TAP can queue (`tx_queue_len` is 1000). If a reset finds more, frames are still arriving.
 const MAX_FRAMES: usize = 2000;
 
-/// A TAP of which this server holds a descriptor, and its properties at creation. Dropping it removes the device unless
-/// a VMM holds a descriptor too.
+/// A TAP with its properties at creation. This server holds a descriptor. Dropping it removes the device unless a VMM
+/// holds a descriptor as well.
 ///
-/// A TAP in the stock is persistent: when the server is killed, the kernel need not remove the stock, which would delay
-/// the end of the process by seconds, and the next server takes it over. While a VM uses the TAP, it is not persistent,
-/// so that the kernel removes it with the VM.
+/// A TAP in the stock is persistent. When the server is killed, the kernel then need not remove the stock, which would
+/// delay the end of the process by seconds, and the next server takes it over. While a VM uses the TAP, it is not
+/// persistent, so that the kernel removes it with the VM.
 #[derive(Debug)]
 pub(crate) struct OwnedTap {
     pub(crate) device: Device,
@@ -60,7 +60,7 @@ impl OwnedTap {
         })
     }
 
-    /// Takes over a TAP of a former server's stock. Discards what it may have queued.
+    /// Takes over a TAP from a previous server's stock. Discards queued frames.
     ///
     /// # Errors
     /// Returns an error if a system call fails. The device is then removed.

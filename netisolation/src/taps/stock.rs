@@ -41,7 +41,7 @@ pub(crate) struct ReleasedTap {
     pub(crate) tap: OwnedTap,
 }
 
-/// What happens to the device of a released TAP.
+/// Action for the device of a released TAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Disposal {
     Reuse,

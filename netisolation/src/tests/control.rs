@@ -538,7 +538,7 @@ fn net_offloaded_checksums_and_segmentation_are_correct_on_the_wire() {
             let mut frame = packet.bytes();
             let ip_len = if peer.is_ipv4() { 20 } else { 40 };
             let at = 14 + ip_len + sum_at(TCP);
-            // The sum of the pseudo header, which stacks store in the checksum field.
+            // The checksum of the pseudo header, which stacks store in the checksum field.
             let partial = !checksum(&[&pseudo(&packet, packet.body.len())]);
             frame[at..at + 2].copy_from_slice(&partial.to_be_bytes());
             if peer.is_ipv4() {

@@ -59,7 +59,7 @@ impl Packet {
         }
     }
 
-    /// A reply from this packet's receiver: its addresses are swapped.
+    /// A reply from this packet's receiver, with swapped addresses.
     pub(crate) fn answer(&self, body: Vec<u8>) -> Self {
         Self {
             to_mac: self.from_mac,

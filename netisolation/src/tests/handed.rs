@@ -1,5 +1,5 @@
-//! Flows that are handed to the proxy. The test is the proxy, and the guest has either the network stack of Linux or
-//! sends single frames.
+//! Flows that are redirected to the proxy. The test acts as the proxy, and the guest either has the network stack of
+//! Linux or sends single frames.
 
 use std::{
     collections::BTreeMap,
@@ -47,7 +47,7 @@ fn with_proxy() -> IsolationConfig {
     }
 }
 
-/// A policy of names only.
+/// A policy with names only.
 fn named() -> Policy {
     Policy {
         names: vec!["*.good.test".parse().unwrap()],
@@ -143,12 +143,12 @@ fn refused(counters: &Counters) -> BTreeMap<Reason, u64> {
     refused
 }
 
-/// The answer to a frame that opens a handed flow, as the guest sees it.
+/// The reply to a frame that opens a redirected flow, as seen by the guest.
 fn handed(guest: &Guest, syn: &Packet) -> Packet {
     guest.send(syn);
     let ports = (syn.destination_port(), syn.source_port());
     loop {
-        // Skips repeated answers to earlier frames.
+        // Skips repeated replies to earlier frames.
         let answer = guest.next();
         if (answer.source_port(), answer.destination_port()) == ports {
             assert_eq!(
@@ -193,7 +193,7 @@ fn net_a_flow_that_only_a_name_allows_is_handed_to_the_proxy_with_its_names() {
         assert_eq!(counters.flows, 4);
         assert_eq!(refused(&counters), BTreeMap::new());
         world.nothing_on_wire();
-        // Without a name, or at another port, nothing is handed.
+        // Without a name, or at another port, no flow is redirected.
         drop(stack);
         world.refused(&guest, &syn(OTHER4, 1, 443).bytes(), Reason::Policy);
         assert_eq!(
@@ -201,7 +201,7 @@ fn net_a_flow_that_only_a_name_allows_is_handed_to_the_proxy_with_its_names() {
             ip(PEER4)
         );
         assert!(!proxy.is_asked(PollTimeout::ZERO));
-        // A peer that is no flow, of another family, or not of the resolver's device.
+        // Peers that are not a flow, have another family, or are not on the resolver's device.
         for peer in [
             "198.18.0.1:5000",
             "[fdcb:0:0:53::2]:5000",
@@ -285,7 +285,7 @@ fn net_large_transfers_arrive_whole_with_and_without_segmentation_by_the_host() 
                 let after = world.counters(&guest);
                 let segments = u64::try_from(BYTES / 1448).unwrap();
                 let out = after.packets_out - before.packets_out;
-                // The guest's acknowledgements count, too.
+                // The guest's acknowledgements count as well.
                 assert_eq!(out < segments, offloads != 0, "{out} of {segments}");
                 assert_eq!(refused(&after), BTreeMap::new());
             }
@@ -294,7 +294,7 @@ fn net_large_transfers_arrive_whole_with_and_without_segmentation_by_the_host() 
     });
 }
 
-/// Bytes of which no shifted or reordered copy is the same.
+/// Bytes for which no shifted or reordered copy is equal.
 fn pattern(len: usize) -> Vec<u8> {
     let words = (0..u32::try_from(len / 4).unwrap()).map(|n| n.wrapping_mul(0x9e37_79b1));
     words.flat_map(u32::to_le_bytes).collect()
@@ -320,7 +320,7 @@ fn net_a_flow_that_a_rule_by_address_allows_is_not_handed() {
         }
         let datagram = Packet::from_guest(ip(PEER4), UDP, udp(5000, 443, b"initial"));
         world.pass(&guest, &datagram);
-        // A rule decides about its services only.
+        // A rule applies only to its services.
         world.pass(&guest, &syn(OTHER4, 5000, 80));
         assert_eq!(
             handed(&guest, &syn(OTHER4, 5000, 443)).tcp_flags(),
@@ -337,7 +337,7 @@ fn net_flows_to_a_ruled_name_are_handed_although_the_policy_is_open() {
         let guest = world.guest(&ruled());
         let proxy = Proxy::of(&world.isolation);
         for peer in [PEER4, PEER6] {
-            // Not before the name is resolved.
+            // Not until the name is resolved.
             world.pass(&guest, &syn(peer, 5000, 443));
             pin(&world, &guest, peer, "a.good.test");
             for port in [80, 443] {
@@ -410,7 +410,7 @@ fn net_a_new_policy_cuts_a_handed_flow_in_both_directions_or_keeps_it() {
             let remote = SocketAddr::new(ip(peer), 443);
             let mut of_guest = open(&stack, remote);
             let (mut of_proxy, address) = proxy.accept();
-            // Policies that keep the flow: by its name, and by its address. The proxy sends first.
+            // Policies that keep the flow, by its name and by its address. The proxy sends first.
             let wider = Policy {
                 names: vec!["a.good.test".parse().unwrap()],
                 ..Policy::internet()
@@ -445,7 +445,7 @@ fn net_a_new_policy_cuts_a_handed_flow_in_both_directions_or_keeps_it() {
                 (after.packets_out, after.packets_in),
                 (before.packets_out, before.packets_in)
             );
-            // The flow belongs to no later sandbox.
+            // The flow does not belong to a later sandbox.
             let next = SandboxId::from_random([201; 19]);
             let confined = world.isolation.confine(guest.index, &next, &named());
             confined.unwrap();
@@ -513,7 +513,7 @@ fn net_neither_the_proxys_port_nor_the_flows_of_others_can_be_addressed() {
     }
 }
 
-/// The only flow.
+/// Returns the only flow.
 fn handed_flow(world: &World) -> (FlowKey, Flow) {
     let flows: Vec<_> = flow_maps(world).flows.iter().flatten().collect();
     let [(key, flow)] = flows[..] else {
@@ -523,7 +523,7 @@ fn handed_flow(world: &World) -> (FlowKey, Flow) {
     (key, flow)
 }
 
-/// Gives the only flow another port on the wire, as if it had got this one at first. Returns its address.
+/// Moves the only flow to another port on the wire, as if it had been assigned first. Returns its address.
 fn move_flow(world: &World, port: u16, marks: u16) -> SocketAddr {
     let (key, flow) = handed_flow(world);
     let mut maps = flow_maps(world);
@@ -561,7 +561,7 @@ fn net_a_packet_from_the_wire_is_not_taken_for_one_of_the_proxy() {
             let guest = world.guest(&named());
             pin(&world, &guest, peer, "a.good.test");
             handed(&guest, &syn(peer, 5000, 443));
-            // On uplinks, only packets to high ports are looked up. A flow has one when the lower ports are in use.
+            // On uplinks, only packets to high ports are looked up. Flows use them when the lower ports are taken.
             let high = 62000;
             let peer = move_flow(&world, high, mark::REPLIED);
             assert!(world.isolation.handed(peer).is_some());
@@ -586,8 +586,8 @@ fn net_a_packet_from_the_wire_is_not_taken_for_one_of_the_proxy() {
     });
 }
 
-/// The proxy still has a connection of a sandbox that has ended, and the next sandbox on the TAP's number gets the same
-/// port for a flow.
+/// The proxy still has a connection of a sandbox that has ended, and a flow of the next sandbox on the TAP's number
+/// gets the same port.
 #[test]
 fn net_a_connection_of_a_former_sandbox_exchanges_nothing_with_the_next_one() {
     for peer in [PEER4, PEER6] {
@@ -623,13 +623,13 @@ fn net_a_connection_of_a_former_sandbox_exchanges_nothing_with_the_next_one() {
             let unsolicited = || world.counters(&next).refused[&Reason::Unsolicited];
             let has_flows = || flow_maps(&world).flows.keys().count() > 0;
             moved();
-            // To the former connection.
+            // Data to the old connection.
             let data = Packet::from_guest(ip(peer), TCP, tcp(5000, 443, ACK, b"data"));
             world.refused(&next, &data.bytes(), Reason::Unsolicited);
-            // From it.
+            // Data from the old connection.
             stale.write_all(b"secret").unwrap();
             assert_eq!((unsolicited(), has_flows()), (2, false));
-            // Its answer to a SYN contains its sequence numbers. The next SYN gets another port.
+            // Its reply to a SYN contains its sequence numbers. The next SYN gets another port.
             moved();
             next.send(&syn(peer, 5000, 443));
             assert_eq!((unsolicited(), has_flows()), (3, false));
@@ -771,7 +771,7 @@ fn net_a_policy_that_hands_all_lets_nothing_else_out() {
             guest.send(&Packet::from_guest(ip(PEER4), UDP, udp(5000, port, b"x")));
         }
         world.nothing_on_wire();
-        // Names, too; and an address that nothing allows stays refused.
+        // The same for names. An address that is not allowed stays refused.
         let names = Policy {
             hands_all: true,
             ..named()
@@ -790,7 +790,7 @@ fn net_a_policy_that_hands_all_lets_nothing_else_out() {
     });
 }
 
-/// The successor has no proxy, so it must not let out what only the proxy may carry.
+/// The successor has no proxy, so it must not send packets to an uplink that are only allowed through the proxy.
 #[test]
 fn net_without_a_proxy_a_policy_that_hands_all_lets_nothing_out() {
     in_namespace(|| {
@@ -808,7 +808,7 @@ fn net_without_a_proxy_a_policy_that_hands_all_lets_nothing_out() {
     });
 }
 
-/// The flow's entry says that it was handed to a proxy, but there is none, or it has another address.
+/// The flow's entry says that it was redirected to a proxy, but there is none, or it has another address.
 #[test]
 fn net_a_handed_flow_ends_with_a_successor_that_cannot_continue_it() {
     in_namespace(|| {
@@ -866,7 +866,7 @@ fn net_without_a_proxy_nothing_is_handed() {
     });
 }
 
-/// Names expire one by one, and the flows to an address end with none of them.
+/// Names expire one by one. Open flows to the address continue.
 #[test]
 fn net_a_flow_has_all_names_of_its_address_that_have_not_expired() {
     in_namespace(|| {
@@ -897,7 +897,7 @@ fn net_a_flow_has_all_names_of_its_address_that_have_not_expired() {
         };
         assert!(names.contains(&"long.good.test".to_owned()), "{names:?}");
         assert!((41..=43).contains(&names.len()), "{names:?}");
-        // A policy without some of the names takes them out.
+        // A policy without some of the names removes them.
         let fewer = Policy {
             names: vec!["n7.good.test".parse().unwrap()],
             ..Policy::default()

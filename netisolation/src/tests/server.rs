@@ -1,4 +1,4 @@
-//! A server in a process of its own, for tests that kill it.
+//! A server in a separate process, for tests that kill it.
 
 use std::{
     env,
@@ -94,7 +94,7 @@ fn server_process_for_the_tests_that_kill_it() {
     let tap = isolation.take().unwrap();
     let is_full = |maps: &mut Enforcement| maps.taps.ready_count() == stock as usize;
     eventually("the stock is full", || isolation.inspect(is_full));
-    // A server that is killed before leaves a TAP that no VMM's end removes, only a release.
+    // A server killed before this leaves a TAP that is not removed with its VMM, only by a release.
     let flags = || reset::sys::tap_flags(tap.fd.as_fd()).unwrap();
     eventually("the TAP ends with its VMM", || {
         libc::c_int::from(flags()) & libc::IFF_PERSIST == 0

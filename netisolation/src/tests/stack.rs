@@ -1,5 +1,5 @@
-//! A guest with the network stack of Linux: a TAP in a network namespace of its own, whose frames are copied to and
-//! from the sandbox's TAP with their offload headers.
+//! A guest with the network stack of Linux: a TAP in a separate network namespace, whose frames are copied to and from
+//! the sandbox's TAP with their offload headers.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -32,7 +32,7 @@ pub(crate) struct Stack {
 }
 
 impl Stack {
-    /// `offloads`: what both sides leave to the reader of their frames (`TUN_F_…`).
+    /// `offloads`: work that both sides leave to the reader of their frames (`TUN_F_…`).
     pub(crate) fn new(sandbox: &Guest, offloads: u32) -> Self {
         let (work, orders) = channel::<Work>();
         let (ready, card) = channel::<OwnedFd>();

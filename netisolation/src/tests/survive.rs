@@ -705,8 +705,8 @@ fn net_a_successor_clears_the_taps_that_died_with_their_server() {
     });
 }
 
-/// A killed server ends at once, because the kernel has no TAP to remove, and its successor has a stock and programs
-/// from the start.
+/// A killed server exits immediately, because the kernel has no TAP to remove, and its successor has a stock and
+/// programs from the start.
 #[test]
 fn net_a_successor_takes_over_the_programs_and_the_stock_of_a_killed_server() {
     in_namespace(|| {
@@ -761,8 +761,8 @@ fn net_a_successor_takes_over_the_programs_and_the_stock_of_a_killed_server() {
     });
 }
 
-/// A server that is killed between the moment at which it takes a TAP from its stock and that at which it makes the TAP
-/// end with its VM leaves a TAP that exists without a process.
+/// If a server is killed after it has taken a TAP from its stock and before it binds the TAP to its VM, the TAP exists
+/// without a process.
 #[test]
 fn net_a_tap_that_no_process_has_open_is_removed_and_keeps_nothing_else() {
     in_namespace(|| {
@@ -806,7 +806,7 @@ fn taps_left() -> Vec<String> {
     names
 }
 
-/// Other settings need other programs, which replace those in force.
+/// Different settings need different programs, which replace the existing ones.
 #[test]
 fn net_a_successor_with_other_settings_loads_its_own_programs() {
     in_namespace(|| {
@@ -815,7 +815,7 @@ fn net_a_successor_with_other_settings_loads_its_own_programs() {
         let (mut server, guest, _) = start_server(&config, &narrow(), None);
         server.kill().unwrap();
         server.wait().unwrap();
-        // Without its device, the successor needs another one.
+        // Without its device, the successor needs a new one.
         let former: Vec<u32> = resolvers(&config);
         for ifindex in &former {
             command(&["link", "del", &device::name(*ifindex).unwrap()]);

@@ -203,7 +203,7 @@ async fn a_policys_dns_servers_that_are_forbidden_or_of_this_host_are_not_asked(
     let code = world.code(1, "a.test.", RecordType::A).await;
     assert_eq!(code, ResponseCode::ServFail);
     assert!(other.asked().is_empty() && upstream.asked().is_empty());
-    // The operator's own servers may be anywhere.
+    // The operator's own servers may have any address.
     world.confine(2, Policy::internet());
     assert_eq!(world.addresses(2, "a.test.").await, [ip("192.0.2.1")]);
 }
@@ -534,7 +534,7 @@ async fn a_resolver_that_stops_finishes_what_it_has_received_and_leaves_the_rest
     socket.send(&pending).await.unwrap();
     until(async || (upstream.asked().len() == 2).then_some(())).await;
     world.stop();
-    // Only the connection without a message ends at once.
+    // Only the connection without a message is closed immediately.
     let closed = timeout(Duration::from_secs(60), idle.read_u8()).await;
     assert!(closed.unwrap().is_err());
     let later = world.socket(1).await;

@@ -1,4 +1,4 @@
-//! An upstream server with answers that the test chooses, wrong ones included.
+//! An upstream server with answers chosen by the test, including wrong ones.
 
 use std::{
     net::SocketAddr,

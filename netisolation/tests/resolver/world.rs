@@ -141,12 +141,12 @@ impl World {
         state.clients.insert(source(n), client);
     }
 
-    /// TAP `n` belongs to a sandbox of the former server, until [`Self::confine`].
+    /// TAP `n` belongs to a sandbox of the previous server, until [`Self::confine`].
     pub(crate) fn expect(&self, n: u8) {
         self.state.lock().unwrap().awaited.insert(source(n));
     }
 
-    /// TAP `n` belongs to a sandbox of the former server until the resolver asks about it.
+    /// TAP `n` belongs to a sandbox of the previous server until the resolver asks about it.
     pub(crate) fn adopt_when_asked(&self, n: u8, policy: Policy) {
         let mut state = self.state.lock().unwrap();
         let client = client(n, n, policy);

@@ -11,11 +11,11 @@ use tokio::{
 
 use super::{DRAIN_TIME, Shared, connection};
 
-/// After a failed `accept(2)`, as at the limit for open files.
+/// Pause after a failed `accept(2)`, for example at the limit for open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections beyond the limit for all: those whose sandbox is not known yet, and those that are being closed for others.
-/// Further ones wait in the listener.
+/// Connections beyond the limit for all: connections whose sandbox is not known yet, and ones that are being closed to
+/// make room. Further connections wait in the listener.
 pub(crate) const HEADROOM: u32 = 64;
 
 pub(crate) async fn run(listener: TcpListener, shared: Arc<Shared>) {
@@ -47,14 +47,14 @@ pub(crate) async fn run(listener: TcpListener, shared: Arc<Shared>) {
     }
     drop(listener);
     tracing::info!(
-        "the control socket is closed: {} connections may end",
+        "the control socket is closed: waiting for {} connections to end",
         connections.len()
     );
     let drained = timeout(DRAIN_TIME, async {
         while connections.join_next().await.is_some() {}
     });
     if drained.await.is_err() {
-        tracing::warn!("{} connections are ended", connections.len());
+        tracing::warn!("closing the remaining {} connections", connections.len());
     }
 }
 

@@ -1,4 +1,4 @@
-//! Bodies on their way through the proxy. Nothing is collected: a frame is read when the other side takes it.
+//! Bodies that pass through the proxy. They are never buffered: a frame is read when the other side accepts it.
 
 use std::{
     pin::Pin,
@@ -23,22 +23,22 @@ use tokio::{
 
 use super::record::{Record, Traffic};
 
-/// A client that waits for 100 Continue sends its body without it after this time, as curl does.
+/// A client that waits for 100 Continue sends its body anyway after this time, as curl does.
 const CONTINUE_TIME: Duration = Duration::from_secs(1);
 
 /// The body of a request.
 pub(crate) struct ToServer {
     inner: Incoming,
     traffic: Arc<Traffic>,
-    /// Fields that must not be in the trailers: names of the rule's headers.
+    /// Fields that must not occur in the trailers: names of the rule's headers.
     ruled: Vec<HeaderName>,
     wait: Option<ContinueWait>,
     ended: Arc<AtomicBool>,
 }
 
-/// Holds a body back until the server has answered 100 Continue.
+/// Holds a body back until the server has sent 100 Continue.
 pub(crate) struct ContinueWait {
-    /// `None`: the server answered without 100 Continue, so the client must not be told to continue.
+    /// `None`: the server responded without 100 Continue, so the client must not be told to continue.
     continued: Option<oneshot::Receiver<()>>,
     limit: Pin<Box<Sleep>>,
 }
@@ -132,7 +132,7 @@ fn without(trailers: &mut HeaderMap, names: &[HeaderName]) {
     }
 }
 
-/// The body of an answer. The record of the request is sent when it is dropped.
+/// The body of a response. The record of the request is sent when the body is dropped.
 pub(crate) struct ToGuest {
     source: Source,
     _record: Option<Record>,

@@ -1,4 +1,4 @@
-//! One accepted connection, from the question whose it is to the decision what happens to it.
+//! One accepted connection: identifies its sandbox, and decides how to handle it.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -30,14 +30,14 @@ use super::{
 /// A fatal alert `access_denied` (RFC 8446, section 6): the guest's program shows it.
 const ACCESS_DENIED: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
 
-/// Why a connection was closed that had a place.
+/// Reason for closing a connection that had a place.
 const DISPLACED: &str = "closed: all connections of the proxy were taken, and this one of the sandbox with most was idle for the longest time";
 
 /// Serves the connection until it ends, its sandbox is cut, or another sandbox needs its place.
 pub(crate) async fn serve(shared: &Arc<Shared>, guest: TcpStream, peer: SocketAddr) {
     let admission = match shared.link.flow(peer).await {
         Ok(Some(admission)) => admission,
-        // Nothing is known that a record could name.
+        // Nothing is known that a record could contain.
         Ok(None) => return,
         Err(error) => {
             log_unanswered(peer, &error);
@@ -83,11 +83,11 @@ struct Connection<'a> {
     record: Record,
     guest: TcpStream,
     tasks: Tasks,
-    /// What was read of the guest.
+    /// Bytes that were read from the guest.
     first: Vec<u8>,
 }
 
-/// What becomes of a connection.
+/// How to handle a connection.
 enum Decision {
     /// It passes unread.
     Splice,
@@ -95,7 +95,7 @@ enum Decision {
     Plain,
     Tls(HostName, ClientHello),
     Refuse(String),
-    /// The guest has closed it before its first byte.
+    /// The guest has closed it before the first byte.
     Ended,
 }
 
@@ -120,7 +120,7 @@ impl Connection<'_> {
 
     async fn decide_tls(&mut self) -> Decision {
         let hello = timeout(HEAD_TIME, self.read_hello()).await;
-        // Connections that rules by address allow too may speak anything.
+        // Connections that rules by address also allow may use any protocol.
         let admitted = self.flow.admitted_by_address;
         let refuse = |reason: String| {
             if admitted {
@@ -154,7 +154,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Without TLS every request names its host, so a connection that only a name admits is read throughout.
+    /// Without TLS each request names its host, so a connection that only a name allows is read throughout.
     async fn decide_plain(&mut self) -> Decision {
         if !self.flow.admitted_by_address {
             return Decision::Plain;
@@ -205,7 +205,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Reads what is there, up to a limit for the whole. Returns 0 at the limit and at the end.
+    /// Reads available bytes, up to a limit for the total. Returns 0 at the limit and at the end.
     async fn read_more(&mut self, limit: usize) -> io::Result<usize> {
         let room = limit.saturating_sub(self.first.len()).min(16 << 10);
         if room == 0 {
@@ -254,7 +254,7 @@ impl Connection<'_> {
         session::serve(session, stream, &activity, &self.tasks).await;
     }
 
-    /// The connection to the server comes first: the guest is offered the version of HTTP that the server speaks.
+    /// Connects to the server first, because the guest is offered the HTTP version that the server supports.
     async fn terminate(mut self, name: HostName, hello: &ClientHello) {
         let offered = offered(&hello.protocols);
         let deadline = Instant::now() + HEAD_TIME;
@@ -280,7 +280,7 @@ impl Connection<'_> {
             timeout_at(deadline, TlsAcceptor::from(Arc::new(config)).accept(stream)).await;
         let stream = match accepted {
             Ok(Ok(stream)) => stream,
-            // A guest without the authority's certificate ends here.
+            // A guest without the authority's certificate fails here.
             Ok(Err(error)) => {
                 return self
                     .record
@@ -310,12 +310,12 @@ impl Connection<'_> {
         if is_tls {
             let _ = timeout(HEAD_TIME, self.guest.write_all(&ACCESS_DENIED)).await;
         }
-        // With unread bytes of the guest the close is a reset.
+        // If bytes of the guest are unread, the close is a reset.
         let _ = self.guest.shutdown().await;
     }
 }
 
-/// The versions of HTTP that the guest's client offers, in the proxy's order.
+/// The HTTP versions that the guest's client offers, in the proxy's order.
 fn offered(protocols: &[Vec<u8>]) -> Vec<Protocol> {
     let mut offered = vec![Protocol::Http2, Protocol::Http1];
     offered.retain(|protocol| protocols.iter().any(|name| name == protocol.alpn()));
@@ -331,7 +331,7 @@ enum FirstHost {
     Name(HostName),
 }
 
-/// Only for connections that pass in any case: a name found here decides that every request is read.
+/// Only for connections that pass in any case. If a name is found here, every request is read.
 fn first_host(bytes: &[u8]) -> FirstHost {
     let is_method = bytes
         .iter()

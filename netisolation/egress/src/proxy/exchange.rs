@@ -1,4 +1,4 @@
-//! One request: the rule is asked for, the headers are replaced, the server's answer goes back.
+//! One request: the proxy requests the rule, replaces the headers, and returns the server's response.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use super::{
     upstream::Protocol,
 };
 
-/// Answers a request of the session. Every way out has a record.
+/// Responds to a request of the session. Each exit path creates a record.
 pub(crate) async fn answer(session: &Session, request: Request<Incoming>) -> Response<ToGuest> {
     let mut record = Record::new(&session.shared.link, &session.flow);
     record.request(request.method(), request.uri().path());
@@ -62,7 +62,7 @@ pub(crate) async fn answer(session: &Session, request: Request<Incoming>) -> Res
 
 struct Served {
     response: Response<Incoming>,
-    /// The sides of the guest and of the server, if they have changed to WebSocket.
+    /// The guest's and the server's side, if they have switched to WebSocket.
     switched: Option<(OnUpgrade, OnUpgrade)>,
 }
 
@@ -89,14 +89,14 @@ async fn serve(
         return Ok(Served { response, switched });
     }
     if switch == Switch::None || !head::is_websocket(response.headers()) {
-        let reason = "the server changed to another protocol than it was asked for";
+        let reason = "the server switched to a protocol that was not requested";
         return Err(Refusal::closing(StatusCode::BAD_GATEWAY, reason));
     }
     let switched = Some((guest, upgrade::on(&mut response)));
     Ok(Served { response, switched })
 }
 
-/// Everything that is refused without a question.
+/// All checks that need no request to `cube-api`.
 fn checked(session: &Session, request: &Parts, record: &mut Record) -> Result<Target, Refusal> {
     if !session.membership.take_request() {
         let reason = "the sandbox sends too many requests";
@@ -119,7 +119,7 @@ fn checked(session: &Session, request: &Parts, record: &mut Record) -> Result<Ta
     if !admitted {
         let reason = match &session.security {
             Security::Tls { name } => format!(
-                "the request is for {}, the connection for {name}",
+                "the request is for {}, but the connection is for {name}",
                 target.name
             ),
             Security::Plain => format!("{} was not resolved to this address", target.name),
@@ -129,7 +129,7 @@ fn checked(session: &Session, request: &Parts, record: &mut Record) -> Result<Ta
     Ok(target)
 }
 
-/// The rule's headers. Only a name that was resolved to the flow's address has any.
+/// The rule's headers. Only a name that was resolved to the flow's address can have headers.
 async fn rule_headers(
     session: &Session,
     target: &Target,
@@ -154,9 +154,9 @@ async fn rule_headers(
     found.headers
 }
 
-/// Writes the target as the server's version of HTTP has it.
+/// Writes the target in the form of the server's HTTP version.
 fn address(session: &Session, request: &mut Parts, target: &Target) -> Result<(), Refusal> {
-    let bad = || Refusal::closing(StatusCode::BAD_REQUEST, "the request's target is not valid");
+    let bad = || Refusal::closing(StatusCode::BAD_REQUEST, "the request's target is invalid");
     let authority = target.authority();
     let path = match request.uri.path_and_query() {
         Some(path) => path.as_str().to_owned(),
@@ -203,7 +203,7 @@ fn outgoing(
                 && let Ok(mut continue_) = continue_.lock()
                 && let Some(continue_) = continue_.take()
             {
-                // The body may be gone already.
+                // The body may already be gone.
                 let _ = continue_.send(());
             }
         });

@@ -1,4 +1,5 @@
-//! Headers on their way through the proxy: hop-by-hop ones end here (RFC 9110, section 7.6.1), those of a rule are added.
+//! Headers that pass through the proxy: hop-by-hop headers are removed (RFC 9110, section 7.6.1), and headers of a rule
+//! are added.
 
 use egress::control::{NOT_FOR_RULES, RuleOutcome};
 use hyper::{
@@ -12,7 +13,8 @@ use hyper::{
 
 use super::answer::Refusal;
 
-/// Hop-by-hop headers that are removed in both directions. `Trailer` announces fields that are passed on.
+/// Hop-by-hop headers that are removed in both directions. `Trailer` is kept, because the fields that it announces are
+/// forwarded.
 const HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -24,14 +26,14 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     UPGRADE,
 ];
 
-/// The headers of a rule, checked.
+/// The validated headers of a rule.
 pub(crate) struct Ruled {
     headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// What a rule means for a request.
+/// The effect of a rule on a request.
 pub(crate) struct RuleHeaders {
-    /// The rule's key. `None`: there is no rule.
+    /// The rule's key. `None` if there is no rule.
     pub(crate) rule: Option<String>,
     pub(crate) secrets: Vec<String>,
     pub(crate) headers: Result<Ruled, Refusal>,
@@ -86,7 +88,7 @@ impl Ruled {
         Self { headers }
     }
 
-    /// The error names the header, never its value.
+    /// The error contains the header's name, never its value.
     fn new(headers: Vec<(String, String)>) -> Result<Self, String> {
         let checked = headers.into_iter().map(|(name, value)| {
             let name = HeaderName::from_bytes(name.as_bytes())
@@ -94,7 +96,7 @@ impl Ruled {
             if NOT_FOR_RULES.contains(&name.as_str()) {
                 return Err(format!("the header {name} belongs to the connection"));
             }
-            // Takes the value's own memory: there is no second copy.
+            // Moves the value's memory, so that there is no second copy.
             let mut value =
                 HeaderValue::from_maybe_shared(hyper::body::Bytes::from(value.into_bytes()))
                     .map_err(|_| {
@@ -128,15 +130,15 @@ fn shortened(name: &str) -> String {
     name.chars().take(100).collect()
 }
 
-/// The protocol that a request asks to change to.
+/// The protocol to which a request asks to switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Switch {
     None,
     WebSocket,
 }
 
-/// Reads and removes what concerns the guest's connection. Only a change to WebSocket is passed on: any other would end
-/// the checks of later requests.
+/// Reads and removes headers of the guest's connection. Only a switch to WebSocket is forwarded, because any other
+/// would end the checks of later requests.
 pub(crate) fn of_guest(request: &mut Parts) -> Switch {
     let headers = &mut request.headers;
     let asks = request.version == Version::HTTP_11
@@ -168,7 +170,8 @@ pub(crate) fn of_guest(request: &mut Parts) -> Switch {
     Switch::WebSocket
 }
 
-/// Removes what concerns the server's connection, and other ways to the server, which the proxy would not see.
+/// Removes headers of the server's connection, and headers that advertise other ways to the server, which would bypass
+/// the proxy.
 pub(crate) fn of_server(headers: &mut HeaderMap) {
     if headers.contains_key(TRANSFER_ENCODING) {
         headers.remove(CONTENT_LENGTH);
@@ -177,12 +180,12 @@ pub(crate) fn of_server(headers: &mut HeaderMap) {
     headers.remove(ALT_SVC);
 }
 
-/// Whether the server has changed to WebSocket. Must be called before [`of_server`].
+/// Whether the server has switched to WebSocket. Must be called before [`of_server`].
 pub(crate) fn is_websocket(headers: &HeaderMap) -> bool {
     is_exactly(headers, &UPGRADE, "websocket") && has_token(headers, &CONNECTION, "upgrade")
 }
 
-/// Adds the headers of a change to WebSocket.
+/// Adds the headers of a switch to WebSocket.
 pub(crate) fn switch(headers: &mut HeaderMap) {
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
@@ -196,7 +199,7 @@ fn strip(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = connection
         .flat_map(|value| value.split(','))
         .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
-        // Not options of a connection, whatever the message says.
+        // Never options of a connection, whatever the message contains.
         .filter(|name| *name != HOST && *name != CONTENT_LENGTH && *name != TE && *name != EXPECT)
         .collect();
     for name in named.iter().chain(&HOP_BY_HOP) {

@@ -1,7 +1,7 @@
-//! The control socket: questions and their answers, records, and the end of the server.
+//! The control socket: requests and their responses, records, and the end of the server.
 //!
-//! One task reads and one writes. Records have a bounded queue of their own behind the questions; those that do not fit
-//! are counted, and the count is sent.
+//! One task reads and one writes. Records have a separate bounded queue with lower priority than requests. Records that
+//! do not fit are counted, and the count is sent.
 
 use std::{
     collections::HashMap,
@@ -40,7 +40,7 @@ const RECORDS: usize = 1024;
 pub(crate) enum LinkError {
     #[error("the control socket is closed")]
     Closed,
-    #[error("no answer within {} s", HEAD_TIME.as_secs())]
+    #[error("no response within {} s", HEAD_TIME.as_secs())]
     Timeout,
     #[error("the first message is not the start message")]
     NoStart,
@@ -48,7 +48,7 @@ pub(crate) enum LinkError {
     Io(#[source] io::Error),
     #[error("a message is longer than {MAX_MESSAGE} bytes")]
     TooLong,
-    /// Without the parser's reason, which could quote a secret.
+    /// Omits the parser's reason, which could quote a secret.
     #[error("a message cannot be read")]
     Message,
 }
@@ -80,12 +80,12 @@ pub(crate) struct Closed(watch::Receiver<bool>);
 
 impl Closed {
     pub(crate) async fn wait(&mut self) {
-        // An error means that the reader is gone, and the socket with it.
+        // An error means that the reader has ended, and the socket is closed.
         let _ = self.0.wait_for(|closed| *closed).await;
     }
 }
 
-/// Reads the start message, and serves the socket from then on.
+/// Reads the start message, then starts the tasks of the socket.
 pub(crate) async fn begin(
     control: StdStream,
     sandboxes: Sandboxes,
@@ -110,7 +110,7 @@ pub(crate) async fn begin(
     let reading = Arc::clone(&link);
     tokio::spawn(async move {
         if let Err(error) = reading.read(messages, &sandboxes).await {
-            tracing::error!("the control socket is not used any more: {error}");
+            tracing::error!("closing the control socket: {error}");
         }
         *reading.pending() = Pending::default();
         close.send_replace(true);
@@ -120,7 +120,7 @@ pub(crate) async fn begin(
 }
 
 impl Link {
-    /// The flow of an accepted connection. `None`: there is none.
+    /// The flow of an accepted connection. `None` if there is none.
     pub(crate) async fn flow(&self, peer: SocketAddr) -> Result<Option<Admission>, LinkError> {
         let (answer, answered) = oneshot::channel();
         let id = self.next.fetch_add(1, Ordering::Relaxed);
@@ -149,7 +149,7 @@ impl Link {
         self.ask(question, answered).await
     }
 
-    /// How connections of that sandbox leave.
+    /// How connections of that sandbox leave the host.
     pub(crate) async fn way(&self, peer: SocketAddr) -> Result<Way, LinkError> {
         let (answer, answered) = oneshot::channel();
         let id = self.next.fetch_add(1, Ordering::Relaxed);
@@ -228,7 +228,7 @@ impl Link {
     }
 }
 
-/// A question. Without its asker nothing waits for the answer.
+/// A pending request. When it is dropped, its response is ignored.
 struct Asked<'a> {
     link: &'a Link,
     id: u64,
@@ -272,11 +272,11 @@ async fn send(writer: &mut OwnedWriteHalf, message: &ToServer) -> io::Result<()>
     writer.write_all(&line).await
 }
 
-/// Reads lines. The buffer is overwritten after each message, since it may have had secrets.
+/// Reads lines. The buffer is overwritten after each message, because it may have contained secrets.
 struct Messages {
     reader: OwnedReadHalf,
     buffer: Vec<u8>,
-    /// Bytes in the buffer that were read and not used.
+    /// Bytes in the buffer that have not been processed.
     filled: usize,
 }
 
@@ -289,7 +289,7 @@ impl Messages {
         }
     }
 
-    /// `None`: the socket is closed.
+    /// `None` if the socket is closed.
     async fn next(&mut self) -> Result<Option<ToProxy>, LinkError> {
         let mut searched = 0;
         loop {

@@ -1,4 +1,4 @@
-//! Records of calls: begun with a request or connection, sent when it ends, however it ends.
+//! Records of calls. A record begins with a request or connection and is sent at its end, whatever the outcome.
 
 use std::{
     net::SocketAddr,
@@ -18,7 +18,7 @@ const MAX_NAME: usize = 255;
 const MAX_METHOD: usize = 64;
 const MAX_PATH: usize = 1024;
 
-/// Bytes of one request or connection.
+/// Byte counts of one request or connection.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     out: AtomicU64,
@@ -40,7 +40,7 @@ pub(crate) struct Record {
     link: Arc<Link>,
     began: Instant,
     traffic: Arc<Traffic>,
-    /// `None`: it was discarded.
+    /// `None` if it was discarded.
     call: Option<Call>,
 }
 
@@ -99,7 +99,7 @@ impl Record {
         self.edit(|call| call.refused = Some(shortened(reason, MAX_PATH)));
     }
 
-    /// Sends nothing: other records describe what happened.
+    /// Sends nothing, because other records describe the connection.
     pub(crate) fn discard(mut self) {
         self.call = None;
     }
@@ -124,14 +124,14 @@ impl Drop for Record {
     }
 }
 
-/// Sends the record of a connection that was refused before anything of it was read.
+/// Sends the record of a connection that was refused before any byte was read.
 pub(crate) fn refuse_connection(link: &Arc<Link>, flow: &Flow, reason: &str) {
     Record::new(link, flow).refused(reason);
 }
 
-/// The peer of a connection in a log line.
+/// Logs a connection whose flow request failed.
 pub(crate) fn log_unanswered(peer: SocketAddr, error: &super::link::LinkError) {
-    tracing::warn!("connection from {peer} is closed: the question for its flow failed: {error}");
+    tracing::warn!("closing the connection from {peer}: cannot look up its flow: {error}");
 }
 
 fn now_ms() -> u64 {

@@ -1,7 +1,7 @@
-//! Limits by sandbox and for all, and the end of all connections of a sandbox at once.
+//! Connection limits, for each sandbox and in total, and closing all connections of a sandbox.
 //!
-//! At the limit for all, the sandbox with most connections makes room: its longest-idle connection is closed. So a sandbox
-//! with few connections gets a place, however many the others hold.
+//! At the total limit, the sandbox with the most connections makes room: its longest-idle connection is closed. A
+//! sandbox with few connections thus always gets a place, however many the others hold.
 
 use std::{
     collections::HashMap,
@@ -18,8 +18,8 @@ use super::{Settings, stream::Activity};
 
 /// Idle entries are removed when there are more than this.
 const PRUNE_ABOVE: usize = 1024;
-/// A connection that has passed a byte within this time is in use. A sandbox with as many connections as any other gets
-/// no place from one that is in use.
+/// A connection that has passed a byte within this time is in use. A sandbox that already has the most connections
+/// cannot displace one that is in use.
 const IN_USE: Duration = Duration::from_secs(1);
 
 /// The sandboxes with connections, by id.
@@ -40,13 +40,13 @@ struct State {
     budget: Budget,
 }
 
-/// What a connection occupies.
+/// The resources of a connection.
 pub(crate) struct Place {
     activity: Arc<Activity>,
     closed: Notify,
 }
 
-/// A bucket of requests.
+/// A token bucket for requests.
 struct Budget {
     requests: f64,
     filled: Instant,
@@ -61,7 +61,7 @@ pub(crate) struct Membership {
     all: Arc<AtomicUsize>,
 }
 
-/// Why a connection has no place. The texts are in records.
+/// Reason why a connection gets no place. The texts appear in records.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Full {
     #[error("the sandbox has too many connections")]
@@ -116,7 +116,7 @@ impl Sandboxes {
         })
     }
 
-    /// Closes the longest-idle connection of the sandbox that has most, with the new one.
+    /// Closes the longest-idle connection of the sandbox with the most connections, counting the new one.
     fn make_room(
         &self,
         entries: &HashMap<String, Arc<Sandbox>>,
@@ -139,7 +139,7 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Ends all connections of the sandbox. Its budget of requests stays.
+    /// Ends all connections of the sandbox. Its request budget is kept.
     pub(crate) fn cut(&self, id: &str) {
         if let Some(sandbox) = lock(&self.entries).get(id) {
             sandbox.cut.send_replace(());
@@ -164,7 +164,7 @@ impl Sandbox {
         lock(&self.state).places.len()
     }
 
-    /// `None`: it has no connection.
+    /// `None` if it has no connection.
     fn longest_idle(&self, now: Instant) -> Option<(Duration, Arc<Place>)> {
         let state = lock(&self.state);
         let idle = state
@@ -175,7 +175,7 @@ impl Sandbox {
         Some((idle, Arc::clone(place)))
     }
 
-    /// Whether the place was still the sandbox's.
+    /// Removes a place. Returns whether the sandbox still had it.
     fn leave(&self, place: &Arc<Place>) -> bool {
         let mut state = lock(&self.state);
         let at = state
@@ -209,7 +209,7 @@ impl Membership {
         Arc::clone(&self.place)
     }
 
-    /// The connection's bytes. Without any, it is the first to be closed at the limit for all.
+    /// The connection's activity. A connection without activity is the first to be closed at the total limit.
     pub(crate) fn activity(&self) -> Arc<Activity> {
         Arc::clone(&self.place.activity)
     }
@@ -283,7 +283,7 @@ mod tests {
         assert!(!second.take_request());
         assert!(other.take_request());
         drop(first);
-        // The budget is the sandbox's, whatever its connections.
+        // The budget belongs to the sandbox, not to its connections.
         let third = sandboxes.join("a").ok().unwrap();
         assert!(!third.take_request());
     }
@@ -307,14 +307,14 @@ mod tests {
         let small = sandboxes.join("small").ok().unwrap();
         let large: Vec<_> = (0..3).map(|_| sandboxes.join("large").unwrap()).collect();
         let now = Instant::now() + IN_USE / 100;
-        // `small` would be the longest idle, but has fewer.
+        // `small` has been idle for longest, but has fewer connections.
         for member in [&large[0], &large[2]] {
             while member.activity().idle_at(now) >= large[1].activity().idle_at(now) {
                 member.activity().touch();
                 std::thread::yield_now();
             }
         }
-        // All of its own are in use, and none has more.
+        // All of its own are in use, and no sandbox has more.
         assert_eq!(sandboxes.join_at("large", now).err(), Some(Full::All));
         let new = sandboxes.join_at("new", now).ok().unwrap();
         assert!(is_closed(&large[1]).await);
@@ -322,10 +322,10 @@ mod tests {
             assert!(!is_closed(other).await);
         }
         assert_eq!(sandboxes.all.load(Ordering::Relaxed), 4);
-        // A connection that was closed does not free its place twice.
+        // A connection that was already closed does not free its place twice.
         drop(large);
         assert_eq!(sandboxes.all.load(Ordering::Relaxed), 2);
-        // A sandbox with most takes its own place when it is not in use.
+        // A sandbox with the most connections displaces its own when it is not in use.
         let mut own: Vec<_> = (0..2).map(|_| sandboxes.join("own").unwrap()).collect();
         let later = Instant::now() + IN_USE;
         own.push(sandboxes.join_at("own", later).unwrap());
@@ -345,7 +345,7 @@ mod tests {
             () = other.cut() => panic!("the other sandbox was cut"),
             () = tokio::task::yield_now() => {}
         }
-        // A connection of after the cut is not ended by it.
+        // A connection made after the cut is not affected by it.
         let later = sandboxes.join("a").ok().unwrap();
         tokio::select! {
             biased;

@@ -32,16 +32,16 @@ use super::{
     upstream::{Protocol, Upstream},
 };
 
-/// Requests of one HTTP/2 connection at a time.
+/// Maximum number of concurrent requests on one HTTP/2 connection.
 const STREAMS: u32 = 100;
-/// Bytes that a guest may send before the server takes them, for a stream and for all streams of a connection.
+/// Bytes that a guest may send ahead of the server, for a stream and for all streams of a connection.
 const WINDOW: u32 = 256 << 10;
 const PING_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What surrounds a session's HTTP.
+/// The transport below a session's HTTP.
 pub(crate) enum Security {
     Plain,
-    /// Every request must be for this name, the SNI.
+    /// Each request must be for this name, the SNI.
     Tls {
         name: HostName,
     },
@@ -55,7 +55,7 @@ impl Security {
         }
     }
 
-    /// The question for the headers of a request.
+    /// The kind of rule request for the headers of an HTTP request.
     pub(crate) fn ask(&self) -> Ask {
         match self {
             Self::Plain => Ask::HeadersInClear,
@@ -64,11 +64,11 @@ impl Security {
     }
 }
 
-/// What the requests of one connection share.
+/// State that the requests of one connection share.
 pub(crate) struct Session {
     pub(crate) shared: Arc<Shared>,
     pub(crate) flow: Flow,
-    /// The guest's end of the flow, by which the sandbox's rules are asked for.
+    /// The guest's end of the flow, which identifies the sandbox in rule requests.
     pub(crate) peer: SocketAddr,
     pub(crate) membership: Membership,
     pub(crate) security: Security,
@@ -99,7 +99,7 @@ impl Session {
         })
     }
 
-    /// Whether the resolver has answered the flow's address under this name.
+    /// Whether the resolver has resolved this name to the flow's address.
     pub(crate) fn is_answered(&self, name: &HostName) -> bool {
         self.flow
             .names
@@ -117,7 +117,7 @@ impl Session {
     }
 }
 
-/// Serves the connection until it ends, is idle, or breaks a rule of HTTP. Dropping the future ends everything of it.
+/// Serves the connection until it ends, is idle, or violates HTTP. Dropping the future ends all parts of it.
 pub(crate) async fn serve<S>(session: Arc<Session>, stream: S, activity: &Activity, tasks: &Tasks)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -151,7 +151,7 @@ where
     }
 }
 
-/// Returns why a request could not be read, if this ended the connection.
+/// Returns the reason if the connection ended because a request could not be read.
 async fn http1<S>(session: &Arc<Session>, stream: S) -> Option<String>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -201,8 +201,8 @@ where
         .map(|error| format!("a request cannot be read: {error}"))
 }
 
-/// Waits for the end of a connection, which takes no further request once `cube-api` is gone. Returns the error if a request
-/// could not be read.
+/// Waits for the end of a connection. Once `cube-api` is gone, the connection accepts no further request. Returns the
+/// error if a request could not be read.
 async fn ended<C>(
     session: &Session,
     connection: C,

@@ -1,4 +1,4 @@
-//! Connections that pass unread. A buffer exists only while bytes move, so idle connections cost none.
+//! Connections that pass unread. Buffers exist only while bytes move, so idle connections have none.
 
 use tokio::{
     io::{self, AsyncWriteExt},
@@ -14,8 +14,8 @@ use super::{TUNNEL_IDLE_TIME, record::Traffic, stream::Activity, tunnel};
 
 const BUFFER: usize = 64 << 10;
 
-/// Sends `first` and then copies in both directions until both have ended, one fails, or nothing passes any more.
-/// Afterwards a failure of one side has reset the other: a guest must not mistake it for the end of the data.
+/// Sends `first` and then copies in both directions until both have ended, one fails, or the connection is idle for too
+/// long. If one side has failed, the other is then reset: a guest must not mistake a failure for the end of the data.
 pub(crate) async fn run(
     guest: &mut TcpStream,
     server: &mut TcpStream,
@@ -48,7 +48,8 @@ pub(crate) async fn run(
     }
 }
 
-/// The same in the TLS of the sandbox's proxy, with a buffer for each direction while the connection lasts.
+/// Like [`run`], inside the TLS connection of the sandbox's proxy, with a buffer for each direction while the
+/// connection lasts.
 pub(crate) async fn run_in_tls(
     guest: &mut TcpStream,
     mut server: TlsStream<TcpStream>,
@@ -108,6 +109,6 @@ async fn copy(
 
 /// Makes the close of this connection a reset.
 pub(crate) fn reset(stream: &TcpStream) {
-    // If this fails, the connection ends in order.
+    // If this fails, the connection is closed normally.
     let _ = stream.set_zero_linger();
 }

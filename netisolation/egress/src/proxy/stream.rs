@@ -1,5 +1,5 @@
-//! The guest's side of a connection: the bytes that were already read come first, every byte counts as activity, and
-//! HTTP/1 requests are followed by [`Framing`].
+//! The guest's side of a connection: bytes that were already read come first, all bytes count as activity, and
+//! [`Framing`] checks HTTP/1 requests.
 
 use std::{
     io,
@@ -19,7 +19,7 @@ use tokio::{
     time::sleep,
 };
 
-/// When a connection last passed a byte.
+/// Time at which a connection last passed a byte.
 #[derive(Debug)]
 pub(crate) struct Activity {
     began: Instant,
@@ -37,7 +37,7 @@ impl Activity {
         self.last_ms.store(now, Ordering::Relaxed);
     }
 
-    /// How long no byte has passed.
+    /// Time since the last byte passed.
     pub(crate) fn idle_at(&self, now: Instant) -> Duration {
         let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
         now.saturating_duration_since(self.began)
@@ -57,7 +57,7 @@ impl Activity {
     }
 }
 
-/// A stream whose first bytes were read before.
+/// A stream whose first bytes have already been read.
 pub(crate) struct Guest<S> {
     first: Bytes,
     stream: S,
@@ -129,7 +129,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guest<S> {
     }
 }
 
-/// What [`Framing`] has found in the requests of an HTTP/1 connection.
+/// Findings of [`Framing`] in the requests of an HTTP/1 connection.
 pub(crate) struct Framed {
     framing: Mutex<(Framing, Option<Instant>)>,
 }
@@ -144,7 +144,7 @@ impl Framed {
         self.lock().0.violation()
     }
 
-    /// Waits until a head has been incomplete for this time. A first request counts from now.
+    /// Waits until a head has been incomplete for this time. For a first request, the time counts from now.
     pub(crate) async fn slow_head(&self, limit: Duration) {
         let began = Instant::now();
         loop {

@@ -1,5 +1,5 @@
-//! Which host a request is for. There must be exactly one answer: a request that a server could read differently is
-//! refused.
+//! Determines the host of a request. The result must be unambiguous: a request that a server could interpret
+//! differently is refused.
 
 use egress::name::{HostName, HostPort};
 use hyper::{
@@ -29,15 +29,19 @@ impl Target {
 }
 
 /// # Errors
-/// Returns the refusal of a request for a proxy (CONNECT, absolute form), without exactly one host, or for another port
-/// than the connection's.
+/// Returns a refusal if the request is for a proxy (CONNECT, absolute form), does not have exactly one host, or is for
+/// a port other than the connection's.
 pub(crate) fn of_request(request: &Parts, scheme: &str, port: u16) -> Result<Target, Refusal> {
     let bad = |reason: &str| Refusal::closing(StatusCode::BAD_REQUEST, reason);
     match request.method {
-        Method::CONNECT => return Err(bad("CONNECT is not served: connect to the server itself")),
+        Method::CONNECT => {
+            return Err(bad(
+                "CONNECT is not supported: connect to the server itself",
+            ));
+        }
         // A server that echoes the request would show the rule's headers to the guest.
         Method::TRACE => {
-            let reason = "TRACE is not served";
+            let reason = "TRACE is not supported";
             return Err(Refusal::closing(StatusCode::METHOD_NOT_ALLOWED, reason));
         }
         _ => {}
@@ -46,7 +50,7 @@ pub(crate) fn of_request(request: &Parts, scheme: &str, port: u16) -> Result<Tar
     let uri = &request.uri;
     let target = if request.version == Version::HTTP_2 {
         if uri.scheme_str() != Some(scheme) {
-            return Err(bad(":scheme is not that of the connection"));
+            return Err(bad(":scheme differs from the connection's scheme"));
         }
         let authority = uri.authority().map(|authority| parse(authority.as_str()));
         match (authority.transpose()?, host) {
@@ -70,7 +74,7 @@ pub(crate) fn of_request(request: &Parts, scheme: &str, port: u16) -> Result<Tar
         return Err(bad("the request's target is not a path"));
     }
     if target.port.is_some_and(|given| given != port) {
-        let reason = "the port in the request's host is not that of the connection";
+        let reason = "the port in the request's host differs from the connection's port";
         return Err(Refusal::closing(StatusCode::MISDIRECTED_REQUEST, reason));
     }
     Ok(Target {

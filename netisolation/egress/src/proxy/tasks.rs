@@ -1,4 +1,4 @@
-//! Tasks of one guest connection. They end with its owner, so that a cut leaves none behind.
+//! Tasks of one guest connection. They end with their owner, so that a cut leaves none behind.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -8,7 +8,7 @@ use super::record::Record;
 
 const BUFFER: usize = 16 << 10;
 
-/// Ends with either side. The sandbox's connection ends idle tunnels.
+/// Ends when either side ends. The sandbox's connection closes idle tunnels.
 pub(crate) async fn run(guest: OnUpgrade, server: OnUpgrade, record: Record) {
     let (Ok(guest), Ok(server)) = tokio::join!(guest, server) else {
         return;

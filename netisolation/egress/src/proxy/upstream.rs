@@ -1,9 +1,9 @@
-//! The connection to the server of a flow. Only one guest connection uses it, for one name, and it leads nowhere else: the
-//! address is that of the guest connection.
+//! The connection to the server of a flow. Only one guest connection uses it, for one name, and it always leads to the
+//! address of that guest connection.
 //!
-//! A server that ignores the body of a request takes the body for the next request, and its own next request for the rest
-//! of that (CL.0). A guest could so have the rule's headers of its next request stored as a text. HTTP/1 connections are
-//! therefore not used again after a body that a server is likely to ignore: see [`Reuse`].
+//! A server that ignores the body of a request interprets the body as the next request, and the real next request as
+//! the rest of that one (CL.0). A guest could use this to have the rule's headers of its next request stored as text.
+//! HTTP/1 connections are therefore not reused after a body that a server is likely to ignore: see [`Reuse`].
 
 use std::{
     io,
@@ -43,7 +43,7 @@ use super::{
     tasks::Tasks,
 };
 
-/// Bytes that a server may send before the guest takes them, for a stream and for all streams of a connection.
+/// Bytes that a server may send ahead of the guest, for a stream and for all streams of a connection.
 const WINDOW: u32 = 512 << 10;
 const PING_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -64,7 +64,7 @@ impl Protocol {
     }
 }
 
-/// Texts of these errors are shown to the guest.
+/// Errors whose texts are shown to the guest.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UpstreamError {
     #[error("cannot connect to {0}: {1}")]
@@ -83,7 +83,7 @@ pub(crate) enum UpstreamError {
     Http(SocketAddr, #[source] hyper::Error),
 }
 
-/// How servers of one guest connection are reached.
+/// Connects one guest connection to its servers.
 pub(crate) struct Upstream {
     dialer: Dialer,
     remote: SocketAddr,
@@ -93,7 +93,7 @@ pub(crate) struct Upstream {
     tasks: Tasks,
 }
 
-/// A connection that may have further requests, all for this name.
+/// A connection that may carry further requests, all for this name.
 struct Kept {
     name: HostName,
     sender: Sender,
@@ -109,11 +109,11 @@ enum Sender {
     Http2(http2::SendRequest<ToServer>),
 }
 
-/// Whether an HTTP/1 connection may have another request after this one.
+/// Whether an HTTP/1 connection may carry another request after this one.
 enum Reuse {
     /// The request has no body.
     Always,
-    /// If the server has read the whole body, which has then ended, and has not refused the request.
+    /// Allowed if the server has read the whole body, which has then ended, and has not refused the request.
     AfterBody(Arc<AtomicBool>),
     /// Servers ignore bodies of such methods (RFC 9110, section 9.3.1: they have no defined meaning).
     Never,
@@ -138,7 +138,7 @@ impl Reuse {
     }
 }
 
-/// Whether a connection has had requests before.
+/// Whether a connection has already carried requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Age {
     Kept,
@@ -146,13 +146,13 @@ enum Age {
 }
 
 impl Upstream {
-    /// A server that speaks HTTP/1 without TLS. Connects with the first request.
+    /// A server that uses HTTP/1 without TLS. Connects with the first request.
     pub(crate) fn plain(dialer: Dialer, tasks: &Tasks) -> Self {
         Self::new(dialer, None, Protocol::Http1, tasks)
     }
 
-    /// A server with TLS. Connects now, to learn which of the protocols it speaks. If that fails, each request tries
-    /// again with the first of `offered`, and fails with the reason.
+    /// A server with TLS. Connects now, to find out which protocol it supports. If this fails, each request tries again
+    /// with the first of `offered`, and fails with the reason.
     pub(crate) async fn tls(
         dialer: Dialer,
         name: &HostName,
@@ -192,8 +192,8 @@ impl Upstream {
         self.protocol
     }
 
-    /// Sends a request. A request that a kept connection did not take, because the server has closed it meanwhile, is
-    /// sent again over a new one.
+    /// Sends a request. If a kept connection rejects it because the server has closed it, sends it again over a new
+    /// one.
     pub(crate) async fn send(
         &self,
         name: &HostName,
@@ -214,8 +214,8 @@ impl Upstream {
         sent.map_err(|refused| failed(refused.into_error()))
     }
 
-    /// The sender of the name's connection, or of a new one. That of HTTP/1 is taken: it has one request at a time. Requests
-    /// that need a new connection wait for one another, so that there is one for all.
+    /// The sender of the name's connection, or of a new one. An HTTP/1 sender is removed, because it serves one request
+    /// at a time. Requests that need a new connection wait for each other, so that they share one.
     async fn sender(&self, name: &HostName) -> Result<(Sender, Age), UpstreamError> {
         let mut kept = self.kept.lock().await;
         match kept.take().filter(|kept| kept.name == *name) {
@@ -260,7 +260,7 @@ impl Upstream {
             Sender::Http1(mut sender) => {
                 let reuse = Reuse::of(&request);
                 let response = sender.try_send_request(request).await?;
-                // A connection that is not kept ends with this answer.
+                // A connection that is not kept ends with this response.
                 if reuse.is_allowed(response.status()) {
                     *self.kept.lock().await = Some(Kept {
                         name: name.clone(),
@@ -306,7 +306,7 @@ impl Upstream {
         let stream = stream.map_err(|error| UpstreamError::Tls(self.remote, error))?;
         let chosen = match stream.get_ref().1.alpn_protocol() {
             Some(b"h2") => Protocol::Http2,
-            // A server without ALPN speaks HTTP/1.
+            // A server without ALPN uses HTTP/1.
             Some(_) | None => Protocol::Http1,
         };
         if !offered.contains(&chosen) {
@@ -331,7 +331,7 @@ impl Upstream {
         let (sender, connection) =
             handshake.map_err(|error| UpstreamError::Http(self.remote, error))?;
         self.tasks.spawn(async move {
-            // Its error is that of the request.
+            // Its error is reported by the request.
             let _ = connection.with_upgrades().await;
         });
         Ok(Sender::Http1(sender))
@@ -353,26 +353,26 @@ impl Upstream {
         let (sender, connection) =
             handshake.map_err(|error| UpstreamError::Http(self.remote, error))?;
         self.tasks.spawn(async move {
-            // Its error is that of the requests.
+            // Its error is reported by the requests.
             let _ = connection.await;
         });
         Ok(Sender::Http2(sender))
     }
 }
 
-/// A connection by which a server is reached.
+/// A connection to a server.
 pub(crate) enum Wire {
     Tcp(TcpStream),
-    /// In the TLS of the sandbox's proxy.
+    /// Inside the TLS connection of the sandbox's proxy.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Connects to the address of a flow, and to no other: directly, or by the proxy of the sandbox.
+/// Connects to the address of a flow, and to no other, either directly or through the sandbox's proxy.
 #[derive(Clone)]
 pub(crate) struct Dialer {
     shared: Arc<Shared>,
     remote: SocketAddr,
-    /// The guest's end of the flow, if the sandbox's way must be asked for.
+    /// The guest's end of the flow, if the sandbox's way must be requested.
     asks_for: Option<SocketAddr>,
 }
 
@@ -400,8 +400,8 @@ impl Dialer {
         };
         let unknown = |error: LinkError| UpstreamError::Way(error.to_string());
         match self.shared.link.way(peer).await.map_err(unknown)? {
-            // The policy hands over every flow because there is a proxy: without one, none leaves.
-            Way::Direct => Err(UpstreamError::Way("it has none any more".to_owned())),
+            // The policy redirects every flow because the sandbox has a proxy. Without a proxy, no flow may leave.
+            Way::Direct => Err(UpstreamError::Way("it is no longer configured".to_owned())),
             Way::Failed { reason } => Err(UpstreamError::Way(reason)),
             Way::Socks {
                 addresses,

@@ -19,7 +19,7 @@ use crate::{
     world::{Ca, SECRET, World},
 };
 
-/// The memory that the proxy may have had at most, in bytes, whatever passes.
+/// Upper limit of the proxy's memory in bytes, whatever passes.
 const MEMORY: u64 = 48 << 20;
 
 /// 1 GiB with `CUBE_LONG` in the environment.
@@ -40,7 +40,7 @@ async fn world(protocol: &str) -> (World, Origin, Ipv4Addr) {
     (world, origin, guest)
 }
 
-/// Reads a body without keeping it.
+/// Reads a body without storing it.
 async fn length(mut body: hyper::body::Incoming) -> u64 {
     let mut length = 0;
     while let Some(frame) = timeout(LIMIT, body.frame()).await.unwrap() {
@@ -236,7 +236,7 @@ async fn one_hundred_continue_is_the_servers() {
                 let _ = stream.shutdown().await;
                 return;
             }
-            // Nothing of the body comes before the answer.
+            // No part of the body comes before the response.
             let more = timeout(Duration::from_millis(100), stream.read(&mut buffer)).await;
             arrived.send(more.is_ok()).await.unwrap();
             stream

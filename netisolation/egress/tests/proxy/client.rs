@@ -1,4 +1,4 @@
-//! Clients as they run in guests.
+//! Clients like those in guests.
 
 use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
@@ -41,7 +41,7 @@ async fn try_connect(world: &World, source: Ipv4Addr) -> std::io::Result<TcpStre
     Ok(stream)
 }
 
-/// A client's configuration that trusts the authorities of the proxy and of the servers.
+/// A client configuration that trusts the authorities of the proxy and of the servers.
 pub(crate) fn config(world: &World, protocols: &[&str]) -> ClientConfig {
     let mut roots = RootCertStore::empty();
     for certificate in [&world.ca.certificate, &world.servers.certificate] {
@@ -75,7 +75,7 @@ pub(crate) async fn tls(
         .unwrap()
 }
 
-/// Whether the certificate of the other end is the proxy's.
+/// Whether the peer's certificate is the proxy's.
 pub(crate) fn is_terminated(world: &World, stream: &TlsStream<TcpStream>) -> bool {
     let chain = stream.get_ref().1.peer_certificates().unwrap();
     let authority = CertificateDer::from_pem_slice(world.ca.certificate.as_bytes()).unwrap();
@@ -117,7 +117,7 @@ pub(crate) fn get(host: &str, path: &str) -> Request<Body> {
         .unwrap()
 }
 
-/// An answer with its whole body.
+/// A response with its whole body.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -161,14 +161,14 @@ pub(crate) async fn exchange(
 
 pub(crate) async fn until_end(mut stream: impl AsyncRead + Unpin) -> String {
     let mut all = Vec::new();
-    // A reset after the last bytes is an end too.
+    // A reset after the last bytes counts as an end.
     let _ = timeout(LIMIT, stream.read_to_end(&mut all))
         .await
         .expect("the connection stays open");
     String::from_utf8_lossy(&all).into_owned()
 }
 
-/// Statuses of the answers in a text.
+/// Statuses of the responses in a text.
 pub(crate) fn statuses(text: &str) -> Vec<u16> {
     let lines = text
         .match_indices("HTTP/1.1 ")

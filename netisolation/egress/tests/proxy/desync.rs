@@ -1,4 +1,4 @@
-//! A server with the fault CL.0: it ignores the bodies of some requests, and reads them as the next request.
+//! A server with the CL.0 vulnerability: it ignores the bodies of some requests, and parses them as the next request.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +14,7 @@ use crate::{
     world::{Ca, SECRET, World},
 };
 
-/// Where the server takes the body of a request.
+/// Path at which the server reads the body of a request.
 const STORE: &str = "/store";
 /// The request whose header the guest wants to read.
 const VICTIM: &str = "GET / HTTP/1.1\r\nHost: api.test\r\nConnection: close\r\n\r\n";
@@ -24,7 +24,7 @@ type Stored = Arc<Mutex<String>>;
 
 async fn serve(stream: TcpStream, acceptor: TlsAcceptor, stored: Stored) {
     if let Ok(stream) = acceptor.accept(stream).await {
-        // A proxy that closes the connection is no error.
+        // A proxy that closes the connection is not an error.
         let _ = answer(stream, &stored).await;
     }
 }
@@ -37,7 +37,7 @@ async fn answer(
     loop {
         let head = next(&mut stream, &mut bytes).await?;
         if head.contains(STORE) {
-            // As long as the attacker says. A whole head is enough.
+            // As long as the attacker claims. A complete head is enough.
             let body = next(&mut stream, &mut bytes).await?;
             *stored.lock().unwrap() += &body;
         }

@@ -1,4 +1,4 @@
-//! HTTP/2 by hand, for heads that no client library sends.
+//! Hand-made HTTP/2, for heads that no client library sends.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ fn fields(list: &[(&str, &str)]) -> Vec<u8> {
 /// How the first stream of a connection ended.
 #[derive(Debug, PartialEq, Eq)]
 enum Ended {
-    /// With these fields, encoded.
+    /// A response with these encoded fields.
     Answer(Vec<u8>),
     Reset,
     Connection,
@@ -149,7 +149,7 @@ async fn pseudo_headers_cannot_be_used_for_tricks() {
     ];
     for case in cases {
         let ended = send(&world, guest, case).await;
-        // An answer with status 200 begins with an entry of the static table.
+        // A response with status 200 begins with an entry of the static table.
         let is_success = matches!(&ended, Ended::Answer(fields) if fields.first() == Some(&0x88));
         assert!(
             !is_success && origin.seen().is_empty(),

@@ -1,4 +1,4 @@
-//! Limits, cuts, and the ends of the proxy and of its owner.
+//! Limits, cuts, and the end of the proxy or its owner.
 
 use std::{
     net::Ipv4Addr,
@@ -79,7 +79,7 @@ async fn at_the_limit_of_all_the_longest_idle_connection_of_the_sandbox_with_mos
         let stream = tls(&world, guest, "free.test", &[]).await.unwrap();
         greedy.push(http1(stream).await);
     }
-    // In use again: the second is now idle for the longest time.
+    // In use again. Now the second has been idle for the longest time.
     for number in [0, 2, 3] {
         let answer = send1(&mut greedy[number], get("free.test", "/")).await;
         assert_eq!(answer.text, "ok");
@@ -119,7 +119,7 @@ async fn a_cut_ends_all_connections_of_the_sandbox_alone() {
         assert_eq!(text, "");
     }
     assert_eq!(send1(&mut kept, get("api.test", "/")).await.status, 200);
-    // The sandbox may connect again, under whatever its policy is now.
+    // The sandbox may connect again, under its current policy.
     tls(&world, guest, "api.test", &[]).await.unwrap();
 }
 
@@ -130,7 +130,7 @@ async fn after_the_control_socket_only_unread_connections_continue() {
     let idle = tls(&world, guest, "api.test", &[]).await.unwrap();
     world.close_control();
     assert_eq!(until_end(idle).await, "");
-    // The listener is closed: nothing accepts, or the kernel refuses.
+    // The listener is closed: no process accepts, or the kernel refuses.
     let limit = Instant::now() + Duration::from_secs(10);
     while TcpStream::connect(world.address).await.is_ok() {
         assert!(Instant::now() < limit, "the listener stays open");
@@ -190,7 +190,7 @@ async fn slow_heads_and_handshakes_end() {
         .unwrap();
     let mut answer = [0; 12];
     later.read_exact(&mut answer).await.unwrap();
-    // They are not ended at once: another connection is served first.
+    // They are not closed at once: another connection is served first.
     let mut sender = http1(tls(&world, guest, "api.test", &[]).await.unwrap()).await;
     assert_eq!(send1(&mut sender, get("api.test", "/")).await.status, 200);
     for open in [&nothing, &partial, &head] {
@@ -210,7 +210,7 @@ async fn slow_heads_and_handshakes_end() {
     assert_eq!(call.refused.unwrap(), "the head of a request took too long");
 }
 
-/// Connections that are refused on sight, so that each makes a record without a question.
+/// Connections that are refused immediately, so that each makes a record without a request to the server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn records_that_do_not_fit_are_counted() {
     const RECORDS: usize = 6000;
@@ -218,7 +218,7 @@ async fn records_that_do_not_fit_are_counted() {
     let plain = Origin::plain().await;
     let guest = world.guest_by_address(plain.address, &["api.test"]);
     let mut stream = connect(&world, guest).await;
-    // The host is one of the address's names, so the requests are read; other names need no question.
+    // The host is one of the address's names, so the requests are read. Other names need no request to the server.
     let first = "GET / HTTP/1.1\r\nHost: api.test\r\n\r\n";
     stream.write_all(first.as_bytes()).await.unwrap();
     world.call(guest, |call| call.status == Some(200));

@@ -1,5 +1,5 @@
-//! `cube-egress` as its owner starts it, with a stand-in for `cube-api` at the other end of the control socket, servers with
-//! a certificate authority of their own, and clients that trust the proxy's authority.
+//! `cube-egress` as started by its owner, with a stand-in for `cube-api` at the other end of the control socket,
+//! servers with their own certificate authority, and clients that trust the proxy's authority.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Connections to the TLS port before any request: which names pass, and that they pass unread.
+//! Connections to the TLS port before any request: allowed names, which pass unread.
 
 use std::{
     net::SocketAddr,
@@ -27,10 +27,10 @@ async fn world() -> (World, Origin) {
     (world, origin)
 }
 
-/// Ends what a keeping server reads.
+/// Ends the input of a recording server.
 const END: &[u8] = b"<the end>";
 
-/// A server that keeps what it gets, on the TLS port of a new proxy.
+/// A server that records its input, on the TLS port of a new proxy.
 async fn keeping_world() -> (World, SocketAddr, Arc<Mutex<Vec<u8>>>) {
     let kept = Arc::new(Mutex::new(Vec::new()));
     let keeping = Arc::clone(&kept);
@@ -70,7 +70,7 @@ async fn a_name_without_rule_passes_unread() {
     let stream = tls(&world, guest, "api.test", &["http/1.1"]).await.unwrap();
     assert!(!is_terminated(&world, &stream));
     let mut sender = http1(stream).await;
-    // In an unread connection the proxy does not see the host.
+    // In an unread connection the proxy does not check the host.
     assert_eq!(send1(&mut sender, get("api.test", "/")).await.text, "ok");
     drop(sender);
     let call = world.call(guest, |call| call.refused.is_none());
@@ -87,7 +87,7 @@ async fn a_name_without_rule_passes_unread() {
     );
 }
 
-/// The documented cure for domain fronting.
+/// The documented remedy against domain fronting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rule_without_headers_compares_the_host_and_adds_none() {
     let (world, origin) = world().await;
@@ -161,7 +161,7 @@ async fn bytes_that_are_no_client_hello_are_refused() {
             "{bytes:?}: {answer:?}"
         );
     }
-    // A client that says nothing and leaves.
+    // A client that sends nothing and disconnects.
     connect(&world, guest).await.shutdown().await.unwrap();
     world.call(guest, |call| {
         call.refused.as_deref() == Some("the connection does not begin with a TLS ClientHello")
@@ -246,7 +246,7 @@ async fn two_server_names_are_refused() {
     let answer = exchange(connect(&world, guest).await, &bytes).await;
     assert_eq!(answer.as_bytes().first(), Some(&21));
     assert_eq!(origin.connections(), 0);
-    // The same with one name is the start of a connection.
+    // With a single name, this is a valid start of a connection.
     let one = b"\0\x0b\0\0\x08api.test";
     let bytes = with_extension(&hello(&world, "127.0.0.1", &[]), 0, one);
     let mut stream = connect(&world, guest).await;

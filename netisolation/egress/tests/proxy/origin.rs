@@ -1,4 +1,4 @@
-//! Servers: an HTTP server with a path for each need, and raw ones.
+//! Servers: an HTTP server with a path for each test, and raw ones.
 
 use std::{
     convert::Infallible,
@@ -35,7 +35,7 @@ use crate::world::Ca;
 
 type Body = BoxBody<Bytes, hyper::Error>;
 
-/// A request as the server got it.
+/// A request as received by the server.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) uri: String,
@@ -220,7 +220,7 @@ async fn answer(mut request: Request<Incoming>) -> Response<Body> {
     }
 }
 
-/// So many bytes, made while they are read.
+/// This many bytes, generated while they are read.
 pub(crate) fn bytes<E: Send + Sync + 'static>(length: u64) -> BoxBody<Bytes, E> {
     let part = Bytes::from(vec![7; 64 << 10]);
     BoxBody::new(Counted {

@@ -1,4 +1,4 @@
-//! Connections without TLS, whose every request names its host.
+//! Connections without TLS, on which each request names its host.
 
 use std::{net::Ipv4Addr, sync::Arc};
 
@@ -36,13 +36,13 @@ async fn each_request_of_a_connection_has_its_own_rule() {
         .map(|seen| seen.headers.contains_key("x-api-key"))
         .collect();
     assert_eq!(keys, [true, false, true]);
-    // Requests of different names, and so of different rules, share no connection.
+    // Requests for different names, and therefore of different rules, share no connection.
     assert_eq!(origin.connections(), 3);
     let call = world.call(guest, |call| call.name.as_deref() == Some("free.test"));
     assert_eq!((call.rule, call.status), (None, Some(200)));
 }
 
-/// A guest must not choose that a secret leaves the host in clear text.
+/// A guest must not be able to send a secret out of this host in clear text.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rule_for_tls_only_is_answered_with_426() {
     let (world, origin, guest) = world().await;
@@ -55,7 +55,7 @@ async fn a_rule_for_tls_only_is_answered_with_426() {
     for cure in ["https://", "plain", "\"rule\":\"api.test\""] {
         assert!(refused.text.contains(cure), "{}", refused.text);
     }
-    // Other names of the connection are served.
+    // Other names on the connection are served.
     assert_eq!(send1(&mut sender, get("free.test", "/")).await.text, "ok");
     assert_eq!(origin.seen().len(), 1);
     let asked = ["api.test", "free.test"].map(|name| (name.to_owned(), Ask::HeadersInClear));
@@ -114,7 +114,7 @@ async fn a_flow_that_an_address_admits_speaks_anything() {
         stream.shutdown().await.unwrap();
         assert_eq!(exchange(stream, b"").await, text);
     }
-    // A name with a rule is read, and other names of that connection get no header.
+    // A connection to a name with a rule is read. Other names on it get no header.
     world.rule("else.test", SECRET);
     let guest = world.guest_by_address(origin.address, &["api.test"]);
     let mut sender = http1(connect(&world, guest).await).await;

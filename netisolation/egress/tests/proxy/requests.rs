@@ -26,7 +26,7 @@ async fn world(protocols: &[&str]) -> (World, Origin, Ipv4Addr) {
     (world, origin, guest)
 }
 
-/// Sends raw requests over one connection, of which the last closes it.
+/// Sends raw requests over one connection, which the last one closes.
 async fn raw(world: &World, guest: Ipv4Addr, bytes: &[u8]) -> String {
     let stream = tls(world, guest, "api.test", &["http/1.1"]).await.unwrap();
     exchange(stream, bytes).await
@@ -145,7 +145,7 @@ async fn requests_for_other_hosts_are_misdirected() {
             "GET / HTTP/1.1\r\nHost: {host}\r\n\r\nGET / HTTP/1.1\r\nHost: api.test\r\n\r\n"
         );
         let answer = raw(&world, guest, request.as_bytes()).await;
-        // The connection ends with the refusal: the second request is not read.
+        // The connection ends with the refusal. The second request is not read.
         assert_eq!(statuses(&answer), [status], "{host}: {answer}");
     }
     assert_eq!(origin.seen().len(), 0);
@@ -226,7 +226,7 @@ async fn pipelined_requests_are_checked_each() {
     assert_eq!(statuses(&answer), [200, 200, 421]);
     let paths: Vec<_> = origin.seen().iter().map(|seen| seen.uri.clone()).collect();
     assert_eq!(paths, ["/1", "/2"]);
-    // A body that looks like a request is a body.
+    // A body that looks like a request is still a body.
     let smuggled = "GET /smuggled HTTP/1.1\r\nHost: other.test\r\n\r\n";
     let request = format!(
         "POST /sink HTTP/1.1\r\nHost: api.test\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{smuggled}",
@@ -245,7 +245,7 @@ async fn http2_pseudo_headers_must_agree_with_the_connection() {
     let (world, origin, guest) = world(&["h2"]).await;
     let mut sender = http2(tls(&world, guest, "api.test", &["h2"]).await.unwrap()).await;
     let request = |uri: &str| Request::get(uri).body(empty()).unwrap();
-    // A client that reuses the connection for another name (RFC 9113, section 9.1.1) must open one of its own.
+    // A client that reuses the connection for another name (RFC 9113, section 9.1.1) must open a new one.
     assert_eq!(
         send2(&mut sender, request("https://other.test/"))
             .await
@@ -276,7 +276,7 @@ async fn http2_pseudo_headers_must_agree_with_the_connection() {
         .unwrap();
     assert_eq!(send2(&mut sender, host).await.status, 400);
     assert_eq!(origin.seen().len(), 0);
-    // The connection goes on.
+    // The connection continues.
     let host = Request::get("https://api.test/")
         .header("host", "api.test")
         .body(empty())

@@ -1,4 +1,5 @@
-//! Figures for results/notes-use.md: `cargo test --release -p egress --test proxy speed -- --ignored --nocapture --test-threads 1`.
+//! Measurements for results/notes-use.md: `cargo test --release -p egress --test proxy speed -- --ignored --nocapture
+//! --test-threads 1`.
 
 use std::{net::SocketAddr, sync::Arc, time::Instant};
 
@@ -141,7 +142,7 @@ async fn transfer(stream: &mut TcpStream, kind: u8, length: usize) -> f64 {
     began.elapsed().as_secs_f64()
 }
 
-/// Half of them read, half unread, all of them with an exchange behind them.
+/// Half of the connections are read, half are not. Each has completed an exchange.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "measures; run alone, in release"]
 async fn speed_memory_of_a_thousand_connections() {

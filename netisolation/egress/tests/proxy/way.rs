@@ -1,4 +1,4 @@
-//! Connections by the SOCKS5 proxy of a sandbox.
+//! Connections through the SOCKS5 proxy of a sandbox.
 
 use std::{
     net::SocketAddr,
@@ -20,14 +20,14 @@ use crate::{
 const USER: &str = "me";
 const PASSWORD: &str = "a-password-of-the-proxy";
 
-/// A SOCKS5 proxy that wants credentials. Returns its address, and the addresses that it was asked for.
+/// A SOCKS5 proxy that requires credentials. Returns its address, and the requested addresses.
 async fn socks() -> (SocketAddr, Arc<Mutex<Vec<SocketAddr>>>) {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&asked);
     let address = origin::raw(move |stream: TcpStream| {
         let kept = Arc::clone(&kept);
         async move {
-            // A client that breaks off is the test's to notice.
+            // If a client disconnects early, the test detects it.
             let _ = serve(stream, &kept).await;
         }
     });
@@ -113,7 +113,7 @@ async fn connections_leave_in_the_tls_of_the_proxy_or_not_at_all() {
     let world = World::new(&servers, origin.address.port(), &[]);
     world.rule("api.test", SECRET);
     let own = Ca::new("of the customer");
-    // With authorities of its own, and with those of the host.
+    // With its own authorities, and with the host's.
     for (ca, given) in [(&own, Some(&own)), (&*servers, None)] {
         let (address, asked) = socks_in_tls(ca, "proxy.test").await;
         world.way(in_tls(address, "proxy.test", given));
@@ -133,7 +133,7 @@ async fn connections_leave_in_the_tls_of_the_proxy_or_not_at_all() {
         in_tls(address, "other.test", Some(&own)),
         in_tls(address, "proxy.test", None),
         in_tls(address, "proxy.test", Some(&servers)),
-        // No way without TLS where TLS is wanted.
+        // If TLS is required, a proxy without TLS is not used.
         in_tls(clear, "proxy.test", Some(&own)),
         by(address, PASSWORD),
     ] {

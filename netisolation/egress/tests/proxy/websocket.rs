@@ -1,4 +1,4 @@
-//! Changes of protocol.
+//! Protocol switches.
 
 use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 

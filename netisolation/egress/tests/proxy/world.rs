@@ -14,7 +14,7 @@ use egress::control::{Ask, Authority, Call, Flow, RuleOutcome, ToProxy, ToServer
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
-/// A value that must not be anywhere but in requests to servers.
+/// A value that may occur only in requests to servers.
 pub(crate) const SECRET: &str = "hunter2-hunter2-hunter2";
 
 /// A certificate authority.
@@ -62,7 +62,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Starts a proxy that takes connections to this port for TLS.
+    /// Starts a proxy that expects TLS on connections to this port.
     pub(crate) fn new(servers: &Arc<Ca>, https_port: u16, options: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let roots = dir.path().join("roots.pem");
@@ -72,7 +72,7 @@ impl World {
         let (control, theirs) = UnixStream::pair().unwrap();
         let log = std::fs::File::create(dir.path().join("log")).unwrap();
         let mut command = Command::new("sh");
-        // The listener is passed as standard output, and becomes descriptor 3.
+        // The listener is passed as standard output, and moved to descriptor 3.
         command
             .args(["-c", r#"exec "$0" "$@" 3<&1 1>/dev/null"#])
             .arg(env!("CARGO_BIN_EXE_cube-egress"))
@@ -112,8 +112,8 @@ impl World {
         send(&self.control, message);
     }
 
-    /// Connections from this address belong to a sandbox, and lead to `remote`, which was resolved from `names`. Returns the
-    /// address.
+    /// Assigns connections from a new address to a sandbox. They lead to `remote`, to which `names` were resolved.
+    /// Returns the address.
     pub(crate) fn guest(&self, remote: SocketAddr, names: &[&str]) -> Ipv4Addr {
         self.guest_of(remote, names, false)
     }
@@ -160,12 +160,12 @@ impl World {
             .insert(host.to_owned(), outcome);
     }
 
-    /// Connections of guests that are made from now on leave like this.
+    /// Sets how new connections of guests leave.
     pub(crate) fn way(&self, way: Way) {
         self.answers.lock().unwrap().way = Some(way);
     }
 
-    /// While the result lives, the stand-in does not read.
+    /// Stops the stand-in from reading while the result lives.
     pub(crate) fn hold(&self) -> Held {
         let answers = Arc::clone(&self.answers);
         let (release, released) = std::sync::mpsc::channel::<()>();
@@ -179,7 +179,7 @@ impl World {
         Held { _release: release }
     }
 
-    /// The stand-in reads questions and answers none.
+    /// Makes the stand-in read requests without responding.
     pub(crate) fn silence(&self) {
         self.answers.lock().unwrap().silent = true;
     }
@@ -200,7 +200,7 @@ impl World {
         found.unwrap_or_else(|| panic!("no such record: {:#?}", self.answers.lock().unwrap().calls))
     }
 
-    /// Calls and lost records, together.
+    /// Total of calls and lost records.
     pub(crate) fn counted(&self) -> u64 {
         let answers = self.answers.lock().unwrap();
         answers.calls.len() as u64 + answers.lost
@@ -230,7 +230,7 @@ impl World {
         self.control.shutdown(std::net::Shutdown::Both).unwrap();
     }
 
-    /// Resident memory of the proxy, in bytes: the most so far.
+    /// Peak resident memory of the proxy so far, in bytes.
     pub(crate) fn peak_memory(&self) -> u64 {
         let status =
             std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();

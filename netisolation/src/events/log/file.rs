@@ -15,10 +15,10 @@ use serde::Serialize;
 
 use crate::events::event::{Direction, NetEvent, Protocol, Reason};
 
-/// A file is full at this size; there are at most two files.
+/// A file is full at this size. There are at most two files.
 const MAX_BYTES: u64 = 16 << 20;
-/// A sandbox that has filled one part in this many of a file writes no more to it, so that it cannot displace the
-/// events of others.
+/// A sandbox that has filled this fraction of a file writes no more to it, so that it cannot displace the events of
+/// others.
 const MAX_SHARE_DIVISOR: u64 = 16;
 /// The file contains the names and addresses of sandboxes' peers.
 const MODE: u32 = 0o600;
@@ -50,7 +50,7 @@ struct Line<'a> {
 }
 
 impl LogFile {
-    /// Opens the file, or makes it, with mode 0600.
+    /// Opens or creates the file, with mode 0600.
     ///
     /// # Errors
     /// Returns the errors of opening it.
@@ -69,7 +69,7 @@ impl LogFile {
         })
     }
 
-    /// Appends a whole line about a sandbox or nothing. `line` has no newline.
+    /// Appends a complete line about a sandbox, or nothing. `line` has no newline.
     ///
     /// # Errors
     /// Returns `QuotaExceeded` if the sandbox has used its share of this file, or an error if writing or rotating
