@@ -4,9 +4,9 @@
 //! main thread      events of the process ─► standard output and error ─► exit code
 //! input            standard input ─► StreamInput; at its end CloseStdin
 //! signals          signals of this program ─► the process; the terminal's size ─► its terminal
-//! lease            prolongs the sandbox's life while a command is attached
+//! lease            extends the sandbox's lifetime while a command is attached
 //! ```
-//! Each thread has a connection of its own. Only the main thread returns a result. The signal thread ends the program
+//! Each thread has its own connection. Only the main thread returns a result. The signal thread ends the program
 //! itself if a signal has no effect within [`signals::GRACE`], or is repeated.
 
 mod input;
@@ -35,11 +35,11 @@ pub(crate) use lease::{LEASE, Lease};
 pub(crate) use signals::{AtEnd, Draft, Signals};
 pub(crate) use terminal::{is_terminal, size};
 
-/// Of a command whose time is over, as timeout(1) has it.
+/// Exit code of a command that timed out, as in timeout(1).
 const TIMED_OUT: u8 = 124;
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
-/// Longest time of a command, longer than any sandbox lives.
+/// Maximum duration of a command, longer than any sandbox lives.
 const FOREVER: Duration = Duration::from_secs(30 * 86_400);
 
 /// The command's standard input.
@@ -47,7 +47,7 @@ const FOREVER: Duration = Duration::from_secs(30 * 86_400);
 pub(crate) enum Input {
     /// /dev/null
     Nothing,
-    /// That of this program.
+    /// Standard input of this program.
     Stream,
 }
 
@@ -71,17 +71,17 @@ pub(crate) struct Order {
     pub(crate) limit: Option<Duration>,
 }
 
-/// How a command ended.
+/// Result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// The exit code for this program.
+    /// Exit code of this program.
     pub(crate) code: u8,
     /// Whether the connection can be used for further requests.
     pub(crate) is_reusable: bool,
 }
 
 impl Outcome {
-    /// The stream was not read to its end.
+    /// The result if the stream was not read to its end.
     pub(crate) fn left(code: u8) -> Self {
         Self {
             code,
@@ -157,7 +157,7 @@ fn start_request(order: &Order) -> StartRequest {
     }
 }
 
-/// Writes the output of an event as it came.
+/// Writes the output of an event unchanged.
 fn show(event: &ProcessEvent) -> io::Result<()> {
     let Some(data) = &event.data else {
         return Ok(());
@@ -173,7 +173,7 @@ fn show(event: &ProcessEvent) -> io::Result<()> {
     }
 }
 
-/// The reader of the output has gone, or the output cannot be written.
+/// The reader of the output is gone, or the output cannot be written.
 fn output_lost(why: &io::Error) -> Result<u8, Failure> {
     match why.kind() {
         io::ErrorKind::BrokenPipe => Ok(u8::try_from(BROKEN_PIPE).unwrap_or(ATTACHED)),
@@ -183,7 +183,8 @@ fn output_lost(why: &io::Error) -> Result<u8, Failure> {
     }
 }
 
-/// A command that the agent did not start. As in shells, the message goes to standard error and the code says which.
+/// Reports a command that the agent did not start. As in shells, the message goes to standard error and the exit
+/// code shows the reason.
 fn not_started(
     why: &ClientError,
     route: &SandboxRoute,

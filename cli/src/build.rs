@@ -15,7 +15,7 @@ use crate::{
     template::UNKNOWN,
 };
 
-/// Between two looks at a build, as the SDKs have it.
+/// Interval between two polls of a build, as in the SDKs.
 const PERIOD: Duration = Duration::from_millis(200);
 
 /// Credentials for a registry.
@@ -55,7 +55,7 @@ impl RegistryArgs {
     }
 }
 
-/// A build of a server.
+/// A build on a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Build {
     pub(crate) template_id: String,
@@ -77,7 +77,7 @@ impl Build {
         format!("/templates/{template}/builds/{build}")
     }
 
-    /// Its state, with the log from an offset on.
+    /// Its state, with the log starting at an offset.
     pub(crate) fn status(&self, server: &mut Server, offset: usize) -> Result<BuildInfo, Failure> {
         server.get(&format!("{}/status?logsOffset={offset}", self.path()))
     }
@@ -99,7 +99,7 @@ pub(crate) fn begin(
     Ok(build)
 }
 
-/// Builds a template again, from what the server keeps of its build.
+/// Repeats the build of a template, from the server's record of it.
 pub(crate) fn begin_redo(
     server: &mut Server,
     template: &str,
@@ -117,16 +117,16 @@ pub(crate) fn begin_redo(
     Ok(Build::from(&requested))
 }
 
-/// How a build that was followed ended.
+/// Outcome of following a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Ready,
     Failed(StatusReason),
-    /// The caller stopped following. The build goes on.
+    /// The caller stopped following. The build continues.
     Left,
 }
 
-/// Follows a build to its end. `look` sees each state, and returns whether to go on.
+/// Follows a build to its end. `look` receives each state, and returns whether to continue.
 pub(crate) fn follow(
     server: &mut Server,
     build: &Build,
@@ -145,7 +145,7 @@ pub(crate) fn follow(
         }
         let has_more = !info.log_entries.is_empty();
         match info.status {
-            // The rest of the log comes first.
+            // Print the rest of the log first.
             BuildStatus::Ready | BuildStatus::Error if has_more => {}
             BuildStatus::Ready => return Ok(Ended::Ready),
             BuildStatus::Error => return Ok(Ended::Failed(reason(info))),
@@ -165,7 +165,7 @@ fn reason(info: BuildInfo) -> StatusReason {
     })
 }
 
-/// The failure of a build, for the user.
+/// Failure of a build, for the user.
 pub(crate) fn failed(name: &str, reason: &StatusReason) -> Failure {
     let step = match reason.step.as_deref() {
         None => String::new(),

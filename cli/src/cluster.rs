@@ -1,4 +1,4 @@
-//! `cube cluster`: settings of a cluster are files of the server's host, so this runs `cube-api cluster` there.
+//! `cube cluster`: the settings of a cluster are files on the server's host, so this runs `cube-api cluster` there.
 
 use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
 
@@ -12,7 +12,7 @@ use crate::{
 #[derive(Args, Debug)]
 #[command(disable_help_flag = true)]
 pub(crate) struct ClusterArgs {
-    /// init, token or join with their options; `cube-api cluster --help` lists them
+    /// init, token or join with options; `cube-api cluster --help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<OsString>,
 }

@@ -11,12 +11,12 @@ use crate::{
     failure::Failure,
 };
 
-/// A login shell, whatever the image has.
+/// A login shell: bash if the image has it.
 const SHELL: &str = "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi";
-/// Denies all that `allowOut` does not allow; it includes IPv6.
+/// Denies everything that `allowOut` does not allow, IPv6 included.
 const ALL: &str = "0.0.0.0/0";
 
-/// How a command is run.
+/// Options for running a command.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CommandArgs {
     /// Forward standard input to the command
@@ -25,13 +25,13 @@ pub(crate) struct CommandArgs {
     /// Give the command a terminal
     #[arg(short, long)]
     pub(crate) tty: bool,
-    /// Environment variable of the command, or NAME alone for this program's value; may be repeated
+    /// Environment variable of the command, or NAME alone to pass on the local value; may be repeated
     #[arg(short, long = "env", value_name = "NAME=VALUE")]
     pub(crate) envs: Vec<String>,
-    /// User of the command [default: that of the template]
+    /// User of the command [default: the template's]
     #[arg(short, long, value_name = "NAME")]
     pub(crate) user: Option<String>,
-    /// Working directory of the command [default: that of the template]
+    /// Working directory of the command [default: the template's]
     #[arg(short, long, value_name = "DIR")]
     pub(crate) workdir: Option<String>,
     /// Kill the command after this time and exit with 124, for example 90s [default: no limit]
@@ -40,7 +40,8 @@ pub(crate) struct CommandArgs {
 }
 
 impl CommandArgs {
-    /// What to run, with the streams of this program. Without a command: a shell, if there is a terminal for it.
+    /// The command to run, with the streams of this program. Without a command: a shell, if there is a terminal for
+    /// it.
     pub(crate) fn order(&self, command: &[String]) -> Result<Order, Failure> {
         if self.tty && self.interactive && !is_terminal(std::io::stdin()) {
             return Err(
@@ -87,7 +88,7 @@ impl CommandArgs {
     }
 }
 
-/// `NAME=VALUE`, or `NAME` for the value that this program has.
+/// `NAME=VALUE`, or `NAME` for this program's own value.
 pub(crate) fn variables(given: &[String]) -> Result<BTreeMap<String, String>, Failure> {
     let mut found = BTreeMap::new();
     for text in given {
@@ -111,11 +112,11 @@ pub(crate) fn variables(given: &[String]) -> Result<BTreeMap<String, String>, Fa
     Ok(found)
 }
 
-/// What a new sandbox may reach.
+/// Destinations that a new sandbox may reach.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct EgressArgs {
-    /// What the sandbox may reach: none, internet, or a host name, address or CIDR block; may be repeated
-    /// [default: as the server is configured]
+    /// Destination that the sandbox may reach: none, internet, or a host name, address or CIDR block; may be
+    /// repeated [default: as configured on the server]
     #[arg(long = "egress", value_name = "WHAT", action = ArgAction::Append)]
     pub(crate) egress: Vec<String>,
 }

@@ -1,5 +1,5 @@
-//! `cubemastercli`: the command line of CubeSandbox's guides, for readers who type it as they know it. It is this program
-//! under that name (a link), or `cube cubemastercli …`. Flags that mean nothing here are accepted and named.
+//! `cubemastercli`: the command line of CubeSandbox's guides, for readers who follow them. It is this program under
+//! that name (a link), or `cube cubemastercli …`. Flags without meaning here are accepted and reported.
 
 mod create;
 mod info;
@@ -16,14 +16,14 @@ use serde_json::{Value, json};
 
 use crate::{context::Context, failure::Failure, output::Format, server::ServerArgs};
 
-/// The name under which the program is this command line.
+/// Name of the program that selects this command line.
 pub(crate) const NAME: &str = "cubemastercli";
 
-/// Templates and sandboxes, with the words of CubeSandbox's guides
+/// Templates and sandboxes, with the commands of CubeSandbox's guides
 #[derive(Parser, Debug)]
 #[command(name = NAME, version)]
 struct Cubemastercli {
-    /// Host of the server [default: that of --url or E2B_API_URL]
+    /// Host of the server [default: from --url or E2B_API_URL]
     #[arg(
         short,
         long,
@@ -76,7 +76,7 @@ enum CubemastercliCommand {
     Snapshot(sandboxes::SnapshotCommand),
 }
 
-/// Runs the command line of these words, without the program's name: usage lines have that of the guides.
+/// Runs this command line, given without the program's name. Usage lines show the name from the guides.
 pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
     let words = std::iter::once(NAME.into()).chain(words);
     let matches = Cubemastercli::command().get_matches_from(words);
@@ -113,7 +113,7 @@ fn run(cli: &Cubemastercli) -> Result<(), Failure> {
     }
 }
 
-/// An answer of these commands as JSON: its fields, and the result as CubeSandbox's server sends it.
+/// A response of these commands as JSON: its fields, and the result in the form of CubeSandbox's server.
 fn answer(mut fields: Value) -> Value {
     if let Some(fields) = fields.as_object_mut() {
         let result = json!({"ret_code": 200, "ret_msg": "success"});
@@ -122,7 +122,7 @@ fn answer(mut fields: Value) -> Value {
     fields
 }
 
-/// `HOST`, `HOST:PORT` or a URL. Of several, separated by commas, the first.
+/// `HOST`, `HOST:PORT` or a URL. From a comma-separated list, the first.
 fn url_of(address: &str, port: u16) -> String {
     let address = address.split(',').next().unwrap_or_default().trim();
     if address.contains("://") {

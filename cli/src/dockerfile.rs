@@ -1,8 +1,8 @@
-//! Dockerfiles: read here and sent as the steps of a build, as the SDKs do. The server never sees the file.
+//! Dockerfiles: parsed here and sent as the steps of a build, as in the SDKs. The server never sees the file.
 //!
-//! Supported are FROM, RUN, COPY, ADD of local files, ENV, ARG, WORKDIR, USER, ENTRYPOINT and CMD. What
-//! only describes a container (EXPOSE, LABEL, HEALTHCHECK, …) is left out. Everything else is refused by name, since a
-//! build that silently differs from Docker's is worse than none.
+//! Supported are FROM, RUN, COPY, ADD of local files, ENV, ARG, WORKDIR, USER, ENTRYPOINT and CMD. Instructions
+//! that only describe a container (EXPOSE, LABEL, HEALTHCHECK, …) are ignored. Everything else is rejected by name,
+//! because a build that silently differs from Docker's is worse than none.
 
 mod archive;
 mod context;
@@ -26,19 +26,19 @@ use parse::Instruction;
 pub(crate) use variables::BuildArgs;
 pub(crate) use words::script;
 
-/// A Dockerfile as the server takes it.
+/// A Dockerfile in the form that the server accepts.
 #[derive(Debug)]
 pub(crate) struct Recipe {
     pub(crate) image: String,
     pub(crate) steps: Vec<BuildStep>,
     /// ENTRYPOINT and CMD.
     pub(crate) start: Option<String>,
-    /// Names of given arguments that no ARG takes.
+    /// Names of given arguments without an ARG.
     pub(crate) unused: Vec<String>,
     uploads: Vec<Files>,
 }
 
-/// Reads a Dockerfile and finds the files that it copies. `context`: by default the directory of the file.
+/// Reads a Dockerfile and finds the files that it copies. `context` defaults to the directory of the file.
 pub(crate) fn read(
     file: &Path,
     context: Option<&Path>,
@@ -99,8 +99,8 @@ pub(crate) fn read(
     Ok(recipe)
 }
 
-/// The patterns of `<Dockerfile>.dockerignore` beside the file if there is one, else those of `.dockerignore` in the
-/// directory of the build, as with BuildKit.
+/// The patterns of `<Dockerfile>.dockerignore` next to the file if it exists, otherwise of `.dockerignore` in the
+/// build context, as in BuildKit.
 fn ignored(file: &Path, context: &Path) -> Result<Ignored, Failure> {
     let mut own = file.as_os_str().to_owned();
     own.push(".dockerignore");
@@ -245,7 +245,7 @@ CMD [\"--port\", \"80\"]
         let own = dir.path().join("app.Dockerfile.dockerignore");
         fs::write(&own, "b\n.*").unwrap();
         assert_eq!(found(), names(&["a"]));
-        // An empty one counts too.
+        // An empty file also takes precedence.
         fs::write(&own, "").unwrap();
         assert_eq!(found(), names(&[".dockerignore", "a", "b"]));
         fs::write(&own, "x\n[ab]").unwrap();

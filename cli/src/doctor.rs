@@ -1,8 +1,8 @@
-//! `cube doctor`: what this host lacks for a server, each with its cure.
+//! `cube doctor`: lists what this host lacks for a server, each with its remedy.
 //!
-//! The checks repeat what the server and the VMM check when they start, in words for a person, and change nothing: a
-//! server that systemd would start for a connection is not connected to. They read /proc, /sys and the files of the
-//! installation; only the VMM's own probe and systemctl are started.
+//! The checks repeat those that the server and the VMM perform when they start, in words for people, and change
+//! nothing: they do not connect to a server that systemd would start for a connection. They read /proc, /sys and
+//! the files of the installation, and start only the VMM's own probe and systemctl.
 
 mod host;
 mod options;
@@ -23,26 +23,26 @@ use crate::{context::Context, failure::Failure};
 
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// State directory of the server [default: that of its options file]
+    /// State directory of the server [default: from its options file]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
     /// Options file of the server
     #[arg(long, value_name = "FILE", default_value = OPTIONS_FILE)]
     config: PathBuf,
-    /// Also start, clone, measure and attack sandboxes on this host for some minutes, and write the verdicts and figures
-    /// to FILE, which has no secrets
+    /// Also start, clone, measure and attack sandboxes on this host for some minutes, and write the results to
+    /// FILE, which contains no secrets
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "cube-selftest.json")]
     selftest: Option<PathBuf>,
 }
 
-/// How a check ended.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Verdict {
     Ok,
-    /// A server runs without it, with less.
+    /// A server runs without it, but with restrictions.
     Warning,
-    /// A server with the usual options does not run.
+    /// A server with the default options does not run.
     Missing,
 }
 
@@ -51,9 +51,9 @@ enum Verdict {
 struct Finding {
     check: &'static str,
     verdict: Verdict,
-    /// What was found.
+    /// Finding of the check.
     found: String,
-    /// What to do. `None` if nothing is to be done.
+    /// Remedy. `None` if nothing needs to be done.
     cure: Option<String>,
 }
 
@@ -76,7 +76,7 @@ impl Finding {
         }
     }
 
-    /// As [`Finding::missing`], for something that a server runs without.
+    /// Like [`Finding::missing`], for something that a server can run without.
     fn warning(check: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Self {
         Self {
             verdict: Verdict::Warning,

@@ -1,4 +1,4 @@
-//! Failures of commands: what failed, what cures it, and the exit code.
+//! Failures of commands: cause, remedy and exit code.
 
 use std::fmt;
 
@@ -15,20 +15,20 @@ pub(crate) enum Kind {
     Refused,
     /// The server does not have what the request names.
     NotFound,
-    /// The server needs a key, and none was given.
+    /// The server requires a key, but none was given.
     NoKey,
     /// The command line is wrong.
     Usage,
     /// This host lacks something that the command needs, for example a file or a terminal.
     UnsuitableHost,
-    /// No server answers, or not in the way that one should.
+    /// No server responds, or not in the expected way.
     Unreachable,
     /// The server's certificate is not trusted.
     Untrusted,
 }
 
 impl Kind {
-    /// The exit code of commands. `cube run` and the like exit with [`ATTACHED`] instead.
+    /// Exit code of commands. `cube run` and similar commands exit with [`ATTACHED`] instead.
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Refused | Self::NotFound | Self::NoKey => 1,
@@ -39,16 +39,16 @@ impl Kind {
     }
 }
 
-/// Exit code of `run`, `exec` and `shell` if they fail themselves, so that no code of the command can be meant.
+/// Exit code of `run`, `exec` and `shell` for their own failures, distinct from the usual codes of commands.
 pub(crate) const ATTACHED: u8 = 125;
 
 /// A failure for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) kind: Kind,
-    /// What failed, with which values, and why. In lower case.
+    /// The failed action, with its values and the cause, in lower case.
     pub(crate) message: String,
-    /// What to do about it. Absent if the message says it, or if nothing is known.
+    /// Remedy. Absent if the message contains it, or if none is known.
     pub(crate) cure: Option<String>,
 }
 
@@ -91,7 +91,7 @@ impl Failure {
         self
     }
 
-    /// Adds a cure if the server does not have what was named.
+    /// Adds a remedy if the server does not have the named object.
     #[must_use]
     pub(crate) fn if_not_found(self, cure: &str) -> Self {
         match (self.kind, &self.cure) {
@@ -100,7 +100,7 @@ impl Failure {
         }
     }
 
-    /// One line of JSON in the shape of all answers.
+    /// One line of JSON in the shape of all output.
     pub(crate) fn to_json(&self, code: u8) -> String {
         let item = json!({"message": self.message, "cure": self.cure, "exitCode": code});
         json!({"format": FORMAT, "kind": "error", "items": [item]}).to_string()
@@ -158,7 +158,7 @@ impl fmt::Display for Peer<'_> {
 }
 
 impl Peer<'_> {
-    /// What to do if it does not answer.
+    /// Remedy if it does not respond.
     fn cure(&self) -> String {
         match self {
             Self::Server(_) => "is this the URL of a server with E2B's interface, with http or https as the server has it? \
@@ -171,7 +171,7 @@ impl Peer<'_> {
     }
 }
 
-/// Why a call failed, in words that fit any peer: [`ClientError`] has those for an agent.
+/// Why a call failed, in words that fit any peer; the texts of [`ClientError`] are for an agent.
 pub(crate) fn cause(why: &ClientError) -> String {
     match why {
         ClientError::NotReachable { doing, source } => {

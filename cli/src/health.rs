@@ -1,4 +1,4 @@
-//! `cube server`: whether a server answers, and what it is.
+//! `cube server`: health and properties of a server.
 
 use clap::Subcommand;
 use serde::Deserialize;
@@ -8,9 +8,9 @@ use crate::{context::Context, failure::Failure};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum ServerCommand {
-    /// Whether the server answers; needs no key
+    /// Whether the server responds; needs no key
     Health,
-    /// Address, interface, and how many sandboxes and templates there are
+    /// Address, interface, and number of sandboxes and templates
     Info,
 }
 

@@ -1,4 +1,4 @@
-//! Templates of images for `cube run --image`: one name for each image, so that it is built once.
+//! Templates of images for `cube run --image`. Each image has one name, so it is built once.
 
 use std::{thread, time::Duration};
 
@@ -15,15 +15,15 @@ use crate::{
     template::builds,
 };
 
-/// Raise it when the same image and options give another template.
+/// Increase this when the same image and options give a different template.
 const VERSION: &str = "cube run 1";
 /// Hex digits of the digest in a name.
 const DIGITS: usize = 12;
-/// Part of the reason of a build that a newer one has ended.
+/// Part of the failure reason of a build that a newer one has ended.
 const SUPERSEDED: &str = "superseded by a newer one";
-/// Part of the refusal to start a build that a newer request has ended.
+/// Part of the error for starting a build that a newer request has ended.
 const NOT_WAITING: &str = "waiting";
-/// Attempts beside other runs of the same image.
+/// Maximum attempts while other runs build the same image.
 const TRIES: u32 = 10;
 const PERIOD: Duration = Duration::from_millis(200);
 /// Longest readable part of a name.
@@ -34,10 +34,10 @@ pub(crate) struct ImageArgs {
     /// Image of the sandbox, for example python:3.12. Its template is built once; later runs start from it
     #[arg(long, value_name = "REF", conflicts_with = "template")]
     pub(crate) image: Option<String>,
-    /// When to look for a newer image of that name
+    /// When to check for a newer image with that name
     #[arg(long, value_enum, default_value_t = Pull::Missing)]
     pub(crate) pull: Pull,
-    /// Memory of the sandbox, in MiB [default: that of the server]
+    /// Memory of the sandbox, in MiB [default: the server's]
     #[arg(long, value_name = "MIB", requires = "image")]
     pub(crate) memory: Option<u32>,
     #[command(flatten)]
@@ -46,13 +46,13 @@ pub(crate) struct ImageArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Pull {
-    /// Only if there is no template of it
+    /// Only if no template was built from it
     Missing,
-    /// Always; unchanged images and steps are not built again
+    /// Always; unchanged images and steps are not rebuilt
     Always,
 }
 
-/// The template of an image with these options. The same options give the same name.
+/// Name of the template of an image with these options. The same options give the same name.
 pub(crate) fn template_name(image: &str, memory: Option<u32>) -> String {
     let memory = memory.map(|mib| mib.to_string()).unwrap_or_default();
     let mut hash = Sha256::new();
@@ -69,7 +69,8 @@ pub(crate) fn template_name(image: &str, memory: Option<u32>) -> String {
     format!("image/{shown}-{digest}")
 }
 
-/// Builds the template of an image, with progress on standard error. `Some`: a signal came first, with its exit code.
+/// Builds the template of an image, with progress on standard error. `Some`: a signal arrived first; contains its
+/// exit code.
 pub(crate) fn build(
     server: &mut Server,
     args: &ImageArgs,
@@ -102,7 +103,7 @@ pub(crate) fn build(
     }
 }
 
-/// The build of the name that another run waits for, or a new one. A new one would end that of the other.
+/// A build of this name that another run waits for, or a new one. A new build would end the other run's build.
 fn join_or_begin(
     server: &mut Server,
     new: &NewBuild,
@@ -115,7 +116,7 @@ fn join_or_begin(
             return Ok(build);
         }
         match build::begin(server, new, order) {
-            // Another run has requested a build since this one was requested, and is about to start it.
+            // Another run has requested a build after this one, and is about to start it.
             Err(why) if why.message.contains(NOT_WAITING) && tries.next().is_some() => {
                 thread::sleep(PERIOD);
             }
@@ -124,7 +125,7 @@ fn join_or_begin(
     }
 }
 
-/// The build of a name that runs or is in the queue.
+/// The running or queued build of a name.
 fn under_way(server: &mut Server, name: &str) -> Result<Option<Build>, Failure> {
     let found = match builds(server, name) {
         Err(why) if why.kind == Kind::NotFound => return Ok(None),

@@ -1,4 +1,4 @@
-//! `cube key`: keys are files of the server's host, so this runs `cube-api key` there.
+//! `cube key`: keys are files on the server's host, so this runs `cube-api key` there.
 
 use std::{
     ffi::OsString,
@@ -16,21 +16,21 @@ pub(crate) const PROGRAM: &str = "cube-api";
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum KeyCommand {
-    /// Create a key and print it, once
+    /// Create a key and print it; it is not shown again
     New {
-        /// Name of the key, for the list of keys
+        /// Name of the key in lists
         name: String,
         /// Scope of the key; may be repeated [default: all except metrics:read and nodes:admin]
         #[arg(long = "scope", value_name = "SCOPE")]
         scopes: Vec<String>,
-        /// State directory of the server [default: that of cube-api]
+        /// State directory of the server [default: cube-api's]
         #[arg(long, value_name = "DIR")]
         state: Option<PathBuf>,
     },
     /// List keys: id, creation, state, scopes and name
     #[command(visible_alias = "ls")]
     List {
-        /// State directory of the server [default: that of cube-api]
+        /// State directory of the server [default: cube-api's]
         #[arg(long, value_name = "DIR")]
         state: Option<PathBuf>,
     },
@@ -38,7 +38,7 @@ pub(crate) enum KeyCommand {
     Revoke {
         /// Id or name
         key: String,
-        /// State directory of the server [default: that of cube-api]
+        /// State directory of the server [default: cube-api's]
         #[arg(long, value_name = "DIR")]
         state: Option<PathBuf>,
     },
@@ -70,7 +70,7 @@ fn missing(why: &std::io::Error) -> Failure {
         .with_cure("keys are made on the server's host: run `cube-api key` there")
 }
 
-/// Beside this program, or else in the PATH.
+/// The program next to this one, or else the one in PATH.
 pub(crate) fn program() -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default();
     let beside = own.with_file_name(PROGRAM);
@@ -107,7 +107,7 @@ impl KeyCommand {
         words
     }
 
-    /// A line that the program prints.
+    /// A line printed by the program.
     fn item(&self, line: &str) -> Value {
         match self {
             Self::New { name, .. } => json!({"name": name, "key": line}),

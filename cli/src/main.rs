@@ -1,9 +1,8 @@
 //! `cube`: sandboxes of any server that speaks E2B's interface, from the command line.
 //!
-//! The program is synchronous: a command makes the requests that it needs, one after the other, on one connection
-//! ([`server`]). Only an attached command ([`attach`]) has threads: for input, signals and the sandbox's lifetime.
-//! [`program`] has the list of commands; each is a module. [`cubemastercli`] is a second command line with the same
-//! requests.
+//! The program is synchronous: a command makes its requests one after the other on one connection ([`server`]).
+//! Only an attached command ([`attach`]) has threads, for input, signals and the sandbox's lifetime. [`program`]
+//! has the list of commands; each is a module. [`cubemastercli`] is a second command line with the same requests.
 
 mod program;
 
@@ -33,7 +32,7 @@ mod dockerfile;
 mod image;
 mod progress;
 
-// What every command has: its options, the requests, what it prints.
+// Shared by all commands: options, requests, output.
 mod context;
 mod failure;
 mod output;

@@ -16,7 +16,7 @@ use crate::{
     server::{Server, segment},
 };
 
-/// How often a drain looks at its node.
+/// Interval at which a drain polls its node.
 const LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Subcommand, Debug)]
@@ -24,12 +24,12 @@ pub(crate) enum NodeCommand {
     /// List the nodes
     #[command(visible_alias = "ls")]
     List,
-    /// Show a node, its figures, what was lost with it, and what cannot move
+    /// Show a node, its metrics, what was lost with it, and what cannot move
     Info {
         /// Name of the node
         node: String,
     },
-    /// Accept no new sandboxes on a node; those that it has go on (status standby)
+    /// Accept no new sandboxes on a node; existing ones continue (status standby)
     Cordon {
         /// Name of the node
         node: String,
@@ -39,21 +39,22 @@ pub(crate) enum NodeCommand {
         /// Name of the node
         node: String,
     },
-    /// Accept no new sandboxes on a node that will be shut down (status draining); prints what it still has
+    /// Accept no new sandboxes on a node that will be shut down (status draining); prints what is left on it
     Drain {
         /// Name of the node
         node: String,
-        /// Return when no sandbox runs there and no build is in progress
+        /// Return when no sandbox is running there and no build is in progress
         #[arg(long, conflicts_with = "moves")]
         wait: bool,
-        /// Move the sandboxes to other nodes: running ones are paused for it and go on there. Returns when the node has none
+        /// Move the sandboxes to other nodes, where they continue; running ones are paused for the move. Returns
+        /// when the node has none
         #[arg(long = "move")]
         moves: bool,
-        /// With --wait or --move: fail if the node has not drained by then
+        /// With --wait or --move: fail if the node has not drained within this time
         #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
         timeout: Option<Duration>,
     },
-    /// Remove a node that is away from its cluster; its running sandboxes are lost
+    /// Remove an unreachable node from its cluster; its running sandboxes are lost
     Remove {
         /// Name of the node
         node: String,
@@ -84,7 +85,7 @@ pub(crate) fn run(context: &Context, command: &NodeCommand) -> Result<(), Failur
         NodeCommand::Uncordon { node } => set(context, &mut server, node, NodeStatus::Ready),
         NodeCommand::Remove { node } => {
             server.delete(&path(node)).map_err(unknown)?;
-            // A key without the scope of secrets shows no names.
+            // A key without the scope for secrets cannot list their names.
             let secrets: Vec<Secret> = server.get("/secrets").unwrap_or_default();
             eprint!("{}", to_replace(node, &secrets));
             let item = json!({"id": node, "removed": true});
@@ -149,7 +150,7 @@ fn change(
     context.format.done("node", &item, &line)
 }
 
-/// Credentials that a removed host may have copied.
+/// Credentials that the host of a removed node may have copied.
 fn to_replace(node: &str, secrets: &[Secret]) -> String {
     let names: Vec<&str> = secrets.iter().map(|secret| secret.name.as_str()).collect();
     let names = if names.is_empty() {
@@ -166,7 +167,7 @@ fn to_replace(node: &str, secrets: &[Secret]) -> String {
     )
 }
 
-/// What becomes of the sandboxes of a node that drains.
+/// Treatment of the sandboxes of a draining node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// They end there.
@@ -175,11 +176,11 @@ enum Way {
     Move,
 }
 
-/// What a node that drains still has.
+/// Sandboxes and jobs left on a draining node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Left {
     way: Way,
-    /// Why sandboxes do not move.
+    /// Sandboxes that cannot move, with the reasons.
     stuck: Vec<StuckSandbox>,
     running: u32,
     starting: u32,
@@ -201,7 +202,7 @@ impl Left {
         }
     }
 
-    /// Paused sandboxes are on disk and do not keep a node from being shut down, unless they are to move.
+    /// Paused sandboxes are on disk and do not prevent a shutdown, unless they are to move.
     fn is_drained(&self) -> bool {
         let stays = self.way == Way::Wait || self.paused == 0;
         stays && self.running == 0 && self.starting == 0 && self.builds == 0
@@ -248,7 +249,7 @@ impl Left {
     }
 }
 
-/// Waits until a node has drained, and prints what it waits for whenever that changes.
+/// Waits until a node has drained, and prints what is left whenever that changes.
 fn drained(
     context: &Context,
     server: &mut Server,
@@ -349,7 +350,7 @@ fn lost(sandboxes: &[LostSandbox]) -> String {
     lines.collect()
 }
 
-/// Why sandboxes of a node that drains did not move.
+/// Why sandboxes of a draining node have not moved.
 fn stuck(sandboxes: &[StuckSandbox]) -> String {
     let lines = sandboxes
         .iter()

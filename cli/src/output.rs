@@ -1,9 +1,9 @@
-//! Answers for people (tables with stable columns) and for programs (`--json`).
+//! Output for people (tables with stable columns) and for programs (`--json`).
 //!
-//! Every command with `--json` prints one object: `{"format":1,"kind":K,"items":[…]}`. Items have the names of E2B's
-//! interface. Data goes to standard output, everything else to standard error.
+//! Every command with `--json` prints one object: `{"format":1,"kind":K,"items":[…]}`. Items have the field names
+//! of E2B's interface. Data goes to standard output, everything else to standard error.
 //!
-//! Texts of servers are not trusted: what a person reads has no control characters but the ends of its lines.
+//! Texts from servers are not trusted: output for people contains no control characters except line ends.
 
 use std::io::{self, Write};
 
@@ -16,7 +16,7 @@ use crate::failure::Failure;
 /// Version of the JSON shape.
 pub(crate) const FORMAT: u32 = 1;
 
-/// How a command prints what it has found.
+/// Output format of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Human,
@@ -24,7 +24,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// Prints a list: JSON items, or a table with these columns. A table without rows has its header only.
+    /// Prints a list: JSON items, or a table with these columns. An empty table has only its header.
     pub(crate) fn list<T: Serialize>(
         self,
         kind: &str,
@@ -41,7 +41,7 @@ impl Format {
         }
     }
 
-    /// Prints the properties of one thing: a JSON item, or lines with a name and a value.
+    /// Prints the properties of one object: a JSON item, or lines with a name and a value.
     pub(crate) fn properties<T: Serialize>(
         self,
         kind: &str,
@@ -62,7 +62,7 @@ impl Format {
         }
     }
 
-    /// As [`Self::done`], for several lines.
+    /// Like [`Self::done`], for several lines.
     pub(crate) fn lines(self, kind: &str, item: &Value, lines: &[&str]) -> Result<(), Failure> {
         match self {
             Self::Json => self.json(kind, std::slice::from_ref(item)),
@@ -91,7 +91,7 @@ pub(crate) fn print_json(value: &Value) -> Result<(), Failure> {
     write(&format!("{value}\n"))
 }
 
-/// A reader that has gone ends the program quietly, as SIGPIPE would.
+/// If the reader is gone, ends the program quietly, as SIGPIPE would.
 fn write(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -101,7 +101,7 @@ fn write(text: &str) -> Result<(), Failure> {
     })
 }
 
-/// The exit code of a program that SIGPIPE ended, as shells show it.
+/// Exit code of a program that SIGPIPE ended, as in shells.
 pub(crate) const BROKEN_PIPE: i32 = 128 + 13;
 
 fn cells(row: &[String]) -> Vec<String> {
@@ -142,7 +142,7 @@ pub(crate) fn properties(lines: &[(&str, String)]) -> String {
     lines.collect()
 }
 
-/// Whole seconds in UTC, or `-` for none.
+/// Whole seconds in UTC, or `-` for `None`.
 pub(crate) fn time(at: Option<Timestamp>) -> String {
     at.map_or("-".to_owned(), |at| {
         let text = at.to_string();

@@ -1,4 +1,5 @@
-//! Shell completions and manual pages, made from the definition of the command line. For packages; not shown in help.
+//! Shell completions and manual pages, generated from the definition of the command line. For packages; hidden in
+//! help.
 
 use std::{fs, io, path::PathBuf};
 

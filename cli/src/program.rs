@@ -1,4 +1,4 @@
-//! The command line: all commands, and what each failure exits with.
+//! The command line: all commands, and the exit code of each failure.
 
 use std::{path::Path, process::ExitCode};
 
@@ -37,12 +37,12 @@ command's code: 128+n if signal n ended it, 124 after --timeout, 126 if it canno
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Run a command in a fresh sandbox, which is gone at the end
+    /// Run a command in a fresh sandbox, which is removed at the end
     Run(run::RunArgs),
     /// Sandboxes that stay until they are killed or reach their end of life
     #[command(subcommand, visible_alias = "sbx")]
     Sandbox(Box<sandbox::SandboxCommand>),
-    /// Kept states of sandboxes, from which others are created
+    /// Snapshots of sandboxes, from which others are created
     #[command(subcommand)]
     Snapshot(snapshot::SnapshotCommand),
     /// Templates, from which sandboxes are created
@@ -62,9 +62,9 @@ pub(crate) enum Command {
     /// The server itself: version of its interface, health, counts
     #[command(subcommand)]
     Server(health::ServerCommand),
-    /// Check this host, and name the cure for everything that is missing
+    /// Check this host, and print the remedy for everything that is missing
     Doctor(doctor::DoctorArgs),
-    /// From an installed package to a first sandbox, with the variables for clients
+    /// From an installed package to a first sandbox, with the environment variables for clients
     Quickstart(quickstart::QuickstartArgs),
     /// Completions and manual pages
     #[command(subcommand, hide = true)]
@@ -126,7 +126,7 @@ fn finished(context: &Context, result: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// For commands that exit with the code of another one.
+/// For commands that exit with another command's exit code.
 fn attached(context: &Context, result: Result<u8, Failure>) -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(code),

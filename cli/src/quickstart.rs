@@ -1,4 +1,4 @@
-//! `cube quickstart`: from an installed package to a first sandbox, with the variables for clients.
+//! `cube quickstart`: from an installed package to a first sandbox, with the environment variables for clients.
 
 use std::{
     path::Path,
@@ -16,15 +16,15 @@ use crate::{
     server::{Server, ServerArgs},
 };
 
-/// Name of the key that is made.
+/// Name of the created key.
 const KEY: &str = "quickstart";
-/// Time for the server to make the template and to start.
+/// Time for the server to create the template and to start.
 const START: Duration = Duration::from_secs(300);
 const STEP: Duration = Duration::from_millis(200);
 
 #[derive(Args, Debug)]
 pub(crate) struct QuickstartArgs {
-    /// State directory of the server [default: that of its options file]
+    /// State directory of the server [default: from its options file]
     #[arg(long, value_name = "DIR")]
     state: Option<std::path::PathBuf>,
 }
@@ -64,7 +64,7 @@ pub(crate) fn run(context: &Context, args: &QuickstartArgs) -> Result<(), Failur
     Ok(())
 }
 
-/// Starts the installed service if no server answers.
+/// Starts the installed service if no server responds.
 fn ensure_running(server: &mut Server) -> Result<(), Failure> {
     match server.succeed("GET", "/health", b"") {
         Ok(_) => return Ok(()),
@@ -99,7 +99,7 @@ fn ensure_running(server: &mut Server) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The variables with which clients reach the server.
+/// Environment variables with which clients reach the server.
 fn variables(
     args: &ServerArgs,
     url: &str,
@@ -125,8 +125,8 @@ fn variables(
     Ok(found)
 }
 
-/// A key for the server: the given one, any for a server without keys, or a new one if a server of this host needs one
-/// and none was given.
+/// A key for the server: the given one; any key for a server without keys; or a new one if a server on this host
+/// requires a key and none was given.
 fn key_for(
     server: &mut Server,
     args: &ServerArgs,
@@ -146,7 +146,7 @@ fn key_for(
         .output();
     match made {
         Ok(made) if made.status.success() => {
-            // The server looks at its keys every half second.
+            // The server re-reads its keys every half second.
             std::thread::sleep(Duration::from_secs(1));
             Ok(String::from_utf8_lossy(&made.stdout).trim().to_owned())
         }
@@ -201,7 +201,7 @@ mod tests {
 
     use super::*;
 
-    /// The key for a server that answers with this status.
+    /// The key for a server that responds with this status.
     fn key_at(status: u16, key: Option<&str>) -> Result<String, Failure> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let args = ServerArgs {
@@ -234,7 +234,7 @@ mod tests {
             let why = key_at(status, key).unwrap_err();
             assert!(why.message.contains(&status.to_string()), "{why}");
         }
-        // There is no `cube-api` beside a test.
+        // There is no `cube-api` next to a test.
         let why = key_at(401, None).unwrap_err();
         assert!(why.message.contains("cannot run"), "{why}");
     }

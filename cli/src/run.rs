@@ -1,4 +1,4 @@
-//! `cube run`: a fresh sandbox for one command. It is gone at the end, however the command ends.
+//! `cube run`: a fresh sandbox for one command. It is removed at the end, however the command ends.
 
 use clap::Args;
 use rest::{NewSandbox, Sandbox};
@@ -12,7 +12,7 @@ use crate::{
     server::{SandboxRoute, Server, segment},
 };
 
-/// The template of sandboxes for which none is named.
+/// Default template.
 pub(crate) const DEFAULT_TEMPLATE: &str = "base";
 
 #[derive(Args, Debug)]
@@ -54,7 +54,7 @@ pub(crate) fn run(context: &Context, args: &RunArgs) -> Result<u8, Failure> {
     let killed = server.delete(&format!("/sandboxes/{}", segment(&id)));
     let outcome = result?;
     match killed {
-        // It may have been killed by a signal, or have reached its end of life.
+        // The sandbox may have been killed by a signal, or have reached its end of life.
         Err(why) if why.kind != Kind::NotFound => {
             eprintln!("cube: cannot kill sandbox {id}: {why}");
         }
@@ -79,12 +79,12 @@ fn in_sandbox(
 
 enum Created {
     Sandbox(Sandbox),
-    /// A signal came while the template was built. The exit code.
+    /// A signal arrived while the template was built. Contains the exit code.
     Interrupted(u8),
 }
 
 impl RunArgs {
-    /// Creates the sandbox. An image whose template is there costs no further request.
+    /// Creates the sandbox. An image whose template exists costs no further request.
     fn create(&self, server: &mut Server, signals: &Signals) -> Result<Created, Failure> {
         let Some(image) = self.image.image.as_deref() else {
             let template = self.template.as_deref().unwrap_or(DEFAULT_TEMPLATE);
@@ -115,7 +115,7 @@ impl RunArgs {
     }
 }
 
-/// Adds the cure to the answer for a template that the server does not have.
+/// Adds the remedy to the response for a template that the server does not have.
 pub(crate) fn unknown_template(failure: Failure) -> Failure {
     failure
         .if_not_found("`cube template list` shows the templates, `cube template build` makes one")

@@ -32,7 +32,7 @@ pub(crate) enum SandboxCommand {
     Resume(lifecycle::ResumeArgs),
     /// Start copies of a running sandbox, with its memory
     Fork(lifecycle::ForkArgs),
-    /// Set when a sandbox ends, counted from now
+    /// Set the remaining time of a sandbox
     Timeout(lifecycle::TimeoutArgs),
     /// Run a command in a sandbox
     Exec(ExecArgs),
@@ -40,7 +40,7 @@ pub(crate) enum SandboxCommand {
     Shell(ShellArgs),
     /// Show events and console of a sandbox
     Logs(observe::LogsArgs),
-    /// Show outbound calls through the egress proxy, and what was refused
+    /// Show outbound calls through the egress proxy, and refusals
     Calls(calls::CallsArgs),
     /// Copy files and directories between this host and a sandbox
     Cp(copy::CopyArgs),
@@ -56,7 +56,7 @@ pub(crate) struct Id {
     pub(crate) id: String,
 }
 
-/// Runs a command that does not attach: `exec` and `shell` have exit codes of their own.
+/// Runs a command that does not attach. `exec` and `shell` have their own exit codes.
 pub(crate) fn run(context: &Context, command: &SandboxCommand) -> Result<u8, Failure> {
     match command {
         SandboxCommand::Create(args) => lifecycle::create(context, args),
@@ -78,7 +78,7 @@ pub(crate) fn run(context: &Context, command: &SandboxCommand) -> Result<u8, Fai
 }
 
 impl SandboxCommand {
-    /// Whether the exit code is that of a command in the sandbox.
+    /// Whether the exit code is the exit code of a command in the sandbox.
     pub(crate) fn is_attached(&self) -> bool {
         matches!(self, Self::Exec(_) | Self::Shell(_))
     }

@@ -1,5 +1,5 @@
-//! `cube secret`: values that the server adds to outbound requests of sandboxes. A value comes from a file, a variable or
-//! standard input, never from the command line, which other users of the host can read.
+//! `cube secret`: values that the server adds to outbound requests of sandboxes. A value comes from a file, an
+//! environment variable or standard input, never from the command line, which other users of the host can read.
 
 use std::{
     fs::File,
@@ -42,14 +42,14 @@ pub(crate) enum SecretCommand {
         secret: String,
         #[command(flatten)]
         value: ValueArgs,
-        /// Label, instead of all present ones; may be repeated
+        /// Label, replacing all current ones; may be repeated
         #[arg(long, value_name = "NAME=VALUE")]
         metadata: Vec<String>,
-        /// Host that the value may go to, instead of all present ones; may be repeated
+        /// Host that the value may go to, replacing all current ones; may be repeated
         #[arg(long = "host", value_name = "HOST")]
         hosts: Vec<String>,
     },
-    /// Delete secrets; requests of sandboxes that need them fail from now on
+    /// Delete secrets; sandbox requests that need them fail from now on
     #[command(visible_alias = "rm")]
     Delete {
         /// Ids or names
@@ -58,11 +58,11 @@ pub(crate) enum SecretCommand {
     },
 }
 
-/// Where the value comes from.
+/// Source of the value.
 #[derive(Args, Debug)]
 #[group(multiple = false)]
 pub(crate) struct ValueArgs {
-    /// Read the value from this file instead of standard input; a line end at its end is removed
+    /// Read the value from this file instead of standard input; a trailing line end is removed
     #[arg(long, value_name = "FILE")]
     from_file: Option<PathBuf>,
     /// Take the value from this environment variable instead of standard input
@@ -73,7 +73,7 @@ pub(crate) struct ValueArgs {
 const COLUMNS: [&str; 7] = [
     "NAME", "ID", "VERSION", "CREATED", "UPDATED", "HOSTS", "METADATA",
 ];
-/// Longest value that a server takes, in bytes, and a line end.
+/// Maximum length of a value on the server, in bytes, plus a line end.
 const MAX_VALUE: u64 = (64 << 10) + 2;
 
 pub(crate) fn run(context: &Context, command: &SecretCommand) -> Result<(), Failure> {
@@ -202,14 +202,14 @@ impl ValueArgs {
     }
 }
 
-/// Reads no more than a server takes, so that the server names the limit.
+/// Reads only slightly more than a server accepts, so that the server reports the limit.
 fn read_text(from: impl Read) -> io::Result<String> {
     let mut bytes = Vec::new();
     from.take(MAX_VALUE + 1).read_to_end(&mut bytes)?;
     String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8"))
 }
 
-/// `echo` and editors add one.
+/// `echo` and editors add a line end.
 fn without_line_end(mut text: String) -> String {
     if text.ends_with('\n') {
         text.pop();

@@ -1,4 +1,4 @@
-//! The server that a command talks to: its address, the key, and requests to its control plane.
+//! The server of a command: its address, the key, and requests to its control plane.
 
 mod path;
 mod route;
@@ -18,11 +18,11 @@ pub(crate) use route::{SandboxRoute, unknown_sandbox};
 
 /// Address of a server on this host.
 const DEFAULT_URL: &str = "http://127.0.0.1:3000";
-/// For a connection to be accepted.
+/// Timeout of a connection.
 const DIAL: Duration = Duration::from_secs(10);
-/// For an answer. A create waits for room up to a minute.
+/// Timeout of a response. A create waits up to a minute for free resources.
 const ANSWER: Duration = Duration::from_secs(120);
-/// For the files of one COPY.
+/// Timeout of the files of one COPY.
 const UPLOAD: Duration = Duration::from_secs(3600);
 
 /// Options of all commands that talk to a server.
@@ -35,7 +35,8 @@ pub(crate) struct ServerArgs {
     /// API key; a server started with --insecure-loopback needs none
     #[arg(long, global = true, env = "E2B_API_KEY", hide_env_values = true)]
     pub(crate) key: Option<String>,
-    /// URL at which sandboxes are reached, if it is not that of the server; the variable is ignored with --url or --domain
+    /// URL at which sandboxes are reached, if different from the server's; the variable is ignored with --url or
+    /// --domain
     #[arg(
         long,
         global = true,
@@ -52,12 +53,12 @@ pub(crate) struct ServerArgs {
     pub(crate) ca: Option<PathBuf>,
 }
 
-/// Where requests to sandboxes go.
+/// Destination of requests to sandboxes.
 #[derive(Clone, Debug)]
 enum DataPlane {
-    /// To one address, which routes by headers.
+    /// One address, which routes by headers.
     At(Endpoint),
-    /// To a host name of each sandbox.
+    /// A host name for each sandbox.
     Domain(String),
 }
 
@@ -68,7 +69,7 @@ pub(crate) struct Server {
     data: DataPlane,
     key: Option<String>,
     client: Option<EnvdClient<Wire>>,
-    /// For an answer.
+    /// Timeout of a response.
     patience: Duration,
 }
 
@@ -78,8 +79,8 @@ fn given(text: Option<&String>) -> Option<&str> {
 }
 
 impl ServerArgs {
-    /// Drops the sandboxes' URL of the environment if the command line names a server: it belongs to the server that the
-    /// environment names.
+    /// Drops the sandbox URL of the environment if the command line names a server, because it belongs to the
+    /// server in the environment.
     pub(crate) fn of_one_server(mut self, matches: &ArgMatches) -> Self {
         let came = |name| matches.value_source(name);
         let is_named = ["url", "domain"]
@@ -127,7 +128,7 @@ impl ServerArgs {
 }
 
 impl Server {
-    /// The same server, with a connection of its own.
+    /// The same server, with its own connection.
     pub(crate) fn another(&self) -> Self {
         Self {
             control: self.control.clone(),
@@ -138,7 +139,7 @@ impl Server {
         }
     }
 
-    /// The same server, whose answers must come within this time.
+    /// The same server, with this timeout for responses.
     pub(crate) fn within(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
@@ -147,7 +148,7 @@ impl Server {
         self.control.to_string()
     }
 
-    /// Whether the server's address belongs to this host only.
+    /// Whether the server's address is local to this host.
     pub(crate) fn is_local(&self) -> bool {
         self.control.is_loopback()
     }
@@ -169,7 +170,7 @@ impl Server {
         self.read("POST", path, &to_json(body)?)
     }
 
-    /// A request whose answer has no body that matters.
+    /// A request whose response has no relevant body.
     pub(crate) fn send(
         &mut self,
         method: &str,
@@ -184,7 +185,8 @@ impl Server {
         self.succeed("DELETE", path, b"").map(drop)
     }
 
-    /// Sends a file to a URL that the server gave and that carries its own authority: without the key.
+    /// Sends a file to a URL that the server returned. The URL carries its own authorization, so the key is not
+    /// sent.
     pub(crate) fn put(&self, url: &str, from: &mut impl Read, length: u64) -> Result<(), Failure> {
         let malformed = || {
             let to = &self.control;
@@ -210,7 +212,7 @@ impl Server {
         }
     }
 
-    /// All elements of a list that the server returns in pages.
+    /// All elements of a paged list.
     pub(crate) fn pages<T: DeserializeOwned>(&mut self, path: &str) -> Result<Vec<T>, Failure> {
         let (mut all, mut next) = (Vec::new(), String::new());
         let joint = if path.contains('?') { '&' } else { '?' };
@@ -248,7 +250,7 @@ impl Server {
         })
     }
 
-    /// A request that must be answered with a status of success.
+    /// A request that must succeed.
     pub(crate) fn succeed(
         &mut self,
         method: &str,
@@ -262,7 +264,7 @@ impl Server {
         }
     }
 
-    /// A request with whatever answer. If a kept connection has ended, reading is tried again on a new one.
+    /// A request with any response. If a kept connection has ended, a read is retried on a new one.
     pub(crate) fn request(
         &mut self,
         method: &str,
@@ -319,7 +321,7 @@ impl Server {
             (401, None) => Failure::new(Kind::NoKey, failure.message).with_cure(
                 "set a key with --key or E2B_API_KEY; `cube-api key new NAME` makes one on the server's host",
             ),
-            // A refusal for another reason than the key.
+            // A refusal for a different reason than the key.
             (403, Some(_)) if !failure.message.contains("key") => failure,
             (401 | 403, Some(_)) => failure.with_cure(
                 "check --key or E2B_API_KEY; on the server's host, `cube-api key list` shows keys and their scopes",
@@ -386,7 +388,7 @@ mod tests {
         assert_eq!(server.server().unwrap_err().kind, Kind::Usage);
     }
 
-    /// What a request to a server that answers so returns.
+    /// The result of a request to a server that gives this response.
     fn answer(text: &'static str) -> Result<serde_json::Value, Failure> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());

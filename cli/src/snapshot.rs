@@ -1,4 +1,4 @@
-//! `cube snapshot`: kept states of running sandboxes, from which others are created.
+//! `cube snapshot`: snapshots of running sandboxes, from which others are created.
 
 use clap::Subcommand;
 use rest::{SnapshotInfo, SnapshotRequest};
@@ -12,7 +12,7 @@ use crate::{
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum SnapshotCommand {
-    /// Keep the memory and disk of a running sandbox, which goes on; prints the snapshot's id
+    /// Keep the memory and disk of a running sandbox, which continues; prints the snapshot's id
     Create {
         /// Id of the sandbox
         #[arg(value_name = "ID")]
@@ -24,7 +24,7 @@ pub(crate) enum SnapshotCommand {
     /// List snapshots, newest first
     #[command(visible_alias = "ls")]
     List,
-    /// Remove snapshots; their sandboxes go on
+    /// Remove snapshots; their sandboxes continue
     #[command(visible_alias = "rm")]
     Delete {
         /// Ids or names

@@ -1,4 +1,4 @@
-//! `cube template`: what sandboxes are created from.
+//! `cube template`: templates, from which sandboxes are created.
 
 mod list;
 mod make;
@@ -17,7 +17,7 @@ use crate::{
 
 pub(crate) use list::{builds, status, templates};
 
-/// The cure for a template that is not there.
+/// The remedy for an unknown template.
 pub(crate) const UNKNOWN: &str = "`cube template list` shows the templates";
 
 #[derive(Subcommand, Debug)]
@@ -29,7 +29,7 @@ pub(crate) enum TemplateCommand {
     Info(Template),
     /// Build a template from an image, another template, or a Dockerfile
     Build(Box<make::BuildArgs>),
-    /// Remove templates; their sandboxes go on
+    /// Remove templates; their sandboxes continue
     #[command(visible_alias = "rm")]
     Delete {
         /// Names or ids
@@ -40,9 +40,9 @@ pub(crate) enum TemplateCommand {
     Redo(RedoArgs),
     /// Show the log of a build
     Logs(list::LogsArgs),
-    /// Give a build further tags
+    /// Add tags to a build
     Tag(tags::TagArgs),
-    /// Take tags from a template
+    /// Remove tags from a template
     Untag(tags::UntagArgs),
     /// List the tags of a template
     Tags(Template),
@@ -61,7 +61,7 @@ pub(crate) struct RedoArgs {
     /// Name, name:tag or id
     #[arg(value_name = "TEMPLATE")]
     template: String,
-    /// Run all steps, whatever the cache has
+    /// Run all steps, even those in the cache
     #[arg(long)]
     no_cache: bool,
     /// Do not wait for the end of the build

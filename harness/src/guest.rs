@@ -20,7 +20,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs a command or a cell in the guest behind a vsock socket, on a new connection.
 ///
-/// # Errors Returns an error if the agent or the interpreter cannot be reached, rejects the request or exceeds the
+/// # Errors
+/// Returns an error if the agent or the interpreter cannot be reached, rejects the request or exceeds the
 /// timeout.
 pub(crate) fn exec(vsock: &Path, command: &ExecSpec) -> Result<Output, Failure> {
     let connect = |e: ClientError| failure(FailureCause::Connect, &e);
@@ -60,7 +61,8 @@ pub(crate) fn switch_network_on(vsock: &Path, timeout: Duration) -> Result<(), F
 
 /// Runs a command through an open connection to the agent.
 ///
-/// # Errors Returns an error if the agent or a proxy in front of it rejects the request, or if the request fails or
+/// # Errors
+/// Returns an error if the agent or a proxy in front of it rejects the request, or if the request fails or
 /// times out.
 pub(crate) fn exec_over<S: Transport>(
     client: &mut EnvdClient<S>,
@@ -85,7 +87,8 @@ pub(crate) fn exec_over<S: Transport>(
 
 /// Runs a cell through an open connection to the interpreter.
 ///
-/// # Errors Returns an error if the interpreter or a proxy in front of it rejects the request, if the request fails
+/// # Errors
+/// Returns an error if the interpreter or a proxy in front of it rejects the request, if the request fails
 /// or times out, or if the response is invalid or incomplete.
 pub(crate) fn cell_over<S: Transport>(
     client: &mut EnvdClient<S>,

@@ -104,7 +104,8 @@ impl Runner<'_> {
     /// Runs the rounds until the plan is complete, the memory limit is reached or the run is interrupted. Held clones
     /// are killed in all cases, including errors.
     ///
-    /// # Errors Returns [`RunError`] if the rounds cannot continue. Failures of single clones are events, not
+    /// # Errors
+    /// Returns [`RunError`] if the rounds cannot continue. Failures of single clones are events, not
     /// errors.
     pub fn run(&self) -> Result<EndReason, RunError> {
         let mut held = Vec::new();

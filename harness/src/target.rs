@@ -57,7 +57,8 @@ pub trait Target: Sync {
 
     /// Waits until the warm pool of the target is full, and nothing is being filled or removed.
     ///
-    /// # Errors Returns an error if this takes more than a minute, or if the state of the pool cannot be read.
+    /// # Errors
+    /// Returns an error if this takes more than a minute, or if the state of the pool cannot be read.
     fn await_ready(&self) -> std::io::Result<()> {
         Ok(())
     }
@@ -149,7 +150,8 @@ pub trait Sandbox: Send {
 
     /// Replaces the network policy. `options` is the body of E2B's `PUT /sandboxes/{id}/network`.
     ///
-    /// # Errors Returns an error if the policy was rejected, or if the target has no policies.
+    /// # Errors
+    /// Returns an error if the policy was rejected, or if the target has no policies.
     fn set_network(&mut self, options: &serde_json::Value) -> Result<(), Failure>;
 
     /// Process id of the VMM; `None` if there is no such process or it is not found on this host.

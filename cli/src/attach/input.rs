@@ -11,17 +11,17 @@ use envd::{Blob, CloseStdinRequest, Empty, ProcessInput, ProcessSelector, one_li
 use super::Streams;
 use crate::server::SandboxRoute;
 
-/// Most bytes of one message.
+/// Maximum size of a message in bytes.
 const PIECE: usize = 32 << 10;
 const FOREVER: Duration = Duration::from_secs(30 * 86_400);
 /// The key ^D, which ends the input of a terminal.
 const END_OF_TRANSMISSION: &[u8] = b"\x04";
 
-/// How long the main thread may take to exit after a process that ends before its input.
+/// Time for the main thread to exit if a process ends before its input.
 const EXITS: Duration = Duration::from_secs(1);
 
-/// Starts the thread. It ends with the input, or with the process, which may end before its input. It reports other
-/// failures: the process goes on without its input.
+/// Starts the thread. It ends with the input, or with the process, which may end first. It reports other failures,
+/// and the process continues without its input.
 pub(super) fn start(route: SandboxRoute, pid: u32, streams: Streams) {
     thread::spawn(move || {
         if let Err(why) = forward(&route, pid, streams) {
@@ -63,7 +63,7 @@ fn forward(
         stream.send(message(streams, END_OF_TRANSMISSION))?;
         return Ok(stream.finish()?);
     }
-    // The answer means that all bytes are in the process's pipe.
+    // This response means that all bytes are in the process's pipe.
     stream.finish()?;
     let _: Empty = client.call("process.Process/CloseStdin", &CloseStdinRequest { process })?;
     Ok(())

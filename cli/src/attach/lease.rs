@@ -1,5 +1,5 @@
-//! Prolongs a sandbox's life as long as a command or a copy uses it. So a sandbox has no fixed end while it is used,
-//! and ends soon after a program that was killed. When it begins, the sandbox has [`LEASE`] already.
+//! Extends a sandbox's lifetime while a command or a copy uses it. The sandbox therefore lives as long as it is
+//! used, and ends soon if this program is killed. Initially, the sandbox already has [`LEASE`] left.
 
 use std::{
     sync::mpsc::{self, RecvTimeoutError, Sender},
@@ -11,12 +11,12 @@ use rest::RefreshRequest;
 
 use crate::server::{Server, segment};
 
-/// The remaining life of a sandbox after each prolongation.
+/// Remaining lifetime of a sandbox after each extension.
 pub(crate) const LEASE: Duration = Duration::from_secs(120);
-/// Between two prolongations: two may fail.
+/// Interval between two extensions; two in a row may fail.
 const PERIOD: Duration = Duration::from_secs(40);
 
-/// Prolongs until it is dropped.
+/// Extends the lifetime until it is dropped.
 pub(crate) struct Lease(Option<Sender<()>>);
 
 impl Lease {

@@ -1,10 +1,11 @@
-//! Signals of this program. They are blocked in all threads, and one thread waits for them. Those that are ignored when
-//! the program starts, as by nohup(1), stay ignored.
+//! Signals of this program. They are blocked in all threads, and one thread waits for them. Signals that are
+//! ignored when the program starts, for example by nohup(1), stay ignored.
 //!
 //! ```text
-//! before the command runs   INT, TERM, HUP, QUIT: remembered; the main thread asks with [`Signals::received`]
+//! before the command runs   INT, TERM, HUP, QUIT: remembered; the main thread checks [`Signals::received`]
 //! while it runs             forwarded to its process group; WINCH changes the size of its terminal
-//! the second one, or GRACE after the first      the sandbox or the process is killed, and the program exits with 128+n
+//! the second one, or GRACE after the first
+//!                           the sandbox or the process is killed, and the program exits with 128+n
 //! ```
 
 use std::{
@@ -25,11 +26,11 @@ use nix::sys::signal::{SigSet, Signal};
 use super::{Order, Streams, status, terminal};
 use crate::server::{SandboxRoute, Server, segment};
 
-/// How long a command has to end after a signal.
+/// Time for a command to end after a signal.
 const GRACE: Duration = Duration::from_secs(10);
-/// The same signal within this time is no repetition: a sender may send it to a process and to its group.
+/// The same signal within this time is not a repetition, because a sender may signal both a process and its group.
 const SAME: Duration = Duration::from_millis(500);
-/// For requests to the agent.
+/// Timeout of requests to the agent.
 const ANSWER: Duration = Duration::from_secs(10);
 const ENDING: [Signal; 4] = [
     Signal::SIGINT,
@@ -39,16 +40,16 @@ const ENDING: [Signal; 4] = [
 ];
 const OTHERS: [Signal; 3] = [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGWINCH];
 
-/// What happens when the program ends by a signal.
+/// Cleanup when a signal ends the program.
 pub(crate) enum AtEnd {
     Nothing,
-    /// The sandbox was made for this command.
+    /// The sandbox was created for this command.
     KillSandbox(Box<Server>, String),
-    /// The command runs in a sandbox that stays.
+    /// The sandbox outlives the command.
     KillProcess,
 }
 
-/// The process that gets signals.
+/// The process that receives signals.
 #[derive(Clone)]
 struct Target {
     route: SandboxRoute,
@@ -60,7 +61,7 @@ struct Target {
 struct State {
     at_end: AtEnd,
     target: Option<Target>,
-    /// The first signal that asks the program to end, and when it came.
+    /// The first terminating signal, and when it arrived.
     first: Option<(Signal, Instant)>,
 }
 
@@ -69,8 +70,8 @@ struct State {
 pub(crate) struct Signals(Arc<Mutex<State>>);
 
 impl Signals {
-    /// Blocks the signals in this thread, and so in all that it starts later, and starts the thread that waits for
-    /// them. Must be called before any other thread is started.
+    /// Blocks the signals in this thread, and thereby in all threads that it starts later, and starts the thread
+    /// that waits for them. Must be called before any other thread is started.
     pub(crate) fn take_over() -> Self {
         let set = block(ENDING.into_iter().chain(OTHERS));
         let signals = Self(Arc::new(Mutex::new(State {
@@ -88,19 +89,19 @@ impl Signals {
         signals
     }
 
-    /// Sets what a signal cleans up.
+    /// Sets the cleanup after a signal.
     pub(crate) fn at_end(&self, at_end: AtEnd) {
         self.state().at_end = at_end;
     }
 
-    /// The exit code of a signal that has come before there was a command to get it.
+    /// Exit code for a signal that arrived before there was a command to receive it.
     pub(crate) fn received(&self) -> Option<u8> {
         self.state()
             .first
             .map(|(signal, _)| status::code_of(signal))
     }
 
-    /// From now on, signals go to this process. One that has already come goes to it at once.
+    /// From now on, signals go to this process. A signal that has already arrived is forwarded at once.
     pub(super) fn forward_to(&self, route: SandboxRoute, pid: u32, order: &Order) {
         let target = Target {
             route,
@@ -148,7 +149,7 @@ impl Signals {
                 late.end(signal);
             });
         }
-        // A process that has ended gets no signal: the main thread is about to exit with its code.
+        // A process that has ended receives no signal: the main thread is about to exit with its code.
         if let Some(target) = target
             && target.send(signal, connection).is_err()
         {
@@ -156,7 +157,7 @@ impl Signals {
         }
     }
 
-    /// Ends the program now, and what it has started.
+    /// Ends the program immediately, with everything that it has started.
     fn end(&self, signal: Signal) -> ! {
         terminal::restore();
         let (at_end, target) = {
@@ -179,7 +180,7 @@ impl Signals {
     }
 }
 
-/// Blocks those of these signals that are not ignored.
+/// Blocks the signals in this list that are not ignored.
 fn block(signals: impl Iterator<Item = Signal>) -> SigSet {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set: SigSet = signals
@@ -190,14 +191,14 @@ fn block(signals: impl Iterator<Item = Signal>) -> SigSet {
     set
 }
 
-/// Whether the program of /proc/PID/status ignores a signal.
+/// Whether the program with this /proc/PID/status ignores a signal.
 fn is_ignored(status: &str, signal: Signal) -> bool {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
     mask.unwrap_or(0) >> (signal as u32 - 1) & 1 == 1
 }
 
-/// An incomplete file, which a signal removes when it ends the program.
+/// An incomplete file, removed if a signal ends the program.
 #[derive(Clone, Default)]
 pub(crate) struct Draft(Arc<Mutex<Option<PathBuf>>>);
 
@@ -266,7 +267,7 @@ impl Target {
         Ok(())
     }
 
-    /// E2B's interface has only TERM and KILL. A command's process leads a group of its own, so kill(1) reaches the
+    /// E2B's interface only has TERM and KILL. A command's process leads its own group, so kill(1) reaches the
     /// whole group, as the keys of a terminal do.
     fn run_kill(&self, client: &mut EnvdClient<Wire>, signal: Signal) -> Result<(), ClientError> {
         let name = signal.as_str().trim_start_matches("SIG");

@@ -35,7 +35,7 @@ const NAMES: [(&str, Signal); 25] = [
     ("continued", Signal::SIGCONT),
 ];
 
-/// The code of a command that has ended: its own, or 128 and the number of the signal that ended it.
+/// The code of a command that has ended: its own, or 128 plus the number of the signal that ended it.
 pub(super) fn exit_code(end: &EndEvent) -> u8 {
     if end.exited || !end.status.starts_with("signal: ") {
         return u8::try_from(end.exit_code & 0xff).unwrap_or(UNKNOWN_SIGNAL);
@@ -50,12 +50,12 @@ pub(super) fn exit_code(end: &EndEvent) -> u8 {
     number.and_then(of_signal).unwrap_or(UNKNOWN_SIGNAL)
 }
 
-/// 128 and the number of a signal.
+/// 128 plus the number of a signal.
 fn of_signal(number: i32) -> Option<u8> {
     u8::try_from(number.checked_add(128)?).ok()
 }
 
-/// The exit code of a program that a signal ended.
+/// Exit code of a program that was ended by a signal.
 pub(super) fn code_of(signal: Signal) -> u8 {
     of_signal(signal as i32).unwrap_or(UNKNOWN_SIGNAL)
 }

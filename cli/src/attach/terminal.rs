@@ -11,10 +11,10 @@ use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize,
 
 use crate::failure::Failure;
 
-/// Of a terminal whose size is unknown.
+/// Default for a terminal of unknown size.
 const USUAL: PtySize = PtySize { cols: 80, rows: 24 };
 
-/// The settings to return to; `None`: the terminal is not in raw mode.
+/// The settings to restore; `None`: the terminal is not in raw mode.
 static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
 
 pub(crate) fn is_terminal(stream: impl AsFd) -> bool {
@@ -55,10 +55,10 @@ impl Drop for RawMode {
     }
 }
 
-/// Ends raw mode, from whichever thread ends the program.
+/// Ends raw mode. May be called from any thread that ends the program.
 pub(super) fn restore() {
     if let Some(settings) = saved().take() {
-        // A terminal that has gone needs no restoring.
+        // A terminal that is gone needs no restoring.
         let _gone = tcsetattr(io::stdin(), OptionalActions::Drain, &settings);
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     output::{Format, print, print_json},
 };
 
-/// Free space that templates of images have in any case, in MiB.
+/// Minimum free space of templates built from images, in MiB.
 const USUAL_DISK_MIB: u64 = 4000;
 
 #[derive(Args, Debug)]
@@ -31,16 +31,16 @@ pub(super) struct CreateArgs {
     /// Disk space that sandboxes may write, for example 1G
     #[arg(long, value_name = "SIZE")]
     writable_layer_size: String,
-    /// Port of a service; all ports of sandboxes are reachable anyway
+    /// Port of a service; accepted for compatibility, because all ports of sandboxes are reachable
     #[arg(long = "expose-port", value_name = "PORT")]
     expose_ports: Vec<u16>,
-    /// Port that must be ready before the snapshot: by HTTP, or by a connection
+    /// Port that must be ready before the snapshot, checked by HTTP or by a connection
     #[arg(long, value_name = "PORT")]
     probe: Option<u16>,
-    /// Path of the probe, which must answer with 2xx
+    /// Path of the probe, which must return 2xx
     #[arg(long, value_name = "PATH", requires = "probe")]
     probe_path: Option<String>,
-    /// Id of the template, which is its name [default: made of the image and the flags]
+    /// Id of the template, which is its name [default: derived from the image and the flags]
     #[arg(long, value_name = "ID", conflicts_with = "alias")]
     template_id: Option<String>,
     /// Name of the template, which is its id
@@ -63,7 +63,7 @@ pub(super) struct CreateArgs {
     memory: Option<u32>,
     #[command(flatten)]
     registry: RegistryArgs,
-    /// Return at once; so does a command without a terminal
+    /// Return at once, as is the default without a terminal
     #[arg(long, visible_alias = "no-wait")]
     detach: bool,
     #[command(flatten)]
@@ -100,7 +100,7 @@ struct Unused {
 }
 
 impl Unused {
-    /// What a reader of the guides may expect, and does not get.
+    /// Warns readers of the guides about flags without effect.
     fn warn(&self) {
         let is_network = self.allow_internet_access.is_some()
             || !self.allow_out_cidr.is_empty()
@@ -135,7 +135,7 @@ pub(super) fn create(context: &Context, args: &CreateArgs) -> Result<(), Failure
     Ok(())
 }
 
-/// Prints a job as it is now.
+/// Prints the current state of a job.
 pub(super) fn show(context: &Context, job: &Job) -> Result<(), Failure> {
     match context.format {
         Format::Human => print(&job.lines()),
@@ -199,7 +199,7 @@ impl CreateArgs {
         chosen.cloned().unwrap_or_else(|| self.fingerprint())
     }
 
-    /// The name of a template if none is chosen: the same flags give the same one.
+    /// Default name of a template. The same flags give the same name.
     fn fingerprint(&self) -> String {
         let mut hash = Sha256::new();
         let fields = format!(
@@ -222,13 +222,13 @@ impl CreateArgs {
     }
 }
 
-/// A value for ENV, in which the server expands variables and leaves everything else as it is. No character escapes a
-/// dollar sign there, so each becomes the default of a variable that does not exist.
+/// A value for ENV, in which the server expands variables and leaves everything else unchanged. Its syntax has no
+/// escape for a dollar sign, so each one becomes the default of a variable that does not exist.
 fn escaped(value: &str) -> String {
     value.replace('$', "${CUBE_NONE-$}")
 }
 
-/// `1G`, `512M`, `2Gi`, `1024MB`: in MiB.
+/// Parses `1G`, `512M`, `2Gi` or `1024MB` to MiB.
 fn size_mib(text: &str) -> Result<u64, Failure> {
     let digits = text
         .find(|c: char| !c.is_ascii_digit())

@@ -1,4 +1,4 @@
-//! `tpl list` and `tpl info`, with the names of CubeSandbox's answers.
+//! `tpl list` and `tpl info`, with the field names of CubeSandbox's responses.
 
 use envd::one_line;
 use rest::{BuildOrder, BuildStatus, SnapshotInfo, Template, TemplateBuild, TemplateWithBuilds};
@@ -18,7 +18,7 @@ use crate::{
 };
 
 const INSTANCE_TYPE: &str = "cubebox";
-/// The annotation that names a template in requests of CubeSandbox.
+/// The annotation that names a template in CubeSandbox's requests.
 pub(super) const TEMPLATE: &str = "cube.master.appsnapshot.template.id";
 
 pub(super) fn list(context: &Context, output: Option<&str>) -> Result<(), Failure> {
@@ -58,7 +58,7 @@ pub(super) fn list(context: &Context, output: Option<&str>) -> Result<(), Failur
     }
 }
 
-/// The last one has names: a list does not name images.
+/// The last column has names, because lists do not include the image.
 fn row(template: &Template) -> [String; 5] {
     [
         template_id(&template.template_id, &template.aliases).to_owned(),
@@ -69,7 +69,7 @@ fn row(template: &Template) -> [String; 5] {
     ]
 }
 
-/// A snapshot has no time in lists.
+/// Lists do not include the time of a snapshot.
 fn committed_row(snapshot: &SnapshotInfo) -> [String; 5] {
     [
         template_id(&snapshot.snapshot_id, &snapshot.names).to_owned(),
@@ -160,7 +160,7 @@ fn error(
     Ok(reason.map_or_else(String::new, |reason| reason.message))
 }
 
-/// What the template's build was asked for. `None`: the server has no such order, which is said on standard error.
+/// The order of the template's build. `None`, with a message on standard error: the server has no such order.
 fn order(server: &mut Server, template: &str) -> Result<Option<BuildOrder>, Failure> {
     let order = server.get(&format!("/templates/{}/order", segment(template)));
     match order {
@@ -173,7 +173,7 @@ fn order(server: &mut Server, template: &str) -> Result<Option<BuildOrder>, Fail
     }
 }
 
-/// An order with CubeSandbox's names for what its requests have too, and as `build` what only ours have.
+/// An order in CubeSandbox's field names where its requests have an equivalent; the other fields are below `build`.
 fn create_request(template: &str, order: &BuildOrder) -> Value {
     let start = &order.start;
     let mut build = json!({

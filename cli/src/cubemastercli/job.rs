@@ -1,4 +1,4 @@
-//! Builds as jobs of the guides: a job's id is the build's, and its lines have the guides' names.
+//! Builds, shown as jobs as in the guides: the job id is the build id, and the fields have the guides' names.
 
 use std::time::Duration;
 
@@ -16,20 +16,20 @@ use crate::{
     template::{builds, templates},
 };
 
-/// A build, and the id of its template as these commands have it.
+/// A build, and its template's id in the sense of these commands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Build {
     pub(super) build: build::Build,
     pub(super) template: String,
 }
 
-/// The id of a template as these commands have it: its name if it has one, which is accepted wherever an id is. So an id
-/// can be chosen, and one that is not chosen is made of the flags, as in the guides.
+/// The id of a template in the sense of these commands: its name if it has one, which is accepted wherever an id
+/// is. An id can therefore be chosen, or is derived from the flags, as in the guides.
 pub(super) fn template_id<'a>(id: &'a str, names: &'a [String]) -> &'a str {
     names.first().map_or(id, String::as_str)
 }
 
-/// A job as the guides show it.
+/// A job in the form of the guides.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Job {
     pub(super) job_id: String,
@@ -38,11 +38,11 @@ pub(super) struct Job {
     pub(super) phase: &'static str,
     pub(super) percent: u64,
     layers: Option<(u64, u64)>,
-    /// Of image, steps and commands; empty until the build reaches its end.
+    /// Fingerprint of image, steps and commands; empty until the build has ended.
     fingerprint: String,
-    /// Of the root image.
+    /// Fingerprint of the root image.
     artifact: String,
-    /// Why it failed.
+    /// Why the job failed.
     error: String,
 }
 
@@ -57,7 +57,7 @@ impl Job {
         }
     }
 
-    /// The job of a snapshot, which is complete when it is there.
+    /// The job of a snapshot, which is complete as soon as the snapshot exists.
     pub(super) fn committed(snapshot: &SnapshotInfo) -> Self {
         Self {
             job_id: snapshot.snapshot_id.clone(),
@@ -73,7 +73,7 @@ impl Job {
         self.status == "READY"
     }
 
-    /// Takes a state of the build.
+    /// Takes over a state of the build.
     fn update(&mut self, info: &BuildInfo, progress: &Progress) {
         for entry in &info.log_entries {
             let key = entry
@@ -115,7 +115,7 @@ impl Job {
         };
     }
 
-    /// The lines of a job as it is now.
+    /// The current state of a job as lines.
     pub(super) fn lines(&self) -> String {
         let end = match self.status {
             "READY" => self.outcome(),
@@ -133,7 +133,7 @@ impl Job {
         )
     }
 
-    /// The line of a change.
+    /// The line for a change.
     fn line(&self) -> String {
         let (status, phase, percent) = (self.status, self.phase, self.percent);
         let layers = self.layers.map_or(String::new(), |(done, all)| {
@@ -142,7 +142,7 @@ impl Job {
         format!("status: {status}  phase: {phase}  progress: {percent}%{layers}\n")
     }
 
-    /// The lines of a job that has succeeded.
+    /// The lines for a job that has succeeded.
     fn ready(&self) -> String {
         let outcome = self.outcome();
         format!("status: READY\nphase: READY\nprogress: 100%\n{outcome}")
@@ -173,11 +173,11 @@ impl Job {
     }
 }
 
-/// What a job is.
+/// Result of looking up a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Build(Build),
-    /// Of a commit.
+    /// The job of a commit.
     Snapshot(SnapshotInfo),
 }
 
@@ -199,7 +199,7 @@ pub(super) fn snapshots(server: &mut Server) -> Result<Vec<SnapshotInfo>, Failur
     server.pages("/snapshots?limit=100")
 }
 
-/// A template's list names one of its builds; others are found in its details.
+/// A template's list entry names only one of its builds; the details list the others.
 fn find_build(server: &mut Server, job_id: &str) -> Result<Option<Build>, Failure> {
     let all = templates(server)?;
     let of = |template: &Template| Build {
@@ -221,7 +221,7 @@ fn find_build(server: &mut Server, job_id: &str) -> Result<Option<Build>, Failur
     Ok(None)
 }
 
-/// Reads a job as it is now.
+/// Reads the current state of a job.
 pub(super) fn status(server: &mut Server, build: &Build) -> Result<Job, Failure> {
     let (mut job, mut progress, mut offset) = (Job::new(build), Progress::default(), 0);
     loop {
@@ -237,11 +237,11 @@ pub(super) fn status(server: &mut Server, build: &Build) -> Result<Job, Failure>
     }
 }
 
-/// What a watcher prints.
+/// Output of a watcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shown {
     Lines,
-    /// Only the last state.
+    /// Only the final state.
     Json,
 }
 
@@ -264,7 +264,7 @@ pub(super) fn watch(server: &mut Server, build: &Build, shown: Shown) -> Result<
         let is_new = line != last && !matches!(info.status, BuildStatus::Ready);
         if shown == Shown::Lines && is_new {
             last.clone_from(&line);
-            // A reader that has gone ends the program.
+            // Stop when the reader is gone.
             return print(&line).is_ok();
         }
         true
@@ -279,7 +279,7 @@ pub(super) fn watch(server: &mut Server, build: &Build, shown: Shown) -> Result<
     }
 }
 
-/// Waits a moment for a job that has nothing to do, because the same template was built before.
+/// Waits briefly for a job that has nothing to do because the same template was built before.
 pub(super) fn settle(server: &mut Server, build: &Build) -> Result<Job, Failure> {
     const TRIES: u32 = 10;
     let mut job = status(server, build)?;

@@ -1,13 +1,13 @@
-//! The ready command of a probe: an HTTP request to a port, or else a connection to it.
+//! Ready command of a probe: an HTTP request to a port, or a connection to it.
 
 use envd::ENVD_PORT;
 
-/// The path that a probe asks for unless one is given.
+/// Default path of a probe.
 const USUAL_PATH: &str = "/health";
 
-/// A script that succeeds once the port is ready. An HTTP server must answer with 2xx; with the usual path, which it
-/// need not have, with anything below 500. A server of another protocol must accept a connection. The agent's port is
-/// not one of the guest's network, and the agent itself runs the script: it is ready.
+/// A script that succeeds once the port is ready. An HTTP server must return 2xx; for the default path, which it
+/// need not implement, anything below 500. A server of another protocol must accept a connection. The agent's port
+/// is not part of the guest's network; the agent itself runs the script, so it is ready.
 pub(super) fn script(port: u16, path: Option<&str>) -> String {
     if port == ENVD_PORT {
         return "exit 0".to_owned();
@@ -36,7 +36,7 @@ mod tests {
         process::{Command, Stdio},
     };
 
-    /// Whether the script succeeds against a server that answers so.
+    /// Whether the script succeeds against a server that gives this response.
     fn is_ready(answer: &'static str, path: Option<&str>) -> bool {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();

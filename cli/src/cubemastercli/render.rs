@@ -1,4 +1,4 @@
-//! `tpl render`: the request for a sandbox that a file in CubeSandbox's form stands for. Nothing is sent.
+//! `tpl render`: converts a file in CubeSandbox's form to the request for a sandbox. Nothing is sent.
 
 use std::{
     collections::BTreeMap,
@@ -17,16 +17,16 @@ use crate::{context::Context, failure::Failure, output::print_json, template::bu
 
 /// Longest file in bytes.
 const MAX_FILE: u64 = 4 << 20;
-/// Without a timeout in the file, in seconds, as CubeSandbox has it.
+/// Default timeout in seconds, as in CubeSandbox.
 const USUAL_TIMEOUT: i64 = 60;
 
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["file", "template_id", "word"]))]
 pub(super) struct RenderArgs {
-    /// File with a request for a sandbox, as JSON; no server is asked
+    /// JSON file with a request for a sandbox; no server is contacted
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Id of the template, instead of that in the file
+    /// Id of the template, which replaces the one in the file
     #[arg(long, value_name = "ID")]
     template_id: Option<String>,
     /// The file, or the id of a template
@@ -34,7 +34,7 @@ pub(super) struct RenderArgs {
     word: Option<String>,
 }
 
-/// The parts of a request of CubeSandbox that a request of this server has too.
+/// The parts of a CubeSandbox request that have an equivalent on this server.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Request {
@@ -42,7 +42,7 @@ struct Request {
     timeout: Option<i64>,
     labels: BTreeMap<String, String>,
     containers: Vec<Container>,
-    /// The older name.
+    /// Older name of the field.
     cubevs_context: Option<Network>,
     cube_network_config: Option<Network>,
 }
@@ -68,7 +68,7 @@ struct Network {
     deny_out: Vec<String>,
 }
 
-/// Keys of a request that count.
+/// Keys of a request that have an effect.
 const USED: [&str; 6] = [
     "annotations",
     "timeout",
@@ -96,7 +96,7 @@ pub(super) fn render(context: &Context, args: &RenderArgs) -> Result<(), Failure
     }
     let mut fields = json!({"api_request": api, "merged_request": merged, "ignored": ignored});
     if file.is_none() {
-        // It must exist: what it has itself is not in a request.
+        // The template must exist; its own settings are not part of a request.
         fields["template"] = json!(builds(&mut context.server()?, &merged.template_id)?);
     }
     print_json(&answer(fields))
@@ -119,12 +119,12 @@ fn read(file: &Path) -> Result<Map<String, Value>, Failure> {
     })
 }
 
-/// The request with its template, the one of this server that it stands for, and the keys that have no effect.
+/// The request with its template, the equivalent request of this server, and the keys without effect.
 fn merge(
     mut given: Map<String, Value>,
     template: Option<&str>,
 ) -> Result<(Value, NewSandbox, Vec<String>), Failure> {
-    // As an absent key.
+    // Treat null like an absent key.
     given.retain(|_, value| !value.is_null());
     let request: Request = serde_json::from_value(Value::Object(given.clone()))
         .map_err(|why| Failure::usage(format!("the request cannot be read: {why}")))?;

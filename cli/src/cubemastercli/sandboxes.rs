@@ -16,7 +16,7 @@ use crate::{
 
 #[derive(Args, Debug)]
 pub(super) struct ListArgs {
-    /// Paused ones too, as always here
+    /// Include paused sandboxes; always the case here
     #[arg(long)]
     all: bool,
     /// Ids only
@@ -69,7 +69,7 @@ pub(super) struct SandboxArgs {
 
 #[derive(Subcommand, Debug)]
 pub(super) enum SnapshotCommand {
-    /// Keep the state of a sandbox
+    /// Snapshot a sandbox
     Create(SandboxArgs),
     /// List snapshots
     #[command(visible_alias = "ls")]
@@ -123,7 +123,7 @@ pub(super) fn run(context: &Context, command: &SandboxCommand) -> Result<(), Fai
     }
 }
 
-/// Ends all of them, also if one fails. The first failure is returned, and the others are printed.
+/// Ends all of them, even if one fails. Returns the first failure and prints the others.
 fn kill<'a>(context: &Context, ids: impl Iterator<Item = &'a String>) -> Result<(), Failure> {
     let (mut server, mut first) = (context.server()?, Ok(()));
     for id in ids {
@@ -157,7 +157,7 @@ fn row(sandbox: &ListedSandbox) -> Vec<String> {
     vec![
         sandbox.sandbox_id.clone(),
         state.to_owned(),
-        // As `tpl list` names it.
+        // The name used by `tpl list`.
         sandbox
             .alias
             .as_ref()

@@ -44,22 +44,22 @@ pub(super) enum TplCommand {
     Info {
         #[command(flatten)]
         of: TemplateArgs,
-        /// Show what its build was asked for, too
+        /// Also show the request of its build
         #[arg(long)]
         include_request: bool,
     },
-    /// Show the request for a sandbox, as JSON
+    /// Convert a request file to a request for a sandbox, as JSON
     Render(render::RenderArgs),
     /// Remove a template
     Delete(TemplateArgs),
-    /// Build a template again
+    /// Repeat the build of a template
     Redo {
         #[command(flatten)]
         of: TemplateArgs,
-        /// Not used: there is one node
+        /// Not used: there is only one node
         #[arg(long, hide = true)]
         node: Vec<String>,
-        /// Not used: a failed build is started again as a whole
+        /// Not used: a failed build is always repeated as a whole
         #[arg(long, hide = true)]
         failed_only: bool,
         /// Follow the job to its end
@@ -79,7 +79,7 @@ pub(super) enum TplCommand {
         #[arg(long, hide = true)]
         clear: bool,
     },
-    /// Keep the state of a sandbox as a template
+    /// Snapshot a sandbox as a template
     Commit {
         /// Id of the sandbox
         #[arg(long, value_name = "ID")]
@@ -87,7 +87,7 @@ pub(super) enum TplCommand {
         /// Id of the template, which is its name
         #[arg(long, visible_alias = "alias", value_name = "ID")]
         template_id: Option<String>,
-        /// Not used: the sandbox has what it was created with
+        /// Not used: the sandbox keeps the options it was created with
         #[arg(short, long, hide = true)]
         file: Option<PathBuf>,
     },
@@ -197,7 +197,7 @@ fn redo(context: &Context, template: &str, waits: bool) -> Result<(), Failure> {
     }
 }
 
-/// A template has one name here, so another name is a build that begins and ends with it.
+/// A template has one name here, so setting another name is a build that adds only the name.
 fn set_alias(
     context: &Context,
     template: &str,

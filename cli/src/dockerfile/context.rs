@@ -1,4 +1,4 @@
-//! Files of a COPY: which ones there are, and the hash by which the server recognizes them.
+//! Files of a COPY, and the hash by which the server recognizes them.
 
 use std::{
     fs,
@@ -9,21 +9,21 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-/// Most files of one COPY.
+/// Maximum number of files of one COPY.
 const MAX_FILES: usize = 200_000;
 const PIECE: usize = 256 << 10;
 
 /// The files of a COPY.
 #[derive(Debug)]
 pub(super) struct Files {
-    /// 64 hex digits, of the source, the destination, and of names, modes and contents.
+    /// 64 hex digits; hash of the source, the destination, and names, modes and contents.
     pub(super) hash: String,
     pub(super) root: PathBuf,
-    /// Relative to `root`, sorted. Directories precede what they contain.
+    /// Relative to `root`, sorted. Directories precede their contents.
     pub(super) paths: Vec<PathBuf>,
 }
 
-/// Finds what a source of a COPY names in a directory. What is ignored is left out.
+/// Finds the files in a directory that match a source of a COPY. Ignored files are skipped.
 pub(super) fn find(
     root: &Path,
     ignored: &Ignored,
@@ -63,7 +63,7 @@ pub(super) fn find(
     })
 }
 
-/// Adds what matches the rest of a pattern below a directory.
+/// Adds everything below a directory that matches the rest of a pattern.
 fn matching(
     root: &Path,
     dir: &Path,
@@ -87,7 +87,7 @@ fn matching(
         if kind.is_dir() {
             matching(root, &path, rest, ignored, found)?;
         } else if kind.is_symlink() && !ignored.has(&path) {
-            // It may lead out of the directory of the build, to files that nobody meant to upload.
+            // The link may lead out of the build context, to files that must not be uploaded by accident.
             let why = format!("{} is a link: name the directory itself", path.display());
             return Err(io::Error::other(why));
         }
@@ -95,7 +95,8 @@ fn matching(
     Ok(())
 }
 
-/// Adds an entry and everything in it. An ignored directory is there if something in it is not ignored.
+/// Adds an entry and everything in it. An ignored directory is included if it contains an entry that is not
+/// ignored.
 fn whole(root: &Path, path: &Path, ignored: &Ignored, found: &mut Vec<PathBuf>) -> io::Result<()> {
     if found.len() >= MAX_FILES {
         return Err(io::Error::other(format!("more than {MAX_FILES} files")));
@@ -123,7 +124,7 @@ fn names(dir: &Path) -> io::Result<Vec<std::ffi::OsString>> {
     entries.map(|entry| Ok(entry?.file_name())).collect()
 }
 
-/// The part of a pattern that [`matches`] cannot read as Docker does, with the cure.
+/// The part of a pattern that [`matches`] cannot interpret as Docker does, with the remedy.
 fn unsupported(pattern: &str) -> Option<&'static str> {
     pattern
         .contains(['[', '\\'])
@@ -146,12 +147,12 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// The patterns of `.dockerignore`, and whether each takes back what others name.
+/// The patterns of `.dockerignore`, and whether each one is an exception to earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct Ignored(Vec<(Vec<String>, bool)>);
 
 impl Ignored {
-    /// Reads a file of patterns. `None`: there is no such file.
+    /// Reads a file of patterns. `None`: the file does not exist.
     pub(super) fn read(path: &Path) -> io::Result<Option<Self>> {
         match fs::read_to_string(path) {
             Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -178,7 +179,7 @@ impl Ignored {
         Ok(Self(patterns.collect::<Result<_, _>>()?))
     }
 
-    /// The last pattern that matches decides. A pattern also stands for everything below what it names.
+    /// The last matching pattern decides. A pattern also covers everything below its matches.
     fn has(&self, path: &Path) -> bool {
         let parts: Vec<_> = path.iter().map(OsStrExt::as_bytes).collect();
         let last = self
@@ -189,7 +190,7 @@ impl Ignored {
         last.is_some_and(|(_, takes_back)| !takes_back)
     }
 
-    /// Whether an entry is ignored with everything that may be in it.
+    /// Whether an entry is ignored together with everything that it may contain.
     fn has_all(&self, path: &Path) -> bool {
         self.has(path) && !self.0.iter().any(|(_, takes_back)| *takes_back)
     }

@@ -1,42 +1,42 @@
-//! From the text of a Dockerfile to its instructions.
+//! Parses the text of a Dockerfile into its instructions.
 
 use super::{
     variables::{BuildArgs, Variables},
     words::{self, Command, Word},
 };
 
-/// An instruction that matters to a build.
+/// An instruction that affects a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Instruction {
     From(String),
-    /// A step that the server has too, and its arguments.
+    /// A step that the server supports, and its arguments.
     Step(&'static str, Vec<String>),
     Copy {
         from: Vec<String>,
         to: String,
         /// Empty: the user of the step.
         owner: String,
-        /// Empty: that of the file.
+        /// Empty: the mode of the file.
         mode: String,
     },
     Entrypoint(Command),
     Cmd(Command),
 }
 
-/// The number of a line, and what is wrong there.
+/// A line number, and the error there.
 type Wrong = (usize, String);
 
-/// Ends of the names of archives, which ADD would unpack.
+/// File name endings of archives, which ADD would unpack.
 const ARCHIVES: [&str; 8] = [
     ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst",
 ];
 
-/// What is in the text of a Dockerfile.
+/// The parsed content of a Dockerfile.
 #[derive(Debug)]
 pub(super) struct Parsed {
-    /// With the numbers of their first lines.
+    /// Instructions with the numbers of their first lines.
     pub(super) instructions: Vec<(usize, Instruction)>,
-    /// Names of arguments that no ARG takes.
+    /// Names of given arguments without an ARG.
     pub(super) unused: Vec<String>,
 }
 
@@ -52,7 +52,7 @@ pub(super) fn parse(text: &str, args: &BuildArgs) -> Result<Parsed, Wrong> {
         let (whole, mut goes_on) = continued(line.trim_start());
         let mut whole = whole.to_owned();
         while goes_on {
-            // Comments and empty lines between the lines of an instruction are left out.
+            // Comments and empty lines between the lines of an instruction are skipped.
             let next = lines.find(|(next, _)| !is_comment(next) && !next.trim().is_empty());
             let (part, more) = next.map_or(("", false), |(next, _)| continued(next));
             whole.push_str(part);
@@ -85,7 +85,7 @@ fn is_comment(line: &str) -> bool {
     line.trim_start().starts_with('#')
 }
 
-/// Comments have no effect, but for one.
+/// Comments have no effect, with one exception.
 fn check_comment(line: &str) -> Result<(), String> {
     let text: String = line.chars().filter(|c| !c.is_whitespace()).collect();
     match text.to_ascii_lowercase().strip_prefix("#escape=") {
@@ -105,9 +105,9 @@ fn continued(line: &str) -> (&str, bool) {
 /// `<<EOF` in a command of RUN.
 struct Heredoc {
     end: String,
-    /// `<<-`: tabs at the beginning of lines do not count.
+    /// `<<-`: leading tabs of lines are stripped.
     strips_tabs: bool,
-    /// Whether the command consists of the lines only.
+    /// Whether the command consists only of the lines.
     is_alone: bool,
 }
 
@@ -132,7 +132,7 @@ impl Heredoc {
         })
     }
 
-    /// The command with the lines up to the end.
+    /// The command with its lines, up to the end marker.
     fn command<'a>(
         &self,
         first: &str,
@@ -166,7 +166,7 @@ impl Heredoc {
     }
 }
 
-/// `None`: it does not change what is built.
+/// `None`: the instruction does not affect the build.
 fn instruction(
     name: &str,
     rest: &str,
@@ -202,7 +202,7 @@ fn instruction(
         "COPY" | "ADD" => copy(name, rest, variables).map(Some),
         "ENV" => {
             let pairs = pairs(rest)?;
-            // All values come from before the line.
+            // All values come from before this line.
             let args = pairs
                 .iter()
                 .flat_map(|(name, value)| [name.clone(), value.for_server(variables)]);
@@ -382,7 +382,7 @@ mod tests {
             steps[1],
             "RUN export A=\"${V-1}\" B=\"${V-1}c\" V=\"${V-1}\"\nx"
         );
-        // Before FROM, after it without a value, and in later defaults. What is given is not expanded.
+        // Before FROM, after it without a value, and in later defaults. Given values are not expanded.
         let (image, steps) = of(&[("V", "2"), ("A", "$V"), ("REST", "")]);
         assert_eq!(image, Instruction::From("x:2".to_owned()));
         assert_eq!(
@@ -394,7 +394,7 @@ mod tests {
                 "RUN export B=\"${A-${0:+$}V}c\" REST=\"${REST-}\" V=\"${V-2}\"\ny",
             ]
         );
-        // An ARG before FROM alone is no variable of commands.
+        // An ARG before FROM is not a variable for commands.
         let global = steps_with("ARG A=1\nFROM x\nRUN $A", &[("A", "2")]);
         assert_eq!(global, ["RUN $A"]);
     }
@@ -410,7 +410,7 @@ mod tests {
             unused(&[("C", "1"), ("NONE", "1"), ("A", "1")]),
             ["C", "NONE"]
         );
-        // Predefined, for commands only.
+        // Predefined for commands only.
         let proxy = [("https_proxy", "http://p:3128/$"), ("TARGETARCH", "amd64")];
         assert_eq!(unused(&proxy), [""; 0]);
         assert_eq!(

@@ -1,11 +1,12 @@
-//! Variables of a Dockerfile. As with Docker, ARG holds for the build only, and ENV and the image's variables precede it.
-//! An argument of the command line replaces the default of an ARG of its name, before and after FROM.
+//! Variables of a Dockerfile. As in Docker, ARG applies only to the build, and ENV and the image's variables take
+//! precedence over it. An argument on the command line replaces the default of the ARG with its name, before and
+//! after FROM.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::words::{self, Word};
 
-/// What BuildKit sets for `ARG NAME` without a value, and in FROM.
+/// Values that BuildKit sets for `ARG NAME` without a value, and in FROM.
 const PLATFORM: [(&str, &str); 6] = [
     ("BUILDPLATFORM", "linux/amd64"),
     ("BUILDOS", "linux"),
@@ -15,7 +16,7 @@ const PLATFORM: [(&str, &str); 6] = [
     ("TARGETARCH", "amd64"),
 ];
 
-/// Arguments that need no ARG, and whose values only commands get (Dockerfile reference, "Predefined ARGs").
+/// Arguments that need no ARG, and whose values only commands receive (Dockerfile reference, "Predefined ARGs").
 const PROXIES: [&str; 10] = [
     "HTTP_PROXY",
     "http_proxy",
@@ -34,21 +35,21 @@ pub(crate) type BuildArgs = BTreeMap<String, String>;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Variables {
-    /// Those of the command line.
+    /// Arguments of the command line.
     given: BuildArgs,
     /// Names of the ARGs so far.
     declared: BTreeSet<String>,
-    /// ARG before FROM: for FROM, and for an ARG without a value.
+    /// ARGs before FROM: for FROM, and for an ARG without a value.
     global: BTreeMap<String, String>,
     arguments: BTreeMap<String, Value>,
-    /// Those of ENV, if their values are known here.
+    /// ENV variables, with their values if known here.
     envs: BTreeMap<String, Option<String>>,
 }
 
 #[derive(Clone, Debug)]
 struct Value {
     for_server: String,
-    /// Known if it depends on the file only.
+    /// Known if it depends only on the file.
     plain: Option<String>,
 }
 
@@ -60,7 +61,7 @@ impl Variables {
         }
     }
 
-    /// The names of given arguments that no ARG takes.
+    /// Names of given arguments without an ARG.
     pub(super) fn unused(&self) -> Vec<String> {
         let names = self.given.keys().filter(|name| {
             let is_known = PROXIES.contains(&name.as_str()) || is_platform(name);
@@ -69,7 +70,7 @@ impl Variables {
         names.cloned().collect()
     }
 
-    /// The value of an ARG for the server. `None`: there is no such ARG, or an ENV precedes it.
+    /// The value of an ARG for the server. `None`: there is no such ARG, or an ENV takes precedence.
     pub(super) fn argument(&self, name: &str) -> Option<&str> {
         let argument = self.arguments.get(name)?;
         (!self.envs.contains_key(name)).then_some(argument.for_server.as_str())
@@ -112,7 +113,7 @@ impl Variables {
         self.arguments.insert(name.to_owned(), value);
     }
 
-    /// An ENV, whose value is `None` if it depends on the image.
+    /// Adds an ENV. Its value is `None` if it depends on the image.
     pub(super) fn add_env(&mut self, name: &str, value: Option<String>) {
         self.envs.insert(name.to_owned(), value);
     }
@@ -135,7 +136,7 @@ impl Variables {
         }
     }
 
-    /// A command with the arguments as its variables.
+    /// A command, with the arguments set as its variables.
     pub(super) fn command(&self, command: String) -> String {
         let is_free =
             |name: &&String| !self.envs.contains_key(*name) && !self.arguments.contains_key(*name);

@@ -4,7 +4,7 @@ use std::{iter::Peekable, str::Chars};
 
 use super::variables::Variables;
 
-/// What the server, which expands variables but has no escape, expands to `$`: `$0` is set in its shell.
+/// Expands to `$` on the server, which expands variables but has no escape: `$0` is set in its shell.
 const DOLLAR: &str = "${0:+$}";
 
 /// A command of ENTRYPOINT or CMD.
@@ -27,7 +27,7 @@ pub(super) fn command(text: &str) -> Command {
     list(text).map_or_else(|| Command::Shell(text.to_owned()), Command::List)
 }
 
-/// A list as a script for a shell.
+/// A list as a shell script.
 pub(crate) fn script(words: &[String]) -> String {
     let quoted = words
         .iter()
@@ -35,14 +35,14 @@ pub(crate) fn script(words: &[String]) -> String {
     quoted.collect::<Vec<_>>().join(" ")
 }
 
-/// A text in double quotes for a shell, which expands its variables and nothing else; so the server writes it too.
+/// A text in double quotes for a shell, in which only variables are expanded. The server uses the same form.
 pub(super) fn in_quotes(text: &str) -> String {
     let text = text.replace('\\', r"\\").replace('"', "\\\"");
     let text = text.replace('`', "\\`").replace("$(", "\\$(");
     format!("\"{text}\"")
 }
 
-/// What a container would run. With an ENTRYPOINT in shell form, CMD counts for nothing, as with Docker.
+/// The command that a container would run. With an ENTRYPOINT in shell form, CMD is ignored, as in Docker.
 pub(super) fn start(entrypoint: Option<Command>, cmd: Option<Command>) -> Option<String> {
     let text = |words| match words {
         Command::Shell(text) => text,
@@ -72,7 +72,7 @@ enum Piece {
     Text(String),
     Variable {
         name: String,
-        /// One of `-`, `:-`, `+`, `:+`, and what follows it.
+        /// One of `-`, `:-`, `+`, `:+`, and the word after it.
         other: Option<(String, Word)>,
     },
 }
@@ -111,7 +111,7 @@ impl Word {
         }
     }
 
-    /// The text for the server, which expands variables of the image and of former steps.
+    /// The text for the server, which expands variables of the image and of earlier steps.
     pub(super) fn for_server(&self, variables: &Variables) -> String {
         let pieces = self.0.iter().map(|piece| match piece {
             Piece::Text(text) => text.replace('$', DOLLAR),
@@ -125,7 +125,7 @@ impl Word {
                     (Some(value), Some((":+", word))) if !value.is_empty() => word,
                     (Some(_), Some((":+", word))) => format!("${{{name}:+{word}}}"),
                     (Some(""), Some((":-", word))) => format!("${{{name}:-{word}}}"),
-                    // A brace would end the expansion. Without it, a variable of the image does not count.
+                    // A brace would end the expansion. Without it, a variable of the image is ignored.
                     (Some(value), _) if value.replace(DOLLAR, "").contains('}') => value.to_owned(),
                     (Some(value), Some((":-", _))) => format!("${{{name}:-{value}}}"),
                     (Some(value), _) => format!("${{{name}-{value}}}"),
@@ -161,7 +161,7 @@ impl Word {
     }
 }
 
-/// The words of a text, which are separated by blanks outside of quotes.
+/// The words of a text, separated by blanks outside quotes.
 pub(super) fn split(text: &str) -> Result<Vec<Word>, String> {
     let mut lexer = Lexer(text.chars().peekable());
     let mut words = Vec::new();
@@ -174,12 +174,12 @@ pub(super) fn split(text: &str) -> Result<Vec<Word>, String> {
     }
 }
 
-/// A text as one word, with its blanks.
+/// A text as one word, including its blanks.
 pub(super) fn whole(text: &str) -> Result<Word, String> {
     Lexer(text.chars().peekable()).word(Stop::Never)
 }
 
-/// What ends a word besides the text.
+/// End of a word within the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
     Blank,
@@ -232,7 +232,7 @@ impl Lexer<'_> {
             }
             match self.quoted()? {
                 '"' => return Ok(()),
-                // Only these lose their backslash.
+                // Only these characters lose their backslash.
                 '\\' => word.push(self.0.next_if(|c| "\"\\$".contains(*c)).unwrap_or('\\')),
                 c => word.push(c),
             }
@@ -267,7 +267,7 @@ impl Lexer<'_> {
         Ok(())
     }
 
-    /// What follows the name in `${NAME…}`.
+    /// The part after the name in `${NAME…}`.
     fn operator(&mut self, name: &str) -> Result<Option<(String, Word)>, String> {
         if self.0.next_if_eq(&'}').is_some() {
             return Ok(None);
@@ -338,7 +338,7 @@ mod tests {
         assert!(pair("$A=b").is_err() && pair("A$B").is_err());
     }
 
-    /// What a shell makes of the text as the server passes it to one.
+    /// The shell's expansion of the text in the form in which the server passes it to a shell.
     fn expanded(text: &str, envs: &[(&str, &str)]) -> String {
         let output = std::process::Command::new("bash")
             .args(["-c", &format!("printf %s {}", in_quotes(text)), "bash"])

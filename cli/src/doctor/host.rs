@@ -20,7 +20,7 @@ const CONTROLLERS: [(&str, &str); 4] = [
     ("pids", "pids"),
     ("io", "blkio"),
 ];
-/// Bits in `CapEff` and names of what the server uses.
+/// Capabilities that the server uses: bits in `CapEff`, and names.
 const CAPABILITIES: [(u32, &str); 6] = [
     (6, "CAP_SETGID"),
     (7, "CAP_SETUID"),
@@ -29,9 +29,9 @@ const CAPABILITIES: [(u32, &str); 6] = [
     (38, "CAP_PERFMON"),
     (39, "CAP_BPF"),
 ];
-/// The server's reserve, and one sandbox of the template `base`.
+/// Memory for the server's reserve and one sandbox of the template `base`.
 const LEAST_MEMORY: u64 = 1 << 30;
-/// The server's reserve, the template and some sandboxes.
+/// Disk space for the server's reserve, the template and some sandboxes.
 const LEAST_DISK: u64 = 3 << 30;
 
 pub(super) fn findings(state: &Path) -> Vec<Finding> {
@@ -57,7 +57,8 @@ pub(super) fn findings(state: &Path) -> Vec<Finding> {
     .collect()
 }
 
-/// How the node of a cluster reaches etcd. `None`: this host is no node, or it may not read the settings.
+/// Checks how the node of a cluster reaches etcd. `None`: this host is not a node, or the settings are not
+/// readable.
 fn etcd(state: &Path) -> Option<Finding> {
     let settings = fs::read(state.join("cluster/cluster.json")).ok()?;
     let settings: ClusterSettings = serde_json::from_slice(&settings).ok()?;
@@ -74,7 +75,7 @@ fn etcd(state: &Path) -> Option<Finding> {
     })
 }
 
-/// A part of the settings of a node.
+/// The used part of a node's settings.
 #[derive(Deserialize)]
 struct ClusterSettings {
     etcd: Vec<String>,
@@ -101,7 +102,7 @@ fn kvm() -> Finding {
     }
 }
 
-/// What `cube-vmm probe` prints.
+/// Output of `cube-vmm probe`.
 #[derive(Deserialize)]
 struct Probe {
     platform: Option<String>,
@@ -223,7 +224,7 @@ fn cgroups(root: &Path, mounts: &str) -> Finding {
     let lacking: Vec<_> = lacking.map(|(name, _)| *name).collect();
     if lacking.is_empty() {
         let limits = "limits of memory, CPU, processes and disk bandwidth";
-        // In version 1 a VMM joins its groups without this wait (`pool::cgroup`).
+        // In version 1, a VMM joins its groups without this wait (`pool::cgroup`).
         let is_used = CONTROLLERS.iter().any(|(v2, _)| is_offered(v2));
         let hint = slow_mount(mounts).filter(|_| is_used).map(|at| {
             format!(
@@ -241,7 +242,7 @@ fn cgroups(root: &Path, mounts: &str) -> Finding {
     )
 }
 
-/// Where cgroups of version 2 are mounted, if a process that is moved into one waits for a grace period of RCU.
+/// Mount point of cgroups of version 2 if moving a process into one waits for an RCU grace period.
 fn slow_mount(mounts: &str) -> Option<&str> {
     let mut mounts = mounts
         .lines()
@@ -271,7 +272,7 @@ fn landlock(list: io::Result<String>) -> Finding {
             format!("not among the security modules ({})", list.trim()),
             "boot with lsm=landlock,… in front of the others; one layer of the VMs' confinement is missing",
         ),
-        // Containers often have no securityfs. The VMM logs what is missing.
+        // Containers often have no securityfs. The VMM logs missing layers.
         Err(_) => Finding::warning(
             "landlock",
             "unknown: /sys/kernel/security is not mounted",

@@ -1,4 +1,4 @@
-//! The options of the installed server, as far as checks depend on them.
+//! The options of the installed server that affect checks.
 
 use std::{fs, io, path::PathBuf};
 
@@ -9,9 +9,9 @@ use super::{DoctorArgs, Finding, Verdict};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Options {
     pub(super) state: PathBuf,
-    /// Directory of installed templates, if it is named.
+    /// Directory of installed templates, if set.
     pub(super) templates: Option<PathBuf>,
-    /// The first address to listen on.
+    /// First address to listen on.
     pub(super) listen: Option<String>,
     pub(super) has_tls: bool,
     /// Blocks that the operator denies to all sandboxes.
@@ -21,7 +21,7 @@ pub(super) struct Options {
 }
 
 impl Options {
-    /// Reads the options file. One that is absent sets nothing; one that cannot be used is a finding.
+    /// Reads the options file. An absent file sets nothing; an unusable file is a finding.
     pub(super) fn load(args: &DoctorArgs) -> (Self, Option<Finding>) {
         let shown = args.config.display();
         let unusable = |found: String, cure: &str| {
@@ -59,13 +59,13 @@ impl Options {
         }
     }
 
-    /// The addresses that the operator denies, if there are any.
+    /// Addresses that the operator denies, if any.
     pub(super) fn denied_addresses(&self) -> Option<Finding> {
         let found = || format!("denied to all sandboxes: {}", self.denied.join(", "));
         (!self.denied.is_empty()).then(|| Finding::ok("network-deny", found()))
     }
 
-    /// A finding, for a server with these options.
+    /// Adapts a finding to a server with these options.
     pub(super) fn applied(&self, finding: Finding) -> Finding {
         let option = match finding.check {
             "kernel" | "tun" | "ebpf" if self.has_no_network => "network = none",

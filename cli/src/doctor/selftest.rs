@@ -1,6 +1,6 @@
-//! `cube doctor --selftest`: runs the installed programs on this host, and writes one file that can be published: facts
-//! of the host, verdicts and figures of each step, hashes of the programs. It contains no key and no address; paths of the
-//! installation are in it.
+//! `cube doctor --selftest`: runs the installed `cube-bench` on this host, and writes one publishable file: facts
+//! about the host, results of each step, and hashes of the programs. It contains no keys and no addresses, but does
+//! contain paths of the installation.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ const LIMIT: &str = "600";
 const BUILD_RECORD: &str = "build.json";
 const SMOKE: &str = include_str!("../../../scenarios/00-smoke.toml");
 const BURST: &str = include_str!("../../../scenarios/50-concurrent.toml");
-/// The parts of a run's report that are kept.
+/// The parts of a run's report to keep.
 const REPORT: [&str; 14] = [
     "scenario",
     "ended",
@@ -43,7 +43,7 @@ const REPORT: [&str; 14] = [
 
 struct Step {
     name: &'static str,
-    /// The program and its arguments. `SCENARIO`, `OUT` stand for paths.
+    /// Arguments of `cube-bench`. `SCENARIO` and `OUT` are placeholders for paths.
     command: &'static [&'static str],
     scenario: &'static str,
     /// The report that the step writes, below `OUT`; `None`: its standard output.
@@ -54,7 +54,7 @@ struct Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Check,
-    /// A missed or undecided gate is a figure of this host, and no fault of it.
+    /// A missed or inconclusive gate describes this host, and is not a fault.
     Measurement,
 }
 
@@ -83,6 +83,7 @@ const STEPS: [Step; 7] = [
         report: None,
         kind: Kind::Check,
     },
+    // Boots nothing: the template was already booted and snapshotted on this host.
     Step {
         name: "clones",
         command: &["cube-bench", "run", "SCENARIO", "--results", "OUT"],
@@ -159,7 +160,7 @@ struct StepResult {
     /// `null`: ended by a signal.
     exit_code: Option<i32>,
     seconds: u64,
-    /// `null`: the step wrote none.
+    /// `null`: the step wrote no report.
     report: Value,
 }
 
@@ -171,7 +172,7 @@ pub(super) fn run(options: &Options, checks: Vec<Finding>, file: &Path) -> Resul
     let unusable = |what: &Path, why: std::io::Error| {
         Failure::host(format!("cannot write {}: {why}", what.display()))
     };
-    // Checked first: the steps take minutes.
+    // Checked first, because the steps take minutes.
     fs::write(file, "").map_err(|why| unusable(file, why))?;
     let scratch = std::env::temp_dir().join(format!("cube-selftest-{}", std::process::id()));
     fs::create_dir(&scratch).map_err(|why| unusable(&scratch, why))?;
@@ -213,7 +214,7 @@ pub(super) fn run(options: &Options, checks: Vec<Finding>, file: &Path) -> Resul
     )
 }
 
-/// The directory with `guest` and `templates`: that of an installed server, or of a build.
+/// The directory with `guest` and `templates`, of an installed server or of a build.
 fn artifacts(options: &Options) -> PathBuf {
     let installed = options.state.join("installed");
     let built = beside("..");
@@ -296,7 +297,7 @@ fn verdict(exit_code: Option<i32>) -> &'static str {
     }
 }
 
-/// A run's report without what only its own directory explains; for a prover the number of cases by class and verdict.
+/// A run's report without fields that need its directory; for a prover, the number of cases by class and verdict.
 fn reduced(report: Value) -> Value {
     let Value::Object(mut report) = report else {
         return report;

@@ -11,10 +11,10 @@ use crate::{
 
 /// Address of an installed server.
 const ADDRESS: &str = "127.0.0.1:3000";
-/// For an answer: a program that is no server may send none.
+/// Timeout of a response; a program that is not a server may never send one.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOG: &str = "`journalctl -u cube-api`";
-/// Files that an installation has beside its programs.
+/// Files that an installation has next to its programs.
 const FILES: [&str; 5] = [
     "cube-api",
     "cube-image",
@@ -38,7 +38,7 @@ pub(super) fn findings(context: &Context, options: &Options) -> Result<Vec<Findi
     Ok(vec![files(), template(&template_dirs(options)), server])
 }
 
-/// An address of this host at which a server that listens there is reached.
+/// An address of this host at which a server that listens on the given address is reachable.
 fn reachable(address: &str) -> String {
     address
         .replace("0.0.0.0:", "127.0.0.1:")
@@ -54,7 +54,7 @@ struct Unit {
 }
 
 impl Unit {
-    /// `None`: systemd holds no socket of the server.
+    /// `None`: systemd does not hold a socket of the server.
     fn find() -> Option<Self> {
         let mut systemctl = Command::new("systemctl");
         systemctl.args([
@@ -67,7 +67,7 @@ impl Unit {
         Self::read(&String::from_utf8_lossy(&output.stdout))
     }
 
-    /// Properties of the socket, an empty line, those of the service.
+    /// Parses the properties of the socket, an empty line, and those of the service.
     fn read(shown: &str) -> Option<Self> {
         let (socket, service) = shown.split_once("\n\n")?;
         let of = |unit: &'_ str, name: &str| {
@@ -98,12 +98,12 @@ fn files() -> Finding {
     }
 }
 
-/// The directories of installed templates, as the server looks for them, and where a source checkout has them.
+/// Directories of installed templates: where the server looks for them, and where a source checkout has them.
 fn template_dirs(options: &Options) -> Vec<PathBuf> {
     let made = options.state.join("installed/templates");
     let usual = [
         beside("../templates"),
-        // Of a program in target/debug or target/release.
+        // Seen from a program in target/debug or target/release.
         beside("../cube/templates"),
         made.clone(),
     ];
@@ -112,7 +112,7 @@ fn template_dirs(options: &Options) -> Vec<PathBuf> {
         None => usual
             .into_iter()
             .map(|dir| dir.canonicalize().unwrap_or(dir))
-            // Only the last one is made if it is absent.
+            // Only the last one is created if it does not exist.
             .filter(|dir| dir.is_dir() || *dir == made)
             .collect(),
     }
@@ -139,10 +139,10 @@ fn template(dirs: &[PathBuf]) -> Finding {
     )
 }
 
-/// The result of looking at an address.
+/// Result of probing an address.
 enum Look {
     Answers,
-    /// A program listens there, and does not answer as a server does.
+    /// A program listens there, but does not respond like a server.
     Another(Failure),
     Nothing(Failure),
 }
@@ -155,7 +155,7 @@ fn look(server: &mut Server) -> Look {
     }
 }
 
-/// Whether the server answers. Connects to it only if that starts nothing.
+/// Whether the server responds. Connects only if that starts nothing.
 fn server(
     args: &ServerArgs,
     unit: Option<&Unit>,
@@ -182,7 +182,7 @@ fn server(
     }
     Ok(match look(&mut server) {
         Look::Answers => Finding::ok("server", format!("{url} answers")),
-        // A server that refuses the request, or that this program does not trust.
+        // A server that rejects the request, or that this program does not trust.
         Look::Another(Failure {
             kind,
             message,

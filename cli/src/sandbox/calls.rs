@@ -1,4 +1,4 @@
-//! `cube sandbox calls`: what a sandbox called through the egress proxy, and what was refused.
+//! `cube sandbox calls`: a sandbox's outbound calls through the egress proxy, and refusals.
 
 use std::{collections::HashSet, thread, time::Duration};
 
@@ -17,10 +17,10 @@ pub(crate) struct CallsArgs {
     /// Id of the sandbox
     #[arg(value_name = "ID")]
     id: String,
-    /// Leave out refused packets, which reached no proxy
+    /// Omit refused packets, which did not reach the proxy
     #[arg(long)]
     no_packets: bool,
-    /// Go on, and print further ones as they come, until the sandbox ends
+    /// Continue to print new ones until the sandbox ends
     #[arg(short, long)]
     follow: bool,
 }
@@ -28,7 +28,7 @@ pub(crate) struct CallsArgs {
 const COLUMNS: [&str; 9] = [
     "TIME", "RESULT", "HOST", "METHOD", "PATH", "OUT", "IN", "RULE", "SECRETS",
 ];
-/// Between two requests of `--follow`.
+/// Pause between two requests of `--follow`.
 const PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) fn calls(context: &Context, args: &CallsArgs) -> Result<(), Failure> {
@@ -70,7 +70,7 @@ fn follow(format: Format, new: &[NetworkEvent]) -> Result<(), Failure> {
     }
 }
 
-/// Tells events apart: the server keeps a bounded number of them and gives them no ids.
+/// Distinguishes events: the server keeps a bounded number of them, without ids.
 fn key(event: &NetworkEvent) -> String {
     serde_json::to_string(event).unwrap_or_default()
 }

@@ -1,7 +1,7 @@
 //! `cube sandbox cp`: files and directories, both ways.
 //!
-//! What a sandbox lists is not trusted: a name that is not one component of a path is refused, links are never made
-//! here, and no file is written through a link.
+//! Lists from a sandbox are not trusted: a name that is not a single path component is rejected, links are never
+//! created on this host, and no file is written through a link.
 
 mod plan;
 
@@ -31,29 +31,29 @@ use crate::{
 };
 use plan::{Place, component};
 
-/// For one file.
+/// Timeout of one file.
 const PER_FILE: Duration = Duration::from_secs(6 * 3600);
 /// Limits for the tree of a sandbox.
 const MAX_ENTRIES: u64 = 1_000_000;
 const MAX_DEPTH: usize = 200;
-/// Files whose modes are set by one command.
+/// Maximum number of files whose modes one command sets.
 const MODES_AT_ONCE: usize = 200;
 const EXECUTABLE: u32 = 0o111;
 
 #[derive(Args, Debug)]
 pub(crate) struct CopyArgs {
-    /// A path here, or ID:PATH in a sandbox
+    /// A local path, or ID:PATH in a sandbox
     #[arg(value_name = "FROM")]
     from: String,
-    /// The other one; an existing directory gets a copy inside it
+    /// The other path; into an existing directory, the copy is placed inside it
     #[arg(value_name = "TO")]
     to: String,
-    /// User in the sandbox, who owns what is written there [default: that of the template]
+    /// User in the sandbox, who owns the files written there [default: the template's]
     #[arg(short, long, value_name = "NAME")]
     user: Option<String>,
 }
 
-/// A copy under way.
+/// A copy in progress.
 struct Copier {
     _lease: Lease,
     draft: Draft,
@@ -89,7 +89,7 @@ pub(super) fn copy(context: &Context, args: &CopyArgs) -> Result<(), Failure> {
     };
     let copier = match (from, to) {
         (Place::Here(from), Place::Sandbox(id, to)) => {
-            // Checked first, so that a mistyped name needs no server.
+            // Checked first, so that a mistyped path needs no server.
             let found = fs::metadata(&from).map_err(|why| here(&from, &why))?;
             let mut copier = copier(&id)?;
             let to = copier.target_there(&to, &from)?;
@@ -131,7 +131,7 @@ fn here(path: &Path, why: &io::Error) -> Failure {
     Failure::host(format!("{}: {why}", path.display()))
 }
 
-/// A file of this host that cannot be read or written while it is copied.
+/// A local file that cannot be read or written during the copy.
 fn here_not(verb: &str, path: &Path, why: &io::Error) -> Failure {
     let failure = Failure::host(format!("cannot {verb} {}: {why}", path.display()));
     match why.kind() {
@@ -148,7 +148,7 @@ fn here_not(verb: &str, path: &Path, why: &io::Error) -> Failure {
     }
 }
 
-/// The place of a copy here: inside of an existing directory, by the name of what is copied.
+/// Local destination of a copy: inside an existing directory, under the name of the source.
 fn target_here(to: &Path, entry: &EntryInfo) -> Result<PathBuf, Failure> {
     if !to.is_dir() {
         return Ok(to.to_owned());
@@ -173,7 +173,7 @@ impl Copier {
         }
     }
 
-    /// A transfer that failed. `verb`: what is done with the file of this host, `local`.
+    /// A failed transfer. `verb` is the action on the local file `local`.
     fn not_copied(&self, verb: &str, local: &Path, path: &str, why: &ClientError) -> Failure {
         match why {
             ClientError::Local { source, .. } => here_not(verb, local, source),
@@ -211,7 +211,7 @@ impl Copier {
         Ok(answer.and_then(|answer| answer.entry))
     }
 
-    /// The place of a copy in the sandbox: inside of an existing directory, by the name of what is copied.
+    /// Destination of a copy in the sandbox: inside an existing directory, under the name of the source.
     fn target_there(&mut self, to: &str, from: &Path) -> Result<String, Failure> {
         let name = fs::canonicalize(from).map_err(|why| here(from, &why))?;
         let name = name
@@ -264,7 +264,7 @@ impl Copier {
         let file = File::open(from).map_err(|why| here(from, &why))?;
         let found = file.metadata().map_err(|why| here(from, &why))?;
         if !found.is_file() {
-            // Its length is not known before it is read.
+            // Its length is unknown before it is read.
             return Err(Failure::host(format!("{} is not a file", from.display())));
         }
         let user = self.user.clone();
@@ -339,7 +339,7 @@ impl Copier {
         Ok(())
     }
 
-    /// A file takes the place of one that is there when it is complete.
+    /// A complete file replaces an existing one.
     fn get_file(&mut self, from: &str, to: &Path, mode: u32, size: i64) -> Result<(), Failure> {
         let target = Target::of(to).map_err(|why| here(to, &why))?;
         let mut options = OpenOptions::new();
@@ -383,11 +383,11 @@ impl Copier {
     }
 }
 
-/// Where a download is written.
+/// Destination of a download.
 enum Target {
-    /// A new file beside the target, whose name it gets in the end.
+    /// A new file next to the target, renamed to the target at the end.
     Draft(PathBuf),
-    /// The target itself, which is there and no file: a device or a pipe.
+    /// The target itself, which exists and is not a file: a device or a pipe.
     Itself,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct ShellArgs {
     /// Id of the sandbox; a paused one is resumed
     #[arg(value_name = "ID")]
     id: String,
-    /// User of the shell [default: that of the template]
+    /// User of the shell [default: the template's]
     #[arg(short, long, value_name = "NAME")]
     user: Option<String>,
 }

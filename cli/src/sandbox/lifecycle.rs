@@ -18,7 +18,7 @@ use crate::{
     server::{Server, segment, unknown_sandbox},
 };
 
-/// The time that a sandbox has unless one is given, as with the SDKs.
+/// Default lifetime of a sandbox, as in the SDKs.
 const USUAL_LIFE: &str = "5m";
 
 #[derive(Args, Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct CreateArgs {
     /// Time until the sandbox ends, for example 1h
     #[arg(long, value_name = "TIME", default_value = USUAL_LIFE, value_parser = humantime::parse_duration)]
     timeout: Duration,
-    /// Pause the sandbox at its end instead of killing it; requests to it resume it
+    /// Pause the sandbox at its end of life instead of killing it; requests to it resume it
     #[arg(long)]
     auto_pause: bool,
     /// Environment variable of all processes; may be repeated
@@ -57,7 +57,7 @@ pub(crate) struct PauseArgs {
     /// Id of the sandbox
     #[arg(value_name = "ID")]
     id: String,
-    /// Keep the disk only: processes are lost, and the sandbox boots when it is resumed
+    /// Keep only the disk: processes are lost, and the sandbox boots when it is resumed
     #[arg(long)]
     disk_only: bool,
 }
@@ -90,7 +90,7 @@ pub(crate) struct TimeoutArgs {
     /// Id of the sandbox
     #[arg(value_name = "ID")]
     id: String,
-    /// Time from now, for example 1h; may be shorter than what is left
+    /// Time from now, for example 1h; may be shorter than the remaining time
     #[arg(value_name = "TIME", value_parser = humantime::parse_duration)]
     time: Duration,
 }
@@ -143,7 +143,7 @@ pub(super) fn kill(context: &Context, args: &KillArgs) -> Result<(), Failure> {
                 let item = json!({"sandboxID": id, "killed": true});
                 context.format.done("sandbox", &item, id)?;
             }
-            // It may have ended since the list was made.
+            // It may have ended since the list was read.
             Err(why) if args.all && why.kind == crate::failure::Kind::NotFound => {}
             Err(why) => {
                 if let Some(former) = first_failure.replace(why) {

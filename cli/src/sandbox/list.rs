@@ -34,12 +34,12 @@ const COLUMNS: [&str; 8] = [
     "ID", "STATE", "TEMPLATE", "CPUS", "MEMORY", "STARTED", "ENDS", "METADATA",
 ];
 
-/// All sandboxes, with a query for the list.
+/// All sandboxes that match a query.
 pub(crate) fn all(server: &mut Server, query: &str) -> Result<Vec<ListedSandbox>, Failure> {
     server.pages(&format!("/v2/sandboxes?limit=100{query}"))
 }
 
-/// Prints the ids, one a line.
+/// Prints the ids, one per line.
 pub(crate) fn print_ids(found: &[ListedSandbox]) -> Result<(), Failure> {
     let ids = found
         .iter()
@@ -64,7 +64,7 @@ impl ListArgs {
             Some(State::Paused) => "&state=paused".to_owned(),
         };
         let pairs = self.metadata.iter().map(|pair| match pair.split_once('=') {
-            // Names and values are encoded once more than other values of queries.
+            // Names and values are encoded once more than other query values.
             Some((name, value)) => Ok(format!("{}={}", segment(name), segment(value))),
             None => Err(Failure::usage(format!(
                 "--metadata {pair}: write NAME=VALUE"

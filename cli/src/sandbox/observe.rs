@@ -17,7 +17,7 @@ pub(crate) struct LogsArgs {
     /// Id of the sandbox
     #[arg(value_name = "ID")]
     id: String,
-    /// Show the last entries only
+    /// Show only the last entries
     #[arg(long, value_name = "N")]
     tail: Option<usize>,
 }

@@ -1,4 +1,4 @@
-//! The way to a sandbox's agent.
+//! Routes to the agents of sandboxes.
 
 use client::endpoint::{Endpoint, Wire};
 use envd::{ENVD_PORT, EnvdClient};
@@ -13,7 +13,7 @@ use crate::{
 /// Longest sandbox id in bytes.
 const MAX_ID: usize = 128;
 
-/// A sandbox and how its agent is reached.
+/// A sandbox and the way to reach its agent.
 #[derive(Clone)]
 pub(crate) struct SandboxRoute {
     pub(crate) id: String,
@@ -60,8 +60,8 @@ impl Server {
         })
     }
 
-    /// Finds a sandbox that a command will use for [`LEASE`] at least. A paused one is resumed, and paused again at its
-    /// end: nothing is lost if this program is killed.
+    /// Finds a sandbox that a command will use for at least [`LEASE`]. A paused sandbox is resumed, and pauses
+    /// again at its end of life, so nothing is lost if this program is killed.
     pub(crate) fn find(&mut self, id: &str) -> Result<SandboxRoute, Failure> {
         let path = format!("/sandboxes/{}", segment(id));
         let found: SandboxDetail = self.get(&path).map_err(unknown_sandbox)?;
@@ -87,15 +87,15 @@ impl Server {
         }
     }
 
-    /// Takes a connection to a sandbox back, if both planes have one address.
+    /// Takes back a connection to a sandbox, if both planes have the same address.
     pub(crate) fn keep(&mut self, client: EnvdClient<Wire>, route: &SandboxRoute) {
         if route.endpoint == self.control && !client.is_closing() {
             self.client = Some(client);
         }
     }
 
-    /// The kept connection as one to a sandbox, if both planes have one address; otherwise a new one. So a command
-    /// whose sandbox was just created needs no further connection.
+    /// Uses the kept connection for a sandbox if both planes have the same address; otherwise opens a new one. A
+    /// command in a newly created sandbox therefore needs no further connection.
     pub(crate) fn agent(&mut self, route: &SandboxRoute) -> Result<EnvdClient<Wire>, Failure> {
         match self.client.take() {
             Some(client) if route.endpoint == self.control => Ok(route.over(client)),
@@ -107,7 +107,7 @@ impl Server {
     }
 }
 
-/// Adds the cure to the answer for a sandbox that the server does not have.
+/// Adds the remedy to the response for a sandbox that the server does not have.
 pub(crate) fn unknown_sandbox(failure: Failure) -> Failure {
     failure.if_not_found("`cube sandbox list` shows the sandboxes")
 }

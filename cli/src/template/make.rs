@@ -20,22 +20,22 @@ pub(crate) struct BuildArgs {
     /// Name of the template: name or name:tag
     #[arg(value_name = "NAME")]
     name: String,
-    /// Image to begin with, for example python:3.12
+    /// Image to start from, for example python:3.12
     #[arg(long, value_name = "REF")]
     image: Option<String>,
-    /// Template to begin with: name, name:tag or id
+    /// Template to start from: name, name:tag or id
     #[arg(long, value_name = "T")]
     from: Option<String>,
     /// Dockerfile to build; COPY takes files from the directory CONTEXT
     #[arg(short, long, value_name = "DOCKERFILE")]
     file: Option<PathBuf>,
-    /// Directory of the files for COPY [default: that of the Dockerfile]
+    /// Directory of the files for COPY [default: the Dockerfile's]
     #[arg(value_name = "CONTEXT", conflicts_with_all = ["image", "from"])]
     context: Option<PathBuf>,
-    /// Value of an ARG of the Dockerfile; NAME alone takes it from this program's environment
+    /// Value of an ARG in the Dockerfile; NAME alone takes the value from the environment
     #[arg(long = "build-arg", value_name = "NAME=VALUE", conflicts_with_all = ["image", "from"])]
     build_args: Vec<String>,
-    /// Command that runs in every sandbox of the template; it is started before the snapshot
+    /// Command that runs in every sandbox of the template, started before the snapshot
     #[arg(long, value_name = "COMMAND")]
     start: Option<String>,
     /// Run the image's ENTRYPOINT and CMD as the start command
@@ -47,10 +47,10 @@ pub(crate) struct BuildArgs {
     /// Memory of sandboxes, in MiB
     #[arg(long, value_name = "MIB")]
     memory: Option<u32>,
-    /// Disk space that sandboxes have at least, in MiB
+    /// Minimum disk space of sandboxes, in MiB
     #[arg(long, value_name = "MIB")]
     disk: Option<u32>,
-    /// Run all steps, whatever the cache has
+    /// Run all steps, even those in the cache
     #[arg(long)]
     no_cache: bool,
     /// Do not wait for the end of the build
@@ -61,7 +61,7 @@ pub(crate) struct BuildArgs {
 }
 
 pub(super) fn build(context: &Context, args: &BuildArgs) -> Result<(), Failure> {
-    // Before anything is requested: a mistake in the file needs no server.
+    // Read before anything is requested: an error in the file needs no server.
     let recipe = match &args.file {
         None => None,
         Some(file) => {
@@ -95,7 +95,7 @@ pub(super) fn build(context: &Context, args: &BuildArgs) -> Result<(), Failure> 
 }
 
 impl BuildArgs {
-    /// The last value of a name counts. A name without a value here and in the environment is not given.
+    /// The last value of a name counts. A name without a value, here and in the environment, is ignored.
     fn build_args(&self) -> Result<dockerfile::BuildArgs, Failure> {
         let mut found = dockerfile::BuildArgs::new();
         for pair in &self.build_args {

@@ -9,10 +9,10 @@ use crate::{context::Context, failure::Failure, output::time, server::segment};
 
 #[derive(Args, Debug)]
 pub(crate) struct TagArgs {
-    /// Which build: name, or name:tag
+    /// Build to tag: name, or name:tag
     #[arg(value_name = "TEMPLATE")]
     target: String,
-    /// The tags; each moves here if another build of this template has it
+    /// The tags; each moves here from any other build of this template that has it
     #[arg(value_name = "TAG", required = true)]
     tags: Vec<String>,
 }
@@ -22,7 +22,7 @@ pub(crate) struct UntagArgs {
     /// Name of the template, without a tag
     #[arg(value_name = "TEMPLATE")]
     name: String,
-    /// The tags; a build without tags loses its template
+    /// The tags; a build without tags is detached from its template
     #[arg(value_name = "TAG", required = true)]
     tags: Vec<String>,
 }

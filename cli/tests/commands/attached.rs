@@ -37,7 +37,7 @@ pub(crate) fn kvm_a_command_has_its_streams_and_its_exit_code() {
     // A command that ends before its input.
     let all = world.run_with(&["run", "-i", "--", "true"], b"").expect(0);
     assert_eq!(all.stderr, "");
-    // Input that is lost is reported.
+    // Lost input is reported.
     let words = ["run", "-i", "--", "sleep", "3"];
     let mut lost = world.cube(&words);
     lost.env("E2B_API_URL", without_input(&world));
@@ -164,7 +164,7 @@ pub(crate) fn kvm_signals_reach_the_command_and_its_sandbox_ends() {
         signal(&child, number);
         assert_eq!(code_of(child), 128 + number as i32, "{name}");
     }
-    // As nohup(1) starts it.
+    // Like a start by nohup(1).
     let words = [
         "-c",
         "trap '' HUP; exec \"$@\"",
@@ -238,7 +238,7 @@ pub(crate) fn kvm_a_command_has_a_terminal_with_its_size() {
         }
     };
     wait_for(&mut ours, "33 99\r\n");
-    // In raw mode, this terminal has no echo of its own, and a carriage return is a line end for that of the guest.
+    // In raw mode, this terminal does not echo, and a carriage return is a line end for the guest's terminal.
     ours.write_all(b"word\r").unwrap();
     wait_for(&mut ours, "<word>\r\n");
     wait_for(&mut ours, "wait\r\n");
@@ -246,7 +246,7 @@ pub(crate) fn kvm_a_command_has_a_terminal_with_its_size() {
     signal(&child, Signal::SIGWINCH);
     wait_for(&mut ours, "11 44\r\n");
     assert_eq!(code_of(child), 4);
-    // The terminal is as it was.
+    // The terminal is restored.
     let settings = rustix::termios::tcgetattr(&terminal.slave).unwrap();
     assert!(
         settings
@@ -264,7 +264,7 @@ pub(crate) fn kvm_a_reader_that_leaves_ends_the_sandbox() {
     drop(out);
     assert_eq!(code_of(child), 141);
     world.is_empty_soon();
-    // SIGKILL cannot be handled: the sandbox has no more than its lease.
+    // SIGKILL cannot be handled: the sandbox has only its lease left.
     let (mut child, _out) = ready(&world, &["run", "--", "sh", "-c", LOOP]);
     child.kill().unwrap();
     child.wait().unwrap();
@@ -276,7 +276,7 @@ pub(crate) fn kvm_a_reader_that_leaves_ends_the_sandbox() {
     assert!((60..=121).contains(&lease), "{lease} s");
 }
 
-/// Compares whole runs of the program with the same requests by this process, in turn, each with a warm slot.
+/// Compares whole runs of the program with the same requests by this process, alternately, each with a warm slot.
 pub(crate) fn kvm_a_run_takes_little_longer_than_the_interface() {
     const ROUNDS: usize = 15;
     let world = World::open();
@@ -295,7 +295,8 @@ pub(crate) fn kvm_a_run_takes_little_longer_than_the_interface() {
     interface.sort();
     test_cases::found!("run, sorted: {program:?}; the same requests: {interface:?}");
     let (program, interface) = (program[ROUNDS / 2], interface[ROUNDS / 2]);
-    // The goal is 10 ms with the release build. This build is not optimized, and other work of this host varies by more.
+    // The goal is 10 ms with the release build. This build is not optimized, and other work on this host causes
+    // larger variations.
     assert!(
         program < interface + Duration::from_millis(30),
         "{program:?}, {interface:?}"

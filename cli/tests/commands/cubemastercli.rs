@@ -64,14 +64,14 @@ pub(crate) fn kvm_the_commands_of_the_guides_work() {
     );
     assert!(watched.ends_with("template_status: READY\n"), "{watched}");
 
-    // The same flags again: the same template, and at once.
+    // The same flags again: the same template, without a wait.
     let again = world.run(&create).expect(0).stdout;
     assert!(
         again.contains(&template) && again.contains("READY"),
         "{again}"
     );
 
-    // The command ran before the snapshot, and goes on in sandboxes.
+    // The command ran before the snapshot, and continues in sandboxes.
     let script = "exec 3<>/dev/tcp/127.0.0.1/49999 && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && head -1 <&3";
     let answer = world.run(&["run", "--template", &template, "--", "bash", "-c", script]);
     assert!(answer.expect(0).stdout.contains("200 OK"));
@@ -110,7 +110,7 @@ pub(crate) fn kvm_the_commands_of_the_guides_work() {
     assert_eq!(deleted.line(), format!("template deleted: {template}"));
 }
 
-/// The answer of a command with `--json`.
+/// The response of a command with `--json`.
 #[track_caller]
 fn json(world: &World, words: &[&str]) -> Value {
     let answer = world.run(words).expect(0).stdout;
@@ -141,7 +141,7 @@ pub(crate) fn kvm_answers_have_the_shape_of_the_guides_and_chosen_ids_are_kept()
         "256",
         "--env",
         "A=b",
-        // The agent's port, as the guides probe it.
+        // The agent's port, which the guides probe.
         "--probe",
         "49983",
         "--probe-path",
@@ -169,7 +169,7 @@ pub(crate) fn kvm_answers_have_the_shape_of_the_guides_and_chosen_ids_are_kept()
     assert_eq!(request["source_image_ref"], "e2bdev/base");
     assert_eq!(request["container_overrides"]["resources"]["mem"], "256Mi");
     assert_eq!(request["build"]["steps"][0]["args"][1], "b");
-    // An installed template has none.
+    // An installed template has no order.
     let base = world.run(&tpl(&["info", "base", "--include-request"]));
     assert!(base.expect(0).stderr.contains("no create_request"));
 
@@ -189,7 +189,7 @@ pub(crate) fn kvm_answers_have_the_shape_of_the_guides_and_chosen_ids_are_kept()
     let listed = world.run(&["cubemastercli", "sandbox", "list"]).expect(0);
     assert!(listed.stdout.contains("tpl-mine"), "{}", listed.stdout);
 
-    // All are ended, also behind one that there is not.
+    // All are ended, including those after one that does not exist.
     let words = ["cubemastercli", "cubebox", "destroy", "nope", &sandbox];
     let ended = world.run(&words).expect(1);
     assert!(ended.stderr.contains("nope") && ended.stdout.contains(&sandbox));

@@ -1,4 +1,4 @@
-//! Failures: the cause, the cure, the exit code.
+//! Failures: cause, remedy, exit code.
 
 use serde_json::Value;
 use testbed::server::{Door, Tls};
@@ -6,7 +6,7 @@ use testbed::server::{Door, Tls};
 use crate::world::{Ran, World, bare};
 
 pub(crate) fn kvm_failures_name_the_cause_and_the_cure() {
-    // Nothing listens here, and unlike a port that was free a moment ago, no server of a test gets it.
+    // Nothing listens here, and unlike a recently freed port, no test server gets it.
     let nothing = "http://127.0.0.1:1";
     let words = ["--url", nothing, "sandbox", "list"];
     let ran = Ran::of(&words, bare(&words).output().unwrap()).expect(7);
@@ -39,7 +39,7 @@ pub(crate) fn kvm_failures_name_the_cause_and_the_cure() {
         "{}",
         ran.stderr
     );
-    // The variable is of another server.
+    // The variable belongs to another server.
     let key = world.server.key();
     let words = ["--url", &url, "--key", key, "run", "--", "echo", "here"];
     let elsewhere = |words: &[&str]| {

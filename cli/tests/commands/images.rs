@@ -1,4 +1,4 @@
-//! Templates of images and Dockerfiles. The image is one that the server has itself, so no registry is needed.
+//! Templates of images and Dockerfiles. The image is built into the server, so no registry is needed.
 
 use std::{fs, time::Instant};
 
@@ -25,7 +25,7 @@ pub(crate) fn kvm_an_image_is_built_once_and_keeps_its_user_and_directory() {
         "id -un; pwd",
     ];
     let first = world.run(&words).expect(0);
-    // Those of an image whose config names none.
+    // The defaults of an image whose config sets none.
     assert_eq!(first.stdout, "root\n/\n");
     assert!(
         first.stderr.contains("FROM e2bdev/base"),
@@ -39,7 +39,7 @@ pub(crate) fn kvm_an_image_is_built_once_and_keeps_its_user_and_directory() {
         ("root\n/\n", "")
     );
     test_cases::found!("second run of the image: {:?}", started.elapsed());
-    // Two at once do not end each other's build.
+    // Two concurrent runs do not end each other's build.
     let words = ["run", "--image", IMAGE, "--memory", "384", "--", "pwd"];
     let both = [world.spawn(&words), world.spawn(&words)];
     for run in both {

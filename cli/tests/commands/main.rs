@@ -1,6 +1,6 @@
-//! The real `cube` against a real server with real VMs. Needs root, /dev/kvm and the artefacts of `cargo xtask prepare`:
-//! CUBE_ARTIFACTS names their directory, CUBE_BIN the directory of `cube-api` and `cube-vmm`. Without one of these, a
-//! test is counted as ignored and prints the reason.
+//! The real `cube` against a real server with real VMs. Needs root, /dev/kvm and the artefacts of `cargo xtask
+//! prepare`: CUBE_ARTIFACTS names their directory, CUBE_BIN the directory of `cube-api` and `cube-vmm`. If one of
+//! these is missing, tests are counted as ignored and print the reason.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -110,7 +110,7 @@ impl Content {
             body.len(),
             digest(body)
         );
-        // A client that has seen enough closes the connection.
+        // A client that has read enough closes the connection.
         let body = if first.starts_with("HEAD") { b"" } else { body };
         let _gone = peer
             .write_all(head.as_bytes())

@@ -78,7 +78,7 @@ pub(crate) fn kvm_a_sandbox_is_created_used_and_killed() {
     world.is_empty_soon();
 }
 
-/// A server that is alone is one node. There is a sandbox.
+/// A single server is one node. There is a sandbox.
 fn a_node_is_closed_and_drained(world: &World) {
     let node = world.run(&["node", "list", "--json"]).items("node")[0]["id"].clone();
     let node = node.as_str().unwrap();
@@ -216,7 +216,7 @@ pub(crate) fn kvm_files_and_directories_are_copied_both_ways() {
     let text = |path: &std::path::Path| path.to_str().unwrap().to_owned();
     let there = |path: &str| format!("{id}:{path}");
 
-    // A file to a name, and into a directory.
+    // Copies a file to a new name, and into a directory.
     world
         .run(&[
             "sandbox",
@@ -229,9 +229,9 @@ pub(crate) fn kvm_files_and_directories_are_copied_both_ways() {
         .run(&["sandbox", "cp", &there("/tmp/copy"), &text(&back)])
         .expect(0);
     assert_eq!(fs::read(&back).unwrap(), large);
-    // A copy that fails leaves what is there, and nothing beside it.
+    // A failed copy keeps an existing file, and leaves nothing next to it.
     let unreadable = ["sandbox", "cp", &there("/proc/1/mem"), &text(&back)];
-    // The agent has begun an answer, and cuts it.
+    // The agent has begun a response, and aborts it.
     let cut = world.run(&unreadable);
     assert!(matches!(cut.code, 1 | 7), "{}", cut.stderr);
     assert_eq!(fs::read(&back).unwrap(), large);
@@ -340,7 +340,7 @@ pub(crate) fn kvm_a_file_of_this_host_that_cannot_be_written_is_named() {
         full.stderr
     );
     assert!(full.stderr.contains("free some space"), "{}", full.stderr);
-    // A limit on the lengths of files, for want of a full disk: nothing of the file is left.
+    // A file size limit simulates a full disk: nothing of the file remains.
     let dir = world.dir.path().join("limited");
     std::fs::create_dir_all(&dir).unwrap();
     let to = dir.join("copy").to_str().unwrap().to_owned();
@@ -357,6 +357,6 @@ pub(crate) fn kvm_a_file_of_this_host_that_cannot_be_written_is_named() {
         limited.stderr
     );
     assert_eq!(dir.read_dir().unwrap().count(), 0);
-    // The sandbox is not at fault, and goes on.
+    // The sandbox is not at fault and continues.
     world.run(&["sandbox", "cp", &from, &to]).expect(0);
 }

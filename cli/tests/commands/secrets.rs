@@ -1,4 +1,4 @@
-//! `cube secret`: values go in and never come out.
+//! `cube secret`: values are stored and never shown.
 
 use serde_json::Value;
 use testbed::server::{Door, Tls};
@@ -44,7 +44,7 @@ pub(crate) fn kvm_a_secret_is_stored_listed_updated_and_deleted() {
         "{}",
         taken.stderr
     );
-    // Nothing takes the value as a word.
+    // No command takes the value as an argument.
     world.run(&["secret", "create", "other", VALUE]).expect(2);
     world
         .run(&["secret", "create", "other", "--from-env", "CUBE_TEST_NONE"])

@@ -16,7 +16,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use testbed::server::{Door, LocalServer, ServerSpec, Site, Tls};
 
-/// Timeout of every wait; generous, for busy hosts.
+/// Timeout of every wait, generous for busy hosts.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The first requirement of these tests that this host does not meet, if any.
@@ -32,7 +32,7 @@ pub(crate) fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from)
 }
 
-/// A server and its directory. When dropped, it ends with its sandboxes.
+/// A server and its directory. Dropping it ends the server with its sandboxes.
 pub(crate) struct World {
     pub(crate) server: LocalServer,
     pub(crate) dir: TempDir,
@@ -88,7 +88,7 @@ impl World {
         Self { server, dir }
     }
 
-    /// `cube` with these words, for this server, without this host's variables.
+    /// `cube` with these arguments, for this server, without this host's variables.
     pub(crate) fn cube(&self, words: &[&str]) -> Command {
         self.program(env!("CARGO_BIN_EXE_cube"), words)
     }
@@ -101,7 +101,7 @@ impl World {
         cube
     }
 
-    /// Runs to the end without input.
+    /// Runs to completion without input.
     pub(crate) fn run(&self, words: &[&str]) -> Ran {
         Ran::of(
             words,
@@ -109,7 +109,7 @@ impl World {
         )
     }
 
-    /// Runs to the end with this input.
+    /// Runs to completion with this input.
     pub(crate) fn run_with(&self, words: &[&str], input: &[u8]) -> Ran {
         let mut child = self.spawn(words);
         let mut stdin = child.stdin.take().unwrap();
@@ -147,17 +147,17 @@ impl World {
             let text = String::from_utf8(answer.body).unwrap();
             text.lines().any(|line| line == warm)
         });
-        // The last sandbox may still be ending.
+        // The previous sandbox may still be ending.
         std::thread::sleep(Duration::from_millis(200));
     }
 
-    /// Waits until there is no sandbox: a killed one may still end.
+    /// Waits until there is no sandbox, because a killed one may still be ending.
     pub(crate) fn is_empty_soon(&self) {
         until("no sandbox is left", || self.ids().is_empty());
     }
 }
 
-/// `cube` with these words, without this host's variables.
+/// `cube` with these arguments, without this host's variables.
 pub(crate) fn bare(words: &[&str]) -> Command {
     cleared(env!("CARGO_BIN_EXE_cube"), words)
 }
@@ -183,7 +183,7 @@ fn cleared(program: &str, words: &[&str]) -> Command {
     cube
 }
 
-/// A run that has ended.
+/// A completed run.
 pub(crate) struct Ran {
     words: String,
     pub(crate) code: i32,

@@ -127,7 +127,8 @@ pub fn create(dir: &Path, plan: &AbPlan) -> io::Result<()> {
 /// Reads a recorded comparison. A missing or interrupted block and all blocks after it are ignored. If a block did
 /// not measure because of the host's memory, only its pair is ignored.
 ///
-/// # Errors Returns [`ReadError`] if the plan is missing or has a different format, if a file of a block cannot be
+/// # Errors
+/// Returns [`ReadError`] if the plan is missing or has a different format, if a file of a block cannot be
 /// read or parsed, or if the programs or the template of a block differ from the plan.
 pub fn read(dir: &Path) -> Result<Recorded, ReadError> {
     let plan = read_plan(dir)?;

@@ -216,7 +216,8 @@ fn monotonic(stamp: TimeSpec) -> io::Result<u64> {
 
 /// Evaluates the arrivals. `arrivals` must be in ascending order; `end_ns` is the end of the period of the last update.
 ///
-/// # Errors Returns a network failure if, after an update that allows traffic, no datagram arrived before the next
+/// # Errors
+/// Returns a network failure if, after an update that allows traffic, no datagram arrived before the next
 /// update, and otherwise a breach if a datagram arrived between the response to an update that denies traffic and
 /// the next update.
 fn evaluate(swaps: &[Swap], arrivals: &[u64], end_ns: u64) -> Result<Exchanged, Failure> {

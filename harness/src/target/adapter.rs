@@ -45,7 +45,8 @@ pub struct Adapter {
 impl Adapter {
     /// Starts the program and exchanges `hello`. The first MiB of its standard error is written to `stderr`.
     ///
-    /// # Errors Returns [`FailureCause::Spawn`] if the program cannot be started, and the error of `hello` if the
+    /// # Errors
+    /// Returns [`FailureCause::Spawn`] if the program cannot be started, and the error of `hello` if the
     /// adapter does not respond or speaks another version of the protocol.
     pub fn start(
         command: &[String],

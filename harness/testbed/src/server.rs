@@ -133,7 +133,8 @@ pub struct LocalServer {
 impl LocalServer {
     /// Starts a server whose files are below `dir`, and waits until it responds.
     ///
-    /// # Errors Returns [`ServerError::Start`] if it cannot be started, and [`ServerError::NotReady`] if it exits
+    /// # Errors
+    /// Returns [`ServerError::Start`] if it cannot be started, and [`ServerError::NotReady`] if it exits
     /// or does not respond.
     pub fn start(dir: &Path, spec: ServerSpec) -> Result<Self, ServerError> {
         let failed = |source| ServerError::Start {

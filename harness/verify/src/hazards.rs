@@ -63,7 +63,8 @@ pub struct HazardSpec {
 
 /// Runs the suite.
 ///
-/// # Errors Returns a [`VerifyError`] if the suite cannot start, or if the endpoint does not create the templates
+/// # Errors
+/// Returns a [`VerifyError`] if the suite cannot start, or if the endpoint does not create the templates
 /// or sandboxes to compare. A hazard is a finding, not an error.
 pub fn run(spec: &HazardSpec) -> Result<Findings, VerifyError> {
     let (templates, endpoint) = match &spec.target {

@@ -144,7 +144,8 @@ impl Proof {
 /// Plays episodes. Without a target, the process moves into new network namespaces and stays there, so the caller
 /// must not have started any thread. Setting `interrupted` ends the run after the current episode.
 ///
-/// # Errors Returns a [`VerifyError`] if the suite cannot start or cannot write the history. Any later failure is a
+/// # Errors
+/// Returns a [`VerifyError`] if the suite cannot start or cannot write the history. Any later failure is a
 /// finding.
 pub fn run(spec: &LifecycleSpec, interrupted: &AtomicBool) -> Result<Proof, VerifyError> {
     match &spec.target {

@@ -61,7 +61,8 @@ const OUTSIDE: &str = "198.51.100.0/24";
 /// Runs the restarts. The process moves into new network namespaces and stays there, so the caller must not have
 /// started any thread. Setting `interrupted` ends the run early; the observations so far are judged.
 ///
-/// # Errors Returns a [`VerifyError`] if the suite cannot start. Any later failure is a finding, never an error.
+/// # Errors
+/// Returns a [`VerifyError`] if the suite cannot start. Any later failure is a finding, never an error.
 pub fn run(spec: &RestartSpec, interrupted: &AtomicBool) -> Result<Proof, VerifyError> {
     let begun = Instant::now();
     let _outside = world::enter([OUTSIDE])?;

@@ -36,7 +36,8 @@ pub struct BadUrl {
 /// A connection could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// No TCP connection: for example, the host has no address, refuses the connection, or does not answer in time.
+    /// No TCP connection: for example, the host has no address, refuses the connection, or does not respond in
+    /// time.
     #[error("cannot connect to {to}")]
     Connect {
         to: String,
@@ -63,7 +64,7 @@ impl Endpoint {
     /// Parses a base URL. One trailing slash is accepted.
     ///
     /// # Errors
-    /// Returns [`BadUrl`] if the text is anything but `http` or `https`, a host, and an optional port.
+    /// Returns [`BadUrl`] unless the text consists of `http` or `https`, a host, and an optional port.
     pub fn parse(url: &str) -> Result<Self, BadUrl> {
         Self::read(url).ok_or_else(|| BadUrl {
             url: url.to_owned(),
@@ -129,12 +130,12 @@ impl Endpoint {
         self.dial_where(timeout, |_| true)
     }
 
-    /// As [`Endpoint::dial`], if all addresses of the host are allowed. Whoever controls the host's name cannot choose
-    /// another one: it is resolved once.
+    /// Like [`Endpoint::dial`], but only if all addresses of the host are allowed. The name is resolved once, so
+    /// its owner cannot replace a checked address.
     ///
     /// # Errors
-    /// Returns [`DialError::Connect`] with [`io::ErrorKind::PermissionDenied`] if an address is not allowed, and the errors
-    /// of [`Endpoint::dial`].
+    /// Returns [`DialError::Connect`] with [`io::ErrorKind::PermissionDenied`] if an address is not allowed, and
+    /// the errors of [`Endpoint::dial`].
     pub fn dial_where(
         &self,
         timeout: Duration,
@@ -198,7 +199,7 @@ pub enum TrustError {
         #[source]
         source: rustls_native_certs::Error,
     },
-    /// TLS could not be configured, or a connection was opened before.
+    /// TLS could not be configured, or a connection has already been opened.
     #[error("cannot configure TLS: {0}")]
     Config(String),
 }
@@ -206,11 +207,11 @@ pub enum TrustError {
 /// The TLS configuration of the process.
 static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
 
-/// Trusts the authorities in a PEM file, and no others, in all connections of this process. Must be called before the
-/// first of them.
+/// Trusts only the authorities in a PEM file, in all connections of this process. Must be called before the first
+/// connection.
 ///
 /// # Errors
-/// Returns [`TrustError`] if the file has no authority, or if it is too late.
+/// Returns [`TrustError`] if the file has no authority, or if a connection has already been opened.
 pub fn trust_only(path: &Path) -> Result<(), TrustError> {
     let path = path.to_owned();
     let mut found = rustls_native_certs::load_certs_from_paths(Some(&path), None);
@@ -227,8 +228,8 @@ pub fn trust_only(path: &Path) -> Result<(), TrustError> {
     CONFIG.set(config).map_err(late)
 }
 
-/// The TLS configuration of the process. It trusts the authorities of [`trust_only`], or else those in
-/// `$SSL_CERT_FILE`, or else those of the system.
+/// TLS configuration of the process. It trusts the authorities of [`trust_only`], or else those in
+/// `$SSL_CERT_FILE`, or else the system's.
 fn tls_config() -> Result<Arc<ClientConfig>, rustls::Error> {
     if let Some(config) = CONFIG.get() {
         return Ok(Arc::clone(config));

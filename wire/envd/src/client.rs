@@ -40,7 +40,7 @@ pub enum ClientError {
         #[source]
         source: io::Error,
     },
-    /// A file of this host, which the call sends or receives, cannot be read or written. The peer is not at fault.
+    /// A local file that the call sends or receives cannot be read or written. The peer is not at fault.
     #[error("cannot {doing}")]
     Local {
         /// The step that failed.
@@ -48,7 +48,7 @@ pub enum ClientError {
         #[source]
         source: io::Error,
     },
-    /// The agent answered with an error.
+    /// The agent responded with an error.
     #[error("the agent refused the request: {status} {code}: {message}")]
     Refused {
         /// HTTP status; 200 if the error came at the end of a stream.
@@ -89,8 +89,8 @@ impl EnvdClient {
     ///
     /// # Errors
     /// Returns [`ClientError::NotReachable`] if the VMM's socket or the guest's port is closed,
-    /// [`ClientError::Timeout`] if the VMM does not answer in time, and [`ClientError::Protocol`] if it does not answer
-    /// `OK`.
+    /// [`ClientError::Timeout`] if the VMM does not respond in time, and [`ClientError::Protocol`] if it does not
+    /// respond with `OK`.
     pub fn connect(vsock: &Path, port: u16, timeout: Duration) -> Result<Self, ClientError> {
         Self::connect_unix(vsock, timeout)?.greeted(port)
     }
@@ -169,17 +169,17 @@ impl<S: Transport> EnvdClient<S> {
         self.connection.limits = limits;
     }
 
-    /// Whether the last answer announced that the peer closes the connection: later calls need a new one.
+    /// Whether the last response announced that the peer closes the connection: later calls need a new one.
     #[must_use]
     pub fn is_closing(&self) -> bool {
         self.connection.is_closing
     }
 
-    /// Returns the underlying stream. All answers must have been read completely. The stream keeps the read and write
-    /// timeouts that the last call set.
+    /// Returns the underlying stream. All responses must have been read completely. The stream keeps the read and
+    /// write timeouts that the last call set.
     ///
     /// # Errors
-    /// Returns [`ClientError::Protocol`] if the agent has sent data after its last answer.
+    /// Returns [`ClientError::Protocol`] if the agent has sent data after its last response.
     pub fn into_stream(self) -> Result<S, ClientError> {
         if self.connection.unused().is_empty() {
             Ok(self.connection.stream)
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(source.to_string(), "the answer ended after 2 of 9 bytes");
         assert_eq!(file, b"ab");
     }
-    /// The client of a peer that answers so to its first request, and then ends.
+    /// The client of a peer that sends this response to its first request and then ends.
     fn answered_with(answer: &'static [u8]) -> EnvdClient<UnixStream> {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         std::thread::spawn(move || {
@@ -304,7 +304,7 @@ mod tests {
         let chunked =
             whole(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n4\r\ne");
         assert_eq!(chunked, of(5, None));
-        // A stream whose second frame is cut.
+        // A stream with a truncated second frame.
         let mut client = answered_with(
             b"HTTP/1.1 200 OK\r\ncontent-type: application/connect+json\r\ntransfer-encoding: chunked\r\n\r\n\
               22\r\n\x00\x00\x00\x00\x1d{\"event\":{\"start\":{\"pid\":1}}}\r\n3\r\n\x00\x00\x00\r\n",

@@ -47,7 +47,7 @@ pub enum ConnectCode {
 }
 
 impl ConnectCode {
-    /// The HTTP status of a unary answer with this code (Connect protocol reference, "Error codes").
+    /// The HTTP status of a unary response with this code (Connect protocol reference, "Error codes").
     #[must_use]
     pub fn http_status(self) -> u16 {
         match self {

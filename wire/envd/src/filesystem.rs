@@ -1,5 +1,5 @@
-//! Messages of `filesystem.Filesystem` in proto3 JSON, and the answer of `POST /files`. For every field, an absent key
-//! and `null` mean the default value. Unknown keys are ignored, since newer clients send them.
+//! Messages of `filesystem.Filesystem` in proto3 JSON, and the response to `POST /files`. For every field, an
+//! absent key and `null` mean the default value. Unknown keys are ignored, because newer clients send them.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub struct MoveRequest {
     pub destination: String,
 }
 
-/// Answer of `Stat`, `MakeDir` and `Move`.
+/// Response to `Stat`, `MakeDir` and `Move`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryResponse {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -104,7 +104,7 @@ pub struct ListDirRequest {
     pub depth: u32,
 }
 
-/// Answer of `ListDir`.
+/// Response to `ListDir`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListDirResponse {
     /// In depth-first order: each directory precedes its entries. Names are sorted by their bytes.
@@ -151,7 +151,7 @@ pub struct FilesystemEvent {
     pub name: String,
     #[serde(rename = "type", default, deserialize_with = "null_is_default")]
     pub kind: EventType,
-    /// The entry at the path, if the request asked for it and the entry was not removed or moved away.
+    /// The entry at the path, if it was requested and the entry was not removed or moved away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entry: Option<EntryInfo>,
 }
@@ -179,7 +179,7 @@ pub enum EventType {
     Chmod,
 }
 
-/// Answer of `CreateWatcher`, and request of `GetWatcherEvents` and `RemoveWatcher`.
+/// Response to `CreateWatcher`, and request of `GetWatcherEvents` and `RemoveWatcher`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CreateWatcherResponse {
@@ -190,7 +190,7 @@ pub struct CreateWatcherResponse {
 /// Request of `GetWatcherEvents` and `RemoveWatcher`.
 pub type WatcherRequest = CreateWatcherResponse;
 
-/// Answer of `GetWatcherEvents`: the changes since the previous call.
+/// Response to `GetWatcherEvents`: the changes since the previous call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetWatcherEventsResponse {
     /// In order of occurrence.
@@ -208,7 +208,7 @@ pub struct WriteInfo {
     /// Always `file`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// As [`EntryInfo::metadata`].
+    /// Same as [`EntryInfo::metadata`].
     #[serde(default, deserialize_with = "null_is_default")]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,

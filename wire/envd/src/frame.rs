@@ -21,7 +21,7 @@ pub struct Frame<'a> {
     pub body: &'a [u8],
 }
 
-/// Why a frame is refused.
+/// Why a frame is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The body exceeds the limit.

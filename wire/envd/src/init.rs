@@ -40,8 +40,8 @@ pub struct InitRequest {
     /// Working directory of processes whose request names none. Empty: the user's home directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_workdir: Option<String>,
-    /// A certificate authority in PEM that programs in the guest must trust, beside those of the system. An empty string
-    /// removes it.
+    /// A PEM certificate authority that programs in the guest must trust, in addition to the system's. An empty
+    /// string removes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_bundle: Option<String>,
 }

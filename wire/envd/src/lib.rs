@@ -1,7 +1,7 @@
 //! The data plane of a sandbox: Connect with JSON over HTTP/1.1 on guest port [`ENVD_PORT`]. Messages, codecs and a
 //! blocking client; no server and no async runtime.
 //!
-//! The protocol is that of E2B's `envd`: messages in proto3 JSON (lowerCamelCase, bytes as base64, enums by name),
+//! This is the protocol of E2B's `envd`: messages in proto3 JSON (lowerCamelCase, bytes as base64, enums by name),
 //! streams in [`frame`]s, errors as [`ErrorBody`] on plain routes and as [`ConnectError`] on RPC routes.
 
 mod chunked;

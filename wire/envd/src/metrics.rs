@@ -1,4 +1,4 @@
-//! The answer of `GET /metrics`.
+//! The response to `GET /metrics`.
 
 use serde::{Deserialize, Serialize};
 

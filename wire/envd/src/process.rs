@@ -1,5 +1,5 @@
 //! Messages of `process.Process` in proto3 JSON. For every field, an absent key and `null` mean the default value.
-//! Unknown keys are ignored, since newer clients send them.
+//! Unknown keys are ignored, because newer clients send them.
 
 use std::collections::BTreeMap;
 
@@ -145,7 +145,7 @@ pub struct EndEvent {
 /// Request of `List`.
 pub type ListRequest = Empty;
 
-/// Answer of `List`: the running processes.
+/// Response to `List`: the running processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListResponse {
     /// In order of their start. An empty list may be absent on the wire.

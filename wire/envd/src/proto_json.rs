@@ -99,7 +99,7 @@ pub(super) fn opt_u32<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     deserializer.deserialize_any(Number)
 }
 
-/// An `int64`. Written as decimal text, since many JSON parsers lose digits of large numbers; read from text or a
+/// An `int64`. Written as decimal text, because many JSON parsers lose digits of large numbers; read from text or a
 /// number.
 pub(super) mod int64 {
     use serde::{Deserializer, Serializer, de};

@@ -5,17 +5,17 @@
 
 use super::{ChunkedDecoder, Decoded};
 
-/// Length limit of a request head in bytes. A longer head is answered with 431.
+/// Length limit of a request head in bytes. A longer head is rejected with 431.
 pub const MAX_HEAD: usize = 16 << 10;
-/// Maximum number of headers in a request. A request with more headers is answered with 431.
+/// Maximum number of headers in a request. A request with more headers is rejected with 431.
 pub const MAX_HEADERS: usize = 64;
 
-/// A request that cannot be parsed. The connection is closed after the answer.
+/// A request that cannot be parsed. The connection is closed after the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadRequest {
-    /// HTTP status of the answer.
+    /// HTTP status of the response.
     pub status: u16,
-    /// Message of the answer.
+    /// Message of the response.
     pub message: &'static str,
 }
 
@@ -67,7 +67,7 @@ pub fn asks_to_close(connection: &str) -> bool {
     options.any(|option| option.eq_ignore_ascii_case("close"))
 }
 
-/// Collects the headers that determine the body length. Repeated or contradictory headers are refused.
+/// Collects the headers that determine the body length. Repeated or contradictory headers are rejected.
 #[derive(Debug, Default)]
 pub struct FramingHeaders {
     length: Option<u64>,

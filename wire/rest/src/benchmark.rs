@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use envd::Timestamp;
 
-/// An element of the answer of `GET /benchmarks`: a directory with a `report.json`.
+/// An element of the response to `GET /benchmarks`: a directory with a `report.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BenchmarkRun {

@@ -11,18 +11,18 @@ use envd::Timestamp;
 pub struct NewBuild {
     /// `name` or `name:tag`.
     pub name: Option<String>,
-    /// The older key of `name`.
+    /// Older name of the key `name`.
     pub alias: Option<String>,
     pub tags: Option<Vec<String>>,
     pub cpu_count: Option<i64>,
-    /// In MiB.
+    /// Memory in MiB.
     #[serde(rename = "memoryMB")]
     pub memory_mb: Option<i64>,
-    /// Disk space in MiB that sandboxes have at least.
+    /// Minimum disk space of sandboxes, in MiB.
     pub min_free_disk_mb: Option<i64>,
 }
 
-/// Answer of `POST /v3/templates`.
+/// Response to `POST /v3/templates`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RequestedBuild {
@@ -30,21 +30,21 @@ pub struct RequestedBuild {
     pub template_id: String,
     #[serde(rename = "buildID")]
     pub build_id: String,
-    /// As [`super::Template::public`].
+    /// Same as [`super::Template::public`].
     pub public: bool,
     /// Names without tags.
     pub names: Vec<String>,
     pub tags: Vec<String>,
-    /// As `names`, for older clients.
+    /// Same as `names`, for older clients.
     pub aliases: Vec<String>,
 }
 
-/// Answer of `GET /templates/{id}/files/{hash}`.
+/// Response to `GET /templates/{id}/files/{hash}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileUpload {
-    /// Whether files with this hash were uploaded before.
+    /// Whether files with this hash have already been uploaded.
     pub present: bool,
-    /// Where a PUT of the archive is accepted without a key.
+    /// URL that accepts a PUT of the archive without a key.
     pub url: String,
 }
 
@@ -66,8 +66,8 @@ pub struct StartBuild {
     pub start_cmd: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready_cmd: Option<String>,
-    /// What the build takes from the config of `from_image` besides its variables. Not part of E2B's interface. Absent:
-    /// nothing.
+    /// Settings taken from the config of `from_image`, in addition to its variables. Not part of E2B's interface.
+    /// Absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_config: Option<ImageConfig>,
 }
@@ -76,9 +76,9 @@ pub struct StartBuild {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImageConfig {
-    /// USER and WORKDIR are those of the first step and of sandboxes, whose processes also get the variables.
+    /// USER and WORKDIR apply from the first step on and to sandboxes, whose processes also get the variables.
     Defaults,
-    /// The same, and ENTRYPOINT with CMD is the start command if the build has none.
+    /// Like `Defaults`; also, ENTRYPOINT with CMD is the start command if the build has none.
     Start,
 }
 
@@ -86,12 +86,12 @@ pub enum ImageConfig {
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RedoTemplate {
-    /// Run all steps, whatever the cache has.
+    /// Run all steps, even those in the cache.
     pub skip_cache: bool,
     pub from_image_registry: Option<ImageRegistry>,
 }
 
-/// Answer of `GET /templates/{id}/order`, which is not part of E2B's interface: what a build was asked for.
+/// Response to `GET /templates/{id}/order`: the order of a build. Not part of E2B's interface.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BuildOrder {
@@ -100,12 +100,12 @@ pub struct BuildOrder {
     #[serde(rename = "buildID")]
     pub build_id: String,
     pub cpu_count: u8,
-    /// In MiB.
+    /// Memory in MiB.
     #[serde(rename = "memoryMB")]
     pub memory_mb: u64,
-    /// As in [`NewBuild`]. 0: as much as there is.
+    /// As in [`NewBuild`]. 0: all available space.
     pub min_free_disk_mb: u64,
-    /// Whether the start had credentials for a registry, which are not kept.
+    /// Whether the start included registry credentials, which are not stored.
     pub had_credentials: bool,
     /// Without credentials and without flags that skip the cache.
     pub start: StartBuild,
@@ -143,7 +143,7 @@ pub enum ImageRegistry {
         aws_region: String,
     },
     Gcp {
-        /// The JSON text of a service account's key.
+        /// The JSON text of a service account key.
         service_account_json: String,
     },
 }
@@ -151,14 +151,14 @@ pub enum ImageRegistry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BuildStatus {
-    /// Requested, not started.
+    /// Requested but not started.
     Waiting,
     Building,
     Ready,
     Error,
 }
 
-/// Answer of `GET /templates/{id}/builds/{build}/status`.
+/// Response to `GET /templates/{id}/builds/{build}/status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BuildInfo {
@@ -178,7 +178,7 @@ pub struct BuildInfo {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StatusReason {
-    /// The text of the exception in the official clients.
+    /// Text of the exception in the official clients.
     pub message: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
@@ -197,7 +197,7 @@ pub struct BuildLogEntry {
     pub step: Option<String>,
 }
 
-/// Answer of `GET /templates/{id}/builds/{build}/logs`.
+/// Response to `GET /templates/{id}/builds/{build}/logs`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuildLogs {
     pub logs: Vec<BuildLogEntry>,
@@ -206,12 +206,12 @@ pub struct BuildLogs {
 /// Body of `POST /templates/tags`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssignTags {
-    /// `name:tag` of a build that is ready.
+    /// `name:tag` of a ready build.
     pub target: String,
     pub tags: Vec<String>,
 }
 
-/// Answer of `POST /templates/tags`.
+/// Response to `POST /templates/tags`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssignedTags {
     pub tags: Vec<String>,
@@ -222,7 +222,7 @@ pub struct AssignedTags {
 /// Body of `DELETE /templates/tags`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeleteTags {
-    /// Without a tag.
+    /// Name without a tag.
     pub name: String,
     pub tags: Vec<String>,
 }

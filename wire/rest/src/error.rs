@@ -8,7 +8,8 @@ pub struct RestError {
     pub code: u16,
     /// Describes the failure and its remedy.
     pub message: String,
-    /// An identifier of E2B's specification, such as `sandbox_capacity_unavailable`. Absent: the error has none.
+    /// An identifier from E2B's specification, such as `sandbox_capacity_unavailable`. Absent: there is none for
+    /// this error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_code: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Events in the lives of sandboxes, and webhooks that get them.
+//! Sandbox lifecycle events, and webhooks that receive them.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -10,14 +10,14 @@ use envd::Timestamp;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LifecycleEvent {
-    /// `v1`.
+    /// Always `v1`.
     pub version: String,
     pub id: String,
     #[serde(rename = "type")]
     pub kind: String,
     pub event_data: EventData,
     pub sandbox_id: String,
-    /// Another one after each resume.
+    /// Changes with each resume.
     pub sandbox_execution_id: String,
     pub sandbox_template_id: String,
     pub sandbox_build_id: String,
@@ -28,16 +28,16 @@ pub struct LifecycleEvent {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventData {
     pub sandbox_metadata: BTreeMap<String, String>,
-    /// The end after a create or an update.
+    /// The deadline after a create or an update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub set_timeout: Option<Timestamp>,
-    /// The execution that a pause or the end has ended.
+    /// The execution that ended with a pause or the end of the sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub execution: Option<Execution>,
-    /// Not of E2B: why a sandbox ended by itself.
+    /// Extension to E2B's API: why a sandbox ended by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Not of E2B: of `sandbox.network.refused`.
+    /// Extension to E2B's API: details of `sandbox.network.refused`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<RefusedTraffic>,
 }
@@ -47,16 +47,16 @@ pub struct Execution {
     pub started_at: Timestamp,
     pub vcpu_count: u8,
     pub memory_mb: u64,
-    /// Milliseconds.
+    /// In milliseconds.
     pub execution_time: u64,
 }
 
-/// Traffic that was refused since the last such event of the sandbox.
+/// Traffic refused since the sandbox's previous event of this type.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedTraffic {
-    /// Packets and requests.
+    /// Number of packets and requests.
     pub count: u64,
-    /// Of the last one.
+    /// Destination of the last one.
     pub destination: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -77,7 +77,7 @@ pub struct NewWebhook {
     pub signature_secret: String,
 }
 
-/// Body of `PATCH /events/webhooks/{id}`. What is absent stays.
+/// Body of `PATCH /events/webhooks/{id}`. Absent fields stay unchanged.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookUpdate {
@@ -126,7 +126,7 @@ impl fmt::Debug for WebhookUpdate {
     }
 }
 
-/// Whether the receiver has taken a delivery.
+/// Whether the receiver has accepted a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeliveryStatus {
@@ -134,24 +134,24 @@ pub enum DeliveryStatus {
     Failed,
 }
 
-/// Why an attempt of a delivery failed.
+/// Why a delivery attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeliveryError {
-    /// The receiver answered with another status than 2xx.
+    /// The receiver responded with a status other than 2xx.
     HttpError,
     Timeout,
-    /// No connection, or it broke.
+    /// The connection failed or broke.
     TransportError,
     /// Nothing was sent: the address is in a denied range.
     RequestError,
 }
 
-/// An attempt of a delivery to a webhook.
+/// A delivery attempt to a webhook.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookDelivery {
-    /// Of the attempt.
+    /// Id of the attempt.
     pub id: String,
     pub team_id: String,
     pub webhook_id: String,
@@ -165,14 +165,14 @@ pub struct WebhookDelivery {
     /// A JSON object, without the signatures.
     pub request_headers: String,
     pub request_url: String,
-    /// Absent: no answer arrived.
+    /// Absent: no response arrived.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_http_status_code: Option<u16>,
     /// Null: the attempt succeeded.
     pub error_class: Option<DeliveryError>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_message: Option<String>,
-    /// When the attempt began.
+    /// Start of the attempt.
     pub timestamp: Timestamp,
 }
 
@@ -186,7 +186,7 @@ pub struct WebhookDeliveryGroup {
     pub attempts: Vec<WebhookDelivery>,
 }
 
-/// Answer of `GET /events/webhooks/{id}/deliveries`.
+/// Response to `GET /events/webhooks/{id}/deliveries`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookDeliveries {
@@ -203,7 +203,7 @@ pub struct DeliveryDurations {
     pub maximum: f64,
 }
 
-/// The attempts of an hour.
+/// The attempts in one hour.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeliveryBucket {
@@ -214,7 +214,7 @@ pub struct DeliveryBucket {
     pub duration_ms: DeliveryDurations,
 }
 
-/// Answer of `GET /events/webhooks/{id}/stats`.
+/// Response to `GET /events/webhooks/{id}/stats`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeliveryStats {

@@ -4,13 +4,13 @@ use serde::{Deserialize, Serialize};
 
 use envd::Timestamp;
 
-/// An element of the answer of `GET /api-keys`. It has neither the key nor its hash.
+/// An element of the response to `GET /api-keys`. Contains neither the key nor its hash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ApiKey {
     /// Identifies the key on the command line of the server.
     pub id: String,
-    /// Its purpose, in the words of its creator. Need not be unique.
+    /// Its purpose, as described by its creator. Need not be unique.
     pub name: String,
     pub scopes: Vec<String>,
     pub created_at: Timestamp,

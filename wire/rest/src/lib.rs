@@ -1,7 +1,7 @@
 //! The control plane: request and response bodies of the REST routes, with E2B's field names.
 //!
-//! In requests, an absent key and `null` mean the same, and unknown keys are ignored, since clients may be newer than
-//! the server. Answers omit fields that are not set.
+//! In requests, an absent key and `null` mean the same, and unknown keys are ignored, because clients may be newer
+//! than the server. Responses omit fields that are not set.
 
 mod benchmark;
 mod build;

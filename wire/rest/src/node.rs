@@ -1,28 +1,28 @@
-//! Nodes: the hosts of a cluster, or the one host of a server that is alone.
+//! Nodes: the hosts of a cluster, or the host of a single server.
 
 use serde::{Deserialize, Serialize};
 
 use super::SandboxState;
 use envd::Timestamp;
 
-/// What a node accepts.
+/// Kinds of work that a node accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeStatus {
     /// New sandboxes.
     Ready,
-    /// No new sandboxes; it is bound to be shut down once its sandboxes have ended.
+    /// No new sandboxes; the node is to be shut down once its sandboxes have ended.
     Draining,
-    /// Known, but not seen yet. Cannot be set.
+    /// Known but not seen yet. Cannot be set.
     Connecting,
-    /// It does not answer, or its lease has ended. Cannot be set.
+    /// The node does not respond, or its etcd lease has ended. Cannot be set.
     Unhealthy,
     /// No new sandboxes for now (cordoned).
     Standby,
 }
 
 impl NodeStatus {
-    /// The name in answers.
+    /// Name in responses.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -41,12 +41,12 @@ pub struct NodeStatusChange {
     #[serde(rename = "clusterID", default, skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
     pub status: NodeStatus,
-    /// With `draining`: the sandboxes of the node move to others. Not of E2B.
+    /// Extension to E2B's API, with `draining`: the node's sandboxes move to other nodes.
     #[serde(rename = "move", default, skip_serializing_if = "std::ops::Not::not")]
     pub moves: bool,
 }
 
-/// A sandbox that cannot move to another node now.
+/// A sandbox that currently cannot move to another node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StuckSandbox {
     #[serde(rename = "sandboxID")]
@@ -54,7 +54,7 @@ pub struct StuckSandbox {
     pub reason: String,
 }
 
-/// An element of the answer of `GET /nodes`, and the answer of `GET /nodes/{id}`.
+/// An element of the response to `GET /nodes`, and the response to `GET /nodes/{id}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Node {
@@ -74,30 +74,31 @@ pub struct Node {
     /// Running sandboxes.
     pub sandbox_count: u32,
     pub metrics: NodeMetrics,
-    /// Since the start of the server.
+    /// Count since the start of the server.
     pub create_successes: u64,
-    /// Since the start of the server.
+    /// Count since the start of the server.
     pub create_fails: u64,
     /// Creates in progress.
     pub sandbox_starting_count: u32,
-    /// Not of E2B: sandboxes on disk. They stay when the node is drained.
+    /// Extension to E2B's API: sandboxes on disk. They stay when the node is drained.
     #[serde(default)]
     pub paused_count: u32,
-    /// Not of E2B: builds that are queued or run.
+    /// Extension to E2B's API: queued and running builds.
     #[serde(default)]
     pub build_count: u32,
-    /// Not of E2B: the latest deadline of the running sandboxes. Absent: none runs.
+    /// Extension to E2B's API: the latest deadline of the running sandboxes. Absent: none runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_end_at: Option<Timestamp>,
-    /// Not of E2B: the sandboxes that a node had when it was last seen. Empty unless it is `unhealthy`.
+    /// Extension to E2B's API: sandboxes that the node had when it was last seen. Empty unless the node is
+    /// `unhealthy`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<LostSandbox>,
-    /// Sandboxes that stay on a node which drains, with the reason. Not of E2B.
+    /// Extension to E2B's API: sandboxes that stay on a draining node, with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stuck: Vec<StuckSandbox>,
 }
 
-/// A sandbox of a node that is away.
+/// A sandbox of an unreachable node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LostSandbox {
@@ -105,26 +106,26 @@ pub struct LostSandbox {
     pub sandbox_id: String,
     #[serde(rename = "templateID")]
     pub template_id: String,
-    /// The last one that another node has seen.
+    /// The last state seen by another node.
     pub state: SandboxState,
     pub started_at: Timestamp,
     /// When it was last seen.
     pub seen_at: Timestamp,
 }
 
-/// Figures that were measured on the node.
+/// Metrics measured on the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeMetrics {
     /// vCPUs of the running sandboxes.
     #[serde(rename = "allocatedCPU")]
     pub allocated_cpu: u32,
-    /// Use of all CPUs of the host during the last seconds.
+    /// Use of all CPUs of the host during the last few seconds.
     pub cpu_percent: u32,
     pub cpu_count: u32,
-    /// Memory sizes of the running sandboxes' guests. They use less.
+    /// Memory sizes of the running sandboxes' guests, which may use less.
     pub allocated_memory_bytes: u64,
-    /// Of the host, without what the kernel can reclaim.
+    /// Used memory of the host, excluding memory that the kernel can reclaim.
     pub memory_used_bytes: u64,
     pub memory_total_bytes: u64,
     pub huge_pages_total: u64,
@@ -146,7 +147,7 @@ pub struct DiskMetrics {
     pub total_bytes: u64,
 }
 
-/// The processor, as `/proc/cpuinfo` names it. Empty: not there.
+/// Processor name from `/proc/cpuinfo`. Empty: unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineInfo {

@@ -64,7 +64,7 @@ pub struct LogLine {
     pub line: String,
 }
 
-/// Answer of `GET /sandboxes/{id}/logs`: the same entries in two formats.
+/// Response to `GET /sandboxes/{id}/logs`: the same entries in two formats.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxLogs {
@@ -73,9 +73,9 @@ pub struct SandboxLogs {
     pub log_entries: Vec<LogEntry>,
 }
 
-/// Packets that the network policy of a sandbox refused, or a call through the egress proxy to which a rule was applied or
-/// which was refused. Element of the answer of `GET /sandboxes/{id}/network/events`, which is sorted oldest first. E2B has
-/// no such route.
+/// Packets that the network policy of a sandbox refused, or a call through the egress proxy that matched a rule or
+/// was refused. Element of the response to `GET /sandboxes/{id}/network/events`, sorted oldest first. E2B has no
+/// such route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkEvent {
@@ -96,41 +96,41 @@ pub struct NetworkEvent {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     pub count: u64,
-    /// Absent: packets.
+    /// Absent for packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call: Option<NetworkCall>,
 }
 
-/// A request, or a connection of which the proxy has read no request.
+/// A request, or a connection from which the proxy has read no request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkCall {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
-    /// Without the query.
+    /// Path without the query.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Of the answer to the sandbox.
+    /// Status of the response to the sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// Bytes of bodies, or of the connection.
+    /// Bytes of bodies, or of the whole connection.
     pub bytes_out: u64,
     pub bytes_in: u64,
     pub duration_ms: u64,
-    /// The key in `network.rules`.
+    /// The matching key in `network.rules`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// Names of the secrets that were used.
+    /// Names of the inserted secrets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<String>,
-    /// Why it was refused. Absent: it was not.
+    /// Why the call was refused. Absent: it was not refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
 }
 
-/// Answer of `GET /v2/sandboxes/{id}/logs`.
+/// Response to `GET /v2/sandboxes/{id}/logs`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxLogsV2 {
-    /// Oldest first, unless the request asks for the reverse order.
+    /// Oldest first, unless the request asks for reverse order.
     pub logs: Vec<LogEntry>,
 }

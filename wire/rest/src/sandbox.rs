@@ -52,12 +52,12 @@ pub struct NewSandbox {
     /// Whether the agent requires an access token. Absent: yes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secure: Option<bool>,
-    /// Not of E2B.
+    /// Extension to E2B's API.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifecycle: Option<NewLifecycle>,
 }
 
-/// Automatic actions that a create asks for.
+/// Automatic actions requested in a create.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NewLifecycle {
@@ -66,11 +66,11 @@ pub struct NewLifecycle {
     pub on_activity: Option<OnActivity>,
 }
 
-/// Each request to a sandbox sets its deadline to the last requested timeout from then.
+/// Each request to a sandbox renews its deadline with the last requested timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OnActivity {
-    /// Seconds from the sandbox's creation, beyond which requests do not move the deadline.
+    /// Seconds since the sandbox's creation after which requests no longer move the deadline.
     pub max_timeout: i64,
 }
 
@@ -99,7 +99,7 @@ pub struct ResumeRequest {
     /// Seconds from now.
     #[serde(default)]
     pub timeout: Option<i64>,
-    /// Changes what happens at the timeout: `true` pauses the sandbox, `false` kills it.
+    /// Changes the action at the timeout: `true` pauses the sandbox, `false` kills it.
     #[serde(default)]
     pub auto_pause: Option<bool>,
     /// `false`: as in [`ConnectSandbox`].
@@ -129,7 +129,7 @@ pub struct PauseRequest {
     /// Whether the pause keeps memory. Absent: yes.
     #[serde(default)]
     pub memory: Option<bool>,
-    /// Whether the pause is refused if the agent does not answer. Absent: no.
+    /// Whether the pause fails if the agent does not respond. Absent: no.
     #[serde(default)]
     pub require_healthy_guest: Option<bool>,
 }
@@ -153,17 +153,17 @@ pub struct SnapshotInfo {
     pub snapshot_id: String,
     /// Names with tags.
     pub names: Vec<String>,
-    /// Not of E2B: the sandbox that it was taken of, which may have ended. `None`: not recorded.
+    /// Extension to E2B's API: the sandbox that was snapshotted, which may have ended. `None`: not recorded.
     #[serde(
         rename = "sourceSandboxID",
         default,
         skip_serializing_if = "Option::is_none"
     )]
     pub source_sandbox_id: Option<String>,
-    /// Not of E2B.
+    /// Extension to E2B's API.
     #[serde(rename = "createdAt", default, skip_serializing_if = "Option::is_none")]
     pub created_at: Option<Timestamp>,
-    /// Not of E2B: its space on the server's disk, in bytes. `None`: not known.
+    /// Extension to E2B's API: disk space on the server, in bytes. `None`: unknown.
     #[serde(
         rename = "storedBytes",
         default,
@@ -216,7 +216,7 @@ pub struct Sandbox {
     /// The `e2b-traffic-access-token` for the sandbox's ports. Absent: the ports are public.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic_access_token: Option<String>,
-    /// Domain of the sandbox's host names. Absent: the domain that the client is configured with.
+    /// Domain of the sandbox's host names. Absent: the domain in the client's configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
 }
@@ -249,7 +249,7 @@ pub enum PauseMode {
     Filesystem,
 }
 
-/// What happens to a sandbox at its timeout.
+/// Action at a sandbox's timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnTimeout {
@@ -264,7 +264,7 @@ pub struct Lifecycle {
     /// Whether requests to the paused sandbox resume it.
     pub auto_resume: bool,
     pub on_timeout: OnTimeout,
-    /// Not of E2B. Absent: requests do not move the deadline.
+    /// Extension to E2B's API. Absent: requests do not move the deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_activity: Option<OnActivity>,
 }
@@ -303,7 +303,7 @@ pub struct ListedSandbox {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Answer of `GET /sandboxes/{id}`: the fields of [`ListedSandbox`] and further details.
+/// Response to `GET /sandboxes/{id}`: the fields of [`ListedSandbox`] and further details.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxDetail {
@@ -335,13 +335,13 @@ pub struct SandboxDetail {
     /// Labels that the client chose; may be empty.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
-    /// As [`Sandbox::envd_access_token`].
+    /// Same as [`Sandbox::envd_access_token`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub envd_access_token: Option<String>,
     /// As requested. Absent: the request did not contain the option.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow_internet_access: Option<bool>,
-    /// As [`Sandbox::domain`].
+    /// Same as [`Sandbox::domain`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
     /// As requested.

@@ -13,10 +13,11 @@ pub struct NewSecret {
     pub name: String,
     /// Never returned.
     pub value: String,
-    /// Labels of the caller.
+    /// Labels chosen by the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<BTreeMap<String, String>>,
-    /// Not of E2B: the hosts that the value may go to, such as `api.example.com` and `*.example.com`. Absent or empty: any.
+    /// Extension to E2B's API: the hosts that the value may go to, such as `api.example.com` and `*.example.com`.
+    /// Absent or empty: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hosts: Option<Vec<String>>,
 }
@@ -26,25 +27,25 @@ pub struct NewSecret {
 pub struct SecretUpdate {
     /// Never returned.
     pub value: String,
-    /// Replaces the labels. Absent: they stay.
+    /// Replaces the labels. Absent: unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<BTreeMap<String, String>>,
-    /// Not of E2B: replaces the hosts. Absent: they stay.
+    /// Extension to E2B's API: replaces the hosts. Absent: unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hosts: Option<Vec<String>>,
 }
 
-/// What the server tells about a secret. It has no value.
+/// Public properties of a secret, without its value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Secret {
     #[serde(rename = "secretID")]
     pub secret_id: String,
     pub name: String,
-    /// Counts the values that the secret has had, from 1.
+    /// Version number of the value, counted from 1.
     pub current_version: u64,
     pub metadata: BTreeMap<String, String>,
-    /// Not of E2B: as [`NewSecret::hosts`].
+    /// Extension to E2B's API: as [`NewSecret::hosts`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
     pub created_at: Timestamp,

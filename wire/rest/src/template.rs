@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 use super::BuildStatus;
 use envd::Timestamp;
 
-/// An element of the answer of `GET /templates`.
+/// An element of the response to `GET /templates`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Template {
     /// Identifies the template; never changes.
     #[serde(rename = "templateID")]
     pub template_id: String,
-    /// A UUID: of the build that its name refers to, or of the last one.
+    /// A UUID: the build that its name refers to, or the last build.
     #[serde(rename = "buildID")]
     pub build_id: String,
     pub cpu_count: u8,
@@ -35,32 +35,33 @@ pub struct Template {
     pub created_by: Option<String>,
     /// Always `null`: not recorded. Clients require the key.
     pub last_spawned_at: Option<Timestamp>,
-    /// Sandboxes started from this template since the server was started.
+    /// Number of sandboxes started from this template since the start of the server.
     pub spawn_count: u64,
     pub build_count: usize,
     /// Version of the agent's protocol.
     pub envd_version: String,
-    /// Of the last build.
+    /// Status of the last build.
     pub build_status: BuildStatus,
-    /// Not of E2B: space of its memory, state and layer on the server's disk, in bytes; of a template with several builds,
-    /// of the named one. `None`: not known, or there is no ready build.
+    /// Extension to E2B's API: disk space of its memory, state and layer on the server, in bytes. For a template
+    /// with several builds, that of the named one. `None`: unknown, or there is no ready build.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bytes: Option<u64>,
-    /// Not of E2B: the nodes of a cluster that have the template. Empty for a server that is alone.
+    /// Extension to E2B's API: the nodes of a cluster that have the template. Empty for a single server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
-    /// Not of E2B: whether the operator installed it. Clients can neither change nor delete such a template.
+    /// Extension to E2B's API: whether the operator installed it. Clients can neither change nor delete such a
+    /// template.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub installed: bool,
 }
 
-/// Answer of `GET /templates/{id}`.
+/// Response to `GET /templates/{id}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateWithBuilds {
     #[serde(rename = "templateID")]
     pub template_id: String,
-    /// As [`Template::public`].
+    /// Same as [`Template::public`].
     pub public: bool,
     /// Names without tags.
     pub aliases: Vec<String>,
@@ -70,14 +71,14 @@ pub struct TemplateWithBuilds {
     pub updated_at: Timestamp,
     /// Always `null`: not recorded. Clients require the key.
     pub last_spawned_at: Option<Timestamp>,
-    /// As [`Template::spawn_count`].
+    /// Same as [`Template::spawn_count`].
     pub spawn_count: u64,
-    /// A page of them, newest first.
+    /// One page of builds, newest first.
     pub builds: Vec<TemplateBuild>,
-    /// Not of E2B: the nodes of a cluster that have the template. Empty for a server that is alone.
+    /// Extension to E2B's API: the nodes of a cluster that have the template. Empty for a single server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
-    /// As [`Template::installed`].
+    /// Same as [`Template::installed`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub installed: bool,
 }
@@ -91,14 +92,14 @@ pub struct TemplateBuild {
     pub status: BuildStatus,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
-    /// `None`: it has not ended.
+    /// `None`: the build has not ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<Timestamp>,
     pub cpu_count: u8,
     /// In MiB.
     #[serde(rename = "memoryMB")]
     pub memory_mb: u64,
-    /// In MiB; only of a build that has a template.
+    /// In MiB; only for a build that has a template.
     #[serde(
         rename = "diskSizeMB",
         default,
@@ -115,37 +116,37 @@ pub struct UpdateTemplate {
     pub public: Option<bool>,
 }
 
-/// Answer of `PATCH /v2/templates/{id}`.
+/// Response to `PATCH /v2/templates/{id}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpdatedTemplate {
     /// Names with their tags.
     pub names: Vec<String>,
 }
 
-/// Answer of `GET /templates/aliases/{alias}`.
+/// Response to `GET /templates/aliases/{alias}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemplateAlias {
     /// Id of the template with this alias.
     #[serde(rename = "templateID")]
     pub template_id: String,
-    /// As [`Template::public`].
+    /// Same as [`Template::public`].
     pub public: bool,
 }
 
-/// An element of the answer of `GET /templates/{id}/tags`.
+/// An element of the response to `GET /templates/{id}/tags`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateTag {
     /// The part of a name after the colon; `default` if the name has no tag.
     pub tag: String,
-    /// As [`Template::build_id`].
+    /// Same as [`Template::build_id`].
     #[serde(rename = "buildID")]
     pub build_id: String,
     /// When the template was created.
     pub created_at: Timestamp,
 }
 
-/// An element of the answer of `GET /teams`.
+/// An element of the response to `GET /teams`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Team {

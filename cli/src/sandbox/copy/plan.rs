@@ -1,4 +1,4 @@
-//! What the words of `cube sandbox cp` mean.
+//! Parses the arguments of `cube sandbox cp`.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// `ID:PATH`, where ID has no slash; everything else is a path here. `./a:b` is one, too.
+    /// `ID:PATH`, where ID has no slash; everything else is a local path, including `./a:b`.
     pub(super) fn parse(text: &str) -> Self {
         match text.split_once(':') {
             Some((id, path)) if !id.is_empty() && !id.contains('/') => {
@@ -23,7 +23,7 @@ impl Place {
     }
 }
 
-/// A name that a sandbox lists, if it is one component of a path.
+/// A name listed by a sandbox, if it is a single path component.
 pub(super) fn component(name: &str) -> Result<&str, Failure> {
     let is_one = !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\0']);
     if is_one {

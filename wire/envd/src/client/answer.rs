@@ -1,4 +1,4 @@
-//! Complete answers, and the errors that they contain.
+//! Complete responses, and the errors in them.
 
 use std::io;
 
@@ -11,7 +11,7 @@ pub struct HttpAnswer {
     pub status: u16,
     /// Names in lower case, in wire order.
     pub headers: Vec<(String, String)>,
-    /// Without transfer coding.
+    /// Body without transfer coding.
     pub body: Vec<u8>,
 }
 
@@ -24,13 +24,13 @@ impl HttpAnswer {
     }
 }
 
-/// An answer that ended before it was complete, which [`ClientError::NotReachable`] has as its source.
+/// A response that ended before it was complete; the source of a [`ClientError::NotReachable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the answer ended after {received}{} bytes", of(*expected))]
 pub struct CutAnswer {
     /// Bytes of the body.
     pub received: u64,
-    /// The length that the head announced, if it did.
+    /// The length announced by the head, if any.
     pub expected: Option<u64>,
 }
 
@@ -39,7 +39,7 @@ fn of(expected: Option<u64>) -> String {
 }
 
 impl CutAnswer {
-    /// The error of a body of which this has been received.
+    /// The error for a body that was cut after this part.
     pub(super) fn error(self, error: ClientError) -> ClientError {
         let is_end = |source: &io::Error| {
             use io::ErrorKind::{ConnectionReset, UnexpectedEof};
@@ -62,7 +62,7 @@ pub(super) fn accept(answer: &HttpAnswer) -> Result<(), ClientError> {
     }
 }
 
-/// The error in a failed answer, whose body must be an [`ErrorBody`] or a [`ConnectError`].
+/// The error in a failed response, whose body must be an [`ErrorBody`] or a [`ConnectError`].
 pub(super) fn refused(answer: &HttpAnswer) -> ClientError {
     let status = answer.status;
     if let Ok(error) = serde_json::from_slice::<ErrorBody>(&answer.body) {

@@ -1,4 +1,4 @@
-//! Requests with a complete answer, as opposed to streams.
+//! Requests with a single complete response, as opposed to streams.
 
 use std::{
     fs::File,
@@ -26,26 +26,26 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'.')
     .remove(b'~');
 
-/// How much of a file is held in memory.
+/// Maximum part of a file held in memory.
 const PIECE: usize = 256 << 10;
 
 impl<S: Transport> EnvdClient<S> {
     /// Sends `GET /health`.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] if the agent answers with an error, and another [`ClientError`] if the call
-    /// fails.
+    /// Returns [`ClientError::Refused`] if the agent responds with an error, and another [`ClientError`]
+    /// if the call fails.
     pub fn health(&mut self) -> Result<(), ClientError> {
         let answer = self.request("GET", "/health", &[], b"")?;
         accept(&answer)
     }
 
     /// Sends `POST /fsfreeze`: the guest stops its programs, writes its layer back and changes nothing on it until
-    /// [`Self::thaw`], or for 20 s. Returns `false` if that goes on: the call must be repeated.
+    /// [`Self::thaw`], or for 20 s. Returns `false` if this has not finished; the call must then be repeated.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] if the agent answers with an error (404: its version cannot freeze), and another
-    /// [`ClientError`] if the call fails. The layer may be frozen then.
+    /// Returns [`ClientError::Refused`] if the agent responds with an error (404: its version cannot
+    /// freeze), and another [`ClientError`] if the call fails. The layer may then be frozen.
     pub fn freeze(&mut self) -> Result<bool, ClientError> {
         let answer = self.request("POST", "/fsfreeze", &[], b"")?;
         accept(&answer)?;
@@ -64,8 +64,8 @@ impl<S: Transport> EnvdClient<S> {
     /// Sends `GET /metrics`.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] if the agent answers with an error, and another [`ClientError`] if the call
-    /// fails.
+    /// Returns [`ClientError::Refused`] if the agent responds with an error, and another [`ClientError`]
+    /// if the call fails.
     pub fn metrics(&mut self) -> Result<Metrics, ClientError> {
         let answer = self.request("GET", "/metrics", &[], b"")?;
         accept(&answer)?;
@@ -75,8 +75,8 @@ impl<S: Transport> EnvdClient<S> {
     /// Sends `POST /init`.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] if the agent answers with an error, and another [`ClientError`] if the call
-    /// fails.
+    /// Returns [`ClientError::Refused`] if the agent responds with an error, and another [`ClientError`]
+    /// if the call fails.
     pub fn init(&mut self, init: &InitRequest) -> Result<(), ClientError> {
         let body = serde_json::to_vec(init).map_err(protocol)?;
         let json = [("content-type", "application/json")];
@@ -87,8 +87,8 @@ impl<S: Transport> EnvdClient<S> {
     /// Calls a unary RPC, for example `process.Process/List`.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] if the agent answers with an error, and another [`ClientError`] if the call
-    /// fails.
+    /// Returns [`ClientError::Refused`] if the agent responds with an error, and another [`ClientError`]
+    /// if the call fails.
     pub fn call<Q: Serialize, A: DeserializeOwned>(
         &mut self,
         method: &str,
@@ -131,8 +131,8 @@ impl<S: Transport> EnvdClient<S> {
     /// Sends `GET /files`: reads a file of at most [`AnswerLimits::body`](super::AnswerLimits) bytes.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] if the agent answers with an error, and another [`ClientError`] if the call
-    /// fails.
+    /// Returns [`ClientError::Refused`] if the agent responds with an error, and another [`ClientError`]
+    /// if the call fails.
     pub fn read_file(&mut self, path: &str, user: Option<&str>) -> Result<Vec<u8>, ClientError> {
         let answer = self.request("GET", &files_target(path, user), &[], b"")?;
         accept(&answer)?;
@@ -142,8 +142,8 @@ impl<S: Transport> EnvdClient<S> {
     /// Sends `POST /files`: replaces the content of a file and creates missing parent directories.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] if the agent answers with an error, and another [`ClientError`] if the call
-    /// fails.
+    /// Returns [`ClientError::Refused`] if the agent responds with an error, and another [`ClientError`]
+    /// if the call fails.
     pub fn write_file(
         &mut self,
         path: &str,
@@ -160,8 +160,8 @@ impl<S: Transport> EnvdClient<S> {
     /// Sends `GET /files` and writes the file to `to`, whatever its size. Returns its length.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] if the agent answers with an error, [`ClientError::Local`] if `to` cannot be
-    /// written, and another [`ClientError`] if the call fails.
+    /// Returns [`ClientError::Refused`] if the agent responds with an error, [`ClientError::Local`] if
+    /// `to` cannot be written, and another [`ClientError`] if the call fails.
     pub fn download(
         &mut self,
         path: &str,
@@ -192,8 +192,8 @@ impl<S: Transport> EnvdClient<S> {
     /// Sends `POST /files` with the content of a file of this host, whatever its size.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] if the agent answers with an error, [`ClientError::Local`] if the file cannot be
-    /// read, and another [`ClientError`] if the call fails.
+    /// Returns [`ClientError::Refused`] if the agent responds with an error, [`ClientError::Local`] if the
+    /// file cannot be read, and another [`ClientError`] if the call fails.
     pub fn upload_file(
         &mut self,
         path: &str,
@@ -220,8 +220,8 @@ impl<S: Transport> EnvdClient<S> {
         accept(&self.send_stream("POST", &target, &raw, from, length)?)
     }
 
-    /// Sends a request whose body is the first `length` bytes of `from`, and reads the complete answer, whatever its
-    /// status.
+    /// Sends a request whose body is the first `length` bytes of `from`, and reads the complete response, whatever
+    /// its status.
     ///
     /// # Errors
     /// Returns [`ClientError::Local`] if `from` cannot be read, and another [`ClientError`] except
@@ -274,8 +274,8 @@ impl<S: Transport> EnvdClient<S> {
         })
     }
 
-    /// Sends a request with a `Content-Length` body and reads the complete answer, whatever its status. A GET request
-    /// is sent without `Content-Length`, so its body must be empty.
+    /// Sends a request with a `Content-Length` body and reads the complete response, whatever its status. A GET
+    /// request is sent without `Content-Length`, so its body must be empty.
     ///
     /// # Errors
     /// Returns any [`ClientError`] except [`ClientError::Refused`].
@@ -292,7 +292,7 @@ impl<S: Transport> EnvdClient<S> {
         self.connection.collect(head, deadline)
     }
 
-    /// Sends `bytes` unchanged and reads one answer, for tests with invalid requests.
+    /// Sends `bytes` unchanged and reads one response, for tests with invalid requests.
     ///
     /// # Errors
     /// Returns any [`ClientError`] except [`ClientError::Refused`].
@@ -314,7 +314,7 @@ impl<S: Transport> EnvdClient<S> {
         self.send_head(method, target, headers, body.len() as u64, body, deadline)
     }
 
-    /// Sends a head that announces a body of `len` bytes, together with the `first` of them.
+    /// Sends a head that announces a body of `len` bytes, together with the `first` part of the body.
     fn send_head(
         &mut self,
         method: &str,
@@ -333,7 +333,7 @@ impl<S: Transport> EnvdClient<S> {
         self.connection.send(&[head.as_bytes(), first], deadline)
     }
 
-    /// The head of a request, without the headers of its body's length and without its end.
+    /// The head of a request, without the headers for the body's length and without its end.
     pub(super) fn head(&self, method: &str, target: &str, headers: &[(&str, &str)]) -> String {
         let mut head = format!("{method} {target} HTTP/1.1\r\nhost: {}\r\n", self.authority);
         let token = self.token.as_deref().map(|token| ("x-access-token", token));

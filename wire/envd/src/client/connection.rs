@@ -14,7 +14,7 @@ pub(super) struct Connection<S> {
     pub(super) limits: AnswerLimits,
     /// Bytes that the current call may still receive.
     allowed: u64,
-    /// Whether the last answer announced the end of the connection (`Connection: close`).
+    /// Whether the last response announced the end of the connection (`Connection: close`).
     pub(super) is_closing: bool,
     /// Received bytes. The bytes from index `at` on have not been used yet.
     held: Vec<u8>,
@@ -85,8 +85,8 @@ impl<S: Transport> Connection<S> {
             match self.stream.write(rest) {
                 Ok(n) => rest = rest.get(n..).unwrap_or_default(),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                // A server may answer before it has read the whole request, and close the connection. Its answer can
-                // still be read.
+                // A server may respond and close the connection before it has read the whole request. Its response
+                // can still be read.
                 Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
                 Err(e) => return Err(failed(e)),
             }

@@ -25,7 +25,7 @@ pub const MAX_EXEC_OUTPUT: usize = 256 << 20;
 /// A command for [`EnvdClient::exec`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExecRequest {
-    /// As [`ProcessConfig::cmd`].
+    /// Same as [`ProcessConfig::cmd`].
     pub cmd: String,
     /// Arguments without the program's name.
     pub args: Vec<String>,
@@ -37,7 +37,7 @@ pub struct ExecRequest {
     pub user: Option<String>,
     /// A name by which later requests can select the process.
     pub tag: Option<String>,
-    /// Whether standard input is a pipe. `None`: the agent's default, as the message does not contain the key.
+    /// Whether standard input is a pipe. `None`: the key is omitted, so the agent's default applies.
     pub stdin: Option<bool>,
     /// Time after which the agent kills the command. `None`: never.
     pub kill_after: Option<Duration>,
@@ -142,8 +142,8 @@ impl<S: Transport> EnvdClient<S> {
     /// Calls an RPC that streams process events: `process.Process/Start` or `process.Process/Connect`.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] if the agent refuses the call, and the other [`ClientError`]s if the call
-    /// fails.
+    /// Returns [`ClientError::Refused`] if the agent rejects the call, and the other [`ClientError`]s if
+    /// the call fails.
     pub fn stream<Q: Serialize>(
         &mut self,
         method: &str,
@@ -175,7 +175,7 @@ impl<S: Transport> EnvdClient<S> {
         Ok(stream)
     }
 
-    /// Calls an RPC with one message that is answered with a stream.
+    /// Calls an RPC that takes one message and returns a stream.
     pub(super) fn open_stream<Q: Serialize>(
         &mut self,
         method: &str,

@@ -1,4 +1,4 @@
-//! Reads the frames of a streamed answer up to the end of its body, and no further.
+//! Reads the frames of a streamed response up to the end of its body, and no further.
 
 use serde::de::DeserializeOwned;
 

@@ -92,8 +92,8 @@ impl<S: Transport> InputStream<'_, S> {
     /// Ends the request and waits until the process has taken all input.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] if the agent refused a message, and the other [`ClientError`]s if the call
-    /// fails.
+    /// Returns [`ClientError::Refused`] if the agent rejected a message, and the other [`ClientError`]s if
+    /// the call fails.
     pub fn finish(self) -> Result<(), ClientError> {
         self.client
             .connection
@@ -101,7 +101,7 @@ impl<S: Transport> InputStream<'_, S> {
         self.answer()
     }
 
-    /// Waits for the answer without ending the request. The agent answers early only if it refuses a message.
+    /// Waits for the response without ending the request. The agent responds early only if it rejects a message.
     ///
     /// # Errors
     /// Returns the errors of [`InputStream::finish`].

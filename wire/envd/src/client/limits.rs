@@ -1,7 +1,7 @@
 //! Limits on the data that a client reads from an agent.
 
-/// Limits of one call. Agents are not trusted: if an answer exceeds a limit, the call ends with an error, and at most
-/// one read buffer of data beyond the limit has been stored.
+/// Limits of one call. Agents are not trusted: if a response exceeds a limit, the call ends with an error, and at
+/// most one read buffer of data beyond the limit has been stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnswerLimits {
     /// Maximum number of bytes received in one call, including heads and framing.
@@ -13,7 +13,7 @@ pub struct AnswerLimits {
 }
 
 impl AnswerLimits {
-    /// For a server that starts, pauses and ends sandboxes, and expects only short answers.
+    /// For a server that starts, pauses and ends sandboxes, and expects only short responses.
     pub const CONTROL: Self = Self {
         received: 64 << 10,
         body: 64 << 10,

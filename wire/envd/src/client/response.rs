@@ -1,4 +1,4 @@
-//! Incremental parsing of HTTP/1.1 answers: heads and bodies.
+//! Incremental parsing of HTTP/1.1 responses: heads and bodies.
 
 use super::{
     ClientError, HttpAnswer, answer::CutAnswer, connection::Connection, deadline::Deadline,
@@ -6,21 +6,21 @@ use super::{
 };
 use crate::{ChunkedDecoder, Decoded, Transport};
 
-/// Length limit of an answer head in bytes, including preceding interim answers.
+/// Length limit of a response head in bytes, including preceding interim responses.
 const MAX_HEAD: usize = 16 << 10;
 const DOING: &str = "reading an answer";
 
-/// The body of an answer, as far as it has been read.
+/// The body of a response, as far as it has been read.
 #[derive(Debug)]
 pub(super) struct Body {
     framing: Framing,
-    /// The length that the head announced, if it did.
+    /// The length announced by the head, if any.
     expected: Option<u64>,
-    /// Without transfer coding.
+    /// Received bytes, without transfer coding.
     received: u64,
 }
 
-/// Where a body ends.
+/// Framing of a body, which determines its end.
 enum Framing {
     /// Bytes that are still to come.
     Length(u64),
@@ -28,7 +28,7 @@ enum Framing {
     UntilClose,
 }
 
-/// The head of an answer.
+/// The head of a response.
 pub(super) struct Head {
     pub(super) status: u16,
     /// Names in lower case.
@@ -68,7 +68,7 @@ impl std::fmt::Debug for Framing {
 }
 
 impl<S: Transport> Connection<S> {
-    /// Reads the head of the next answer, skipping interim (1xx) answers.
+    /// Reads the head of the next response, skipping interim (1xx) responses.
     pub(super) fn read_head(&mut self, deadline: Deadline) -> Result<Head, ClientError> {
         let mut left = MAX_HEAD;
         loop {
@@ -200,7 +200,7 @@ impl<S: Transport> Connection<S> {
     }
 }
 
-/// Converts a parsed head. An answer whose end two readers could see at different places is refused.
+/// Converts a parsed head. Rejects a response whose end is ambiguous between two readers.
 fn understand(parsed: &httparse::Response<'_, '_>) -> Result<Head, ClientError> {
     let status = parsed.code.unwrap_or_default();
     let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
