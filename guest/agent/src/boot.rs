@@ -64,8 +64,8 @@ fn cannot<E: Into<std::io::Error>>(what: impl Into<String>) -> impl FnOnce(E) ->
     }
 }
 
-/// Assembles the root, mounts kernel file systems and sets up devices. Returns the machine, for the server to give it
-/// an identity.
+/// Assembles the root, mounts kernel file systems and sets up devices. Returns the machine, to which the server
+/// gives an identity.
 pub(crate) fn run() -> Result<Machine, BootError> {
     system::set_signals()?;
     let layer = if Path::new(modules::ORDER).exists() {

@@ -1,9 +1,9 @@
-//! The identity of the guest. Every clone of a snapshot resumes as the same machine; `POST /init` gives it an identity
-//! of its own before the agent answers any request except `/health`.
+//! The identity of the guest. Every clone of a snapshot resumes as the same machine. `POST /init` gives it its own
+//! identity before the agent serves any request except `/health`.
 //!
-//! Order: the request is checked first, so that an invalid one changes nothing. Then the kernel's random generator is
-//! reseeded, the clock is set, and host name, machine ID and network card are configured. Until the first two steps,
-//! random bytes may repeat those of other clones, and the time is stale.
+//! Order: the request is checked first, so that an invalid one changes nothing. Then the kernel's random generator
+//! is reseeded, the clock is set, and host name, machine ID and network card are configured. Before the first two
+//! steps, random bytes may repeat those of other clones, and the time is stale.
 
 use std::{
     fs::File,
@@ -191,7 +191,7 @@ fn bytes_of_hex(text: &str) -> Option<Vec<u8>> {
 }
 
 impl Machine {
-    /// `dir`: for files that are made later, on a tmpfs.
+    /// `dir` is a tmpfs directory for files that are created later.
     pub(crate) fn new(files: MachineFiles, layer: Option<OwnedFd>, dir: &Path) -> Self {
         Self {
             trust: Trust::new(dir),
@@ -245,8 +245,8 @@ impl Machine {
         }
     }
 
-    /// Gives [`OWN_ADDRESS`] the name in /etc/hosts, because sudo must resolve it. Lines that begin with that address,
-    /// such as that of the previous name, are removed.
+    /// Maps [`OWN_ADDRESS`] to the name in /etc/hosts, because sudo must resolve it. Lines that begin with that
+    /// address, such as the one for the previous name, are removed.
     fn name_in_hosts(&self, name: &str) -> std::io::Result<()> {
         let len = self.files.hosts.metadata()?.len().min(MAX_HOSTS);
         let mut old = vec![0; usize::try_from(len).unwrap_or_default()];

@@ -1,9 +1,9 @@
 //! PID 1 of a guest and the server of the data plane, in one small static binary with one thread.
 //!
-//! As PID 1 it runs two stages in one process: [`boot`] assembles the root file system from the read-only image and the
-//! writable layer, and [`server`] then answers on vsock until the guest ends. Clones of a snapshot resume inside
-//! [`server::Server::run`], so a clone pays for every page that this loop touches. With `--listen unix:PATH` the agent
-//! runs as an ordinary program, without the duties of PID 1.
+//! As PID 1 it runs two stages in one process: [`boot`] assembles the root file system from the read-only image and
+//! the writable layer, and [`server`] then serves requests on vsock until the guest ends. Clones of a snapshot
+//! resume inside [`server::Server::run`], so a clone pays for every page that this loop touches. With `--listen
+//! unix:PATH` the agent runs as an ordinary program, without the duties of PID 1.
 #![cfg_attr(not(test), no_main)]
 #![cfg_attr(fuzzing, expect(dead_code, reason = "a fuzz target only parses"))]
 

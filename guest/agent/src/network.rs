@@ -1,9 +1,10 @@
 //! The network card of the guest: down, or up with the addresses that every guest has ([`model::guest`]).
 //!
-//! The card stays down until `POST /init` enables the network, so programs of a guest without a network get "network is
-//! unreachable" at once. Neighbour entries of the gateways are permanent; ARP, neighbour discovery, router
-//! advertisements and generated addresses are disabled. So an idle guest sends nothing. The kernel applies each
-//! rtnetlink(7) message before it acknowledges it, so the settings are effective when `/init` is answered.
+//! The card stays down until `POST /init` enables the network, so programs of a guest without a network get
+//! "network is unreachable" at once. Neighbour entries of the gateways are permanent; ARP, neighbour discovery,
+//! router advertisements and generated addresses are disabled. An idle guest therefore sends nothing. The kernel
+//! applies each rtnetlink(7) message before it acknowledges it, so the settings are effective when `/init` is
+//! answered.
 
 use std::{
     fs, io,
@@ -153,8 +154,8 @@ impl Requests {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    /// Sends all messages and reads their answers. Returns the first error; the kernel handles the later messages all
-    /// the same.
+    /// Sends all messages and reads their responses. Returns the first error; the kernel still handles the later
+    /// messages.
     fn perform(self) -> io::Result<()> {
         let kernel = socket(
             AddressFamily::Netlink,
@@ -167,7 +168,7 @@ impl Requests {
     }
 }
 
-/// Reads one answer: `NLMSG_ERROR` with an errno, 0 for success.
+/// Reads one response: `NLMSG_ERROR` with an errno, 0 for success.
 fn answer(kernel: &OwnedFd) -> io::Result<()> {
     let mut buffer = [0; 1024];
     let len = recv(kernel.as_raw_fd(), &mut buffer, MsgFlags::empty())?;

@@ -8,11 +8,11 @@
 //! a clone pays for whole pages of code, including the code on them that it does not execute.
 //!
 //! A handler gets [`core::Core`], the state that all requests share, and its own connection. It reaches other
-//! connections only through the work queue. A new service is a route ([`route`]), its handler in [`dispatch`], and a
-//! [`transport::Exchange`] if an answer outlives its handler.
+//! connections only through the work queue. A new service is a route ([`route`]), its handler in [`dispatch`], and
+//! a [`transport::Exchange`] if a response outlives its handler.
 //!
-//! Invariants: the thread waits only in the poller; a process's output is not read while one of its followers has no
-//! room; only `/health` and `/init` are answered before the guest has its identity.
+//! Invariants: the thread waits only in the poller; a process's output is not read while one of its followers has
+//! no room; only `/health` and `/init` are served before the guest has its identity.
 
 mod answer;
 mod call;

@@ -100,8 +100,8 @@ pub(crate) struct SpawnError {
     pub(crate) errno: Errno,
 }
 
-/// Starts programs without copying the agent's page tables: the child shares the agent's memory until execve, and the
-/// agent is suspended meanwhile (`CLONE_VM | CLONE_VFORK`).
+/// Starts programs without copying the agent's page tables: the child shares the agent's memory until execve, and
+/// the agent is suspended until then (`CLONE_VM | CLONE_VFORK`).
 pub(crate) struct Spawner {
     /// Soft and hard limit on the descriptors of started programs.
     files: libc::rlimit,
@@ -348,12 +348,12 @@ fn freeze_or_thaw(dir: BorrowedFd<'_>, request: libc::c_ulong) -> Result<(), Err
     Ok(())
 }
 
-/// Starts a process that stops all other processes, freezes a file system, sends the result ([`freezer_result`]), and waits
-/// until the returned socket is closed or `limit` has passed. Then it thaws, lets the processes go on and ends. It holds no
-/// other descriptor. Returns its PID and the socket.
+/// Starts a process that stops all other processes, freezes a file system, sends the result ([`freezer_result`]),
+/// and waits until the returned socket is closed or `limit` has passed. Then it thaws the file system, continues
+/// the processes and exits. It holds no other descriptor. Returns its PID and the socket.
 ///
-/// A program that holds a write open, such as splice(2) from an empty pipe, would block the freeze, and the freeze all
-/// other writers; a signal interrupts it.
+/// A program that holds a write open, such as splice(2) from an empty pipe, would block the freeze, and the freeze
+/// would block all other writers. A signal interrupts such a program.
 pub(crate) fn start_freezer(dir: BorrowedFd<'_>, limit: Duration) -> Result<(i32, OwnedFd), Errno> {
     let (family, kind) = (AddressFamily::Unix, SockType::SeqPacket);
     let (own, other) = socketpair(family, kind, None, SockFlag::SOCK_CLOEXEC)?;
@@ -385,7 +385,7 @@ pub(crate) fn start_freezer(dir: BorrowedFd<'_>, limit: Duration) -> Result<(i32
     }
 }
 
-/// What the freezer has sent. `None`: nothing yet, after this time.
+/// Result sent by the freezer. `None`: none yet, after waiting for this time.
 pub(crate) fn freezer_result(socket: &OwnedFd, wait: Duration) -> Option<Result<(), Errno>> {
     let mut ready = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
     let wait = u16::try_from(wait.as_millis()).unwrap_or(u16::MAX);
@@ -397,17 +397,17 @@ pub(crate) fn freezer_result(socket: &OwnedFd, wait: Duration) -> Option<Result<
     let mut result = [0; size_of::<c_int>()];
     match nix::unistd::read(socket, &mut result) {
         Ok(n) if n == result.len() => match c_int::from_ne_bytes(result) {
-            // EBUSY: a program of the guest has frozen it.
+            // EBUSY: a program in the guest has frozen it.
             0 | libc::EBUSY => Some(Ok(())),
             errno => Some(Err(Errno::from_raw(errno))),
         },
-        // It was killed.
+        // The freezer was killed.
         Ok(_) => Some(Err(Errno::ECHILD)),
         Err(errno) => Some(Err(errno)),
     }
 }
 
-/// Lets all stopped processes go on.
+/// Continues all stopped processes.
 pub(crate) fn continue_all() {
     // Fails if there is no other process.
     let _ = kill(Pid::from_raw(-1), Signal::SIGCONT);

@@ -1,9 +1,10 @@
-//! The certificate authority that `/init` adds to those of the system, for requests that the host's proxy rewrites.
+//! The certificate authority from `/init`, which the guest trusts in addition to the system's, for requests that
+//! the host's proxy rewrites.
 //!
-//! Nothing is written to the layer: two files on a tmpfs, `ca-bundle.crt` (the system's authorities and this one) and
-//! `ca.crt` (this one alone), the first of them mounted over the system's bundles, and variables that name them for
-//! programs with bundles of their own; and a file for each of Java's trust stores, mounted over it. So neither snapshots
-//! of the disk nor templates contain the authority.
+//! Nothing is written to the layer. Two files on a tmpfs hold the authorities: `ca-bundle.crt` (the system's
+//! authorities and this one), which is mounted over the system's bundles, and `ca.crt` (only this one). Environment
+//! variables point programs with their own bundles to them. Another file is mounted over each of Java's trust
+//! stores. Neither snapshots of the disk nor templates therefore contain the authority.
 
 mod java;
 
@@ -16,7 +17,7 @@ use std::{
 
 use nix::{fcntl::OFlag, mount::MsFlags};
 
-/// Where programs look for the system's authorities: Debian, Alpine and Arch; Alpine's LibreSSL; Fedora; openSUSE.
+/// Paths of the system's authorities: Debian, Alpine and Arch; Alpine's LibreSSL; Fedora; openSUSE.
 const SYSTEM: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/ssl/cert.pem",
@@ -24,14 +25,14 @@ const SYSTEM: [&str; 5] = [
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
     "/etc/ssl/ca-bundle.pem",
 ];
-/// Longest bundle of the system, and longest trust store of Java, that are read. A longer bundle is cut off at a line end;
-/// a longer store is not read as one.
+/// Maximum size of a system bundle and of a Java trust store. A longer bundle is cut off at a line end; a longer
+/// store is not parsed as one.
 const MAX_SYSTEM: u64 = 4 << 20;
-/// Longest text of the authority.
+/// Maximum size of the authority's text.
 pub(crate) const MAX_CA: usize = 64 << 10;
 const BUNDLE: &str = "ca-bundle.crt";
 const ALONE: &str = "ca.crt";
-/// OpenSSL and Python; requests, pip; curl; git; the AWS tools.
+/// Variables of OpenSSL and Python; requests and pip; curl; git; the AWS tools.
 const NAME_BUNDLE: [&str; 5] = [
     "SSL_CERT_FILE",
     "REQUESTS_CA_BUNDLE",
@@ -39,12 +40,12 @@ const NAME_BUNDLE: [&str; 5] = [
     "GIT_SSL_CAINFO",
     "AWS_CA_BUNDLE",
 ];
-/// Most of Java's trust stores that are changed.
+/// Maximum number of Java trust stores to change.
 const MAX_STORES: usize = 16;
-/// Node.js, which adds it to those that it contains.
+/// Variable of Node.js, which adds this file to its built-in authorities.
 const NAME_ALONE: &str = "NODE_EXTRA_CA_CERTS";
 
-/// Whether a text can be an authority in PEM: it must not end the lines of the bundle's other certificates.
+/// Whether a text can be a PEM authority. It must not corrupt the bundle's other certificates.
 pub(crate) fn is_authority(pem: &str) -> bool {
     let is_plain = |b: u8| b.is_ascii_graphic() || matches!(b, b' ' | b'\n' | b'\r');
     pem.len() <= MAX_CA
@@ -53,16 +54,16 @@ pub(crate) fn is_authority(pem: &str) -> bool {
         && pem.contains("-----END CERTIFICATE-----")
 }
 
-/// The authority that is trusted at present.
+/// The currently trusted authority.
 #[derive(Debug)]
 pub(crate) struct Trust {
-    /// On a tmpfs.
+    /// Directory on a tmpfs.
     dir: PathBuf,
-    /// The system's authorities, before the bundle was mounted over them. `None`: it is not mounted.
+    /// The system's authorities, read before the bundle was mounted over them. `None`: it is not mounted.
     system: Option<Vec<u8>>,
-    /// Java's trust stores that have a file mounted over them: the file has the number of the place here.
+    /// Java trust stores with a file mounted over them. The number of the file is the index here.
     java: Vec<PathBuf>,
-    /// Empty: none.
+    /// Empty: no authority.
     pem: String,
 }
 
@@ -76,8 +77,8 @@ impl Trust {
         }
     }
 
-    /// Trusts this authority instead of the former one; an empty text removes it. Files and mounts stay then, since
-    /// running programs may use their names. Returns whether something has changed.
+    /// Trusts this authority instead of the previous one; an empty text removes it. Files and mounts then stay,
+    /// because running programs may use their paths. Returns whether anything has changed.
     pub(crate) fn set(&mut self, pem: &str) -> io::Result<bool> {
         if pem == self.pem {
             return Ok(false);
@@ -102,8 +103,8 @@ impl Trust {
         Ok(true)
     }
 
-    /// The same in Java's trust stores. The files over those of earlier calls are written anew, and others get one. A store
-    /// that cannot be used is left alone: programs of the guest may move or change it at any time.
+    /// Does the same in Java's trust stores. Files that are already mounted are rewritten, and further stores get
+    /// one. An unusable store is left alone: programs in the guest may move or change it at any time.
     fn set_in_java(&mut self, pem: &str) {
         let system = self.system.as_deref().unwrap_or_default();
         let copy = |store: &Path, number: usize| -> io::Result<Option<PathBuf>> {
@@ -135,7 +136,7 @@ impl Trust {
         self.java = mounted;
     }
 
-    /// Variables for processes, which their own values override.
+    /// Variables for processes, which may override them.
     pub(crate) fn variables(&self) -> Vec<(String, String)> {
         if self.pem.is_empty() {
             return Vec::new();
@@ -152,7 +153,7 @@ fn left_alone(store: &Path, why: &io::Error) {
     crate::console::log(&["cannot use Java's trust store ", &store, ": ", &why].concat());
 }
 
-/// The files behind the names that exist, each once.
+/// The distinct files behind those names that exist.
 fn targets(names: impl IntoIterator<Item = impl AsRef<Path>>) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     let paths = names.into_iter();
@@ -170,7 +171,8 @@ fn mount(file: &Path, target: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The first [`MAX_SYSTEM`] bytes of a file. One that a program of the guest has put there must not block the agent.
+/// The first [`MAX_SYSTEM`] bytes of a file. A file that a program in the guest has put there must not block the
+/// agent.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(OFlag::O_NONBLOCK.bits());
@@ -192,7 +194,7 @@ fn read_system(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Replaces the content of a file, which may be mounted elsewhere, so it stays the same file.
+/// Replaces the content of a file in place, because the file may be mounted elsewhere.
 fn write(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     let mut file = File::create(path)?;
     parts.iter().try_for_each(|part| file.write_all(part))
@@ -226,7 +228,7 @@ mod tests {
         assert_eq!(read_system(&path).unwrap(), b"line");
     }
 
-    /// Needs root: it mounts files, in a mount namespace of its own.
+    /// Needs root, because it mounts files in its own mount namespace.
     #[test]
     fn net_the_bundle_is_mounted_over_that_of_the_system_and_taken_back() {
         if !nix::unistd::geteuid().is_root() {

@@ -1,4 +1,4 @@
-//! Routes, and the bodies of requests and answers.
+//! Routes, and the bodies of requests and responses.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub(crate) enum Route {
     RemoveContext(String),
 }
 
-/// The status and text of the answer to a request without a route.
+/// The status and text of the response to a request without a route.
 pub(crate) type NoRoute = (u16, &'static str);
 
 /// Finds the route of a request.
@@ -60,7 +60,7 @@ pub(crate) struct CreateContextRequest {
     pub(crate) cwd: Option<String>,
 }
 
-/// A context in answers.
+/// A context in responses.
 #[derive(Debug, Serialize)]
 pub(crate) struct ContextInfo<'a> {
     pub(crate) id: &'a str,

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 /// The directory in which the template installs the hosts.
 const HOSTS: &str = "/usr/local/lib/cube-interpreter";
-/// The directory in which the guest agent keeps what differs between clones.
+/// The directory in which the guest agent keeps state that differs between clones.
 const STATE: &str = "/run/cube";
 pub(crate) const USAGE: &str = "usage: cube-interpreter [--supervise] [--warm] [--listen ADDRESS] [--vsock PORT] [--hosts DIR] [--state DIR]";
 

@@ -63,7 +63,7 @@ pub(crate) struct Context {
     pub(crate) state: State,
     pub(crate) host: Option<Host>,
     pub(crate) queue: VecDeque<Job>,
-    /// Connections to answer once the context is ready, with their answers.
+    /// Connections to answer once the context is ready, with their responses.
     pub(crate) waiting: Vec<(Key, Vec<u8>)>,
     /// Counted cells that have begun since the host started.
     count: u64,
@@ -71,7 +71,7 @@ pub(crate) struct Context {
     generation: Option<u64>,
     /// The environment that the host was last sent, as counted by [`CloneState`].
     environment: Option<u64>,
-    /// Only the first host of a context runs warm-up code: a replacement must be ready quickly.
+    /// Only the first host of a context runs warm-up code, because a replacement must be ready quickly.
     next_start: Start,
     /// When a cell that was interrupted and still runs is interrupted again, or loses its host.
     pub(crate) patience: Option<Instant>,
@@ -236,8 +236,8 @@ impl Context {
         self.patience = Some(now + self.language.escalation().again);
     }
 
-    /// Interrupts again a cell that still runs after an interrupt. If its host must be replaced instead, only returns
-    /// true.
+    /// Interrupts a cell again if it survived its first interrupt. If its host must be replaced instead, only
+    /// returns true.
     pub(crate) fn lose_patience(&mut self, now: Instant) -> bool {
         let replace = self.language.escalation().replace;
         let hopeless = replace.is_some_and(|after| now >= self.interrupted + after);

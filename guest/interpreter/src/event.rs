@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use envd::Timestamp;
 use serde::Serialize;
 
-/// An event in the answer to `/execute`.
+/// An event in the response to `/execute`.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum Event<'a> {

@@ -4,8 +4,8 @@
 //! server ── control socket (message) ── bridge ── shell, control (DEALER), iopub (SUB) ── kernel
 //!    └──────────── stdout, stderr: output of the kernel's children ──────────────────────────┘
 //! ```
-//! A kernel is started on first use, never before the template's snapshot, with a random key. A fork of a sandbox has
-//! the same key and ports as the original; both are reachable only inside their sandbox.
+//! A kernel is started on first use, never before the template's snapshot, with a random key. A fork of a sandbox
+//! has the same key and ports as the original; each is reachable only inside its sandbox.
 //!
 //! Invariants: no bridge outlives its kernel, and no kernel outlives its bridge.
 

@@ -76,7 +76,7 @@ impl Language {
         }
     }
 
-    /// How a client gets a language whose host is missing or does not start.
+    /// How a client can use a language whose host is missing or does not start.
     pub(crate) fn cure(name: &str, hosts: &Path) -> String {
         let build = hosts.join(JAVA_BUILD);
         let install = match name.trim().to_ascii_lowercase().as_str() {
@@ -95,7 +95,7 @@ impl Language {
         format!("use {COMPLETE}; or run as root: {install}")
     }
 
-    /// The name in answers.
+    /// The name in responses.
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Python => "python",
@@ -205,7 +205,7 @@ mod tests {
         }
         assert_eq!(cure("java"), format!("use {COMPLETE}"));
         assert!(cure("cobol").contains("install a Jupyter kernel"));
-        // The JDK alone does not suffice, and the script cannot be named where it is missing.
+        // The JDK alone is not enough, and the build script must not be suggested where it is missing.
         let build = hosts.path().join(JAVA_BUILD);
         std::fs::create_dir(build.parent().unwrap()).unwrap();
         std::fs::write(&build, "").unwrap();

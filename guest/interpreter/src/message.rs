@@ -12,7 +12,7 @@
 //! A host with an event loop also gets `{"interrupt":true}`, which interrupts the running cell.
 //!
 //! A host sends lines: `{"ready":true}` once, `{"done":true}` after each cell, and between them the events of the
-//! answer, which begin with `{"type":` and are passed on unread.
+//! response, which begin with `{"type":` and are passed on unread.
 
 use serde::{Deserialize, Serialize};
 

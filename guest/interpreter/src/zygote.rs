@@ -1,14 +1,15 @@
-//! The zygote: a Python process in which all modules are loaded and no cell ever runs. Python's hosts are forks of it.
-//! A fork takes milliseconds where loading takes a second, and pages that a host does not write stay shared.
+//! The zygote: a Python process in which all modules are loaded and no cell ever runs. Python's hosts are forks of
+//! it. A fork takes milliseconds, while loading takes a second, and pages that a host does not write stay shared.
 //!
 //! ```text
 //! server ── orders, one per packet; `fork` has three descriptors ─► zygote ─┬─ fork ─► host of a context
 //!    ▲                                                                     └─ fork ─► …
 //!    └── control socket, stdout, stderr, as for any host ───────────────────────────────┘
 //! ```
-//! Hosts are children of the zygote, which signals and reaps them by PID. The server refers to them by numbers that it
-//! assigns, so a signal cannot reach a process that has reused a PID. Orders are carried out in order and not answered:
-//! a host itself reports that it is ready, and if the zygote ends, its hosts end with it and their sockets close.
+//! Hosts are children of the zygote, which signals and reaps them by PID. The server refers to them by numbers that
+//! it assigns, so a signal cannot reach a process that has reused a PID. Orders are carried out in order and have
+//! no responses: a host itself reports that it is ready, and if the zygote ends, its hosts end with it and their
+//! sockets close.
 
 use std::{
     io::{self, IoSlice},
@@ -233,7 +234,7 @@ mod tests {
             stderr: writer.as_fd(),
         };
         let mut zygote = Zygote::default();
-        // The directory has no program: Python ends at once, and the descriptors that it was sent are closed.
+        // The directory contains no program, so Python ends at once, and the descriptors sent to it are closed.
         zygote.fork(&setup, &ends).unwrap();
         let first = zygote
             .live

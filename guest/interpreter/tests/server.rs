@@ -16,7 +16,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-/// Time limit of a single answer, on a machine that may be building at the same time.
+/// Time limit of a single response, on a machine that may be building at the same time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[path = "server/java.rs"]
@@ -131,7 +131,7 @@ impl Client {
         (len > 0).then_some(bytes)
     }
 
-    /// Reads the answer up to the chunk that contains `mark`.
+    /// Reads the response up to the chunk that contains `mark`.
     fn read_until(&mut self, mark: &str) -> String {
         self.head();
         let mut seen = String::new();

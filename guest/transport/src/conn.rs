@@ -2,8 +2,7 @@
 //!
 //! The socket is polled edge-triggered. `readable` and `writable` stay set from a poller event until a system call
 //! shows that the socket is empty or full, so serving a request needs no `epoll_ctl`. `EPOLLOUT` is requested only
-//! after the socket has been full once: otherwise every answer that the peer reads would wake a guest that has nothing
-//! to do.
+//! after the socket has been full once: otherwise every response that the peer reads would wake an idle guest.
 
 use std::{
     any::Any,
@@ -52,7 +51,7 @@ pub struct Conn<S: Service> {
     pub hangup: bool,
     /// The service's state of the current request.
     pub call: S::Call,
-    /// Whether the connection is closed after the current answer.
+    /// Whether the connection is closed after the current response.
     pub after: After,
     /// The deadline of the current phase. When it passes, the server answers 408, closes the connection or calls
     /// [`Exchange::expire`], depending on the phase.
@@ -83,14 +82,14 @@ pub(crate) enum Phase<S: Service> {
     },
     /// Running an exchange, which is `None` only while one of its methods runs.
     Exchange(Option<Box<dyn Exchange<S>>>),
-    /// Sending the last answer before the connection is closed.
+    /// Sending the last response before the connection is closed.
     Closing(Rest),
-    /// Discarding the rest of a refused request, at most `left` bytes.
+    /// Discarding the rest of a rejected request, at most `left` bytes.
     Draining { left: usize },
 }
 
 /// Whether the whole request was read. If not, the connection is drained before it is closed: closing a socket with
-/// unread input would make the kernel discard the answer.
+/// unread input would make the kernel discard the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     Read,
@@ -235,13 +234,13 @@ impl<S: Service> Conn<S> {
         }
     }
 
-    /// Queues a complete answer and ends the request.
+    /// Queues a complete response and ends the request.
     pub fn answer(&mut self, status: u16, content_type: &str, body: &[u8]) {
         http::push_answer(&mut self.out, status, content_type, body, self.after);
         self.end_request(Rest::Read);
     }
 
-    /// Queues an error answer and ends the request.
+    /// Queues an error response and ends the request.
     #[cold]
     #[inline(never)]
     pub fn error(&mut self, status: u16, message: &str) {
@@ -249,7 +248,7 @@ impl<S: Service> Conn<S> {
         self.end_request(Rest::Read);
     }
 
-    /// Queues an error answer before the whole request has been read. The connection is closed after it.
+    /// Queues an error response before the whole request has been read. The connection is closed after it.
     #[cold]
     #[inline(never)]
     pub fn refuse(&mut self, status: u16, message: &str) {
@@ -258,7 +257,7 @@ impl<S: Service> Conn<S> {
         self.end_request(Rest::Unread);
     }
 
-    /// Ends the request. Its complete answer must already be in `out`.
+    /// Ends the request. Its complete response must already be in `out`.
     pub fn end_request(&mut self, rest: Rest) {
         self.wake = None;
         self.corked = false;
@@ -294,7 +293,8 @@ impl<S: Service> Conn<S> {
         }
     }
 
-    /// Queues the interim answer 100 if the client waits for it before it sends the body (`Expect: 100-continue`).
+    /// Queues the interim response 100 if the client waits for it before it sends the body (`Expect:
+    /// 100-continue`).
     pub fn invite_body(&mut self, head: &Head<S::Fields>) {
         if head.expects_continue && self.input.is_empty() {
             self.out.extend_from_slice(http::CONTINUE);

@@ -1,4 +1,4 @@
-//! Request heads, answers and query strings. Pure: bytes in, bytes out.
+//! Request heads, responses and query strings. Pure: bytes in, bytes out.
 //!
 //! Percent-decoding is implemented here because the crate `percent-encoding` passes malformed escapes through
 //! unchanged. The official servers, which are written in Go, treat a value with such an escape as absent, and this
@@ -32,7 +32,7 @@ pub trait Fields: Sized {
     /// Takes one header. Blanks around `value` have been removed.
     ///
     /// # Errors
-    /// Returns the error answer if the value makes the request invalid.
+    /// Returns the error response if the value makes the request invalid.
     fn take(&mut self, name: &str, value: &str) -> Result<(), BadRequest>;
 }
 
@@ -49,8 +49,8 @@ impl Fields for () {
 /// bytes; `None` if the head is incomplete.
 ///
 /// # Errors
-/// Returns the error answer if the bytes are not an HTTP/1 head, the head is too large, its framing is ambiguous, or
-/// [`Fields::take`] rejects a header.
+/// Returns the error response if the bytes are not an HTTP/1 head, the head is too large, its framing is ambiguous,
+/// or [`Fields::take`] rejects a header.
 pub fn parse<F: Fields>(bytes: &[u8]) -> Result<Option<(Head<F>, Framing, usize)>, BadRequest> {
     let mut space = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut space);
@@ -156,7 +156,7 @@ fn reason(status: u16) -> &'static str {
     }
 }
 
-/// Whether a connection is kept open after the current answer.
+/// Whether a connection is kept open after the current response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
     KeepAlive,
@@ -194,10 +194,10 @@ fn push_number(out: &mut Vec<u8>, number: u64) {
     }
 }
 
-/// The interim answer to `Expect: 100-continue`.
+/// The interim response to `Expect: 100-continue`.
 pub const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// Appends a complete answer. With status 204 the body must be empty, and no length is written.
+/// Appends a complete response. With status 204 the body must be empty, and no length is written.
 pub fn push_answer(out: &mut Vec<u8>, status: u16, content_type: &str, body: &[u8], after: After) {
     push_head(out, status, content_type, after);
     if status != 204 {
@@ -209,8 +209,8 @@ pub fn push_answer(out: &mut Vec<u8>, status: u16, content_type: &str, body: &[u
     out.extend_from_slice(body);
 }
 
-/// Appends the head of an answer. `lines` are further header lines, each of which must end with CRLF. The body that
-/// follows has `length` bytes, or is chunked if `length` is `None`.
+/// Appends the head of a response. `lines` are further header lines, each of which must end with CRLF. The body
+/// that follows has `length` bytes, or is chunked if `length` is `None`.
 pub fn push_head_with(
     out: &mut Vec<u8>,
     status: u16,
@@ -231,7 +231,7 @@ pub fn push_head_with(
     }
 }
 
-/// Appends the head of a 200 answer with a chunked body.
+/// Appends the head of a 200 response with a chunked body.
 pub fn push_chunked_head(out: &mut Vec<u8>, content_type: &str, after: After) {
     push_head(out, 200, content_type, after);
     out.extend_from_slice(b"transfer-encoding: chunked\r\n\r\n");
@@ -274,7 +274,7 @@ mod tests {
         parse(text.as_bytes())
     }
 
-    /// Fields that record what they were given.
+    /// Fields that record their arguments.
     #[derive(Debug, Default)]
     struct Recorded(Vec<(String, String)>);
 

@@ -10,9 +10,9 @@
 //!                                                                           └─► Service::work
 //! ```
 //! [`Server`] owns listeners, connections and the [`Service`]. The crate contains no service: a program implements
-//! [`Service`], which admits requests and answers them, and an [`Exchange`] for each kind of answer that continues
-//! after its handler has returned: a stream, a download, a tunnel. A handler gets only its own connection; it reaches
-//! other connections through the work queue.
+//! [`Service`], which admits and serves requests, and an [`Exchange`] for each kind of response that continues
+//! after its handler has returned: a stream, a download, a tunnel. A handler gets only its own connection; it
+//! reaches other connections through the work queue.
 //!
 //! Back-pressure: no request is read from a connection that has unsent output, and exchanges stop producing output when
 //! [`Conn::backlog`] reaches their high-water mark.

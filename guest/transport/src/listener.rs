@@ -132,7 +132,7 @@ impl Listener {
         let socket = accept4(self.socket.as_raw_fd(), flags).ok().map(sys::own)?;
         match self.kind {
             Kind::Vsock(Peers::Host) if !is_host(&socket) => return None,
-            // Without this option the kernel would hold back the last segment of an answer (Nagle's algorithm).
+            // Without this option the kernel would hold back the last segment of a response (Nagle's algorithm).
             Kind::Tcp => setsockopt(&socket, sockopt::TcpNoDelay, &true).ok()?,
             Kind::Vsock(_) | Kind::Unix => {}
         }

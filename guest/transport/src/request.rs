@@ -1,4 +1,4 @@
-//! The steps of a connection: parses requests, passes them to the service, and sends the answers.
+//! The steps of a connection: parses requests, passes them to the service, and sends the responses.
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ pub(crate) fn pump<S: Service>(service: &mut S, key: Key, conn: &mut Conn<S>) ->
 fn step<S: Service>(service: &mut S, key: Key, conn: &mut Conn<S>) -> Result<Step, Gone> {
     let backlog = conn.backlog();
     match &mut conn.phase {
-        // No further request is read while the client has not received earlier answers.
+        // No further request is read before the client has received earlier responses.
         Phase::Head | Phase::Collect { .. } | Phase::Receive { .. } if backlog > 0 => {
             Ok(Step::Wait)
         }

@@ -40,7 +40,7 @@ pub trait Service: Sized + 'static {
     /// Answers an admitted request, or begins an exchange that will answer it.
     fn handle(&mut self, key: Key, conn: &mut Conn<Self>, head: &Head<Self::Fields>, body: &[u8]);
 
-    /// Appends a complete error answer in the program's format to `out`.
+    /// Appends a complete error response in the program's format to `out`.
     fn push_error(out: &mut Vec<u8>, status: u16, message: &str, after: After);
 
     /// Records that a descriptor with [`crate::Token::Service`] is ready. This should only queue work, which
@@ -73,7 +73,7 @@ pub enum Admission<S: Service> {
     Refuse(Refusal),
 }
 
-/// An error answer.
+/// An error response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// HTTP status.
@@ -89,8 +89,8 @@ pub enum Step {
     Wait,
 }
 
-/// An answer that continues after its handler has returned. It must end with [`Conn::end_request`], after which it is
-/// dropped.
+/// A response that continues after its handler has returned. It must end with [`Conn::end_request`], after which it
+/// is dropped.
 pub trait Exchange<S: Service>: Any {
     /// Does what can be done without waiting.
     ///
@@ -124,8 +124,8 @@ pub trait Sink<S: Service> {
     /// Takes the next bytes.
     ///
     /// # Errors
-    /// Returns the error answer if the bytes cannot be taken. The sink then gets no more of the body, and the
-    /// connection is closed after the answer.
+    /// Returns the error response if the bytes cannot be taken. The sink then gets no more of the body, and the
+    /// connection is closed after the response.
     fn write(&mut self, bytes: &[u8]) -> Result<(), Refusal>;
 
     /// Answers the request after the last byte of its body.

@@ -1,4 +1,4 @@
-//! A table whose keys are not reused until a place has held 2^28 entries: the key of a removed entry finds nothing,
+//! A table whose keys are not reused until a place has held 2^28 entries. The key of a removed entry finds nothing,
 //! even if another entry has taken its place in the same turn of the event loop.
 
 /// An index into a table, and the generation of the entry there. The default is a placeholder, for tokens that refer to

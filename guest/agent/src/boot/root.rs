@@ -31,8 +31,8 @@ const DEVICE_PATIENCE: Duration = Duration::from_secs(10);
 const LOWER: &str = "/lower";
 const LAYER: &str = "/layer";
 const NEW_ROOT: &str = "/newroot";
-/// Deleted blocks are discarded at once, because a periodic trim would keep an idle guest busy; and no thread writes zeros
-/// to inode tables.
+/// Deleted blocks are discarded at once, because a periodic trim would keep an idle guest busy. No thread writes
+/// zeros to inode tables.
 const OPTIONS: &str = "discard,noinit_itable";
 /// Bytes of a block of the layer.
 const BLOCK: u64 = 4096;
@@ -84,7 +84,7 @@ pub(super) fn assemble(image: &Path, layer: &Path) -> Result<OwnedFd, BootError>
     Ok(opened)
 }
 
-/// Lets the layer's file system use all of its device, which the host may have made larger since.
+/// Grows the layer's file system to its whole device, which the host may have enlarged.
 fn grow(device: &Path) -> io::Result<()> {
     let mut device = File::open(device)?;
     let blocks = device.seek(SeekFrom::End(0))? / BLOCK;
@@ -94,7 +94,7 @@ fn grow(device: &Path) -> io::Result<()> {
         return Ok(());
     }
     let dir = open(LAYER, DIRECTORY, Mode::empty())?;
-    // Otherwise the kernel would write zeros to the new inode tables, which are holes of the host's file.
+    // Otherwise, the kernel would write zeros to the new inode tables, which are holes in the host's file.
     remount("init_itable")?;
     let grown = sys::resize(dir.as_fd(), blocks);
     remount(OPTIONS)?;

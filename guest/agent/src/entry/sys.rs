@@ -1,4 +1,4 @@
-//! The entry point that the C library calls. Rust's own start-up code is left out: it aborts if PID 1 has no console
+//! The entry point that the C library calls. Rust's own start-up code is omitted: it aborts if PID 1 has no console
 //! and /dev/null does not exist yet, and it dirties pages for a signal stack that the agent does not need.
 #![expect(unsafe_code, reason = "an exported symbol needs it")]
 

@@ -1,4 +1,4 @@
-//! Answers of the Connect protocol on a connection.
+//! Responses of the Connect protocol on a connection.
 
 use envd::ConnectError;
 use transport::{After, Rest, http};
@@ -21,7 +21,7 @@ pub(crate) fn failure(conn: &mut Conn, error: &ConnectError) {
     conn.answer(error.code.http_status(), http::JSON, &body);
 }
 
-/// Begins an answer that is a stream.
+/// Begins a streamed response.
 pub(crate) fn begin_stream(conn: &mut Conn) {
     http::push_chunked_head(&mut conn.out, conn.call.stream_type(), conn.after);
 }
@@ -32,7 +32,7 @@ pub(crate) fn end_stream(conn: &mut Conn, error: Option<ConnectError>) {
     conn.end_request(Rest::Read);
 }
 
-/// Answers a streaming call with an error in place of a stream.
+/// Responds to a streaming call with an error instead of a stream.
 #[cold]
 #[inline(never)]
 pub(crate) fn refuse_stream(conn: &mut Conn, error: ConnectError) {
@@ -40,7 +40,7 @@ pub(crate) fn refuse_stream(conn: &mut Conn, error: ConnectError) {
     end_stream(conn, Some(error));
 }
 
-/// Like [`refuse_stream`], but before the whole request has been read. The connection is closed after the answer.
+/// Like [`refuse_stream`], but before the whole request has been read. The connection is closed after the response.
 #[cold]
 #[inline(never)]
 pub(crate) fn abort_stream(conn: &mut Conn, error: ConnectError) {

@@ -43,7 +43,7 @@ pub(crate) fn begin_unary<'a>(
     read.map_err(|error| answer::failure(conn, &error)).ok()
 }
 
-/// Answers a unary call. `Ok(None)` leaves the answer to an exchange that has begun.
+/// Answers a unary call. `Ok(None)` leaves the response to an exchange that has begun.
 pub(crate) fn end_unary(conn: &mut Conn, answered: Result<Option<Vec<u8>>, ConnectError>) {
     match answered {
         Ok(Some(message)) => answer::success(conn, &message),
@@ -52,8 +52,8 @@ pub(crate) fn end_unary(conn: &mut Conn, answered: Result<Option<Vec<u8>>, Conne
     }
 }
 
-/// Converts the request message of a call with a streamed answer to JSON; it must be the only one. Returns `None` after
-/// answering with an error.
+/// Converts the request message of a call with a streamed response to JSON; it must be the only one. Returns `None`
+/// after answering with an error.
 pub(crate) fn begin_stream<'a>(
     conn: &mut Conn,
     head: &Head,

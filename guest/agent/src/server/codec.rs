@@ -48,7 +48,7 @@ impl Codec {
         }
     }
 
-    /// The content type of a unary answer.
+    /// The content type of a unary response.
     pub(crate) fn unary_type(self) -> &'static str {
         match self {
             Self::Json => JSON,
@@ -81,7 +81,7 @@ impl Codec {
         }
     }
 
-    /// Converts an answer's message from JSON.
+    /// Converts a response's message from JSON.
     ///
     /// # Errors
     /// Returns `Internal` if the JSON does not fit the method's response.

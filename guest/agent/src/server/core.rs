@@ -155,7 +155,7 @@ impl Core {
 /// higher.
 const FILES: u64 = 1 << 19;
 
-/// Raises the limit of descriptors to the maximum. Returns the soft and hard limit for processes: the former soft
+/// Raises the limit of descriptors to the maximum. Returns the soft and hard limit for processes: the previous soft
 /// limit, and the new maximum.
 fn raise_file_limit() -> (u64, u64) {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));

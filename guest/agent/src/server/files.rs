@@ -36,7 +36,7 @@ pub(crate) use upload::Upload;
 /// token, every request is authorized.
 ///
 /// # Errors
-/// Returns the message of the 401 answer.
+/// Returns the message of the 401 response.
 #[cold]
 #[inline(never)]
 pub(crate) fn admit(core: &Core, head: &Head) -> Result<(), &'static str> {
@@ -85,7 +85,7 @@ pub(crate) fn read(core: &mut Core, conn: &mut Conn, head: &Head) {
 /// Begins `POST /files`, before its body is read.
 ///
 /// # Errors
-/// Returns the error answer if the request cannot be served.
+/// Returns the error response if the request cannot be served.
 #[cold]
 #[inline(never)]
 pub(crate) fn write(core: &mut Core, head: &Head) -> Result<Upload, FileError> {

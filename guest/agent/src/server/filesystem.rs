@@ -1,9 +1,9 @@
 //! `filesystem.Filesystem`: listing, creating, moving, removing and watching.
 //!
-//! As with `/files`, the agent works as root, and created entries belong to the requested user. Paths in answers begin
-//! with the path of the request, in which links are not resolved.
+//! As with `/files`, the agent works as root, and created entries belong to the requested user. Paths in responses
+//! begin with the path of the request, in which links are not resolved.
 //!
-//! [`entry`] describes what is at a path; [`tasks`] does long work in turns.
+//! [`entry`] describes the entry at a path; [`tasks`] does long work in turns.
 
 pub(crate) mod entry;
 pub(crate) mod failure;
@@ -44,7 +44,7 @@ pub(crate) fn unary(core: &mut Core, conn: &mut Conn, method: Method, head: &Hea
     }
 }
 
-/// The answer to a call; `None` if a [`Task`] that will answer it has begun.
+/// The response to a call; `None` if a [`Task`] that will respond later has begun.
 fn answer_call(
     core: &mut Core,
     conn: &mut Conn,
@@ -78,7 +78,7 @@ fn answer_call(
     Ok(Some(answer))
 }
 
-/// Describes what is at a path.
+/// Describes the entry at a path.
 fn describe(core: &mut Core, path: &Path) -> Result<EntryResponse, ConnectError> {
     let found = entry(path, path, &mut Names::default(), &mut core.users);
     let (entry, _) = found.map_err(|e| explain(path, &e))?;
@@ -116,7 +116,7 @@ fn make_dir(
     describe(core, &path)
 }
 
-/// Like [`explain`], but a file in a parent's place is an invalid argument.
+/// Like [`explain`], but a file in the place of a parent is an invalid argument.
 fn no_parent(path: &Path, failed: &io::Error) -> ConnectError {
     match failed.kind() {
         io::ErrorKind::NotADirectory => {

@@ -1,15 +1,16 @@
-//! `POST /fsfreeze` and `/fsthaw`: the layer while the host copies it without the guest's memory.
+//! `POST /fsfreeze` and `/fsthaw`: keep the layer consistent while the host copies it without the guest's memory.
 //!
-//! The layer has no journal, and freed blocks are discarded at once. While files change, the disk may therefore name a
-//! block whose content is gone; only a frozen file system is consistent. A child freezes and thaws it, because both can
-//! block, and so can this process if it writes to the layer meanwhile: the child thaws after [`LIMIT`] in any case.
+//! The layer has no journal, and freed blocks are discarded at once. While files change, the disk may therefore
+//! refer to a block whose content is gone; only a frozen file system is consistent. A child freezes and thaws it,
+//! because both can block, and so could this process if it wrote to the layer in between. The child thaws after
+//! [`LIMIT`] in any case.
 
 use std::{os::fd::OwnedFd, time::Duration};
 
 use super::core::{Conn, Core};
 use crate::sys;
 
-/// How long a layer stays frozen if nobody thaws it. The host pauses the VM long before that.
+/// How long a layer stays frozen without a thaw request. The host pauses the VM long before that.
 const LIMIT: Duration = Duration::from_secs(20);
 /// How long a request waits for the child.
 const WAIT: Duration = Duration::from_millis(50);
@@ -22,7 +23,7 @@ pub(crate) struct Freezer {
     is_frozen: bool,
 }
 
-/// Answers 204 if the layer is frozen, 202 if it is not yet: the request must be repeated.
+/// Responds with 204 if the layer is frozen, or with 202 if it is not frozen yet and the request must be repeated.
 #[cold]
 pub(crate) fn freeze(core: &mut Core, conn: &mut Conn) {
     if core.freezer.is_none() {
@@ -44,7 +45,7 @@ pub(crate) fn freeze(core: &mut Core, conn: &mut Conn) {
         return;
     };
     let Some(socket) = &freezer.socket else {
-        // The former child still thaws.
+        // The previous child is still thawing.
         return conn.answer(202, "", b"");
     };
     if !freezer.is_frozen {
@@ -64,19 +65,19 @@ pub(crate) fn freeze(core: &mut Core, conn: &mut Conn) {
 pub(crate) fn thaw(core: &mut Core, conn: &mut Conn) {
     if let Some(freezer) = &mut core.freezer {
         freezer.socket = None;
-        // The child may be waiting for a write of a program that it has stopped.
+        // The child may be waiting for a write by a program that it has stopped.
         sys::continue_all();
     }
     conn.answer(204, "", b"");
 }
 
-/// Notes that a child has ended. If it was the one that freezes, it may have been killed before it thawed.
+/// Handles the end of a child. If it was the freezing child, it may have been killed before it thawed.
 pub(crate) fn ended(core: &mut Core, pid: i32) {
     if core.freezer.take_if(|freezer| freezer.pid == pid).is_none() {
         return;
     }
     if let Some(layer) = core.duties.layer() {
-        // Fails if it is not frozen.
+        // Fails if the layer is not frozen.
         let _ = sys::thaw(layer);
         sys::continue_all();
     }

@@ -5,7 +5,7 @@ use envd::InitRequest;
 use super::core::{Conn, Core};
 use crate::identity::IdentityError;
 
-/// Applies the identity, then the settings. A setting that the request leaves out keeps its value, as do the variables
+/// Applies the identity, then the settings. A setting that the request omits keeps its value, as do the variables
 /// if `env_vars` is empty.
 #[inline(never)]
 pub(crate) fn init(core: &mut Core, conn: &mut Conn, body: &[u8]) {

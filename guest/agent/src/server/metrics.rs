@@ -8,8 +8,8 @@ use std::{
 use envd::Metrics;
 use nix::sys::statvfs::{Statvfs, statvfs};
 
-/// Measures processor use between answers: holds the times of the previous answer, or zeros before the first, which
-/// therefore covers the time since boot.
+/// Measures processor use between requests: holds the times of the previous response, or zeros before the first,
+/// which therefore covers the time since boot.
 #[derive(Default)]
 pub(crate) struct Meter {
     last: CpuTimes,

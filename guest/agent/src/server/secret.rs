@@ -2,7 +2,7 @@
 
 use subtle::ConstantTimeEq;
 
-/// Whether `given` is the secret, in time that depends on the lengths only. An empty `wanted` accepts anything.
+/// Whether `given` is the secret, in time that depends only on the lengths. An empty `wanted` accepts anything.
 pub(crate) fn is_same_secret(wanted: &str, given: &str) -> bool {
     wanted.is_empty() || bool::from(wanted.as_bytes().ct_eq(given.as_bytes()))
 }

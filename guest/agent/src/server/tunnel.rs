@@ -65,7 +65,7 @@ enum Family {
     V6,
 }
 
-/// A target that is refused.
+/// Why a target is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BadTarget {
     /// Not of the form `host:port`.
@@ -87,7 +87,7 @@ fn parse_target(target: &str) -> Result<u16, BadTarget> {
     }
 }
 
-/// Handles a `CONNECT`. The answer is sent once the port has accepted or refused.
+/// Handles a `CONNECT`. The response is sent once the port has accepted or refused.
 #[cold]
 #[inline(never)]
 pub(crate) fn begin(core: &mut Core, key: Key, conn: &mut Conn, target: &str) {
@@ -213,7 +213,7 @@ impl Tunnel {
         };
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(domain, SockType::Stream, flags, None)?;
-        // Small pieces are not held back (Nagle's algorithm).
+        // Send small pieces at once (disables Nagle's algorithm).
         setsockopt(&socket, sockopt::TcpNoDelay, &true)?;
         match connect(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
             Ok(()) | Err(Errno::EINPROGRESS) => Ok(Self {
@@ -275,7 +275,7 @@ impl Tunnel {
                 return Moved::Nothing;
             }
             Err(Errno::EINTR) => {}
-            // The port does not read any more, but it may still send.
+            // The port no longer reads, but it may still send.
             Err(_) => {
                 conn.input = Vec::new();
                 self.client_ended = true;

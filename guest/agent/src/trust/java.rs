@@ -5,7 +5,8 @@
 //!   u32 2, text alias, u64 time, text "X.509", u32 length, certificate     text: u16 length, bytes
 //! 20 bytes: SHA-1 of the password in UTF-16, "Mighty Aphrodite", and all bytes before
 //! ```
-//! The password is `changeit`, that of every JDK's store. Sizes and contents come from the guest's disk.
+//! The password is `changeit`, as in every JDK's store. Sizes and contents come from the guest's disk and are not
+//! trusted.
 
 use std::{
     fs,
@@ -15,14 +16,14 @@ use std::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use sha1::{Digest, Sha1};
 
-/// Where JDKs look: Debian, Ubuntu and Alpine; Fedora; openSUSE; the images of Temurin.
+/// Paths used by JDKs: Debian, Ubuntu and Alpine; Fedora; openSUSE; the Temurin images.
 const STORES: [&str; 4] = [
     "/etc/ssl/certs/java/cacerts",
     "/etc/pki/ca-trust/extracted/java/cacerts",
     "/var/lib/ca-certificates/java-cacerts",
     "/opt/java/openjdk/lib/security/cacerts",
 ];
-/// The directory of a distribution's JDKs, and the places of a store in each: since Java 9, and before.
+/// Directory of a distribution's JDKs, and the paths of a store in each: since Java 9, and before.
 const JDKS: &str = "/usr/lib/jvm";
 const IN_JDK: [&str; 2] = ["lib/security/cacerts", "jre/lib/security/cacerts"];
 
@@ -31,12 +32,12 @@ const VERSION: u32 = 2;
 const CERTIFICATE: u32 = 2;
 const DIGEST: usize = 20;
 const PASSWORD: &str = "changeit";
-/// Aliases of authorities of `/init` begin with this.
+/// Prefix of the aliases of authorities from `/init`.
 const ALIAS: &str = "cube-egress";
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
 
-/// Names of stores that may exist, some of them of the same file.
+/// Paths of stores that may exist. Several may refer to the same file.
 pub(super) fn names() -> Vec<PathBuf> {
     let jdks = fs::read_dir(JDKS).into_iter().flatten().flatten();
     let in_jdks = jdks.flat_map(|jdk| IN_JDK.map(|name| jdk.path().join(name)));
@@ -48,8 +49,9 @@ pub(super) fn file(dir: &Path, number: usize) -> PathBuf {
     dir.join(format!("java-{number}.jks"))
 }
 
-/// A store with the certificates of `old` and the authorities in `pem`, instead of those that an earlier call has added.
-/// If `old` has another format, its certificates are replaced by those of the system, in PEM. `None`: there are none.
+/// A store with the certificates of `old` and the authorities in `pem`, without those that an earlier call has
+/// added. If `old` has a different format, the system's PEM certificates replace its certificates. `None`: there
+/// are none.
 pub(super) fn with_authority(old: &[u8], system: &[u8], pem: &str) -> Option<Vec<u8>> {
     let of_system = || Store::of_system(&String::from_utf8_lossy(system));
     let mut store = Store::read(old).or_else(of_system)?;
@@ -57,14 +59,14 @@ pub(super) fn with_authority(old: &[u8], system: &[u8], pem: &str) -> Option<Vec
     Some(store.write())
 }
 
-/// Entries in the form that they have in the file.
+/// Entries in their encoded form.
 #[derive(Debug, Default)]
 struct Store {
     entries: Vec<Vec<u8>>,
 }
 
 impl Store {
-    /// The certificates of a file, without authorities of `/init`. `None`: it is not in this format.
+    /// The certificates of a file, without authorities from `/init`. `None`: it is not in this format.
     fn read(bytes: &[u8]) -> Option<Self> {
         let mut left = bytes.get(..bytes.len().checked_sub(DIGEST)?)?;
         if take_u32(&mut left)? != MAGIC || take_u32(&mut left)? != VERSION {
@@ -96,7 +98,7 @@ impl Store {
         (!store.entries.is_empty()).then_some(store)
     }
 
-    /// Adds the certificates of a text in PEM. What cannot be read is left out.
+    /// Adds the certificates of a PEM text. Unreadable ones are skipped.
     fn add(&mut self, alias: &str, pem: &str) {
         let ends = pem.split(BEGIN).skip(1);
         let texts = ends.filter_map(|part| part.split_once(END));
@@ -133,7 +135,7 @@ fn entry(alias: &str, certificate: &[u8]) -> Option<Vec<u8>> {
         Some(())
     };
     put(&mut bytes, alias)?;
-    // The time at which it was added: unknown.
+    // Unknown creation time.
     bytes.extend(0_u64.to_be_bytes());
     put(&mut bytes, "X.509")?;
     bytes.extend(u32::try_from(certificate.len()).ok()?.to_be_bytes());
@@ -182,7 +184,7 @@ mod tests {
     #[test]
     fn an_authority_is_added_replaced_and_removed() {
         let made = with_authority(b"PKCS", SYSTEM.as_bytes(), PEM).unwrap();
-        // An authority of `/init` is not taken over.
+        // Authorities from `/init` are not copied.
         assert_eq!(aliases(&made), ["system-0"]);
         assert!(made.windows(13).any(|bytes| bytes == b"cube-egress-0"));
         let plain = with_authority(&made, b"", "").unwrap();
@@ -195,7 +197,7 @@ mod tests {
         assert_eq!(with_authority(&alone, b"", ""), Some(empty));
     }
 
-    /// The bytes that keytool of Java 17 writes for the password `changeit` and no entry.
+    /// The bytes that keytool of Java 17 writes for the password `changeit` and no entries.
     #[test]
     fn the_digest_is_that_of_java() {
         let digest = &Store::default().write()[12..];

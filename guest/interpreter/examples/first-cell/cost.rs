@@ -12,7 +12,7 @@ pub(crate) const LEGEND: &str = "CPU and wall in ms; host: minor faults of the V
 pub(crate) enum Stage {
     /// From the start of the VMM until the guest has its identity.
     Start,
-    /// From connecting to the end of the answer.
+    /// From connecting to the end of the response.
     First,
     /// The same cell again, on the same connection.
     Second,

@@ -1,5 +1,5 @@
 //! Measures the cost of first cells in clones and forks, comparing variants in one run. A variant is a VMM and a
-//! template. Clones of the variants take turns, so that other load of the host affects all alike.
+//! template. Clones of the variants take turns, so that other load on the host affects all variants equally.
 //!
 //! ```text
 //! cargo run --release -p interpreter --example first-cell -- \

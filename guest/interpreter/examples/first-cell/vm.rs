@@ -20,7 +20,7 @@ use crate::{
 
 /// The interpreter's vsock port.
 const PORT: u16 = 49_999;
-/// Time limit of a single answer.
+/// Time limit of a single response.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The cell that parents of forks have run.
 const PARENTS_CELL: &str = "1+1";

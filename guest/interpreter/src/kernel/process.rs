@@ -144,7 +144,7 @@ fn until_heard(
 
 impl ConnectionFile {
     fn write(session: &Session) -> io::Result<Self> {
-        // Ports that are free now. The kernel binds them soon after.
+        // Ports that are currently free. The kernel binds them soon after.
         let ports = [(); 5].map(|()| TcpListener::bind("127.0.0.1:0"));
         let mut numbers = [0; 5];
         for (number, listener) in numbers.iter_mut().zip(&ports) {

@@ -23,7 +23,7 @@ const MAX_SPEC: u64 = 1 << 20;
 /// An installed kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
-    /// The name that clients use: that of its directory, or its language if it was found by language.
+    /// The name that clients use: the name of its directory, or its language if it was found by language.
     pub(crate) name: String,
     /// The directory of its `kernel.json`.
     pub(crate) dir: PathBuf,

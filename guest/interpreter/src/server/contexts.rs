@@ -102,7 +102,7 @@ impl Interpreter {
         };
         let language = context.language.name();
         let mut text = format!("Failed to create context: the host of {language} does not start");
-        // The packages of others are part of every template with this server.
+        // The packages of the other languages are part of every template with this server.
         if matches!(context.language, Language::Java | Language::Kernel(_)) {
             let cure = Language::cure(language, &self.config.hosts);
             text.push_str(&format!(", some of its programs may be missing: {cure}"));

@@ -13,7 +13,7 @@ pub(super) enum Notice {
     Restarted,
     /// No host can be started for the connection's cell.
     NoHost(String),
-    /// The context that the connection waits for is ready; this is its answer.
+    /// The context that the connection waits for is ready; this is its response.
     Ready(Vec<u8>),
     /// The context that the connection waits for will not be ready.
     NotReady(String),

@@ -28,7 +28,8 @@ impl Interpreter {
         host.is_some_and(|host| host.is_readable())
     }
 
-    /// Whether the connection of the context's running cell has room for output. True if no connection gets it.
+    /// Whether the connection of the context's running cell has room for output. Also true if no connection
+    /// receives it.
     fn has_room(&self, conns: &Conns, key: Key) -> bool {
         let answered = self.answered(key).and_then(|conn| conns.get(conn));
         answered.is_none_or(|conn| conn.backlog() < HIGH_WATER)
@@ -152,7 +153,7 @@ impl Interpreter {
         }
     }
 
-    /// Handles the end of a cell: sends its remaining output, and then ends its answer.
+    /// Handles the end of a cell: sends its remaining output, and then ends its response.
     fn cell_done(&mut self, conns: &mut Conns, key: Key) {
         for stream in OUTPUTS {
             self.pass_output(conns, key, stream, LAST_READS);

@@ -16,7 +16,7 @@ use crate::{
     language::{Language, Start},
 };
 
-/// Number of contexts from which `POST /contexts` is refused. Default contexts are created regardless of it.
+/// Number of contexts beyond which `POST /contexts` is rejected. Default contexts are created regardless of it.
 const MAX_CONTEXTS: usize = 32;
 
 impl Interpreter {

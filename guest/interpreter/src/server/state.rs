@@ -27,7 +27,7 @@ pub(crate) struct Interpreter {
     pub(super) io: Reactor,
     pub(super) config: Config,
     pub(super) contexts: Slots<Context>,
-    /// The last number that was given to a context for its order in listings.
+    /// The last number assigned to a context, for the order in listings.
     pub(super) created: u64,
     pub(super) clone: CloneState,
     pub(super) zygote: Zygote,

@@ -1,4 +1,4 @@
-//! Answers that outlive their handler: the events of a cell, and the wait for a context.
+//! Responses that outlive their handler: the events of a cell, and the wait for a context.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ pub(super) const HIGH_WATER: usize = 256 << 10;
 /// Time without events after which a keepalive event is sent while a cell runs or waits. Keepalives also reveal clients
 /// that have vanished silently.
 const KEEPALIVE: Duration = Duration::from_secs(5);
-/// How long the first line of an answer is held back, so that the answer of a short cell leaves in one segment.
+/// How long the first line of a response is held back, so that the response of a short cell leaves in one segment.
 const CORK: Duration = Duration::from_millis(5);
 /// How long a host may take to start before its requester's connection is closed.
 const START_PATIENCE: Duration = Duration::from_secs(120);
 
-/// An answer made of the events of a cell.
+/// A response made of the events of a cell.
 pub(super) struct CellStream {
     context: Key,
 }
@@ -27,7 +27,7 @@ pub(super) struct ContextWait {
     context: Key,
 }
 
-/// Begins an answer made of events.
+/// Begins a response made of events.
 pub(super) fn begin(conn: &mut Conn, context: Key) {
     http::push_chunked_head(&mut conn.out, http::JSON, conn.after);
     conn.corked = true;
@@ -42,7 +42,7 @@ pub(super) fn wait(conn: &mut Conn, context: Key) {
     conn.begin(ContextWait { context });
 }
 
-/// Appends the first line of an answer, which stays corked.
+/// Appends the first line of a response, which stays corked.
 pub(super) fn push_first(conn: &mut Conn, event: &Event<'_>) {
     http::push_chunk(&mut conn.out, &event.line());
 }
@@ -54,7 +54,7 @@ pub(super) fn push_line(conn: &mut Conn, line: &[u8]) {
     conn.wake = Some(Instant::now() + KEEPALIVE);
 }
 
-/// Appends the last line and ends the answer.
+/// Appends the last line and ends the response.
 pub(super) fn end(conn: &mut Conn) {
     http::push_chunk(&mut conn.out, END.as_bytes());
     conn.out.extend_from_slice(http::LAST_CHUNK);

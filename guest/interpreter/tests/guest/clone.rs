@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use vmm_control::{VmProcess, fresh_identity};
 
 const PORT: u16 = 49_999;
-/// Time limit of a single answer, with many guests running.
+/// Time limit of a single response, with many guests running.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A clone, killed on drop.
@@ -147,7 +147,7 @@ impl Clone {
         }
     }
 
-    /// Sends a request. Returns the status and the body of the answer.
+    /// Sends a request. Returns the status and the body of the response.
     pub(crate) fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, String) {
         let body = if body.is_null() {
             String::new()

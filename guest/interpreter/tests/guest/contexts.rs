@@ -159,7 +159,7 @@ fn interpreter_an_interrupt_hits_one_context() {
             "context_id": one.id,
         });
         leave_running(&clone, &request, "on");
-        // The answer ends once the loop has ended.
+        // The response ends once the loop has ended.
         assert_eq!(main_text(&one.run("kept")), "7");
         one.run("open('/tmp/off', 'w').close()");
         assert_eq!(waiting.join().unwrap(), "7");

@@ -398,7 +398,7 @@ fn interpreter_python_is_interrupted_restarted_and_repaired() {
         200
     );
     assert_eq!(error(&run("x"))["value"], "name 'x' is not defined");
-    // A killed server is restarted; the answer of this cell has no end.
+    // A killed server is restarted; the response of this cell has no end.
     let kill = json!({"code": "kill -9 $PPID", "language": "bash"}).to_string();
     let answer = clone
         .interpreter()

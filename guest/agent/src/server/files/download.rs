@@ -20,7 +20,7 @@ use super::{
     range::{self, Coding, Wanted},
 };
 
-/// While a connection has at least this many unsent bytes, no more of the file is read.
+/// No more of the file is read while a connection has at least this many unsent bytes.
 const HIGH_WATER: usize = 64 << 10;
 
 /// A file that is being sent.
@@ -28,15 +28,15 @@ pub(crate) struct Download {
     file: File,
     /// Bytes still to be read; `None` for a file of unknown size, which is read to its end.
     left: Option<u64>,
-    /// The compressor of a compressed answer. Its output is moved to the connection at once.
+    /// The compressor of a compressed response. Its output is moved to the connection at once.
     gzip: Option<Box<GzEncoder<Vec<u8>>>>,
-    /// The answer is chunked, because its length is not known in advance.
+    /// The response is chunked, because its length is not known in advance.
     chunked: bool,
 }
 
-/// The beginning of an answer.
+/// The beginning of a response.
 pub(crate) enum Opened {
-    /// The file, and the head of the answer.
+    /// The file, and the head of the response.
     Found {
         download: Download,
         status: u16,
@@ -124,7 +124,7 @@ impl Download {
     }
 }
 
-/// Queues the head of the answer and begins to send the file. Answers 416 if the range cannot be satisfied.
+/// Queues the head of the response and begins to send the file. Answers 416 if the range cannot be satisfied.
 pub(crate) fn begin(conn: &mut Conn, opened: Opened) {
     const RAW: &str = "application/octet-stream";
     let (download, status, lines) = match opened {

@@ -1,6 +1,6 @@
-//! The range of a file and the content coding of an answer (RFC 9110, 12.5.3 and 14). Pure.
+//! The range of a file and the content coding of a response (RFC 9110, 12.5.3 and 14). Pure.
 
-/// The part of a file that a request asks for.
+/// The requested part of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// The whole file: there is no range, or it is malformed or unsupported (several ranges, other units).
@@ -39,7 +39,7 @@ pub(crate) fn wanted(range: Option<&str>, size: u64) -> Wanted {
     }
 }
 
-/// The content coding of an answer.
+/// The content coding of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Coding {
     Identity,

@@ -1,7 +1,7 @@
 //! `POST /files`: receiving one file as raw bytes, or several in a form, either optionally compressed.
 //!
 //! A file is opened, given to the user and truncated when it begins, written as its bytes arrive, and given its
-//! metadata at its end. If a request fails, everything written until then stays.
+//! metadata at its end. If a request fails, everything written so far stays.
 
 use std::{
     collections::BTreeSet,
@@ -119,7 +119,7 @@ impl Sink<Core> for Upload {
     }
 }
 
-/// Converts a failed decompression to the answer: the destination's own error if it has failed, otherwise a 400.
+/// Converts a failed decompression to the response: the destination's own error if it has failed, otherwise a 400.
 fn decoding_failed(error: io::Error) -> FileError {
     let message = format!("error decompressing request body: {error}");
     let inner = error.into_inner();

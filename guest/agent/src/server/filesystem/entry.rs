@@ -31,8 +31,8 @@ impl Names {
     }
 }
 
-/// Describes the entry at `path`, with `shown` as its path in the answer. The flag is true for a directory, but not for
-/// a link to one.
+/// Describes the entry at `path`, with `shown` as its path in the response. The flag is true for a directory, but
+/// not for a link to one.
 pub(crate) fn entry(
     path: &Path,
     shown: &Path,

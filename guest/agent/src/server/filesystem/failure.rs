@@ -7,7 +7,7 @@ use envd::{
     ConnectError,
 };
 
-/// Converts a failed operation on `path` to the answer.
+/// Converts a failed operation on `path` to the response.
 pub(crate) fn explain(path: &Path, failed: &io::Error) -> ConnectError {
     let path = path.display();
     let (code, message) = match failed.kind() {

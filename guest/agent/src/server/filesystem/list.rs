@@ -29,7 +29,7 @@ pub(crate) struct Listing {
 
 struct OpenDir {
     path: PathBuf,
-    /// The path in the answer.
+    /// The path in the response.
     shown: PathBuf,
     /// Names that are not yet examined.
     names: vec::IntoIter<OsString>,

@@ -20,7 +20,7 @@ use crate::users::UserDb;
 /// Entries listed or removed in one turn.
 const TURN: usize = 64;
 
-/// Long work that ends with an answer.
+/// Long work that ends with a response.
 pub(crate) enum Task {
     List(Listing),
     Remove(Removal),
@@ -35,7 +35,7 @@ impl Task {
         Removal::open(path).map(Self::Remove)
     }
 
-    /// Does one turn. Returns the answer once the work is done.
+    /// Does one turn. Returns the response once the work is done.
     fn turn(&mut self, users: &mut UserDb) -> Result<Option<Vec<u8>>, ConnectError> {
         match self {
             Self::List(listing) => match listing.turn(TURN, users)? {

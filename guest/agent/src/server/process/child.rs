@@ -4,8 +4,9 @@
 //! running ── reaped, pipes at their end ──► ended ── 30 s ──► forgotten
 //!    └─ killed by the agent: pipes are emptied once, their end is not awaited ──┘
 //! ```
-//! Output is read only while every follower has room, so a slow reader blocks the process on its full pipe and costs
-//! no memory. Without followers, output is read and dropped: a process never blocks because its caller left.
+//! Output is read only while every follower has room, so a slow reader blocks the process on its full pipe and
+//! costs no memory. Without followers, output is read and dropped: a process never blocks because its caller is
+//! gone.
 
 use std::{
     collections::VecDeque,

@@ -1,4 +1,4 @@
-//! The end of a process in the words of Go's `ProcessState`, which envd sends.
+//! The end of a process in the wording of Go's `ProcessState`, which envd sends.
 
 use envd::EndEvent;
 

@@ -22,7 +22,7 @@ pub(crate) enum Pipe {
 
 /// Largest piece in bytes in which output is read and sent.
 pub(crate) const PIECE: usize = 32 << 10;
-/// As [`PIECE`], for a terminal.
+/// Like [`PIECE`], for a terminal.
 pub(crate) const PTY_PIECE: usize = 16 << 10;
 
 /// Appends a data event with at most [`PIECE`] bytes.

@@ -18,7 +18,7 @@ use super::{
     events, input,
 };
 
-/// While a connection has at least this many unsent bytes, no more output is read for it.
+/// No more output is read for a connection while it has at least this many unsent bytes.
 pub(crate) const HIGH_WATER: usize = 64 << 10;
 /// Interval of keepalive messages on a stream if the caller requests none.
 pub(crate) const KEEPALIVE: Duration = Duration::from_secs(90);
@@ -172,8 +172,8 @@ pub(crate) fn pump(core: &mut Core, conns: &mut Conns, key: Key) {
         rounds += 1;
     }
     if rounds == ROUNDS && process.cut && process.status.is_some() {
-        // So much output can only come from a descendant that survived the kill and still writes. It is not part of the
-        // answer.
+        // So much output can only come from a descendant that survived the kill and still writes. It is not part of
+        // the response.
         process
             .outputs
             .iter_mut()

@@ -317,7 +317,7 @@ impl InputStream {
         taken
     }
 
-    /// Called when nothing has arrived. A body of length zero is complete all the same.
+    /// Called when nothing has arrived. A body of length zero is also complete.
     fn at_end(&mut self) -> Result<Next, Failed> {
         match self.body {
             Framing::Length(0) => {

@@ -44,8 +44,8 @@ pub(crate) fn open(size: Size, user: &User) -> Result<(OwnedFd, OwnedFd), Errno>
     fcntl(&ends.master, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     resize(ends.master.as_fd(), size)?;
     if geteuid().is_root() {
-        // As login(1) does, so that the user can open the terminal by name. The group remains the one that the devpts
-        // mount sets.
+        // Like login(1), so that the user can open the terminal by name. The group stays as set by the devpts
+        // mount.
         fchown(
             ends.slave.as_fd(),
             Some(Uid::from_raw(user.credentials.uid)),

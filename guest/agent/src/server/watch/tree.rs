@@ -430,7 +430,7 @@ mod tests {
         fs::write(path("z/b/f"), "").unwrap();
         let wanted = listed(&[("a", Rename), ("z", Create), ("z/b/f", Create)]);
         assert_eq!(read(&mut tree), wanted);
-        // Out of the tree: no more events of it, even if another directory takes its name.
+        // Outside the tree, it causes no more events, even if another directory takes its name.
         fs::rename(path("z"), outside.path().join("z")).unwrap();
         fs::create_dir(path("z")).unwrap();
         assert_eq!(read(&mut tree), listed(&[("z", Rename), ("z", Create)]));
@@ -481,7 +481,7 @@ mod tests {
         assert!(matches!(error, WatchError::Overflow));
     }
 
-    /// Applies changes to the set of entries that a client knows.
+    /// Applies changes to a client's set of known entries.
     fn follow(known: &mut BTreeSet<String>, changes: &[(String, EventType)]) {
         for (path, kind) in changes {
             match kind {

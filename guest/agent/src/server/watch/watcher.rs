@@ -45,7 +45,7 @@ pub(super) struct Queue {
     pub(super) events: Vec<FilesystemEvent>,
     /// Memory of `events` in bytes.
     pub(super) weight: usize,
-    /// Set after watching has failed or changes were lost; nothing is collected any more.
+    /// Set after watching has failed or changes were lost; nothing more is collected.
     pub(super) failed: Option<ConnectError>,
     /// When the changes were last fetched, or else when the watcher was created.
     pub(super) asked: Instant,
@@ -60,7 +60,7 @@ pub(super) enum Detail {
     Entry,
 }
 
-/// Converts a failed watch to the answer.
+/// Converts a failed watch to the response.
 pub(super) fn failure(failed: &WatchError) -> ConnectError {
     let code = match failed {
         WatchError::Overflow => DataLoss,
@@ -113,7 +113,7 @@ pub(super) fn describe(
         let here = matches!(change.kind, Create | Write | Chmod);
         let entry = (here && detail == Detail::Entry).then(|| {
             let path = tree.path_of(&change.path);
-            // An entry that is gone by now has no description.
+            // An entry that has been removed since has no description.
             entry(&path, &path, &mut names, users).ok().map(|(e, _)| e)
         });
         FilesystemEvent {
