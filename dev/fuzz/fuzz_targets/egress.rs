@@ -1,5 +1,5 @@
-//! What the egress proxy reads of a guest before anything else does: ClientHello, boundaries of HTTP/1 requests, host
-//! names. The result must not depend on the sizes of the pieces in which bytes arrive.
+//! The first parsers of guest input in the egress proxy: ClientHello, boundaries of HTTP/1 requests, host names.
+//! The result must not depend on the sizes of the pieces in which bytes arrive.
 #![no_main]
 
 use std::net::{IpAddr, Ipv4Addr};

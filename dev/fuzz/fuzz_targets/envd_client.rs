@@ -1,6 +1,6 @@
-//! `EnvdClient` against an agent that sends arbitrary bytes. The first byte of the input selects the call, the second
-//! the size of the pieces. Each call must end with an answer or an error, and must not hold more bytes than it
-//! received.
+//! `EnvdClient` against an agent that sends arbitrary bytes. The first byte of the input selects the call, the
+//! second the size of the pieces. Each call must end with a response or an error, and must not hold more bytes than
+//! it received.
 #![no_main]
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
 
 use envd::{EnvdClient, ExecRequest, InitRequest, ListResponse, ProcessInput, ProcessSelector, Transport};
 
-/// Never reached: this agent answers at once or closes the connection.
+/// Never reached: this agent responds at once or closes the connection.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes that can be written to a socket without a reader.
 const SOCKET: usize = 64 << 10;
@@ -105,7 +105,7 @@ fn bounded(held: usize, most: usize) -> bool {
 
 fn run(client: &mut EnvdClient<Agent<'_>>, most: usize) -> bool {
     let output = client.exec(&ExecRequest::new("true", &[]), PATIENCE);
-    // Base64 encodes three bytes as four characters, so the output is never longer than the answer.
+    // Base64 encodes three bytes as four characters, so the output is never longer than the response.
     output.is_ok_and(|output| bounded(output.stdout.len() + output.stderr.len(), most))
 }
 

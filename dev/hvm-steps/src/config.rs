@@ -16,9 +16,9 @@ pub(crate) struct Config {
     pub(crate) only: Option<String>,
     /// `Some`: run the confinement prover instead of the steps, with these cases and classes. Empty: all cases.
     pub(crate) cases: Option<Vec<String>>,
-    /// Run only the steps of a further machine.
+    /// Run only the steps for an additional machine.
     pub(crate) brief: bool,
-    /// Steps that are not run. A word of the step's name is enough.
+    /// Steps to skip. A word of the step's name is enough.
     pub(crate) skip: Vec<String>,
     /// On an emulated host: the directory of a disk that the emulated hosts of later runs read.
     pub(crate) kept: Option<PathBuf>,

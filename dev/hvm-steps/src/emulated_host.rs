@@ -93,7 +93,7 @@ fn prepare() -> Result<()> {
         check_switches(&module_name(name), &parameters)?;
     }
     raise_limit()?;
-    // Mounted writable, so that nothing but the confinement keeps VMMs from writing to it. The emulator discards all
+    // Mounted writable, so that only the confinement keeps VMMs from writing to it. The emulator discards all
     // writes.
     mount_at(wait_for(DISK)?, GUEST, "ext4", MsFlags::empty(), "")?;
     mount_at(wait_for(KEPT_DISK)?, KEPT, "ext4", MsFlags::empty(), "")?;

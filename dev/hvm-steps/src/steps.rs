@@ -1,4 +1,4 @@
-//! The steps, in order. A step may use the state that earlier steps left. After a failed step the rest is not run.
+//! The steps, in order. A step may use state from earlier steps. After a failed step, the rest is not run.
 
 mod clones;
 mod exits;
@@ -42,12 +42,12 @@ const STEPS: [Step; 20] = [
     ("bad snapshots", failures::bad_snapshots),
     ("keep a template", other_cpu::keep),
 ];
-/// The steps on a further emulated host that only gets the templates of others.
+/// The steps on an additional emulated host that only gets the templates of others.
 const STEPS_OF_OTHER_CPU: [Step; 2] = [
     ("probe", probe),
     ("templates of others", other_cpu::templates),
 ];
-/// The steps on a further emulated host.
+/// The steps on an additional emulated host.
 const STEPS_IN_BRIEF: [Step; 10] = [
     ("probe", probe),
     ("templates of others", other_cpu::templates),

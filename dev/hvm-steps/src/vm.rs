@@ -15,7 +15,7 @@ use vmm_control::{VmProcess, fresh_identity};
 
 use crate::{config::Config, tap::Tap};
 
-/// Time limit for each answer of the VMM or the agent. An emulated host is a hundred times slower than a real one.
+/// Timeout of each response from the VMM or the agent. An emulated host is a hundred times slower than a real one.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(240);
 /// Guest memory. Small, because every snapshot computes a checksum over all of it.
 pub(crate) const MEMORY: Bytes = Bytes::mib(160);

@@ -1,9 +1,9 @@
-//! States in which a crash of the host can leave a directory, for tests.
+//! Simulates the states in which a crash of the host can leave a directory, for tests.
 //!
 //! ```text
 //! a program under strace ─► trace::steps ─► Recording ─► crashes ─► Tree::write ─► the recovery under test
 //! ```
-//! [`Recording`] models what POSIX and journalled file systems promise, and no more:
+//! [`Recording`] models only the guarantees of POSIX and journalled file systems:
 //! - A change of names (create, link, rename, remove) is atomic. It survives a crash if one of its directories was
 //!   synced later. Until then it may or may not survive, independently of all other changes, except that an earlier
 //!   change of the same name survives with it.

@@ -14,7 +14,7 @@ use crate::trace::{Step, TraceError, below, steps};
 type Inode = usize;
 /// A name in a directory.
 type Slot = (Inode, String);
-/// Names, and what they refer to afterwards.
+/// Names, and their new targets.
 type Renames = [(Slot, Option<Inode>)];
 
 /// The recorded directory.
@@ -26,23 +26,23 @@ const WRITTEN_ELSEWHERE: &[u8] = b"written by a program that was not traced";
 
 #[derive(Clone, Debug)]
 enum Change {
-    /// Names and what they refer to afterwards.
+    /// Changed names and their new targets.
     Names(Vec<(Slot, Option<Inode>)>),
-    /// The contents of a file afterwards.
+    /// The new contents of a file.
     Contents(Inode, Vec<u8>),
     Sync(Inode, PathBuf),
-    /// Text that the traced program wrote about itself.
+    /// Text that the traced program wrote to mark its progress.
     Mark(String),
 }
 
-/// Everything that happened to a directory.
+/// All changes of a directory.
 #[derive(Clone, Debug)]
 pub struct Recording {
     changes: Vec<Change>,
     is_dir: Vec<bool>,
 }
 
-/// How a file that was not synced looks after a crash.
+/// State of an unsynced file after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Unsynced {
     Whole,
@@ -160,7 +160,7 @@ impl Recording {
             .collect()
     }
 
-    /// The same changes without the sync of this number.
+    /// The same changes without the sync at this position.
     #[must_use]
     pub fn without(&self, sync: usize) -> Self {
         let mut less = self.clone();
@@ -190,7 +190,7 @@ impl Recording {
     }
 }
 
-/// Makes a recording from steps.
+/// Builds a recording from steps.
 #[derive(Default)]
 struct Builder {
     changes: Vec<Change>,
@@ -289,7 +289,7 @@ impl Builder {
         self.changes.push(Change::Names(changed));
     }
 
-    /// Gives contents to the files that were never written by the traced program, when they are created.
+    /// Adds the initial contents of files that the traced program never wrote, at their creation.
     fn finish(self) -> Recording {
         let mut changes = Vec::new();
         let mut seen = BTreeSet::from([ROOT]);
@@ -313,14 +313,14 @@ impl Builder {
     }
 }
 
-/// What has happened before a crash, and what of it is certain to survive.
+/// The changes before a crash, and which of them are certain to survive.
 struct Disk<'a> {
     recording: &'a Recording,
     /// The changes of names, oldest first, and whether each is certain to survive.
     names: Vec<(&'a Renames, bool)>,
     /// The contents of each file, and whether they are certain to survive.
     contents: HashMap<Inode, (&'a [u8], bool)>,
-    /// What the certain changes before the first uncertain one amount to.
+    /// The result of the certain changes before the first uncertain one.
     base: HashMap<Slot, Inode>,
 }
 
@@ -375,7 +375,7 @@ impl<'a> Disk<'a> {
         }
     }
 
-    /// Adds to a set of changes the earlier changes of the same names.
+    /// Adds the earlier changes of the same names to a set of changes.
     fn with_earlier(&self, chosen: Vec<usize>) -> BTreeSet<usize> {
         let mut kept = BTreeSet::new();
         let mut wanted: BTreeSet<&Slot> = BTreeSet::new();
@@ -390,7 +390,7 @@ impl<'a> Disk<'a> {
         kept
     }
 
-    /// The sets of changes that are tried, with the looks of files that were not synced.
+    /// The sets of changes to try, with the states of unsynced files.
     fn variants(&self) -> Vec<(BTreeSet<usize>, Unsynced)> {
         let certain: Vec<_> = (0..self.names.len()).filter(|n| self.names[*n].1).collect();
         let open: Vec<_> = (0..self.names.len())
@@ -417,7 +417,7 @@ impl<'a> Disk<'a> {
                 add(open.iter().copied().filter(|other| other != n).collect());
             }
         }
-        // Each set with whole files and with one of the other looks in turn.
+        // Each set with whole files, and in turn with one of the other states.
         let torn = [Unsynced::Empty, Unsynced::Half, Unsynced::Zeros];
         let looks = torn.into_iter().cycle().skip(self.names.len() % torn.len());
         sets.into_iter()

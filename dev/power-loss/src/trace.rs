@@ -24,7 +24,7 @@ pub const TRACED: [&str; 9] = [
 #[derive(Debug, PartialEq, Eq)]
 pub struct TraceError(pub String);
 
-/// What a system call did. Paths are absolute.
+/// The effect of a system call. Paths are absolute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// A file was opened and, unless it existed, created.
@@ -134,7 +134,7 @@ fn quoted(word: &str) -> Result<String, ()> {
     String::from_utf8(bytes(word)?).map_err(|_| ())
 }
 
-/// A string in quotes. A string that strace has cut off is an error.
+/// A quoted string. A string that strace has truncated is an error.
 fn bytes(word: &str) -> Result<Vec<u8>, ()> {
     let inner = word.strip_prefix('"').and_then(|w| w.strip_suffix('"'));
     unescaped(inner.ok_or(())?)

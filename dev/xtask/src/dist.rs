@@ -30,20 +30,20 @@ use crate::{
 };
 use tree::Tree;
 
-/// Largest package that is published.
+/// Maximum size of a published package.
 const MOST: Bytes = Bytes::mib(120);
 /// The root image dominates the package. Level 19 takes minutes and unpacks at several hundred MB/s; xz would take as long
 /// and unpack ten times slower. dpkg reads zstd since Debian 12.
 const ZSTD_LEVEL: &str = "19";
 
-/// The finished files.
+/// The built files.
 #[derive(Debug)]
 pub(crate) struct Dist {
     pub(crate) package: PathBuf,
     pub(crate) archive: PathBuf,
 }
 
-/// Builds both files in `target/cube/dist`. `level`: of zstd, 1 to 19; a test does not need a small package.
+/// Builds both files in `target/cube/dist`. `level` is the zstd level, 1 to 19; tests do not need a small package.
 pub(crate) fn build(
     workspace: &Workspace,
     binaries: &HostBinaries,
@@ -132,8 +132,8 @@ pub(crate) fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
-/// Copies a file. A hard link would not do: a server that links the same guest file meanwhile changes its status, and tar
-/// then refuses to go on.
+/// Copies a file. A hard link would not work: if a server links the same guest file at that time, the file's status
+/// changes, and tar then fails.
 fn place(from: &Path, to: &Path) -> Result<()> {
     let failed = || format!("cannot place {} at {}", from.display(), to.display());
     if let Some(parent) = to.parent() {

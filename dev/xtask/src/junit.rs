@@ -9,7 +9,7 @@ pub(crate) fn skipped(report: &str) -> Vec<(&str, &str)> {
     cases
         .filter_map(|case| {
             let name = case.split_once("name=\"")?.1.split('"').next()?;
-            // Output begins behind the `>` of its element.
+            // Output begins after the `>` of its element.
             let mut lines = case.split(['\n', '>']);
             let why = lines.find_map(reason)?;
             Some((name, why.split('<').next().unwrap_or(why)))
@@ -17,7 +17,7 @@ pub(crate) fn skipped(report: &str) -> Vec<(&str, &str)> {
         .collect()
 }
 
-/// The reason that a line of a test's output states. libtest may have begun the line with `test NAME ... `.
+/// The reason stated in a line of a test's output. libtest may have begun the line with `test NAME ... `.
 pub(crate) fn reason(line: &str) -> Option<&str> {
     let own = line.rsplit_once(" ... ").map_or(line, |(_, own)| own);
     own.strip_prefix("skipped: ")

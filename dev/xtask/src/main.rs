@@ -77,7 +77,7 @@ enum Task {
     Console,
     /// List the blocks of commands in the documents, and the tier that runs each.
     Blocks {
-        /// Run those of the tier `e2b`, with the programs and SDKs that target/cube has.
+        /// Run the blocks of the tier `e2b`, with the programs and SDKs in target/cube.
         #[arg(long)]
         run: bool,
     },
@@ -89,16 +89,16 @@ enum Task {
     },
     /// Install the official SDKs below target/cube/sdk.
     Sdks,
-    /// Install the sandboxes of other projects that `cube-bench peers` compares with.
+    /// Install the sandboxes of other projects for `cube-bench peers`.
     Peers,
     /// Fetch the etcd of the tier `cluster` into target/cube/stages/etcd.
     Etcd,
-    /// Build everything, check format and lints, and run the tests that every change has to pass.
+    /// Build everything, check format and lints, and run the tests that every change must pass.
     Test {
-        /// Run this whole tier instead; may be repeated. `unit` needs neither root nor KVM.
+        /// Run this whole tier instead; may be repeated. `unit` requires neither root nor KVM.
         #[arg(long = "tier", value_enum)]
         tiers: Vec<Tier>,
-        /// Run every tier, whole.
+        /// Run all tiers completely.
         #[arg(long, conflicts_with = "tiers")]
         all: bool,
     },
@@ -108,21 +108,21 @@ enum Task {
         #[arg(long)]
         refresh: bool,
     },
-    /// Build what needs no KVM: kernel, root image, writable layer, initramfs.
+    /// Build everything that needs no KVM: kernel, root image, writable layer, initramfs.
     Images {
         /// Fetch the kernel and the root image again, even if their recipes have not changed.
         #[arg(long)]
         refresh: bool,
     },
-    /// Build everything, and a Debian package and an archive of it in target/cube/dist.
+    /// Build everything, and package it as a Debian package and an archive in target/cube/dist.
     Dist {
-        /// Version of the package [default: that of the workspace]
+        /// Version of the package [default: the workspace's]
         #[arg(long)]
         version: Option<String>,
-        /// Level of the compression, 1 to 19: a package for a test need not be small [default: 19]
+        /// Compression level, 1 to 19; lower is faster, for test packages [default: 19]
         #[arg(long, value_parser = clap::value_parser!(u8).range(1..=19))]
         level: Option<u8>,
-        /// Directory with release binaries that were built before [default: build them]
+        /// Directory with prebuilt release binaries [default: build them]
         #[arg(long)]
         binaries: Option<PathBuf>,
     },
@@ -176,7 +176,7 @@ enum Task {
         /// Run only the mutations whose names contain this text, or that this class or the tests of this package detect.
         only: Option<String>,
     },
-    /// Play many seeds of the simulation of a cluster, in a release build.
+    /// Run the simulation of a cluster with many seeds, in a release build.
     SimulateCluster {
         #[arg(long, default_value_t = 20_000)]
         seeds: u64,

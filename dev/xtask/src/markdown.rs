@@ -3,14 +3,14 @@
 /// A block between two fences.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CodeBlock {
-    /// Of the first fence, counted from 1.
+    /// Line of the first fence, counted from 1.
     pub(crate) line: usize,
-    /// What follows the first fence in its line.
+    /// Text after the first fence in its line.
     pub(crate) info: String,
     pub(crate) text: String,
 }
 
-/// The blocks of a document. One that is not closed does not count.
+/// The blocks of a document. An unclosed block does not count.
 pub(crate) fn code_blocks(document: &str) -> Vec<CodeBlock> {
     let mut blocks = Vec::new();
     let mut open: Option<CodeBlock> = None;

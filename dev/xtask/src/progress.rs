@@ -27,7 +27,7 @@ impl Progress {
         }
     }
 
-    /// The form for stages beside others: a terminal shows one spinner.
+    /// The form for stages that run at the same time as others: a terminal shows only one spinner.
     pub(crate) fn beside(self) -> Self {
         match self {
             Self::Terminal => Self::Lines,

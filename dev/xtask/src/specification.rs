@@ -14,7 +14,7 @@ use serde::Deserialize;
 /// The rendered document, relative to the root.
 const DOCUMENT: &str = "SPECIFICATION.md";
 const DATA: &str = "promises.toml";
-/// Crates lie at most this deep below the root.
+/// Maximum depth of crates below the root.
 const DEPTH: usize = 3;
 
 /// Chapters in the reader's order, each with the sections of its promises.
@@ -100,9 +100,9 @@ const CHAPTERS: [(&str, &[&str]); 10] = [
     (LIMITS, &["Not promised"]),
 ];
 
-/// The chapter that only developers need: the document for users leaves it out.
+/// The chapter for developers only, which the document for users omits.
 const INTERNAL: &str = "This repository";
-/// The chapter whose lines need no mark, as none of them is promised.
+/// The chapter whose lines need no mark, because they are not promises.
 const LIMITS: &str = "Limits";
 
 const INTRODUCTION: &str = "\
@@ -118,7 +118,7 @@ The promises and their tests are data: `promises.toml` in the folder of each cra
 `cargo xtask specification --tests` prints each promise with its tests, and the promises about this repository.
 ";
 
-/// Where a promise holds.
+/// Platforms on which a promise holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Platform {
@@ -146,10 +146,10 @@ pub(crate) struct Promise {
     text: String,
     #[serde(default)]
     platform: Platform,
-    /// What enforces it. [`Reference`] lists the forms.
+    /// Tests that enforce it. [`Reference`] lists the forms.
     #[serde(default)]
     tests: Vec<String>,
-    /// Why nothing enforces it.
+    /// Why no test enforces it.
     unenforced: Option<String>,
 }
 
@@ -179,7 +179,7 @@ impl Promises {
         Ok(Self(promises))
     }
 
-    /// The promises of a section with their files. The file with most promises in this section is first.
+    /// The promises of a section with their files. The file with the most promises in this section comes first.
     fn of<'a>(&'a self, section: &str) -> Vec<(&'a str, &'a Promise)> {
         let mut groups: Vec<Vec<(&str, &Promise)>> = Vec::new();
         for (file, promises) in &self.0 {

@@ -1,8 +1,8 @@
-//! What `prepare` builds: each output of a stage is rebuilt only when one of its inputs changes.
+//! Build stages of `prepare`. The output of a stage is rebuilt only when one of its inputs changes.
 
 pub(crate) mod stage;
 
-// From packages to what a VMM boots.
+// From packages to the files that a VMM boots from.
 pub(crate) mod guest_module;
 pub(crate) mod initramfs;
 pub(crate) mod kernel;
@@ -10,7 +10,7 @@ pub(crate) mod layer;
 pub(crate) mod root_image;
 pub(crate) mod userland;
 
-// Programs, templates, and the directory in which a user finds them.
+// Programs, templates, and the directory in which users find them.
 pub(crate) mod binaries;
 pub(crate) mod guest_dir;
 pub(crate) mod interpreter;
@@ -21,7 +21,7 @@ pub(crate) mod etcd;
 pub(crate) mod sdks;
 pub(crate) mod suites;
 
-// Formats and mechanisms of the above.
+// Formats and mechanisms of these stages.
 pub(crate) mod archive;
 mod bzimage;
 pub(crate) mod cpio;

@@ -57,7 +57,7 @@ impl Workspace {
         self.in_root(Command::new(cargo()))
     }
 
-    /// As [`Self::cargo`], for work beside other work: it runs on cores that nothing else uses.
+    /// Like [`Self::cargo`], for work in the background: it uses only idle cores.
     pub(crate) fn idle_cargo(&self) -> Command {
         let mut command = Command::new("chrt");
         command.args(["--idle", "0"]).arg(cargo());

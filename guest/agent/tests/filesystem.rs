@@ -97,7 +97,7 @@ fn entries_describe_files_directories_and_links() {
     assert_eq!(link.path, agent.path("link"));
     let real = fs::canonicalize(&path).unwrap();
     assert_eq!(link.symlink_target.as_deref(), real.to_str());
-    // As the SDKs parse it.
+    // As parsed by the SDKs.
     let body = serde_json::to_vec(&PathRequest { path: path.clone() }).unwrap();
     let json = [("content-type", "application/json")];
     let answer = client.request("POST", "/filesystem.Filesystem/Stat", &json, &body);

@@ -198,7 +198,7 @@ fn a_silent_port_does_not_keep_a_dead_client() {
     let tunnel = open(&agent, port);
     let (_silent, _) = listener.accept().unwrap();
     assert_eq!(sockets(3), Some(()));
-    // First only the sending side: the port could still answer.
+    // First close only the sending side: the port could still respond.
     tunnel.stream.shutdown(Shutdown::Write).unwrap();
     agent.client().health().unwrap();
     until("the others' end", || sockets(3));

@@ -236,7 +236,7 @@ fn a_language_that_is_missing_or_does_not_start_has_a_cure() {
         client.ask("POST", "/contexts", r#"{"language":"java"}"#),
         (500, body)
     );
-    // Once its files are there, no restart is needed. Here the host ends at once, as it does without a JDK.
+    // Once the files exist, no restart is needed. Here the host ends at once, as it does without a JDK.
     std::fs::write(java.join("host.jar"), "").unwrap();
     std::fs::write(java.join("build.sh"), "").unwrap();
     let events = client.run(&serde_json::from_str(cell).unwrap());
@@ -379,7 +379,7 @@ fn a_cell_of_several_commands_is_interrupted_until_it_ends() {
     leaving.send("POST", "/execute", &body);
     leaving.read_until("started");
     drop(leaving);
-    // The first interrupt ends one command only. A replaced shell would not have the variable.
+    // The first interrupt ends only one command. A replaced shell would not have the variable.
     assert_eq!(text(&server.bash("echo $x"), "stdout"), "kept\n");
 }
 

@@ -21,7 +21,7 @@ fn replaced(syncs: [bool; 2]) -> Recording {
     builder.finish()
 }
 
-/// What `x` contains after the crashes before or after the mark `done`.
+/// The contents of `x` after the crashes before or after the mark `done`.
 fn contents(recording: &Recording, is_done: bool) -> BTreeSet<String> {
     let crashes = recording.crashes().into_iter().filter(|crash| {
         let marks = recording.marks(crash.at);

@@ -21,11 +21,11 @@ use crate::{
 };
 
 const LIB: &str = "usr/lib/cube";
-/// The programs for people, which are in the path.
+/// The programs for users, which are in PATH.
 const COMMANDS: [&str; 3] = ["cube", "cube-api", "cube-bench"];
 const UNITS: [&str; 2] = ["cube-api.service", "cube-api.socket"];
 const CONFIG: &str = "server.conf";
-/// The empty layer: a package and an archive would contain its 4 GiB of holes as zeros.
+/// The empty layer, compressed: a package or archive would store its 4 GiB of holes as zeros.
 const LAYER_ARCHIVE: &str = "layer.tar.gz";
 
 pub(super) struct Tree<'a> {
@@ -65,7 +65,7 @@ impl Tree<'_> {
         self.control(root)
     }
 
-    /// The manual pages and the completions of `cube`, which it writes itself.
+    /// The manual pages and shell completions that `cube` generates.
     fn pages(&self, cube: &Path, share: &Path) -> Result<()> {
         let mut man = Command::new(cube);
         man.args(["generate", "man"]).arg(share.join("man/man1"));
@@ -90,7 +90,7 @@ impl Tree<'_> {
         self.documents(&root.join("share/doc"))
     }
 
-    /// The programs without debugging information, and `build.json` with the sums of the stripped files.
+    /// The programs without debugging information, and `build.json` with the hashes of the stripped files.
     fn programs(&self, dir: &Path) -> Result<()> {
         fs::create_dir_all(dir)?;
         let mut sums = BTreeMap::new();

@@ -1,6 +1,6 @@
 //! Tests that README, SPECIFICATION, ARCHITECTURE and the guides name only files, symbols and tests that exist.
 //!
-//! Which code spans are checked is decided by their form:
+//! The form of a code span decides whether it is checked:
 //!
 //! - a *path* has a `/`, no blanks, and begins with a top-level directory of this repository or ends like a source
 //!   file. A component in capitals is a placeholder: only the components before it are checked

@@ -1,5 +1,5 @@
-//! Tests that `scenarios/work/training.toml` lists exactly what the templates' warm-ups run, so that a trained figure is
-//! labelled as one.
+//! Tests that `scenarios/work/training.toml` lists exactly the work of the templates' warm-ups, so that trained
+//! figures are labelled correctly.
 
 use std::{collections::BTreeSet, fs};
 

@@ -79,8 +79,8 @@ fn parse_suites(text: &str, codename: &str) -> Vec<Suite> {
     text.lines().filter_map(suite).collect()
 }
 
-/// Whether the URI is that of Debian's archive or a mirror, judging by its end. Other vendors publish suites with the
-/// same names.
+/// Whether the URI belongs to Debian's archive or a mirror, judging by its end. Other vendors publish suites with
+/// the same names.
 fn is_debian(uri: &str) -> bool {
     let ending = uri.rsplit('/').next().unwrap_or_default();
     ["debian", "debian-security"].contains(&ending) || uri.ends_with(".debian.org")
@@ -102,8 +102,7 @@ fn plain_uri(uri: &str) -> Option<String> {
 /// Checks that the archive is reachable by fetching one small signed file the way apt does.
 ///
 /// # Errors
-/// [`Unsuitable::Archive`] if the fetch fails; `what` says what the caller wanted to fetch. Also fails if `suites` is
-/// empty.
+/// [`Unsuitable::Archive`] if the fetch fails; `what` names the object to fetch. Also fails if `suites` is empty.
 pub(crate) fn check_reachable(suites: &[Suite], what: &str) -> Result<()> {
     let Some(suite) = suites.first() else {
         bail!("no suite of the Debian release in apt's sources");
@@ -215,8 +214,8 @@ pub(crate) fn apt_of(suites: &[Suite], dir: &Path) -> Result<impl Fn(&str) -> Co
     })
 }
 
-/// Fetches a file of the archive's pool that has this SHA-256, whatever the host's package lists contain. The attempts
-/// are repeated, since mirrors answer some files with 404 for a while.
+/// Fetches a file from the archive's pool with this SHA-256, regardless of the host's package lists. Retries,
+/// because mirrors respond to some files with 404 for a while.
 pub(crate) fn fetch(
     suites: &[Suite],
     path: &str,
@@ -242,7 +241,7 @@ pub(crate) fn fetch(
     done.with_context(|| format!("cannot fetch {uri}"))
 }
 
-/// A program of apt without questions, for logs, with the host's sources and package lists.
+/// apt-get without prompts, for logs.
 pub(crate) fn apt(program: &str) -> Command {
     let mut command = Command::new(program);
     command
@@ -277,8 +276,8 @@ pub(crate) fn closure(name: &str) -> Result<Vec<String>> {
     Ok(closure_names(&text))
 }
 
-/// The names at the beginnings of lines: those of packages are followed by indented lines, those of virtual packages
-/// are in angle brackets.
+/// The names at the beginnings of lines: indented lines follow those of packages, and virtual packages are in angle
+/// brackets.
 fn closure_names(depends: &str) -> Vec<String> {
     let is_name = |line: &&str| line.starts_with(|first: char| first.is_ascii_alphanumeric());
     depends.lines().filter(is_name).map(str::to_owned).collect()

@@ -1,5 +1,5 @@
-//! The etcd of the tier `cluster`: Debian trixie's, and bookworm's, which is too old and must be refused. Only the
-//! programs are unpacked; nothing is installed. Both are Go programs that need nothing but a C library.
+//! The etcd programs for the tier `cluster`: Debian trixie's, and bookworm's, which is too old and must be
+//! rejected. Only the programs are unpacked; nothing is installed. Both are Go programs that only need a C library.
 
 use std::{fs, path::Path, process::Command};
 
@@ -35,7 +35,7 @@ fn make(suites: &[Suite], out: &Path, log: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Downloads the package with package lists of its own: the host's sources need not have the release.
+/// Downloads the package with separate package lists, because the host's sources may not include the release.
 fn fetch(suite: &Suite, work: &Path, log: &Path) -> Result<()> {
     let apt = archive::apt_of(std::slice::from_ref(suite), work)?;
     tool::run(apt("apt-get").arg("update"), log)?;

@@ -91,7 +91,7 @@ pub(crate) fn first_request() -> WarmUpRequest {
     }
 }
 
-/// The result in the answer to [`first_request`].
+/// The result in the response to [`first_request`].
 const ANSWER: &str = r#""text":"2""#;
 
 /// Builds the template unless it is up to date.
@@ -151,7 +151,7 @@ fn recipe(paths: &GuestPaths) -> Result<Recipe> {
     })
 }
 
-/// Collects the server and its language hosts below `files`, where they belong in the guest.
+/// Collects the server and its language hosts below `files`, at their paths in the guest.
 fn collect(parts: &Parts<'_>, files: &Path, log: &Path) -> Result<()> {
     let below = |path: &str| files.join(path.trim_start_matches('/'));
     let (hosts, server) = (below(HOSTS), below(SERVER));

@@ -1,5 +1,5 @@
-//! Finds the modules of a kernel and computes the order in which to load them. The dependencies come from each module's
-//! own `depends=` field in .modinfo, since Debian's package contains no modules.dep.
+//! Finds the modules of a kernel and computes the order in which to load them. The dependencies come from each
+//! module's own `depends=` field in .modinfo, because Debian's package contains no modules.dep.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -68,8 +68,8 @@ impl Modules {
     }
 
     /// The files of the wanted modules and their dependencies: each module after its dependencies, otherwise in the
-    /// order of `wanted`. Modules built into the kernel are left out. A name may end in `*`; a pattern that matches no
-    /// module is not an error.
+    /// order of `wanted`. Modules built into the kernel are omitted. A name may end in `*`; a pattern that matches
+    /// no module is not an error.
     pub(crate) fn load_order(&self, wanted: &[String]) -> Result<Vec<&Path>, ModuleError> {
         let mut order = Vec::new();
         for name in wanted.iter().map(|name| plain(name)) {

@@ -28,8 +28,8 @@ const PACKAGES: &str = "packages.json";
 const IMAGE_TIME: &str = "1704067200";
 /// A fixed UUID makes the image reproducible.
 const IMAGE_UUID: &str = "c0bec0be-0000-4000-8000-000000000001";
-/// No compression. With lz4, a first `python3` takes longer, and 630 KiB of guest memory for buffers instead of 130
-/// KiB. The uncompressed image is larger, but its pages in the host's page cache are shared by all VMs.
+/// No compression. With lz4, a first `python3` is slower and takes 630 KiB of guest memory for buffers instead of
+/// 130 KiB. The uncompressed image is larger, but its pages in the host's page cache are shared by all VMs.
 const EROFS_OPTIONS: [&str; 1] = ["--quiet"];
 /// Excludes documentation and translations from the image, but keeps the licences.
 const DPKG_OPTIONS: [&str; 5] = [

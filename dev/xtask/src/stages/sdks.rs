@@ -69,24 +69,24 @@ pub(crate) fn node(store: &Store, workspace: &Workspace) -> Result<Built> {
     python(store, NODE, &lock)
 }
 
-/// Place of the newest SDK for Python, relative to the artifacts.
+/// Path of the newest SDK for Python, relative to the artifacts.
 pub(crate) fn newest_python() -> String {
     format!("sdk/python-{}", PYTHON[0])
 }
 
-/// Place of the newest SDK for JavaScript, relative to the artifacts.
+/// Path of the newest SDK for JavaScript, relative to the artifacts.
 pub(crate) fn newest_js() -> String {
     format!("sdk/js-{}", JS[0])
 }
 
 /// Directories of the suite, and the destination of the SDKs.
 struct Sources {
-    /// Lock files, cases, and Dockerfiles that are cases.
+    /// Lock files, cases, and Dockerfiles used as cases.
     dir: PathBuf,
     artifacts: PathBuf,
     /// The directory of the [`GUIDES`].
     docs: PathBuf,
-    /// Example programs that are cases too, in one directory per suite.
+    /// Example programs that are also cases, in one directory per suite.
     examples: PathBuf,
 }
 

@@ -4,9 +4,9 @@
 //! `tmp/` together with [`RECORD_NAME`], which lists its inputs, and renamed to its final name when it is complete. A
 //! directory under a final name is therefore always complete. One version of each output is kept.
 //!
-//! A stage that uses another stage's output has that stage's *digest* as an input: a hash over the output files. The
-//! key would not be enough, since the same inputs can give different files on another day, when the package archive has
-//! changed.
+//! A stage that uses another stage's output has that stage's *digest* as an input: a hash over the output files.
+//! The key would not be enough, because the same inputs can give different files on another day, when the package
+//! archive has changed.
 
 use std::{
     fs,
@@ -37,7 +37,7 @@ pub(crate) struct Recipe {
 struct Record {
     key: String,
     digest: String,
-    /// One line per input. No code reads them; a reader can see from them why a stage was rebuilt.
+    /// One line per input. Not read by code, but shows why a stage was rebuilt.
     inputs: Vec<String>,
     seconds: f64,
 }
@@ -199,8 +199,8 @@ pub(crate) fn remove_tree(path: &Path) -> Result<()> {
     }
 }
 
-/// A hash over a file, or over the names, kinds and contents of everything below a directory, and whether
-/// each file may be executed. The other permissions depend on the umask.
+/// A hash over a file, or over the names, kinds, contents and executable bits of everything below a directory. The
+/// other permissions depend on the umask.
 fn digest(path: &Path) -> Result<String> {
     let mut entries = Vec::new();
     walk(path, Path::new(""), &mut entries)?;
@@ -225,7 +225,7 @@ fn walk(path: &Path, name: &Path, entries: &mut Vec<String>) -> Result<()> {
         "dir".to_owned()
     } else {
         ensure!(kind.is_file(), "{} is a special file", path.display());
-        // A program that may not be executed is another output. The other bits depend on the umask.
+        // The executable bit is part of the output. The other bits depend on the umask.
         let executable = meta.permissions().mode() & 0o100 != 0;
         format!(
             "{} {}",

@@ -33,7 +33,7 @@ const FSX: &str = "0.3.2";
 /// Builds a stage; the arguments are those of [`Store::build`].
 type Make<'a> = &'a dyn Fn(&Path, &Path) -> Result<()>;
 
-/// Fetches what is not up to date. `guest` lists the packages of the guest's root image.
+/// Fetches all suites that are not up to date. `guest` lists the packages of the guest's root image.
 pub(crate) fn build(
     store: &Store,
     suites: &[Suite],
@@ -124,8 +124,8 @@ fn unpack(debs: &[PathBuf], out: &Path, log: &Path) -> Result<()> {
     pack(out, log)
 }
 
-/// Packs `tree` into `suite.tar` and removes it. The directories themselves are left out, because unpacking them would
-/// change the owner and the mode of the guest's directories.
+/// Packs `tree` into `suite.tar` and removes it. The directories themselves are omitted, because unpacking them
+/// would change the owner and the mode of the guest's directories.
 fn pack(out: &Path, log: &Path) -> Result<()> {
     let script = "find . ! -type d -print0 | tar --null --no-recursion -T - --owner=0 --group=0 -cf ../suite.tar";
     let tree = out.join("tree");

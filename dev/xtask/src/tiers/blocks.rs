@@ -1,13 +1,14 @@
 //! Blocks of commands in the documents, and the tiers that run them.
 //!
-//! The info string of a block names its language, the tier that runs it, and how it ends if not with exit code 0:
-//! `sh e2b`, `console package`, `python e2b`, `sh e2b server`, `sh e2b measures`. The blocks of one document and tier run
-//! in their order, in one environment, as a reader types them ([`session`]). In README and the quickstart every block must
-//! name such a tier; elsewhere a block may, and the others are counted.
+//! The info string of a block contains its language, the tier that runs it, and how it ends unless that is with
+//! exit code 0: `sh e2b`, `console package`, `python e2b`, `sh e2b server`, `sh e2b measures`. The blocks of one
+//! document and tier run in order, in one environment, as if a reader typed them ([`session`]). In README and the
+//! quickstart, every block must name such a tier. In other documents this is optional, and blocks without a tier
+//! are counted.
 //!
-//! A tier runs what is written, with two exceptions, both checked by [`check`]: the commands `cargo xtask …` of a block,
-//! because the tier itself is such a command and has run the same code ([`covered`]); and the blocks of the tier `bench`,
-//! which are the commands that it runs anyway.
+//! A tier runs each block as written, with two exceptions, both checked by [`check`]: `cargo xtask …` commands,
+//! because the tier itself is such a command and has run the same code ([`covered`]); and blocks of the tier
+//! `bench`, which contain the commands that it runs anyway.
 
 mod document;
 mod judge;
@@ -26,7 +27,7 @@ use crate::{
 use document::{Block, Document, Language};
 pub(crate) use session::Session;
 
-/// The documents all of whose blocks a tier runs.
+/// Documents in which a tier must run every block.
 const COVERED: [&str; 2] = ["README.md", "docs/use/quickstart.md"];
 /// Directories whose documents may have blocks that a tier runs.
 const OTHERS: [&str; 5] = [
@@ -41,7 +42,7 @@ const OTHERS: [&str; 5] = [
 #[derive(Debug, Default)]
 pub(crate) struct Blocks {
     run: Vec<Block>,
-    /// Blocks of commands, in other documents than [`COVERED`], that no tier runs.
+    /// Number of command blocks that no tier runs, in documents other than [`COVERED`].
     not_run: usize,
 }
 
@@ -49,7 +50,7 @@ impl Blocks {
     /// Reads the documents.
     ///
     /// # Errors
-    /// Fails with a sentence for each block that no tier can run.
+    /// Fails with one sentence for each block that no tier can run.
     pub(crate) fn load(workspace: &Workspace) -> Result<Self> {
         let mut blocks = Self::default();
         let mut wrong = Vec::new();
@@ -76,7 +77,7 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// One line for each block, and the numbers.
+    /// One line for each block, and the totals.
     pub(crate) fn list(&self) -> String {
         let mut text = String::new();
         for block in &self.run {
@@ -130,7 +131,7 @@ pub(crate) fn run(workspace: &Workspace, environment: &TestEnvironment) -> Resul
     let groups = blocks.of_tier(Tier::E2b);
     let sessions = groups.iter().map(|group| Session::create(workspace, group));
     let sessions: Vec<Session> = sessions.collect::<Result<_>>()?;
-    // At the same time: most steps have one thread, and each session has its own network and state.
+    // In parallel, because most steps have one thread, and each session has its own network and state.
     thread::scope(|scope| {
         let run = |session| {
             scope.spawn(move || Session::run_on_this_host(session, workspace, environment))
@@ -174,7 +175,7 @@ fn xtask(line: &str) -> Option<Result<Task, clap::Error>> {
 /// Whether this tier runs the code of a task, with these or other arguments.
 fn covered(task: &Task, tier: Tier) -> bool {
     match task {
-        // Each of these tiers begins with it.
+        // Each of these tiers begins with this task.
         Task::Prepare { .. } => tier.needs_kvm(),
         Task::Bench { .. } => tier == Tier::Bench,
         Task::Verify { .. } | Task::Sdks => tier == Tier::E2b,
@@ -202,7 +203,7 @@ fn covered(task: &Task, tier: Tier) -> bool {
     }
 }
 
-/// A sentence for each line of a block that its tier does not run.
+/// One sentence for each line of a block that its tier does not run.
 fn check(block: &Block, root: &Path) -> Vec<String> {
     let mut wrong = Vec::new();
     let place = block.place();

@@ -31,7 +31,7 @@ pub(crate) const SANDBOX: Part = Part {
     results: "results/conformance",
 };
 
-/// The same for each change: one SDK of each language.
+/// The same for each change, with one SDK of each language.
 pub(crate) const SANDBOX_USUAL: Part = Part {
     sdks: &["python-2.63.0", "js-2.51.0"],
     ..SANDBOX

@@ -1,7 +1,7 @@
 //! The web console: its build, the comparison with the files in git, and the tier `console`, which uses it in a browser.
 //!
-//! `console/dist` is in git, so that cargo alone builds `cube-api`. The build is reproducible: sources and lock file give
-//! the same bytes on every host.
+//! `console/dist` is in git, so that cargo alone can build `cube-api`. The build is reproducible: the same sources
+//! and lock file give the same bytes on every host.
 
 use std::{
     fs,
@@ -24,11 +24,11 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Packages of the host that Node's wheel is installed with.
+/// Host packages with which Node's wheel is installed.
 const FOR_NODE: &str = "harness/verify/conformance/host-packages.txt";
-/// The browser.
+/// Host packages with the browser.
 const FOR_TESTS: &str = "console/test/host-packages.txt";
-/// What the build reads, in the directory `console`.
+/// Inputs of the build in the directory `console`.
 const SOURCES: [&str; 5] = [
     "build.mjs",
     "package.json",
@@ -40,7 +40,7 @@ const SOURCES: [&str; 5] = [
 /// A console that was built from the sources of this checkout.
 #[derive(Debug)]
 pub(crate) struct Console {
-    /// `dist` beside the sources and `node_modules`.
+    /// Contains `dist`, the sources and `node_modules`.
     dir: PathBuf,
     /// The program `node`.
     node: PathBuf,

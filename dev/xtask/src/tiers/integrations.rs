@@ -1,6 +1,6 @@
-//! The tier `integrations`: the programs in `examples/integrations`, with the packages of other projects that they are for,
-//! against a real server and real VMs. Each program counts as a test. It runs only if it is named: it takes minutes and
-//! two gigabytes of packages.
+//! The tier `integrations`: the programs in `examples/integrations`, with the third-party packages that they
+//! integrate, against a real server and real VMs. Each program counts as a test. The tier runs only if it is named,
+//! because it takes minutes and two gigabytes of packages.
 
 use std::{
     io::{BufRead, BufReader},
@@ -17,7 +17,7 @@ use crate::{
 };
 
 const RUNNER: &str = "harness/verify/integrations/run.py";
-/// Debian's Python: the one that `python3` finds may be another.
+/// Debian's Python, because the `python3` in PATH may be another one.
 const PYTHON: &str = "/usr/bin/python3";
 
 /// Installs the packages and runs all programs.

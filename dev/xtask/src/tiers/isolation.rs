@@ -20,7 +20,8 @@ pub(crate) enum Prover {
     Confinement,
     /// Restarts a server under load. The long form is `cube-bench verify restarts` with larger numbers.
     Restarts,
-    /// Compares answers to random operations with a model. The long form is `cube-bench verify lifecycle --minutes 60`.
+    /// Compares responses to random operations with a model. The long form is `cube-bench verify lifecycle
+    /// --minutes 60`.
     Lifecycle,
 }
 
@@ -31,7 +32,7 @@ impl Prover {
         Self::Restarts,
         Self::Lifecycle,
     ];
-    /// Those that run for each change: their cases do not become better with time.
+    /// Provers that run for each change: more time would not improve their cases.
     pub(crate) const USUAL: [Self; 2] = [Self::Isolation, Self::Confinement];
 
     /// The name of the subcommand of `cube-bench verify`, which is also the name of its report without the extension.
@@ -44,7 +45,7 @@ impl Prover {
         }
     }
 
-    /// The options of its run in the tier, which for restarts and lifecycles takes a minute.
+    /// Options of its run in the tier. Restarts and lifecycles take a minute.
     fn options(self) -> &'static [&'static str] {
         match self {
             Self::Isolation | Self::Confinement => &[],
@@ -91,7 +92,7 @@ impl Prover {
         let binaries = environment.binaries.as_deref();
         let binaries = binaries.context("the release binaries were not built")?;
         let results = workspace.artifacts().join("results").join(self.name());
-        // Remove the report of an earlier run: it must not be counted if this run writes none.
+        // Remove the report of an earlier run, which must not be counted if this run writes none.
         let _ = std::fs::remove_dir_all(&results);
         let done = self
             .command(workspace, binaries, &results)

@@ -5,9 +5,10 @@
 //! mutations.toml ─► copy of the sources ─► one edit ─┬─► cube-api, cube-egress ─► cube-bench verify isolation --case CLASS
 //!                                                     └─► tests
 //! ```
-//! Each mutation removes one check from the eBPF programs, the policy or the resolver, or makes one decision of the pool
-//! or of the cluster wrong. The list names what must then happen: in one class of cases, the prover reports a breach or a case that is not
-//! proven; or a unit test fails, with this property if one is given. Any other result fails this task. Without a mutation, the same classes and tests must pass.
+//! Each mutation removes one check from the eBPF programs, the policy or the resolver, or makes one decision of the
+//! pool or of the cluster wrong. The list contains the expected result: in one class of cases, the prover reports a
+//! breach or a case that is not proven; or a unit test fails, with the given property if there is one. Any other
+//! result fails this task. Without a mutation, the same classes and tests must pass.
 
 use std::{
     collections::HashSet,
@@ -102,12 +103,13 @@ impl Detection {
 }
 
 impl Mutation {
-    /// Whether the name has this part, or the class of cases or the package of tests that must detect it is this.
+    /// Whether the name contains this text, or the class of cases or the package of tests that must detect the
+    /// mutation equals it.
     fn is_named(&self, part: &str) -> bool {
         self.name.contains(part) || self.detector() == part
     }
 
-    /// Whether only `cube-egress` has to be built with it: `cube-api` uses nothing of that crate that forwards traffic.
+    /// Whether only `cube-egress` must be rebuilt: `cube-api` does not use the forwarding code of that crate.
     fn is_in_proxy(&self) -> bool {
         self.file.starts_with("egress")
     }
@@ -164,7 +166,7 @@ pub(crate) fn run(
         !chosen.is_empty(),
         "no mutation in {path} has {only:?} in its name or is detected by it"
     );
-    // Unit tests need none.
+    // Unit tests need no binaries.
     let binaries = if classes(&chosen).is_empty() {
         PathBuf::new()
     } else {
@@ -232,7 +234,7 @@ fn copy_changed(from: &Path, to: &Path) -> Result<()> {
         fs::create_dir_all(dir)?;
     }
     fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
-    // `fs::copy` keeps no time, so the copy is new to cargo.
+    // `fs::copy` does not preserve the modification time, so cargo sees the copy as new.
     Ok(())
 }
 
@@ -250,9 +252,9 @@ fn remove_others(tree: &Path, dir: &Path, files: &HashSet<&Path>) -> Result<()> 
 }
 
 impl MutationTree<'_> {
-    /// Makes the copy have all files that git tracks, and untracked files that it does not ignore. A file with the same
-    /// content is left alone: one that a mutation was removed from is newer than what was built with the mutation, and
-    /// cargo must notice.
+    /// Makes the copy contain all files tracked by git, and untracked files that are not ignored. A file with the
+    /// same content is left alone: if a mutation was removed from it, it is newer than the build with the mutation,
+    /// and cargo must notice that.
     fn copy_sources(&self) -> Result<()> {
         let mut list = Command::new("git");
         list.current_dir(self.workspace.root()).args([
@@ -295,7 +297,7 @@ impl MutationTree<'_> {
         Ok(())
     }
 
-    /// The output of these tests in the copy, if they fail.
+    /// The output of these tests in the copy if they fail.
     ///
     /// # Errors
     /// Returns an error if the tests do not compile, or if no test has a matching name.
@@ -326,7 +328,7 @@ impl MutationTree<'_> {
         cargo
     }
 
-    /// Builds `cube-egress` from the copy, and `cube-api` unless the mutation is in the proxy alone.
+    /// Builds `cube-egress` from the copy, and `cube-api` unless the mutation is only in the proxy.
     fn build(&self, in_proxy: bool) -> Result<Built> {
         let mut cargo = self.cargo();
         cargo.args(["build", "--package", "egress"]);

@@ -1,6 +1,6 @@
-//! The tier `package`: builds two versions of the package and runs `dev/packaging/test.sh` with them. Each line of the
-//! script that begins with `pass` or `FAIL` counts as a test, and so does each step of the documents' blocks for this tier,
-//! which the script runs in the machine at its end.
+//! The tier `package`: builds two versions of the package and runs `dev/packaging/test.sh` with them. Each line of
+//! the script that begins with `pass` or `FAIL` counts as a test, and so does each step of the documents' blocks
+//! for this tier, which the script runs at the end in the VM.
 
 use std::process::{Command, Stdio};
 
@@ -18,7 +18,7 @@ use crate::{
 };
 
 const NAME: &str = "package";
-/// Unpacking takes about as long as with the level of a release, and packing seconds instead of minutes.
+/// Unpacking takes about as long as with the release level, and packing takes seconds instead of minutes.
 const LEVEL: u8 = 3;
 
 pub(crate) fn run(
@@ -39,7 +39,7 @@ pub(crate) fn run(
     let mut sessions = Vec::new();
     for group in documents.of_tier(Tier::Package) {
         let session = Session::create(workspace, &group)?;
-        // The name that the document gives to the package.
+        // The document's name for the package.
         let name = format!("work/cube_{}_amd64.deb", dist::version());
         std::fs::hard_link(&new.package, session.dir.join(name))?;
         sessions.push(session);

@@ -1,5 +1,5 @@
-//! The tier `bench`: `cube-bench` starts a few real VMs, and compares the figures of the documents with the published runs.
-//! Each gate of the run and each figure counts as a test.
+//! The tier `bench`: `cube-bench` starts a few real VMs, and compares the figures in the documents with the
+//! published runs. Each gate of the run and each figure counts as a test.
 
 use std::{
     path::Path,
@@ -14,12 +14,12 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Takes seconds.
+/// Takes only seconds.
 const SCENARIO: &str = "scenarios/00-smoke.toml";
-/// The second part, as documents name it.
+/// The second part, as it appears in documents.
 pub(crate) const CLAIMS: &str = "target/cube/bin/cube-bench verify-claims";
 
-/// Runs both parts, and reads the scenarios that documents run.
+/// Runs both parts, and plans the scenarios that documents run.
 pub(crate) fn run(workspace: &Workspace, environment: &TestEnvironment) -> Result<Outcome> {
     let binaries = environment.binaries.as_deref();
     let binaries = binaries.context("the release binaries were not built")?;
@@ -30,7 +30,7 @@ pub(crate) fn run(workspace: &Workspace, environment: &TestEnvironment) -> Resul
     Ok(outcome)
 }
 
-/// Whether a scenario can be planned: its run takes minutes, and has the same code as the smoke scenario.
+/// Whether a scenario can be planned. Running it would take minutes and use the same code as the smoke scenario.
 fn plan(workspace: &Workspace, binaries: &Path, scenario: &Path) -> Result<Outcome> {
     let done = bench(workspace, binaries)
         .arg("plan")
@@ -113,7 +113,7 @@ fn gates(report: &[u8]) -> Counts {
     counts
 }
 
-/// From the last line, "75 figures compared, 2 faults". A fault can be one of the text and not of a figure.
+/// Parsed from the last line, "75 figures compared, 2 faults". A fault can concern the text instead of a figure.
 fn figures(text: &str) -> Counts {
     let words: Vec<&str> = text.lines().last().unwrap_or_default().split(' ').collect();
     let number = |at: usize| words.get(at)?.parse::<u64>().ok();

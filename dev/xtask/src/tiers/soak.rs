@@ -1,5 +1,5 @@
-//! The tier `soak`: tests that take minutes. Each runs in a process of its own, a failure does not stop the others, and
-//! the run ends with a table.
+//! The tier `soak`: tests that take minutes. Each test runs in its own process, a failure does not stop the others,
+//! and the run ends with a table.
 
 use std::{
     fs,
@@ -168,7 +168,7 @@ fn command(test: &Test, environment: &TestEnvironment) -> Command {
     command
 }
 
-/// Runs one test in a process group of its own, which is killed at the end. Copies its output to standard error and to
+/// Runs one test in its own process group, which is killed at the end. Copies its output to standard error and to
 /// `log`.
 fn watch(command: &mut Command, name: &str, log: &Path, limit: Duration) -> Result<Row> {
     let mut log = fs::File::create(log)

@@ -219,7 +219,7 @@ fn interpreter_a_new_context_has_what_users_do_first() {
 #[test]
 fn interpreter_contexts_share_no_open_file() {
     let clone = Clone::start();
-    // Forks share the positions of open files, so no host may have an open file.
+    // Forks share the positions of open files, so a host must not have any open file.
     let open = "import os; links = [f'/proc/self/fd/{n}' for n in os.listdir('/proc/self/fd')]; \
                 sorted(os.readlink(l).split(':')[0] for l in links if os.path.lexists(l))";
     let wanted = "['/dev/null', 'pipe', 'pipe', 'socket']";

@@ -123,7 +123,7 @@ fn interpreter_any_installed_jupyter_kernel_is_a_context() {
         200
     );
     assert_eq!(main_text(&run("1+1")), "2");
-    // No connection file is readable for others.
+    // The connection file is not readable by others.
     assert_eq!(clone.command("ls /tmp | grep cube-kernel || true"), "");
 }
 

@@ -49,7 +49,7 @@ fn interpreter_memory_of_idle_clones() {
     for clone in &clones {
         assert_eq!(main_text(&clone.python("1+1")), "2");
     }
-    // Pages of the template's file exist once on the host, whatever their state.
+    // Pages of the template's file exist once on the host, regardless of their state.
     let own = |clone: &Clone| memory(clone.pid())["Anonymous"];
     let kib: Vec<u64> = clones.iter().map(own).collect();
     println!("anonymous memory of 10 idle clones after one cell, KiB: {kib:?}");

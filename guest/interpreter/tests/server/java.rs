@@ -88,7 +88,7 @@ fn values_and_output(java: &Java) {
         ),
         ("grüße\n", "no")
     );
-    // As E2B's kernel for Java, whose clients look at the first text.
+    // Like E2B's kernel for Java, whose clients look at the first text.
     let printed = of_type(&hello, "stdout");
     let texts: Vec<_> = printed.iter().map(|event| &event["text"]).collect();
     assert_eq!(texts, [&json!("grüße"), &json!("\n")]);

@@ -1,4 +1,4 @@
-//! Blocks of commands in one document.
+//! Command blocks of one document.
 
 use clap::ValueEnum;
 
@@ -18,27 +18,28 @@ pub(super) enum Language {
     Js,
 }
 
-/// How a block ends.
+/// Expected end of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     /// With exit code 0.
     Success,
     /// With exit code 0, or 5 if the host was too busy for a measurement.
     Measured,
-    /// With the next server or the end of the document: it serves the blocks after it.
+    /// With the next server or the end of the document; the server is available to the blocks after it.
     Server,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Block {
     pub(super) document: String,
-    /// Of the fence, counted from 1.
+    /// Line of the fence, counted from 1.
     pub(super) line: usize,
     pub(super) language: Language,
     pub(super) tier: Tier,
     pub(super) end: End,
     pub(super) text: String,
-    /// The block `text` after it: its standard output. `…` stands for any text, and alone in a line for any lines.
+    /// Its expected standard output, from the `text` block after it. `…` stands for any text, or alone in a line
+    /// for any lines.
     pub(super) prints: Option<String>,
 }
 
@@ -51,7 +52,7 @@ impl Block {
         self.text.lines().next().unwrap_or_default()
     }
 
-    /// The commands of a shell, without comments. None for programs in other languages.
+    /// The commands of a shell, without comments. Empty for programs in other languages.
     pub(super) fn commands(&self) -> Vec<String> {
         let bare = |line: &str| {
             line.split(" #")
@@ -76,7 +77,7 @@ impl Block {
     }
 }
 
-/// The commands of a block `console`, each with its output.
+/// The commands of a `console` block, each with its output.
 pub(super) fn exchanges(text: &str) -> Vec<(String, String)> {
     let mut exchanges: Vec<(String, String)> = Vec::new();
     for line in text.lines() {
@@ -99,16 +100,16 @@ pub(super) fn exchanges(text: &str) -> Vec<(String, String)> {
 #[derive(Debug, Default)]
 pub(super) struct Document {
     pub(super) blocks: Vec<Block>,
-    /// A sentence for each block of commands that names no tier.
+    /// One sentence for each command block that names no tier.
     pub(super) unmarked: Vec<String>,
-    /// A sentence for each block that names a tier and cannot be run.
+    /// One sentence for each block that names a tier but cannot be run.
     pub(super) wrong: Vec<String>,
 }
 
 impl Document {
     pub(super) fn read(name: &str, text: &str) -> Self {
         let mut document = Self::default();
-        // Whether the block before is one to which an output can belong.
+        // Whether the previous block can have an output block.
         let mut is_program = false;
         for fence in code_blocks(text) {
             let place = format!("{name}:{}", fence.line);
@@ -123,7 +124,7 @@ impl Document {
                     is_program = false;
                     continue;
                 }
-                // A file that is shown.
+                // A file that is only shown.
                 Some(_) => continue,
             };
             is_program = false;
@@ -165,7 +166,8 @@ impl Document {
         document
     }
 
-    /// A block `text` is the output of the block before it; elsewhere than after a block that is run, it is unmarked.
+    /// Handles a `text` block. After a block that is run, it is the output of that block; elsewhere, it is
+    /// unmarked.
     fn output(&mut self, fence: &CodeBlock, is_program: bool) {
         match self.blocks.last_mut() {
             Some(block) if is_program => block.prints = Some(fence.text.clone()),

@@ -1,9 +1,9 @@
-//! Compares what a step printed with what its document says.
+//! Compares the output of a step with the documented output.
 
 /// Stands for any text in a line, and alone in a line for any number of lines.
 const ANY: char = '…';
 
-/// Whether an output is the documented one. Blanks at the end of lines and empty lines at the end do not count.
+/// Whether an output matches the documented one. Blanks at the end of lines and empty lines at the end are ignored.
 pub(super) fn matches(documented: &str, printed: &str) -> bool {
     lines_match(&lines(documented), &lines(printed))
 }

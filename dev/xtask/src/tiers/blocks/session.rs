@@ -1,17 +1,18 @@
-//! Runs the blocks of a document in their order, as a reader types them.
+//! Runs the blocks of a document in order, as if a reader typed them.
 //!
 //! ```text
-//! session.sh      runs the steps and records what each did
-//! steps/NN.sh     a step; NN.server, and NN.port beside it: a program that stays; NN.py, NN.mjs: programs of steps
+//! session.sh      runs the steps and records their results
+//! steps/NN.sh     a step; NN.server, with NN.port: a program that keeps running; NN.py, NN.mjs: programs of steps
 //! out/NN.out      standard output; NN.err; NN.status, absent if the step did not run; NN.seconds
 //! work/           the current directory, with `target/cube/bin` and `examples`
 //! bin/            pip, python, npm, node
 //! outside         the network in which pip and npm run
 //! ```
-//! Steps share the environment and the current directory. Lines `export …` that a step prints are set, as the reader of
-//! `cube quickstart` does. Nothing else is substituted. On this host, a session has its own /var/lib/cube and its own
-//! network with nothing but the loopback interface: the server's address and state are those that the document names. `pip`
-//! and `npm` use the host's network, and the versions of the SDKs that the lock files of the conformance suite name.
+//! Steps share the environment and the current directory. If a step prints `export …` lines, they are applied, as
+//! the reader of `cube quickstart` would do. Nothing else is substituted. On this host, a session has its own
+//! /var/lib/cube and its own network with only the loopback interface, so the server has the address and state
+//! directory named in the document. `pip` and `npm` use the host's network and the SDK versions pinned in the lock
+//! files of the conformance suite.
 
 use std::{
     fs,
@@ -35,7 +36,7 @@ use crate::{
 
 const SESSION: &str = include_str!("session.sh");
 const ENTER: &str = include_str!("enter.sh");
-/// Of a server that names no other.
+/// Default port of a server.
 const PORT: &str = "3000";
 
 /// The steps of one document in a directory.
@@ -51,15 +52,15 @@ struct Step {
     script: String,
     /// Name and text of a program that the script starts.
     program: Option<(&'static str, String)>,
-    /// The port of a program that stays.
+    /// The port of a program that keeps running.
     port: Option<String>,
     prints: Option<String>,
-    /// Whether exit code 5 is as good as 0.
+    /// Whether exit code 5 also counts as success.
     is_measurement: bool,
 }
 
 impl Session {
-    /// Writes the steps of these blocks, which are of one document and tier.
+    /// Writes the steps of these blocks, which belong to one document and tier.
     pub(crate) fn create(workspace: &Workspace, blocks: &[&Block]) -> Result<Self> {
         let name = blocks[0].document.replace('/', "-");
         let dir = workspace.artifacts().join("tmp/blocks").join(name);
@@ -123,7 +124,7 @@ impl Session {
         let outside = format!("nsenter --net={}/outside", self.dir.display());
         let pip = format!("exec {outside} {python} -m pip --disable-pip-version-check \"$@\"");
         self.program("pip", &pip)?;
-        // The authorities of a proxy on the way to the registry.
+        // Certificate authorities of a proxy in front of the registry.
         let authorities = std::env::var("NODE_EXTRA_CA_CERTS").unwrap_or_default();
         let npm = format!(
             "export NODE_EXTRA_CA_CERTS='{authorities}'\n\
@@ -202,7 +203,7 @@ impl Session {
 }
 
 const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// What `pip` and `npm` may need to reach their registries.
+/// Variables that `pip` and `npm` may need to reach their registries.
 const PROXIES: [&str; 8] = [
     "http_proxy",
     "https_proxy",
@@ -214,7 +215,7 @@ const PROXIES: [&str; 8] = [
     "npm_config_registry",
 ];
 
-/// The steps of a block. Commands of xtask are left out: the tier has run them.
+/// The steps of a block. xtask commands are omitted, because the tier has run them.
 fn steps(block: &Block) -> Vec<Step> {
     let step = |script: String| Step {
         place: block.place(),
@@ -256,7 +257,7 @@ fn steps(block: &Block) -> Vec<Step> {
     }
 }
 
-/// The port of the option `--listen` of a server.
+/// The port in a server's `--listen` option.
 fn port(command: &str) -> String {
     let words: Vec<&str> = command.split_whitespace().collect();
     let listen = words.windows(2).find(|pair| pair[0] == "--listen");

@@ -49,7 +49,7 @@ impl Reader<'_> {
         }
         let (licence, rest) = self.words.split_first()?;
         self.words = rest;
-        // A licence with an exception is a name of its own: the set must contain exactly "LICENCE WITH EXCEPTION".
+        // A licence with an exception is a separate name: the set must contain exactly "LICENCE WITH EXCEPTION".
         let name = if self.take("WITH") {
             let (exception, rest) = self.words.split_first()?;
             self.words = rest;

@@ -19,8 +19,8 @@ use crate::{
     tool,
 };
 
-/// Debian's source of Bochs 3.0, in the archive's pool, and its SHA-256. Debian's packages have the debugger compiled in,
-/// which makes them several times slower, and no display for programs.
+/// Debian's source of Bochs 3.0, in the archive's pool, and its SHA-256. Debian's packages include the debugger,
+/// which makes them several times slower, and have no display for programs.
 const SOURCE: &str = "main/b/bochs/bochs_3.0+dfsg.orig.tar.xz";
 const SOURCE_SHA256: &str = "78f6c73d4a6472d5130a87ab9dc306d02c7c71ed8e25b3a8ef642e2a7acd282b";
 /// Firmware, the boot loader of the CD, and the build's tools.
@@ -87,7 +87,7 @@ pub(super) struct Cpu {
 }
 
 impl Bochs {
-    /// Builds the emulator, about three minutes of one core, unless it is there.
+    /// Builds the emulator unless it exists, which takes about three minutes on one core.
     pub(super) fn prepare(store: &Store, progress: Progress, kernel: &Kernel) -> Result<Self> {
         let missing = archive::missing(&PACKAGES.map(str::to_owned))?;
         if !missing.is_empty() {
@@ -114,7 +114,7 @@ impl Bochs {
         fs::create_dir_all(dir.join("cd"))?;
         let cd = dir.join("boot.iso");
         self.write_cd(files, words, dir, log)?;
-        // A Bochs that was killed leaves its lock, and the next one does not start.
+        // A killed Bochs leaves its lock, which keeps the next one from starting.
         let _ = fs::remove_file(format!("{}.lock", files.kept.display()));
         let _ = fs::remove_file(format!("{}.lock", files.disk.display()));
         let configuration = dir.join("bochsrc");
@@ -124,7 +124,7 @@ impl Bochs {
         Ok(command)
     }
 
-    /// Bochs boots no kernel by itself: a CD with a boot loader does.
+    /// Bochs cannot boot a kernel directly, so a CD with a boot loader does.
     fn write_cd(&self, files: &HostFiles, words: &str, dir: &Path, log: &Path) -> Result<()> {
         let content = dir.join("cd");
         for (from, name) in [

@@ -25,7 +25,7 @@ pub(super) const MODULES: [&str; 6] = [
     "tun",
 ];
 
-/// Installs QEMU unless it is there, from the backports if the host's release has a version before [`OLDEST`].
+/// Installs QEMU if it is missing, from backports if the host's release has a version before [`OLDEST`].
 pub(super) fn install(workspace: &Workspace, progress: Progress, log: &Path) -> Result<()> {
     if version().is_ok_and(|version| version >= OLDEST) {
         return Ok(());

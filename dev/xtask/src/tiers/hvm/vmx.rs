@@ -40,7 +40,7 @@ const RUNS: [Run; 5] = [
     Run {
         name: "haswell",
         cpu: HASWELL,
-        // The steps with more than 3 GiB and with the whole root image hash them, for minutes.
+        // Steps with more than 3 GiB or with the whole root image hash them for minutes.
         words: "hvm_steps.keep=haswell hvm_steps.skip=more,root",
     },
     Run {
