@@ -66,7 +66,7 @@ pub(crate) fn read(
             Instruction::From(image) if recipe.image.is_empty() => recipe.image = image,
             Instruction::From(_) => {
                 return Err(at_line(line, "several stages are not supported".to_owned())
-                    .with_cure("build the former stages before, and COPY their files"));
+                    .with_cure("build the earlier stages first, and COPY their files"));
             }
             _ if recipe.image.is_empty() => {
                 return Err(at_line(line, "the file must begin with FROM".to_owned()));

@@ -104,7 +104,7 @@ pub(crate) fn run(context: &Context, args: &DoctorArgs) -> Result<(), Failure> {
         0 => Ok(()),
         count => Err(
             Failure::host(format!("{count} of {} checks failed", findings.len()))
-                .with_cure("cure the lines that begin with MISSING, then run `cube doctor` again"),
+                .with_cure("fix the lines that begin with MISSING, then run `cube doctor` again"),
         ),
     }
 }

@@ -113,15 +113,15 @@ impl Failure {
                 let inner = source.get_ref().and_then(|inner| inner.downcast_ref());
                 if let Some(CutAnswer { received, expected }) = inner {
                     let of = expected.map_or(String::new(), |all| format!(" of {all}"));
-                    let text = format!("the answer of {peer} ended after {received}{of} bytes");
+                    let text = format!("the response of {peer} ended after {received}{of} bytes");
                     return Self::refused(text).with_cure(
-                        "it was cut there: what is read may be unreadable or have changed, or the server or sandbox ended",
+                        "it was cut off: the source may have changed or be unreadable, or the server or sandbox ended",
                     );
                 }
-                let text = format!("{peer} does not answer: {}", cause(why));
+                let text = format!("{peer} does not respond: {}", cause(why));
                 if is_untrusted(&source.to_string()) {
                     return Self::new(Kind::Untrusted, text).with_cure(
-                        "the server's certificate is not trusted: name its authority with --ca FILE or SSL_CERT_FILE",
+                        "the server's certificate is not trusted: set its authority with --ca FILE or SSL_CERT_FILE",
                     );
                 }
                 Self::new(Kind::Unreachable, text).with_cure(peer.cure())
@@ -131,7 +131,7 @@ impl Failure {
                     .with_cure(peer.cure())
             }
             ClientError::Protocol(_) => {
-                let text = format!("{peer} is not answering as it should: {}", cause(why));
+                let text = format!("{peer} sent an invalid response: {}", cause(why));
                 Self::new(Kind::Unreachable, text).with_cure(peer.cure())
             }
             ClientError::Local { .. } => Self::host(cause(why)),
@@ -161,11 +161,13 @@ impl Peer<'_> {
     /// Remedy if it does not respond.
     fn cure(&self) -> String {
         match self {
-            Self::Server(_) => "is this the URL of a server with E2B's interface, with http or https as the server has it? \
-                 `cube doctor` on its host and the server's log show whether it works"
+            Self::Server(_) => "check the URL and its scheme (http or https); \
+                 `cube doctor` on the server's host and the server's log show whether it works"
                 .to_owned(),
             Self::Sandbox(id) => {
-                format!("`cube sandbox info {id}` shows whether it still runs, `cube sandbox logs {id}` what it did")
+                format!(
+                    "`cube sandbox info {id}` shows whether it is running, `cube sandbox logs {id}` shows its log"
+                )
             }
         }
     }
@@ -179,7 +181,7 @@ pub(crate) fn cause(why: &ClientError) -> String {
         }
         ClientError::Timeout(limit) => {
             format!(
-                "did not answer within {}",
+                "did not respond within {}",
                 humantime::format_duration(*limit)
             )
         }
@@ -209,7 +211,7 @@ impl From<TrustError> for Failure {
 impl From<DialError> for Failure {
     fn from(why: DialError) -> Self {
         Self::new(Kind::Unreachable, model::chain(&why)).with_cure(
-            "is the server running? Start it with `cube-api serve`, or name another one with --url or E2B_API_URL",
+            "is the server running? Start it with `cube-api serve`, or set another URL with --url or E2B_API_URL",
         )
     }
 }
@@ -234,7 +236,7 @@ mod tests {
             (&lost(), "waiting for an answer failed: the peer closed"),
             (
                 &late,
-                "the server at http://127.0.0.1:3000 did not answer within 2m",
+                "the server at http://127.0.0.1:3000 did not respond within 2m",
             ),
             (&other, "unexpected text"),
         ] {
@@ -246,7 +248,7 @@ mod tests {
         }
         let failure = Failure::of_call(&lost(), &Peer::Sandbox("s1"));
         assert!(
-            failure.message.starts_with("sandbox s1 does not answer"),
+            failure.message.starts_with("sandbox s1 does not respond"),
             "{failure}"
         );
         assert!(failure.cure.unwrap().contains("cube sandbox info s1"));

@@ -149,7 +149,7 @@ fn finished(
         Ended::Ready => Ok(None),
         Ended::Left => {
             display.finish();
-            eprintln!("cube: the build goes on; the next run begins with its result");
+            eprintln!("cube: the build continues; the next run will use its result");
             Ok(signals.received())
         }
         Ended::Failed(reason) => Err(build::failed(&format!("image {image}"), &reason)),

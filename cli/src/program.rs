@@ -31,7 +31,7 @@ pub(crate) struct Cube {
 
 const AFTER: &str = "\
 Exit codes: 0 success, 1 the server refused the request, or the action failed, 2 usage,
-6 this host lacks something, 7 no server answers. `run`, `exec` and `shell` exit with the
+6 this host lacks something, 7 no server responds. `run`, `exec` and `shell` exit with the
 command's code: 128+n if signal n ended it, 124 after --timeout, 126 if it cannot be run,
 127 if it is not found, and 125 if cube itself failed.";
 

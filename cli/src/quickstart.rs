@@ -74,7 +74,7 @@ fn ensure_running(server: &mut Server) -> Result<(), Failure> {
     let url = server.url();
     if !Path::new("/run/systemd/system").is_dir() {
         return Err(Failure::host(format!(
-            "no server answers at {url}, and systemd does not run"
+            "no server responds at {url}, and systemd is not running"
         ))
         .with_cure("run `cube-api prepare`, then `cube-api serve` in another terminal"));
     }

@@ -114,7 +114,7 @@ impl ServerArgs {
             .any(|key| !key.bytes().all(|b| b.is_ascii_graphic()))
         {
             return Err(Failure::usage(
-                "the key has characters that no key has: check --key or E2B_API_KEY",
+                "the key contains invalid characters: check --key or E2B_API_KEY",
             ));
         }
         Ok(Server {
@@ -244,9 +244,9 @@ impl Server {
             let to = &self.control;
             Failure::new(
                 Kind::Unreachable,
-                format!("{to} sent an unexpected answer: {why}"),
+                format!("{to} sent an unexpected response: {why}"),
             )
-            .with_cure("is this the URL of a server with E2B's interface?")
+            .with_cure("check that the URL is that of an E2B-compatible server")
         })
     }
 
@@ -313,7 +313,7 @@ impl Server {
     fn refusal(&self, status: u16, answer: &HttpAnswer) -> Failure {
         let message = serde_json::from_slice::<RestError>(&answer.body);
         let message = message.map_or_else(
-            |_| format!("{} answered with status {status}", self.control),
+            |_| format!("{} responded with status {status}", self.control),
             |error| envd::guest_text(&error.message),
         );
         let failure = Failure::refused(message);

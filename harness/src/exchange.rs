@@ -309,7 +309,7 @@ fn text_of(order: &Order) -> Result<String, Failure> {
 fn probe(sandbox: &mut dyn Sandbox, order: &Order, like: &ExecSpec) -> Result<Finding, Failure> {
     let output = exec_checked(sandbox, &command(&[PROBE, &text_of(order)?], like))?;
     serde_json::from_slice(&output.stdout)
-        .map_err(|e| lost(format!("cannot parse the answer of the probe: {e}")))
+        .map_err(|e| lost(format!("cannot parse the output of the probe: {e}")))
 }
 
 /// A failure because allowed traffic did not pass, or could not be measured.

@@ -95,7 +95,12 @@ pub fn judge(gates: &[GateSpec], summary: &Summary, grade: Grade) -> Vec<GateRes
             }
             Metric::TurnRatio(number) => {
                 let found = ratio::of_turn(summary, number.saturating_sub(1));
-                times(gate, &found, "the same turn of the rounds beside", grade)
+                times(
+                    gate,
+                    &found,
+                    "the same turn of the comparison rounds",
+                    grade,
+                )
             }
             Metric::Event(of, quantile) => {
                 time(gate, &summary.event_samples(of), quantile, "", grade)

@@ -163,7 +163,7 @@ fn cell_output(lines: &[u8]) -> Result<Output, Failure> {
         Ok(output)
     } else {
         Err(cell_failure(
-            "the answer ended before the cell did".to_owned(),
+            "the response ended before the cell did".to_owned(),
         ))
     }
 }

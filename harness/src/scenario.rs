@@ -686,9 +686,9 @@ mod tests {
         insta::assert_snapshot!(refused(&networked("exchange='denied'\nrepeat=2", "")), @r#"scenario t: turn "a": repeat is only allowed for echo, send and receive"#);
         insta::assert_snapshot!(refused(&networked("exchange='shout'", "")), @r#"scenario t: turn "a": exchange is "shout", it must be echo, send, receive, denied or churn"#);
         insta::assert_snapshot!(refused(&networked("exchange='denied'\ncell='1'", "")), @r#"scenario t: turn "a" is an exchange and cannot have argv, cell or expect_stdout"#);
-        insta::assert_snapshot!(refused(&networked("exchange='denied'", "[beside]\nkind='vmm-direct'")), @r#"scenario t: turn "a" needs a network policy, and clones beside have none: set beside.kind to "none""#);
-        insta::assert_snapshot!(refused(&networked("exchange='echo'\ncount=1", "[beside]\nkind='vmm-direct'\n[arrival]\nstarts=2")), @"scenario t: arrival starts up to 2 clones at once, but only one clone beside can have a network");
-        insta::assert_snapshot!(refused(&networked("exchange='echo'\ncount=1", "[[gates]]\nname='g'\nmetric='turn.1.ratio'\nlimit='1.1'")), @"scenario t: gate g: a ratio of turns needs rounds beside: set beside.kind");
+        insta::assert_snapshot!(refused(&networked("exchange='denied'", "[beside]\nkind='vmm-direct'")), @r#"scenario t: turn "a" needs a network policy, and comparison clones have none: set beside.kind to "none""#);
+        insta::assert_snapshot!(refused(&networked("exchange='echo'\ncount=1", "[beside]\nkind='vmm-direct'\n[arrival]\nstarts=2")), @"scenario t: arrival starts up to 2 clones at once, but only one comparison clone can have a network");
+        insta::assert_snapshot!(refused(&networked("exchange='echo'\ncount=1", "[[gates]]\nname='g'\nmetric='turn.1.ratio'\nlimit='1.1'")), @"scenario t: gate g: a ratio of turns needs comparison rounds: set beside.kind");
         let s = parse(
             "t",
             &networked("exchange='churn'\ncount=3\nevery='2ms'", ""),

@@ -308,7 +308,7 @@ mod tests {
         for item in sets.iter().flat_map(|set| &set.items) {
             assert!(
                 !is_trained(&item.exec),
-                "{} is in a warm-up: write a training item of its own",
+                "{} is in a warm-up: add a separate training item",
                 item.id
             );
         }

@@ -27,7 +27,7 @@ pub(super) fn start(route: SandboxRoute, pid: u32, streams: Streams) {
         if let Err(why) = forward(&route, pid, streams) {
             thread::sleep(EXITS);
             let why = one_line(&model::chain(why.as_ref()));
-            eprintln!("cube: the rest of standard input does not reach the command: {why}");
+            eprintln!("cube: cannot send the rest of standard input to the command: {why}");
         }
     });
 }
@@ -49,7 +49,7 @@ fn forward(
         let read = match input.read(&mut piece) {
             Err(why) if why.kind() == io::ErrorKind::Interrupted => continue,
             Err(why) => {
-                eprintln!("cube: cannot read standard input, the command's input ends here: {why}");
+                eprintln!("cube: cannot read standard input: {why}; the command's input ends here");
                 0
             }
             Ok(read) => read,

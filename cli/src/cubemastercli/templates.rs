@@ -221,7 +221,7 @@ fn set_alias(
         build: begin(&mut server, &new, &order)?,
         template: alias.to_owned(),
     };
-    eprintln!("note: {alias} is a template of its own, made of {template}");
+    eprintln!("note: {alias} is a separate template, built from {template}");
     create::show(context, &job::settle(&mut server, &build)?)
 }
 

@@ -428,9 +428,7 @@ fn check_depth(path: &str, depth: usize) -> Result<(), Failure> {
 
 fn skip(path: &str) {
     let path = envd::guest_text(path);
-    eprintln!(
-        "cube: {path} is not copied: it is neither a file nor a directory, or a link to a directory"
-    );
+    eprintln!("cube: skipping {path}: not a file or directory, or a link to a directory");
 }
 
 fn join(dir: &str, name: &str) -> String {

@@ -103,7 +103,7 @@ pub(crate) fn kvm_a_program_that_is_no_server_is_named_by_its_url() {
     let words = ["--url", &url, "sandbox", "list"];
     let ran = Ran::of(&words, bare(&words).output().unwrap()).expect(7);
     peer.join().unwrap();
-    let (text, named) = (&ran.stderr, format!("the server at {url} does not answer"));
+    let (text, named) = (&ran.stderr, format!("the server at {url} does not respond"));
     assert!(text.contains(&named) && !text.contains("agent"), "{text}");
     assert!(text.contains("cube doctor"), "{text}");
 }

@@ -187,7 +187,7 @@ fn block_scenario(
         return refuse("its rounds have different rates");
     }
     if scenario.trace.is_some() {
-        return refuse("its starts are those of a trace");
+        return refuse("its starts come from a trace");
     }
     if scenario.network.is_some() {
         return refuse("`ab` does not run scenarios with a [network] yet");

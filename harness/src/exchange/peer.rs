@@ -102,7 +102,7 @@ pub(super) fn echo(mut stream: TcpStream, count: u32) -> io::Result<Exchanged> {
         stream.read_exact(&mut back)?;
         times_ns.push(clock::monotonic_ns() - asked);
         if back != request {
-            return Err(io::Error::other("an answer differs from its request"));
+            return Err(io::Error::other("a response differs from its request"));
         }
     }
     Ok(Exchanged {

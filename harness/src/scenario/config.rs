@@ -200,7 +200,7 @@ fn keys_of(typed: &toml::Table, table: &str) -> Vec<String> {
 /// Checks that work can replace the first command of the scenario.
 pub(super) fn can_draw_work(scenario: &Scenario) -> Result<(), String> {
     if !scenario.parent.is_empty() {
-        return Err("work cannot be drawn for forks: remove work.file or parent".to_owned());
+        return Err("forks cannot run work: remove work.file or parent".to_owned());
     }
     if !scenario.peers.is_empty() {
         return Err("peers run the command of [exec]: remove work.file or peers".to_owned());
@@ -452,12 +452,13 @@ fn can_have_a_network(target: &TargetConfig, beside: bool, arrival: Arrival) -> 
     };
     if beside && target.warm == 0 {
         return Err(
-            "clones beside copy the cgroup of a warm sandbox: set target.warm to at least 1".into(),
+            "comparison clones copy the cgroup of a warm sandbox: set target.warm to at least 1"
+                .into(),
         );
     }
     if beside && at_once > 1 {
         return Err(format!(
-            "arrival starts up to {at_once} clones at once, but only one clone beside can have a network"
+            "arrival starts up to {at_once} clones at once, but only one comparison clone can have a network"
         ));
     }
     Ok(())
@@ -474,7 +475,7 @@ fn can_exchange(turn: &TurnSpec, network: bool, beside: bool) -> Result<(), Stri
             "turn {name:?} is an exchange, which needs network.kind \"isolated\""
         )),
         (true, true) if has_policy => Err(format!(
-            "turn {name:?} needs a network policy, and clones beside have none: set beside.kind to \"none\""
+            "turn {name:?} needs a network policy, and comparison clones have none: set beside.kind to \"none\""
         )),
         (true, _) => Ok(()),
     }
@@ -523,7 +524,7 @@ fn gates(
         }
         if matches!(gate.metric, Metric::TurnRatio(_)) && !beside {
             return Err(format!(
-                "gate {name}: a ratio of turns needs rounds beside: set beside.kind"
+                "gate {name}: a ratio of turns needs comparison rounds: set beside.kind"
             ));
         }
     }

@@ -158,8 +158,8 @@ pub(super) fn cluster(
             .is_some_and(|event| event.kind == EventKind::DrainNode)
     {
         eprintln!(
-            "cube-bench: moves contain the memory of the template: nodes cannot link its files from another file system; \
-             name a --run-root on that of {}",
+            "cube-bench: moves will copy the memory of the template, because nodes cannot link its files across file \
+             systems: set --run-root to a directory on the file system of {}",
             template.dir.display()
         );
     }
@@ -251,7 +251,7 @@ pub(super) fn start(
         }
         (TargetKind::E2b, None) if spec.nodes > 0 || !spec.by.is_empty() => {
             let Some(cluster) = surroundings.cluster else {
-                let why = "the target is no cluster".to_owned();
+                let why = "the target is not a cluster".to_owned();
                 let kind = spec.kind.name();
                 return Err(SessionError::Target { kind, why });
             };
@@ -422,7 +422,7 @@ fn account(server: u32) -> Option<Account> {
     Account::open(server)
         .inspect_err(|error| {
             eprintln!(
-                "cube-bench: the report will have no CPU time and no memory of the server: {error}"
+                "cube-bench: the report will not contain CPU time and memory of the server: {error}"
             );
         })
         .ok()

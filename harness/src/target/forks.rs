@@ -149,7 +149,7 @@ impl Target for Forks {
             .family
             .read()
             .map_err(|e| fork_failure(e.to_string()))?;
-        let none = || fork_failure("the answer has no fork for this arrival".to_owned());
+        let none = || fork_failure("the response has no fork for this arrival".to_owned());
         let family = family.as_ref().ok_or_else(none)?;
         let place = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
         let batch = self

@@ -349,7 +349,7 @@ impl Node {
         match answer.status {
             204 => Ok(()),
             status => Err(io::Error::other(format!(
-                "node {} refuses {body}: status {status}, {}",
+                "node {} rejected {body}: status {status}, {}",
                 self.name,
                 String::from_utf8_lossy(&answer.body)
             ))),

@@ -86,7 +86,7 @@ pub fn run(spec: &ConformanceSpec) -> Result<Matrix, VerifyError> {
     Ok(Matrix {
         format: report::FORMAT,
         endpoint: match &server {
-            Some(_) => "cube-api of the suite's own".to_owned(),
+            Some(_) => "cube-api started by the suite".to_owned(),
             None => address.url,
         },
         sdks: sdks.iter().map(Sdk::name).collect(),

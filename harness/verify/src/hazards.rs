@@ -82,7 +82,7 @@ pub fn run(spec: &HazardSpec) -> Result<Findings, VerifyError> {
             let mut options = spec.setup.server(WARM)?;
             options.domain = Some(DOMAIN.to_owned());
             let server = LocalServer::start(dir.path(), options)?;
-            let own = "cube-api of the suite's own".to_owned();
+            let own = "cube-api started by the suite".to_owned();
             (verify(spec, &api_of(&server, probe::TIMEOUT))?, own)
         }
     };

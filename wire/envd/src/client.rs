@@ -62,7 +62,7 @@ pub enum ClientError {
     Timeout(Duration),
     /// The peer violated the protocol or exceeded a limit. The text may quote the peer and is sanitized by
     /// [`guest_text`].
-    #[error("unexpected answer: {0}")]
+    #[error("unexpected response: {0}")]
     Protocol(String),
 }
 

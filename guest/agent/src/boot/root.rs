@@ -63,7 +63,7 @@ pub(super) fn assemble(image: &Path, layer: &Path) -> Result<OwnedFd, BootError>
         OPTIONS,
     )?;
     if let Err(why) = grow(layer) {
-        console::fail(&format!("the layer stays as large as it is: {why}"));
+        console::fail(&format!("cannot grow the writable layer: {why}"));
     }
     let (upper, work) = (format!("{LAYER}/upper"), format!("{LAYER}/work"));
     make_dir(&upper)?;

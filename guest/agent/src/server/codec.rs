@@ -90,7 +90,7 @@ impl Codec {
             Self::Json => Ok(Cow::Borrowed(json)),
             Self::Binary(method) => {
                 let message = method.response.from_json(json).map_err(|error| {
-                    let message = format!("the answer cannot be written: {error}");
+                    let message = format!("the response cannot be encoded: {error}");
                     ConnectError::new(Internal, message)
                 })?;
                 Ok(Cow::Owned(message))

@@ -207,7 +207,7 @@ impl Driver {
             Err(error) => {
                 let text = line::printable(&String::from_utf8_lossy(line));
                 return self.fail(&format!(
-                    "it printed a line that is no answer ({error}): {text}"
+                    "it printed a line that is not a response ({error}): {text}"
                 ));
             }
         };
@@ -296,7 +296,7 @@ impl Driver {
         }
         if let Ok(None) = status {
             eprintln!(
-                "cube-bench: the adapter did not end and is killed: its sandboxes may be left"
+                "cube-bench: killed the adapter, which did not exit: its sandboxes may still run"
             );
         }
         if let Ok(pid) = i32::try_from(self.child.id()) {

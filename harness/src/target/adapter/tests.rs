@@ -109,7 +109,7 @@ fn a_program_that_is_missing_or_speaks_another_version_is_refused() {
 fn what_is_no_answer_fails_every_start_and_names_the_log() {
     let stage = Stage::set();
     for (script, expected) in [
-        ("read l; echo hello; cat >/dev/null", "no answer"),
+        ("read l; echo hello; cat >/dev/null", "not a response"),
         (
             r#"read l; echo '{"id":99,"sandbox":"x"}'; cat >/dev/null"#,
             "99",

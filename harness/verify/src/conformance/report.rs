@@ -150,7 +150,7 @@ fn write_markdown(out: &mut String, matrix: &Matrix) -> std::fmt::Result {
     )?;
     writeln!(
         out,
-        "| feature | {} | why it is looked at |",
+        "| feature | {} | why it is tested |",
         matrix.sdks.join(" | ")
     )?;
     writeln!(out, "|---|{}---|", "---|".repeat(matrix.sdks.len()))?;

@@ -138,7 +138,7 @@ pub(super) fn run(
     }
     if !selection.places.is_empty() {
         eprintln!(
-            "cube-bench: {} places in which secrets are looked for",
+            "cube-bench: searching {} places for secrets",
             selection.places.len()
         );
         secrets::plant(&scene)?;

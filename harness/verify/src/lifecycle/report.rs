@@ -32,7 +32,7 @@ fn write_terminal(out: &mut String, proof: &Proof) -> std::fmt::Result {
     )?;
     writeln!(
         out,
-        "{:>8}  requests refused for want of room",
+        "{:>8}  requests rejected for lack of resources",
         proof.refused
     )?;
     writeln!(

@@ -64,7 +64,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "device-make-node",
         class: Class::Devices,
-        why: "A device node of its own gives access to any device.",
+        why: "A new device node gives access to any device.",
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.path("public/node"))?;

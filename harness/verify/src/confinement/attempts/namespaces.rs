@@ -112,7 +112,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "host-name",
         class: Class::Namespaces,
-        why: "The host name is the name of the whole host. The attempt sets it to its present value.",
+        why: "The host name is the name of the whole host. The attempt sets it to its current value.",
         refusals: USUAL,
         act: |i, _| {
             let name = staged(std::fs::read_to_string("/proc/sys/kernel/hostname"))?;

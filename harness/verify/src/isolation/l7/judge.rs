@@ -235,7 +235,7 @@ impl Judged {
             let is_other = finding.issuer != *issuer;
             self.breach_if(
                 is_other,
-                &format!("the certificate is that of: {}", finding.issuer),
+                &format!("the certificate was issued by: {}", finding.issuer),
             );
         }
         if let Some(protocol) = &case.protocol {

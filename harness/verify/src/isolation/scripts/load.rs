@@ -68,7 +68,7 @@ pub(super) fn flood(
     let answered = |findings: &[Finding]| findings.iter().map(|f| f.count).sum::<u64>();
     found.doubt_unless(
         answered(&before) == u64::from(REQUESTS),
-        "the neighbour lost requests before the flood, beside a guest that computes",
+        "the neighbour lost requests before the flood, next to a computing guest",
     );
     let lost = u64::from(REQUESTS) - answered(&during).min(u64::from(REQUESTS));
     found.breach_if(
@@ -101,7 +101,7 @@ pub(super) fn flood(
     );
     found.doubt_unless(grown.is_some(), "the server's memory cannot be read");
     found.guest = format!(
-        "{sent} flows; the neighbour's median latency: {rough} µs, and {calm} µs beside a guest that computes"
+        "{sent} flows; the neighbour's median latency: {rough} µs, and {calm} µs next to a computing guest"
     );
     Ok(found)
 }
