@@ -101,8 +101,13 @@ pub(crate) struct Handed {
     pub(crate) forbidden: ForbiddenAddresses,
 }
 
-/// Creates the listening socket for a proxy.
-pub(crate) type Listen = Box<dyn Fn() -> io::Result<TcpListener> + Send + Sync>;
+/// The parts of the network isolation that a proxy process needs.
+pub(crate) struct Seat {
+    /// Creates its listening socket.
+    pub(crate) listen: Box<dyn Fn() -> io::Result<TcpListener> + Send + Sync>,
+    /// Limits the addresses to which the process with this id can connect.
+    pub(crate) limit: Box<dyn Fn(u32) -> io::Result<()> + Send + Sync>,
+}
 
 /// The parts that are ready before the registry: the authority and the log.
 pub(crate) struct Prepared {
@@ -172,7 +177,7 @@ impl Prepared {
         self,
         registry: Registry,
         secrets: Secrets,
-        listen: Listen,
+        seat: Seat,
         handed: Handed,
         tasks: &mut JoinSet<()>,
     ) -> Egress {
@@ -191,7 +196,7 @@ impl Prepared {
             spec: self.spec,
             user: self.user,
             authority: self.authority,
-            listen,
+            seat,
             starts: Arc::clone(&starts),
             processes: processes.clone(),
             served: Arc::clone(&served),
@@ -361,7 +366,7 @@ struct Supervisor {
     spec: EgressSpec,
     user: u32,
     authority: Authority,
-    listen: Listen,
+    seat: Seat,
     starts: Arc<AtomicU64>,
     processes: Processes,
     served: Arc<Mutex<BTreeSet<SandboxId>>>,
@@ -397,7 +402,7 @@ impl Supervisor {
         answers: &Arc<A>,
         cuts: &mut mpsc::Receiver<SandboxId>,
     ) -> io::Result<()> {
-        let listener = (self.listen)()?;
+        let listener = (self.seat.listen)()?;
         let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
         let mut command = Command::new(&self.spec.program);
         command
@@ -424,6 +429,11 @@ impl Supervisor {
         let child = sys::spawn_with(command, listener.as_fd(), LISTENER)?;
         drop(listener);
         let (pid, mut status) = self.processes.watch(child)?;
+        // Before the start message: until then, the process makes no socket and has no secret.
+        if let Err(why) = (self.seat.limit)(pid.cast_unsigned()) {
+            self.processes.kill(pid);
+            return Err(why);
+        }
         self.starts.fetch_add(1, Ordering::Relaxed);
         info!(pid, "egress proxy started");
         ours.set_nonblocking(true)?;
@@ -442,5 +452,67 @@ impl Supervisor {
         let status = ended.map_or_else(|why| why.to_string(), |status| status.to_string());
         warn!(pid, why = %model::chain(&why), %status, "the egress proxy exited: restarting it");
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::{session::tests::Fake, *};
+
+    /// A supervisor of a program that writes the first line of its standard input to `said` if a file has its id.
+    fn supervisor(dir: &Path, limit: fn(&Path) -> io::Result<()>) -> Supervisor {
+        let (at, program) = (dir.display(), dir.join("proxy"));
+        let script =
+            format!("#!/bin/sh\nread -r line && test -e {at}/$$ && echo \"$line\" > {at}/said");
+        // By another process: a program that this one has open for writing in any thread could not be started.
+        let write = r#"printf '%s' "$0" > "$1" && chmod 755 "$1""#;
+        let mut shell = Command::new("sh");
+        let written = shell.args(["-c", write, &script]).arg(&program).status();
+        assert!(written.unwrap().success());
+        let dir = dir.to_owned();
+        Supervisor {
+            spec: EgressSpec {
+                program,
+                calls: CallFile::Off,
+                connections: None,
+            },
+            user: FIRST_USER,
+            authority: Authority {
+                certificate: String::new(),
+                key: String::new(),
+            },
+            seat: Seat {
+                listen: Box::new(|| TcpListener::bind("127.0.0.1:0")),
+                limit: Box::new(move |pid| limit(&dir.join(pid.to_string()))),
+            },
+            starts: Arc::default(),
+            processes: Processes::default(),
+            served: Arc::default(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_proxy_is_limited_before_it_gets_the_start_message() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_cuts, mut queue) = mpsc::channel(1);
+        let answers = Arc::new(Fake::default());
+        let limited = supervisor(dir.path(), |file| fs::write(file, ""));
+        limited.once(&answers, &mut queue).await.unwrap();
+        let said = fs::read_to_string(dir.path().join("said")).unwrap();
+        assert!(said.contains(r#""start""#), "{said}");
+
+        fs::remove_file(dir.path().join("said")).unwrap();
+        let unlimited = supervisor(dir.path(), |file| {
+            fs::write(file, "")?;
+            Err(io::Error::other("no such cgroup"))
+        });
+        unlimited.once(&answers, &mut queue).await.unwrap_err();
+        while !unlimited.processes.is_empty() {
+            sleep(POLL).await;
+        }
+        assert!(!dir.path().join("said").exists());
+        assert_eq!(unlimited.starts.load(Ordering::Relaxed), 0);
     }
 }

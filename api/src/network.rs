@@ -1,7 +1,7 @@
 //! The network of all sandboxes: the operator's configuration, and the start of network isolation and of the DNS
 //! resolver.
 
-use std::{fs, net::SocketAddr, path::Path, sync::Arc};
+use std::{fs, io, net::SocketAddr, path::Path, sync::Arc};
 
 use ::egress::control::Flow;
 use netisolation::{
@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
-    egress::{self, AlertSpec, Alerts, EgressSpec, Handed, Listen},
+    egress::{self, AlertSpec, Alerts, EgressSpec, Handed, Seat},
     hex::hex,
 };
 
@@ -131,6 +131,12 @@ pub(crate) async fn open(
     };
     let opened = tokio::task::spawn_blocking(move || Isolation::open_with(&config, sockets)).await;
     let (isolation, events) = opened.map_err(|e| NetworkError::Lost(e.to_string()))??;
+    if let Some(why) = isolation.unlimited_proxy().filter(|_| spec.proxy.is_some()) {
+        tracing::warn!(
+            why = model::chain(why),
+            "the kernel does not limit where the egress proxy connects: only the proxy's own checks and its system call filter do"
+        );
+    }
     let subscriber = move |event: &NetEvent| {
         log_event(event);
         if let Some(alerts) = &alerts {
@@ -148,12 +154,19 @@ pub(crate) async fn open(
 /// their own proxy.
 const CHECKED: [u16; 2] = [80, 443];
 
-/// The listening socket of the egress proxy, and access to redirected flows. The eBPF programs have checked the remote
-/// addresses, but the proxy connects to them from this host, on which more addresses than those of its interfaces can
-/// be local.
-pub(crate) fn proxied(isolation: &Isolation, forbidden: ForbiddenAddresses) -> (Listen, Handed) {
+/// The listening socket and the limits of the egress proxy, and access to redirected flows. The eBPF programs have checked
+/// the remote addresses, but the proxy connects to them from this host, on which more addresses than those of its
+/// interfaces can be local.
+pub(crate) fn proxied(isolation: &Isolation, forbidden: ForbiddenAddresses) -> (Seat, Handed) {
     let (listening, handing, adopting) = (isolation.clone(), isolation.clone(), isolation.clone());
-    let listen = move || listening.proxy_listener();
+    let limiting = isolation.clone();
+    let seat = Seat {
+        listen: Box::new(move || listening.proxy_listener()),
+        limit: Box::new(move |pid| {
+            let limited = limiting.limit_proxy(pid);
+            limited.map_err(|why| io::Error::other(model::chain(&why)))
+        }),
+    };
     let judge = forbidden.clone();
     let flow = move |peer| {
         let flow = handing.handed(peer)?;
@@ -175,7 +188,7 @@ pub(crate) fn proxied(isolation: &Isolation, forbidden: ForbiddenAddresses) -> (
         awaits_adoption: Box::new(move |peer| adopting.awaits_adoption(peer)),
         forbidden,
     };
-    (Box::new(listen), handed)
+    (seat, handed)
 }
 
 /// Starts the sandboxes' DNS resolver.

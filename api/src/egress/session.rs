@@ -264,4 +264,4 @@ async fn adopted(answers: &impl Answers, peer: SocketAddr) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -123,9 +123,9 @@ impl Engine {
                 let forbidden = network
                     .as_ref()
                     .map(|network| network.egress.forbidden.clone());
-                let (listen, handed) = network::proxied(isolation, forbidden.unwrap_or_default());
+                let (seat, handed) = network::proxied(isolation, forbidden.unwrap_or_default());
                 let (registry, secrets) = (registry.clone(), secrets.clone());
-                Some(prepared.start(registry, secrets, listen, handed, &mut tasks))
+                Some(prepared.start(registry, secrets, seat, handed, &mut tasks))
             }
             (Some(_) | None, _) => None,
         };

@@ -8,7 +8,7 @@ use tokio::io::{DuplexStream, Lines, duplex};
 use super::*;
 
 #[derive(Default)]
-struct Fake {
+pub(in crate::egress) struct Fake {
     calls: Mutex<Vec<String>>,
     /// The sandbox of port 3 is adopted.
     is_adopted: AtomicBool,
