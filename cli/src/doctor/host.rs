@@ -36,6 +36,7 @@ const LEAST_DISK: u64 = 3 << 30;
 
 pub(super) fn findings(state: &Path) -> Vec<Finding> {
     let read = |path: &str| fs::read_to_string(path);
+    let mounts = read("/proc/mounts").unwrap_or_default();
     vec![
         kvm(),
         vmm(),
@@ -43,10 +44,8 @@ pub(super) fn findings(state: &Path) -> Vec<Finding> {
         capabilities(&read("/proc/self/status").unwrap_or_default()),
         tun(),
         bpffs(),
-        cgroups(
-            Path::new("/sys/fs/cgroup"),
-            &read("/proc/mounts").unwrap_or_default(),
-        ),
+        cgroups(Path::new("/sys/fs/cgroup"), &mounts),
+        egress(&mounts),
         seccomp(),
         landlock(read("/sys/kernel/security/lsm")),
         memory(&read("/proc/meminfo").unwrap_or_default()),
@@ -242,6 +241,25 @@ fn cgroups(root: &Path, mounts: &str) -> Finding {
     )
 }
 
+/// Whether the server finds cgroups of version 2 (`netisolation::datapath::proxy_group`).
+fn egress(mounts: &str) -> Finding {
+    let mut mounts = mounts.lines().map(|line| line.split(' '));
+    let is_found = mounts.any(|mut fields| {
+        matches!(
+            fields.nth(1),
+            Some("/sys/fs/cgroup" | "/sys/fs/cgroup/unified")
+        ) && fields.next() == Some("cgroup2")
+    });
+    if is_found {
+        return Finding::ok("egress", "the kernel limits where cube-egress connects");
+    }
+    Finding::warning(
+        "egress",
+        "without cgroups of version 2, only cube-egress itself limits where it connects",
+        "mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified; then restart the server",
+    )
+}
+
 /// Mount point of cgroups of version 2 if moving a process into one waits for an RCU grace period.
 fn slow_mount(mounts: &str) -> Option<&str> {
     let mut mounts = mounts
@@ -387,6 +405,21 @@ mod tests {
             fs::write(root.join(name).join("cgroup.procs"), "").unwrap();
         }
         assert!(!cgroups(root).found.contains("favordynmods"));
+    }
+
+    #[test]
+    fn absent_cgroups_of_version_2_are_a_warning() {
+        for (mounts, verdict) in [
+            ("x /sys/fs/cgroup/unified cgroup2 rw 0 0", Verdict::Ok),
+            (
+                "a / ext4 rw 0 0\nx /sys/fs/cgroup cgroup2 rw 0 0",
+                Verdict::Ok,
+            ),
+            ("x /mnt cgroup2 rw 0 0", Verdict::Warning),
+            ("x /sys/fs/cgroup tmpfs rw 0 0", Verdict::Warning),
+        ] {
+            assert_eq!(egress(mounts).verdict, verdict, "{mounts}");
+        }
     }
 
     #[test]
