@@ -60,6 +60,14 @@ impl ProxyGroup {
         &self,
         programs: Vec<(&str, CgroupSockAddr)>,
     ) -> Result<(), IsolationError> {
+        let guarded = self.attach_all(programs);
+        if guarded.is_err() {
+            self.close();
+        }
+        guarded
+    }
+
+    fn attach_all(&self, programs: Vec<(&str, CgroupSockAddr)>) -> Result<(), IsolationError> {
         for dir in [&self.dir, &self.links] {
             fs::create_dir_all(dir).map_err(|e| system(format!("create {}", dir.display()), e))?;
         }
