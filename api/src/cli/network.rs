@@ -42,7 +42,7 @@ pub(super) struct NetworkOptions {
     /// Outbound access of a sandbox whose client sets no network options
     #[arg(long, value_enum, default_value = "deny")]
     default_egress: Egress,
-    /// What the steps of template builds may reach
+    /// Network access of the steps of template builds
     #[arg(long, value_enum, default_value = "internet")]
     build_egress: Egress,
     /// Upstream DNS server for sandboxes; repeat for more [default: those of /etc/resolv.conf]
