@@ -1,5 +1,5 @@
 //! The VMM's only request to the guest: `POST /init` to the agent, which applies the clone's identity before it
-//! answers. The request carries the wall clock at the time of sending.
+//! responds. The request carries the wall clock at the time of sending.
 
 use std::{
     io::{self, Read, Write},
@@ -14,20 +14,21 @@ use crate::watch::{Interest, Token, Watch};
 
 /// The agent's vsock port. It has the same number as envd's TCP port.
 pub const AGENT_PORT: u32 = 49983;
-/// Delay before the next attempt after a stream ended without an answer, for example because the agent is not
+/// Delay before the next attempt after a stream ended without a response, for example because the agent is not
 /// listening yet.
 const RETRY: Duration = Duration::from_millis(5);
-/// Limit on the length of an answer's head in bytes. An answer that reaches it is parsed as if its head were complete.
+/// Limit on the length of a response's head in bytes. A response that reaches it is parsed as if its head were
+/// complete.
 const MAX_ANSWER: usize = 16 << 10;
 
 /// State of an [`IdentityTask`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The agent has not answered.
+    /// The agent has not responded.
     Waiting,
     /// The agent has applied the identity.
     Ready,
-    /// The agent's answer was not a 2xx status, or the deadline passed. Holds the reason.
+    /// The agent's response was not a 2xx status, or the deadline passed. Contains the reason.
     Failed(String),
 }
 
@@ -77,7 +78,7 @@ impl IdentityTask {
     ) -> io::Result<(Progress, Option<UnixStream>)> {
         if now >= self.deadline {
             let why =
-                "the agent did not answer in time (is the guest still starting? see its console)";
+                "the agent did not respond in time (is the guest still starting? see its console)";
             return Ok((Progress::Failed(why.into()), None));
         }
         match &mut self.attempt {
@@ -110,7 +111,7 @@ impl IdentityTask {
     }
 }
 
-/// Reads from the stream. Returns `None` if the stream ended or failed before the answer's head was complete.
+/// Reads from the stream. Returns `None` if the stream ended or failed before the response's head was complete.
 fn read_answer(stream: &mut UnixStream, answer: &mut Vec<u8>) -> Option<Progress> {
     let mut buffer = [0; 1024];
     loop {

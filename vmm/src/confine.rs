@@ -36,7 +36,7 @@ use nix::{
     unistd::{Gid, Uid, setgroups, setresgid, setresuid},
 };
 
-/// Why the process could not be confined.
+/// Reasons why the process could not be confined.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
     #[error("cannot close inherited descriptors")]
@@ -145,7 +145,8 @@ pub(crate) fn pagemap() -> io::Result<&'static File> {
     }
 }
 
-/// Closes all inherited descriptors except standard input, output and error. Must be called before anything is opened.
+/// Closes all inherited descriptors except standard input, output and error. Must be called before the process opens
+/// any file.
 ///
 /// # Errors
 /// Returns [`ConfineError::Descriptors`] if the kernel has no close_range (before Linux 5.9).

@@ -1,7 +1,7 @@
 //! The server side of the control socket: one client at a time.
 //!
 //! On a connected socket, end-of-file ends the VM. On a listening one, the VM outlives its clients: they connect one
-//! after another, and a client that disconnects cancels only its pending request. An answer must never reach the next
+//! after another, and a client that disconnects cancels only its pending request. A response must never reach the next
 //! client.
 
 use std::{
@@ -32,7 +32,7 @@ pub struct Control {
     listener: Option<UnixListener>,
     client: Option<UnixStream>,
     versions: Versions,
-    /// The version of the last request, in which it is answered.
+    /// The version of the last request, which the response also uses.
     version: u16,
     /// A descriptor that is given up to accept a client when no other one is free: a guest's connections can use up all
     /// descriptors.
@@ -144,7 +144,7 @@ impl Control {
         self.accept(watch)
     }
 
-    /// Keeps a descriptor for the next client. This can fail only while no descriptor is free.
+    /// Reserves a descriptor for the next client. This can fail only while no descriptor is free.
     fn keep_spare(&mut self) {
         if self.spare.is_none() {
             let listener = self.listener.as_ref();
@@ -175,7 +175,7 @@ impl Control {
                 self.version = version;
                 Ok(Received::Request(Box::new(request), files))
             }
-            // The whole frame was read, so the client can be answered.
+            // The whole frame was read, so a reply to the client is possible.
             Err(e @ (FrameError::Body(_) | FrameError::Files { .. })) => {
                 Ok(Received::Invalid(Failure {
                     kind: FailureKind::BadSpec,
@@ -196,11 +196,11 @@ impl Control {
         }
     }
 
-    /// Sends an answer to the client. If that fails, the client is dropped: it may have received a part of the answer,
-    /// so it could not find the beginning of the next one.
+    /// Sends a reply to the client. If this fails, the client is dropped: it may have received a part of the reply, so
+    /// it could not find the beginning of the next one.
     ///
     /// # Errors
-    /// Returns [`FrameError`] if the answer cannot be encoded or is too long for a frame, or if a listening socket's
+    /// Returns [`FrameError`] if the reply cannot be encoded or is too long for a frame, or if a listening socket's
     /// next client cannot be set up.
     pub(crate) fn reply(
         &mut self,
@@ -363,7 +363,7 @@ mod tests {
         control.keep_spare();
         let mut taken = Vec::new();
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-        // Any number that is used is below 4096 here.
+        // All descriptor numbers in use here are below 4096.
         setrlimit(Resource::RLIMIT_NOFILE, soft.min(4096), hard).unwrap();
         while let Ok(fd) = client.try_clone() {
             taken.push(fd);

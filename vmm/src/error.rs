@@ -12,13 +12,13 @@ use crate::{
     snapshot::SnapshotError,
 };
 
-/// Why the machine refused a request or had to stop.
+/// Reasons for which the machine refused a request or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
     /// There is no KVM, or the client's descriptor for /dev/kvm refers to another file.
     #[error("cannot use /dev/kvm (is KVM enabled, and may this user open it?)")]
     NoKvm(#[source] io::Error),
-    #[error("cannot use a descriptor that was handed over")]
+    #[error("cannot use a descriptor that the client sent")]
     Descriptor(#[source] io::Error),
     #[error("cannot install a signal handler")]
     Signals(#[source] io::Error),
@@ -54,7 +54,7 @@ pub enum MachineError {
 }
 
 impl MachineError {
-    /// The answer for the control socket: the kind, and the error with its causes in one line.
+    /// The reply for the control socket: the kind, and the error with its causes in one line.
     #[must_use]
     pub fn failure(&self) -> Failure {
         Failure {

@@ -42,7 +42,7 @@ pub struct Extents {
     list: Vec<Extent>,
 }
 
-/// The place from which to read a byte.
+/// Source of a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// The diff contains the byte.
@@ -59,7 +59,7 @@ pub enum Found {
     },
 }
 
-/// Why bytes are not a valid list of extents.
+/// Reasons why bytes are not a valid list of extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExtentsError {
     #[error("it is not a list of extents")]
@@ -69,7 +69,7 @@ pub enum ExtentsError {
     /// The counts in the header do not match the length.
     #[error("its length does not match its header")]
     Length,
-    #[error("it has {0} extents, the limit is {MAX_EXTENTS}")]
+    #[error("it has {0} extents: the limit is {MAX_EXTENTS}")]
     TooMany(u64),
     #[error("its SHA-256 differs from the one in its header")]
     Sum,
@@ -142,7 +142,7 @@ impl Extents {
         self.list.iter()
     }
 
-    /// The place from which to read the byte at offset `at`.
+    /// The source of the byte at offset `at`.
     #[must_use]
     pub fn find(&self, at: u64) -> Found {
         let first = self.list.partition_point(|e| e.at + e.bytes <= at);

@@ -18,7 +18,7 @@ use crate::{
 /// Format version of state files.
 pub const FORMAT: u32 = model::TEMPLATE_FORMAT;
 
-/// Decodes a state file. If that succeeds, restores the devices from it, as far as that needs no KVM.
+/// Decodes a state file. If this succeeds, restores the devices from it, as far as this needs no KVM.
 pub fn state(bytes: &[u8]) {
     for host in [Platform::Ring3, Platform::Hvm] {
         if let Ok(state) = snapshot::decode(Path::new("state"), bytes, host) {

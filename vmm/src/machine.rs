@@ -1,5 +1,5 @@
 //! The machine: one VM, its devices and its control socket, owned by one thread. Between runs of the vCPU the thread
-//! serves ready descriptors; while the guest is idle it waits for them.
+//! serves ready descriptors. While the guest is idle it waits for them.
 //!
 //! ```text
 //!          boot ───────────────► Running ◄──resume── Paused ◄── restore

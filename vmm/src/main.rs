@@ -31,7 +31,7 @@ enum Command {
         /// Switch to this user and group id first; needs root
         #[arg(long, value_name = "ID")]
         user: Option<u32>,
-        /// Join a control group of version 1 before anything else; FILE is the group's `tasks`. May be repeated
+        /// Join a cgroup of version 1 before anything else; FILE is the group's `tasks`. May be repeated
         #[arg(long, value_name = "FILE")]
         join: Vec<PathBuf>,
     },
@@ -55,15 +55,15 @@ fn main() -> ExitCode {
     }
 }
 
-/// Moves this process, which has one thread, into a control group of version 1. A process that moves another one, or writes
-/// to `cgroup.procs`, takes `cgroup_threadgroup_rwsem` and waits for a grace period of RCU; a thread that moves itself does not
-/// (`cgroup_procs_write_start` in kernel/cgroup/cgroup.c).
+/// Moves this process, which has one thread, into a cgroup of version 1. A process that moves another one, or writes to
+/// `cgroup.procs`, takes `cgroup_threadgroup_rwsem` and waits for an RCU grace period. A thread that moves itself does
+/// not (`cgroup_procs_write_start` in kernel/cgroup/cgroup.c).
 fn join_group(tasks: &Path) -> Result<(), String> {
     let written = OpenOptions::new()
         .write(true)
         .open(tasks)
         .and_then(|mut file| file.write_all(b"0"));
-    written.map_err(|e| format!("cannot join the control group: {}: {e}", tasks.display()))
+    written.map_err(|e| format!("cannot join the cgroup: {}: {e}", tasks.display()))
 }
 
 fn run(command: Option<Command>, started: u64) -> Result<(), Box<dyn std::error::Error>> {
@@ -78,7 +78,7 @@ fn run(command: Option<Command>, started: u64) -> Result<(), Box<dyn std::error:
             let control = Control::of_stdin()?;
             if control.is_listening() {
                 // The VM outlives the terminal and the session of the process that started it. setsid fails for the
-                // leader of a process group, which then has a group of its own already.
+                // leader of a process group, which already has its own group.
                 let _ = nix::unistd::setsid();
             }
             // Must come before any input is read: a snapshot may have been written by a compromised VMM.

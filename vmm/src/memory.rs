@@ -1,5 +1,5 @@
-//! Guest memory. It consists of one or two parts: one mapping and one KVM slot each, before and after a hole in
-//! guest-physical addresses. Offsets in this module and in files do not count the hole.
+//! Guest memory. It consists of one or two parts, before and after a hole in guest-physical addresses. Each part is one
+//! mapping and one KVM slot. Offsets in this module and in files do not count the hole.
 //!
 //! A booted VM has anonymous memory. A clone maps the template's file privately: pages that it writes become private
 //! copies, and pages that it only reads stay in the host's page cache. A clone of a diff maps the base's file in the

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 pub use vm::{PlatformError, PlatformState, PlatformVm, kernel_parameters};
 
-/// Why a vCPU left the guest.
+/// Reason why a vCPU left the guest.
 #[derive(Debug)]
 pub enum Exit {
     /// The guest is idle until an interrupt arrives or, if given, this time has passed.

@@ -1,4 +1,4 @@
-//! Templates on disk: their format, and the checks before a restore and of [`verify`].
+//! Templates on disk: their format, and the checks before a restore and in [`verify`].
 //!
 //! `state` begins with a fixed header, outside the codec:
 //! ```text
@@ -8,8 +8,8 @@
 //!       16  body length, LE             8 bytes, at most 64 MiB
 //!       24  SHA-256 of the body        32 bytes
 //! ```
-//! The client opens all files and hands them over; paths in this module are for messages. The client also renames a
-//! finished snapshot to its place, so that a snapshot with its final name is complete.
+//! The client opens all files and sends their descriptors. Paths in this module are for messages. The client also
+//! renames a finished snapshot to its place, so that a snapshot with its final name is complete.
 //!
 //! A *diff* contains only the memory and layer content that differs from its base, a whole template in another
 //! directory. It names the base by that directory and the SHA-256 of the base's manifest. A base is never a diff: a

@@ -30,8 +30,9 @@ pub(crate) fn length(file: &File) -> io::Result<u64> {
 
 /// Closes all descriptors except standard input, output and error.
 pub(crate) fn close_inherited() -> io::Result<()> {
-    // SAFETY: closing a descriptor needs that no owner uses it later. This is called before anything but the three
-    // standard descriptors is opened (`confine`), so every closed descriptor was inherited and has no owner.
+    // SAFETY: closing a descriptor needs that no owner uses it later. This is called before the process opens any
+    // descriptor other than the three standard ones (`confine`), so every closed descriptor was inherited and has no
+    // owner.
     let done = unsafe { nix::libc::syscall(nix::libc::SYS_close_range, 3, u32::MAX, 0) };
     match done {
         0 => Ok(()),
@@ -192,7 +193,7 @@ pub(crate) fn touch(mapping: &MmapRegion<()>, ranges: impl Iterator<Item = (usiz
         }
         for page in (offset..end).step_by(4096) {
             // SAFETY: needs an address in a writable mapping of this process: checked above against its size. The store
-            // is atomic and writes the present value, so no reader or writer of the page can notice it. (It is assembly
+            // is atomic and writes the current value, so no reader or writer of the page can notice it. (It is assembly
             // because a compiler may remove an atomic operation that changes nothing.)
             unsafe {
                 core::arch::asm!(

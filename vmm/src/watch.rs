@@ -30,9 +30,9 @@ const EVENTS_MAX: usize = 32;
 /// The changes of a descriptor to report. End-of-file and errors are always reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// Readable: reported by every wait until the descriptor is drained.
+    /// Readable. Reported by every wait until the descriptor is drained.
     Read,
-    /// Newly readable or half-closed: reported once per change, so the owner must read until the read would block.
+    /// Newly readable or half-closed. Reported once per change, so the owner must read until the read would block.
     ReadEdge,
     /// Like [`Interest::ReadEdge`], and newly writable.
     ReadWriteEdge,

@@ -1,4 +1,4 @@
-//! Debug registers: the values that the guest kernel sees, and those in the hardware.
+//! Debug registers: the guest kernel's values, and the hardware's.
 
 use crate::{
     gate,

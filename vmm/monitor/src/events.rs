@@ -86,7 +86,7 @@ pub fn block() {
     }
 }
 
-/// After #UD at `rip`, has the VMM register memory with KVM that the instruction may need, so that the guest can
+/// After #UD at `rip`, makes the VMM register memory with KVM that the instruction may need, so that the guest can
 /// execute the instruction again. Returns false, and does nothing, if KVM already has all memory.
 pub fn registered_memory(rip: u64) -> bool {
     if from_vmm(unsafe { addr_of!((*shared()).deferred) }) == 0 {

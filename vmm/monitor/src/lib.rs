@@ -1,6 +1,7 @@
-//! The monitor: a hypervisor of about a thousand lines that runs inside the guest, at CPL 3, beside the kernel that it
-//! serves. KVM hosts without VMX or SVM run only CPL 3 natively. A Linux kernel that starts through its Xen PV entry
-//! runs entirely at CPL 3 and uses hypercalls for privileged operations. The monitor implements them.
+//! The monitor: a hypervisor of about a thousand lines that runs inside the guest, at CPL 3, in the same address space
+//! as the kernel that it serves. KVM hosts without VMX or SVM run only CPL 3 natively. A Linux kernel that starts
+//! through its Xen PV entry runs entirely at CPL 3 and uses hypercalls for privileged operations. The monitor
+//! implements them.
 //!
 //! It owns the state of the one vCPU ([`state`]) and is entered by system call, near call, exception or interrupt
 //! ([`entry`]). It isolates nothing: it is guest code, and the VM is the only boundary. Invariants: no blocking loop;

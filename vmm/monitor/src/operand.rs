@@ -1,7 +1,7 @@
-//! The address of a page fault without a call of the gate: from the instruction and the guest's page tables.
+//! Determines the address of a page fault without a call of the gate, from the instruction and the guest's page tables.
 //!
-//! Only instructions with one operand at a time that is certain are decoded, and an address counts only if the tables explain the fault's
-//! error code there. For everything else, the caller reads CR2.
+//! Only instructions with unambiguous operands are decoded, and an address counts only if the tables explain the
+//! fault's error code there. For all others, the caller reads CR2.
 
 use crate::{
     emulate,
@@ -14,7 +14,7 @@ use crate::{
 const CODE: u64 = 16;
 const OPERAND: u64 = 64;
 
-/// The value of CR2. `None`: it must be read.
+/// The value of CR2. `None` if it must be read.
 pub fn fault_address(frame: &Frame) -> Option<u64> {
     let error = frame.error;
     if error & !(PRESENT | WRITE | USER | FETCH) != 0 {
@@ -23,7 +23,7 @@ pub fn fault_address(frame: &Frame) -> Option<u64> {
     if error & FETCH != 0 {
         return refused(frame.rip, CODE - 1, error);
     }
-    // The page was executed a moment ago, but nothing may fault in the monitor.
+    // The page was executed a moment ago, but the monitor itself must never fault.
     let last = frame.rip.wrapping_add(CODE - 1);
     let crosses = last >> 12 != frame.rip >> 12;
     if !pagetable::is_mapped(frame.rip) || crosses && !pagetable::is_mapped(last) {
@@ -74,7 +74,7 @@ impl Reader<'_> {
     }
 }
 
-/// The one address that an instruction reads or writes (Intel's manual, volume 2, chapter 2 and appendix A).
+/// The only address that an instruction reads or writes (Intel's manual, volume 2, chapter 2 and appendix A).
 fn operand(code: &[u8], frame: &Frame, write: bool) -> Option<u64> {
     let mut reader = Reader { code, at: 0 };
     let (mut segment, mut short, mut rex) = (0, false, 0);
@@ -129,7 +129,7 @@ fn operand(code: &[u8], frame: &Frame, write: bool) -> Option<u64> {
         (0, 0x69 | 0x81 | 0xc7) => full,
         (0, 0xf6) => u64::from(extension < 2),
         (0, 0xf7) => full * u64::from(extension < 2),
-        // call and push: the write is to the stack.
+        // call and push: the write goes to the stack.
         (0, 0xff) if write && matches!(extension, 2 | 6) => return (!short).then_some(pushed),
         (0, 0xff) => 0,
         (1, 0x70 | 0xa4 | 0xac | 0xba | 0xc2 | 0xc4..=0xc6) => 1,

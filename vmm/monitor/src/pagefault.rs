@@ -1,4 +1,5 @@
-//! Page faults. Reading CR2 is privileged and slow, so the address is found by other means if possible ([`operand`]).
+//! Page faults. Reading CR2 is privileged and slow, so the address is determined by other means if possible
+//! ([`operand`]).
 
 use crate::{
     exceptions::bounce_vector,

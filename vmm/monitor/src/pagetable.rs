@@ -67,8 +67,8 @@ pub fn leaf(va: u64) -> Option<u64> {
     Some(entry_at(table, va >> 12 & 511))
 }
 
-/// What the current tables allow at an address: P, RW and U if all levels have them, NX if one has it. 0 if no page is
-/// mapped. `None` if a table is not in guest RAM.
+/// The access that the current tables allow at an address: P, RW and U if all levels have them, NX if one has it. 0 if
+/// no page is mapped. `None` if a table is not in guest RAM.
 fn rights(va: u64) -> Option<u64> {
     let (mut table, mut all, mut nx) = (cr3(), P | RW | U, 0);
     for level in [39, 30, 21, 12] {
@@ -142,8 +142,8 @@ fn own_entry() -> u64 {
 /// The hypercall `MMUEXT_PIN_L4_TABLE`: sets the monitor's slot, and the U bits in the tables of the kernel's half. In
 /// the user's half, the kernel sets U itself. Returns false if the table is not in guest RAM.
 ///
-/// Tables that the present address space has, too, were walked when that one was pinned. What the kernel has added to
-/// them since is repaired when the kernel uses it ([`repair`]).
+/// Skips tables that the current address space also has: they were walked when that one was pinned. Entries that the
+/// kernel has added to them since are repaired when the kernel uses them ([`repair`]).
 pub fn pin_l4(gpa: u64) -> bool {
     if !is_ram(gpa) {
         return false;

@@ -1,4 +1,4 @@
-//! The seccomp filter: it allows the system calls of a running machine and kills the process at any other.
+//! The seccomp filter: it allows the system calls of a running VM and kills the process at any other.
 //!
 //! ```text
 //! by number      binary search    allowed · absent · checked · fatal

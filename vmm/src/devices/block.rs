@@ -20,7 +20,7 @@ const SECTOR: u64 = 512;
 const DISCARD_SECTORS_MAX: u32 = (64 << 20) / 512;
 /// Sectors in a block of the layer, the smallest unit of a discard.
 const DISCARD_ALIGNMENT: u32 = 8;
-/// Length of the answer to GET_ID in bytes.
+/// Length of the response to GET_ID in bytes.
 const ID_BYTES: usize = 20;
 
 /// The result of a request, which the driver receives as a status byte.

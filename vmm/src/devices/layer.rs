@@ -71,7 +71,7 @@ impl BlockMap {
         }
     }
 
-    /// Whether `block` is in the set, and the end of the run of blocks for which the answer is the same, at most `end`.
+    /// Whether `block` is in the set, and the end of the run of blocks with the same result, at most `end`.
     fn run(&self, block: u64, end: u64) -> (bool, u64) {
         let held = self.contains(block);
         let mut next = block + 1;

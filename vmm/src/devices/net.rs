@@ -3,7 +3,7 @@
 //! A frame for the guest is first read into this process, because the number of receive buffers that it needs depends
 //! on its length. A frame from the guest goes to the TAP directly from guest memory, except for its first bytes, which
 //! contain the headers. They are copied once, checked, and sent after a new virtio-net header ([`offload`]), so a
-//! driver that rewrites them in guest memory meanwhile does not affect the checked copy.
+//! driver that concurrently rewrites them in guest memory does not affect the checked copy.
 
 mod offload;
 
@@ -51,7 +51,7 @@ pub(super) struct Net {
     readable: bool,
     /// Holds the frame that waits for receive buffers. Allocated when the first frame arrives.
     frame: Vec<u8>,
-    /// Length of the frame in `frame`, its header included; 0 if none waits.
+    /// Length of the frame in `frame`, including its header. 0 if none waits.
     waiting: usize,
     lost: LostFrames,
 }

@@ -4,7 +4,7 @@
 //! entries that become visible all at once (a frame in several merged buffers needs that), a persistent fault state,
 //! and turns. A ring with impossible addresses or indices is faulty and yields no chain until the driver resets the
 //! device. An invalid chain is returned to the driver with length 0. A turn ends after a bounded amount of work, even
-//! if the ring is refilled meanwhile: by another vCPU, or by a request whose data becomes the next entry of the ring.
+//! if the ring is refilled during it: by another vCPU, or by a request whose data becomes the next entry of the ring.
 
 use std::sync::atomic::{Ordering, fence};
 

@@ -6,10 +6,10 @@ use super::registers::{COMMON_FEATURES, Identity};
 use super::sys;
 
 const DEVICE_ID: u32 = 4;
-/// Limit on bytes per request. The driver asks again for the rest.
+/// Limit on bytes per request. The driver requests the rest separately.
 const REQUEST_MAX: usize = 4096;
 
-/// The entropy device. It has no state: clones of one snapshot ask the host and get different bytes.
+/// The entropy device. It has no state: clones of one snapshot request entropy from the host and get different bytes.
 #[derive(Debug)]
 pub(super) struct Rng;
 

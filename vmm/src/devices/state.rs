@@ -1,4 +1,4 @@
-//! Device state in snapshots, and the reasons to refuse it. [`super::DeviceBus::restore`] checks every number.
+//! Device state in snapshots, and the reasons to reject it. [`super::DeviceBus::restore`] checks each number.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -64,12 +64,12 @@ pub struct VsockState {
     pub open: Vec<(u32, u32)>,
 }
 
-/// Why the device state of a snapshot is invalid.
+/// Reasons why the device state of a snapshot is invalid.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum DeviceStateError {
-    #[error("snapshot has {found} device slots, this build has {expected}")]
+    #[error("snapshot has {found} device slots, but this build has {expected}")]
     SlotCount { found: usize, expected: usize },
-    #[error("device slot {slot} has {found} queues in the snapshot, {expected} in this build")]
+    #[error("device slot {slot} has {found} queues in the snapshot, but {expected} in this build")]
     QueueCount {
         slot: usize,
         found: usize,
@@ -79,7 +79,7 @@ pub enum DeviceStateError {
     #[error("queue state is impossible: {state:?}")]
     Queue { state: QueueState },
     #[error(
-        "device slot {slot} has features {features:#x} in the snapshot, this build offers {offered:#x}"
+        "device slot {slot} has features {features:#x} in the snapshot, but this build offers {offered:#x}"
     )]
     Features {
         slot: usize,
@@ -89,15 +89,15 @@ pub enum DeviceStateError {
     /// No sequence of register writes leads to this status.
     #[error("device slot {slot} has impossible status {status:#x}")]
     Status { slot: usize, status: u32 },
-    #[error("{disk} disk has {found} sectors, the snapshot was made with {expected}")]
+    #[error("{disk} disk has {found} sectors, but the snapshot was made with {expected}")]
     DiskSize {
         /// `root` or `layer`.
         disk: &'static str,
-        /// Size of the file that was handed over.
+        /// Size of the file that the client sent.
         found: u64,
         /// Size in the snapshot.
         expected: u64,
     },
-    #[error("snapshot has {found} open streams, the limit is {limit}")]
+    #[error("snapshot has {found} open streams: the limit is {limit}")]
     StreamCount { found: usize, limit: usize },
 }

@@ -1,4 +1,4 @@
-//! The devices as a driver sees them: initialization, requests, invalid queues, snapshots.
+//! The devices from a driver's point of view: initialization, requests, invalid queues, snapshots.
 
 mod block;
 mod hostile;

@@ -123,7 +123,7 @@ impl Vsock {
         Ok(())
     }
 
-    /// Closes all clients and streams, also those that the guest has not seen.
+    /// Closes all clients and streams, including those that the guest has not seen.
     pub(super) fn hang_up(&mut self, watch: &mut Watch) {
         self.clients.clear();
         let ids: Vec<u64> = self.streams.keys().copied().collect();
@@ -348,7 +348,7 @@ impl Vsock {
         self.apply(id, action, was_congested, watch);
     }
 
-    /// Answers a packet that belongs to no stream with a reset, unless it is a reset itself.
+    /// Sends a reset in response to a packet that belongs to no stream, unless the packet is a reset.
     fn take_unknown(&mut self, packet: &Packet) {
         if packet.op != Op::Reset {
             self.reset(packet.key);

@@ -1,4 +1,4 @@
-//! Building the VM: boot from a kernel, or restore from a template.
+//! Builds the VM: boots from a kernel, or restores from a template.
 
 use std::{fs::File, path::Path};
 
@@ -175,7 +175,7 @@ impl Machine {
     }
 }
 
-/// Takes a file that the request must have brought. `path` is for the error message.
+/// Takes a file that must accompany the request. `path` is for the error message.
 fn take(files: &mut Files, role: FileRole, path: &Path) -> Result<File, MachineError> {
     let missing = || MachineError::Open {
         path: path.to_owned(),

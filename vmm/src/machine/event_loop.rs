@@ -18,7 +18,7 @@ use crate::{
     watch::{DeviceToken, Events, Token, Watch},
 };
 
-/// One VM and everything that serves it.
+/// One VM and all parts that serve it.
 #[derive(Debug)]
 pub struct Machine {
     pub(super) watch: Watch,
@@ -26,7 +26,7 @@ pub struct Machine {
     pub(super) vm: Option<Vm>,
     pub(super) timeline: Timeline,
     pub(super) exits: BTreeMap<&'static str, u64>,
-    /// Until when the halted guest has nothing to do, in nanoseconds of CLOCK_MONOTONIC; `u64::MAX` without a timer.
+    /// Time until which the halted guest has no work, in nanoseconds of CLOCK_MONOTONIC. `u64::MAX` without a timer.
     /// `None` while its vCPU runs.
     pub(super) idle_until_ns: Option<u64>,
     pub(super) stop: bool,
@@ -60,9 +60,9 @@ impl Machine {
     /// Serves until a client sends `Shutdown` or the client of a connected control socket closes it.
     ///
     /// # Errors
-    /// Returns an error if the control socket, the epoll set or the platform fails outside of a request; an error of a
-    /// request is its reply. With a listening control socket, returns [`MachineError::Exited`] when the guest ends,
-    /// because there may be no client to ask for the reason.
+    /// Returns an error if the control socket, the epoll set or the platform fails outside of a request. An error of a
+    /// request becomes its reply. With a listening control socket, returns [`MachineError::Exited`] when the guest
+    /// ends, because there may be no client to receive the reason.
     pub fn serve(mut self) -> Result<(), MachineError> {
         let mut events = Events::default();
         while !self.stop {
@@ -159,11 +159,11 @@ impl Machine {
         }
     }
 
-    /// Waits up to `timeout` and serves what is ready. Returns whether the guest got an interrupt.
+    /// Waits up to `timeout` and serves ready descriptors. Returns whether the guest got an interrupt.
     ///
-    /// A client may have sent its request before it was accepted, and a descriptor that is ready when it is first watched
-    /// sends no signal. So the control socket is asked again until it has nothing: a guest that never halts would give no
-    /// other reason to.
+    /// A client may have sent its request before it was accepted, and a descriptor that is ready when it is first
+    /// watched sends no signal. The control socket is therefore read until it is empty: a guest that never halts would
+    /// give no other opportunity.
     fn poll(
         &mut self,
         events: &mut Events,
@@ -206,7 +206,7 @@ impl Machine {
             .bus
             .ready(token, &vm.platform.memory().ram, &mut self.watch);
         if vm.phase == VmPhase::Exited {
-            // A client that connects to a guest that has ended.
+            // A client connects to a guest that has ended.
             vm.bus.hang_up(&mut self.watch);
         }
         vm.show_registers();

@@ -20,7 +20,7 @@ impl Machine {
             Received::Invalid(failure) => return self.reply(&Err(failure)),
             Received::Refused => return Ok(()),
             Received::Left => {
-                // The client that asked for the identity has disconnected or was dropped.
+                // The client that requested the identity has disconnected or was dropped.
                 if let Some(vm) = self.vm.as_mut().filter(|vm| vm.identity.is_some()) {
                     vm.identity = None;
                     sys::alarm(Duration::ZERO);

@@ -1,4 +1,4 @@
-//! Saving a VM: a full snapshot, a diff against the template that it descends from, or the layer alone.
+//! Saves a VM as a full snapshot, a diff against the template that it descends from, or the layer alone.
 
 use std::{fs::File, io, os::unix::fs::FileExt, path::PathBuf};
 
@@ -17,14 +17,14 @@ use crate::{
     snapshot::{self, Directory, MachineState, SnapshotError, SummedFile},
 };
 
-/// The sums of a snapshot's large files after they were written, and the base if the snapshot is a diff.
+/// Checksums of a snapshot's large files after they were written, and the base if the snapshot is a diff.
 struct Written {
     base: Option<TemplateBase>,
     memory: FileSum,
     layer: FileSum,
 }
 
-/// The empty files that the client handed over.
+/// The empty files that the client sent.
 fn targets(files: &mut Files) -> Directory {
     Directory::take(&PathBuf::new(), FileRole::Template, files)
 }

@@ -1,4 +1,4 @@
-//! Diffs of memory: finding the pages that differ from the base file, and laying them over the base in a clone.
+//! Diffs of memory: finds the pages that differ from the base file, and lays them over the base in a clone.
 
 use std::{
     fs::File,
@@ -70,7 +70,7 @@ impl Memory {
 
     /// Lays the pages of a diff over the base. Must be called before the VM is created. Long runs are mapped, so that
     /// pages that the clone only reads stay in the host's page cache. Short runs are copied, which is faster (see
-    /// [`LONGEST_READ`]). Beyond [`MAX_MAPPED`] long runs, the shortest of them are copied too.
+    /// [`LONGEST_READ`]). Beyond [`MAX_MAPPED`] long runs, the shortest of them are copied as well.
     ///
     /// # Errors
     /// Returns [`io::ErrorKind::UnexpectedEof`] if the file is shorter than `extents` requires, and other errors if it

@@ -11,7 +11,7 @@ use vm_memory::{
 use super::pages::{Ranges, WorkingSet};
 use crate::{devices::Ram, extents::Extents, sys};
 
-/// Why guest memory could not be created.
+/// Reasons why guest memory could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     #[error("cannot map {bytes} bytes of guest memory")]
@@ -50,7 +50,7 @@ pub struct Memory {
 
 #[derive(Debug, Clone)]
 pub(super) struct Part {
-    /// Offset of the part's first byte, the hole not counted.
+    /// Offset of the part's first byte, not counting the hole.
     pub(super) offset: u64,
     pub(super) region: Arc<GuestRegionMmap<()>>,
 }

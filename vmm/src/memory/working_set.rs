@@ -10,7 +10,7 @@ use crate::{confine, sys};
 
 /// Granularity of the touched blocks in a working set, in bytes.
 pub(super) const BLOCK: u64 = 2 << 20;
-/// Longest working-set file in bytes: every second page of the largest VM as a range of its own.
+/// Longest working-set file in bytes: each second page of the largest VM as a separate range.
 const MAX_LIST: usize = 32 << 20;
 /// Separates the private pages from the touched blocks in a working-set file. No page has this position.
 const SECOND_LIST: (u64, u64) = (u64::MAX, u64::MAX);

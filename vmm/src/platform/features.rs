@@ -1,4 +1,4 @@
-//! Features of CPUs that the guests of a template depend on: each platform compares those that it lets guests see.
+//! CPU features that the guests of a template depend on. Each platform compares the ones that its guests can see.
 
 use kvm_bindings::kvm_cpuid_entry2;
 
@@ -43,8 +43,8 @@ const FEATURES: [(u32, u32, Register); 17] = [
     (0x4000_0001, 0, Register::Eax),
 ];
 
-/// Bits of these registers that are state of a vCPU. KVM follows the guest in the table that it returns: MONITOR can
-/// follow MISC_ENABLE, OSXSAVE and OSPKE follow CR4, APIC follows the base address of the local APIC.
+/// Bits of these registers that are state of a vCPU. KVM updates them in its table: MONITOR can follow MISC_ENABLE,
+/// OSXSAVE and OSPKE follow CR4, APIC follows the base address of the local APIC.
 const STATE: [(u32, u32, Register, u32); 3] = [
     (1, 0, Register::Ecx, 1 << 3 | 1 << 27),
     (1, 0, Register::Edx, 1 << 9),
@@ -57,7 +57,8 @@ const TOPOLOGY: [(u32, u32, Register, u32); 2] = [
     (0x8000_0001, 0, Register::Ecx, 1 << 1),
 ];
 
-/// Names of features, as in Linux's /proc/cpuinfo if it has one. Other features are reported by leaf and bit.
+/// Names of features, as in Linux's /proc/cpuinfo if they are listed there. Other features are reported by leaf and
+/// bit.
 const NAMES: [(u32, u32, Register, u32, &str); 61] = [
     (1, 0, Register::Ecx, 12, "fma"),
     (1, 0, Register::Ecx, 17, "pcid"),
@@ -142,7 +143,7 @@ fn vendor_name(entries: &[kvm_cpuid_entry2]) -> String {
     text(vendor(entries).into_iter().flatten())
 }
 
-/// The printable characters of a text in registers. A template can contain any bytes.
+/// The printable characters of text in registers, because a template can contain any bytes.
 fn text(registers: impl Iterator<Item = u32>) -> String {
     let bytes = registers.flat_map(u32::to_le_bytes).map(char::from);
     let printable: String = bytes.filter(|c| matches!(c, ' '..='~')).collect();
@@ -158,14 +159,14 @@ pub(super) fn clear_state(entries: &mut [kvm_cpuid_entry2]) {
     }
 }
 
-/// The features that the template's guest has and this host cannot offer.
+/// The features that the template's guest uses and this host cannot offer.
 pub(super) fn missing(saved: &[kvm_cpuid_entry2], host: &[kvm_cpuid_entry2]) -> Vec<String> {
     if vendor(saved) != vendor(host) {
         return vec![format!("a CPU of the vendor {}", vendor_name(saved))];
     }
     let mut found = Vec::new();
     for (function, index, register) in FEATURES {
-        // Templates of earlier releases contain the state, too.
+        // Templates of earlier releases also contain the state.
         let other = bits_in(&STATE, function, index, register)
             | bits_in(&TOPOLOGY, function, index, register);
         let bits = |entries| value(entries, function, index, register);

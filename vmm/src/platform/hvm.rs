@@ -236,7 +236,7 @@ impl Hvm {
     /// Runs the guest until vCPU 0 exits or another vCPU needs the owner of the devices.
     ///
     /// # Errors
-    /// Never fails: failures of KVM are [`EndReason::Failed`]. It returns a `Result` because `ring3` does.
+    /// Never fails: failures of KVM become [`EndReason::Failed`]. Returns a `Result` because `ring3` does.
     pub fn run(&mut self) -> Result<Exit, HvmError> {
         self.secondaries.served();
         match self.secondaries.next() {

@@ -121,7 +121,7 @@ pub(crate) fn announces_virtualization() -> bool {
     __cpuid(1).ecx & 1 << 5 != 0 || has_svm
 }
 
-/// The time per iteration of a long run, exits included, if even this time is that of a native ring.
+/// The time per iteration of a long run, including exits, if even this time is short enough for a native ring.
 fn fast(full: Duration) -> Option<u64> {
     let bound = u64::try_from(full.as_nanos() / u128::from(LOOPS)).ok()?;
     (bound < EMULATED_NS).then_some(bound)

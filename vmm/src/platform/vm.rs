@@ -14,7 +14,7 @@ use crate::{
     memory::{Hole, Memory},
 };
 
-/// Why an operation of the platform failed.
+/// Reasons why an operation of the platform failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PlatformError {
     #[error(transparent)]
@@ -41,9 +41,10 @@ impl PlatformState {
     }
 }
 
-/// Parameters of a guest whose kernel has one CPU and stops its tick at once (docs/develop/guest.md, "The tick of an idle guest"):
-/// a thread calls RCU callbacks, so that they do not keep the tick; after the first look, a grace period is looked at every
-/// ten ticks, 40 ms, which must stay below the 50 ms of the rule for quiet templates; a wait for one is expedited.
+/// Parameters of a guest whose kernel has one CPU and stops its tick at once (docs/develop/guest.md, "The tick of an
+/// idle guest"). A thread calls RCU callbacks, so that they do not keep the tick. After its first check, a grace period
+/// is checked every ten ticks, 40 ms, which must stay below the 50 ms of the rule for quiet templates. Waits for a
+/// grace period are expedited.
 const QUIET_RCU: &str = "rcu_nocbs=all rcutree.jiffies_till_next_fqs=10 rcupdate.rcu_expedited=1";
 
 /// Bytes of a file that a page fault maps at once, where the page cache has them; the kernel's default is 64 KiB. A fault

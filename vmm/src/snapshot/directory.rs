@@ -1,4 +1,4 @@
-//! The files of a template's directory, which the client opened and handed over.
+//! The files of a template's directory, which the client opened and sent.
 
 use std::{
     collections::BTreeMap,
@@ -44,13 +44,13 @@ impl Directory {
     /// The descriptor of a file that the template must have.
     ///
     /// # Errors
-    /// Returns [`SnapshotError::File`] if the client did not hand it over.
+    /// Returns [`SnapshotError::File`] if the client did not send it.
     pub fn file(&self, name: TemplateFile) -> Result<&File, SnapshotError> {
         let missing = || at("read", &self.path(name))(not_there());
         self.files.get(&name).ok_or_else(missing)
     }
 
-    /// The descriptor of a file, if the client handed it over.
+    /// The descriptor of a file, if the client sent it.
     #[must_use]
     pub fn optional(&self, name: TemplateFile) -> Option<&File> {
         self.files.get(&name)
@@ -80,7 +80,10 @@ pub(super) fn measure(file: &File, path: &Path, expected: &FileSum) -> Result<()
     if found == expected.bytes {
         return Ok(());
     }
-    let what = format!("it has {found} bytes, the manifest says {}", expected.bytes);
+    let what = format!(
+        "it has {found} bytes, but the manifest says {}",
+        expected.bytes
+    );
     Err(damaged(path, what))
 }
 

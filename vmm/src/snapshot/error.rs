@@ -10,7 +10,7 @@ use vmm_control::files;
 
 use crate::extents::ExtentsError;
 
-/// Why a template was refused or could not be written.
+/// Reasons why a template was rejected or could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     #[error("cannot {verb} {path}")]
@@ -28,10 +28,14 @@ pub enum SnapshotError {
         source: serde_json::Error,
     },
     #[error(
-        "template has format {found}, this program reads {TEMPLATE_FORMAT}: make the template again"
+        "template has format {found}, but this program reads {TEMPLATE_FORMAT}: make the template again"
     )]
     Format { found: u32 },
-    #[error("template is for platform {}, this host runs {}: make the template again on this host", found.name(), host.name())]
+    #[error(
+        "template is for platform {}, but this host runs {}: make the template again on this host",
+        found.name(),
+        host.name()
+    )]
     Platform {
         /// Platform of the template.
         found: Platform,
@@ -40,7 +44,7 @@ pub enum SnapshotError {
     },
     #[error("{0} is not a VM state file")]
     Magic(PathBuf),
-    /// A length or hash differs from the one recorded.
+    /// A length or hash differs from the recorded one.
     #[error("{path} is damaged: {what}")]
     Damaged { path: PathBuf, what: String },
     /// The files of a template to verify cannot be opened.
@@ -54,7 +58,7 @@ pub enum SnapshotError {
         source: Box<SnapshotError>,
     },
     #[error(
-        "{base} is not the template that the diff {diff} was made from: its manifest has another SHA-256"
+        "{base} is not the template that the diff {diff} was made from: the SHA-256 of its manifest differs"
     )]
     OtherBase { diff: PathBuf, base: PathBuf },
     #[error("memory or layer is too scattered for a diff: take a full snapshot")]

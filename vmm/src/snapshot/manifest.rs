@@ -20,7 +20,7 @@ const MAX_MANIFEST: u64 = 1 << 20;
 /// The whole template that a clone descends from: the template itself, or the base of a diff.
 #[derive(Debug)]
 pub struct Ancestor {
-    /// The real directory of its manifest, symbolic links resolved.
+    /// The real directory of its manifest, with symbolic links resolved.
     pub home: PathBuf,
     /// SHA-256 of its manifest.
     pub manifest_sha256: String,

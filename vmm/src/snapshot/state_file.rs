@@ -70,7 +70,7 @@ pub fn decode(path: &Path, bytes: &[u8], host: Platform) -> Result<MachineState,
     let body = &bytes[HEADER..];
     if length != body.len() as u64 {
         let what = format!(
-            "its header states a body of {length} bytes, the body has {}",
+            "its header states a body of {length} bytes, but the body has {}",
             body.len()
         );
         return Err(damaged(path, what));

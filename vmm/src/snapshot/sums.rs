@@ -1,4 +1,4 @@
-//! Lengths and SHA-256 sums of a template's files.
+//! Lengths and SHA-256 checksums of a template's files.
 
 use std::{
     fs::File,
@@ -29,8 +29,8 @@ pub fn sum(file: &File, path: &Path) -> Result<FileSum, SnapshotError> {
     })
 }
 
-/// Length and sum of a sparse file: SHA-256 over each 64 KiB block that is not all zero, preceded by its index
-/// (little-endian u64). Holes are not read, and the sum does not depend on how the file system stores zeros.
+/// Length and checksum of a sparse file: SHA-256 over each 64 KiB block that is not all zero, preceded by its index
+/// (little-endian u64). Holes are not read, and the checksum does not depend on how the file system stores zeros.
 ///
 /// # Errors
 /// Returns [`SnapshotError::File`] if the file cannot be read.
@@ -73,7 +73,7 @@ impl SummedFile {
         }
     }
 
-    /// Writes the last block and returns length and sum.
+    /// Writes the last block and returns length and checksum.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.

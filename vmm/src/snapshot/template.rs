@@ -31,7 +31,7 @@ pub struct Template {
 }
 
 impl Template {
-    /// The files of the whole template: the template's own, or those of the base of a diff.
+    /// The files of the whole template: the template's own, or the files of a diff's base.
     #[must_use]
     pub fn whole(&self) -> &Directory {
         self.diff.as_ref().map_or(&self.own, |diff| &diff.base)
@@ -54,7 +54,7 @@ pub struct Source<'a> {
     pub dir: &'a Path,
     /// Directory of a diff's base, if it is not the one in the manifest; for messages.
     pub base: Option<&'a Path>,
-    /// As in [`Ancestor::home`].
+    /// Like [`Ancestor::home`].
     pub home: &'a Path,
 }
 

@@ -1,4 +1,4 @@
-// Shared code of the guest programs. They check themselves, print the check that failed, and print "ok" at the end.
+// Shared code of the guest programs. They check themselves, print the failed check, and print "ok" at the end.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -66,8 +66,7 @@ pub(crate) fn kvm_boot_in_the_least_memory() {
     boot(model::MIN_MEMORY, HypercallPath::Call);
 }
 
-/// Memory that the guest does not touch costs nothing. On a host with little free memory the test still boots a smaller
-/// guest.
+/// Untouched guest memory takes no host memory. On a host with little free memory the test still boots a smaller guest.
 pub(crate) fn kvm_boot_in_the_most_memory() {
     let memory = if host::free_memory() > 10 << 30 {
         model::MAX_MEMORY

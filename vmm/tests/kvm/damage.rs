@@ -273,7 +273,7 @@ pub(crate) fn kvm_forged_states_do_not_crash_the_vmm() {
                     machine_id: "0".repeat(32),
                     entropy: model::EntropySeed::new([1; 32]),
                 };
-                // The agent may be ready or not, or the guest may have ended; the VMM must answer in any case.
+                // The agent may be ready or not, or the guest may have ended. The VMM must respond in any case.
                 let _ = refusal(vm.control().identity(identity, Duration::from_millis(200)));
                 runs += 1;
             }
@@ -416,7 +416,7 @@ pub(crate) fn kvm_garbage_on_the_control_socket() {
     ];
     for (bytes, want) in cases {
         let (mut socket, child) = bare();
-        // The process may exit before everything is written.
+        // The process may exit before the write is complete.
         let _ = socket.write_all(&bytes);
         drop(socket);
         let out = child.wait_with_output().expect("its end");

@@ -12,7 +12,7 @@ use monitor::layout::{DEFERRED_BYTES, offset};
 
 use crate::support::{TestVm, run_dir, template::copy_of, until, vm::PATIENCE};
 
-/// As in `tests/guest/deferred.c`.
+/// The kinds in `tests/guest/deferred.c`.
 const KINDS: [&str; 20] = [
     "load",
     "store",
@@ -72,8 +72,7 @@ pub(crate) fn kvm_every_kind_of_instruction_can_touch_deferred_memory() {
         total += came;
         vm.assert_healthy();
     }
-    // The guest's kernel decides where the pages of the file go, but they are not always in memory that was touched
-    // before.
+    // The guest's kernel chooses the memory for the pages of the file, but not all of it was touched before.
     assert!(total > 0, "no memory was deferred");
 }
 
@@ -96,7 +95,7 @@ pub(crate) fn kvm_forks_keep_the_content_of_deferred_memory() {
     assert_eq!(vm.sh("/root/deferred store /root/data"), "ok");
 }
 
-/// With page tables in memory without a KVM slot, the guest fails, but its VMM still answers and exits.
+/// With page tables in memory without a KVM slot, the guest fails, but its VMM still responds and exits.
 pub(crate) fn kvm_a_forged_list_of_chunks_harms_the_guest_only() {
     let dir = copy_of(with_file());
     let memory = File::options()

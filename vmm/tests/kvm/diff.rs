@@ -142,12 +142,12 @@ pub(crate) fn kvm_a_diff_without_its_base_is_refused() {
         base.to_str().expect("a path"),
         dir.to_str().expect("a path"),
     ];
-    // Another template in its place, even if only the time differs.
+    // A different template in its place, even if only the time differs.
     edit_manifest(&base, |json| json["taken_at_unix_ns"] = 7.into());
     let words = ["is not the template", names[0], names[1]];
     assert_says(&refused(&dir), bad, &words);
     assert!(verify(&dir).expect("a complaint").contains(words[0]));
-    // The manifest of the right base with files of another.
+    // The manifest of the right base with files of a different template.
     fs::copy(template().join(MANIFEST_NAME), base.join(MANIFEST_NAME)).expect("a copy");
     assert_eq!(verify(&dir), None);
     flip(&base.join(template_file::MEMORY), 5 << 20);
@@ -164,7 +164,7 @@ pub(crate) fn kvm_a_diff_without_its_base_is_refused() {
         "No such file",
     ];
     assert_says(&refused(&dir), bad, &words);
-    // With `base` it can be restored from elsewhere. A diff is not a valid base.
+    // With `base` it can be restored from another directory. A diff is not a valid base.
     let mut moved = over(&dir, template()).expect("a restore");
     moved.control().resume().expect("a resume");
     moved.identify();

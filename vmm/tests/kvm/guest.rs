@@ -1,4 +1,5 @@
-//! The guest is a correct Linux: the programs of `tests/guest` check themselves, and the kernel log has no errors.
+//! Checks that the guest is a correct Linux: the programs of `tests/guest` check themselves, and the kernel log has no
+//! errors.
 
 use std::time::{Duration, Instant};
 
@@ -96,7 +97,7 @@ pub(crate) fn kvm_a_fork_bomb_meets_its_limit() {
     // The limit on processes does not apply to root.
     request.user = Some("user".into());
     request.kill_after = Some(Duration::from_secs(5));
-    // The bomb may end by itself, be killed, or leave children behind that hold its output.
+    // The bomb may end on its own, be killed, or leave children behind that hold its output.
     let _ = vm.agent().exec(&request, Duration::from_secs(3));
     assert_eq!(vm.sh("echo alive"), "alive");
     let most: u32 = vm
@@ -112,7 +113,7 @@ pub(crate) fn kvm_a_fork_bomb_meets_its_limit() {
     vm.assert_healthy();
 }
 
-/// A wake-up of an idle guest costs one timer interrupt: the tick stops at once, and neither another tick nor RCU
+/// Each wake-up of an idle guest costs one timer interrupt: the tick stops at once, and neither another tick nor RCU
 /// callbacks keep it.
 pub(crate) fn kvm_an_idle_guest_stops_its_tick() {
     let vm = TestVm::new();
@@ -137,7 +138,7 @@ print(min(taken() for _ in range(10)))
     vm.assert_healthy();
 }
 
-/// Checks the description of the machine that programs read.
+/// Checks the description of the VM that programs read.
 pub(crate) fn kvm_proc_is_sane() {
     let vm = TestVm::new();
     assert_eq!(vm.sh("nproc; grep -c ^processor /proc/cpuinfo"), "1\n1");
@@ -151,7 +152,7 @@ pub(crate) fn kvm_proc_is_sane() {
             .last(),
         Some("overlay")
     );
-    // The agent has set how much of a file a page fault maps, and debugfs is not left mounted.
+    // The agent has set the size of a file that a page fault maps, and debugfs is not left mounted.
     let around = "! grep -q debugfs /proc/mounts && mount -t debugfs none /sys/kernel/debug \
                   && cat /sys/kernel/debug/fault_around_bytes && umount /sys/kernel/debug";
     assert_eq!(vm.sh(around), "1048576");

@@ -7,7 +7,7 @@ use vmm_control::VmPhase;
 
 use crate::support::{TestVm, until, vm::as_root};
 
-/// Runs a script that may kill its guest. The VMM must answer afterwards in any case.
+/// Runs a script that may kill its guest. The VMM must still respond afterwards.
 fn survives(vm: &mut TestVm, script: &str, within: Duration) -> VmPhase {
     let _ = vm
         .agent()
@@ -35,7 +35,7 @@ pub(crate) fn kvm_the_gate_to_ring_0_cannot_harm_the_vmm() {
         );
         vm.control().shutdown().expect("a shutdown");
     }
-    // Also as a user without privileges in the guest.
+    // The same as an unprivileged user in the guest.
     let mut vm = TestVm::new();
     let gate = vm.upload("gate");
     vm.sh(&format!("cp {gate} /tmp/gate; chmod 755 /tmp/gate"));
@@ -91,7 +91,7 @@ pub(crate) fn kvm_random_device_registers() {
             String::from_utf8_lossy(&said)
         );
         drop(stream);
-        // The agent loses its devices, so its answer may never arrive.
+        // The agent loses its devices, so its response may never arrive.
         for _ in 0..50 {
             vm.stats();
         }
@@ -156,8 +156,8 @@ print(refused)
     vm.assert_healthy();
 }
 
-/// Limits a guest that has taken over its VMM. Every thread has its own user and group, no capability, no_new_privs and
-/// a seccomp filter; two VMs have different users; the VMM holds only the files that it was given.
+/// Limits of a guest that has taken over its VMM. Each thread has its own user and group, no capability, no_new_privs
+/// and a seccomp filter. Two VMs have different users. The VMM holds only the files that it was given.
 pub(crate) fn kvm_a_running_vmm_is_confined() {
     let (vm, other) = (TestVm::new(), TestVm::new());
     let user = status_of(vm.pid(), "Uid");

@@ -1,4 +1,4 @@
-//! Two clones of one snapshot are two machines, and both have the right time.
+//! Two clones of one snapshot are distinct machines, and both have the right time.
 
 use std::{
     collections::BTreeSet,
@@ -40,7 +40,7 @@ pub(crate) fn kvm_clones_are_different_machines() {
     }
 }
 
-/// The kernels of two clones are asked for random bytes before other events are mixed into their pools.
+/// Two clones' kernels return different random bytes before other events are mixed into their pools.
 pub(crate) fn kvm_first_random_bytes_differ() {
     let first = |vm: TestVm| {
         vm.exec("/usr/bin/head", &["-c", "32", "/dev/urandom"])
@@ -144,7 +144,7 @@ pub(crate) fn kvm_pending_timers_keep_their_remaining_time() {
     drop(vm);
     for _ in 0..2 {
         let clone = TestVm::clone_of(&dir);
-        // Each kind of timer, and by how many milliseconds it was late on the guest's own clock.
+        // Each kind of timer, and its delay in milliseconds on the guest's own clock.
         let said = clone.sh(fired);
         for line in said.lines() {
             let (kind, late) = line.split_once(' ').expect("kind and lateness");

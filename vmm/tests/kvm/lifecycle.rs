@@ -78,7 +78,7 @@ pub(crate) fn kvm_a_paused_guest_does_not_run() {
         vm.control().pause().expect("a pause");
         vm.control().pause().expect("a pause of a paused VM");
         let before = (cpu_ticks(pid), vm.stats().exits);
-        // The agent accepts no connection. The attempts also let the time pass.
+        // The agent accepts no connection. The attempts also make time pass.
         let connect = EnvdClient::connect(&vm.vsock(), ENVD_PORT, Duration::from_millis(300));
         assert!(connect.is_err(), "a paused guest answers");
         assert!(
@@ -146,7 +146,7 @@ pub(crate) fn kvm_a_listening_vmm_outlives_its_client() {
     let mut agent = EnvdClient::connect(&dir.join("vsock"), ENVD_PORT, PATIENCE).expect("an agent");
     agent.health().expect("health");
     let off = as_root("/bin/bash", &["-c", &reboot("0x4321fedc")]);
-    // No answer is expected.
+    // No response is expected.
     let _ = agent.exec(&off, Duration::from_secs(1));
     let status = until("the VMM ends", Duration::from_secs(20), || {
         child.try_wait().expect("a child")
@@ -156,7 +156,7 @@ pub(crate) fn kvm_a_listening_vmm_outlives_its_client() {
     assert!(log.contains("powered off"), "{log}");
 }
 
-/// A VMM that cannot join its control group, where its memory is limited, exits. A plain file stands for `tasks`.
+/// A VMM that cannot join its cgroup, which limits its memory, exits. A plain file stands for `tasks`.
 pub(crate) fn kvm_a_vmm_joins_its_groups_or_ends() {
     let dir = run_dir::make("join");
     let (joined, missing) = (dir.join("tasks"), dir.join("missing/tasks"));
@@ -185,7 +185,7 @@ pub(crate) fn kvm_a_vmm_joins_its_groups_or_ends() {
 }
 
 /// On a busy host, a client has sent its request before the VMM accepts it. A guest that never halts gives the VMM no
-/// other reason to look.
+/// other reason to check.
 pub(crate) fn kvm_a_request_that_is_older_than_its_connection_is_answered() {
     let dir = run_dir::make("older");
     let control = dir.join("control");
@@ -319,7 +319,7 @@ pub(crate) fn kvm_streams_open_at_a_snapshot() {
 /// Makes the guest end and waits for the reason that the VMM reports.
 fn ends_with(script: &str) -> String {
     let mut vm = TestVm::new();
-    // No answer is expected: the guest may end before the agent can send one.
+    // No response is expected: the guest may end before the agent can send one.
     let _ = vm.agent().exec(
         &as_root("/bin/bash", &["-c", script]),
         Duration::from_secs(1),
@@ -440,7 +440,7 @@ pub(crate) fn kvm_faults_under_way_survive_a_snapshot() {
     vm.upload("faults");
     vm.sh("(/root/faults /root/stop; echo ended $?) >/root/out.faults 2>&1 </dev/null & disown");
     for generation in 0..GENERATIONS {
-        // Varies the time between an answer and the snapshot.
+        // Varies the time between a response and the snapshot.
         thread::sleep(Duration::from_micros(generation % 10 * 700));
         let dir = run_dir::make("faults").join("t");
         vm.control().snapshot_diff(&dir).expect("a snapshot");

@@ -1,4 +1,4 @@
-//! A VM on a TAP in a network namespace of its own. Inside, the addresses are 10.77.0.0/24.
+//! A VM on a TAP in a separate network namespace. Inside, the addresses are 10.77.0.0/24.
 
 use std::{
     io::{Read, Write},

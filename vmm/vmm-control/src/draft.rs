@@ -1,4 +1,4 @@
-//! Output that is written beside its final place and moved there when it is complete: a template, or a single file.
+//! Output that is written next to its final place and moved there when it is complete: a template, or a single file.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -107,7 +107,7 @@ fn create(path: &Path) -> Result<File, FilesError> {
         .map_err(failed("create", path))
 }
 
-/// Calls `make` with new names beside `place` until one does not exist yet.
+/// Calls `make` with new names next to `place` until one does not exist yet.
 fn fresh(place: &Path, make: impl Fn(&Path) -> io::Result<()>) -> Result<PathBuf, FilesError> {
     loop {
         let temporary = temporary_beside(place);
@@ -146,7 +146,7 @@ impl FileDraft {
     /// Links the file to its place. Unlike a rename, a link fails if another file has appeared there.
     ///
     /// # Errors
-    /// Returns [`FilesError::File`] if `place` exists by now or the link fails.
+    /// Returns [`FilesError::File`] if `place` now exists or the link fails.
     pub(crate) fn finish(self) -> Result<(), FilesError> {
         fs::hard_link(&self.temporary, &self.place).map_err(failed("create", &self.place))
     }
@@ -159,7 +159,7 @@ impl Drop for FileDraft {
     }
 }
 
-/// Returns a name beside `place` that no other running process uses. Removes old drafts first.
+/// Returns a name next to `place` that no other running process uses. First removes old drafts.
 fn temporary_beside(place: &Path) -> PathBuf {
     let name = place.file_name().unwrap_or_default().to_string_lossy();
     sweep_drafts(place, &name);

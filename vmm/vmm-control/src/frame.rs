@@ -9,15 +9,15 @@
 //! The header never changes. The length is checked before memory is allocated, and the version before the body is
 //! parsed.
 //!
-//! **Versions.** A server and the VMMs that it talks to can be of different releases. A client sends its first request
-//! in the oldest version that it supports, and the following ones in the newest version that both support. A VMM answers
-//! in the version of the request. If it does not support that version, it answers with a frame of version 0, whose body
-//! names the versions that it supports, and reads the next request ([`Versions`]).
+//! **Versions.** A server and its VMMs can be of different releases. A client sends its first request in the oldest
+//! version that it supports, and the following ones in the newest version that both support. A VMM replies in the
+//! version of the request. If it does not support that version, it replies with a frame of version 0, whose body names
+//! the versions that it supports, and reads the next request ([`Versions`]).
 //!
-//! A release may add a field to a message without a new version, under these rules. *Requests*: a VMM refuses unknown
-//! fields, because ignoring one could change what the request means. So the field is optional, its absence has the old
-//! meaning, and a client leaves it out unless it needs it. *Answers*: a client ignores unknown fields. New variants
-//! (requests, phases, kinds of failure) in answers need a new version.
+//! A release may add a field to a message without a new version, under these rules. *Requests*: a VMM rejects unknown
+//! fields, because ignoring one could change the meaning of the request. The field is therefore optional, its absence
+//! has the old meaning, and a client leaves it out unless it needs it. *Replies*: a client ignores unknown fields. New
+//! variants (requests, phases, kinds of failure) in replies need a new version.
 
 use std::{
     fmt,
@@ -75,7 +75,7 @@ impl fmt::Display for Versions {
     }
 }
 
-/// Why a frame could not be sent or received.
+/// Reasons why a frame could not be sent or received.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
     /// The peer closed the socket between frames.
@@ -85,18 +85,18 @@ pub enum FrameError {
     #[error("not a control frame: it begins with {0:02x?}")]
     Magic([u8; 4]),
     /// The whole frame was read, so the next frame can be read.
-    #[error("control frame has version {found}, this program supports {ours}")]
+    #[error("control frame has version {found}, but this program supports {ours}")]
     Version { found: u16, ours: Versions },
     /// The peer refused the version of a frame.
     #[error("the VMM supports the versions {peer} of the control protocol, this program {ours}")]
     Refused { peer: Versions, ours: Versions },
-    #[error("control frame has a body of {0} bytes, the limit is {MAX_BODY}")]
+    #[error("control frame has a body of {0} bytes: the limit is {MAX_BODY}")]
     TooLong(usize),
     #[error("cannot parse the body of a control frame")]
     Body(#[source] serde_json::Error),
     /// The body names a different number of descriptors than were received, or names a role twice.
     #[error(
-        "a control frame names {named} descriptors and {came} were received, or a role is named twice"
+        "a control frame names {named} descriptors but {came} were received, or a role is named twice"
     )]
     Files { named: usize, came: usize },
     #[error("the control socket failed")]
@@ -181,8 +181,8 @@ fn encode_as<T: Serialize>(
 /// Sends one message of the oldest version and its descriptors.
 ///
 /// # Errors
-/// Returns the errors of [`encode`], and [`FrameError::Io`] if the socket fails. Part of the frame may have been sent
-/// then, so the socket must not be used any more.
+/// Returns the errors of [`encode`], and [`FrameError::Io`] if the socket fails. A part of the frame may then have been
+/// sent, so the socket must not be used again.
 pub fn send<T: Serialize>(
     socket: &UnixStream,
     message: &T,
@@ -204,7 +204,7 @@ pub fn send_as<T: Serialize>(
     send_bytes(socket, &encode_as(version, ours, message)?, fds)
 }
 
-/// Answers a frame whose version is not supported ([`FrameError::Version`]) with the versions that are.
+/// Replies to a frame of an unsupported version ([`FrameError::Version`]) with the supported versions.
 ///
 /// # Errors
 /// Returns the errors of [`send`].
@@ -259,7 +259,7 @@ pub fn receive<T: DeserializeOwned>(socket: &UnixStream) -> Result<(T, Vec<Owned
     Ok((frame.message, frame.fds))
 }
 
-/// Receives one message of a version in `ours`. `time` limits the whole message; `None`: the socket's own timeout
+/// Receives one message of a version in `ours`. `time` limits the whole message. `None`: the socket's own timeout
 /// applies to each read.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! The control socket of `cube-vmm`: its messages, its client, and the files that a client hands over.
+//! The control socket of `cube-vmm`: its messages, its client, and the files that a client sends.
 //!
 //! The control socket is a unix stream socket that serves one client and one request at a time. A frame has a fixed
 //! header ([`frame`]) and a JSON body. A VMM opens nothing by path: [`files`] opens the files of a VM, and their

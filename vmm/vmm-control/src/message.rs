@@ -1,4 +1,4 @@
-//! Requests to a VMM and their answers.
+//! Requests to a VMM and its replies.
 
 use std::path::PathBuf;
 
@@ -27,65 +27,65 @@ impl From<Request> for Call {
     }
 }
 
-/// A request. The VMM answers each with exactly one `Result<Reply, Failure>`. It opens nothing by path: the paths in a
-/// specification are for the client, which opens the files, and for messages.
+/// A request. The VMM replies to each with exactly one `Result<Reply, Failure>`. It opens nothing by path: the paths in
+/// a specification are for the client, which opens the files, and for messages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Build a VM from a kernel and run it. The descriptors are those of [`crate::files::of_boot`]. The answer is
+    /// Build a VM from a kernel and run it, with the descriptors of [`crate::files::of_boot`]. The reply is
     /// [`Reply::Started`], once the vCPU may run.
     Boot(VmSpec),
-    /// Restore a VM from a template and leave it paused. The descriptors are those of [`crate::files::of_restore`]. The
-    /// answer is [`Reply::Started`].
+    /// Restore a VM from a template and leave it paused, with the descriptors of [`crate::files::of_restore`]. The
+    /// reply is [`Reply::Started`].
     Restore {
         spec: RestoreSpec,
-        /// The real directory of the whole template, symbolic links resolved. A diff of the VM will name this
+        /// The real directory of the whole template, with symbolic links resolved. A diff of the VM will name this
         /// directory.
         home: PathBuf,
     },
-    /// Send the identity and the wall clock to the guest, and wait until its agent reports ready. The answer is
+    /// Send the identity and the wall clock to the guest, and wait until its agent reports ready. The reply is
     /// [`Reply::Started`], with a stamp for `agent_ready`.
     Identity {
         identity: Identity,
         /// Time limit for the agent in milliseconds.
         within_ms: u64,
     },
-    /// Stop the vCPU. The answer is [`Reply::Done`], also for a VM that is already paused.
+    /// Stop the vCPU. The reply is [`Reply::Done`], even for a VM that is already paused.
     Pause,
-    /// Let the vCPU run. The answer is [`Reply::Done`], also for a VM that already runs.
+    /// Let the vCPU run. The reply is [`Reply::Done`], even for a VM that already runs.
     Resume,
     /// Write memory, state, layer, manifest and, for a diff, extents to the empty files that accompany the frame. The
-    /// VM is paused first and stays paused. The answer is [`Reply::Done`].
+    /// VM is paused first and remains paused. The reply is [`Reply::Done`].
     Snapshot {
         #[serde(default)]
         content: SnapshotContent,
     },
     /// Write only the layer, in the current state of the guest's disk, to the empty file that accompanies the frame. A
-    /// VM can boot from the result. The VM is paused first and stays paused. The layer does not contain data that the
-    /// guest has not written back, so run `sync` in the guest first. The answer is [`Reply::Done`].
+    /// VM can boot from the result. The VM is paused first and remains paused. The layer does not contain data that the
+    /// guest has not written back, so run `sync` in the guest first. The reply is [`Reply::Done`].
     SaveLayer,
-    /// Write the working set of this clone to the empty file that accompanies the frame. The answer is [`Reply::Done`].
+    /// Write the working set of this clone to the empty file that accompanies the frame. The reply is [`Reply::Done`].
     RecordWorkingSet,
-    /// Read the VM's counters. The answer is [`Reply::Stats`].
+    /// Read the VM's counters. The reply is [`Reply::Stats`].
     Stats,
-    /// Exit with status 0 after the answer, [`Reply::Done`].
+    /// Exit with status 0 after the reply, [`Reply::Done`].
     Shutdown,
 }
 
-/// How much of a VM a snapshot contains.
+/// The part of a VM that a snapshot contains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SnapshotContent {
     /// All memory and the whole layer.
     #[default]
     Full,
-    /// Only what differs from the whole template that the VM descends from. Such a snapshot can be restored while that
-    /// template exists unchanged. If the VM was booted, or its template no longer exists, the snapshot is full; the
-    /// manifest shows which.
+    /// Only the difference from the whole template that the VM descends from. Such a snapshot can be restored while
+    /// that template exists unchanged. If the VM was booted, or its template no longer exists, the snapshot is full.
+    /// The manifest shows which.
     Diff,
 }
 
-/// A successful answer.
+/// The reply to a successful request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
@@ -114,14 +114,14 @@ pub enum VmPhase {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmStats {
     pub phase: VmPhase,
-    /// Why the guest ended; `null` until then.
+    /// Reason why the guest ended. `null` until then.
     pub exit_reason: Option<String>,
     pub timeline: Timeline,
     /// Number of returns from KVM_RUN by kind (`device_write`, `idle`, `resume`, …).
     pub exits: std::collections::BTreeMap<String, u64>,
-    /// How long the guest will do nothing unless an event from outside wakes it, in nanoseconds: its vCPU is halted, and
-    /// its next timer is due after this time. `u64::MAX` if it has no timer. `null` while the vCPU runs, on the platform
-    /// `hvm`, whose VMM does not see halts, and from a VMM that does not report it.
+    /// How long the guest will do nothing unless an external event wakes it, in nanoseconds: its vCPU is halted, and
+    /// its next timer is due after this time. `u64::MAX` if it has no timer. `null` while the vCPU runs, on the
+    /// platform `hvm`, whose VMM cannot detect halts, and from a VMM that does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_ns: Option<u64>,
     /// Bytes of guest memory that are private to this process, from /proc/self/pagemap; `null` if unreadable.
@@ -163,7 +163,7 @@ pub struct Failure {
 pub enum FailureKind {
     /// The request is invalid.
     BadSpec,
-    /// The template is truncated or damaged, or has another format or platform.
+    /// The template is truncated or damaged, or has a different format or platform.
     BadSnapshot,
     /// The VM is not in a phase that allows the request.
     WrongPhase,
@@ -173,7 +173,7 @@ pub enum FailureKind {
     NoSpace,
     /// The guest ended.
     GuestExited,
-    /// The agent did not answer in time, or refused the identity.
+    /// The agent did not respond in time, or rejected the identity.
     AgentUnready,
     /// A system call failed for another reason.
     Io,

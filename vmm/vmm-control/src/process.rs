@@ -23,7 +23,7 @@ use crate::{
     frame::{self, Frame, FrameError, Versions},
 };
 
-/// Why a request failed.
+/// Reasons why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     #[error("cannot start {program}")]
@@ -39,16 +39,16 @@ pub enum ControlError {
     NoLineage,
     #[error("the VMM refused")]
     Refused(#[source] Failure),
-    /// The VMM has exited, did not answer in time, or sent an invalid frame.
-    #[error("no answer from the VMM")]
+    /// The VMM has exited, did not respond in time, or sent an invalid frame.
+    #[error("no response from the VMM")]
     Frame(#[source] FrameError),
-    #[error("the VMM sent an answer that does not match the request: {0:?}")]
+    #[error("the VMM sent a reply that does not match the request: {0:?}")]
     OutOfTurn(Box<Reply>),
 }
 
 impl ControlError {
-    /// The kind of failure, on which a caller can act. `None` if the VMM did not start, may have exited, or answered
-    /// out of turn.
+    /// The kind of failure, on which a caller can act. `None` if the VMM did not start, may have exited, or sent a
+    /// reply of the wrong kind.
     #[must_use]
     pub fn kind(&self) -> Option<FailureKind> {
         match self {
@@ -67,7 +67,7 @@ pub struct VmUser(u32);
 
 impl VmUser {
     /// Ids for VMs of a pool, which assigns one to each VM. All VM ids are above the ranges that distributions use for
-    /// people, services and containers (systemd's list of user ids, "unused").
+    /// users, services and containers (systemd's list of user ids, "unused").
     pub const POOL: std::ops::Range<u32> = 0x7000_0000..0x7010_0000;
     /// First id for all other VMs. Each process that starts VMs has a block of 4096 ids, chosen by its pid.
     const OTHERS: u32 = 0x7100_0000;
@@ -106,7 +106,7 @@ fn confined(program: &Path, user: VmUser) -> Command {
 #[derive(Debug)]
 pub struct ControlClient {
     socket: UnixStream,
-    /// Limit for a whole answer; `None`: no limit.
+    /// Time limit for a whole reply. `None`: no limit.
     timeout: Option<Duration>,
     lineage: Option<Lineage>,
     /// Path of the VM's vsock socket, if this client made the VM.
@@ -117,7 +117,7 @@ pub struct ControlClient {
 }
 
 impl ControlClient {
-    /// Wraps a connected socket. `timeout` limits each answer; `None`: no limit.
+    /// Wraps a connected socket. `timeout` limits each reply. `None`: no limit.
     ///
     /// # Errors
     /// Returns the error of setsockopt(2). A timeout of zero is invalid.
@@ -143,7 +143,7 @@ impl ControlClient {
         Self::new(connect(path, timeout)?, timeout)
     }
 
-    /// The lineage of the VM; `None` before [`ControlClient::boot`] or [`ControlClient::restore`] has succeeded.
+    /// The lineage of the VM. `None` before [`ControlClient::boot`] or [`ControlClient::restore`] has succeeded.
     #[must_use]
     pub fn lineage(&self) -> Option<&Lineage> {
         self.lineage.as_ref()
@@ -156,12 +156,12 @@ impl ControlClient {
         self
     }
 
-    /// Sends one request with its descriptors and waits for the answer. If the VMM refuses the version of the request,
+    /// Sends one request with its descriptors and waits for the reply. If the VMM refuses the version of the request,
     /// sends it again in the newest version that both support.
     ///
     /// # Errors
-    /// Returns [`ControlError::Refused`] if the VMM refused or failed, [`ControlError::Frame`] if the socket failed,
-    /// the answer took too long, or the VMM supports no version that this program supports.
+    /// Returns [`ControlError::Refused`] if the VMM refused or failed, and [`ControlError::Frame`] if the socket
+    /// failed, the reply took too long, or the VMM supports no version that this program supports.
     pub fn call(&mut self, request: Request, files: &Files) -> Result<Reply, ControlError> {
         let files_named = files.roles();
         let call = Call {
@@ -213,7 +213,7 @@ impl ControlClient {
     /// Sends [`Request::Boot`].
     ///
     /// # Errors
-    /// Returns [`ControlError::Files`] if a file cannot be opened, [`ControlError::OutOfTurn`] for an answer of another
+    /// Returns [`ControlError::Files`] if a file cannot be opened, [`ControlError::OutOfTurn`] for a reply of the wrong
     /// kind, and the errors of [`ControlClient::call`].
     pub fn boot(
         &mut self,
@@ -221,7 +221,7 @@ impl ControlClient {
         tap: Option<BorrowedFd<'_>>,
     ) -> Result<Timeline, ControlError> {
         if self.lineage.is_some() {
-            // The VMM has a VM already and refuses the request. No files are sent, because opening them could replace
+            // The VMM already has a VM and refuses the request. No files are sent, because opening them could replace
             // the VM's vsock socket.
             return self.started(Request::Boot(spec), &Files::default());
         }
@@ -276,7 +276,7 @@ impl ControlClient {
     /// Sends [`Request::Identity`]. The VM must be running.
     ///
     /// # Errors
-    /// Returns [`ControlError::OutOfTurn`] for an answer of another kind, and the errors of [`ControlClient::call`].
+    /// Returns [`ControlError::OutOfTurn`] for a reply of the wrong kind, and the errors of [`ControlClient::call`].
     pub fn identity(
         &mut self,
         identity: Identity,
@@ -377,7 +377,7 @@ impl ControlClient {
     /// Sends [`Request::Stats`].
     ///
     /// # Errors
-    /// Returns [`ControlError::OutOfTurn`] for an answer of another kind, and the errors of [`ControlClient::call`].
+    /// Returns [`ControlError::OutOfTurn`] for a reply of the wrong kind, and the errors of [`ControlClient::call`].
     pub fn stats(&mut self) -> Result<VmStats, ControlError> {
         match self.call(Request::Stats, &Files::default())? {
             Reply::Stats(stats) => Ok(stats),
@@ -388,7 +388,7 @@ impl ControlClient {
     /// Sends [`Request::Shutdown`], and removes the vsock socket if this client made the VM.
     ///
     /// # Errors
-    /// Returns [`ControlError::OutOfTurn`] for an answer of another kind, and the errors of [`ControlClient::call`].
+    /// Returns [`ControlError::OutOfTurn`] for a reply of the wrong kind, and the errors of [`ControlClient::call`].
     pub fn shutdown(&mut self) -> Result<(), ControlError> {
         self.done(Request::Shutdown, &Files::default())?;
         if let Some(vsock) = self.vsock.take() {
@@ -401,8 +401,8 @@ impl ControlClient {
 
 /// Starts a `cube-vmm` that outlives this process. Its control socket listens at `control`, which must not exist yet,
 /// and serves one client after another. The VMM makes its own session. It exits when its guest ends, after
-/// [`Request::Shutdown`], or when it is killed. `log` receives its standard error. `join`: files `tasks` of the control
-/// groups of version 1 that the VMM joins before it accepts a client; VMMs of earlier releases do not have the option.
+/// [`Request::Shutdown`], or when it is killed. `log` receives its standard error. `join` contains the files `tasks` of
+/// version 1 cgroups that the VMM joins before it accepts a client. VMMs of earlier releases do not have this option.
 ///
 /// # Errors
 /// Returns [`ControlError::Spawn`] if the socket cannot be created or the program cannot be started. In the second case

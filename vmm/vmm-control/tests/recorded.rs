@@ -1,6 +1,6 @@
-//! Frames of former releases, recorded as bytes. A VMM of this release reads the requests of a former server, and a
-//! server of this release reads the answers of a former VMM. The files are never changed: a release that changes the
-//! messages adds files of its own.
+//! Frames of older releases, recorded as bytes. A VMM of this release reads the requests of an older server, and a
+//! server of this release reads the replies of an older VMM. The files are never changed: a release that changes the
+//! messages adds new files.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -177,7 +177,7 @@ fn answers_of_release_0_1_are_read() {
     assert_eq!(read::<Result<Reply, Failure>>(ANSWERS_0_1), answers());
 }
 
-/// A VMM of release 0.1 refuses unknown fields, so a request that needs no new field must not have one. Its header has
+/// A VMM of release 0.1 rejects unknown fields, so a request that needs no new field must not have one. Its header has
 /// zeros in place of the newest version.
 #[test]
 fn requests_have_the_bytes_that_release_0_1_reads() {

@@ -2,7 +2,7 @@
 //! happen before accesses that the fuzzer's program selects.
 //!
 //! [`Contested`] replaces guest memory in fuzzing builds. Each access of the devices, and of the crates that walk their
-//! rings, first looks up a region; there the rival acts. Request data is accessed without a look-up, so
+//! rings, first looks up a region, and the rival acts there. Request data is accessed without a lookup, so
 //! [`super::super::buffers`] calls [`act`] itself.
 
 use std::{cell::RefCell, collections::VecDeque, fmt::Debug, sync::Arc};

@@ -84,8 +84,7 @@ fn a_guest_that_reads_nothing_cannot_grow_the_vmm() {
     let mut guest = Guest::new();
     let mut queues = guest.init(VSOCK, 0);
     let start = Instant::now();
-    // Requests to ports without a listener. Each must be answered with a reset, but there is never a buffer for a
-    // reset.
+    // Requests to ports without a listener. Each requires a reset in response, but there is never a buffer for one.
     for port in 0..20_000_u32 {
         let mut header = vec![0; 44];
         header[0] = 3;

@@ -89,7 +89,7 @@ pub(super) struct Stream {
     announced: u32,
     /// Bytes from the guest that wait for room in the socket.
     unsent: VecDeque<u8>,
-    /// The client has closed the socket; only the guest's answer to the shutdown is missing.
+    /// The client has closed the socket. Only the guest's response to the shutdown is missing.
     gone: bool,
 }
 
@@ -121,7 +121,7 @@ impl Stream {
         self.phase != Phase::NotSent
     }
 
-    /// Whether the client has closed the stream and only the guest's answer is missing.
+    /// Whether the client has closed the stream and only the guest's response is missing.
     pub(super) fn gone(&self) -> bool {
         self.gone
     }

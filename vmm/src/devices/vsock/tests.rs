@@ -1,4 +1,4 @@
-//! Streams, seen by a guest's driver and by host clients.
+//! Streams from the point of view of a guest's driver and of host clients.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -390,7 +390,7 @@ fn data_of_a_client_that_closed_arrives_before_the_shutdown() {
         len += seen.payload.len();
     };
     assert_eq!((len, last.op, last.flags), (10_000, SHUTDOWN, 3));
-    // Data for an unknown stream is answered with a reset.
+    // The response to data for an unknown stream is a reset.
     peer.send(RW, &stream, 0, b"late");
     peer.expect_op(RST);
 }
@@ -579,7 +579,7 @@ fn no_client_waits_for_a_guest_that_has_ended() {
     let mut unseen = connect(b"CONNECT 81\n");
     let mut partial = connect(b"CONN");
     peer.guest.bus.hang_up(&mut peer.guest.watch);
-    // A client that sent what was not read gets ECONNRESET instead of the end.
+    // A client with unread data gets ECONNRESET instead of end-of-file.
     for client in [&mut known, &mut unseen, &mut partial] {
         assert!(!would_block(client));
     }

@@ -1,5 +1,5 @@
-//! ACPI tables. The distribution's kernel needs them to find its processors and devices, since it has no support for MP
-//! tables and takes no virtio-mmio devices from its command line.
+//! ACPI tables. The distribution's kernel needs them to find its processors and devices: it does not support MP tables
+//! and takes no virtio-mmio devices from its command line.
 //!
 //! The machine is hardware-reduced (ACPI 6.5, 4.1): it has no PM timer, legacy interrupt controller, keyboard
 //! controller or CMOS clock. Sleep and reset are one port each.

@@ -40,7 +40,7 @@ const HIGH_START: u64 = 0x10_0000;
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
 
-/// Loads the kernel and everything that it needs. Returns its entry address.
+/// Loads the kernel, initramfs and boot structures. Returns the kernel's entry address.
 pub(super) fn load(
     ram: &Ram,
     bytes: u64,

@@ -18,10 +18,10 @@ use crate::{platform::features, sys};
 /// as noise.
 const TSC_TOLERANCE_PPM: u64 = 250;
 
-/// The host's features, with which a restore compares a template.
+/// The host's features, which a restore compares with a template.
 #[derive(Debug)]
 pub(super) struct Host {
-    /// What the host can offer to guests.
+    /// Features that the host can offer to guests.
     pub(super) cpuid: Vec<kvm_cpuid_entry2>,
     /// The MSRs of this KVM that a snapshot contains.
     pub(super) msrs: Vec<u32>,
@@ -115,7 +115,7 @@ impl CpuState {
         let mut cpuid = cpuid.map_err(kvm("read CPUID"))?.as_slice().to_vec();
         features::clear_state(&mut cpuid);
         Ok(Self {
-            // First, because this call makes KVM deliver pending events.
+            // Must be first, because this call makes KVM deliver pending events.
             mp_state: vcpu.get_mp_state().map_err(kvm("read the run state"))?,
             cpuid,
             tsc_khz: vcpu

@@ -1,5 +1,5 @@
-//! The guest's CPUID: KVM's, without the features that a restore could not preserve (performance counters, the TSC's
-//! frequency, nested virtualization, tile state).
+//! The guest's CPUID: KVM's list without the features that a restore could not preserve (performance counters, the
+//! TSC's frequency, nested virtualization, tile state).
 
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
@@ -17,8 +17,9 @@ const PARAVIRTUAL: u32 =
 /// of `kvm_xsave` and is available only on request.
 const HIDDEN_COMPONENTS: u32 = 3 << 3 | 3 << 17;
 
-/// Bits of physical addresses that guests see at most. This is enough for any VM. The host's number depends on settings
-/// of its firmware (memory encryption takes some), so a template with that number could be refused on an equal CPU.
+/// Maximum number of physical address bits that guests see, which is enough for any VM. The host's number depends on
+/// settings of its firmware (memory encryption takes some), so a template with that number could be refused on an equal
+/// CPU.
 const PHYSICAL_BITS: u32 = 40;
 
 /// The features that this host can offer to guests: KVM's list, with the bits that KVM leaves to the VMM.

@@ -2,7 +2,7 @@
 
 use crate::memory::MemoryError;
 
-/// Why a step of the platform failed.
+/// Reasons why a step of the platform failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HvmError {
     #[error("KVM refused to {step}")]
@@ -26,7 +26,7 @@ pub enum HvmError {
     /// No VM can have saved this state.
     #[error("the saved state is invalid: {0}")]
     State(&'static str),
-    /// The state was saved on a CPU with other features.
+    /// The state was saved on a CPU with different features.
     #[error(
         "this CPU ({host}) cannot run the template of another ({template}), it lacks: {}",
         missing.join(", ")

@@ -15,13 +15,14 @@ pub(super) const MSR_MTRR_DEFAULT: u32 = 0x2ff;
 const MSR_BATCH: usize = 128;
 
 /// Whether a snapshot may contain an MSR. Excluded are MSRs that describe the CPU (ARCH_CAPABILITIES,
-/// PERF_CAPABILITIES, the VMX capabilities) and those of Hyper-V's interface, which guests do not have.
+/// PERF_CAPABILITIES, the VMX capabilities) and MSRs of the Hyper-V interface, which guests do not have.
 pub(super) fn is_allowed(index: u32) -> bool {
     !matches!(index, 0x10a | 0x345 | 0x480..=0x4ff | 0x4000_0000..=0x4000_01ff)
 }
 
-/// Whether KVM derives an MSR from CPUID: TSX_CTRL disables the hidden RTM, and the TSC ratio is of nested guests. Both
-/// have values that CPUs without them refuse, so they are neither saved nor set. Snapshots of earlier releases have them.
+/// Whether KVM derives an MSR from CPUID: TSX_CTRL disables the hidden RTM, and the TSC ratio belongs to nested guests.
+/// Both can have values that other CPUs refuse, so they are neither saved nor set. Snapshots of earlier releases
+/// contain them.
 fn is_derived(index: u32) -> bool {
     matches!(index, MSR_TSX_CTRL | MSR_AMD_TSC_RATIO)
 }
@@ -42,7 +43,7 @@ pub(super) fn listed(kvm_fd: &Kvm) -> Result<Vec<u32>, HvmError> {
     Ok(list)
 }
 
-/// Reads the MSRs of `list` that can be read: KVM lists some that a guest with this CPUID does not have.
+/// Reads the readable MSRs of `list`. KVM also lists some that a guest with this CPUID does not have.
 pub(super) fn get(vcpu: &VcpuFd, list: &[u32]) -> Result<Vec<(u32, u64)>, HvmError> {
     let mut found = Vec::new();
     let mut rest = list;
@@ -71,9 +72,9 @@ pub(super) fn set(
     })
 }
 
-/// Sets MSRs by `write`, which returns the number that it has set before the first refused one. An MSR that is zero and
-/// that this KVM does not list is skipped: the guest has never used it, and its CPUID has no feature that this CPU
-/// lacks. KVM lists MSRs by the host's CPU, such as those of MPX or of each performance counter.
+/// Sets MSRs with `write`, which returns the number of MSRs that were set before the first refused one. An MSR is
+/// skipped if it is zero and this KVM does not list it: the guest has never used it, and its CPUID has no feature that
+/// this CPU lacks. KVM lists MSRs by the host's CPU, for example the MSRs of MPX or of each performance counter.
 pub(super) fn set_by(
     pairs: &[(u32, u64)],
     listed: &[u32],

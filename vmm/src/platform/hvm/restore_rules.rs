@@ -20,7 +20,7 @@ struct Cpu {
     msrs: Vec<u32>,
 }
 
-/// All CPUs; those of one maker in the order of their age.
+/// All CPUs. CPUs of one vendor are ordered by age.
 fn cpus() -> Vec<Cpu> {
     let mut cpus: Vec<Cpu> = Vec::new();
     let hex = |word: &str| u32::from_str_radix(word, 16).unwrap();
@@ -73,7 +73,7 @@ fn vendor(cpu: &Cpu) -> [u32; 3] {
     [leaf.ebx, leaf.edx, leaf.ecx]
 }
 
-/// Pairs of CPUs of one maker: the older one (or the same), and the newer one.
+/// Pairs of CPUs of one vendor: the older one (or the same), and the newer one.
 fn pairs() -> Vec<(Cpu, Cpu)> {
     let cpus = cpus();
     let newer = |i: usize| cpus[i..].iter().map(move |newer| (i, newer));
@@ -115,7 +115,7 @@ proptest! {
     ) {
         let mut saved = of_vcpu(&of_host(&older.cpuid), id, count);
         toggle(&mut saved, bits, size);
-        // A template of a release that saved KVM's table as it was.
+        // A template of a release that saved KVM's table unchanged.
         prop_assert_eq!(missing(&saved, &newer.cpuid), Vec::<String>::new());
         clear_state(&mut saved);
         prop_assert_eq!(missing(&saved, &newer.cpuid), Vec::<String>::new());
@@ -129,7 +129,7 @@ proptest! {
         }
     }
 
-    /// A CPU that lacks one feature of the template refuses it and names the feature and both CPUs.
+    /// A CPU that lacks one feature of the template rejects it, and the error names the feature and both CPUs.
     #[test]
     fn a_cpu_that_lacks_a_feature_refuses_and_names_it(
         (older, newer, id, count, bits, size) in strategy(),

@@ -51,7 +51,7 @@ struct State {
     /// Number of threads whose vCPU is in the guest or about to enter it.
     in_guest: usize,
     writes: VecDeque<Write>,
-    /// Number of writes that were ever queued; `served` counts those that were handled.
+    /// Number of writes ever queued. `served` counts the ones that were handled.
     asked: u64,
     served: u64,
     end: Option<EndReason>,

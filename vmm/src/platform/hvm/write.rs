@@ -1,4 +1,4 @@
-//! A register write of a vCPU, on its way to the devices.
+//! A register write of a vCPU, to be handled by the devices.
 
 use serde::{Deserialize, Serialize};
 

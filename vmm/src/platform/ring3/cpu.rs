@@ -26,7 +26,7 @@ const MSR_TSC_AUX: u32 = 0xc000_0103;
 const MSR_PAT: u32 = 0x277;
 const MSR_MISC_ENABLE: u32 = 0x1a0;
 
-/// MSRs in a snapshot. The TSC deadline is not one of them, because the monitor arms it again.
+/// MSRs in a snapshot. The TSC deadline is excluded, because the monitor arms it again.
 const SAVED_MSRS: [u32; 8] = [
     MSR_STAR,
     MSR_LSTAR,
@@ -42,7 +42,7 @@ const SAVED_MSRS: [u32; 8] = [
 const XCR0_WANTED: u64 = 0xe7;
 
 /// Features that a KVM which emulates ring 0 does not list, but that programs detect, because CPUID executes natively
-/// at CPL 3. The kernel must have these features in its CPUID too: otherwise it does not save their registers at a
+/// at CPL 3. The kernel's CPUID must also have these features. Otherwise the kernel does not save their registers at a
 /// context switch, and processes see each other's vector registers.
 ///
 /// SSE3, PCLMULQDQ, SSSE3, FMA, CX16, SSE4.1, SSE4.2, MOVBE, POPCNT, AES, XSAVE, AVX, F16C, RDRAND.
@@ -73,8 +73,8 @@ pub(super) fn split_irqchip(vm: &VmFd) -> Result<(), Ring3Error> {
 }
 
 /// The CPUID for the guest kernel. On hosts of this platform CPUID executes natively at CPL 3, and KVM replaces some of
-/// the values that it is given. Therefore the kernel, which puts Xen's prefix before CPUID, gets its answers from the
-/// monitor's copy of this list.
+/// the values that it is given. The kernel puts Xen's prefix before CPUID, and the monitor returns the values of its
+/// copy of this list.
 pub(super) fn guest_cpuid(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, Ring3Error> {
     let supported = kvm_fd
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
@@ -86,11 +86,11 @@ pub(super) fn guest_cpuid(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, Ring3Er
     Ok(entries)
 }
 
-/// Refuses a CPU that lacks features of the one that the template was made on. CPUID executes natively at CPL 3, so programs
-/// have found that CPU's features there, whatever the saved list says now. XSAVE components are checked by KVM.
+/// Rejects a CPU that lacks features of the CPU on which the template was made. CPUID executes natively at CPL 3, so
+/// programs have detected that CPU's features, whatever the saved list contains. KVM checks XSAVE components.
 ///
 /// # Errors
-/// Returns [`Ring3Error::Features`] with all that are missing.
+/// Returns [`Ring3Error::Features`] with all missing features.
 pub(super) fn check_features(saved: &[kvm_cpuid_entry2]) -> Result<(), Ring3Error> {
     let host = [0, 1, 7].map(|function| {
         let native = sys::cpuid(function, 0);
@@ -127,10 +127,10 @@ fn detected(entries: &[kvm_cpuid_entry2]) -> Vec<kvm_cpuid_entry2> {
     kept.collect()
 }
 
-/// Sets the size of the XSAVE area in leaf 0xd to that of the components in [`XCR0_WANTED`] (AMD APM volume 3, E.4.13).
-/// KVM reports the size for all components of the host, including, for example, protection keys, which lie beyond the
-/// vector registers. A kernel that finds a larger size than it expects disables XSAVE, and programs then see each
-/// other's vector registers.
+/// Sets the size of the XSAVE area in leaf 0xd to the total of the components that `filter` kept (AMD APM volume 3,
+/// E.4.13). KVM reports the size for all components of the host, including, for example, protection keys, which lie
+/// beyond the vector registers. A kernel that finds a larger size than it expects disables XSAVE, and programs then see
+/// each other's vector registers.
 fn shrink_xsave_area(entries: &mut [kvm_cpuid_entry2]) {
     /// Legacy region and header. They contain x87 and SSE.
     const FIXED: u32 = 512 + 64;
@@ -478,7 +478,7 @@ mod tests {
         };
         let own = [0, 1, 7].map(native);
         check_features(&own).unwrap();
-        // Bits that the kernel's list has and this CPU need not have: hypervisor, OSXSAVE, and what is hidden.
+        // Bits that the kernel's list has and this CPU need not have: hypervisor, OSXSAVE, and hidden features.
         let mut listed = own;
         (listed[1].ecx, listed[1].edx) = (listed[1].ecx | 1 << 27 | 1 << 31, u32::MAX);
         check_features(&listed).unwrap();
@@ -486,7 +486,7 @@ mod tests {
         other[0].ebx ^= 1;
         let why = check_features(&other).unwrap_err().to_string();
         assert!(why.contains("a CPU of the vendor"), "{why}");
-        // A template of a CPU that has everything, on one that lacks something of it.
+        // A template of a CPU with all features, on a CPU that lacks some.
         let mut all = own;
         (all[1].ecx, all[2].ebx, all[2].ecx) = (u32::MAX, u32::MAX, u32::MAX);
         let lacks = (

@@ -25,7 +25,7 @@ use crate::{devices::Ram, memory::PAGE};
 /// `MAX_GUEST_CMDLINE` of Xen, terminating zero included.
 const CMDLINE: usize = 1024;
 
-/// Why a domain could not be built.
+/// Reasons why a domain could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum DomainError {
     #[error(transparent)]
@@ -40,7 +40,7 @@ pub enum DomainError {
         /// Guest RAM in bytes.
         ram: u64,
     },
-    #[error("the kernel command line has {len} bytes, the limit is {max}", max = CMDLINE - 1)]
+    #[error("the kernel command line has {len} bytes: the limit is {max}", max = CMDLINE - 1)]
     Cmdline { len: usize },
     /// The kernel does not contain exactly one match of each expected hypercall site.
     #[error(

@@ -19,15 +19,13 @@ pub(crate) struct XenNotes {
     pub virt_base: u64,
 }
 
-/// Why a file is not a kernel that this platform can start.
+/// Reasons why this platform cannot start a file as a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum ElfError {
     /// The file cannot be read, or ends early.
     #[error("cannot read the kernel")]
     Read(#[source] io::Error),
-    #[error(
-        "the kernel is not a 64-bit little-endian x86-64 ELF file (a bzImage has to be unpacked first)"
-    )]
+    #[error("the kernel is not a 64-bit little-endian x86-64 ELF file (unpack a bzImage first)")]
     NotElf,
     #[error("the kernel has no Xen PV entry (CONFIG_XEN_PV)")]
     NoXenEntry,

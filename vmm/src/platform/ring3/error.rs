@@ -3,7 +3,7 @@
 use super::domain::DomainError;
 use crate::memory::MemoryError;
 
-/// Why a step of the platform failed.
+/// Reasons why a step of the platform failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Ring3Error {
     #[error("KVM refused to {step}")]
@@ -24,7 +24,7 @@ pub enum Ring3Error {
     #[error("cannot create an eventfd")]
     EventFd(#[source] std::io::Error),
     /// Names of features.
-    #[error("the CPU lacks features of the template's: {0}")]
+    #[error("the CPU lacks features that the template uses: {0}")]
     Features(String),
     /// No VM can have saved this state.
     #[error("the saved state is invalid: {0}")]

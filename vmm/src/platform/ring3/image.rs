@@ -143,7 +143,7 @@ fn idt(put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>) -> Result<(), Gu
     Ok(())
 }
 
-/// Writes the list from which the monitor answers the kernel's CPUID: consecutive `CpuidEntry`s, terminated by an empty
+/// Writes the list from which the monitor serves the kernel's CPUID: consecutive `CpuidEntry`s, terminated by an empty
 /// one. Entries with all registers zero, and entries beyond the list's capacity, are left out.
 fn cpuid_table(
     put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>,

@@ -3,9 +3,10 @@
 //! touch, and gets slots for further chunks when it touches them.
 //!
 //! A read or write of other memory leaves the guest as an MMIO exit with a part of its instruction: the chunk becomes a
-//! slot, and the VMM carries out the access. Instructions that lie in such memory, and those that access it and cannot
-//! be emulated by KVM, raise #UD, and the monitor asks the VMM for the memory (`monitor::layout::Shared::deferred`).
-//! KVM walks page tables itself, so chunks with page tables have slots from the start (`tables`).
+//! slot, and the VMM performs the access. Instructions that lie in such memory, and instructions that access it and
+//! that KVM cannot emulate, raise #UD, and the monitor requests the memory from the VMM
+//! (`monitor::layout::Shared::deferred`). KVM walks page tables itself, so chunks with page tables have slots from the
+//! start (`tables`).
 
 use kvm_ioctls::VmFd;
 use monitor::layout::{CHUNK_BYTES, DEFERRED_BYTES};

@@ -14,8 +14,8 @@ const EXERCISERS: usize = 4;
 const GENERATIONS: usize = 12;
 const PATIENCE: Duration = Duration::from_secs(1800);
 
-/// All kinds of operations. Every second exerciser works on whole pages, and then without posix_fallocate: fsx 0.3.2 may
-/// call it with a length of zero, which Linux refuses.
+/// All kinds of operations. Every second exerciser works on whole pages, and does not use posix_fallocate: fsx 0.3.2
+/// may call it with a length of zero, which Linux rejects.
 fn config(exerciser: usize) -> String {
     let (align, fallocate) = [(1, 1), (4096, 0)][exerciser % 2];
     format!(
@@ -25,8 +25,8 @@ fn config(exerciser: usize) -> String {
     )
 }
 
-/// Several `fsx` compare every byte that they read with what they wrote. Meanwhile the page cache is dropped, and the
-/// VM is replaced by a clone of its own snapshot again and again.
+/// Several `fsx` compare each byte that they read with what they wrote. Meanwhile the page cache is dropped, and the VM
+/// is repeatedly replaced by a clone of its own snapshot.
 pub(crate) fn soak_files_across_generations() {
     let parent = run_dir::make("files");
     let mut vm = TestVm::boot(|spec| spec.memory = Bytes::mib(512));

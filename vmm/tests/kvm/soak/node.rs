@@ -2,8 +2,8 @@
 
 use super::suite::{LOG, Outcome, Outcomes, RESULT, Suite};
 
-/// The tests of what a kernel does: processes, files, sockets, signals, threads, timers. The others test the language
-/// and libraries. Names of files below `test/`.
+/// Tests of kernel features: processes, files, sockets, signals, threads, timers. The others test the language and
+/// libraries. Names of files below `test/`.
 const SELECTED: [&str; 13] = [
     "parallel/test-child-process-*",
     "parallel/test-cluster-*",

@@ -1,4 +1,4 @@
-//! CPython's own tests, from Debian's package of them.
+//! CPython's own tests, from Debian's package.
 
 use std::collections::BTreeSet;
 

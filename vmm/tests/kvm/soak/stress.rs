@@ -21,25 +21,25 @@ const CLASSES: [&str; 9] = [
 ];
 /// Time limit for one class. Most stressors take the second that they are given, a few take several.
 const PATIENCE: Duration = Duration::from_secs(1800);
-/// Stressors that are left out. `bigheap`, `brk` and `oom-pipe` use up the machine's memory on purpose: the kernel then
-/// kills any program. `quota` fails without a disk that has quotas.
+/// Stressors that are left out. `bigheap`, `brk` and `oom-pipe` exhaust memory on purpose, and the kernel then kills
+/// arbitrary programs. `quota` fails without a disk that has quotas.
 const LEFT_OUT: [&str; 4] = ["bigheap", "brk", "oom-pipe", "quota"];
 /// The size of the last-level cache for `stream`, which allocates four times as much. The size that the CPU reports may be
 /// more than a quarter of the guest's memory.
 const STREAM: &str = "8M";
-/// stress-ng's message if the earlier classes had every stressor of a class, which is not a fault.
+/// stress-ng's message if the earlier classes included all stressors of a class, which is not an error.
 const NONE_LEFT: &str = "No stress workers invoked";
-/// Levels of stress-ng's messages that report a fault.
+/// Levels of stress-ng's messages that report an error.
 const FAULTS: [&str; 2] = ["stress-ng: fail:", "stress-ng: error:"];
 
-/// A stressor verifies its own results where it can. The kernel must have nothing to complain about after each class.
+/// A stressor verifies its own results where it can. The kernel log must have no complaint after each class.
 pub(crate) fn soak_every_class_of_stress_ng() {
     let vm = TestVm::boot(|spec| spec.memory = Bytes::mib(1024));
     upload(&vm, "stress-ng/suite.tar");
     // The stressors `loop` and `tmpfs` fail without these.
     vm.sh("modprobe loop && mkdir -p /root/stress /root/tmpfs && mount -t tmpfs -o size=256m tmpfs /root/tmpfs");
-    // On one CPU, `cyclic` cannot run as a deadline task: stress-ng asks for 90 % of the CPU twice, for the stressor and
-    // for its parent. A single such task is admitted.
+    // On one CPU, `cyclic` cannot run as a deadline task: stress-ng requests 90 % of the CPU twice, for the stressor
+    // and for its parent. A single such task is admitted.
     vm.sh("chrt -d --sched-runtime 90000 --sched-deadline 100000 --sched-period 100000 0 true");
     let mut done: Vec<String> = Vec::new();
     let mut faults = Vec::new();
@@ -70,7 +70,7 @@ pub(crate) fn soak_every_class_of_stress_ng() {
         );
         let is_fault = |line: &&str| FAULTS.iter().any(|level| line.starts_with(level));
         faults.extend(log.lines().filter(is_fault).map(str::to_owned));
-        // 3: a stressor lacked something, and skipped itself.
+        // 3: a stressor lacked a requirement and skipped itself.
         if !["status 0", "status 3"].contains(&log.lines().last().unwrap_or_default()) {
             faults.push(format!("{class} did not end with success"));
         }

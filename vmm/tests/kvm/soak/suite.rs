@@ -16,11 +16,11 @@ use crate::support::{TestVm, host, run_dir, vm::as_root};
 
 /// Time limit for one run of a suite.
 const PATIENCE: Duration = Duration::from_secs(3600);
-/// How often a test that passes on the host and not in the guest is run again in the guest.
+/// How often a test that passes on the host but not in the guest is repeated in the guest.
 const RETRIES: usize = 2;
-/// The file, in both places, that a suite's script writes its results to.
+/// Path of a suite's results, in both places.
 pub(super) const RESULT: &str = "/root/suite-result";
-/// The file, in both places, that a suite's script writes its output to.
+/// Path of a suite's output, in both places.
 pub(super) const LOG: &str = "/root/suite-log";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,25 +35,25 @@ pub(super) enum Outcome {
 pub(super) type Outcomes = BTreeMap<String, Outcome>;
 
 pub(super) struct Suite {
-    /// The file below `soak/` in the artifacts, a tar archive that is unpacked at the root directory.
+    /// The file below `soak/` in the artifacts: a tar archive that is unpacked at the root directory.
     pub(super) archive: &'static str,
-    /// The modules or files of the suite that are run. CUBE_SOAK_TESTS replaces them, separated by spaces.
+    /// The modules or files of the suite to run. CUBE_SOAK_TESTS replaces them, separated by spaces.
     pub(super) parts: &'static [&'static str],
     /// The shell script that runs these parts. It writes [`RESULT`] and [`LOG`].
     pub(super) run: fn(&[String]) -> String,
-    /// The script that runs these tests, given by the names in [`Outcomes`].
+    /// The script that repeats these tests, given by the names in [`Outcomes`].
     pub(super) repeat: fn(&[String]) -> String,
     /// The outcomes in the text of [`RESULT`].
     pub(super) parse: fn(&str) -> Outcomes,
-    /// One difference per line that is not a fault: the name of a test, or its beginning with `*`, a colon, the reason.
+    /// Accepted differences, one per line: the name of a test, or its prefix with `*`, a colon, the reason.
     pub(super) differences: &'static str,
-    /// The fewest tests that must pass on the host. With fewer, the reference did not run as intended.
+    /// Minimum number of tests that must pass on the host. With fewer, the reference did not run as intended.
     pub(super) least: usize,
 }
 
 impl Suite {
-    /// Runs the suite in a guest and on the host. Every test that passes on the host must pass in the guest, at the
-    /// latest when it is repeated, unless `differences` has a reason.
+    /// Runs the suite in a guest and on the host. Every test that passes on the host must pass in the guest, possibly
+    /// after repetition, unless `differences` has a reason.
     pub(super) fn compare(&self) {
         let given = std::env::var("CUBE_SOAK_TESTS").ok();
         let parts: Vec<String> = match &given {
@@ -135,7 +135,7 @@ impl Suite {
     }
 }
 
-/// The tests that pass on the host and not in the guest, with their outcome in the guest.
+/// The tests that pass on the host but not in the guest, with their outcome in the guest.
 fn differing(host: &Outcomes, guest: &Outcomes) -> Outcomes {
     let passed = host.iter().filter(|(_, o)| **o == Outcome::Passed);
     let outcome = |name: &String| guest.get(name).cloned().unwrap_or(Outcome::Failed);
@@ -193,7 +193,7 @@ impl Reference {
         Self { root }
     }
 
-    /// Runs a script on this host's kernel, in namespaces of its own. Returns the text of [`RESULT`].
+    /// Runs a script on this host's kernel, in separate namespaces. Returns the text of [`RESULT`].
     fn run(&self, script: &str) -> String {
         let script = format!(
             "mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t tmpfs tmpfs /dev; mkdir /dev/pts /dev/shm; \

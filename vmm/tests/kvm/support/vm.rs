@@ -15,7 +15,7 @@ use vmm_control::{
 
 use super::{host, program, run_dir, until};
 
-/// Time limit for each answer of the VMM. A boot takes about a second on an idle host.
+/// Time limit for each response of the VMM. A boot takes about a second on an idle host.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -147,7 +147,7 @@ impl TestVm {
             .unwrap_or_else(|e| panic!("{cmd} {args:?}: {e:?}\n{}", self.console()))
     }
 
-    /// Runs a shell script as root, which must succeed. Returns its output without the last newline.
+    /// Runs a shell script as root, which must succeed. Returns its output without the final newline.
     pub(crate) fn sh(&self, script: &str) -> String {
         let out = self.exec("/bin/bash", &["-c", script]);
         let text = |bytes| String::from_utf8_lossy(bytes).trim_end().to_owned();
@@ -230,7 +230,7 @@ pub(crate) fn as_root(cmd: &str, args: &[&str]) -> ExecRequest {
     request
 }
 
-/// Extracts the VMM's refusal from an answer. Any other failure fails the test.
+/// Extracts the VMM's refusal from a reply. Any other failure fails the test.
 pub(crate) fn refusal<T>(answer: Result<T, ControlError>) -> Result<(), Failure> {
     match answer {
         Ok(_) => Ok(()),

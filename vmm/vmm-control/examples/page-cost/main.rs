@@ -1,5 +1,5 @@
-//! Measures what a page of a clone costs on this host, by how the clone gets the memory of its template. Decision 012 has
-//! a table of it. Needs root, 2 GiB of memory and, for the rows with hugetlb, free pages of 2 MiB:
+//! Measures the cost of a clone's page on this host, for different ways to provide the template's memory. Decision 012
+//! has a table of the results. Needs root, 2 GiB of memory and, for the rows with hugetlb, free pages of 2 MiB:
 //!
 //! ```text
 //! sysctl vm.nr_hugepages=300
@@ -33,13 +33,13 @@ use sys::{
 use template::{Ahead, Backing, Disk, PAGES, Templates, read};
 
 const TURNS: usize = 7;
-/// Pages that are touched, as many as a small working set has, and the distance between scattered ones.
+/// Number of touched pages, as in a small working set, and the distance between scattered ones.
 const TOUCHED: u32 = 1024;
 const STRIDE: usize = 64;
-/// [`PAGES`], to divide by.
+/// [`PAGES`] as a divisor.
 const ALL: u32 = 65_536;
 
-/// What is measured, in the order of [`Turn::costs`]; by page unless it is of the whole mapping.
+/// Phases of a measurement, in the order of [`Turn::costs`]. Costs are per page unless the name says "whole".
 const PHASES: [&str; 9] = [
     "open and map, whole",
     "read scattered",
@@ -52,7 +52,7 @@ const PHASES: [&str; 9] = [
     "unmap after writes, whole",
 ];
 
-/// A name, how a clone gets its memory, and how pages are made private.
+/// A name, the source of a clone's memory, and the way in which pages are made private.
 type Mechanism = (&'static str, Backing, Ahead);
 
 const MECHANISMS: [Mechanism; 15] = [
@@ -74,7 +74,7 @@ const MECHANISMS: [Mechanism; 15] = [
     stored("uffd missing, thread", Backing::Uffd(Copy, Thread)),
     stored("uffd minor, SIGBUS", Backing::Uffd(Continue, Signal)),
     stored("uffd minor, thread", Backing::Uffd(Continue, Thread)),
-    // The same as the first one: what differs between them is noise.
+    // The same as the first one. The difference between them is noise.
     stored("tmpfs 2 MiB, again", Backing::Tmpfs),
 ];
 
@@ -88,11 +88,11 @@ struct Cost {
     wall: Duration,
 }
 
-/// One mechanism, measured once.
+/// One measurement of one mechanism.
 #[derive(Debug)]
 struct Turn {
     costs: [Option<Cost>; PHASES.len()],
-    /// KiB that the clone alone holds after the scattered reads, and after the scattered writes.
+    /// KiB that are private to the clone after the scattered reads, and after the scattered writes.
     private: [u64; 2],
     /// KiB of page tables after all pages were read.
     tables: u64,

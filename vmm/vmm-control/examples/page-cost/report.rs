@@ -1,10 +1,10 @@
-//! Numbers of /proc, and the table.
+//! Numbers from /proc, and the table.
 
 use std::{fs, io, ops::Range};
 
 use crate::{Cost, MECHANISMS, PHASES, TURNS, Turn};
 
-/// A number of /proc/meminfo.
+/// A number from /proc/meminfo.
 pub(crate) fn memory_info(name: &str) -> io::Result<u64> {
     Ok(number(&fs::read_to_string("/proc/meminfo")?, name))
 }
@@ -22,7 +22,7 @@ fn number(text: &str, name: &str) -> u64 {
         .sum()
 }
 
-/// KiB of a mapping that no file backs: pages of this process alone.
+/// KiB of a mapping without a file behind them: pages of this process alone.
 pub(crate) fn anonymous(mapping: &Range<usize>) -> io::Result<u64> {
     let mut inside = false;
     let mut sum = 0;
@@ -39,7 +39,7 @@ pub(crate) fn anonymous(mapping: &Range<usize>) -> io::Result<u64> {
     Ok(sum)
 }
 
-/// Prints what a figure depends on.
+/// Prints the host properties on which the figures depend.
 pub(crate) fn print_host(cpu: usize) -> io::Result<()> {
     let info = fs::read_to_string("/proc/cpuinfo")?;
     let value = |name: &str| {

@@ -1,4 +1,4 @@
-//! Mappings that are read and written by page, and userfaultfd.
+//! Mappings that are accessed page by page, and userfaultfd.
 #![expect(
     unsafe_code,
     reason = "measures the system calls themselves; std and nix have no safe wrappers"
@@ -130,7 +130,7 @@ pub(crate) fn reflink(from: &File, to: &File) -> io::Result<()> {
     }
 }
 
-/// What resolves a fault: `include/uapi/linux/userfaultfd.h`.
+/// Ways to resolve a fault: `include/uapi/linux/userfaultfd.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// UFFDIO_COPY: a missing page gets a copy of the template's.
@@ -143,7 +143,7 @@ pub(crate) enum Answer {
 pub(crate) enum Handler {
     /// A thread reads the faults.
     Thread,
-    /// The thread that faults gets SIGBUS (UFFD_FEATURE_SIGBUS) and answers in its handler.
+    /// The faulting thread gets SIGBUS (UFFD_FEATURE_SIGBUS) and resolves the fault in its handler.
     Signal,
 }
 
@@ -180,11 +180,11 @@ nix::ioctl_readwrite!(uffdio_register, 0xAA, 0x00, Register);
 nix::ioctl_readwrite!(uffdio_copy, 0xAA, 0x03, Copy);
 nix::ioctl_readwrite!(uffdio_continue, 0xAA, 0x07, Continue);
 
-/// Size of `struct uffd_msg`, and where the address of a fault is in it.
+/// Size of `struct uffd_msg`, and offset of a fault's address in it.
 const MESSAGE: usize = 32;
 const ADDRESS: std::ops::Range<usize> = 16..24;
 
-/// Where the handler of SIGBUS finds the one mapping that it serves.
+/// The one mapping that the SIGBUS handler serves.
 static SERVED: (AtomicI32, AtomicUsize, AtomicUsize) =
     (AtomicI32::new(-1), AtomicUsize::new(0), AtomicUsize::new(0));
 

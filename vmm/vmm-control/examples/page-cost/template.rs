@@ -1,4 +1,4 @@
-//! A template in the forms that are compared, and clones of them.
+//! A template in different forms, and clones of them.
 
 use std::{
     fs::File,
@@ -30,10 +30,10 @@ const MEMORY: &str = model::template_file::MEMORY;
 /// Bytes that the VMM writes at once.
 const WRITE: usize = 64 << 10;
 
-/// Where a clone's pages come from. All but `Anonymous` and `Uffd` are private mappings of files.
+/// Source of a clone's pages. All but `Anonymous` and `Uffd` are private mappings of files.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Backing {
-    /// What [`LoadedTemplate`] makes.
+    /// The copy that [`LoadedTemplate`] makes.
     Tmpfs,
     Memfd,
     Disk(Disk),
@@ -44,7 +44,7 @@ pub(crate) enum Backing {
     Uffd(Answer, Handler),
 }
 
-/// How a file on the disk file system came into its page cache.
+/// How a file on the disk file system got into its page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Disk {
     /// By writes of 64 KiB, as the VMM writes a template.
@@ -72,11 +72,11 @@ pub(crate) struct Templates {
     hugetlb: Option<File>,
     disk: TempDir,
     reflink: Option<TempDir>,
-    /// What handlers and copies read: a mapping of `memfd`.
+    /// Source for handlers and copies: a mapping of `memfd`.
     source: Arc<Mapping>,
 }
 
-/// A mapping as a clone has it. `faults` is dropped first, so no handler outlives the mapping.
+/// A clone's mapping. `faults` is dropped first, so no handler outlives the mapping.
 #[derive(Debug)]
 pub(crate) struct Clone {
     faults: Option<Faults>,
@@ -235,7 +235,7 @@ fn reflink(dir: &TempDir) -> io::Result<File> {
     Ok(file)
 }
 
-/// A template in pages of 2 MiB that were set aside (`vm.nr_hugepages`).
+/// A template in reserved pages of 2 MiB (`vm.nr_hugepages`).
 fn hugetlb(source: &Mapping) -> io::Result<File> {
     // The template, and one clone that copies each page.
     let needed = 2 * PAGES as u64 / 512;

@@ -7,7 +7,7 @@ use std::{
 
 use crate::FailureKind;
 
-/// Why the files of a VM could not be opened or made.
+/// Reasons why the files of a VM could not be opened or made.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     #[error("cannot open /dev/kvm (is KVM enabled, and may this user open it?)")]
@@ -25,9 +25,7 @@ pub enum FilesError {
     #[error("{0} already exists")]
     Exists(PathBuf),
     /// The manifest of a snapshot differs from the VM's [`super::Lineage`]. The VMM is broken or compromised.
-    #[error(
-        "{path} does not match its VM: it names another root image, another base or another size"
-    )]
+    #[error("{path} does not match its VM: it names a different root image, base or size")]
     Lineage { path: PathBuf },
 }
 

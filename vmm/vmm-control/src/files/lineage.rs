@@ -52,7 +52,7 @@ impl Size {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Home {
-    /// The real directory of the manifest, symbolic links resolved.
+    /// The real directory of the manifest, with symbolic links resolved.
     pub dir: PathBuf,
     /// Device and inode of the manifest.
     pub manifest: (u64, u64),

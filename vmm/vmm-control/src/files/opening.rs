@@ -68,7 +68,7 @@ pub fn of_restore(
     Ok((files, lineage))
 }
 
-/// Where the files that a manifest names are, if they are not at the paths in the manifest.
+/// Locations of the files that a manifest names, if they are not at the paths in the manifest.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Places<'a> {
     /// Directory of the base, for a diff.
@@ -77,8 +77,8 @@ pub struct Places<'a> {
     pub root: Option<&'a Path>,
 }
 
-/// Opens the files of a template, its root image and, if it is a diff, the files of its base. The lineage has the path of
-/// the root image that the manifest names, because snapshots of the VM name it again.
+/// Opens the files of a template, its root image and, if it is a diff, the files of its base. The lineage contains the
+/// root image path from the manifest, because snapshots of the VM name it again.
 ///
 /// # Errors
 /// Returns [`FilesError`] if an existing file cannot be opened.

@@ -9,8 +9,7 @@ use std::{
 
 use nix::libc;
 
-/// Opens a regular file for reading. The path may name a file of another kind: opening a FIFO, for example, could
-/// block.
+/// Opens a regular file for reading. Rejects other kinds of files: opening a FIFO, for example, could block.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     let file = options

@@ -1,5 +1,5 @@
 //! The ioctl by which a client configures a TAP.
-#![expect(unsafe_code, reason = "a request of ioctl without a safe wrapper")]
+#![expect(unsafe_code, reason = "an ioctl request without a safe wrapper")]
 
 use std::{
     io,
