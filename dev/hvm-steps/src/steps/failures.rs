@@ -69,7 +69,11 @@ pub(super) fn kill(state: &mut State<'_>) -> Result<String> {
 type Damage = (&'static str, fn(&Path) -> Result<()>, &'static str);
 
 const DAMAGES: [Damage; 5] = [
-    ("shorter memory", shorten_memory, "bytes, but the manifest says"),
+    (
+        "shorter memory",
+        shorten_memory,
+        "bytes, but the manifest says",
+    ),
     ("a changed bit", change_state, "SHA-256 differs"),
     ("another format", other_format, "template has format"),
     (
