@@ -1,4 +1,4 @@
-//! How an operator configures isolation, and the checks of that configuration.
+//! The operator's configuration of isolation, and its checks.
 
 use std::path::PathBuf;
 

@@ -151,7 +151,7 @@ impl Enforcement {
     }
 
     /// Replaces the policy of a sandbox. If writing fails, the old policy stays in force, without the pins of names
-    /// that only it allows; if only the verification fails, the new policy was written.
+    /// that only it allows. If only the verification fails, the new policy was written.
     pub(crate) fn update(&mut self, index: u32, policy: &Policy) -> Result<(), IsolationError> {
         let attachment = self.taps.get(index)?;
         let tenure = attachment.entry.tenure;
@@ -236,7 +236,7 @@ impl Enforcement {
         }
     }
 
-    /// Lets a sandbox reach an address for which the resolver answered an allowed name.
+    /// Allows a sandbox to reach an address to which the resolver resolved an allowed name.
     pub(crate) fn pin(
         &mut self,
         index: u32,
@@ -291,7 +291,7 @@ impl Enforcement {
         self.refusals.drain(&self.taps, &self.pins);
     }
 
-    /// Reports the refused packets that were counted since the last sum.
+    /// Reports the refused packets that were counted since the last total.
     pub(crate) fn sum_refusals(&mut self) {
         self.refusals.sum_all(&self.taps, &self.pins);
     }

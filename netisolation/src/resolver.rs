@@ -59,9 +59,9 @@ pub struct Client {
 
 /// Finds the client with a source address. `None`: the address belongs to no sandbox, and its queries are not answered.
 pub type FindClient = dyn Fn(SocketAddr) -> Option<Client> + Send + Sync;
-/// Lets a client reach an address that a name resolved to, for the given time. Returns an error if the TAP now belongs
-/// to another sandbox, no pattern of the policy matches the name any longer, the client has too many pins, or a system
-/// call fails.
+/// Allows a client to reach an address that a name resolved to, for the given time. Returns an error if the TAP now
+/// belongs to another sandbox, no pattern of the policy matches the name any longer, the client has too many pins, or a
+/// system call fails.
 pub type Pin = dyn Fn(&Client, IpAddr, &str, Duration) -> Result<(), IsolationError> + Send + Sync;
 
 /// The resolver's interface to the TAPs and to the log of refusals.
@@ -115,7 +115,7 @@ pub struct Resolver {
     guard: Mutex<Guard>,
 }
 
-/// How a query is handled.
+/// The decision on a query.
 enum Decision {
     /// No reply: the sender is not a sandbox, or the message is a response or too short.
     Ignore,

@@ -52,7 +52,7 @@ impl Pool {
             .await
     }
 
-    /// Makes a template from a running sandbox, or from a sandbox paused with its memory. The sandbox stays as it is.
+    /// Makes a template from a running sandbox, or from a sandbox paused with its memory. The sandbox is not changed.
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound`, `NoMemory` or `Crowded`, [`PoolError::BadName`],

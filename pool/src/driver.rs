@@ -311,7 +311,7 @@ impl Driver {
         // Demand decays over time, and free memory may have changed.
         self.stock.has_changed = true;
         if self.former_servers == FormerServers::Left && self.stopping.closing.is_none() {
-            // Stays so until the report arrives.
+            // Remains so until the report arrives.
             self.former_servers = FormerServers::Gone;
             self.jobs.remove_former_servers();
         }

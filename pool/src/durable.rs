@@ -14,7 +14,7 @@ use vmm_control::template::copy_sparse;
 pub enum Durability {
     /// A crash of the server process.
     Process,
-    /// A crash of the host, too: the file is synced, which is slow.
+    /// A crash of the server process or of the host. The file is synced, which is slow.
     Host,
 }
 

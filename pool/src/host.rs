@@ -54,7 +54,7 @@ fn kib_line(text: &str, name: &str) -> Option<u64> {
     Some(kib << 10)
 }
 
-/// Private memory of a process in bytes: pages that it has written, including those of private file mappings.
+/// Private memory of a process in bytes: pages that it has written, including pages of private file mappings.
 pub(crate) fn private_bytes(pid: u32) -> Option<u64> {
     kib_line(
         &fs::read_to_string(format!("/proc/{pid}/status")).ok()?,

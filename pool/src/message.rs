@@ -250,9 +250,7 @@ pub(crate) enum Report {
     ),
     /// The memory of the template with this id was stored as a diff, or `None` if it stays whole.
     Stored(String, std::io::Result<Option<Stored>>),
-    /// The adoption of a sandbox ended, with its VMM's private memory in bytes if that could be read, or with the reason
-    /// why the sandbox must end.
-    /// The adoption of a running sandbox waits for its VMM, and changes nothing any more.
+    /// The adoption of a running sandbox waits for its VMM, and will not change anything.
     Asking(SandboxId),
     Adopted(SandboxId, Result<Option<u64>, String>),
     /// The VM process of the rebuild under way.
@@ -277,8 +275,7 @@ pub(crate) struct Published {
     pub(crate) answer: Answer<TemplateInfo>,
 }
 
-/// A template whose files were linked or copied.
-/// Why a template's memory was not loaded.
+/// Reason why a template's memory was not loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LoadFailed {
     /// The memory file could not be made from its diff, because the disk was full. A later attempt may succeed.

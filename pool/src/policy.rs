@@ -7,8 +7,8 @@
 //! the expectation for other sandboxes barely changes. Guests may grow to all of their RAM, and the sum of their RAM
 //! may exceed the host's memory. The cgroup around the pool then limits them.
 //!
-//! A start holds a place while its VM is made. The number of places limits how many starts run at once. A start whose
-//! guest is unresponsive holds its place until its timeout, so starts that anyone may cause can never hold all places
+//! A start holds a place while its VM is made. The number of places limits concurrent starts. A start whose guest is
+//! unresponsive holds its place until its timeout, so starts that anyone may cause can never hold all places
 //! ([`Places`]).
 //!
 //! Disk space is admitted by current free space. A new sandbox needs an initial share for its layer. A save needs the

@@ -250,7 +250,7 @@ impl Record {
 #[derive(Debug)]
 pub(crate) enum Contents {
     Record(Box<Record>),
-    /// There is no record: the sandbox was killed, or its first record was not written yet.
+    /// There is no record: the sandbox was killed, or its first record had not been written yet.
     Nothing,
     /// The record is damaged, and there is no pause. The sandbox cannot have been paused: it ran, or was a warm slot,
     /// when the host crashed.
@@ -263,7 +263,7 @@ pub(crate) enum Contents {
     Unusable(String),
 }
 
-/// Why a record was not read.
+/// Reason why a record was not read.
 #[derive(Debug, thiserror::Error)]
 enum Unread {
     #[error("{0}")]

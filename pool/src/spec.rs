@@ -216,9 +216,9 @@ pub const MAX_NOTE: usize = 256 << 10;
 /// The fate of sandboxes when the pool closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnClose {
-    /// Running sandboxes keep running and paused ones stay on disk; the next [`crate::Pool::open`] adopts both.
+    /// Running sandboxes keep running and paused ones remain on disk. The next [`crate::Pool::open`] adopts both.
     Keep,
-    /// All sandboxes are ended and removed, paused ones too.
+    /// All sandboxes are ended and removed, including paused ones.
     Kill,
     /// Like [`OnClose::Keep`], for a process that continues without the pool while the next server runs: it stays in
     /// its cgroup, and so within its memory limit.

@@ -116,8 +116,8 @@ pub(crate) struct Template {
 #[derive(Debug)]
 pub(crate) struct NewTemplate {
     pub(crate) info: TemplateInfo,
-    /// The record of the template, then those of the templates that lose names to it. In this order a crash leaves each
-    /// name with at least one template, and [`Templates::open`] gives it to one.
+    /// The record of the template, then the records of the templates that lose names to it. In this order a crash
+    /// leaves each name with at least one template, and [`Templates::open`] gives it to one.
     pub(crate) records: Vec<TemplateRecord>,
     pub(crate) taken: TakenNames,
 }
@@ -508,7 +508,7 @@ impl Template {
             base,
             root,
         } = store.check(dir)?;
-        // The layer of a diff contains only changed blocks, so the size of the disk is that of the base's layer.
+        // The layer of a diff contains only changed blocks, so the size of the disk comes from the base's layer.
         let disk = match &base {
             Some(base) => Manifest::read(base)?.layer_sum.bytes,
             None => manifest.layer_sum.bytes,

@@ -98,7 +98,7 @@ pub(crate) struct Vmm {
 }
 
 impl Vmm {
-    /// Whether the program joins cgroups by itself. Older releases may not do so.
+    /// Whether the program can join cgroups itself. Older releases may not do so.
     pub(crate) fn joins_groups(&self) -> bool {
         self.is_current
     }

@@ -198,7 +198,7 @@ mod tests {
             ),
             (
                 Step::Ready,
-                "it was not ready within 2s: /bin/false failed",
+                "the guest was not ready within 2s: /bin/false failed",
                 Recipe {
                     ready: Some(never),
                     ..recipe()

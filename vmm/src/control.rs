@@ -44,9 +44,9 @@ pub struct Control {
 pub(crate) enum Received {
     /// A request and the files that came with it.
     Request(Box<Request>, Files),
-    /// The request is invalid. It must be answered with this failure.
+    /// The request is invalid. The reply must be this failure.
     Invalid(Failure),
-    /// The request had a version that this program does not support, and was answered.
+    /// The request had a version that this program does not support. A reply was sent.
     Refused,
     /// There is no request: a listening socket's client disconnected, or was dropped for an invalid or late frame.
     /// Another client may follow.

@@ -15,7 +15,7 @@ use crate::{
 /// Reasons for which the machine refused a request or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// There is no KVM, or the client's descriptor for /dev/kvm refers to another file.
+    /// There is no KVM, or the client's descriptor for /dev/kvm refers to a different file.
     #[error("cannot use /dev/kvm (is KVM enabled, and may this user open it?)")]
     NoKvm(#[source] io::Error),
     #[error("cannot use a descriptor that the client sent")]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[serde(into = "String", try_from = "String")]
 pub struct Bytes(pub u64);
 
-/// Why a text is not a size.
+/// Reason why a text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// The text has no unit or an unknown one.

@@ -163,7 +163,7 @@ impl fmt::Debug for Way {
 pub enum RuleOutcome {
     /// No rule: connections pass unread.
     None,
-    /// Headers that replace those of the same names (case-insensitive) in the request.
+    /// Headers that replace existing headers with the same names (case-insensitive) in the request.
     Headers {
         /// The rule's key: `api.example.com` or `*.example.com`.
         rule: String,

@@ -1,4 +1,4 @@
-//! Name pins: addresses that the resolver answered to a sandbox, with the names for which it answered them.
+//! Name pins: addresses that the resolver returned to a sandbox, with the names that resolved to them.
 //!
 //! The programs read one entry for each address ([`Pin`]): the latest expiry and the marks of all its names, and the
 //! last name. The other names, each with its own expiry, are only in this process, for the proxy

@@ -97,8 +97,8 @@ impl TapTable {
         }
     }
 
-    /// Takes over a predecessor's TAPs whose devices still exist, and clears all other entries. Returns every entry
-    /// that the predecessor left, including those of removed TAPs.
+    /// Takes over a predecessor's TAPs whose devices still exist, and clears all other entries. Returns all entries
+    /// that the predecessor left, including entries of removed TAPs.
     pub(crate) fn take_over(
         &mut self,
         datapath: &Datapath,
@@ -312,7 +312,7 @@ impl TapTable {
             };
             attachment.entry.closed += flows;
             let entry = attachment.entry;
-            // If this fails, the next credit or policy change writes the sum.
+            // If this fails, the next credit or policy change writes the total.
             let _written_later = self.write_entry(*index, &entry);
         }
     }

@@ -26,8 +26,8 @@ pub enum Direction {
     In,
 }
 
-/// Why a packet or DNS query was refused. Serialized as the name in snake case; `enum reason` in `bpf/layout.h` uses
-/// the same numbers.
+/// Reason why a packet or DNS query was refused. Serialized as the name in snake case; `enum reason` in `bpf/layout.h`
+/// uses the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]

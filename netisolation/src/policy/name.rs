@@ -15,9 +15,10 @@ pub struct NamePattern(String);
 pub enum Naming {
     /// Refuses the query.
     Refused,
-    /// Answers; the rules decide whether the addresses can be reached.
+    /// Resolves the name. The rules decide whether the addresses can be reached.
     Answered,
-    /// Answers, and pins the addresses: a pattern of the policy matches the name, or the name has header rules.
+    /// Resolves the name and pins the addresses: a pattern of the policy matches the name, or the name has header
+    /// rules.
     Pinned,
 }
 

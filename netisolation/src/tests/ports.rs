@@ -1,4 +1,4 @@
-//! How sandboxes share the ports of the uplink, and addresses that are added to the host.
+//! Sharing of the uplink's ports among sandboxes, and addresses that are added to the host.
 
 use std::{
     net::{IpAddr, UdpSocket},

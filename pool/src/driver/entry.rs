@@ -85,7 +85,7 @@ pub(crate) struct Entry {
     /// Requests that wait for the change under way, in order of arrival.
     pub(crate) waiting: Vec<SandboxRequest>,
     pub(crate) writes: RecordWrites,
-    /// Why the sandbox ended, if neither a caller nor its deadline ended it.
+    /// Reason why the sandbox ended, if neither a caller nor its deadline ended it.
     pub(crate) died: Option<String>,
     /// The VMM's private memory in bytes, as last measured; `None` before the first measurement.
     pub(crate) private: Option<u64>,
@@ -100,7 +100,7 @@ pub(crate) struct Entry {
     pub(crate) on_disk: bool,
     /// Whether another server has the sandbox. Its end here is then not the end of the sandbox.
     pub(crate) has_left: bool,
-    /// Why the record could not be removed when the slot ended.
+    /// Error of removing the record when the slot ended.
     pub(crate) not_removed: Option<PoolError>,
     generation: u64,
     vm_since: UnixMs,

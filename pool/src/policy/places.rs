@@ -1,4 +1,4 @@
-//! Places for starts. If more starts run at once than the host has CPUs for, all of them are late.
+//! Places for starts. If more starts run at the same time than the host has CPUs for, all of them are late.
 
 /// The cause of a start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

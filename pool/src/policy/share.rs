@@ -46,7 +46,7 @@ impl Budget {
         Self { bytes, ..self }
     }
 
-    /// What a template gets. A template whose memory does not fit gets slots that start from the disk.
+    /// Selects what a template gets. A template whose memory does not fit gets slots that start from the disk.
     fn supply(&self, held: Held, lack: &Lack) -> Option<Supplied> {
         let fits = |bytes: u64| held.bytes.saturating_add(bytes) <= self.bytes;
         match lack.load_bytes {
@@ -83,7 +83,7 @@ pub(crate) fn supply_first<T>(
     })
 }
 
-/// What a template that lacks a warm slot gets.
+/// The next step for a template that lacks a warm slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Supplied {
     /// Its memory is loaded.
@@ -117,7 +117,7 @@ pub(crate) struct Claim {
     pub(crate) is_idle: bool,
 }
 
-/// What one template gets.
+/// The share of one template.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Share {
     pub(crate) slots: u32,
@@ -160,7 +160,7 @@ pub(crate) fn divide(budget: Budget, claims: &[Claim]) -> Vec<Share> {
     shares
 }
 
-/// Lets templates load their memory as long as there is room, the most used first.
+/// Loads the memory of templates as long as there is room, the most used first.
 fn give_memory(
     left: &mut Budget,
     claims: &[Claim],
@@ -485,7 +485,7 @@ mod tests {
             let shares = slots(budget, &claims);
             for (a, of_a) in claims.iter().zip(&shares).filter(|(c, s)| **s < c.wanted) {
                 for (b, of_b) in claims.iter().zip(&shares).filter(|(_, s)| **s > 0) {
-                    // The value of the next slot is at most that of the other's last one.
+                    // The value of the next slot is at most the value of the other's last one.
                     prop_assert!(a.wanted * of_b <= b.wanted * (of_a + 1));
                 }
             }

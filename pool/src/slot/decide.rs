@@ -9,12 +9,12 @@ use crate::{
 /// How a client resumes a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// Resume as it was paused; a running sandbox stays as it is.
+    /// Resume as it was paused. A running sandbox is left unchanged.
     Connect,
-    /// Boot from the disk without the memory; refused if the sandbox was paused with its memory. A running sandbox
-    /// stays as it is.
+    /// Boot from the disk without the memory. Refused if the sandbox was paused with its memory. A running sandbox is
+    /// left unchanged.
     ConnectColdBoot,
-    /// Resume as it was paused; refused if the sandbox runs.
+    /// Resume as it was paused. Refused if the sandbox runs.
     Resume {
         /// Whether the next deadline pauses the sandbox (`true`) or ends it (`false`). `None` keeps the current action.
         auto_pause: Option<bool>,
@@ -54,7 +54,7 @@ pub(crate) enum Operation {
 /// The step that the driver takes for an operation that is not refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Perform it at once; the stage does not change.
+    /// Perform it immediately, without a change of stage.
     Grant,
     /// Apply this event and start the change that it begins. The caller gets its response when the change has ended.
     Begin(Event),
@@ -62,7 +62,7 @@ pub(crate) enum Next {
     Wait,
 }
 
-/// Why a request for a sandbox is refused.
+/// Reason why a request for a sandbox is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The sandbox is unknown or has ended. For traffic, also if its deadline has passed, or if it is paused without

@@ -11,8 +11,8 @@ pub(crate) type TakenNames = Vec<(String, Vec<String>)>;
 /// A change of names that must be written to disk.
 #[derive(Debug)]
 pub(crate) struct Renamed {
-    /// The record of the template that gets names, then those of the templates that lose them. In this order a crash
-    /// leaves each name with at least one template, and [`Templates::open`] gives it to one.
+    /// The record of the template that gets names, then the records of the templates that lose them. In this order a
+    /// crash leaves each name with at least one template, and [`Templates::open`] gives it to one.
     pub(crate) records: Vec<TemplateRecord>,
     pub(crate) former: TakenNames,
 }

@@ -30,7 +30,7 @@ pub struct BackendSpec {
     pub layer_limit: Option<u64>,
 }
 
-/// Why the devices could not be set up.
+/// Reasons why the devices could not be set up.
 #[derive(Debug, Error)]
 pub enum DeviceError {
     #[error("cannot determine the size of the {disk} disk")]

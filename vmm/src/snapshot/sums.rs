@@ -52,7 +52,7 @@ fn update(hash: &mut Sha256, index: u64, block: &[u8]) {
     }
 }
 
-/// A file that is hashed while it is written. The result equals that of [`sparse_sum`].
+/// A file that is hashed while it is written. The result equals the result of [`sparse_sum`].
 #[derive(Debug)]
 pub struct SummedFile {
     file: File,

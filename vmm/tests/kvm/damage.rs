@@ -160,7 +160,8 @@ pub(crate) fn kvm_verify_finds_a_flipped_bit_in_every_file() {
     fs::remove_dir_all(&dir).expect("a removal");
 }
 
-/// Whether the byte at `at` is in the kernel's sum, which nothing checks: a template does not contain the kernel file.
+/// Whether the byte at `at` is in the checksum of the kernel, which is never checked: a template does not contain the
+/// kernel file.
 fn kernel_sum(manifest: &[u8], at: u64) -> bool {
     let before = &manifest[..usize::try_from(at).expect("an index")];
     let text = String::from_utf8_lossy(before);

@@ -443,8 +443,8 @@ pub struct VmProcess {
 }
 
 impl VmProcess {
-    /// Starts `program` with its control socket as standard input. `log` receives its standard error; `None`: it
-    /// inherits this process's standard error. `timeout` limits each answer; `None`: no limit.
+    /// Starts `program` with its control socket as standard input. `log` receives its standard error. `None`: it
+    /// inherits this process's standard error. `timeout` limits each reply. `None`: no limit.
     ///
     /// # Errors
     /// Returns [`ControlError::Spawn`] if the program cannot be started or `timeout` is zero.
@@ -458,7 +458,7 @@ impl VmProcess {
             source,
         };
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-        // Must precede the spawn: after an error no process may be left that nothing reaps.
+        // Must precede the spawn, because an error after it would leave a process that is never reaped.
         let control = ControlClient::new(ours, timeout).map_err(failed)?;
         let child = confined(program, VmUser::of_this_process())
             .stdin(Stdio::from(OwnedFd::from(theirs)))
@@ -499,7 +499,8 @@ mod tests {
 
     use super::*;
 
-    /// A VMM that supports `versions` and answers every request that it can read. Returns the versions of the requests.
+    /// A VMM that supports `versions` and replies to each request that it can read. Returns the versions of the
+    /// requests.
     fn vmm(socket: UnixStream, versions: Versions) -> thread::JoinHandle<Vec<u16>> {
         thread::spawn(move || {
             let mut seen = Vec::new();
@@ -559,7 +560,7 @@ mod tests {
         let error = client.pause().unwrap_err();
         assert_eq!(
             model::chain(&error),
-            "no answer from the VMM: the VMM supports the versions 5 to 6 of the control protocol, this program 2 to 3"
+            "no response from the VMM: the VMM supports the versions 5 to 6 of the control protocol, this program 2 to 3"
         );
         drop(client);
         assert_eq!(vmm.join().unwrap(), [2]);

@@ -27,7 +27,7 @@ const MAX_MEMORY_FILE: u64 = model::MAX_MEMORY.0 + (64 << 20);
 /// Page size of loaded templates, in bytes.
 const HUGE_PAGE: u64 = 2 << 20;
 
-/// Why a template could not be loaded.
+/// Reasons why a template could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error("cannot read the template file {path}")]
@@ -119,7 +119,7 @@ pub fn loaded_size(dir: &Path) -> io::Result<u64> {
     let mut size = 0;
     let mut at = 0;
     while let Some((data, hole)) = next_data(&file, at, len)? {
-        // Extents may begin in the last page of the one before.
+        // Extents may begin in the last page of the previous extent.
         let from = (data - data % HUGE_PAGE).max(at);
         at = hole.next_multiple_of(HUGE_PAGE);
         size += at - from;
@@ -127,7 +127,7 @@ pub fn loaded_size(dir: &Path) -> io::Result<u64> {
     Ok(size)
 }
 
-/// The first data at or after `at` and before `len`, as its begin and its end. `None`: there is none.
+/// The first data at or after `at` and before `len`, as its start and end. `None` if there is none.
 ///
 /// # Errors
 /// Returns the errors of lseek(2).

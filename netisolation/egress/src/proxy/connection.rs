@@ -87,7 +87,7 @@ struct Connection<'a> {
     first: Vec<u8>,
 }
 
-/// How to handle a connection.
+/// The treatment of a connection.
 enum Decision {
     /// It passes unread.
     Splice,

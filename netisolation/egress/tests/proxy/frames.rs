@@ -39,7 +39,7 @@ fn fields(list: &[(&str, &str)]) -> Vec<u8> {
     bytes
 }
 
-/// How the first stream of a connection ended.
+/// Outcome of the first stream of a connection.
 #[derive(Debug, PartialEq, Eq)]
 enum Ended {
     /// A response with these encoded fields.

@@ -166,7 +166,7 @@ async fn requests_for_other_hosts_are_misdirected() {
     let call = world.call(guest, |call| call.name.as_deref() == Some("other.test"));
     assert_eq!(
         call.refused.unwrap(),
-        "the request is for other.test, the connection for api.test"
+        "the request is for other.test, but the connection is for api.test"
     );
     assert_eq!((call.status, call.secrets.len()), (Some(421), 0));
 }

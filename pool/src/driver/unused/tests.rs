@@ -148,7 +148,7 @@ async fn what_a_sandbox_on_its_way_needs_stays_until_the_move_is_given_up() {
 async fn the_base_of_a_diff_is_not_removed_while_the_diff_is_written_or_stored() {
     let root = tempfile::tempdir().unwrap();
     let (mut driver, id) = driver(root.path());
-    // No template has these files any more: the installed one was rebuilt.
+    // No template has these files now: the installed one was rebuilt.
     let base = driver.templates.images().dir().join("05".repeat(32));
     fs::create_dir(&base).unwrap();
     fs::write(base.join(template_file::MEMORY), "").unwrap();

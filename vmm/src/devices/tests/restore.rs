@@ -109,6 +109,6 @@ fn a_disk_of_another_size_is_refused() {
     let error = error.map(|_| ()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "root disk has 8 sectors, the snapshot was made with 16"
+        "root disk has 8 sectors, but the snapshot was made with 16"
     );
 }
