@@ -126,7 +126,7 @@ struct Stopping {
     /// New creates are refused.
     is_draining: bool,
     /// Callers of drain and settle. They get their response when no start is queued and no sandbox is being changed.
-    /// Adoptions of running sandboxes are not waited for, because an unresponsive VMM can delay them for long.
+    /// Adoptions of running sandboxes are not waited for, because an unresponsive VMM can delay them for a long time.
     drained: Vec<oneshot::Sender<()>>,
     /// Set by close: no start, save or fill begins, and warm slots end.
     closing: Option<OnClose>,
@@ -300,7 +300,7 @@ impl Driver {
         if let Some(step_ms) = self.clock.follow(Reading::now()) {
             tracing::warn!(
                 step_ms,
-                "the wall clock was set: moving the deadlines of all sandboxes by as much"
+                "the wall clock was set: moving the deadlines of all sandboxes by the same amount"
             );
             self.clock_was_set(step_ms);
         }

@@ -182,17 +182,17 @@ impl std::fmt::Display for Short {
         match self {
             Self::Memory { need, free } => write!(
                 f,
-                "one more needs {} MiB, and {} MiB are free for sandboxes",
+                "one more needs {} MiB, but only {} MiB are free for sandboxes",
                 need >> 20,
                 free >> 20
             ),
             Self::Disk { need, free } => write!(
                 f,
-                "{} MiB may be needed, and {} MiB are free beyond the reserve and what is promised",
+                "{} MiB may be needed, but only {} MiB are free beyond the reserve and the space set aside",
                 need.div_ceil(1 << 20),
                 free >> 20
             ),
-            Self::Slots { max } => write!(f, "{max} sandboxes run, which is the limit"),
+            Self::Slots { max } => write!(f, "{max} sandboxes are running, which is the limit"),
         }
     }
 }
@@ -412,7 +412,7 @@ mod tests {
         let text = short.to_string();
         assert_eq!(
             text,
-            "32 MiB may be needed, and 31 MiB are free beyond the reserve and what is promised"
+            "32 MiB may be needed, but only 31 MiB are free beyond the reserve and the space set aside"
         );
     }
 

@@ -38,7 +38,7 @@ use crate::{
     record::Record,
 };
 
-/// Set when the pool closes, to end jobs that may take long.
+/// Set when the pool closes, to end long-running jobs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stop(Arc<AtomicBool>);
 

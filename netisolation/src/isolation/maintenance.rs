@@ -21,7 +21,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 const ADDRESS_INTERVAL: Duration = Duration::from_secs(2);
 /// The next sweep starts at the earliest this multiple of a sweep's duration after the sweep started.
 const SWEEP_PAUSE_FACTOR: u32 = 20;
-/// Longest such pause: on a busy host, a sweep takes long because other programs run.
+/// Upper limit of this pause: on a busy host, a sweep is slow because other programs run.
 const SWEEP_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Runs until the other end of `stop` is closed. `records`: the programs' ring buffer.

@@ -69,7 +69,7 @@ fn reset_all(shared: &Shared, released: Vec<ReleasedTap>) {
             Some(tap)
         };
         shared.stock_changed.notify_all();
-        // Removing the device takes long, so the owner's lock must not be held.
+        // Removing the device is slow, so the owner's lock must not be held.
         drop(rejected);
     }
 }

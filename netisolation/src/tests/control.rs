@@ -484,7 +484,7 @@ fn net_dns_queries_reach_the_resolver_with_an_address_that_identifies_their_tap(
             );
             ask_by_tcp(&world, &guest, gateway, &listener);
         }
-        // Programs on the host can also send to the socket. Their addresses identify no TAP.
+        // Programs on the host can also send to the socket. Their addresses do not identify a TAP.
         let port = udp_socket.local_addr().unwrap().port();
         let stranger = UdpSocket::bind("0.0.0.0:0").unwrap();
         stranger.send_to(b"intruder", ("198.18.0.1", port)).unwrap();

@@ -1,5 +1,5 @@
-//! Stores the memory of templates as diffs, one at a time, in the background. A template that has not been used lately
-//! is compared once. If a diff is much smaller, the memory file is deleted, and rebuilt when a VM needs it.
+//! Stores the memory of templates as diffs, one at a time, in the background. A template that has not been used
+//! recently is compared once. If a diff is much smaller, the memory file is deleted, and rebuilt when a VM needs it.
 
 use std::{
     path::{Path, PathBuf},

@@ -281,7 +281,7 @@ impl Jobs {
     }
 
     /// Writes the records of templates whose names have changed, then reports. Stops at the first error. The next
-    /// server may then find a name at two templates, or still at its previous template.
+    /// server may then find a name with two templates, or still with its previous template.
     pub(super) fn rename(
         &self,
         records: Vec<TemplateRecord>,

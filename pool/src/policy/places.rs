@@ -37,8 +37,8 @@ impl Places {
     }
 
     /// Whether a start may have a place. All resumes and builds together leave one place for creates. Resumes by
-    /// traffic hold at most half of all places, and so do builds: a boot takes long, and an unresponsive guest even
-    /// longer.
+    /// traffic hold at most half of all places, and so do builds: a boot is slow, and an unresponsive guest even
+    /// slower.
     pub(crate) fn has_one_for(&self, start: StartFor) -> bool {
         let others = self.resumes + self.wakes + self.builds;
         let is_free = self.creates + others < self.all;

@@ -130,7 +130,7 @@ pub(crate) fn decide(slot: &Slot, operation: Operation, now: UnixMs) -> Result<N
         },
         (S::Running, O::Pause(mode)) => Ok(pause(slot, mode)),
         (S::Running, O::Snapshot | O::Fork | O::MakeTemplate) => Ok(Next::Begin(Event::Snapshot)),
-        // A VMM that is being adopted may be unresponsive for long. Ending it does not need its response.
+        // A VMM that is being adopted may be unresponsive for a long time. Ending it does not need its response.
         (S::Running | S::Paused(_) | S::Adopting, O::Kill | O::Discard) => {
             Ok(Next::Begin(Event::Kill))
         }

@@ -92,7 +92,7 @@ impl Block {
         config.extend(512_u32.to_le_bytes());
         config.extend([3, 0]); // physical block exponent, alignment offset
         config.extend(8_u16.to_le_bytes()); // smallest good I/O, in logical blocks
-        config.extend(0_u32.to_le_bytes()); // best I/O: not known
+        config.extend(0_u32.to_le_bytes()); // optimal I/O size: unknown
         config.extend([0; 4]); // write-back mode, queues: not offered
         config.extend(DISCARD_SECTORS_MAX.to_le_bytes());
         config.extend(1_u32.to_le_bytes()); // ranges of one discard

@@ -37,7 +37,7 @@ const DISPLACED: &str = "closed: all connections of the proxy were taken, and th
 pub(crate) async fn serve(shared: &Arc<Shared>, guest: TcpStream, peer: SocketAddr) {
     let admission = match shared.link.flow(peer).await {
         Ok(Some(admission)) => admission,
-        // Nothing is known that a record could contain.
+        // There is no information for a record.
         Ok(None) => return,
         Err(error) => {
             log_unanswered(peer, &error);

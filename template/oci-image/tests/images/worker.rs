@@ -40,7 +40,7 @@ fn failure(converter: &Converter, image: &Image, quota: u64) -> ConvertError {
     error
 }
 
-/// Gigabytes of zeros in a small layer, which take long to decompress.
+/// Gigabytes of zeros in a small layer, which are slow to decompress.
 fn long() -> Image {
     let mut image = of_archives(&[pack(&[file("a", "")])]);
     image.layers[0] = gzip(&vec![0; 8 << 20]).repeat(1200);
