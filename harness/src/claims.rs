@@ -1,11 +1,11 @@
 //! Compares figures in documents with the recorded runs that they quote.
 //!
-//! `claims.toml` lists, for each quoted text, the run in `results/` and the key of each figure in that run's
-//! report. The report is recomputed from the raw events, so a change of the statistics that changes a published
-//! figure is also found. In the figures of README.md and docs/measure/figures.md, every number in the column
-//! "measured" must be in the list, and a figure beyond its goal must be marked as missed. Every number of
-//! milliseconds or megabytes in the text of these documents must be in the list, and so must every such number in a
-//! sentence or row of docs/*.md that names a run. A report shown in a document must match the report of its run.
+//! For each quoted text, `claims.toml` lists the run in `results/` and the key of each figure in that run's report.
+//! The report is recomputed from the raw events, so a change of the statistics that changes a published figure is
+//! also found. In the figures of README.md and docs/measure/figures.md, every number in the column "measured" must
+//! be in the list, and a figure beyond its goal must be marked as missed. Every number of milliseconds or megabytes
+//! in the text of these documents must be in the list, and so must every such number in a sentence or row of
+//! docs/*.md that names a run. A report shown in a document must match the report of its run.
 
 mod cited;
 mod drift;

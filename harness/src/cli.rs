@@ -96,7 +96,8 @@ enum Command {
         /// Replace a key of the scenario; may be repeated
         #[arg(long = "set", value_name = "KEY=VALUE")]
         changes: Vec<Change>,
-        /// Write the arrivals, templates and lifetimes of the first measured round to this file, which arrival.trace replays
+        /// Write the arrivals, templates and lifetimes of the first measured round to this file, which
+        /// arrival.trace replays
         #[arg(long, value_name = "FILE")]
         trace: Option<PathBuf>,
         #[arg(long, value_enum, default_value_t)]

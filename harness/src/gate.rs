@@ -174,8 +174,8 @@ fn finite((low, high): (f64, f64)) -> Option<[f64; 2]> {
     high.is_finite().then_some([low, high])
 }
 
-/// A quantile of times in nanoseconds. `mixture` names the kinds of starts in the samples and is appended to the reason;
-/// it may be empty.
+/// A quantile of times in nanoseconds. `mixture` names the kinds of starts in the samples and is appended to the
+/// reason; it may be empty.
 fn time(
     gate: &GateSpec,
     samples: &Samples,

@@ -82,8 +82,8 @@ pub fn sample(group: u32, alive: u32) -> MemoryPoint {
     }
 }
 
-/// Pages that the kernel has scanned and reclaimed since boot, for whatever reason, and bytes to which DAMON schemes have
-/// been applied.
+/// Pages that the kernel has scanned and reclaimed since boot, for whatever reason, and bytes to which DAMON
+/// schemes have been applied.
 fn reclaim() -> BTreeMap<String, u64> {
     let mut found = parse_vmstat(&fs::read_to_string("/proc/vmstat").unwrap_or_default());
     if let Some(bytes) = damon_bytes(Path::new("/sys/kernel/mm/damon/admin/kdamonds")) {
@@ -92,8 +92,8 @@ fn reclaim() -> BTreeMap<String, u64> {
     found
 }
 
-/// Sums of `pgscan_…` and `pgsteal_…` over the kinds of reclaim. The lines for `anon` and `file` count the same pages by
-/// kind of page, and `direct_throttle` counts waits.
+/// Sums of `pgscan_…` and `pgsteal_…` over the kinds of reclaim. The lines for `anon` and `file` count the same
+/// pages by kind of page, and `direct_throttle` counts waits.
 fn parse_vmstat(text: &str) -> BTreeMap<String, u64> {
     let mut sums = BTreeMap::new();
     for line in text.lines() {

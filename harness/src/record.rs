@@ -93,8 +93,8 @@ fn open(path: &Path) -> io::Result<Box<dyn Read>> {
 /// line.
 ///
 /// # Errors
-/// Returns [`RecordError::Io`] if the file cannot be read, [`RecordError::Line`] for a damaged line before the last, and
-/// [`RecordError::Format`] if the first event is not the start of a run of this format.
+/// Returns [`RecordError::Io`] if the file cannot be read, [`RecordError::Line`] for a damaged line before the
+/// last, and [`RecordError::Format`] if the first event is not the start of a run of this format.
 pub fn read(dir: &Path) -> Result<Vec<RunEvent>, RecordError> {
     let path = events_file(dir).unwrap_or_else(|| dir.join(EVENTS_FILE));
     let io_error = |source| RecordError::Io {

@@ -1,5 +1,5 @@
-//! Runs a plan. The calling thread dispatches the rounds, and worker threads start the clones. All observations leave as
-//! [`RunEvent`]s; no result is computed here.
+//! Runs a plan. The calling thread dispatches the rounds, and worker threads start the clones. All observations
+//! leave as [`RunEvent`]s; no result is computed here.
 //!
 //! ```text
 //! for each round: page cache → settle, memory sample → workers ─► attempts, beside an event
@@ -341,8 +341,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Starts all arrivals of a round, waits until all attempts, lifetimes and the event of `scene` have ended, and returns
-    /// the clones that are still alive. `meter` is read when the last attempt has ended.
+    /// Starts all arrivals of a round, waits until all attempts, lifetimes and the event of `scene` have ended, and
+    /// returns the clones that are still alive. `meter` is read when the last attempt has ended.
     fn start_all(
         &self,
         round: &Round,

@@ -212,7 +212,7 @@ fn a_block_that_could_not_measure_leaves_out_its_pair_and_no_other() {
     let a = build(&stage, "a", "0", "b2sK");
     let output = ab(&stage, &a, &a, &["--blocks", "3", "--starts", "4"]);
     assert_eq!(report(&output).pairs, 3);
-    // As recorded if memory.stop_at_share is in use before the measured round.
+    // The record if memory.stop_at_share is in use before the measured round.
     let events = stage.results().join("blocks/002-B/events.jsonl");
     let text = fs::read_to_string(&events).unwrap();
     let kept = text.lines().filter(|line| !line.contains("\"attempt\""));
@@ -232,7 +232,7 @@ fn a_block_that_could_not_measure_leaves_out_its_pair_and_no_other() {
     assert_eq!(again.status.code(), Some(5), "complete, and too few blocks");
 }
 
-/// Creates a build as [`build`] does, of which every `n`-th VMM ends at once.
+/// Like [`build`], but every `n`-th VMM of the build ends at once.
 fn failing_build(stage: &Stage, name: &str, n: u32) -> PathBuf {
     let dir = build(stage, name, "0", "b2sK");
     let count = dir.join("count");

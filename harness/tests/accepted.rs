@@ -1,4 +1,4 @@
-//! Limits of ratios are computed from accepted runs in `results/`, and not chosen.
+//! Limits of ratios are computed from reference runs in `results/`, not chosen.
 
 use std::path::Path;
 

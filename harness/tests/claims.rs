@@ -1,4 +1,4 @@
-//! The figures of the documents are those of the published runs.
+//! The figures in the documents match the published runs.
 #![expect(
     clippy::unwrap_used,
     reason = "a stage that cannot be set should stop the test"
@@ -21,7 +21,7 @@ fn root() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Writes the list, and one text as each of the documents with figures.
+/// Writes the list, and the same text as each of the documents with figures.
 fn write_documents(dir: &Path, text: &str, list: &str) {
     fs::create_dir_all(dir.join("docs/measure")).unwrap();
     for name in ["README.md", "docs/measure/figures.md"] {
@@ -68,13 +68,13 @@ fn a_figure_changed_by_hand_is_found() {
         in_both.contains("1.9 is printed, 2.349817 was measured"),
         "{in_both}"
     );
-    // A figure beside the listed one.
+    // A figure next to the listed one.
     let beside = wrong("2.3 / 3.3 ms", "2.3 / 3.3 ms", "2.3");
     assert!(
         beside.contains("3.3 in \"2.3 / 3.3 ms\" is not in"),
         "{beside}"
     );
-    // A miss that is not marked.
+    // An unmarked miss.
     let missed = wrong_with("2.3 ms", "2 ms", "2.3 ms", "2.3");
     assert!(missed.contains("misses the goal"), "{missed}");
 }
@@ -125,7 +125,7 @@ fn the_shown_report_is_that_of_its_run() {
     for file in ["results", "claims.toml", "README.md"] {
         std::os::unix::fs::symlink(root().join(file), dir.path().join(file)).unwrap();
     }
-    // A copy, since a page is changed below.
+    // A copy, because a page is changed below.
     let copied = Command::new("cp")
         .arg("-r")
         .args([root().join("docs"), dir.path().join("docs")])
@@ -138,8 +138,8 @@ fn the_shown_report_is_that_of_its_run() {
     assert!(wrong[0].contains("2.838 MB"), "{wrong:?}");
 }
 
-/// A VMM that sleeps before it starts: of every ten, the last five for `slow` and the others for `fast`, arguments of
-/// `sleep`.
+/// A VMM that sleeps before it starts. `fast` and `slow` are arguments of `sleep`: of every ten starts, the first
+/// five are fast and the last five slow.
 fn vmm(stage: &Stage, name: &str, fast: &str, slow: &str) -> PathBuf {
     let count = stage.dir.path().join(format!("{name}.count"));
     let script = format!(

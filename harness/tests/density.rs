@@ -86,7 +86,7 @@ fn the_capacity_of_a_stand_in_is_found_in_a_run_and_again_in_its_record() {
         .unwrap();
     let file = dir.path().join("t.toml");
     fs::write(&file, scenario(dir.path(), "end")).unwrap();
-    // No start that is answered takes as long as this.
+    // No successful start takes this long.
     let output = density(dir.path(), &file, &["--p95", "1h"]);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
@@ -110,7 +110,7 @@ fn the_capacity_of_a_stand_in_is_found_in_a_run_and_again_in_its_record() {
         found
     );
 
-    // The same record under other bounds: one that every P95 exceeds, and one that was not measured.
+    // The same record with other bounds: one that every P95 exceeds, and one for which no values were measured.
     let narrow = density(dir.path(), &results, &["--p95", "1ns"]);
     let narrow: DensityReport = serde_json::from_slice(&narrow.stdout).unwrap();
     assert_eq!((narrow.holds, narrow.misses), (None, Some(100)));

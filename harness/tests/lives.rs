@@ -14,9 +14,10 @@ use std::{
 use harness::{event::RunEvent, plan::Subject, report::document::Document};
 use serde_json::Value;
 
-/// Writes a line for each start and stop, with the time in nanoseconds of CLOCK_MONOTONIC. With a second argument, as many
-/// starts must be under way or answered before a stop is answered, and the last of them is only answered after the first
-/// stop: a run in which starts wait for lifetimes, or lifetimes for starts, fails when its requests time out.
+/// Writes a line for each start and stop, with the time in nanoseconds of CLOCK_MONOTONIC. With a second argument,
+/// that number of starts must be in progress or complete before the response to a stop is sent, and the last of
+/// these starts completes only after the first stop. If starts wait for lifetimes, or lifetimes wait for starts,
+/// requests time out and the run fails.
 const ADAPTER: &str = r#"
 import json, sys, threading, time
 log, changed, counts = open(sys.argv[1], "w"), threading.Condition(), {"start": 0, "stop": 0}
@@ -112,8 +113,8 @@ impl Stage {
         of_target.unwrap().clone()
     }
 
-    /// Checks that each sandbox started at its time in the plan or later, and then lived as long as planned or longer. The
-    /// order of the starts is that of their intended times, which the record contains.
+    /// Checks that each sandbox started at its planned time or later, and lived at least as long as planned. Starts
+    /// are matched in the order of their intended times, which the record contains.
     fn check_lives(&self, plan: &Value, results: &str) {
         let events = fs::read_to_string(self.path(results).join("events.jsonl")).unwrap();
         let events = events

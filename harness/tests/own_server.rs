@@ -16,7 +16,7 @@ use nix::{
     unistd::Pid,
 };
 
-/// A scenario without rounds beside and without a baseline.
+/// A scenario without comparison rounds and without a baseline.
 const ALONE: &str = r#"
 rounds = 2
 warmup_rounds = 1
@@ -36,7 +36,7 @@ metric = "failures"
 limit = "0"
 "#;
 
-/// Two rates, and a pool that is watched.
+/// Two rates, and a watched pool.
 const STEADY: &str = r#"
 rounds = 1
 warmup_rounds = 0
@@ -169,7 +169,7 @@ metric = "after_hold.failures"
 limit = "0"
 "#;
 
-/// The same exchanges in sandboxes with eBPF programs and in clones beside without them.
+/// The same exchanges in sandboxes with eBPF programs and in comparison clones without them.
 const BESIDE: &str = r#"
 rounds = 10
 warmup_rounds = 0
@@ -206,7 +206,7 @@ metric = "failures"
 limit = "0"
 "#;
 
-/// A drain, and the same cluster asked by its second node, and a server alone.
+/// A drain, the same cluster reached through its second node, and a single server.
 const DRAINED: &str = r#"
 rounds = 1
 warmup_rounds = 0
@@ -270,7 +270,7 @@ impl Bench {
 
     fn run_on(&self, scenario: &str, artifacts: &Path) -> Output {
         let path = self.dir.path().join("test.toml");
-        // Other tests run at the same time, and no round is to be left out because of them.
+        // Other tests run at the same time, and must not cause a round to be excluded.
         let rule = "\n[interference]\nforeign_cpu_share = 1.0\nmemory_wait_share = 1.0\n";
         std::fs::write(&path, format!("{scenario}{rule}")).unwrap();
         Command::new(env!("CARGO_BIN_EXE_cube-bench"))
@@ -291,7 +291,7 @@ impl Bench {
             .unwrap()
     }
 
-    /// The process id of the run under way, which is part of the name of its directory.
+    /// The process id of the current run, which is part of the name of its directory.
     fn harness(&self) -> i32 {
         let runs = std::fs::read_dir(self.run_root()).unwrap();
         let names = runs.map(|run| run.unwrap().file_name().into_string().unwrap());
@@ -299,7 +299,7 @@ impl Bench {
         pid.last().unwrap()
     }
 
-    /// Processes whose standard error is a file of a run, and so of any that a run has started.
+    /// Processes started by any run: their standard error is a file of a run.
     fn processes(&self) -> Vec<u32> {
         testbed::leftovers::processes_of(&self.run_root())
     }
@@ -494,7 +494,7 @@ fn cluster_a_scenario_starts_nodes_drains_one_and_leaves_nothing() {
     let gap = &event.times["gap"];
     assert_eq!((gap.n, gap.failed), (2, 0), "a client of each that runs");
     assert!(gap.max_ms > Some(20.0), "a move pauses: {gap:?}");
-    // Each has written 4 MiB that no template has.
+    // Each has written 4 MiB in addition to its template.
     assert!(event.counts["moved_bytes"] > 3 * (4 << 20), "{event:?}");
     let rates = d.cluster.unwrap().rates;
     let names: Vec<_> = rates.iter().map(|rate| rate.name.as_str()).collect();
@@ -514,7 +514,7 @@ fn cluster_a_scenario_reports_a_dead_node_and_its_return() {
         .0
         .replace("drain-node", "kill-node")
         .replace("paused = 1\n", "")
-        // The first node forwards its creates, also to the node that dies.
+        // The first node forwards its creates, including to the node that dies.
         .replace("warm = 1", "warm = 1\nclosed = [\"a\"]")
         .replace(
             "kind = \"closed\"\nstarts = 12",
@@ -527,7 +527,7 @@ fn cluster_a_scenario_reports_a_dead_node_and_its_return() {
         let time = &event.times[name];
         assert_eq!((time.n, time.failed), (n, 0), "{name}");
     }
-    // It had renewed its lease of 10 s at most 3.3 s before.
+    // The node had renewed its lease of 10 s at most 3.3 s earlier.
     assert!(event.times["reported_lost"].max_ms > Some(5000.0));
 }
 

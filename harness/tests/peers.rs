@@ -6,7 +6,7 @@ mod support;
 use harness::report::document::Document;
 use support::{Stage, until};
 
-/// Answers each request; a start creates a file and a stop removes it, as does the end of the input.
+/// Responds to each request. A start creates a file; a stop or the end of the input removes it.
 const ADAPTER: &str = r#"
 import json, os, sys
 place = sys.argv[1]

@@ -148,7 +148,7 @@ fn a_missed_time_is_excused_only_below_publishable_and_only_if_not_strict() {
     assert_eq!(end(&summary, &host, Strictness::Strict), failed);
     host.virtual_machine = Some(false);
     host.cores = 64;
-    // One round of bursts is planned: on no host may its quantiles be published.
+    // One round of bursts is planned, so its quantiles may not be published on any host.
     assert_eq!(end(&summary, &host, Strictness::Excused), excused);
     if let Some(started) = &mut summary.started {
         started.scenario.rounds = 20;
@@ -156,7 +156,7 @@ fn a_missed_time_is_excused_only_below_publishable_and_only_if_not_strict() {
     assert_eq!(end(&summary, &host, Strictness::Excused), failed);
 }
 
-/// Failures of B are neither left out of a quantile nor of the verdict.
+/// Failures of B count in the quantiles and in the verdict.
 #[test]
 fn a_run_that_fails_more_often_is_never_as_good() {
     let host = host();
@@ -202,7 +202,7 @@ fn a_run_that_fails_more_often_is_never_as_good() {
     let p95 = p95.expect("a quantile among failures is not left out");
     assert_eq!((p95.b_ms, p95.verdict), (None, compare::Outcome::Fail));
     assert_eq!(often.end(), End::GateFailed);
-    // Descriptions and gates measure nothing.
+    // Descriptions and gates do not affect measurements.
     let mut described = a.clone();
     let started = described.started.as_mut().expect("a start");
     started.scenario.description = "another".into();
@@ -257,7 +257,7 @@ fn side<'a>(summary: &'a Summary, facts: &'a HostFacts) -> Side<'a> {
     Side { summary, facts }
 }
 
-/// The synthetic run on three nodes, of which the last is drained in each round of clones.
+/// The synthetic run on three nodes, whose last node is drained in each round of clones.
 #[test]
 fn a_report_of_a_cluster_has_the_events_and_names_what_the_nodes_share() {
     let drained = r#"
@@ -296,7 +296,7 @@ limit = "0"
     };
     let last = events.len() - 1;
     events.splice(last..last, (0..6).map(happened));
-    // As they are recorded.
+    // As recorded.
     let events: Vec<RunEvent> = events
         .iter()
         .map(|event| serde_json::to_string(event).expect("an event is JSON"))

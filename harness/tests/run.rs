@@ -48,7 +48,7 @@ fn interrupt(child: &std::process::Child) {
         .expect("a running child can be signalled");
 }
 
-/// The stand-in answers every command with "ok".
+/// The stand-in responds to every command with "ok".
 #[test]
 fn work_is_drawn_from_a_file_and_a_wrong_answer_is_a_failed_start() {
     let Some(stage) = Stage::set() else { return };
@@ -266,7 +266,7 @@ fn idle_clones_have_a_fixed_cost_and_their_cpu_time_is_measured() {
     assert!(memory.ledger.uncounted_bytes.is_some());
 }
 
-/// The stand-in answers every command at once, and the host needs a moment for the same command.
+/// The stand-in responds to every command at once, and the host needs a moment for the same command.
 #[test]
 fn turns_are_compared_with_processes_of_the_host() {
     let Some(stage) = Stage::set() else { return };
@@ -374,7 +374,7 @@ fn rounds_beside_a_busy_program_are_left_out_and_keep_their_samples() {
         total(harness::event::RoundUsage::programs_ns),
     );
     assert!(own > 0.0);
-    // Rounds are a part of the run, and the burner may have had to wait for its turn.
+    // Rounds are only part of the run, and the burner may have had to wait for a CPU.
     assert!(
         foreign > 0.1 * burned,
         "{foreign} s of others, {burned} s burned"

@@ -57,7 +57,8 @@ pub(crate) fn serve(run: impl FnOnce(&Config) -> Result<()>) -> ! {
         Ok(()) => println!("hvm-steps: passed"),
         Err(error) => println!("hvm-steps: failed: {error:#}"),
     }
-    // A serial line at its real speed has not sent everything yet. If this fails, xtask reports that the result is missing.
+    // A serial line at its real speed has not sent everything yet. If this fails, xtask reports that the result is
+    // missing.
     let _ = tcdrain(io::stdout());
     let gone: Result<Infallible, Errno> = reboot(RebootMode::RB_POWER_OFF);
     // If PID 1 exits, the kernel panics: the console shows that the power-off failed.

@@ -77,8 +77,8 @@ impl fmt::Display for Tree {
 }
 
 impl Tree {
-    /// Writes the tree into an existing directory, with files that only their owner can read: the recording has no modes,
-    /// and programs refuse secrets that others can read. `edit` may change the contents of each file.
+    /// Writes the tree into an existing directory, with files that only their owner can read: the recording has no
+    /// modes, and programs refuse secrets that others can read. `edit` may change the contents of each file.
     ///
     /// # Errors
     /// Returns the first error of a file operation.

@@ -8,8 +8,8 @@
 //! /etc/cube/server.conf     options              share/
 //! /usr/bin/                 links to programs
 //! ```
-//! The programs are static, so they run on any Debian. The template `base` is not included: it holds the CPU state of the
-//! host that made it; `cube-api prepare` makes it.
+//! The programs are static, so they run on any Debian. The template `base` is not included: it holds the CPU state
+//! of the host that made it; `cube-api prepare` makes it.
 
 mod tree;
 
@@ -32,8 +32,8 @@ use tree::Tree;
 
 /// Maximum size of a published package.
 const MOST: Bytes = Bytes::mib(120);
-/// The root image dominates the package. Level 19 takes minutes and unpacks at several hundred MB/s; xz would take as long
-/// and unpack ten times slower. dpkg reads zstd since Debian 12.
+/// The root image dominates the package. Level 19 takes minutes and unpacks at several hundred MB/s; xz would take
+/// as long and unpack ten times slower. dpkg reads zstd since Debian 12.
 const ZSTD_LEVEL: &str = "19";
 
 /// The built files.

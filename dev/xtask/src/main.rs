@@ -163,17 +163,20 @@ enum Task {
     },
     /// Remove the checks of network isolation one at a time, and report which removals the prover detects.
     MutateNetisolation {
-        /// Run only the mutations whose names contain this text, or that this class or the tests of this package detect.
+        /// Run only mutations whose name contains this text, or that this class of cases or this package's tests
+        /// detect.
         only: Option<String>,
     },
     /// Remove the checks of the egress proxy one at a time, and report which removals the prover and the tests detect.
     MutateEgress {
-        /// Run only the mutations whose names contain this text, or that this class or the tests of this package detect.
+        /// Run only mutations whose name contains this text, or that this class of cases or this package's tests
+        /// detect.
         only: Option<String>,
     },
     /// Change the pool's decisions one at a time, and report which property of the explorer each change violates.
     MutatePool {
-        /// Run only the mutations whose names contain this text, or that this class or the tests of this package detect.
+        /// Run only mutations whose name contains this text, or that this class of cases or this package's tests
+        /// detect.
         only: Option<String>,
     },
     /// Run the simulation of a cluster with many seeds, in a release build.
@@ -183,7 +186,8 @@ enum Task {
     },
     /// Change the cluster's decisions one at a time, and report which property of the simulation each change violates.
     MutateCluster {
-        /// Run only the mutations whose names contain this text, or that this class or the tests of this package detect.
+        /// Run only mutations whose name contains this text, or that this class of cases or this package's tests
+        /// detect.
         only: Option<String>,
     },
     /// Run the confinement prover without any layer of a VMM's confinement, with each alone, and with all.

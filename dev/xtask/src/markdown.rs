@@ -35,8 +35,8 @@ pub(crate) fn code_blocks(document: &str) -> Vec<CodeBlock> {
     blocks
 }
 
-/// Lines with their numbers, and whether each is inside a code block. The first fence counts as inside, the last one does
-/// not.
+/// Lines with their numbers, and whether each is inside a code block. The first fence counts as inside, the last
+/// one does not.
 pub(crate) fn numbered(document: &str) -> impl Iterator<Item = (usize, &str, bool)> {
     let mut in_block = false;
     document.lines().enumerate().map(move |(index, text)| {

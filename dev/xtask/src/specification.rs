@@ -1,5 +1,5 @@
-//! SPECIFICATION.md, and the tests behind it. The promises are data: each `promises.toml` lies in the folder of the crate
-//! whose tests enforce them.
+//! SPECIFICATION.md, and the tests behind it. The promises are data: each `promises.toml` lies in the folder of the
+//! crate whose tests enforce them.
 
 use std::{
     collections::BTreeMap,

@@ -22,8 +22,8 @@ use super::{CommandError, PlainFormat, RunRoot};
 
 #[derive(Args)]
 pub(super) struct Ab {
-    /// Build A, the reference: a checkout after `cargo xtask prepare`, a directory with bin/ and templates/, or the URL of
-    /// an API (its key is read from E2B_API_KEY)
+    /// Build A, the reference: a checkout after `cargo xtask prepare`, a directory with bin/ and templates/, or the
+    /// URL of an API (its key is read from E2B_API_KEY)
     #[arg(required_unless_present = "report")]
     a: Option<PathBuf>,
     /// Build B, the candidate

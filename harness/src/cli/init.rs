@@ -24,7 +24,8 @@ pub(super) struct Init {
     /// Measure the E2B-compatible server at this URL
     #[arg(long, value_name = "URL")]
     target: Option<String>,
-    /// Measure through this adapter (docs/measure/adapters.md): its program and all its arguments, so this is the last option
+    /// Measure through this adapter (docs/measure/adapters.md): its program and all its arguments, so this is the
+    /// last option
     #[arg(
         long,
         value_name = "COMMAND",

@@ -172,13 +172,13 @@ pub(super) struct Restarts {
     /// Sandboxes that live for the whole run
     #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..))]
     sandboxes: u32,
-    /// How often to kill the server under load and restart it at once
+    /// Number of times to kill the server under load and restart it at once
     #[arg(long, value_name = "N", default_value_t = 0)]
     unplanned: u32,
-    /// How often to reload the server under load
+    /// Number of times to reload the server under load
     #[arg(long, value_name = "N", default_value_t = 0)]
     planned: u32,
-    /// How often to kill and restart the server without load, at random moments of its start
+    /// Number of times to kill and restart the server without load, at random moments of its start
     #[arg(long, value_name = "N", default_value_t = 0)]
     bare: u32,
     /// Two builds of cube-api to alternate between [default: the same build]

@@ -11,7 +11,8 @@ use std::{
 
 /// Mount point of all hierarchies.
 pub(crate) const ROOT: &str = "/sys/fs/cgroup";
-/// Version 1 shows this or a larger number if there is no memory limit: the largest multiple of a page is close to 2^63.
+/// Version 1 shows this or a larger number if there is no memory limit: the largest multiple of a page is close to
+/// 2^63.
 const NO_LIMIT: u64 = 1 << 62;
 
 /// CPU quota in cores and memory limit in bytes.

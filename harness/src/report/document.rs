@@ -1,5 +1,5 @@
-//! The JSON report. `docs/measure/report-format.md` documents its fields for scripts; a change that could break a reader increases
-//! [`FORMAT`].
+//! The JSON report. `docs/measure/report-format.md` documents its fields for scripts; a change that could break a
+//! reader increases [`FORMAT`].
 
 use std::collections::BTreeMap;
 

@@ -60,8 +60,8 @@ pub struct ReclaimDocument {
     pub damon_bytes: Option<u64>,
 }
 
-/// Memory of one clone by owner: means over clones in bytes, `null` if a value could not be read. The first eight fields
-/// and `residue_bytes` add up to the slope; a field that is `null` counts as nothing.
+/// Memory of one clone by owner: means over clones in bytes, `null` if a value could not be read. The first eight
+/// fields and `residue_bytes` add up to the slope; a field that is `null` counts as nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LedgerDocument {
     /// Guest memory that the clone has written.

@@ -67,7 +67,8 @@ pub enum Held {
 pub struct Largest {
     /// The largest level that holds, if every level below it holds too; `None` if there is none.
     pub holds: Option<u32>,
-    /// The target of the lowest level that does not hold, with the reasons; `None` if every level that could be judged holds.
+    /// The target of the lowest level that does not hold, with the reasons; `None` if every level that could be
+    /// judged holds.
     pub misses: Option<(u32, Vec<String>)>,
     /// Why the last level without a verdict could not be judged.
     pub unknown: Vec<String>,

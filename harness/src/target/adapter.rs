@@ -1,4 +1,5 @@
-//! The target `adapter`: a program that starts sandboxes of any platform, one JSON line per request (docs/measure/adapters.md).
+//! The target `adapter`: a program that starts sandboxes of any platform, one JSON line per request
+//! (docs/measure/adapters.md).
 //!
 //! ```text
 //! Adapter, Remote ── Call ──► driver thread ── line ──► adapter's stdin

@@ -1,5 +1,5 @@
-//! Forks through E2B's API: each round creates and prepares a parent sandbox, and the clones of the round are forks of it
-//! (`POST /sandboxes/{id}/fork`).
+//! Forks through E2B's API: each round creates and prepares a parent sandbox, and the clones of the round are forks
+//! of it (`POST /sandboxes/{id}/fork`).
 //!
 //! One request creates a batch of forks. The first worker that needs a fork of a batch sends the request, and the
 //! others wait for its response. The wait is part of their latency.

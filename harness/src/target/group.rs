@@ -1,7 +1,7 @@
 //! cgroups for the VMMs of comparison rounds, which are compared with the VMMs of a server.
 //!
-//! The scheduler divides CPU time between cgroups first, and wakes processes of different cgroups on different CPUs. A VMM
-//! in the cgroup of the harness is therefore not comparable with a VMM that has its own cgroup.
+//! The scheduler divides CPU time between cgroups first, and wakes processes of different cgroups on different
+//! CPUs. A VMM in the cgroup of the harness is therefore not comparable with a VMM that has its own cgroup.
 //!
 //! ```text
 //! <hierarchy>/…/cube-TAG/SANDBOX/            created by the server

@@ -106,8 +106,8 @@ impl Runtime {
 }
 
 impl Oci {
-    /// `command` replaces the runtime's program and global options; empty for the defaults. `root` becomes the read-only
-    /// root of the containers. `name` is a directory name, unique in the run.
+    /// `command` replaces the runtime's program and global options; empty for the defaults. `root` becomes the
+    /// read-only root of the containers. `name` is a directory name, unique in the run.
     ///
     /// # Errors
     /// Returns an error that names the program if it cannot be run, or the directory if it cannot be created.

@@ -1,5 +1,5 @@
-//! The target `vmm-direct`: one `cube-vmm` process for each clone, driven through its control socket. Commands go to the
-//! guest agent through the vsock socket of the clone.
+//! The target `vmm-direct`: one `cube-vmm` process for each clone, driven through its control socket. Commands go
+//! to the guest agent through the vsock socket of the clone.
 
 use std::{
     fs::File,

@@ -1,5 +1,5 @@
-//! Reproducible random numbers for plans, permutation tests and restarts. The generator is part of this crate so that a seed gives
-//! the same arrivals whatever versions the dependencies have.
+//! Reproducible random numbers for plans, permutation tests and restarts. The generator is part of this crate so
+//! that a seed gives the same arrivals whatever versions the dependencies have.
 
 /// SplitMix64 (Steele, Lea, Flood 2014): 64 bits of state, and no weak seeds.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! The percentile function of this repository.
 
-/// Nearest-rank percentile: the smallest sample such that at least `permille` thousandths of all samples are less than or
-/// equal to it. `sorted` must be in ascending order. Returns `None` for no samples.
+/// Nearest-rank percentile: the smallest sample such that at least `permille` thousandths of all samples are less
+/// than or equal to it. `sorted` must be in ascending order. Returns `None` for no samples.
 #[must_use]
 pub fn nearest_rank<T: Copy>(sorted: &[T], permille: u32) -> Option<T> {
     let rank = rank(sorted.len(), permille);

@@ -50,8 +50,8 @@ fn centre(points: &[Point], group: u32) -> Vec<(f64, f64)> {
     own.iter().map(|p| (p.x - mean_x, p.y - mean_y)).collect()
 }
 
-/// The 0.975 quantile of Student's distribution: from a table for 1 to 3 degrees of freedom, otherwise from the expansion
-/// of Abramowitz and Stegun 26.7.5, with an error below 0.5 %.
+/// The 0.975 quantile of Student's distribution: from a table for 1 to 3 degrees of freedom, otherwise from the
+/// expansion of Abramowitz and Stegun 26.7.5, with an error below 0.5 %.
 pub(super) fn student_975(free: usize) -> f64 {
     match free {
         1 => 12.706,

@@ -114,8 +114,8 @@ pub fn find_egress(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
     }
 }
 
-/// Path of the image converter: `cube-image` in `$CUBE_BIN`. If that is not set, in the directory of this program. The file
-/// may not exist.
+/// Path of the image converter: `cube-image` in `$CUBE_BIN`. If that is not set, in the directory of this program.
+/// The file may not exist.
 #[must_use]
 pub fn default_image() -> PathBuf {
     default_program("cube-image")

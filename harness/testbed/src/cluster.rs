@@ -76,8 +76,8 @@ fn failed(step: impl Into<String>) -> impl FnOnce(io::Error) -> ClusterError {
 pub struct Hub(());
 
 impl Hub {
-    /// Moves this process permanently into a new network namespace with a bridge. The process must have only one thread,
-    /// because other threads would stay behind.
+    /// Moves this process permanently into a new network namespace with a bridge. The process must have only one
+    /// thread, because other threads would stay behind.
     ///
     /// # Errors
     /// Returns an error if the namespace or the bridge cannot be created.

@@ -1,5 +1,5 @@
-//! Events of a synthetic run with exchanges. Compared with the rounds beside, `request` takes 1.05 times as long, `send`
-//! 1.5 times, and the ratios of `receive` scatter around 1.
+//! Events of a synthetic run with exchanges. Compared with the comparison rounds, `request` takes 1.05 times as
+//! long, `send` 1.5 times, and the ratios of `receive` scatter around 1.
 
 use harness::{
     event::{
@@ -49,7 +49,7 @@ metric = "turn.3.ratio"
 limit = "1.11"
 "#;
 
-/// Alternating rounds of one clone and of one clone beside. Each pair is slower than the pair before.
+/// Alternating rounds of one clone and of one comparison clone. Each pair is slower than the pair before.
 pub(crate) fn events(pairs: u32) -> Vec<RunEvent> {
     let mut events = vec![RunEvent::RunStarted(Box::new(RunStarted {
         format: EVENTS_FORMAT,

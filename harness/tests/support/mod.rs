@@ -15,7 +15,7 @@ use model::{Bytes, FileSum, MANIFEST_NAME, Platform, TEMPLATE_FORMAT, TemplateMa
 /// File of the template from which the stand-in reads the output of its commands, in base64.
 const SAYS: &str = model::template_file::STATE;
 
-/// Other tests run at the same time, and no round is to be left out because of them.
+/// Other tests run at the same time, and must not cause a round to be excluded.
 pub(crate) const KEEP_ALL: &str =
     "\n[interference]\nforeign_cpu_share = 1.0\nmemory_wait_share = 1.0\n";
 
@@ -80,7 +80,7 @@ impl Stage {
         self.command_of(scenario, &Self::vmm(), &self.results())
     }
 
-    /// The same with another VMM and another directory of results.
+    /// The same command with another VMM and another results directory.
     pub(crate) fn command_of(&self, scenario: &str, vmm: &Path, results: &Path) -> Command {
         let path = self.dir.path().join("test.toml");
         let rule = if scenario.contains("[interference]") {

@@ -1,9 +1,9 @@
 //! Binary protobuf messages of the agent's services, for clients that use `application/proto`.
 //!
 //! The message types exist only once, in proto3 JSON. Binary messages are translated from and to JSON by tables of
-//! field numbers ([`schema`]) and a codec that is independent of the message types ([`wire`]). Nearly all clients use
-//! JSON; for them, this module costs only code pages that are never loaded. docs/develop/design/008-protobuf.md compares this
-//! with prost.
+//! field numbers ([`schema`]) and a codec that is independent of the message types ([`wire`]). Nearly all clients
+//! use JSON; for them, this module costs only code pages that are never loaded. docs/develop/design/008-protobuf.md
+//! compares this with prost.
 //!
 //! The codec performs no I/O, and the length of its input bounds its work: schemas have a fixed nesting depth, and the
 //! output is at most a constant factor longer than the input.

@@ -33,7 +33,7 @@ fn published_runs_contain_no_path_of_their_host() {
     assert!(files.len() >= 40, "{}", files.len());
     let mut faults = Vec::new();
     for file in files {
-        // Cells of scenarios may contain paths of the guest, so of the events only the command is searched.
+        // Cells of scenarios may contain guest paths, so only the command line is searched in the events.
         let searched: String = match file.file_name().unwrap().to_str() {
             Some("events.jsonl.zst") => {
                 let file = std::fs::File::open(&file).unwrap();

@@ -1,4 +1,5 @@
-//! The web console: its build, the comparison with the files in git, and the tier `console`, which uses it in a browser.
+//! The web console: its build, the comparison with the files in git, and the tier `console`, which uses it in a
+//! browser.
 //!
 //! `console/dist` is in git, so that cargo alone can build `cube-api`. The build is reproducible: the same sources
 //! and lock file give the same bytes on every host.

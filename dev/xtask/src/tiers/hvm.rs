@@ -68,9 +68,9 @@ const KERNELS: [(Origin, Origin); 3] = [
 /// features, and its KVM offers them to guests.
 const LACKING: [&str; 2] = ["aes", "bmi2"];
 
-/// Runs the tier `hvm-vmx`, or the steps or the prover: on this host if its platform is `hvm`, otherwise on emulated machines. After all steps
-/// have passed on the first machine, the second one, which lacks [`LACKING`], must refuse its template, and some steps
-/// run on a third one without XSAVE.
+/// Runs the tier `hvm-vmx`, or the steps or the prover: on this host if its platform is `hvm`, otherwise on
+/// emulated machines. After all steps have passed on the first machine, the second one, which lacks [`LACKING`],
+/// must refuse its template, and some steps run on a third one without XSAVE.
 pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Result<Outcome> {
     let guest = if matches!(work, Work::NewerKernel) {
         prepare::newer_kernel(workspace, progress)?

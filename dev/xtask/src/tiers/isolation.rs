@@ -1,5 +1,5 @@
-//! The tier `isolation`: runs the isolation prover, the confinement prover and the provers of restarts and of lifecycles.
-//! Each of their cases counts as a test, and so does each restart and each episode.
+//! The tier `isolation`: runs the isolation prover, the confinement prover and the provers of restarts and of
+//! lifecycles. Each of their cases counts as a test, and so does each restart and each episode.
 
 use std::{path::Path, process::Command};
 

@@ -1,5 +1,6 @@
-//! `cargo xtask mutate-netisolation`, `mutate-egress`, `mutate-pool` and `mutate-cluster`: mutation tests of the isolation
-//! prover, of the egress proxy's tests, of the explorer of the pool's states, and of the simulation of a cluster.
+//! `cargo xtask mutate-netisolation`, `mutate-egress`, `mutate-pool` and `mutate-cluster`: mutation tests of the
+//! isolation prover, of the egress proxy's tests, of the explorer of the pool's states, and of the simulation of a
+//! cluster.
 //!
 //! ```text
 //! mutations.toml ─► copy of the sources ─► one edit ─┬─► cube-api, cube-egress ─► cube-bench verify isolation --case CLASS

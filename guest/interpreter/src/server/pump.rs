@@ -204,8 +204,8 @@ impl Interpreter {
     }
 }
 
-/// The texts of the events for an output. E2B's kernel for Java sends the end of a line by itself, and clients look at the
-/// first text.
+/// The texts of the events for an output. E2B's kernel for Java sends the end of a line by itself, and clients look
+/// at the first text.
 fn texts<'a>(language: &Language, stream: Stream, text: &'a str) -> impl Iterator<Item = &'a str> {
     let is_split = *language == Language::Java && stream == Stream::Stdout;
     let end = match text.strip_suffix('\n').filter(|_| is_split) {

@@ -1,5 +1,5 @@
-//! Opens a TAP, which creates it if needed (the kernel's `Documentation/networking/tuntap.rst`), and brings the loopback
-//! interface up (netdevice(7)).
+//! Opens a TAP, which creates it if needed (the kernel's `Documentation/networking/tuntap.rst`), and brings the
+//! loopback interface up (netdevice(7)).
 #![expect(
     unsafe_code,
     reason = "a descriptor becomes one of a TAP by an ioctl, and flags are set by one"

@@ -101,10 +101,10 @@ pub(super) fn judge(history: &History) -> Verdict {
     verdict
 }
 
-/// Removes three kinds of refusals from the history, because they do not count as actions without effect: refusals
-/// by the data plane during a pause or at a deadline, because the action may have begun before and continue after a
-/// resume; refusals of writes during the end of the sandbox, because the write may have begun before; and refusals
-/// during a kill without a response.
+/// Turns three kinds of refusals in the history into failures, because the refused action may still have had an
+/// effect: refusals by the data plane during a pause or at a deadline (the action may have begun before, and may
+/// continue after a resume); refusals of writes while the sandbox ends (the write may have begun before); and
+/// refusals during a kill without a response.
 fn without_vain_refusals(history: &History) -> History {
     let hides = |action| matches!(action, Action::Pause(_) | Action::Deadline);
     let ends = |action| matches!(action, Action::Kill | Action::KillVmm);

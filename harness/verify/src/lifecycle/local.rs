@@ -52,7 +52,7 @@ pub(super) fn kill_vmm(dir: &Path) -> Option<io::Result<()>> {
     Some(leftovers::kill_and_wait(pid))
 }
 
-/// Whether a VMM runs whose files are in `dir`.
+/// Whether a VMM with files in `dir` is running.
 pub(super) fn has_vmm(dir: &Path) -> bool {
     !leftovers::processes_of(dir).is_empty()
 }

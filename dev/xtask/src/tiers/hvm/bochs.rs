@@ -55,8 +55,8 @@ const FIXES: [Fix; 2] = [
         "if (! IsValidPhyAddr(vm->pid_addr) || (vm->pid_addr & 0x3f) != 0) {",
     ),
     // If the delivery of a virtual interrupt ends in a VM exit, the exit reports the interrupt in the IDT-vectoring
-    // information (Intel SDM 3C, 27.2.4). Without the fix, KVM injects an older event again, and guests crash. Not fixed
-    // upstream (August 2026).
+    // information (Intel SDM 3C, 27.2.4). Without the fix, KVM injects an older event again, and guests crash. Not
+    // fixed upstream (August 2026).
     (
         "cpu/vapic.cc",
         "    interrupt(vector, BX_EXTERNAL_INTERRUPT, 0, 0);\n",
