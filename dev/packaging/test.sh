@@ -1,12 +1,12 @@
 #!/bin/bash
-# The tier `package`: installs, upgrades, removes and purges the package in a fresh Debian with a systemd of its own.
+# The tier `package`: installs, upgrades, removes and purges the package in a fresh Debian with its own systemd.
 #
 #   test.sh OLD.deb NEW.deb DIR [SESSION…]
 #
-# DIR keeps the fresh root for the next run. The variable SUITE names another Debian than bookworm. SESSION: a directory with
-# steps of a document (dev/xtask/src/tiers/blocks/session.rs), which run in the machine after the purge. Needs root, KVM,
-# mmdebstrap, curl and systemd-nspawn (package systemd-container). Each check prints a line on standard output:
-# `pass NAME: FIGURES` or `FAIL NAME: …`.
+# DIR keeps the fresh root for the next run. The variable SUITE selects a Debian release other than bookworm.
+# SESSION is a directory with the steps of a document (dev/xtask/src/tiers/blocks/session.rs), which run in the
+# machine after the purge. Needs root, KVM, mmdebstrap, curl and systemd-nspawn (package systemd-container). Each
+# check prints a line on standard output: `pass NAME: FIGURES` or `FAIL NAME: …`.
 set -u
 
 old=$(realpath "$1") new=$(realpath "$2") dir=$3 suite=${SUITE:-bookworm}
@@ -30,12 +30,12 @@ check() {
 }
 now() { date +%s.%N; }
 since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.1f", b - a }'; }
-# goal SECONDS LIMIT: a busy host misses a goal without a fault of the package, so it is shown, not judged.
+# goal SECONDS LIMIT: a busy host may miss a goal although the package is fine, so the result is shown, not judged.
 goal() { awk -v a="$1" -v b="$2" 'BEGIN { print "goal " b ": " (a <= b ? "met" : "MISSED") }'; }
 
-# A command in the machine.
+# Runs a command in the machine.
 inside() { nsenter -t "$init" -a -- env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"; }
-# A request to the server: METHOD PATH [BODY].
+# Sends a request to the server: METHOD PATH [BODY].
 ask() {
 	nsenter -t "$init" -n -- curl --silent --show-error --fail --max-time 60 --request "$1" \
 		--header "X-API-Key: ${key:-none}" --header 'Content-Type: application/json' ${3:+--data "$3"} "http://127.0.0.1:3000$2"
@@ -66,19 +66,20 @@ boot() {
 		init=$(pgrep -P "$nspawn" | head -n 1)
 		[ -n "$init" ] && inside systemctl is-system-running 2>/dev/null | grep -qE 'running|degraded' && break
 	done
-	# As on a host: the machine's systemd found these read-only or absent.
+	# As on a host: the machine's systemd finds these read-only or absent.
 	inside sh -c 'for c in memory cpu pids blkio devices; do
 			[ ! -d /sys/fs/cgroup/$c ] || mount -o remount,rw,bind /sys/fs/cgroup/$c; done
 		mkdir -p /sys/fs/bpf && mount -t bpf bpf /sys/fs/bpf' || fail boot "the machine has no writable cgroups or no bpffs"
 }
 
-# What an installation may leave: accounts, files, cgroups, eBPF pins, interfaces, processes.
+# Objects that an installation could leave behind: accounts, files, cgroups, eBPF pins, interfaces, processes.
 traces() {
 	inside sh -c 'getent passwd; getent group; ls -d /var/lib/cube* /etc/cube* /run/cube* /usr/lib/cube /usr/bin/cube* 2>/dev/null
 		find /etc/systemd /lib/systemd /var/lib/systemd -name "*cube*"; find /sys/fs/bpf; ls /sys/class/net; ps -eo comm | grep "^cube"
 		ls /etc /var/lib /tmp | grep -v -e "^ld.so.cache"; ls /var/lib/dpkg/info/cube.* 2>/dev/null' |
 		grep -v -e systemd-private
-	# The machine sees the cgroups of the host, and those of other servers on it. Those of one server begin with one name.
+	# The machine sees the cgroups of the host, including those of other servers. The cgroups of one server share a
+	# prefix.
 	inside find /sys/fs/cgroup -maxdepth 2 -name "${groups:-cube-none}*"
 }
 
@@ -95,7 +96,7 @@ trap finish EXIT
 boot
 traces >"$dir/before"
 
-# Install, first output. With the files in the page cache, as after a download.
+# Install, and first output. The files are in the page cache, as after a download.
 cat "$old" >/dev/null
 began=$(now)
 check install "" inside apt-get install --yes --no-install-recommends /packages/old.deb
@@ -103,7 +104,7 @@ installed=$(since "$began")
 groups=$(inside sh -c 'cat /proc/$(systemctl show --property MainPID --value cube-api)/cgroup' |
 	sed -n 's#.*/\(cube-[0-9a-f]*-[0-9a-f]*\)-server-.*#\1#p' | head -n 1)
 key=$(inside cube-api key new test)
-# The server looks at its keys every half second.
+# The server re-reads its keys every half second.
 first_output() { for _ in $(seq 20); do output && return; sleep 0.1; done; return 1; }
 check first-output "" first_output
 first=$(since "$began")
@@ -116,12 +117,12 @@ check service "" inside systemctl is-active cube-api.service cube-api.socket
 exposure=$(inside systemd-analyze security --no-pager cube-api.service 2>/dev/null | tail -n 1)
 pass exposure "${exposure#→ }"
 inside journalctl -u cube-api --no-pager -o cat >"$dir/journal.log"
-# Otherwise the comparison at the end would find nothing.
+# Otherwise, the comparison at the end would have nothing to compare.
 check cgroups "$groups" inside sh -c 'ls -d /sys/fs/cgroup/memory/"$1" 2>/dev/null || ls -d /sys/fs/cgroup/"$1"' sh "$groups"
 check exports "$(grep -o 'export E2B_API_URL.*' "$dir/journal.log" | tail -n 1)" grep -q 'export E2B_API_URL=http://127.0.0.1:3000' "$dir/journal.log"
 check doctor "" inside cube doctor
 
-# A sandbox that runs, one that is paused, and a template, over an upgrade.
+# A running sandbox, a paused one and a template, across an upgrade.
 running=$(ask POST /sandboxes '{"templateID":"base","timeout":3600}' | field sandboxID)
 paused=$(ask POST /sandboxes '{"templateID":"base","timeout":3600}' | field sandboxID)
 ask POST "/sandboxes/$paused/pause" >/dev/null
@@ -156,7 +157,7 @@ else
 	fail reinstall-time "no output of a sandbox after $again s"
 fi
 
-# Another state directory is refused with the cure, and then used by all commands.
+# A different state directory is refused with the remedy, and then used by all commands.
 end='systemctl stop cube-api.service; cube-api end --config /etc/cube/server.conf'
 inside sh -c "$end" 2>/dev/null
 inside sh -c 'mkdir -m 700 /srv/cube; echo "state = /srv/cube" >>/etc/cube/server.conf; systemctl restart cube-api.service' 2>/dev/null
@@ -169,7 +170,7 @@ check state-key "" inside sh -c 'cube key new other && grep other /srv/cube/keys
 inside sh -c "$end" 2>/dev/null
 inside sh -c 'sed -i "/^state/d" /etc/cube/server.conf; systemctl restart cube-api.service; rm -r /srv/cube $1; systemctl daemon-reload' sh $unit
 
-# A process that the removal did not end is named.
+# A process that the removal did not end is reported by name.
 inside sh -c 'cp /bin/sleep /tmp/cube-vmm && setsid /tmp/cube-vmm 1000 </dev/null >/dev/null 2>&1 & sleep 0.2; rm /tmp/cube-vmm'
 began=$(now)
 check purge "" inside apt-get purge --yes cube
@@ -184,7 +185,7 @@ else
 	fail nothing-left "$(tr '\n' ' ' <"$dir/left")"
 fi
 
-# The documents, in the same machine. apt is asked nothing: there is no network from which it could install more.
+# The documents, in the same machine. apt is not called, because the machine has no network.
 inside sh -c 'printf "APT::Get::Assume-Yes 1;\nAPT::Install-Recommends 0;\n" >/etc/apt/apt.conf.d/documents'
 for session in "$@"; do
 	cp -a "$session" "$run/session"

@@ -22,7 +22,7 @@ import time
 QEMU = "qemu-system-x86_64"
 READY = b"cube-ready"
 BOOT_S = 60  # Longest boot while a machine and an accelerator are chosen.
-# Without ACPI, as the machine is meant to be used; with it, Linux finds no clock under TCG.
+# Without ACPI, as intended for this machine type; with ACPI, Linux finds no clock under TCG.
 MICROVM = "microvm,acpi=off,isa-serial=on,pit=on,pic=on,rtc=on"
 MOST_BYTES = 1 << 19  # Output of a command: the answer must fit into a line of 1 MiB.
 
@@ -118,7 +118,7 @@ class Platform:
         self.alive = {}
 
     def choose(self, arguments):
-        """Boots a VM of each kind until one answers."""
+        """Boots a VM of each kind until one responds."""
         tried = []
         for accel in [arguments.accel] if arguments.accel else ["kvm", "tcg"]:
             for machine in [arguments.machine] if arguments.machine else ["microvm", "pc"]:

@@ -25,7 +25,7 @@ grep -q EUID "$tree/etc/profile"
 chroot "$tree" dpkg-divert --quiet --local --rename --divert /bin/bash.dynamic /bin/bash
 ln "$tree/bin/bash-static" "$tree/bin/bash"
 
-# A process for it in each login shell of root, also without a terminal.
+# Avoids starting a process for it in each login shell of root, even without a terminal.
 sed -i 's/^mesg n .*/[ ! -t 0 ] || &/' "$tree/root/.profile"
 grep -q -- '-t 0' "$tree/root/.profile"
 
@@ -35,7 +35,7 @@ rm -f "$tree"/usr/lib/python3.*/EXTERNALLY-MANAGED
 # A clone gets its own ID at start; systemd and D-Bus take an empty file for "not initialized".
 : > "$tree/etc/machine-id"
 rm -f "$tree/var/lib/dbus/machine-id" "$tree/etc/ssh/ssh_host_"*
-# Programs such as those that call setmntent(3) read it.
+# Read by programs that call setmntent(3), for example.
 ln -sf ../proc/self/mounts "$tree/etc/mtab"
 mkdir -p "$tree/proc" "$tree/sys" "$tree/dev" "$tree/run" "$tree/tmp" "$tree/mnt"
 

@@ -6,7 +6,7 @@ tree=$1
 wheels=$2
 recipe=$(dirname "$0")
 
-# As in official sandboxes, pip installs beside Debian's own packages.
+# As in official sandboxes, pip installs next to Debian's own packages.
 cat > "$tree/etc/pip.conf" <<CONF
 [global]
 break-system-packages = true
@@ -23,7 +23,7 @@ chroot "$tree" env PIP_CERT= PIP_FIND_LINKS= python3 -m pip install --quiet --no
     --require-hashes --find-links /wheels -r /wheels/requirements.txt
 rm -rf "$tree/wheels"
 
-# Tests of packages are a third of their size and not needed.
+# Tests of packages take a third of their size and are not needed.
 site=$tree/usr/local/lib/python3.11/dist-packages
 for package in numpy pandas scipy sklearn matplotlib sympy networkx; do
     find "$site/$package" -depth -type d -name tests -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Compares three paths of a sandbox to the same server, in rounds that use each of them once:
+"""Compares three paths from a sandbox to the same server, in rounds that use each path once:
 
     address   admitted by a rule for its address: the sandbox's own path, without the proxy
     name      admitted by its name: through `cube-egress`, unread
@@ -6,7 +6,7 @@
 
     run.py --only egress_speed …        5 rounds; with CUBE_LONG=1, 40
 
-The client, Python in the guest, is the same for all, and verifies no certificate. P50 is that of 120 requests on a warm
+The client, Python in the guest, is the same for all, and verifies no certificate. P50 is the median of 120 requests on a warm
 connection; the ratios are medians over rounds of values that were measured within seconds of each other.
 """
 
@@ -81,7 +81,7 @@ def main() -> None:
     sandboxes = {path: create(path) for path in paths}
     found: dict[str, list[dict[str, float]]] = {path: [] for path in paths}
     for number in range(rounds):
-        # Each is first as often as the others.
+        # Each path comes first equally often.
         for path in paths[number % 3 :] + paths[: number % 3]:
             found[path].append(measure(sandboxes[path], path))
     for sandbox in sandboxes.values():

@@ -1,9 +1,9 @@
-"""Stand-ins for the models of Anthropic and OpenAI: their wire formats, scripted answers, and a list of what was asked.
+"""Stand-ins for the models of Anthropic and OpenAI: their wire formats, scripted responses, and a list of the requests.
 
     POST /v1/messages            Anthropic, with and without a stream
     POST /v1/responses           OpenAI's Responses
     POST /v1/chat/completions    OpenAI's Chat Completions, with and without a stream
-    GET  /asked                  what was asked: path, key, status of each request (for the tests)
+    GET  /asked                  the requests: path, key, status of each (for the tests)
 
 A request without the key gets 401, as from the real servers.
 """
@@ -36,7 +36,7 @@ def choose(messages: list[dict]) -> Call | str:
 
 def anthropic(body: dict) -> tuple[dict, list[tuple[str, dict]]]:
     """The whole message, and the events of a stream."""
-    # A thread goes on from a message that the server has kept: the request has only what is new.
+    # A thread continues from a message that the server has stored, so the request contains only the new part.
     thread = body.get("thread") or {}
     messages = THREADS.get(thread.get("previous_message_id"), []) + body["messages"]
     chosen = choose(messages)

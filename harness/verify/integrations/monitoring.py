@@ -1,4 +1,4 @@
-"""Debian's Prometheus scrapes the server of the run; every rule, and every query of the dashboard, is evaluated.
+"""Debian's Prometheus scrapes the server of the run; every rule and every dashboard query is evaluated.
 
     monitoring.py DIR      DIR has prometheus and promtool
 """
@@ -18,8 +18,8 @@ from e2b import Sandbox
 
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "operate" / "monitoring"
 PROMETHEUS = "http://127.0.0.1:9090"
-# Of families that a server has only if it has refused, failed, proxied or paused something. This one has no warm slots: a
-# trace of a cold start is what tracing.py looks at.
+# Metric families that a server has only if it has refused, failed, proxied or paused something. This server has no
+# warm slots, because tracing.py examines the trace of a cold start.
 MAY_BE_EMPTY = ['warm="true"', "failed", "refused", "egress", "died", "network", "webhook", "template"]
 
 

@@ -1,7 +1,7 @@
-"""A server that costs little, for `egress_speed.py`: TLS, one thread per connection, no logs.
+"""A cheap server for `egress_speed.py`: TLS, one thread per connection, no logs.
 
-    GET /          an answer of 2 bytes
-    GET /NUMBER    an answer of this many bytes
+    GET /          a response of 2 bytes
+    GET /NUMBER    a response of this many bytes
 """
 
 import socket
@@ -32,7 +32,7 @@ def converse(context: ssl.SSLContext, stream: socket.socket) -> None:
                     head, _, requests = requests.partition(b"\r\n\r\n")
                     answer(stream, head.split()[1].lstrip(b"/"))
     except (OSError, ValueError, IndexError):
-        # The client has gone, or sent something else.
+        # The client is gone, or sent something else.
         pass
 
 

@@ -1,4 +1,5 @@
-"""The reverse proxies of docs/operate/routing.md, with Debian's programs and the configurations of that page, in front of the run's server.
+"""The reverse proxies of docs/operate/routing.md, with Debian's programs and the page's configurations, in front of the run's
+server.
 
     reverse_proxies.py DIR      DIR has the programs, unpacked
 """
@@ -19,11 +20,11 @@ from e2b import PtySize, Sandbox
 
 PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "operate" / "routing.md"
 PROXY = "http://127.0.0.1:8080"
-# The page's words for a configuration of one line.
+# The page's wording for a one-line configuration.
 BARE = "server { listen 8080; location / { proxy_pass http://127.0.0.1:3000; } }"
-# Above all buffers and nginx's limit of a body.
+# Larger than all buffers and nginx's body limit.
 LARGE = 20 << 20
-# Answers a request for a WebSocket (RFC 6455, 4.2.2; HAProxy checks the field), and then each piece of data with that data.
+# Responds to a WebSocket request (RFC 6455, 4.2.2; HAProxy checks the field), and then echoes each piece of data.
 ECHO = """
 import base64, hashlib, re, socket
 listener = socket.create_server(("127.0.0.1", 8000))
@@ -175,7 +176,7 @@ def main(programs: pathlib.Path) -> None:
             until("the program", lambda: sandbox.commands.run("grep -q ':1F40 ' /proc/net/tcp || echo none").stdout == "")
             web_socket(sandbox)
             if name != "nginx":
-                # nginx has no active checks. The others take the server out of use after three that fail.
+                # nginx has no active checks. The others take the server out of use after three failed checks.
                 before = checks()
                 until("checks of the server's health", lambda: checks() >= before + 4)
                 assert is_healthy()

@@ -1,9 +1,10 @@
-"""Installs the pinned packages, and runs the programs in `examples/integrations` in their order.
+"""Installs the pinned packages, and runs the programs in `examples/integrations` in order.
 
     run.py --binaries DIR --artifacts DIR [--only TEXT]…
 
-A program passes if it ends with 0 and prints the comment `Prints:` at its end; `…` in it stands for any text within a line.
-The last line is the number of cases by result. With CUBE_LONG=1, `tasks.py` has 100 tasks. Needs root: it enters a network namespace of its own (`world.py`).
+A program passes if it exits with 0 and prints the text of the comment `Prints:` at its end, in which `…` matches any text
+within a line. The last line of output is the number of cases by result. With CUBE_LONG=1, `tasks.py` has 100 tasks. Needs
+root, because it enters its own network namespace (`world.py`).
 """
 
 import argparse
@@ -23,10 +24,11 @@ INSIDE = "CUBE_INTEGRATIONS_INSIDE"
 
 IS_LONG = os.environ.get("CUBE_LONG") == "1"
 TASKS = ["--tasks", "100", "--rollouts", "1"] if IS_LONG else ["--tasks", "3", "--rollouts", "6"]
-# Seconds for a program.
+# Timeout of a program in seconds.
 PATIENCE = 3600 if IS_LONG else 900
 
-# In this order: later ones use templates of earlier ones. `{node}`: directory of Node; `{pi}` and others: npm packages.
+# In this order, because later ones use templates of earlier ones. `{node}`: directory of Node; `{pi}` and others:
+# npm packages.
 CASES = [
     ("pi/template.py", ["--packages", "{pi}"]),
     ("pi/run_pi_agent.py", []),
@@ -46,7 +48,7 @@ CASES = [
     (str(HERE / "reverse_proxies.py"), ["{reverse-proxies}"]),
     (str(HERE / "egress_speed.py"), ["--rounds", "40" if IS_LONG else "5"]),
 ]
-# Node packages by example, from `package-lock.json` beside the program.
+# Node packages by example, from `package-lock.json` next to the program.
 NPM = ["pi", "claude-code", "browser"]
 
 
@@ -90,7 +92,7 @@ def installed(packages: pathlib.Path, artifacts: pathlib.Path) -> dict[str, str]
 
 
 def unpacked(place: pathlib.Path, debs: list[str]) -> pathlib.Path:
-    """Packages of Debian, unpacked and not installed: nothing is started on the host."""
+    """Debian packages, unpacked but not installed, so that nothing is started on the host."""
     stamp = place / "unpacked.txt"
     if not stamp.exists():
         shutil.rmtree(place, ignore_errors=True)
@@ -103,7 +105,7 @@ def unpacked(place: pathlib.Path, debs: list[str]) -> pathlib.Path:
 
 
 def enter(arguments: list[str], environment: dict[str, str]) -> None:
-    """Runs this program again, in namespaces of its own, with a bpffs of its own: pins have the names of devices."""
+    """Runs this program again, in its own namespaces and with its own bpffs, because pins have the names of devices."""
     script = 'mount -t bpf bpf /sys/fs/bpf && exec "$@"'
     words = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script, "sh"]
     os.execvpe(words[0], [*words, sys.executable, __file__, *arguments], environment)
@@ -133,7 +135,7 @@ def fault(program: pathlib.Path, words: list[str], environment: dict[str, str], 
     wanted = documented(program)
     if not matches(wanted, done.stdout):
         return f"the program should print:\n{wanted}\nbut it printed:\n{done.stdout}{done.stderr[-2000:]}"
-    # Figures of a program.
+    # Figures printed by a program.
     for line in done.stderr.splitlines():
         if line.startswith("{"):
             print(f"{program.name}: {line}")
@@ -141,7 +143,7 @@ def fault(program: pathlib.Path, words: list[str], environment: dict[str, str], 
 
 
 def keys_asked() -> set[str]:
-    """The keys with which the stand-in of Anthropic was asked."""
+    """The keys in the requests to the stand-in for Anthropic."""
     import ssl
     import urllib.request
 
@@ -159,7 +161,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="go on with the server's state of a run that was kept")
     parser.add_argument("--keep", action="store_true", help="keep the directory of the run")
     options = parser.parse_args()
-    # Some programs have another working directory.
+    # Some programs have a different working directory.
     options.binaries, options.artifacts = options.binaries.resolve(), options.artifacts.resolve()
     packages = options.artifacts / "integrations"
     run = packages / "run"
@@ -177,7 +179,7 @@ def main() -> int:
             INSIDE: json.dumps(places),
             "PATH": f"{packages / 'venv/bin'}:{places['node']}/bin:{os.environ['PATH']}",
         }
-        # Run by the packages' Python from here on.
+        # From here on, the script runs in the packages' Python.
         sys.executable = str(packages / "venv/bin/python")
         enter(sys.argv[1:], environment)
     places = json.loads(os.environ.pop(INSIDE))
@@ -186,7 +188,7 @@ def main() -> int:
 
     passed = failed = skipped = 0
     with World(run, options.binaries, options.artifacts) as world:
-        # The stand-in of OpenAI for programs outside a sandbox.
+        # The stand-in for OpenAI, for programs outside a sandbox.
         stand_in = model.serve("127.0.0.1", 0)
         environment = {
             **{key: value for key, value in os.environ.items() if not key.endswith(("_API_KEY", "_CERTS", "CA_BUNDLE"))},
@@ -216,7 +218,8 @@ def main() -> int:
             took = f"{time.monotonic() - began:.1f} s"
             print(f"pass {name}: {took}" if why is None else f"FAIL {name}: {took}: {why}", flush=True)
             passed, failed = passed + (why is None), failed + (why is not None)
-        # A key of the stand-in in a file, a variable or a process of a sandbox would have come from the sandbox itself.
+        # If a file, a variable or a process of a sandbox had contained a key of the stand-in, the sandbox itself
+        # could have sent it.
         asked = keys_asked()
         if asked - {model.KEY, ""}:
             print(f"FAIL keys: the model was asked with {asked - {model.KEY}}")

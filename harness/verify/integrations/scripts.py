@@ -1,7 +1,7 @@
-"""The answers of the stand-in models.
+"""The responses of the stand-in models.
 
-A script belongs to the prompt that it begins with. Its answers are in the order in which the model is asked: the number of
-the model's own messages in a request is the number of the answer. So the stand-in needs no state of its own.
+A script is selected by its first prompt. Its responses are in the order of the requests: the number of the model's own
+messages in a request is the index of the response. The stand-in therefore needs no state.
 """
 
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ SCRIPTS: dict[str, list[Call | str]] = {
 
 
 def answer(prompts: list[str], asked: int) -> Call | str:
-    """The answer to a conversation with these texts of the user, in which the model has spoken `asked` times."""
+    """The response to a conversation with these texts of the user, after `asked` messages of the model."""
     for begin, answers in SCRIPTS.items():
         if any(begin in prompt for prompt in prompts):
             return answers[min(asked, len(answers) - 1)]

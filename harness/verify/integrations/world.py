@@ -1,4 +1,4 @@
-"""The small internet of a run: a network namespace with the server and the programs, and one beyond its uplink.
+"""The simulated internet of a run: a network namespace with the server and the programs, and one beyond its uplink.
 
     namespace of the run: lo, up0 203.0.113.2 ── cube-api, sandboxes, the programs
                                   │ veth
@@ -46,7 +46,7 @@ def answers(port: int, address: str = "127.0.0.1") -> bool:
 
 
 def certificates(directory: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
-    """An authority, and a certificate of it for all hosts: paths of the authority, and of key and chain."""
+    """Creates an authority and its certificate for all hosts. Returns the paths of the authority, and of key and chain."""
     ca, leaf = directory / "ca.pem", directory / "leaf.pem"
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
 
@@ -64,7 +64,7 @@ def certificates(directory: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
 
 
 def names(address: str) -> None:
-    """Answers A queries for the hosts and says that nothing else exists."""
+    """Responds to A queries for the hosts, and to all others that the name does not exist."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
         udp.bind((address, 53))
         while True:
@@ -154,7 +154,7 @@ class World:
 
 
 def beyond(directory: pathlib.Path) -> None:
-    """The far side, in a namespace of its own."""
+    """The far side, in its own namespace."""
     sys.path.insert(0, str(HERE))
     import model
     import origin

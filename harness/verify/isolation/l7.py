@@ -22,7 +22,7 @@ class Hello:
     """The first flight of a TLS client, and edits of it."""
 
     def __init__(self, flight):
-        # One record or several: the handshake message is what is in them.
+        # One record or several, which together contain the handshake message.
         self.message = b""
         while flight:
             length = struct.unpack(">H", flight[3:5])[0]
@@ -73,14 +73,14 @@ def shaped(flight, attempt):
         number, length = attempt["extension"]
         hello.insert(hello.extensions() + 2, struct.pack(">HH", number, length) + bytes(length))
     if attempt.get("fragments"):
-        # Records of 16 bytes, and segments that do not end where records do.
+        # Records of 16 bytes, and segments whose ends differ from those of the records.
         data = b"".join(hello.records(16))
         return [data[at : at + 23] for at in range(0, len(data), 23)]
     return [b"".join(hello.records(16384))]
 
 
 def address_of(host):
-    """An address of a host. The resolver answers so many queries a second, and refuses the rest for a while."""
+    """An address of a host. The resolver limits queries per second and refuses the rest for a while."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         try:
@@ -217,7 +217,7 @@ def status_of(block):
 
 
 def http2(stream, requests, seen):
-    """Sends requests on streams 1, 3, ...; what each ended with is in `seen`."""
+    """Sends requests on streams 1, 3, ...; `seen` holds the result of each."""
     data = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0)
     for number, fields in enumerate(requests):
         block = b"".join(literal(name, value) for name, value in fields)
@@ -296,7 +296,7 @@ def attempted(attempt):
 
 
 def followed(attempt, first):
-    """The request that a client makes of a redirect: to the new host, with the headers of the first."""
+    """The request with which a client follows a redirect: to the new host, with the headers of the first."""
     location = first["text"].partition("ocation: ")[2].split("\r\n")[0]
     host = location.partition("//")[2].partition("/")[0]
     if not host:
@@ -309,7 +309,7 @@ def followed(attempt, first):
 def main():
     with open(sys.argv[1], encoding="utf-8") as file:
         order = json.load(file)
-    # The proxy compares with the names that were resolved.
+    # The proxy compares with the resolved names.
     for name in order["names"]:
         address_of(name)
     for attempt in order["attempts"]:

@@ -1,4 +1,4 @@
-# Host of bash contexts: reads requests of zero-terminated fields from its standard input, a socket, and answers there.
+# Host of bash contexts: reads requests of zero-terminated fields from its standard input, a socket, and responds there.
 # The server's `message` module describes the fields. Names begin with __cube_ to avoid conflicts with those of users.
 # Cells run with the socket closed, so that their children cannot hold it open.
 

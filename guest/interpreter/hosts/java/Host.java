@@ -6,7 +6,7 @@ import java.util.Map;
 import sun.misc.Signal;
 
 /**
- * Host of Java contexts: reads cells from descriptor 3, a socket, and answers there. The server's {@code message}
+ * Host of Java contexts: reads cells from descriptor 3, a socket, and responds there. The server's {@code message}
  * module describes the messages. Requests are fields, because the JDK has no JSON parser.
  *
  * <p>Cells are compiled by the JDK's own JShell and run in this process.

@@ -1,6 +1,6 @@
 'use strict';
-// Host of JavaScript and TypeScript contexts: reads cells from descriptor 3, a socket, and answers there. The server's
-// `message` module describes the messages.
+// Host of JavaScript and TypeScript contexts: reads cells from descriptor 3, a socket, and responds there. The
+// server's `message` module describes the messages.
 //
 // Cells are evaluated in V8's REPL mode, through an inspector session of this process with itself. It supports
 // top-level await, redeclaration in later cells, and the value of the last expression.

@@ -19,7 +19,7 @@ const KEYS = {
 // Limit below the 64 MiB of a line on the control socket.
 const MAX_TEXT = 16 << 20;
 
-// Content by MIME type: that which the value provides, otherwise its text.
+// Content by MIME type: content that the value provides, otherwise its text.
 function bundle(value) {
   const own = value?.[Symbol.for('Jupyter.display')];
   if (typeof own === 'function') return own.call(value);

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the steps of a session, which dev/xtask/src/tiers/blocks/session.rs describes. The current directory is the session's.
+# Runs the steps of a session, as described in dev/xtask/src/tiers/blocks/session.rs, in the session's directory.
 set -u
 dir=$PWD
 export STEPS=$dir/steps
@@ -12,7 +12,7 @@ stop() {
 	server=
 }
 
-# start NN: a program that stays, until its port answers.
+# start NN: starts a program that keeps running, and waits until its port accepts connections.
 start() {
 	stop
 	(
@@ -31,7 +31,7 @@ start() {
 	return 1
 }
 
-# run NN: a step that ends. What it exports, and where it goes, is there for the next one.
+# run NN: runs a step to its end. The next step inherits its exports and its current directory.
 run() {
 	timeout --kill-after=10 300 bash -eu -o pipefail -c '
 		. "$1/environment"

@@ -51,7 +51,7 @@ def fill_pools():
 def take(size, in_order):
     """Takes blocks until that many are adjacent, and then up to the beginning of a pool."""
     run = last = 0
-    # Another allocator than CPython's may never return adjacent blocks; then there is nothing to gain.
+    # An allocator other than CPython's may never return adjacent blocks; then there is nothing to gain.
     for _ in range(MOST):
         if run >= in_order and last % POOL == HEADER:
             break

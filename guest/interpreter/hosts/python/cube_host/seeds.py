@@ -13,7 +13,7 @@ WORDS = 624
 # Modules and generators that were loaded before the snapshot: searching for them in a clone would touch more pages.
 _modules = {}
 _noted = []
-# numpy's global generator, the address of its words, and that of its flag for a cached number.
+# numpy's global generator, the address of its words, and the address of its flag for a cached number.
 _numpy = None
 
 

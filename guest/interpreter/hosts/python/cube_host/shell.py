@@ -59,7 +59,7 @@ class Shell(InteractiveShell):
         raise SystemExit
 
     def system(self, cmd):
-        """`!command`: the output goes where that of the cell goes."""
+        """`!command`: the output goes to the same place as the output of the cell."""
         sys.stdout.flush()
         sys.stderr.flush()
         self.system_raw(cmd)

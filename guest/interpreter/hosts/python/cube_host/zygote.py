@@ -99,7 +99,7 @@ class Zygote:
         return pid
 
     def fork(self):
-        """As `os.fork`, but the child ends with this process and leads a new process group. Returns None if the fork
+        """Like `os.fork`, but the child ends with this process and leads a new process group. Returns None if the fork
         failed."""
         parent = os.getpid()
         try:

@@ -1,5 +1,5 @@
-// Runs cases of the conformance suite through the command line client. Its output has the same lines as that of
-// python/suite/run.py.
+// Runs cases of the conformance suite through the command line client. Its output has the same lines as the output
+// of python/suite/run.py.
 
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'

@@ -20,7 +20,7 @@ async function dockerfile(kind) {
     fs.cpSync(path.join(DIRECTORY, kind), context, { recursive: true, filter })
     const prepare = path.join(DIRECTORY, kind, 'prepare.sh')
     if (fs.existsSync(prepare)) execFileSync('sh', ['-e', prepare], { cwd: context })
-    // With a step of its own: suites of other SDKs run at the same time, and share the cache.
+    // With a unique step, because suites of other SDKs run at the same time and share the cache.
     const text = read('Dockerfile').replace(/^FROM .*$/m, `$&\nARG SUITE=${name}`)
     await build(Template({ fileContextPath: context }).fromDockerfile(text), name)
   } finally {

@@ -25,7 +25,7 @@ const emit = (line) => fs.writeSync(1, JSON.stringify(line) + '\n')
 // Output of SDKs and cases goes to standard error, so that it cannot be mistaken for a verdict.
 console.log = console.info = console.debug = console.error
 
-// A stream that fails while no code awaits it fails the case, and does not end the suite.
+// A stream that fails while no code awaits it fails the case, but does not end the suite.
 let stray = null
 process.on('unhandledRejection', (error) => (stray ??= error))
 

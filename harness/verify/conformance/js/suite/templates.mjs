@@ -1,4 +1,4 @@
-// Building templates. What is built stays on the server, under names of its own.
+// Building templates. Built templates stay on the server, under unique names.
 
 import crypto from 'node:crypto'
 import fs from 'node:fs'
@@ -128,7 +128,7 @@ export const cases = {
   },
   async 'template-cache'() {
     const name = unique()
-    // With a step of its own: suites of other SDKs run at the same time, and share the cache.
+    // With a unique step, because suites of other SDKs run at the same time and share the cache.
     const drawing = `cat /proc/sys/kernel/random/uuid > drawn  # ${name}`
     const template = (last) => base().runCmd(drawing).runCmd(last)
     const drawn = () => withSandbox((s) => s.files.read('/home/user/drawn'), { template: name })

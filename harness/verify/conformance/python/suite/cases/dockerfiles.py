@@ -32,7 +32,7 @@ def dockerfile(kind: Path) -> None:
         shutil.copytree(kind, context, ignore=shutil.ignore_patterns(*OWN))
         if (kind / "prepare.sh").exists():
             subprocess.run(["sh", "-e", kind / "prepare.sh"], cwd=context, check=True)
-        # With a step of its own: suites of other SDKs run at the same time, and share the cache.
+        # With a unique step, because suites of other SDKs run at the same time and share the cache.
         text = (context / "Dockerfile").read_text()
         text = re.sub("^FROM .*$", rf"\g<0>\nARG SUITE={name}", text, count=1, flags=re.MULTILINE)
         build(Template(file_context_path=context).from_dockerfile(text), name)

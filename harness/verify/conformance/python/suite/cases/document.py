@@ -1,4 +1,4 @@
-"""The OpenAPI document of the server, by requests that schemathesis generates from it."""
+"""Tests the server's OpenAPI document with requests that schemathesis generates from it."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ CASES = Cases()
 case = CASES
 
 SUITE = Path(__file__).parents[1]
-# An environment of its own, next to that of the SDK.
+# A separate environment, next to the SDK's.
 PYTHON = SUITE.parents[1] / "schemathesis/bin/python"
 CHECKS = "not_a_server_error,status_code_conformance,response_schema_conformance"
 
@@ -21,13 +21,13 @@ CHECKS = "not_a_server_error,status_code_conformance,response_schema_conformance
 def openapi_document():
     if version("e2b") == "2.45.1":
         raise Absent("one SDK is enough: the case uses none")
-    # The suite's second server, so that what is created here is not in the way of other cases.
+    # The suite's second server, so that objects created here do not disturb other cases.
     url = os.environ["CONFORMANCE_HTTPS_URL"]
     command = [PYTHON, "-m", "schemathesis.cli", "--config-file", SUITE / "schemathesis.toml", "run", f"{url}/openapi.json"]
     command += ["--url", url, "--header", f"X-API-KEY: {os.environ['CONFORMANCE_HTTPS_KEY']}"]
     command += ["--tls-verify", os.environ["CONFORMANCE_HTTPS_CA"], "--checks", CHECKS]
     command += ["--phases", "coverage,fuzzing", "--max-examples", "5", "--seed", "1", "--max-time", "45"]
-    # A drained node would refuse the creates of other cases.
+    # A drained node would reject the creates of other cases.
     command += ["--exclude-path", "/nodes/{id}"]
     command += ["--request-timeout", "10", "--warnings", "off", "--no-color", "--generation-database", "none"]
     with tempfile.TemporaryDirectory() as directory:

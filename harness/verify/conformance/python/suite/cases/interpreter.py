@@ -94,7 +94,7 @@ def run_code_streams():
 
 @case
 def run_code_wire():
-    """Checks the lines of the answer, on which clients other than the SDKs rely."""
+    """Checks the lines of the response, on which clients other than the SDKs rely."""
     with sandbox() as s:
         same(ask(s, "GET", "/health"), (200, '"OK"'))
         status, body = ask(s, "POST", "/execute", code="import time; print('a'); time.sleep(12); 1")

@@ -1,4 +1,4 @@
-"""Building templates. What is built stays on the server, under names of its own."""
+"""Building templates. Built templates stay on the server, under unique names."""
 
 import os
 import tempfile
@@ -146,7 +146,7 @@ def template_cache():
     name = unique()
 
     def template(last: str):
-        # With a step of its own: suites of other SDKs run at the same time, and share the cache.
+        # With a unique step, because suites of other SDKs run at the same time and share the cache.
         drawn = f"cat /proc/sys/kernel/random/uuid > drawn  # {name}"
         return Template().from_template(TEMPLATE).run_cmd(drawn).run_cmd(last)
 
