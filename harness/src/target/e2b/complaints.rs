@@ -28,7 +28,7 @@ pub struct Complaints {
     refused: Option<String>,
     failed: u32,
     last: Option<String>,
-    /// Whether a wait has begun, so that new lines are printed.
+    /// Whether the lines being read were written during the current wait, so that they are printed.
     are_new: bool,
 }
 

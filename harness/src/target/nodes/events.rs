@@ -43,7 +43,7 @@ const PACE: Duration = Duration::from_millis(20);
 pub struct Stage<'a> {
     pub cluster: &'a Cluster,
     pub spec: EventSpec,
-    /// Nodes that are cordoned except while the sandboxes of the event are created.
+    /// Nodes that the scenario cordons, except while the sandboxes of the event are created.
     pub closed: &'a [String],
     /// The first node as a target.
     pub first: E2b,
