@@ -8,7 +8,7 @@ use vmm_control::SnapshotContent;
 use crate::support::{TestVm, run_dir};
 
 /// Prints the cost of pause and resume, with a full snapshot and with a diff: times in ms (median of [`ROUNDS`]) and
-/// bytes stored. Does not check times. `docs/develop/design/005-diff-snapshots.md` contains the results of a run.
+/// bytes stored. Does not check times; `results/notes-develop.md` contains a run.
 pub(crate) fn soak_the_cost_of_diffs() {
     use vmm_control::template::LoadedTemplate;
     let loaded = LoadedTemplate::load(crate::support::template()).ok();
