@@ -276,8 +276,8 @@ mod tests {
             .unwrap();
         let group = OwnGroup::enter().unwrap();
         let burned = || ran_ns(busy.id()).unwrap();
-        // The group is read between two readings of the test: of the kernel threads before it, and of the busy
-        // process after it.
+        // The interval of the group lies within the interval of the kernel threads, and contains the interval of
+        // the busy process.
         let (kernel_from, before, busy_from) = (kernel_ran_ns(), group.read(), burned());
         let deadline = Instant::now() + Duration::from_secs(60);
         let enough: u64 = 200_000_000;
