@@ -60,8 +60,8 @@ impl Manifest {
     /// Reads the manifest of the snapshot in `dir`.
     ///
     /// # Errors
-    /// Returns a readable message if the manifest cannot be read, has a later version, or has a memory size outside the
-    /// supported range.
+    /// Returns a human-readable message if the manifest cannot be read, has a later version, or has a memory size
+    /// outside the supported range.
     pub(crate) fn read(dir: &Path) -> Result<Self, String> {
         let path = dir.join(MANIFEST_NAME);
         let failed = |why: String| format!("{}: {why}", path.display());

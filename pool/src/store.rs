@@ -61,7 +61,7 @@ impl Store {
     /// Returns the real path of a file, with symbolic links resolved.
     ///
     /// # Errors
-    /// Returns a readable message if the file does not exist or is outside the store.
+    /// Returns a human-readable message if the file does not exist or is outside the store.
     pub(crate) fn admit(&self, path: &Path) -> Result<PathBuf, String> {
         let real = path
             .canonicalize()
@@ -79,8 +79,8 @@ impl Store {
     /// Checks that the files of a snapshot, its root image and its base are in the store, and resolves them.
     ///
     /// # Errors
-    /// Returns a readable message if one of these files does not exist or is outside the store, or if the directory or
-    /// the manifest cannot be read.
+    /// Returns a human-readable message if one of these files does not exist or is outside the store, or if the
+    /// directory or the manifest cannot be read.
     pub(crate) fn check(&self, dir: &Path) -> Result<Checked, String> {
         let dir = self.admit(dir)?;
         let failed = |e: io::Error| format!("{}: {e}", dir.display());

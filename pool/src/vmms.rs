@@ -202,7 +202,7 @@ impl Vmms {
     /// The kept VMM with this id. Also finds one that was put into the directory after the pool had been opened.
     ///
     /// # Errors
-    /// Returns a readable message if the VMM is not kept.
+    /// Returns a human-readable message if the VMM is not kept.
     pub(crate) fn get(&mut self, id: &VmmId) -> Result<Vmm, String> {
         if let Some(vmm) = self.kept.get(id) {
             return Ok(self.marked(vmm));

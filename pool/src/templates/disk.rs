@@ -45,7 +45,7 @@ impl Templates {
 /// Reads the disk template in `dir`.
 ///
 /// # Errors
-/// Returns a readable message if its layer or its root image cannot be read.
+/// Returns a human-readable message if its layer or its root image cannot be read.
 pub(super) fn read(dir: &Path, id: &str, size: Size, boot: &BootFiles) -> Result<Template, String> {
     let length = |path: &Path| {
         let meta = fs::metadata(path).map_err(|e| format!("{}: {e}", path.display()))?;

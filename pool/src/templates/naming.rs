@@ -34,7 +34,7 @@ impl Templates {
         let template = template.ok_or_else(|| PoolError::NoTemplate(reference.to_owned()))?;
         if template.kept.is_none() {
             return Err(PoolError::BadName(format!(
-                "the template {reference:?} is installed: its only name is that of its directory"
+                "the template {reference:?} is installed: its only name is the name of its directory"
             )));
         }
         let id = template.info.id.clone();

@@ -69,8 +69,8 @@ impl Rebuilt {
 /// current VMM if there are any, otherwise the installed files if the current VMM made them, otherwise the newest.
 ///
 /// # Errors
-/// Returns a readable message if the template has no manifest, or the VMM of the installed files is missing and there
-/// are no others.
+/// Returns a human-readable message if the template has no manifest, or the VMM of the installed files is missing and
+/// there are no others.
 pub(super) fn choose(
     installed: &Path,
     id: &str,

@@ -54,7 +54,7 @@ pub(crate) struct Size {
 
 impl Size {
     /// # Errors
-    /// Returns a readable message if no VM can have this size.
+    /// Returns a human-readable message if no VM can have this size.
     pub(crate) fn check(self) -> Result<(), String> {
         let memory = model::MIN_MEMORY..=model::MAX_MEMORY;
         if !memory.contains(&self.memory) {

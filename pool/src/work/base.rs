@@ -366,7 +366,7 @@ fn check(dir: &Path, needs: &PauseNeeds, stop: &Stop) -> Result<(), NotUsed> {
 }
 
 /// # Errors
-/// Returns a readable message if this release computes the checksums of a template of this format differently.
+/// Returns a human-readable message if this release computes the checksums of a template of this format differently.
 pub(crate) fn can_check(format: u32) -> Result<(), String> {
     if format == TEMPLATE_FORMAT {
         return Ok(());

@@ -238,7 +238,7 @@ fn create(path: &Path) -> io::Result<File> {
 /// file that can be made again. `None` if the memory is stored whole.
 ///
 /// # Errors
-/// Returns a readable message if the diff is damaged or its base is missing. Nothing is removed then.
+/// Returns a human-readable message if the diff is damaged or its base is missing. Nothing is removed then.
 pub(crate) fn find(dir: &Path, images: &Path) -> Result<Option<Stored>, String> {
     let path = dir.join(memory_diff::NAME);
     let found = match File::open(&path) {

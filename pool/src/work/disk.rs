@@ -87,7 +87,7 @@ impl DiskPlan {
 /// files are on another file system than the images.
 ///
 /// # Errors
-/// Returns a readable message if a file cannot be read.
+/// Returns a human-readable message if a file cannot be read.
 pub(crate) fn bytes_to_copy(
     images: &Images,
     root: &Path,

@@ -184,7 +184,7 @@ pub(super) fn vmm_of(record: &Record, mode: PauseMode) -> Option<VmmId> {
 /// `None` if it needs only the files from which it boots or has booted, and neither memory nor layer of a template.
 ///
 /// # Errors
-/// Returns a readable message if the manifest cannot be read.
+/// Returns a human-readable message if the manifest cannot be read.
 fn base_of(record: &Record, dir: &Path) -> Result<Option<String>, String> {
     let base = match record.kept {
         Kept::Paused(PauseMode::Memory) => {

@@ -67,7 +67,7 @@ impl RebuildPlan {
     /// Rebuilds the template if it is outdated. Calls `on_vmm` with each VM process.
     ///
     /// # Errors
-    /// Returns a readable message.
+    /// Returns a human-readable message.
     pub(crate) fn run(&self, on_vmm: &dyn Fn(Arc<OwnedFd>)) -> Result<Outcome, String> {
         // On Linux, this concerns the calling thread and the processes that it starts.
         if let Err(error) = rustix::process::setpriority_process(None, 19) {

@@ -32,7 +32,7 @@ pub(crate) struct TakePlan {
     pub(crate) needs: Option<PauseNeeds>,
     /// `None` if the files are only checked.
     pub(crate) claim: Option<Claim>,
-    /// The directory of all VMMs, and a readable message, if the VMM of `needs` is not kept here.
+    /// The directory of all VMMs, and a human-readable message, if the VMM of `needs` is not kept here.
     pub(crate) missing_vmm: Option<(PathBuf, String)>,
     /// Admits the files of the pause.
     pub(crate) store: Store,
