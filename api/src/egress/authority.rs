@@ -8,13 +8,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ::egress::control::Authority;
+use ::egress::control::{Authority, authority_name};
 use pool::durable::{Durability, private_dir, read_bounded, replace, sync_dir};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose,
 };
-
-use crate::hex::hex;
 
 const DIR: &str = "egress-ca";
 const CERTIFICATE: &str = "ca.crt";

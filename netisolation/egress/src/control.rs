@@ -90,6 +90,14 @@ pub struct Authority {
     pub key: String,
 }
 
+/// The common name of the authority with this raw public key, and its whole subject: `cube-api` gives it, and the proxy
+/// names it as the issuer of certificates. Logs name an authority by it, so two servers' must differ.
+#[must_use]
+pub fn authority_name(public_key: &[u8]) -> String {
+    let id = public_key.get(1..5).and_then(|id| id.try_into().ok());
+    format!("cube-egress {:08x}", id.map_or(0, u32::from_be_bytes))
+}
+
 impl fmt::Debug for Authority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Authority")

@@ -7,10 +7,13 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use egress::{control::Authority, name::HostName};
+use egress::{
+    control::{Authority, authority_name},
+    name::HostName,
+};
 use rcgen::{
-    CertificateParams, DistinguishedName, DnType, DnValue, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, PublicKeyData, SerialNumber, string::PrintableString,
+    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PublicKeyData, SerialNumber,
 };
 use rustls::{
     RootCertStore, ServerConfig,
@@ -32,7 +35,10 @@ const CACHED: usize = 1024;
 pub(crate) enum MinterError {
     #[error("the authority's certificate is not a certificate in PEM")]
     Certificate,
-    #[error("the subject of the authority's certificate is not made of plain texts")]
+    #[error(
+        "the subject of the authority's certificate does not name its key: move the server's directory egress-ca away, \
+         and restart the server, which makes a new one"
+    )]
     Subject,
     #[error("the authority's key is not a private key in PEM, or not the certificate's")]
     Key,
@@ -74,7 +80,9 @@ impl Minter {
             return Err(MinterError::Key);
         }
         let mut params = CertificateParams::default();
-        params.distinguished_name = subject(&anchor.subject).ok_or(MinterError::Subject)?;
+        params.distinguished_name = DistinguishedName::new();
+        let issuer = authority_name(key.public_key_raw());
+        params.distinguished_name.push(DnType::CommonName, issuer);
         let leaf = KeyPair::generate().map_err(MinterError::Make)?;
         let leaf_key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(leaf.serialize_der()));
         let signing = ring::sign::any_supported_type(&leaf_key).map_err(MinterError::Use)?;
@@ -165,86 +173,19 @@ impl Minter {
     }
 }
 
-/// Reads the content of a name (X.501, `RDNSequence`) whose parts are single UTF-8 or printable strings.
-fn subject(mut bytes: &[u8]) -> Option<DistinguishedName> {
-    const SEQUENCE: u8 = 0x30;
-    const SET: u8 = 0x31;
-    const OBJECT: u8 = 0x06;
-    const UTF8: u8 = 0x0c;
-    const PRINTABLE: u8 = 0x13;
-    let mut name = DistinguishedName::new();
-    while !bytes.is_empty() {
-        let (part, rest) = element(bytes, SET)?;
-        let (pair, []) = element(part, SEQUENCE)? else {
-            return None;
-        };
-        let (object, text) = element(pair, OBJECT)?;
-        let kind = DnType::from_oid(&arcs(object)?);
-        let value = match *text.first()? {
-            UTF8 => {
-                let (text, []) = element(text, UTF8)? else {
-                    return None;
-                };
-                DnValue::Utf8String(String::from_utf8(text.to_vec()).ok()?)
-            }
-            PRINTABLE => {
-                let (text, []) = element(text, PRINTABLE)? else {
-                    return None;
-                };
-                let text = std::str::from_utf8(text).ok()?;
-                DnValue::PrintableString(PrintableString::try_from(text).ok()?)
-            }
-            _ => return None,
-        };
-        name.push(kind, value);
-        bytes = rest;
-    }
-    Some(name)
-}
-
-/// The content of the first element, which must have this tag, and what follows it. Lengths up to 255 are enough here.
-fn element(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
-    let (length, rest) = match bytes {
-        [found, 0x81, length, rest @ ..] if *found == tag => (*length, rest),
-        [found, length @ ..=0x7f, rest @ ..] if *found == tag => (*length, rest),
-        _ => return None,
-    };
-    rest.split_at_checked(usize::from(length))
-}
-
-/// The numbers of an object identifier (X.690, 8.19).
-fn arcs(bytes: &[u8]) -> Option<Vec<u64>> {
-    let mut arcs = Vec::new();
-    let mut arc: u64 = 0;
-    for byte in bytes {
-        arc = arc.checked_mul(128)? | u64::from(byte & 0x7f);
-        if byte & 0x80 == 0 {
-            if arcs.is_empty() {
-                let first = (arc / 40).min(2);
-                arcs.extend([first, arc - first * 40]);
-            } else {
-                arcs.push(arc);
-            }
-            arc = 0;
-        }
-    }
-    Some(arcs)
-}
-
 #[cfg(test)]
 mod tests {
     use rcgen::BasicConstraints;
 
     use super::*;
 
-    fn authority(parts: &[(DnType, &str)]) -> Authority {
+    fn authority(name: impl FnOnce(&[u8]) -> String) -> Authority {
+        let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.distinguished_name = DistinguishedName::new();
-        for (kind, text) in parts {
-            params.distinguished_name.push(kind.clone(), *text);
-        }
-        let key = KeyPair::generate().unwrap();
+        let name = name(key.public_key_raw());
+        params.distinguished_name.push(DnType::CommonName, name);
         Authority {
             certificate: params.self_signed(&key).unwrap().pem(),
             key: key.serialize_pem(),
@@ -253,11 +194,7 @@ mod tests {
 
     #[test]
     fn certificates_are_cached_and_bounded() {
-        let parts = [
-            (DnType::OrganizationName, "cube"),
-            (DnType::CommonName, "cube egress \u{fc}"),
-        ];
-        let minter = Minter::new(&authority(&parts)).ok().unwrap();
+        let minter = Minter::new(&authority(authority_name)).ok().unwrap();
         let name = HostName::parse("api.test").unwrap();
         let first = minter.certificate(&name).ok().unwrap();
         assert!(Arc::ptr_eq(
@@ -275,10 +212,11 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_another_authority_is_refused() {
-        let parts = [(DnType::CommonName, "cube")];
-        let mut one = authority(&parts);
-        one.key = authority(&parts).key;
+    fn an_authority_of_another_name_or_key_is_refused() {
+        let other = Minter::new(&authority(|_| "cube".to_owned()));
+        assert!(matches!(other, Err(MinterError::Subject)));
+        let mut one = authority(authority_name);
+        one.key = authority(authority_name).key;
         assert!(matches!(Minter::new(&one), Err(MinterError::Key)));
         one.key = "none".to_owned();
         assert!(matches!(Minter::new(&one), Err(MinterError::Key)));

@@ -10,7 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use egress::control::{Ask, Authority, Call, Flow, RuleOutcome, ToProxy, ToServer, Way};
+use egress::control::{
+    Ask, Authority, Call, Flow, RuleOutcome, ToProxy, ToServer, Way, authority_name,
+};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
@@ -26,11 +28,14 @@ pub(crate) struct Ca {
 
 impl Ca {
     pub(crate) fn new(name: &str) -> Self {
+        Self::of(KeyPair::generate().unwrap(), name)
+    }
+
+    fn of(key: KeyPair, name: &str) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name = rcgen::DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, name);
-        let key = KeyPair::generate().unwrap();
         let certificate = params.self_signed(&key).unwrap().pem();
         Self {
             certificate,
@@ -87,7 +92,9 @@ impl World {
             command.args(["--user", "65534", "--group", "65534"]);
         }
         let process = command.spawn().unwrap();
-        let ca = Ca::new("cube egress");
+        let key = KeyPair::generate().unwrap();
+        let name = authority_name(key.public_key_raw());
+        let ca = Ca::of(key, &name);
         let answers = Arc::new(Mutex::new(Answers::default()));
         let world = Self {
             dir,
