@@ -8,9 +8,9 @@ pub mod api;
 pub mod artifacts;
 pub mod cluster;
 pub mod exit;
+pub mod junit;
 pub mod leftovers;
 pub mod server;
 pub mod world;
-pub mod xml;
 
 pub use client::endpoint;

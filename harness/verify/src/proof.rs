@@ -1,9 +1,10 @@
-//! The result of an attempt to break isolation or confinement, and a JUnit report of such results.
-
-use std::fmt::Write;
+//! The result of an attempt to break isolation or confinement, and a JUnit report of findings.
 
 use serde::{Deserialize, Serialize};
-use testbed::{exit::End, xml::escape};
+use testbed::{
+    exit::End,
+    junit::{self, Case, Outcome},
+};
 
 /// Outcome of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -44,6 +45,15 @@ impl CaseResult {
             Self::NotTried => "NOT TRIED",
         }
     }
+
+    /// In JUnit: a breach is a failure, and any other result but a pass is an error.
+    pub(crate) fn outcome(self) -> Outcome {
+        match self {
+            Self::Pass => Outcome::Passed,
+            Self::Breach => Outcome::Failed,
+            Self::Unproven | Self::GuestsWord | Self::NotTried => Outcome::Error(self.name()),
+        }
+    }
 }
 
 /// [`End::Breach`] if any case is a breach, [`End::Pass`] if there are cases and all pass, else [`End::Inconclusive`].
@@ -58,68 +68,25 @@ pub(crate) fn end_of(results: impl Iterator<Item = CaseResult>) -> End {
     }
 }
 
-/// A case as JUnit shows it.
-pub(crate) struct JunitCase<'a> {
-    pub(crate) class: &'a str,
-    pub(crate) name: &'a str,
-    pub(crate) result: CaseResult,
-    /// Shown unless the case passed.
-    pub(crate) message: String,
-}
-
 /// Renders a JUnit document of findings. Each finding is a failed case, named by its text before the first colon.
 /// Without findings, the only case is `promise`, and it passes.
 pub(crate) fn render_findings(suite: &str, promise: &str, findings: &[String]) -> String {
-    let case = |name, result, message| JunitCase {
-        class: suite,
-        name,
-        result,
-        message,
+    let case = |name: &str, outcome, message: &str| Case {
+        class: suite.to_owned(),
+        name: name.to_owned(),
+        seconds: None,
+        outcome,
+        message: message.to_owned(),
     };
     let mut cases: Vec<_> = findings
         .iter()
         .map(|finding| {
             let name = finding.split(':').next().unwrap_or_default();
-            case(name, CaseResult::Breach, finding.clone())
+            case(name, Outcome::Failed, finding)
         })
         .collect();
     if cases.is_empty() {
-        cases.push(case(promise, CaseResult::Pass, String::new()));
+        cases.push(case(promise, Outcome::Passed, ""));
     }
-    render_junit(suite, &cases)
-}
-
-/// Renders a JUnit document: a breach is a failure, and any other outcome but a pass is an error.
-pub(crate) fn render_junit(suite: &str, cases: &[JunitCase<'_>]) -> String {
-    let mut out = String::new();
-    // Writing to a string cannot fail.
-    let _ = write_junit(&mut out, suite, cases);
-    out
-}
-
-fn write_junit(out: &mut String, suite: &str, cases: &[JunitCase<'_>]) -> std::fmt::Result {
-    let count = |result| cases.iter().filter(|case| case.result == result).count();
-    let (breaches, passes) = (count(CaseResult::Breach), count(CaseResult::Pass));
-    writeln!(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>")?;
-    writeln!(
-        out,
-        "<testsuites><testsuite name=\"{suite}\" tests=\"{}\" failures=\"{breaches}\" errors=\"{}\">",
-        cases.len(),
-        cases.len() - breaches - passes,
-    )?;
-    for case in cases {
-        let (class, name) = (case.class, escape(case.name));
-        write!(out, "  <testcase classname=\"{class}\" name=\"{name}\">")?;
-        let message = escape(&case.message);
-        match case.result {
-            CaseResult::Pass => {}
-            CaseResult::Breach => write!(out, "<failure message=\"{message}\"/>")?,
-            CaseResult::Unproven | CaseResult::GuestsWord | CaseResult::NotTried => {
-                let kind = case.result.name();
-                write!(out, "<error type=\"{kind}\" message=\"{message}\"/>")?;
-            }
-        }
-        writeln!(out, "</testcase>")?;
-    }
-    writeln!(out, "</testsuite></testsuites>")
+    junit::render(&[(suite, cases)])
 }

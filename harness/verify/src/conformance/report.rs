@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use super::matrix::{CellResult, Matrix};
-use testbed::xml::escape;
+use super::matrix::{Cell, CellResult, Matrix};
+use testbed::junit::{self, Case, Outcome};
 
 /// Format number of the JSON document.
 pub const FORMAT: u32 = 1;
@@ -83,54 +83,24 @@ pub fn json(matrix: &Matrix) -> String {
 /// For CI systems: one JUnit suite for each SDK, with one test case for each cell.
 #[must_use]
 pub fn junit(matrix: &Matrix) -> String {
-    let mut out = String::new();
-    let _ = write_junit(&mut out, matrix);
-    out
-}
-
-fn write_junit(out: &mut String, matrix: &Matrix) -> std::fmt::Result {
-    writeln!(
-        out,
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>"
-    )?;
+    let case = |cell: &Cell| Case {
+        class: cell.sdk.clone(),
+        name: cell.feature.clone(),
+        seconds: Some(cell.seconds.unwrap_or_default()),
+        outcome: match cell.result {
+            CellResult::Pass => Outcome::Passed,
+            CellResult::Absent => Outcome::Skipped,
+            CellResult::Fail => Outcome::Failed,
+            CellResult::TimedOut | CellResult::NotRun => Outcome::Error(cell.result.name()),
+        },
+        message: cell.why.clone(),
+    };
+    let mut suites = Vec::new();
     for sdk in &matrix.sdks {
-        let cells: Vec<_> = matrix.cells.iter().filter(|c| c.sdk == *sdk).collect();
-        let count = |result| cells.iter().filter(|c| c.result == result).count();
-        writeln!(
-            out,
-            "<testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\">",
-            escape(sdk),
-            cells.len(),
-            count(CellResult::Fail),
-            count(CellResult::TimedOut) + count(CellResult::NotRun),
-            count(CellResult::Absent),
-        )?;
-        for cell in cells {
-            let name = escape(&cell.feature);
-            let time = cell.seconds.unwrap_or_default();
-            write!(
-                out,
-                "  <testcase classname=\"{}\" name=\"{name}\" time=\"{time:.3}\">",
-                escape(sdk)
-            )?;
-            let why = escape(&cell.why);
-            match cell.result {
-                CellResult::Pass => {}
-                CellResult::Absent => write!(out, "<skipped/>")?,
-                CellResult::Fail => write!(out, "<failure message=\"{why}\"/>")?,
-                CellResult::TimedOut | CellResult::NotRun => {
-                    write!(
-                        out,
-                        "<error type=\"{}\" message=\"{why}\"/>",
-                        cell.result.name()
-                    )?;
-                }
-            }
-            writeln!(out, "</testcase>")?;
-        }
-        writeln!(out, "</testsuite>")?;
+        let cells = matrix.cells.iter().filter(|cell| cell.sdk == *sdk);
+        suites.push((sdk.as_str(), cells.map(case).collect()));
     }
-    writeln!(out, "</testsuites>")
+    junit::render(&suites)
 }
 
 /// For issues and documentation: Markdown tables.
@@ -189,7 +159,6 @@ fn write_markdown(out: &mut String, matrix: &Matrix) -> std::fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::matrix::Cell;
     use testbed::exit::End;
 
     fn matrix() -> Matrix {

@@ -3,21 +3,10 @@
 use std::fmt::Write;
 
 use super::finding::{Finding, Findings, HazardResult, OfTemplate};
-use testbed::xml::escape;
+use testbed::junit::{self, Case, Outcome};
 
-/// Results that JUnit shows as skipped.
-const SKIPPED: [HazardResult; 3] = [
-    HazardResult::Absent,
-    HazardResult::Known,
-    HazardResult::Warned,
-];
 /// Format number of the JSON document.
 pub const FORMAT: u32 = 2;
-
-fn count<'a>(all: impl Iterator<Item = &'a Finding>, results: &[HazardResult]) -> usize {
-    all.filter(|finding| results.contains(&finding.result))
-        .count()
-}
 
 fn sign(result: HazardResult) -> &'static str {
     match result {
@@ -62,7 +51,7 @@ fn write_terminal(out: &mut String, of: &OfTemplate, endpoint: &str) -> std::fmt
             writeln!(out, "  found     {evidence}")?;
         }
     }
-    let number = |result| count(of.findings.iter(), &[result]);
+    let number = |result| of.findings.iter().filter(|f| f.result == result).count();
     writeln!(
         out,
         "\n{} pass, {} absent, {} known, {} warned, {} fail, {} not tried; template {}, {endpoint}",
@@ -88,45 +77,24 @@ pub fn json(findings: &Findings) -> String {
 /// For CI systems: one JUnit test case for each finding.
 #[must_use]
 pub fn junit(findings: &Findings) -> String {
-    let mut out = String::new();
-    let _ = write_junit(&mut out, findings);
-    out
-}
-
-fn write_junit(out: &mut String, findings: &Findings) -> std::fmt::Result {
-    writeln!(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>")?;
-    writeln!(
-        out,
-        "<testsuites><testsuite name=\"clone-hazards\" tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\">",
-        findings.all().count(),
-        count(findings.all(), &[HazardResult::Fail]),
-        count(findings.all(), &[HazardResult::NotTried]),
-        count(findings.all(), &SKIPPED),
-    )?;
+    let mut cases = Vec::new();
     for of in &findings.templates {
-        let cases = &mut of.findings.iter();
-        cases.try_for_each(|finding| write_case(out, &of.template, finding))?;
+        cases.extend(of.findings.iter().map(|finding| Case {
+            class: format!("{}.{}", of.template, finding.between.name()),
+            name: finding.hazard.clone(),
+            seconds: None,
+            outcome: match finding.result {
+                HazardResult::Pass => Outcome::Passed,
+                HazardResult::Absent | HazardResult::Known | HazardResult::Warned => {
+                    Outcome::Skipped
+                }
+                HazardResult::Fail => Outcome::Failed,
+                HazardResult::NotTried => Outcome::Error("not_tried"),
+            },
+            message: format!("{}: {}", finding.expected, finding.evidence.join("; ")),
+        }));
     }
-    writeln!(out, "</testsuite></testsuites>")
-}
-
-fn write_case(out: &mut String, template: &str, finding: &Finding) -> std::fmt::Result {
-    let text = format!("{}: {}", finding.expected, finding.evidence.join("; "));
-    let text = escape(&text);
-    let inner = match finding.result {
-        HazardResult::Pass => String::new(),
-        HazardResult::Absent | HazardResult::Known | HazardResult::Warned => {
-            format!("<skipped message=\"{text}\"/>")
-        }
-        HazardResult::Fail => format!("<failure message=\"{text}\"/>"),
-        HazardResult::NotTried => format!("<error type=\"not_tried\" message=\"{text}\"/>"),
-    };
-    let class = format!("{}.{}", escape(template), finding.between.name());
-    let name = escape(&finding.hazard);
-    writeln!(
-        out,
-        "  <testcase classname=\"{class}\" name=\"{name}\">{inner}</testcase>"
-    )
+    junit::render(&[("clone-hazards", cases)])
 }
 
 #[cfg(test)]

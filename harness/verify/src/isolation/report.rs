@@ -2,8 +2,10 @@
 
 use std::fmt::Write;
 
+use testbed::junit::{self, Case};
+
 use super::{evaluate::CaseReport, spec::Proof};
-use crate::proof::{CaseResult, JunitCase, render_junit};
+use crate::proof::CaseResult;
 
 /// Format number of the JSON document.
 pub const FORMAT: u32 = 1;
@@ -100,14 +102,15 @@ pub fn junit(proof: &Proof) -> String {
     let cases: Vec<_> = proof
         .cases
         .iter()
-        .map(|case| JunitCase {
-            class: case.class.name(),
-            name: &case.case,
-            result: case.result,
+        .map(|case| Case {
+            class: case.class.name().to_owned(),
+            name: case.case.clone(),
+            seconds: None,
+            outcome: case.result.outcome(),
             message: message(case),
         })
         .collect();
-    render_junit(proof.scope.name(), &cases)
+    junit::render(&[(proof.scope.name(), cases)])
 }
 
 #[cfg(test)]
