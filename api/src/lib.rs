@@ -42,7 +42,6 @@ pub mod traces;
 
 mod agent;
 mod blocking;
-mod hex;
 #[cfg(test)]
 mod namespace;
 mod shell;

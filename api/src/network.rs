@@ -4,6 +4,7 @@
 use std::{fs, io, net::SocketAddr, path::Path, sync::Arc};
 
 use ::egress::control::Flow;
+use model::hex;
 use netisolation::{
     DefaultEgress, EventLog, ForbiddenAddresses, Hooks, Isolation, IsolationConfig, IsolationError,
     LogError, NetEvent, Resolver, ResolverConfig, ResolverSockets, Uplinks,

@@ -5,12 +5,12 @@
 
 use std::{
     collections::BTreeSet,
-    fmt::Write as _,
     io,
     path::{Path, PathBuf},
     sync::LazyLock,
 };
 
+use model::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -222,14 +222,6 @@ fn identity(exec: &ExecSpec) -> String {
         }
     }
     hex(&hash.finalize())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string does not fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// The training set.

@@ -34,11 +34,6 @@ pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// Lower-case hex.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
 /// The value of a line of /proc/meminfo in bytes.
 pub(crate) fn meminfo(name: &str) -> Option<u64> {
     kib_line(&fs::read_to_string("/proc/meminfo").ok()?, name)

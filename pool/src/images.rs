@@ -20,7 +20,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use model::{MANIFEST_NAME, template_file};
+use model::{MANIFEST_NAME, is_sha256, template_file};
 use sha2::{Digest, Sha256};
 
 use crate::{
@@ -31,7 +31,6 @@ use crate::{
     host,
     manifest::{Base, Manifest},
     record::BootFiles,
-    vmms::is_sha256,
 };
 
 pub(crate) const ROOT: &str = "root";
@@ -110,7 +109,7 @@ impl Images {
         if real.starts_with(&self.0) {
             return Ok(real);
         }
-        let name = format!("{ROOT}-{}", host::hex(&host::random::<16>()?));
+        let name = format!("{ROOT}-{}", model::hex(&host::random::<16>()?));
         let draft = self.0.join(format!("{DRAFT}{name}"));
         DirBuilder::new().mode(0o700).create(&draft)?;
         let place = self.0.join(name);
@@ -219,7 +218,7 @@ impl Images {
 /// SHA-256 of the manifest of the template in `dir`, which identifies the template.
 pub(crate) fn sum_of_manifest(dir: &Path) -> io::Result<String> {
     let bytes = read_bounded(&dir.join(MANIFEST_NAME), MAX_MANIFEST)?;
-    Ok(host::hex(&Sha256::digest(&bytes)))
+    Ok(model::hex(&Sha256::digest(&bytes)))
 }
 
 fn link_all(dir: &Path, manifest: &Manifest, to: &Path) -> io::Result<()> {

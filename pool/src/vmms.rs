@@ -22,6 +22,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use model::is_sha256;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -45,7 +46,7 @@ impl VmmId {
     }
 
     fn of(program: &[u8]) -> Self {
-        Self(crate::host::hex(&Sha256::digest(program)).into())
+        Self(model::hex(&Sha256::digest(program)).into())
     }
 }
 
@@ -263,7 +264,7 @@ fn write(dir: &Path, id: &VmmId, bytes: &[u8]) -> io::Result<()> {
     if place.join(PROGRAM).is_file() {
         return Ok(());
     }
-    let own = crate::host::hex(&crate::host::random::<8>()?);
+    let own = model::hex(&crate::host::random::<8>()?);
     let draft = dir.join(format!("{DRAFT}{id}-{own}"));
     let written = write_program(&draft, bytes).and_then(|()| name_content(&draft, &place));
     if written.is_err() {

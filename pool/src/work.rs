@@ -179,7 +179,7 @@ pub(crate) fn init_request(
     Ok(InitRequest {
         hostname,
         machine_id,
-        entropy: Some(host::hex(&host::random::<32>()?)),
+        entropy: Some(model::hex(&host::random::<32>()?)),
         timestamp: Some(Timestamp::from_unix_ns(host::unix_ns())),
         env_vars,
         // An empty token removes a token that the guest has from its template or snapshot.

@@ -8,6 +8,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use model::hex;
 use nix::{
     errno::Errno,
     unistd::{Whence, lseek},
@@ -89,10 +90,6 @@ fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
         Err(Errno::ENXIO) => Ok(None),
         Err(error) => Err(error.into()),
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 #[cfg(test)]

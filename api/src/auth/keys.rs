@@ -10,12 +10,12 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use model::hex;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::random::random_hex;
-use crate::hex::hex;
 
 /// Version of the file format.
 const FORMAT: u32 = 1;

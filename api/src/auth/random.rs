@@ -1,6 +1,5 @@
 //! Random tokens in hex.
-
-use crate::hex::hex;
+use model::hex;
 
 /// `N` random bytes in lower-case hex.
 ///

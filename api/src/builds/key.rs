@@ -5,10 +5,11 @@
 
 use std::fmt;
 
+use model::is_sha256;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{plan::Step, request::is_sha256};
+use super::plan::Step;
 
 /// Increment it when the same steps produce a different disk.
 const VERSION: &str = "builds 1";

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use model::{Bytes, MAX_MEMORY, MIN_MEMORY};
+use model::{Bytes, MAX_MEMORY, MIN_MEMORY, is_sha256};
 use oci_image::registry::Credentials;
 use rest::{BuildStep, ImageConfig, ImageRegistry, NewBuild, StartBuild};
 

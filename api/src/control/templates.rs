@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use axum::{Json, extract::State, routing::MethodFilter};
 use envd::Timestamp;
 use hyper::{HeaderMap, StatusCode};
+use model::hex;
 use pool::{PoolError, TemplateInfo, TemplateKind};
 use rest::{
     BuildStatus, Template, TemplateAlias, TemplateBuild, TemplateTag, TemplateWithBuilds,
@@ -31,7 +32,7 @@ use crate::{
         record::{BuildRecord, BuildState, TemplateRecord},
         request::DEFAULT_TAG,
     },
-    hex::{hex, uuid},
+    uuid::uuid,
 };
 
 const READ: Access = Access::Key(Scope::TemplatesRead);

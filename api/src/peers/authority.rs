@@ -7,6 +7,7 @@
 use std::{net::IpAddr, time::SystemTime};
 
 use cluster::{Member, MemberSigner, NodeId};
+use model::hex;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
@@ -16,7 +17,6 @@ use rcgen::{
 use sha2::{Digest, Sha256};
 
 use super::settings::{Dir, SettingsError};
-use crate::hex::hex;
 
 /// Validity of the authority, and of the certificates that it signs.
 const CA_DAYS: u64 = 3650;

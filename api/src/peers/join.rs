@@ -19,6 +19,7 @@ use cluster::{Applicant, ClusterError, HomeSlot, Member, NodeId};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
+use model::hex;
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
 use rustls::{
     ClientConfig, DigitallySignedStruct, SignatureScheme,
@@ -36,7 +37,7 @@ use super::{
     settings::{Dir, ETCD_ROOT, Settings, SettingsError, Shared},
     tls::{OWN, PeerTlsError, certificates},
 };
-use crate::{auth::random_hex, hex::hex};
+use crate::auth::random_hex;
 
 /// Hex digits of [`Member::identity`].
 const IDENTITY: usize = 32;

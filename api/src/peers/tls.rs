@@ -6,6 +6,7 @@ use std::{
 };
 
 use cluster::{Member, MemberVerifier, NodeId};
+use model::hex;
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
     crypto::ring,
@@ -20,7 +21,6 @@ use super::{
     authority::host_name,
     settings::{Dir, SettingsError},
 };
-use crate::hex::hex;
 
 /// Length of an uncompressed point of P-256 (SEC 1, 2.3.3), which ends its SubjectPublicKeyInfo.
 const POINT: usize = 65;

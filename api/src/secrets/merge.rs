@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use model::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tracing::warn;
@@ -15,7 +16,6 @@ use super::{
     MAX_SECRETS, Secret, SecretError, Secrets, check_value,
     record::{Sealed, check, sum_of},
 };
-use crate::hex::hex;
 
 /// Size of values and labels after which no more secrets are added to a batch, in bytes. As JSON, they may be six times
 /// as long.

@@ -3,13 +3,13 @@
 use std::{collections::BTreeMap, io};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
+use model::hex;
 use netisolation::NamePattern;
 use ring::aead::{NONCE_LEN, Nonce};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::name::{ID_PREFIX, SecretName, check_hosts, check_metadata};
-use crate::hex::hex;
 
 const FORMAT: u32 = 1;
 /// Leaves room for later versions, and is exact in JSON.

@@ -8,13 +8,14 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use stats::rank::nearest_rank;
 
 use crate::{
     archive::{file, image, image_by, pack, stored},
     process::{Server, until},
     registry::Registry,
     served::Build,
-    world::{PATIENCE, quantile, variable},
+    world::{PATIENCE, variable},
 };
 
 /// Environment variables of a longer measurement, and their defaults.
@@ -64,7 +65,7 @@ pub(crate) fn kvm_starts_while_builds_run_take_little_longer() {
         let starts = measure(&registry, warm);
         print(warm, &starts);
         for load in [Load::Spinning, Load::Building] {
-            let ratio = ratio(&starts, load, 50);
+            let ratio = ratio(&starts, load, 500);
             assert!(
                 ratio <= LARGEST_RATIO,
                 "{load:?}, --warm {warm}: {ratio:.2}"
@@ -108,7 +109,7 @@ pub(crate) fn kvm_starts_while_an_image_is_pulled_and_converted_take_little_long
             for load in [Load::Pulling, Load::Converting] {
                 // A small image may have arrived before the first start.
                 if starts.contains_key(&load) {
-                    let ratio = ratio(starts, load, 50);
+                    let ratio = ratio(starts, load, 500);
                     assert!(
                         ratio <= LARGEST_RATIO,
                         "{load:?}, --warm {warm}: {ratio:.2}"
@@ -270,8 +271,11 @@ fn times(starts: &[Start], of: fn(&Start) -> Duration) -> Vec<f64> {
     times
 }
 
-fn ratio(starts: &Starts, load: Load, percent: usize) -> f64 {
-    let of = |load| quantile(&times(&starts[&load], |s| s.first_exec), percent);
+fn ratio(starts: &Starts, load: Load, permille: u32) -> f64 {
+    let of = |load| {
+        let times = times(&starts[&load], |s| s.first_exec);
+        nearest_rank(&times, permille).unwrap()
+    };
     of(load) / of(Load::Quiet)
 }
 
@@ -282,7 +286,7 @@ fn print(warm: &str, starts: &Starts) {
         let warm = all.iter().filter(|s| s.is_warm).count();
         let of = |of: fn(&Start) -> Duration| {
             let times = times(all, of);
-            [50, 95].map(|percent| quantile(&times, percent))
+            [500, 950].map(|permille| nearest_rank(&times, permille).unwrap())
         };
         let (created, first_exec) = (of(|s| s.created), of(|s| s.first_exec));
         println!(
@@ -293,8 +297,8 @@ fn print(warm: &str, starts: &Starts) {
             created[1],
             first_exec[0],
             first_exec[1],
-            ratio(starts, *load, 50),
-            ratio(starts, *load, 95),
+            ratio(starts, *load, 500),
+            ratio(starts, *load, 950),
         );
     }
 }

@@ -11,6 +11,7 @@ use model::Bytes;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use pool::{PoolConfig, TemplateDefaults};
 use serde_json::{Value, json};
+use stats::rank::nearest_rank;
 use test_cases::found;
 
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
     quota::noise,
     served::requested,
     server,
-    world::{PATIENCE, World, config, images, quantile, registries, run, sh, variable},
+    world::{PATIENCE, World, config, images, registries, run, sh, variable},
 };
 
 const TEMPLATES: usize = 300;
@@ -122,7 +123,7 @@ impl<'a> First<'a> {
 
 fn print(what: &str, times: &mut [Duration]) {
     times.sort_unstable();
-    let [p50, p95] = [50, 95].map(|percent| quantile(times, percent));
+    let [p50, p95] = [500, 950].map(|permille| nearest_rank(times, permille).unwrap());
     found!("{what} (n = {}): P50 {p50:?} P95 {p95:?}", times.len());
 }
 

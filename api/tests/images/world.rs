@@ -39,11 +39,6 @@ pub(crate) fn variable(name: &str) -> PathBuf {
     std::env::var_os(name).unwrap_or_default().into()
 }
 
-/// The quantile by nearest rank. There must be a value.
-pub(crate) fn quantile<T: Copy>(sorted: &[T], percent: usize) -> T {
-    sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1]
-}
-
 pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

@@ -1,10 +1,11 @@
 //! Vocabulary that several crates share: sizes, start phases, the specification of a VM, the identity of a clone,
-//! the manifest of a template, the server's options file, and a line of /proc/PID/stat. The only system call is in
+//! the manifest of a template, the server's options file, hex digits, and a line of /proc/PID/stat. The only system call is in
 //! [`clock`]; nothing here does I/O.
 
 mod chain;
 pub mod clock;
 pub mod guest;
+mod hex;
 mod identity;
 mod options;
 mod phase;
@@ -15,6 +16,7 @@ mod spec;
 mod template;
 
 pub use chain::chain;
+pub use hex::{hex, is_sha256};
 pub use identity::{EntropySeed, Identity};
 pub use options::{BadOption, OPTIONS_FILE, STATE_DIR, options};
 pub use phase::{StartPhase, Timeline};

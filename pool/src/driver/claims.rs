@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use model::SandboxId;
+use model::{SandboxId, is_sha256};
 use tokio::{sync::oneshot, task::spawn_blocking};
 
 use super::{

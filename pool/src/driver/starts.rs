@@ -357,7 +357,7 @@ impl Driver {
             why: e.to_string(),
         };
         let id = self.config.ids.make(host::random().map_err(random)?);
-        let machine_id = host::hex(&host::random::<16>().map_err(random)?);
+        let machine_id = model::hex(&host::random::<16>().map_err(random)?);
         let Origin {
             source,
             info,

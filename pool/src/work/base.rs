@@ -227,7 +227,7 @@ pub(crate) fn held_vmm(dir: &Path) -> Option<PathBuf> {
 /// existing directory is left unchanged.
 fn link_dir(from: &Path, to: &Path) -> io::Result<()> {
     let name = to.file_name().unwrap_or_default().to_string_lossy();
-    let own = host::hex(&host::random::<8>()?);
+    let own = model::hex(&host::random::<8>()?);
     let draft = to.with_file_name(format!("{DRAFT}{name}-{own}"));
     let linked = link_files(from, &draft)
         .and_then(|()| sync_dir(&draft))
@@ -268,7 +268,7 @@ pub(crate) fn sum_of_guest(paths: &[PathBuf], stop: &Stop) -> io::Result<String>
         hash.update(bytes.to_le_bytes());
         hash.update(sha256);
     }
-    Ok(host::hex(&hash.finalize()))
+    Ok(model::hex(&hash.finalize()))
 }
 
 /// Sets the root image in the manifest of a pause that has no base. The manifest still names the path on the other
@@ -427,7 +427,7 @@ fn sum(file: &File, form: Form, stop: &Stop) -> io::Result<Sum> {
         }
         at += block;
     }
-    let sha256 = host::hex(&hash.finalize());
+    let sha256 = model::hex(&hash.finalize());
     Ok(Sum { bytes, sha256 })
 }
 

@@ -24,7 +24,6 @@ use vmm_control::template::{loaded_size, next_data};
 
 use crate::{
     durable::{allocated, remove_file, sync_dir},
-    host,
     images::sum_of_manifest,
     manifest::Manifest,
     memory_diff::{self, BasePages, CHUNK, Header, Pages},
@@ -246,7 +245,7 @@ pub(crate) fn find(dir: &Path, images: &Path) -> Result<Option<Stored>, String> 
         Err(e) => return Err(format!("{}: {e}", path.display())),
         Ok(mut file) => {
             let header = Header::read(&mut file).map_err(|e| cure(&path, &e))?;
-            let base = header.base.map(|base| images.join(host::hex(&base)));
+            let base = header.base.map(|base| images.join(model::hex(&base)));
             if let Some(base) = base.as_ref().filter(|base| !base.join(MEMORY).is_file()) {
                 return Err(base_is_missing(base));
             }

@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use model::is_sha256;
+
 use crate::{
     claim::{BaseKind, PauseNeeds},
     error::PoolError,

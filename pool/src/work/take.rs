@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use model::MANIFEST_NAME;
+use model::{MANIFEST_NAME, is_sha256};
 use vmm_control::files::{Home, Lineage, Size};
 
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
     record::{Kept, Record, SlotDir},
     spec::{MAX_NOTE, PauseMode},
     store::Store,
-    vmms::{self, is_sha256},
+    vmms,
     work::{Stop, base, needs::vmm_of},
 };
 

@@ -5,14 +5,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use model::{TEMPLATE_FORMAT, TemplateManifest};
+use model::{TEMPLATE_FORMAT, TemplateManifest, hex};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use vmm_control::files::TemplateFile;
 
 use super::directory::{Directory, read_limited};
 use super::error::{SnapshotError, at, damaged};
-use super::sums::hex;
 use crate::sys::has_name;
 
 const MAX_MANIFEST: u64 = 1 << 20;

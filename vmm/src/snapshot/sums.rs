@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use model::FileSum;
+use model::{FileSum, hex};
 use sha2::{Digest, Sha256};
 
 use super::error::{SnapshotError, at};
@@ -160,10 +160,6 @@ fn next_data(file: &File, from: u64) -> io::Result<Option<u64>> {
         Err(nix::errno::Errno::ENXIO) => Ok(None),
         Err(e) => Err(e.into()),
     }
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::{fs::File, path::Path};
 
-use model::{Platform, TEMPLATE_FORMAT, TemplateBase, TemplateManifest};
+use model::{Platform, TEMPLATE_FORMAT, TemplateBase, TemplateManifest, hex};
 use sha2::{Digest, Sha256};
 use vmm_control::files::{FileRole, Files, TemplateFile};
 
@@ -10,7 +10,6 @@ use super::directory::{Directory, measure};
 use super::error::{SnapshotError, at, damaged, not_there};
 use super::manifest::{Ancestor, Found, read_manifest};
 use super::state_file::{MachineState, decode};
-use super::sums::hex;
 use crate::extents::{self, Extents};
 
 const MAX_BODY: u64 = 64 << 20;

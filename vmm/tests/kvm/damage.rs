@@ -181,7 +181,7 @@ fn forge_state(dir: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     fs::write(&path, &bytes).expect("a state");
     edit_manifest(dir, |json| {
         json["state_sum"]["bytes"] = bytes.len().into();
-        json["state_sum"]["sha256"] = host::hex(&Sha256::digest(&bytes)).into();
+        json["state_sum"]["sha256"] = model::hex(&Sha256::digest(&bytes)).into();
     });
 }
 

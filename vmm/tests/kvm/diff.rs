@@ -17,7 +17,7 @@ use crate::{
     damage::{assert_says, flip, refused, verify},
     lifecycle::{finish_busy, start_busy},
     support::{
-        TestVm, host, run_dir, template,
+        TestVm, run_dir, template,
         template::{copy_of, edit_manifest},
         vm::refusal,
     },
@@ -179,7 +179,7 @@ pub(crate) fn kvm_a_diff_without_its_base_is_refused() {
         &dir,
         |_, _| (),
         |json| {
-            json["base"]["manifest_sha256"] = host::hex(&Sha256::digest(
+            json["base"]["manifest_sha256"] = model::hex(&Sha256::digest(
                 fs::read(second.join(MANIFEST_NAME)).expect("a manifest"),
             ))
             .into();
@@ -214,7 +214,7 @@ fn forge(
     fs::write(&path, &forged).expect("a list");
     edit_manifest(dir, |json| {
         json["base"]["extents_sum"]["bytes"] = forged.len().into();
-        json["base"]["extents_sum"]["sha256"] = host::hex(&Sha256::digest(&forged)).into();
+        json["base"]["extents_sum"]["sha256"] = model::hex(&Sha256::digest(&forged)).into();
         change(json);
     });
 }

@@ -296,16 +296,13 @@ pub(super) async fn in_dir<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
-    use model::{Bytes, SandboxId};
+    use model::{Bytes, SandboxId, hex};
     use sha2::{Digest, Sha256};
 
     use super::*;
-    use crate::{
-        hex::hex,
-        peers::{
-            moves::tests::{alone, offer, with_reserve},
-            transfer::{FileSum, TransferError},
-        },
+    use crate::peers::{
+        moves::tests::{alone, offer, with_reserve},
+        transfer::{FileSum, TransferError},
     };
 
     #[tokio::test]

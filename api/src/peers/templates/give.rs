@@ -9,6 +9,7 @@ use std::{
 };
 
 use cluster::NodeId;
+use model::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -20,7 +21,6 @@ use crate::{
         record::{Home, TemplateRecord},
         run::{Described, Executor},
     },
-    hex::hex,
     peers::{
         Peers,
         transfer::{Offered, Offers, Takers},

@@ -8,7 +8,7 @@ use std::{
     sync::LazyLock,
 };
 
-use model::Bytes;
+use model::{Bytes, hex};
 use nix::{
     errno::Errno,
     unistd::{Whence, lseek},
@@ -17,7 +17,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::CHUNK;
-use crate::hex::hex;
 
 /// Maximum number of files in a list.
 const MAX_FILES: usize = 64;

@@ -2,6 +2,7 @@
 
 use std::{fs::File, io::Read};
 
+use model::hex;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -115,10 +116,6 @@ impl Session {
         let signature = self.sign(body).into_bytes();
         parts[start + 1] = signature;
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// 16 random bytes from the operating system, as hexadecimal digits.

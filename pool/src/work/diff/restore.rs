@@ -16,7 +16,6 @@ use crate::{
     account::{Account, Allowance},
     durable::remove_file,
     error::is_full,
-    host,
     memory_diff::{self, CHUNK, Header, is_zero},
 };
 
@@ -81,7 +80,7 @@ impl Restorer {
             })?;
         let base = header
             .base
-            .map(|base| self.images.join(host::hex(&base)).join(MEMORY));
+            .map(|base| self.images.join(model::hex(&base)).join(MEMORY));
         let base = base.map(|path| {
             File::open(&path).map_err(|e| {
                 let base = path.parent().unwrap_or(&path);
@@ -145,5 +144,5 @@ pub(super) fn unpack_all(
         }
         act(begin, memory)?;
     }
-    Ok(host::hex(&sum.finalize()))
+    Ok(model::hex(&sum.finalize()))
 }

@@ -49,7 +49,7 @@ pub(crate) fn with_memory(dir: &Path, memory: &[u8]) {
     }
     let path = dir.join(MANIFEST_NAME);
     let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    json["memory_sum"]["sha256"] = host::hex(&hash.finalize()).into();
+    json["memory_sum"]["sha256"] = model::hex(&hash.finalize()).into();
     fs::write(&path, json.to_string()).unwrap();
     let file = File::create(dir.join(MEMORY)).unwrap();
     file.set_len(memory.len() as u64).unwrap();

@@ -103,8 +103,3 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
         .expect("/dev/urandom");
     bytes
 }
-
-/// The bytes in lower-case hex.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}

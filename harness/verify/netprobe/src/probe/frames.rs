@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use model::guest;
+use model::{guest, hex};
 use netprobe::{
     Frame, Outcome,
     frame::{self, FrameError},
@@ -39,7 +39,7 @@ fn until_answered(
         Err(FrameError(why)) => return Result::new(Outcome::Failed, why),
     };
     match exchange(&bytes, from, deadline) {
-        Ok(Some(answer)) => Result::new(Outcome::Ok, hex(&answer)),
+        Ok(Some(answer)) => Result::new(Outcome::Ok, hex(answer.get(..48).unwrap_or(&answer))),
         Ok(None) => Result::new(Outcome::Timeout, "no frame came back"),
         Err(error) => Result::not_tried(&error),
     }
@@ -141,10 +141,4 @@ fn listen(words: &[String], until: &str, deadline: Instant) -> io::Result<Option
         }
     }
     Ok(None)
-}
-
-/// The first 48 bytes of a frame in hexadecimal digits.
-fn hex(frame: &[u8]) -> String {
-    let digits = frame.iter().take(48).map(|byte| format!("{byte:02x}"));
-    digits.collect()
 }
