@@ -126,3 +126,12 @@ pub(super) fn loopback(port: u16) -> Vec<u8> {
     let [high, low] = port.to_be_bytes();
     vec![2, 0, high, low, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]
 }
+
+/// `sockaddr_in6` of a port at `::ffff:127.0.0.1`.
+pub(super) fn mapped_loopback(port: u16) -> Vec<u8> {
+    let [high, low] = port.to_be_bytes();
+    let mut address = vec![10, 0, high, low, 0, 0, 0, 0];
+    address.extend([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 127, 0, 0, 1]);
+    address.extend([0; 4]);
+    address
+}

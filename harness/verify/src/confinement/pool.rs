@@ -1,15 +1,21 @@
-//! The cases for VMMs that the pool of a server starts, which must be confined like those that this suite starts.
+//! The cases for VMMs that the pool of a server starts, which must be confined like those that this suite starts, and for
+//! the connections of the server's egress proxy.
 
-use std::time::Duration;
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use serde_json::Map;
 use testbed::{leftovers, server::LocalServer};
 
 use super::{
-    attempts::{self, Attempt},
+    attempts::{self, Attempt, Class},
     clone::Cloner,
     intruder::{Intruder, Relation},
+    process,
     scene::Scene,
+    services::CONNECTIONS,
     spec::{CaseReport, ConfinementSpec},
     state,
     trial::{not_tried, try_in},
@@ -21,6 +27,8 @@ use crate::{
 
 /// Prefix of the names of the cases in this module.
 const PREFIX: &str = "pool-";
+/// Prefix of the names of those in the egress proxy.
+const EGRESS: &str = "egress-";
 /// Number of sandboxes whose state is checked.
 const SANDBOXES: u32 = 3;
 /// Sandboxes that the server keeps ready: fewer than `SANDBOXES`, so that some are started on request.
@@ -44,6 +52,9 @@ const ATTEMPTS: [&str; 10] = [
 ];
 
 pub(super) fn is_case(name: &str) -> bool {
+    if let Some(name) = name.strip_prefix(EGRESS) {
+        return CONNECTIONS.contains(&name);
+    }
     let Some(name) = name.strip_prefix(PREFIX) else {
         return false;
     };
@@ -79,6 +90,21 @@ pub(super) fn prove(
         case.case.insert_str(0, PREFIX);
         cases.push(case);
     }
+    for attempt in attempts::all() {
+        let name = format!("{EGRESS}{}", attempt.name);
+        if CONNECTIONS.contains(&attempt.name) && spec.selects(&name, Class::Egress) {
+            scene.reset(cloner)?;
+            let case = match proxy_of(&server) {
+                None => not_tried(attempt, "the server has not started an egress proxy"),
+                Some(pid) => try_in(attempt, scene, Intruder::enter(pid, Relation::Other)),
+            };
+            cases.push(CaseReport {
+                case: name,
+                class: Class::Egress,
+                ..case
+            });
+        }
+    }
     cases.extend(
         states(&server, &account)?
             .into_iter()
@@ -95,6 +121,29 @@ fn states(server: &LocalServer, account: &Account) -> Result<Vec<CaseReport>, Ve
         .filter_map(|sandbox| vmm_of(server, sandbox))
         .collect();
     Ok(state::of_processes(PREFIX, &pids))
+}
+
+/// Process id of the server's egress proxy, once it is limited, which the server logs, and confined. Each attempt ends the
+/// former one.
+fn proxy_of(server: &LocalServer) -> Option<u32> {
+    let deadline = Instant::now() + TIMEOUT;
+    let is_ready = |pid: &u32| {
+        let log = fs::read_to_string(server.log()).unwrap_or_default();
+        let mut starts = log
+            .lines()
+            .filter(|line| line.contains("egress proxy started"));
+        process::link(*pid, "exe").is_some_and(|program| program.ends_with("cube-egress"))
+            && starts.any(|line| line.contains(&pid.to_string()))
+            && process::status(*pid, "Seccomp").as_deref() == Some("2")
+            && process::state(*pid) == Some('S')
+    };
+    while Instant::now() < deadline {
+        if let Some(pid) = server.processes().into_iter().find(is_ready) {
+            return Some(pid);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    None
 }
 
 /// Process id of the sandbox's VMM.

@@ -72,7 +72,7 @@ const ATTEMPTS: [&str; 27] = [
     "kernel-io-uring",
     "kernel-bpf",
 ];
-/// Not an attempt for the proxy, whose purpose is to connect to servers.
+/// Connections. The proxy makes some, so a server must judge them: `super::pool` tries these in the proxy of one.
 const NOT_OF_THE_PROXY: &str = "socket-tcp";
 
 /// A program under test.
@@ -99,7 +99,8 @@ impl Service {
     }
 
     fn has(&self, attempt: &str) -> bool {
-        ATTEMPTS.contains(&attempt) || (attempt == NOT_OF_THE_PROXY && self.class == Class::Image)
+        ATTEMPTS.contains(&attempt)
+            || (CONNECTIONS.contains(&attempt) && self.class == Class::Image)
     }
 }
 
@@ -279,7 +280,7 @@ mod tests {
     #[test]
     fn every_attempt_of_a_service_exists() {
         let all = attempts::all();
-        for name in ATTEMPTS.iter().chain([&NOT_OF_THE_PROXY]) {
+        for name in ATTEMPTS.iter().chain(&CONNECTIONS) {
             assert!(all.iter().any(|attempt| attempt.name == *name), "{name}");
         }
         for case in [
@@ -290,6 +291,6 @@ mod tests {
         ] {
             assert!(is_case(case), "{case}");
         }
-        assert!(!is_case("egress-socket-tcp"));
+        assert!(!is_case("egress-socket-tcp"), "a case of `super::pool`");
     }
 }

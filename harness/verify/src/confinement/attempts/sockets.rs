@@ -6,7 +6,7 @@ use nix::libc;
 
 use super::attempt::{Attempt, Class, USUAL, changed_if, no_change, staged};
 use crate::confinement::{
-    calls::{length, loopback, unix_address},
+    calls::{length, loopback, mapped_loopback, unix_address},
     intruder::{Intruder, Try},
     scene::abstract_name,
 };
@@ -66,6 +66,19 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let port = staged(s.tcp.local_addr())?.port();
             let socket = i.socket(libc::AF_INET, libc::SOCK_STREAM, 0)?;
             i.with_address(CONNECT, socket, &loopback(port)).map(|_| ())
+        },
+        look: |s, _| changed_if(s.tcp.accept().is_ok(), "a connection arrived"),
+    },
+    Attempt {
+        name: "socket-tcp-mapped",
+        class: Class::Sockets,
+        why: "An IPv6 socket reaches services that listen on IPv4.",
+        refusals: USUAL,
+        act: |i, s| {
+            let port = staged(s.tcp.local_addr())?.port();
+            let socket = i.socket(libc::AF_INET6, libc::SOCK_STREAM, 0)?;
+            i.with_address(CONNECT, socket, &mapped_loopback(port))
+                .map(|_| ())
         },
         look: |s, _| changed_if(s.tcp.accept().is_ok(), "a connection arrived"),
     },
