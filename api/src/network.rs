@@ -155,9 +155,9 @@ pub(crate) async fn open(
 /// their own proxy.
 const CHECKED: [u16; 2] = [80, 443];
 
-/// The listening socket and the limits of the egress proxy, and access to redirected flows. The eBPF programs have checked
-/// the remote addresses, but the proxy connects to them from this host, on which more addresses than those of its
-/// interfaces can be local.
+/// The listening socket and the limits of the egress proxy, and the flows that are handed to it. The programs have judged
+/// their remote ends, but the proxy connects to them from this host, where more addresses than those of its interfaces can
+/// be local.
 pub(crate) fn proxied(isolation: &Isolation, forbidden: ForbiddenAddresses) -> (Seat, Handed) {
     let (listening, handing, adopting) = (isolation.clone(), isolation.clone(), isolation.clone());
     let limiting = isolation.clone();
