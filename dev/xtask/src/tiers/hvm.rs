@@ -57,7 +57,7 @@ pub(crate) enum Work {
     NewerKernel,
 }
 
-/// The pairs of kernels of [`Work::NewerKernel`]: host, guest.
+/// The pairs of kernels of [`Work::NewerKernel`]: host, guest. A pair that fails does not stop the others.
 const KERNELS: [(Origin, Origin); 3] = [
     (Origin::Release, Origin::Backports),
     (Origin::Backports, Origin::Release),
@@ -102,24 +102,32 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Res
         let modules = (&qemu::MODULES[..], &*kept);
         HostFiles::prepare(&store, workspace, &binaries, modules, kernels)
     };
-    if matches!(work, Work::NewerKernel) {
-        return with_newer_kernels(workspace, progress, files);
-    }
-    let files = files((Origin::Release, Origin::Release))?;
-    let emulated = |machine: &str, without: &[&str], words: &str, log: &str| {
+    let emulated = |files: &HostFiles, machine: &str, without: &[&str], words: &str, log: &str| {
         let log = workspace.artifacts().join("log").join(log);
         progress.line(&format!(
             "tier hvm: running on {machine}, for at most {} s; its console output goes to {}",
             RUN_TIMEOUT.as_secs(),
             log.display()
         ));
-        watch(qemu::command(&files, without, words), &log)
+        watch(qemu::command(files, without, words), &log)
     };
+    if matches!(work, Work::NewerKernel) {
+        let mut outcome = Outcome::default();
+        for kernels in KERNELS {
+            let (host, guest) = (kernels.0.ending(), kernels.1.ending());
+            let machine = format!("a machine with kernel{host}, guests with kernel{guest}");
+            let log = format!("hvm-kernel{host}-guest{guest}.log");
+            let words = "hvm_steps.brief=1 hvm_steps.skip=keep";
+            outcome = outcome.and(emulated(&files(kernels)?, &machine, &[], words, &log)?);
+        }
+        return Ok(outcome);
+    }
+    let files = files((Origin::Release, Origin::Release))?;
     if let Work::Prover(cases) = work {
         let words = format!("hvm_steps.confinement={}", cases.join(","));
-        return emulated("an emulated machine", &[], &words, "hvm.log");
+        return emulated(&files, "an emulated machine", &[], &words, "hvm.log");
     }
-    let mut outcome = emulated("an emulated machine", &[], "", "hvm.log")?;
+    let mut outcome = emulated(&files, "an emulated machine", &[], "", "hvm.log")?;
     let refused = format!("hvm_steps.templates=one:{}", LACKING.join("+"));
     let lesser = format!("an emulated machine without {}", LACKING.join(" and "));
     let without_xsave = "hvm_steps.brief=1 hvm_steps.skip=diff,keep";
@@ -133,38 +141,8 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Res
         ),
     ] {
         if outcome.success {
-            outcome = outcome.and(emulated(machine, without, words, log)?);
+            outcome = outcome.and(emulated(&files, machine, without, words, log)?);
         }
-    }
-    Ok(outcome)
-}
-
-/// Runs the steps of a further machine with each of [`KERNELS`]. A pair that fails does not stop the others.
-fn with_newer_kernels(
-    workspace: &Workspace,
-    progress: Progress,
-    files: impl Fn((Origin, Origin)) -> Result<HostFiles>,
-) -> Result<Outcome> {
-    let mut outcome = Outcome::default();
-    for kernels in KERNELS {
-        let files = files(kernels)?;
-        let release = &files.kernel.release;
-        let name = format!(
-            "hvm-kernels{}-guest{}.log",
-            kernels.0.ending(),
-            kernels.1.ending()
-        );
-        let log = workspace.artifacts().join("log").join(name);
-        let guest = match kernels.1 {
-            Origin::Release => "the release's kernel",
-            Origin::Backports => "the newer kernel",
-        };
-        progress.line(&format!(
-            "tier hvm: an emulated machine with {release}, guests with {guest}; its console output goes to {}",
-            log.display()
-        ));
-        let words = "hvm_steps.brief=1 hvm_steps.skip=keep";
-        outcome = outcome.and(watch(qemu::command(&files, &[], words), &log)?);
     }
     Ok(outcome)
 }
