@@ -45,7 +45,7 @@ pub(crate) use attempts::WantedAttempts;
 pub use hooks::HookError;
 
 use crate::{
-    auth::random_hex, blocking::blocking, egress::Refusal, hex::uuid, registry::note::now,
+    auth::random_hex, blocking::blocking, egress::Refusal, registry::note::now, uuid::uuid,
 };
 use attempts::Attempts;
 use hooks::Hooks;

@@ -45,3 +45,4 @@ mod blocking;
 #[cfg(test)]
 mod namespace;
 mod shell;
+mod uuid;

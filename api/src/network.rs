@@ -12,10 +12,7 @@ use netisolation::{
 use sha2::{Digest, Sha256};
 use tokio::{sync::watch, task::JoinSet};
 
-use crate::{
-    egress::{self, AlertSpec, Alerts, EgressSpec, Handed, Seat},
-    hex::hex,
-};
+use crate::egress::{self, AlertSpec, Alerts, EgressSpec, Handed, Seat};
 
 /// Where eBPF programs and maps are pinned, so that they outlive the server.
 const PINS: &str = "/sys/fs/bpf/cube";

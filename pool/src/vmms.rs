@@ -81,13 +81,6 @@ impl fmt::Display for VmmId {
     }
 }
 
-/// Whether `text` consists of 64 lower-case hex digits. Every text that becomes part of a path is checked with this
-/// function.
-pub(crate) fn is_sha256(text: &str) -> bool {
-    let is_digit = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
-    text.len() == 64 && text.bytes().all(is_digit)
-}
-
 /// A kept VMM. Its program may be removed when nothing names the VMM any longer.
 #[derive(Clone, Debug)]
 pub(crate) struct Vmm {

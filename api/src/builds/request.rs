@@ -273,12 +273,6 @@ pub fn check_hash(hash: String) -> Result<String, RequestError> {
     )))
 }
 
-/// Whether the text is a SHA-256 digest in lower-case hex digits.
-pub(super) fn is_sha256(text: &str) -> bool {
-    let is_hex = |b: u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
-    text.len() == 64 && text.bytes().all(is_hex)
-}
-
 /// Rejects NUL bytes, which no command line or path can contain.
 fn no_nul(what: &str, text: String) -> Result<String, RequestError> {
     if text.contains('\0') {

@@ -82,9 +82,7 @@ pub(super) fn load(state: &Path) -> Result<Authority, AuthorityError> {
 fn make() -> Result<Authority, rcgen::Error> {
     let key = KeyPair::generate()?;
     let mut name = DistinguishedName::new();
-    // Logs identify a certificate by its serial number, so authorities of two servers must have different ones.
-    let id = hex(&key.public_key_raw()[1..5]);
-    name.push(DnType::CommonName, format!("cube-egress {id}"));
+    name.push(DnType::CommonName, authority_name(key.public_key_raw()));
     let mut ca = CertificateParams::default();
     ca.distinguished_name = name;
     ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));

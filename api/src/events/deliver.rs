@@ -9,6 +9,7 @@ use std::{
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use envd::Timestamp;
+use model::hex;
 use netisolation::ForbiddenAddresses;
 use pool::UnixMs;
 use rest::{DeliveryError, DeliveryStatus, LifecycleEvent, WebhookDelivery};
@@ -19,8 +20,8 @@ use tracing::{debug, warn};
 
 use super::{Entry, Events, drawn_uuid, hooks::Hook};
 use crate::{
-    hex::{hex, uuid},
     registry::note::now,
+    uuid::uuid,
     webhook::{JSON, PostError, Webhook},
 };
 

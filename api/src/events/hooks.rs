@@ -16,7 +16,7 @@ use rest::{NewWebhook, Webhook as OnWire, WebhookUpdate};
 use serde::{Deserialize, Serialize};
 
 use super::Kind;
-use crate::{auth::random_hex, hex::uuid, webhook::Webhook};
+use crate::{auth::random_hex, uuid::uuid, webhook::Webhook};
 
 const FORMAT: u32 = 1;
 const MAX_HOOKS: usize = 32;

@@ -21,7 +21,6 @@ use crate::{
     slot::{Event, Refusal, Slot, Stage},
     spec::{ChangeKind, PauseMode, SandboxState},
     state_dir::SANDBOXES,
-    vmms::is_sha256,
     work::{
         base::{Held, HoldPlan, can_check},
         needs::{Needed, NeedsPlan, lacks},

@@ -341,7 +341,7 @@ fn check(dir: &Path, needs: &PauseNeeds, stop: &Stop) -> Result<(), NotUsed> {
     }
     let bytes = read_bounded(&dir.join(MANIFEST_NAME), MAX_MANIFEST);
     let bytes = bytes.map_err(|e| named(MANIFEST_NAME, e))?;
-    if host::hex(&Sha256::digest(&bytes)) != *base {
+    if model::hex(&Sha256::digest(&bytes)) != *base {
         return unfit("the checksum of its manifest differs");
     }
     let manifest = Manifest::read(dir)?;

@@ -14,7 +14,7 @@ use crate::{
     manifest::Manifest,
     record::{Kept, Record},
     spec::PauseMode,
-    vmms::{VmmId, is_sha256},
+    vmms::VmmId,
     work::{
         Stop,
         base::{BasePlan, sum_of_guest},

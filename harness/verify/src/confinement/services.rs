@@ -73,7 +73,7 @@ const ATTEMPTS: [&str; 27] = [
     "kernel-bpf",
 ];
 /// Connections. The proxy makes some, so a server must judge them: `super::pool` tries these in the proxy of one.
-const NOT_OF_THE_PROXY: &str = "socket-tcp";
+pub(super) const CONNECTIONS: [&str; 2] = ["socket-tcp", "socket-tcp-mapped"];
 
 /// A program under test.
 struct Service {
