@@ -52,7 +52,7 @@ pub(crate) enum Tier {
     Cluster,
     /// Needs root. Runs on this host if its KVM uses VMX or SVM, otherwise on an AMD machine emulated by QEMU.
     Hvm,
-    /// Needs root; runs only if it is named. Runs the steps of `hvm` on Intel machines emulated by Bochs.
+    /// Needs root. Runs the steps of `hvm` on Intel machines emulated by Bochs.
     HvmVmx,
     /// Needs a C++ compiler. Runs all fuzz targets for a minute in total.
     Fuzz,
@@ -65,10 +65,10 @@ pub(crate) enum Tier {
     Bench,
     /// Needs /dev/kvm, Chromium, npm and the template `code-interpreter-v1`. Builds the console anew, compares it with `console/dist`, and uses it in a browser.
     Console,
-    /// Needs /dev/kvm, mmdebstrap, systemd-nspawn and curl; runs only if it is named. Installs, upgrades and purges the
+    /// Needs /dev/kvm, mmdebstrap, systemd-nspawn and curl. Installs, upgrades and purges the
     /// package in a fresh Debian.
     Package,
-    /// Needs /dev/kvm, PyPI and npm; runs only if it is named. Runs the programs of `examples/integrations`.
+    /// Needs /dev/kvm, PyPI and npm. Runs the programs of `examples/integrations`.
     Integrations,
 }
 
