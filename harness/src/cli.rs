@@ -4,14 +4,15 @@ mod ab;
 mod density;
 mod init;
 mod saturate;
-mod verify;
 
 use std::{
+    ffi::OsString,
+    io,
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
-use ::verify::VerifyError;
 use clap::{Parser, Subcommand, ValueEnum};
 use harness::{
     ab::{record::ReadError, run::AbError},
@@ -37,7 +38,11 @@ use harness::{
     trace,
 };
 use model::chain;
-use testbed::{artifacts, exit::End, leftovers::run_root};
+use testbed::{
+    artifacts,
+    exit::End,
+    options::{self, Format, Places, RunRoot},
+};
 
 #[derive(Parser)]
 #[command(
@@ -141,9 +146,11 @@ enum Command {
         format: PlainFormat,
     },
     /// Verify conformance with E2B, network isolation, confinement of the VMM, differences between clones, and restarts
+    #[command(disable_help_flag = true)]
     Verify {
-        #[command(subcommand)]
-        what: verify::Verify,
+        /// Arguments of cube-verify, which this command executes
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
     },
     /// Compare the figures in documents with the recorded runs that they quote (claims.toml)
     VerifyClaims {
@@ -194,15 +201,6 @@ struct RunOptions {
     format: Format,
 }
 
-/// Socket paths are limited to 108 bytes, so clones do not live below the results.
-#[derive(clap::Args)]
-struct RunRoot {
-    /// Directory for sockets, logs and server state of runs; by default /run/cube, or /dev/shm/cube if only that is in
-    /// memory
-    #[arg(long, value_name = "DIR", default_value_os_t = run_root())]
-    run_root: PathBuf,
-}
-
 #[derive(clap::Args)]
 struct Strict {
     /// Fail (exit code 3) if a time or rate is missed, even on a host graded below publishable; the default if the
@@ -220,30 +218,6 @@ impl Strict {
             Strictness::Excused
         }
     }
-}
-
-#[derive(clap::Args)]
-struct Places {
-    /// Directory that contains templates/ and results/ [default: $CUBE_ARTIFACTS, else target/cube]
-    #[arg(long, value_name = "DIR")]
-    artifacts: Option<PathBuf>,
-    /// Path of cube-vmm [default: in $CUBE_BIN, else in the directory of this program]
-    #[arg(long, value_name = "PATH")]
-    vmm: Option<PathBuf>,
-    /// Path of cube-api [default: in $CUBE_BIN, else in the directory of this program]
-    #[arg(long, value_name = "PATH")]
-    api: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Default, ValueEnum)]
-enum Format {
-    /// Text for a terminal
-    #[default]
-    Human,
-    /// One JSON document, described in docs/measure/report-format.md
-    Json,
-    /// JUnit XML for CI systems
-    Junit,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
@@ -270,8 +244,12 @@ enum CommandError {
     Ab(#[from] AbError),
     #[error(transparent)]
     AbRead(#[from] ReadError),
-    #[error(transparent)]
-    Verify(#[from] VerifyError),
+    #[error("cannot execute {path}: run `cargo xtask prepare`, or reinstall the package cube")]
+    Verify {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error(transparent)]
     Claims(#[from] ClaimsError),
     #[error(transparent)]
@@ -316,19 +294,7 @@ impl CommandError {
                 | ClaimsError::Record(_)
                 | ClaimsError::NoRun(_) => End::Usage,
             },
-            Self::Verify(error) => match error {
-                VerifyError::List(_) => End::Bug,
-                VerifyError::Unknown { .. } | VerifyError::Url(_) | VerifyError::NoKey => {
-                    End::Usage
-                }
-                VerifyError::Artifact(_)
-                | VerifyError::Server(_)
-                | VerifyError::Sandbox(_)
-                | VerifyError::Vmm(_) => End::TargetUnreachable,
-                VerifyError::World(_) | VerifyError::Outside(_) | VerifyError::Io { .. } => {
-                    End::UnsuitableHost
-                }
-            },
+            Self::Verify { .. } => End::TargetUnreachable,
             Self::Session(error) => session_end(error),
             Self::Saturate(error) => match error {
                 SaturateError::Session(error) => session_end(error),
@@ -371,17 +337,17 @@ fn session_end(error: &SessionError) -> End {
 }
 
 pub(crate) fn main() -> End {
-    let arguments = match Arguments::try_parse() {
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    if let [_, help, verify, ..] = &*words
+        && help == "help"
+        && verify == "verify"
+    {
+        // The suites and their options are known to cube-verify alone.
+        words.swap(1, 2);
+    }
+    let arguments: Arguments = match options::parse(words) {
         Ok(arguments) => arguments,
-        Err(error) => {
-            // clap returns --help and --version as errors, which know whether to print to standard output.
-            let _ = error.print();
-            return if error.use_stderr() {
-                End::Usage
-            } else {
-                End::Pass
-            };
-        }
+        Err(end) => return end,
     };
     match arguments.command.carry_out() {
         Ok(end) => end,
@@ -448,7 +414,7 @@ impl Command {
             Self::Density(density) => density.carry_out(),
             Self::Init(init) => init.carry_out(),
             Self::Doctor { places, format } => Ok(doctor(&places, format)),
-            Self::Verify { what } => what.carry_out(),
+            Self::Verify { arguments } => Err(execute_verify(&arguments)),
             Self::VerifyClaims {
                 root,
                 write,
@@ -469,6 +435,25 @@ impl Command {
                 Ok(End::Pass)
             }
         }
+    }
+}
+
+/// Replaces this process by `cube-verify` in the directory of this program, so its output, its exit code and its
+/// handling of signals are those of this command. Returns only if that fails.
+fn execute_verify(arguments: &[OsString]) -> CommandError {
+    let program = match std::env::current_exe() {
+        Ok(exe) => exe.with_file_name("cube-verify"),
+        Err(source) => {
+            return CommandError::Verify {
+                path: "/proc/self/exe".into(),
+                source,
+            };
+        }
+    };
+    let source = std::process::Command::new(&program).args(arguments).exec();
+    CommandError::Verify {
+        path: program,
+        source,
     }
 }
 

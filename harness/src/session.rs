@@ -26,6 +26,7 @@ use testbed::{
     artifacts::{self, ArtifactError},
     cluster::{Cluster, ClusterError, Hub},
     endpoint::BadUrl,
+    exit,
     leftovers::{self, RunDir},
     server::ServerError,
     world::WorldError,
@@ -344,23 +345,12 @@ fn started(scenario: &Scenario, settings: &Settings) -> RunEvent {
     }))
 }
 
-/// Installs handlers for SIGINT and SIGTERM. The first signal sets the returned flag; the second terminates the
-/// process.
+/// Like [`exit::watch_signals`].
 ///
 /// # Errors
 /// Returns [`SessionError::Signals`] if a handler cannot be installed.
 pub fn watch_signals() -> Result<Arc<AtomicBool>, SessionError> {
-    use signal_hook::{
-        consts::{SIGINT, SIGTERM},
-        flag,
-    };
-    let flag = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        flag::register_conditional_default(signal, Arc::clone(&flag))
-            .and_then(|_| flag::register(signal, Arc::clone(&flag)))
-            .map_err(SessionError::Signals)?;
-    }
-    Ok(flag)
+    exit::watch_signals().map_err(SessionError::Signals)
 }
 
 /// Appends events until [`RunEvent::RunEnded`] or until all senders are dropped. Later noise samples are discarded, so

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 pub(crate) struct Config {
     /// The `cube-vmm` under test.
     pub(crate) vmm: PathBuf,
-    /// The `cube-bench` that contains the confinement prover.
-    pub(crate) bench: PathBuf,
+    /// The `cube-verify` that contains the confinement prover.
+    pub(crate) verify: PathBuf,
     /// Directory with vmlinux, initramfs.cpio, base.erofs and layer.ext4.
     pub(crate) guest: PathBuf,
     /// An empty directory. Its path is short because the path of a Unix socket is limited to 107 bytes.

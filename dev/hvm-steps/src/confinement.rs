@@ -1,4 +1,4 @@
-//! Runs the confinement prover, `cube-bench verify confinement`, on clones of the steps' templates.
+//! Runs the confinement prover, `cube-verify confinement`, on clones of the steps' templates.
 
 use std::{
     collections::BTreeSet,
@@ -41,9 +41,9 @@ pub(crate) fn prove(config: &Config, template: &Path, cases: &[String]) -> Resul
     let templates = dir.path().join("templates");
     fs::create_dir(&templates)?;
     symlink(template, templates.join(TEMPLATE))?;
-    let mut prover = Command::new(&config.bench);
+    let mut prover = Command::new(&config.verify);
     prover
-        .args(["verify", "confinement", "--direct", "--template", TEMPLATE])
+        .args(["confinement", "--direct", "--template", TEMPLATE])
         .arg("--artifacts")
         .arg(dir.path())
         .arg("--vmm")
@@ -57,7 +57,7 @@ pub(crate) fn prove(config: &Config, template: &Path, cases: &[String]) -> Resul
     // The prover's output stays on the console, which is logged.
     let status = prover
         .status()
-        .with_context(|| format!("cannot start {}", config.bench.display()))?;
+        .with_context(|| format!("cannot start {}", config.verify.display()))?;
     let report = dir.path().join("confinement.json");
     let report = fs::read(&report)
         .with_context(|| format!("the prover ended with {status} (reason above) and no report"))?;

@@ -39,7 +39,7 @@ pub(crate) fn serve(run: impl FnOnce(&Config) -> Result<()>) -> ! {
     let done = prepare().and_then(|()| {
         run(&Config {
             vmm: "/cube-vmm".into(),
-            bench: "/cube-bench".into(),
+            verify: "/cube-verify".into(),
             guest: GUEST.into(),
             work: WORK.into(),
             only: option("hvm_steps.only"),

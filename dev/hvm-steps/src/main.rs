@@ -1,7 +1,7 @@
 //! Tests `cube-vmm` on the platform `hvm`, step by step, and prints the result and the run time of each step.
 //!
 //! ```text
-//! hvm-steps --vmm F --bench F --guest D   on a host with VMX or SVM; needs root for the TAP
+//! hvm-steps --vmm F --verify F --guest D  on a host with VMX or SVM; needs root for the TAP
 //! /init (PID 1)                           on an emulated host: mounts, modules, the same steps, power-off
 //! ```
 //! The exit status is 0 if every step passed, otherwise 1. As PID 1, the last line of output reports the result
@@ -30,9 +30,9 @@ struct Args {
     /// The `cube-vmm` under test.
     #[arg(long)]
     vmm: PathBuf,
-    /// The `cube-bench` that contains the confinement prover.
+    /// The `cube-verify` that contains the confinement prover.
     #[arg(long)]
-    bench: PathBuf,
+    verify: PathBuf,
     /// Directory with vmlinux, initramfs.cpio, base.erofs and layer.ext4.
     #[arg(long)]
     guest: PathBuf,
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     let done = work_dir().and_then(|work| {
         let config = Config {
             vmm: args.vmm,
-            bench: args.bench,
+            verify: args.verify,
             guest: args.guest,
             work: work.path().to_owned(),
             only: args.only,

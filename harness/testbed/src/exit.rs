@@ -1,6 +1,15 @@
-//! The exit codes of `cube-bench`.
+//! The exit codes of `cube-bench` and `cube-verify`, and the signals that interrupt them.
 
-use std::process::ExitCode;
+use std::{
+    io,
+    process::ExitCode,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    flag,
+};
 
 /// Exit status of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,4 +57,18 @@ impl From<End> for ExitCode {
     fn from(end: End) -> Self {
         Self::from(end.code())
     }
+}
+
+/// Installs handlers for SIGINT and SIGTERM. The first signal sets the returned flag; the second terminates the
+/// process.
+///
+/// # Errors
+/// Returns the error of the system call if a handler cannot be installed.
+pub fn watch_signals() -> io::Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register_conditional_default(signal, Arc::clone(&flag))?;
+        flag::register(signal, Arc::clone(&flag))?;
+    }
+    Ok(flag)
 }

@@ -10,6 +10,7 @@ pub mod cluster;
 pub mod exit;
 pub mod junit;
 pub mod leftovers;
+pub mod options;
 pub mod server;
 pub mod world;
 

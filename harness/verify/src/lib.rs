@@ -1,4 +1,4 @@
-//! The suites behind `cube-bench verify`: conformance with the official SDKs, clone hazards, isolation of a
+//! The suites of `cube-verify`, which `cube-bench verify` executes: conformance with the official SDKs, clone hazards, isolation of a
 //! sandbox's network, confinement of the VMM, restarts of the server, and the behaviour of sandboxes under any
 //! order of operations.
 //!

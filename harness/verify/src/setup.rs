@@ -10,6 +10,7 @@ use testbed::{
     api::Api,
     artifacts::{self, ArtifactError},
     endpoint::BadUrl,
+    exit::End,
     leftovers::{self, RunDir},
     server::{Door, LocalServer, ServerError, ServerSpec, Site, Tls},
     world::WorldError,
@@ -78,6 +79,8 @@ pub enum VerifyError {
     /// A VM for the confinement suite did not start.
     #[error("cannot start a VM to verify with")]
     Vmm(#[source] ControlError),
+    #[error("cannot install handlers for SIGINT and SIGTERM")]
+    Signals(#[source] io::Error),
     /// A file, directory or process cannot be used.
     #[error("cannot use {path}")]
     Io {
@@ -85,6 +88,23 @@ pub enum VerifyError {
         #[source]
         source: io::Error,
     },
+}
+
+impl VerifyError {
+    /// The exit status of a program that could not run a suite.
+    #[must_use]
+    pub fn end(&self) -> End {
+        match self {
+            Self::List(_) => End::Bug,
+            Self::Unknown { .. } | Self::Url(_) | Self::NoKey => End::Usage,
+            Self::Artifact(_) | Self::Server(_) | Self::Sandbox(_) | Self::Vmm(_) => {
+                End::TargetUnreachable
+            }
+            Self::World(_) | Self::Outside(_) | Self::Signals(_) | Self::Io { .. } => {
+                End::UnsuitableHost
+            }
+        }
+    }
 }
 
 /// A mistake in a list of features, hazards or cases. The lists are compiled into this program, so this is a bug.

@@ -16,7 +16,7 @@ pub(crate) const TARGET: &str = "x86_64-unknown-linux-gnu";
 #[derive(Debug, Clone)]
 pub(crate) struct StaticBinaries {
     pub(crate) vmm: PathBuf,
-    pub(crate) bench: PathBuf,
+    pub(crate) verify: PathBuf,
     pub(crate) steps: PathBuf,
 }
 
@@ -24,10 +24,11 @@ pub(crate) struct StaticBinaries {
 pub(crate) const STATIC: &str = "-C target-feature=+crt-static -C relocation-model=static";
 
 /// The release binaries that cargo builds for the host, beside [`PROBE`].
-pub(crate) const PROGRAMS: [&str; 6] = [
+pub(crate) const PROGRAMS: [&str; 7] = [
     "cube",
     "cube-vmm",
     "cube-bench",
+    "cube-verify",
     "cube-api",
     "cube-image",
     "cube-egress",
@@ -97,8 +98,8 @@ pub(crate) fn build_host(
             .env("RUSTFLAGS", STATIC)
             .args(["build", "--release", "--target", TARGET])
             .args(
-                ["vmm", "harness", "api", "oci-image", "egress", "cli"]
-                    .into_iter()
+                "vmm harness verify api oci-image egress cli"
+                    .split(' ')
                     .flat_map(|package| ["--package", package]),
             );
         tool::run(&mut cargo, log)
@@ -156,7 +157,7 @@ fn record_build(workspace: &Workspace, dir: &Path) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Builds `cube-vmm`, `cube-bench` and `hvm-steps` as static release binaries.
+/// Builds `cube-vmm`, `cube-verify` and `hvm-steps` as static release binaries.
 pub(crate) fn build_static(
     workspace: &Workspace,
     progress: Progress,
@@ -168,13 +169,13 @@ pub(crate) fn build_static(
             .env("RUSTFLAGS", STATIC)
             .args(["build", "--release", "--target", TARGET])
             .args(["--package", "vmm", "--package", "hvm-steps"])
-            .args(["--package", "harness"]);
+            .args(["--package", "verify"]);
         tool::run(&mut cargo, log)
     })?;
     let dir = workspace.target()?.join(TARGET).join("release");
     Ok(StaticBinaries {
         vmm: existing(dir.join("cube-vmm"))?,
-        bench: existing(dir.join("cube-bench"))?,
+        verify: existing(dir.join("cube-verify"))?,
         steps: existing(dir.join("hvm-steps"))?,
     })
 }

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! emulator ─► Debian's cloud kernel ─► /init = hvm-steps ─► cube-vmm ─► the same kernel, in a VM
-//!   initramfs: init, cube-vmm, cube-bench, modules      disk: vmlinux, initramfs, root image, layer
+//!   initramfs: init, cube-vmm, cube-verify, modules      disk: vmlinux, initramfs, root image, layer
 //!   second disk: templates, for the machines of later runs
 //! ```
 
@@ -88,7 +88,7 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Res
         progress.line("tier hvm: running on the KVM of this host");
         let mut command = Command::new(&binaries.steps);
         command.arg("--vmm").arg(&binaries.vmm);
-        command.arg("--bench").arg(&binaries.bench);
+        command.arg("--verify").arg(&binaries.verify);
         command.arg("--guest").arg(guest);
         if let Work::Prover(cases) = work {
             command.arg("--confinement").args(cases);

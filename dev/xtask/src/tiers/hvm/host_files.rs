@@ -95,7 +95,7 @@ fn archive_of(kernel: &Kernel, binaries: &StaticBinaries, modules: &[&str]) -> R
     archive.device("dev/console", 0o600, (5, 1))?;
     archive.file("init", 0o755, &fs::read(&binaries.steps)?)?;
     archive.file("cube-vmm", 0o755, &fs::read(&binaries.vmm)?)?;
-    archive.file("cube-bench", 0o755, &fs::read(&binaries.bench)?)?;
+    archive.file("cube-verify", 0o755, &fs::read(&binaries.verify)?)?;
     initramfs::add_modules(&mut archive, &order)?;
     archive.finish()
 }

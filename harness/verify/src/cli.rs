@@ -1,4 +1,4 @@
-//! `cube-bench verify`: options, and the output of each suite.
+//! The command line of `cube-verify`: suites, options, and the output of each suite.
 
 use std::{
     io::{Read, Write},
@@ -7,9 +7,13 @@ use std::{
     time::Duration,
 };
 
-use clap::{Args, Subcommand, ValueEnum};
-use harness::session;
-use testbed::{artifacts, exit::End};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use model::chain;
+use testbed::{
+    artifacts,
+    exit::{self, End},
+    options::{self, Format, Places, RunRoot},
+};
 use verify::{
     Setup, VerifyError,
     confinement::{self, ConfinementSpec, Starts, report as confinement_report},
@@ -20,10 +24,20 @@ use verify::{
     restarts::{self, Builds, Limits, RestartSpec, report as restart_report},
 };
 
-use super::{CommandError, Format, Places, RunRoot};
+#[derive(Parser)]
+#[command(
+    version,
+    // Users start this program by this command; reports and guides name it.
+    bin_name = "cube-bench verify",
+    about = "Verify conformance with E2B, network isolation, confinement of the VMM, differences between clones, and restarts"
+)]
+struct Arguments {
+    #[command(subcommand)]
+    suite: Suite,
+}
 
 #[derive(Subcommand)]
-pub(super) enum Verify {
+enum Suite {
     /// Try every feature with every official E2B SDK; exit code 0 only if all required features work
     E2b(Conformance),
     /// Check that clones of one memory image share nothing they must not; exit code 4 if they do, 5 if a case was
@@ -45,7 +59,7 @@ pub(super) enum Verify {
 }
 
 #[derive(Args)]
-pub(super) struct Conformance {
+struct Conformance {
     #[command(flatten)]
     places: Places,
     #[command(flatten)]
@@ -76,7 +90,7 @@ pub(super) struct Conformance {
 }
 
 #[derive(Args)]
-pub(super) struct Hazards {
+struct Hazards {
     #[command(flatten)]
     places: Places,
     #[command(flatten)]
@@ -104,7 +118,7 @@ pub(super) struct Hazards {
 }
 
 #[derive(Args)]
-pub(super) struct Prover {
+struct Prover {
     #[command(flatten)]
     places: Places,
     #[command(flatten)]
@@ -139,7 +153,7 @@ pub(super) struct Prover {
 }
 
 #[derive(Args)]
-pub(super) struct Confinement {
+struct Confinement {
     #[command(flatten)]
     places: Places,
     #[command(flatten)]
@@ -161,7 +175,7 @@ pub(super) struct Confinement {
 }
 
 #[derive(Args)]
-pub(super) struct Restarts {
+struct Restarts {
     #[command(flatten)]
     places: Places,
     #[command(flatten)]
@@ -204,7 +218,7 @@ pub(super) struct Restarts {
 }
 
 #[derive(Args)]
-pub(super) struct Lifecycle {
+struct Lifecycle {
     #[command(flatten)]
     places: Places,
     /// Directory for sockets, logs and server state. Must be on a disk, because in-memory files that a VMM writes
@@ -253,8 +267,22 @@ enum MatrixFormat {
     Markdown,
 }
 
-impl Verify {
-    pub(super) fn carry_out(self) -> Result<End, CommandError> {
+pub(crate) fn main() -> End {
+    let arguments: Arguments = match options::parse(std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(end) => return end,
+    };
+    match arguments.suite.carry_out() {
+        Ok(end) => end,
+        Err(error) => {
+            eprintln!("cube-bench: {}", chain(&error));
+            error.end()
+        }
+    }
+}
+
+impl Suite {
+    fn carry_out(self) -> Result<End, VerifyError> {
         match self {
             Self::E2b(conformance) => conformance.verify(),
             Self::CloneHazards(hazards) => hazards.verify(),
@@ -294,7 +322,7 @@ fn write_results(dir: Option<&Path>, files: &[(&str, String)]) -> Result<(), Ver
 }
 
 impl Conformance {
-    fn verify(self) -> Result<End, CommandError> {
+    fn verify(self) -> Result<End, VerifyError> {
         let matrix = conformance::run(&ConformanceSpec {
             setup: setup(self.places, self.run_root, self.template),
             api_url: self.api_url,
@@ -317,7 +345,7 @@ impl Conformance {
 }
 
 impl Hazards {
-    fn verify(self) -> Result<End, CommandError> {
+    fn verify(self) -> Result<End, VerifyError> {
         let target = match self.target {
             Some(url) => Some(hazards::Target {
                 url,
@@ -349,7 +377,7 @@ impl Hazards {
 }
 
 impl Prover {
-    fn prove(self, scope: Scope) -> Result<End, CommandError> {
+    fn prove(self, scope: Scope) -> Result<End, VerifyError> {
         let target = match self.target {
             Some(url) => Some(TargetSpec {
                 url,
@@ -378,7 +406,7 @@ impl Prover {
 }
 
 impl Confinement {
-    fn prove(self) -> Result<End, CommandError> {
+    fn prove(self) -> Result<End, VerifyError> {
         let proof = confinement::run(&ConfinementSpec {
             setup: setup(self.places, self.run_root, self.template),
             starts: if self.direct {
@@ -399,8 +427,8 @@ impl Confinement {
 }
 
 impl Restarts {
-    fn prove(self) -> Result<End, CommandError> {
-        let interrupted = session::watch_signals()?;
+    fn prove(self) -> Result<End, VerifyError> {
+        let interrupted = exit::watch_signals().map_err(VerifyError::Signals)?;
         // Create the directory now, so that a mistake in its name is found before the run.
         write_results(self.results.as_deref(), &[])?;
         let log = self.results.as_ref().map(|dir| dir.join("cube-api.log"));
@@ -436,8 +464,8 @@ impl Restarts {
 }
 
 impl Lifecycle {
-    fn prove(self) -> Result<End, CommandError> {
-        let interrupted = session::watch_signals()?;
+    fn prove(self) -> Result<End, VerifyError> {
+        let interrupted = exit::watch_signals().map_err(VerifyError::Signals)?;
         // Create the directory now, so that a mistake in its name is found before the run.
         write_results(self.results.as_deref(), &[])?;
         let in_results = |name| self.results.as_ref().map(|dir: &PathBuf| dir.join(name));

@@ -85,22 +85,22 @@ fn in_namespaces() {
     // Without an observation outside, no case passes.
     assert_eq!(within(&["--case", "spoof"]).0, Some(5));
     drop(server);
-    let unreachable = cube_bench(&suite, &key, dir.path(), &[]);
+    let unreachable = cube_verify(&suite, &key, dir.path(), &[]);
     assert_eq!(unreachable.status.code(), Some(7));
 }
 
 /// Runs the suite, and returns its exit code and results.
 fn prove(suite: &File, key: &str, dir: &Path, arguments: &[&str]) -> (Option<i32>, Proof) {
-    let done = cube_bench(suite, key, dir, arguments);
+    let done = cube_verify(suite, key, dir, arguments);
     let stderr = String::from_utf8_lossy(&done.stderr);
     let proof = serde_json::from_slice(&done.stdout).unwrap_or_else(|e| panic!("{e}: {stderr}"));
     (done.status.code(), proof)
 }
 
-fn cube_bench(suite: &File, key: &str, dir: &Path, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_cube-bench"));
+fn cube_verify(suite: &File, key: &str, dir: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cube-verify"));
     command
-        .args(["verify", "isolation", "--format", "json"])
+        .args(["isolation", "--format", "json"])
         .args(["--target", &format!("http://{SERVER}")])
         .arg("--run-root")
         .arg(dir)
