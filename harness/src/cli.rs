@@ -10,6 +10,7 @@ use std::{
     io,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
+    process,
     time::{Duration, SystemTime},
 };
 
@@ -441,20 +442,15 @@ impl Command {
 /// Replaces this process by `cube-verify` in the directory of this program, so its output, its exit code and its
 /// handling of signals are those of this command. Returns only if that fails.
 fn execute_verify(arguments: &[OsString]) -> CommandError {
-    let program = match std::env::current_exe() {
-        Ok(exe) => exe.with_file_name("cube-verify"),
-        Err(source) => {
-            return CommandError::Verify {
-                path: "/proc/self/exe".into(),
-                source,
-            };
+    let mut path = PathBuf::from("/proc/self/exe");
+    let source = match std::env::current_exe() {
+        Ok(exe) => {
+            path = exe.with_file_name("cube-verify");
+            process::Command::new(&path).args(arguments).exec()
         }
+        Err(source) => source,
     };
-    let source = std::process::Command::new(&program).args(arguments).exec();
-    CommandError::Verify {
-        path: program,
-        source,
-    }
+    CommandError::Verify { path, source }
 }
 
 /// The keys that `--target URL` stands for.

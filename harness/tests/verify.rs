@@ -1,8 +1,4 @@
 //! `cube-bench verify` executes the `cube-verify` in its own directory.
-#![expect(
-    clippy::unwrap_used,
-    reason = "a missing precondition must fail the test with its reason"
-)]
 
 use std::{
     fs,
