@@ -111,6 +111,8 @@ pub(crate) fn test(
         progress.line(&format!("tier {tier} will be skipped: {lack}"));
     }
     progress.line(&blocks::Blocks::load(workspace)?.summary());
+    // A second of work that fails before the minutes of the build.
+    let mut outcome = dependencies::check(workspace, progress)?;
     let mut spent = TimeSpent::default();
     let checks = |progress| {
         lint(workspace, progress)?;
@@ -122,7 +124,6 @@ pub(crate) fn test(
     let environment = spent.on("preparation, lints, build of the tests", || {
         prepare_for(workspace, selection, &plan.run, progress, checks)
     })?;
-    let mut outcome = dependencies::check(workspace, progress)?;
     let tests: Vec<Tier> = plan
         .run
         .iter()
