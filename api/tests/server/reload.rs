@@ -186,7 +186,7 @@ pub(crate) fn kvm_a_server_that_dies_while_it_takes_over_is_replaced_by_the_old_
             load.ready.load(Ordering::Relaxed) == 3
         });
         let why = server.reload().unwrap_err();
-        assert!(why.contains("goes on"), "{why}");
+        assert!(why.contains("continues to run"), "{why}");
         let before = load.answered.load(Ordering::Relaxed);
         until("requests are answered", || {
             load.answered.load(Ordering::Relaxed) > before + 20
