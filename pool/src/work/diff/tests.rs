@@ -184,7 +184,7 @@ fn a_diff_that_is_not_smaller_or_not_right_is_not_kept() {
         stop: Arc::new(AtomicBool::new(true)),
         ..plan(&other, Some(&dir))
     };
-    assert!(stopped.run().unwrap_err().to_string().contains("stops"));
+    assert!(stopped.run().unwrap_err().to_string().contains("stopping"));
     // The file no longer matches the manifest's checksum.
     let memory = File::options()
         .write(true)
