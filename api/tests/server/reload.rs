@@ -122,7 +122,10 @@ pub(crate) fn kvm_a_program_that_does_not_start_leaves_the_old_server() {
         replace(&server.program, &script);
         let why = server.reload().unwrap_err();
         let is_expected = expected.split('|').any(|text| why.contains(text));
-        assert!(is_expected && why.contains("continues to run"), "{script}: {why}");
+        assert!(
+            is_expected && why.contains("continues to run"),
+            "{script}: {why}"
+        );
         assert!(server.is_up(&sandbox));
         assert_eq!(server.pid(), pid);
     }
