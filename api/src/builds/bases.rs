@@ -219,7 +219,7 @@ impl Bases {
         found.filter(|template| template.kind == TemplateKind::Installed)
     }
 
-    /// Identifies kernel and agent: those of the template `base`, or else of the first template by id.
+    /// Identifies the kernel and agent of the template `base`, or of the first template by id if there is no `base`.
     async fn guest(&self) -> String {
         let all = self.0.pool.templates().await.into_iter();
         let installed = all.filter(|template| template.kind == TemplateKind::Installed);

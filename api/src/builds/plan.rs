@@ -33,7 +33,7 @@ pub enum StepKind {
 }
 
 impl StepKind {
-    /// Parses a step type, ignoring case. `None` if there is no such step.
+    /// Parses a step type, ignoring case. `None` for an unknown type.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         match text.to_ascii_uppercase().as_str() {

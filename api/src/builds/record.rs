@@ -298,7 +298,7 @@ impl TemplateRecord {
         builds.find(|build| build.id == id && build.state == BuildState::Started)
     }
 
-    /// Assigns tags to the build that `tag` refers to. Returns the build's id, or `None` if there is no such tag.
+    /// Assigns tags to the build that `tag` refers to. Returns the build's id, or `None` if the tag does not exist.
     pub(super) fn assign(
         &mut self,
         tag: &str,

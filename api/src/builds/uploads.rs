@@ -196,7 +196,7 @@ struct Draft(PathBuf);
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // After the rename there is no such file. A remaining draft is removed by the next server.
+        // The rename consumes the draft. The next server removes a draft that a crash left.
         let _ = std::fs::remove_file(&self.0);
     }
 }

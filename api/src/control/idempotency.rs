@@ -2,7 +2,7 @@
 //!
 //! Responses are kept per API key in the memory of the server that received the request. Each create runs in its own
 //! task, so a client that loses its connection gets the sandbox with its next attempt. Only responses of successful
-//! creates are kept. After any other response there is no sandbox, and a repetition tries again.
+//! creates are kept. Any other response means that no sandbox exists, so a repeated request tries again.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -313,7 +313,7 @@ mod tests {
             )
         };
         assert!(is_first("0", start));
-        // The sender was dropped, so the request is no longer in progress.
+        // The match dropped the sender, so no request is in progress.
         assert!(!is_first("0", start + WINDOW - Duration::from_secs(1)));
         assert!(is_first("0", start + WINDOW));
         for key in 1..MAX_KEPT {

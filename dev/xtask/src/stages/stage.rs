@@ -88,7 +88,7 @@ impl Recipe {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }
-        hex(&hash.finalize())
+        model::hex(&hash.finalize())
     }
 }
 
@@ -205,7 +205,7 @@ fn digest(path: &Path) -> Result<String> {
     let mut entries = Vec::new();
     walk(path, Path::new(""), &mut entries)?;
     entries.sort();
-    Ok(hex(&Sha256::digest(entries.concat())))
+    Ok(model::hex(&Sha256::digest(entries.concat())))
 }
 
 fn walk(path: &Path, name: &Path, entries: &mut Vec<String>) -> Result<()> {
@@ -235,10 +235,6 @@ fn walk(path: &Path, name: &Path, entries: &mut Vec<String>) -> Result<()> {
     };
     entries.push(format!("{} {what}\n", name.display()));
     Ok(())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 #[cfg(test)]
