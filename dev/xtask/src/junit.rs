@@ -1,7 +1,7 @@
 //! Tests that cannot run on this host. Each prints a line `skipped: REASON` and returns, so runners count it as passed.
 
-/// Path of the report in the workspace. `dev/xtask/nextest.toml` orders it, with the output of tests that passed.
-pub(crate) const REPORT: &str = "target/nextest/default/junit.xml";
+/// Path of the report in cargo's target directory. `dev/xtask/nextest.toml` orders it, with the output of tests that passed.
+pub(crate) const REPORT: &str = "nextest/default/junit.xml";
 
 /// The names of the tests that stated a reason, each with the first one.
 pub(crate) fn skipped(report: &str) -> Vec<(&str, &str)> {

@@ -189,7 +189,7 @@ fn beyond_cargo(
     progress: Progress,
 ) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let is_whole = *selection != Selection::Usual;
+    let is_whole = selection.is_whole();
     match tier {
         Tier::Unit | Tier::Net | Tier::Image | Tier::Kvm | Tier::Cluster => {}
         Tier::Interpreter => {
@@ -331,7 +331,7 @@ fn prepare_for(
         fuzz::compiler(workspace, progress)?;
     }
     // The tests of guests in the tier kvm make images with the same tools.
-    let is_whole = *selection != Selection::Usual;
+    let is_whole = selection.is_whole();
     if tiers.contains(&Tier::Image) || tiers.contains(&Tier::Kvm) && is_whole {
         prepare::image_tools(workspace, progress)?;
     }

@@ -179,6 +179,11 @@ impl Selection {
         }
     }
 
+    /// Whether all tests of the selected tiers run.
+    pub(crate) fn is_whole(&self) -> bool {
+        *self != Self::Usual
+    }
+
     /// The tests of the tier `kvm` that run; `None` for all.
     pub(crate) fn kvm_tests(&self) -> Option<Vec<&'static str>> {
         match self {
@@ -291,21 +296,23 @@ pub(crate) fn run(
     environment: &TestEnvironment,
 ) -> Result<Outcome> {
     let runner = Runner::installed(workspace);
-    let mut command = match runner {
-        Runner::Nextest => nextest(workspace, &filter(tiers, selection)),
-        // Selects by substrings, so it runs whole tiers.
-        Runner::CargoTest => cargo_test(workspace, tiers),
+    let commands = match runner {
+        Runner::Nextest => vec![nextest(workspace, &filter(tiers, selection))],
+        Runner::CargoTest => cargo_test(workspace, tiers, selection),
     };
-    command.env("CUBE_ARTIFACTS", &environment.artifacts);
-    if let Some(binaries) = &environment.binaries {
-        command.env("CUBE_BIN", binaries);
-    }
-    if let Some(vmms) = &environment.later_vmms {
-        command.env("CUBE_LATER_VMMS", vmms);
-    }
-    let report = workspace.root().join(junit::REPORT);
+    let report = workspace.target()?.join(junit::REPORT);
     let _none_from_this_run = fs::remove_file(&report);
-    let mut outcome = watch(&mut command, runner, &mut std::io::stderr())?;
+    let mut outcome = Outcome::default();
+    for mut command in commands {
+        command.env("CUBE_ARTIFACTS", &environment.artifacts);
+        if let Some(binaries) = &environment.binaries {
+            command.env("CUBE_BIN", binaries);
+        }
+        if let Some(vmms) = &environment.later_vmms {
+            command.env("CUBE_LATER_VMMS", vmms);
+        }
+        outcome = outcome.and(watch(&mut command, runner, &mut std::io::stderr())?);
+    }
     // Without a test there may be no report.
     let report = fs::read_to_string(&report).unwrap_or_default();
     for (name, why) in junit::skipped(&report) {
@@ -396,7 +403,34 @@ fn filter(tiers: &[Tier], selection: &Selection) -> String {
 
 /// `cargo test` selects tests by substrings of their names. With the unit tier, the prefixes of unwanted tiers are
 /// skipped; without it, the prefixes of the wanted tiers are selected.
-fn cargo_test(workspace: &Workspace, tiers: &[Tier]) -> Command {
+///
+/// No choice of substrings selects both single tests of the tier `kvm` and the unit tests, so the single tests are a run of
+/// their own.
+fn cargo_test(workspace: &Workspace, tiers: &[Tier], selection: &Selection) -> Vec<Command> {
+    let single = selection.kvm_tests().filter(|_| tiers.contains(&Tier::Kvm));
+    let is_whole = |tier: &Tier| tiers.contains(tier) && !(*tier == Tier::Kvm && single.is_some());
+    let mut command = libtest(workspace);
+    for tier in PREFIXED {
+        let Some(prefix) = tier.prefix() else {
+            continue;
+        };
+        match (tiers.contains(&Tier::Unit), is_whole(&tier)) {
+            (true, false) => command.args(["--skip", prefix]),
+            (false, true) => command.arg(prefix),
+            (true, true) | (false, false) => &mut command,
+        };
+    }
+    let mut commands = vec![command];
+    commands.extend(single.map(|names| {
+        let mut command = libtest(workspace);
+        command.args(names);
+        command
+    }));
+    commands
+}
+
+/// `cargo test` up to the selection of tests.
+fn libtest(workspace: &Workspace) -> Command {
     let mut command = workspace.cargo();
     command.args([
         "test",
@@ -409,16 +443,6 @@ fn cargo_test(workspace: &Workspace, tiers: &[Tier]) -> Command {
     command.arg("--test-threads=1");
     // Shows the tests that state why they cannot run.
     command.arg("--show-output");
-    for tier in PREFIXED {
-        let Some(prefix) = tier.prefix() else {
-            continue;
-        };
-        match (tiers.contains(&Tier::Unit), tiers.contains(&tier)) {
-            (true, false) => command.args(["--skip", prefix]),
-            (false, true) => command.arg(prefix),
-            (true, true) | (false, false) => &mut command,
-        };
-    }
     command
 }
 
@@ -564,6 +588,30 @@ mod tests {
         command.args(["-c", &format!("printf '{lines}\n'")]);
         let outcome = watch(&mut command, Runner::CargoTest, &mut Vec::new()).unwrap();
         assert_eq!(Some(outcome.counts), counts(2, 0, 2));
+    }
+
+    #[test]
+    fn cargo_runs_the_usual_tests_of_the_tier_kvm_and_no_others() {
+        let workspace = Workspace::locate().unwrap();
+        let arguments = |selection: &Selection| -> Vec<Vec<String>> {
+            let commands = cargo_test(&workspace, &[Tier::Unit, Tier::Kvm], selection);
+            let text = |word: &std::ffi::OsStr| word.to_string_lossy().into_owned();
+            let words = |command: &Command| command.get_args().map(text).collect();
+            commands.iter().map(words).collect()
+        };
+        let skips_kvm = |words: &[String]| words.windows(2).any(|two| two == ["--skip", "kvm_"]);
+        let all = arguments(&Selection::All);
+        assert!(all.len() == 1 && !skips_kvm(&all[0]), "{all:?}");
+        let usual = arguments(&Selection::Usual);
+        assert!(usual.len() == 2 && skips_kvm(&usual[0]), "{usual:?}");
+        assert!(
+            usual[1].ends_with(
+                &usual_kvm_tests()
+                    .into_iter()
+                    .map(str::to_owned)
+                    .collect::<Vec<_>>()
+            )
+        );
     }
 
     #[test]
