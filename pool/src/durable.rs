@@ -145,7 +145,10 @@ pub(crate) fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Copies a file to a new one, keeping its holes.
-pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// Returns the errors of the files; the new one is then incomplete.
+pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
     let from = File::open(from)?;
     let mut options = OpenOptions::new();
     let to = options.write(true).create_new(true).mode(0o600).open(to)?;

@@ -21,7 +21,7 @@ use std::{
 
 use api::serve::{StateError, open_state};
 use model::{GuestPaths, MANIFEST_NAME, STATE_DIR};
-use pool::durable::{Durability, replace, sync_dir, sync_files};
+use pool::durable::{Durability, copy, replace, sync_dir, sync_files};
 use template::{Builder, Limits};
 
 use super::{Failure, failure, serve::ServeConfig};
@@ -90,10 +90,8 @@ fn publish_all(from: &Path, to: &Path) -> io::Result<()> {
     if !built.is_file() {
         return unpack_layer(&from.join(LAYER_ARCHIVE), to);
     }
-    // In a checkout. A copy would lose the holes.
-    let layer = to.join(LAYER);
-    remove(&layer)?;
-    fs::hard_link(&built, &layer).map_err(|why| named(&built, &why))
+    // In a checkout.
+    publish(&built, &to.join(LAYER))
 }
 
 /// Links the file `from` to `to`, or copies it from another file system, unless this has already been done.
@@ -113,9 +111,10 @@ fn publish(from: &Path, to: &Path) -> io::Result<()> {
     remove(&new)?;
     match fs::hard_link(from, &new) {
         Err(why) if why.kind() == io::ErrorKind::CrossesDevices => {
-            fs::copy(from, &new)
-                .and_then(|_| {
+            copy(from, &new)
+                .and_then(|()| {
                     let copy = File::open(&new)?;
+                    copy.set_permissions(source.permissions())?;
                     copy.set_modified(source.modified()?)?;
                     copy.sync_all()
                 })
