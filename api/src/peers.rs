@@ -43,7 +43,7 @@ pub(crate) mod metrics;
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -414,13 +414,18 @@ impl Peers {
     /// # Errors
     /// Returns [`Refusal::TooManyKeyless`] if the rate exceeds [`KEYLESS`].
     pub(crate) fn spend_keyless(&self) -> Result<(), Refusal> {
-        let mut bucket = self
-            .0
-            .keyless
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let taken = bucket.take(KEYLESS, Instant::now());
+        let taken = self.keyless().take(KEYLESS, Instant::now());
         taken.map_err(|_| Refusal::TooManyKeyless)
+    }
+
+    /// Takes back the count of a lookup that found what its request named: only guesses are limited.
+    pub(crate) fn refund_keyless(&self) {
+        self.keyless().give_back(KEYLESS);
+    }
+
+    fn keyless(&self) -> MutexGuard<'_, Bucket> {
+        let locked = self.0.keyless.lock();
+        locked.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends a request to all nodes at the same time and returns the first matching response.

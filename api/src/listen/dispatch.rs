@@ -406,8 +406,11 @@ impl ClusterSide {
             return Ok(Place::Here);
         }
         self.peers.spend_keyless()?;
-        let found = self.peers.signer(query, operation).await;
-        Ok(found.map_or(Place::Here, |(node, _)| Place::Node(node)))
+        let Some((node, _)) = self.peers.signer(query, operation).await else {
+            return Ok(Place::Here);
+        };
+        self.peers.refund_keyless();
+        Ok(Place::Node(node))
     }
 }
 

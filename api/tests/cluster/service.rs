@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use crate::{
     http, secrets, templates,
@@ -18,6 +20,7 @@ const CREATES: usize = 6;
 pub(crate) fn cluster_three_nodes_are_one_service() {
     World::run(|world| {
         only_members_use_the_listener_of_the_cluster(world);
+        signed_urls_of_other_nodes_are_not_limited(world);
         requests_without_a_key_ask_other_nodes_so_often_only(world);
         a_node_serves_what_another_has(world);
         creates_write_nothing_to_etcd(world);
@@ -76,6 +79,29 @@ fn requests_without_a_key_ask_other_nodes_so_often_only(world: &World) {
     assert!(refused.is_some_and(|asked| asked >= 200), "{refused:?}");
     // With a key, nothing has changed.
     c.get("/v2/templates").expect(200);
+}
+
+/// A signed URL of a file on another node costs nothing: more than the limit can be read at once.
+fn signed_urls_of_other_nodes_are_not_limited(world: &World) {
+    let [b, c] = [1, 2].map(|at| &world.nodes[at]);
+    only(world, 1);
+    let body = json!({"templateID": "base", "timeout": 300, "secure": true});
+    let sandbox = b.send("POST", "/v2/sandboxes", &body).expect(201).json();
+    let token = sandbox["envdAccessToken"].as_str().unwrap();
+    let signed = Sha256::digest(format!("/etc/hostname:read:root:{token}"));
+    let signature = format!("v1_{}", STANDARD_NO_PAD.encode(signed));
+    let query = [
+        ("path", "/etc/hostname"),
+        ("username", "root"),
+        ("signature", &signature),
+    ];
+    let mut path = form_urlencoded::Serializer::for_suffix("/files?".to_owned(), "/files?".len());
+    let path = path.extend_pairs(query).finish();
+    for _ in 0..1500 {
+        http::send(c.address, "GET", &path, &[], b"").expect(200);
+    }
+    let path = format!("/sandboxes/{}", id(&sandbox));
+    b.send("DELETE", &path, &Value::Null).expect(204);
 }
 
 /// The public listener has no node-to-node routes, and the cluster listener responds with 403 to hosts without a

@@ -27,6 +27,7 @@ use super::frame::{ICMP, Packet, UDP, UNREACHABLE, udp};
 use crate::{
     Counters, ForbiddenAddresses, Isolation, IsolationConfig, NetEvent, Policy, Reason, TapIndex,
     Uplinks,
+    datapath::proxy_group::ProxyGroup,
     taps::device::{self, Device},
 };
 
@@ -79,20 +80,20 @@ pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
 }
 
 thread_local! {
-    /// Directories of this test's instances in the bpffs.
-    static PINS: RefCell<Vec<PathBuf>> = const { RefCell::new(Vec::new()) };
+    /// This test's instances.
+    static INSTANCES: RefCell<Vec<IsolationConfig>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Removes the pins of a test, which would otherwise outlive it, as the pins of a killed server do.
+/// Removes the pins and cgroups of a test, which would otherwise outlive it, as those of a killed server do.
 struct Clean;
 
 impl Drop for Clean {
     fn drop(&mut self) {
-        for path in PINS.take() {
-            let _removed_by_its_owner = fs::remove_dir_all(&path);
-            let mut links = path.into_os_string();
-            links.push("-egress");
-            let _removed_by_its_owner = fs::remove_dir_all(links);
+        for config in INSTANCES.take() {
+            let _removed_by_its_owner = fs::remove_dir_all(config.pins.join(&config.instance));
+            if let Ok(group) = ProxyGroup::find(&config) {
+                group.close();
+            }
         }
     }
 }
@@ -108,8 +109,7 @@ pub(crate) fn config() -> IsolationConfig {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let instance = format!("test{}x{number}", std::process::id());
     let pins = PathBuf::from("/sys/fs/bpf/cube-tests");
-    PINS.with_borrow_mut(|all| all.push(pins.join(&instance)));
-    IsolationConfig {
+    let config = IsolationConfig {
         instance,
         pins,
         uplinks: Uplinks::DefaultRoutes,
@@ -119,7 +119,9 @@ pub(crate) fn config() -> IsolationConfig {
         max_flows: 256,
         bytes_per_s: None,
         proxy: false,
-    }
+    };
+    INSTANCES.with_borrow_mut(|all| all.push(config.clone()));
+    config
 }
 
 impl World {
