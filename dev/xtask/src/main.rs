@@ -58,7 +58,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Build everything, run a scenario on real VMs and print where its report is.
+    /// Build what a scenario needs, run it on real VMs and print where its report is.
     Bench {
         /// Scenario file.
         #[arg(default_value = "scenarios/50-concurrent.toml")]

@@ -14,7 +14,7 @@ use crate::{
     progress::Progress,
     stages::{
         archive::{self, Suite},
-        binaries::{self, HostBinaries},
+        binaries::{self, HostBinaries, Wanted},
         etcd, guest_dir, guest_module, initramfs,
         interpreter::{self, Parts, Sources},
         kernel::{self, Kernel, Origin},
@@ -111,14 +111,27 @@ pub(crate) fn all(
     host::check_kvm()?;
     let _lock = lock(&workspace.artifacts(), progress)?;
     let preparation = Preparation::begin(workspace, progress, freshness)?;
-    preparation.all()
+    preparation.all(Wanted::all())
+}
+
+/// Builds the programs that one scenario starts, and the template `base`.
+pub(crate) fn scenario(
+    workspace: &Workspace,
+    progress: Progress,
+    programs: Wanted,
+) -> Result<HostBinaries> {
+    host::check_system()?;
+    host::check_kvm()?;
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    let preparation = Preparation::begin(workspace, progress, Freshness::Keep)?;
+    preparation.all(programs)
 }
 
 /// Builds everything except templates. This needs no KVM.
 pub(crate) fn without_templates(workspace: &Workspace, progress: Progress) -> Result<HostBinaries> {
     host::check_system()?;
     let _lock = lock(&workspace.artifacts(), progress)?;
-    Preparation::begin(workspace, progress, Freshness::Keep)?.without_templates()
+    Preparation::begin(workspace, progress, Freshness::Keep)?.without_templates(Wanted::all())
 }
 
 /// Builds everything and the template `code-interpreter-v1`. Calls `further` beside the images, after the programs.
@@ -133,7 +146,7 @@ pub(crate) fn code_interpreter(
     let preparation = Preparation::begin(workspace, progress, Freshness::Keep)?;
     let (host_binaries, server) = preparation.beside(
         |progress| {
-            let host_binaries = preparation.programs(progress)?;
+            let host_binaries = preparation.programs(progress, Wanted::all())?;
             let log = preparation.store.log("interpreter")?;
             let (package, program) = ("interpreter", "cube-interpreter");
             let server = binaries::build_guest(workspace, progress, package, program, &log)?;
@@ -158,7 +171,7 @@ pub(crate) fn soak(workspace: &Workspace, progress: Progress) -> Result<HostBina
     host::check_kvm()?;
     let _lock = lock(&workspace.artifacts(), progress)?;
     let preparation = Preparation::begin(workspace, progress, Freshness::Keep)?;
-    let host_binaries = preparation.all()?;
+    let host_binaries = preparation.all(Wanted::all())?;
     let root = preparation
         .root_recipe()
         .build(&preparation.store, &preparation.kernel()?)?;
@@ -325,12 +338,12 @@ impl<'a> Preparation<'a> {
         Ok(())
     }
 
-    fn without_templates(&self) -> Result<HostBinaries> {
-        self.beside(|progress| self.programs(progress), || Ok(()))
+    fn without_templates(&self, programs: Wanted) -> Result<HostBinaries> {
+        self.beside(|progress| self.programs(progress, programs), || Ok(()))
     }
 
-    fn all(&self) -> Result<HostBinaries> {
-        let host_binaries = self.without_templates()?;
+    fn all(&self, programs: Wanted) -> Result<HostBinaries> {
+        let host_binaries = self.without_templates(programs)?;
         self.template(&host_binaries)?;
         Ok(host_binaries)
     }
@@ -356,9 +369,9 @@ impl<'a> Preparation<'a> {
         })
     }
 
-    fn programs(&self, progress: Progress) -> Result<HostBinaries> {
+    fn programs(&self, progress: Progress, programs: Wanted) -> Result<HostBinaries> {
         let log = self.store.log("host-binaries")?;
-        binaries::build_host(self.workspace, progress, &log)
+        binaries::build_host(self.workspace, progress, &log, programs)
     }
 
     fn sources(&self) -> Result<Sources<'_>> {

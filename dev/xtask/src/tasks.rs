@@ -13,7 +13,7 @@ use crate::{
     EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, host,
     prepare::{self, Freshness},
     progress::Progress,
-    stages::binaries,
+    stages::binaries::{self, Wanted},
     tiers::{
         self, Outcome, Selection, TestEnvironment, Tier, blocks, conformance, console,
         dependencies, fuzz,
@@ -26,7 +26,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Builds everything and runs one scenario. Returns the exit code of cube-bench.
+/// Builds what one scenario starts, and runs it. Returns the exit code of cube-bench.
 pub(crate) fn bench(
     workspace: &Workspace,
     scenario: &Path,
@@ -39,7 +39,9 @@ pub(crate) fn bench(
         eprintln!("error: scenario file {} not found", scenario.display());
         return Ok(ExitCode::from(EXIT_USAGE));
     }
-    let binaries = prepare::all(workspace, progress, Freshness::Keep)?;
+    let text = std::fs::read_to_string(&scenario)
+        .with_context(|| format!("cannot read {}", scenario.display()))?;
+    let binaries = prepare::scenario(workspace, progress, Wanted::by_scenario(&text))?;
     let status = Command::new(binaries.bench())
         .current_dir(workspace.root())
         .env("CUBE_ARTIFACTS", workspace.artifacts())

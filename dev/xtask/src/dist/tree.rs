@@ -94,7 +94,7 @@ impl Tree<'_> {
     fn programs(&self, dir: &Path) -> Result<()> {
         fs::create_dir_all(dir)?;
         let mut sums = BTreeMap::new();
-        for name in PROGRAMS.into_iter().chain([PROBE]) {
+        for name in PROGRAMS.into_iter().map(|(name, _)| name).chain([PROBE]) {
             let to = dir.join(name);
             let mut strip = Command::new("strip");
             strip.arg("-o").arg(&to).arg(self.binaries.dir.join(name));

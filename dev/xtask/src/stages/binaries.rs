@@ -23,15 +23,15 @@ pub(crate) struct StaticBinaries {
 /// Flags for a static program at a fixed address.
 pub(crate) const STATIC: &str = "-C target-feature=+crt-static -C relocation-model=static";
 
-/// The release binaries that cargo builds for the host, beside [`PROBE`].
-pub(crate) const PROGRAMS: [&str; 7] = [
-    "cube",
-    "cube-vmm",
-    "cube-bench",
-    "cube-verify",
-    "cube-api",
-    "cube-image",
-    "cube-egress",
+/// The release binaries that cargo builds for the host, beside [`PROBE`], each with its package.
+pub(crate) const PROGRAMS: [(&str, &str); 7] = [
+    ("cube", "cli"),
+    ("cube-vmm", "vmm"),
+    ("cube-bench", "harness"),
+    ("cube-verify", "verify"),
+    ("cube-api", "api"),
+    ("cube-image", "oci-image"),
+    ("cube-egress", "egress"),
 ];
 pub(crate) const PROBE: &str = "cube-netprobe";
 /// The commit and the hashes of these programs, in a file beside them.
@@ -83,7 +83,55 @@ pub(crate) fn build_guest(
     existing(dir.join(program))
 }
 
-/// Builds the release binaries and copies them into one directory.
+/// Which of [`PROGRAMS`] and [`PROBE`] to build.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Wanted(Vec<&'static str>);
+
+impl Wanted {
+    pub(crate) fn all() -> Self {
+        let names = PROGRAMS.into_iter().map(|(name, _)| name);
+        Self(names.chain([PROBE]).collect())
+    }
+
+    /// What `cube-bench run` starts for this scenario: a newcomer's first report does not wait for the rest. All, if the
+    /// text is no TOML, for `cube-bench` to explain.
+    pub(crate) fn by_scenario(text: &str) -> Self {
+        let Ok(scenario) = text.parse::<toml::Table>() else {
+            return Self::all();
+        };
+        let scenario = toml::Value::Table(scenario);
+        if mentions(&scenario, "isolated") {
+            return Self::all();
+        }
+        let mut names = vec!["cube-vmm", "cube-bench"];
+        names.extend(mentions(&scenario, "e2b").then_some("cube-api"));
+        Self(names)
+    }
+
+    /// These, and the programs that a build before this one has installed: all programs of a directory are of one build.
+    fn and_installed(mut self, dir: &Path) -> Self {
+        let all = Self::all().0.into_iter();
+        let old = all.filter(|name| dir.join(name).exists() && !self.0.contains(name));
+        let old: Vec<_> = old.collect();
+        self.0.extend(old);
+        self
+    }
+}
+
+/// Whether a key or a text in the value is this word.
+fn mentions(value: &toml::Value, word: &str) -> bool {
+    match value {
+        toml::Value::String(text) => text == word,
+        toml::Value::Array(values) => values.iter().any(|value| mentions(value, word)),
+        toml::Value::Table(table) => {
+            let mut entries = table.iter();
+            entries.any(|(key, value)| key == word || mentions(value, word))
+        }
+        _ => false,
+    }
+}
+
+/// Builds release binaries, and copies them into one directory.
 ///
 /// The binaries are static and run at a fixed address: every clone starts a new `cube-vmm` process, and a dynamic
 /// linker would take half of that process's start-up time.
@@ -91,43 +139,39 @@ pub(crate) fn build_host(
     workspace: &Workspace,
     progress: Progress,
     log: &Path,
+    wanted: Wanted,
 ) -> Result<HostBinaries> {
+    let dir = workspace.artifacts().join("bin");
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let wanted = wanted.and_installed(&dir);
     progress.stage("host binaries", || {
         let mut cargo = workspace.cargo();
         cargo
             .env("RUSTFLAGS", STATIC)
-            .args(["build", "--release", "--target", TARGET])
-            .args(
-                "vmm harness verify api oci-image egress cli"
-                    .split(' ')
-                    .flat_map(|package| ["--package", package]),
-            );
+            .args(["build", "--release", "--target", TARGET]);
+        let packages = PROGRAMS.iter().filter(|(name, _)| wanted.0.contains(name));
+        cargo.args(packages.flat_map(|(_, package)| ["--package", package]));
         tool::run(&mut cargo, log)
     })?;
     let built = workspace.target()?.join(TARGET).join("release");
-    let dir = workspace.artifacts().join("bin");
-    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    let probe = build_guest(workspace, progress, "netprobe", PROBE, log)?;
-    let programs = PROGRAMS.map(|name| built.join(name));
-    for from in programs.into_iter().chain([probe]) {
-        let from = existing(from)?;
-        let name = from
-            .file_name()
-            .with_context(|| format!("{} has no file name", from.display()))?;
-        let name = name.to_string_lossy();
-        let to = dir.join(&*name);
+    for name in &wanted.0 {
+        let from = match *name {
+            PROBE => build_guest(workspace, progress, "netprobe", PROBE, log)?,
+            name => existing(built.join(name))?,
+        };
+        let to = dir.join(name);
         let next = dir.join(format!(".{name}"));
         std::fs::copy(&from, &next)
             .and_then(|_| std::fs::rename(&next, &to))
             .with_context(|| format!("cannot install {}", to.display()))?;
     }
-    record_build(workspace, &dir)?;
+    record_build(workspace, &dir, &wanted)?;
     Ok(HostBinaries { dir })
 }
 
 /// Writes the commit from which the programs were built, and their hashes, to `build.json` beside them. `cube-bench`
 /// records the commit of a program whose hash is in this file.
-fn record_build(workspace: &Workspace, dir: &Path) -> Result<()> {
+fn record_build(workspace: &Workspace, dir: &Path, built: &Wanted) -> Result<()> {
     let git = |arguments: &[&str]| {
         let output = Command::new("git")
             .arg("-C")
@@ -138,7 +182,7 @@ fn record_build(workspace: &Workspace, dir: &Path) -> Result<()> {
         Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let mut programs = BTreeMap::new();
-    for name in PROGRAMS.into_iter().chain([PROBE]) {
+    for name in &built.0 {
         let path = dir.join(name);
         let sum = template::file_sum(&path);
         programs.insert(
@@ -241,4 +285,31 @@ fn existing(file: PathBuf) -> Result<PathBuf> {
         .with_context(|| format!("cargo did not build {}", file.display()))?;
     ensure!(meta.is_file(), "{} is not a regular file", file.display());
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scenario_builds_what_it_starts() {
+        let of = |text| Wanted::by_scenario(text).0;
+        assert_eq!(
+            of("[target]\nkind = \"vmm-direct\""),
+            ["cube-vmm", "cube-bench"]
+        );
+        let server = ["cube-vmm", "cube-bench", "cube-api"];
+        assert_eq!(of("[[peers]]\nname = \"a\"\nkind = \"e2b\""), server);
+        let isolated = "[target]\nkind = \"e2b\"\nnetwork = { kind = \"isolated\" }";
+        assert_eq!(of(isolated), Wanted::all().0);
+        assert_eq!(of("not a scenario"), Wanted::all().0);
+    }
+
+    #[test]
+    fn programs_of_a_build_before_are_built_again() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("cube-egress"), "").unwrap();
+        let wanted = Wanted::by_scenario("").and_installed(dir.path());
+        assert_eq!(wanted.0, ["cube-vmm", "cube-bench", "cube-egress"]);
+    }
 }
