@@ -1,6 +1,6 @@
 //! Options that `run`, `exec` and `create` share.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use clap::{ArgAction, Args};
 use envd::ProcessConfig;
@@ -35,7 +35,7 @@ pub(crate) struct CommandArgs {
     #[arg(short, long, value_name = "DIR")]
     pub(crate) workdir: Option<String>,
     /// Kill the command after this time and exit with 124, for example 90s [default: no limit]
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) timeout: Option<Duration>,
 }
 
@@ -88,6 +88,23 @@ impl CommandArgs {
     }
 }
 
+/// Parses a time such as `90s` or `1h30m`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let parsed = humantime::parse_duration(text);
+    parsed.map_err(|_| "write a number with a unit, for example 90s, 5m or 1h30m".to_owned())
+}
+
+/// `NAME=VALUE` pairs of an option. Texts without `=` are an error.
+pub(crate) fn pairs(option: &str, given: &[String]) -> Result<BTreeMap<String, String>, Failure> {
+    if let Some(text) = given.iter().find(|text| !text.contains('=')) {
+        return Err(
+            Failure::usage(format!("{option} {text}: there is no value"))
+                .with_cure(format!("write {option} NAME=VALUE")),
+        );
+    }
+    variables(given)
+}
+
 /// `NAME=VALUE`, or `NAME` for this program's own value.
 pub(crate) fn variables(given: &[String]) -> Result<BTreeMap<String, String>, Failure> {
     let mut found = BTreeMap::new();
@@ -136,6 +153,7 @@ impl EgressArgs {
                 );
             }
             hosts => {
+                hosts.iter().try_for_each(|host| check_destination(host))?;
                 request.network = Some(NetworkConfig {
                     allow_out: Some(hosts.iter().map(ToString::to_string).collect()),
                     deny_out: Some(vec![ALL.to_owned()]),
@@ -144,6 +162,35 @@ impl EgressArgs {
             }
         }
         Ok(())
+    }
+}
+
+/// Finds the mistakes that a server's message could not name by their option.
+fn check_destination(text: &str) -> Result<(), Failure> {
+    if let Some((_, rest)) = text.split_once("://") {
+        let host = rest.split(['/', ':']).next().unwrap_or_default();
+        return Err(Failure::usage(format!("--egress {text} is a URL"))
+            .with_cure(format!("write the host alone: --egress {host}")));
+    }
+    let Some((address, length)) = text.split_once('/') else {
+        return Ok(());
+    };
+    let longest = match address.parse() {
+        Ok(IpAddr::V4(_)) => 32,
+        Ok(IpAddr::V6(_)) => 128,
+        Err(_) => {
+            return Err(
+                Failure::usage(format!("--egress {text} is not a CIDR block"))
+                    .with_cure("write a host name without a path, or a block such as 10.0.0.0/8"),
+            );
+        }
+    };
+    match length.parse::<u8>() {
+        Ok(length) if length <= longest => Ok(()),
+        _ => Err(Failure::usage(format!(
+            "--egress {text}: {length:?} is not a prefix length"
+        ))
+        .with_cure(format!("use 0 to {longest}"))),
     }
 }
 
@@ -176,7 +223,15 @@ mod tests {
             .unwrap();
         assert_eq!(network.allow_out.unwrap(), ["pypi.org", "10.0.0.0/8"]);
         assert_eq!(network.deny_out.unwrap(), [ALL]);
-        assert!(egress(&["none", "pypi.org"]).is_err());
+        for (word, part) in [
+            ("http://foo:80/x", "--egress foo"),
+            ("10.0.0.0/33", "use 0 to 32"),
+            ("foo/bar", "not a CIDR block"),
+        ] {
+            let why = egress(&[word]).unwrap_err().to_string();
+            assert!(why.contains(part), "{why}");
+        }
+        assert!(egress(&["none", "pypi.org"]).is_err() && egress(&["fd00::/8"]).is_ok());
     }
 
     #[test]
@@ -188,6 +243,9 @@ mod tests {
             given("PATH").unwrap()["PATH"],
             std::env::var("PATH").unwrap()
         );
+        let why = pairs("--metadata", &["bad".to_owned()]).unwrap_err();
+        assert!(why.to_string().starts_with("--metadata bad:"), "{why}");
+        assert!(duration("abc").unwrap_err().contains("90s"));
         assert!(given("=x").is_err() && given("CUBE_NO_SUCH_VARIABLE").is_err());
     }
 }

@@ -51,7 +51,7 @@ pub(crate) enum NodeCommand {
         #[arg(long = "move")]
         moves: bool,
         /// With --wait or --move: fail if the node has not drained within this time
-        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+        #[arg(long, value_name = "TIME", value_parser = crate::command_args::duration)]
         timeout: Option<Duration>,
     },
     /// Remove an unreachable node from its cluster; its running sandboxes are lost

@@ -91,8 +91,8 @@ pub(crate) fn print_json(value: &Value) -> Result<(), Failure> {
     write(&format!("{value}\n"))
 }
 
-/// If the reader is gone, ends the program quietly, as SIGPIPE would.
-fn write(text: &str) -> Result<(), Failure> {
+/// Writes to standard output. If the reader is gone, ends the program quietly, as SIGPIPE would.
+pub(crate) fn write(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     written.map_err(|why| match why.kind() {

@@ -67,7 +67,7 @@ pub(crate) enum Command {
     /// From an installed package to a first sandbox, with the environment variables for clients
     Quickstart(quickstart::QuickstartArgs),
     /// Completions and manual pages
-    #[command(subcommand, hide = true)]
+    #[command(subcommand)]
     Generate(pages::PagesCommand),
 }
 
@@ -86,7 +86,11 @@ pub(crate) fn main() -> ExitCode {
     {
         return cubemastercli::main(words);
     }
-    let matches = Cube::command().get_matches();
+    let matches = match Cube::command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(why) if why.use_stderr() => without_variables().get_matches(),
+        Err(why) => why.exit(),
+    };
     let cube = Cube::from_arg_matches(&matches).unwrap_or_else(|why| why.exit());
     let context = Context {
         args: cube.server.of_one_server(&matches),
@@ -117,6 +121,11 @@ pub(crate) fn main() -> ExitCode {
         Command::Doctor(args) => finished(&context, doctor::run(&context, &args)),
         Command::Quickstart(args) => finished(&context, quickstart::run(&context, &args)),
     }
+}
+
+/// The command line without environment variables: clap's usage lines name as required what a variable has set.
+fn without_variables() -> clap::Command {
+    Cube::command().mut_args(|argument| argument.env(None))
 }
 
 fn finished(context: &Context, result: Result<(), Failure>) -> ExitCode {
@@ -159,14 +168,31 @@ mod tests {
         let shown: Vec<_> = shown
             .filter_map(|line| line.split_whitespace().next())
             .collect();
-        for hidden in ["generate", "cubemastercli", "volume", "policy"] {
+        for hidden in ["cubemastercli", "volume", "policy"] {
             assert!(!shown.contains(&hidden), "{hidden}");
         }
         for command in [
-            "run", "sandbox", "snapshot", "template", "secret", "node", "key", "server",
+            "run", "sandbox", "snapshot", "template", "secret", "node", "key", "server", "generate",
         ] {
             assert!(shown.contains(&command), "{command}");
         }
+    }
+
+    #[test]
+    fn usage_lines_leave_out_what_variables_have_set() {
+        let mut command = without_variables();
+        command.build();
+        let set = command
+            .get_arguments()
+            .filter(|argument| argument.get_env().is_some());
+        assert_eq!(set.count(), 0);
+        let why = command
+            .try_get_matches_from(["cube", "sandbox", "info"])
+            .unwrap_err();
+        assert!(
+            why.to_string().contains("Usage: cube sandbox info <ID>"),
+            "{why}"
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod copy;
 mod exec;
 mod lifecycle;
 mod list;
+mod network;
 mod observe;
 
 use clap::{Args, Subcommand};
@@ -45,7 +46,11 @@ pub(crate) enum SandboxCommand {
     /// Copy files and directories between this host and a sandbox
     Cp(copy::CopyArgs),
     /// Show CPU, memory and disk use of a sandbox
-    Metrics(Id),
+    Metrics(observe::MetricsArgs),
+    /// Show or replace the outbound policy of a running sandbox
+    Network(network::NetworkArgs),
+    /// Print the URL of a port of a sandbox
+    Url(network::UrlArgs),
 }
 
 /// A sandbox.
@@ -72,7 +77,9 @@ pub(crate) fn run(context: &Context, command: &SandboxCommand) -> Result<u8, Fai
         SandboxCommand::Logs(args) => observe::logs(context, args),
         SandboxCommand::Calls(args) => calls::calls(context, args),
         SandboxCommand::Cp(args) => copy::copy(context, args),
-        SandboxCommand::Metrics(id) => observe::metrics(context, &id.id),
+        SandboxCommand::Metrics(args) => observe::metrics(context, args),
+        SandboxCommand::Network(args) => network::network(context, args),
+        SandboxCommand::Url(args) => network::url(context, args),
     }
     .map(|()| 0)
 }

@@ -1,10 +1,11 @@
 //! `cube sandbox calls`: a sandbox's outbound calls through the egress proxy, and refusals.
 
-use std::{collections::HashSet, thread, time::Duration};
+use std::{collections::HashSet, thread};
 
 use clap::Args;
 use rest::NetworkEvent;
 
+use super::observe::POLL;
 use crate::{
     context::Context,
     failure::{Failure, Kind},
@@ -28,8 +29,6 @@ pub(crate) struct CallsArgs {
 const COLUMNS: [&str; 9] = [
     "TIME", "RESULT", "HOST", "METHOD", "PATH", "OUT", "IN", "RULE", "SECRETS",
 ];
-/// Pause between two requests of `--follow`.
-const PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) fn calls(context: &Context, args: &CallsArgs) -> Result<(), Failure> {
     let path = format!("/sandboxes/{}/network/events", segment(&args.id));
@@ -56,7 +55,7 @@ pub(super) fn calls(context: &Context, args: &CallsArgs) -> Result<(), Failure> 
             follow(context.format, &new)?;
         }
         seen = texts;
-        thread::sleep(PAUSE);
+        thread::sleep(POLL);
     }
 }
 

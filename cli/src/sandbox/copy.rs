@@ -128,12 +128,12 @@ pub(super) fn copy(context: &Context, args: &CopyArgs) -> Result<(), Failure> {
 }
 
 fn here(path: &Path, why: &io::Error) -> Failure {
-    Failure::host(format!("{}: {why}", path.display()))
+    Failure::refused(format!("{}: {why}", path.display()))
 }
 
 /// A local file that cannot be read or written during the copy.
 fn here_not(verb: &str, path: &Path, why: &io::Error) -> Failure {
-    let failure = Failure::host(format!("cannot {verb} {}: {why}", path.display()));
+    let failure = Failure::refused(format!("cannot {verb} {}: {why}", path.display()));
     match why.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             failure.with_cure("free some space there, or copy to another directory")
@@ -242,7 +242,7 @@ impl Copier {
         for entry in entries {
             let path = entry.path();
             let Some(name) = entry.file_name().to_str().map(str::to_owned) else {
-                return Err(Failure::host(format!(
+                return Err(Failure::refused(format!(
                     "{}: the name is not UTF-8",
                     path.display()
                 )));
@@ -265,7 +265,10 @@ impl Copier {
         let found = file.metadata().map_err(|why| here(from, &why))?;
         if !found.is_file() {
             // Its length is unknown before it is read.
-            return Err(Failure::host(format!("{} is not a file", from.display())));
+            return Err(Failure::refused(format!(
+                "{} is not a file",
+                from.display()
+            )));
         }
         let user = self.user.clone();
         self.transfer.inc_length(found.len());

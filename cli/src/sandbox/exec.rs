@@ -3,7 +3,7 @@
 use clap::Args;
 
 use crate::{
-    attach::{self, AtEnd, Signals},
+    attach::{self, AtEnd, Signals, is_terminal},
     command_args::CommandArgs,
     context::Context,
     failure::Failure,
@@ -53,6 +53,13 @@ pub(crate) fn exec(context: &Context, args: &ExecArgs) -> Result<u8, Failure> {
 }
 
 pub(crate) fn shell(context: &Context, args: &ShellArgs) -> Result<u8, Failure> {
+    if !is_terminal(std::io::stdin()) {
+        return Err(
+            Failure::usage("a shell needs a terminal as standard input").with_cure(
+                "use `cube sandbox exec -i ID -- sh` to run the commands of a file or a pipe",
+            ),
+        );
+    }
     let command_args = CommandArgs {
         interactive: true,
         tty: true,

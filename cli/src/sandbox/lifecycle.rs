@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::list::all;
 use crate::{
-    command_args::{EgressArgs, variables},
+    command_args::{EgressArgs, duration, pairs, variables},
     context::Context,
     failure::Failure,
     run::{DEFAULT_TEMPLATE, unknown_template},
@@ -27,7 +27,7 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "T", default_value = DEFAULT_TEMPLATE)]
     template: String,
     /// Time until the sandbox ends, for example 1h
-    #[arg(long, value_name = "TIME", default_value = USUAL_LIFE, value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = USUAL_LIFE, value_parser = duration)]
     timeout: Duration,
     /// Pause the sandbox at its end of life instead of killing it; requests to it resume it
     #[arg(long)]
@@ -68,7 +68,7 @@ pub(crate) struct ResumeArgs {
     #[arg(value_name = "ID")]
     id: String,
     /// Time until the sandbox ends, at least
-    #[arg(long, value_name = "TIME", default_value = USUAL_LIFE, value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = USUAL_LIFE, value_parser = duration)]
     timeout: Duration,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct ForkArgs {
     #[arg(short = 'n', long, default_value_t = 1)]
     count: u32,
     /// Time until the copies end
-    #[arg(long, value_name = "TIME", default_value = USUAL_LIFE, value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = USUAL_LIFE, value_parser = duration)]
     timeout: Duration,
 }
 
@@ -91,7 +91,7 @@ pub(crate) struct TimeoutArgs {
     #[arg(value_name = "ID")]
     id: String,
     /// Time from now, for example 1h; may be shorter than the remaining time
-    #[arg(value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(value_name = "TIME", value_parser = duration)]
     time: Duration,
 }
 
@@ -111,7 +111,7 @@ pub(super) fn create(context: &Context, args: &CreateArgs) -> Result<(), Failure
         auto_pause: args.auto_pause.then_some(true),
         auto_resume: args.auto_pause.then_some(AutoResume { enabled: true }),
         env_vars: given(variables(&args.envs)?),
-        metadata: given(variables(&args.metadata)?),
+        metadata: given(pairs("--metadata", &args.metadata)?),
         ..NewSandbox::default()
     };
     args.egress.apply(&mut request)?;

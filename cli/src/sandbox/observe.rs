@@ -1,14 +1,16 @@
 //! `cube sandbox logs` and `metrics`.
 
+use std::{thread, time::Duration};
+
 use clap::Args;
 use envd::guest_text;
 use model::Bytes;
-use rest::{LogLevel, SandboxLogs, SandboxMetric};
+use rest::{LogEntry, LogLevel, SandboxLogs, SandboxMetric};
 
 use crate::{
     context::Context,
-    failure::Failure,
-    output::{print, time},
+    failure::{Failure, Kind},
+    output::{Format, print, time},
     server::{segment, unknown_sandbox},
 };
 
@@ -20,19 +22,59 @@ pub(crate) struct LogsArgs {
     /// Show only the last entries
     #[arg(long, value_name = "N")]
     tail: Option<usize>,
+    /// Continue to print new ones until the sandbox ends
+    #[arg(short, long)]
+    follow: bool,
 }
 
+#[derive(Args, Debug)]
+pub(crate) struct MetricsArgs {
+    /// Id of the sandbox
+    #[arg(value_name = "ID")]
+    id: String,
+    /// Show all samples since the start, oldest first, instead of the last one
+    #[arg(long)]
+    all: bool,
+}
+
+/// Pause between two requests of `--follow`.
+pub(super) const POLL: Duration = Duration::from_secs(1);
 const COLUMNS: [&str; 5] = ["TIME", "CPUS", "CPU", "MEMORY", "DISK"];
 
 pub(super) fn logs(context: &Context, args: &LogsArgs) -> Result<(), Failure> {
     let path = format!("/sandboxes/{}/logs", segment(&args.id));
-    let found: SandboxLogs = context.server()?.get(&path).map_err(unknown_sandbox)?;
+    let mut server = context.server()?;
+    let found: SandboxLogs = server.get(&path).map_err(unknown_sandbox)?;
     let entries = found.log_entries;
     let first = args
         .tail
         .map_or(0, |tail| entries.len().saturating_sub(tail));
-    let entries = entries.get(first..).unwrap_or_default();
-    if context.format == crate::output::Format::Json {
+    show(context, entries.get(first..).unwrap_or_default())?;
+    let mut seen = entries;
+    if !args.follow {
+        return Ok(());
+    }
+    loop {
+        thread::sleep(POLL);
+        let found: SandboxLogs = match server.get(&path) {
+            Err(why) if why.kind == Kind::NotFound => return Ok(()),
+            answer => answer?,
+        };
+        // The server keeps a bounded number of entries, without ids.
+        let new = found
+            .log_entries
+            .iter()
+            .filter(|entry| !seen.contains(entry));
+        let new: Vec<_> = new.cloned().collect();
+        if !new.is_empty() {
+            show(context, &new)?;
+        }
+        seen = found.log_entries;
+    }
+}
+
+fn show(context: &Context, entries: &[LogEntry]) -> Result<(), Failure> {
+    if context.format == Format::Json {
         return context.format.list("log", entries, &[], |_| Vec::new());
     }
     let lines: String = entries
@@ -54,10 +96,16 @@ pub(crate) fn name(level: LogLevel) -> &'static str {
     }
 }
 
-pub(super) fn metrics(context: &Context, id: &str) -> Result<(), Failure> {
-    let path = format!("/sandboxes/{}/metrics", segment(id));
+pub(super) fn metrics(context: &Context, args: &MetricsArgs) -> Result<(), Failure> {
+    let path = format!("/sandboxes/{}/metrics", segment(&args.id));
     let found: Vec<SandboxMetric> = context.server()?.get(&path).map_err(unknown_sandbox)?;
-    context.format.list("metric", &found, &COLUMNS, |metric| {
+    let first = if args.all {
+        0
+    } else {
+        found.len().saturating_sub(1)
+    };
+    let shown = found.get(first..).unwrap_or_default();
+    context.format.list("metric", shown, &COLUMNS, |metric| {
         vec![
             time(Some(metric.timestamp)),
             metric.cpu_count.to_string(),

@@ -60,6 +60,18 @@ impl Server {
         })
     }
 
+    /// Where clients reach a port of a sandbox.
+    pub(crate) fn port_url(&self, sandbox: &SandboxDetail, port: u16) -> String {
+        let id = &sandbox.sandbox_id;
+        match &self.data {
+            DataPlane::At(endpoint) => format!("{endpoint}/sandbox/{id}/{port}/"),
+            DataPlane::Domain(configured) => {
+                let domain = sandbox.domain.as_ref().unwrap_or(configured);
+                format!("https://{port}-{id}.{domain}")
+            }
+        }
+    }
+
     /// Finds a sandbox that a command will use for at least [`LEASE`]. A paused sandbox is resumed, and pauses
     /// again at its end of life, so nothing is lost if this program is killed.
     pub(crate) fn find(&mut self, id: &str) -> Result<SandboxRoute, Failure> {

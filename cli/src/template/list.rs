@@ -37,7 +37,7 @@ pub(super) fn list(context: &Context) -> Result<(), Failure> {
         .list("template", &found, &COLUMNS, |template| {
             vec![
                 template.template_id.clone(),
-                template.names.join(","),
+                first_name(template),
                 status(template.build_status).to_owned(),
                 template.cpu_count.to_string(),
                 format!("{} MiB", template.memory_mb),
@@ -45,6 +45,20 @@ pub(super) fn list(context: &Context) -> Result<(), Failure> {
                 time(Some(template.updated_at)),
             ]
         })
+}
+
+/// The first name, and how many more there are. A template without a finished build has only aliases.
+fn first_name(template: &Template) -> String {
+    let names = if template.names.is_empty() {
+        &template.aliases
+    } else {
+        &template.names
+    };
+    match names.as_slice() {
+        [] => "-".to_owned(),
+        [only] => only.clone(),
+        [first, others @ ..] => format!("{first} +{}", others.len()),
+    }
 }
 
 pub(crate) fn status(status: BuildStatus) -> &'static str {
