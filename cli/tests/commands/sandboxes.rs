@@ -1,6 +1,6 @@
 //! `cube sandbox`, `cube snapshot`.
 
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{fs, io::Read, os::unix::fs::PermissionsExt};
 
 use nix::sys::signal::Signal;
 
@@ -75,7 +75,14 @@ pub(crate) fn kvm_a_sandbox_is_created_used_and_killed() {
     assert!(url.ends_with(&format!("/sandbox/{id}/8000/")), "{url}");
     let policy = world.run(&["sandbox", "network", &id]).expect(0).stdout;
     assert!(policy.contains("as the server is configured"), "{policy}");
-    let follower = world.spawn(&["sandbox", "logs", "--follow", &id]);
+    let mut follower = world.spawn(&["sandbox", "logs", "--follow", &id]);
+    let mut first = [0];
+    follower
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut first)
+        .unwrap();
     assert_eq!(world.run(&["sandbox", "kill", &id]).line(), id);
     assert!(follower.wait_with_output().unwrap().status.success());
     let again = world.run(&["sandbox", "kill", &id]).expect(1);
