@@ -4,8 +4,6 @@
 //! ab` compares two builds without this weakness. Runs of different scenarios, or on hosts with different CPU
 //! models or kernels, are rejected.
 
-use std::fmt::Write;
-
 use model::StartPhase;
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +12,11 @@ use testbed::exit::End;
 use crate::{
     event::Attempt,
     host::facts::HostFacts,
+    report::{
+        section::{Column, Section},
+        terminal,
+        units::milliseconds,
+    },
     scenario::{Quantile, Scenario},
     summary::fold::Summary,
 };
@@ -292,59 +295,70 @@ impl Comparison {
         }
     }
 
+    /// Verdict and values of each metric.
+    pub(crate) fn section(&self) -> Section {
+        let number = |title: &str| Column::Number(title.to_owned());
+        let mut columns = vec![Column::Verdict("verdict".to_owned())];
+        columns.extend(["A, ms", "B, ms", "change", "p", "detectable", "n"].map(number));
+        let f = &self.failures;
+        let failures = vec![
+            "failed starts".to_owned(),
+            f.verdict.name().to_owned(),
+            f.a.to_string(),
+            f.b.to_string(),
+            String::new(),
+            format!("{:.4}", f.p),
+            String::new(),
+            format!("{} / {}", f.a_n, f.b_n),
+        ];
+        let metrics = self.metrics.iter().map(MetricComparison::row);
+        let mut notes = Vec::new();
+        if self.metrics.is_empty() {
+            notes.push("no quantile has enough samples in both runs".to_owned());
+        }
+        notes.push(
+            "The runs were not interleaved: p does not account for changes of the host between them. `cube-bench ab` \
+             compares two builds in one run."
+                .to_owned(),
+        );
+        Section {
+            title: "verdicts".to_owned(),
+            columns,
+            rows: [failures].into_iter().chain(metrics).collect(),
+            notes,
+        }
+    }
+
     /// The comparison as text for a terminal.
     #[must_use]
     pub fn render(&self) -> String {
-        let mut out = format!(
-            "{}: B against A, a slowdown of more than {:.0} % fails\n\n{:<18}{:>11}{:>11}{:>9}{:>9}{:>13}  verdict\n",
+        format!(
+            "{}: B against A, a slowdown of more than {:.0} % fails\n\n{}",
             self.scenario,
             self.margin * 100.0,
-            "",
-            "A ms",
-            "B ms",
-            "change",
-            "p",
-            "detectable",
-        );
-        let f = &self.failures;
-        // Writing to a string does not fail.
-        let _ = writeln!(
-            out,
-            "{:<18}{:>11}{:>11}{:>9}{:>9.4}{:>13}  {} (of {}, {})",
-            "failed starts",
-            f.a,
-            f.b,
-            "",
-            f.p,
-            "",
-            f.verdict.name(),
-            f.a_n,
-            f.b_n,
-        );
-        for m in &self.metrics {
-            // Writing to a string does not fail.
-            let _ = writeln!(
-                out,
-                "{:<18}{:>11.2}{:>11}{:>9}{:>9.4}{:>10.2} ms  {} (n = {}, {})",
-                m.metric,
-                m.a_ms,
-                m.b_ms.map_or("failed".to_owned(), |ms| format!("{ms:.2}")),
-                m.b_ms.map_or("n/a".to_owned(), |ms| {
-                    format!("{:.1}%", (ms / m.a_ms - 1.0) * 100.0)
-                }),
-                m.p_adjusted,
-                m.detectable_ms,
-                m.verdict.name(),
-                m.a_n,
-                m.b_n,
-            );
-        }
-        if self.metrics.is_empty() {
-            out.push_str("no quantile has enough samples in both runs\n");
-        }
-        out.push_str(
-            "\nThe runs were not interleaved: p does not account for changes of the host between them.\n",
-        );
-        out
+            terminal::section(&self.section())
+        )
+    }
+}
+
+impl MetricComparison {
+    fn row(&self) -> Vec<String> {
+        let (b, change) = match self.b_ms {
+            Some(ms) => (
+                milliseconds(ms),
+                format!("{:+.1} %", (ms / self.a_ms - 1.0) * 100.0),
+            ),
+            None => ("failed".to_owned(), String::new()),
+        };
+        vec![
+            self.metric.clone(),
+            self.verdict.name().to_owned(),
+            milliseconds(self.a_ms),
+            b,
+            change,
+            format!("{:.4}", self.p_adjusted),
+            format!("{} ms", milliseconds(self.detectable_ms)),
+            format!("{} / {}", self.a_n, self.b_n),
+        ]
     }
 }

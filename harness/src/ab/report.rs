@@ -1,7 +1,5 @@
 //! The report of a comparison: a document for programs, text for people, and the exit code.
 
-use std::fmt::Write;
-
 use serde::{Deserialize, Serialize};
 use testbed::exit::End;
 
@@ -10,7 +8,13 @@ use super::{
     compare::{self, Comparison, CountComparison, Finding, LEVEL, MetricComparison},
     record::Recorded,
 };
-use crate::host::grade::{self, Grade, Graded, NoiseLevel};
+use crate::{
+    host::grade::{self, Grade, Graded, NoiseLevel},
+    report::{
+        section::{Column, Section},
+        terminal,
+    },
+};
 
 /// Format of the JSON document.
 pub const FORMAT: u32 = 1;
@@ -163,39 +167,39 @@ fn end(comparison: &Comparison, is_complete: bool, grade: Grade) -> End {
 /// The report for a terminal.
 #[must_use]
 pub fn render(report: &AbReport) -> String {
-    let mut out = String::new();
-    // Writing to a string does not fail.
-    let _ = head(&mut out, report)
-        .and_then(|()| count_table(&mut out, report))
-        .and_then(|()| metric_table(&mut out, report))
-        .and_then(|()| notes(&mut out, report));
-    out
+    let mut sections = vec![head(report), host(report), counts(report)];
+    sections.extend((!report.metrics.is_empty()).then(|| metrics(report)));
+    sections.push(Section::remarks("conclusion", notes(report)));
+    let sections: Vec<String> = sections.iter().map(terminal::section).collect();
+    sections.join("\n")
 }
 
-fn head(out: &mut String, report: &AbReport) -> std::fmt::Result {
+fn head(report: &AbReport) -> Section {
     let starts = |pick: fn(&CountComparison) -> u64| report.counts.first().map_or(0, pick);
-    writeln!(
-        out,
-        "{}: {} blocks of each build in the order A B B A, {} starts of A and {} of B\n",
+    let title = format!(
+        "{}: {} blocks of each build in the order A B B A, {} starts of A and {} of B",
         report.scenario,
         report.pairs,
         starts(|count| count.a_n),
         starts(|count| count.b_n),
-    )?;
-    for (letter, build) in [('A', &report.a), ('B', &report.b)] {
-        writeln!(out, "{letter}  {}", describe(build))?;
-    }
+    );
+    let builds = [("A", &report.a), ("B", &report.b)];
+    let mut head = Section::list(
+        &title,
+        builds.map(|(letter, build)| (letter.to_owned(), describe(build))),
+    );
     if report.same_files {
-        writeln!(
-            out,
-            "   A and B are the same files: every change below is noise or chance"
-        )?;
+        let same = "A and B are the same files: every change below is noise or chance";
+        head.notes.push(same.to_owned());
     }
-    writeln!(out, "\nhost graded {}", report.grade)?;
-    for reason in &report.grade_reasons {
-        writeln!(out, "  - {reason}")?;
-    }
-    Ok(())
+    head
+}
+
+fn host(report: &AbReport) -> Section {
+    Section::remarks(
+        &format!("host graded {}", report.grade),
+        report.grade_reasons.clone(),
+    )
 }
 
 fn describe(build: &Build) -> String {
@@ -216,60 +220,64 @@ fn describe(build: &Build) -> String {
     text
 }
 
-fn count_table(out: &mut String, report: &AbReport) -> std::fmt::Result {
-    writeln!(out, "\n{:<24}{:>16}{:>16}{:>9}  verdict", "", "A", "B", "p")?;
-    for count in &report.counts {
-        let of = |hits: u64, n: u64| format!("{hits} of {n}");
-        writeln!(
-            out,
-            "{:<24}{:>16}{:>16}{:>9.4}  {}",
-            count.name,
-            of(count.a, count.a_n),
-            of(count.b, count.b_n),
-            count.p,
-            count.verdict.words(),
-        )?;
-    }
-    Ok(())
+fn counts(report: &AbReport) -> Section {
+    let row = |count: &CountComparison| {
+        vec![
+            count.name.clone(),
+            format!("{} of {}", count.a, count.a_n),
+            format!("{} of {}", count.b, count.b_n),
+            format!("{:.4}", count.p),
+            count.verdict.words().to_owned(),
+        ]
+    };
+    judged(
+        "counts",
+        &["A", "B", "p"],
+        report.counts.iter().map(row).collect(),
+    )
 }
 
-fn metric_table(out: &mut String, report: &AbReport) -> std::fmt::Result {
-    if report.metrics.is_empty() {
-        return writeln!(
-            out,
-            "\nno metric has enough samples: P50 needs 10 starts of each build, P95 needs 100 and 20 in each block"
-        );
-    }
-    writeln!(
-        out,
-        "\n{:<24}{:>10}{:>10}{:>9}{:>15}{:>9}{:>12}  verdict",
-        "", "A", "B", "B/A", "95 %", "p", "detectable"
-    )?;
-    for metric in &report.metrics {
-        let interval = metric.ratio_ci95.map_or("n/a".to_owned(), |[low, high]| {
-            format!("{low:.3}–{high:.3}")
-        });
-        let detectable = metric
-            .detectable_share
-            .map_or("n/a".to_owned(), |share| format!("{:.1} %", share * 100.0));
-        write!(
-            out,
-            "{:<24}{:>10.2}{:>10.2}{:>9.3}{:>15}{:>9.4}{:>12}  {}",
+fn metrics(report: &AbReport) -> Section {
+    let row = |metric: &MetricComparison| {
+        let interval = metric
+            .ratio_ci95
+            .map(|[low, high]| format!("{low:.3}–{high:.3}"));
+        let detectable = metric.detectable_share;
+        let detectable = detectable.map(|share| format!("{:.1} %", share * 100.0));
+        let or_none = |text: Option<String>| text.unwrap_or_else(|| "n/a".to_owned());
+        let reason = metric.reason.as_ref();
+        let reason = reason.map_or(String::new(), |reason| format!(": {reason}"));
+        vec![
             label(metric),
-            metric.a,
-            metric.b,
-            metric.ratio,
-            interval,
-            metric.p_adjusted,
-            detectable,
-            metric.verdict.words(),
-        )?;
-        match &metric.reason {
-            Some(reason) => writeln!(out, ": {reason}")?,
-            None => writeln!(out)?,
-        }
+            format!("{:.2}", metric.a),
+            format!("{:.2}", metric.b),
+            format!("{:.3}", metric.ratio),
+            or_none(interval),
+            format!("{:.4}", metric.p_adjusted),
+            or_none(detectable),
+            format!("{}{reason}", metric.verdict.words()),
+        ]
+    };
+    let columns = ["A", "B", "B/A", "95 %", "p", "detectable"];
+    judged(
+        "metrics",
+        &columns,
+        report.metrics.iter().map(row).collect(),
+    )
+}
+
+/// A table of numbers whose last column is the verdict.
+fn judged(title: &str, numbers: &[&str], rows: Vec<Vec<String>>) -> Section {
+    let numbers = numbers
+        .iter()
+        .map(|title| Column::Number((*title).to_owned()));
+    let verdict = Column::Text("verdict".to_owned());
+    Section {
+        title: title.to_owned(),
+        columns: numbers.chain([verdict]).collect(),
+        rows,
+        notes: Vec::new(),
     }
-    Ok(())
 }
 
 /// Name with unit, such as `first_exec.p50 ms`; page faults are counts and have no unit.
@@ -280,52 +288,51 @@ fn label(metric: &MetricComparison) -> String {
     }
 }
 
-fn notes(out: &mut String, report: &AbReport) -> std::fmt::Result {
-    writeln!(
-        out,
-        "\nverdicts: p of at most {LEVEL} after correction for {} metrics, and a change of more than {} %",
+fn notes(report: &AbReport) -> Vec<String> {
+    let mut notes = Vec::new();
+    if report.metrics.is_empty() {
+        notes.push(
+            "no metric has enough samples: P50 needs 10 starts of each build, P95 needs 100 and 20 in each block"
+                .to_owned(),
+        );
+    }
+    notes.push(format!(
+        "verdicts: p of at most {LEVEL} after correction for {} metrics, and a change of more than {} %",
         report.metrics.len(),
         report.tolerance * 100.0
-    )?;
+    ));
     if let Some(margin) = report.margin {
         let percent = margin * 100.0;
-        match report.not_within_margin.as_slice() {
-            [] => writeln!(
-                out,
-                "B is shown to be worse by at most {percent} % in every metric"
-            )?,
-            open => writeln!(
-                out,
+        notes.push(match report.not_within_margin.as_slice() {
+            [] => format!("B is shown to be worse by at most {percent} % in every metric"),
+            open => format!(
                 "not shown that B is worse by at most {percent} %: {}; more blocks help",
                 open.join(", ")
-            )?,
-        }
+            ),
+        });
     }
     let planned = usize::try_from(report.blocks).unwrap_or(usize::MAX);
     if report.pairs_left_out > 0 {
-        writeln!(
-            out,
+        notes.push(format!(
             "{} of {planned} pairs are left out: {} disturbed by other programs, {} without memory for a block",
             report.pairs_left_out,
             report.pairs_disturbed,
             report.pairs_left_out - report.pairs_disturbed
-        )?;
+        ));
     }
     if report.pairs + report.pairs_left_out < planned {
-        writeln!(
-            out,
+        notes.push(format!(
             "the run was cut short: {} of {planned} pairs of blocks are complete",
             report.pairs
-        )?;
+        ));
     }
     let too_few = |metric: &MetricComparison| metric.verdict == Finding::TooFewBlocks;
     if report.metrics.iter().any(too_few) {
-        writeln!(
-            out,
+        notes.push(format!(
             "too few blocks: a change of one metric alone needs {} blocks of each build to reach p {LEVEL}: \
              --blocks {0}",
             report.blocks_needed
-        )?;
+        ));
     }
-    Ok(())
+    notes
 }

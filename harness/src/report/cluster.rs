@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{View, document::PhaseDocument, peers::QuotientDocument, terminal::mb};
+use super::{View, peers::QuotientDocument, phase::PhaseDocument, units::mb};
 use crate::{
     plan::Subject,
     scenario::{Arrival, EventCount, EventTime},

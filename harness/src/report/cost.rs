@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::terminal::mb;
+use super::units::mb;
 use crate::{
     event::Spent,
     plan::Subject,

@@ -1,9 +1,8 @@
 //! Levels of a run whose sandboxes accumulate, and the report of `cube-bench density`.
 
-use maud::{Markup, html};
 use serde::{Deserialize, Serialize};
 
-use super::{document::PhaseDocument, html::cell, terminal::mb};
+use super::{phase::PhaseDocument, section::Section, terminal, units::mb};
 use crate::{
     scenario::Quantile,
     summary::{
@@ -73,33 +72,31 @@ impl LevelDocument {
         }
     }
 
-    /// Cells of a row: sandboxes, failed starts, P50, P95 and maximum in milliseconds, memory, idle CPU time.
-    fn row(&self) -> [String; 7] {
+    fn row(&self) -> Vec<String> {
         let p = &self.first_exec;
         let idle = self.idle_cpu_ms_per_s;
-        [
+        vec![
             self.alive.to_string(),
             self.failed.to_string(),
-            cell(p, p.p50_ms, Quantile::P50),
-            cell(p, p.p95_ms, Quantile::P95),
-            cell(p, p.max_ms, Quantile::Max),
+            p.cell(Quantile::P50),
+            p.cell(Quantile::P95),
+            p.cell(Quantile::Max),
             mb(self.memory_bytes),
             idle.map_or("n/a".to_owned(), |ms| format!("{ms:.1} ms/s")),
         ]
     }
 }
 
-const COLUMNS: [&str; 7] = ["alive", "failed", "P50", "P95", "max", "memory", "idle CPU"];
-
-/// The table of a page.
-pub(super) fn table(levels: &[LevelDocument]) -> Markup {
-    html! {
-        p { "First exec in ms over the last 100 starts before each number of living sandboxes; failed starts up to there; memory and idle CPU time of all of them." }
-        table {
-            thead { tr { @for name in COLUMNS { th.n { (name) } } } }
-            tbody { @for level in levels { tr { @for text in level.row() { td.n { (text) } } } } }
-        }
-    }
+/// First exec in milliseconds over the last 100 starts before each number of living sandboxes, failed starts up to
+/// there, and memory and idle CPU time of all of them.
+pub(super) fn section(levels: &[LevelDocument]) -> Section {
+    Section::numbers(
+        "sandboxes alive",
+        [
+            "failed", "P50, ms", "P95, ms", "max, ms", "memory", "idle CPU",
+        ],
+        levels.iter().map(LevelDocument::row).collect(),
+    )
 }
 
 impl DensityReport {
@@ -135,33 +132,27 @@ impl DensityReport {
                 .map(|ms| format!("idle CPU time at most {ms} ms per second")),
         ];
         let bounds: Vec<String> = bounds.into_iter().flatten().collect();
-        let mut out = format!("{}: {}\n\n", self.scenario, bounds.join(", "));
-        let line = |row: [String; 7]| {
-            let [alive, failed, p50, p95, max, memory, idle] = row;
-            format!("{alive:>7}{failed:>8}{p50:>15}{p95:>15}{max:>15}{memory:>16}{idle:>14}\n")
-        };
-        out.push_str(&line(COLUMNS.map(str::to_owned)));
-        for level in &self.levels {
-            out.push_str(&line(level.row()));
-        }
-        out.push('\n');
-        out.push_str(&match (self.holds, self.misses) {
-            (Some(holds), Some(misses)) => format!(
-                "holds {holds} sandboxes, misses {misses}: {}\n",
-                self.reasons.join(", ")
-            ),
-            (Some(holds), None) => {
-                format!("holds {holds} sandboxes, the largest number measured\n")
+        let mut section = section(&self.levels);
+        let reasons = self.reasons.join(", ");
+        section.notes.push(match (self.holds, self.misses) {
+            (Some(holds), Some(misses)) => {
+                format!("holds {holds} sandboxes, misses {misses}: {reasons}")
             }
+            (Some(holds), None) => format!("holds {holds} sandboxes, the largest number measured"),
             (None, Some(misses)) => format!(
-                "misses {misses} sandboxes, the smallest number that could be judged: {}\n",
-                self.reasons.join(", ")
+                "misses {misses} sandboxes, the smallest number that could be judged: {reasons}"
             ),
-            (None, None) => "no number of sandboxes could be judged\n".to_owned(),
+            (None, None) => "no number of sandboxes could be judged".to_owned(),
         });
         if !self.unknown.is_empty() {
-            out.push_str(&format!("not judged: {}\n", self.unknown.join(", ")));
+            let unknown = self.unknown.join(", ");
+            section.notes.push(format!("not judged: {unknown}"));
         }
-        out
+        let bounds = bounds.join(", ");
+        format!(
+            "{}: {bounds}\n\n{}",
+            self.scenario,
+            terminal::section(&section)
+        )
     }
 }

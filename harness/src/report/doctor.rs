@@ -1,9 +1,8 @@
 //! The output of `cube-bench doctor`.
 
-use std::fmt::Write;
-
 use serde::{Deserialize, Serialize};
 
+use super::{section::Section, terminal};
 use crate::host::{
     facts::HostFacts,
     grade::{Graded, NoiseLevel},
@@ -28,86 +27,57 @@ impl Diagnosis {
     /// The diagnosis as text for a terminal.
     #[must_use]
     pub fn render(&self) -> String {
-        let mut out = String::new();
-        // Writing to a string does not fail.
-        let _ = self.write(&mut out);
-        out
+        let title = format!("host graded {}", self.graded.grade);
+        let head = Section::remarks(&title, self.graded.reasons.clone());
+        terminal::section(&head) + &terminal::section(&self.facts())
     }
 
-    fn write(&self, out: &mut String) -> std::fmt::Result {
+    fn facts(&self) -> Section {
         let f = &self.facts;
         let text = |t: &Option<String>| t.clone().unwrap_or_else(|| "n/a".to_owned());
-        writeln!(out, "host graded {}", self.graded.grade)?;
-        for reason in &self.graded.reasons {
-            writeln!(out, "  - {reason}")?;
-        }
         let platform = f.probe.platform.map_or("unknown", |p| p.name());
+        let missing = f.kvm_missing.clone();
+        let numa = f.numa_nodes.map(|n| n.to_string());
+        let ksm = f
+            .ksm_runs
+            .map(|runs| if runs { "on" } else { "off" }.to_owned());
+        let limit = f.cgroup_cpu_cores.map(|cores| cores.to_string());
+        let noise = [self.noise.steal_share, self.noise.busy_share].map(percent);
+        let dirty = match f.dirty_tree {
+            Some(true) => " (dirty tree)",
+            Some(false) | None => "",
+        };
         let rows = [
             ("platform", format!("{platform}: {}", f.probe.why)),
-            (
-                "/dev/kvm",
-                f.kvm_missing.clone().unwrap_or_else(|| "usable".to_owned()),
-            ),
+            ("/dev/kvm", missing.unwrap_or_else(|| "usable".to_owned())),
             (
                 "cpu",
                 format!("{}, microcode {}", text(&f.cpu_model), text(&f.microcode)),
             ),
             ("cores", f.cores.to_string()),
-            (
-                "numa nodes",
-                f.numa_nodes.map_or("n/a".to_owned(), |n| n.to_string()),
-            ),
+            ("numa nodes", text(&numa)),
             ("kernel", text(&f.kernel)),
             ("clock source", text(&f.clock_source)),
             ("governor", text(&f.governor)),
             ("huge pages", text(&f.transparent_huge_pages)),
-            (
-                "ksm",
-                f.ksm_runs.map_or("n/a".to_owned(), |r| {
-                    if r { "on" } else { "off" }.to_owned()
-                }),
-            ),
+            ("ksm", text(&ksm)),
             (
                 "cgroup cores",
-                f.cgroup_cpu_cores
-                    .map_or("no limit".to_owned(), |c| c.to_string()),
+                limit.unwrap_or_else(|| "no limit".to_owned()),
             ),
             ("memory", memory(f)),
-            (
-                "steal, busy",
-                format!(
-                    "{}, {}",
-                    percent(self.noise.steal_share),
-                    percent(self.noise.busy_share)
-                ),
-            ),
-            (
-                "load",
-                f.load_1min.map_or("n/a".to_owned(), |l| format!("{l:.2}")),
-            ),
-            (
-                "commit",
-                format!(
-                    "{}{}",
-                    text(&f.commit),
-                    if f.dirty_tree == Some(true) {
-                        " (dirty tree)"
-                    } else {
-                        ""
-                    }
-                ),
-            ),
+            ("steal, busy", noise.join(", ")),
+            ("load", text(&f.load_1min.map(|load| format!("{load:.2}")))),
+            ("commit", format!("{}{dirty}", text(&f.commit))),
         ];
-        for (name, value) in rows {
-            writeln!(out, "{name:<14}{value}")?;
-        }
-        for (name, sum) in &f.binaries {
-            writeln!(out, "{name:<14}sha256 {sum}")?;
-        }
-        for (name, state) in &f.mitigations {
-            writeln!(out, "  {name}: {state}")?;
-        }
-        Ok(())
+        let rows = rows
+            .map(|(name, value)| (name.to_owned(), value))
+            .into_iter();
+        let programs = f.binaries.iter();
+        let programs = programs.map(|(name, sum)| (name.clone(), format!("sha256 {sum}")));
+        let mitigations = f.mitigations.iter();
+        let mitigations = mitigations.map(|(name, state)| (name.clone(), state.clone()));
+        Section::list("facts", rows.chain(programs).chain(mitigations))
     }
 }
 

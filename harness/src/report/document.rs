@@ -11,24 +11,25 @@ use super::{
     cluster::ClusterDocument,
     cost::CostDocument,
     density::{self, LevelDocument},
+    interference::InterferenceDocument,
     load::LoadDocument,
     memory::MemoryDocument,
     peers::PeersDocument,
-    turns::{self, RatioDocument, TurnsDocument},
+    phase::PhaseDocument,
+    turns::{RatioDocument, TurnsDocument},
     work::{FirstWork, WorkDocument},
 };
 use crate::{
     gate::GateResult,
-    plan::Subject,
-    scenario::{Arrival, BesideKind, Quantile, TargetKind},
+    scenario::{Arrival, BesideKind, TargetKind},
     summary::fold,
 };
-use stats::quantile::{Estimate, Samples};
+use stats::quantile::Samples;
 
 /// Format of the document.
 pub const FORMAT: u32 = 3;
 /// Name in rows of clones that the harness starts itself, with the template in the page cache.
-const CLONE_ROW: &str = "clone, page cache warm";
+pub(super) const CLONE_ROW: &str = "clone, page cache warm";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Document {
@@ -126,99 +127,6 @@ pub struct Document {
     pub gates: Vec<GateResult>,
 }
 
-/// Repetitions that other programs disturbed, and the rule for them, fixed before the run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct InterferenceDocument {
-    /// The rule as a sentence.
-    pub rule: String,
-    /// Number of measured repetitions that began.
-    pub repetitions: usize,
-    /// Number of repetitions excluded from all results.
-    pub left_out: usize,
-    /// Number of disturbed repetitions that were kept because a start failed in them.
-    pub kept_with_failures: usize,
-    /// Distinct reasons.
-    pub reasons: Vec<String>,
-    /// Mean share of the host's CPU time that other programs used during measured rounds, excluded rounds included;
-    /// `null` if it could not be measured. Includes kernel threads if their own share is `null`.
-    pub foreign_cpu_share: Option<f64>,
-    /// Mean share of kernel threads during the measured rounds of the target. They work for all programs, so no rule
-    /// judges it. `null` if it could not be measured, and in older runs.
-    #[serde(default)]
-    pub kernel_cpu_share: Option<f64>,
-    /// The same during the rounds of host processes.
-    #[serde(default)]
-    pub kernel_cpu_share_baseline: Option<f64>,
-}
-
-impl InterferenceDocument {
-    fn new(view: &View<'_>) -> Option<Self> {
-        let found = &view.summary.interference;
-        let mut reasons: Vec<String> = found.left_out.values().cloned().collect();
-        reasons.sort();
-        reasons.dedup();
-        Some(Self {
-            rule: view.scenario.interference?.describe(),
-            repetitions: found.repetitions(),
-            left_out: found.repetitions_left_out,
-            kept_with_failures: found.kept_with_failures,
-            reasons,
-            foreign_cpu_share: found.programs_share(),
-            kernel_cpu_share: found.kernel_share(Subject::Clone),
-            kernel_cpu_share_baseline: found.kernel_share(Subject::HostProcess),
-        })
-    }
-
-    /// The sentences of a report.
-    #[must_use]
-    pub fn sentences(&self) -> Vec<String> {
-        let mut sentences = vec![match self.foreign_cpu_share {
-            None => "interference: not measured".to_owned(),
-            Some(share) => format!(
-                "interference: other programs used {:.1} % of the CPU time; {} of {} repetitions are left out",
-                share * 100.0,
-                self.left_out,
-                self.repetitions
-            ),
-        }];
-        sentences.extend(self.kernel_threads());
-        sentences.push(format!(
-            "rule, fixed before the run: a repetition is left out if {}",
-            self.rule
-        ));
-        if self.kept_with_failures > 0 {
-            let kept = self.kept_with_failures;
-            sentences.push(format!(
-                "{kept} disturbed repetitions are kept because starts failed in them"
-            ));
-        }
-        sentences.extend(
-            self.reasons
-                .iter()
-                .map(|reason| format!("left out: {reason}")),
-        );
-        sentences
-    }
-
-    /// Sentence on kernel threads; `None` if other programs were not measured either.
-    fn kernel_threads(&self) -> Option<String> {
-        self.foreign_cpu_share?;
-        let Some(share) = self.kernel_cpu_share else {
-            return Some(
-                "kernel threads are among the other programs: their CPU time is unknown".to_owned(),
-            );
-        };
-        let percent = share * 100.0;
-        let baseline = self
-            .kernel_cpu_share_baseline
-            .map(|share| format!(", and {:.1} % in those of host processes", share * 100.0));
-        Some(format!(
-            "kernel threads, which work for the run too and are not judged, used {percent:.1} % of the CPU time in rounds of the target{}",
-            baseline.unwrap_or_default()
-        ))
-    }
-}
-
 /// The host of the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HostDocument {
@@ -250,25 +158,6 @@ pub struct HostDocument {
     pub commit: Option<String>,
     /// Whether tracked files differed from the commit.
     pub dirty_tree: Option<bool>,
-}
-
-/// Quantiles of the latencies of a phase, or of the times of a turn, a round or a repeated command. A quantile is
-/// `null` with too few samples, or if it lies among the failures.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PhaseDocument {
-    /// Samples, failures included.
-    pub n: usize,
-    /// Failures among the samples, for example starts that did not reach the phase.
-    pub failed: usize,
-    pub p50_ms: Option<f64>,
-    pub p95_ms: Option<f64>,
-    pub p99_ms: Option<f64>,
-    pub max_ms: Option<f64>,
-    /// 95 % confidence interval, by bootstrap over rounds; `null` with too few samples or rounds, or if its upper bound
-    /// lies among the failures.
-    pub p50_ci95_ms: Option<[f64; 2]>,
-    pub p95_ci95_ms: Option<[f64; 2]>,
-    pub p99_ci95_ms: Option<[f64; 2]>,
 }
 
 impl HostDocument {
@@ -330,20 +219,20 @@ impl Document {
             beside_turns: TurnsDocument::new(&view.scenario.turns, &summary.beside),
             turn_ratios: RatioDocument::all(&view.scenario.turns, summary),
             round: match view.scenario.arrival {
-                Arrival::Burst { .. } => present(&summary.round_samples()),
+                Arrival::Burst { .. } => PhaseDocument::present(&summary.round_samples()),
                 Arrival::Closed { .. } | Arrival::Open { .. } => None,
             },
             peers: PeersDocument::new(view),
             cluster: ClusterDocument::new(view),
-            baseline: present(&summary.baseline_samples()),
-            null_target: present(&summary.null_samples()),
+            baseline: PhaseDocument::present(&summary.baseline_samples()),
+            null_target: PhaseDocument::present(&summary.null_samples()),
             interference: InterferenceDocument::new(view),
-            cold: present(&summary.cold_samples()),
+            cold: PhaseDocument::present(&summary.cold_samples()),
             cost: CostDocument::new(summary),
             load: LoadDocument::new(summary),
             levels: density::levels(summary),
             memory: view.scenario.memory.map(|_| MemoryDocument::new(view)),
-            after_hold: present(&Samples::new(summary.after_hold_ns.clone())),
+            after_hold: PhaseDocument::present(&Samples::new(summary.after_hold_ns.clone())),
             gates: view.gates.clone(),
         }
     }
@@ -361,139 +250,6 @@ impl Document {
         kinds
             .filter_map(|(kind, phases)| Some((format!("{kind} "), phases.get(name)?)))
             .collect()
-    }
-
-    /// All rows of latencies with their names in reports. The rows of phases are separate for each origin.
-    #[must_use]
-    pub fn rows(&self) -> Vec<(String, &PhaseDocument)> {
-        let mut rows = Vec::new();
-        let beside_name = self.beside_row().unwrap_or_default();
-        rows.extend(self.load.iter().flat_map(LoadDocument::latencies));
-        if self.has_rates() {
-            // With several rates, these rows would mix them.
-            return rows;
-        }
-        if self.starts.is_empty() {
-            let name = self.start_name.as_ref();
-            let prefix = name.map_or(String::new(), |name| format!("{name}: "));
-            self.ladder_rows(&mut rows, &prefix, &self.phases);
-        }
-        for (kind, phases) in &self.starts {
-            self.ladder_rows(&mut rows, &format!("{}: ", start_row(kind)), phases);
-        }
-        if let Some(phases) = &self.beside {
-            self.ladder_rows(&mut rows, &format!("{beside_name}: "), phases);
-        }
-        let templates = self.templates.iter();
-        rows.extend(templates.map(|(name, row)| (format!("template {name}: first_exec"), row)));
-        rows.extend(self.work.iter().flat_map(|work| work.rows(beside_name)));
-        rows.extend(self.turns.iter().flat_map(TurnsDocument::rows));
-        for (name, row) in self.beside_turns.iter().flat_map(TurnsDocument::rows) {
-            rows.push((format!("{beside_name}: {name}"), row));
-        }
-        for (name, row) in [
-            ("whole round", &self.round),
-            ("host process", &self.baseline),
-            ("null target (harness alone)", &self.null_target),
-            ("clone, page cache dropped: first_exec", &self.cold),
-            ("repeated command", &self.after_hold),
-        ] {
-            rows.extend(row.as_ref().map(|row| (name.to_owned(), row)));
-        }
-        rows.extend(self.cluster.iter().flat_map(ClusterDocument::latencies));
-        rows
-    }
-
-    fn has_rates(&self) -> bool {
-        self.load
-            .as_ref()
-            .is_some_and(|load| !load.rates.is_empty())
-    }
-
-    /// Rows of costs for people: name and value.
-    pub(super) fn cost_rows(&self) -> Vec<(String, String)> {
-        let mut rows = self
-            .load
-            .as_ref()
-            .map(LoadDocument::costs)
-            .unwrap_or_default();
-        let cluster = self.cluster.iter();
-        rows.extend(cluster.flat_map(|cluster| cluster.costs(self.host.cores)));
-        rows.extend(
-            self.cost
-                .rows(self.beside_row().unwrap_or_default(), self.has_rates()),
-        );
-        rows
-    }
-
-    /// Appends the rows of all phases in order. The last row carries the label of the first work.
-    fn ladder_rows<'a>(
-        &self,
-        rows: &mut Vec<(String, &'a PhaseDocument)>,
-        prefix: &str,
-        phases: &'a BTreeMap<String, PhaseDocument>,
-    ) {
-        for phase in StartPhase::ALL {
-            if let Some(row) = phases.get(phase.name()) {
-                let label = match phase {
-                    StartPhase::FirstExec => format!(" ({})", self.first_work.words()),
-                    _ => String::new(),
-                };
-                rows.push((format!("{prefix}{}{label}", phase.name()), row));
-            }
-        }
-    }
-
-    /// Name of the comparison rounds in rows. Those without a server are new clones whose template is in the page
-    /// cache.
-    fn beside_row(&self) -> Option<&str> {
-        match self.beside_name.as_deref()? {
-            "direct" => Some(CLONE_ROW),
-            other => Some(other),
-        }
-    }
-
-    /// Rows with the mean page faults of one VMM: name, value of the target, and value of the comparison rounds.
-    #[must_use]
-    pub fn fault_rows(&self) -> Vec<(String, String, String)> {
-        turns::fault_rows(self.turns.as_ref(), self.beside_turns.as_ref())
-    }
-
-    /// Column titles of [`Self::ratio_rows`]; `None` without ratios.
-    #[must_use]
-    pub fn ratio_columns(&self) -> Option<[String; 5]> {
-        let pairs = self.turn_ratios.first()?.pairs;
-        let beside = self.beside_name.as_deref().unwrap_or_default();
-        Some([
-            format!("over {beside}, {pairs} pairs of rounds"),
-            "ratio".to_owned(),
-            "95 %".to_owned(),
-            "MB/s".to_owned(),
-            format!("MB/s {beside}"),
-        ])
-    }
-
-    /// A row for each turn: name, ratio, confidence interval, and the throughput of the target and of the
-    /// comparison rounds.
-    #[must_use]
-    pub fn ratio_rows(&self) -> Vec<[String; 5]> {
-        let speed = |turns: &Option<TurnsDocument>, index: usize| {
-            let turn = turns.as_ref().and_then(|t| t.turns.get(index));
-            let rate = turn.and_then(|t| t.bytes_per_s);
-            rate.map_or(String::new(), |rate| format!("{:.1}", rate / 1e6))
-        };
-        let row = |(index, of): (usize, &RatioDocument)| {
-            [
-                format!("turn {}", of.turn),
-                of.ratio.map_or("n/a".to_owned(), |r| format!("{r:.3}")),
-                of.ratio_ci95.map_or("n/a".to_owned(), |[low, high]| {
-                    format!("{low:.3}–{high:.3}")
-                }),
-                speed(&self.turns, index),
-                speed(&self.beside_turns, index),
-            ]
-        };
-        self.turn_ratios.iter().enumerate().map(row).collect()
     }
 
     /// Pretty-printed JSON with a final newline.
@@ -522,16 +278,6 @@ fn by_template(view: &View<'_>) -> BTreeMap<String, PhaseDocument> {
         templates.insert(of.template.clone(), PhaseDocument::new(&samples));
     }
     templates
-}
-
-/// Name of an origin in rows. A sandbox from the pool is not a cold start: it was restored before the request
-/// arrived.
-fn start_row(kind: &str) -> &str {
-    match kind {
-        "warm" => "warm slot",
-        "restored" => "clone by the server",
-        other => other,
-    }
 }
 
 fn beside_name(view: &View<'_>) -> Option<String> {
@@ -593,35 +339,5 @@ fn host(view: &View<'_>) -> HostDocument {
             .collect(),
         commit: facts.commit.clone(),
         dirty_tree: facts.dirty_tree,
-    }
-}
-
-fn present(samples: &Samples) -> Option<PhaseDocument> {
-    (samples.n() > 0).then(|| PhaseDocument::new(samples))
-}
-
-impl PhaseDocument {
-    /// Computes quantiles and intervals of the samples.
-    #[must_use]
-    pub fn new(samples: &Samples) -> Self {
-        let ms = |quantile| match samples.quantile(quantile) {
-            Estimate::Value(ns) => Some(ns as f64 / 1e6),
-            Estimate::Infinite | Estimate::TooFew { .. } => None,
-        };
-        let interval = |quantile| {
-            let (low, high) = samples.interval95(quantile)?;
-            high.is_finite().then_some([low / 1e6, high / 1e6])
-        };
-        Self {
-            n: samples.n(),
-            failed: samples.failed(),
-            p50_ms: ms(Quantile::P50),
-            p95_ms: ms(Quantile::P95),
-            p99_ms: ms(Quantile::P99),
-            max_ms: ms(Quantile::Max),
-            p50_ci95_ms: interval(Quantile::P50),
-            p95_ci95_ms: interval(Quantile::P95),
-            p99_ci95_ms: interval(Quantile::P99),
-        }
     }
 }

@@ -6,15 +6,18 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
 use stats::chart::{Frame, legend, place};
 
 use super::{
-    document::{Document, PhaseDocument},
-    terminal::milliseconds,
+    document::Document,
+    html,
+    phase::PhaseDocument,
+    section::{Column, Section},
+    units::milliseconds,
 };
+use crate::gate::Verdict;
 
-const STYLE: &str = include_str!("html.css");
 /// Colours of P50 and P95.
 const COLOURS: [&str; 2] = ["var(--p1)", "var(--p8)"];
 
@@ -52,32 +55,22 @@ pub fn render(entries: &[Entry]) -> String {
         .iter()
         .filter_map(|entry| Some((entry.name.as_str(), entry.run.as_ref().err()?.as_str())))
         .collect();
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                title { "History – cube-bench" }
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                header {
-                    h1 { "History" }
-                    p { (entries.len() - unread.len()) " recorded runs. Bars are 95 % confidence intervals within a run. "
-                        "Runs at different times also differ by their host's condition: use " code { "cube-bench ab" } " to compare builds." }
-                }
-                @for runs in &sections { (section(runs)) }
-                @if !unread.is_empty() {
-                    section {
-                        h2 { "Not shown" }
-                        ul { @for (name, why) in unread { li { code { (name) } ": " (why) } } }
-                    }
-                }
+    let read = entries.len() - unread.len();
+    let body = html! {
+        header {
+            h1 { "History" }
+            p { (read) " recorded runs. Bars are 95 % confidence intervals within a run. "
+                "Runs at different times also differ by their host's condition: use " code { "cube-bench ab" } " to compare builds." }
+        }
+        @for runs in &sections { (section(runs)) }
+        @if !unread.is_empty() {
+            section {
+                h2 { "Not shown" }
+                ul { @for (name, why) in unread { li { code { (name) } ": " (why) } } }
             }
         }
     };
-    page.into_string()
+    html::page("History", &body)
 }
 
 type Runs<'a> = Vec<(&'a str, &'a Document)>;
@@ -117,7 +110,7 @@ fn section(runs: &[(&str, &Document)]) -> Markup {
                 span { "platform " (host.platform.as_deref().unwrap_or("unknown")) }
             }
             @if runs.len() > 1 { @for trend in trends(runs) { (plot(&trend, runs.len())) } }
-            (table(runs))
+            (html::table(&table(runs)))
         }
     }
 }
@@ -237,26 +230,36 @@ fn curve(frame: &Frame, points: &[Point], colour: &str) -> Markup {
     }
 }
 
-fn table(runs: &[(&str, &Document)]) -> Markup {
-    html! {
-        table {
-            thead { tr { th.n { "run" } th { "started" } th { "directory" } th { "commit" } th { "grade" } th.n { "n" } th.n { "failed" } th.n { "first exec P95, ms" } th { "gates" } } }
-            tbody {
-                @for (index, (name, d)) in runs.iter().enumerate() {
-                    tr {
-                        td.n { (index + 1) }
-                        td { (started(d)) }
-                        td { code { (name) } }
-                        td { (commit(d)) }
-                        td.(d.host.grade) { (d.host.grade) }
-                        td.n { (d.n) }
-                        td.n { (d.failures.values().sum::<u64>()) }
-                        td.n { (p95s(d)) }
-                        td { (gates(d)) }
-                    }
-                }
-            }
-        }
+fn table(runs: &[(&str, &Document)]) -> Section {
+    let row = |(index, (name, d)): (usize, &(&str, &Document))| {
+        vec![
+            (index + 1).to_string(),
+            started(d),
+            (*name).to_owned(),
+            commit(d),
+            d.host.grade.clone(),
+            d.n.to_string(),
+            d.failures.values().sum::<u64>().to_string(),
+            p95s(d),
+            gates(d),
+        ]
+    };
+    let text = |title: &str| Column::Text(title.to_owned());
+    let number = |title: &str| Column::Number(title.to_owned());
+    Section {
+        title: "run".to_owned(),
+        columns: vec![
+            text("started"),
+            text("directory"),
+            text("commit"),
+            Column::Verdict("grade".to_owned()),
+            number("n"),
+            number("failed"),
+            number("first exec P95, ms"),
+            text("gates"),
+        ],
+        rows: runs.iter().enumerate().map(row).collect(),
+        notes: Vec::new(),
     }
 }
 
@@ -286,18 +289,15 @@ fn p95s(d: &Document) -> String {
 }
 
 /// The failed gates, or the number of gates if all passed.
-fn gates(d: &Document) -> Markup {
-    let open: Vec<_> = d
-        .gates
-        .iter()
-        .filter(|gate| gate.verdict.word() != "met")
+fn gates(d: &Document) -> String {
+    let open = d.gates.iter().filter(|gate| gate.verdict != Verdict::Met);
+    let open: Vec<String> = open
+        .map(|gate| format!("{} {}", gate.verdict.word(), gate.name))
         .collect();
-    html! {
-        @if open.is_empty() { span.met { (d.gates.len()) " met" } }
-        @for gate in open {
-            span.(gate.verdict.word()) { (gate.verdict.word()) } " " (gate.name) br;
-        }
+    if open.is_empty() {
+        return format!("{} met", d.gates.len());
     }
+    open.join(", ")
 }
 
 #[cfg(test)]

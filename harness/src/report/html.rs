@@ -3,48 +3,85 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::{
-    View, density,
-    document::{Document, PhaseDocument},
+    View,
+    document::Document,
     plot,
-    terminal::{mb, milliseconds, quantity},
+    section::{Column, Section},
+    sections,
 };
-use crate::scenario::Quantile;
 
 const STYLE: &str = include_str!("html.css");
 
 #[must_use]
 pub fn render(view: &View<'_>) -> String {
     let d = Document::new(view);
+    page(
+        &d.scenario,
+        &html! {
+            (head(view, &d))
+            @if !view.gates.is_empty() { (section(&sections::gates(view, &d))) }
+            @for results in sections::results(view, &d) { (section(&results)) }
+            @for (title, drawing) in plot::all(view, &d) { section { h2 { (title) } (drawing) } }
+            (section(&host(view, &d)))
+            p { "Reproduce: " code { (view.reproduce) } }
+        },
+    )
+}
+
+/// A complete page.
+pub(super) fn page(title: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
-                title { (d.scenario) " – cube-bench" }
+                title { (title) " – cube-bench" }
                 style { (PreEscaped(STYLE)) }
             }
-            body {
-                (head(view, &d))
-                @if let Some(peers) = &d.peers { (peers.html()) }
-                (gates(view))
-                section { h2 { "Latency" } (latency(&d)) }
-                (costs(&d))
-                (ratios(&d))
-                (faults(&d))
-                (ramp(view, &d))
-                section { h2 { "Cumulative distribution" } (plot::cdf::draw(view)) }
-                section { h2 { "Phases of a start" } (plot::ladder::draw(view)) }
-                section { h2 { "A typical round" } (plot::timeline::draw(view)) }
-                @if d.memory.is_some() {
-                    section { h2 { "Memory" } (plot::memory::draw(view)) (ledger(&d)) }
-                }
-                (failures(view))
-                (host(view, &d))
-            }
+            body { (body) }
         }
     };
     page.into_string()
+}
+
+/// A section with its heading.
+pub(super) fn section(section: &Section) -> Markup {
+    html! {
+        section { h2 { (section.title) } (table(section)) }
+    }
+}
+
+/// The table and the remarks of a section.
+pub(super) fn table(section: &Section) -> Markup {
+    let columns = &section.columns;
+    html! {
+        @if !section.rows.is_empty() {
+            table {
+                @if section.has_header() {
+                    thead { tr { th {} @for column in columns { th.n[is_number(column)] { (column.title()) } } } }
+                }
+                tbody {
+                    @for row in &section.rows {
+                        tr { td { (row[0]) } @for (column, cell) in columns.iter().zip(&row[1..]) { (cell_of(column, cell)) } }
+                    }
+                }
+            }
+        }
+        @if !section.notes.is_empty() { ul { @for note in &section.notes { li { (note) } } } }
+    }
+}
+
+fn is_number(column: &Column) -> bool {
+    matches!(column, Column::Number(_))
+}
+
+fn cell_of(column: &Column, cell: &str) -> Markup {
+    match column {
+        Column::Number(_) => html! { td.n { (cell) } },
+        Column::Text(_) | Column::Remark(_) => html! { td { (cell) } },
+        Column::Verdict(_) => html! { td.(cell) { (cell) } },
+    }
 }
 
 fn head(view: &View<'_>, d: &Document) -> Markup {
@@ -85,171 +122,14 @@ fn tile(name: &str, value: Option<f64>, unit: &str) -> Markup {
     }
 }
 
-fn gates(view: &View<'_>) -> Markup {
-    html! {
-        @if !view.gates.is_empty() {
-            section {
-                h2 { "Gates" }
-                table {
-                    thead { tr { th { "verdict" } th { "gate" } th.n { "measured" } th.n { "limit" } th.n { "n" } th { "reason" } } }
-                    tbody {
-                        @for gate in &view.gates {
-                            tr {
-                                td.(gate.verdict.word()) { (gate.verdict.word()) }
-                                td { (gate.name) br; code { (gate.metric) } }
-                                td.n { (quantity(gate.measured, &gate.unit)) }
-                                td.n { (quantity(Some(gate.limit), &gate.unit)) }
-                                td.n { (gate.n) }
-                                td { (gate.reason) }
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn latency(d: &Document) -> Markup {
-    html! {
-        table {
-            thead { tr { th { "ms from the intended start" } th.n { "n" } th.n { "P50" } th.n { "P95" } th.n { "P99" } th.n { "max" } th.n { "P95, 95 % interval" } } }
-            tbody {
-                @for (name, p) in d.rows() {
-                    tr {
-                        td { (name) }
-                        td.n { (p.n) }
-                        td.n { (cell(p, p.p50_ms, Quantile::P50)) }
-                        td.n { (cell(p, p.p95_ms, Quantile::P95)) }
-                        td.n { (cell(p, p.p99_ms, Quantile::P99)) }
-                        td.n { (cell(p, p.max_ms, Quantile::Max)) }
-                        td.n { @if let Some([low, high]) = p.p95_ci95_ms { (milliseconds(low)) " – " (milliseconds(high)) } }
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Plots each start over the number of living sandboxes or over time. A single quantile over all of them would hide
-/// a slow end.
-fn ramp(view: &View<'_>, d: &Document) -> Markup {
-    html! {
-        @if let Some(plot) = plot::ramp::draw(view) {
-            section {
-                h2 { @if d.levels.is_empty() { "Ramp" } @else { "Density" } }
-                (plot)
-                @if !d.levels.is_empty() { (density::table(&d.levels)) }
-            }
-        }
-    }
-}
-
-fn costs(d: &Document) -> Markup {
-    let rows = d.cost_rows();
-    html! {
-        @if !rows.is_empty() {
-            section {
-                h2 { "Cost" }
-                table { tbody { @for (name, value) in rows { tr { td { (name) } td { (value) } } } } }
-            }
-        }
-    }
-}
-
-fn ratios(d: &Document) -> Markup {
-    html! {
-        @if let Some(names) = d.ratio_columns() {
-            section {
-                h2 { "Ratios of turns" }
-                table {
-                    thead { tr { @for name in names { th { (name) } } } }
-                    tbody { @for row in d.ratio_rows() { tr { @for cell in row { td { (cell) } } } } }
-                }
-            }
-        }
-    }
-}
-
-fn faults(d: &Document) -> Markup {
-    let rows = d.fault_rows();
-    html! {
-        @if !rows.is_empty() {
-            section {
-                h2 { "Page faults" }
-                table {
-                    thead { tr { th { "mean of one VMM" } th.n {} th.n { (d.beside_name.as_deref().unwrap_or_default()) } } }
-                    tbody {
-                        @for (name, ours, theirs) in rows {
-                            tr { td { (name) } td.n { (ours) } td.n { (theirs) } }
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Formats a quantile: milliseconds, `failed`, or `n/a` with too few samples.
-pub(super) fn cell(p: &PhaseDocument, ms: Option<f64>, quantile: Quantile) -> String {
-    match ms {
-        Some(ms) => milliseconds(ms),
-        None if p.n >= quantile.needs() => "failed".to_owned(),
-        None => format!("n/a (n = {})", p.n),
-    }
-}
-
-fn ledger(d: &Document) -> Markup {
-    html! {
-        @if let Some(memory) = &d.memory {
-            p {
-                "One more clone takes " strong { (mb(memory.slope_bytes_per_clone)) }
-                @if let Some([low, high]) = memory.slope_ci95 {
-                    " (95 % " (mb(Some(low))) " to " (mb(Some(high))) ")"
-                }
-                ". The lines up to the residue add up to this number."
-            }
-            table {
-                tbody {
-                    @for (name, bytes) in memory.ledger.parts() {
-                        tr { td { (name) } td.n { (mb(bytes)) } }
-                    }
-                    @for (name, value) in memory.rows() {
-                        tr { td { (name) } td { (value) } }
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn failures(view: &View<'_>) -> Markup {
-    let counts = view.summary.failures();
-    let examples = view.summary.failure_examples();
-    html! {
-        @if !examples.is_empty() {
-            section {
-                h2 { "Failures" }
-                table {
-                    thead { tr { th { "cause" } th.n { "measured starts" } th { "first message" } } }
-                    tbody {
-                        @for (cause, message) in examples {
-                            tr {
-                                td.fail { (cause.name()) }
-                                td.n { (counts.get(&cause).copied().unwrap_or(0)) }
-                                td { (message) }
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn host(view: &View<'_>, d: &Document) -> Markup {
+/// The facts about the host, and why it has its grade.
+fn host(view: &View<'_>, d: &Document) -> Section {
     let facts = view.facts;
     let or_unknown = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".to_owned());
+    let load = facts.load_1min.map(|load| format!("{load:.2}"));
+    let steal = d.host.steal_share;
+    let steal = steal.map(|share| format!("{:.2} %", share * 100.0));
+    let template = facts.template.as_ref();
     let rows = [
         ("CPU", or_unknown(&facts.cpu_model)),
         ("kernel", or_unknown(&facts.kernel)),
@@ -259,44 +139,21 @@ fn host(view: &View<'_>, d: &Document) -> Markup {
             "transparent huge pages",
             or_unknown(&facts.transparent_huge_pages),
         ),
-        (
-            "stolen CPU time",
-            d.host
-                .steal_share
-                .map_or("unknown".to_owned(), |s| format!("{:.2} %", s * 100.0)),
-        ),
+        ("stolen CPU time", or_unknown(&steal)),
         ("commit", or_unknown(&facts.commit)),
         ("programs", d.host.programs()),
-        (
-            "load before the run",
-            facts
-                .load_1min
-                .map_or("unknown".to_owned(), |load| format!("{load:.2}")),
-        ),
+        ("load before the run", or_unknown(&load)),
         (
             "API",
             facts.endpoint.clone().unwrap_or_else(|| "none".to_owned()),
         ),
         (
             "page cache",
-            facts
-                .template
-                .as_ref()
-                .map_or(String::new(), |t| t.page_cache.clone()),
+            template.map_or(String::new(), |t| t.page_cache.clone()),
         ),
     ];
-    html! {
-        section {
-            h2 { "Host" }
-            @if !d.host.grade_reasons.is_empty() {
-                p { "Graded " (d.host.grade) " because:" }
-                ul { @for reason in &d.host.grade_reasons { li { (reason) } } }
-            }
-            @if let Some(interference) = &d.interference {
-                ul { @for sentence in interference.sentences() { li { (sentence) } } }
-            }
-            table { tbody { @for (name, value) in rows { tr { td { (name) } td { (value) } } } } }
-            p { "Reproduce: " code { (view.reproduce) } }
-        }
+    Section {
+        notes: d.host.grade_reasons.clone(),
+        ..Section::list("host", rows.map(|(name, value)| (name.to_owned(), value)))
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::document::PhaseDocument;
+use super::phase::PhaseDocument;
 use crate::summary::{
     fold::Summary,
     load::{self, AtLevel, AtRate},

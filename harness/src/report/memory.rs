@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{View, terminal::mb};
+use super::{View, section::Section, units::mb};
 use crate::{
     event::MemoryPoint,
     memory::{CPU_LISTS_FREE, DAMON_BYTES, SCANNED, STOLEN},
@@ -146,9 +146,24 @@ impl MemoryDocument {
         }
     }
 
-    /// Rows for people, in addition to the slope and its ledger: name and value.
-    #[must_use]
-    pub fn rows(&self) -> Vec<(String, String)> {
+    /// The slope with its ledger, and other values.
+    pub(super) fn section(&self) -> Section {
+        let interval = self.slope_ci95.map_or("n/a".to_owned(), |[low, high]| {
+            format!("{} to {}", mb(Some(low)), mb(Some(high)))
+        });
+        let title = format!(
+            "memory of one more clone: {} (95 % {interval}; {} points, up to {} clones)",
+            mb(self.slope_bytes_per_clone),
+            self.points,
+            self.most_clones,
+        );
+        let parts = self.ledger.parts().into_iter();
+        let parts = parts.map(|(name, bytes)| (name.to_owned(), mb(bytes)));
+        Section::list(&title, parts.chain(self.rows()))
+    }
+
+    /// Name and value, in addition to the slope and its ledger.
+    fn rows(&self) -> Vec<(String, String)> {
         let mut rows = Vec::new();
         let mut add = |name: &str, value: Option<String>| {
             rows.extend(value.map(|value| (name.to_owned(), value)));

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use maud::{Markup, html};
 use serde::{Deserialize, Serialize};
 
-use super::{View, document::PhaseDocument, html::cell, terminal::milliseconds};
+use super::{View, phase::PhaseDocument, section::Section};
 use crate::{
     event::{Attempt, System},
     plan::Subject,
@@ -97,99 +96,31 @@ impl PeersDocument {
         })
     }
 
-    /// Titles of [`Self::rows`].
-    pub(super) fn columns(&self) -> [String; 9] {
+    /// A row for each system, in milliseconds; a missing system has only its name. Each has a remark: its platform, why
+    /// it is missing, and its failures.
+    pub(super) fn section(&self) -> Section {
         let over = self.reference.as_deref().unwrap_or("the reference");
-        [
-            "system",
-            "n",
-            "failed",
-            "create P50",
-            "first exec P50",
-            "P95",
-            "gone P50",
-            &format!("P50 / {over}"),
-            &format!("P95 / {over}"),
-        ]
-        .map(str::to_owned)
-    }
-
-    /// One row for each system, in milliseconds; a missing system has only its name.
-    pub(super) fn rows(&self) -> Vec<[String; 9]> {
         let systems = self.systems.iter();
-        systems.map(SystemDocument::row).collect()
-    }
-
-    /// One line for each system: its platform, why it is missing, and its failures.
-    pub(super) fn notes(&self) -> Vec<String> {
-        let systems = self.systems.iter();
-        systems.map(SystemDocument::note).collect()
-    }
-
-    pub(super) fn html(&self) -> Markup {
-        html! {
-            section {
-                h2 { "Systems" }
-                (self.chart())
-                table {
-                    thead { tr { @for (n, name) in self.columns().iter().enumerate() { th.n[n > 0] { (name) } } } }
-                    tbody {
-                        @for row in self.rows() {
-                            tr { @for (n, text) in row.iter().enumerate() { td.n[n > 0] { (text) } } }
-                        }
-                    }
-                }
-                p { "Milliseconds from the intended start. Ratios of first exec, with 95 % intervals." }
-                ul { @for note in self.notes() { li { (note) } } }
-            }
+        let mut section = Section::numbers(
+            "system, ms from the intended start",
+            [
+                "n",
+                "failed",
+                "create P50",
+                "first exec P50",
+                "P95",
+                "gone P50",
+                &format!("P50 / {over}"),
+                &format!("P95 / {over}"),
+            ],
+            systems.clone().map(SystemDocument::row).collect(),
+        );
+        section.notes = systems.map(SystemDocument::note).collect();
+        if self.missing > 0 {
+            let missing = format!("{} of the systems are missing on this host", self.missing);
+            section.notes.push(missing);
         }
-    }
-
-    /// P50 to P95 of first exec of each system, on a logarithmic axis.
-    fn chart(&self) -> Markup {
-        const LEFT: f64 = 150.0;
-        const WIDTH: f64 = 560.0;
-        const ROW: f64 = 24.0;
-        let ends = |system: &SystemDocument| {
-            let phase = system.first_exec.as_ref()?;
-            Some((phase.p50_ms?, phase.p95_ms.or(phase.p50_ms)?))
-        };
-        let all: Vec<(&str, (f64, f64))> = self
-            .systems
-            .iter()
-            .filter_map(|system| Some((system.name.as_str(), ends(system)?)))
-            .collect();
-        let low = all.iter().map(|(_, (p50, _))| p50.log10().floor());
-        let low = low.min_by(f64::total_cmp).unwrap_or(0.0);
-        let high = all.iter().map(|(_, (_, p95))| p95.log10().ceil());
-        let high = high.max_by(f64::total_cmp).unwrap_or(1.0).max(low + 1.0);
-        let x = |ms: f64| LEFT + (ms.log10() - low) / (high - low) * WIDTH;
-        let height = ROW * (all.len() as f64 + 1.0);
-        let mut decades = Vec::new();
-        let mut decade = low;
-        while decade <= high {
-            decades.push(10_f64.powf(decade));
-            decade += 1.0;
-        }
-        html! {
-            @if !all.is_empty() {
-                svg viewBox=(format!("0 0 760 {height}")) role="img" {
-                    title { "P50 to P95 of first exec of each system" }
-                    @for ms in decades {
-                        line.grid x1=(x(ms)) x2=(x(ms)) y1="0" y2=(height - ROW) {}
-                        text.tick x=(x(ms)) y=(height - 6.0) text-anchor="middle" { (format!("{ms} ms")) }
-                    }
-                    @for (n, (name, (p50, p95))) in all.iter().enumerate() {
-                        @let y = ROW * (n as f64 + 0.5);
-                        text.label x=(LEFT - 8.0) y=(y + 4.0) text-anchor="end" { (name) }
-                        line x1=(x(*p50)) x2=(x(*p95)) y1=(y) y2=(y) stroke="var(--p1)" stroke-width="6" {}
-                        circle cx=(x(*p50)) cy=(y) r="5" fill="var(--p1)" {
-                            title { (name) ": P50 " (milliseconds(*p50)) " ms, P95 " (milliseconds(*p95)) " ms" }
-                        }
-                    }
-                }
-            }
-        }
+        section
     }
 }
 
@@ -229,25 +160,21 @@ impl SystemDocument {
         }
     }
 
-    fn row(&self) -> [String; 9] {
+    fn row(&self) -> Vec<String> {
         if self.missing.is_some() {
-            let mut row = ["", "missing", "", "", "", "", "", "", ""].map(str::to_owned);
+            let mut row = vec![String::new(); 9];
             row[0].clone_from(&self.name);
+            row[1] = "missing".to_owned();
             return row;
         }
         let ms = |phase: &Option<PhaseDocument>, quantile: Quantile| {
-            phase.as_ref().map_or(String::new(), |phase| {
-                let value = match quantile {
-                    Quantile::P50 => phase.p50_ms,
-                    Quantile::P95 => phase.p95_ms,
-                    Quantile::P99 => phase.p99_ms,
-                    Quantile::Max => phase.max_ms,
-                };
-                cell(phase, value, quantile)
-            })
+            let phase = phase.as_ref();
+            phase.map_or(String::new(), |phase| phase.cell(quantile))
         };
+        let over =
+            |ratio: Option<QuotientDocument>| ratio.map_or(String::new(), QuotientDocument::text);
         let failed: u64 = self.failures.values().sum();
-        [
+        vec![
             self.name.clone(),
             self.n.to_string(),
             failed.to_string(),
@@ -255,8 +182,8 @@ impl SystemDocument {
             ms(&self.first_exec, Quantile::P50),
             ms(&self.first_exec, Quantile::P95),
             ms(&self.gone, Quantile::P50),
-            self.p50_ratio.map_or(String::new(), QuotientDocument::text),
-            self.p95_ratio.map_or(String::new(), QuotientDocument::text),
+            over(self.p50_ratio),
+            over(self.p95_ratio),
         ]
     }
 

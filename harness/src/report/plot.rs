@@ -1,16 +1,40 @@
 //! The plots of a report. Colours are CSS variables, so that the same drawing works in light and dark mode.
 
-pub(super) mod cdf;
-pub(super) mod ladder;
-pub(super) mod memory;
-pub(super) mod ramp;
-pub(super) mod timeline;
+mod cdf;
+mod ladder;
+mod memory;
+mod ramp;
+mod systems;
+mod timeline;
 
 use maud::Markup;
 use model::StartPhase;
 use stats::chart::legend;
 
+use super::{View, document::Document};
 use crate::event::Attempt;
+
+/// All plots of a run with their titles.
+pub(super) fn all(view: &View<'_>, d: &Document) -> Vec<(&'static str, Markup)> {
+    // A single quantile over starts that slow down would hide a slow end.
+    let ramp = if d.levels.is_empty() {
+        "Ramp"
+    } else {
+        "Density"
+    };
+    let plots = [
+        ("Systems", d.peers.as_ref().and_then(systems::draw)),
+        (ramp, ramp::draw(view)),
+        ("Cumulative distribution", Some(cdf::draw(view))),
+        ("Phases of a start", Some(ladder::draw(view))),
+        ("A typical round", Some(timeline::draw(view))),
+        ("Memory", d.memory.as_ref().map(|_| memory::draw(view))),
+    ];
+    let plots = plots.into_iter();
+    plots
+        .filter_map(|(title, plot)| Some((title, plot?)))
+        .collect()
+}
 
 /// A step of a start: the time between two consecutive stamps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::document::PhaseDocument;
+use super::{document::Document, phase::PhaseDocument, section::Section};
 use crate::{
     event::Attempt,
     scenario::TurnSpec,
@@ -147,26 +147,54 @@ impl TurnsDocument {
     }
 }
 
-/// Rows with a name, the page faults of the target and the page faults of the comparison rounds; empty if none were
-/// recorded.
-pub(super) fn fault_rows(
-    turns: Option<&TurnsDocument>,
-    beside: Option<&TurnsDocument>,
-) -> Vec<(String, String, String)> {
-    let ours = turns.map(TurnsDocument::faults).unwrap_or_default();
-    let theirs = beside.map(TurnsDocument::faults).unwrap_or_default();
-    if ours
+/// Mean page faults of one VMM, of the target and of the comparison rounds; without rows if none were recorded.
+pub(super) fn faults(d: &Document) -> Section {
+    let all = |turns: &Option<TurnsDocument>| {
+        let turns = turns.as_ref();
+        turns.map(TurnsDocument::faults).unwrap_or_default()
+    };
+    let (ours, theirs) = (all(&d.turns), all(&d.beside_turns));
+    let is_recorded = ours
         .iter()
         .chain(&theirs)
-        .all(|(_, faults)| faults.is_none())
-    {
-        return Vec::new();
-    }
+        .any(|(_, faults)| faults.is_some());
     let shown = |faults: Option<f64>| faults.map_or(String::new(), |n| format!("{n:.0}"));
-    let rows = ours.into_iter().enumerate();
-    rows.map(|(index, (name, faults))| {
+    let rows = ours.into_iter().enumerate().map(|(index, (name, faults))| {
         let beside = theirs.get(index).and_then(|(_, faults)| *faults);
-        (name, shown(faults), shown(beside))
-    })
-    .collect()
+        vec![name, shown(faults), shown(beside)]
+    });
+    let beside = d.beside_name.as_deref().unwrap_or_default();
+    Section::numbers(
+        "page faults of one VMM, mean",
+        ["target", beside],
+        rows.filter(|_| is_recorded).collect(),
+    )
+}
+
+/// A row for each turn: ratio, confidence interval, and the throughput of the target and of the comparison rounds.
+/// `None` without ratios.
+pub(super) fn ratios(d: &Document) -> Option<Section> {
+    let pairs = d.turn_ratios.first()?.pairs;
+    let beside = d.beside_name.as_deref().unwrap_or_default();
+    let speed = |turns: &Option<TurnsDocument>, index: usize| {
+        let turn = turns.as_ref().and_then(|t| t.turns.get(index));
+        let rate = turn.and_then(|t| t.bytes_per_s);
+        rate.map_or(String::new(), |rate| format!("{:.1}", rate / 1e6))
+    };
+    let row = |(index, of): (usize, &RatioDocument)| {
+        vec![
+            format!("turn {}", of.turn),
+            of.ratio.map_or("n/a".to_owned(), |r| format!("{r:.3}")),
+            of.ratio_ci95.map_or("n/a".to_owned(), |[low, high]| {
+                format!("{low:.3}–{high:.3}")
+            }),
+            speed(&d.turns, index),
+            speed(&d.beside_turns, index),
+        ]
+    };
+    Some(Section::numbers(
+        &format!("ratio of turns over {beside}, {pairs} pairs of rounds"),
+        ["ratio", "95 %", "MB/s", &format!("MB/s {beside}")],
+        d.turn_ratios.iter().enumerate().map(row).collect(),
+    ))
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{View, document::PhaseDocument};
+use super::{View, phase::PhaseDocument};
 use crate::{
     event::Attempt,
     summary::fold::{self, Summary},

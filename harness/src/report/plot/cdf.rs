@@ -20,7 +20,7 @@ struct Curve {
 
 /// Draws curves of `replied` and `first_exec` for each origin and a curve of the baseline. The limits of gates on
 /// phases are vertical lines.
-pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
+pub(super) fn draw(view: &View<'_>) -> Markup {
     let curves = curves(view);
     let longest = curves
         .iter()

@@ -17,7 +17,7 @@ struct Bar {
 }
 
 /// Draws the bars from clones that reached first exec.
-pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
+pub(super) fn draw(view: &View<'_>) -> Markup {
     let mut done: Vec<&Attempt> = view
         .summary
         .clones

@@ -4,12 +4,12 @@ use maud::{Markup, html};
 use stats::chart::{Frame, legend, place};
 
 use crate::{
-    report::{View, terminal::mb},
+    report::{View, units::mb},
     summary::fold::available,
 };
 
 /// Draws the samples of all groups, each relative to the first sample of its group, and the fitted line.
-pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
+pub(super) fn draw(view: &View<'_>) -> Markup {
     let points = points(view);
     let Some(slope) = view.summary.memory_slope() else {
         return html! { p { "Memory was not sampled." } };

@@ -20,7 +20,7 @@ type Point = (f64, Option<f64>);
 
 /// Draws the starts over the number of living sandboxes if sandboxes accumulate, or over the launch time for an
 /// open loop. `None` for other scenarios, whose starts have no such order.
-pub(in crate::report) fn draw(view: &View<'_>) -> Option<Markup> {
+pub(super) fn draw(view: &View<'_>) -> Option<Markup> {
     let (points, label) = if view.scenario.hold.until == HoldUntil::End {
         (over_alive(view), "sandboxes alive")
     } else if matches!(view.scenario.arrival, Arrival::Open { .. }) {

@@ -11,7 +11,7 @@ use crate::{event::Attempt, report::View};
 const LINES: usize = 200;
 
 /// Draws a typical round: the measured round whose slowest clone is the median of the slowest clones of all rounds.
-pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
+pub(super) fn draw(view: &View<'_>) -> Markup {
     let Some((round, base_ns)) = typical_round(view) else {
         return html! { p { "No round was measured." } };
     };
