@@ -282,7 +282,7 @@ impl Driver {
 
     /// How long to sleep if no message arrives.
     fn timer(&self) -> Duration {
-        let fills = self.stopping.closing.is_none() && self.stock.wants_fills(&self.templates);
+        let fills = self.stopping.closing.is_none() && self.stock.wants_fills();
         let longest = if fills {
             self.stock.look_again_in(host::monotonic_ns())
         } else {

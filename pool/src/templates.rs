@@ -17,23 +17,21 @@ mod names;
 mod naming;
 mod rebuilt;
 mod record;
-mod supply;
 
 pub(crate) use disk::Guest;
 pub(crate) use naming::{Renamed, TakenNames};
 pub(crate) use rebuilt::{Rebuild, Rebuilt};
 pub(crate) use record::{Size, TemplateRecord};
-pub(crate) use supply::Supply;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
-    sync::{Arc, Weak},
+    sync::Arc,
 };
 
 use model::{MANIFEST_NAME, SandboxId, TEMPLATE_FORMAT, WarmUpRequest, template_file};
-use vmm_control::template::{LoadedTemplate, loaded_size};
+use vmm_control::template::loaded_size;
 
 use crate::{
     durable::{allocated, private_dir, read_bounded},
@@ -55,19 +53,6 @@ use record::{Kept, name_vmm};
 const MAX_FILE: u64 = 1 << 20;
 /// The directory of a template's files, next to its record.
 pub(crate) const IMAGE: &str = "image";
-
-/// Whether a template's memory is loaded into huge pages, from which clones start fastest.
-#[derive(Clone, Debug)]
-pub(crate) enum Memory {
-    /// Not loaded, because no fill has been needed yet.
-    OnDisk,
-    /// The memory is being copied.
-    Loading,
-    Loaded(Arc<LoadedTemplate>),
-    /// Not loaded, and not tried again: the template is a diff (its base may be loaded), or loading failed. Clones read
-    /// the memory from the template's directory.
-    Unloadable,
-}
 
 /// How the memory of a template is stored on the disk.
 #[derive(Debug)]
@@ -97,13 +82,9 @@ pub(crate) struct Template {
     pub(crate) vmm: VmmId,
     /// Requests that warm up a clone before it becomes a warm slot. If empty, the clone runs a command instead.
     pub(crate) warm_up: Arc<[WarmUpRequest]>,
-    pub(crate) memory: Memory,
     pub(crate) storage: Storage,
     /// Space that the memory occupies when loaded, in bytes.
     pub(crate) loaded_bytes: u64,
-    /// The copy that was loaded last. VMs may still use it after the template has been unloaded.
-    pub(crate) copy: Weak<LoadedTemplate>,
-    pub(crate) supply: Supply,
     /// The record in the state directory. `None` for an installed template.
     kept: Option<Kept>,
     /// Directory and rebuild state of an installed template. `None` for other templates.
@@ -373,10 +354,6 @@ impl Templates {
         self.by_id.values()
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Template> {
-        self.by_id.values_mut()
-    }
-
     /// The template with this id, name or `name:tag`.
     pub(crate) fn find(&self, reference: &str) -> Option<&Template> {
         self.by_id.get(reference).or_else(|| {
@@ -463,8 +440,8 @@ impl Templates {
         self.by_id.remove(id)?.record(&self.dir)
     }
 
-    /// Makes new sandboxes of an installed template start from its rebuilt files in `dir`. Returns the previous memory.
-    pub(crate) fn replace(&mut self, id: &str, dir: &Path, vmm: VmmId) -> Result<Memory, String> {
+    /// Makes new sandboxes of an installed template start from its rebuilt files in `dir`.
+    pub(crate) fn replace(&mut self, id: &str, dir: &Path, vmm: VmmId) -> Result<(), String> {
         let rebuilt = Template::read(dir, id.to_owned(), &self.store)?;
         let template = self
             .by_id
@@ -483,11 +460,10 @@ impl Templates {
         template.info.created_unix_s = created_unix_s;
         template.layer_bytes = rebuilt.layer_bytes;
         (template.dir, template.root, template.boot) = (rebuilt.dir, rebuilt.root, rebuilt.boot);
-        (template.supply.failures, template.supply.not_before_ns) = (0, 0);
-        (template.loaded_bytes, template.copy) = (rebuilt.loaded_bytes, Weak::new());
+        template.loaded_bytes = rebuilt.loaded_bytes;
         template.is_ours = rebuilt.is_ours;
         template.set_vmm(vmm);
-        Ok(std::mem::replace(&mut template.memory, Memory::OnDisk))
+        Ok(())
     }
 
     /// Ids of the templates that are diffs of the template in `dir`.
@@ -538,10 +514,6 @@ impl Template {
                 // At most all of the memory. An unreadable file is reported when it is loaded.
                 None => loaded_size(&dir).unwrap_or(manifest.memory.0),
             },
-            memory: match &base {
-                Some(_) => Memory::Unloadable,
-                None => Memory::OnDisk,
-            },
             base,
             is_ours: manifest.format == TEMPLATE_FORMAT,
             ..Self::new(info, dir, root)
@@ -560,11 +532,8 @@ impl Template {
             defaults: TemplateDefaults::default(),
             vmm: VmmId::default(),
             warm_up: Arc::default(),
-            memory: Memory::OnDisk,
             storage: Storage::Whole,
             loaded_bytes: 0,
-            copy: Weak::new(),
-            supply: Supply::default(),
             kept: None,
             rebuild: None,
             is_ours: true,
@@ -584,6 +553,11 @@ impl Template {
 }
 
 impl Template {
+    /// Whether its memory can be loaded into huge pages. A diff is not, because its base may be; a disk has no memory.
+    pub(crate) fn is_loadable(&self) -> bool {
+        self.base.is_none() && self.info.kind != TemplateKind::Disk
+    }
+
     /// Files and directories that must exist as long as the template.
     pub(crate) fn needs(&self) -> Vec<PathBuf> {
         let mut needs = vec![self.dir.clone(), self.root.clone()];

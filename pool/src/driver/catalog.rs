@@ -11,7 +11,7 @@ use crate::{
     slot::Stage,
     spec::{ChangeKind, TemplateInfo, TemplateKind},
     state_dir::TEMPLATES,
-    templates::{self, Memory, NewTemplate, Origin, Template},
+    templates::{self, NewTemplate, Origin, Template},
 };
 
 impl Driver {
@@ -148,13 +148,13 @@ impl Driver {
             return;
         }
         self.end_stock(&id);
-        let template = self.templates.get_mut(&id);
-        let memory = template.map(|t| std::mem::replace(&mut t.memory, Memory::OnDisk));
+        let supply = self.stock.forget(&id);
         let record = self.templates.forget(&id);
         self.images_may_be_unused = true;
         let storing = self.take_storing(&id);
         self.jobs.change_templates(move || {
-            drop(memory);
+            // Freeing huge pages takes time.
+            drop(supply);
             if let Some(storing) = storing {
                 storing.end();
             }

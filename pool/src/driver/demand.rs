@@ -9,7 +9,7 @@ use vmm_control::template::LoadedTemplate;
 use super::{
     Driver,
     queue::{Pending, Want},
-    stock,
+    stock::{self, Memory, Supply},
 };
 use crate::{
     host,
@@ -17,7 +17,7 @@ use crate::{
     policy::{self, Claim, Held, Need},
     slot::Stage,
     spec::{PoolConfig, PoolStats, Priority, StockStats, TemplateKind, WarmMarks},
-    templates::{Memory, Template},
+    templates::Template,
 };
 
 /// Minimum interval between two divisions of the budget.
@@ -39,10 +39,9 @@ impl Driver {
         else {
             return;
         };
-        let template = self.templates.get_mut(template);
-        if let Some(template) = template.filter(|_| spec.priority == Priority::Normal) {
-            let (creates, idle) = (&mut template.supply.creates, self.config.idle);
-            creates.count(pending.accepted_ns, idle);
+        if spec.priority == Priority::Normal {
+            let creates = &mut self.stock.supply_mut(template).creates;
+            creates.count(pending.accepted_ns, self.config.idle);
             self.stock.has_changed = true;
         }
     }
@@ -50,15 +49,10 @@ impl Driver {
     /// Records a use of a template, and of its base, whose memory its clones map.
     pub(super) fn template_used(&mut self, id: &str) {
         let now_ns = Some(host::monotonic_ns());
-        let Some(template) = self.templates.get_mut(id) else {
-            return;
-        };
-        template.supply.used_ns = now_ns;
-        let Some(base) = template.base.clone() else {
-            return;
-        };
-        if let Some(base) = self.templates.iter_mut().find(|t| t.dir == base) {
-            base.supply.diff_used_ns = now_ns;
+        self.stock.supply_mut(id).used_ns = now_ns;
+        let base = self.templates.get(id).and_then(|t| t.base.as_ref());
+        if let Some(base) = self.templates.iter().find(|t| Some(&t.dir) == base) {
+            self.stock.supply_mut(&base.info.id).diff_used_ns = now_ns;
         }
     }
 
@@ -67,13 +61,11 @@ impl Driver {
     pub(super) fn became_warm(&mut self, id: &str, private: u64, took: Duration) {
         self.memory.became_warm(id, private);
         let warm = self.stock.len(id);
-        if let Some(template) = self.templates.get_mut(id) {
-            let supply = &mut template.supply;
-            supply.failures = 0;
-            supply.creates.filled(took);
-            if warm >= supply.marks.high {
-                supply.creates.is_full();
-            }
+        let supply = self.stock.supply_mut(id);
+        supply.failures = 0;
+        supply.creates.filled(took);
+        if warm >= supply.marks.high {
+            supply.creates.is_full();
         }
     }
 
@@ -94,10 +86,10 @@ impl Driver {
         let taken = self.jobs.copies.taken_by(|copy| in_use.contains(&copy));
         let shares = policy::divide(self.stock.present.beside(taken), &claims);
         let mut give_back = Vec::new();
-        for ((template, claim), share) in self.templates.iter_mut().zip(claims).zip(shares) {
-            let mut floor = floor(&self.config, template, now_ns);
+        for ((template, claim), share) in self.templates.iter().zip(claims).zip(shares) {
+            let supply = self.stock.supply_mut(&template.info.id);
+            let mut floor = floor(&self.config, template, supply, now_ns);
             floor.low = floor.low.max(spare(&self.config, template).low);
-            let supply = &mut template.supply;
             supply.wanted = claim.most();
             supply.is_spare = claim.floor.max(claim.wanted) == 0;
             supply.marks = policy::marks(floor, claim.wanted, share.slots);
@@ -131,24 +123,25 @@ impl Driver {
         let filling = stock::filling(&self.slots);
         let idle = self.config.idle;
         let claim = |template: &Template| {
-            let (id, supply) = (template.info.id.as_str(), &template.supply);
+            let id = template.info.id.as_str();
+            let supply = self.stock.supply(id);
             let wanted = match template.info.kind {
                 TemplateKind::Disk => 0,
                 _ => supply.creates.wanted(now_ns, idle),
             };
             Claim {
-                floor: floor(&self.config, template, now_ns).high,
+                floor: floor(&self.config, template, supply, now_ns).high,
                 wanted,
                 spare: spare(&self.config, template).high,
                 has: self.stock.len(id) + filling.get(id).copied().unwrap_or(0),
                 slot_bytes: self.slot_bytes(id),
-                load_bytes: if in_use.contains(&template.copy.as_ptr()) {
+                load_bytes: if in_use.contains(&supply.copy.as_ptr()) {
                     0
                 } else {
                     template.loaded_bytes
                 },
-                can_load: !matches!(template.memory, Memory::Unloadable),
-                is_loaded: matches!(template.memory, Memory::Loaded(_) | Memory::Loading),
+                can_load: template.is_loadable() && !matches!(supply.memory, Memory::Unloadable),
+                is_loaded: matches!(supply.memory, Memory::Loaded(_) | Memory::Loading),
                 recent: supply.creates.recent(now_ns, idle),
                 used_ns: supply.memory_used_ns().unwrap_or(0),
                 is_idle: supply.is_memory_idle(now_ns, idle),
@@ -193,15 +186,16 @@ impl Driver {
 
     /// Starts to copy a template's memory into huge pages. Reuses a copy that VMs still map, if there is one.
     pub(super) fn load(&mut self, id: &str) {
-        let Some(template) = self.templates.get_mut(id) else {
+        let Some(template) = self.templates.get(id) else {
             return;
         };
-        if let Some(copy) = template.copy.upgrade() {
-            template.memory = Memory::Loaded(copy);
+        let supply = self.stock.supply_mut(id);
+        if let Some(copy) = supply.copy.upgrade() {
+            supply.memory = Memory::Loaded(copy);
             return;
         }
         let dir = template.dir.clone();
-        template.memory = match self.jobs.load(id.to_owned(), dir, template.loaded_bytes) {
+        supply.memory = match self.jobs.load(id.to_owned(), dir, template.loaded_bytes) {
             Ok(()) => Memory::Loading,
             Err(error) => {
                 tracing::error!(
@@ -221,18 +215,19 @@ impl Driver {
         dir: &Path,
         loaded: Result<Arc<LoadedTemplate>, LoadFailed>,
     ) {
-        match self.templates.get_mut(id).filter(|t| t.dir == dir) {
-            Some(template) => {
-                template.memory = match loaded {
+        match self.templates.get(id).filter(|t| t.dir == dir) {
+            Some(_) => {
+                let supply = self.stock.supply_mut(id);
+                supply.memory = match loaded {
                     Ok(copy) => {
-                        template.supply.load_failures = 0;
-                        template.copy = Arc::downgrade(&copy);
+                        supply.load_failures = 0;
+                        supply.copy = Arc::downgrade(&copy);
                         Memory::Loaded(copy)
                     }
                     Err(LoadFailed::NoSpace(why)) => {
                         let now_ns = host::monotonic_ns();
-                        stock::load_failed(&mut template.supply, now_ns);
-                        let pause_ns = template.supply.load_not_before_ns - now_ns;
+                        stock::load_failed(supply, now_ns);
+                        let pause_ns = supply.load_not_before_ns - now_ns;
                         tracing::warn!(
                             template = id,
                             why,
@@ -259,11 +254,10 @@ impl Driver {
     /// Drops a template's memory in huge pages, and ends the warm slots that have it mapped. The memory is freed when
     /// the last sandbox that uses it ends.
     fn unload(&mut self, id: &str, is_unused: bool) {
-        if let Some(template) = self.templates.get_mut(id)
-            && let Memory::Loaded(copy) = &template.memory
-        {
+        let memory = &mut self.stock.supply_mut(id).memory;
+        if let Memory::Loaded(copy) = memory {
             let copy = Arc::clone(copy);
-            template.memory = Memory::OnDisk;
+            *memory = Memory::OnDisk;
             let why = if is_unused {
                 "neither it nor a diff of it has been used lately"
             } else {
@@ -289,12 +283,12 @@ impl Driver {
         stats.warm_bytes_limit = self.stock.present.bytes;
         self.add_diff_stats(stats);
         for template in self.templates.iter() {
-            let (info, supply) = (&template.info, &template.supply);
+            let (info, supply) = (&template.info, self.stock.supply(&template.info.id));
             let stock = StockStats {
                 wanted: supply.wanted,
                 target: supply.marks.high,
                 warm: self.stock.len(&info.id),
-                is_loaded: matches!(template.memory, Memory::Loaded(_)),
+                is_loaded: matches!(supply.memory, Memory::Loaded(_)),
                 hits: supply.hits,
                 misses: supply.misses,
             };
@@ -320,11 +314,11 @@ fn spare(config: &PoolConfig, template: &Template) -> WarmMarks {
 }
 
 /// The marks that the configuration gives a template.
-fn floor(config: &PoolConfig, template: &Template, now_ns: u64) -> WarmMarks {
+fn floor(config: &PoolConfig, template: &Template, supply: &Supply, now_ns: u64) -> WarmMarks {
     match template.info.kind {
         TemplateKind::Disk => WarmMarks::default(),
         _ if template.rebuild.is_some() => config.warm,
-        _ if template.supply.is_idle(now_ns, config.idle) => WarmMarks::default(),
+        _ if supply.is_idle(now_ns, config.idle) => WarmMarks::default(),
         _ => config.warm_in_use,
     }
 }

@@ -13,14 +13,14 @@ use std::{
 use model::template_file;
 use tokio::task::spawn_blocking;
 
-use super::{Driver, entry::Entry};
+use super::{Driver, entry::Entry, stock::Memory};
 use crate::{
     host,
     message::Report,
     policy,
     slot::Stage,
     spec::PoolStats,
-    templates::{Memory, Storage, Template, bytes_of},
+    templates::{Storage, Template, bytes_of},
     work::diff::{DiffPlan, Stored, remove_aside, remove_draft, set_memory_aside},
 };
 
@@ -152,7 +152,8 @@ impl Driver {
 
     /// Whether the memory file is in use, or was used recently.
     fn is_used(&self, template: &Template, now_ns: u64) -> bool {
-        let is_loaded = matches!(template.memory, Memory::Loaded(_) | Memory::Loading);
+        let supply = self.stock.supply(&template.info.id);
+        let is_loaded = matches!(supply.memory, Memory::Loaded(_) | Memory::Loading);
         let maps = |entry: &Entry| {
             let id = &entry.record.template.id;
             let home = entry.record.lineage.as_ref().and_then(|l| l.home.as_ref());
@@ -162,7 +163,7 @@ impl Driver {
         };
         let has_vm = |entry: &&Entry| !matches!(entry.slot.stage, Stage::Paused(_));
         is_loaded
-            || !template.supply.is_memory_idle(now_ns, self.config.idle)
+            || !supply.is_memory_idle(now_ns, self.config.idle)
             || self.slots.values().filter(has_vm).any(maps)
     }
 

@@ -157,7 +157,8 @@ impl Driver {
                 Ok(RebuildState::Kept)
             }
             Outcome::Built(dir, vmm) => {
-                let former = self.templates.replace(id, &dir, vmm)?;
+                self.templates.replace(id, &dir, vmm)?;
+                let former = self.stock.supply_mut(id).files_replaced();
                 self.jobs.change_templates(move || drop(former));
                 self.counters.rebuilt += 1;
                 self.images_may_be_unused = true;

@@ -10,7 +10,7 @@ use super::{
     demand::drop_on_thread,
     entry::Serving,
     queue::{Pending, Want},
-    stock::fill_failed,
+    stock::{Memory, fill_failed},
 };
 use crate::{
     account::Allowance,
@@ -23,7 +23,7 @@ use crate::{
     spec::{CreateSpec, PauseMode, Priority, TemplateDefaults, TemplateInfo, TemplateKind},
     state_dir::{SANDBOXES, SCRATCH},
     store::Checked,
-    templates::{Memory, Template},
+    templates::Template,
     vmms::VmmId,
     work::{
         NewIdentity,
@@ -186,9 +186,7 @@ impl Driver {
         entry.record.take_settings(*spec, &self.clock);
         entry.slot.lifetime = entry.record.lifetime;
         self.counters.warm_hits += 1;
-        if let Some(template) = self.templates.get_mut(&entry.record.template.id) {
-            template.supply.hits += 1;
-        }
+        self.stock.supply_mut(&entry.record.template.id).hits += 1;
         self.jobs.lease(
             LeasePlan {
                 id,
@@ -244,10 +242,11 @@ impl Driver {
             Err(e) => return drop(answer.send(Err(e))),
         };
         self.counters.warm_misses += u64::from(!is_fork);
-        if let Some(template) = self.templates.get_mut(template).filter(|_| !is_fork) {
-            template.supply.misses += 1;
+        if !is_fork {
+            let supply = self.stock.supply_mut(template);
+            supply.misses += 1;
             let now_ns = host::monotonic_ns();
-            if template.supply.is_memory_idle(now_ns, self.config.idle) {
+            if supply.is_memory_idle(now_ns, self.config.idle) {
                 plan.read_ahead = ReadAhead::Memory;
             }
         }
@@ -393,7 +392,7 @@ impl Driver {
         if template.info.kind == TemplateKind::Disk {
             return self.origin_of_disk(template);
         }
-        let source = match &template.memory {
+        let source = match &self.stock.supply(id).memory {
             Memory::Loaded(loaded) => Source::Loaded(loaded.clone(), template.root.clone()),
             Memory::OnDisk | Memory::Loading | Memory::Unloadable => Source::Snapshot(Image {
                 dir: template.dir.clone(),
@@ -478,7 +477,7 @@ impl Driver {
     fn loaded_base(&self, base: Option<&Path>) -> Option<Arc<LoadedTemplate>> {
         let base = base?;
         let template = self.templates.iter().find(|t| t.dir == base)?;
-        match &template.memory {
+        match &self.stock.supply(&template.info.id).memory {
             Memory::Loaded(loaded) => Some(loaded.clone()),
             Memory::OnDisk | Memory::Loading | Memory::Unloadable => None,
         }
@@ -493,7 +492,7 @@ impl Driver {
     fn fill_next(&mut self) -> bool {
         let now_ns = host::monotonic_ns();
         self.divide(now_ns);
-        self.stock.review(&mut self.templates, &self.slots);
+        self.stock.review(&self.templates, &self.slots);
         let is_queued = self.queue.has_callers();
         if self.adoptions.is_urgent(now_ns) || !self.stock.may_fill(&self.slots, is_queued, now_ns)
         {
@@ -519,12 +518,13 @@ impl Driver {
 
     fn lack(&self, template: &Template) -> Lack {
         let id = &template.info.id;
-        let loads = matches!(template.memory, Memory::OnDisk) && template.supply.loads;
+        let supply = self.stock.supply(id);
+        let loads = matches!(supply.memory, Memory::OnDisk) && supply.loads;
         Lack {
             need: self.memory.need(id),
             slot_bytes: self.slot_bytes(id),
             // An existing copy is already part of the warm stock.
-            load_bytes: loads.then_some(match template.copy.strong_count() {
+            load_bytes: loads.then_some(match supply.copy.strong_count() {
                 0 => template.loaded_bytes,
                 _ => 0,
             }),
@@ -543,9 +543,7 @@ impl Driver {
     }
 
     pub(super) fn fill_failed(&mut self, template: &str) {
-        if let Some(template) = self.templates.get_mut(template) {
-            fill_failed(&mut template.supply, host::monotonic_ns());
-        }
+        fill_failed(self.stock.supply_mut(template), host::monotonic_ns());
     }
 }
 

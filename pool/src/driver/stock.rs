@@ -1,4 +1,8 @@
-//! The warm stock: the warm slots, and the time of the next fill.
+//! The warm stock: the warm slots, what each template needs and has, and the time of the next fill.
+
+mod supply;
+
+pub(crate) use supply::{Memory, Supply};
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -13,7 +17,7 @@ use crate::{
     policy::{self, Budget, Callers, Foreground},
     slot::Stage,
     spec::{PoolConfig, Priority},
-    templates::{Memory, Supply, Template, Templates},
+    templates::{Template, Templates},
 };
 
 /// How often to check whether a fill has become possible without a report, for example because disk space was freed.
@@ -32,6 +36,10 @@ pub(super) struct Stock {
     parallel: u32,
     /// The warm slots of each template, oldest first.
     warm: BTreeMap<String, VecDeque<SandboxId>>,
+    /// By template.
+    supplies: BTreeMap<String, Supply>,
+    /// The supply of every other template.
+    new: Supply,
     /// The callers that fills yield to.
     pub(super) callers: Callers,
     last_fill_ns: u64,
@@ -52,11 +60,26 @@ impl Stock {
             present: Budget::default(),
             parallel,
             warm: BTreeMap::new(),
+            supplies: BTreeMap::new(),
+            new: Supply::default(),
             callers: Callers::new(parallel),
             last_fill_ns: 0,
             has_changed: true,
             divided_ns: 0,
         }
+    }
+
+    pub(super) fn supply(&self, template: &str) -> &Supply {
+        self.supplies.get(template).unwrap_or(&self.new)
+    }
+
+    pub(super) fn supply_mut(&mut self, template: &str) -> &mut Supply {
+        self.supplies.entry(template.to_owned()).or_default()
+    }
+
+    /// Removes the supply of a template that is being removed.
+    pub(super) fn forget(&mut self, template: &str) -> Option<Supply> {
+        self.supplies.remove(template)
     }
 
     pub(super) fn add(&mut self, template: &str, id: SandboxId) {
@@ -100,23 +123,25 @@ impl Stock {
     }
 
     /// Whether any template's warm stock is being refilled, or may have to be.
-    pub(super) fn wants_fills(&self, templates: &Templates) -> bool {
-        self.has_changed || templates.iter().any(|t| t.supply.refilling)
+    pub(super) fn wants_fills(&self) -> bool {
+        self.has_changed || self.supplies.values().any(|supply| supply.refilling)
     }
 
     /// Decides for each template whether its warm stock must be refilled.
-    pub(super) fn review(&self, templates: &mut Templates, slots: &Slots) {
+    pub(super) fn review(&mut self, templates: &Templates, slots: &Slots) {
         let filling = filling(slots);
-        for template in templates.iter_mut() {
-            let id = &template.info.id;
+        // A job may have reported on a template after its removal.
+        self.supplies.retain(|id, _| templates.get(id).is_some());
+        for (id, supply) in &mut self.supplies {
+            let warm = self.warm.get(id).map_or(0, VecDeque::len);
             let stock = policy::Stock {
-                warm: self.len(id),
+                warm: u32::try_from(warm).unwrap_or(u32::MAX),
                 filling: filling.get(id.as_str()).copied().unwrap_or(0),
-                low: template.supply.marks.low,
-                high: template.supply.marks.high,
-                refilling: template.supply.refilling,
+                low: supply.marks.low,
+                high: supply.marks.high,
+                refilling: supply.refilling,
             };
-            template.supply.refilling = policy::refilling(&stock);
+            supply.refilling = policy::refilling(&stock);
         }
     }
 
@@ -130,17 +155,16 @@ impl Stock {
         is_loading: bool,
         now_ns: u64,
     ) -> Vec<&'a Template> {
-        let waits = |t: &Template| match t.memory {
+        let waits = |supply: &Supply| match supply.memory {
             Memory::Loading => true,
-            Memory::OnDisk => {
-                t.supply.loads && (is_loading || now_ns < t.supply.load_not_before_ns)
-            }
+            Memory::OnDisk => supply.loads && (is_loading || now_ns < supply.load_not_before_ns),
             Memory::Loaded(_) | Memory::Unloadable => false,
         };
-        let due =
-            |t: &&Template| t.supply.refilling && now_ns >= t.supply.not_before_ns && !waits(t);
-        let mut due: Vec<_> = templates.iter().filter(due).collect();
-        due.sort_by_key(|t| (t.supply.is_spare, self.len(&t.info.id)));
+        let of = |template: &Template| self.supply(&template.info.id);
+        let is_due =
+            |supply: &Supply| supply.refilling && now_ns >= supply.not_before_ns && !waits(supply);
+        let mut due: Vec<_> = templates.iter().filter(|t| is_due(of(t))).collect();
+        due.sort_by_key(|t| (of(t).is_spare, self.len(&t.info.id)));
         due
     }
 

@@ -7,7 +7,7 @@ use std::{
 
 use model::{Bytes, template_file};
 
-use super::{Memory, Size, Template, Templates, bytes_of};
+use super::{Size, Template, Templates, bytes_of};
 use crate::{
     record::BootFiles,
     spec::{TemplateInfo, TemplateKind},
@@ -71,7 +71,6 @@ pub(super) fn read(dir: &Path, id: &str, size: Size, boot: &BootFiles) -> Result
     Ok(Template {
         boot: Some(boot.clone()),
         layer_bytes: bytes.0,
-        memory: Memory::Unloadable,
         ..Template::new(info, dir.to_owned(), boot.root.clone())
     })
 }

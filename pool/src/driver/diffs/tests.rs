@@ -135,16 +135,16 @@ async fn a_load_is_tried_again_when_the_disk_has_room_and_not_if_the_diff_is_dam
         driver.load(&id);
         let report = driver.reports.recv().await.unwrap();
         driver.report(report);
-        let template = driver.templates.get_mut(&id).unwrap();
-        (template.supply.refilling, template.supply.loads) = (true, true);
-        template.memory.clone()
+        let supply = driver.stock.supply_mut(&id);
+        (supply.refilling, supply.loads) = (true, true);
+        supply.memory.clone()
     };
     let aside = driver.disks.account.take(u64::MAX / 2, |_| Ok::<_, ()>(()));
     for failures in 1..4 {
         let now_ns = host::monotonic_ns();
         let memory = load(&mut driver).await;
         assert!(matches!(memory, Memory::OnDisk), "{memory:?}");
-        let supply = &driver.templates.get(&id).unwrap().supply;
+        let supply = driver.stock.supply(&id);
         assert_eq!(supply.load_failures, failures);
         let retry_ns = supply.load_not_before_ns;
         let pause_ms = (retry_ns - now_ns) / 1_000_000;
@@ -159,14 +159,12 @@ async fn a_load_is_tried_again_when_the_disk_has_room_and_not_if_the_diff_is_dam
     // Huge pages need privileges.
     if nix::unistd::geteuid().is_root() {
         assert!(matches!(loaded, Memory::Loaded(_)), "{loaded:?}");
-        let supply = &driver.templates.get(&id).unwrap().supply;
-        assert_eq!(supply.load_failures, 0);
+        assert_eq!(driver.stock.supply(&id).load_failures, 0);
     }
 
     remove_memory(&dir);
-    let template = driver.templates.get_mut(&id).unwrap();
-    template.memory = Memory::OnDisk;
-    template.copy = std::sync::Weak::new();
+    let supply = driver.stock.supply_mut(&id);
+    (supply.memory, supply.copy) = (Memory::OnDisk, std::sync::Weak::new());
     drop(loaded);
     let diff = dir.join(memory_diff::NAME);
     let bytes = std::fs::read(&diff).unwrap();

@@ -1,14 +1,37 @@
-//! Measurements and decisions of the warm stock for one template.
+//! The warm stock of one template: measurements, decisions, and its memory in huge pages.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use vmm_control::template::LoadedTemplate;
 
 use crate::{
     policy::{self, Creates},
     spec::WarmMarks,
 };
 
+/// Whether a template's memory is loaded into huge pages, from which clones start fastest.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Memory {
+    /// Not loaded, because no fill has needed it yet, or because it cannot be: see [`Template::is_loadable`].
+    ///
+    /// [`Template::is_loadable`]: crate::templates::Template::is_loadable
+    #[default]
+    OnDisk,
+    /// The memory is being copied.
+    Loading,
+    Loaded(Arc<LoadedTemplate>),
+    /// Loading failed, and is not tried again. Clones read the memory from the template's directory.
+    Unloadable,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Supply {
+    pub(crate) memory: Memory,
+    /// The copy that was loaded last. VMs may still use it after the template has been unloaded.
+    pub(crate) copy: Weak<LoadedTemplate>,
     pub(crate) creates: Creates,
     /// Time at which a caller last got a sandbox of the template, in CLOCK_MONOTONIC nanoseconds. `None` if this has
     /// not happened since the pool was opened.
@@ -48,6 +71,13 @@ impl Supply {
     /// Whether the template's memory has been unused for at least `idle`. Uses of diffs count, because they map it.
     pub(crate) fn is_memory_idle(&self, now_ns: u64, idle: Duration) -> bool {
         is_idle(self.memory_used_ns(), now_ns, idle)
+    }
+
+    /// Forgets what concerned the template's former files, and returns their memory.
+    pub(crate) fn files_replaced(&mut self) -> Memory {
+        (self.failures, self.not_before_ns) = (0, 0);
+        self.copy = Weak::new();
+        std::mem::take(&mut self.memory)
     }
 
     pub(crate) fn memory_used_ns(&self) -> Option<u64> {
