@@ -16,10 +16,10 @@ use testbed::{
 };
 use verify::{
     Setup, VerifyError,
-    confinement::{self, ConfinementSpec, Starts, report as confinement_report},
+    confinement::{self, ConfinementSpec, Starts},
     conformance::{self, ConformanceSpec, features::Area, report as matrix_report},
     hazards::{self, HazardSpec, Templates, report as hazard_report},
-    isolation::{self, IsolationSpec, Scope, TargetSpec, report as isolation_report},
+    isolation::{self, IsolationSpec, Scope, TargetSpec},
     lifecycle::{self, LifecycleSpec, Selection, report as lifecycle_report},
     restarts::{self, Builds, Limits, RestartSpec, report as restart_report},
 };
@@ -396,11 +396,11 @@ impl Prover {
             target,
         })?;
         let files = [
-            ("isolation.json", isolation_report::json(&proof)),
-            ("isolation.xml", isolation_report::junit(&proof)),
+            ("isolation.json", proof.json()),
+            ("isolation.xml", proof.junit()),
         ];
         write_results(self.results.as_deref(), &files)?;
-        print_proof(self.format, isolation_report::terminal(&proof), files);
+        print_proof(self.format, proof.terminal(), files);
         Ok(proof.end())
     }
 }
@@ -417,11 +417,11 @@ impl Confinement {
             only: self.only,
         })?;
         let files = [
-            ("confinement.json", confinement_report::json(&proof)),
-            ("confinement.xml", confinement_report::junit(&proof)),
+            ("confinement.json", proof.json()),
+            ("confinement.xml", proof.junit()),
         ];
         write_results(self.results.as_deref(), &files)?;
-        print_proof(self.format, confinement_report::terminal(&proof), files);
+        print_proof(self.format, proof.terminal(), files);
         Ok(proof.end())
     }
 }

@@ -18,10 +18,8 @@ mod group;
 mod intruder;
 mod pool;
 mod process;
-pub mod report;
 mod scene;
 mod services;
-mod spec;
 mod state;
 mod trial;
 
@@ -30,14 +28,41 @@ use std::{collections::BTreeSet, time::Instant};
 use model::chain;
 use testbed::{artifacts, world};
 
-use crate::setup::VerifyError;
+use crate::{
+    report::{Case, Report, Suite},
+    setup::{Setup, VerifyError},
+};
 use attempts::Attempt;
-pub use attempts::Class;
+use attempts::Class;
 use clone::Cloner;
 use intruder::{Intruder, Relation};
 use scene::Scene;
-pub use spec::{CaseReport, ConfinementSpec, Proof, Starts};
 use trial::{not_tried, try_in};
+
+/// Options of the confinement suite.
+#[derive(Clone, Debug)]
+pub struct ConfinementSpec {
+    pub setup: Setup,
+    pub starts: Starts,
+    /// Names of cases or classes; empty: all.
+    pub only: Vec<String>,
+}
+
+/// The programs that start the VMMs under test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Starts {
+    /// By this suite, and by the pool of a server.
+    Both,
+    /// By this suite only, which needs no program other than the VMM.
+    Direct,
+}
+
+impl ConfinementSpec {
+    /// Whether the options select a case: they contain its name or its class, or are empty.
+    fn selects(&self, name: &str, class: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|word| word == name || word == class)
+    }
+}
 
 /// Runs the cases. The process moves into a new network namespace and stays there, so the caller must not have started
 /// any thread.
@@ -45,7 +70,7 @@ use trial::{not_tried, try_in};
 /// # Errors
 /// Returns a [`VerifyError`] if a name is unknown, if a program or the template is missing, or if the targets of the
 /// attempts or the server cannot be set up. The result of a case is never an error.
-pub fn run(spec: &ConfinementSpec) -> Result<Proof, VerifyError> {
+pub fn run(spec: &ConfinementSpec) -> Result<Report, VerifyError> {
     let begun = Instant::now();
     let all = attempts::all();
     check_names(spec, &all)?;
@@ -62,10 +87,10 @@ pub fn run(spec: &ConfinementSpec) -> Result<Proof, VerifyError> {
     let mut scene = Scene::new(template.clone())?;
     let cloner = Cloner::new(vmm, template);
     let mut cases = Vec::new();
-    for attempt in all.iter().filter(|a| spec.selects(a.name, a.class)) {
+    for attempt in all.iter().filter(|a| spec.selects(a.name, a.class.name())) {
         cases.push(try_direct(attempt, &mut scene, &cloner)?);
     }
-    let is_state_selected = |case: &CaseReport| spec.selects(&case.case, case.class);
+    let is_state_selected = |case: &Case| spec.selects(&case.name, &case.class);
     cases.extend(
         state::of_clones(&scene, &cloner)?
             .into_iter()
@@ -75,11 +100,7 @@ pub fn run(spec: &ConfinementSpec) -> Result<Proof, VerifyError> {
         cases.extend(pool::prove(spec, &mut scene, &cloner)?);
         cases.extend(services::prove(spec, &mut scene, &cloner)?);
     }
-    Ok(Proof {
-        format: report::FORMAT,
-        cases,
-        seconds: begun.elapsed().as_secs_f64(),
-    })
+    Ok(Report::new(Suite::Confinement, None, cases, begun, ()))
 }
 
 fn check_names(spec: &ConfinementSpec, all: &[&Attempt]) -> Result<(), VerifyError> {
@@ -107,11 +128,7 @@ fn check_names(spec: &ConfinementSpec, all: &[&Attempt]) -> Result<(), VerifyErr
 }
 
 /// Starts a clone and makes one attempt in it.
-fn try_direct(
-    attempt: &Attempt,
-    scene: &mut Scene,
-    cloner: &Cloner,
-) -> Result<CaseReport, VerifyError> {
+fn try_direct(attempt: &Attempt, scene: &mut Scene, cloner: &Cloner) -> Result<Case, VerifyError> {
     scene.reset(cloner)?;
     let clone = match cloner.start(&scene.path("")) {
         Ok(clone) => clone,

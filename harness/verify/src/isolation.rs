@@ -16,32 +16,29 @@
 pub mod cases;
 pub mod evaluate;
 mod l7;
-pub mod report;
 mod sandbox;
 mod scripts;
 mod select;
-mod spec;
 mod stage;
 mod target;
 mod timing;
 mod world;
 
-use std::{fs, thread, time::Instant};
+use std::{fs, net::IpAddr, path::PathBuf, thread, time::Instant};
 
 use model::chain;
 use netprobe::{Action, Finding, Outcome, Probe};
 use testbed::{artifacts, server::LocalServer};
 
 use crate::{
-    proof::CaseResult,
+    report::{self, Report, Suite, Verdict},
     sandbox::{Sandbox, SandboxError},
-    setup::{VerifyError, api_of, at},
+    setup::{Setup, VerifyError, api_of, at},
 };
 use cases::{Case, Group};
-use evaluate::{CaseReport, Evidence, evaluate};
+use evaluate::{Evidence, evaluate};
 use sandbox::{Customer, NetworkEvent};
 use select::{probe, select};
-pub use spec::{IsolationSpec, Proof, Scope, TargetSpec};
 use stage::Stage;
 use timing::EVENT_TIMEOUT;
 use world::{NAME_SERVER, UPLINK, World};
@@ -49,19 +46,65 @@ use world::{NAME_SERVER, UPLINK, World};
 /// Sandboxes that the server keeps ready.
 const WARM: u32 = 2;
 
+/// Options of the isolation suite.
+#[derive(Clone, Debug)]
+pub struct IsolationSpec {
+    pub setup: Setup,
+    /// Path of `cube-netprobe`. `None`: from `$CUBE_BIN`, else beside this program.
+    pub probe: Option<PathBuf>,
+    /// Path of `cube-egress`. `None`: from `$CUBE_BIN`, else beside this program.
+    pub egress: Option<PathBuf>,
+    /// Path of `mitmdump`, whose outcomes of the class `l7` are compared. `None`: no comparison.
+    pub oracle: Option<PathBuf>,
+    pub scope: Scope,
+    /// Names of cases or classes; empty: every case in the scope.
+    pub only: Vec<String>,
+    /// A running server. `None`: the suite starts one in its own network namespaces.
+    pub target: Option<TargetSpec>,
+}
+
+/// The cases that a command covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Every case.
+    Isolation,
+    /// Cases about allowed destinations.
+    Egress,
+}
+
+impl Scope {
+    fn suite(self) -> Suite {
+        match self {
+            Self::Isolation => Suite::Isolation,
+            Self::Egress => Suite::Egress,
+        }
+    }
+}
+
+/// A running server.
+#[derive(Clone, Debug)]
+pub struct TargetSpec {
+    /// Its base URL.
+    pub url: String,
+    /// Sent as `X-API-KEY`.
+    pub key: String,
+    /// An address of this host that the server's sandboxes can reach, if there is one.
+    pub outside: Option<IpAddr>,
+}
+
 /// Runs the cases. Without a target, the process moves into new network namespaces and stays there, so the caller must
 /// not have started any thread.
 ///
 /// # Errors
 /// Returns a [`VerifyError`] if a name is unknown or the suite cannot start. The result of a case is never an error.
-pub fn run(spec: &IsolationSpec) -> Result<Proof, VerifyError> {
+pub fn run(spec: &IsolationSpec) -> Result<Report, VerifyError> {
     match &spec.target {
         Some(target) => target::run(spec, target),
         None => run_in_namespaces(spec),
     }
 }
 
-fn run_in_namespaces(spec: &IsolationSpec) -> Result<Proof, VerifyError> {
+fn run_in_namespaces(spec: &IsolationSpec) -> Result<Report, VerifyError> {
     let begun = Instant::now();
     let groups = select(cases::load()?, spec)?;
     let requests = l7::select(spec)?;
@@ -75,20 +118,14 @@ fn run_in_namespaces(spec: &IsolationSpec) -> Result<Proof, VerifyError> {
         world.capture.forget();
         reports = [try_groups(world, spec, &groups)?, reports].concat();
     }
-    Ok(Proof {
-        format: report::FORMAT,
-        scope: spec.scope,
-        target: None,
-        cases: reports,
-        seconds: begun.elapsed().as_secs_f64(),
-    })
+    Ok(Report::new(spec.scope.suite(), None, reports, begun, ()))
 }
 
 fn try_groups(
     world: World,
     spec: &IsolationSpec,
     groups: &[Group],
-) -> Result<Vec<CaseReport>, VerifyError> {
+) -> Result<Vec<report::Case>, VerifyError> {
     let program = artifacts::find_probe(spec.probe.as_deref())?;
     let program = fs::read(&program).map_err(at(&program))?;
     let run_dir = spec.setup.run_dir()?;
@@ -122,7 +159,7 @@ fn try_groups(
 }
 
 /// Tries the cases of a group that are not scripts, all in one sandbox and at the same time.
-fn try_group(stage: &mut Stage, neighbour: &Sandbox, group: &Group) -> Vec<CaseReport> {
+fn try_group(stage: &mut Stage, neighbour: &Sandbox, group: &Group) -> Vec<report::Case> {
     let cases: Vec<&Case> = group
         .cases
         .iter()
@@ -172,12 +209,12 @@ fn record<T>(problems: &mut Vec<String>, error: &SandboxError) -> Vec<T> {
 }
 
 /// Adds problems that affect a whole group. With any of them, no case of the group passes.
-fn with_problems(mut report: CaseReport, problems: &[String]) -> CaseReport {
-    if report.result == CaseResult::Pass && !problems.is_empty() {
-        report.result = CaseResult::Unproven;
+fn with_problems(mut case: report::Case, problems: &[String]) -> report::Case {
+    if case.verdict == Verdict::Pass && !problems.is_empty() {
+        case.verdict = Verdict::Unproven;
     }
-    report.problems.extend(problems.iter().cloned());
-    report
+    case.problems.extend(problems.iter().cloned());
+    case
 }
 
 /// Runs `work` while the neighbour listens, and returns the payloads that the neighbour received; `None` if it could

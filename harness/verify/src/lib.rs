@@ -17,8 +17,9 @@ pub mod restarts;
 // What they share.
 mod setup;
 
-pub mod proof;
+mod proof;
 mod remains;
+pub mod report;
 mod sandbox;
 
 pub use sandbox::SandboxError;

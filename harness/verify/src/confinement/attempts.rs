@@ -16,10 +16,9 @@ mod settings;
 mod signals;
 mod sockets;
 
-pub use attempt::Class;
 #[cfg(test)]
 pub(super) use attempt::Refusal;
-pub(super) use attempt::{Attempt, Change};
+pub(super) use attempt::{Attempt, Change, Class};
 
 /// All attempts, in the order of their classes.
 pub(super) fn all() -> Vec<&'static Attempt> {

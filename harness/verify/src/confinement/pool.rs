@@ -10,17 +10,18 @@ use serde_json::Map;
 use testbed::{leftovers, server::LocalServer};
 
 use super::{
+    ConfinementSpec,
     attempts::{self, Attempt, Class},
     clone::Cloner,
     intruder::{Intruder, Relation},
     process,
     scene::Scene,
     services::CONNECTIONS,
-    spec::{CaseReport, ConfinementSpec},
     state,
     trial::{not_tried, try_in},
 };
 use crate::{
+    report::Case,
     sandbox::{Account, Sandbox},
     setup::{VerifyError, api_of},
 };
@@ -66,11 +67,11 @@ pub(super) fn prove(
     spec: &ConfinementSpec,
     scene: &mut Scene,
     cloner: &Cloner,
-) -> Result<Vec<CaseReport>, VerifyError> {
+) -> Result<Vec<Case>, VerifyError> {
     let tried: Vec<&Attempt> = attempts::all()
         .into_iter()
         .filter(|a| ATTEMPTS.contains(&a.name))
-        .filter(|a| spec.selects(&format!("{PREFIX}{}", a.name), a.class))
+        .filter(|a| spec.selects(&format!("{PREFIX}{}", a.name), a.class.name()))
         .collect();
     let dir = spec.setup.run_dir()?;
     let server = LocalServer::start(dir.path(), spec.setup.server(WARM)?)?;
@@ -87,20 +88,20 @@ pub(super) fn prove(
             None => not_tried(attempt, "the sandbox has no process"),
             Some(pid) => try_in(attempt, scene, Intruder::enter(pid, Relation::Other)),
         };
-        case.case.insert_str(0, PREFIX);
+        case.name.insert_str(0, PREFIX);
         cases.push(case);
     }
     for attempt in attempts::all() {
         let name = format!("{EGRESS}{}", attempt.name);
-        if CONNECTIONS.contains(&attempt.name) && spec.selects(&name, Class::Egress) {
+        if CONNECTIONS.contains(&attempt.name) && spec.selects(&name, Class::Egress.name()) {
             scene.reset(cloner)?;
             let case = match proxy_of(&server) {
                 None => not_tried(attempt, "the server has not started an egress proxy"),
                 Some(pid) => try_in(attempt, scene, Intruder::enter(pid, Relation::Other)),
             };
-            cases.push(CaseReport {
-                case: name,
-                class: Class::Egress,
+            cases.push(Case {
+                name,
+                class: Class::Egress.name().to_owned(),
                 ..case
             });
         }
@@ -108,12 +109,12 @@ pub(super) fn prove(
     cases.extend(
         states(&server, &account)?
             .into_iter()
-            .filter(|case| spec.selects(&case.case, case.class)),
+            .filter(|case| spec.selects(&case.name, &case.class)),
     );
     Ok(cases)
 }
 
-fn states(server: &LocalServer, account: &Account) -> Result<Vec<CaseReport>, VerifyError> {
+fn states(server: &LocalServer, account: &Account) -> Result<Vec<Case>, VerifyError> {
     let sandboxes = (0..SANDBOXES).map(|_| account.create(&Map::new()));
     let sandboxes = sandboxes.collect::<Result<Vec<_>, _>>()?;
     let pids: Vec<u32> = sandboxes

@@ -27,16 +27,16 @@ use serde_json::json;
 use testbed::artifacts;
 
 use super::{
+    ConfinementSpec,
     attempts::{self, Attempt, Class},
     clone::Cloner,
     intruder::{Intruder, Relation},
     process,
     scene::Scene,
-    spec::{CaseReport, ConfinementSpec},
     state,
     trial::{not_tried, try_in},
 };
-use crate::setup::VerifyError;
+use crate::{report::Case, setup::VerifyError};
 
 /// User and group of the proxy, which own nothing.
 const USER: &str = "1881145999";
@@ -131,18 +131,18 @@ pub(super) fn prove(
     spec: &ConfinementSpec,
     scene: &mut Scene,
     cloner: &Cloner,
-) -> Result<Vec<CaseReport>, VerifyError> {
+) -> Result<Vec<Case>, VerifyError> {
     let mut cases = Vec::new();
     for service in &SERVICES {
         let prefix = service.prefix();
         let tried = attempts::all().into_iter().filter(|a| service.has(a.name));
-        for attempt in tried.filter(|a| spec.selects(&format!("{prefix}{}", a.name), service.class))
-        {
+        let class = service.class.name();
+        for attempt in tried.filter(|a| spec.selects(&format!("{prefix}{}", a.name), class)) {
             scene.reset(cloner)?;
             let case = service.attempt(attempt, scene);
-            cases.push(CaseReport {
-                case: format!("{prefix}{}", case.case),
-                class: service.class,
+            cases.push(Case {
+                name: format!("{prefix}{}", case.name),
+                class: class.to_owned(),
                 ..case
             });
         }
@@ -150,14 +150,14 @@ pub(super) fn prove(
             Ok(running) => state::of_service(&prefix, service.class, Ok(running.child.id())),
             Err(error) => state::of_service(&prefix, service.class, Err(error)),
         };
-        let selected = |case: &CaseReport| spec.selects(&case.case, service.class);
+        let selected = |case: &Case| spec.selects(&case.name, class);
         cases.extend(states.into_iter().filter(selected));
     }
     Ok(cases)
 }
 
 impl Service {
-    fn attempt(&self, attempt: &Attempt, scene: &Scene) -> CaseReport {
+    fn attempt(&self, attempt: &Attempt, scene: &Scene) -> Case {
         let started = (self.start)().and_then(|running| {
             scene.group.add(running.child.id())?;
             Ok(running)

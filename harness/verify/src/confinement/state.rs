@@ -7,10 +7,9 @@ use super::{
     clone::Cloner,
     process::{self, descriptors},
     scene::Scene,
-    spec::CaseReport,
 };
 use crate::{
-    proof::CaseResult,
+    report::{Case, Verdict},
     setup::{VerifyError, at},
 };
 
@@ -98,7 +97,7 @@ pub(super) const OF_SERVICES: [&str; 4] = [
 ];
 
 /// Checks a process of a program that is not a VMM.
-pub(super) fn of_service(prefix: &str, class: Class, pid: io::Result<u32>) -> Vec<CaseReport> {
+pub(super) fn of_service(prefix: &str, class: Class, pid: io::Result<u32>) -> Vec<Case> {
     let checks = CHECKS
         .iter()
         .filter(|(name, ..)| OF_SERVICES.contains(name));
@@ -108,16 +107,13 @@ pub(super) fn of_service(prefix: &str, class: Class, pid: io::Result<u32>) -> Ve
             Err(error) => Err(io::Error::other(error.to_string())),
         };
         let fault = found.unwrap_or_else(|error| Some(error.to_string()));
-        CaseReport {
-            class,
-            ..report(prefix, name, why, fault.into_iter().collect())
-        }
+        report(class, prefix, name, why, fault)
     };
     checks.map(case).collect()
 }
 
 /// Checks clones that this suite starts, and the VMM's executable.
-pub(super) fn of_clones(scene: &Scene, cloner: &Cloner) -> Result<Vec<CaseReport>, VerifyError> {
+pub(super) fn of_clones(scene: &Scene, cloner: &Cloner) -> Result<Vec<Case>, VerifyError> {
     let mut clones = vec![cloner.start(&scene.path(""))?];
     while clones.len() < CLONES {
         clones.push(cloner.start_paused(&scene.path(""))?);
@@ -129,18 +125,14 @@ pub(super) fn of_clones(scene: &Scene, cloner: &Cloner) -> Result<Vec<CaseReport
         .windows(WEAKENING.len())
         .any(|part| part == WEAKENING.as_bytes());
     let fault = is_weakenable.then(|| format!("the executable contains {WEAKENING}"));
-    cases.push(report(
-        "",
-        PROGRAM,
-        "A released VMM cannot leave out layers of its confinement.",
-        fault.into_iter().collect(),
-    ));
+    let why = "A released VMM cannot leave out layers of its confinement.";
+    cases.push(report(Class::State, "", PROGRAM, why, fault));
     Ok(cases)
 }
 
 /// Checks these processes. `prefix` is put before the names of the cases. A check that cannot be made counts as a
 /// fault.
-pub(super) fn of_processes(prefix: &str, pids: &[u32]) -> Vec<CaseReport> {
+pub(super) fn of_processes(prefix: &str, pids: &[u32]) -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, why, check) in CHECKS {
         let faults = pids.iter().filter_map(|pid| match check(*pid) {
@@ -148,7 +140,7 @@ pub(super) fn of_processes(prefix: &str, pids: &[u32]) -> Vec<CaseReport> {
             Ok(Some(what)) => Some(format!("process {pid}: {what}")),
             Err(error) => Some(format!("process {pid}: {error}")),
         });
-        cases.push(report(prefix, name, why, faults.collect()));
+        cases.push(report(Class::State, prefix, name, why, faults));
     }
     let users: BTreeSet<_> = pids
         .iter()
@@ -156,29 +148,24 @@ pub(super) fn of_processes(prefix: &str, pids: &[u32]) -> Vec<CaseReport> {
         .collect();
     let shared = users.len() < pids.len();
     let fault = shared.then(|| format!("{} VMMs have only {} users", pids.len(), users.len()));
-    cases.push(report(
-        prefix,
-        UNIQUE,
-        "No two VMMs have the same user.",
-        fault.into_iter().collect(),
-    ));
+    let why = "No two VMMs have the same user.";
+    cases.push(report(Class::State, prefix, UNIQUE, why, fault));
     cases
 }
 
-fn report(prefix: &str, name: &str, why: &str, faults: Vec<String>) -> CaseReport {
-    CaseReport {
-        case: format!("{prefix}{name}"),
-        class: Class::State,
-        why: why.to_owned(),
-        result: if faults.is_empty() {
-            CaseResult::Pass
-        } else {
-            CaseResult::Breach
-        },
-        expected: "nothing wrong".to_owned(),
-        inside: String::new(),
-        outside: faults.join("; "),
-    }
+fn report(
+    class: Class,
+    prefix: &str,
+    name: &str,
+    why: &str,
+    faults: impl IntoIterator<Item = String>,
+) -> Case {
+    let faults: Vec<String> = faults.into_iter().collect();
+    let verdict = match faults.as_slice() {
+        [] => Verdict::Pass,
+        _ => Verdict::Breach,
+    };
+    Case::new(class.name(), &format!("{prefix}{name}"), why).judged(verdict, faults)
 }
 
 /// The different values of a line in the `status` files of all threads.
@@ -314,8 +301,8 @@ mod tests {
         let own = std::process::id();
         let cases = of_processes("", &[own]);
         assert_eq!(cases.len(), NAMES.len() - 1);
-        let filter = cases.iter().find(|case| case.case == "state-filter");
-        assert_eq!(filter.unwrap().result, CaseResult::Breach);
+        let filter = cases.iter().find(|case| case.name == "state-filter");
+        assert_eq!(filter.unwrap().verdict, Verdict::Breach);
     }
 
     #[test]

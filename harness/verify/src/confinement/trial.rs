@@ -4,53 +4,50 @@ use super::{
     attempts::{Attempt, Change},
     intruder::{Intruder, Try},
     scene::Scene,
-    spec::CaseReport,
 };
-use crate::proof::CaseResult;
+use crate::report::{Case, Verdict};
 
 /// The report of an attempt that could not be made.
-pub(super) fn not_tried(attempt: &Attempt, why: &str) -> CaseReport {
-    CaseReport {
-        case: attempt.name.to_owned(),
-        class: attempt.class,
-        why: attempt.why.to_owned(),
-        result: CaseResult::NotTried,
+pub(super) fn not_tried(attempt: &Attempt, why: &str) -> Case {
+    case(attempt).judged(Verdict::NotTried, [why])
+}
+
+fn case(attempt: &Attempt) -> Case {
+    Case {
         expected: attempt.expected(),
-        inside: why.to_owned(),
-        outside: String::new(),
+        ..Case::new(attempt.class.name(), attempt.name, attempt.why)
     }
 }
 
 /// Makes an attempt in a seized process.
-pub(super) fn try_in(attempt: &Attempt, scene: &Scene, seized: Try<Intruder>) -> CaseReport {
+pub(super) fn try_in(attempt: &Attempt, scene: &Scene, seized: Try<Intruder>) -> Case {
     let mut intruder = match seized {
         Ok(intruder) => intruder,
         Err(stop) => return not_tried(attempt, &stop.describe()),
     };
     let done = (attempt.act)(&mut intruder, scene);
     let change = (attempt.look)(scene, &intruder);
-    let (result, outside) = classify(attempt, &done, change);
-    CaseReport {
-        result,
-        inside: match done {
-            Ok(()) => "the attempt succeeded".to_owned(),
-            Err(stop) => stop.describe(),
-        },
-        outside,
-        ..not_tried(attempt, "")
-    }
+    let (verdict, outside) = classify(attempt, &done, change);
+    let inside = match done {
+        Ok(()) => "the attempt succeeded".to_owned(),
+        Err(stop) => stop.describe(),
+    };
+    case(attempt)
+        .with("inside", inside)
+        .judged(verdict, outside)
 }
 
-fn classify(attempt: &Attempt, done: &Try<()>, change: Change) -> (CaseResult, String) {
+/// The verdict, and the change that was observed from outside or the reason why nothing could be observed.
+fn classify(attempt: &Attempt, done: &Try<()>, change: Change) -> (Verdict, Option<String>) {
     match (done, change) {
-        (_, Ok(Some(what))) => (CaseResult::Breach, what),
-        (Ok(()), Ok(None)) => (CaseResult::Breach, String::new()),
-        (Ok(()), Err(error)) => (CaseResult::Breach, error.to_string()),
-        (Err(_), Err(error)) => (CaseResult::Unproven, format!("cannot observe: {error}")),
+        (_, Ok(Some(what))) => (Verdict::Breach, Some(what)),
+        (Ok(()), Ok(None)) => (Verdict::Breach, None),
+        (Ok(()), Err(error)) => (Verdict::Breach, Some(error.to_string())),
+        (Err(_), Err(error)) => (Verdict::Unproven, Some(format!("cannot observe: {error}"))),
         (Err(stop), Ok(None)) if attempt.refusals.iter().any(|r| r.is(stop)) => {
-            (CaseResult::Pass, String::new())
+            (Verdict::Pass, None)
         }
-        (Err(_), Ok(None)) => (CaseResult::Unproven, String::new()),
+        (Err(_), Ok(None)) => (Verdict::Unproven, None),
     }
 }
 
@@ -79,27 +76,21 @@ mod tests {
 
     #[test]
     fn an_attempt_passes_only_if_it_is_refused_as_expected_and_nothing_has_changed() {
-        let result = |done: Try<()>, change| classify(&ATTEMPT, &done, change).0;
+        let verdict = |done: Try<()>, change| classify(&ATTEMPT, &done, change).0;
         let refused = |errno| Err(Stop::Refused("open", errno));
         let changed = || Ok(Some("changed".to_owned()));
-        assert_eq!(result(refused(Errno::EACCES), Ok(None)), CaseResult::Pass);
+        assert_eq!(verdict(refused(Errno::EACCES), Ok(None)), Verdict::Pass);
         let killed = |signal| Err(Stop::Killed("open", signal));
-        assert_eq!(result(killed(Signal::SIGSYS), Ok(None)), CaseResult::Pass);
+        assert_eq!(verdict(killed(Signal::SIGSYS), Ok(None)), Verdict::Pass);
         assert_eq!(
-            result(killed(Signal::SIGSEGV), Ok(None)),
-            CaseResult::Unproven
+            verdict(killed(Signal::SIGSEGV), Ok(None)),
+            Verdict::Unproven
         );
-        assert_eq!(
-            result(refused(Errno::ENOENT), Ok(None)),
-            CaseResult::Unproven
-        );
-        assert_eq!(
-            result(refused(Errno::EACCES), changed()),
-            CaseResult::Breach
-        );
-        assert_eq!(result(Ok(()), Ok(None)), CaseResult::Breach);
+        assert_eq!(verdict(refused(Errno::ENOENT), Ok(None)), Verdict::Unproven);
+        assert_eq!(verdict(refused(Errno::EACCES), changed()), Verdict::Breach);
+        assert_eq!(verdict(Ok(()), Ok(None)), Verdict::Breach);
         let blind = Err(io::Error::other("gone"));
-        assert_eq!(result(refused(Errno::EACCES), blind), CaseResult::Unproven);
+        assert_eq!(verdict(refused(Errno::EACCES), blind), Verdict::Unproven);
         assert_eq!(ATTEMPT.expected(), "EACCES or SIGSYS");
     }
 }

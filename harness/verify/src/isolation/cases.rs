@@ -6,7 +6,7 @@ use std::{
 };
 
 use netprobe::{Action, Outcome};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::setup::ListError;
 
@@ -22,7 +22,7 @@ const FILES: [(&str, &str); 7] = [
 ];
 
 /// Subject of a case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
     /// Traffic that must get through.
@@ -120,7 +120,7 @@ impl Class {
 }
 
 /// Expected result of a case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Expect {
     /// The guest gets a response, and the other end has seen the request.
@@ -130,7 +130,7 @@ pub enum Expect {
 }
 
 /// Code in `scripts`, for a case that takes more than one attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Script {
     /// An open connection whose receiver becomes denied.

@@ -2,54 +2,37 @@
 //! The functions are pure.
 
 use netprobe::{Action, Finding, Outcome, dns};
-use serde::{Deserialize, Serialize};
 
 use super::{
-    cases::{Case, Class, Expect},
+    cases::{Case, Expect},
     sandbox::NetworkEvent,
     world::{Place, Seen},
 };
-use crate::proof::CaseResult;
+use crate::report::{self, Verdict};
 
 /// Offset of the question in a captured datagram, behind the UDP and DNS headers.
 const QUESTION: usize = 8 + 12;
 
-/// A case and its result.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CaseReport {
-    /// Name of the case.
-    pub case: String,
-    pub class: Class,
-    /// Why the case exists.
-    pub why: String,
-    #[serde(rename = "verdict")]
-    pub result: CaseResult,
-    /// The action or script.
-    pub tried: String,
-    /// The guest's observation.
-    pub guest: String,
-    /// Packets that arrived outside, at the host and at the neighbour.
-    pub arrived: [u64; 3],
-    /// Reasons why the case did not pass; empty for a pass.
-    #[serde(rename = "wrong")]
-    pub problems: Vec<String>,
+/// The report of a case that was not tried. The reports of other cases start from it.
+pub(super) fn not_tried(case: &Case, problems: impl IntoIterator<Item = String>) -> report::Case {
+    let action = case.action.as_ref().map(|action| format!("{action:?}"));
+    let tried = action.unwrap_or_else(|| format!("script {:?}", case.script));
+    report::Case::new(case.class.name(), &case.name, &case.why)
+        .with("tried", tried)
+        .judged(Verdict::NotTried, problems)
 }
 
-impl CaseReport {
-    /// The report of a case that was not tried. The reports of other cases start from it and replace some fields.
-    pub(super) fn not_tried(case: &Case, problems: impl IntoIterator<Item = String>) -> Self {
-        let action = case.action.as_ref().map(|action| format!("{action:?}"));
-        Self {
-            case: case.name.clone(),
-            class: case.class,
-            why: case.why.clone(),
-            result: CaseResult::NotTried,
-            tried: action.unwrap_or_else(|| format!("script {:?}", case.script)),
-            guest: String::new(),
-            arrived: [0; 3],
-            problems: problems.into_iter().collect(),
-        }
-    }
+/// Adds the observations of a case that was tried.
+pub(super) fn observed(case: report::Case, finding: &Finding, arrived: [u64; 3]) -> report::Case {
+    let [outside, host, neighbour] = arrived;
+    case.with(
+        "guest",
+        format!("{}: {}", finding.outcome.name(), finding.said),
+    )
+    .with(
+        "arrived",
+        format!("{outside} outside, {host} at the host, {neighbour} at the neighbour"),
+    )
 }
 
 /// Observations of one case.
@@ -66,35 +49,25 @@ pub(super) struct Evidence<'a> {
 }
 
 /// Evaluates a case that is not a script.
-pub(super) fn evaluate(case: &Case, evidence: Evidence<'_>) -> CaseReport {
+pub(super) fn evaluate(case: &Case, evidence: Evidence<'_>) -> report::Case {
+    let finding = match evidence.finding {
+        None => return not_tried(case, ["the probe reported no finding".to_owned()]),
+        Some(finding) if finding.outcome == Outcome::Failed => {
+            return not_tried(case, [finding.said.clone()]);
+        }
+        Some(finding) => finding,
+    };
     let arrived = [
         count(case, evidence.seen, Place::Outside),
         count(case, evidence.seen, Place::Host),
         heard(case, evidence),
     ];
     let mut problems = Vec::new();
-    let result = match evidence.finding {
-        None => {
-            problems.push("the probe reported no finding".to_owned());
-            CaseResult::NotTried
-        }
-        Some(finding) if finding.outcome == Outcome::Failed => {
-            problems.push(finding.said.clone());
-            CaseResult::NotTried
-        }
-        Some(finding) => match case.expect {
-            Expect::Blocked => blocked(case, finding, evidence, arrived, &mut problems),
-            Expect::Pass => passed(case, finding, evidence, arrived, &mut problems),
-        },
+    let verdict = match case.expect {
+        Expect::Blocked => blocked(case, finding, evidence, arrived, &mut problems),
+        Expect::Pass => passed(case, finding, evidence, arrived, &mut problems),
     };
-    CaseReport {
-        result,
-        guest: evidence
-            .finding
-            .map_or_else(String::new, |f| format!("{}: {}", f.outcome.name(), f.said)),
-        arrived,
-        ..CaseReport::not_tried(case, problems)
-    }
+    observed(not_tried(case, []), finding, arrived).judged(verdict, problems)
 }
 
 fn blocked(
@@ -103,7 +76,7 @@ fn blocked(
     evidence: Evidence<'_>,
     arrived: [u64; 3],
     problems: &mut Vec<String>,
-) -> CaseResult {
+) -> Verdict {
     if finding.outcome == Outcome::Ok {
         problems.push("the guest got an answer".to_owned());
     }
@@ -119,7 +92,7 @@ fn blocked(
         problems.push("the name was looked up outside".to_owned());
     }
     if !problems.is_empty() {
-        return CaseResult::Breach;
+        return Verdict::Breach;
     }
     if !case.outcomes().contains(&finding.outcome) {
         problems.push("the guest saw another kind of refusal than expected".to_owned());
@@ -134,9 +107,9 @@ fn blocked(
         problems.push("the neighbour could not listen".to_owned());
     }
     if problems.is_empty() {
-        CaseResult::Pass
+        Verdict::Pass
     } else {
-        CaseResult::Unproven
+        Verdict::Unproven
     }
 }
 
@@ -146,10 +119,10 @@ fn passed(
     evidence: Evidence<'_>,
     arrived: [u64; 3],
     problems: &mut Vec<String>,
-) -> CaseResult {
+) -> Verdict {
     if arrived[1] > 0 || arrived[2] > 0 {
         problems.push("packets arrived at a place that they were not sent to".to_owned());
-        return CaseResult::Breach;
+        return Verdict::Breach;
     }
     if !case.outcomes().contains(&finding.outcome) {
         problems.push("the control case failed, so blocked traffic proves nothing".to_owned());
@@ -161,9 +134,9 @@ fn passed(
         problems.push("the name was never looked up outside".to_owned());
     }
     if problems.is_empty() {
-        CaseResult::Pass
+        Verdict::Pass
     } else {
-        CaseResult::Unproven
+        Verdict::Unproven
     }
 }
 
@@ -275,7 +248,7 @@ mod tests {
         }
     }
 
-    fn result(case: &Case, outcome: Outcome, seen: &[Seen], events: &[NetworkEvent]) -> CaseResult {
+    fn verdict(case: &Case, outcome: Outcome, seen: &[Seen], events: &[NetworkEvent]) -> Verdict {
         let finding = finding(outcome);
         let evidence = Evidence {
             finding: Some(&finding),
@@ -283,7 +256,7 @@ mod tests {
             events,
             heard: Some(&[]),
         };
-        evaluate(case, evidence).result
+        evaluate(case, evidence).verdict
     }
 
     #[test]
@@ -291,23 +264,23 @@ mod tests {
         let case = case("blocked");
         let events = [event("forbidden")];
         assert_eq!(
-            result(&case, Outcome::Timeout, &[], &events),
-            CaseResult::Pass
+            verdict(&case, Outcome::Timeout, &[], &events),
+            Verdict::Pass
         );
         assert_eq!(
-            result(&case, Outcome::Timeout, &[], &[event("policy")]),
-            CaseResult::Unproven
+            verdict(&case, Outcome::Timeout, &[], &[event("policy")]),
+            Verdict::Unproven
         );
-        assert_eq!(result(&case, Outcome::Ok, &[], &events), CaseResult::Breach);
+        assert_eq!(verdict(&case, Outcome::Ok, &[], &events), Verdict::Breach);
         for place in [Place::Outside, Place::Host] {
             assert_eq!(
-                result(&case, Outcome::Timeout, &[seen(place)], &events),
-                CaseResult::Breach
+                verdict(&case, Outcome::Timeout, &[seen(place)], &events),
+                Verdict::Breach
             );
         }
         assert_eq!(
-            result(&case, Outcome::Failed, &[], &events),
-            CaseResult::NotTried
+            verdict(&case, Outcome::Failed, &[], &events),
+            Verdict::NotTried
         );
     }
 
@@ -315,15 +288,15 @@ mod tests {
     fn a_control_case_passes_only_if_its_packets_arrive() {
         let case = case("pass");
         let there = [seen(Place::Outside)];
-        assert_eq!(result(&case, Outcome::Ok, &there, &[]), CaseResult::Pass);
-        assert_eq!(result(&case, Outcome::Ok, &[], &[]), CaseResult::Unproven);
+        assert_eq!(verdict(&case, Outcome::Ok, &there, &[]), Verdict::Pass);
+        assert_eq!(verdict(&case, Outcome::Ok, &[], &[]), Verdict::Unproven);
         assert_eq!(
-            result(&case, Outcome::Timeout, &there, &[]),
-            CaseResult::Unproven
+            verdict(&case, Outcome::Timeout, &there, &[]),
+            Verdict::Unproven
         );
         assert_eq!(
-            result(&case, Outcome::Ok, &[seen(Place::Host)], &[]),
-            CaseResult::Breach
+            verdict(&case, Outcome::Ok, &[seen(Place::Host)], &[]),
+            Verdict::Breach
         );
     }
 
@@ -362,8 +335,8 @@ mod tests {
             events: &[event("forbidden")],
             heard: Some(&payloads),
         };
-        assert_eq!(evaluate(&case, evidence).result, CaseResult::Breach);
+        assert_eq!(evaluate(&case, evidence).verdict, Verdict::Breach);
         evidence.heard = None;
-        assert_eq!(evaluate(&case, evidence).result, CaseResult::Unproven);
+        assert_eq!(evaluate(&case, evidence).verdict, Verdict::Unproven);
     }
 }

@@ -33,12 +33,12 @@ use testbed::{
 };
 
 use super::{
+    IsolationSpec,
     cases::Class,
-    evaluate::CaseReport,
-    spec::IsolationSpec,
     world::{NAME_SERVER, UPLINK, World},
 };
 use crate::{
+    report::Case,
     sandbox::{Account, Sandbox, SandboxError, decode, failed},
     setup::{VerifyError, api_of, at},
 };
@@ -121,7 +121,7 @@ pub(super) fn run(
     world: &World,
     spec: &IsolationSpec,
     selection: &Selection,
-) -> Result<Vec<CaseReport>, VerifyError> {
+) -> Result<Vec<Case>, VerifyError> {
     let run_dir = spec.setup.run_dir()?;
     let scene = Scene::open(world, spec, &selection.attempts, run_dir.path())?;
     let mut attempts = selection.attempts.clone();
@@ -143,7 +143,7 @@ pub(super) fn run(
         );
         secrets::plant(&scene)?;
         let found = secrets::search(&scene)?;
-        let wanted = |report: &CaseReport| selection.places.contains(&&*report.case);
+        let wanted = |case: &Case| selection.places.contains(&&*case.name);
         reports.extend(found.into_iter().filter(wanted));
     }
     if !echoed.cases.is_empty() {
@@ -189,7 +189,7 @@ impl Scene {
         attempts: &Attempts,
         dir: &Path,
         oracle: Option<&Path>,
-    ) -> Result<Vec<CaseReport>, VerifyError> {
+    ) -> Result<Vec<Case>, VerifyError> {
         let count = attempts.cases.len();
         eprintln!("cube-bench: {count} attempts against the egress proxy");
         let seen = self.attempt(world, attempts)?;

@@ -16,16 +16,19 @@ mod vmm;
 
 use super::{
     cases::{Case, Script},
-    evaluate::CaseReport,
+    evaluate::not_tried,
     stage::Stage,
     world::Finishing,
 };
-use crate::{proof::CaseResult, sandbox::Sandbox};
+use crate::{
+    report::{self, Verdict},
+    sandbox::Sandbox,
+};
 use outcome::ScriptError;
 pub(super) use traffic::{allowing, send_until};
 
 /// Runs the script of a case.
-pub(super) fn try_script(stage: &mut Stage, neighbour: &Sandbox, case: &Case) -> CaseReport {
+pub(super) fn try_script(stage: &mut Stage, neighbour: &Sandbox, case: &Case) -> report::Case {
     stage.world.capture.forget();
     let name = case.name.as_str();
     let observed = match case.script {
@@ -47,19 +50,16 @@ pub(super) fn try_script(stage: &mut Stage, neighbour: &Sandbox, case: &Case) ->
         Some(Script::Forged) => forged::errors(stage, name),
         None => Err(ScriptError::Failed("the case has no script".to_owned())),
     };
-    let (result, guest, problems) = match observed {
-        Err(error) => {
-            let problem = model::chain(&error);
-            (CaseResult::NotTried, String::new(), vec![problem])
-        }
-        Ok(seen) if !seen.breaches.is_empty() => (CaseResult::Breach, seen.guest, seen.breaches),
-        Ok(seen) if !seen.doubts.is_empty() => (CaseResult::Unproven, seen.guest, seen.doubts),
-        Ok(seen) => (CaseResult::Pass, seen.guest, Vec::new()),
+    let seen = match observed {
+        Err(error) => return not_tried(case, [model::chain(&error)]),
+        Ok(seen) => seen,
     };
-    CaseReport {
-        result,
-        guest,
-        problems,
-        ..CaseReport::not_tried(case, [])
-    }
+    let (verdict, problems) = match (seen.breaches, seen.doubts) {
+        (breaches, _) if !breaches.is_empty() => (Verdict::Breach, breaches),
+        (_, doubts) if !doubts.is_empty() => (Verdict::Unproven, doubts),
+        _ => (Verdict::Pass, Vec::new()),
+    };
+    not_tried(case, [])
+        .with("guest", seen.guest)
+        .judged(verdict, problems)
 }

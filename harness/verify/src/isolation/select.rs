@@ -3,9 +3,9 @@
 use netprobe::Probe;
 
 use super::{
+    IsolationSpec, Scope,
     cases::{Case, Class, Expect, Group},
     l7,
-    spec::{IsolationSpec, Scope},
     timing::{BLOCKED_MS, PASS_MS},
 };
 use crate::setup::VerifyError;

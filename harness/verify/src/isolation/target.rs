@@ -16,16 +16,15 @@ use netprobe::{Action, Finding, Outcome};
 use serde_json::{Map, Value, json};
 
 use super::{
+    IsolationSpec, TargetSpec,
     cases::{self, Case, Class, Expect, Group},
-    evaluate::{CaseReport, is_reported},
-    report,
+    evaluate::{is_reported, not_tried, observed},
     sandbox::{self, Customer, NetworkEvent},
     select::{probe, select},
-    spec::{IsolationSpec, Proof, TargetSpec},
     timing::EVENT_TIMEOUT,
 };
 use crate::{
-    proof::CaseResult,
+    report::{self, Report, Verdict},
     setup::{VerifyError, at},
 };
 use listener::Listener;
@@ -35,7 +34,7 @@ use testbed::{api::Api, artifacts, endpoint::Endpoint};
 const UNOBSERVED: &str = "only the guest's end was observed";
 
 /// Runs the cases that need only the server.
-pub(super) fn run(spec: &IsolationSpec, target: &TargetSpec) -> Result<Proof, VerifyError> {
+pub(super) fn run(spec: &IsolationSpec, target: &TargetSpec) -> Result<Report, VerifyError> {
     let begun = Instant::now();
     let listeners = match target.outside {
         Some(address) => Listener::open_all(address).map_err(VerifyError::Outside)?,
@@ -58,13 +57,8 @@ pub(super) fn run(spec: &IsolationSpec, target: &TargetSpec) -> Result<Proof, Ve
         group.announce();
         reports.extend(try_group(&customer, &listeners, group));
     }
-    Ok(Proof {
-        format: report::FORMAT,
-        scope: spec.scope,
-        target: Some(target.url.clone()),
-        cases: reports,
-        seconds: begun.elapsed().as_secs_f64(),
-    })
+    let target = Some(target.url.clone());
+    Ok(Report::new(spec.scope.suite(), target, reports, begun, ()))
 }
 
 /// Cases whose receiver is one of the listeners.
@@ -137,7 +131,7 @@ struct Evidence<'a> {
 }
 
 /// Tries the cases of a group, all in one sandbox and at the same time.
-fn try_group(customer: &Customer, listeners: &[Listener], group: &Group) -> Vec<CaseReport> {
+fn try_group(customer: &Customer, listeners: &[Listener], group: &Group) -> Vec<report::Case> {
     let listener = |case: &Case| listeners.iter().find(|l| is_at(case, l.address()));
     let why_not = |case: &Case| why_not(case, listener(case));
     let cases = group.cases.iter();
@@ -148,8 +142,8 @@ fn try_group(customer: &Customer, listeners: &[Listener], group: &Group) -> Vec<
         attempt(customer, group, &tried)
     };
     let report = |case: &Case| match (&outcome, why_not(case)) {
-        (_, Some(why)) => CaseReport::not_tried(case, [why.to_owned()]),
-        (Err(error), None) => CaseReport::not_tried(case, [error.clone()]),
+        (_, Some(why)) => not_tried(case, [why.to_owned()]),
+        (Err(error), None) => not_tried(case, [error.clone()]),
         (Ok((findings, events)), None) => {
             let evidence = Evidence {
                 finding: findings.iter().find(|f| f.name == case.payload()),
@@ -202,40 +196,33 @@ fn why_not(case: &Case, listener: Option<&Listener>) -> Option<&'static str> {
 }
 
 /// Derives the result of a case from its observations.
-fn evaluate(case: &Case, evidence: Evidence<'_>) -> CaseReport {
+fn evaluate(case: &Case, evidence: Evidence<'_>) -> report::Case {
     let finding = match evidence.finding {
         None => {
-            return CaseReport::not_tried(case, ["the probe reported no finding".to_owned()]);
+            return not_tried(case, ["the probe reported no finding".to_owned()]);
         }
         Some(finding) if finding.outcome == Outcome::Failed => {
-            return CaseReport::not_tried(case, [finding.said.clone()]);
+            return not_tried(case, [finding.said.clone()]);
         }
         Some(finding) => finding,
     };
-    let (result, problem) = match case.expect {
+    let (verdict, problem) = match case.expect {
         Expect::Pass => passed(finding, evidence),
         Expect::Blocked => blocked(case, finding, evidence),
     };
-    CaseReport {
-        result,
-        guest: format!("{}: {}", finding.outcome.name(), finding.said),
-        arrived: [evidence.arrived.unwrap_or(0), 0, 0],
-        ..CaseReport::not_tried(case, problem.map(str::to_owned))
-    }
+    let arrived = [evidence.arrived.unwrap_or(0), 0, 0];
+    observed(not_tried(case, []), finding, arrived).judged(verdict, problem)
 }
 
-fn passed(finding: &Finding, evidence: Evidence<'_>) -> (CaseResult, Option<&'static str>) {
+fn passed(finding: &Finding, evidence: Evidence<'_>) -> (Verdict, Option<&'static str>) {
     match evidence.arrived {
         _ if finding.outcome != Outcome::Ok => (
-            CaseResult::Unproven,
+            Verdict::Unproven,
             Some("the control case failed, so blocked traffic proves nothing"),
         ),
-        Some(0) => (
-            CaseResult::Unproven,
-            Some("no packet arrived at the listener"),
-        ),
-        Some(_) => (CaseResult::Pass, None),
-        None => (CaseResult::GuestsWord, Some(UNOBSERVED)),
+        Some(0) => (Verdict::Unproven, Some("no packet arrived at the listener")),
+        Some(_) => (Verdict::Pass, None),
+        None => (Verdict::GuestsWord, Some(UNOBSERVED)),
     }
 }
 
@@ -243,28 +230,26 @@ fn blocked(
     case: &Case,
     finding: &Finding,
     evidence: Evidence<'_>,
-) -> (CaseResult, Option<&'static str>) {
+) -> (Verdict, Option<&'static str>) {
     let reported = evidence.events.map(|events| is_reported(case, events));
     let receiver = case.receiver().map(|(to, _)| to);
     match (evidence.arrived, reported) {
-        _ if finding.outcome == Outcome::Ok => {
-            (CaseResult::Breach, Some("the guest got an answer"))
-        }
-        (Some(1..), _) => (CaseResult::Breach, Some("packets arrived at the listener")),
+        _ if finding.outcome == Outcome::Ok => (Verdict::Breach, Some("the guest got an answer")),
+        (Some(1..), _) => (Verdict::Breach, Some("packets arrived at the listener")),
         _ if !case.outcomes().contains(&finding.outcome) => (
-            CaseResult::Unproven,
+            Verdict::Unproven,
             Some("the guest saw another kind of refusal than expected"),
         ),
         (_, Some(false)) => (
-            CaseResult::Unproven,
+            Verdict::Unproven,
             Some("the server does not report the refusal"),
         ),
-        (Some(0), _) => (CaseResult::Pass, None),
+        (Some(0), _) => (Verdict::Pass, None),
         (None, None) if receiver.is_some_and(is_documentation) => (
-            CaseResult::NotTried,
+            Verdict::NotTried,
             Some("no server exists at the receiver's address, and this API reports no refusals"),
         ),
-        (None, _) => (CaseResult::GuestsWord, Some(UNOBSERVED)),
+        (None, _) => (Verdict::GuestsWord, Some(UNOBSERVED)),
     }
 }
 
@@ -299,13 +284,13 @@ mod tests {
         }]
     }
 
-    fn result(
+    fn verdict(
         to: &str,
         expect: Expect,
         outcome: Outcome,
         arrived: Option<u64>,
         events: Option<&[NetworkEvent]>,
-    ) -> CaseResult {
+    ) -> Verdict {
         let action = Action::Tcp(to.parse().unwrap());
         let finding = finding(outcome);
         let evidence = Evidence {
@@ -317,7 +302,7 @@ mod tests {
             &case("a-case-of-this", Class::Policy, expect, action),
             evidence,
         )
-        .result
+        .verdict
     }
 
     #[test]
@@ -328,27 +313,27 @@ mod tests {
         let (policy, spoofed) = (Some(&policy[..]), Some(&spoofed[..]));
         let to = "10.0.0.1:80";
         for (expect, outcome, arrived, events, end) in [
-            (Pass, Ok, None, policy, CaseResult::GuestsWord),
-            (Pass, Ok, Some(1), policy, CaseResult::Pass),
-            (Pass, Ok, Some(0), policy, CaseResult::Unproven),
-            (Pass, Timeout, None, policy, CaseResult::Unproven),
-            (Pass, Failed, None, policy, CaseResult::NotTried),
-            (Blocked, Timeout, None, policy, CaseResult::GuestsWord),
-            (Blocked, Timeout, None, None, CaseResult::GuestsWord),
-            (Blocked, Timeout, None, spoofed, CaseResult::Unproven),
-            (Blocked, Timeout, Some(0), spoofed, CaseResult::Unproven),
-            (Blocked, Timeout, Some(0), policy, CaseResult::Pass),
-            (Blocked, Timeout, Some(0), None, CaseResult::Pass),
-            (Blocked, Timeout, Some(1), policy, CaseResult::Breach),
-            (Blocked, Ok, None, policy, CaseResult::Breach),
-            (Blocked, Failed, None, policy, CaseResult::NotTried),
+            (Pass, Ok, None, policy, Verdict::GuestsWord),
+            (Pass, Ok, Some(1), policy, Verdict::Pass),
+            (Pass, Ok, Some(0), policy, Verdict::Unproven),
+            (Pass, Timeout, None, policy, Verdict::Unproven),
+            (Pass, Failed, None, policy, Verdict::NotTried),
+            (Blocked, Timeout, None, policy, Verdict::GuestsWord),
+            (Blocked, Timeout, None, None, Verdict::GuestsWord),
+            (Blocked, Timeout, None, spoofed, Verdict::Unproven),
+            (Blocked, Timeout, Some(0), spoofed, Verdict::Unproven),
+            (Blocked, Timeout, Some(0), policy, Verdict::Pass),
+            (Blocked, Timeout, Some(0), None, Verdict::Pass),
+            (Blocked, Timeout, Some(1), policy, Verdict::Breach),
+            (Blocked, Ok, None, policy, Verdict::Breach),
+            (Blocked, Failed, None, policy, Verdict::NotTried),
         ] {
-            let found = result(to, expect, outcome, arrived, events);
+            let found = verdict(to, expect, outcome, arrived, events);
             assert_eq!(found, end, "{expect:?} {outcome:?} {arrived:?} {events:?}");
         }
         // An address without a server never responds, so a timeout proves nothing.
-        let silent = result("198.51.100.1:80", Blocked, Timeout, None, None);
-        assert_eq!(silent, CaseResult::NotTried);
+        let silent = verdict("198.51.100.1:80", Blocked, Timeout, None, None);
+        assert_eq!(silent, Verdict::NotTried);
     }
 
     #[test]

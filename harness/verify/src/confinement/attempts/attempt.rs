@@ -3,7 +3,6 @@
 use std::{fmt::Write, io};
 
 use nix::{errno::Errno, sys::signal::Signal};
-use serde::{Deserialize, Serialize};
 
 use crate::confinement::{
     intruder::{Intruder, Stop, Try},
@@ -11,9 +10,8 @@ use crate::confinement::{
 };
 
 /// Subject of a case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Class {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::confinement) enum Class {
     /// Files of the host, of the template, and of other users.
     Files,
     /// Memory and descriptors of other sandboxes.
@@ -55,7 +53,7 @@ pub enum Class {
 impl Class {
     /// Name in reports and on the command line.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(in crate::confinement) fn name(self) -> &'static str {
         match self {
             Self::Files => "files",
             Self::Memory => "memory",

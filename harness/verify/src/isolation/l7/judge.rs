@@ -5,8 +5,8 @@ use serde::Deserialize;
 
 use super::attempts::{Attempt, Expect};
 use crate::{
-    isolation::{cases::Class, evaluate::CaseReport},
-    proof::CaseResult,
+    isolation::cases::Class,
+    report::{Case, Verdict},
 };
 
 /// Value that the guest sends in the rule's header.
@@ -106,7 +106,7 @@ pub(super) fn outcome(case: &Attempt, seen: &Seen, secret: &str) -> Outcome {
     }
 }
 
-pub(super) fn judge(case: &Attempt, seen: &Seen, secret: &str) -> CaseReport {
+pub(super) fn judge(case: &Attempt, seen: &Seen, secret: &str) -> Case {
     let finding = seen
         .findings
         .iter()
@@ -116,28 +116,27 @@ pub(super) fn judge(case: &Attempt, seen: &Seen, secret: &str) -> CaseReport {
         .iter()
         .filter(|arrival| arrival.has(&case.name))
         .collect();
+    let report = Case {
+        expected: expected(case),
+        ..Case::new(Class::L7.name(), &case.name, &case.why)
+    };
+    let report = report
+        .with("tried", case.summary())
+        .with("arrived", format!("{} at the servers", arrived.len()));
+    let Some(finding) = finding else {
+        let problem = "the guest's program reported nothing about it";
+        return report.judged(Verdict::NotTried, [problem]);
+    };
     let mut judged = Judged::default();
-    match finding {
-        Some(finding) => {
-            judged.guest(case, finding, secret);
-            judged.servers(case, &arrived, secret);
-            judged.doubt_unless(
-                is_recorded(case, &seen.refusals),
-                "the server lists no refusal of this request",
-            );
-        }
-        None => judged.not_tried("the guest's program reported nothing about it"),
-    }
-    CaseReport {
-        case: case.name.clone(),
-        class: Class::L7,
-        why: case.why.clone(),
-        result: judged.result,
-        tried: format!("{}; expected: {}", case.summary(), expected(case)),
-        guest: finding.map_or_else(String::new, observed),
-        arrived: [u64::try_from(arrived.len()).unwrap_or(u64::MAX), 0, 0],
-        problems: judged.problems,
-    }
+    judged.guest(case, finding, secret);
+    judged.servers(case, &arrived, secret);
+    judged.doubt_unless(
+        is_recorded(case, &seen.refusals),
+        "the server lists no refusal of this request",
+    );
+    report
+        .with("guest", observed(finding))
+        .judged(judged.verdict, judged.problems)
 }
 
 fn expected(case: &Attempt) -> String {
@@ -163,14 +162,14 @@ fn observed(finding: &Finding) -> String {
 }
 
 struct Judged {
-    result: CaseResult,
+    verdict: Verdict,
     problems: Vec<String>,
 }
 
 impl Default for Judged {
     fn default() -> Self {
         Self {
-            result: CaseResult::Pass,
+            verdict: Verdict::Pass,
             problems: Vec::new(),
         }
     }
@@ -179,23 +178,18 @@ impl Default for Judged {
 impl Judged {
     fn breach_if(&mut self, is_breach: bool, problem: &str) {
         if is_breach {
-            self.result = CaseResult::Breach;
+            self.verdict = Verdict::Breach;
             self.problems.push(problem.to_owned());
         }
     }
 
     fn doubt_unless(&mut self, holds: bool, problem: &str) {
         if !holds {
-            if self.result == CaseResult::Pass {
-                self.result = CaseResult::Unproven;
+            if self.verdict == Verdict::Pass {
+                self.verdict = Verdict::Unproven;
             }
             self.problems.push(problem.to_owned());
         }
-    }
-
-    fn not_tried(&mut self, problem: &str) {
-        self.result = CaseResult::NotTried;
-        self.problems.push(problem.to_owned());
     }
 
     fn guest(&mut self, case: &Attempt, finding: &Finding, secret: &str) {
@@ -284,7 +278,7 @@ mod tests {
     use super::*;
     use crate::isolation::l7::attempts::load;
 
-    fn judged(name: &str, finding: Finding, bytes: &[&str]) -> CaseResult {
+    fn judged(name: &str, finding: Finding, bytes: &[&str]) -> Verdict {
         let list = load().unwrap();
         let case = list.cases.iter().find(|case| case.name == name).unwrap();
         let arrivals = bytes.iter().map(|bytes| Arrival {
@@ -301,7 +295,7 @@ mod tests {
                 about: format!("host /{name}"),
             }],
         };
-        judge(case, &seen, "hunter2").result
+        judge(case, &seen, "hunter2").verdict
     }
 
     fn answered(status: u16, text: &str) -> Finding {
@@ -318,29 +312,26 @@ mod tests {
         let name = "l7-rule-applies";
         let arrived = |header: &str| format!("GET /{name} HTTP/1.1\r\nx-api-key: {header}\r\n\r\n");
         let ok = || answered(200, "ok");
-        assert_eq!(judged(name, ok(), &[&arrived("hunter2")]), CaseResult::Pass);
-        assert_eq!(judged(name, ok(), &[&arrived(OWN)]), CaseResult::Breach);
-        assert_eq!(judged(name, ok(), &[&arrived("")]), CaseResult::Breach);
-        assert_eq!(judged(name, ok(), &[]), CaseResult::Unproven);
+        assert_eq!(judged(name, ok(), &[&arrived("hunter2")]), Verdict::Pass);
+        assert_eq!(judged(name, ok(), &[&arrived(OWN)]), Verdict::Breach);
+        assert_eq!(judged(name, ok(), &[&arrived("")]), Verdict::Breach);
+        assert_eq!(judged(name, ok(), &[]), Verdict::Unproven);
         let both = arrived("hunter2\r\nx-api-key: guests-own");
-        assert_eq!(judged(name, ok(), &[&both]), CaseResult::Breach);
+        assert_eq!(judged(name, ok(), &[&both]), Verdict::Breach);
         let told = answered(200, "hunter2");
-        assert_eq!(
-            judged(name, told, &[&arrived("hunter2")]),
-            CaseResult::Breach
-        );
+        assert_eq!(judged(name, told, &[&arrived("hunter2")]), Verdict::Breach);
     }
 
     #[test]
     fn a_refused_request_must_not_arrive_and_be_answered_as_expected() {
         let name = "l7-host-of-another-name";
-        assert_eq!(judged(name, answered(421, ""), &[]), CaseResult::Pass);
-        assert_eq!(judged(name, answered(421, ""), &[name]), CaseResult::Breach);
-        assert_eq!(judged(name, answered(200, ""), &[]), CaseResult::Unproven);
+        assert_eq!(judged(name, answered(421, ""), &[]), Verdict::Pass);
+        assert_eq!(judged(name, answered(421, ""), &[name]), Verdict::Breach);
+        assert_eq!(judged(name, answered(200, ""), &[]), Verdict::Unproven);
         let silent = Finding {
             ended: "timeout".to_owned(),
             ..Finding::default()
         };
-        assert_eq!(judged("l7-sni-absent", silent, &[]), CaseResult::Unproven);
+        assert_eq!(judged("l7-sni-absent", silent, &[]), Verdict::Unproven);
     }
 }

@@ -10,8 +10,8 @@ use super::{
     scan::{Forms, Hits, Needles, files_below},
 };
 use crate::{
-    isolation::{cases::Class, evaluate::CaseReport},
-    proof::CaseResult,
+    isolation::cases::Class,
+    report::{Case, Verdict},
     sandbox::SandboxError,
 };
 
@@ -90,7 +90,7 @@ struct Search {
 }
 
 /// Searches all places.
-pub(super) fn search(scene: &Scene) -> Result<Vec<CaseReport>, SandboxError> {
+pub(super) fn search(scene: &Scene) -> Result<Vec<Case>, SandboxError> {
     let needles = &scene.needles;
     let processes = scene.processes();
     let mut found = Vec::new();
@@ -215,34 +215,31 @@ fn metrics(scene: &Scene, needles: &Needles) -> Result<Search, SandboxError> {
     })
 }
 
-fn report((case, why): (&str, &str), search: &Search) -> CaseReport {
+fn report((name, why): (&str, &str), search: &Search) -> Case {
     let Search {
         hits,
         planted,
         note,
     } = search;
-    let (result, problem) = match planted {
-        _ if hits.secret + hits.other > 0 => (CaseResult::Breach, Some("the secret was found")),
+    let (verdict, problem) = match planted {
+        _ if hits.secret + hits.other > 0 => (Verdict::Breach, Some("the secret was found")),
         Some(0) => (
-            CaseResult::Unproven,
+            Verdict::Unproven,
             Some("the search does not find the planted text"),
         ),
-        Some(_) | None => (CaseResult::Pass, None),
+        Some(_) | None => (Verdict::Pass, None),
     };
     let planted = planted.map_or_else(|| "nothing to plant in".to_owned(), |n| n.to_string());
-    CaseReport {
-        case: case.to_owned(),
-        class: Class::Secrets,
-        why: why.to_owned(),
-        result,
-        tried: "expected: the secret 0 times, the planted text at least once".to_owned(),
-        guest: format!(
-            "the secret {} times, a part of it {}, the planted text {planted}; {note}",
-            hits.secret, hits.other
-        ),
-        arrived: [0; 3],
-        problems: problem.into_iter().map(str::to_owned).collect(),
-    }
+    let found = format!(
+        "the secret {} times, a part of it {}, the planted text {planted}; {note}",
+        hits.secret, hits.other
+    );
+    let expected = "the secret 0 times, the planted text at least once".to_owned();
+    let case = Case {
+        expected,
+        ..Case::new(Class::Secrets.name(), name, why)
+    };
+    case.with("found", found).judged(verdict, problem)
 }
 
 /// Create option with the text for notes.
@@ -275,10 +272,10 @@ mod tests {
             planted,
             note: String::new(),
         };
-        let result = |search: &Search| report(PLACES[0], search).result;
-        assert_eq!(result(&search(0, 0, Some(1))), CaseResult::Pass);
-        assert_eq!(result(&search(0, 0, Some(0))), CaseResult::Unproven);
-        assert_eq!(result(&search(1, 0, Some(1))), CaseResult::Breach);
-        assert_eq!(result(&search(0, 1, Some(1))), CaseResult::Breach);
+        let verdict = |search: &Search| report(PLACES[0], search).verdict;
+        assert_eq!(verdict(&search(0, 0, Some(1))), Verdict::Pass);
+        assert_eq!(verdict(&search(0, 0, Some(0))), Verdict::Unproven);
+        assert_eq!(verdict(&search(1, 0, Some(1))), Verdict::Breach);
+        assert_eq!(verdict(&search(0, 1, Some(1))), Verdict::Breach);
     }
 }
