@@ -17,8 +17,8 @@ use testbed::{
 use verify::{
     Setup, VerifyError,
     confinement::{self, ConfinementSpec, Starts},
-    conformance::{self, ConformanceSpec, features::Area, report as matrix_report},
-    hazards::{self, HazardSpec, Templates, report as hazard_report},
+    conformance::{self, ConformanceSpec, features::Area},
+    hazards::{self, HazardSpec, Templates},
     isolation::{self, IsolationSpec, Scope, TargetSpec},
     lifecycle::{self, LifecycleSpec, Selection, report as lifecycle_report},
     restarts::{self, Builds, Limits, RestartSpec, report as restart_report},
@@ -332,13 +332,13 @@ impl Conformance {
             jobs: self.jobs,
         })?;
         let files = [
-            ("matrix.json", matrix_report::json(&matrix)),
-            ("matrix.md", matrix_report::markdown(&matrix)),
-            ("matrix.xml", matrix_report::junit(&matrix)),
+            ("matrix.json", matrix.json()),
+            ("matrix.md", matrix.markdown()),
+            ("matrix.xml", matrix.junit()),
         ];
         write_results(self.results.as_deref(), &files)?;
         let [(_, json), (_, markdown), (_, junit)] = files;
-        let terminal = matrix_report::terminal(&matrix);
+        let terminal = matrix.terminal();
         print_matrix(self.format, terminal, [json, markdown, junit]);
         Ok(matrix.end())
     }
@@ -367,9 +367,9 @@ impl Hazards {
         print!(
             "{}",
             match self.format {
-                Format::Human => hazard_report::terminal(&findings),
-                Format::Json => hazard_report::json(&findings),
-                Format::Junit => hazard_report::junit(&findings),
+                Format::Human => findings.terminal(),
+                Format::Json => findings.json(),
+                Format::Junit => findings.junit(),
             }
         );
         Ok(findings.end())

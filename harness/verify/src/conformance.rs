@@ -1,7 +1,7 @@
 //! `cube-bench verify e2b`: checks that an endpoint supports everything the official SDKs can do.
 //!
 //! ```text
-//! features ─┬─► SDK × feature ─► suite (one process for each SDK, with time limits) ─► cells ─► report
+//! features ─┬─► SDK × feature ─► suite (one process for each SDK, with time limits) ─► cases ─► report
 //! sdk ──────┘
 //! ```
 //! The cases are programs that use the SDKs, in `harness/verify/conformance`. This module starts them, limits their
@@ -9,23 +9,23 @@
 
 mod address;
 pub mod features;
-mod matrix;
 mod registry;
-pub mod report;
 pub mod sdk;
 mod suite;
 
-use std::{fs, path::Path, sync::Mutex, thread};
+use std::{fs, path::Path, sync::Mutex, thread, time::Instant};
 
 use testbed::{
     leftovers::RunDir,
     server::{LocalServer, Tls},
 };
 
-use crate::setup::{DOMAIN, Setup, VerifyError, at, key_from_environment};
+use crate::{
+    report::{Case, Report, Suite, Verdict},
+    setup::{DOMAIN, Setup, VerifyError, at, key_from_environment},
+};
 use address::{Address, SecureAddress};
 use features::{Area, Feature};
-pub use matrix::{Cell, CellResult, Matrix};
 use registry::Registries;
 use sdk::Sdk;
 
@@ -54,9 +54,10 @@ pub struct ConformanceSpec {
 /// Runs the suite.
 ///
 /// # Errors
-/// Returns a [`VerifyError`] if a name is unknown or the suite cannot start. The result of a case is a cell, not an
-/// error.
-pub fn run(spec: &ConformanceSpec) -> Result<Matrix, VerifyError> {
+/// Returns a [`VerifyError`] if a name is unknown or the suite cannot start. The result of a case is a verdict, not
+/// an error.
+pub fn run(spec: &ConformanceSpec) -> Result<Report, VerifyError> {
+    let begun = Instant::now();
     let features = features::load()?;
     let mut features = select("feature", features, &spec.features, |f| f.name.clone())?;
     features.retain(|feature| spec.api_url.is_none() || !(feature.own_server || feature.registry));
@@ -82,20 +83,14 @@ pub fn run(spec: &ConformanceSpec) -> Result<Matrix, VerifyError> {
         None
     };
     address.secure = secure.as_ref().map(SecureAddress::of);
-    let cells = run_all(spec, &sdks, &features, &address, run_dir.path());
-    Ok(Matrix {
-        format: report::FORMAT,
-        endpoint: match &server {
-            Some(_) => "cube-api started by the suite".to_owned(),
-            None => address.url,
-        },
-        sdks: sdks.iter().map(Sdk::name).collect(),
-        features: features
-            .iter()
-            .map(|f| (f.name.clone(), f.why.clone()))
-            .collect(),
-        cells: in_order(&features, &sdks, cells),
-    })
+    let cases = run_all(spec, &sdks, &features, &address, run_dir.path());
+    let mut cases = in_order(&features, &sdks, cases);
+    if cases.is_empty() {
+        let why = "none of these SDKs has a case for any of these features";
+        cases.push(Case::new("none", "cases", "").judged(Verdict::Fail, [why]));
+    }
+    let target = server.is_none().then_some(address.url);
+    Ok(Report::new(Suite::E2b, target, cases, begun, ()))
 }
 
 /// Keeps the entries of `all` that `names` lists, or all of them if `names` is empty. Fails if a name is unknown.
@@ -169,15 +164,15 @@ fn run_all(
     features: &[Feature],
     address: &Address,
     home: &Path,
-) -> Vec<Cell> {
+) -> Vec<Case> {
     let waiting = Mutex::new(sdks.iter());
     let work = || {
-        let mut cells = Vec::new();
+        let mut cases = Vec::new();
         loop {
             let next = waiting.lock().ok().and_then(|mut sdks| sdks.next());
-            let Some(sdk) = next else { return cells };
+            let Some(sdk) = next else { return cases };
             let dir = spec.setup.artifacts.join("sdk");
-            cells.extend(suite::run(sdk, &dir, features, address, home));
+            cases.extend(suite::run(sdk, &dir, features, address, home));
         }
     };
     thread::scope(|scope| {
@@ -185,20 +180,20 @@ fn run_all(
         workers
             .into_iter()
             .flat_map(|worker| match worker.join() {
-                Ok(cells) => cells,
+                Ok(cases) => cases,
                 Err(panic) => std::panic::resume_unwind(panic),
             })
             .collect()
     })
 }
 
-fn in_order(features: &[Feature], sdks: &[Sdk], mut cells: Vec<Cell>) -> Vec<Cell> {
-    let place = |cell: &Cell| {
+fn in_order(features: &[Feature], sdks: &[Sdk], mut cases: Vec<Case>) -> Vec<Case> {
+    let place = |case: &Case| {
         (
-            features.iter().position(|f| f.name == cell.feature),
-            sdks.iter().position(|s| s.name() == cell.sdk),
+            features.iter().position(|f| f.name == case.name),
+            sdks.iter().position(|s| s.name() == case.class),
         )
     };
-    cells.sort_by_key(place);
-    cells
+    cases.sort_by_key(place);
+    cases
 }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! list ─► stage: two clones of a template · two forks of a parent · one paused sandbox ─► answers
-//!                                                                    evaluate (pure) ◄──┘ ─► findings ─► report
+//!                                                                    evaluate (pure) ◄──┘ ─► cases ─► report
 //! ```
 //! The suite uses only E2B's public interface, so it can verify any endpoint. A hazard that could not be tried is not a
 //! pass.
@@ -11,24 +11,32 @@
 mod build;
 mod clock;
 mod evaluate;
-mod finding;
 mod list;
 mod probe;
-pub mod report;
 mod stage;
+
+use std::time::Instant;
 
 use testbed::{api::Api, endpoint::Endpoint, server::LocalServer};
 
 use crate::{
+    report::{Case, Report, Suite, Verdict},
     sandbox::Account,
     setup::{DOMAIN, Setup, VerifyError, api_of},
 };
-pub use finding::{Between, Finding, Findings, HazardResult, Mode, OfTemplate, Weight};
 
 /// Sandboxes of each template that the suite's server keeps ready, so that some clones come from the warm pool.
 const WARM: u32 = 2;
 /// Lifetime of each sandbox, in seconds.
 const LIFETIME_S: u32 = 900;
+
+/// Whether the suite looks for hazards or causes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Look,
+    /// Causes each hazard first, to test that the suite finds it.
+    Sabotage,
+}
 
 /// A running endpoint.
 #[derive(Clone, Debug)]
@@ -65,9 +73,10 @@ pub struct HazardSpec {
 ///
 /// # Errors
 /// Returns a [`VerifyError`] if the suite cannot start, or if the endpoint does not create the templates
-/// or sandboxes to compare. A hazard is a finding, not an error.
-pub fn run(spec: &HazardSpec) -> Result<Findings, VerifyError> {
-    let (templates, endpoint) = match &spec.target {
+/// or sandboxes to compare. A hazard is a verdict, not an error.
+pub fn run(spec: &HazardSpec) -> Result<Report, VerifyError> {
+    let begun = Instant::now();
+    let cases = match &spec.target {
         Some(target) => {
             let api = Api {
                 control: Endpoint::parse(&target.url)?,
@@ -75,25 +84,22 @@ pub fn run(spec: &HazardSpec) -> Result<Findings, VerifyError> {
                 key: target.key.clone(),
                 timeout: probe::TIMEOUT,
             };
-            (verify(spec, &api)?, target.url.clone())
+            verify(spec, &api)?
         }
         None => {
             let dir = spec.setup.run_dir()?;
             let mut options = spec.setup.server(WARM)?;
             options.domain = Some(DOMAIN.to_owned());
             let server = LocalServer::start(dir.path(), options)?;
-            let own = "cube-api started by the suite".to_owned();
-            (verify(spec, &api_of(&server, probe::TIMEOUT))?, own)
+            verify(spec, &api_of(&server, probe::TIMEOUT))?
         }
     };
-    Ok(Findings {
-        format: report::FORMAT,
-        endpoint,
-        templates,
-    })
+    let target = spec.target.as_ref().map(|target| target.url.clone());
+    Ok(Report::new(Suite::CloneHazards, target, cases, begun, ()))
 }
 
-fn verify(spec: &HazardSpec, api: &Api) -> Result<Vec<OfTemplate>, VerifyError> {
+/// The cases of all templates. The class of a case names the template and the compared sandboxes.
+fn verify(spec: &HazardSpec, api: &Api) -> Result<Vec<Case>, VerifyError> {
     let account = |template: &str| Account {
         api: api.clone(),
         template: template.to_owned(),
@@ -102,24 +108,33 @@ fn verify(spec: &HazardSpec, api: &Api) -> Result<Vec<OfTemplate>, VerifyError> 
     let verify = |template: &str, ask: Option<&str>| {
         let mut hazards = list::load()?;
         hazards.extend(ask.map(list::asked));
-        Ok(OfTemplate {
-            template: template.to_owned(),
-            findings: stage::run(&account(template), &hazards, spec.mode)?,
-        })
+        let mut cases = stage::run(&account(template), &hazards, spec.mode)?;
+        if cases.is_empty() {
+            let untried = Case::new("clones", "hazards", "").judged(Verdict::NotTried, ["no case"]);
+            cases.push(untried);
+        }
+        for case in &mut cases {
+            case.class = format!("{template}.{}", case.class);
+        }
+        Ok::<_, VerifyError>(cases)
     };
     let builder = account(&spec.setup.template);
     match &spec.templates {
-        Templates::One { ask } => Ok(vec![verify(&spec.setup.template, ask.as_deref())?]),
+        Templates::One { ask } => verify(&spec.setup.template, ask.as_deref()),
         Templates::All => {
-            let names = build::all(&builder)?;
-            names.iter().map(|name| verify(name, None)).collect()
+            let mut cases = Vec::new();
+            for name in build::all(&builder)? {
+                cases.extend(verify(&name, None)?);
+            }
+            Ok(cases)
         }
         Templates::Built => {
-            let of = |kind: build::Kind| {
+            let mut cases = Vec::new();
+            for kind in build::kinds() {
                 let template = build::build(&builder, &kind)?;
-                verify(&template.name, kind.ask)
-            };
-            build::kinds().into_iter().map(of).collect()
+                cases.extend(verify(&template.name, kind.ask)?);
+            }
+            Ok(cases)
         }
     }
 }

@@ -47,13 +47,13 @@ pub(crate) const INTERPRETER: Part = Part {
 /// The fields of `matrix.json` that are counted here.
 #[derive(Debug, Deserialize)]
 struct Matrix {
-    cells: Vec<Cell>,
+    cases: Vec<Cell>,
 }
 
 #[derive(Debug, Deserialize)]
 struct Cell {
     /// Whether a failure of this cell fails the suite.
-    must: bool,
+    required: bool,
     verdict: String,
 }
 
@@ -100,11 +100,11 @@ pub(crate) fn run(
 /// as failed otherwise.
 fn count(matrix: &Matrix) -> Counts {
     let mut counts = Counts::default();
-    for cell in &matrix.cells {
+    for cell in &matrix.cases {
         let place = match cell.verdict.as_str() {
             "pass" => &mut counts.passed,
             "absent" => &mut counts.skipped,
-            _ if !cell.must => &mut counts.skipped,
+            _ if !cell.required => &mut counts.skipped,
             _ => &mut counts.failed,
         };
         *place += 1;
@@ -127,11 +127,11 @@ mod tests {
             ("not_run", true),
         ];
         let cells = cells.map(|(verdict, must)| Cell {
-            must,
+            required: must,
             verdict: verdict.to_owned(),
         });
         let counts = count(&Matrix {
-            cells: cells.into_iter().collect(),
+            cases: cells.into_iter().collect(),
         });
         assert_eq!(counts.to_string(), "2 passed, 2 failed, 2 skipped");
     }

@@ -19,14 +19,11 @@ use nix::{
 };
 use serde::Deserialize;
 
-use super::{
-    address::Address,
-    features::Feature,
-    matrix::{Cell, CellResult},
-    registry,
-    sdk::Sdk,
+use super::{address::Address, features::Feature, registry, sdk::Sdk};
+use crate::{
+    report::{Case, Verdict},
+    setup::DOMAIN,
 };
-use crate::setup::DOMAIN;
 
 /// Time until the first case or, after a case has ended, the next one begins. Starting an interpreter and loading its
 /// SDK takes seconds on a busy host.
@@ -71,87 +68,82 @@ pub(super) fn run(
     features: &[Feature],
     address: &Address,
     home: &Path,
-) -> Vec<Cell> {
+) -> Vec<Case> {
     let (mut rest, lacking): (Vec<&Feature>, Vec<&Feature>) = features
         .iter()
         .filter(|feature| feature.suites.contains(&sdk.suite))
         .partition(|feature| !feature.registry || address.images.is_some());
-    let skipped = |feature| Cell {
-        must: false,
+    let skipped = |feature| Case {
+        required: false,
         ..not_run(sdk, feature, registry::MISSING)
     };
-    let mut cells: Vec<Cell> = lacking.into_iter().map(skipped).collect();
+    let mut cases: Vec<Case> = lacking.into_iter().map(skipped).collect();
     while !rest.is_empty() {
-        let before = cells.len();
+        let before = cases.len();
         let outcome = match Process::start(sdk, dir, &rest, address, home) {
-            Ok(mut process) => process.follow(&rest, |line| cells.extend(cell(sdk, &rest, line))),
+            Ok(mut process) => process.follow(&rest, |line| cases.extend(case(sdk, &rest, line))),
             Err(why) => {
-                cells.extend(rest.iter().map(|f| not_run(sdk, f, &why)));
-                return cells;
+                cases.extend(rest.iter().map(|f| not_run(sdk, f, &why)));
+                return cases;
             }
         };
         let found = |name: &str| rest.iter().find(|f| f.name == name);
         match outcome {
             Outcome::Done => {}
-            Outcome::Stuck(name) => cells.extend(found(&name).map(|feature| {
+            Outcome::Stuck(name) => cases.extend(found(&name).map(|feature| {
                 let why = format!("no result within {:?}", feature.within);
-                new_cell(sdk, feature, CellResult::TimedOut, why, None)
+                case_of(sdk, feature).judged(Verdict::TimedOut, [why])
             })),
-            Outcome::Ended(Some(name)) => cells.extend(found(&name).map(|feature| {
-                let why = "the SDK's process ended during this case".to_owned();
-                new_cell(sdk, feature, CellResult::Fail, why, None)
+            Outcome::Ended(Some(name)) => cases.extend(found(&name).map(|feature| {
+                let why = "the SDK's process ended during this case";
+                case_of(sdk, feature).judged(Verdict::Fail, [why])
             })),
             Outcome::Ended(None) => {}
         }
-        rest.retain(|feature| !cells.iter().any(|cell| cell.feature == feature.name));
-        if cells.len() == before {
+        rest.retain(|feature| !cases.iter().any(|case| case.name == feature.name));
+        if cases.len() == before {
             let why = "the SDK's process ended before its first case";
-            cells.extend(rest.iter().map(|f| not_run(sdk, f, why)));
-            return cells;
+            cases.extend(rest.iter().map(|f| not_run(sdk, f, why)));
+            return cases;
         }
     }
-    cells
+    cases
 }
 
-/// The cell for an `end` line of one of these features; `None` for any other line.
-fn cell(sdk: &Sdk, features: &[&Feature], line: Line) -> Option<Cell> {
+/// The case of an `end` line of one of these features; `None` for any other line.
+fn case(sdk: &Sdk, features: &[&Feature], line: Line) -> Option<Case> {
     let name = line.end?;
     let feature = features.iter().find(|feature| feature.name == name)?;
     let may_be_absent = feature.absent.contains(&sdk.name());
-    let (result, why) = match line.verdict {
-        Some(Reported::Pass) => (CellResult::Pass, String::new()),
-        Some(Reported::Absent) if may_be_absent => (CellResult::Absent, String::new()),
+    let (verdict, why) = match line.verdict {
+        Some(Reported::Pass) => (Verdict::Pass, None),
+        Some(Reported::Absent) if may_be_absent => (Verdict::Absent, None),
         Some(Reported::Absent) => {
             let why = format!(
                 "the list of features does not allow it to be absent: {}",
                 line.why
             );
-            (CellResult::Fail, why)
+            (Verdict::Fail, Some(why))
         }
-        Some(Reported::Fail) => (CellResult::Fail, line.why),
-        None => (CellResult::Fail, "the end line has no verdict".to_owned()),
+        Some(Reported::Fail) => (Verdict::Fail, Some(line.why)),
+        None => (
+            Verdict::Fail,
+            Some("the end line has no verdict".to_owned()),
+        ),
     };
-    Some(new_cell(sdk, feature, result, why, line.seconds))
+    let mut case = case_of(sdk, feature).judged(verdict, why);
+    case.seconds = line.seconds;
+    Some(case)
 }
 
-fn not_run(sdk: &Sdk, feature: &Feature, why: &str) -> Cell {
-    new_cell(sdk, feature, CellResult::NotRun, why.to_owned(), None)
+fn not_run(sdk: &Sdk, feature: &Feature, why: &str) -> Case {
+    case_of(sdk, feature).judged(Verdict::NotRun, [why])
 }
 
-fn new_cell(
-    sdk: &Sdk,
-    feature: &Feature,
-    result: CellResult,
-    why: String,
-    seconds: Option<f64>,
-) -> Cell {
-    Cell {
-        feature: feature.name.clone(),
-        sdk: sdk.name(),
-        must: feature.must,
-        result,
-        why,
-        seconds,
+fn case_of(sdk: &Sdk, feature: &Feature) -> Case {
+    Case {
+        required: feature.must,
+        ..Case::new(&sdk.name(), &feature.name, &feature.why)
     }
 }
 
@@ -300,7 +292,7 @@ mod tests {
     }
 
     /// Runs a shell script instead of Node.
-    fn cells_of(script: &str, features: &[Feature]) -> Vec<(String, CellResult)> {
+    fn cases_of(script: &str, features: &[Feature]) -> Vec<(String, Verdict)> {
         let dir = tempfile::tempdir().unwrap();
         let (node, suite) = SDK.command(dir.path());
         for (path, text) in [
@@ -318,11 +310,11 @@ mod tests {
             secure: None,
             images: None,
         };
-        let cells = run(&SDK, dir.path(), features, &address, dir.path());
-        cells.into_iter().map(|c| (c.feature, c.result)).collect()
+        let cases = run(&SDK, dir.path(), features, &address, dir.path());
+        cases.into_iter().map(|c| (c.name, c.verdict)).collect()
     }
 
-    fn cells(list: &[(&str, CellResult)]) -> Vec<(String, CellResult)> {
+    fn cases(list: &[(&str, Verdict)]) -> Vec<(String, Verdict)> {
         list.iter().map(|(f, v)| ((*f).to_owned(), *v)).collect()
     }
 
@@ -332,7 +324,7 @@ mod tests {
     "#;
 
     #[test]
-    fn end_lines_become_cells_and_other_lines_are_ignored() {
+    fn end_lines_become_cases_and_other_lines_are_ignored() {
         let script = format!("{SAY} echo noise; for f; do begin $f; end $f $f; done");
         let features = [
             feature("pass", 9000),
@@ -340,14 +332,14 @@ mod tests {
             feature("absent", 9000),
         ];
         let want = [
-            ("pass", CellResult::Pass),
-            ("fail", CellResult::Fail),
-            ("absent", CellResult::Fail),
+            ("pass", Verdict::Pass),
+            ("fail", Verdict::Fail),
+            ("absent", Verdict::Fail),
         ];
-        assert_eq!(cells_of(&script, &features), cells(&want));
+        assert_eq!(cases_of(&script, &features), cases(&want));
         let mut listed = features.clone();
         listed[2].absent.push(SDK.name());
-        assert_eq!(cells_of(&script, &listed)[2].1, CellResult::Absent);
+        assert_eq!(cases_of(&script, &listed)[2].1, Verdict::Absent);
     }
 
     #[test]
@@ -362,12 +354,12 @@ mod tests {
             feature("b", 9000),
         ];
         let want = [
-            ("a", CellResult::Pass),
-            ("stuck", CellResult::TimedOut),
-            ("dies", CellResult::Fail),
-            ("b", CellResult::Pass),
+            ("a", Verdict::Pass),
+            ("stuck", Verdict::TimedOut),
+            ("dies", Verdict::Fail),
+            ("b", Verdict::Pass),
         ];
-        assert_eq!(cells_of(&script, &features), cells(&want));
+        assert_eq!(cases_of(&script, &features), cases(&want));
     }
 
     #[test]
@@ -375,14 +367,14 @@ mod tests {
         let script = format!("{SAY} for f; do begin $f; end $f pass; done");
         let mut features = [feature("a", 9000), feature("b", 9000)];
         features[0].registry = true;
-        let want = [("a", CellResult::NotRun), ("b", CellResult::Pass)];
-        assert_eq!(cells_of(&script, &features), cells(&want));
+        let want = [("a", Verdict::NotRun), ("b", Verdict::Pass)];
+        assert_eq!(cases_of(&script, &features), cases(&want));
     }
 
     #[test]
     fn cases_of_a_process_that_fails_to_start_are_not_run() {
         let features = [feature("a", 9000), feature("b", 9000)];
-        let want = [("a", CellResult::NotRun), ("b", CellResult::NotRun)];
-        assert_eq!(cells_of("exit 3", &features), cells(&want));
+        let want = [("a", Verdict::NotRun), ("b", Verdict::NotRun)];
+        assert_eq!(cases_of("exit 3", &features), cases(&want));
     }
 }

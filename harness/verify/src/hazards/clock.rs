@@ -5,12 +5,11 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::{
-    evaluate::printable,
-    finding::{Between, Finding, HazardResult, Weight},
-    probe::Timed,
+use super::{evaluate::printable, list::Between, probe::Timed};
+use crate::{
+    report::{Case, Verdict},
+    sandbox::Sandbox,
 };
-use crate::sandbox::Sandbox;
 
 /// Allowed difference. Tokens and certificates need a second; schedulers and logs need less.
 const ALLOWED_MS: f64 = 50.0;
@@ -18,6 +17,8 @@ const ALLOWED_MS: f64 = 50.0;
 const SAMPLES: usize = 12;
 /// A sample with a longer half round trip proves nothing.
 const MAX_ERROR_MS: f64 = 500.0;
+/// Source of the evidence.
+const CLOCK: &str = "clock";
 const PAUSE: Duration = Duration::from_secs(10);
 const WALL: &str = "date +%s.%N";
 const MONOTONIC: &str = "python3 -c 'import time; print(time.monotonic())'";
@@ -31,28 +32,28 @@ struct Offset {
 }
 
 /// Compares the wall clocks.
-pub(super) fn wall(sandbox: &Sandbox, between: Between) -> Finding {
+pub(super) fn wall(sandbox: &Sandbox, between: Between) -> Case {
     let why = "certificates, tokens and schedules need the time; a clone resumes with the clock of its template";
     let expected = format!("within {ALLOWED_MS} ms of the caller's clock and half a round trip");
     let offset = sandbox
         .run_timed(WALL, SAMPLES)
         .map_err(|error| error.to_string())
         .and_then(|samples| offset(&samples));
-    let (result, evidence) = match offset {
+    let (verdict, evidence) = match offset {
         Ok(offset) => (
             evaluate_offset(offset),
             format!("{:+.1} ms, ±{:.1} ms", offset.ms, offset.error_ms),
         ),
-        Err(why) => (HazardResult::NotTried, why),
+        Err(why) => (Verdict::NotTried, why),
     };
-    finding("wall-clock", between, (why, &expected), result, evidence)
+    case("wall-clock", between, (why, &expected), verdict, evidence)
 }
 
-fn evaluate_offset(offset: Offset) -> HazardResult {
+fn evaluate_offset(offset: Offset) -> Verdict {
     match offset {
-        Offset { error_ms, .. } if error_ms > MAX_ERROR_MS => HazardResult::NotTried,
-        Offset { ms, error_ms } if ms.abs() <= ALLOWED_MS + error_ms => HazardResult::Pass,
-        _ => HazardResult::Fail,
+        Offset { error_ms, .. } if error_ms > MAX_ERROR_MS => Verdict::NotTried,
+        Offset { ms, error_ms } if ms.abs() <= ALLOWED_MS + error_ms => Verdict::Pass,
+        _ => Verdict::Fail,
     }
 }
 
@@ -69,12 +70,12 @@ fn offset(samples: &[Timed]) -> Result<Offset, String> {
 }
 
 /// Pauses a sandbox, and compares both clocks afterwards.
-pub(super) fn paused(sandbox: &Sandbox) -> [Finding; 2] {
+pub(super) fn paused(sandbox: &Sandbox) -> [Case; 2] {
     let why = "a jump makes every timer of every program fire at once";
     let expected = "the clock advances, by at most the caller's time outside the pause";
-    let report = |result, evidence| {
+    let report = |verdict, evidence| {
         let texts = (why, expected);
-        finding("monotonic-clock", Between::Pause, texts, result, evidence)
+        case("monotonic-clock", Between::Pause, texts, verdict, evidence)
     };
     let before = sandbox.run_timed(MONOTONIC, 1);
     let pause = sandbox.pause_for(PAUSE);
@@ -93,18 +94,15 @@ pub(super) fn paused(sandbox: &Sandbox) -> [Finding; 2] {
                 advance.guest_ms, advance.caller_ms
             ),
         ),
-        Err(why) => return [unpaused(&wall, &why), report(HazardResult::NotTried, why)],
+        Err(why) => {
+            // The reading of the wall clock proves nothing either.
+            let wall = wall
+                .with(CLOCK, why.clone())
+                .judged(Verdict::NotTried, [""; 0]);
+            return [wall, report(Verdict::NotTried, why)];
+        }
     };
     [wall, monotonic]
-}
-
-/// Finding for the wall clock if the pause failed: not tried, because the reading proves nothing.
-fn unpaused(wall: &Finding, why: &str) -> Finding {
-    Finding {
-        result: HazardResult::NotTried,
-        evidence: vec![why.to_owned()],
-        ..wall.clone()
-    }
 }
 
 /// Time on both clocks from the sample before a pause to the sample after it.
@@ -116,11 +114,11 @@ struct Advance {
 }
 
 impl Advance {
-    fn evaluate(self) -> HazardResult {
+    fn evaluate(self) -> Verdict {
         if self.guest_ms >= 0.0 && self.guest_ms <= self.caller_ms {
-            HazardResult::Pass
+            Verdict::Pass
         } else {
-            HazardResult::Fail
+            Verdict::Fail
         }
     }
 }
@@ -136,22 +134,18 @@ fn advance(before: &[Timed], after: &[Timed], pause: Duration) -> Result<Advance
     })
 }
 
-fn finding(
+fn case(
     hazard: &str,
     between: Between,
     (why, expected): (&str, &str),
-    result: HazardResult,
+    verdict: Verdict,
     evidence: String,
-) -> Finding {
-    Finding {
-        hazard: hazard.to_owned(),
-        between,
-        why: why.to_owned(),
+) -> Case {
+    let case = Case {
         expected: expected.to_owned(),
-        result,
-        weight: Weight::Gate,
-        evidence: vec![evidence],
-    }
+        ..Case::new(between.name(), hazard, why)
+    };
+    case.with(CLOCK, evidence).judged(verdict, [""; 0])
 }
 
 /// Decodes the output of [`WALL`] or [`MONOTONIC`].
@@ -187,16 +181,16 @@ mod tests {
         ];
         let offset = offset(&samples).unwrap();
         assert!((offset.ms - 60.0).abs() < 0.01 && (offset.error_ms - 5.0).abs() < 0.01);
-        assert_eq!(evaluate_offset(offset), HazardResult::Fail);
+        assert_eq!(evaluate_offset(offset), Verdict::Fail);
     }
 
     #[test]
     fn half_a_round_trip_is_added_to_the_limit_unless_it_is_too_long() {
         for (ms, error_ms, wanted) in [
-            (-54.0, 5.0, HazardResult::Pass),
-            (-56.0, 5.0, HazardResult::Fail),
-            (56.0, 5.0, HazardResult::Fail),
-            (0.0, 501.0, HazardResult::NotTried),
+            (-54.0, 5.0, Verdict::Pass),
+            (-56.0, 5.0, Verdict::Fail),
+            (56.0, 5.0, Verdict::Fail),
+            (0.0, 501.0, Verdict::NotTried),
         ] {
             assert_eq!(
                 evaluate_offset(Offset { ms, error_ms }),
@@ -214,14 +208,14 @@ mod tests {
             ..sample(output, 0, 100)
         };
         let pause = Duration::from_secs(10);
-        let result = |after: &str| {
+        let verdict = |after: &str| {
             let (before, after) = ([at("5.00", 0)], [at(after, 11_000)]);
             advance(&before, &after, pause).unwrap().evaluate()
         };
         // 1.1 s outside the pause.
-        assert_eq!(result("5.90"), HazardResult::Pass);
-        assert_eq!(result("4.99"), HazardResult::Fail);
-        assert_eq!(result("15.90"), HazardResult::Fail);
+        assert_eq!(verdict("5.90"), Verdict::Pass);
+        assert_eq!(verdict("4.99"), Verdict::Fail);
+        assert_eq!(verdict("15.90"), Verdict::Fail);
         assert!(advance(&[at("x", 0)], &[at("1", 1)], pause).is_err());
     }
 }

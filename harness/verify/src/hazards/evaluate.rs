@@ -1,9 +1,7 @@
 //! Derives a finding from the outputs of two sandboxes. The functions are pure.
 
-use super::{
-    finding::{Between, Finding, HazardResult, Weight},
-    list::{Hazard, Rule},
-};
+use super::list::{Between, Hazard, Rule};
+use crate::report::{Case, Verdict};
 
 /// Lines of an output that a report quotes.
 const KEPT_LINES: usize = 8;
@@ -19,63 +17,55 @@ pub(super) fn evaluate(
     between: Between,
     pair: &[Answer; 2],
     parent: Option<&Answer>,
-) -> Finding {
-    let result = match pair {
+) -> Case {
+    let verdict = match pair {
         [Ok(first), Ok(second)] => rule(hazard, &lines(first), &lines(second), parent),
-        [Err(_), _] | [_, Err(_)] => HazardResult::NotTried,
+        [Err(_), _] | [_, Err(_)] => Verdict::NotTried,
     };
-    Finding {
-        hazard: hazard.name.clone(),
-        between,
-        why: hazard.why.clone(),
+    let verdict = match (verdict, &hazard.known, &hazard.warns) {
+        (Verdict::Breach | Verdict::Fail, Some(_), _) => Verdict::Known,
+        (Verdict::Breach | Verdict::Fail, None, Some(_)) => Verdict::Warned,
+        (verdict, _, _) => verdict,
+    };
+    let case = Case {
         expected: match (&hazard.known, &hazard.warns) {
             (Some(why), _) => format!("{}; known: {why}", hazard.rule.expected()),
             (None, Some(advice)) => format!("{}; otherwise: {advice}", hazard.rule.expected()),
             (None, None) => hazard.rule.expected().to_owned(),
         },
-        result: match (result, &hazard.known, &hazard.warns) {
-            (HazardResult::Fail, Some(_), _) => HazardResult::Known,
-            (HazardResult::Fail, None, Some(_)) => HazardResult::Warned,
-            (result, _, _) => result,
-        },
-        weight: match hazard.rule {
-            Rule::Same => Weight::Gate,
-            Rule::Differs | Rule::Nothing | Rule::Private => Weight::Breach,
-        },
-        evidence: pair.iter().map(evidence).collect(),
-    }
+        ..Case::new(between.name(), &hazard.name, &hazard.why)
+    };
+    let [first, second] = pair;
+    case.with("first", evidence(first))
+        .with("second", evidence(second))
+        .judged(verdict, [""; 0])
 }
 
-/// Finding for a hazard whose subject does not exist in the template.
-pub(super) fn absent(hazard: &Hazard, between: Between, why: &str) -> Finding {
-    let none = [Err(why.to_owned()), Err(why.to_owned())];
-    Finding {
-        result: HazardResult::Absent,
-        evidence: vec![why.to_owned()],
-        ..evaluate(hazard, between, &none, None)
-    }
+/// Case for a hazard whose subject does not exist in the template.
+pub(super) fn absent(hazard: &Hazard, between: Between, why: &str) -> Case {
+    Case::new(between.name(), &hazard.name, &hazard.why).judged(Verdict::Absent, [why])
 }
 
-fn rule(hazard: &Hazard, first: &[&str], second: &[&str], parent: Option<&Answer>) -> HazardResult {
+fn rule(hazard: &Hazard, first: &[&str], second: &[&str], parent: Option<&Answer>) -> Verdict {
     let silent = first.is_empty() || second.is_empty();
     let holds = match hazard.rule {
         Rule::Differs if hazard.optional && first.is_empty() && second.is_empty() => {
-            return HazardResult::Absent;
+            return Verdict::Absent;
         }
-        Rule::Differs | Rule::Same if silent => return HazardResult::NotTried,
+        Rule::Differs | Rule::Same if silent => return Verdict::NotTried,
         Rule::Differs => !first.iter().any(|line| second.contains(line)),
         Rule::Same => match parent {
             Some(Ok(parent)) => first == second && first == lines(parent),
-            Some(Err(_)) | None => return HazardResult::NotTried,
+            Some(Err(_)) | None => return Verdict::NotTried,
         },
         Rule::Nothing => first.is_empty() && second.is_empty(),
-        Rule::Private if first.is_empty() => return HazardResult::NotTried,
+        Rule::Private if first.is_empty() => return Verdict::NotTried,
         Rule::Private => second.is_empty(),
     };
     if holds {
-        HazardResult::Pass
+        Verdict::Pass
     } else {
-        HazardResult::Fail
+        hazard.rule.broken()
     }
 }
 
@@ -133,19 +123,19 @@ mod tests {
         }
     }
 
-    fn result(hazard: &Hazard, first: &str, second: &str) -> HazardResult {
+    fn verdict(hazard: &Hazard, first: &str, second: &str) -> Verdict {
         let pair = [Ok(first.to_owned()), Ok(second.to_owned())];
         let parent = Ok("a\n".to_owned());
-        evaluate(hazard, Between::Forks, &pair, Some(&parent)).result
+        evaluate(hazard, Between::Forks, &pair, Some(&parent)).verdict
     }
 
     #[test]
     fn each_rule_compares_the_answers_in_its_way() {
-        use HazardResult::{Fail, NotTried, Pass};
+        use Verdict::{Breach, Fail, NotTried, Pass};
         for (rule, first, second, wanted) in [
             (Rule::Differs, "a\nb", "c\nd", Pass),
-            (Rule::Differs, "a\nb", "c\nb", Fail),
-            (Rule::Differs, "a", " a \n", Fail),
+            (Rule::Differs, "a\nb", "c\nb", Breach),
+            (Rule::Differs, "a", " a \n", Breach),
             (Rule::Differs, "", "a", NotTried),
             (Rule::Differs, "", "", NotTried),
             (Rule::Same, "a", "a", Pass),
@@ -154,12 +144,12 @@ mod tests {
             (Rule::Same, "b", "b", Fail),
             (Rule::Same, "", "", NotTried),
             (Rule::Nothing, "", " \n", Pass),
-            (Rule::Nothing, "", "left", Fail),
+            (Rule::Nothing, "", "left", Breach),
             (Rule::Private, "mine", "", Pass),
-            (Rule::Private, "mine", "mine", Fail),
+            (Rule::Private, "mine", "mine", Breach),
             (Rule::Private, "", "", NotTried),
         ] {
-            let got = result(&hazard(rule), first, second);
+            let got = verdict(&hazard(rule), first, second);
             assert_eq!(got, wanted, "{rule:?} {first:?} {second:?}");
         }
     }
@@ -168,22 +158,22 @@ mod tests {
     fn optional_and_known_hazards_do_not_fail() {
         let mut optional = hazard(Rule::Differs);
         optional.optional = true;
-        assert_eq!(result(&optional, "", ""), HazardResult::Absent);
-        assert_eq!(result(&optional, "a", ""), HazardResult::NotTried);
-        assert_eq!(result(&optional, "a", "a"), HazardResult::Fail);
+        assert_eq!(verdict(&optional, "", ""), Verdict::Absent);
+        assert_eq!(verdict(&optional, "a", ""), Verdict::NotTried);
+        assert_eq!(verdict(&optional, "a", "a"), Verdict::Breach);
         let mut known = hazard(Rule::Differs);
         known.known = Some("it stays".to_owned());
-        assert_eq!(result(&known, "a", "a"), HazardResult::Known);
-        assert_eq!(result(&known, "a", "b"), HazardResult::Pass);
+        assert_eq!(verdict(&known, "a", "a"), Verdict::Known);
+        assert_eq!(verdict(&known, "a", "b"), Verdict::Pass);
         let mut warns = hazard(Rule::Differs);
         warns.warns = Some("draw it anew".to_owned());
-        assert_eq!(result(&warns, "a", "a"), HazardResult::Warned);
-        assert_eq!(result(&warns, "a", "b"), HazardResult::Pass);
-        assert_eq!(result(&warns, "a", ""), HazardResult::NotTried);
+        assert_eq!(verdict(&warns, "a", "a"), Verdict::Warned);
+        assert_eq!(verdict(&warns, "a", "b"), Verdict::Pass);
+        assert_eq!(verdict(&warns, "a", ""), Verdict::NotTried);
         let absent = absent(&warns, Between::Clones, "there is none");
         assert_eq!(
-            (absent.result, &absent.evidence[..]),
-            (HazardResult::Absent, &["there is none".to_owned()][..])
+            (absent.verdict, &absent.problems[..]),
+            (Verdict::Absent, &["there is none".to_owned()][..])
         );
     }
 
@@ -191,9 +181,9 @@ mod tests {
     fn without_both_answers_a_hazard_is_not_tried_under_any_rule() {
         for rule in [Rule::Differs, Rule::Same, Rule::Nothing, Rule::Private] {
             let pair = [Ok("a".to_owned()), Err("refused\u{1b}[2J".to_owned())];
-            let finding = evaluate(&hazard(rule), Between::Clones, &pair, None);
-            assert_eq!(finding.result, HazardResult::NotTried, "{rule:?}");
-            assert_eq!(finding.evidence[1], "no answer: refused?[2J");
+            let case = evaluate(&hazard(rule), Between::Clones, &pair, None);
+            assert_eq!(case.verdict, Verdict::NotTried, "{rule:?}");
+            assert_eq!(case.evidence["second"], "no answer: refused?[2J");
         }
     }
 

@@ -2,11 +2,33 @@
 
 use serde::Deserialize;
 
-use super::finding::Between;
-use crate::setup::ListError;
+use crate::{report::Verdict, setup::ListError};
 
 const NAME: &str = "hazards.toml";
 const LIST: &str = include_str!("../../conformance/hazards.toml");
+
+/// The sandboxes that a case compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Between {
+    /// Two sandboxes of one template.
+    Clones,
+    /// Two forks of one running sandbox.
+    Forks,
+    /// One sandbox, before and after a pause.
+    Pause,
+}
+
+impl Between {
+    /// Name in reports.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Clones => "clones",
+            Self::Forks => "forks",
+            Self::Pause => "pause",
+        }
+    }
+}
 
 /// Relation that must hold between the outputs of two sandboxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -30,6 +52,15 @@ impl Rule {
             Self::Same => "both answers are equal to the parent's",
             Self::Nothing => "both answers are empty",
             Self::Private => "only the first sandbox has what was written in it",
+        }
+    }
+
+    /// Verdict if the relation does not hold: a fork that lost its parent's state does not work, any other hazard
+    /// shares something.
+    pub(super) fn broken(self) -> Verdict {
+        match self {
+            Self::Same => Verdict::Fail,
+            Self::Differs | Self::Nothing | Self::Private => Verdict::Breach,
         }
     }
 }

@@ -5,12 +5,12 @@ use std::thread;
 use serde_json::{Map, json};
 
 use super::{
-    clock,
+    Mode, clock,
     evaluate::{Answer, absent, evaluate},
-    finding::{Between, Finding, HazardResult, Mode, Weight},
-    list::{Hazard, Rule, Runner},
+    list::{Between, Hazard, Rule, Runner},
 };
 use crate::{
+    report::{Case, Verdict},
     sandbox::{Account, Sandbox},
     setup::VerifyError,
 };
@@ -30,7 +30,7 @@ pub(super) fn run(
     account: &Account,
     hazards: &[Hazard],
     mode: Mode,
-) -> Result<Vec<Finding>, VerifyError> {
+) -> Result<Vec<Case>, VerifyError> {
     let parts = thread::scope(|scope| {
         let parts = [
             scope.spawn(|| clones(account, hazards, mode)),
@@ -38,7 +38,7 @@ pub(super) fn run(
             scope.spawn(|| paused(account)),
         ];
         parts.map(|part| match part.join() {
-            Ok(findings) => findings,
+            Ok(cases) => cases,
             Err(panic) => std::panic::resume_unwind(panic),
         })
     });
@@ -51,28 +51,28 @@ fn create(account: &Account) -> Result<Sandbox, VerifyError> {
     Ok(account.create(&options)?)
 }
 
-fn clones(account: &Account, hazards: &[Hazard], mode: Mode) -> Result<Vec<Finding>, VerifyError> {
+fn clones(account: &Account, hazards: &[Hazard], mode: Mode) -> Result<Vec<Case>, VerifyError> {
     let clones = [create(account)?, create(account)?];
-    let mut findings = clocks(&clones, mode);
-    findings.push(access(&clones, Between::Clones, mode));
+    let mut cases = clocks(&clones, mode);
+    cases.push(access(&clones, Between::Clones, mode));
     let (asked, absent) = hazards_of(hazards, Between::Clones, &clones[0]);
-    findings.extend(absent);
+    cases.extend(absent);
     for hazard in asked {
-        findings.push(ask(hazard, Between::Clones, &clones, None, mode));
+        cases.push(ask(hazard, Between::Clones, &clones, None, mode));
     }
-    Ok(findings)
+    Ok(cases)
 }
 
-fn paused(account: &Account) -> Result<Vec<Finding>, VerifyError> {
+fn paused(account: &Account) -> Result<Vec<Case>, VerifyError> {
     Ok(clock::paused(&create(account)?).into())
 }
 
-/// The hazards to try in sandboxes like this one, and findings for those that its template cannot have.
+/// The hazards to try in sandboxes like this one, and cases for those that its template cannot have.
 fn hazards_of<'a>(
     hazards: &'a [Hazard],
     between: Between,
     sandbox: &Sandbox,
-) -> (Vec<&'a Hazard>, Vec<Finding>) {
+) -> (Vec<&'a Hazard>, Vec<Case>) {
     // If this fails, the cells are tried and give no output.
     let listening = sandbox.run(Runner::Shell, INTERPRETER, false);
     let has_interpreter = !listening.is_ok_and(|found| found.trim().is_empty());
@@ -84,7 +84,7 @@ fn hazards_of<'a>(
     (asked, absent.collect())
 }
 
-fn clocks(clones: &[Sandbox; 2], mode: Mode) -> Vec<Finding> {
+fn clocks(clones: &[Sandbox; 2], mode: Mode) -> Vec<Case> {
     let of = |clone: &Sandbox| {
         if mode == Mode::Sabotage {
             // If this fails, the clock is right and the test of the suite fails.
@@ -96,7 +96,7 @@ fn clocks(clones: &[Sandbox; 2], mode: Mode) -> Vec<Finding> {
 }
 
 /// Prepares the state that forks inherit, runs every probe once in the parent, forks it twice, and compares the forks.
-fn forks(account: &Account, hazards: &[Hazard], mode: Mode) -> Result<Vec<Finding>, VerifyError> {
+fn forks(account: &Account, hazards: &[Hazard], mode: Mode) -> Result<Vec<Case>, VerifyError> {
     let parent = create(account)?;
     let (asked, absent) = hazards_of(hazards, Between::Forks, &parent);
     let before: Vec<Answer> = asked
@@ -111,12 +111,12 @@ fn forks(account: &Account, hazards: &[Hazard], mode: Mode) -> Result<Vec<Findin
             return Ok(asked.iter().map(untried).chain(absent).collect());
         }
     };
-    let mut findings = absent;
-    findings.push(access(&forks, Between::Forks, mode));
+    let mut cases = absent;
+    cases.push(access(&forks, Between::Forks, mode));
     for (hazard, before) in asked.iter().zip(&before) {
-        findings.push(ask(hazard, Between::Forks, &forks, Some(before), mode));
+        cases.push(ask(hazard, Between::Forks, &forks, Some(before), mode));
     }
-    Ok(findings)
+    Ok(cases)
 }
 
 fn fork_twice(parent: &Sandbox) -> Result<[Sandbox; 2], String> {
@@ -138,7 +138,7 @@ fn ask(
     pair: &[Sandbox; 2],
     parent: Option<&Answer>,
     mode: Mode,
-) -> Finding {
+) -> Case {
     let [first, second] = pair;
     let written = match (&hazard.write, mode) {
         (None, _) => Ok(()),
@@ -181,29 +181,25 @@ fn run_in_both(hazard: &Hazard, pair: &[Sandbox; 2], code: &str) -> Result<(), S
 }
 
 /// Checks that the credentials of one sandbox do not open the other.
-fn access(pair: &[Sandbox; 2], between: Between, mode: Mode) -> Finding {
+fn access(pair: &[Sandbox; 2], between: Between, mode: Mode) -> Case {
     let [first, second] = [&pair[0], &pair[1]].map(Sandbox::credentials);
     let second = match mode {
         Mode::Look => second,
         Mode::Sabotage => first.clone(),
     };
     let shared = first.lines().any(|line| second.lines().any(|l| l == line));
-    Finding {
-        hazard: "access-tokens".to_owned(),
-        between,
-        why: "the credentials of one sandbox must not open its twin".to_owned(),
+    let verdict = if shared {
+        Verdict::Breach
+    } else {
+        Verdict::Pass
+    };
+    let why = "the credentials of one sandbox must not open its twin";
+    let case = Case {
         expected: "the two sandboxes have no id or token in common".to_owned(),
-        result: if shared {
-            HazardResult::Fail
-        } else {
-            HazardResult::Pass
-        },
-        weight: Weight::Breach,
-        // Tokens are secrets and are not printed.
-        evidence: vec![format!(
-            "{} and {} values compared",
-            first.lines().count(),
-            second.lines().count()
-        )],
-    }
+        ..Case::new(between.name(), "access-tokens", why)
+    };
+    // Tokens are secrets and are not printed.
+    let (first, second) = (first.lines().count(), second.lines().count());
+    case.with("compared", format!("{first} and {second} values"))
+        .judged(verdict, [""; 0])
 }
