@@ -2,14 +2,9 @@
 //! VMM has the rights of a user that owns nothing and has no capability. It can open no file by path, start no program,
 //! reach no network, signal or trace no other process, and make no page executable.
 //!
-//! ```text
-//! limits         no core dump; limits on descriptors and on file size
-//! user           a user and a group for this VM alone, no supplementary groups
-//! capabilities   none, and none to regain
-//! dumpable       off: processes of the same user cannot trace it or read its files in /proc
-//! landlock       nothing by path; no abstract socket and no signal outside this process
-//! seccomp        the system calls of a running machine, with checked arguments where they matter; any other kills
-//! ```
+//! Its layers are those of [`jail`], with a user and a group for this VM alone. The seccomp filter allows the system calls
+//! of a running machine, with checked arguments where they matter; any other kills.
+//!
 //! The client opened everything that the VM needs and sends it over the control socket. After confinement the process
 //! has those descriptors, KVM through them, and its memory.
 //!
@@ -22,48 +17,25 @@ mod search;
 
 use std::{fs::File, io, sync::OnceLock};
 
+use jail::{Identity, Jail, JailError, Layer, Network, RulesetStatus};
+use nix::sys::resource::Resource;
+
 use crate::sys;
-use caps::{CapSet, CapsHashSet};
-use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetStatus,
-    Scope,
-};
-use nix::{
-    sys::{
-        prctl,
-        resource::{Resource, setrlimit},
-    },
-    unistd::{Gid, Uid, setgroups, setresgid, setresuid},
-};
 
 /// Reasons why the process could not be confined.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
     #[error("cannot close inherited descriptors")]
     Descriptors(#[source] io::Error),
-    #[error("cannot set the process's limits")]
-    Limits(#[source] nix::Error),
-    /// The process is not root, or the id is not usable.
-    #[error("cannot become user {user}")]
-    User {
-        /// The user and group id.
-        user: u32,
-        #[source]
-        source: nix::Error,
-    },
     #[error("cannot open /proc/self/pagemap")]
     Pagemap(#[source] io::Error),
-    #[error("cannot drop capabilities")]
-    Capabilities(#[source] caps::errors::CapsError),
-    #[error("cannot make the process undumpable")]
-    Dumpable(#[source] nix::Error),
-    #[error("cannot apply the Landlock ruleset")]
-    Landlock(#[source] landlock::RulesetError),
-    #[error("cannot install the seccomp filter (is the kernel built with CONFIG_SECCOMP_FILTER?)")]
-    Filter(#[source] seccompiler::Error),
+    #[error("cannot make the seccomp filter")]
+    Filter(#[source] jail::filter::Error),
     /// A jump in the filter is longer than 255 instructions: the list of system calls is too long (a bug).
     #[error("the seccomp filter has a jump that is too long")]
     Jumps,
+    #[error(transparent)]
+    Jail(#[from] JailError),
 }
 
 /// Limit on open descriptors: more than the vsock device's streams and pending clients and the VM's own files need.
@@ -71,60 +43,25 @@ const DESCRIPTORS: u64 = 1024;
 /// Limit on a file's size in bytes: more than the largest VM's memory file or any template's layer.
 const FILE_BYTES: u64 = 64 << 30;
 
-/// The layers of the confinement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Layer {
-    Limits,
-    User,
-    Capabilities,
-    Dumpable,
-    Landlock,
-    Seccomp,
+/// Whether to apply a layer. Only builds for the confinement prover can leave one out.
+#[cfg(not(feature = "weaken"))]
+fn wanted(_: Layer) -> bool {
+    true
 }
 
-impl Layer {
-    /// The order in which the layers are applied. Most layers need a capability or system call that a later one
-    /// removes.
-    const ALL: [Self; 6] = [
-        Self::Limits,
-        Self::User,
-        Self::Capabilities,
-        Self::Dumpable,
-        Self::Landlock,
-        Self::Seccomp,
-    ];
-
-    fn apply(self, user: Option<u32>) -> Result<(), ConfineError> {
-        match self {
-            Self::Limits => limit(),
-            Self::User => user.map_or(Ok(()), become_user),
-            Self::Capabilities => drop_capabilities(),
-            Self::Dumpable => make_undumpable(),
-            Self::Landlock => restrict_paths(),
-            Self::Seccomp => filter::install(),
-        }
-    }
-
-    /// Whether to apply the layer. Only builds for the confinement prover can leave one out.
-    #[cfg(not(feature = "weaken"))]
-    fn wanted(self) -> bool {
-        true
-    }
-
-    /// Whether to apply the layer: the confinement prover lists the layers to apply in CUBE_VMM_LAYERS, separated by
-    /// commas. If the variable is not set, all layers are applied.
-    #[cfg(feature = "weaken")]
-    fn wanted(self) -> bool {
-        let name = match self {
-            Self::Limits => "limits",
-            Self::User => "uid",
-            Self::Capabilities => "capabilities",
-            Self::Dumpable => "dumpable",
-            Self::Landlock => "landlock",
-            Self::Seccomp => "seccomp",
-        };
-        std::env::var("CUBE_VMM_LAYERS").map_or(true, |list| list.split(',').any(|l| l == name))
-    }
+/// Whether to apply a layer: the confinement prover lists the layers to apply in CUBE_VMM_LAYERS, separated by commas. If
+/// the variable is not set, all layers are applied.
+#[cfg(feature = "weaken")]
+fn wanted(layer: Layer) -> bool {
+    let name = match layer {
+        Layer::Limits => "limits",
+        Layer::User => "uid",
+        Layer::Capabilities => "capabilities",
+        Layer::Dumpable => "dumpable",
+        Layer::Landlock => "landlock",
+        Layer::Seccomp => "seccomp",
+    };
+    std::env::var("CUBE_VMM_LAYERS").map_or(true, |list| list.split(',').any(|l| l == name))
 }
 
 /// The open /proc/self/pagemap, see [`pagemap`].
@@ -161,87 +98,24 @@ pub fn close_inherited() -> Result<(), ConfineError> {
 /// # Errors
 /// Returns [`ConfineError`] for the step that failed. The process must then exit.
 pub fn confine(user: Option<u32>) -> Result<(), ConfineError> {
-    if Layer::Capabilities.wanted() {
-        keep_only_what_changes_users()?;
+    if wanted(Layer::Capabilities) {
+        jail::keep_only_what_changes_users()?;
     }
     // Opened without capabilities: with CAP_SYS_ADMIN the file would reveal the physical addresses of the pages.
     pagemap().map_err(ConfineError::Pagemap)?;
-    Layer::ALL
-        .into_iter()
-        .filter(|layer| layer.wanted())
-        .try_for_each(|layer| layer.apply(user))
-}
-
-fn limit() -> Result<(), ConfineError> {
-    let limits = [
-        (Resource::RLIMIT_CORE, 0),
-        (Resource::RLIMIT_NOFILE, DESCRIPTORS),
-        (Resource::RLIMIT_FSIZE, FILE_BYTES),
-    ];
-    limits
-        .into_iter()
-        .try_for_each(|(limit, value)| setrlimit(limit, value, value))
-        .map_err(ConfineError::Limits)
-}
-
-fn become_user(user: u32) -> Result<(), ConfineError> {
-    let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
-    setgroups(&[])
-        .and_then(|()| setresgid(gid, gid, gid))
-        .and_then(|()| setresuid(uid, uid, uid))
-        .map_err(|source| ConfineError::User { user, source })
-}
-
-/// Drops all effective capabilities except those that the next steps need, and, with CAP_SETPCAP, empties the bounding
-/// set.
-fn keep_only_what_changes_users() -> Result<(), ConfineError> {
-    let needed = [
-        caps::Capability::CAP_SETUID,
-        caps::Capability::CAP_SETGID,
-        caps::Capability::CAP_SETPCAP,
-    ];
-    let held = caps::read(None, CapSet::Permitted).map_err(ConfineError::Capabilities)?;
-    let keep: CapsHashSet = needed.into_iter().filter(|c| held.contains(c)).collect();
-    if keep.contains(&caps::Capability::CAP_SETPCAP) {
-        // With an empty bounding set no capability can be regained, not even by a program with file capabilities.
-        caps::clear(None, CapSet::Bounding).map_err(ConfineError::Capabilities)?;
-    }
-    caps::set(None, CapSet::Effective, &keep).map_err(ConfineError::Capabilities)
-}
-
-fn drop_capabilities() -> Result<(), ConfineError> {
-    for set in [
-        CapSet::Ambient,
-        CapSet::Inheritable,
-        CapSet::Effective,
-        CapSet::Permitted,
-    ] {
-        caps::clear(None, set).map_err(ConfineError::Capabilities)?;
-    }
-    Ok(())
-}
-
-fn make_undumpable() -> Result<(), ConfineError> {
-    prctl::set_dumpable(false).map_err(ConfineError::Dumpable)
-}
-
-/// Applies a ruleset that allows nothing. A kernel with an older Landlock, or none, enforces only part of the ruleset.
-/// This is logged and not an error, because the user, the dumpable flag and the seccomp filter enforce the same
-/// restrictions.
-fn restrict_paths() -> Result<(), ConfineError> {
-    let abi = ABI::V6;
-    let status = Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(abi))
-        .and_then(|rules| rules.handle_access(AccessNet::from_all(abi)))
-        .and_then(|rules| rules.scope(Scope::from_all(abi)))
-        .and_then(|rules| rules.create())
-        .and_then(|rules| rules.restrict_self())
-        .map_err(ConfineError::Landlock)?;
-    if status.ruleset != RulesetStatus::FullyEnforced {
+    let jail = Jail {
+        limits: &[
+            (Resource::RLIMIT_NOFILE, DESCRIPTORS, DESCRIPTORS),
+            (Resource::RLIMIT_FSIZE, FILE_BYTES, FILE_BYTES),
+        ],
+        identity: user.map(|user| Identity { user, group: user }),
+        network: Network::Nothing,
+        filters: &[filter::compile()?],
+    };
+    let landlock = jail.enter_layers(wanted)?;
+    if landlock != RulesetStatus::FullyEnforced {
         eprintln!(
-            "cube-vmm: this kernel enforces the Landlock ruleset only in part ({:?}); user, capabilities and seccomp filter are in force",
-            status.ruleset
+            "cube-vmm: this kernel enforces the Landlock ruleset only in part ({landlock:?}); user, capabilities and seccomp filter are in force"
         );
     }
     Ok(())

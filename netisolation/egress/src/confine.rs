@@ -1,45 +1,28 @@
 //! What the proxy gives up before it reads a byte of a guest: its user, its capabilities, all files, and every system call
 //! but those of a runtime with threads, of TCP connections, and of the control socket.
 
-use std::collections::BTreeMap;
-
-use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, Scope,
+use jail::{
+    Identity, Jail, JailError, Network,
+    filter::{
+        self, BpfProgram, CheckedCalls, SeccompAction, any, bits, checked, compile, equals, has,
+        is_null, own_memory_and_threads,
+    },
 };
 use nix::{
     libc,
-    sys::{
-        prctl,
-        resource::{Resource, getrlimit, setrlimit},
-    },
-    unistd::{Gid, Uid, setgroups, setresgid, setresuid},
-};
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch,
+    sys::resource::{Resource, getrlimit},
 };
 
 use crate::proxy::accept::HEADROOM;
 
-/// The user and group that the process changes to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Identity {
-    pub(crate) user: u32,
-    pub(crate) group: u32,
-}
-
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfineError {
-    #[error("user and group 0 would keep the rights of root: give others")]
-    Root,
-    #[error("cannot set a resource limit")]
+    #[error("cannot read the limit on open descriptors")]
     Limits(#[source] nix::Error),
-    #[error("cannot change the user")]
-    User(#[source] nix::Error),
-    #[error("cannot restrict the process with Landlock")]
-    Landlock(#[source] landlock::RulesetError),
-    #[error("cannot install the seccomp filter")]
-    Filter(#[source] seccompiler::Error),
+    #[error("cannot make the seccomp filter")]
+    Filter(#[from] filter::Error),
+    #[error(transparent)]
+    Jail(#[from] JailError),
 }
 
 /// System calls that are allowed with any arguments.
@@ -126,110 +109,48 @@ const FILE_COMMANDS: [i32; 5] = [
 /// # Errors
 /// Returns the step that failed. The process must then exit.
 pub(crate) fn confine(identity: Option<Identity>) -> Result<u64, ConfineError> {
-    setrlimit(Resource::RLIMIT_CORE, 0, 0).map_err(ConfineError::Limits)?;
     let (_, descriptors) = getrlimit(Resource::RLIMIT_NOFILE).map_err(ConfineError::Limits)?;
-    setrlimit(Resource::RLIMIT_NOFILE, descriptors, descriptors).map_err(ConfineError::Limits)?;
-    if let Some(Identity { user, group }) = identity {
-        if user == 0 || group == 0 {
-            return Err(ConfineError::Root);
-        }
-        let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
-        // Root that changes all its user ids to others loses every capability (capabilities(7)).
-        setgroups(&[])
-            .and_then(|()| setresgid(group, group, group))
-            .and_then(|()| setresuid(user, user, user))
-            .map_err(ConfineError::User)?;
-    }
-    prctl::set_no_new_privs().map_err(ConfineError::User)?;
-    // Other processes of the same user cannot read the memory, which has secrets.
-    prctl::set_dumpable(false).map_err(ConfineError::User)?;
-    let abi = ABI::V6;
-    // Connections to servers are the proxy's work, so of the network only `bind` is restricted. A kernel without Landlock
-    // enforces most of this with the user and the filter.
-    Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(abi))
-        .and_then(|rules| rules.handle_access(AccessNet::BindTcp))
-        .and_then(|rules| rules.scope(Scope::from_all(abi)))
-        .and_then(|rules| rules.create())
-        .and_then(|rules| rules.restrict_self())
-        .map_err(ConfineError::Landlock)?;
-    filter().map_err(ConfineError::Filter)?;
+    let jail = Jail {
+        limits: &[(Resource::RLIMIT_NOFILE, descriptors, descriptors)],
+        identity,
+        network: Network::Connections,
+        filters: &filters()?,
+    };
+    jail.enter()?;
     Ok(descriptors)
 }
 
-/// Any other call ends the process: it runs code that is not its own.
-fn filter() -> Result<(), seccompiler::Error> {
-    // Of several filters, the strictest one decides.
+/// A call that is on no list ends the process: it runs code that is not its own.
+fn filters() -> Result<Vec<BpfProgram>, filter::Error> {
+    let mut filters = Vec::new();
+    let mut rules = any(CALLS);
     for (errno, calls) in FAILING {
-        let calls = calls.iter().map(|call| (*call, Vec::new()));
+        let calls = any(calls.iter().copied());
+        rules.extend(calls.clone());
         let fails = SeccompAction::Errno(errno.unsigned_abs());
-        install(calls.collect(), fails, SeccompAction::Allow)?;
+        filters.push(compile(calls, fails, SeccompAction::Allow)?);
     }
-    install(rules()?, SeccompAction::Allow, SeccompAction::KillProcess)
+    rules.extend(checked(checked_calls())?);
+    let kills = SeccompAction::KillProcess;
+    filters.push(compile(rules, SeccompAction::Allow, kills)?);
+    Ok(filters)
 }
 
-fn install(
-    rules: BTreeMap<i64, Vec<SeccompRule>>,
-    matching: SeccompAction,
-    others: SeccompAction,
-) -> Result<(), seccompiler::Error> {
-    let filter = SeccompFilter::new(rules, others, matching, TargetArch::x86_64)?;
-    seccompiler::apply_filter(&BpfProgram::try_from(filter)?)
-}
-
-fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Error> {
-    let failing = FAILING
-        .into_iter()
-        .flat_map(|(_, calls)| calls.iter().copied());
-    let any = CALLS.into_iter().chain(failing);
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = any.map(|call| (call, Vec::new())).collect();
-    for (call, alternatives) in checked() {
-        let alternatives = alternatives.into_iter().map(|arguments| {
-            let conditions = arguments.into_iter().map(|(argument, operator, value)| {
-                SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)
-            });
-            Ok(SeccompRule::new(conditions.collect::<Result<_, _>>()?)?)
-        });
-        let alternatives = alternatives.collect::<Result<_, seccompiler::Error>>()?;
-        rules.insert(call, alternatives);
-    }
-    // Only to the connected peer: with an address, sendto can connect (TCP Fast Open).
-    let no_address = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
-    rules.insert(libc::SYS_sendto, vec![SeccompRule::new(vec![no_address])?]);
-    Ok(rules)
-}
-
-/// A condition for the lower 32 bits of an argument.
-type Argument = (u8, SeccompCmpOp, u64);
-
-/// Calls that are allowed with some arguments: all conditions of an alternative must hold.
-fn checked() -> Vec<(i64, Vec<Vec<Argument>>)> {
-    let bits = |value: i32| u64::from(value.unsigned_abs());
-    let is = |argument, value| (argument, SeccompCmpOp::Eq, bits(value));
-    let has = |argument, mask, value| (argument, SeccompCmpOp::MaskedEq(mask), value);
+/// Calls that are allowed with some arguments.
+fn checked_calls() -> CheckedCalls {
+    let is = |argument, value| equals(argument, bits(value));
     let thread = bits(libc::CLONE_THREAD);
-    let not_executable = || vec![vec![has(2, bits(libc::PROT_EXEC), 0)]];
     let stream = has(1, SOCKET_TYPE, bits(libc::SOCK_STREAM));
     let families = [libc::AF_INET, libc::AF_INET6];
-    vec![
-        (libc::SYS_mmap, not_executable()),
-        (libc::SYS_mprotect, not_executable()),
+    let mut calls = own_memory_and_threads();
+    calls.extend([
         (libc::SYS_clone, vec![vec![has(0, thread, thread)]]),
-        // abort(3): signals may go only to threads of this process.
-        (
-            libc::SYS_tgkill,
-            vec![vec![(0, SeccompCmpOp::Eq, std::process::id().into())]],
-        ),
         (
             libc::SYS_fcntl,
             FILE_COMMANDS.map(|command| vec![is(1, command)]).into(),
         ),
         // Non-blocking mode.
-        (
-            libc::SYS_ioctl,
-            vec![vec![(1, SeccompCmpOp::Eq, libc::FIONBIO)]],
-        ),
+        (libc::SYS_ioctl, vec![vec![equals(1, libc::FIONBIO)]]),
         // The runtime's own pair, for signals. One of datagrams could connect again, to a path.
         (
             libc::SYS_socketpair,
@@ -252,7 +173,10 @@ fn checked() -> Vec<(i64, Vec<Vec<Argument>>)> {
                 .map(|(level, name)| vec![is(1, level), is(2, name)])
                 .into(),
         ),
-    ]
+        // Only to the connected peer: with an address, sendto can connect (TCP Fast Open).
+        (libc::SYS_sendto, vec![vec![is_null(4)]]),
+    ]);
+    calls
 }
 
 /// The limit for connections, each of which needs two descriptors.

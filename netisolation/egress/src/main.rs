@@ -11,9 +11,10 @@ use std::{io, process::ExitCode};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use egress::control::LISTENER;
+use jail::Identity;
 use tracing_subscriber::EnvFilter;
 
-use crate::{confine::Identity, proxy::Settings};
+use crate::proxy::Settings;
 
 /// Checks the names of sandboxes' connections and adds the headers of their rules. Started by cube-api.
 #[derive(Parser)]

@@ -10,11 +10,11 @@
 
 use std::collections::BTreeMap;
 
-use nix::libc;
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch,
+use jail::filter::{
+    BpfProgram, CheckedCalls, SeccompAction, bits, checked, equals, has, is_null,
+    own_memory_and_threads,
 };
+use nix::libc;
 
 use super::{
     ConfineError,
@@ -103,20 +103,17 @@ const FILE_COMMANDS: [i32; 5] = [
     15,
 ];
 
-/// Calls that can make memory executable. They are allowed without PROT_EXEC (argument 2 of both).
-const MAPPING_CALLS: [i64; 2] = [libc::SYS_mmap, libc::SYS_mprotect];
-
 /// Calls whose arguments are behind a pointer, which a filter cannot check. They fail with ENOSYS, as on an older
 /// kernel: instead of clone3 the C library then uses clone, and it does without file metadata.
 const ABSENT: [i64; 3] = [libc::SYS_clone3, libc::SYS_statx, libc::SYS_newfstatat];
 
-/// Installs the filter for this thread and all threads that it starts.
-pub(super) fn install() -> Result<(), ConfineError> {
-    let rules = argument_rules().map_err(ConfineError::Filter)?;
+/// Makes the filter.
+pub(super) fn compile() -> Result<BpfProgram, ConfineError> {
+    let rules = checked(checked_calls()).map_err(ConfineError::Filter)?;
     let policies = policies(rules.keys().copied());
-    let program = by_arguments(rules).map_err(ConfineError::Filter)?;
-    let program = search::before(program, &policies).ok_or(ConfineError::Jumps)?;
-    seccompiler::apply_filter(&program).map_err(ConfineError::Filter)
+    let (matching, others) = (SeccompAction::Allow, SeccompAction::KillProcess);
+    let program = jail::filter::compile(rules, matching, others).map_err(ConfineError::Filter)?;
+    search::before(program, &policies).ok_or(ConfineError::Jumps)
 }
 
 fn policies(checked: impl Iterator<Item = i64>) -> BTreeMap<i64, CallPolicy> {
@@ -126,89 +123,41 @@ fn policies(checked: impl Iterator<Item = i64>) -> BTreeMap<i64, CallPolicy> {
     allowed.chain(absent).chain(checked).collect()
 }
 
-fn by_arguments(rules: BTreeMap<i64, Vec<SeccompRule>>) -> Result<BpfProgram, seccompiler::Error> {
-    let filter = SeccompFilter::new(
-        rules,
-        SeccompAction::KillProcess,
-        SeccompAction::Allow,
-        TargetArch::x86_64,
-    )?;
-    Ok(BpfProgram::try_from(filter)?)
-}
-
-/// Rules for the arguments of checked calls.
-fn argument_rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Error> {
-    let mut rules = BTreeMap::new();
-    let any_of = |argument, values: &[u64]| -> Result<Vec<SeccompRule>, seccompiler::Error> {
-        let rule = |value: &u64| only_if(argument, SeccompCmpOp::Eq, *value);
-        values.iter().map(rule).collect()
-    };
-    let executable = u64::from(libc::PROT_EXEC.unsigned_abs());
-    for call in MAPPING_CALLS {
-        rules.insert(
-            call,
-            vec![only_if(2, SeccompCmpOp::MaskedEq(executable), 0)?],
-        );
-    }
-    let mut requests = any_of(1, &REQUESTS)?;
-    requests.push(only_if(
-        1,
-        SeccompCmpOp::MaskedEq(REQUEST_TYPE),
-        KVM_REQUESTS,
-    )?);
-    rules.insert(libc::SYS_ioctl, requests);
-    let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
-    rules.insert(
-        libc::SYS_clone,
-        vec![only_if(0, SeccompCmpOp::MaskedEq(thread), thread)?],
-    );
-    // Signals may go only to threads of this process.
-    let own = u64::from(std::process::id());
-    rules.insert(libc::SYS_tgkill, any_of(0, &[own])?);
-    let commands = FILE_COMMANDS.map(|command| u64::from(command.unsigned_abs()));
-    rules.insert(libc::SYS_fcntl, any_of(1, &commands)?);
-    // socket(2) is not needed, because sockets arrive over the control socket. A socket pair connects this process only
-    // to itself.
-    let unix = u64::from(libc::AF_UNIX.unsigned_abs());
-    rules.insert(libc::SYS_socketpair, any_of(0, &[unix])?);
-    // Only the timeouts of the control socket. Other options, such as attaching a BPF filter, are forbidden.
-    rules.insert(libc::SYS_setsockopt, timeouts()?);
-    // sendto may send only to the connected peer: the address must be null.
-    rules.insert(libc::SYS_sendto, only_if_null(4)?);
-    // Naming the thread of a further vCPU.
-    let set_name = u64::from(libc::PR_SET_NAME.unsigned_abs());
-    rules.insert(libc::SYS_prctl, any_of(0, &[set_name])?);
-    Ok(rules)
-}
-
-/// The two options that set a socket's timeouts.
-fn timeouts() -> Result<Vec<SeccompRule>, seccompiler::Error> {
-    let equal = |argument, value: i32| {
-        let value = u64::from(value.unsigned_abs());
-        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
-    };
-    let rule = |option| {
-        let conditions = vec![equal(1, libc::SOL_SOCKET)?, equal(2, option)?];
-        Ok(SeccompRule::new(conditions)?)
-    };
-    [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO]
-        .into_iter()
-        .map(rule)
-        .collect()
-}
-
-/// Allows a call if its pointer argument is null.
-fn only_if_null(argument: u8) -> Result<Vec<SeccompRule>, seccompiler::Error> {
-    let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
-    Ok(vec![SeccompRule::new(vec![condition])?])
-}
-
-/// Allows a call if the lower 32 bits of its argument match.
-fn only_if(
-    argument: u8,
-    operator: SeccompCmpOp,
-    value: u64,
-) -> Result<SeccompRule, seccompiler::Error> {
-    let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)?;
-    Ok(SeccompRule::new(vec![condition])?)
+/// Calls that are allowed with some arguments.
+fn checked_calls() -> CheckedCalls {
+    let thread = bits(libc::CLONE_THREAD);
+    let mut requests: Vec<_> = REQUESTS.map(|request| vec![equals(1, request)]).into();
+    requests.push(vec![has(1, REQUEST_TYPE, KVM_REQUESTS)]);
+    let mut calls = own_memory_and_threads();
+    calls.extend([
+        (libc::SYS_ioctl, requests),
+        (libc::SYS_clone, vec![vec![has(0, thread, thread)]]),
+        (
+            libc::SYS_fcntl,
+            FILE_COMMANDS
+                .map(|command| vec![equals(1, bits(command))])
+                .into(),
+        ),
+        // socket(2) is not needed, because sockets arrive over the control socket. A socket pair connects this process
+        // only to itself.
+        (
+            libc::SYS_socketpair,
+            vec![vec![equals(0, bits(libc::AF_UNIX))]],
+        ),
+        // Only the timeouts of the control socket. Other options, such as attaching a BPF filter, are forbidden.
+        (
+            libc::SYS_setsockopt,
+            [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO]
+                .map(|option| vec![equals(1, bits(libc::SOL_SOCKET)), equals(2, bits(option))])
+                .into(),
+        ),
+        // Only to the connected peer.
+        (libc::SYS_sendto, vec![vec![is_null(4)]]),
+        // Naming the thread of a further vCPU.
+        (
+            libc::SYS_prctl,
+            vec![vec![equals(0, bits(libc::PR_SET_NAME))]],
+        ),
+    ]);
+    calls
 }

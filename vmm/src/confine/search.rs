@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use jail::filter::{BpfProgram, sock_filter};
 use nix::libc;
-use seccompiler::{BpfProgram, sock_filter};
 
 /// AUDIT_ARCH_X86_64 of `linux/audit.h`.
 const ARCH: u32 = 0xc000_003e;

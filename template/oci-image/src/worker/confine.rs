@@ -1,23 +1,11 @@
 //! Drops a worker's privileges before it reads a layer: it cannot open files, start programs, access the network or
 //! signal processes. It keeps its descriptors and a bounded share of memory and CPU.
 
-use std::collections::BTreeMap;
-
-use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, Scope,
+use jail::{
+    Identity, Jail, JailError, Network,
+    filter::{self, BpfProgram, SeccompAction, any, bits, checked, equals, has},
 };
-use nix::{
-    libc,
-    sys::{
-        prctl,
-        resource::{Resource, setrlimit},
-    },
-    unistd::{Gid, Uid, geteuid, setgroups, setresgid, setresuid},
-};
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch,
-};
+use nix::{libc, sys::resource::Resource, unistd::geteuid};
 use serde::{Deserialize, Serialize};
 
 /// The user of workers whose server is root. No other program uses this id, and it owns nothing.
@@ -44,14 +32,10 @@ impl Default for Resources {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfineError {
-    #[error("cannot limit the converter")]
-    Limits(#[source] nix::Error),
-    #[error("cannot change the converter's user")]
-    User(#[source] nix::Error),
-    #[error("cannot restrict the converter with Landlock")]
-    Landlock(#[source] landlock::RulesetError),
-    #[error("cannot install the converter's seccomp filter")]
-    Filter(#[source] seccompiler::Error),
+    #[error("cannot confine the converter")]
+    Jail(#[from] JailError),
+    #[error("cannot make the converter's seccomp filter")]
+    Filter(#[from] filter::Error),
 }
 
 /// System calls that are allowed with any arguments: on open descriptors, on the worker's memory, and to exit.
@@ -95,70 +79,40 @@ const CALLS: [i64; 31] = [
 /// # Errors
 /// Returns an error that names the failed step. The process must then exit.
 pub(crate) fn confine(resources: &Resources) -> Result<(), ConfineError> {
-    // The signal at the soft CPU limit identifies the reason. It is never sent for another reason.
     let cpu = resources.cpu_seconds;
-    for (limit, soft, hard) in [
-        (Resource::RLIMIT_CORE, 0, 0),
-        (Resource::RLIMIT_AS, resources.memory, resources.memory),
-        (Resource::RLIMIT_CPU, cpu, cpu.saturating_add(1)),
-    ] {
-        setrlimit(limit, soft, hard).map_err(ConfineError::Limits)?;
-    }
-    if geteuid().is_root() {
-        let (uid, gid) = (Uid::from_raw(USER), Gid::from_raw(USER));
-        setgroups(&[])
-            .and_then(|()| setresgid(gid, gid, gid))
-            .and_then(|()| setresuid(uid, uid, uid))
-            .map_err(ConfineError::User)?;
-    }
-    prctl::set_dumpable(false).map_err(ConfineError::User)?;
-    let abi = ABI::V6;
-    // Without Landlock in the kernel, user and filter enforce the same.
-    Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(abi))
-        .and_then(|rules| rules.handle_access(AccessNet::from_all(abi)))
-        .and_then(|rules| rules.scope(Scope::from_all(abi)))
-        .and_then(|rules| rules.create())
-        .and_then(|rules| rules.restrict_self())
-        .map_err(ConfineError::Landlock)?;
-    filter().map_err(ConfineError::Filter)
+    let jail = Jail {
+        limits: &[
+            (Resource::RLIMIT_AS, resources.memory, resources.memory),
+            // The signal at the soft limit identifies the reason. It is never sent for another reason.
+            (Resource::RLIMIT_CPU, cpu, cpu.saturating_add(1)),
+        ],
+        identity: geteuid().is_root().then_some(Identity {
+            user: USER,
+            group: USER,
+        }),
+        network: Network::Nothing,
+        filters: &[filter()?],
+    };
+    jail.enter()?;
+    Ok(())
 }
 
-fn filter() -> Result<(), seccompiler::Error> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-    rules.extend(CALLS.map(|call| (call, Vec::new())));
-    let only = |argument, operator, value| {
-        let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)?;
-        Ok::<_, seccompiler::Error>(vec![SeccompRule::new(vec![condition])?])
-    };
-    // No executable memory.
-    let executable = u64::from(libc::PROT_EXEC.unsigned_abs());
-    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
-        rules.insert(call, only(2, SeccompCmpOp::MaskedEq(executable), 0)?);
-    }
-    // For abort(3), after a failed allocation.
-    let own = u64::from(std::process::id());
-    rules.insert(libc::SYS_tgkill, only(0, SeccompCmpOp::Eq, own)?);
-    // For the length of a descriptor's file. Landlock would reject a path.
-    let empty = u64::from(libc::AT_EMPTY_PATH.unsigned_abs());
-    rules.insert(
-        libc::SYS_statx,
-        only(2, SeccompCmpOp::MaskedEq(empty), empty)?,
-    );
-    let duplicate = u64::from(libc::F_DUPFD_CLOEXEC.unsigned_abs());
-    let flags = u64::from(libc::F_GETFD.unsigned_abs());
-    let mut commands = only(1, SeccompCmpOp::Eq, duplicate)?;
-    commands.extend(only(1, SeccompCmpOp::Eq, flags)?);
-    rules.insert(libc::SYS_fcntl, commands);
-    let filter = SeccompFilter::new(
-        rules,
-        SeccompAction::KillProcess,
-        SeccompAction::Allow,
-        TargetArch::x86_64,
-    )?;
-    let program = BpfProgram::try_from(filter)?;
-    seccompiler::apply_filter(&program)
+fn filter() -> Result<BpfProgram, filter::Error> {
+    let empty = bits(libc::AT_EMPTY_PATH);
+    let mut calls = filter::own_memory_and_threads();
+    calls.extend([
+        // For the length of a descriptor's file. Landlock would reject a path.
+        (libc::SYS_statx, vec![vec![has(2, empty, empty)]]),
+        (
+            libc::SYS_fcntl,
+            [libc::F_DUPFD_CLOEXEC, libc::F_GETFD]
+                .map(|command| vec![equals(1, bits(command))])
+                .into(),
+        ),
+    ]);
+    let mut rules = any(CALLS);
+    rules.extend(checked(calls)?);
+    filter::compile(rules, SeccompAction::Allow, SeccompAction::KillProcess)
 }
 
 #[cfg(test)]
